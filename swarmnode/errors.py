@@ -1,0 +1,84 @@
+"""Errors by whose fault they are (charter, point 8). The class decides what is done about one.
+
+| class | whose | what happens |
+| --- | --- | --- |
+| `ManifestError` | the operator's | stop and say what to change |
+| `DataError` | the operator's | stop and say which file, where, what to do |
+| `LocalFault` | ours | crash, be restarted |
+| `RemoteFault` | the peer's | drop, lower its standing, go on |
+| `Unavailable` | nobody's | retry with a bound |
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class SwarmnodeError(Exception):
+    """Base of every error a user may see; `str(error)` is one line that says what, where and what to do."""
+
+    exit_code: ClassVar[int] = 1
+
+
+class UsageError(SwarmnodeError):
+    """A flag or an argument is wrong."""
+
+    exit_code: ClassVar[int] = 2
+
+
+class ManifestError(SwarmnodeError):
+    """The manifest is malformed, out of range, unsigned, or another run's."""
+
+    exit_code: ClassVar[int] = 78
+
+
+class DataError(SwarmnodeError):
+    """A data source, shard or tokenizer cannot be used."""
+
+    exit_code: ClassVar[int] = 78
+
+
+class NotPermitted(SwarmnodeError):
+    """A file or a peer may not be used by us."""
+
+    exit_code: ClassVar[int] = 77
+
+
+class Unreachable(SwarmnodeError):
+    """Nobody answers at the addresses given."""
+
+    exit_code: ClassVar[int] = 21
+
+
+class LocalFault(SwarmnodeError):
+    """This process is broken (its disk, its p2pd, its memory): crash and be restarted."""
+
+    exit_code: ClassVar[int] = 70
+
+
+class RemoteFault(SwarmnodeError):
+    """A peer broke the protocol, died, or sent what cannot be believed."""
+
+    exit_code: ClassVar[int] = 69
+
+
+class PeerTimeout(RemoteFault):
+    """A peer did not answer in the time the call allowed."""
+
+
+class Unavailable(SwarmnodeError):
+    """Nobody's fault: not now. `retry_after_s` is a hint, 0 when there is none."""
+
+    exit_code: ClassVar[int] = 75
+
+    def __init__(self, message: str, retry_after_s: float = 0.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class Busy(Unavailable):
+    """A peer's places are all taken."""
+
+
+class MicrobatchLost(Unavailable):
+    """No way onward was found for a microbatch before its deadline."""

@@ -1,0 +1,60 @@
+"""Names of things, and chance that repeats: every identifier and every seed in swarmnode is made here.
+
+Nothing here reads a clock or the machine's randomness, so that the same run replays (charter, point 2).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import struct
+from typing import NewType
+
+PeerId = NewType("PeerId", str)
+"""Base58 text of a libp2p peer id; the Ed25519 public key can be read from it."""
+
+RunId = NewType("RunId", str)
+"""SHA-256 of the canonical manifest and its owner, 64 hex digits."""
+
+MicrobatchId = NewType("MicrobatchId", bytes)
+"""16 bytes, unique in a run."""
+
+MICROBATCH_ID_BYTES = 16
+
+
+def digest(*parts: str | bytes | int | float) -> bytes:
+    """SHA-256 (32 bytes) of `parts`, each tagged with its type and length so that no two tuples collide."""
+    h = hashlib.sha256()
+    for part in parts:
+        match part:
+            case bool() | int():
+                raw, tag = str(int(part)).encode(), b"i"
+            case float():
+                raw, tag = struct.pack(">d", part), b"f"
+            case str():
+                raw, tag = part.encode(), b"s"
+            case _:
+                raw, tag = bytes(part), b"b"
+        h.update(tag + struct.pack(">Q", len(raw)))
+        h.update(raw)
+    return h.digest()
+
+
+def digest64(*parts: str | bytes | int | float) -> int:
+    """The first 64 bits of `digest`, as an unsigned integer."""
+    return int.from_bytes(digest(*parts)[:8], "big")
+
+
+def seeded(*parts: str | bytes | int | float) -> random.Random:
+    """A generator for one purpose: `seeded(manifest.seed, "routing", peer_id)`."""
+    return random.Random(digest(*parts))
+
+
+def microbatch_id(feeder: PeerId, incarnation: int, serial: int) -> MicrobatchId:
+    """The id of a feeder's `serial`-th microbatch since it started (`incarnation` differs between starts)."""
+    return MicrobatchId(digest("microbatch", feeder, incarnation, serial)[:MICROBATCH_ID_BYTES])
+
+
+def short(peer: PeerId) -> str:
+    """The last eight characters of a peer id, enough to tell peers apart on a screen."""
+    return peer[-8:]

@@ -1,0 +1,92 @@
+"""The manifest: one training job, frozen, hashed and signed; the hash is the run's id (design section 2)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """A LLaMA-style decoder. Defaults: 1.0 M parameters, a size that two CPU cores train to readable bytes in minutes
+    (measured, test-lab section 7)."""
+
+    layers: int = 6
+    width: int = 128
+    heads: int = 4
+    kv_heads: int = 2
+    ffn: int = 352
+    context: int = 128
+    vocabulary: int = 256
+    rope_theta: float = 10000.0
+    norm_eps: float = 1e-5
+
+
+@dataclass(frozen=True, slots=True)
+class DataSpec:
+    source: str = "python-stdlib"          # python-stdlib | text | jsonl | shards
+    paths: tuple[str, ...] = ()            # files or folders; relative ones are taken from the manifest's folder
+    field: str = "text"                    # jsonl: the key that holds the text
+    tokenizer: str = "bytes"               # bytes | path of a Hugging Face tokenizer.json
+    validation_fraction: float = 0.02      # of the documents, chosen by hash
+    block_samples: int = 64                # samples a feeder takes at a time
+
+
+@dataclass(frozen=True, slots=True)
+class InnerSpec:
+    optimizer: str = "adamw"
+    learning_rate: float = 3e-3
+    warmup_samples: int = 512
+    decay: str = "cosine"                  # cosine | constant
+    decay_samples: int = 100_000
+    learning_rate_min_ratio: float = 0.1
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-8
+    weight_decay: float = 0.1
+    clip_norm: float = 1.0                 # c; each stage clips to c / sqrt(stages)
+    microbatch: int = 8                    # samples travelling together
+    inner_batch: int = 32                  # samples a replica averages before an inner step
+
+
+@dataclass(frozen=True, slots=True)
+class GossipSpec:
+    method: str = "noloco"
+    alpha: float = 0.5
+    beta: float = 0.7
+    gamma: float = 0.7
+    codec: str = "bf16"                    # fp32 | bf16
+    round_samples: int = 1024
+    round_seconds_min: float = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineSpec:
+    stages: int = 3
+    boundary: str = "bf16"                 # bf16 | fp32: activations and gradients between stages
+    epsilon: float = 0.1                   # share of hops routed uniformly
+    window_max: int = 16                   # microbatches a feeder keeps under way, at most
+    validation_samples: int = 64           # held-out samples per validation
+
+
+@dataclass(frozen=True, slots=True)
+class LimitsSpec:
+    microbatch_timeout_s: float = 60.0
+    hop_timeout_min_s: float = 5.0
+    in_flight_max: int = 8                 # microbatches a replica holds per position in the itinerary
+    tape_bytes_max: int = 256 << 20
+    frame_bytes_max: int = 1 << 30
+    exchange_timeout_s: float = 20.0
+    announce_period_s: float = 2.0
+    record_ttl_s: float = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    name: str = "swarm"
+    seed: int = 0
+    model: ModelSpec = field(default_factory=ModelSpec)
+    pipeline: PipelineSpec = field(default_factory=PipelineSpec)
+    data: DataSpec = field(default_factory=DataSpec)
+    inner: InnerSpec = field(default_factory=InnerSpec)
+    gossip: GossipSpec = field(default_factory=GossipSpec)
+    limits: LimitsSpec = field(default_factory=LimitsSpec)

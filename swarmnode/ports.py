@@ -1,0 +1,281 @@
+"""The ports: everything a node asks of the world. Real ones live in transport/, node/, control/ and metrics/; the
+simulator has its own. Node code sees only these, takes time from the event loop and chance from `ids.seeded`.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
+
+from swarmnode.errors import RemoteFault
+from swarmnode.ids import PeerId
+from swarmnode.wire import call_pb2 as wire
+from swarmnode.wire import record_pb2
+
+T = TypeVar("T")
+
+DTYPE_BYTES = {"f64": 8, "i64": 8, "f32": 4, "i32": 4, "u32": 4, "bf16": 2, "f16": 2, "u16": 2, "i8": 1, "u8": 1}
+DIMENSIONS_MAX = 8
+
+
+@dataclass(frozen=True, slots=True)
+class WireTensor:
+    """A tensor as it travels: `data` holds the elements (little endian, row major) or a codec's bytes of them."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: memoryview | bytes | bytearray
+    codec: str = "raw"
+
+    @property
+    def nbytes(self) -> int:
+        return memoryview(self.data).nbytes
+
+    def spec(self) -> wire.TensorSpec:
+        return wire.TensorSpec(dtype=self.dtype, shape=self.shape, nbytes=self.nbytes, codec=self.codec)
+
+
+def check_spec(spec: wire.TensorSpec, nbytes_max: int) -> int:
+    """The bytes `spec` announces, after checking it against itself and `nbytes_max`. Nothing is allocated before.
+
+    Raises RemoteFault for an unknown dtype, too many dimensions, a size over the bound or one that does not fit.
+    """
+    if spec.dtype not in DTYPE_BYTES:
+        raise RemoteFault(f"tensor of unknown dtype {spec.dtype[:16]!r}; known: {', '.join(DTYPE_BYTES)}")
+    if len(spec.shape) > DIMENSIONS_MAX:
+        raise RemoteFault(f"tensor of {len(spec.shape)} dimensions; at most {DIMENSIONS_MAX}")
+    if spec.nbytes > nbytes_max:
+        raise RemoteFault(f"tensor of {spec.nbytes} bytes announced; at most {nbytes_max} are accepted here")
+    elements = math.prod(spec.shape)
+    if spec.codec in ("", "raw") and elements * DTYPE_BYTES[spec.dtype] != spec.nbytes:
+        raise RemoteFault(f"tensor {spec.dtype}{list(spec.shape)} announced with {spec.nbytes} bytes")
+    return int(spec.nbytes)
+
+
+@dataclass(slots=True)
+class Call:
+    """What one node asks of another. The transport fills in version, timeout and tensor specs."""
+
+    header: wire.Request
+    tensors: Sequence[WireTensor] = ()
+
+
+@dataclass(slots=True)
+class Answer:
+    """What comes back: `header.status` is OK whenever `Transport.call` returns one."""
+
+    header: wire.Reply
+    tensors: Sequence[WireTensor] = ()
+
+
+Handler = Callable[[PeerId, Call], Awaitable[Answer]]
+"""Serves one method. Raises Busy, Unavailable, RemoteFault (the request is wrong) to refuse; the caller sees the same
+class raised by its `call`. It is cancelled when the caller gives up or dies."""
+
+
+class Transport(Protocol):
+    """Calls between nodes. The method is the name of the body set in the header's `oneof body`."""
+
+    @property
+    def peer_id(self) -> PeerId: ...
+
+    async def addresses(self) -> list[str]:
+        """Multiaddrs (without /p2p) at which others reach this node."""
+        ...
+
+    def serve(self, method: str, handler: Handler, *, tensor_bytes_max: int) -> None:
+        """Answer calls of `method` (for example "process") with at most `tensor_bytes_max` bytes of tensors."""
+        ...
+
+    async def call(self, peer: PeerId, call: Call, *, timeout_s: float, reply_bytes_max: int) -> Answer:
+        """Ask `peer`. Raises Busy, Unavailable as the peer says; RemoteFault when it refuses, fails, dies, sends what does
+        not parse; PeerTimeout after `timeout_s`. Cancelling the call reaches the peer's handler."""
+        ...
+
+    async def connect(self, peer: PeerId, addresses: Sequence[str]) -> None:
+        """Make `peer` reachable at `addresses`. Raises Unavailable."""
+        ...
+
+    def bytes_by_method(self) -> dict[tuple[str, str], int]:
+        """Payload and header bytes so far by (method, "sent" or "received")."""
+        ...
+
+
+class Directory(Protocol):
+    """Where nodes publish records of themselves. Hints: late, stale, incomplete, but never forged."""
+
+    async def announce(self, record: record_pb2.SignedRecord) -> bool:
+        """Publish our record under its run and stage until its expiry. False when nobody stored it."""
+        ...
+
+    async def lookup(self, stage: int) -> list[record_pb2.SignedRecord]:
+        """Verified, unexpired records of `stage` (newest per peer). Empty when none is found."""
+        ...
+
+
+class Priority(enum.IntEnum):
+    """Order of work on the one compute thread: smaller first; then older first (1F1B emerges, design section 3)."""
+
+    OUTER = 0
+    BACKWARD = 1
+    FORWARD = 2
+    VALIDATE = 3
+
+
+class Compute(Protocol):
+    """The device: runs one piece of arithmetic at a time."""
+
+    async def run(self, priority: Priority, samples: int, work: Callable[[], T]) -> T:
+        """Run `work` when its turn comes and return its value or raise its error. Cancelling before it starts drops it;
+        after it has started, the work is completed and its value dropped. `samples` lets the simulator charge time."""
+        ...
+
+    @property
+    def waiting(self) -> int:
+        """Pieces of work not yet finished."""
+        ...
+
+
+class Store(Protocol):
+    """This node's own disk: small named blobs, written whole or not at all."""
+
+    async def write(self, name: str, parts: Sequence[bytes | memoryview]) -> None:
+        """Write, flush, fsync, rename. Raises LocalFault with the path and the reason (disk full, read only)."""
+        ...
+
+    async def read(self, name: str) -> bytes | None: ...
+
+
+class Clock(Protocol):
+    """Wall clock, only for expiry of records; waiting uses the event loop's time."""
+
+    def unix_s(self) -> float: ...
+
+
+class Telemetry(Protocol):
+    """Events (JSON lines) and metrics; names come from metrics/name.py."""
+
+    def event(self, event: str, *, level: str = "info", **fields: object) -> None: ...
+
+    def count(self, metric: str, value: float = 1.0, **labels: str) -> None: ...
+
+    def gauge(self, metric: str, value: float, **labels: str) -> None: ...
+
+    def observe(self, metric: str, value: float, **labels: str) -> None: ...
+
+
+@dataclass(slots=True)
+class LossResult:
+    """Of one microbatch at the last stage: `loss_sum` in nats over `tokens` target tokens, gradient if training."""
+
+    loss_sum: float
+    tokens: int
+    gradient: WireTensor | None
+
+
+@dataclass(slots=True)
+class StepReport:
+    """Of one inner step: gradient norm before clipping (of the mean gradient), learning rate, samples averaged."""
+
+    step: int
+    gradient_norm: float
+    learning_rate: float
+    samples: int
+
+
+class Tape(Protocol):
+    """What a forward keeps for its backward. `nbytes` is an estimate of the memory held, the input included."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+
+@dataclass(slots=True)
+class State:
+    """All a replica is: flat little-endian float32 sections in the order theta, phi, momentum, exp_avg, exp_avg_sq."""
+
+    sections: dict[str, memoryview]
+    inner_steps: int
+    gradient_norm: float
+    meta: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Packet:
+    """What one partner contributes to an outer step. `weight` 0 receives and does not give (a newcomer's first round)."""
+
+    weight: float
+    samples: int
+    tensors: Sequence[WireTensor]
+
+
+@dataclass(slots=True)
+class OuterReport:
+    """Of one outer step: replicas averaged (own included), norms of own pseudo-gradient and of the step taken."""
+
+    members: int
+    delta_norm: float
+    step_norm: float
+
+
+class Replica(Protocol):
+    """One node's copy of a stage: plain arithmetic, called on the compute thread only, never awaited.
+
+    Shapes: B samples of T = context tokens, width D. `tokens` is u16 or u32 [B, T+1] (inputs and targets overlap by T-1);
+    activations between stages are [B, T, D] in the manifest's boundary dtype.
+    """
+
+    @property
+    def parameters(self) -> int:
+        """Elements in the flat buffer."""
+        ...
+
+    def forward(self, x: WireTensor, *, keep: bool) -> tuple[WireTensor, Tape | None]:
+        """Not the last stage: x is tokens (first stage) or activations. keep=True returns a tape for `backward`.
+
+        Raises RemoteFault when x has the wrong dtype or shape, token ids out of range, or NaN or Inf."""
+        ...
+
+    def backward(self, tape: Tape, gradient: WireTensor, samples: int) -> WireTensor | None:
+        """Accumulate this stage's gradient; return that of its input (None for the first stage).
+
+        A tape older than the latest inner or outer step is recomputed from the kept input. Raises RemoteFault for a bad
+        gradient."""
+        ...
+
+    def loss(self, x: WireTensor, tokens: WireTensor, samples: int, *, train: bool) -> LossResult:
+        """Last stage: forward, mean-free cross entropy, and with train=True backward, accumulated at once."""
+        ...
+
+    def release(self, tape: Tape) -> None:
+        """Drop what the tape holds except its input, so that `backward` recomputes (memory bound)."""
+        ...
+
+    @property
+    def accumulated(self) -> int:
+        """Samples whose gradient waits for the next inner step."""
+        ...
+
+    def step(self, samples_total: int) -> StepReport:
+        """One inner AdamW step on the accumulated mean gradient, clipped to c/sqrt(S), learning rate by `samples_total`."""
+        ...
+
+    def snapshot(self) -> State:
+        """An immutable copy of everything this replica is (theta, phi, momentum, both AdamW moments)."""
+        ...
+
+    def load(self, state: State) -> None:
+        """Become `state`. Raises RemoteFault when sections are missing, of the wrong size, or not finite."""
+        ...
+
+    def message(self, round_index: int) -> Sequence[WireTensor]:
+        """Mark the boundary of `round_index` (theta is copied) and return what partners need of it."""
+        ...
+
+    def apply(self, round_index: int, own_weight: float, packets: Sequence[Packet]) -> OuterReport:
+        """The outer step of the round `message` marked; no packets makes it a lone step. What theta gained since the
+        boundary is kept. Raises RemoteFault (and changes nothing) when a packet has the wrong shape or is not finite."""
+        ...

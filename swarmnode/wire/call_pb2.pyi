@@ -1,0 +1,241 @@
+from swarmnode.wire import record_pb2 as _record_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Status(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    STATUS_UNSPECIFIED: _ClassVar[Status]
+    STATUS_OK: _ClassVar[Status]
+    STATUS_BUSY: _ClassVar[Status]
+    STATUS_UNAVAILABLE: _ClassVar[Status]
+    STATUS_REFUSED: _ClassVar[Status]
+    STATUS_FAULT: _ClassVar[Status]
+
+class Purpose(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PURPOSE_UNSPECIFIED: _ClassVar[Purpose]
+    PURPOSE_TRAIN: _ClassVar[Purpose]
+    PURPOSE_VALIDATE: _ClassVar[Purpose]
+STATUS_UNSPECIFIED: Status
+STATUS_OK: Status
+STATUS_BUSY: Status
+STATUS_UNAVAILABLE: Status
+STATUS_REFUSED: Status
+STATUS_FAULT: Status
+PURPOSE_UNSPECIFIED: Purpose
+PURPOSE_TRAIN: Purpose
+PURPOSE_VALIDATE: Purpose
+
+class TensorSpec(_message.Message):
+    __slots__ = ("dtype", "shape", "nbytes", "codec")
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    NBYTES_FIELD_NUMBER: _ClassVar[int]
+    CODEC_FIELD_NUMBER: _ClassVar[int]
+    dtype: str
+    shape: _containers.RepeatedScalarFieldContainer[int]
+    nbytes: int
+    codec: str
+    def __init__(self, dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., nbytes: _Optional[int] = ..., codec: _Optional[str] = ...) -> None: ...
+
+class Request(_message.Message):
+    __slots__ = ("version", "run_id", "timeout_ms", "tensors", "progress", "record", "ping", "process", "exchange", "commit", "snapshot", "chunk", "manifest")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
+    TENSORS_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    RECORD_FIELD_NUMBER: _ClassVar[int]
+    PING_FIELD_NUMBER: _ClassVar[int]
+    PROCESS_FIELD_NUMBER: _ClassVar[int]
+    EXCHANGE_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    MANIFEST_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    run_id: str
+    timeout_ms: int
+    tensors: _containers.RepeatedCompositeFieldContainer[TensorSpec]
+    progress: _record_pb2.Progress
+    record: _record_pb2.SignedRecord
+    ping: Ping
+    process: Process
+    exchange: Exchange
+    commit: Commit
+    snapshot: SnapshotRequest
+    chunk: ChunkRequest
+    manifest: ManifestRequest
+    def __init__(self, version: _Optional[int] = ..., run_id: _Optional[str] = ..., timeout_ms: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., progress: _Optional[_Union[_record_pb2.Progress, _Mapping]] = ..., record: _Optional[_Union[_record_pb2.SignedRecord, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., process: _Optional[_Union[Process, _Mapping]] = ..., exchange: _Optional[_Union[Exchange, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., snapshot: _Optional[_Union[SnapshotRequest, _Mapping]] = ..., chunk: _Optional[_Union[ChunkRequest, _Mapping]] = ..., manifest: _Optional[_Union[ManifestRequest, _Mapping]] = ...) -> None: ...
+
+class Reply(_message.Message):
+    __slots__ = ("status", "reason", "retry_after_ms", "tensors", "progress", "record", "pong", "processed", "exchanged", "committed", "snapshot", "chunk", "manifest")
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    RETRY_AFTER_MS_FIELD_NUMBER: _ClassVar[int]
+    TENSORS_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    RECORD_FIELD_NUMBER: _ClassVar[int]
+    PONG_FIELD_NUMBER: _ClassVar[int]
+    PROCESSED_FIELD_NUMBER: _ClassVar[int]
+    EXCHANGED_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    MANIFEST_FIELD_NUMBER: _ClassVar[int]
+    status: Status
+    reason: str
+    retry_after_ms: int
+    tensors: _containers.RepeatedCompositeFieldContainer[TensorSpec]
+    progress: _record_pb2.Progress
+    record: _record_pb2.SignedRecord
+    pong: Pong
+    processed: Processed
+    exchanged: Exchanged
+    committed: Committed
+    snapshot: Snapshot
+    chunk: Chunk
+    manifest: _record_pb2.SignedManifest
+    def __init__(self, status: _Optional[_Union[Status, str]] = ..., reason: _Optional[str] = ..., retry_after_ms: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., progress: _Optional[_Union[_record_pb2.Progress, _Mapping]] = ..., record: _Optional[_Union[_record_pb2.SignedRecord, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., processed: _Optional[_Union[Processed, _Mapping]] = ..., exchanged: _Optional[_Union[Exchanged, _Mapping]] = ..., committed: _Optional[_Union[Committed, _Mapping]] = ..., snapshot: _Optional[_Union[Snapshot, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., manifest: _Optional[_Union[_record_pb2.SignedManifest, _Mapping]] = ...) -> None: ...
+
+class Ping(_message.Message):
+    __slots__ = ("payload",)
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    payload: bytes
+    def __init__(self, payload: _Optional[bytes] = ...) -> None: ...
+
+class Pong(_message.Message):
+    __slots__ = ("payload",)
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    payload: bytes
+    def __init__(self, payload: _Optional[bytes] = ...) -> None: ...
+
+class Process(_message.Message):
+    __slots__ = ("microbatch_id", "feeder", "samples", "purpose", "itinerary", "position", "deadline_ms")
+    MICROBATCH_ID_FIELD_NUMBER: _ClassVar[int]
+    FEEDER_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    PURPOSE_FIELD_NUMBER: _ClassVar[int]
+    ITINERARY_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
+    microbatch_id: bytes
+    feeder: str
+    samples: int
+    purpose: Purpose
+    itinerary: _containers.RepeatedScalarFieldContainer[int]
+    position: int
+    deadline_ms: int
+    def __init__(self, microbatch_id: _Optional[bytes] = ..., feeder: _Optional[str] = ..., samples: _Optional[int] = ..., purpose: _Optional[_Union[Purpose, str]] = ..., itinerary: _Optional[_Iterable[int]] = ..., position: _Optional[int] = ..., deadline_ms: _Optional[int] = ...) -> None: ...
+
+class Processed(_message.Message):
+    __slots__ = ("loss_sum", "tokens", "path", "retries")
+    LOSS_SUM_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    RETRIES_FIELD_NUMBER: _ClassVar[int]
+    loss_sum: float
+    tokens: int
+    path: _containers.RepeatedScalarFieldContainer[str]
+    retries: int
+    def __init__(self, loss_sum: _Optional[float] = ..., tokens: _Optional[int] = ..., path: _Optional[_Iterable[str]] = ..., retries: _Optional[int] = ...) -> None: ...
+
+class Exchange(_message.Message):
+    __slots__ = ("round", "stage", "view", "codec", "weight", "samples")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    VIEW_FIELD_NUMBER: _ClassVar[int]
+    CODEC_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    round: int
+    stage: int
+    view: bytes
+    codec: str
+    weight: float
+    samples: int
+    def __init__(self, round: _Optional[int] = ..., stage: _Optional[int] = ..., view: _Optional[bytes] = ..., codec: _Optional[str] = ..., weight: _Optional[float] = ..., samples: _Optional[int] = ...) -> None: ...
+
+class Exchanged(_message.Message):
+    __slots__ = ("round", "weight", "samples")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    round: int
+    weight: float
+    samples: int
+    def __init__(self, round: _Optional[int] = ..., weight: _Optional[float] = ..., samples: _Optional[int] = ...) -> None: ...
+
+class Commit(_message.Message):
+    __slots__ = ("round", "apply")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    APPLY_FIELD_NUMBER: _ClassVar[int]
+    round: int
+    apply: bool
+    def __init__(self, round: _Optional[int] = ..., apply: _Optional[bool] = ...) -> None: ...
+
+class Committed(_message.Message):
+    __slots__ = ("round", "applied")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    APPLIED_FIELD_NUMBER: _ClassVar[int]
+    round: int
+    applied: bool
+    def __init__(self, round: _Optional[int] = ..., applied: _Optional[bool] = ...) -> None: ...
+
+class SnapshotRequest(_message.Message):
+    __slots__ = ("stage", "round_min")
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    ROUND_MIN_FIELD_NUMBER: _ClassVar[int]
+    stage: int
+    round_min: int
+    def __init__(self, stage: _Optional[int] = ..., round_min: _Optional[int] = ...) -> None: ...
+
+class Snapshot(_message.Message):
+    __slots__ = ("id", "stage", "round", "nbytes", "chunk_nbytes", "hashes", "parameters", "sections", "inner_steps", "progress", "gradient_norm")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    NBYTES_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_NBYTES_FIELD_NUMBER: _ClassVar[int]
+    HASHES_FIELD_NUMBER: _ClassVar[int]
+    PARAMETERS_FIELD_NUMBER: _ClassVar[int]
+    SECTIONS_FIELD_NUMBER: _ClassVar[int]
+    INNER_STEPS_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    GRADIENT_NORM_FIELD_NUMBER: _ClassVar[int]
+    id: bytes
+    stage: int
+    round: int
+    nbytes: int
+    chunk_nbytes: int
+    hashes: _containers.RepeatedScalarFieldContainer[bytes]
+    parameters: int
+    sections: _containers.RepeatedScalarFieldContainer[str]
+    inner_steps: int
+    progress: _record_pb2.Progress
+    gradient_norm: float
+    def __init__(self, id: _Optional[bytes] = ..., stage: _Optional[int] = ..., round: _Optional[int] = ..., nbytes: _Optional[int] = ..., chunk_nbytes: _Optional[int] = ..., hashes: _Optional[_Iterable[bytes]] = ..., parameters: _Optional[int] = ..., sections: _Optional[_Iterable[str]] = ..., inner_steps: _Optional[int] = ..., progress: _Optional[_Union[_record_pb2.Progress, _Mapping]] = ..., gradient_norm: _Optional[float] = ...) -> None: ...
+
+class ChunkRequest(_message.Message):
+    __slots__ = ("snapshot_id", "index")
+    SNAPSHOT_ID_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    snapshot_id: bytes
+    index: int
+    def __init__(self, snapshot_id: _Optional[bytes] = ..., index: _Optional[int] = ...) -> None: ...
+
+class Chunk(_message.Message):
+    __slots__ = ("index",)
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    def __init__(self, index: _Optional[int] = ...) -> None: ...
+
+class ManifestRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...

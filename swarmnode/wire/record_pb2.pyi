@@ -1,0 +1,96 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class NodeState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    NODE_STATE_UNSPECIFIED: _ClassVar[NodeState]
+    NODE_STATE_JOINING: _ClassVar[NodeState]
+    NODE_STATE_SYNCING: _ClassVar[NodeState]
+    NODE_STATE_TRAINING: _ClassVar[NodeState]
+    NODE_STATE_DRAINING: _ClassVar[NodeState]
+    NODE_STATE_LEFT: _ClassVar[NodeState]
+NODE_STATE_UNSPECIFIED: NodeState
+NODE_STATE_JOINING: NodeState
+NODE_STATE_SYNCING: NodeState
+NODE_STATE_TRAINING: NodeState
+NODE_STATE_DRAINING: NodeState
+NODE_STATE_LEFT: NodeState
+
+class Progress(_message.Message):
+    __slots__ = ("samples",)
+    class SamplesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    samples: _containers.ScalarMap[str, int]
+    def __init__(self, samples: _Optional[_Mapping[str, int]] = ...) -> None: ...
+
+class Blocks(_message.Message):
+    __slots__ = ("finished_below", "finished")
+    FINISHED_BELOW_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    finished_below: int
+    finished: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, finished_below: _Optional[int] = ..., finished: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Record(_message.Message):
+    __slots__ = ("run_id", "peer_id", "sequence", "expires_unix_ms", "stage", "state", "addresses", "samples_per_second", "queue", "round", "joined_unix_ms", "version", "progress", "blocks", "state_digest")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    PEER_ID_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    ADDRESSES_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    JOINED_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    STATE_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    peer_id: str
+    sequence: int
+    expires_unix_ms: int
+    stage: int
+    state: NodeState
+    addresses: _containers.RepeatedScalarFieldContainer[str]
+    samples_per_second: float
+    queue: int
+    round: int
+    joined_unix_ms: int
+    version: str
+    progress: Progress
+    blocks: Blocks
+    state_digest: bytes
+    def __init__(self, run_id: _Optional[str] = ..., peer_id: _Optional[str] = ..., sequence: _Optional[int] = ..., expires_unix_ms: _Optional[int] = ..., stage: _Optional[int] = ..., state: _Optional[_Union[NodeState, str]] = ..., addresses: _Optional[_Iterable[str]] = ..., samples_per_second: _Optional[float] = ..., queue: _Optional[int] = ..., round: _Optional[int] = ..., joined_unix_ms: _Optional[int] = ..., version: _Optional[str] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., blocks: _Optional[_Union[Blocks, _Mapping]] = ..., state_digest: _Optional[bytes] = ...) -> None: ...
+
+class SignedRecord(_message.Message):
+    __slots__ = ("record", "signature")
+    RECORD_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    record: bytes
+    signature: bytes
+    def __init__(self, record: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
+
+class SignedManifest(_message.Message):
+    __slots__ = ("manifest", "owner", "signature")
+    MANIFEST_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    manifest: bytes
+    owner: bytes
+    signature: bytes
+    def __init__(self, manifest: _Optional[bytes] = ..., owner: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
