@@ -50,6 +50,12 @@ class Unreachable(SwarmnodeError):
     exit_code: ClassVar[int] = 21
 
 
+class NoDaemon(SwarmnodeError):
+    """No daemon answers on the control socket asked for."""
+
+    exit_code: ClassVar[int] = 69
+
+
 class LocalFault(SwarmnodeError):
     """This process is broken (its disk, its p2pd, its memory): crash and be restarted."""
 
@@ -64,6 +70,10 @@ class RemoteFault(SwarmnodeError):
 
 class PeerTimeout(RemoteFault):
     """A peer did not answer in the time the call allowed."""
+
+
+class Refused(RemoteFault):
+    """A peer says that what we sent is wrong: repeating it there is useless, and the fault may be ours."""
 
 
 class Unavailable(SwarmnodeError):

@@ -91,8 +91,8 @@ class Transport(Protocol):
         ...
 
     async def call(self, peer: PeerId, call: Call, *, timeout_s: float, reply_bytes_max: int) -> Answer:
-        """Ask `peer`. Raises Busy, Unavailable as the peer says; RemoteFault when it refuses, fails, dies, sends what does
-        not parse; PeerTimeout after `timeout_s`. Cancelling the call reaches the peer's handler."""
+        """Ask `peer`. Raises Busy, Unavailable as the peer says; RemoteFault when it refuses, fails, dies, sends what
+        does not parse; PeerTimeout after `timeout_s`. Cancelling the call reaches the peer's handler."""
         ...
 
     async def connect(self, peer: PeerId, addresses: Sequence[str]) -> None:
@@ -205,7 +205,7 @@ class State:
 
 @dataclass(slots=True)
 class Packet:
-    """What one partner contributes to an outer step. `weight` 0 receives and does not give (a newcomer's first round)."""
+    """What one partner contributes to an outer step. `weight` 0 only receives (a newcomer's first round)."""
 
     weight: float
     samples: int
@@ -224,8 +224,8 @@ class OuterReport:
 class Replica(Protocol):
     """One node's copy of a stage: plain arithmetic, called on the compute thread only, never awaited.
 
-    Shapes: B samples of T = context tokens, width D. `tokens` is u16 or u32 [B, T+1] (inputs and targets overlap by T-1);
-    activations between stages are [B, T, D] in the manifest's boundary dtype.
+    Shapes: B samples of T = context tokens, width D. `tokens` is u16 or u32 [B, T+1] (inputs and targets overlap by
+    T-1); activations between stages are [B, T, D] in the manifest's boundary dtype.
     """
 
     @property
@@ -255,12 +255,17 @@ class Replica(Protocol):
         ...
 
     @property
+    def recomputed(self) -> int:
+        """Tapes run forward again so far, because they were stale or released."""
+        ...
+
+    @property
     def accumulated(self) -> int:
         """Samples whose gradient waits for the next inner step."""
         ...
 
     def step(self, samples_total: int) -> StepReport:
-        """One inner AdamW step on the accumulated mean gradient, clipped to c/sqrt(S), learning rate by `samples_total`."""
+        """One inner AdamW step on the mean gradient, clipped to c/sqrt(S), at the rate of `samples_total`."""
         ...
 
     def snapshot(self) -> State:
@@ -276,6 +281,6 @@ class Replica(Protocol):
         ...
 
     def apply(self, round_index: int, own_weight: float, packets: Sequence[Packet]) -> OuterReport:
-        """The outer step of the round `message` marked; no packets makes it a lone step. What theta gained since the
-        boundary is kept. Raises RemoteFault (and changes nothing) when a packet has the wrong shape or is not finite."""
+        """The outer step of the round `message` marked; no packets makes it a lone step. What theta gained since
+        the boundary is kept. Raises RemoteFault (and changes nothing) when a packet is misshapen or not finite."""
         ...

@@ -1,1 +1,1 @@
-
+"""Text becomes numbered samples (design section 9)."""

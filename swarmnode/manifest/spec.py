@@ -1,4 +1,4 @@
-"""The manifest: one training job, frozen, hashed and signed; the hash is the run's id (design section 2)."""
+"""What a run is: the values of a manifest, frozen. Meanings, ranges and origins of the defaults are in field.py."""
 
 from __future__ import annotations
 
@@ -22,57 +22,67 @@ class ModelSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class PipelineSpec:
+    """How microbatches travel."""
+
+    stages: int = 3
+    boundary: str = "bf16"
+    epsilon: float = 0.1
+    window_max: int = 16
+    validation_samples: int = 64
+
+
+@dataclass(frozen=True, slots=True)
 class DataSpec:
-    source: str = "python-stdlib"          # python-stdlib | text | jsonl | shards
-    paths: tuple[str, ...] = ()            # files or folders; relative ones are taken from the manifest's folder
-    field: str = "text"                    # jsonl: the key that holds the text
-    tokenizer: str = "bytes"               # bytes | path of a Hugging Face tokenizer.json
-    validation_fraction: float = 0.02      # of the documents, chosen by hash
-    block_samples: int = 64                # samples a feeder takes at a time
+    """What text is read, and how it becomes tokens."""
+
+    source: str = "python-stdlib"
+    paths: tuple[str, ...] = ()
+    field: str = "text"
+    tokenizer: str = "bytes"
+    validation_fraction: float = 0.02
+    block_samples: int = 64
 
 
 @dataclass(frozen=True, slots=True)
 class InnerSpec:
+    """Inner steps: the optimizer of one replica."""
+
     optimizer: str = "adamw"
     learning_rate: float = 3e-3
     warmup_samples: int = 512
-    decay: str = "cosine"                  # cosine | constant
+    decay: str = "cosine"
     decay_samples: int = 100_000
     learning_rate_min_ratio: float = 0.1
     beta1: float = 0.9
     beta2: float = 0.95
     eps: float = 1e-8
     weight_decay: float = 0.1
-    clip_norm: float = 1.0                 # c; each stage clips to c / sqrt(stages)
-    microbatch: int = 8                    # samples travelling together
-    inner_batch: int = 32                  # samples a replica averages before an inner step
+    clip_norm: float = 1.0
+    microbatch: int = 8
+    inner_batch: int = 32
 
 
 @dataclass(frozen=True, slots=True)
 class GossipSpec:
+    """Rounds: how the replicas of a stage meet."""
+
     method: str = "noloco"
     alpha: float = 0.5
     beta: float = 0.7
     gamma: float = 0.7
-    codec: str = "bf16"                    # fp32 | bf16
+    codec: str = "bf16"
     round_samples: int = 1024
     round_seconds_min: float = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class PipelineSpec:
-    stages: int = 3
-    boundary: str = "bf16"                 # bf16 | fp32: activations and gradients between stages
-    epsilon: float = 0.1                   # share of hops routed uniformly
-    window_max: int = 16                   # microbatches a feeder keeps under way, at most
-    validation_samples: int = 64           # held-out samples per validation
-
-
-@dataclass(frozen=True, slots=True)
 class LimitsSpec:
+    """Bounds that every node of the run keeps."""
+
     microbatch_timeout_s: float = 60.0
     hop_timeout_min_s: float = 5.0
-    in_flight_max: int = 8                 # microbatches a replica holds per position in the itinerary
+    in_flight_max: int = 8
     tape_bytes_max: int = 256 << 20
     frame_bytes_max: int = 1 << 30
     exchange_timeout_s: float = 20.0
@@ -82,6 +92,8 @@ class LimitsSpec:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
+    """One training job. `Manifest()` is the demo."""
+
     name: str = "swarm"
     seed: int = 0
     model: ModelSpec = field(default_factory=ModelSpec)

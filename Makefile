@@ -1,0 +1,50 @@
+# Two commands to know: `make demo` and `make test`. Everything runs from .venv, which `make setup` makes once.
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.swarmnode-ready
+# One thread a process: two processes of two threads each run slower than two of one (shared spin barriers).
+export OMP_NUM_THREADS := 1
+
+.PHONY: help setup demo test check proto bench soak clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make demo    a local swarm of 6 node processes trains a language model, loses one, and exports it"
+	@echo "make test    everything CI runs: format, lint, types, floors, stale code, and all tests"
+	@echo "make check   only the quick part: format, lint, types, floors, stale code"
+	@echo "make setup   install into .venv (the others do it when needed)"
+	@echo "make proto   generate swarmnode/wire again from proto/"
+	@echo "make bench   measure throughput of the swarm and of the transport"
+	@echo "make soak    a long run with a node killed every 30 s"
+
+setup: $(STAMP)
+
+# pip's noise is hidden, its errors are not: -q keeps them, and a failed step leaves no stamp.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "swarmnode needs Python 3.11 or newer, this is " + sys.version.split()[0] + "; say PYTHON=/path/to/python3.11")'
+	@echo "Installing into .venv (once, 1 to 3 minutes) ..."
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-input -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: setup
+	@$(BIN)/swarmnode up --nodes 6 --stages 3 --for 180s --kill 60s --out runs/demo
+
+test: setup
+	@$(BIN)/python -m pytest -q -p no:cacheprovider tests
+
+check: setup
+	@$(BIN)/python -m pytest -q -p no:cacheprovider tests/tidy
+
+proto: setup
+	@$(BIN)/python proto/generate.py
+
+bench: setup
+	@$(BIN)/swarmnode bench swarm
+	@$(BIN)/swarmnode bench transport
+
+soak: setup
+	@$(BIN)/swarmnode up --nodes 6 --stages 3 --for 30m --kill 30s --out runs/soak
+
+clean:
+	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,0 +1,43 @@
+"""`swarmnode bootstrap RUN`: the first node, which others are told of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from swarmnode.cli.options import BOOTSTRAP, FOLDER, LISTEN, PORT, RUN, NodeOptions, default_cache, default_home
+
+
+@click.command(short_help="be a run's first meeting point")
+@click.argument("run", metavar="RUN", type=RUN)
+@click.option("--listen", type=LISTEN, default="/ip4/0.0.0.0/tcp/0", show_default=True, help="Where peers reach us.")
+@click.option("--peer", "peers", type=BOOTSTRAP, multiple=True, help="Another bootstrap of the run; may be repeated.")
+@click.option("--home", type=FOLDER, help="The node's own folder.  [default: ~/.local/share/swarmnode/bootstrap]")
+@click.option("--metrics-port", type=PORT, default=0, show_default="any", help="Prometheus on 127.0.0.1:PORT.")
+@click.option("--name", default="bootstrap", show_default=True, help="What people call this node.")
+def command(run: str, listen: str, peers: tuple[str, ...], home: Path | None, metrics_port: int, name: str) -> int:
+    """Hold the directory of RUN (the path of manifest.signed, or a folder that has it) and give its manifest to
+    joiners. Trains nothing, needs no GPU. Prints its multiaddrs on stdout: what `swarmnode join` takes.
+    """
+    from swarmnode.cli.launch import launch
+    from swarmnode.local.ready import Ready
+
+    def tell(ready: Ready) -> None:
+        for address in ready.addresses:
+            click.echo(address)
+        click.echo(f"metrics http://{ready.metrics_address}/metrics", err=True)
+
+    options = NodeOptions(
+        run=run,
+        bootstrap=peers,
+        stage=None,
+        listen=listen,
+        home=home or default_home("bootstrap"),
+        metrics_port=metrics_port,
+        cache=default_cache(),
+        name=name,
+        bootstrap_only=True,
+        out=None,
+    )
+    return launch(options, tell)

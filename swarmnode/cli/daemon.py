@@ -1,0 +1,246 @@
+"""A node process: the real ports put together, the node run on them, everything taken down again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from swarmnode import __version__
+from swarmnode.cli.describe import describe
+from swarmnode.cli.options import RUN_ID, NodeOptions
+from swarmnode.control.service import ControlServer
+from swarmnode.data.corpus import open_corpus
+from swarmnode.errors import LocalFault, RemoteFault, SwarmnodeError, Unavailable, Unreachable
+from swarmnode.ids import PeerId, RunId
+from swarmnode.local import ready
+from swarmnode.manifest import Manifest, read_signed, verify
+from swarmnode.metrics.exporter import PrometheusTelemetry
+from swarmnode.model.export import StageLabel, save_stage, stage_state_dict
+from swarmnode.node import probe
+from swarmnode.node.compute import ThreadCompute
+from swarmnode.node.greeting import Greeting
+from swarmnode.node.node import Node, World
+from swarmnode.node.reading import CorpusSamples
+from swarmnode.node.replica import TorchReplica
+from swarmnode.ports import Call, Replica
+from swarmnode.transport import identity as key_file
+from swarmnode.transport.address import parse_bootstraps
+from swarmnode.transport.directory import DhtDirectory
+from swarmnode.transport.libp2p import Libp2pTransport
+from swarmnode.wire import call_pb2 as wire
+from swarmnode.wire import record_pb2
+
+MANIFEST_TIMEOUT_S = 5.0
+MANIFEST_WAIT_S = 30.0  # guess: as long as a bootstrap started at the same time may take to come up
+MANIFEST_RETRY_S = 0.5
+KEY_FILE = "node.key"
+EVENTS_FILE = "events.jsonl"
+
+Bootstraps = Sequence[tuple[PeerId, list[str]]]
+
+
+class SystemClock:
+    """ports.Clock of this machine."""
+
+    def unix_s(self) -> float:
+        return time.time()
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """What a member and a bootstrap have alike."""
+
+    options: NodeOptions
+    run_id: RunId
+    manifest: Manifest
+    transport: Libp2pTransport
+    directory: DhtDirectory
+    telemetry: PrometheusTelemetry
+    metrics_address: str
+
+
+async def run_node(options: NodeOptions) -> int:
+    """Be the node that `options` describe until told to leave. Returns the exit code.
+
+    SIGTERM and SIGINT leave cleanly; the second one exits at once. Raises a SwarmnodeError it cannot go on with.
+    """
+    stop = asyncio.Event()
+
+    def signalled(number: signal.Signals) -> None:
+        if stop.is_set():
+            os._exit(128 + number)
+        stop.set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, signalled, number)
+    ready.clear(options.home)
+    torch.set_num_threads(1)  # more than one a node process runs slower (measured, test-lab section 7)
+    try:
+        async with contextlib.AsyncExitStack() as stack:
+            process = await _start(options, stack)
+            await _live(process, stop, stack)
+    except BaseExceptionGroup as group:
+        raise _first(group) from group
+    return 0
+
+
+async def _start(options: NodeOptions, stack: contextlib.AsyncExitStack) -> Process:
+    """Key, telemetry, transport, manifest, directory: in this order, each taken down by `stack`."""
+    identity = key_file.load_or_create(options.home / KEY_FILE)
+    bootstraps = parse_bootstraps(options.bootstrap)
+    signed: record_pb2.SignedManifest | None = None
+    run_id = RunId(options.run)
+    if not RUN_ID.match(options.run):
+        signed, _ = read_signed(Path(options.run))
+        _, run_id = verify(signed, None)
+    telemetry = PrometheusTelemetry(
+        clock=SystemClock(), run=run_id, node=identity.peer_id, path=options.home / EVENTS_FILE
+    )
+    stack.push_async_callback(telemetry.close)
+    metrics_address = await telemetry.serve(options.metrics_port)
+    transport = await Libp2pTransport.create(
+        options.home / KEY_FILE, identity, run_id, [options.listen], telemetry=telemetry
+    )
+    stack.push_async_callback(transport.close)
+    if signed is None:
+        signed = await fetch_manifest(transport, bootstraps, run_id)
+    manifest, _ = verify(signed, run_id)
+    telemetry.event("manifest.verified", name=manifest.name)
+    Greeting(signed).serve(transport)
+    directory = await DhtDirectory.create(
+        transport,
+        bootstraps,
+        run_id,
+        manifest.pipeline.stages,
+        ttl_max_s=manifest.limits.record_ttl_s,
+        telemetry=telemetry,
+    )
+    stack.push_async_callback(directory.close)
+    return Process(options, run_id, manifest, transport, directory, telemetry, metrics_address)
+
+
+async def _live(process: Process, stop: asyncio.Event, stack: contextlib.AsyncExitStack) -> None:
+    """The node, or for a bootstrap nothing but the directory; a transport beyond repair ends either."""
+    options, telemetry = process.options, process.telemetry
+    node = None if options.bootstrap_only else _node(process, stack)
+    started_s = asyncio.get_running_loop().time()
+
+    def leave(reason: str) -> None:
+        telemetry.event("control.leave", reason=reason)
+        stop.set()
+
+    control = ControlServer(
+        options.home,
+        status=lambda: describe(node, process.run_id, process.manifest, telemetry, process.metrics_address, started_s),
+        leave=leave,
+    )
+    socket = await control.start()
+    stack.push_async_callback(control.stop)
+    peer = process.transport.peer_id
+    addresses = tuple(f"{address}/p2p/{peer}" for address in await process.transport.addresses())
+    ready.write(
+        options.home,
+        ready.Ready(os.getpid(), process.run_id, peer, addresses, process.metrics_address, str(socket), options.stage),
+    )
+    stack.callback(ready.clear, options.home)
+    telemetry.event("node.started", addresses=addresses, version=__version__, pid=os.getpid(), name=options.name)
+    async with asyncio.TaskGroup() as tasks:
+        failing = tasks.create_task(process.transport.wait_failed())
+        await (stop.wait() if node is None else node.run(stop, options.stage))
+        failing.cancel()
+
+
+def _node(process: Process, stack: contextlib.AsyncExitStack) -> Node:
+    """The node on its real ports."""
+    options, manifest, telemetry = process.options, process.manifest, process.telemetry
+    compute = ThreadCompute(telemetry)
+    stack.callback(compute.close)
+    world = World(
+        transport=process.transport,
+        directory=process.directory,
+        compute=compute,
+        clock=SystemClock(),
+        telemetry=telemetry,
+        identity=key_file.load(options.home / KEY_FILE),
+        replica=partial(TorchReplica, manifest),
+        samples=lambda: CorpusSamples(open_corpus(manifest, _data_folder(options), options.cache), manifest),
+        probe=probe.forward,
+        save=partial(_save, options.home, process.run_id, process.transport.peer_id),
+    )
+    return Node(manifest, process.run_id, world)
+
+
+def _data_folder(options: NodeOptions) -> Path:
+    """Where relative data paths start: the manifest's folder when it is a file, else the working folder."""
+    path = Path(options.run)
+    return path.parent if path.is_file() else Path.cwd()
+
+
+async def _save(
+    home: Path, run_id: RunId, peer: PeerId, replica: Replica, stage: int, round_index: int, samples: int
+) -> None:
+    """The stage's fast weights in `home`, as `swarmnode export` reads them."""
+    assert isinstance(replica, TorchReplica)
+    label = StageLabel(run_id=run_id, stage=stage, round=round_index, samples=samples, peer=peer)
+    path = home / f"stage-{stage}-{peer[-8:]}.safetensors"
+    await asyncio.to_thread(save_stage, path, stage_state_dict(replica.stage), label)
+
+
+async def fetch_manifest(
+    transport: Libp2pTransport, bootstraps: Bootstraps, run_id: RunId
+) -> record_pb2.SignedManifest:
+    """The run's manifest from any bootstrap, verified against `run_id`.
+
+    Raises Unreachable when none answers within MANIFEST_WAIT_S, ManifestError when what they give is not this run's.
+    """
+    if not bootstraps:
+        raise Unreachable("a run given by its id needs a bootstrap to fetch the manifest from; give one")
+    reason = "no answer"
+    try:
+        async with asyncio.timeout(MANIFEST_WAIT_S):
+            while True:
+                for peer, addresses in bootstraps:
+                    try:
+                        await transport.connect(peer, addresses)
+                        answer = await transport.call(
+                            peer,
+                            Call(wire.Request(manifest=wire.ManifestRequest())),
+                            timeout_s=MANIFEST_TIMEOUT_S,
+                            reply_bytes_max=0,
+                        )
+                    except (RemoteFault, Unavailable) as error:
+                        reason = str(error)
+                        continue
+                    verify(answer.header.manifest, run_id)
+                    return answer.header.manifest
+                await asyncio.sleep(MANIFEST_RETRY_S)
+    except TimeoutError:
+        raise Unreachable(
+            f"no bootstrap gave the manifest of run {run_id[:16]} within {MANIFEST_WAIT_S:.0f} s (last: {reason}): "
+            "is the run id right and a bootstrap of that run up?"
+        ) from None
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """What a user should read of a group: the first error of ours, else the first of any."""
+    leaves: list[BaseException] = []
+    stack: list[BaseException] = [group]
+    while stack:
+        error = stack.pop(0)
+        if isinstance(error, BaseExceptionGroup):
+            stack.extend(error.exceptions)
+        else:
+            leaves.append(error)
+    ours = [error for error in leaves if isinstance(error, SwarmnodeError)]
+    faults = [error for error in ours if isinstance(error, LocalFault)]
+    return (faults or ours or leaves)[0]

@@ -1,0 +1,96 @@
+"""The command `swarmnode`: one verb a module, loaded when it is asked for."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Mapping, Sequence
+
+import click
+
+from swarmnode import __version__
+from swarmnode.errors import SwarmnodeError
+
+EXIT_INTERRUPTED = 130
+EXIT_BROKEN_PIPE = 141
+
+VERBS: Mapping[str, str] = {
+    "init": "make a new run: a manifest to edit and its owner's key",
+    "up": "start a whole swarm on this machine and train",
+    "join": "join a run with this machine",
+    "bootstrap": "be a run's first meeting point",
+    "status": "what the node on this machine does",
+    "export": "make a Hugging Face model of a run's saved stages",
+    "bench": "measure this machine: the swarm, the transport",
+}
+
+
+class Verbs(click.Group):
+    """Finds verb V in module swarmnode.cli.V as `command`, so that no verb pays for another's imports."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in VERBS:
+            return None
+        found = importlib.import_module(f"swarmnode.cli.{cmd_name}").command
+        assert isinstance(found, click.Command)
+        return found
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Verbs"):
+            formatter.write_dl(list(VERBS.items()))
+
+
+@click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(__version__, message="swarmnode %(version)s")
+def cli() -> None:
+    """Train large language models over the internet on machines nobody controls.
+
+    Errors are one line on stderr; SWARMNODE_DEBUG=1 shows where they come from. stdout carries data only.
+    """
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code (errors.py says which error has which)."""
+    try:
+        result = cli.main(args=arguments, prog_name="swarmnode", standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message(), err=True)
+        return error.exit_code
+    except click.ClickException as error:
+        where = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "swarmnode"
+        _complain(f"{error.format_message()} (see {where} --help)")
+        return error.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains at its end
+        return EXIT_BROKEN_PIPE
+    except (SwarmnodeError, BaseExceptionGroup) as error:
+        leaf = _leaf(error)
+        if leaf is None or os.environ.get("SWARMNODE_DEBUG") == "1":
+            raise
+        _complain(str(leaf))
+        return leaf.exit_code
+    return result if isinstance(result, int) else 0
+
+
+def _leaf(error: BaseException) -> SwarmnodeError | None:
+    """The first error of ours in a group that holds nothing else, so that a TaskGroup's error reads like any other."""
+    if isinstance(error, SwarmnodeError):
+        return error
+    if isinstance(error, BaseExceptionGroup):
+        found = [_leaf(inner) for inner in error.exceptions]
+        return found[0] if all(found) else None
+    return None
+
+
+def _complain(text: str) -> None:
+    click.echo(f"swarmnode: {text}", err=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,128 @@
+"""What a node process is told on its command line, checked here before anything is started."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+PORT_MAX = 65535
+STAGES_MAX = 1024
+RUN_ID = re.compile(r"[0-9a-f]{64}\Z")
+PEER_ID = re.compile(r"[1-9A-HJ-NP-Za-km-z]{20,80}\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class NodeOptions:
+    """All a node process is told.
+
+    `run` is the path of a signed manifest or a run id of 64 hex digits (then the manifest comes from a bootstrap).
+    `home` is the node's own folder: identity key, events.jsonl, control socket, saved state. `stage` None lets it
+    choose.
+    """
+
+    run: str
+    bootstrap: tuple[str, ...]
+    stage: int | None
+    listen: str
+    home: Path
+    metrics_port: int
+    cache: Path
+    name: str
+    bootstrap_only: bool
+    out: Path | None
+
+
+def default_home(kind: str) -> Path:
+    """`kind` is node or bootstrap: $XDG_DATA_HOME/swarmnode/`kind`, or ~/.local/share/swarmnode/`kind`."""
+    return _xdg("XDG_DATA_HOME", ".local/share") / kind
+
+
+def default_cache() -> Path:
+    """$XDG_CACHE_HOME/swarmnode, or ~/.cache/swarmnode: tokens, which can be made again."""
+    return _xdg("XDG_CACHE_HOME", ".cache")
+
+
+def _xdg(variable: str, fallback: str) -> Path:
+    base = os.environ.get(variable, "")
+    return (Path(base) if base.startswith("/") else Path.home() / fallback) / "swarmnode"
+
+
+def check_listen(text: str) -> str:
+    """`text`, a multiaddr to listen at: /ip4/ADDRESS/tcp/PORT. Raises ValueError that says what is wrong."""
+    parts = text.split("/")
+    if len(parts) != 5 or parts[0] or parts[1] not in ("ip4", "ip6") or parts[3] != "tcp":
+        raise ValueError("say /ip4/ADDRESS/tcp/PORT, for example /ip4/0.0.0.0/tcp/0 (port 0: any free one)")
+    _check_ip(parts[1], parts[2])
+    _check_port(parts[4])
+    return text
+
+
+def check_bootstrap(text: str) -> str:
+    """`text`, a multiaddr of a peer: it ends in /p2p/PEER_ID. Raises ValueError that says what is wrong."""
+    parts = text.split("/")
+    if len(parts) < 7 or (len(parts) % 2 == 0 and "p2p-circuit" not in parts) or parts[0] or parts[-2] != "p2p":
+        raise ValueError("say /ip4/ADDRESS/tcp/PORT/p2p/PEER_ID, as `swarmnode bootstrap` prints it")
+    if parts[1] in ("ip4", "ip6"):
+        _check_ip(parts[1], parts[2])
+    elif parts[1] not in ("dns", "dns4", "dns6") or not parts[2]:
+        raise ValueError("an address begins with /ip4/, /ip6/, /dns/, /dns4/ or /dns6/")
+    if parts[3] != "tcp":
+        raise ValueError("only tcp is spoken here")
+    _check_port(parts[4])
+    if not PEER_ID.match(parts[-1]):
+        raise ValueError(f"{parts[-1][:60]!r} is not a peer id")
+    return text
+
+
+def check_run(text: str) -> str:
+    """`text`, a run id in lower case or the path of a signed manifest that exists. Raises ValueError."""
+    if RUN_ID.match(text.lower()):
+        return text.lower()
+    path = Path(text)
+    if path.is_dir() and (path / "manifest.signed").is_file():
+        path = path / "manifest.signed"
+    if not path.is_file():
+        raise ValueError("neither a run id (64 hex digits) nor a file: `swarmnode up` and `init` make manifest.signed")
+    return str(path)
+
+
+def _check_ip(family: str, text: str) -> None:
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError:
+        raise ValueError(f"{text[:60]!r} is not an {family} address") from None
+    if address.version != int(family[-1]):
+        raise ValueError(f"{text} is not an {family} address")
+
+
+def _check_port(text: str) -> None:
+    if not text.isdecimal() or int(text) > PORT_MAX:
+        raise ValueError(f"port {text[:20]!r} is not between 0 and {PORT_MAX}")
+
+
+class Checked(click.ParamType[str]):
+    """A parameter that one of the checks above accepts."""
+
+    def __init__(self, name: str, check: object) -> None:
+        assert callable(check)
+        self.name = name
+        self._check = check
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        try:
+            return str(self._check(str(value)))
+        except ValueError as error:
+            self.fail(f"{str(value)[:100]!r}: {error}", param, ctx)
+
+
+LISTEN = Checked("multiaddr", check_listen)
+BOOTSTRAP = Checked("multiaddr", check_bootstrap)
+RUN = Checked("run", check_run)
+FOLDER = click.Path(file_okay=False, path_type=Path)
+PORT = click.IntRange(0, PORT_MAX)
+STAGE = click.IntRange(0, STAGES_MAX - 1)

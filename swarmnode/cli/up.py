@@ -1,0 +1,134 @@
+"""`swarmnode up [RUN]`: a whole swarm on this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import datetime
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from swarmnode.cli.duration import Duration
+from swarmnode.cli.options import FOLDER, STAGES_MAX, default_cache
+from swarmnode.errors import SwarmnodeError, UsageError
+
+if TYPE_CHECKING:
+    from swarmnode.local.session import Session
+    from swarmnode.local.summary import Summary
+
+EXIT_INTERRUPTED = 130
+EXIT_FAILED = 70
+NODES_MAX = 256
+COUNT = click.IntRange(min=1)
+
+
+@click.command(short_help="start a whole swarm on this machine and train")
+@click.argument("run", metavar="[RUN]", required=False, type=click.Path(exists=True, path_type=Path))
+@click.option("--nodes", type=click.IntRange(1, NODES_MAX), default=6, show_default=True, help="Processes that train.")
+@click.option("--stages", type=click.IntRange(1, STAGES_MAX), help="Stages of the model.  [default: the manifest's]")
+@click.option("--for", "for_s", type=Duration(), help="Stop this long after all nodes are ready: 90s, 10m.")
+@click.option("--rounds", type=COUNT, help="Stop when this round is reached.")
+@click.option("--samples", type=COUNT, help="Stop when the run has trained so many samples.")
+@click.option(
+    "--kill",
+    "kill_every_s",
+    type=Duration(),
+    metavar="EVERY",
+    help="kill -9 a random node this often; a fresh one joins in its place. The last replica of a stage is spared.",
+)
+@click.option("--out", type=FOLDER, help="Folder of the exported model.  [default: model, in the session's folder]")
+@click.option("--cache", type=FOLDER, help="Folder of tokens.  [default: ~/.cache/swarmnode]")
+@click.option("--json", "as_json", is_flag=True, help="End with one JSON object on stdout; progress goes to stderr.")
+def command(
+    run: Path | None,
+    nodes: int,
+    stages: int | None,
+    for_s: float | None,
+    rounds: int | None,
+    samples: int | None,
+    kill_every_s: float | None,
+    out: Path | None,
+    cache: Path | None,
+    as_json: bool,
+) -> int:
+    """Start a bootstrap and --nodes node processes of RUN on this machine, watch them train, stop, export the model.
+
+    RUN is a folder made by `swarmnode init`, or a signed manifest; without it the demo's manifest is used in a new
+    folder below runs/. Without --for, --rounds or --samples it trains until Ctrl-C, which ends everything in order; a
+    second Ctrl-C kills everything at once.
+
+    \b
+    --json ends with: run, nodes, wall_s, samples, tokens, tokens_per_s, loss_validation_first,
+    loss_validation_last, loss_train_last (nats per token), rounds, exchanges {paired, lone: outer steps
+    of replicas, each partner counts its own}, microbatches {done, lost, retried, duplicate}, recoveries,
+    bytes {pipeline, gossip, state, control: sent}, killed, stopped, exit_reasons by node, folder, model,
+    failure.
+    """
+    from rich.console import Console
+
+    from swarmnode.local.fleet import FleetPlan
+    from swarmnode.local.folder import prepare
+    from swarmnode.local.session import Conditions, Session
+    from swarmnode.local.view import PlainScreen, conclusion, screen_for
+
+    stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+    _check_counts(run, nodes, stages)
+    prepared = prepare(run, stages, stamp)
+    wanted = prepared.manifest.pipeline.stages
+    if nodes < wanted:
+        raise UsageError(f"--nodes {nodes} cannot serve {wanted} stages: give at least {wanted}")
+    plan = FleetPlan(
+        folder=prepared.folder,
+        manifest=prepared.signed,
+        nodes=nodes,
+        stages=wanted,
+        cache=cache or default_cache(),
+        seed=prepared.manifest.seed,
+    )
+    screen = PlainScreen(sys.stderr) if as_json else screen_for(Console(), sys.stdout)
+    screen.note(f"run {prepared.run_id}")
+    screen.note(f"folder {prepared.folder}: events.jsonl, stderr.log of every node")
+    conditions = Conditions(for_s, rounds, samples)
+    session = Session(plan, conditions, screen, run=prepared.run_id, kill_every_s=kill_every_s)
+    summary = run_session(session)
+    if summary is None:
+        return EXIT_INTERRUPTED
+    summary, code = _export(summary, prepared.folder, out)
+    click.echo(json.dumps(summary.to_json()) if as_json else conclusion(summary))
+    return code
+
+
+def run_session(session: Session) -> Summary | None:
+    """The summary of `session`, None when it was killed by a second signal."""
+    try:
+        return asyncio.run(session.run())
+    except asyncio.CancelledError:
+        return None
+
+
+def _check_counts(run: Path | None, nodes: int, stages: int | None) -> None:
+    """Refuse what cannot be before a folder is made for it."""
+    if stages is not None and nodes < stages:
+        raise UsageError(f"--nodes {nodes} cannot serve {stages} stages: give at least {stages}")
+    names = ("manifest.toml", "manifest.signed")
+    if run is not None and run.is_dir() and not any((run / name).exists() for name in names):
+        raise UsageError(f"{run} has neither manifest.toml nor manifest.signed: `swarmnode init {run}` makes a run")
+
+
+def _export(summary: Summary, folder: Path, out: Path | None) -> tuple[Summary, int]:
+    """`summary` with the path of the exported model or why there is none, and the exit code."""
+    from swarmnode.cli.export import export_run
+
+    code = EXIT_FAILED if summary.failure else 0
+    if summary.totals.samples == 0 and out is None:
+        return summary, code  # nothing was trained: there is nothing to export
+    try:
+        return dataclasses.replace(summary, model=str(export_run(folder, out or folder / "model"))), code
+    except SwarmnodeError as error:
+        click.echo(f"swarmnode: no model was exported: {error}", err=True)
+        failure = summary.failure or f"no model was exported: {error}"
+        return dataclasses.replace(summary, failure=failure), code or error.exit_code

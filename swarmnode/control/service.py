@@ -1,0 +1,123 @@
+"""The daemon's local API: gRPC on a unix socket that only its owner may open."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import grpc
+import grpc.aio
+
+from swarmnode.control import address
+from swarmnode.errors import LocalFault, UsageError
+from swarmnode.wire import control_pb2, control_pb2_grpc
+
+REQUEST_BYTES_MAX = 64 << 10
+CALLS_MAX = 32
+"""Bounds of the server: requests are tiny and answered at once. Guess."""
+
+STOP_GRACE_S = 0.5
+"""What a call in flight (the one that asked us to leave, often) has to finish. Guess."""
+
+LOCK_NAME = "control.lock"
+
+
+class ControlServer:
+    """Serves `Status` and `Leave` for the daemon that lives in `home`.
+
+    `status` and `leave` run on the event loop and must not wait: `leave(reason)` only begins the leaving.
+    """
+
+    def __init__(
+        self, home: Path, *, status: Callable[[], control_pb2.StatusReply], leave: Callable[[str], None]
+    ) -> None:
+        self._home = home
+        self._servicer = _Servicer(status, leave)
+        self._server: grpc.aio.Server | None = None
+        self._path: Path | None = None
+        self._lock: int | None = None
+
+    def hold(self) -> None:
+        """Make `home` ours until `stop` or the process's death: what a daemon does before it touches a file there.
+
+        Raises UsageError when another daemon lives in it, LocalFault when it cannot be written.
+        """
+        if self._lock is None:
+            self._home.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._lock = _take(self._home)
+
+    async def start(self) -> Path:
+        """Listen, after `hold`; returns the socket's path (permissions 0600).
+
+        Raises as `hold` does, LocalFault when the socket cannot be made.
+        """
+        self.hold()
+        try:
+            path = address.choose(self._home)
+            path.unlink(missing_ok=True)  # of a daemon that was killed: the lock is ours, so nobody listens there
+            server = grpc.aio.server(
+                options=[("grpc.max_receive_message_length", REQUEST_BYTES_MAX)], maximum_concurrent_rpcs=CALLS_MAX
+            )
+            control_pb2_grpc.add_ControlServicer_to_server(self._servicer, server)
+            before = os.umask(0o177)
+            try:
+                server.add_insecure_port(f"unix:{path}")
+            except RuntimeError as error:
+                raise LocalFault(f"cannot listen on {path}: {error}") from None
+            finally:
+                os.umask(before)
+            await server.start()
+            address.publish(self._home, path)
+        except BaseException:
+            self._release()
+            raise
+        self._server, self._path = server, path
+        return path
+
+    async def stop(self) -> None:
+        """Finish calls in flight, remove the socket. Does nothing when not started."""
+        if self._server is not None:
+            await self._server.stop(STOP_GRACE_S)
+            self._server = None
+        if self._path is not None:
+            address.forget(self._home, self._path)
+            self._path = None
+        self._release()
+
+    def _release(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+
+class _Servicer(control_pb2_grpc.ControlServicer):
+    def __init__(self, status: Callable[[], control_pb2.StatusReply], leave: Callable[[str], None]) -> None:
+        self._status = status
+        self._leave = leave
+
+    async def Status(self, request: control_pb2.StatusRequest, context: object) -> control_pb2.StatusReply:
+        return self._status()
+
+    async def Leave(self, request: control_pb2.LeaveRequest, context: object) -> control_pb2.LeaveReply:
+        self._leave(request.reason[:200])
+        return control_pb2.LeaveReply()
+
+
+def _take(home: Path) -> int:
+    """Hold the lock of `home` until the descriptor is closed or the process dies."""
+    path = home / LOCK_NAME
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise LocalFault(f"cannot write in {home}: {error.strerror}; give another --home") from None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        holder = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
+        os.close(descriptor)
+        raise UsageError(f"another swarmnode (pid {holder or '?'}) lives in {home}: give another --home") from None
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+    return descriptor

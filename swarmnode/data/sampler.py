@@ -1,0 +1,122 @@
+"""Numbered samples: index -> window of tokens, a pure function of (seed, index).
+
+The tokens are cut into windows of `context` tokens plus the one that follows. Epoch e visits every window once, in an
+order that a keyed permutation gives without storing it: a four-round Feistel network [Luby & Rackoff 1988] on the next
+even number of bits, walked until it lands inside (cycle walking [Black & Rogaway 2002]; fewer than 4 tries on average).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from swarmnode.data.tokens import Tokens
+from swarmnode.ids import digest64
+
+ROUNDS = 4
+Indices = npt.NDArray[np.int64]
+
+_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
+_MIX_2 = np.uint64(0x94D049BB133111EB)
+
+
+class Permutation:
+    """A bijection of [0, size) chosen by `key`; calling it maps whole arrays."""
+
+    def __init__(self, size: int, key: int) -> None:
+        if not 1 <= size < 1 << 62:
+            raise ValueError(f"size {size} is not in [1, 2**62)")
+        self.size = size
+        self._half_bits = np.uint64((max(2, (size - 1).bit_length()) + 1) // 2)
+        self._mask = np.uint64((1 << int(self._half_bits)) - 1)
+        self._keys = [np.uint64(digest64("permutation", key, i)) for i in range(ROUNDS)]
+
+    def __call__(self, values: npt.ArrayLike) -> Indices:
+        """The images of `values`, integers in [0, size), of the same shape."""
+        given = np.asarray(values)
+        assert given.size == 0 or (int(given.min()) >= 0 and int(given.max()) < self.size)
+        image = self._network(given.astype(np.uint64).reshape(-1))
+        outside = np.flatnonzero(image >= np.uint64(self.size))
+        while outside.size:
+            image[outside] = self._network(image[outside])
+            outside = outside[image[outside] >= np.uint64(self.size)]
+        return image.astype(np.int64).reshape(given.shape)
+
+    def _network(self, x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+        left, right = x >> self._half_bits, x & self._mask
+        for key in self._keys:
+            left, right = right, left ^ (_mix(right ^ key) & self._mask)
+        return (left << self._half_bits) | right
+
+
+def _mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """The finaliser of SplitMix64 [Steele, Lea & Flood 2014]; arithmetic modulo 2**64."""
+    x = (x ^ (x >> np.uint64(30))) * _MIX_1
+    x = (x ^ (x >> np.uint64(27))) * _MIX_2
+    return x ^ (x >> np.uint64(31))
+
+
+class Windows:
+    """The windows of `context` + 1 tokens in some arrays; none straddles two arrays, neighbours share one token."""
+
+    def __init__(self, parts: Sequence[Tokens], context: int) -> None:
+        self.context = context
+        counts = np.array([max(0, (part.size - 1) // context) for part in parts], dtype=np.int64)
+        self._parts = [part for part, count in zip(parts, counts, strict=True) if count]
+        self._ends = np.cumsum(counts[counts > 0])
+        self.count = int(counts.sum())
+        self.dtype = np.result_type(*(part.dtype for part in self._parts)) if self._parts else np.dtype("<u2")
+        self._span = np.arange(context + 1)
+
+    def gather(self, windows: Indices) -> Tokens:
+        """The tokens of `windows`, [B] -> [B, context + 1], contiguous."""
+        assert windows.size == 0 or (int(windows.min()) >= 0 and int(windows.max()) < self.count)
+        out = np.empty((windows.size, self.context + 1), dtype=self.dtype)
+        place = np.searchsorted(self._ends, windows, side="right")
+        for number in np.unique(place):
+            rows = place == number
+            first = int(self._ends[number - 1]) if number else 0
+            starts = (windows[rows] - first) * self.context
+            out[rows] = self._parts[number][starts[:, None] + self._span]
+        return out
+
+
+class Sampler:
+    """Sample `index` of a run, for ever: epoch after epoch, each in an order of its own."""
+
+    def __init__(self, windows: Windows, seed: int) -> None:
+        if windows.count < 1:
+            raise ValueError("no window to draw from")
+        self._windows = windows
+        self._seed = seed
+        self._permutations: dict[int, Permutation] = {}
+
+    def locate(self, indices: npt.ArrayLike) -> tuple[Indices, Indices]:
+        """(epoch, window) of each sample index."""
+        flat = np.asarray(indices, dtype=np.int64).reshape(-1)
+        assert flat.size == 0 or int(flat.min()) >= 0
+        epochs, places = np.divmod(flat, self._windows.count)
+        found = np.empty_like(flat)
+        for epoch in np.unique(epochs):
+            rows = epochs == epoch
+            found[rows] = self._permutation(int(epoch))(places[rows])
+        return epochs, found
+
+    def batch(self, indices: npt.ArrayLike) -> Tokens:
+        """The samples numbered `indices`, [B] -> [B, context + 1]."""
+        return self._windows.gather(self.locate(indices)[1])
+
+    def _permutation(self, epoch: int) -> Permutation:
+        if epoch not in self._permutations:
+            if len(self._permutations) >= 4:  # a batch spans two epochs at most, unless the corpus is tiny
+                self._permutations.clear()
+            self._permutations[epoch] = Permutation(self._windows.count, digest64("epoch", self._seed, epoch))
+        return self._permutations[epoch]
+
+
+def spread(count: int, wanted: int) -> Indices:
+    """At most `wanted` window numbers spread evenly over [0, count): what every validation of a run looks at."""
+    taken = min(count, wanted)
+    return (np.arange(taken, dtype=np.int64) * count) // max(1, taken)

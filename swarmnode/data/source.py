@@ -1,0 +1,170 @@
+"""Where text comes from: files and folders, JSON lines, or the standard library of this interpreter.
+
+Documents come in an order that depends on names and contents only, cut to pieces that end with a line.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import sysconfig
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import BinaryIO
+
+from swarmnode.errors import DataError
+from swarmnode.ids import digest, digest64
+from swarmnode.manifest import DataSpec
+
+PIECE_BYTES_MAX = 64 << 10
+PIECE_BYTES_MIN = 1 << 10
+PIECES_MIN = 64
+"""Documents longer than 64 KiB (or a 64th of all text, if less) are cut, so that one long file also has pieces to hold
+out (guess)."""
+
+READ_BYTES = 1 << 20
+
+LINE_BYTES_MAX = 64 << 20
+PROBE_BYTES = 8 << 10
+STDLIB_SKIPPED = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"})
+"""Tests are half of the standard library and say little that the rest does not."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFile:
+    """One file to read; `name` is what orders it, the same on every machine."""
+
+    name: str
+    path: pathlib.Path
+
+
+def source_files(spec: DataSpec, folder: pathlib.Path) -> list[SourceFile]:
+    """Every file that `spec` names, in order. Raises DataError when a path is missing or nothing is found."""
+    match spec.source:
+        case "python-stdlib":
+            root = pathlib.Path(sysconfig.get_path("stdlib"))
+            found = [file for file in _walk(root, root.name, STDLIB_SKIPPED) if file.path.suffix == ".py"]
+            where = f"{root}: no sources of the standard library here; use another data.source"
+        case "text":
+            found = [file for file in _listed(spec, folder, "") if not _is_binary(file.path)]
+            where = f"{', '.join(spec.paths)}: no text file found; data.paths names files or folders"
+        case "jsonl":
+            found = _listed(spec, folder, ".jsonl")
+            where = f"{', '.join(spec.paths)}: no .jsonl file found; data.paths names files or folders"
+        case "shards":
+            found = _listed(spec, folder, ".tokens")
+            where = f"{', '.join(spec.paths)}: no .tokens file found; data.paths names files or folders"
+        case other:
+            raise DataError(f"data.source = {other!r} is not known")
+    if not found:
+        raise DataError(where)
+    return found
+
+
+def cache_key(spec: DataSpec, files: list[SourceFile], tokenizer: bytes) -> str:
+    """32 hex digits that change when the files (name, size, time of change), the tokenizer or the split do."""
+    parts: list[str | bytes | int | float] = ["corpus", 1, spec.source, spec.field, spec.validation_fraction, tokenizer]
+    for file in files:
+        try:
+            status = file.path.stat()
+        except OSError as error:
+            raise DataError(f"{file.path}: cannot be read: {error.strerror}") from error
+        parts += [file.name, str(file.path), status.st_size, status.st_mtime_ns]
+    return digest(*parts).hex()[:32]
+
+
+def pieces(spec: DataSpec, files: list[SourceFile]) -> Iterator[bytes]:
+    """The text of `files` in UTF-8, piece by piece. Raises DataError with the file and line at fault."""
+    try:
+        total_nbytes = sum(file.path.stat().st_size for file in files)
+        piece_nbytes = min(PIECE_BYTES_MAX, max(PIECE_BYTES_MIN, total_nbytes // PIECES_MIN))
+        for file in files:
+            with file.path.open("rb") as stream:
+                chunks = _json_texts(spec, file, stream) if spec.source == "jsonl" else [_chunks(stream)]
+                for document in chunks:
+                    yield from _cut(document, piece_nbytes)
+    except OSError as error:
+        raise DataError(f"{error.filename}: cannot be read: {error.strerror}") from error
+
+
+def rank(piece: bytes) -> float:
+    """Where the SHA-256 of `piece` lies in [0, 1): every node holds out the same pieces, the least ranks."""
+    return (digest64("piece", piece) >> 11) / (1 << 53)
+
+
+def _chunks(stream: BinaryIO) -> Iterator[bytes]:
+    while chunk := stream.read(READ_BYTES):
+        yield chunk
+
+
+def _json_texts(spec: DataSpec, file: SourceFile, stream: BinaryIO) -> Iterator[list[bytes]]:
+    number = 0
+    while line := stream.readline(LINE_BYTES_MAX + 1):
+        number += 1
+        if len(line) > LINE_BYTES_MAX:
+            raise DataError(f"{file.path}:{number}: line longer than {LINE_BYTES_MAX} bytes; split it")
+        if not line.strip():
+            continue
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"{file.path}:{number}: not JSON ({str(error)[:80]}); correct or remove the line") from None
+        text = value.get(spec.field) if isinstance(value, dict) else None
+        if not isinstance(text, str):
+            raise DataError(f'{file.path}:{number}: no text under the key "{spec.field}"; data.field names the key')
+        yield [text.encode(errors="replace")]
+
+
+def _cut(chunks: Iterable[bytes], piece_nbytes: int) -> Iterator[bytes]:
+    """One document in pieces of at most `piece_nbytes` that end with a line, or else with a whole UTF-8 character."""
+    held = b""
+    for chunk in chunks:
+        held += chunk
+        start = 0
+        while len(held) - start > piece_nbytes:
+            end = held.rfind(b"\n", start, start + piece_nbytes) + 1
+            if not end:
+                end = start + piece_nbytes
+                while end > start + piece_nbytes - 4 and held[end] & 0xC0 == 0x80:
+                    end -= 1
+            yield held[start:end]
+            start = end
+        held = held[start:]
+    if held:
+        yield held
+
+
+def _listed(spec: DataSpec, folder: pathlib.Path, suffix: str) -> list[SourceFile]:
+    found: list[SourceFile] = []
+    for given in spec.paths:
+        path = folder / given
+        if path.is_dir():
+            found += [file for file in _walk(path, given, frozenset()) if file.path.name.endswith(suffix)]
+        elif path.is_file():
+            found.append(SourceFile(given, path))
+        else:
+            raise DataError(f"{path}: no such file or folder; data.paths in the manifest names it")
+    return found
+
+
+def _walk(root: pathlib.Path, name: str, skipped: frozenset[str]) -> list[SourceFile]:
+    """Every regular file below `root` that is not hidden, by relative path."""
+    found: list[SourceFile] = []
+    for here, folders, files in os.walk(root):
+        folders[:] = sorted(f for f in folders if f not in skipped and not f.startswith("."))
+        place = pathlib.Path(here)
+        found += [
+            SourceFile(f"{name}/{(place / file).relative_to(root).as_posix()}", place / file)
+            for file in files
+            if not file.startswith(".") and (place / file).is_file()
+        ]
+    return sorted(found, key=lambda file: file.name)
+
+
+def _is_binary(path: pathlib.Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return b"\0" in file.read(PROBE_BYTES)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}") from error

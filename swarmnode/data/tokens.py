@@ -1,0 +1,120 @@
+"""Text becomes token ids, and back: the built-in `bytes`, or any Hugging Face tokenizer.json."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from swarmnode.errors import DataError
+from swarmnode.ids import digest
+
+if TYPE_CHECKING:
+    import tokenizers
+
+Tokens = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
+
+TOKENIZER_BYTES_MAX = 64 << 20
+SEPARATOR_NAMES = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
+"""Names under which public tokenizers keep their end-of-document token, most common first."""
+
+
+class Tokenizer(Protocol):
+    """Ids below `vocabulary`; `digest` (32 bytes) tells tokenizers apart. Documents are parted by `separator`."""
+
+    @property
+    def vocabulary(self) -> int: ...
+
+    @property
+    def digest(self) -> bytes: ...
+
+    @property
+    def separator(self) -> int | None: ...
+
+    def encode(self, text: str | bytes) -> Tokens:
+        """Token ids, [n], of `dtype_of(vocabulary)`."""
+        ...
+
+    def encode_all(self, texts: Sequence[bytes]) -> list[Tokens]:
+        """`encode` of each, at once."""
+        ...
+
+    def decode(self, tokens: npt.ArrayLike) -> str: ...
+
+
+def dtype_of(vocabulary: int) -> np.dtype[Any]:
+    """The smallest of uint16 and uint32 (little endian) that holds every id."""
+    return np.dtype("<u2") if vocabulary <= 1 << 16 else np.dtype("<u4")
+
+
+class ByteTokenizer:
+    """UTF-8 bytes as they are; byte 0, which text does not contain, parts documents."""
+
+    vocabulary = 256
+    separator = 0
+    digest = digest("tokenizer", "bytes")
+
+    def encode(self, text: str | bytes) -> Tokens:
+        raw = text.encode(errors="replace") if isinstance(text, str) else text
+        return np.frombuffer(raw, dtype=np.uint8).astype("<u2")
+
+    def encode_all(self, texts: Sequence[bytes]) -> list[Tokens]:
+        return [self.encode(text) for text in texts]
+
+    def decode(self, tokens: npt.ArrayLike) -> str:
+        return np.asarray(tokens).astype(np.uint8).tobytes().decode(errors="replace")
+
+
+class HuggingFaceTokenizer:
+    """A tokenizer.json, without the special tokens that its template would add."""
+
+    def __init__(self, inner: tokenizers.Tokenizer, file_digest: bytes) -> None:
+        self._inner = inner
+        self.digest = file_digest
+        # Ids may have holes: what counts is the largest.
+        ids = inner.get_vocab(with_added_tokens=True)
+        self.vocabulary = max(ids.values(), default=-1) + 1
+        self.separator = next((ids[name] for name in SEPARATOR_NAMES if name in ids), None)
+        self._dtype = dtype_of(self.vocabulary)
+
+    def encode(self, text: str | bytes) -> Tokens:
+        return self.encode_all([text.encode(errors="replace") if isinstance(text, str) else text])[0]
+
+    def encode_all(self, texts: Sequence[bytes]) -> list[Tokens]:
+        made = self._inner.encode_batch([text.decode(errors="replace") for text in texts], add_special_tokens=False)
+        return [np.array(one.ids, dtype=self._dtype) for one in made]
+
+    def decode(self, tokens: npt.ArrayLike) -> str:
+        return self._inner.decode(np.asarray(tokens).astype(np.int64).tolist(), skip_special_tokens=False)
+
+
+def open_tokenizer(name: str, folder: pathlib.Path) -> Tokenizer:
+    """The manifest's `data.tokenizer`: "bytes", or the path of a tokenizer.json (relative to `folder`).
+
+    Raises DataError when the file is missing, too long or not a tokenizer.
+    """
+    if name == "bytes":
+        return ByteTokenizer()
+    path = folder / name
+    try:
+        with path.open("rb") as file:
+            raw = file.read(TOKENIZER_BYTES_MAX + 1)
+    except OSError as error:
+        raise DataError(f"{path}: tokenizer cannot be read: {error.strerror}; data.tokenizer names it") from error
+    if len(raw) > TOKENIZER_BYTES_MAX:
+        raise DataError(f"{path}: longer than {TOKENIZER_BYTES_MAX} bytes; is this a tokenizer.json?")
+    import tokenizers  # heavy: only for those who use one
+
+    try:
+        inner = tokenizers.Tokenizer.from_str(raw.decode())
+    except Exception as error:  # noqa: BLE001  tokenizers raises bare Exception for a bad file
+        raise DataError(f"{path}: not a Hugging Face tokenizer.json: {str(error)[:120]}") from None
+    inner.no_truncation()
+    inner.no_padding()
+    tokenizer = HuggingFaceTokenizer(inner, digest("tokenizer", raw))
+    if tokenizer.vocabulary < 1:
+        raise DataError(f"{path}: this tokenizer has no tokens")
+    return tokenizer

@@ -1,0 +1,81 @@
+"""Every parameter travels: float32 as it is, or rounded to bfloat16 (nearest, ties to even)."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import ClassVar
+
+import numpy as np
+import torch
+
+from swarmnode.errors import RemoteFault
+from swarmnode.gossip.compression.codec import BLOCK, Codec
+from swarmnode.model.tensor import check_finite
+from swarmnode.ports import WireTensor
+
+assert sys.byteorder == "little", "wire tensors are little endian and are read here without swapping"
+
+
+class Dense(Codec):
+    """One wire tensor, one element a parameter."""
+
+    tensors: ClassVar[int] = 1
+    dtype: ClassVar[torch.dtype]
+    dtype_name: ClassVar[str]
+    itemsize: ClassVar[int]
+
+    def __init__(self) -> None:
+        self._stage = torch.empty(BLOCK, dtype=self.dtype)  # bytes of a peer become aligned elements here
+        self._stage_bytes = self._stage.view(torch.uint8).numpy()
+        self._block = torch.empty(BLOCK, dtype=torch.float32)
+
+    def nbytes(self, parameters: int) -> int:
+        return parameters * self.itemsize
+
+    def encode(self, flat: torch.Tensor) -> list[WireTensor]:
+        wire = torch.empty(flat.shape, dtype=self.dtype)
+        wire.copy_(flat.detach())
+        data = wire.view(torch.uint8).numpy().data.toreadonly()
+        return [WireTensor(self.dtype_name, tuple(flat.shape), data)]
+
+    def check(self, tensors: Sequence[WireTensor], parameters: int) -> None:
+        if len(tensors) != 1:
+            raise RemoteFault(f"{self.name} packet of {len(tensors)} tensors; it has 1")
+        tensor = tensors[0]
+        found = (tensor.codec or "raw", tensor.dtype, tuple(tensor.shape), tensor.nbytes)
+        expected = ("raw", self.dtype_name, (parameters,), self.nbytes(parameters))
+        if found != expected:
+            raise RemoteFault(f"{self.name} packet of (codec, dtype, shape, bytes) {found}; expected {expected}")
+        for start in range(0, parameters, BLOCK):
+            block = self._block[: min(BLOCK, parameters - start)]
+            self.read(tensors, start, block)
+            check_finite(block, f"{self.name} packet, elements {start} to {start + block.numel()}")
+
+    def read(self, tensors: Sequence[WireTensor], start: int, out: torch.Tensor) -> None:
+        data = np.frombuffer(tensors[0].data, dtype=np.uint8)
+        for offset in range(0, out.numel(), BLOCK):
+            part = out[offset : offset + BLOCK]
+            first, count = (start + offset) * self.itemsize, part.numel()
+            self._stage_bytes[: count * self.itemsize] = data[first : first + count * self.itemsize]
+            part.copy_(self._stage[:count])
+
+
+class Fp32(Dense):
+    """4 bytes a parameter, every bit kept."""
+
+    name = "fp32"
+    lossy = False
+    dtype = torch.float32
+    dtype_name = "f32"
+    itemsize = 4
+
+
+class Bf16(Dense):
+    """2 bytes a parameter, relative error at most 2^-8 (half a unit in the last of 8 bits)."""
+
+    name = "bf16"
+    lossy = True
+    dtype = torch.bfloat16
+    dtype_name = "bf16"
+    itemsize = 2

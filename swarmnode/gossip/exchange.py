@@ -1,0 +1,292 @@
+"""One replica's rounds: at each boundary meet one random other replica of the stage, or step alone (design section 5).
+
+The lower peer id of a pair calls, the other answers with its own packet and applies what it was sent only after the
+caller's commit, so that in the common failures both average or neither does. Inner steps go on meanwhile; the gain is
+added back by the outer step. A node holds one exchange at a time, by construction: one coroutine runs the rounds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from swarmnode.errors import RemoteFault, Unavailable
+from swarmnode.gossip.pairing import partner, view_hash
+from swarmnode.gossip.round import Rounds
+from swarmnode.ids import PeerId, RunId, short
+from swarmnode.manifest import Manifest
+from swarmnode.membership.swarm import Swarm
+from swarmnode.metrics import name
+from swarmnode.ports import (
+    Answer,
+    Call,
+    Compute,
+    OuterReport,
+    Packet,
+    Priority,
+    Replica,
+    Telemetry,
+    Transport,
+    WireTensor,
+)
+from swarmnode.wire import call_pb2 as wire
+
+COMMIT_TIMEOUT_S = 5.0  # guess: a commit is one small message
+REPLY_SLACK_BYTES = 4096
+
+
+@dataclass(slots=True)
+class _Meeting:
+    """The responder's side of one round: its packet for the caller, and the caller's packet once it came."""
+
+    round_index: int
+    partner: PeerId
+    tensors: Sequence[WireTensor]
+    weight: float
+    samples: int
+    packet: Packet | None = None
+    arrived: asyncio.Event = field(default_factory=asyncio.Event)
+    verdict: asyncio.Future[bool] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+
+class Gossip:
+    """Runs the outer rounds of one replica. `run` is the only coroutine that changes the slow weights."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        run_id: RunId,
+        stage: int,
+        transport: Transport,
+        replica: Replica,
+        compute: Compute,
+        swarm: Callable[[], Swarm],
+        samples_total: Callable[[], int],
+        samples_here: Callable[[], int],
+        telemetry: Telemetry,
+        *,
+        done: int,
+        newcomer: bool,
+    ) -> None:
+        self._manifest = manifest
+        self._run_id = run_id
+        self._stage = stage
+        self._transport = transport
+        self._replica = replica
+        self._compute = compute
+        self._swarm = swarm
+        self._samples_total = samples_total
+        self._samples_here = samples_here
+        self._telemetry = telemetry
+        self.done = done  # the last round finished
+        self.newcomer = newcomer  # this replica's first round counts nothing of its own
+        self._rounds = Rounds(manifest.gossip.round_samples, manifest.gossip.round_seconds_min)
+        self._samples_before = 0
+        self._last_s = float("-inf")
+        self._wake = asyncio.Event()
+        self._meeting: _Meeting | None = None
+        self._met = asyncio.Condition()
+        self.finished = asyncio.Event()  # set after each round; whoever waits clears it
+
+    def progressed(self) -> None:
+        """The run's sample count grew: look whether a round is due."""
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Round after round until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            total = self._samples_total()
+            due, _ = self._rounds.due(total, self.done, loop.time() - self._last_s)
+            if due is not None:
+                self._last_s = loop.time()
+                await self._round(due)
+                continue
+            self._wake.clear()
+            # A round that has come but is too early for round_seconds_min is looked at again by time alone.
+            early = self._rounds.index(total) > self.done
+            wait_s = self._last_s + self._manifest.gossip.round_seconds_min - loop.time() if early else None
+            try:
+                async with asyncio.timeout(wait_s):
+                    await self._wake.wait()
+            except TimeoutError:
+                pass
+
+    async def _round(self, round_index: int) -> None:
+        if self._manifest.gossip.method == "none":
+            self.done = round_index
+            self.finished.set()
+            return
+        members = self._swarm().gossiping(self._stage)
+        me = self._transport.peer_id
+        other, reason = partner(self._run_id, self._stage, round_index, members, me)
+        weight = 0.0 if self.newcomer else 1.0
+        samples = self._samples_here() - self._samples_before
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+        tensors = await self._compute.run(Priority.OUTER, 0, lambda: self._replica.message(round_index))
+        packets: list[Packet] = []
+        if other is not None:
+            try:
+                async with asyncio.timeout(self._manifest.limits.exchange_timeout_s):
+                    if me < other:
+                        packets = [await self._call(other, round_index, members, tensors, weight, samples)]
+                    else:
+                        packets = [await self._await_call(other, round_index, tensors, weight, samples)]
+            except TimeoutError:
+                reason = f"partner {short(other)} did not come within {self._manifest.limits.exchange_timeout_s:g} s"
+            except (RemoteFault, Unavailable) as error:
+                reason = f"partner {short(other)}: {error}"
+        report, reason, packets = await self._apply(round_index, weight, packets, reason)
+        self._samples_before += samples
+        self.done = round_index
+        self.newcomer = False
+        async with self._met:
+            self._met.notify_all()  # whoever asks for this round is told that it is over
+        self._report(round_index, other if packets else None, report, reason, loop.time() - begun)
+        self.finished.set()
+
+    async def _apply(
+        self, round_index: int, weight: float, packets: list[Packet], reason: str
+    ) -> tuple[OuterReport, str, list[Packet]]:
+        """The outer step; a packet that cannot be believed makes it a lone one."""
+
+        def step(given: Sequence[Packet]) -> OuterReport:
+            return self._replica.apply(round_index, weight, given)
+
+        try:
+            return await self._compute.run(Priority.OUTER, 0, lambda: step(packets)), reason, packets
+        except RemoteFault as fault:
+            self._telemetry.count(name.PEER_FAULTS, kind="packet")
+            self._telemetry.event("exchange.refused", level="warning", round=round_index, reason=str(fault))
+            return await self._compute.run(Priority.OUTER, 0, lambda: step([])), f"packet refused: {fault}", []
+
+    async def _call(
+        self,
+        other: PeerId,
+        round_index: int,
+        members: Sequence[PeerId],
+        tensors: Sequence[WireTensor],
+        weight: float,
+        samples: int,
+    ) -> Packet:
+        """The caller's side: our packet for theirs, then the commit."""
+        exchange = wire.Exchange(
+            round=round_index,
+            stage=self._stage,
+            view=view_hash(members),
+            codec=self._manifest.gossip.codec,
+            weight=weight,
+            samples=samples,
+        )
+        answer = await self._transport.call(
+            other,
+            Call(wire.Request(run_id=self._run_id, exchange=exchange), tensors),
+            timeout_s=self._manifest.limits.exchange_timeout_s,
+            reply_bytes_max=sum(tensor.nbytes for tensor in tensors) + REPLY_SLACK_BYTES,
+        )
+        given = answer.header.exchanged
+        if given.round != round_index:
+            raise RemoteFault(f"answered round {given.round} instead of {round_index}")
+        commit = wire.Commit(round=round_index, apply=True)
+        try:
+            await self._transport.call(
+                other,
+                Call(wire.Request(run_id=self._run_id, commit=commit)),
+                timeout_s=COMMIT_TIMEOUT_S,
+                reply_bytes_max=0,
+            )
+        except (RemoteFault, Unavailable) as error:
+            # Theirs is here and good; whether they apply ours is not known. One-sided commits are counted.
+            self._telemetry.count(name.ONESIDED_COMMITS)
+            self._telemetry.event(
+                "exchange.onesided", level="warning", round=round_index, peer=other, reason=str(error)
+            )
+        return Packet(_weight(given.weight), given.samples, answer.tensors)
+
+    async def _await_call(
+        self, other: PeerId, round_index: int, tensors: Sequence[WireTensor], weight: float, samples: int
+    ) -> Packet:
+        """The responder's side: stand ready for `other` until it has called and committed."""
+        meeting = _Meeting(round_index, other, tensors, weight, samples)
+        async with self._met:
+            self._meeting = meeting
+            self._met.notify_all()
+        try:
+            if not await meeting.verdict:
+                raise Unavailable("the exchange was given up by the caller")
+            assert meeting.packet is not None
+            return meeting.packet
+        finally:
+            self._meeting = None
+
+    async def serve_exchange(self, peer: PeerId, call: Call) -> Answer:
+        """Handler of method "exchange". Waits a bounded time for our own boundary of that round. Raises Unavailable."""
+        asked = call.header.exchange
+        if asked.stage != self._stage:
+            raise RemoteFault(f"exchange for stage {asked.stage} sent to a replica of stage {self._stage}")
+        if asked.codec != self._manifest.gossip.codec:
+            raise RemoteFault(f"exchange in codec {asked.codec[:16]!r}; this run uses {self._manifest.gossip.codec}")
+        meeting = await self._meet(peer, asked.round)
+        if meeting.packet is not None:
+            raise Unavailable("already in this exchange")
+        meeting.packet = Packet(_weight(asked.weight), asked.samples, call.tensors)
+        meeting.arrived.set()
+        reply = wire.Exchanged(round=meeting.round_index, weight=meeting.weight, samples=meeting.samples)
+        return Answer(wire.Reply(exchanged=reply), meeting.tensors)
+
+    async def _meet(self, peer: PeerId, round_index: int) -> _Meeting:
+        """Our side of the round `peer` asks for, once it is there."""
+        async with self._met:
+            while True:
+                meeting = self._meeting
+                if meeting is not None and meeting.round_index == round_index:
+                    if meeting.partner != peer:
+                        raise Unavailable(f"paired with {short(meeting.partner)} in round {round_index}: another view")
+                    return meeting
+                if self.done >= round_index:
+                    raise Unavailable(f"round {round_index} is over here")
+                if round_index > self.done + 2:
+                    raise Unavailable(f"round {round_index} is more than one ahead of {self.done} here")
+                await self._met.wait()
+
+    async def serve_commit(self, peer: PeerId, call: Call) -> Answer:
+        """Handler of method "commit": the caller has our packet, so we may apply its own."""
+        commit = call.header.commit
+        meeting = self._meeting
+        good = (
+            meeting is not None
+            and meeting.partner == peer
+            and meeting.round_index == commit.round
+            and meeting.packet is not None
+            and not meeting.verdict.done()
+        )
+        if not good or meeting is None:
+            raise Unavailable(f"no exchange of round {commit.round} with you is open here")
+        meeting.verdict.set_result(commit.apply)
+        return Answer(wire.Reply(committed=wire.Committed(round=commit.round, applied=commit.apply)))
+
+    def _report(self, round_index: int, other: PeerId | None, report: OuterReport, reason: str, seconds: float) -> None:
+        outcome = "paired" if other is not None else "lone"
+        self._telemetry.count(name.ROUNDS)
+        self._telemetry.count(name.EXCHANGES, outcome=outcome)
+        self._telemetry.observe(name.EXCHANGE_SECONDS, seconds)
+        self._telemetry.gauge(name.ROUND, float(round_index))
+        self._telemetry.event(
+            f"exchange.{outcome}",
+            round=round_index,
+            peer=other,
+            reason=reason,
+            seconds=round(seconds, 4),
+            delta_norm=report.delta_norm,
+            step_norm=report.step_norm,
+            samples_total=self._samples_total(),
+        )
+
+
+def _weight(value: float) -> float:
+    """A partner's weight: it either counts (1) or is a newcomer (0)."""
+    if value not in (0.0, 1.0):
+        raise RemoteFault(f"packet of weight {value}; 0 or 1 is due")
+    return value

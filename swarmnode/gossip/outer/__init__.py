@@ -1,0 +1,28 @@
+"""Outer optimizers: what replicas of a stage make of each other at a round's boundary. `outer(...)` makes one."""
+
+from __future__ import annotations
+
+import torch
+
+from swarmnode.errors import ManifestError
+from swarmnode.gossip.compression import codec
+from swarmnode.gossip.outer.diloco import DiLoCo
+from swarmnode.gossip.outer.method import Outer
+from swarmnode.gossip.outer.noloco import NoLoCo
+from swarmnode.manifest import GossipSpec
+
+METHODS = (NoLoCo.name, DiLoCo.name)
+
+
+def outer(gossip: GossipSpec, theta: torch.Tensor) -> Outer:
+    """The manifest's outer optimizer over `theta` [P]. Raises ManifestError for an unknown method or codec."""
+    match gossip.method:
+        case NoLoCo.name:
+            return NoLoCo(theta, codec(gossip.codec), gossip.alpha, gossip.beta, gossip.gamma)
+        case DiLoCo.name:
+            return DiLoCo(theta, codec(gossip.codec), gossip.alpha, gossip.beta)
+        case _:
+            raise ManifestError(f"gossip.method is {gossip.method!r}; known: {', '.join(METHODS)}")
+
+
+__all__ = ["METHODS", "DiLoCo", "NoLoCo", "Outer", "outer"]

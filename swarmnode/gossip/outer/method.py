@@ -1,0 +1,75 @@
+"""The interface of outer optimizers: what replicas send each other at a round's boundary and what they make of it."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+
+from swarmnode.errors import RemoteFault
+from swarmnode.gossip.compression import Codec
+from swarmnode.ports import OuterReport, Packet, WireTensor
+
+WEIGHT_MAX = 1.0  # a newcomer has 0, everybody else 1
+
+
+class Outer(ABC):
+    """The slow side of one replica: slow weights `phi` and `momentum`, flat like the fast weights `theta` [P].
+
+    A round is `message` then `apply`, both on the compute thread; inner steps may move `theta` in between. `theta` is
+    the replica's own live buffer, written in place; its storage must never be replaced.
+    """
+
+    name: ClassVar[str]
+    """As the manifest says it."""
+
+    group_size: ClassVar[int | None]
+    """Replicas that meet at a boundary, this one included; None: the whole stage."""
+
+    def __init__(self, theta: torch.Tensor, codec: Codec) -> None:
+        """Begin with phi = theta and no momentum."""
+        assert theta.dim() == 1 and theta.is_contiguous() and theta.numel() > 0
+        self.theta = theta.detach()  # shares memory, keeps no graph
+        self.codec = codec
+        self.phi = self.theta.clone()
+        self.momentum = torch.zeros_like(self.theta)
+        self.round: int | None = None  # of the boundary marked and not yet applied
+
+    @property
+    def parameters(self) -> int:
+        return self.theta.numel()
+
+    @property
+    @abstractmethod
+    def message_nbytes(self) -> int:
+        """Bytes of tensors in a message, at most: the bound for receiving one."""
+
+    @abstractmethod
+    def message(self, round_index: int) -> list[WireTensor]:
+        """Mark the boundary of `round_index` and return what partners need. The tensors own their memory. A boundary
+        marked before and never applied is forgotten: its gain stays in theta and belongs to this one."""
+
+    @abstractmethod
+    def check(self, packet: Packet) -> None:
+        """Raises RemoteFault when `packet` is not what a partner's `message` gives, or not finite."""
+
+    @abstractmethod
+    def apply(self, round_index: int, own_weight: float, packets: Sequence[Packet]) -> OuterReport:
+        """The outer step of the boundary `message` marked; what theta gained since is kept. Without packets of positive
+        weight it is a lone step. Raises RemoteFault, having changed nothing, when a packet is bad."""
+
+    @torch.no_grad()
+    def reset(self, phi: torch.Tensor, momentum: torch.Tensor) -> None:
+        """Become another replica's slow side (state was loaded); a marked boundary is forgotten."""
+        self.phi.copy_(phi)
+        self.momentum.copy_(momentum)
+        self.round = None
+
+
+def check_weight(weight: float) -> None:
+    """Raises RemoteFault unless 0 <= weight <= WEIGHT_MAX."""
+    if not (math.isfinite(weight) and 0.0 <= weight <= WEIGHT_MAX):
+        raise RemoteFault(f"packet of weight {weight}; 0 to {WEIGHT_MAX} is allowed")

@@ -1,0 +1,220 @@
+"""The node processes of one local swarm: a bootstrap and its nodes, started, watched, killed on purpose, ended."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from swarmnode.errors import LocalFault
+from swarmnode.ids import seeded
+from swarmnode.local.child import STDERR_NAME, Child, NodePlan, node_command, tail
+from swarmnode.local.summary import NodeFacts
+
+START_TIMEOUT_S = 120.0
+"""Until a process says it can be reached. Eight at once took 17 s on two cores (measured, test-lab section 7)."""
+
+LEAVE_TIMEOUT_S = 45.0
+"""For all nodes to leave by themselves: an exchange under way (20 s by the manifest's default), then saving. Guess."""
+
+TERM_TIMEOUT_S = 10.0
+REAP_TIMEOUT_S = 10.0
+TICK_S = 0.1
+NEIGHBOURS_MAX = 2
+"""Living nodes a replacement is told of besides the bootstrap, which may be dead. Guess."""
+
+Command = Callable[[NodePlan], Sequence[str]]
+Note = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class FleetPlan:
+    """What to start. `command` makes the command line of one process; tests put processes of their own there."""
+
+    folder: Path
+    manifest: Path
+    nodes: int
+    stages: int
+    cache: Path
+    seed: int = 0
+    command: Command = node_command
+    start_timeout_s: float = START_TIMEOUT_S
+    leave_timeout_s: float = LEAVE_TIMEOUT_S
+
+
+def choose_victim(nodes: Sequence[NodeFacts], rng: random.Random) -> tuple[NodeFacts | None, str]:
+    """A node to kill, uniformly among those that train and whose stage keeps another replica that trains.
+
+    The last replica of a stage is spared: what only it holds could not come back.
+    """
+    replicas = Counter(node.stage for node in nodes if node.training)
+    eligible = [node for node in nodes if node.training and replicas[node.stage] > 1]
+    if not eligible:
+        return None, "every stage has at most one replica that trains"
+    return rng.choice(eligible), f"one of {len(eligible)} that may be killed"
+
+
+class Fleet:
+    """All processes of one `up`, in the order they were started. `note` is told what a person should know."""
+
+    def __init__(self, plan: FleetPlan, note: Note) -> None:
+        self.nodes: list[Child] = []
+        self.bootstrap: Child | None = None
+        self.killed = 0
+        self._plan = plan
+        self._note = note
+        self._rng = seeded(plan.seed, "kill")
+        self._buried: set[str] = set()
+
+    @property
+    def everybody(self) -> list[Child]:
+        return [*self.nodes, *([self.bootstrap] if self.bootstrap else [])]
+
+    @property
+    def alive(self) -> list[Child]:
+        return [child for child in self.nodes if child.alive]
+
+    def facts(self) -> list[NodeFacts]:
+        """What is known of each node, in the order they were started."""
+        return [NodeFacts(child.name, child.stage, child.status, child.reason) for child in self.nodes]
+
+    async def start(self, stopping: asyncio.Event) -> bool:
+        """Start the bootstrap, then all nodes at once; True once all can be reached, False when told to stop before.
+
+        Raises LocalFault with the process's own last line when one ends or is not ready in time.
+        """
+        self.bootstrap = await self._spawn("bootstrap", None, bootstrap=True)
+        if not await self._ready([self.bootstrap], stopping):
+            return False
+        for index in range(self._plan.nodes):
+            await self._join(index % self._plan.stages)
+        return await self._ready(self.nodes, stopping)
+
+    async def poll(self) -> list[Child]:
+        """Ask every living process once, all at the same time; returns those that ended since the last look."""
+        async with asyncio.TaskGroup() as group:
+            for child in self.everybody:
+                if child.alive:
+                    group.create_task(child.poll())
+        return await self._bury()
+
+    def kill_one(self) -> Child | None:
+        """`kill -9` a node chosen by `choose_victim`; None when nobody may be killed now."""
+        victim, _ = choose_victim(self.facts(), self._rng)
+        if victim is None:
+            return None
+        child = next(child for child in self.nodes if child.name == victim.name)
+        child.signal(signal.SIGKILL, told="killed by --kill")
+        self.killed += 1
+        self._note(f"kill -9 {child.name} (stage {child.stage}, pid {child.pid})")
+        return child
+
+    async def replace(self, gone: Child) -> None:
+        """Start a fresh node in the place of `gone`; it chooses its stage itself."""
+        child = await self._join(None)
+        self._note(f"{child.name} joins in the place of {gone.name}")
+
+    async def stop(self, reason: str) -> None:
+        """Ask all nodes to leave and wait for their ends by pid: SIGTERM, then SIGKILL, for those that do not.
+
+        The bootstrap goes last. Statuses are taken as long as nodes answer. Nothing is left running.
+        """
+        async with asyncio.TaskGroup() as group:
+            for child in self.alive:
+                group.create_task(child.leave(reason))
+        await self._wait(self.nodes, self._plan.leave_timeout_s)
+        await self._terminate(self.nodes)
+        if self.bootstrap is not None:
+            await self._terminate([self.bootstrap])
+        await self.reap()
+
+    def kill(self) -> None:
+        """SIGKILL everything, now."""
+        for child in self.everybody:
+            child.kill()
+
+    async def reap(self) -> None:
+        """Kill what still runs and wait for every pid."""
+        self.kill()
+        async with asyncio.timeout(REAP_TIMEOUT_S):
+            for child in self.everybody:
+                await child.wait(REAP_TIMEOUT_S)
+        await self._bury()
+
+    async def _spawn(self, name: str, stage: int | None, *, bootstrap: bool = False) -> Child:
+        plan = NodePlan(
+            name=name,
+            home=self._plan.folder / name,
+            manifest=self._plan.manifest,
+            cache=self._plan.cache,
+            bootstraps=() if bootstrap else self._addresses(),
+            stage=stage,
+            bootstrap=bootstrap,
+        )
+        return await Child.start(plan, self._plan.command(plan))
+
+    async def _join(self, stage: int | None) -> Child:
+        child = await self._spawn(f"node-{len(self.nodes):02d}", stage)
+        self.nodes.append(child)
+        return child
+
+    def _addresses(self) -> tuple[str, ...]:
+        reachable = [child for child in self.alive if child.status is not None and child.ready is not None]
+        known = [self.bootstrap, *reachable[:NEIGHBOURS_MAX]]
+        return tuple(address for child in known if child and child.ready for address in child.ready.addresses)
+
+    async def _ready(self, children: Sequence[Child], stopping: asyncio.Event) -> bool:
+        loop = asyncio.get_running_loop()
+        until = loop.time() + self._plan.start_timeout_s
+        while not all(child.ready for child in children):
+            await self.poll()
+            for child in children:
+                said = tail(child.plan.home / STDERR_NAME)
+                if not child.alive:
+                    raise LocalFault(f"{child.name} ended while starting: {child.reason}; see {child.plan.home}")
+                if child.ready is None and loop.time() > until:
+                    within = f"{self._plan.start_timeout_s:g} s"
+                    raise LocalFault(f"{child.name} is not ready after {within}: {said}; see {child.plan.home}")
+            if await elapsed(stopping, TICK_S):
+                return False
+        return True
+
+    async def _bury(self) -> list[Child]:
+        found: list[Child] = []
+        for child in self.everybody:
+            if not child.alive and child.name not in self._buried:
+                self._buried.add(child.name)
+                await child.bury()
+                found.append(child)
+        return found
+
+    async def _wait(self, children: Sequence[Child], timeout_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        until = loop.time() + timeout_s
+        while any(child.alive for child in children) and loop.time() < until:
+            await self.poll()
+            living = next((child for child in children if child.alive), None)
+            if living is not None:
+                await living.wait(min(TICK_S * 5, max(0.0, until - loop.time())))
+
+    async def _terminate(self, children: Sequence[Child]) -> None:
+        late = [child for child in children if child.alive]
+        for child in late:
+            child.signal(signal.SIGTERM)
+        await self._wait(late, TERM_TIMEOUT_S)
+        for child in late:
+            child.kill(told="did not leave when asked: killed")
+
+
+async def elapsed(stopping: asyncio.Event, seconds: float) -> bool:
+    """Wait `seconds`, or until `stopping` is set: then True."""
+    try:
+        async with asyncio.timeout(seconds):
+            await stopping.wait()
+    except TimeoutError:
+        return False
+    return True

@@ -1,0 +1,99 @@
+"""The folder of one `swarmnode up`: whose manifest, signed, and a place for the nodes' homes."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+
+from swarmnode import manifest as manifests
+from swarmnode import owner
+from swarmnode.errors import NotPermitted, UsageError
+from swarmnode.ids import RunId
+from swarmnode.manifest import MANIFEST_FILE, PRESETS, SIGNED_FILE, Manifest
+from swarmnode.wire.record_pb2 import SignedManifest
+
+RUNS = Path("runs")
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """`signed` is given to nodes: it lies where the manifest's relative paths begin. `folder` is this session's."""
+
+    manifest: Manifest
+    run_id: RunId
+    signed: Path
+    folder: Path
+
+
+def prepare(run: Path | None, stages: int | None, stamp: str) -> RunFolder:
+    """Make ready what `up` was given: a folder of `swarmnode init`, a signed manifest, or None (the demo's manifest).
+
+    `stages` replaces the manifest's own, which makes another run, so it cannot be had for a signed one. `stamp` names
+    the session's folder. Raises ManifestError, UsageError, NotPermitted.
+    """
+    if run is None:
+        return _prepare_demo(stages, stamp)
+    if run.is_dir():
+        if not (run / MANIFEST_FILE).exists() and (run / SIGNED_FILE).exists():
+            return _prepare_signed(run / SIGNED_FILE, stages, run, f"up-{stamp}")
+        return _prepare_folder(run, stages, stamp)
+    return _prepare_signed(run, stages, RUNS, None, stamp)
+
+
+def _prepare_demo(stages: int | None, stamp: str) -> RunFolder:
+    manifest = _with_stages(PRESETS["demo"], stages)
+    folder = _fresh(RUNS, f"{manifest.name}-{stamp}")
+    manifests.init(folder, manifest)
+    signed = manifests.sign_folder(folder)
+    return RunFolder(manifest, manifests.verify(signed, None)[1], folder / SIGNED_FILE, folder)
+
+
+def _prepare_folder(run: Path, stages: int | None, stamp: str) -> RunFolder:
+    manifest = manifests.read_manifest(run / MANIFEST_FILE)
+    if stages is None or stages == manifest.pipeline.stages:
+        signed, path = manifests.sign_folder(run), run / SIGNED_FILE
+    else:
+        manifest = _with_stages(manifest, stages)
+        signed = manifests.sign(manifest, owner.load_owner(run / owner.FILE_NAME))
+        path = run / f"manifest-{stages}-stages.signed"
+        manifests.write_signed(path, signed)
+    return _session(manifest, signed, path, run, f"up-{stamp}")
+
+
+def _prepare_signed(path: Path, stages: int | None, where: Path, name: str | None, stamp: str = "") -> RunFolder:
+    signed, manifest = manifests.read_signed(path)
+    if stages is not None and stages != manifest.pipeline.stages:
+        raise UsageError(
+            f"--stages {stages}: {path} is signed for {manifest.pipeline.stages} stages; leave --stages out, "
+            "or give the folder with manifest.toml and owner.key"
+        )
+    return _session(manifest, signed, path, where, name or f"{manifest.name}-{stamp}")
+
+
+def _session(manifest: Manifest, signed: SignedManifest, path: Path, where: Path, name: str) -> RunFolder:
+    folder = _fresh(where, name)
+    manifests.write_signed(folder / SIGNED_FILE, signed)  # so that `export` finds it beside the nodes' homes
+    return RunFolder(manifest, manifests.verify(signed, None)[1], path, folder)
+
+
+def _with_stages(manifest: Manifest, stages: int | None) -> Manifest:
+    if stages is None:
+        return manifest
+    return dataclasses.replace(manifest, pipeline=dataclasses.replace(manifest.pipeline, stages=stages))
+
+
+def _fresh(where: Path, name: str) -> Path:
+    """A new folder `where`/`name`, with a number behind it when that name is taken."""
+    try:
+        where.mkdir(parents=True, exist_ok=True)
+        for serial in range(1, 1000):
+            folder = where / (name if serial == 1 else f"{name}-{serial}")
+            try:
+                folder.mkdir()
+            except FileExistsError:
+                continue
+            return folder
+    except OSError as error:
+        raise NotPermitted(f"{where / name} cannot be made: {error.strerror}") from None
+    raise NotPermitted(f"{where / name} and its successors exist: clear {where}")

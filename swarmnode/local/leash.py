@@ -1,0 +1,33 @@
+"""Runs a command that dies with its parent: `python -I leash.py PARENT_PID COMMAND...`.
+
+Nothing the parent started survives it, however it ends: on Linux the kernel sends SIGKILL when the thread that started
+us ends (PR_SET_PDEATHSIG holds across exec). Doing it here, after exec, keeps Python code out of the forked child of a
+process with threads. Elsewhere the command simply runs, and only an orderly end of the parent ends it.
+"""
+
+import os
+import sys
+
+PR_SET_PDEATHSIG = 1
+SIGKILL = 9
+EXIT_NOT_RUN = 127
+
+
+def main(arguments: list[str]) -> int:
+    """Become COMMAND. Returns only when it cannot be run or the parent is gone already."""
+    parent, command = int(arguments[0]), arguments[1:]
+    if sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it died before the kernel knew whom to tell
+        return EXIT_NOT_RUN
+    try:
+        os.execvp(command[0], command)
+    except OSError as error:
+        sys.stderr.write(f"swarmnode: cannot run {command[0]}: {error.strerror}\n")
+        return EXIT_NOT_RUN
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

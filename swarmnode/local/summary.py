@@ -1,0 +1,151 @@
+"""What a local swarm did, from what each of its nodes said last: plain arithmetic, no waiting."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from swarmnode.metrics import name
+from swarmnode.wire.control_pb2 import StatusReply
+from swarmnode.wire.record_pb2 import NODE_STATE_TRAINING
+
+OUTCOMES = ("done", "lost", "retried", "duplicate")
+KINDS = ("pipeline", "gossip", "state", "control")
+
+_LABEL = re.compile(r'(\w+)="([^"]*)"')
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """One node process: the last status it gave (None: never one) and how it ended ("" while it runs)."""
+
+    name: str
+    stage: int | None
+    status: StatusReply | None
+    reason: str = ""
+
+    @property
+    def training(self) -> bool:
+        return not self.reason and self.status is not None and self.status.state == NODE_STATE_TRAINING
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Of the whole swarm. Counts are summed over all nodes, the dead included; what every node knows of the run
+    (samples, tokens, round) is the largest. Losses are nats per token, None when unknown. `paired` counts
+    each partner's step. Bytes are those sent, so that none is counted twice."""
+
+    samples: int = 0
+    tokens: int = 0
+    round: int = 0
+    loss_train: float | None = None
+    loss_validation_first: float | None = None
+    loss_validation: float | None = None
+    exchanges: Mapping[str, int] = field(default_factory=dict)
+    microbatches: Mapping[str, int] = field(default_factory=dict)
+    recoveries: int = 0
+    bytes: Mapping[str, int] = field(default_factory=dict)
+
+
+def parse_series(key: str) -> tuple[str, dict[str, str]]:
+    """The metric and labels of a key that `metrics.name.series` wrote."""
+    metric, _, labels = key.partition("{")
+    return metric, dict(_LABEL.findall(labels))
+
+
+def count(nodes: Sequence[NodeFacts], metric: str, **labels: str) -> int:
+    """The sum over all nodes of every series of `metric` that has these labels."""
+    total = 0.0
+    for node in nodes:
+        for key, value in node.status.counters.items() if node.status else ():
+            found, has = parse_series(key)
+            if found == metric and labels.items() <= has.items():
+                total += value
+    return round(total)
+
+
+def totals(nodes: Sequence[NodeFacts]) -> Totals:
+    """The totals of `nodes`, in the order they were started."""
+    said = [node.status for node in nodes if node.status is not None]
+    living = [node.status for node in nodes if node.status is not None and not node.reason] or said
+    losses = [status.loss_train for status in living if status.loss_train]
+    measured = [status for status in said if status.loss_validation]
+    last = max(measured, key=lambda status: status.loss_validation_samples, default=None)
+    return Totals(
+        samples=max((status.samples_total for status in said), default=0),
+        tokens=max((status.tokens_total for status in said), default=0),
+        round=max((status.round for status in said), default=0),
+        loss_train=sum(losses) / len(losses) if losses else None,
+        loss_validation_first=next((s.loss_validation_first for s in said if s.loss_validation_first), None),
+        loss_validation=last.loss_validation if last else None,
+        exchanges={outcome: count(nodes, name.EXCHANGES, outcome=outcome) for outcome in ("paired", "lone")},
+        microbatches={outcome: count(nodes, name.MICROBATCHES, outcome=outcome) for outcome in OUTCOMES},
+        recoveries=count(nodes, name.RECOVERIES) - count(nodes, name.RECOVERIES, method="fresh"),
+        bytes={kind: count(nodes, name.LINK_BYTES, kind=kind, direction="sent") for kind in KINDS},
+    )
+
+
+@dataclass(slots=True)
+class Rate:
+    """Tokens per second between the first and the last progress seen, so that neither start nor end dilutes it."""
+
+    first: tuple[float, int] | None = None
+    last: tuple[float, int] | None = None
+
+    def see(self, now_s: float, tokens: int) -> None:
+        if tokens <= 0:
+            return
+        if self.first is None:
+            self.first = self.last = (now_s, tokens)
+        elif self.last is not None and tokens > self.last[1]:
+            self.last = (now_s, tokens)
+
+    @property
+    def tokens_per_s(self) -> float:
+        if self.first is None or self.last is None or self.last[0] <= self.first[0]:
+            return 0.0
+        return (self.last[1] - self.first[1]) / (self.last[0] - self.first[0])
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """The end of `swarmnode up`. `wall_s` is from the first process started to the last one ended."""
+
+    run: str
+    nodes: int
+    wall_s: float
+    tokens_per_s: float
+    totals: Totals
+    killed: int
+    stopped: str
+    folder: str
+    exit_reasons: Mapping[str, str]
+    model: str | None = None
+    failure: str | None = None
+
+    def to_json(self) -> dict[str, object]:
+        """One JSON object, the keys of which are documented in `swarmnode up --help`."""
+        t = self.totals
+        return {
+            "run": self.run,
+            "nodes": self.nodes,
+            "wall_s": round(self.wall_s, 3),
+            "samples": t.samples,
+            "tokens": t.tokens,
+            "tokens_per_s": round(self.tokens_per_s, 1),
+            "loss_validation_first": t.loss_validation_first,
+            "loss_validation_last": t.loss_validation,
+            "loss_train_last": t.loss_train,
+            "rounds": t.round,
+            "exchanges": dict(t.exchanges),
+            "microbatches": dict(t.microbatches),
+            "recoveries": t.recoveries,
+            "bytes": dict(t.bytes),
+            "killed": self.killed,
+            "stopped": self.stopped,
+            "exit_reasons": dict(self.exit_reasons),
+            "folder": self.folder,
+            "model": self.model,
+            "failure": self.failure,
+        }

@@ -1,0 +1,214 @@
+"""A running swarm on a screen: a live table on a terminal, a line now and then anywhere else."""
+
+from __future__ import annotations
+
+import collections
+from typing import TextIO
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from swarmnode.ids import PeerId, short
+from swarmnode.local.session import Picture, Screen
+from swarmnode.local.summary import NodeFacts, Summary, Totals
+from swarmnode.wire.control_pb2 import StatusReply
+from swarmnode.wire.record_pb2 import NodeState
+
+LINE_PERIOD_S = 5.0
+NOTES_MAX = 6
+
+
+def screen_for(console: Console, stream: TextIO) -> Screen:
+    """The live view when `console` is a terminal that can move its cursor, else lines on `stream`."""
+    if console.is_terminal and not console.is_dumb_terminal:
+        return LiveScreen(console)
+    return PlainScreen(stream)
+
+
+class PlainScreen:
+    """One line every `LINE_PERIOD_S`, and every note at once."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._next_s = 0.0
+
+    def show(self, picture: Picture) -> None:
+        if picture.wall_s >= self._next_s:
+            self._next_s = picture.wall_s + LINE_PERIOD_S
+            self._write(line(picture))
+
+    def note(self, text: str) -> None:
+        self._write(text)
+
+    def close(self) -> None:
+        pass
+
+    def _write(self, text: str) -> None:
+        self._stream.write(text + "\n")
+        self._stream.flush()
+
+
+class LiveScreen:
+    """A table by stage that is drawn anew for each picture, the last notes below it."""
+
+    def __init__(self, console: Console) -> None:
+        self._notes: collections.deque[str] = collections.deque(maxlen=NOTES_MAX)
+        self._picture: Picture | None = None
+        self._live = Live(console=console, auto_refresh=False, vertical_overflow="crop")
+        self._live.start()
+
+    def show(self, picture: Picture) -> None:
+        self._picture = picture
+        self._draw()
+
+    def note(self, text: str) -> None:
+        self._notes.append(text)
+        self._draw()
+
+    def close(self) -> None:
+        self._live.stop()
+
+    def _draw(self) -> None:
+        notes = Text("\n".join(self._notes), style="dim")
+        table = [render(self._picture)] if self._picture is not None else []
+        self._live.update(Group(*table, notes), refresh=True)
+
+
+def render(picture: Picture) -> Table:
+    """The whole swarm as one table, nodes by stage, the dead below the living."""
+    table = Table(title=line(picture), title_justify="left", title_style="bold", expand=False)
+    for heading in ("stage", "node", "peer", "state"):
+        table.add_column(heading)
+    for heading in ("tokens/s", "steps", "round", "train", "validation", "memory"):
+        table.add_column(heading, justify="right")
+    order = sorted(picture.nodes, key=lambda n: (bool(n.reason), n.stage if n.stage is not None else 1 << 30, n.name))
+    for node in order:
+        table.add_row(*cells(node), style="dim" if node.reason else ("" if node.training else "yellow"))
+    return table
+
+
+def cells(node: NodeFacts) -> list[str]:
+    """One row of the table."""
+    stage = "-" if node.stage is None else str(node.stage)
+    status = node.status
+    if status is None:
+        return [stage, node.name, "", node.reason or "starting", *[""] * 6]
+    return [
+        stage,
+        node.name,
+        short(PeerId(status.peer_id)),
+        node.reason or state_name(status.state),
+        f"{status.tokens_per_second:,.0f}" if status.tokens_per_second else "",
+        f"{status.inner_steps:,}",
+        str(status.round),
+        loss_text(status.loss_train or None, ""),
+        loss_text(status.loss_validation or None, ""),
+        nbytes_text(status.resident_nbytes),
+    ]
+
+
+def line(picture: Picture) -> str:
+    """The swarm in one line: time, nodes, samples, speed, losses, round, bytes sent."""
+    t = picture.totals
+    alive = [node for node in picture.nodes if not node.reason]
+    training = sum(node.training for node in alive)
+    clock = picture.wall_s if picture.ready_s is None else picture.ready_s
+    parts = [
+        f"{clock:6.1f} s",
+        f"nodes {training}/{len(alive)}",
+        f"samples {t.samples:,}",
+        f"tokens/s {picture.tokens_per_s:,.0f}",
+        f"loss {loss_text(t.loss_train)} validation {loss_text(t.loss_validation)}",
+        f"round {t.round}",
+        f"sent {nbytes_text(sum(t.bytes.values()))}",
+    ]
+    return "  ".join(parts)
+
+
+def conclusion(summary: Summary) -> str:
+    """The summary for people, a few lines."""
+    t: Totals = summary.totals
+    mb, ex = t.microbatches, t.exchanges
+    sent = ", ".join(f"{kind} {nbytes_text(nbytes)}" for kind, nbytes in t.bytes.items())
+    ends = collections.Counter(summary.exit_reasons.values())
+    first, last = loss_text(t.loss_validation_first), loss_text(t.loss_validation)
+    rows = [
+        ("run", summary.run),
+        ("stopped", f"{summary.stopped}, after {summary.wall_s:.1f} s"),
+        ("trained", f"{t.samples:,} samples, {t.tokens:,} tokens, {summary.tokens_per_s:,.0f} tokens/s"),
+        ("loss", f"validation {first} at first, {last} at last, train {loss_text(t.loss_train)} (nats per token)"),
+        ("rounds", f"{t.round}; replicas' outer steps: {ex['paired']} paired, {ex['lone']} lone"),
+        (
+            "microbatches",
+            f"{mb['done']:,} done, {mb['lost']} lost, {mb['retried']} retried, {mb['duplicate']} duplicate",
+        ),
+        ("recoveries", f"{t.recoveries}; {summary.killed} nodes killed on purpose"),
+        ("sent", sent),
+        ("nodes", ", ".join(f"{number} × {reason}" for reason, number in ends.items())),
+        ("folder", summary.folder),
+        ("model", summary.model or "none"),
+    ]
+    return "\n".join(f"{key:>12}  {value}" for key, value in rows)
+
+
+def state_name(state: int) -> str:
+    """`NODE_STATE_TRAINING` as a person reads it: training."""
+    try:
+        return NodeState.Name(state).removeprefix("NODE_STATE_").lower()
+    except ValueError:
+        return f"state {state}"
+
+
+def loss_text(nats: float | None, unknown: str = "-") -> str:
+    """Three decimals, or `unknown`."""
+    return unknown if nats is None else f"{nats:.3f}"
+
+
+def nbytes_text(nbytes: float) -> str:
+    """Bytes in decimal units, as links are measured: 1.5 MB."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if nbytes < 1000:
+            return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
+        nbytes /= 1000
+    return f"{nbytes:.1f} TB"
+
+
+def status_tables(status: StatusReply) -> list[Table]:
+    """What one node says of itself, its counters that are not zero, and the peers it knows."""
+    facts = Table(title=f"{status.run_name} {status.run_id[:16]}", title_justify="left", show_header=False)
+    for key, value in _status_rows(status):
+        facts.add_row(key, value)
+    counters = Table("counter", "value", title="counters", title_justify="left")
+    for key, number in sorted(status.counters.items()):
+        if number:
+            counters.add_row(key, f"{number:,.6g}" if number % 1 else f"{number:,.0f}")
+    peers = Table(
+        "peer", "stage", "state", "samples/s", "queue", "round", "latency", title="peers", title_justify="left"
+    )
+    for peer in sorted(status.peers, key=lambda peer: (peer.stage, peer.peer_id)):
+        state = "banned" if peer.banned else state_name(peer.state)
+        speed, latency = f"{peer.samples_per_second:.1f}", f"{peer.latency_s * 1000:.1f} ms"
+        who = short(PeerId(peer.peer_id))
+        peers.add_row(who, str(peer.stage), state, speed, str(peer.queue), str(peer.round), latency)
+    return [facts, counters, peers]
+
+
+def _status_rows(status: StatusReply) -> list[tuple[str, str]]:
+    return [
+        ("peer", status.peer_id),
+        ("version", status.version),
+        ("stage", f"{status.stage} of {status.stages}"),
+        ("state", state_name(status.state)),
+        ("up", f"{status.uptime_s:,.0f} s"),
+        ("samples of the run", f"{status.samples_total:,}"),
+        ("round", str(status.round)),
+        ("inner steps", f"{status.inner_steps:,}"),
+        ("tokens/s fed here", f"{status.tokens_per_second:,.0f}"),
+        ("loss, train", loss_text(status.loss_train or None)),
+        ("loss, validation", loss_text(status.loss_validation or None)),
+        ("memory", nbytes_text(status.resident_nbytes)),
+        ("metrics", f"http://{status.metrics_address}/metrics"),
+        ("addresses", "\n".join(status.addresses)),
+    ]

@@ -1,0 +1,43 @@
+"""The manifest: one training job, frozen, hashed and signed; the hash is the run's id (design section 2).
+
+`parse` and `template` are for people (TOML), `canonical`, `sign` and `verify` for nodes, `init` for organisers.
+"""
+
+from swarmnode.manifest.folder import (
+    MANIFEST_FILE,
+    SIGNED_FILE,
+    init,
+    read_manifest,
+    sign_folder,
+    write_signed,
+)
+from swarmnode.manifest.preset import PRESETS
+from swarmnode.manifest.signed import canonical, parse_signed, read_signed, run_id_of, sign, verify
+from swarmnode.manifest.spec import DataSpec, GossipSpec, InnerSpec, LimitsSpec, Manifest, ModelSpec, PipelineSpec
+from swarmnode.manifest.text import MANIFEST_BYTES_MAX, parse, template
+
+__all__ = [
+    "MANIFEST_BYTES_MAX",
+    "MANIFEST_FILE",
+    "PRESETS",
+    "SIGNED_FILE",
+    "DataSpec",
+    "GossipSpec",
+    "InnerSpec",
+    "LimitsSpec",
+    "Manifest",
+    "ModelSpec",
+    "PipelineSpec",
+    "canonical",
+    "init",
+    "parse",
+    "parse_signed",
+    "read_manifest",
+    "read_signed",
+    "run_id_of",
+    "sign",
+    "sign_folder",
+    "template",
+    "verify",
+    "write_signed",
+]

@@ -1,0 +1,89 @@
+"""Is one value of a manifest what it should be? A check names what it allows, so that errors and comments agree."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+TEXT_MAX = 1024
+PATHS_MAX = 256
+
+Value = int | float | str | tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """`accept(raw)` returns the value in its own type, or None when `raw` is not `allowed`."""
+
+    allowed: str
+    accept: Callable[[Any], Value | None]
+
+
+def whole(low: int, high: int) -> Check:
+    """An integer in [low, high]."""
+
+    def accept(raw: Any) -> Value | None:
+        return raw if type(raw) is int and low <= raw <= high else None
+
+    return Check(f"a whole number from {low:_} to {high:_}", accept)
+
+
+def real(low: float, high: float, *, above: bool = False, below: bool = False) -> Check:
+    """A finite number in [low, high]; `above` and `below` leave the ends out. An integer is taken as a float."""
+
+    def accept(raw: Any) -> Value | None:
+        if type(raw) is int and abs(raw) <= 1 << 53:
+            raw = float(raw)
+        if type(raw) is not float or not math.isfinite(raw) or not low <= raw <= high:
+            return None
+        return None if (above and raw == low) or (below and raw == high) else raw
+
+    lower = f"above {low:g}" if above else f"at least {low:g}"
+    upper = f"below {high:g}" if below else f"at most {high:g}"
+    return Check(f"a number {lower} and {upper}", accept)
+
+
+def one_of(*choices: str) -> Check:
+    """One of a few words."""
+
+    def accept(raw: Any) -> Value | None:
+        return raw if type(raw) is str and raw in choices else None
+
+    return Check(" or ".join(f'"{choice}"' for choice in choices), accept)
+
+
+def matching(pattern: str, allowed: str) -> Check:
+    """Text that `pattern` matches as a whole."""
+    compiled = re.compile(pattern)
+
+    def accept(raw: Any) -> Value | None:
+        return raw if type(raw) is str and compiled.fullmatch(raw) else None
+
+    return Check(allowed, accept)
+
+
+def text() -> Check:
+    """Printable text that is not empty."""
+
+    def accept(raw: Any) -> Value | None:
+        return raw if _is_plain(raw) else None
+
+    return Check(f"text of 1 to {TEXT_MAX} printable characters", accept)
+
+
+def paths() -> Check:
+    """A list of paths; empty is allowed here."""
+
+    def accept(raw: Any) -> Value | None:
+        if not isinstance(raw, list | tuple) or len(raw) > PATHS_MAX or not all(_is_plain(item) for item in raw):
+            return None
+        return tuple(raw)
+
+    return Check(f"a list of at most {PATHS_MAX} paths", accept)
+
+
+def _is_plain(raw: Any) -> bool:
+    return type(raw) is str and 0 < len(raw) <= TEXT_MAX and raw.isprintable()

@@ -1,0 +1,237 @@
+"""Every field of a manifest, once: what it means, what is allowed, where its default comes from.
+
+This table drives validation and the commented template. `ACROSS` lists what must hold between fields.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from swarmnode.manifest.check import Check, matching, one_of, paths, real, text, whole
+from swarmnode.manifest.spec import Manifest
+
+COUNT_MAX = 1 << 40
+BYTES_MAX = 1 << 40
+SEED_MAX = (1 << 63) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One key: `table` is "" for the top level. `origin` signs the default (paper, measured or guess)."""
+
+    table: str
+    key: str
+    check: Check
+    meaning: str
+    origin: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.table}.{self.key}" if self.table else self.key
+
+
+TABLES = {
+    "model": "The model: a LLaMA-style decoder. Defaults: 1.0 M parameters, which two CPU cores train in minutes.",
+    "pipeline": "How microbatches travel through the stages.",
+    "data": "What text is read, and how it becomes tokens.",
+    "inner": "Inner steps: AdamW of one replica on its own accumulated gradient.",
+    "gossip": "Rounds: how the replicas of a stage meet (NoLoCo, arXiv 2506.10911).",
+    "limits": "Bounds that every node keeps.",
+}
+
+_LLAMA = "LLaMA, arXiv 2302.13971, section 2"
+_NOLOCO = "the code published with NoLoCo"
+_MEASURED = "measured: this size trains at 10 000 tokens/s on one CPU thread"
+_SECONDS = real(0.0, 86_400.0, above=True)
+
+FIELDS: tuple[Field, ...] = (
+    Field(
+        "",
+        "name",
+        matching(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", "1 to 64 letters, digits, dots, dashes, underscores"),
+        "Name of the run, for people; the run's id is the hash of this whole manifest and of its owner.",
+        "guess",
+    ),
+    Field("", "seed", whole(0, SEED_MAX), "Seed of everything random in the run.", "guess"),
+    Field("model", "layers", whole(1, 4096), "Decoder layers, cut into stages.", _MEASURED),
+    Field("model", "width", whole(2, 1 << 20), "Width of the residual stream.", _MEASURED),
+    Field("model", "heads", whole(1, 4096), "Attention heads; divides width.", _MEASURED),
+    Field("model", "kv_heads", whole(1, 4096), "Heads of keys and values; divides heads.", "guess: half of heads"),
+    Field("model", "ffn", whole(1, 1 << 22), "Inner width of SwiGLU.", "8/3 of width, rounded up to 32, as " + _LLAMA),
+    Field("model", "context", whole(1, 1 << 24), "Tokens of a sample.", _MEASURED),
+    Field("model", "vocabulary", whole(2, 1 << 24), "Token ids; 256 for the tokenizer bytes.", "the bytes there are"),
+    Field("model", "rope_theta", real(1.0, 1e12), "Base of the rotary embedding.", "RoFormer, arXiv 2104.09864, 3.2.2"),
+    Field(
+        "model", "norm_eps", real(0.0, 0.1, above=True), "Added inside RMSNorm.", "Llama 2's published configuration"
+    ),
+    Field("pipeline", "stages", whole(1, 4096), "Cuts of consecutive layers; at most layers.", "the demo: 3 x 2 nodes"),
+    Field(
+        "pipeline",
+        "boundary",
+        one_of("bf16", "fp32"),
+        "Numbers in which activations and gradients travel between stages.",
+        "guess",
+    ),
+    Field("pipeline", "epsilon", real(0.0, 1.0), "Share of hops routed uniformly, so that routes mix.", "guess"),
+    Field("pipeline", "window_max", whole(1, 65_536), "Microbatches a feeder keeps under way, at most.", "guess"),
+    Field("pipeline", "validation_samples", whole(1, 1 << 20), "Held-out samples in one validation.", "guess"),
+    Field(
+        "data",
+        "source",
+        one_of("python-stdlib", "text", "jsonl", "shards"),
+        "python-stdlib: the sources of this interpreter's standard library; text: files and folders; jsonl: an object"
+        " a line; shards: already tokens.",
+        "real text on every machine",
+    ),
+    Field(
+        "data",
+        "paths",
+        paths(),
+        "Files or folders, empty for python-stdlib. Relative ones start at this manifest's folder on each node.",
+        "none needed",
+    ),
+    Field("data", "field", text(), "jsonl: the key that holds the text.", "the usual name"),
+    Field(
+        "data",
+        "tokenizer",
+        text(),
+        'bytes, or the path of a Hugging Face tokenizer.json ("./bytes" for a file called bytes).',
+        "nothing to download",
+    ),
+    Field(
+        "data",
+        "validation_fraction",
+        real(0.0, 0.5, above=True),
+        "Share of the documents, chosen by their hash, that is held out and never trained on.",
+        "guess",
+    ),
+    Field("data", "block_samples", whole(1, 1 << 20), "Samples a feeder takes at a time.", "guess"),
+    Field("inner", "optimizer", one_of("adamw"), "The optimizer of a replica.", _LLAMA),
+    Field("inner", "learning_rate", real(0.0, 10.0, above=True), "Peak learning rate.", _MEASURED),
+    Field("inner", "warmup_samples", whole(0, COUNT_MAX), "Samples of the whole run until the peak.", "guess"),
+    Field("inner", "decay", one_of("cosine", "constant"), "Course of the learning rate after warm-up.", _LLAMA),
+    Field("inner", "decay_samples", whole(1, COUNT_MAX), "Samples of the whole run until the rate is least.", "guess"),
+    Field("inner", "learning_rate_min_ratio", real(0.0, 1.0), "Least learning rate, as a share of the peak.", _LLAMA),
+    Field("inner", "beta1", real(0.0, 1.0, below=True), "AdamW: decay of the mean.", _LLAMA),
+    Field("inner", "beta2", real(0.0, 1.0, below=True), "AdamW: decay of the mean square.", _LLAMA),
+    Field("inner", "eps", real(0.0, 1.0, above=True), "AdamW: added to the divisor.", "PyTorch's own default"),
+    Field("inner", "weight_decay", real(0.0, 10.0), "AdamW: decoupled weight decay.", _LLAMA),
+    Field("inner", "clip_norm", real(0.0, 1e6, above=True), "c: each stage clips to c / sqrt(stages).", _LLAMA),
+    Field("inner", "microbatch", whole(1, 65_536), "Samples that travel together.", _MEASURED),
+    Field("inner", "inner_batch", whole(1, 1 << 24), "Samples a replica averages before an inner step.", "guess"),
+    Field("gossip", "method", one_of("noloco"), "The outer optimizer.", "NoLoCo, arXiv 2506.10911"),
+    Field("gossip", "alpha", real(0.0, 1.0, below=True), "Momentum of the outer step.", _NOLOCO),
+    Field("gossip", "beta", real(0.0, 2.0), "Weight of the mean pseudo-gradient.", _NOLOCO),
+    Field("gossip", "gamma", real(0.0, 2.0), "Pull towards the partner's slow weights.", _NOLOCO),
+    Field("gossip", "codec", one_of("fp32", "bf16"), "Numbers in which weights travel between replicas.", "guess"),
+    Field("gossip", "round_samples", whole(1, COUNT_MAX), "Samples of the whole run in a round.", "guess"),
+    Field("gossip", "round_seconds_min", real(0.0, 86_400.0), "Seconds between rounds, at least.", "guess"),
+    Field("limits", "microbatch_timeout_s", _SECONDS, "Seconds a microbatch may take, there and back.", "guess"),
+    Field("limits", "hop_timeout_min_s", _SECONDS, "Seconds a hop may take, at least.", "guess"),
+    Field(
+        "limits",
+        "in_flight_max",
+        whole(1, 65_536),
+        "Microbatches a replica holds per position in the itinerary.",
+        "guess",
+    ),
+    Field(
+        "limits", "tape_bytes_max", whole(0, BYTES_MAX), "Bytes of tapes a replica keeps; more is recomputed.", "guess"
+    ),
+    Field("limits", "frame_bytes_max", whole(1024, BYTES_MAX), "Bytes of tensors in one call, at most.", "guess"),
+    Field("limits", "exchange_timeout_s", _SECONDS, "Seconds an exchange between two replicas may take.", "guess"),
+    Field("limits", "announce_period_s", _SECONDS, "Seconds between records of a node.", "guess"),
+    Field(
+        "limits", "record_ttl_s", _SECONDS, "Seconds until a record is forgotten.", "guess: several announce periods"
+    ),
+)
+BY_NAME = {field.name: field for field in FIELDS}
+
+
+@dataclass(frozen=True, slots=True)
+class Across:
+    """What must hold between the fields `names`; the error names the first. `allowed` says what would do."""
+
+    names: tuple[str, ...]
+    holds: Callable[[Manifest], bool]
+    allowed: Callable[[Manifest], str]
+
+
+def _boundary_nbytes(m: Manifest) -> int:
+    """Bytes of one microbatch's activations at most, with its tokens."""
+    width_nbytes = m.model.width * (4 if m.pipeline.boundary == "fp32" else 2)
+    return m.inner.microbatch * (m.model.context + 1) * (width_nbytes + 4)
+
+
+ACROSS: tuple[Across, ...] = (
+    Across(
+        ("model.heads", "model.width"),
+        lambda m: m.model.width % m.model.heads == 0,
+        lambda m: f"a divisor of model.width = {m.model.width}",
+    ),
+    Across(
+        ("model.kv_heads", "model.heads"),
+        lambda m: m.model.heads % m.model.kv_heads == 0,
+        lambda m: f"a divisor of model.heads = {m.model.heads}",
+    ),
+    Across(
+        ("model.width", "model.heads"),
+        lambda m: m.model.width % m.model.heads != 0 or m.model.width // m.model.heads % 2 == 0,
+        lambda m: f"an even multiple of model.heads = {m.model.heads} (rotary embeddings turn pairs)",
+    ),
+    Across(
+        ("model.vocabulary", "data.tokenizer"),
+        lambda m: m.data.tokenizer != "bytes" or m.model.vocabulary == 256,
+        lambda m: '256 with data.tokenizer = "bytes"',
+    ),
+    Across(
+        ("pipeline.stages", "model.layers"),
+        lambda m: m.pipeline.stages <= m.model.layers,
+        lambda m: f"at most model.layers = {m.model.layers}",
+    ),
+    Across(
+        ("data.paths", "data.source"),
+        lambda m: bool(m.data.paths) == (m.data.source != "python-stdlib"),
+        lambda m: (
+            f'at least one path with data.source = "{m.data.source}"'
+            if m.data.source != "python-stdlib"
+            else 'an empty list with data.source = "python-stdlib"'
+        ),
+    ),
+    Across(
+        ("inner.microbatch", "inner.inner_batch"),
+        lambda m: m.inner.inner_batch % m.inner.microbatch == 0,
+        lambda m: f"a divisor of inner.inner_batch = {m.inner.inner_batch}",
+    ),
+    Across(
+        ("data.block_samples", "inner.microbatch"),
+        lambda m: m.data.block_samples % m.inner.microbatch == 0,
+        lambda m: f"a multiple of inner.microbatch = {m.inner.microbatch}",
+    ),
+    Across(
+        ("inner.decay_samples", "inner.warmup_samples", "inner.decay"),
+        lambda m: m.inner.decay == "constant" or m.inner.decay_samples > m.inner.warmup_samples,
+        lambda m: f"more than inner.warmup_samples = {m.inner.warmup_samples}",
+    ),
+    Across(
+        ("gossip.round_samples", "inner.inner_batch"),
+        lambda m: m.gossip.round_samples >= m.inner.inner_batch,
+        lambda m: f"at least inner.inner_batch = {m.inner.inner_batch}",
+    ),
+    Across(
+        ("limits.hop_timeout_min_s", "limits.microbatch_timeout_s"),
+        lambda m: m.limits.hop_timeout_min_s <= m.limits.microbatch_timeout_s,
+        lambda m: f"at most limits.microbatch_timeout_s = {m.limits.microbatch_timeout_s:g}",
+    ),
+    Across(
+        ("limits.record_ttl_s", "limits.announce_period_s"),
+        lambda m: m.limits.record_ttl_s >= 2 * m.limits.announce_period_s,
+        lambda m: f"at least twice limits.announce_period_s = {m.limits.announce_period_s:g}",
+    ),
+    Across(
+        ("limits.frame_bytes_max", "inner.microbatch", "model.context", "model.width", "pipeline.boundary"),
+        lambda m: m.limits.frame_bytes_max >= _boundary_nbytes(m),
+        lambda m: f"at least {_boundary_nbytes(m):_}, the bytes of one microbatch between stages",
+    ),
+)

@@ -1,0 +1,112 @@
+"""A manifest as nodes pass it on: canonical bytes, signed by the owner; their hash is the run's id."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from typing import Any
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from google.protobuf.message import DecodeError
+
+from swarmnode import owner as owner_key
+from swarmnode.errors import ManifestError
+from swarmnode.ids import RunId, digest
+from swarmnode.manifest.field import FIELDS
+from swarmnode.manifest.spec import Manifest
+from swarmnode.manifest.text import MANIFEST_BYTES_MAX, from_tree, value_of
+from swarmnode.wire import record_pb2
+
+DOMAIN = b"swarmnode/manifest/v1\0"
+FORMAT = 1
+OWNER_BYTES = 32
+SIGNATURE_BYTES = 64
+SIGNED_BYTES_MAX = MANIFEST_BYTES_MAX + 1024
+
+
+def canonical(manifest: Manifest) -> bytes:
+    """The one byte string of `manifest`: JSON, keys sorted, no spaces, ASCII, every field present, floats in their
+    shortest form that reads back the same."""
+    tree: dict[str, Any] = {"format": FORMAT}
+    for field in FIELDS:
+        place = tree.setdefault(field.table, {}) if field.table else tree
+        value = field.check.accept(value_of(manifest, field.name))
+        if value is None:
+            raise ManifestError(f"{field.name} = {value_of(manifest, field.name)!r}: allowed is {field.check.allowed}")
+        place[field.key] = value
+    return json.dumps(tree, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")
+
+
+def run_id_of(canonical_bytes: bytes, owner_public_key: bytes) -> RunId:
+    """SHA-256 over the canonical manifest and its owner, 64 hex digits."""
+    return RunId(digest("manifest", canonical_bytes, owner_public_key).hex())
+
+
+def sign(manifest: Manifest, owner_private: Ed25519PrivateKey) -> record_pb2.SignedManifest:
+    """`manifest` signed by its owner, ready to be given to nodes. Raises ManifestError when it is not valid."""
+    raw = canonical(manifest)
+    from_canonical(raw)
+    return record_pb2.SignedManifest(
+        manifest=raw, owner=owner_key.public_bytes(owner_private), signature=owner_private.sign(DOMAIN + raw)
+    )
+
+
+def verify(signed: record_pb2.SignedManifest, expected_run_id: RunId | None) -> tuple[Manifest, RunId]:
+    """The manifest inside and its run id, after checking sizes, signature, run id and every field, in this order.
+
+    `expected_run_id` None accepts any run. Raises ManifestError.
+    """
+    if len(signed.manifest) > MANIFEST_BYTES_MAX:
+        raise ManifestError(f"signed manifest of {len(signed.manifest)} bytes; at most {MANIFEST_BYTES_MAX}")
+    if len(signed.owner) != OWNER_BYTES or len(signed.signature) != SIGNATURE_BYTES:
+        raise ManifestError(
+            "signed manifest without an owner's key and signature; ask the run's organiser for it again"
+        )
+    try:
+        Ed25519PublicKey.from_public_bytes(signed.owner).verify(signed.signature, DOMAIN + signed.manifest)
+    except (InvalidSignature, ValueError):
+        raise ManifestError("the manifest's signature is wrong: it was changed after its owner signed it") from None
+    run_id = run_id_of(signed.manifest, signed.owner)
+    if expected_run_id is not None and run_id != expected_run_id:
+        raise ManifestError(f"this is the manifest of run {run_id[:16]}..., not of run {expected_run_id[:16]}...")
+    return from_canonical(signed.manifest), run_id
+
+
+def from_canonical(raw: bytes) -> Manifest:
+    """The manifest of canonical bytes. Raises ManifestError unless `canonical` gives back the same bytes."""
+    try:
+        tree = json.loads(raw.decode("ascii"))
+    except (ValueError, RecursionError):
+        raise ManifestError("signed manifest: not JSON; ask the run's organiser for it again") from None
+    if not isinstance(tree, dict) or tree.pop("format", None) != FORMAT:
+        raise ManifestError(f"signed manifest of another format than {FORMAT}: made by another version of swarmnode")
+    manifest = from_tree(tree, "signed manifest")
+    if canonical(manifest) != raw:
+        raise ManifestError("signed manifest: not in canonical form: made by another version of swarmnode")
+    return manifest
+
+
+def parse_signed(raw: bytes, origin: str, expected_run_id: RunId | None) -> tuple[record_pb2.SignedManifest, Manifest]:
+    """A serialised SignedManifest and the manifest inside it. Raises ManifestError that begins with `origin`."""
+    if len(raw) > SIGNED_BYTES_MAX:
+        raise ManifestError(f"{origin}: longer than {SIGNED_BYTES_MAX} bytes; is this a signed manifest?")
+    try:
+        signed = record_pb2.SignedManifest.FromString(raw)
+    except DecodeError:
+        raise ManifestError(f"{origin}: not a signed manifest; ask the run's organiser for it again") from None
+    try:
+        manifest, _ = verify(signed, expected_run_id)
+    except ManifestError as error:
+        raise ManifestError(f"{origin}: {error}") from None
+    return signed, manifest
+
+
+def read_signed(path: pathlib.Path, expected_run_id: RunId | None = None) -> tuple[record_pb2.SignedManifest, Manifest]:
+    """The signed manifest in the file `path`, verified. Raises ManifestError."""
+    try:
+        with path.open("rb") as file:
+            raw = file.read(SIGNED_BYTES_MAX + 1)
+    except OSError as error:
+        raise ManifestError(f"{path}: cannot be read: {error.strerror}") from error
+    return parse_signed(raw, str(path), expected_run_id)

@@ -1,0 +1,174 @@
+"""A manifest as people write it: TOML in, commented TOML out."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import textwrap
+import tomllib
+from collections.abc import Mapping
+from typing import Any, cast
+
+from swarmnode.errors import ManifestError
+from swarmnode.manifest.check import Value
+from swarmnode.manifest.field import ACROSS, BY_NAME, FIELDS, TABLES, Field
+from swarmnode.manifest.spec import Manifest
+
+MANIFEST_BYTES_MAX = 64 << 10
+SHOWN_MAX = 60
+MISTAKES_MAX = 50
+COMMENT_COLUMNS = 110
+
+
+def parse(text: str, origin: str) -> Manifest:
+    """The manifest written in `text` (TOML); what it leaves out has its default.
+
+    Raises ManifestError with every mistake at once, a line each: origin, field, value, what is allowed.
+    """
+    if len(text.encode(errors="replace")) > MANIFEST_BYTES_MAX:
+        raise ManifestError(f"{origin}: longer than {MANIFEST_BYTES_MAX} bytes; is this a manifest?")
+    try:
+        tree = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ManifestError(f"{origin}: not TOML: {error}") from None
+    except RecursionError:
+        raise ManifestError(f"{origin}: not a manifest: nested too deeply") from None
+    return from_tree(tree, origin)
+
+
+def from_tree(tree: Mapping[str, Any], origin: str) -> Manifest:
+    """The manifest in nested dictionaries (of TOML or JSON). Raises ManifestError as `parse` does."""
+    mistakes: list[str] = []
+    raw = _flatten(tree, mistakes)
+    values: dict[str, Value] = {}
+    for name, given in raw.items():
+        field = BY_NAME.get(name)
+        if field is None:
+            mistakes.append(_unknown(name, given))
+            continue
+        value = field.check.accept(given)
+        if value is None:
+            mistakes.append(f"{name} = {_shown(given)}: allowed is {field.check.allowed}")
+        else:
+            values[name] = value
+    manifest = build(values)
+    wrong = (raw.keys() & BY_NAME.keys()) - values.keys()
+    for across in ACROSS:
+        if wrong.isdisjoint(across.names) and not across.holds(manifest):
+            name = across.names[0]
+            mistakes.append(f"{name} = {_shown(value_of(manifest, name))}: allowed is {across.allowed(manifest)}")
+    if mistakes:
+        raise ManifestError(_report(mistakes, origin))
+    return manifest
+
+
+def build(values: Mapping[str, Value]) -> Manifest:
+    """A manifest of `values` by field name, defaults for the rest, nothing checked."""
+    manifest = Manifest()
+    top: dict[str, Any] = {f.key: values[f.name] for f in FIELDS if not f.table and f.name in values}
+    for table in TABLES:
+        changed = {f.key: values[f.name] for f in FIELDS if f.table == table and f.name in values}
+        top[table] = dataclasses.replace(getattr(manifest, table), **changed)
+    return dataclasses.replace(manifest, **top)
+
+
+def value_of(manifest: Manifest, name: str) -> Value:
+    """The value of the field called `name` ("model.layers")."""
+    table, _, key = name.rpartition(".")
+    return cast(Value, getattr(getattr(manifest, table) if table else manifest, key))
+
+
+def template(manifest: Manifest | None = None) -> str:
+    """A manifest as commented TOML: every field with its meaning, what is allowed, and where the default comes from.
+
+    `parse(template(m), ...)` equals `m`.
+    """
+    manifest = manifest or Manifest()
+    lines = [
+        "# A swarmnode manifest: one training job. Once signed it is frozen; its hash is the run's id.",
+        "# Every field is optional; those left out have the value shown here.",
+    ]
+    table = ""
+    for field in FIELDS:
+        if field.table != table:
+            table = field.table
+            lines += ["", f"[{table}]", f"# {TABLES[table]}"]
+        lines += ["", *_comment(field), f"{field.key} = {_toml(value_of(manifest, field.name))}"]
+    return "\n".join(lines) + "\n"
+
+
+def _comment(field: Field) -> list[str]:
+    default = _toml(value_of(Manifest(), field.name))
+    says = f"{field.meaning} Allowed: {field.check.allowed}. Default: {default} ({field.origin})."
+    return textwrap.wrap(
+        says,
+        COMMENT_COLUMNS,
+        initial_indent="# ",
+        subsequent_indent="# ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def _toml(value: Value) -> str:
+    match value:
+        case tuple():
+            return "[" + ", ".join(_toml(item) for item in value) + "]"
+        case str():
+            return json.dumps(value, ensure_ascii=False)
+        case int():
+            return f"{value:_}" if value >= 10_000 else str(value)
+        case float():
+            return repr(value)
+
+
+def _flatten(tree: Mapping[str, Any], mistakes: list[str]) -> dict[str, Any]:
+    """Values by dotted name, one level of tables deep."""
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        if key not in TABLES:
+            flat[key] = value
+        elif isinstance(value, Mapping):
+            flat |= {f"{key}.{inner}": item for inner, item in value.items()}
+        else:
+            mistakes.append(f"{key} = {_shown(value)}: allowed is a table, written [{key}]")
+    return flat
+
+
+def _unknown(name: str, value: Any) -> str:
+    if isinstance(value, Mapping) and "." not in name:
+        close = difflib.get_close_matches(name, TABLES, n=1)
+        hint = f"did you mean [{close[0]}]?" if close else "tables are " + ", ".join(f"[{t}]" for t in TABLES)
+        return f"[{_clean(name)}]: no such table; {hint}"
+    table, _, key = name.rpartition(".")
+    close = difflib.get_close_matches(name, BY_NAME, n=1, cutoff=0.7)
+    elsewhere = [field.name for field in FIELDS if field.key == key]
+    if elsewhere or close:
+        hint = f"did you mean {(elsewhere or close)[0]}?"
+    else:
+        hint = "allowed are " + ", ".join(field.key for field in FIELDS if field.table == table)
+    return f"{_clean(name)} = {_shown(value)}: no such field; {hint}"
+
+
+def _report(mistakes: list[str], origin: str) -> str:
+    if len(mistakes) == 1:
+        return f"{origin}: {mistakes[0]}"
+    shown = mistakes[:MISTAKES_MAX]
+    if len(mistakes) > len(shown):
+        shown.append(f"and {len(mistakes) - len(shown)} more")
+    return f"{origin}: {len(mistakes)} mistakes\n" + "\n".join(f"  {line}" for line in shown)
+
+
+def _shown(value: Any) -> str:
+    """`value` as an error shows it: one line, short, no control characters."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple):
+        value = list(value)
+    return _clean(json.dumps(value, ensure_ascii=False) if isinstance(value, str | list) else str(value))
+
+
+def _clean(text: str) -> str:
+    text = "".join(c if c.isprintable() else "?" for c in text[: SHOWN_MAX + 1])
+    return text if len(text) <= SHOWN_MAX else text[: SHOWN_MAX - 3] + "..."

@@ -1,0 +1,139 @@
+"""How many samples the whole run has trained: a grow-only counter that any two nodes can merge (design section 5).
+
+One entry a feeder, merged by maximum, so that word of it may travel by any way, twice, late, or out of order, and a
+feeder's death loses nothing that anybody heard of.
+
+Entries are bounded. When more feeders are known than fit, those whose entry has not changed for longest are *folded*:
+their samples go into a base and their entry is forgotten, but for a local note of what was folded, so that late word of
+it is not counted again. On the wire the entry "+" then carries the sender's total, a floor: whoever is below it raises
+its own base to meet it. Totals therefore never shrink, and nothing is added twice however often two nodes merge. The
+total is exact while no more than `ENTRIES_MAX - 1` feeders have ever been known; beyond that it can be off by what had
+been folded somewhere before everybody had heard of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from swarmnode.errors import RemoteFault
+from swarmnode.ids import PeerId
+from swarmnode.wire import record_pb2
+
+ENTRIES_MAX = 256  # guess: 256 entries of 60 bytes are 15 KiB, the most that rides on a call
+FEEDER_CHARACTERS_MAX = 64  # a base58 Ed25519 peer id has 52
+SAMPLES_MAX = 2**53  # exact as a float64; at a million samples a second, 285 years
+FOLDED_MAX = 4096  # guess: feeders whose late word is still recognised, about 0.5 MiB
+FLOOR = "+"  # no base58 text contains it
+
+
+class Progress:
+    """Samples trained, by feeder. `own` is this node's feeder id where it feeds: its entry is never folded."""
+
+    def __init__(self, own: PeerId | None = None, *, entries_max: int = ENTRIES_MAX) -> None:
+        assert entries_max >= 2, f"{entries_max} entries; at least 2: one feeder and the floor"
+        self._own = own
+        self._entries_max = entries_max
+        self._samples: dict[str, int] = {}  # the entry changed longest ago comes first
+        self._folded: dict[str, int] = {}
+        self._base = 0
+        self._counted = 0  # by `own` in this life
+        self._total = 0
+
+    @property
+    def total(self) -> int:
+        """Samples of the whole run, as far as known here. Never shrinks."""
+        return self._total
+
+    @property
+    def feeders(self) -> Mapping[str, int]:
+        """Entries not folded."""
+        return self._samples
+
+    def add(self, own: PeerId, samples: int) -> int:
+        """Count `samples` more by this node's feeder; returns the total. Only a feeder itself may call this."""
+        assert samples >= 0, f"{samples} samples cannot be added to a counter that only grows"
+        assert self._own is None or own == self._own, f"entry of {own} added to by {self._own}"
+        self._own = own
+        self._counted += samples
+        self._raise_entry(own, self._samples.get(own, self._folded.get(own, 0)) + samples)
+        return self._settle()
+
+    def merge(self, other: Progress) -> int:
+        """Learn what `other` knows; returns the total. Idempotent; commutes with other merges as long as nothing was
+        folded.
+
+        An entry of our own that is ahead of us was counted in an earlier life of this node (nobody else writes it):
+        what was counted in this life goes on top. Raises RemoteFault, and learns nothing, when the total would be
+        absurd.
+        """
+        if self._total + other._total > SAMPLES_MAX:
+            raise RemoteFault(f"progress of {other._total} samples in all, here {self._total}; at most {SAMPLES_MAX}")
+        for feeder, samples in other._samples.items():
+            if feeder == self._own and samples > self._samples.get(feeder, 0):
+                samples += self._counted
+            self._raise_entry(feeder, samples)
+        self._base += max(0, other._total - self._sum())
+        return self._settle()
+
+    def to_wire(self) -> record_pb2.Progress:
+        """All entries, at most `entries_max` with the floor, which is there only once something was folded."""
+        message = record_pb2.Progress(samples=self._samples)
+        if self._base:
+            message.samples[FLOOR] = self._total
+        return message
+
+    def entry(self, feeder: PeerId) -> record_pb2.Progress:
+        """Only `feeder`'s entry, for its record; empty when it has none."""
+        samples = self._samples.get(feeder)
+        return record_pb2.Progress() if samples is None else record_pb2.Progress(samples={feeder: samples})
+
+    @classmethod
+    def from_wire(cls, message: record_pb2.Progress, *, entries_max: int = ENTRIES_MAX) -> Progress:
+        """What a peer knows. Raises RemoteFault for too many entries, an impossible feeder id or count."""
+        if len(message.samples) > entries_max:
+            raise RemoteFault(f"progress of {len(message.samples)} entries; at most {entries_max}")
+        progress = cls(entries_max=entries_max)
+        floor = 0
+        for feeder, samples in message.samples.items():
+            if not 0 < len(feeder) <= FEEDER_CHARACTERS_MAX:
+                raise RemoteFault(f"progress names a feeder of {len(feeder)} characters; 1 to {FEEDER_CHARACTERS_MAX}")
+            if samples > SAMPLES_MAX:
+                raise RemoteFault(f"progress of {samples} samples for {feeder[-8:]!r}; at most {SAMPLES_MAX}")
+            if feeder == FLOOR:
+                floor = samples
+            else:
+                progress._samples[feeder] = samples
+        known = progress._sum()
+        if known > SAMPLES_MAX:
+            raise RemoteFault(f"progress of {known} samples in all; at most {SAMPLES_MAX}")
+        progress._base = max(0, floor - known)
+        progress._settle()
+        return progress
+
+    def _sum(self) -> int:
+        return self._base + sum(self._samples.values())
+
+    def _raise_entry(self, feeder: str, samples: int) -> None:
+        folded = self._folded.get(feeder)
+        if folded is not None:
+            if samples <= folded:
+                return
+            self._base -= self._folded.pop(feeder)  # it feeds again: its entry takes back what the base held for it
+        if samples > self._samples.get(feeder, -1):
+            self._samples.pop(feeder, None)
+            self._samples[feeder] = samples
+
+    def _settle(self) -> int:
+        """Fold what does not fit, then take the new total."""
+        if len(self._samples) > self._entries_max - 1:
+            idle = [feeder for feeder in self._samples if feeder != self._own]
+            for feeder in idle[: len(self._samples) - (self._entries_max - 1)]:
+                samples = self._samples.pop(feeder)
+                self._folded[feeder] = samples
+                self._base += samples
+            for feeder in list(self._folded)[: max(0, len(self._folded) - FOLDED_MAX)]:
+                del self._folded[feeder]
+        total = self._sum()
+        assert total >= self._total, f"samples of the run shrank from {self._total} to {total}"
+        self._total = total
+        return total

@@ -1,0 +1,81 @@
+"""Records: what a node says of itself, signed by the key inside its peer id, with a time to live (design section 6)."""
+
+from __future__ import annotations
+
+import math
+
+from google.protobuf.message import DecodeError
+
+from swarmnode.errors import RemoteFault
+from swarmnode.identity import SIGNATURE_BYTES, Identity, verify
+from swarmnode.ids import PeerId, RunId
+from swarmnode.wire import record_pb2 as wire
+
+SIGNED_BYTES_MAX = 1024  # hivemind.md: DHT values of at most 1 KiB keep a dictionary of 500 quick
+ADDRESSES_MAX = 8  # record.proto
+ADDRESS_CHARACTERS_MAX = 256  # guess: /dns4/<a long name>/tcp/<port>
+CLOCK_SKEW_MAX_S = 3.0  # hivemind lets clocks differ by as much when a node joins
+
+_DOMAIN = b"swarmnode/record/v1\0"
+
+
+def sign_record(record: wire.Record, identity: Identity) -> wire.SignedRecord:
+    """`record` signed by `identity`, which it must name. Asserts that it is within every bound `check_record` has."""
+    raw = record.SerializeToString(deterministic=True)
+    signed = wire.SignedRecord(record=raw, signature=identity.sign(_DOMAIN + raw))
+    fault = _fault(record)
+    assert record.peer_id == identity.peer_id, f"a record of {record.peer_id} cannot be signed by {identity.peer_id}"
+    assert fault is None, f"own record: {fault}"
+    assert signed.ByteSize() <= SIGNED_BYTES_MAX, f"own record has {signed.ByteSize()} bytes, not {SIGNED_BYTES_MAX}"
+    return signed
+
+
+def open_record(signed: wire.SignedRecord, *, run_id: RunId, now_unix_s: float, ttl_max_s: float) -> wire.Record:
+    """The record inside `signed`, verified and neither expired nor claiming to live longer than `ttl_max_s`.
+
+    Raises RemoteFault that says what is wrong with it. Clocks may differ by `CLOCK_SKEW_MAX_S`.
+    """
+    record = check_record(signed, run_id=run_id)
+    left_s = record.expires_unix_ms / 1000.0 - now_unix_s
+    if left_s <= 0:
+        raise RemoteFault(f"record of {record.peer_id} expired {-left_s:.1f} s ago")
+    if left_s > ttl_max_s + CLOCK_SKEW_MAX_S:
+        raise RemoteFault(f"record of {record.peer_id} wants to live {left_s:.0f} s; at most {ttl_max_s:.0f} s")
+    return record
+
+
+def check_record(signed: wire.SignedRecord, *, run_id: RunId) -> wire.Record:
+    """The record inside `signed`, verified in everything but time. Raises RemoteFault; cheapest checks first."""
+    if signed.ByteSize() > SIGNED_BYTES_MAX:
+        raise RemoteFault(f"record of {signed.ByteSize()} bytes; at most {SIGNED_BYTES_MAX}")
+    if len(signed.signature) != SIGNATURE_BYTES:
+        raise RemoteFault(f"record with a signature of {len(signed.signature)} bytes; Ed25519 has {SIGNATURE_BYTES}")
+    record = wire.Record()
+    try:
+        record.ParseFromString(signed.record)
+    except DecodeError:
+        raise RemoteFault("record that does not parse") from None
+    if record.run_id != run_id:
+        raise RemoteFault(f"record of run {record.run_id[:16]!r}; this is run {run_id[:16]!r}")
+    if (fault := _fault(record)) is not None:
+        raise RemoteFault(f"record of {record.peer_id[:64]!r}: {fault}")
+    if not verify(PeerId(record.peer_id), _DOMAIN + signed.record, signed.signature):
+        raise RemoteFault(f"record of {record.peer_id[:64]!r} is forged: its signature does not verify")
+    return record
+
+
+def _fault(record: wire.Record) -> str | None:
+    """What is wrong with the fields of `record`, or None."""
+    if len(record.addresses) > ADDRESSES_MAX:
+        return f"{len(record.addresses)} addresses; at most {ADDRESSES_MAX}"
+    if any(len(a) > ADDRESS_CHARACTERS_MAX or not a.startswith("/") or not a.isprintable() for a in record.addresses):
+        return "an address that is not a multiaddr"
+    if not (math.isfinite(record.samples_per_second) and record.samples_per_second >= 0):
+        return f"{record.samples_per_second} samples per second"
+    if record.state == wire.NODE_STATE_UNSPECIFIED or record.state not in wire.NodeState.values():
+        return f"unknown state {record.state}"
+    if any(peer != record.peer_id for peer in record.progress.samples):
+        return "progress of somebody else"
+    if record.stage != 0 and record.HasField("blocks"):
+        return f"data blocks at stage {record.stage}; only feeders (stage 0) have them"
+    return None

@@ -1,0 +1,121 @@
+"""Who is here: the newest record of every peer, and the frozen view of all of them that every decision reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from swarmnode.ids import PeerId
+from swarmnode.wire import record_pb2 as wire
+
+SERVING = wire.NODE_STATE_TRAINING
+GOSSIPING = (wire.NODE_STATE_TRAINING, wire.NODE_STATE_SYNCING)
+COMING = (wire.NODE_STATE_TRAINING, wire.NODE_STATE_SYNCING, wire.NODE_STATE_JOINING)
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One peer as its newest record tells it."""
+
+    peer: PeerId
+    stage: int
+    state: wire.NodeState
+    sequence: int
+    expires_unix_s: float
+    samples_per_second: float
+    queue: int
+    round_index: int
+    addresses: tuple[str, ...] = ()
+    joined_unix_s: float = 0.0
+
+    @staticmethod
+    def of(record: wire.Record) -> Member:
+        return Member(
+            peer=PeerId(record.peer_id),
+            stage=record.stage,
+            state=record.state,
+            sequence=record.sequence,
+            expires_unix_s=record.expires_unix_ms / 1000.0,
+            samples_per_second=record.samples_per_second,
+            queue=record.queue,
+            round_index=record.round,
+            addresses=tuple(record.addresses),
+            joined_unix_s=record.joined_unix_ms / 1000.0,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Swarm:
+    """All members by stage, each stage sorted by peer id. A snapshot: it never changes."""
+
+    stages: tuple[tuple[Member, ...], ...]
+
+    @staticmethod
+    def of(members: Iterable[Member], stages: int) -> Swarm:
+        by_stage: list[list[Member]] = [[] for _ in range(stages)]
+        for member in members:
+            if member.stage < stages:
+                by_stage[member.stage].append(member)
+        return Swarm(tuple(tuple(sorted(stage, key=lambda m: m.peer)) for stage in by_stage))
+
+    def serving(self, stage: int) -> tuple[Member, ...]:
+        """Replicas that take microbatches."""
+        return tuple(member for member in self.stages[stage] if member.state == SERVING)
+
+    def gossiping(self, stage: int) -> tuple[PeerId, ...]:
+        """Replicas that take part in the stage's rounds."""
+        return tuple(member.peer for member in self.stages[stage] if member.state in GOSSIPING)
+
+    def coming(self, stage: int) -> tuple[Member, ...]:
+        """Replicas that serve or will."""
+        return tuple(member for member in self.stages[stage] if member.state in COMING)
+
+    def feeders(self) -> tuple[PeerId, ...]:
+        """Replicas of stage 0 that start microbatches."""
+        return tuple(member.peer for member in self.serving(0))
+
+    def members(self) -> Iterable[Member]:
+        for stage in self.stages:
+            yield from stage
+
+
+class Book:
+    """The newest record of every peer we heard of, until it expires. Records come verified."""
+
+    def __init__(self, stages: int, members_max: int = 65_536) -> None:
+        self._stages = stages
+        self._members_max = members_max
+        self._members: dict[PeerId, Member] = {}
+        self._frozen: Swarm | None = None
+
+    def learn(self, record: wire.Record) -> bool:
+        """Keep `record` if it is newer than what we have. True when it changed what we know."""
+        peer = PeerId(record.peer_id)
+        known = self._members.get(peer)
+        if known is not None and known.sequence >= record.sequence:
+            return False
+        if known is None and len(self._members) >= self._members_max:
+            return False
+        self._members[peer] = Member.of(record)
+        self._frozen = None
+        return True
+
+    def expire(self, now_unix_s: float) -> list[PeerId]:
+        """Forget peers whose record ran out; returns them."""
+        gone = [peer for peer, member in self._members.items() if member.expires_unix_s <= now_unix_s]
+        for peer in gone:
+            del self._members[peer]
+        if gone:
+            self._frozen = None
+        return gone
+
+    def member(self, peer: PeerId) -> Member | None:
+        return self._members.get(peer)
+
+    def swarm(self) -> Swarm:
+        """The view of now, frozen."""
+        if self._frozen is None:
+            self._frozen = Swarm.of(
+                (member for member in self._members.values() if member.state != wire.NODE_STATE_LEFT), self._stages
+            )
+        return self._frozen

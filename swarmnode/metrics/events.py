@@ -1,0 +1,152 @@
+"""What a node says, as JSON lines on its own disk: bounded in size, and never a reason for the node to fail."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import math
+import os
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from swarmnode.metrics import name
+from swarmnode.ports import Clock
+
+LOG_BYTES_MAX = 16 << 20
+"""Of one file; with its rotated copy a log takes at most twice this. Guess: a day of info lines at the demo's rate."""
+
+TEXT_CHARS_MAX = 512
+"""Of one value; a peer's error text goes no further."""
+
+REOPEN_EVERY = 64
+"""After a failed open, every so many events the log is opened again. Guess."""
+
+Echo = Callable[[str, str, Mapping[str, object]], None]
+"""Called with (level, event, fields) for each line; `join` uses it to show events on a terminal."""
+
+
+def plain(value: object) -> object:
+    """`value` as JSON can hold it: bytes as hex, NaN and Inf as text, long text cut, anything else as its text."""
+    match value:
+        case None | bool() | int():
+            return value
+        case float():
+            return value if math.isfinite(value) else str(value)
+        case str():
+            return value if len(value) <= TEXT_CHARS_MAX else value[: TEXT_CHARS_MAX - 1] + "…"
+        case bytes() | bytearray() | memoryview():
+            return bytes(value)[: TEXT_CHARS_MAX // 2].hex()
+        case Mapping():
+            return {str(key): plain(item) for key, item in list(value.items())[:TEXT_CHARS_MAX]}
+        case list() | tuple() | set() | frozenset():
+            items = sorted(value, key=repr) if isinstance(value, set | frozenset) else list(value)
+            return [plain(item) for item in items[:TEXT_CHARS_MAX]]
+        case _:
+            return plain(str(value))
+
+
+def timestamp(unix_s: float) -> str:
+    """ISO 8601 in UTC with milliseconds: 2026-02-03T04:05:06.789Z."""
+    moment = datetime.datetime.fromtimestamp(unix_s, datetime.UTC)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+class EventLog:
+    """Writes one JSON object a line: ts, level, event, run, node, stage, fields.
+
+    Each line is one `write` to a file opened for appending, so nothing waits in a buffer. Past `nbytes_max` the file
+    becomes `<path>.1` (replacing the one before) and a new one begins. A disk that refuses costs lines, counted in
+    `dropped` and reported once on stderr, never an exception.
+    """
+
+    def __init__(
+        self,
+        path: Path | None,
+        *,
+        clock: Clock,
+        run: str,
+        node: str,
+        nbytes_max: int = LOG_BYTES_MAX,
+        echo: Echo | None = None,
+    ) -> None:
+        self.path = path
+        self.run = run
+        self.node = node
+        self.stage: int | None = None
+        self.dropped = 0
+        self._clock = clock
+        self._nbytes_max = nbytes_max
+        self._echo = echo
+        self._descriptor: int | None = None
+        self._nbytes = 0
+        self._told = False
+        if path is not None:
+            self._open(path)
+
+    def write(self, event: str, *, level: str = "info", fields: Mapping[str, object] | None = None) -> None:
+        """Append one line. AssertionError for an event or level that metrics/name.py does not know."""
+        name.check_event(event, level)
+        fields = fields or {}
+        if self._echo is not None:
+            self._echo(level, event, fields)
+        if self.path is None:
+            return
+        line = {
+            "ts": timestamp(self._clock.unix_s()),
+            "level": level,
+            "event": event,
+            "run": self.run,
+            "node": self.node,
+            "stage": self.stage,
+            "fields": plain(fields),
+        }
+        self._append(self.path, json.dumps(line, separators=(",", ":")).encode() + b"\n")
+
+    def close(self) -> None:
+        """Let go of the file; later lines are dropped."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+        self._descriptor, self.path = None, None
+
+    def _append(self, path: Path, line: bytes) -> None:
+        if self._descriptor is None and self.dropped % REOPEN_EVERY == 0:
+            self._open(path)
+        if self._nbytes and self._nbytes + len(line) > self._nbytes_max:
+            self._rotate(path)
+        if self._descriptor is None:
+            self.dropped += 1
+            return
+        try:
+            written = os.write(self._descriptor, line)
+            if written < len(line):
+                os.ftruncate(self._descriptor, self._nbytes)  # a torn line would spoil the next one
+                raise OSError(0, "the disk took only part of a line")
+            self._nbytes += written
+        except OSError as error:
+            self._lose(path, error)
+
+    def _open(self, path: Path) -> None:
+        try:
+            self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            self._nbytes = os.fstat(self._descriptor).st_size
+        except OSError as error:
+            self._lose(path, error, lines=0)
+
+    def _rotate(self, path: Path) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+        self._descriptor, self._nbytes = None, 0
+        try:
+            os.replace(path, path.with_name(path.name + ".1"))
+        except OSError as error:
+            self._lose(path, error, lines=0)
+        else:
+            self._open(path)
+
+    def _lose(self, path: Path, error: OSError, lines: int = 1) -> None:
+        self.dropped += lines
+        if not self._told:
+            self._told = True
+            reason = error.strerror or str(error)
+            sys.stderr.write(f"swarmnode: cannot write the log {path}: {reason}; lines are dropped\n")

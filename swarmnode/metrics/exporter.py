@@ -1,0 +1,190 @@
+"""Telemetry of a node: counts in a Prometheus registry of its own, served over HTTP from the node's own loop."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import Mapping
+from pathlib import Path
+
+import prometheus_client
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+
+from swarmnode import __version__
+from swarmnode.errors import UsageError
+from swarmnode.metrics import name
+from swarmnode.metrics.events import LOG_BYTES_MAX, Echo, EventLog
+from swarmnode.metrics.name import Kind
+from swarmnode.ports import Clock
+
+REQUEST_BYTES_MAX = 8192
+REQUEST_TIMEOUT_S = 5.0
+CONNECTIONS_MAX = 16
+"""Bounds of the HTTP server: a scraper sends a few hundred bytes at once on one connection. Guess."""
+
+Series = Counter | Gauge | Histogram
+
+
+class PrometheusTelemetry:
+    """The Telemetry port over a registry of its own and a log of JSON lines.
+
+    `path` None keeps no log. A metric, label or event that metrics/name.py does not list raises AssertionError. Safe
+    to call from the compute thread.
+    """
+
+    def __init__(
+        self,
+        *,
+        clock: Clock,
+        run: str,
+        node: str,
+        path: Path | None = None,
+        log_bytes_max: int = LOG_BYTES_MAX,
+        echo: Echo | None = None,
+    ) -> None:
+        self.log = EventLog(path, clock=clock, run=run, node=node, nbytes_max=log_bytes_max, echo=echo)
+        prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
+        self.registry = CollectorRegistry(auto_describe=False)
+        self._metrics = {row.name: _make(row, self.registry) for row in name.METRICS.values()}
+        self._series: dict[tuple[str, tuple[tuple[str, str], ...]], Series] = {}
+        self._server: asyncio.Server | None = None
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._dropped_counted = 0
+        info = Gauge(
+            "swarmnode_info", "Always 1; says which run and version.", ("run", "version"), registry=self.registry
+        )
+        info.labels(run, __version__).set(1)
+
+    @property
+    def stage(self) -> int | None:
+        """The stage written into every event from now on."""
+        return self.log.stage
+
+    @stage.setter
+    def stage(self, stage: int | None) -> None:
+        self.log.stage = stage
+        self.gauge(name.STAGE, -1 if stage is None else stage)
+
+    def event(self, event: str, *, level: str = "info", **fields: object) -> None:
+        """Append one line to the log; never raises for a full disk."""
+        self.log.write(event, level=level, fields=fields)
+        if self.log.dropped > self._dropped_counted:
+            self.count(name.EVENTS_DROPPED, self.log.dropped - self._dropped_counted)
+            self._dropped_counted = self.log.dropped
+
+    def count(self, metric: str, value: float = 1.0, **labels: str) -> None:
+        """Add `value` (not negative) to a counter."""
+        assert value >= 0, f"counter {metric} cannot go down by {-value}"
+        found = self._find(metric, Kind.COUNTER, labels)
+        assert isinstance(found, Counter)
+        found.inc(value)
+
+    def gauge(self, metric: str, value: float, **labels: str) -> None:
+        """Set a gauge."""
+        found = self._find(metric, Kind.GAUGE, labels)
+        assert isinstance(found, Gauge)
+        found.set(value)
+        if metric == name.STAGE:
+            self.log.stage = int(value) if value >= 0 else None
+
+    def observe(self, metric: str, value: float, **labels: str) -> None:
+        """Add one observation to a histogram."""
+        found = self._find(metric, Kind.HISTOGRAM, labels)
+        assert isinstance(found, Histogram)
+        found.observe(value)
+
+    def counters(self) -> dict[str, float]:
+        """Every series but histogram buckets, keyed as `name.series` writes it (StatusReply.counters)."""
+        found: dict[str, float] = {}
+        for family in self.registry.collect():
+            for sample in family.samples:
+                if sample.name != "swarmnode_info" and not sample.name.endswith("_bucket"):
+                    found[name.series(sample.name, **sample.labels)] = sample.value
+        return found
+
+    async def serve(self, port: int, host: str = "127.0.0.1") -> str:
+        """Serve GET /metrics on `host`:`port` (0: any free one) until `close`; returns host:port.
+
+        Raises UsageError when the port cannot be had."""
+        try:
+            self._server = await asyncio.start_server(self._answer, host, port, limit=REQUEST_BYTES_MAX)
+        except (OSError, OverflowError) as error:
+            busy = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
+            reason = "is in use" if busy else f"cannot be had ({error})"
+            raise UsageError(
+                f"--metrics-port {port}: {host}:{port} {reason}; give another, or 0 for any free one"
+            ) from None
+        return f"{host}:{self._server.sockets[0].getsockname()[1]}"
+
+    async def close(self) -> None:
+        """Stop serving, cut the connections, close the log. Does nothing the second time."""
+        if self._server is not None:
+            self._server.close()
+            for writer in list(self._writers):
+                writer.transport.abort()
+            await self._server.wait_closed()
+            self._server = None
+        self.log.close()
+
+    def _find(self, metric: str, kind: Kind, labels: Mapping[str, str]) -> Series:
+        key = (metric, tuple(sorted(labels.items())))
+        found = self._series.get(key)
+        if found is None:
+            name.check_metric(metric, kind, labels)
+            whole = self._metrics[metric]
+            found = whole.labels(**labels) if labels else whole
+            self._series[key] = found
+        return found
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(self._writers) >= CONNECTIONS_MAX:
+            writer.transport.abort()
+            return
+        self._writers.add(writer)
+        try:
+            async with asyncio.timeout(REQUEST_TIMEOUT_S):
+                head = await reader.readuntil(b"\r\n\r\n")
+                writer.write(self._response(head))
+                await writer.drain()
+        except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            pass  # a scraper that went away or never asked: nobody is left to tell
+        finally:
+            self._writers.discard(writer)
+            writer.close()
+
+    def _response(self, head: bytes) -> bytes:
+        words = head.split(b"\r\n", 1)[0].split(b" ")
+        method, target = (words[0], words[1].split(b"?", 1)[0]) if len(words) == 3 else (b"", b"")
+        if method not in (b"GET", b"HEAD"):
+            status, kind, body = "405 Method Not Allowed", "text/plain", b"GET /metrics\n"
+        elif target != b"/metrics":
+            status, kind, body = "404 Not Found", "text/plain", b"this is a swarmnode: GET /metrics\n"
+        else:
+            status, kind, body = "200 OK", CONTENT_TYPE_LATEST, generate_latest(self.registry)
+        allow = "Allow: GET, HEAD\r\n" if status.startswith("405") else ""
+        first = f"HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n"
+        return f"{first}{allow}Connection: close\r\n\r\n".encode() + (b"" if method == b"HEAD" else body)
+
+
+def _make(row: name.Metric, registry: CollectorRegistry) -> Series:
+    """The collector of one row; series of closed labels exist from the start, at 0, so that rates have a beginning."""
+    labels = tuple(row.labels)
+    match row.kind:
+        case Kind.COUNTER:
+            made: Series = Counter(row.name, row.help, labels, registry=registry)
+        case Kind.GAUGE:
+            made = Gauge(row.name, row.help, labels, registry=registry)
+        case Kind.HISTOGRAM:
+            made = Histogram(row.name, row.help, labels, registry=registry, buckets=row.buckets)
+    if labels and row.kind is Kind.COUNTER and all(row.labels.values()):
+        for values in _products(list(row.labels.values())):
+            made.labels(*values)
+    return made
+
+
+def _products(choices: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    found: list[tuple[str, ...]] = [()]
+    for values in choices:
+        found = [(*head, value) for head in found for value in values]
+    return found

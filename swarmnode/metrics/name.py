@@ -1,0 +1,239 @@
+"""The names of everything a node counts and everything it says: one table of metrics, one of events.
+
+Prometheus practice: base units (seconds, bytes, nats), `_total` on counters, and no label whose values grow with the
+swarm. A label is either closed (its values are listed) or a short word without digits, so that a peer id never fits.
+Names outside these tables are a bug of ours, so they raise AssertionError.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+
+class Kind(enum.StrEnum):
+    """What a metric does: grows, goes up and down, or is spread over buckets."""
+
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+
+
+OPEN: Final[tuple[str, ...]] = ()
+"""A label whose values are not listed: any word of letters and underscores, at most 32 long."""
+
+_WORD = re.compile(r"[A-Za-z][A-Za-z_]{0,31}\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One row: `labels` maps each label to the values it may take (`OPEN`: any word); `buckets` are upper bounds."""
+
+    name: str
+    kind: Kind
+    unit: str
+    help: str
+    labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    buckets: tuple[float, ...] = ()
+
+
+METRICS: Final[dict[str, Metric]] = {}
+
+
+def _metric(
+    kind: Kind,
+    name: str,
+    unit: str,
+    text: str,
+    labels: Mapping[str, tuple[str, ...]] | None = None,
+    buckets: tuple[float, ...] = (),
+) -> str:
+    assert name not in METRICS, f"metric {name} is declared twice"
+    METRICS[name] = Metric(name, kind, unit, text, labels or {}, buckets)
+    return name
+
+
+def _counter(name: str, unit: str, text: str, **labels: tuple[str, ...]) -> str:
+    return _metric(Kind.COUNTER, name, unit, text, labels)
+
+
+def _gauge(name: str, unit: str, text: str, **labels: tuple[str, ...]) -> str:
+    return _metric(Kind.GAUGE, name, unit, text, labels)
+
+
+def _histogram(name: str, unit: str, text: str, *buckets: float) -> str:
+    return _metric(Kind.HISTOGRAM, name, unit, text, None, buckets)
+
+
+# The way of a microbatch.
+MICROBATCHES = _counter(
+    "swarmnode_microbatches_total",
+    "microbatches",
+    "Microbatches by what became of them: done, lost and validated are counted by the feeder; retried by the hop that "
+    "repaired the way onward; duplicate by the replica it reached a second time.",
+    outcome=("done", "lost", "retried", "duplicate", "validated"),
+)
+SAMPLES = _counter("swarmnode_samples_total", "samples", "Samples this node fed whose gradient came back.")
+TOKENS = _counter("swarmnode_tokens_total", "tokens", "Target tokens of the samples this node fed.")
+BUSY = _counter("swarmnode_busy_total", "calls", "Calls refused because every place here was taken.")
+WINDOW = _gauge("swarmnode_window", "microbatches", "Microbatches this feeder keeps under way.")
+RECOMPUTED_TAPES = _counter(
+    "swarmnode_recomputed_tapes_total", "tapes", "Forwards done again for a backward: stale tape, or memory bound."
+)
+RELEASED_TAPES = _counter(
+    "swarmnode_released_tapes_total", "tapes", "Tapes dropped (their input kept) to stay within the memory bound."
+)
+TAPE_BYTES = _gauge("swarmnode_tape_bytes", "bytes", "Memory held by tapes, estimated.")
+PEER_FAULTS = _counter("swarmnode_peer_faults_total", "faults", "Faults found in peers, by kind.", kind=OPEN)
+LINK_BYTES = _counter(
+    "swarmnode_link_bytes_total",
+    "bytes",
+    "Payload and header bytes of calls, by what they carry.",
+    kind=("pipeline", "gossip", "state", "control"),
+    direction=("sent", "received"),
+)
+
+# Arithmetic.
+COMPUTE_SECONDS = _counter(
+    "swarmnode_compute_seconds_total", "seconds", "Time the compute thread worked, by kind of work.", kind=OPEN
+)
+COMPUTE_WAITING = _gauge("swarmnode_compute_waiting", "pieces", "Pieces of work not yet finished.")
+INNER_STEPS = _counter("swarmnode_inner_steps_total", "steps", "Inner steps of this replica.")
+GRADIENT_NORM = _gauge("swarmnode_gradient_norm", "", "EMA of the gradient norm before clipping.")
+LEARNING_RATE = _gauge("swarmnode_learning_rate", "", "Learning rate of the last inner step.")
+LOSS = _gauge("swarmnode_loss_nats", "nats", "Loss per target token.", split=("train", "validation"))
+
+# Rounds.
+ROUND = _gauge("swarmnode_round", "", "Last round this replica finished.")
+ROUNDS = _counter("swarmnode_rounds_total", "rounds", "Rounds this replica finished.")
+EXCHANGES = _counter(
+    "swarmnode_exchanges_total",
+    "exchanges",
+    "Outer steps of this replica: paired (each partner counts its own) or lone.",
+    outcome=("paired", "lone"),
+)
+ONESIDED_COMMITS = _counter(
+    "swarmnode_onesided_commits_total",
+    "exchanges",
+    "Exchanges applied here whose commit may not have reached the partner.",
+)
+EXCHANGE_SECONDS = _histogram(
+    "swarmnode_exchange_seconds",
+    "seconds",
+    "From the boundary of a round to its outer step applied.",
+    *(0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 60.0),  # guess: LAN pairs to the exchange timeout and beyond
+)
+
+# The node.
+STAGE = _gauge("swarmnode_stage", "", "Stage this node serves; -1 when it serves none.")
+STATE = _gauge("swarmnode_state", "", "NodeState: 1 joining, 2 syncing, 3 training, 4 draining, 5 left.")
+PEERS = _gauge("swarmnode_peers", "peers", "Peers with an unexpired record.")
+SNAPSHOT_BYTES = _counter(
+    "swarmnode_snapshot_bytes_total", "bytes", "Snapshot bytes moved.", direction=("sent", "received")
+)
+RECOVERIES = _counter(
+    "swarmnode_recoveries_total",
+    "recoveries",
+    "Times this node got a stage's state, by method.",
+    method=("replica", "disk", "neighbour", "checkfree", "fresh"),
+)
+LOOP_LAG_SECONDS = _histogram(
+    "swarmnode_loop_lag_seconds",
+    "seconds",
+    "How late the event loop ran a timer.",
+    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5),  # 5 ms is a quiet p99 (hivemind.md, measured)
+)
+RESIDENT_BYTES = _gauge("swarmnode_resident_bytes", "bytes", "Resident memory of this process, p2pd not included.")
+EVENTS_DROPPED = _counter("swarmnode_events_dropped_total", "events", "Log lines lost because the disk refused them.")
+
+EVENTS: Final[dict[str, str]] = {
+    "node.started": "the process runs; its addresses are known",
+    "node.ready": "others can reach this node and its control socket answers",
+    "node.state": "the node's state changed (joining, syncing, training, draining, left)",
+    "node.draining": "told to go: no new work is taken, what is held is finished",
+    "node.left": "the node is gone on purpose; the log ends",
+    "node.failed": "the node stops because of a fault of its own",
+    "node.probe": "this machine's speed was measured",
+    "node.loop_lag": "the event loop was late by more than a bound",
+    "manifest.verified": "the run's manifest was fetched and its signature and hash are right",
+    "manifest.refused": "a manifest with a wrong signature or hash was refused",
+    "bootstrap.connected": "a bootstrap answered",
+    "bootstrap.unreachable": "a bootstrap did not answer; it is tried again",
+    "directory.announced": "our record was stored",
+    "directory.failed": "our record could not be stored or others' could not be read; tried again",
+    "record.refused": "a stale, forged or malformed record was dropped",
+    "call.failed": "a handler of ours failed; its caller was told the type of the error only",
+    "p2pd.died": "the libp2p daemon died; it is started again",
+    "p2pd.restarted": "the libp2p daemon runs again and handlers are registered",
+    "stage.chosen": "this node decided which stage to serve, and why",
+    "stage.moved": "this node left its stage for a needier one",
+    "stage.empty": "a stage has no replica alive",
+    "state.donor": "a donor for the stage's state was chosen",
+    "state.download": "progress of a state download",
+    "state.downloaded": "the stage's state is here, verified and loaded",
+    "state.failed": "a donor died or sent what does not verify; another is tried",
+    "state.served": "a snapshot was given to another node",
+    "state.saved": "this replica's state is on disk",
+    "state.fresh": "the stage's state was initialised from the seed",
+    "recovery.done": "a stage's state came back, and how",
+    "recovery.failed": "a stage's state cannot be brought back",
+    "microbatch.lost": "no way onward was found before the deadline",
+    "microbatch.retried": "a hop repaired the way onward",
+    "microbatch.duplicate": "a microbatch arrived a second time and was not counted again",
+    "microbatch.refused": "a microbatch was refused: wrong shape, dtype, position or not finite",
+    "tape.released": "tapes were dropped to stay within the memory bound",
+    "window.changed": "the feeder's window changed",
+    "validation.failed": "held-out loss could not be measured: a microbatch found no way",
+    "validation.done": "held-out loss was measured",
+    "inner.step": "one inner step",
+    "inner.skipped": "an inner step was skipped: the gradient was not finite",
+    "round.boundary": "a round ended; this replica paired or not, and why",
+    "exchange.paired": "an outer step with a partner",
+    "exchange.lone": "an outer step alone, and why",
+    "exchange.onesided": "a partner may have applied an exchange that this replica did not, or the reverse",
+    "exchange.refused": "a partner's handshake or packet was refused",
+    "peer.found": "a peer appeared",
+    "peer.gone": "a peer's record expired or it said it left",
+    "peer.fault": "a peer broke the protocol, died, or sent what cannot be believed",
+    "peer.banned": "a peer gets no work until it publishes a newer record",
+    "peer.unbanned": "a banned peer published a newer record",
+    "data.opened": "the data source is open",
+    "data.block": "a block of samples was taken or finished",
+    "data.duplicate": "a block was drawn by two feeders",
+    "control.leave": "somebody asked this node to leave through its control socket",
+    "signal.received": "SIGTERM or SIGINT arrived",
+}
+
+LEVELS: Final[tuple[str, ...]] = ("debug", "info", "warning", "error")
+
+
+def check_metric(metric: str, kind: Kind, labels: Mapping[str, str]) -> Metric:
+    """The row of `metric`, after asserting that it is of `kind` and has exactly these labels with values allowed."""
+    row = METRICS.get(metric)
+    assert row is not None, f"metric {metric!r} is not in metrics/name.py"
+    assert row.kind is kind, f"metric {metric} is a {row.kind}, not a {kind}"
+    assert labels.keys() == row.labels.keys(), f"metric {metric} has labels {list(row.labels)}, not {list(labels)}"
+    for label, value in labels.items():
+        allowed = row.labels[label]
+        if allowed is OPEN:
+            assert _WORD.match(value), f"metric {metric}: {label}={value!r} is not a short word without digits"
+        else:
+            assert value in allowed, f"metric {metric}: {label}={value!r} is not one of {allowed}"
+    return row
+
+
+def check_event(event: str, level: str) -> None:
+    """Assert that `event` and `level` are known."""
+    assert event in EVENTS, f"event {event!r} is not in metrics/name.py"
+    assert level in LEVELS, f"level {level!r} is not one of {LEVELS}"
+
+
+def series(metric: str, **labels: str) -> str:
+    """The key of one series as Prometheus writes it, labels sorted: `series(LOSS, split="train")`."""
+    if not labels:
+        return metric
+    inside = ",".join(f'{label}="{value}"' for label, value in sorted(labels.items()))
+    return f"{metric}{{{inside}}}"

@@ -1,0 +1,247 @@
+"""One replica's arithmetic: forward, backward, loss and inner step of a stage on flat buffers.
+
+Gradients are those of the sum over samples of each sample's mean loss over its T tokens. They flow between stages and
+add up in `grad` as such; the inner step divides by the samples accumulated.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from swarmnode.errors import LocalFault, RemoteFault
+from swarmnode.manifest import Manifest, ModelSpec
+from swarmnode.model.llama import Llama, initial
+from swarmnode.model.optimizer import FlatAdamW, corrected_ema
+from swarmnode.model.schedule import learning_rate
+from swarmnode.model.split import Part, parameter_shapes, split
+from swarmnode.model.tensor import DTYPES, decode_activation, decode_tokens, encode
+from swarmnode.ports import LossResult, StepReport, Tape, WireTensor
+
+
+def graph_bytes(model: ModelSpec, part: Part, tokens: int, itemsize: int, autocast: bool) -> int:
+    """An estimate of the memory the graph of a forward over `tokens` tokens holds (without the head), the part's output
+    included. Within 8 % of what autograd saves (test_stage), which hooks would take too long to count."""
+    width, key_width = model.width, model.kv_heads * (model.width // model.heads)
+    cast = 2 if autocast else itemsize  # of what enters a matrix
+    stream = 2 * width * itemsize  # both norms' inputs
+    attention = (2 * width + 2 * key_width + model.heads + 2) * itemsize  # q, k, v, output; two small rows
+    entering = (6 if autocast else 2) * width * cast  # autocast casts the input of each matrix anew
+    feed_forward = 4 * model.ffn * cast
+    layers = len(part.layers) * (stream + attention + entering + feed_forward)
+    return tokens * (layers + width * itemsize) + (2 * part.parameters if autocast else 0)  # and the cast weights
+
+
+@dataclass(slots=True, eq=False)
+class StageTape:
+    """A forward's input as it arrived, and its graph while it is kept and no step has made it stale."""
+
+    kept: Tensor
+    output: Tensor | None
+    leaf: Tensor | None
+    version: int
+    graph_bytes: int
+
+    @property
+    def nbytes(self) -> int:
+        return self.kept.nbytes + (self.graph_bytes if self.output is not None else 0)
+
+
+class StageReplica:
+    """The stage `stage` of `manifest` on `device`, freshly initialised from the manifest's seed.
+
+    All parameters are views of `theta` (matrices, then norms: `split.parameter_shapes`), their gradients of `grad`; the
+    AdamW moments `exp_avg` and `exp_avg_sq` are flat alike. All four are [N] in `dtype` and may be written in place on
+    the compute thread, after which `touched` must be called. With `autocast`, matrices multiply in bfloat16.
+    """
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        stage: int,
+        device: str | torch.device = "cpu",
+        dtype: torch.dtype = torch.float32,
+        *,
+        autocast: bool = False,
+    ) -> None:
+        self.manifest = manifest
+        self.part = split(manifest.model, manifest.pipeline.stages)[stage]
+        self.device = torch.device(device)
+        self.shapes = parameter_shapes(manifest.model, self.part)
+        self.theta = torch.empty(self.part.parameters, dtype=dtype, device=self.device)
+        self.grad = torch.zeros_like(self.theta)
+        for name, view in self.named(self.theta).items():
+            view.copy_(initial(manifest.model, manifest.seed, name, self.shapes[name]))
+        self.module = self._module(dtype)
+        decayed = sum(math.prod(shape) for shape in self.shapes.values() if len(shape) > 1)
+        self._optimizer = FlatAdamW(self.theta, self.grad, decayed, manifest.inner)
+        self.exp_avg = self._optimizer.exp_avg
+        self.exp_avg_sq = self._optimizer.exp_avg_sq
+        self.inner_steps = 0
+        self.gradient_norm = 0.0
+        self.version = 0
+        self.recomputed = 0  # tapes run forward again
+        self._accumulated = 0
+        self._autocast = autocast
+        self._boundary = (
+            "f64" if dtype == torch.float64 else {"bf16": "bf16", "fp32": "f32"}[manifest.pipeline.boundary]
+        )
+
+    def _module(self, dtype: torch.dtype) -> Llama:
+        """The stage's layers, their parameters views of theta and their gradients of grad."""
+        with torch.device("meta"):
+            module = Llama(self.manifest.model, self.part)
+        module.load_state_dict(self.named(self.theta), assign=True)
+        module.cos = module.cos.to(self.device, dtype)
+        module.sin = module.sin.to(self.device, dtype)
+        gradients = self.named(self.grad)
+        for name, parameter in module.named_parameters():
+            parameter.grad = gradients[name]
+        return module
+
+    def named(self, flat: Tensor) -> dict[str, Tensor]:
+        """`flat` [N], laid out as theta is, as views by parameter name."""
+        assert flat.shape == (self.parameters,), flat.shape
+        pieces = torch.split(flat, [math.prod(shape) for shape in self.shapes.values()])
+        return {name: piece.view(shape) for (name, shape), piece in zip(self.shapes.items(), pieces, strict=True)}
+
+    @property
+    def parameters(self) -> int:
+        """Elements in the flat buffer."""
+        return self.part.parameters
+
+    @property
+    def accumulated(self) -> int:
+        """Samples whose gradient waits for the next inner step."""
+        return self._accumulated
+
+    def touched(self) -> None:
+        """Theta was written from outside: tapes made before are stale."""
+        self.version += 1
+
+    def discard(self) -> None:
+        """Drop the gradient accumulated so far: it belongs to other weights."""
+        self.grad.zero_()
+        self._accumulated = 0
+
+    # A microbatch
+
+    def _input(self, x: WireTensor) -> Tensor:
+        """What this stage reads of `x`, checked: token ids [B, T] int64, or activations [B, T, D] as they travel."""
+        model = self.manifest.model
+        if self.part.has_embedding:
+            return decode_tokens(x, model.context, model.vocabulary, f"input of stage {self.part.stage}")[:, :-1]
+        shape = (None, model.context, model.width)
+        return decode_activation(x, self._boundary, shape, f"input of stage {self.part.stage}")
+
+    def _run(self, kept: Tensor, *, train: bool) -> tuple[Tensor, Tensor]:
+        """(module input, module output), with a graph when training; the input is then a leaf that wants a gradient,
+        unless it is token ids."""
+        leaf = kept.to(self.device) if self.part.has_embedding else kept.to(self.device, self.theta.dtype)
+        if train and not self.part.has_embedding:
+            leaf = leaf.detach().requires_grad_()
+        with torch.set_grad_enabled(train), torch.autocast(self.device.type, torch.bfloat16, enabled=self._autocast):
+            return leaf, self.module(leaf)
+
+    def _to_wire(self, tensor: Tensor) -> WireTensor:
+        return encode(tensor.detach().to(DTYPES[self._boundary]))
+
+    def forward(self, x: WireTensor, *, keep: bool) -> tuple[WireTensor, Tape | None]:
+        """Not the last stage: the activations for the next one, and with `keep` a tape for `backward`.
+
+        Raises RemoteFault when x has the wrong dtype or shape, token ids out of range, NaN or Inf.
+        """
+        assert not self.part.has_head, "the last stage has a loss, not a forward"
+        kept = self._input(x)
+        leaf, output = self._run(kept, train=keep)
+        y = self._to_wire(output)
+        if not keep:
+            return y, None
+        tokens = kept.shape[0] * kept.shape[1]
+        nbytes = graph_bytes(self.manifest.model, self.part, tokens, self.theta.itemsize, self._autocast)
+        return y, StageTape(kept, output, leaf, self.version, nbytes)
+
+    def release(self, tape: Tape) -> None:
+        """Drop what the tape holds except its input, so that `backward` recomputes (memory bound)."""
+        assert isinstance(tape, StageTape)
+        tape.output = tape.leaf = None
+
+    def backward(self, tape: Tape, gradient: WireTensor, samples: int) -> WireTensor | None:
+        """Accumulate this stage's gradient; return that of its input (None for the first stage). The tape is spent.
+
+        A released tape, or one older than the latest step, is recomputed from its input with today's theta. Raises
+        RemoteFault for a bad gradient, before anything is accumulated.
+        """
+        assert isinstance(tape, StageTape)
+        model = self.manifest.model
+        self._check_samples(samples, tape.kept)
+        shape = (samples, model.context, model.width)
+        dy = decode_activation(gradient, self._boundary, shape, f"gradient for stage {self.part.stage}")
+        if tape.output is None or tape.leaf is None or tape.version != self.version:
+            self.release(tape)
+            tape.leaf, tape.output = self._run(tape.kept, train=True)
+            self.recomputed += 1
+        output, leaf = tape.output, tape.leaf
+        self.release(tape)
+        torch.autograd.backward(output, dy.to(self.device, output.dtype))
+        self._accumulated += samples
+        return self._input_gradient(leaf)
+
+    def loss(self, x: WireTensor, tokens: WireTensor, samples: int, *, train: bool) -> LossResult:
+        """Last stage: summed cross entropy of the B · T next tokens; with `train` also backward, accumulated at once.
+
+        An only stage reads its input from `x` as the first does: tokens. Raises RemoteFault for bad x or tokens, and
+        LocalFault when the loss is not finite although x is (theta has diverged).
+        """
+        assert self.part.has_head, "only the last stage has a loss"
+        model = self.manifest.model
+        kept = self._input(x)
+        targets = decode_tokens(tokens, model.context, model.vocabulary, "tokens of the loss")[:, 1:]
+        self._check_samples(samples, kept)
+        self._check_samples(samples, targets)
+        leaf, logits = self._run(kept, train=train)
+        with torch.set_grad_enabled(train):
+            flat = logits.flatten(0, 1)  # (B * T, V)
+            flat = flat.float() if flat.dtype == torch.bfloat16 else flat
+            loss_sum = F.cross_entropy(flat, targets.to(self.device).flatten(), reduction="sum")
+        value = float(loss_sum.detach())
+        if not math.isfinite(value):
+            raise LocalFault(f"stage {self.part.stage}: the loss is {value} on a finite input: theta has diverged")
+        if not train:
+            return LossResult(value, targets.numel(), None)
+        torch.autograd.backward(loss_sum, torch.full_like(loss_sum, 1.0 / model.context))
+        self._accumulated += samples
+        return LossResult(value, targets.numel(), self._input_gradient(leaf))
+
+    def _check_samples(self, samples: int, kept: Tensor) -> None:
+        if samples != kept.shape[0]:
+            raise RemoteFault(f"stage {self.part.stage}: {samples} samples announced, {kept.shape[0]} sent")
+
+    def _input_gradient(self, leaf: Tensor) -> WireTensor | None:
+        return None if leaf.grad is None else self._to_wire(leaf.grad)
+
+    # An inner step
+
+    def step(self, samples_total: int) -> StepReport:
+        """One AdamW step on the accumulated mean gradient, clipped to c / sqrt(S), learning rate by `samples_total`.
+
+        Raises LocalFault when the gradient is not finite (what came in was, so theta has diverged); it is dropped.
+        """
+        assert self._accumulated > 0, "an inner step needs a gradient"
+        samples, self._accumulated = self._accumulated, 0
+        clip_norm = self.manifest.inner.clip_norm / math.sqrt(self.manifest.pipeline.stages)
+        norm = self._optimizer.clip_mean(samples, clip_norm)
+        if not math.isfinite(norm):
+            self.grad.zero_()
+            raise LocalFault(f"stage {self.part.stage}: gradient norm {norm} in inner step {self.inner_steps + 1}")
+        rate = learning_rate(self.manifest.inner, samples_total)
+        self._optimizer.step(self.inner_steps, rate)
+        self.grad.zero_()
+        self.inner_steps += 1
+        self.version += 1
+        self.gradient_norm = corrected_ema(self.gradient_norm, norm, self.inner_steps)
+        return StepReport(self.inner_steps, norm, rate, samples)

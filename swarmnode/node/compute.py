@@ -1,0 +1,102 @@
+"""The device as a port: one thread that does one piece of arithmetic at a time, the most urgent first."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from swarmnode.errors import LocalFault
+from swarmnode.metrics import name
+from swarmnode.ports import Priority, Telemetry
+
+T = TypeVar("T")
+WAITING_MAX = 4096  # guess: far above what places and windows allow; beyond it something is broken
+
+
+@dataclass(order=True, slots=True)
+class _Work:
+    priority: Priority
+    serial: int
+    work: Callable[[], Any] = field(compare=False)
+    result: asyncio.Future[Any] = field(compare=False)
+
+
+class ThreadCompute:
+    """ports.Compute on a thread of its own. `close` waits for the piece in work and drops the rest."""
+
+    def __init__(self, telemetry: Telemetry) -> None:
+        self._telemetry = telemetry
+        self._loop = asyncio.get_running_loop()
+        self._queue: list[_Work] = []
+        self._serial = 0
+        self._waiting = 0
+        self._closing = False
+        self._more = threading.Condition()
+        self._thread = threading.Thread(target=self._serve, name="compute", daemon=True)
+        self._thread.start()
+
+    @property
+    def waiting(self) -> int:
+        return self._waiting
+
+    async def run(self, priority: Priority, samples: int, work: Callable[[], T]) -> T:
+        if self._closing:
+            raise LocalFault("the compute thread is closed")
+        if self._waiting >= WAITING_MAX:
+            raise LocalFault(f"{self._waiting} pieces of work wait for the compute thread; at most {WAITING_MAX}")
+        result: asyncio.Future[T] = self._loop.create_future()
+        self._serial += 1
+        piece = _Work(priority, self._serial, work, result)
+        self._waiting += 1
+        try:
+            with self._more:
+                heapq.heappush(self._queue, piece)
+                self._more.notify()
+            return await result
+        finally:
+            self._waiting -= 1
+            self._telemetry.gauge(name.COMPUTE_WAITING, float(self._waiting))
+
+    def close(self) -> None:
+        """Finish the piece in work, cancel those that wait, end the thread."""
+        with self._more:
+            self._closing = True
+            dropped, self._queue = self._queue, []
+            self._more.notify()
+        for piece in dropped:
+            piece.result.cancel()
+        self._thread.join()
+
+    def _serve(self) -> None:
+        while True:
+            with self._more:
+                while not self._queue and not self._closing:
+                    self._more.wait()
+                if self._closing:
+                    return
+                piece = heapq.heappop(self._queue)
+            if piece.result.cancelled():
+                continue
+            begun = time.thread_time()
+            value: Any = None
+            error: BaseException | None = None
+            try:
+                value = piece.work()
+            except BaseException as caught:  # handed to whoever waits; a thread must not swallow it
+                error = caught
+            seconds = time.thread_time() - begun
+            self._loop.call_soon_threadsafe(self._deliver, piece, value, error, seconds)
+
+    def _deliver(self, piece: _Work, value: Any, error: BaseException | None, seconds: float) -> None:
+        self._telemetry.count(name.COMPUTE_SECONDS, seconds, kind=piece.priority.name.lower())
+        if piece.result.done():
+            return
+        if error is not None:
+            piece.result.set_exception(error)
+        else:
+            piece.result.set_result(value)

@@ -1,0 +1,40 @@
+"""Decisions at the turns of a node's life. Pure: a frozen view in, (answer, reason) out."""
+
+from __future__ import annotations
+
+import enum
+
+from swarmnode.ids import PeerId
+from swarmnode.membership.swarm import Swarm
+
+
+class Beginning(enum.StrEnum):
+    """Where a replica's first state comes from."""
+
+    FRESH = "fresh"  # initialised from the manifest's seed
+    DONOR = "donor"  # a living replica's snapshot
+    LOST = "lost"  # the run has trained and nobody holds the stage
+
+
+def beginning(swarm: Swarm, stage: int, me: PeerId, samples_total: int) -> tuple[Beginning, str]:
+    """How `me` comes by the state of `stage`."""
+    donors = donors_of(swarm, stage, me)
+    if samples_total == 0:
+        return Beginning.FRESH, "the run has not trained yet: initialised from the seed"
+    if donors:
+        return Beginning.DONOR, f"{len(donors)} replicas of stage {stage} are alive"
+    return Beginning.LOST, f"the run has trained {samples_total} samples and no replica of stage {stage} answers"
+
+
+def donors_of(swarm: Swarm, stage: int, me: PeerId) -> tuple[PeerId, ...]:
+    """Replicas that can give the state of `stage`."""
+    return tuple(member.peer for member in swarm.serving(stage) if member.peer != me)
+
+
+def ready_to_serve(swarm: Swarm, stage: int, me: PeerId, *, received: bool) -> tuple[bool, str]:
+    """Whether a newcomer that has its state may take microbatches: after one round at weight 0, or when nobody else can."""
+    if received:
+        return True, "received a round"
+    if not donors_of(swarm, stage, me):
+        return True, f"nobody else serves stage {stage}"
+    return False, "waiting for the first round"

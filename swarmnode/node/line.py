@@ -1,0 +1,97 @@
+"""The transport as a node uses it: every call and answer also carries the sender's progress and, when the other side
+has not seen it yet, its signed record, so that routers and rounds need not poll the directory (design section 6)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from swarmnode.errors import RemoteFault
+from swarmnode.ids import PeerId
+from swarmnode.membership.progress import Progress
+from swarmnode.ports import Answer, Call, Handler, Transport
+from swarmnode.wire import record_pb2
+
+SEEN_MAX = 4096  # guess: peers whose last seen record sequence is remembered
+
+Learn = Callable[[record_pb2.SignedRecord], None]
+
+
+class Line:
+    """ports.Transport around a ports.Transport. `progressed` is called when another's progress told something new."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        progress: Progress,
+        record: Callable[[], tuple[int, record_pb2.SignedRecord] | None],
+        learn: Learn,
+        progressed: Callable[[], None],
+    ) -> None:
+        self._transport = transport
+        self._progress = progress
+        self._record = record
+        self._learn = learn
+        self._progressed = progressed
+        self._seen: dict[PeerId, int] = {}
+
+    @property
+    def peer_id(self) -> PeerId:
+        return self._transport.peer_id
+
+    async def addresses(self) -> list[str]:
+        return await self._transport.addresses()
+
+    def bytes_by_method(self) -> dict[tuple[str, str], int]:
+        return self._transport.bytes_by_method()
+
+    async def connect(self, peer: PeerId, addresses: Sequence[str]) -> None:
+        await self._transport.connect(peer, addresses)
+
+    def serve(self, method: str, handler: Handler, *, tensor_bytes_max: int) -> None:
+        async def with_news(peer: PeerId, call: Call) -> Answer:
+            self._hear(call.header.progress, call.header.record if call.header.HasField("record") else None)
+            answer = await handler(peer, call)
+            fresh = record_pb2.SignedRecord()
+            said = self._say(peer, fresh)
+            # A cached answer may be sent twice: its header is not ours to change.
+            header = type(answer.header)()
+            header.CopyFrom(answer.header)
+            header.progress.CopyFrom(self._progress.to_wire())
+            if said:
+                header.record.CopyFrom(fresh)
+            return Answer(header, answer.tensors)
+
+        self._transport.serve(method, with_news, tensor_bytes_max=tensor_bytes_max)
+
+    async def call(self, peer: PeerId, call: Call, *, timeout_s: float, reply_bytes_max: int) -> Answer:
+        call.header.progress.CopyFrom(self._progress.to_wire())
+        if not self._say(peer, call.header.record):
+            call.header.ClearField("record")
+        answer = await self._transport.call(peer, call, timeout_s=timeout_s, reply_bytes_max=reply_bytes_max)
+        self._hear(answer.header.progress, answer.header.record if answer.header.HasField("record") else None)
+        return answer
+
+    def _say(self, peer: PeerId, into: record_pb2.SignedRecord) -> bool:
+        """Put our record into a message to `peer` unless it has had this one."""
+        current = self._record()
+        if current is None:
+            return False
+        sequence, signed = current
+        if self._seen.get(peer, -1) >= sequence:
+            return False
+        if len(self._seen) >= SEEN_MAX:
+            self._seen.clear()
+        self._seen[peer] = sequence
+        into.CopyFrom(signed)
+        return True
+
+    def _hear(self, progress: record_pb2.Progress, record: record_pb2.SignedRecord | None) -> None:
+        if progress.samples:
+            before = self._progress.total
+            if self._progress.merge(Progress.from_wire(progress)) > before:
+                self._progressed()
+        if record is not None:
+            try:
+                self._learn(record)
+            except RemoteFault:
+                pass  # a stale or odd record: the call itself may still be good

@@ -1,0 +1,393 @@
+"""One node: joins, takes a stage, serves, meets, leaves. All of it over ports, so that the simulator runs it unchanged."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol, TypeVar
+
+from swarmnode.data.blocks import BlockLedger
+from swarmnode.errors import Unavailable
+from swarmnode.gossip.exchange import Gossip
+from swarmnode.identity import Identity
+from swarmnode.ids import PeerId, RunId, seeded
+from swarmnode.manifest import Manifest
+from swarmnode.membership.progress import Progress
+from swarmnode.metrics import name
+from swarmnode.node.lifecycle import Beginning, beginning, donors_of, ready_to_serve
+from swarmnode.node.line import Line
+from swarmnode.node.presence import Presence
+from swarmnode.pipeline.backlog import Backlog
+from swarmnode.pipeline.feeder import Feeder, Samples
+from swarmnode.pipeline.hop import Hop
+from swarmnode.pipeline.onward import Onward
+from swarmnode.pipeline.rebalance import choose_stage
+from swarmnode.ports import (
+    Answer,
+    Call,
+    Clock,
+    Compute,
+    Directory,
+    Handler,
+    Priority,
+    Replica,
+    Telemetry,
+    Transport,
+)
+from swarmnode.recovery.donor import SnapshotDonor
+from swarmnode.recovery.download import DownloadLimits, download
+from swarmnode.recovery.snapshot import Snapshot
+from swarmnode.wire import record_pb2
+
+Part = TypeVar("Part")
+
+DRAIN_S = 8.0  # guess: what is held is finished within this; a microbatch takes a second or two at the demo's size
+LOST_WAIT_S = 20.0  # guess: how long a joiner waits for a replica of its stage to be heard of
+PROBES = 2  # the first forward is slower: caches and allocators; the last one counts
+KIND_OF_METHOD: Mapping[str, str] = {
+    "process": "pipeline",
+    "exchange": "gossip",
+    "commit": "gossip",
+    "snapshot": "state",
+    "chunk": "state",
+}
+
+
+class Probing(Protocol):
+    """Makes a replica do one microbatch forward on made-up data, to be timed."""
+
+    def __call__(self, replica: Replica, manifest: Manifest, stage: int) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """Everything a node needs from outside (ports.py). `replica`, `samples` and `probe` are called on the compute thread."""
+
+    transport: Transport
+    directory: Directory
+    compute: Compute
+    clock: Clock
+    telemetry: Telemetry
+    identity: Identity
+    replica: Callable[[int], Replica]
+    samples: Callable[[], Samples]
+    probe: Probing
+    save: Callable[[Replica, int, int, int], Awaitable[None]]  # replica, stage, round, samples of the run
+
+
+class _Stopped(Exception):
+    """Ends the node's task group after a clean leave."""
+
+
+class Node:
+    """A replica of one stage. `run` returns after leaving cleanly; a LocalFault means: crash and be restarted."""
+
+    def __init__(self, manifest: Manifest, run_id: RunId, world: World) -> None:
+        self.manifest = manifest
+        self.run_id = run_id
+        self.stage: int | None = None
+        self.me = world.transport.peer_id
+        self._world = world
+        self._telemetry = world.telemetry
+        self.presence = Presence(manifest, run_id, world.directory, world.clock, world.identity, world.telemetry)
+        self.line = Line(
+            world.transport, self.presence.progress, self.presence.record, self.presence.learn, self._progressed
+        )
+        self.presence.progressed = self._progressed
+        self._swarm = self.presence.book.swarm
+        self._replica: Replica | None = None
+        self._backlog: Backlog | None = None
+        self._ledger: BlockLedger | None = None
+        self._donor: SnapshotDonor | None = None
+        self.hop: Hop | None = None
+        self.gossip: Gossip | None = None
+        self.feeder: Feeder | None = None
+        self._register()
+
+    @property
+    def state(self) -> record_pb2.NodeState:
+        return self.presence.self.state
+
+    def samples_total(self) -> int:
+        """Samples the whole run has trained, as far as known here."""
+        return self.presence.progress.total
+
+    def loss_train(self) -> float | None:
+        """Nats per token, smoothed: of the microbatches fed here, or whose loss was computed here."""
+        source = self.feeder.loss if self.feeder is not None else self.hop.loss if self.hop is not None else None
+        return source.value if source is not None and source.known else None
+
+    # ---- what others ask of us
+
+    def _register(self) -> None:
+        """Handlers exist before anybody can learn the address; those that need a stage say so until there is one."""
+        nbytes_max = self.manifest.limits.frame_bytes_max
+        handlers: list[tuple[str, Handler, int]] = [
+            ("process", self._serve_process, nbytes_max),
+            ("exchange", lambda peer, call: _there(self.gossip).serve_exchange(peer, call), nbytes_max),
+            ("commit", lambda peer, call: _there(self.gossip).serve_commit(peer, call), 0),
+            ("snapshot", lambda peer, call: _there(self._donor).offer(peer, call), 0),
+            ("chunk", lambda peer, call: _there(self._donor).chunk(peer, call), 0),
+        ]
+        for method, handler, tensor_bytes_max in handlers:
+            self.line.serve(method, handler, tensor_bytes_max=tensor_bytes_max)
+
+    async def _serve_process(self, peer: PeerId, call: Call) -> Answer:
+        if self.state not in (record_pb2.NODE_STATE_TRAINING, record_pb2.NODE_STATE_DRAINING):
+            raise Unavailable("this node does not serve yet")
+        return await _there(self.hop).serve(peer, call)
+
+    # ---- life
+
+    async def run(self, stop: asyncio.Event, stage: int | None = None) -> None:
+        """Live until `stop` is set, then leave: finish what is held, save, say goodbye. `stage` None: the neediest.
+
+        Raises Unavailable when the stage's state is nowhere to be had, LocalFault when this machine fails.
+        """
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                joining = tasks.create_task(self._join(tasks, stage))
+                await stop.wait()
+                joining.cancel()
+                await self._leave()
+                raise _Stopped
+        except* _Stopped:
+            pass
+
+    async def _join(self, tasks: asyncio.TaskGroup, stage: int | None) -> None:
+        """Choose, measure, come by the state, then start everything this node does; returns when it serves."""
+        us, presence, world = self.presence.self, self.presence, self._world
+        us.addresses = await self.line.addresses()
+        self.stage = us.stage = stage = await self._choose(stage)
+        presence.set_state(record_pb2.NODE_STATE_JOINING, "stage chosen")
+        tasks.create_task(presence.announcing())
+        replica = await world.compute.run(Priority.OUTER, 0, partial(world.replica, stage))
+        us.samples_per_second = await self._probe(replica, stage)
+        newcomer, done = await self._begin(replica, stage)
+        self._replica = replica
+        hop, gossip = self._assemble(tasks, replica, stage, newcomer=newcomer, done=done)
+        tasks.create_task(presence.watching(sorted({0, stage, min(stage + 1, self.manifest.pipeline.stages - 1)})))
+        tasks.create_task(gossip.run())
+        tasks.create_task(self._measuring())
+        if newcomer:
+            await self._sync(gossip, stage)
+        if stage == 0:
+            await self._start_feeding(tasks, hop, gossip)
+        presence.set_state(record_pb2.NODE_STATE_TRAINING, "ready")
+        self._telemetry.event("node.ready", serves=stage)
+
+    def _assemble(
+        self, tasks: asyncio.TaskGroup, replica: Replica, stage: int, *, newcomer: bool, done: int
+    ) -> tuple[Hop, Gossip]:
+        """The parts that serve microbatches, rounds and snapshots of `replica`."""
+        world, manifest, telemetry = self._world, self.manifest, self._telemetry
+        backlog = Backlog(tasks, manifest.limits.in_flight_max, telemetry)
+        onward = Onward(self.run_id, self.line, self.presence.routers, telemetry, manifest.limits)
+        hop = Hop(manifest, stage, self.me, replica, world.compute, onward, backlog, self.samples_total, telemetry)
+        gossip = Gossip(
+            manifest,
+            self.run_id,
+            stage,
+            self.line,
+            replica,
+            world.compute,
+            self._swarm,
+            self.samples_total,
+            lambda: hop.samples,
+            telemetry,
+            done=done,
+            newcomer=newcomer,
+        )
+        self._donor = SnapshotDonor(
+            self.run_id,
+            stage,
+            self._take_snapshot,
+            lambda work: world.compute.run(Priority.VALIDATE, 0, work),  # hashing: off the loop, after everything else
+            telemetry,
+        )
+        self.presence.self.queue = lambda: world.compute.waiting
+        self.presence.self.round_index = lambda: gossip.done
+        self._backlog, self.hop, self.gossip = backlog, hop, gossip
+        return hop, gossip
+
+    async def _choose(self, stage: int | None) -> int:
+        """Look around, then take the stage asked for or the neediest."""
+        await self.presence.look(range(self.manifest.pipeline.stages))
+        reason = "asked for"
+        if stage is None:
+            costs = tuple(1.0 for _ in range(self.manifest.pipeline.stages))
+            stage, reason = choose_stage(self._swarm(), costs, seeded(self.manifest.seed, "stage", self.me))
+        self._telemetry.gauge(name.STAGE, float(stage))
+        self._telemetry.event("stage.chosen", serves=stage, reason=reason)
+        return stage
+
+    async def _probe(self, replica: Replica, stage: int) -> float:
+        """Samples per second of this machine on its stage: forward, and backward at about twice its cost."""
+        loop = asyncio.get_running_loop()
+        batch = self.manifest.inner.microbatch
+        seconds = 0.0
+        for _ in range(PROBES):
+            begun = loop.time()
+            await self._world.compute.run(
+                Priority.OUTER, batch, partial(self._world.probe, replica, self.manifest, stage)
+            )
+            seconds = loop.time() - begun
+        rate = batch / max(1e-6, 3.0 * seconds)
+        self._telemetry.event("node.probe", samples_per_second=round(rate, 2))
+        return rate
+
+    async def _begin(self, replica: Replica, stage: int) -> tuple[bool, int]:
+        """Come by the stage's state. Returns (newcomer: the first round is received at weight 0, last round done)."""
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+        while True:
+            await self.presence.look(range(self.manifest.pipeline.stages))
+            how, reason = beginning(self._swarm(), stage, self.me, self.samples_total())
+            if how is not Beginning.LOST:
+                break
+            if loop.time() > begun + LOST_WAIT_S:
+                self._telemetry.event("recovery.failed", level="error", reason=reason)
+                raise Unavailable(f"{reason}; join again when one is back")
+            await asyncio.sleep(self.manifest.limits.announce_period_s / 2)
+        if how is Beginning.FRESH:
+            self._telemetry.event("state.fresh", reason=reason)
+            return False, self.samples_total() // self.manifest.gossip.round_samples
+        state, offer = await download(
+            self.line,
+            lambda: donors_of(self._swarm(), stage, self.me),
+            stage,
+            self.run_id,
+            replica.parameters,
+            DownloadLimits(),
+            self._telemetry,
+        )
+        await self._world.compute.run(Priority.OUTER, 0, lambda: replica.load(state))
+        self.presence.progress.merge(Progress.from_wire(offer.progress))
+        seconds = round(loop.time() - begun, 3)
+        self._telemetry.count(name.RECOVERIES, method="replica")
+        self._telemetry.event("state.downloaded", seconds=seconds, nbytes=offer.nbytes, round=offer.round)
+        return self.manifest.gossip.method != "none", offer.round
+
+    async def _sync(self, gossip: Gossip, stage: int) -> None:
+        """Receive one round at weight 0 before serving (design section 6)."""
+        self.presence.set_state(record_pb2.NODE_STATE_SYNCING, "state loaded")
+        while True:
+            gossip.finished.clear()
+            ready, reason = ready_to_serve(self._swarm(), stage, self.me, received=not gossip.newcomer)
+            if ready:
+                gossip.newcomer = False
+                self._telemetry.event("node.state", state="synced", reason=reason)
+                return
+            try:
+                async with asyncio.timeout(self.manifest.limits.announce_period_s):
+                    await gossip.finished.wait()
+            except TimeoutError:
+                pass
+
+    async def _start_feeding(self, tasks: asyncio.TaskGroup, hop: Hop, gossip: Gossip) -> None:
+        presence = self.presence
+        samples = await self._world.compute.run(Priority.OUTER, 0, self._world.samples)
+        ledger = BlockLedger(self.me, self.manifest.seed)
+        for peer, blocks in presence.blocks_heard.items():
+            ledger.merge(peer, blocks)
+        presence.heard_blocks = ledger.merge
+        presence.self.blocks = ledger.record
+        self.feeder = Feeder(
+            self.manifest,
+            self.me,
+            presence.incarnation,
+            hop,
+            samples,
+            ledger,
+            self._swarm,
+            self._fed,
+            self._telemetry,
+        )
+        tasks.create_task(self._feeding(self.feeder, gossip))
+
+    async def _feeding(self, feeder: Feeder, gossip: Gossip) -> None:
+        """Measure the held-out loss before anything is trained, then feed, and measure again after each round."""
+        if self.samples_total() == 0 and feeder.validates(0):
+            await feeder.validate(0)
+        async with asyncio.TaskGroup() as tasks:
+            validating = tasks.create_task(self._validating(feeder, gossip))
+            await feeder.run()
+            validating.cancel()
+
+    async def _validating(self, feeder: Feeder, gossip: Gossip) -> None:
+        validated = gossip.done
+        while True:
+            await gossip.finished.wait()
+            gossip.finished.clear()
+            if gossip.done > validated and feeder.validates(gossip.done):
+                await feeder.validate(self.samples_total())
+            validated = gossip.done
+
+    async def _leave(self) -> None:
+        """Refuse new work, finish what is held, save, say goodbye; what does not fit in the time is cut, and said."""
+        loop = asyncio.get_running_loop()
+        held = len(self._backlog) if self._backlog is not None else 0
+        if self.stage is not None:
+            self.presence.set_state(record_pb2.NODE_STATE_DRAINING, "told to go")
+            self._telemetry.event("node.draining", held=held)
+        try:
+            async with asyncio.timeout_at(loop.time() + DRAIN_S):
+                if self.feeder is not None:
+                    await self.feeder.drain()
+                if self._backlog is not None:
+                    self._backlog.refusing = "this node is leaving"
+                    await self._backlog.empty()
+        except TimeoutError:
+            held = len(self._backlog) if self._backlog is not None else 0
+            self._telemetry.event("node.draining", level="warning", cut=held, reason=f"not done in {DRAIN_S:g} s")
+        if self._replica is not None and self.gossip is not None and self.stage is not None:
+            await self._world.save(self._replica, self.stage, self.gossip.done, self.samples_total())
+            self._telemetry.event("state.saved", round=self.gossip.done, samples_total=self.samples_total())
+        if self.stage is not None:
+            self.presence.set_state(record_pb2.NODE_STATE_LEFT, "told to go")
+            await self.presence.announce()
+        self._telemetry.event("node.left")
+
+    # ---- what goes on all the time
+
+    async def _measuring(self) -> None:
+        """Once a second: bytes by kind, peers, how late the loop is."""
+        loop = asyncio.get_running_loop()
+        before: dict[tuple[str, str], int] = {}
+        while True:
+            asked = loop.time()
+            await asyncio.sleep(1.0)
+            self._telemetry.observe(name.LOOP_LAG_SECONDS, max(0.0, loop.time() - asked - 1.0))
+            self._telemetry.gauge(name.PEERS, float(sum(len(stage) for stage in self._swarm().stages)))
+            now = dict(self.line.bytes_by_method())
+            for (method, direction), nbytes in now.items():
+                grown = nbytes - before.get((method, direction), 0)
+                kind = KIND_OF_METHOD.get(method, "control")
+                if grown:
+                    self._telemetry.count(name.LINK_BYTES, grown, kind=kind, direction=direction)
+            before = now
+
+    async def _take_snapshot(self) -> Snapshot:
+        """An immutable copy of the replica for a joiner. Raises Unavailable when there is none to give."""
+        replica, gossip, stage = self._replica, self.gossip, self.stage
+        if replica is None or gossip is None or stage is None or self.state != record_pb2.NODE_STATE_TRAINING:
+            raise Unavailable("this node has no state to give")
+        state = await self._world.compute.run(Priority.OUTER, 0, replica.snapshot)
+        return Snapshot.of(state, stage, gossip.done, self.presence.progress.to_wire())
+
+    def _fed(self, samples: int) -> None:
+        self.presence.progress.add(self.me, samples)
+        self._progressed()
+
+    def _progressed(self) -> None:
+        if self.gossip is not None:
+            self.gossip.progressed()
+
+
+def _there(part: Part | None) -> Part:
+    """`part`, or Unavailable for a call that came before this node had a stage."""
+    if part is None:
+        raise Unavailable("this node has no stage yet")
+    return part

@@ -1,0 +1,184 @@
+"""What this node says of itself and what it knows of others: its record, the book of records, the routers fed from it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from swarmnode import __version__
+from swarmnode.errors import RemoteFault
+from swarmnode.identity import Identity
+from swarmnode.ids import PeerId, RunId, seeded
+from swarmnode.manifest import Manifest
+from swarmnode.membership.progress import Progress
+from swarmnode.membership.record import open_record, sign_record
+from swarmnode.membership.swarm import Book
+from swarmnode.metrics import name
+from swarmnode.pipeline.route import Router
+from swarmnode.ports import Clock, Directory, Telemetry
+from swarmnode.wire import record_pb2
+
+FRESH_SHARE = 0.5  # guess: our record is signed anew on request when older than this share of the announce period
+ADDRESSES_MAX = 8
+
+
+@dataclass(slots=True)
+class Self_:
+    """What changes about this node; the record is made from it."""
+
+    state: record_pb2.NodeState = record_pb2.NODE_STATE_JOINING
+    stage: int | None = None
+    samples_per_second: float = 0.0
+    queue: Callable[[], int] = lambda: 0
+    round_index: Callable[[], int] = lambda: 0
+    blocks: Callable[[], record_pb2.Blocks | None] = lambda: None
+    addresses: list[str] = field(default_factory=list)
+
+
+class Presence:
+    """Announces this node, looks others up, and keeps book and routers current."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        run_id: RunId,
+        directory: Directory,
+        clock: Clock,
+        identity: Identity,
+        telemetry: Telemetry,
+    ) -> None:
+        self._manifest = manifest
+        self._run_id = run_id
+        self._directory = directory
+        self._clock = clock
+        self._identity = identity
+        self._telemetry = telemetry
+        self.me = identity.peer_id
+        self.self = Self_()
+        self.progress = Progress()
+        self.book = Book(manifest.pipeline.stages)
+        self.routers = [
+            Router(seeded(manifest.seed, "route", self.me, stage), manifest.pipeline.epsilon)
+            for stage in range(manifest.pipeline.stages)
+        ]
+        self.progressed: Callable[[], None] = lambda: None  # the run's sample count grew
+        self.blocks_heard: dict[PeerId, record_pb2.Blocks] = {}
+        self.heard_blocks: Callable[[PeerId, record_pb2.Blocks], None] = lambda peer, blocks: None
+        self._joined_unix_ms = int(clock.unix_s() * 1000)
+        self._sequence = self._joined_unix_ms
+        self._signed: record_pb2.SignedRecord | None = None
+        self._signed_at = float("-inf")
+        self._announce_now = asyncio.Event()
+
+    @property
+    def incarnation(self) -> int:
+        """Differs between two lives of the same key."""
+        return self._joined_unix_ms
+
+    def set_state(self, state: record_pb2.NodeState, reason: str) -> None:
+        """Change the state others see; announced at once."""
+        self.self.state = state
+        self._telemetry.gauge(name.STATE, float(state))
+        self._telemetry.event("node.state", state=record_pb2.NodeState.Name(state)[11:].lower(), reason=reason)
+        self._signed = None
+        self.record()
+        self._announce_now.set()
+
+    def record(self) -> tuple[int, record_pb2.SignedRecord] | None:
+        """(sequence, our record), signed anew when the last one is old; None before a stage is chosen."""
+        now = asyncio.get_running_loop().time()
+        if self.self.stage is None:
+            return None
+        if self._signed is None or now - self._signed_at > FRESH_SHARE * self._manifest.limits.announce_period_s:
+            self._sequence += 1
+            record = self._describe(self._clock.unix_s())
+            self._signed, self._signed_at = sign_record(record, self._identity), now
+            self.book.learn(record)
+        return self._sequence, self._signed
+
+    def _describe(self, now_unix_s: float) -> record_pb2.Record:
+        us = self.self
+        assert us.stage is not None
+        record = record_pb2.Record(
+            run_id=self._run_id,
+            peer_id=self.me,
+            sequence=self._sequence,
+            expires_unix_ms=int((now_unix_s + self._manifest.limits.record_ttl_s) * 1000),
+            stage=us.stage,
+            state=us.state,
+            addresses=us.addresses[:ADDRESSES_MAX],
+            samples_per_second=us.samples_per_second,
+            queue=us.queue(),
+            round=us.round_index(),
+            joined_unix_ms=self._joined_unix_ms,
+            version=__version__,
+            progress=self.progress.entry(self.me),
+        )
+        blocks = us.blocks()
+        if blocks is not None:
+            record.blocks.CopyFrom(blocks)
+        return record
+
+    async def announcing(self) -> None:
+        """Publish our record every announce period and whenever our state changes, until cancelled."""
+        while True:
+            self._announce_now.clear()
+            await self.announce()
+            try:
+                async with asyncio.timeout(self._manifest.limits.announce_period_s):
+                    await self._announce_now.wait()
+            except TimeoutError:
+                pass
+
+    async def announce(self) -> None:
+        """Publish our record of now, once."""
+        self._signed = None
+        current = self.record()
+        if current is not None and not await self._directory.announce(current[1]):
+            self._telemetry.event("directory.failed", level="warning", reason="nobody stored our record; tried again")
+
+    async def watching(self, stages: Sequence[int]) -> None:
+        """Look `stages` up every announce period until cancelled."""
+        while True:
+            await self.look(stages)
+            await asyncio.sleep(self._manifest.limits.announce_period_s)
+
+    async def look(self, stages: Iterable[int]) -> None:
+        """Read what the directory says of `stages` once; forget whose record ran out."""
+        found = await asyncio.gather(*(self._directory.lookup(stage) for stage in stages))
+        for records in found:
+            for signed in records:
+                try:
+                    self.learn(signed)
+                except RemoteFault as fault:
+                    self._telemetry.event("record.refused", level="warning", reason=str(fault))
+        for peer in self.book.expire(self._clock.unix_s()):
+            self.blocks_heard.pop(peer, None)
+            self._telemetry.event("peer.gone", peer=peer, reason="its record expired")
+        self._view_changed()
+
+    def learn(self, signed: record_pb2.SignedRecord) -> None:
+        """Take in a record. Raises RemoteFault when it is forged, expired or of another run."""
+        record = open_record(
+            signed,
+            run_id=self._run_id,
+            now_unix_s=self._clock.unix_s(),
+            ttl_max_s=10.0 * self._manifest.limits.record_ttl_s,
+        )
+        peer = PeerId(record.peer_id)
+        if peer == self.me or not self.book.learn(record):
+            return
+        if record.progress.samples:
+            before = self.progress.total
+            if self.progress.merge(Progress.from_wire(record.progress)) > before:
+                self.progressed()
+        if record.HasField("blocks"):
+            self.blocks_heard[peer] = record.blocks
+            self.heard_blocks(peer, record.blocks)
+        self._view_changed()
+
+    def _view_changed(self) -> None:
+        swarm = self.book.swarm()
+        for stage, router in enumerate(self.routers):
+            router.update(member for member in swarm.serving(stage) if member.peer != self.me)

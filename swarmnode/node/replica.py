@@ -1,0 +1,134 @@
+"""A node's copy of a stage, whole: the model's arithmetic with the outer optimizer's slow weights beside it."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from swarmnode.errors import RemoteFault
+from swarmnode.gossip.outer import Outer, outer
+from swarmnode.manifest import Manifest
+from swarmnode.model.stage import StageReplica
+from swarmnode.model.tensor import check_finite, decode
+from swarmnode.ports import LossResult, OuterReport, Packet, State, StepReport, Tape, WireTensor
+from swarmnode.recovery.snapshot import ITEMSIZE, SECTIONS
+
+
+class TorchReplica:
+    """`ports.Replica` on `device`, fresh from the manifest's seed: fast weights in `stage`, slow ones in `outer`."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        stage: int,
+        device: str | torch.device = "cpu",
+        dtype: torch.dtype = torch.float32,
+        *,
+        autocast: bool = False,
+    ) -> None:
+        self.stage = StageReplica(manifest, stage, device, dtype, autocast=autocast)
+        self.outer: Outer = outer(manifest.gossip, self.stage.theta)
+
+    @property
+    def parameters(self) -> int:
+        """Elements in the flat buffer."""
+        return self.stage.parameters
+
+    @property
+    def accumulated(self) -> int:
+        """Samples whose gradient waits for the next inner step."""
+        return self.stage.accumulated
+
+    @property
+    def recomputed(self) -> int:
+        """Tapes run forward again so far."""
+        return self.stage.recomputed
+
+    @property
+    def inner_steps(self) -> int:
+        """Inner steps behind these weights, those before a download included."""
+        return self.stage.inner_steps
+
+    @property
+    def message_nbytes(self) -> int:
+        """Bytes of tensors in a round's message, at most."""
+        return self.outer.message_nbytes
+
+    def forward(self, x: WireTensor, *, keep: bool) -> tuple[WireTensor, Tape | None]:
+        return self.stage.forward(x, keep=keep)
+
+    def backward(self, tape: Tape, gradient: WireTensor, samples: int) -> WireTensor | None:
+        return self.stage.backward(tape, gradient, samples)
+
+    def loss(self, x: WireTensor, tokens: WireTensor, samples: int, *, train: bool) -> LossResult:
+        return self.stage.loss(x, tokens, samples, train=train)
+
+    def release(self, tape: Tape) -> None:
+        self.stage.release(tape)
+
+    def step(self, samples_total: int) -> StepReport:
+        return self.stage.step(samples_total)
+
+    def message(self, round_index: int) -> list[WireTensor]:
+        """Mark the boundary of `round_index` and return what partners need of it; the tensors own their memory."""
+        return self.outer.message(round_index)
+
+    def apply(self, round_index: int, own_weight: float, packets: Sequence[Packet]) -> OuterReport:
+        """The outer step of the boundary marked. Raises RemoteFault, having changed nothing, for a bad packet."""
+        report = self.outer.apply(round_index, own_weight, packets)
+        self.stage.touched()
+        return report
+
+    def digest(self) -> bytes:
+        """SHA-256 of the slow weights as little-endian float32: equal at two replicas exactly when every bit is."""
+        return hashlib.sha256(_bytes(self.outer.phi)).digest()
+
+    def snapshot(self) -> State:
+        """A copy of everything that lasts: 20 bytes a parameter. Gradients not yet stepped with are not part of it."""
+        sections = {name: _bytes(flat.clone()) for name, flat in self._flats().items()}
+        return State(sections, self.stage.inner_steps, self.stage.gradient_norm)
+
+    @torch.no_grad()
+    def load(self, state: State) -> None:
+        """Become `state`; gradients accumulated, a marked boundary and tapes are void. Raises RemoteFault, having
+        changed nothing, when sections are missing, of the wrong size, not finite, or a second moment is negative."""
+        flats = self._flats()
+        given = {name: self._section(state, name) for name in SECTIONS}
+        if len(state.sections) != len(SECTIONS):
+            raise RemoteFault(f"state with sections {list(state.sections)}; {', '.join(SECTIONS)} belong there")
+        if float(given["exp_avg_sq"].min()) < 0.0:
+            raise RemoteFault("state with a negative second moment in exp_avg_sq")
+        if state.inner_steps < 0 or not (math.isfinite(state.gradient_norm) and state.gradient_norm >= 0.0):
+            raise RemoteFault(f"state after {state.inner_steps} inner steps with gradient norm {state.gradient_norm}")
+        for name in ("theta", "exp_avg", "exp_avg_sq"):
+            flats[name].copy_(given[name])
+        self.outer.reset(given["phi"], given["momentum"])
+        self.stage.inner_steps = state.inner_steps
+        self.stage.gradient_norm = state.gradient_norm
+        self.stage.discard()
+        self.stage.touched()
+
+    def _flats(self) -> dict[str, Tensor]:
+        stage, slow = self.stage, self.outer
+        flats = (stage.theta, slow.phi, slow.momentum, stage.exp_avg, stage.exp_avg_sq)
+        return dict(zip(SECTIONS, flats, strict=True))
+
+    def _section(self, state: State, name: str) -> Tensor:
+        """One section of `state` as float32 [N] on the CPU, checked, sharing its memory."""
+        data = state.sections.get(name)
+        if data is None:
+            raise RemoteFault(f"state without section {name}")
+        if data.nbytes != ITEMSIZE * self.parameters:
+            raise RemoteFault(f"state with {data.nbytes} bytes of {name}; {ITEMSIZE * self.parameters} belong there")
+        flat = decode(WireTensor("f32", (self.parameters,), data))
+        check_finite(flat, f"state, section {name}")
+        return flat
+
+
+def _bytes(flat: Tensor) -> memoryview:
+    """The elements as little-endian float32, sharing memory where they lie so already."""
+    return flat.to("cpu", torch.float32).view(torch.uint8).numpy().data.toreadonly()

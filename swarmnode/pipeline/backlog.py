@@ -1,0 +1,144 @@
+"""What a replica holds at one time, and that it counts no microbatch twice.
+
+Places are counted per position in the itinerary: a call that waits onward holds its place, and it waits only for places
+of the next position, so swapped routes cannot wait in a circle (design section 3).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from swarmnode.errors import Busy, SwarmnodeError, Unavailable
+from swarmnode.ids import MicrobatchId
+from swarmnode.metrics import name
+from swarmnode.ports import Answer, Telemetry
+
+CACHE_BYTES_MAX = 32 << 20  # guess: some hundred answers at the demo's size
+COUNTED_MAX = 65_536  # guess: 16 bytes each; a retry comes within one microbatch deadline
+RETRY_FIRST_S = 0.05  # guess: until the first microbatch told how long one takes
+
+Key = tuple[MicrobatchId, int]
+"""A microbatch at a position of its itinerary."""
+
+
+@dataclass(slots=True)
+class Held:
+    """One microbatch in work here. `commit` once its gradient is about to be added: from then on it is completed even
+    when nobody waits for it any more, so that a repeat finds the answer instead of adding the gradient again."""
+
+    answer: asyncio.Future[Answer]
+    task: asyncio.Task[None] | None = None
+    waiters: int = 0
+    committed: bool = False
+
+    def commit(self) -> None:
+        self.committed = True
+
+
+class Backlog:
+    """At most `places` microbatches per position; repeats join the one in work or get its answer again."""
+
+    def __init__(
+        self, tasks: asyncio.TaskGroup, places: int, telemetry: Telemetry, cache_bytes_max: int = CACHE_BYTES_MAX
+    ) -> None:
+        self._tasks = tasks
+        self._places = places
+        self._telemetry = telemetry
+        self._cache_bytes_max = cache_bytes_max
+        self._held: dict[Key, Held] = {}
+        self._by_position: dict[int, int] = {}
+        self._answers: OrderedDict[Key, tuple[Answer, int]] = OrderedDict()
+        self._answers_nbytes = 0
+        self._counted: OrderedDict[Key, None] = OrderedDict()
+        self._seconds = RETRY_FIRST_S
+        self._empty = asyncio.Event()
+        self._empty.set()
+        self.refusing: str | None = None  # why no new microbatch is taken (draining)
+
+    def __len__(self) -> int:
+        return sum(self._by_position.values())
+
+    async def empty(self) -> None:
+        """Returns when nothing is held."""
+        await self._empty.wait()
+
+    async def once(self, key: Key, work: Callable[[Held], Awaitable[Answer]]) -> Answer:
+        """The answer of `work` for `key`, run at most once however often the microbatch arrives.
+
+        Raises Busy when the position's places are taken, Unavailable when draining or when the microbatch was counted
+        long ago and its answer is no longer kept. If every caller gives up before `commit`, the work is cancelled.
+        """
+        if (kept := self._answers.get(key)) is not None:
+            self._telemetry.count(name.MICROBATCHES, outcome="duplicate")
+            return kept[0]
+        held = self._held.get(key)
+        if held is not None:
+            self._telemetry.count(name.MICROBATCHES, outcome="duplicate")
+        elif key in self._counted:
+            raise Unavailable("microbatch was counted here already and its answer is no longer kept")
+        else:
+            held = self._begin(key, work)
+        held.waiters += 1
+        try:
+            return await asyncio.shield(held.answer)
+        finally:
+            held.waiters -= 1
+            if held.waiters == 0 and not held.committed and not held.answer.done() and held.task is not None:
+                self._held.pop(key, None)  # a repeat that comes now begins anew
+                held.task.cancel()
+
+    def _begin(self, key: Key, work: Callable[[Held], Awaitable[Answer]]) -> Held:
+        if self.refusing is not None:
+            raise Unavailable(self.refusing)
+        position = key[1]
+        if self._by_position.get(position, 0) >= self._places:
+            self._telemetry.count(name.BUSY)
+            raise Busy(f"all {self._places} places of position {position} are taken", retry_after_s=self._seconds)
+        held = Held(asyncio.get_running_loop().create_future())
+        self._by_position[position] = self._by_position.get(position, 0) + 1
+        self._held[key] = held
+        self._empty.clear()
+        held.task = self._tasks.create_task(self._work(key, held, work))
+        return held
+
+    async def _work(self, key: Key, held: Held, work: Callable[[Held], Awaitable[Answer]]) -> None:
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+        try:
+            answer = await work(held)
+            self._seconds += 0.1 * (loop.time() - begun - self._seconds)
+            self._keep(key, held, answer)
+            held.answer.set_result(answer)
+        except SwarmnodeError as error:
+            if held.committed:
+                self._count(key)
+            held.answer.set_exception(error)
+            held.answer.exception()  # seen: nobody may be waiting any more
+        except asyncio.CancelledError:
+            held.answer.cancel()
+            raise
+        finally:
+            if self._held.get(key) is held:
+                del self._held[key]
+            self._by_position[key[1]] -= 1
+            if not any(self._by_position.values()):
+                self._empty.set()
+
+    def _keep(self, key: Key, held: Held, answer: Answer) -> None:
+        if not held.committed:
+            return  # validation: repeating it does no harm
+        self._count(key)
+        nbytes = sum(tensor.nbytes for tensor in answer.tensors) + 256
+        self._answers[key] = (answer, nbytes)
+        self._answers_nbytes += nbytes
+        while self._answers_nbytes > self._cache_bytes_max:
+            _, (_, dropped) = self._answers.popitem(last=False)
+            self._answers_nbytes -= dropped
+
+    def _count(self, key: Key) -> None:
+        self._counted[key] = None
+        while len(self._counted) > COUNTED_MAX:
+            self._counted.popitem(last=False)

@@ -1,0 +1,213 @@
+"""A replica of stage 0 reads data and starts microbatches; its own stage is the first hop of each."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from swarmnode.data.blocks import BlockLedger
+from swarmnode.errors import MicrobatchLost, RemoteFault, Unavailable
+from swarmnode.ids import PeerId, digest64, microbatch_id
+from swarmnode.manifest import Manifest
+from swarmnode.membership.swarm import Swarm
+from swarmnode.metrics import name
+from swarmnode.pipeline.hop import Hop
+from swarmnode.pipeline.route import Ema
+from swarmnode.pipeline.window import Window
+from swarmnode.ports import Telemetry, WireTensor
+from swarmnode.wire import call_pb2 as wire
+
+RATE_SPAN_S = 10.0  # guess: tokens per second are averaged over this
+LOST_PAUSE_S = 0.2  # guess: after a loss, before anything new is started
+VALIDATING_MAX = 2  # guess: held-out microbatches under way at once
+
+
+class Samples(Protocol):
+    """Numbered samples as token tensors u16 or u32 [B, T+1]."""
+
+    def train(self, indices: Sequence[int]) -> WireTensor: ...
+
+    def held_out(self) -> Sequence[WireTensor]:
+        """The same few microbatches of held-out text, always."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """A microbatch's worth of a block."""
+
+    block: int
+    indices: tuple[int, ...]
+
+
+class Feeder:
+    """Keeps a window of microbatches under way and counts what came back."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        me: PeerId,
+        incarnation: int,
+        hop: Hop,
+        samples: Samples,
+        ledger: BlockLedger,
+        swarm: Callable[[], Swarm],
+        counted: Callable[[int], None],
+        telemetry: Telemetry,
+    ) -> None:
+        self._manifest = manifest
+        self._me = me
+        self._incarnation = incarnation
+        self._hop = hop
+        self._samples = samples
+        self._ledger = ledger
+        self._swarm = swarm
+        self._counted = counted
+        self._telemetry = telemetry
+        self._serial = 0
+        self._pending: deque[_Piece] = deque()
+        self._left: dict[int, int] = {}  # block -> microbatches not yet done
+        self._under_way = 0
+        self._changed = asyncio.Event()
+        self._drained = asyncio.Event()
+        self.window = Window(manifest.pipeline.stages + 1, manifest.pipeline.window_max)
+        self.draining = False
+        self._running = False
+        self.loss = Ema(0.05)
+        self._recent: deque[tuple[float, int]] = deque()
+        self.validation: tuple[float, int] | None = None  # nats per token, samples of the run by then
+        self.validation_first: float | None = None
+
+    async def run(self) -> None:
+        """Start microbatches until cancelled or told to drain; returns when drained."""
+        self._running = True
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                await self._start_all(tasks)
+        finally:
+            self._drained.set()
+
+    async def _start_all(self, tasks: asyncio.TaskGroup) -> None:
+        while not self.draining:
+            if self._under_way >= self.window.size:
+                await self._change()
+                continue
+            self._under_way += 1
+            tasks.create_task(self._carry(self._next()))
+
+    async def drain(self) -> None:
+        """Start nothing new; returns when all that is under way came back."""
+        self.draining = True
+        self._changed.set()
+        if self._running:
+            await self._drained.wait()
+
+    def tokens_per_second(self) -> float:
+        """Over the last RATE_SPAN_S."""
+        now = asyncio.get_running_loop().time()
+        while self._recent and self._recent[0][0] < now - RATE_SPAN_S:
+            self._recent.popleft()
+        if not self._recent:
+            return 0.0
+        return sum(tokens for _, tokens in self._recent) / max(1.0, min(RATE_SPAN_S, now - self._recent[0][0]))
+
+    async def validate(self, samples_total: int) -> float | None:
+        """Held-out loss in nats per token, through random routes; None when a microbatch found no way. Trains nothing."""
+        gate = asyncio.Semaphore(VALIDATING_MAX)
+
+        async def one(tokens: WireTensor) -> tuple[float, int]:
+            async with gate:
+                carried = await self._send(tokens, wire.PURPOSE_VALIDATE)
+                self._telemetry.count(name.MICROBATCHES, outcome="validated")
+                return carried
+
+        failure: BaseException | None = None
+        ongoing: list[asyncio.Task[tuple[float, int]]] = []
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                ongoing += [tasks.create_task(one(tokens)) for tokens in self._samples.held_out()]
+        except* (Unavailable, RemoteFault) as group:
+            failure = group.exceptions[0]
+        if failure is not None:
+            self._telemetry.event("validation.failed", level="warning", reason=str(failure))
+            return None
+        results = [task.result() for task in ongoing]
+        loss = sum(total for total, _ in results) / max(1, sum(tokens for _, tokens in results))
+        self.validation = (loss, samples_total)
+        if self.validation_first is None:
+            self.validation_first = loss
+        self._telemetry.gauge(name.LOSS, loss, split="validation")
+        self._telemetry.event("validation.done", loss=loss, samples_total=samples_total)
+        return loss
+
+    def validates(self, round_index: int) -> bool:
+        """Whether it is this feeder's turn to validate after `round_index`: one of the feeders, by hash."""
+        feeders = self._swarm().feeders() or (self._me,)
+        return min(feeders, key=lambda peer: digest64(self._manifest.seed, "validate", round_index, peer)) == self._me
+
+    def _next(self) -> _Piece:
+        """The next microbatch to start, from the block in work or a new one of ours."""
+        if not self._pending:
+            block, reason = self._ledger.take(self._swarm().feeders())
+            self._telemetry.event("data.block", level="debug", block=block, reason=reason)
+            size, step = self._manifest.data.block_samples, self._manifest.inner.microbatch
+            first = block * size
+            pieces = [
+                _Piece(block, tuple(range(at, min(at + step, first + size)))) for at in range(first, first + size, step)
+            ]
+            self._left[block] = len(pieces)
+            self._pending.extend(pieces)
+        return self._pending.popleft()
+
+    async def _carry(self, piece: _Piece) -> None:
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+        try:
+            loss_sum, tokens = await self._send(self._samples.train(piece.indices), wire.PURPOSE_TRAIN)
+        except MicrobatchLost as lost:
+            self._telemetry.count(name.MICROBATCHES, outcome="lost")
+            self._telemetry.event("microbatch.lost", level="warning", reason=str(lost), block=piece.block)
+            self._pending.appendleft(piece)
+            self.window.lost()
+            await asyncio.sleep(LOST_PAUSE_S)
+        else:
+            self._done(piece, loss_sum, tokens, loop.time() - begun)
+        finally:
+            self._under_way -= 1
+            self._changed.set()
+
+    def _done(self, piece: _Piece, loss_sum: float, tokens: int, seconds: float) -> None:
+        now = asyncio.get_running_loop().time()
+        self.window.completed(seconds)
+        self.loss.add(loss_sum / max(1, tokens))
+        self._recent.append((now, tokens))
+        self._telemetry.count(name.MICROBATCHES, outcome="done")
+        self._telemetry.count(name.TOKENS, tokens)
+        self._telemetry.count(name.SAMPLES, len(piece.indices))
+        self._telemetry.gauge(name.WINDOW, float(self.window.size))
+        self._counted(len(piece.indices))
+        self._left[piece.block] -= 1
+        if self._left[piece.block] == 0:
+            del self._left[piece.block]
+            self._ledger.finish(piece.block)
+
+    async def _send(self, tokens: WireTensor, purpose: wire.Purpose) -> tuple[float, int]:
+        self._serial += 1
+        process = wire.Process(
+            microbatch_id=microbatch_id(self._me, self._incarnation, self._serial),
+            feeder=self._me,
+            samples=tokens.shape[0],
+            purpose=purpose,
+            itinerary=range(self._manifest.pipeline.stages),
+            position=0,
+        )
+        deadline = asyncio.get_running_loop().time() + self._manifest.limits.microbatch_timeout_s
+        carried = await self._hop.carry(process, tokens, tokens, deadline)
+        return carried.loss_sum, carried.tokens
+
+    async def _change(self) -> None:
+        self._changed.clear()
+        await self._changed.wait()

@@ -1,0 +1,207 @@
+"""This replica's part of a microbatch's way: forward, onward, backward, and an inner step when enough has come together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from swarmnode.errors import RemoteFault
+from swarmnode.ids import MICROBATCH_ID_BYTES, MicrobatchId, PeerId
+from swarmnode.manifest import Manifest
+from swarmnode.metrics import name
+from swarmnode.pipeline.backlog import Backlog, Held
+from swarmnode.pipeline.onward import Carried, Onward
+from swarmnode.pipeline.route import Ema
+from swarmnode.ports import Answer, Call, Compute, Priority, Replica, StepReport, Tape, Telemetry, WireTensor
+from swarmnode.wire import call_pb2 as wire
+
+LOSS_DECAY = 0.05  # guess: smooths over about 20 microbatches
+TOKEN_DTYPES = ("u16", "u32")
+
+
+class Hop:
+    """Serves microbatches on one replica. All arithmetic goes through `compute`, backward first."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        stage: int,
+        me: PeerId,
+        replica: Replica,
+        compute: Compute,
+        onward: Onward,
+        backlog: Backlog,
+        samples_total: Callable[[], int],
+        telemetry: Telemetry,
+    ) -> None:
+        self._manifest = manifest
+        self._stage = stage
+        self._me = me
+        self._replica = replica
+        self._compute = compute
+        self._onward = onward
+        self._backlog = backlog
+        self._samples_total = samples_total
+        self._telemetry = telemetry
+        self._tape_nbytes = 0
+        self.inner_steps = 0
+        self.samples = 0  # trained here since start
+        self.loss = Ema(LOSS_DECAY)
+
+    async def serve(self, peer: PeerId, call: Call) -> Answer:
+        """Handler of method "process". Raises RemoteFault for a malformed request, Busy, MicrobatchLost."""
+        process = call.header.process
+        x, tokens = self._check(process, call.tensors)
+        deadline = asyncio.get_running_loop().time() + process.deadline_ms / 1000.0
+        key = (MicrobatchId(process.microbatch_id), process.position)
+
+        async def work(held: Held) -> Answer:
+            carried = await self.carry(process, x, tokens, deadline, held)
+            report = wire.Processed(
+                loss_sum=carried.loss_sum,
+                tokens=carried.tokens,
+                path=[self._me, *carried.path],
+                retries=carried.retries,
+                onward_s=carried.onward_s,
+            )
+            tensors = () if carried.gradient is None else (carried.gradient,)
+            return Answer(wire.Reply(processed=report), tensors)
+
+        return await self._backlog.once(key, work)
+
+    async def carry(
+        self, process: wire.Process, x: WireTensor, tokens: WireTensor, deadline: float, held: Held | None = None
+    ) -> Carried:
+        """Take a microbatch from here to the last stage and back; the gradient returned is that of `x`.
+
+        The feeder calls this for its own microbatches (x are the tokens, no gradient comes of it). Raises MicrobatchLost
+        when the deadline passes first, RemoteFault when `x` itself is bad.
+        """
+        train = process.purpose == wire.PURPOSE_TRAIN
+        if process.position == len(process.itinerary) - 1:
+            return await self._finish(process, x, tokens, train, held)
+        tape_max = self._manifest.limits.tape_bytes_max
+
+        def forward() -> tuple[WireTensor, Tape | None]:
+            y, tape = self._replica.forward(x, keep=train)
+            if tape is not None and self._tape_nbytes + tape.nbytes > tape_max:
+                self._replica.release(tape)
+                self._telemetry.count(name.RELEASED_TAPES)
+            return y, tape
+
+        y, tape = await self._compute.run(Priority.FORWARD if train else Priority.VALIDATE, process.samples, forward)
+        if tape is None:
+            return await self._onward.send(process, y, tokens, deadline)
+        nbytes = tape.nbytes
+        self._hold(nbytes)
+        try:
+            return await self._return(process, y, tape, tokens, deadline, held)
+        finally:
+            self._hold(-nbytes)
+
+    async def _return(
+        self,
+        process: wire.Process,
+        y: WireTensor,
+        tape: Tape,
+        tokens: WireTensor,
+        deadline: float,
+        held: Held | None,
+    ) -> Carried:
+        """Send onward and run the gradient back through the tape; a bad gradient is the next peer's fault, ask another."""
+        while True:
+            carried = await self._onward.send(process, y, tokens, deadline)
+            gradient = carried.gradient
+            assert gradient is not None, "a training microbatch came back without a gradient"
+            if held is not None:
+                held.commit()
+            try:
+                carried.gradient, step = await self._compute.run(
+                    Priority.BACKWARD,
+                    process.samples,
+                    lambda given=gradient: self._backward(tape, given, process.samples),  # type: ignore[misc]
+                )
+            except RemoteFault as fault:
+                if held is not None:
+                    held.committed = False
+                assert carried.peer is not None
+                self._onward.blame(carried.peer, process.itinerary[process.position + 1], fault)
+                continue
+            self._trained(process.samples, step)
+            return carried
+
+    async def _finish(
+        self, process: wire.Process, x: WireTensor, tokens: WireTensor, train: bool, held: Held | None
+    ) -> Carried:
+        """The last stage: loss and its gradient in one piece of work."""
+        if held is not None and train:
+            held.commit()
+
+        def work() -> tuple[Carried, StepReport | None]:
+            result = self._replica.loss(x, tokens, process.samples, train=train)
+            step = self._step() if train else None
+            return Carried(result.gradient, result.loss_sum, result.tokens), step
+
+        carried, step = await self._compute.run(
+            Priority.BACKWARD if train else Priority.VALIDATE, process.samples, work
+        )
+        if train:
+            self.loss.add(carried.loss_sum / max(1, carried.tokens))
+            self._telemetry.gauge(name.LOSS, self.loss.value, split="train")
+            self._trained(process.samples, step)
+        return carried
+
+    def _backward(self, tape: Tape, gradient: WireTensor, samples: int) -> tuple[WireTensor | None, StepReport | None]:
+        before = self._replica.recomputed
+        given = self._replica.backward(tape, gradient, samples)
+        if self._replica.recomputed > before:
+            self._telemetry.count(name.RECOMPUTED_TAPES)
+        return given, self._step()
+
+    def _step(self) -> StepReport | None:
+        """On the compute thread, right after a gradient was added."""
+        if self._replica.accumulated < self._manifest.inner.inner_batch:
+            return None
+        return self._replica.step(self._samples_total())
+
+    def _trained(self, samples: int, step: StepReport | None) -> None:
+        self.samples += samples
+        if step is not None:
+            self.inner_steps = step.step
+            self._telemetry.count(name.INNER_STEPS)
+            self._telemetry.gauge(name.GRADIENT_NORM, step.gradient_norm)
+            self._telemetry.gauge(name.LEARNING_RATE, step.learning_rate)
+
+    def _hold(self, nbytes: int) -> None:
+        self._tape_nbytes += nbytes
+        self._telemetry.gauge(name.TAPE_BYTES, float(self._tape_nbytes))
+
+    def _check(self, process: wire.Process, tensors: object) -> tuple[WireTensor, WireTensor]:
+        """The two tensors of a request, after checking all that can be checked without arithmetic."""
+        assert isinstance(tensors, (list, tuple))
+        model, stages = self._manifest.model, self._manifest.pipeline.stages
+        if len(process.microbatch_id) != MICROBATCH_ID_BYTES:
+            raise RemoteFault(f"microbatch id of {len(process.microbatch_id)} bytes; {MICROBATCH_ID_BYTES} are due")
+        if not 1 <= len(process.itinerary) <= stages or process.position >= len(process.itinerary):
+            raise RemoteFault(f"position {process.position} of an itinerary of {len(process.itinerary)} stages")
+        if process.itinerary[process.position] != self._stage:
+            wanted = process.itinerary[process.position]
+            raise RemoteFault(f"microbatch for stage {wanted} sent to a replica of stage {self._stage}")
+        if process.purpose not in (wire.PURPOSE_TRAIN, wire.PURPOSE_VALIDATE):
+            raise RemoteFault(f"microbatch with unknown purpose {process.purpose}")
+        if not 1 <= process.samples <= self._manifest.inner.microbatch:
+            raise RemoteFault(
+                f"microbatch of {process.samples} samples; 1 to {self._manifest.inner.microbatch} are allowed"
+            )
+        if len(tensors) != 2:
+            raise RemoteFault(f"microbatch with {len(tensors)} tensors; activations and tokens are due")
+        x, tokens = tensors
+        if x.shape != (process.samples, model.context, model.width):
+            raise RemoteFault(
+                f"activations {list(x.shape)}; [{process.samples}, {model.context}, {model.width}] are due"
+            )
+        if tokens.shape != (process.samples, model.context + 1) or tokens.dtype not in TOKEN_DTYPES:
+            raise RemoteFault(
+                f"tokens {tokens.dtype}{list(tokens.shape)}; u16 or u32 [{process.samples}, {model.context + 1}] are due"
+            )
+        return x, tokens

@@ -1,0 +1,134 @@
+"""The way to the next stage: each hop owns the repair of the next, because it still holds what it sent (design section 3)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from swarmnode.errors import Busy, MicrobatchLost, Refused, RemoteFault, Unavailable
+from swarmnode.ids import PeerId, short
+from swarmnode.manifest import LimitsSpec
+from swarmnode.metrics import name
+from swarmnode.pipeline.route import Router
+from swarmnode.ports import Call, Telemetry, Transport, WireTensor
+from swarmnode.wire import call_pb2 as wire
+
+TIMEOUT_FACTOR = 4.0  # guess (issue 5: a hung node is routed around within its expected time x 4)
+WAIT_MIN_S = 0.005  # guess: a Busy answer without a hint is not asked again sooner
+WAIT_MAX_S = 0.5  # guess: how long to wait before looking at the replicas again
+FINISH_SHARE = 0.9  # guess: share of the deadline left that the next hop may use; the rest is for our own backward
+REPLY_SLACK_BYTES = 4096
+
+
+@dataclass(slots=True)
+class Carried:
+    """What came back for a microbatch: the gradient of what was sent, and the report of the stages it went through."""
+
+    gradient: WireTensor | None
+    loss_sum: float
+    tokens: int
+    path: list[str] = field(default_factory=list)
+    retries: int = 0
+    peer: PeerId | None = None
+    onward_s: float = 0.0
+
+
+class Onward:
+    """Carries microbatches to the next stage and repairs what breaks there."""
+
+    def __init__(
+        self, run_id: str, transport: Transport, routers: Sequence[Router], telemetry: Telemetry, limits: LimitsSpec
+    ) -> None:
+        self._run_id = run_id
+        self._transport = transport
+        self._routers = routers
+        self._telemetry = telemetry
+        self._limits = limits
+
+    async def send(self, process: wire.Process, y: WireTensor, tokens: WireTensor, deadline: float) -> Carried:
+        """Carry `y` to the stage after `process.position` and wait for its gradient until loop time `deadline`.
+
+        Raises MicrobatchLost when no replica could do it in time.
+        """
+        loop = asyncio.get_running_loop()
+        stage = process.itinerary[process.position + 1]
+        router = self._routers[stage]
+        begun, retries, tried = loop.time(), 0, set[PeerId]()
+        reason = "deadline passed"
+        while (left_s := deadline - loop.time()) > 0:
+            peer, choice = router.choose(loop.time(), process.samples, tried)
+            if peer is None:
+                reason = f"stage {stage}: {choice}" + (f"; last: {reason}" if tried else "")
+                tried.clear()
+                await asyncio.sleep(min(left_s, max(WAIT_MIN_S, min(WAIT_MAX_S, router.ready_in_s(loop.time())))))
+                continue
+            try:
+                carried = await self._ask(peer, router, process, y, tokens, left_s)
+                carried.retries += retries
+                carried.onward_s = loop.time() - begun
+                return carried
+            except Busy as busy:
+                router.delay(peer, loop.time() + max(WAIT_MIN_S, busy.retry_after_s))
+                reason = str(busy)
+                continue
+            except Unavailable as error:
+                router.delay(peer, loop.time() + max(WAIT_MIN_S, error.retry_after_s))
+                reason = str(error)
+            except Refused as error:
+                self._telemetry.count(name.PEER_FAULTS, kind="refused")
+                self._telemetry.event("microbatch.refused", level="warning", peer=peer, reason=str(error))
+                reason = str(error)
+            except RemoteFault as fault:
+                self.blame(peer, stage, fault)
+                reason = str(fault)
+            tried.add(peer)
+            retries += 1
+            self._telemetry.count(name.MICROBATCHES, outcome="retried")
+        raise MicrobatchLost(f"no way to stage {stage} in time: {reason}")
+
+    def blame(self, peer: PeerId, stage: int, fault: RemoteFault) -> None:
+        """`peer` broke: no microbatch goes there until it is heard of again."""
+        banned_s = self._routers[stage].ban(peer, asyncio.get_running_loop().time())
+        self._telemetry.count(name.PEER_FAULTS, kind="broken")
+        self._telemetry.event(
+            "peer.banned", level="warning", peer=peer, stage_of_peer=stage, seconds=banned_s, reason=str(fault)
+        )
+
+    async def _ask(
+        self, peer: PeerId, router: Router, process: wire.Process, y: WireTensor, tokens: WireTensor, left_s: float
+    ) -> Carried:
+        loop = asyncio.get_running_loop()
+        hops = len(process.itinerary) - process.position - 1
+        expected_s = router.expected_s(peer, process.samples) or 0.0
+        timeout_s = min(left_s, max(self._limits.hop_timeout_min_s, TIMEOUT_FACTOR * expected_s) * hops)
+        onward = wire.Process()
+        onward.CopyFrom(process)
+        onward.position += 1
+        onward.deadline_ms = int(timeout_s * FINISH_SHARE * 1000)
+        sent_at = loop.time()
+        answer = await self._transport.call(
+            peer,
+            Call(wire.Request(run_id=self._run_id, process=onward), (y, tokens)),
+            timeout_s=timeout_s,
+            reply_bytes_max=y.nbytes + REPLY_SLACK_BYTES,
+        )
+        report = answer.header.processed
+        train = process.purpose == wire.PURPOSE_TRAIN
+        gradient = _gradient(answer.tensors, y, peer) if train else None
+        seconds = loop.time() - sent_at
+        if train:
+            router.completed(peer, process.samples, seconds - min(max(report.onward_s, 0.0), seconds))
+        return Carried(gradient, report.loss_sum, report.tokens, list(report.path), report.retries, peer)
+
+
+def _gradient(tensors: Sequence[WireTensor], y: WireTensor, peer: PeerId) -> WireTensor:
+    if len(tensors) != 1:
+        raise RemoteFault(f"peer {short(peer)} answered a microbatch with {len(tensors)} tensors; one gradient is due")
+    gradient = tensors[0]
+    if gradient.shape != y.shape or gradient.dtype != y.dtype or gradient.codec != y.codec:
+        raise RemoteFault(
+            f"peer {short(peer)} answered with a gradient {gradient.dtype}{list(gradient.shape)}; "
+            f"{y.dtype}{list(y.shape)} is due"
+        )
+    return gradient

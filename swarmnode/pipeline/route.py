@@ -1,0 +1,174 @@
+"""Which replica of the next stage gets a microbatch: interleaved weighted round robin with a little chance.
+
+Source: SWARM parallelism (arXiv 2301.11913, section 3.2 and appendix C): each client keeps a queue of peers ordered by
+the virtual time at which they would be free, chooses the least and charges it before the call. A share `epsilon` of
+choices is uniform, so that replicas mix through random routes (NoLoCo, arXiv 2506.10911, section 3.1).
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from swarmnode.ids import PeerId
+from swarmnode.membership.swarm import Member
+
+EPSILON = 0.1  # guess (design section 3)
+EMA_WEIGHT = 0.1  # SWARM's public code: weight of the newest observation
+UNKNOWN_SECONDS_PER_SAMPLE = 1e-3  # guess: only until the first answer of any peer
+BAN_FIRST_S = 1.0  # guess; doubles with each fault in a row, so that a peer that accepts and never answers costs little
+BAN_MAX_S = 60.0  # guess
+
+
+class Ema:
+    """Exponential moving average without the bias of its start: mean of n equal observations is that value."""
+
+    __slots__ = ("_sum", "_weight", "decay")
+
+    def __init__(self, decay: float = EMA_WEIGHT) -> None:
+        self.decay = decay
+        self._sum = 0.0
+        self._weight = 0.0
+
+    def add(self, value: float) -> None:
+        self._sum += self.decay * (value - self._sum)
+        self._weight += self.decay * (1.0 - self._weight)
+
+    @property
+    def known(self) -> bool:
+        return self._weight > 0.0
+
+    @property
+    def value(self) -> float:
+        return self._sum / self._weight if self._weight > 0.0 else 0.0
+
+
+@dataclass(slots=True)
+class _Peer:
+    member: Member
+    runtime: float  # virtual seconds of work given to it
+    serial: int  # of its entry in the heap; older entries are void
+    seconds_per_sample: Ema
+    not_before: float = 0.0  # loop time: it said it was busy
+    banned_sequence: int = -1  # no choice until its record is newer than this ...
+    banned_until: float = 0.0  # ... and loop time is past this
+    faults_in_row: int = 0
+
+
+class Router:
+    """Chooses among the replicas of one stage. Pure: loop time comes as an argument, chance from `rng`."""
+
+    def __init__(self, rng: random.Random, epsilon: float = EPSILON) -> None:
+        self._rng = rng
+        self._epsilon = epsilon
+        self._peers: dict[PeerId, _Peer] = {}
+        self._heap: list[tuple[float, float, int, PeerId]] = []
+        self._serial = 0
+        self._all = Ema()
+
+    def update(self, members: Iterable[Member]) -> None:
+        """Learn who serves the stage now. A newcomer enters at the current least virtual runtime (no flood, no famine)."""
+        present = {member.peer: member for member in members}
+        for peer in [peer for peer in self._peers if peer not in present]:
+            del self._peers[peer]
+        least = min((entry.runtime for entry in self._peers.values()), default=0.0)
+        for peer, member in present.items():
+            known = self._peers.get(peer)
+            if known is None:
+                self._peers[peer] = _Peer(member, least, 0, Ema())
+                self._push(peer)
+            else:
+                known.member = member
+
+    def choose(self, now: float, samples: int, exclude: Collection[PeerId] = ()) -> tuple[PeerId | None, str]:
+        """The replica for a microbatch of `samples`, charged at once; or None and why nobody can take it."""
+        if not self._peers:
+            return None, "no replica of the stage is known"
+        if self._rng.random() < self._epsilon:
+            able = [peer for peer in sorted(self._peers) if peer not in exclude and self._able(peer, now)]
+            if able:
+                return self._charge(self._rng.choice(able), samples), "uniform"
+        passed: list[tuple[float, float, int, PeerId]] = []
+        chosen: PeerId | None = None
+        while self._heap and chosen is None:
+            entry = heapq.heappop(self._heap)
+            peer = entry[3]
+            known = self._peers.get(peer)
+            if known is None or known.serial != entry[2]:
+                continue
+            if peer in exclude or not self._able(peer, now):
+                passed.append(entry)
+                continue
+            chosen = peer
+        for entry in passed:
+            heapq.heappush(self._heap, entry)
+        if chosen is None:
+            return None, f"all {len(self._peers)} replicas are busy, banned or tried"
+        return self._charge(chosen, samples), "least virtual runtime"
+
+    def completed(self, peer: PeerId, samples: int, seconds: float) -> None:
+        """It answered: `seconds` of its own work and queue for `samples`."""
+        known = self._peers.get(peer)
+        self._all.add(seconds / samples)
+        if known is not None:
+            known.seconds_per_sample.add(seconds / samples)
+            known.faults_in_row = 0
+
+    def delay(self, peer: PeerId, until: float) -> None:
+        """It said it was busy until (loop time) `until`."""
+        known = self._peers.get(peer)
+        if known is not None:
+            known.not_before = max(known.not_before, until)
+
+    def ban(self, peer: PeerId, now: float) -> float:
+        """It broke: not chosen until it publishes a newer record and the ban (doubling) has passed; returns the ban's seconds."""
+        known = self._peers.get(peer)
+        if known is None:
+            return 0.0
+        seconds = min(BAN_MAX_S, BAN_FIRST_S * 2.0**known.faults_in_row)
+        known.faults_in_row += 1
+        known.banned_sequence = known.member.sequence
+        known.banned_until = now + seconds
+        return seconds
+
+    def banned(self, peer: PeerId, now: float) -> bool:
+        known = self._peers.get(peer)
+        return known is not None and (known.member.sequence <= known.banned_sequence or now < known.banned_until)
+
+    def expected_s(self, peer: PeerId, samples: int) -> float | None:
+        """Seconds `peer` is expected to need for `samples`, None before its first answer."""
+        known = self._peers.get(peer)
+        if known is None or not known.seconds_per_sample.known:
+            return None
+        return known.seconds_per_sample.value * samples
+
+    def ready_in_s(self, now: float) -> float:
+        """Seconds until some replica may be chosen again by time alone; 0 when one can be now."""
+        waits = [max(0.0, known.not_before - now) for peer, known in self._peers.items() if not self.banned(peer, now)]
+        return min(waits, default=1.0)
+
+    def __len__(self) -> int:
+        return len(self._peers)
+
+    def _able(self, peer: PeerId, now: float) -> bool:
+        return self._peers[peer].not_before <= now and not self.banned(peer, now)
+
+    def _charge(self, peer: PeerId, samples: int) -> PeerId:
+        known = self._peers[peer]
+        if known.seconds_per_sample.known:
+            seconds = known.seconds_per_sample.value
+        elif known.member.samples_per_second > 0.0:
+            seconds = 1.0 / known.member.samples_per_second
+        else:
+            seconds = self._all.value if self._all.known else UNKNOWN_SECONDS_PER_SAMPLE
+        known.runtime += samples * seconds
+        self._push(peer)
+        return peer
+
+    def _push(self, peer: PeerId) -> None:
+        known = self._peers[peer]
+        self._serial += 1
+        known.serial = self._serial
+        heapq.heappush(self._heap, (known.runtime, self._rng.random(), self._serial, peer))

@@ -1,0 +1,180 @@
+"""The giving side of a download: snapshots made on demand, at most two alive, forgotten when nobody asks any more."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from swarmnode.errors import Busy, RemoteFault, Unavailable
+from swarmnode.ids import PeerId, RunId
+from swarmnode.metrics import name
+from swarmnode.ports import Answer, Call, Telemetry, Transport, WireTensor
+from swarmnode.recovery.snapshot import Snapshot
+from swarmnode.wire import call_pb2 as wire
+
+SNAPSHOTS_MAX = 2
+
+
+@dataclass(frozen=True, slots=True)
+class DonorLimits:
+    """What giving may cost. All are guesses."""
+
+    idle_s: float = 60.0  # a snapshot nobody asked for in this time is forgotten
+    fresh_s: float = 10.0  # a newcomer gets the snapshot made for another one up to this old
+    downloads_max: int = 4  # peers that pull at once
+    busy_retry_s: float = 2.0
+
+
+@dataclass(slots=True)
+class _Kept:
+    snapshot: Snapshot
+    made_s: float
+    asked_s: float
+
+
+class SnapshotDonor:
+    """Serves "snapshot" and "chunk" for one stage. `close` forgets everything and stops the timer.
+
+    `take` copies the replica's state (on the compute thread) and says of which round and progress it is; `offload` runs
+    the hashing away from the event loop.
+    """
+
+    def __init__(
+        self,
+        run_id: RunId,
+        stage: int,
+        take: Callable[[], Awaitable[Snapshot]],
+        offload: Callable[[Callable[[], wire.Snapshot]], Awaitable[wire.Snapshot]],
+        telemetry: Telemetry,
+        limits: DonorLimits = DonorLimits(),
+    ) -> None:
+        self._run_id = run_id
+        self._stage = stage
+        self._take = take
+        self._offload = offload
+        self._telemetry = telemetry
+        self._limits = limits
+        self._kept: list[_Kept] = []  # oldest first
+        self._pulling: dict[PeerId, float] = {}  # when each downloader last asked
+        self._making = asyncio.Lock()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def serve(self, transport: Transport) -> None:
+        """Register both handlers."""
+        transport.serve("snapshot", self.offer, tensor_bytes_max=0)
+        transport.serve("chunk", self.chunk, tensor_bytes_max=0)
+
+    def close(self) -> None:
+        self._kept.clear()
+        self._pulling.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    @property
+    def alive(self) -> int:
+        """Snapshots in memory."""
+        return len(self._kept)
+
+    async def offer(self, peer: PeerId, call: Call) -> Answer:
+        """Handler of "snapshot": the manifest of a snapshot of round `round_min` or later.
+
+        Raises RemoteFault for another run or stage, Busy when too many peers pull or two snapshots are being pulled,
+        Unavailable when this replica has not come to that round.
+        """
+        asked = call.header.snapshot
+        self._check_run(call)
+        if asked.stage != self._stage:
+            raise RemoteFault(f"snapshot of stage {asked.stage} asked of a replica of stage {self._stage}")
+        self._admit(peer)
+        async with self._making:
+            kept = self._usable(asked.round_min)
+            if kept is None:
+                kept = await self._make(asked.round_min)
+        kept.asked_s = self._now_s()
+        self._telemetry.event("state.served", peer=peer, stage=self._stage, round=kept.snapshot.round_index)
+        return Answer(wire.Reply(snapshot=kept.snapshot.manifest()))
+
+    async def chunk(self, peer: PeerId, call: Call) -> Answer:
+        """Handler of "chunk". Raises RemoteFault for an index that does not exist, Busy, Unavailable when the snapshot
+        has been forgotten: the caller then asks for a new one."""
+        asked = call.header.chunk
+        self._check_run(call)
+        self._admit(peer)
+        for kept in self._kept:
+            if kept.snapshot.id == asked.snapshot_id:
+                break
+        else:
+            raise Unavailable(f"snapshot {asked.snapshot_id[:4].hex()} is not kept here any more")
+        if asked.index >= kept.snapshot.chunks:
+            raise RemoteFault(f"chunk {asked.index} asked of a snapshot of {kept.snapshot.chunks}")
+        kept.asked_s = self._now_s()
+        data = kept.snapshot.chunk(asked.index)
+        self._telemetry.count(name.SNAPSHOT_BYTES, data.nbytes, direction="sent")
+        return Answer(wire.Reply(chunk=wire.Chunk(index=asked.index)), (WireTensor("u8", (data.nbytes,), data),))
+
+    def _check_run(self, call: Call) -> None:
+        if call.header.run_id != self._run_id:
+            raise RemoteFault(f"state of run {call.header.run_id[:8]!r} asked of a node of run {self._run_id[:8]!r}")
+
+    def _admit(self, peer: PeerId) -> None:
+        """Count `peer` among those that pull, or raise Busy."""
+        now_s = self._now_s()
+        for other, asked_s in list(self._pulling.items()):
+            if now_s - asked_s > self._limits.busy_retry_s * 2:
+                del self._pulling[other]
+        if peer not in self._pulling and len(self._pulling) >= self._limits.downloads_max:
+            raise Busy(f"{len(self._pulling)} peers pull state here already", self._limits.busy_retry_s)
+        self._pulling[peer] = now_s
+
+    def _usable(self, round_min: int) -> _Kept | None:
+        """The newest snapshot if it will do: late enough, and fresh or one of two that are being pulled."""
+        if not self._kept or self._kept[-1].snapshot.round_index < round_min:
+            return None
+        newest = self._kept[-1]
+        fresh = self._now_s() - newest.made_s <= self._limits.fresh_s
+        return newest if fresh or self._full() else None
+
+    def _full(self) -> bool:
+        """Whether every snapshot kept is still being pulled and there is no room for another."""
+        pulled_s = self._now_s() - self._limits.idle_s / 2
+        return len(self._kept) >= SNAPSHOTS_MAX and all(kept.asked_s > pulled_s for kept in self._kept)
+
+    async def _make(self, round_min: int) -> _Kept:
+        """A new snapshot, in the place of the one idle longest when there are two."""
+        if self._full():
+            raise Busy(
+                f"{len(self._kept)} snapshots are being pulled, none of round {round_min}", self._limits.busy_retry_s
+            )
+        if len(self._kept) >= SNAPSHOTS_MAX:  # before the new one takes memory
+            self._kept.remove(min(self._kept, key=lambda kept: kept.asked_s))
+        snapshot = await self._take()
+        if snapshot.round_index < round_min:
+            raise Unavailable(
+                f"round {snapshot.round_index} here; {round_min} was asked for", self._limits.busy_retry_s
+            )
+        await self._offload(snapshot.manifest)
+        now_s = self._now_s()
+        kept = _Kept(snapshot, made_s=now_s, asked_s=now_s)
+        self._kept.append(kept)
+        if self._timer is None:
+            self._arm()
+        return kept
+
+    def _arm(self) -> None:
+        """Look again when the snapshot idle longest would be forgotten."""
+        oldest_s = min(kept.asked_s for kept in self._kept)
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_at(oldest_s + self._limits.idle_s, self._expire)
+
+    def _expire(self) -> None:
+        now_s = self._now_s()
+        self._timer = None
+        self._kept = [kept for kept in self._kept if now_s - kept.asked_s < self._limits.idle_s]
+        if self._kept:
+            self._arm()
+
+    @staticmethod
+    def _now_s() -> float:
+        return asyncio.get_running_loop().time()

@@ -1,0 +1,251 @@
+"""State from one replica to another: a joiner pulls hashed chunks, and asks elsewhere when a donor dies or lies."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from swarmnode.errors import Busy, PeerTimeout, RemoteFault, Unavailable
+from swarmnode.ids import PeerId, RunId, short
+from swarmnode.metrics import name
+from swarmnode.ports import Call, State, Telemetry, Transport
+from swarmnode.recovery.snapshot import assemble, check_chunk, check_offer, chunk_span
+from swarmnode.wire import call_pb2 as wire
+
+REPORTS = 20  # progress events of a download, at most, for each donor
+
+
+@dataclass(frozen=True, slots=True)
+class DownloadLimits:
+    """Bounds of one download. All are guesses, for chunks of 1 MiB over a volunteer's link."""
+
+    attempts_max: int = 8  # attempts in a row that bring less than `fruitful`
+    pulls_max: int = 100  # attempts of any kind
+    fruitful: float = 0.05  # share of the chunks that makes an attempt worth another
+    failures_max: int = 3  # fruitless attempts at one donor; one that lied is not asked again at all
+    chunk_retries_max: int = 2  # times one chunk is asked for again before the attempt has failed
+    parallel: int = 4  # chunks under way at once
+    offer_timeout_s: float = 60.0  # the donor copies and hashes its state in this time
+    chunk_timeout_s: float = 20.0
+    pause_s: float = 0.5  # before the first repetition; doubles up to pause_max_s
+    pause_max_s: float = 8.0
+    nbytes_max: int = 1 << 36
+
+
+class _Lie(Exception):
+    """A donor sent what contradicts its own announcement, or what is expected of any."""
+
+
+class _Failed(Exception):
+    """A donor could not go on; another time it may. `soon`: going on with it at once is worth a try."""
+
+    def __init__(self, message: str, *, soon: bool) -> None:
+        super().__init__(message)
+        self.soon = soon
+
+
+async def download(
+    transport: Transport,
+    donors: Callable[[], Sequence[PeerId]],
+    stage: int,
+    run_id: RunId,
+    parameters: int,
+    limits: DownloadLimits,
+    telemetry: Telemetry,
+    *,
+    round_min: int = 0,
+) -> tuple[State, wire.Snapshot]:
+    """The state of a replica of `stage` with `parameters` elements, every chunk verified, and what its donor said.
+
+    `donors` is asked again before each attempt and returns the best first. A snapshot that broke off is gone on with at
+    the same donor; chunks are kept for as long as the same hashes are offered, by whomever. Raises Unavailable when the
+    attempts are used up or nobody is left to ask.
+    """
+    puller = _Puller(transport, stage, run_id, parameters, limits, telemetry, round_min)
+    failures: Counter[PeerId] = Counter()
+    fruitless = 0
+    reason = "nobody serves it"
+    for pull in range(limits.pulls_max):
+        if pull:
+            await asyncio.sleep(_pause_s(limits, fruitless))
+        able = [peer for peer in donors() if peer != transport.peer_id and failures[peer] < limits.failures_max]
+        if able:
+            donor = puller.going_on if puller.going_on in able else min(able, key=failures.__getitem__)
+            telemetry.event("state.donor", peer=donor, stage=stage, attempt=pull + 1, of=len(able))
+            before = puller.received
+            try:
+                return await puller.pull(donor)
+            except (_Lie, _Failed) as failure:
+                lied = isinstance(failure, _Lie)
+                reason = f"{short(donor)}: {failure}"
+                telemetry.event(
+                    "state.failed", level="warning", peer=donor, stage=stage, lied=lied, reason=str(failure)
+                )
+            if lied:
+                failures[donor] = limits.failures_max
+                telemetry.count(name.PEER_FAULTS, kind="state")
+            elif puller.received - before >= limits.fruitful * puller.chunks > 0:
+                fruitless = 0
+                continue
+            failures[donor] += 1
+        fruitless += 1
+        if fruitless >= limits.attempts_max:
+            break
+    raise Unavailable(f"no state for stage {stage} after {pull + 1} attempts; the last: {reason}")
+
+
+def _pause_s(limits: DownloadLimits, attempt: int) -> float:
+    return float(min(limits.pause_s * 2 ** max(0, attempt - 1), limits.pause_max_s))
+
+
+class _Puller:
+    """One download: the bytes so far, and from whom they may come next."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        stage: int,
+        run_id: RunId,
+        parameters: int,
+        limits: DownloadLimits,
+        telemetry: Telemetry,
+        round_min: int,
+    ) -> None:
+        self._transport = transport
+        self._stage = stage
+        self._run_id = run_id
+        self._parameters = parameters
+        self._limits = limits
+        self._telemetry = telemetry
+        self._round_min = round_min
+        self._offer = wire.Snapshot()
+        self._data = bytearray()
+        self._have: set[int] = set()
+        self.received = 0  # chunks, ever
+        self.going_on: PeerId | None = None  # the donor whose snapshot broke off and may be gone on with
+
+    @property
+    def chunks(self) -> int:
+        """Of the latest offer; 0 before there is one."""
+        return len(self._offer.hashes)
+
+    async def pull(self, donor: PeerId) -> tuple[State, wire.Snapshot]:
+        """Everything that is still missing, from `donor`. Raises _Lie, _Failed."""
+        if self.going_on == donor:
+            offer = self._offer
+        else:
+            offer = await self._ask(donor)
+            self._begin(offer)
+        self.going_on = None
+        before = self.received
+        missing = iter([index for index in range(len(offer.hashes)) if index not in self._have])
+        failure: _Lie | _Failed | None = None
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(min(self._limits.parallel, len(offer.hashes))):
+                    group.create_task(self._work(donor, offer, missing))
+        except* (_Lie, _Failed) as failures:
+            failure = _first(failures)
+        if failure is not None:
+            if isinstance(failure, _Failed) and failure.soon and self.received > before:
+                self.going_on = donor
+            raise failure
+        self._telemetry.event("state.downloaded", peer=donor, stage=self._stage, round=offer.round, nbytes=offer.nbytes)
+        return assemble(offer, self._data, verify=False), offer  # each chunk was verified as it came
+
+    async def _ask(self, donor: PeerId) -> wire.Snapshot:
+        """The donor's offer, checked."""
+        request = wire.SnapshotRequest(stage=self._stage, round_min=self._round_min)
+        try:
+            answer = await self._transport.call(
+                donor,
+                Call(wire.Request(run_id=self._run_id, snapshot=request)),
+                timeout_s=self._limits.offer_timeout_s,
+                reply_bytes_max=0,
+            )
+        except (RemoteFault, Unavailable) as error:
+            raise _Failed(str(error), soon=False) from error
+        offer = answer.header.snapshot
+        try:
+            check_offer(offer, stage=self._stage, parameters=self._parameters, nbytes_max=self._limits.nbytes_max)
+            if offer.round < self._round_min:
+                raise RemoteFault(f"snapshot of round {offer.round} where {self._round_min} or later was asked for")
+        except RemoteFault as fault:
+            raise _Lie(str(fault)) from fault
+        return offer
+
+    def _begin(self, offer: wire.Snapshot) -> None:
+        """Make room for `offer`, keeping the chunks that came of an offer with the same hashes."""
+        old = self._offer
+        if (old.nbytes, old.chunk_nbytes) != (offer.nbytes, offer.chunk_nbytes):
+            self._data = bytearray(offer.nbytes)
+            self._have.clear()
+        else:
+            self._have = {index for index in self._have if old.hashes[index] == offer.hashes[index]}
+        self._offer = offer
+
+    async def _work(self, donor: PeerId, offer: wire.Snapshot, missing: Iterator[int]) -> None:
+        """Pull one missing chunk after the other until none is left."""
+        chunks = len(offer.hashes)
+        every = max(1, chunks // REPORTS)
+        for index in missing:
+            data = await self._chunk(donor, offer, index)
+            start, end = chunk_span(offer, index)
+            self._data[start:end] = data
+            self._have.add(index)
+            self.received += 1
+            self._telemetry.count(name.SNAPSHOT_BYTES, end - start, direction="received")
+            if len(self._have) % every == 0:
+                self._telemetry.event(
+                    "state.download",
+                    peer=donor,
+                    stage=self._stage,
+                    chunks=len(self._have),
+                    of=chunks,
+                    nbytes=offer.nbytes,
+                )
+
+    async def _chunk(self, donor: PeerId, offer: wire.Snapshot, index: int) -> memoryview | bytes | bytearray:
+        """One verified chunk. A busy or slow donor is asked again; one that no longer has the snapshot, or died, is
+        not."""
+        start, end = chunk_span(offer, index)
+        request = wire.ChunkRequest(snapshot_id=offer.id, index=index)
+        for attempt in range(1, self._limits.chunk_retries_max + 2):
+            try:
+                answer = await self._transport.call(
+                    donor,
+                    Call(wire.Request(run_id=self._run_id, chunk=request)),
+                    timeout_s=self._limits.chunk_timeout_s,
+                    reply_bytes_max=end - start,
+                )
+                break
+            except (RemoteFault, Unavailable) as error:
+                again = isinstance(error, (PeerTimeout, Busy)) and attempt <= self._limits.chunk_retries_max
+                if not again:
+                    soon = not isinstance(error, (PeerTimeout, Unavailable))
+                    raise _Failed(f"chunk {index} of {len(offer.hashes)}: {error}", soon=soon) from error
+                asked_s = error.retry_after_s if isinstance(error, Busy) else 0.0
+                await asyncio.sleep(min(max(asked_s, _pause_s(self._limits, attempt)), self._limits.pause_max_s))
+        if answer.header.chunk.index != index or len(answer.tensors) != 1:
+            raise _Lie(
+                f"asked for chunk {index}, got chunk {answer.header.chunk.index} in {len(answer.tensors)} tensors"
+            )
+        data = answer.tensors[0].data
+        try:
+            check_chunk(offer, index, data)
+        except RemoteFault as fault:
+            raise _Lie(str(fault)) from fault
+        return data
+
+
+def _first(failures: BaseExceptionGroup[_Lie | _Failed]) -> _Lie | _Failed:
+    """One failure of several at once, a lie before anything else."""
+    flat: list[_Lie | _Failed] = []
+    for failure in failures.exceptions:
+        if isinstance(failure, BaseExceptionGroup):
+            flat.append(_first(failure))
+        else:
+            flat.append(failure)
+    return next((failure for failure in flat if isinstance(failure, _Lie)), flat[0])

@@ -1,0 +1,181 @@
+"""A replica's state as hashed chunks: what a donor gives and a joiner verifies. Bytes and hashes only, no arithmetic.
+
+The bytes of a snapshot are its sections one after the other, cut into chunks of equal size (the last may be shorter);
+its id is the SHA-256 over the chunks' hashes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator, Sequence
+
+from swarmnode.errors import RemoteFault
+from swarmnode.membership.progress import SAMPLES_MAX, Progress
+from swarmnode.ports import State
+from swarmnode.wire import call_pb2 as wire
+from swarmnode.wire import record_pb2
+
+SECTIONS = ("theta", "phi", "momentum", "exp_avg", "exp_avg_sq")
+ITEMSIZE = 4  # float32
+HASH_BYTES = 32
+CHUNK_NBYTES = 1 << 20  # guess: a second at 8 Mbit/s, half a millisecond of hashing [measured, hivemind.md]
+CHUNK_NBYTES_MAX = 1 << 24
+CHUNKS_MAX = 1 << 14  # hashes of 34 bytes each in one header of at most 1 MiB (transport/frame.py)
+
+
+def snapshot_nbytes(parameters: int) -> int:
+    """Bytes of the snapshot of a replica with `parameters` elements."""
+    return len(SECTIONS) * ITEMSIZE * parameters
+
+
+class Snapshot:
+    """An immutable copy of a replica's state at the end of round `round_index`. Making one copies and hashes nothing;
+    `manifest` hashes at its first call (0.5 s/GB: not on the event loop)."""
+
+    def __init__(
+        self, state: State, stage: int, round_index: int, progress: record_pb2.Progress, chunk_nbytes: int
+    ) -> None:
+        self.state = state
+        self.stage = stage
+        self.round_index = round_index
+        self.chunk_nbytes = chunk_nbytes
+        self._progress = progress
+        self._sections = [memoryview(state.sections[name]).cast("B").toreadonly() for name in SECTIONS]
+        self.nbytes = sum(section.nbytes for section in self._sections)
+        self._manifest: wire.Snapshot | None = None
+
+    @staticmethod
+    def of(
+        state: State,
+        stage: int,
+        round_index: int,
+        progress: record_pb2.Progress,
+        chunk_nbytes: int = CHUNK_NBYTES,
+    ) -> Snapshot:
+        """Of `state`, whose sections nobody may write to any more. Chunks double in size until CHUNKS_MAX suffice."""
+        assert tuple(state.sections) == SECTIONS, f"sections {tuple(state.sections)}; a snapshot holds {SECTIONS}"
+        sizes = {memoryview(section).nbytes for section in state.sections.values()}
+        assert len(sizes) == 1 and sizes.pop() > 0, "sections of different sizes, or empty"
+        copy = record_pb2.Progress()
+        copy.CopyFrom(progress)
+        snapshot = Snapshot(state, stage, round_index, copy, chunk_nbytes)
+        while snapshot.chunks > CHUNKS_MAX:
+            snapshot.chunk_nbytes *= 2
+        assert 1 <= snapshot.chunk_nbytes <= CHUNK_NBYTES_MAX, f"chunks of {snapshot.chunk_nbytes} bytes"
+        return snapshot
+
+    @property
+    def chunks(self) -> int:
+        return math.ceil(self.nbytes / self.chunk_nbytes)
+
+    @property
+    def id(self) -> bytes:
+        return self.manifest().id
+
+    def manifest(self) -> wire.Snapshot:
+        """What is sent of it first: everything but the bytes."""
+        if self._manifest is None:
+            hashes = [hashlib.sha256(self.chunk(index)).digest() for index in range(self.chunks)]
+            self._manifest = wire.Snapshot(
+                id=snapshot_id(hashes),
+                stage=self.stage,
+                round=self.round_index,
+                nbytes=self.nbytes,
+                chunk_nbytes=self.chunk_nbytes,
+                hashes=hashes,
+                parameters=self._sections[0].nbytes // ITEMSIZE,
+                sections=SECTIONS,
+                inner_steps=self.state.inner_steps,
+                progress=self._progress,
+                gradient_norm=self.state.gradient_norm,
+            )
+        return self._manifest
+
+    def chunk(self, index: int) -> memoryview:
+        """The bytes of chunk `index`, without a copy unless it crosses from one section to the next."""
+        assert 0 <= index < self.chunks, f"chunk {index} of {self.chunks}"
+        start = index * self.chunk_nbytes
+        parts = list(self._parts(start, min(start + self.chunk_nbytes, self.nbytes)))
+        return parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
+
+    def _parts(self, start: int, end: int) -> Iterator[memoryview]:
+        size = self._sections[0].nbytes
+        while start < end:
+            section, offset = divmod(start, size)
+            part = self._sections[section][offset : offset + end - start]
+            yield part
+            start += part.nbytes
+
+
+def snapshot_id(hashes: Sequence[bytes]) -> bytes:
+    """SHA-256 over the chunks' hashes."""
+    return hashlib.sha256(b"".join(hashes)).digest()
+
+
+def check_offer(offer: wire.Snapshot, *, stage: int, parameters: int, nbytes_max: int) -> Progress:
+    """The run's progress `offer` carries, after checking all it says against itself and what is expected here.
+
+    Nothing is allocated before. Raises RemoteFault that names the field, its value, and what belongs there.
+    """
+    nbytes = snapshot_nbytes(parameters)
+    _expect("stage", offer.stage, stage)
+    _expect("parameters", offer.parameters, parameters)
+    _expect("sections", tuple(offer.sections), SECTIONS)
+    _expect("nbytes", offer.nbytes, nbytes)
+    if nbytes > nbytes_max:
+        raise RemoteFault(f"snapshot of {nbytes} bytes; at most {nbytes_max} are accepted here")
+    if not 1 <= offer.chunk_nbytes <= CHUNK_NBYTES_MAX:
+        raise RemoteFault(f"snapshot in chunks of {offer.chunk_nbytes} bytes; 1 to {CHUNK_NBYTES_MAX} are accepted")
+    chunks = math.ceil(nbytes / offer.chunk_nbytes)
+    if chunks > CHUNKS_MAX:
+        raise RemoteFault(f"snapshot of {chunks} chunks; at most {CHUNKS_MAX}")
+    _expect("number of hashes", len(offer.hashes), chunks)
+    if any(len(found) != HASH_BYTES for found in offer.hashes):
+        raise RemoteFault(f"snapshot with a hash that is not {HASH_BYTES} bytes long")
+    if offer.id != snapshot_id(offer.hashes):
+        raise RemoteFault("snapshot whose id is not the hash of its hashes")
+    if offer.round > SAMPLES_MAX or offer.inner_steps > SAMPLES_MAX:
+        raise RemoteFault(
+            f"snapshot of round {offer.round} after {offer.inner_steps} inner steps; at most {SAMPLES_MAX}"
+        )
+    if not (math.isfinite(offer.gradient_norm) and offer.gradient_norm >= 0.0):
+        raise RemoteFault(f"snapshot with gradient norm {offer.gradient_norm}; finite and at least 0 is due")
+    return Progress.from_wire(offer.progress)
+
+
+def chunk_span(offer: wire.Snapshot, index: int) -> tuple[int, int]:
+    """(first byte, one past the last) of chunk `index` of a checked offer."""
+    assert 0 <= index < len(offer.hashes), f"chunk {index} of {len(offer.hashes)}"
+    start = index * offer.chunk_nbytes
+    return start, min(start + offer.chunk_nbytes, offer.nbytes)
+
+
+def check_chunk(offer: wire.Snapshot, index: int, data: memoryview | bytes | bytearray) -> None:
+    """Raises RemoteFault unless `data` is chunk `index` of the checked `offer`."""
+    start, end = chunk_span(offer, index)
+    found = memoryview(data).nbytes
+    if found != end - start:
+        raise RemoteFault(f"chunk {index} of {found} bytes; {end - start} belong there")
+    if hashlib.sha256(data).digest() != offer.hashes[index]:
+        raise RemoteFault(f"chunk {index} of snapshot {offer.id[:4].hex()} does not have the hash announced")
+
+
+def assemble(offer: wire.Snapshot, data: memoryview | bytes | bytearray, *, verify: bool = True) -> State:
+    """The state in `data`, all bytes of the checked `offer`, shared and not copied. Raises RemoteFault for bytes of
+    another length or, with `verify`, another hash. Whether the numbers are finite is for `Replica.load` to say."""
+    whole = memoryview(data).cast("B").toreadonly()
+    if whole.nbytes != offer.nbytes:
+        raise RemoteFault(f"snapshot of {whole.nbytes} bytes; {offer.nbytes} were announced")
+    if verify:
+        for index in range(len(offer.hashes)):
+            start, end = chunk_span(offer, index)
+            check_chunk(offer, index, whole[start:end])
+    size = offer.nbytes // len(SECTIONS)
+    sections = {name: whole[i * size : (i + 1) * size] for i, name in enumerate(SECTIONS)}
+    return State(sections, inner_steps=offer.inner_steps, gradient_norm=offer.gradient_norm)
+
+
+def _expect(what: str, found: object, expected: object) -> None:
+    if found != expected:
+        raise RemoteFault(f"snapshot whose {what} is {str(found)[:80]}; {expected} belongs there")

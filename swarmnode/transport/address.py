@@ -1,0 +1,113 @@
+"""Addresses as people write them: `/ip4/1.2.3.4/tcp/4001`, and for a bootstrap `/p2p/12D3KooW...` behind it."""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import re
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from swarmnode.errors import LocalFault, RemoteFault, UsageError
+from swarmnode.identity import public_key_of
+from swarmnode.ids import PeerId
+
+_NAME = re.compile(r"(?=.{1,253}\Z)[A-Za-z0-9_]([A-Za-z0-9_-]{0,62})(\.[A-Za-z0-9_-]{1,63})*\.?\Z")
+_EXAMPLE = "/ip4/203.0.113.7/tcp/4001"
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One TCP address: `family` is ip4, ip6, dns, dns4 or dns6."""
+
+    family: str
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"/{self.family}/{self.host}/tcp/{self.port}"
+
+
+def parse_endpoint(text: str) -> Endpoint:
+    """`/ip4/HOST/tcp/PORT` taken apart. Raises UsageError that says which part is wrong."""
+
+    def wrong(what: str) -> UsageError:
+        return UsageError(f"address {text[:128]!r}: {what}; write it like {_EXAMPLE}")
+
+    parts = text.split("/")
+    if len(parts) != 5 or parts[0] or parts[3] != "tcp":
+        raise wrong("not a TCP multiaddr")
+    family, host, port = parts[1], parts[2], parts[4]
+    try:
+        match family:
+            case "ip4":
+                ipaddress.IPv4Address(host)
+            case "ip6":
+                ipaddress.IPv6Address(host)
+            case "dns" | "dns4" | "dns6":
+                if not _NAME.match(host):
+                    raise wrong(f"{host[:64]!r} is not a host name")
+            case _:
+                raise wrong(f"{family[:16]!r} is none of ip4, ip6, dns, dns4, dns6")
+    except ipaddress.AddressValueError:
+        raise wrong(f"{host[:64]!r} is not an {family} address") from None
+    if not (port.isascii() and port.isdigit() and len(port) <= 5 and int(port) <= 65535):
+        raise wrong(f"port {port[:16]!r} is not a number from 0 to 65535")
+    return Endpoint(family, host, int(port))
+
+
+def parse_bootstrap(text: str) -> tuple[PeerId, str]:
+    """(peer, address) of `/ip4/1.2.3.4/tcp/4001/p2p/12D3KooW...`. Raises UsageError."""
+    address, separator, peer = text.strip().partition("/p2p/")
+    if not separator:
+        raise UsageError(
+            f"bootstrap {text[:128]!r} does not say who is there; write it like {_EXAMPLE}/p2p/12D3KooW..."
+        )
+    endpoint = parse_endpoint(address)
+    if endpoint.port == 0:
+        raise UsageError(f"bootstrap {text[:128]!r}: port 0 cannot be reached; give the port it listens on")
+    try:
+        public_key_of(PeerId(peer))
+    except RemoteFault as fault:
+        raise UsageError(f"bootstrap {text[:128]!r}: {fault}") from None
+    return PeerId(peer), str(endpoint)
+
+
+def parse_bootstraps(texts: Sequence[str]) -> list[tuple[PeerId, list[str]]]:
+    """Addresses gathered by peer, in the order first named. Raises UsageError."""
+    found: dict[PeerId, list[str]] = {}
+    for text in texts:
+        peer, address = parse_bootstrap(text)
+        addresses = found.setdefault(peer, [])
+        if address not in addresses:
+            addresses.append(address)
+    return list(found.items())
+
+
+def check_listenable(endpoint: Endpoint) -> None:
+    """Raises LocalFault when the port is taken, UsageError when the address is not ours to listen on.
+
+    p2pd listens with SO_REUSEPORT: two daemons on one port both start and each gets half of the calls (measured), so
+    the port is tried here first without it.
+    """
+    if endpoint.family not in ("ip4", "ip6"):
+        raise UsageError(
+            f"cannot listen on {endpoint}: give the IP address of an interface of this machine, or 0.0.0.0"
+        )
+    family = socket.AF_INET if endpoint.family == "ip4" else socket.AF_INET6
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((endpoint.host, endpoint.port))
+            probe.listen(1)
+        except PermissionError:
+            raise UsageError(f"cannot listen on {endpoint}: ports below 1024 need privileges; choose another") from None
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise LocalFault(
+                    f"cannot listen on {endpoint}: the port is in use; stop the program that has it or choose another"
+                ) from None
+            raise UsageError(
+                f"cannot listen on {endpoint}: {error.strerror or error}; give an address of this machine"
+            ) from None

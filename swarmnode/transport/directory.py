@@ -1,0 +1,289 @@
+"""The real Directory: signed records in hivemind's DHT, on the same p2pd as the calls (design section 6).
+
+The DHT gives hints. Each stage has `shards` keys, and each node one subkey, its own, under the key its peer id falls
+into. A node stores nothing else: keys are a closed world, values are SignedRecords that verify. Crashed nodes cost
+nothing, frozen ones seconds, so every wait here is bounded and ends in less than was asked for, not in an error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+from google.protobuf.message import DecodeError
+from hivemind.dht import DHTNode
+from hivemind.dht.protocol import ValidationError
+from hivemind.dht.routing import DHTID
+from hivemind.dht.validation import DHTRecord, RecordValidatorBase
+from hivemind.p2p import PeerID
+from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError
+from hivemind.utils import MSGPackSerializer
+from hivemind.utils.timed_storage import get_dht_time
+
+from swarmnode.errors import LocalFault, RemoteFault, Unavailable, Unreachable
+from swarmnode.ids import PeerId, RunId, digest64, short
+from swarmnode.membership.record import CLOCK_SKEW_MAX_S, SIGNED_BYTES_MAX, check_record, open_record
+from swarmnode.ports import Telemetry
+from swarmnode.transport.libp2p import Libp2pTransport
+from swarmnode.wire import record_pb2 as wire
+
+SHARDS = 1  # keys per stage; hivemind.md: at most ~500 subkeys a key
+TTL_MAX_S = 300.0  # hivemind.md: at most five minutes, nothing can be deleted
+LOOKUP_TIMEOUT_S = 5.0  # guess: a lookup takes 4-18 ms, and one frozen node costs RPC_TIMEOUT_S
+ANNOUNCE_TIMEOUT_S = 5.0  # guess: 23 ms, and the same
+RPC_TIMEOUT_S = 2.0  # guess: below the announce period's multiple that records live
+JOIN_TIMEOUT_S = 30.0  # guess: a bootstrap started at the same time on a busy machine
+JOIN_DELAY_S = 0.3
+REJOIN_PERIOD_S = 10.0  # guess: how soon a node that lost every neighbour asks its bootstraps again
+VERIFIED_MAX = 4096  # records known to be good; 4 MiB
+
+
+def _key(run_id: RunId, stage: int, shard: int) -> str:
+    return f"{run_id}/{stage}/{shard}"
+
+
+def shard_of(peer: PeerId, shards: int) -> int:
+    """Under which of a stage's keys `peer` publishes."""
+    return digest64("shard", peer) % shards
+
+
+class RecordValidator(RecordValidatorBase):  # type: ignore[misc]
+    """What this node stores for others and believes of them: `check_record`, in the right place, for a bounded time.
+
+    Runs on every store and every entry read, so what was verified once is remembered. Expired entries pass: hivemind
+    drops them itself, by its own clock.
+    """
+
+    def __init__(self, run_id: RunId, stages: int, shards: int, ttl_max_s: float) -> None:
+        self._run_id = run_id
+        self._shards = shards
+        self._ttl_max_s = ttl_max_s
+        self._places = {
+            DHTID.generate(source=_key(run_id, stage, shard)).to_bytes(): (stage, shard)
+            for stage in range(stages)
+            for shard in range(shards)
+        }
+        self._verified: OrderedDict[bytes, wire.Record] = OrderedDict()
+
+    def validate(self, entry: DHTRecord) -> bool:
+        """Whether `entry` may be stored and shown; never raises."""
+        place = self._places.get(entry.key)
+        if place is None or entry.expiration_time > get_dht_time() + self._ttl_max_s + CLOCK_SKEW_MAX_S:
+            return False
+        try:
+            subkey, record = self._unpack(entry.subkey), self._open(entry.value)
+        except (RemoteFault, ValueError, TypeError):
+            return False
+        return (
+            subkey == record.peer_id
+            and (record.stage, shard_of(PeerId(record.peer_id), self._shards)) == place
+            and round(entry.expiration_time * 1000) == record.expires_unix_ms
+        )
+
+    def _open(self, value: bytes) -> wire.Record:
+        known = self._verified.get(value)
+        if known is not None:
+            return known
+        if len(value) > SIGNED_BYTES_MAX + 8:
+            raise RemoteFault(f"value of {len(value)} bytes; at most {SIGNED_BYTES_MAX}")
+        signed = wire.SignedRecord()
+        try:
+            signed.ParseFromString(self._unpack(value))
+        except DecodeError:
+            raise RemoteFault("value that is not a SignedRecord") from None
+        record = check_record(signed, run_id=self._run_id)
+        self._verified[value] = record
+        if len(self._verified) > VERIFIED_MAX:
+            self._verified.popitem(last=False)
+        return record
+
+    @staticmethod
+    def _unpack(raw: bytes) -> Any:
+        try:
+            return MSGPackSerializer.loads(raw)
+        except Exception:  # noqa: BLE001  msgpack and hivemind's extensions raise many kinds on a stranger's bytes
+            raise RemoteFault("value that does not unpack") from None
+
+
+class DhtDirectory:
+    """Implements ports.Directory. `create` joins, `close` leaves; the transport outlives it."""
+
+    def __init__(
+        self,
+        transport: Libp2pTransport,
+        node: Any,
+        bootstrap: Sequence[tuple[PeerId, Sequence[str]]],
+        run_id: RunId,
+        shards: int,
+        ttl_max_s: float,
+        telemetry: Telemetry | None,
+    ) -> None:
+        self._transport = transport
+        self._node = node
+        self._bootstrap = [(peer, addresses) for peer, addresses in bootstrap if peer != transport.peer_id]
+        self._run_id = run_id
+        self._shards = shards
+        self._ttl_max_s = ttl_max_s
+        self._telemetry = telemetry
+        self._keeping: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def create(
+        cls,
+        transport: Libp2pTransport,
+        bootstrap: Sequence[tuple[PeerId, Sequence[str]]],
+        run_id: RunId,
+        stages: int,
+        *,
+        shards: int = SHARDS,
+        ttl_max_s: float = TTL_MAX_S,
+        join_timeout_s: float = JOIN_TIMEOUT_S,
+        telemetry: Telemetry | None = None,
+    ) -> DhtDirectory:
+        """A directory that has joined through one of `bootstrap`, or begins one when there is none.
+
+        Starts the transport: from here on others may learn this node's address. Raises Unreachable when no bootstrap
+        answers within `join_timeout_s`, LocalFault when this machine's clock is off.
+        """
+        node = await DHTNode.create(
+            p2p=transport.daemon,
+            node_id=DHTID.generate(source=transport.peer_id),
+            record_validator=RecordValidator(run_id, stages, shards, ttl_max_s),
+            wait_timeout=RPC_TIMEOUT_S,
+            cache_locally=False,
+            cache_nearest=0,
+            cache_on_store=False,
+            cache_refresh_before_expiry=0,
+            reuse_get_requests=False,
+        )
+        transport.start()
+        directory = cls(transport, node, bootstrap, run_id, shards, ttl_max_s, telemetry)
+        try:
+            await directory._join(join_timeout_s)
+        except BaseException:
+            await directory.close()
+            raise
+        directory._keeping = transport.spawn(directory._keep_joined())
+        return directory
+
+    async def close(self) -> None:
+        """Answer the DHT's requests no more."""
+        if self._keeping is not None:
+            self._keeping.cancel()
+        with contextlib.suppress(P2PDaemonError, OSError, TimeoutError):
+            async with asyncio.timeout(RPC_TIMEOUT_S):
+                await self._node.shutdown()
+
+    # The port.
+
+    async def announce(self, record: wire.SignedRecord) -> bool:
+        """Publish our record until its expiry, which must be later than that of the last one. False when nobody stored
+        it within ANNOUNCE_TIMEOUT_S."""
+        own = check_record(record, run_id=self._run_id)
+        peer = PeerId(own.peer_id)
+        try:
+            async with asyncio.timeout(ANNOUNCE_TIMEOUT_S):
+                stored = await self._node.store(
+                    _key(self._run_id, own.stage, shard_of(peer, self._shards)),
+                    record.SerializeToString(),
+                    own.expires_unix_ms / 1000.0,
+                    subkey=own.peer_id,
+                )
+        except (TimeoutError, P2PDaemonError, OSError):
+            stored = False
+        if not stored:
+            self._event("directory.failed", "warning", what="announce", stage=own.stage)
+        return bool(stored)
+
+    async def lookup(self, stage: int) -> list[wire.SignedRecord]:
+        """Verified, unexpired records of `stage`, sorted by peer. What is found in LOOKUP_TIMEOUT_S; maybe nothing."""
+        found = await asyncio.gather(
+            *(self._entries(_key(self._run_id, stage, shard)) for shard in range(self._shards))
+        )
+        now, newest = get_dht_time(), {}
+        for entry in (entry for entries in found for entry in entries):
+            signed = wire.SignedRecord()
+            try:
+                signed.ParseFromString(entry)
+                record = open_record(signed, run_id=self._run_id, now_unix_s=now, ttl_max_s=self._ttl_max_s)
+            except (DecodeError, RemoteFault, TypeError):
+                continue  # it passed the validator, so it has just expired
+            if record.stage == stage:
+                newest[record.peer_id] = signed
+        return [newest[peer] for peer in sorted(newest)]
+
+    async def _entries(self, key: str) -> list[bytes]:
+        try:
+            async with asyncio.timeout(LOOKUP_TIMEOUT_S):
+                found = await self._node.get(key, latest=True)
+        except (TimeoutError, P2PDaemonError, OSError):
+            self._event("directory.failed", "warning", what="lookup", key=key)
+            found = self._node.protocol.storage.get(DHTID.generate(source=key))  # what others stored with us
+            if found is None or not hasattr(found.value, "items"):
+                return []
+            return [MSGPackSerializer.loads(value) for _, (value, _) in found.value.items()]
+        if found is None or not isinstance(found.value, dict):
+            return []
+        return [entry.value for entry in found.value.values() if isinstance(entry.value, bytes)]
+
+    # Belonging.
+
+    async def _join(self, timeout_s: float) -> None:
+        if not self._bootstrap:
+            return
+        reasons: dict[PeerId, str] = {}
+        try:
+            async with asyncio.timeout(timeout_s):
+                while True:
+                    if await self._ask_bootstraps(reasons):
+                        return
+                    await asyncio.sleep(JOIN_DELAY_S)
+        except TimeoutError:
+            tried = "; ".join(f"{peer} at {', '.join(addresses)}" for peer, addresses in self._bootstrap)
+            why = next(iter(reasons.values()), "no answer")
+            raise Unreachable(
+                f"no bootstrap answers within {timeout_s:.0f} s (tried {tried}; last: {why}): "
+                "is one running there, and does its firewall let the port in?"
+            ) from None
+
+    async def _ask_bootstraps(self, reasons: dict[PeerId, str]) -> bool:
+        """Meet every bootstrap that answers, and through them our neighbours. False when none answers."""
+        met = await asyncio.gather(*(self._meet(peer, addresses, reasons) for peer, addresses in self._bootstrap))
+        if any(met):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOKUP_TIMEOUT_S):
+                    await self._node.find_nearest_nodes([self._node.node_id])
+        return any(met)
+
+    async def _meet(self, peer: PeerId, addresses: Sequence[str], reasons: dict[PeerId, str]) -> bool:
+        try:
+            await self._transport.connect(peer, addresses)
+            met = await self._node.protocol.call_ping(PeerID.from_base58(peer), validate=True, strict=True)
+        except (Unavailable, RemoteFault, P2PDaemonError) as error:
+            met, reasons[peer] = None, str(error)
+        except ValidationError as error:
+            if "local time" in str(error):
+                raise LocalFault(f"this machine's clock or {short(peer)}'s is off: {error}; set it by NTP") from None
+            met, reasons[peer] = None, str(error)
+        self._event(
+            "bootstrap.unreachable" if met is None else "bootstrap.connected",
+            "warning" if met is None else "info",
+            peer=short(peer),
+            **({"why": reasons.get(peer, "no answer")} if met is None else {}),
+        )
+        return met is not None
+
+    async def _keep_joined(self) -> None:
+        """Ask the bootstraps again whenever no neighbour is left: a partition healed, p2pd or everybody restarted."""
+        while True:
+            await asyncio.sleep(REJOIN_PERIOD_S)
+            if self._bootstrap and not len(self._node.protocol.routing_table.peer_id_to_uid):
+                with contextlib.suppress(LocalFault):
+                    await self._ask_bootstraps({})
+
+    def _event(self, event: str, level: str, **fields: object) -> None:
+        if self._telemetry is not None:
+            self._telemetry.event(event, level=level, **fields)

@@ -1,0 +1,142 @@
+"""The answering side: requests on streams that others opened, each given to its handler, refused, or dropped."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from swarmnode.errors import Busy, RemoteFault, Unavailable
+from swarmnode.ids import PeerId, RunId, short
+from swarmnode.ports import Answer, Call, Handler, Telemetry, WireTensor
+from swarmnode.transport import frame
+from swarmnode.transport.budget import Budget
+from swarmnode.transport.frame import PREAMBLE, Flag, Kind
+from swarmnode.transport.stream import Stream
+from swarmnode.wire import call_pb2 as wire
+
+IDLE_S = 180.0  # guess: well above pool.IDLE_S, so that it is the caller who closes a stream nobody uses
+HEADER_TIMEOUT_S = 20.0  # guess: 1 MiB at 0.5 Mbit/s
+GOODBYE_TIMEOUT_S = 5.0  # guess: how long a refused caller may take to end the stream
+STREAMS_PER_PEER_MAX = 128  # guess: twice pool.IN_USE_MAX
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """One method: who answers it, and how many bytes of tensors it takes at most."""
+
+    handler: Handler
+    tensor_bytes_max: int
+
+
+async def answer(peer: PeerId, method: str, handler: Handler, call: Call, telemetry: Telemetry | None) -> Answer:
+    """What `handler` answers, or its refusal as a reply. A fault of ours is told to the peer by its type name only."""
+    try:
+        done = await handler(peer, call)
+    except (Unavailable, RemoteFault) as refusal:
+        return Answer(frame.reply_of(refusal))
+    except Exception as error:  # noqa: BLE001  the border between a peer's call and the rest of this node
+        if telemetry is not None:
+            telemetry.event(
+                "call.failed",
+                level="error",
+                method=method,
+                peer=short(peer),
+                error=type(error).__name__,
+                why=str(error),
+            )
+        return Answer(wire.Reply(status=wire.STATUS_FAULT, reason=type(error).__name__))
+    if done.header.status == wire.STATUS_UNSPECIFIED:
+        done.header.status = wire.STATUS_OK
+    return done
+
+
+class Server:
+    """Answers what comes in on streams. One call at a time on each; many streams at once."""
+
+    def __init__(self, run_id: RunId, budget: Budget, traffic: Counter[tuple[str, str]], telemetry: Telemetry | None):
+        self._run_id = run_id
+        self._budget = budget
+        self._traffic = traffic
+        self._telemetry = telemetry
+        self._served: dict[str, Served] = {}
+        self._streams_of: Counter[PeerId] = Counter()
+
+    def register(self, method: str, handler: Handler, tensor_bytes_max: int) -> None:
+        assert method in wire.Request.DESCRIPTOR.fields_by_name, f"{method!r} is not a method of wire.Request"
+        assert method not in self._served, f"{method!r} is served already"
+        self._served[method] = Served(handler, tensor_bytes_max)
+
+    async def attend(self, stream: Stream, peer: PeerId) -> None:
+        """Serve `stream` until its end. Raises nothing but cancellation, which also comes when the peer goes away."""
+        self._streams_of[peer] += 1
+        try:
+            if self._streams_of[peer] > STREAMS_PER_PEER_MAX:
+                await self._refuse(stream, Busy(f"more than {STREAMS_PER_PEER_MAX} streams from one peer", 1.0))
+            else:
+                while await self._serve_one(stream, peer):
+                    pass
+        except (ConnectionError, TimeoutError):
+            pass
+        except MemoryError:
+            if self._telemetry is not None:
+                self._telemetry.event("call.failed", level="error", peer=short(peer), error="MemoryError")
+        finally:
+            self._streams_of[peer] -= 1
+            if not self._streams_of[peer]:
+                del self._streams_of[peer]
+            stream.abort()  # a peaceful end comes from the caller, so nothing of value is on its way
+
+    async def _serve_one(self, stream: Stream, peer: PeerId) -> bool:
+        """One request and its reply. False when nothing more can be read from this stream."""
+        async with asyncio.timeout(IDLE_S):
+            first = await stream.read(PREAMBLE.size)
+        bytes_in, bytes_out = stream.consumed - PREAMBLE.size, stream.bytes_out
+        try:
+            async with asyncio.timeout(HEADER_TIMEOUT_S):
+                raw, _ = await frame.receive_header(stream, Kind.REQUEST, first)
+            method, request = frame.open_request(raw, self._run_id)
+            served = self._served.get(method)
+            if served is None:
+                raise RemoteFault(f"method {method!r} is not served here")
+            nbytes = frame.check_tensors(request.tensors, served.tensor_bytes_max)
+            if not self._budget.try_take(peer, nbytes):
+                raise Busy(f"{self._budget.used_bytes} bytes are on their way in already", 0.1)
+        except (RemoteFault, Busy) as refusal:
+            await self._refuse(stream, refusal)
+            return False
+        try:
+            async with asyncio.timeout(request.timeout_ms / 1000.0):
+                try:
+                    tensors = await frame.receive_tensors(stream, request.tensors)
+                finally:
+                    self._budget.give(peer, nbytes)
+                reply = await self._handle(stream, peer, method, served.handler, Call(request, tensors))
+                del tensors
+                await self._send(stream, reply.header, reply.tensors)
+        finally:
+            self._traffic[method, "received"] += stream.consumed - bytes_in
+            self._traffic[method, "sent"] += stream.bytes_out - bytes_out
+        return True
+
+    async def _handle(self, stream: Stream, peer: PeerId, method: str, handler: Handler, call: Call) -> Answer:
+        """The handler's answer; it is cancelled as soon as the stream is lost: the caller gave up, or died."""
+        task = asyncio.current_task()
+        assert task is not None
+        stream.when_lost(task.cancel)
+        try:
+            return await answer(peer, method, handler, call, self._telemetry)
+        finally:
+            stream.when_lost(None)
+
+    async def _send(self, stream: Stream, header: wire.Reply, tensors: Sequence[WireTensor]) -> None:
+        if not await frame.send(stream, Kind.REPLY, frame.seal_reply(header, tensors), tensors):
+            raise ConnectionResetError("the peer sent more than one request at a time")
+
+    async def _refuse(self, stream: Stream, refusal: Busy | RemoteFault) -> None:
+        """Say why, and leave when the caller has: libp2p drops what is under way when a side closes."""
+        header = frame.seal_reply(frame.reply_of(refusal), ())
+        async with asyncio.timeout(GOODBYE_TIMEOUT_S):
+            await frame.send(stream, Kind.REPLY, header, flags=Flag.LAST)
+            await stream.discard()

@@ -1,0 +1,253 @@
+"""One libp2p stream, as p2pd pipes it through a unix socket: bytes in order; no lengths, deadlines, or proof of an end.
+
+asyncio's StreamReader copies everything once more and wakes a coroutine for each 32 KiB that p2pd writes. Here the
+kernel writes straight into the memory a tensor will live in, and the reader wakes once, when it is full.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import cast
+
+LOOKAHEAD_BYTES = 16 << 10  # what may arrive before anybody asks for it; guess: small calls fit, big ones copy little
+FRAME_BYTES = 512 << 10  # hivemind.md: frames of 256 KiB to 1 MiB
+STALL_S = 30.0  # no byte for so long ends a transfer; guess: above a frozen peer's hiccup, below p2pd's own 39.9 s
+
+
+class Stream(asyncio.BufferedProtocol):
+    """A stream with at most one reader and one writer at a time. Both get ConnectionResetError once it is lost.
+
+    `accepted` is called once when the other side opened the stream.
+    """
+
+    __slots__ = (
+        "_accepted",
+        "_end",
+        "_filled",
+        "_lookahead",
+        "_loop",
+        "_lost",
+        "_on_lost",
+        "_paused",
+        "_reader",
+        "_start",
+        "_target",
+        "_transport",
+        "_writer",
+        "_writing_paused",
+        "bytes_in",
+        "bytes_out",
+    )
+
+    def __init__(self, accepted: Callable[[Stream], None] | None = None) -> None:
+        self._accepted = accepted
+        self._loop = asyncio.get_running_loop()
+        self._lookahead = memoryview(bytearray(LOOKAHEAD_BYTES))
+        self._start = self._end = 0
+        self._target: memoryview | None = None
+        self._filled = 0
+        self._paused = False
+        self._writing_paused = False
+        self._lost: str | None = None
+        self._on_lost: Callable[[], object] | None = None
+        self._reader: asyncio.Future[None] | None = None
+        self._writer: asyncio.Future[None] | None = None
+        self._transport: asyncio.Transport | None = None
+        self.bytes_in = 0
+        self.bytes_out = 0
+
+    # What asyncio calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is not a subclass
+        self._transport.set_write_buffer_limits(high=2 * FRAME_BYTES, low=FRAME_BYTES)
+        if self._accepted is not None:
+            self._accepted(self)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        if self._target is not None:
+            return self._target[self._filled :]
+        return self._lookahead[self._end :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.bytes_in += nbytes
+        if self._target is not None:
+            self._filled += nbytes
+            if self._filled == len(self._target):
+                self._target = None
+                _wake(self._reader)
+            return
+        self._end += nbytes
+        if self._end == LOOKAHEAD_BYTES:
+            self._pause()
+        _wake(self._reader)
+        _wake(self._writer)  # an answer before the question was finished: stop asking
+
+    def eof_received(self) -> bool:
+        self._lose("the stream ended")
+        return False
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._lose(str(error) if error else "the stream ended")
+
+    def pause_writing(self) -> None:
+        self._writing_paused = True
+
+    def resume_writing(self) -> None:
+        self._writing_paused = False
+        _wake(self._writer)
+
+    # What we call.
+
+    @property
+    def lost(self) -> bool:
+        return self._lost is not None
+
+    @property
+    def buffered(self) -> int:
+        """Bytes that have arrived and nobody has read."""
+        return self._end - self._start
+
+    @property
+    def consumed(self) -> int:
+        """Bytes read so far."""
+        return self.bytes_in - self.buffered
+
+    def when_lost(self, callback: Callable[[], object] | None) -> None:
+        """Call `callback` once if the stream is lost from now on. Raises ConnectionResetError when it already is."""
+        if callback is not None:
+            self._check()
+        self._on_lost = callback
+
+    async def read(self, nbytes: int) -> bytes:
+        """Exactly `nbytes`, which the caller has bounded. Raises ConnectionResetError."""
+        if nbytes > LOOKAHEAD_BYTES:
+            whole = bytearray(nbytes)
+            await self.read_into(memoryview(whole))
+            return bytes(whole)
+        while self.buffered < nbytes:
+            self._check()
+            if LOOKAHEAD_BYTES - self._start < nbytes:
+                self._compact()
+            self._resume()
+            await self._wait_readable()
+        taken = bytes(self._lookahead[self._start : self._start + nbytes])
+        self._skip(nbytes)
+        return taken
+
+    async def read_into(self, target: memoryview) -> None:
+        """Fill `target` (flat bytes). Raises ConnectionResetError when the stream is lost or stalls for STALL_S."""
+        ready = min(self.buffered, len(target))
+        target[:ready] = self._lookahead[self._start : self._start + ready]
+        self._skip(ready)
+        if ready == len(target):
+            return
+        self._target, self._filled = target[ready:], 0
+        try:
+            while self._target is not None:
+                self._check()
+                self._resume()
+                before = self._filled
+                try:
+                    async with asyncio.timeout(STALL_S):
+                        await self._wait_readable()
+                except TimeoutError:
+                    if self._target is not None and self._filled == before:
+                        raise ConnectionResetError(f"no byte came for {STALL_S:.0f} s") from None
+        finally:
+            if self._target is not None:  # half a tensor: what follows cannot be told apart any more
+                self._target = None
+                self.abort()
+
+    async def discard(self) -> None:
+        """Read and forget until the other side ends the stream. The caller bounds the time."""
+        while not self.lost:
+            self._skip(self.buffered)
+            self._resume()
+            await self._wait_readable()
+
+    async def write(self, *parts: bytes | memoryview) -> bool:
+        """Hand `parts` to p2pd. False when the peer answered (or sent anything) before all was handed over.
+
+        Raises ConnectionResetError. Parts must not change until the answer has come: they are not copied.
+        """
+        for part in parts:
+            view = memoryview(part)
+            for offset in range(0, len(view), FRAME_BYTES):
+                while self._writing_paused:
+                    self._check()
+                    if self.buffered:
+                        return False
+                    self._writer = self._loop.create_future()
+                    try:
+                        await self._writer
+                    finally:
+                        self._writer = None
+                self._check()
+                frame = view[offset : offset + FRAME_BYTES]
+                assert self._transport is not None
+                self._transport.write(frame)
+                self.bytes_out += len(frame)
+        return True
+
+    def close(self) -> None:
+        """End the stream after what is written has left. The other side may lose it unless it has said it has all."""
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        """End the stream now, and drop what is not written."""
+        self._lose("the stream was given up here")
+        if self._transport is not None:
+            self._transport.abort()
+
+    # Inside.
+
+    def _check(self) -> None:
+        if self._lost is not None:
+            raise ConnectionResetError(self._lost)
+
+    def _lose(self, why: str) -> None:
+        if self._lost is not None:
+            return
+        self._lost = why
+        _wake(self._reader)
+        _wake(self._writer)
+        if self._on_lost is not None:
+            callback, self._on_lost = self._on_lost, None
+            callback()
+
+    def _skip(self, nbytes: int) -> None:
+        self._start += nbytes
+        if self._start == self._end:
+            self._start = self._end = 0
+
+    def _compact(self) -> None:
+        kept = bytes(self._lookahead[self._start : self._end])
+        self._lookahead[: len(kept)] = kept
+        self._start, self._end = 0, len(kept)
+
+    def _pause(self) -> None:
+        if not self._paused and self._transport is not None and self._lost is None:
+            self._paused = True
+            self._transport.pause_reading()
+
+    def _resume(self) -> None:
+        if self._paused and self._transport is not None and (self._target is not None or self._end < LOOKAHEAD_BYTES):
+            self._paused = False
+            if self._lost is None:
+                self._transport.resume_reading()
+
+    async def _wait_readable(self) -> None:
+        assert self._reader is None, "two readers on one stream"
+        self._reader = self._loop.create_future()
+        try:
+            await self._reader
+        finally:
+            self._reader = None
+
+
+def _wake(waiter: asyncio.Future[None] | None) -> None:
+    if waiter is not None and not waiter.done():
+        waiter.set_result(None)

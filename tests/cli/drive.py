@@ -1,0 +1,54 @@
+"""Runs a session of fake nodes: `drive.py FOLDER NODES FOR_S KILL_EVERY_S`; prints its summary as `up --json` does."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from swarmnode.cli.up import run_session
+from swarmnode.local.child import NodePlan, node_command
+from swarmnode.local.fleet import FleetPlan
+from swarmnode.local.session import Conditions, Session
+from swarmnode.local.view import PlainScreen
+
+FAKE_NODE = Path(__file__).with_name("fake_node.py")
+
+
+def fake_command(plan: NodePlan) -> list[str]:
+    """The command line of a real node, run by the fake one."""
+    real = node_command(plan)
+    return [real[0], "-B", str(FAKE_NODE), *real[3:]]
+
+
+def fake_plan(folder: Path, nodes: int, leave_timeout_s: float = 20.0) -> FleetPlan:
+    return FleetPlan(
+        folder=folder,
+        manifest=folder / "manifest.signed",
+        nodes=nodes,
+        stages=2,
+        cache=folder / "cache",
+        command=fake_command,
+        start_timeout_s=60.0,
+        leave_timeout_s=leave_timeout_s,
+    )
+
+
+def main() -> int:
+    folder, nodes, for_s, kill_every_s = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), float(sys.argv[4])
+    session = Session(
+        fake_plan(folder, nodes),
+        Conditions(for_s=for_s or None),
+        PlainScreen(sys.stderr),
+        run="ab" * 32,
+        kill_every_s=kill_every_s or None,
+    )
+    summary = run_session(session)
+    if summary is None:
+        return 130
+    print(json.dumps(summary.to_json()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,290 @@
+"""Processes of a local swarm: real ones with real control sockets, standing in for nodes. Nothing may survive."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from types import ModuleType
+
+import psutil
+import pytest
+
+from swarmnode.errors import LocalFault
+from swarmnode.local.child import Child, NodePlan, explain, node_command, tail
+from swarmnode.local.fleet import Fleet, choose_victim
+from swarmnode.local.session import Conditions, Session
+from swarmnode.local.summary import NodeFacts
+from swarmnode.local.view import PlainScreen
+from swarmnode.wire.control_pb2 import StatusReply
+from swarmnode.wire.record_pb2 import NODE_STATE_JOINING, NODE_STATE_TRAINING
+
+HERE = pathlib.Path(__file__).parent
+WAIT_S = 60.0
+
+
+def load_drive() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("drive", HERE / "drive.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+drive = load_drive()
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("swarmnode.local.session.PERIOD_S", 0.1)
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    """Wait for other processes to make `condition` true."""
+    end = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < end, f"not within {WAIT_S:g} s: {what}"
+        time.sleep(0.02)
+
+
+def gone(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def started(folder: pathlib.Path) -> list[int]:
+    """Pids of all nodes that said they are ready."""
+    return [json.loads(path.read_text())["pid"] for path in sorted(folder.glob("*/ready.json"))]
+
+
+def screen() -> PlainScreen:
+    return PlainScreen(open(os.devnull, "w"))
+
+
+@contextlib.contextmanager
+def driven(folder: pathlib.Path, *arguments: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [sys.executable, "-B", str(HERE / "drive.py"), str(folder), *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(HERE.parents[1]), **environment},
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_session_trains_sums_up_and_leaves_nothing(tmp_path: pathlib.Path) -> None:
+    session = Session(drive.fake_plan(tmp_path, 4), Conditions(rounds=1), screen(), run="ab" * 32)
+    summary = asyncio.run(session.run())
+    found = summary.to_json()
+    assert found["nodes"] == 4
+    assert str(found["stopped"]).startswith("round ")
+    assert found["exit_reasons"] == {f"node-{index:02d}": "left" for index in range(4)}
+    assert found["microbatches"] == {"done": 16, "lost": 0, "retried": 0, "duplicate": 0}
+    assert found["exchanges"] == {"paired": 4, "lone": 0}
+    assert found["bytes"] == {"pipeline": 4000, "gossip": 0, "state": 0, "control": 0}
+    assert found["loss_validation_first"] == 5.5
+    assert found["failure"] is None
+    assert all(gone(child.pid) for child in session.fleet.everybody)
+    assert not list(tmp_path.glob("*/control.sock"))
+    stages = [json.loads((tmp_path / f"node-{index:02d}" / "argv.json").read_text()) for index in range(4)]
+    assert [argv[argv.index("--stage") + 1] for argv in stages] == ["0", "1", "0", "1"]
+    assert all(argv[1].endswith("/p2p/12D3KooWbootstrapAAAAAAAAAAAA") for argv in stages)
+
+
+def test_kill_ends_a_node_and_a_fresh_one_joins_in_its_place(tmp_path: pathlib.Path) -> None:
+    class UntilReplaced(PlainScreen):
+        def note(self, text: str) -> None:
+            super().note(text)
+            if "joins in the place of" in text:
+                session.stop("replaced")
+
+    session = Session(
+        drive.fake_plan(tmp_path, 4), Conditions(), UntilReplaced(sys.stderr), run="ab" * 32, kill_every_s=0.2
+    )
+    summary = asyncio.run(session.run())
+    killed = [name for name, reason in summary.exit_reasons.items() if reason == "killed by --kill"]
+    assert len(killed) == summary.killed >= 1
+    assert len(summary.exit_reasons) >= 5
+    assert summary.totals.microbatches["done"] >= 4 * 4  # what the dead one did counts
+    joiner = next(child for child in session.fleet.nodes if child.name == "node-04")
+    assert "--stage" not in node_command(joiner.plan)
+    assert len(joiner.plan.bootstraps) == 3  # the bootstrap, and living nodes in case it is dead
+    assert all(gone(child.pid) for child in session.fleet.everybody)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_one_signal_ends_everything_in_order(tmp_path: pathlib.Path, number: signal.Signals) -> None:
+    with driven(tmp_path, "2", "0", "0") as process:
+        until(lambda: len(started(tmp_path)) == 3, "all ready")
+        pids = started(tmp_path)
+        process.send_signal(number)
+        output, errors = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 0, errors
+    found = json.loads(output)
+    assert found["exit_reasons"] == {"node-00": "left", "node-01": "left"}
+    assert found["stopped"] == number.name
+    assert all(gone(pid) for pid in pids)
+
+
+def test_the_second_signal_kills_everything_at_once(tmp_path: pathlib.Path) -> None:
+    with driven(tmp_path, "2", "0", "0", FAKE="deaf") as process:
+        until(lambda: len(started(tmp_path)) == 3, "all ready")
+        pids = started(tmp_path)
+        process.send_signal(signal.SIGINT)
+        assert process.stderr is not None
+        for line in process.stderr:
+            if "once more kills at once" in line:
+                break
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=WAIT_S)
+    assert process.returncode == 130
+    assert all(gone(pid) for pid in pids)
+
+
+def test_nothing_survives_a_parent_that_is_killed(tmp_path: pathlib.Path) -> None:
+    with driven(tmp_path, "2", "0", "0") as process:
+        until(lambda: len(started(tmp_path)) == 3, "all ready")
+        pids = started(tmp_path)
+        assert not any(gone(pid) for pid in pids)
+        process.kill()
+        until(lambda: all(gone(pid) for pid in pids), "children gone after kill -9 of their parent")
+
+
+def test_a_deaf_node_is_killed_and_said_so(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE", "deaf")
+    monkeypatch.setattr("swarmnode.local.fleet.TERM_TIMEOUT_S", 0.2)
+    session = Session(drive.fake_plan(tmp_path, 2, leave_timeout_s=0.2), Conditions(rounds=1), screen(), run="ab" * 32)
+    summary = asyncio.run(session.run())
+    assert summary.exit_reasons["node-01"] == "did not leave when asked: killed"
+    assert all(gone(child.pid) for child in session.fleet.everybody)
+
+
+def test_what_a_node_started_ends_with_it(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE", "helper")
+    session = Session(drive.fake_plan(tmp_path, 2), Conditions(rounds=1), screen(), run="ab" * 32)
+    asyncio.run(session.run())
+    helpers = [int(path.read_text()) for path in tmp_path.glob("*/helper.pid")]
+    assert len(helpers) == 3
+    until(lambda: all(gone(pid) for pid in helpers), "helpers gone")
+
+
+def test_a_node_that_ends_while_starting_is_one_clear_line(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE", "crash")
+    session = Session(drive.fake_plan(tmp_path, 2), Conditions(), screen(), run="ab" * 32)
+    with pytest.raises(LocalFault, match=r"node-01 ended while starting: exit 70: swarmnode: no memory for node-01"):
+        asyncio.run(session.run())
+    assert all(gone(child.pid) for child in session.fleet.everybody)
+
+
+def test_a_node_that_dies_is_reported_and_not_replaced_without_kill(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE", "crash-later")
+    session = Session(drive.fake_plan(tmp_path, 2), Conditions(rounds=3), screen(), run="ab" * 32)
+    summary = asyncio.run(session.run())
+    assert summary.exit_reasons == {
+        "node-00": "left",
+        "node-01": "exit 70: swarmnode: the disk of node-01 is full",
+    }
+    assert summary.totals.microbatches["done"] == 8
+
+
+def test_nobody_left_ends_the_session_with_a_failure(tmp_path: pathlib.Path) -> None:
+    async def scenario() -> None:
+        session = Session(drive.fake_plan(tmp_path, 2), Conditions(), screen(), run="ab" * 32)
+
+        async def murder() -> None:
+            while len(session.fleet.nodes) < 2 or not all(child.status for child in session.fleet.nodes):  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+            for child in session.fleet.nodes:
+                child.signal(signal.SIGKILL)
+
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(session.run())
+            group.create_task(murder())
+        summary = running.result()
+        assert summary.failure is not None and "no node is left" in summary.failure
+        assert set(summary.exit_reasons.values()) == {"killed by SIGKILL"}
+
+    asyncio.run(scenario())
+
+
+def test_a_command_that_cannot_be_run_says_so(tmp_path: pathlib.Path) -> None:
+    async def scenario() -> None:
+        child = await Child.start(plan(tmp_path), ["/no/such/program"])
+        await child.wait(WAIT_S)
+        await child.bury()
+        assert child.reason == "exit 127: swarmnode: cannot run /no/such/program: No such file or directory"
+
+    asyncio.run(scenario())
+
+
+def plan(folder: pathlib.Path) -> NodePlan:
+    return NodePlan("node-00", folder / "node-00", folder / "manifest.signed", folder / "cache")
+
+
+def test_the_command_line_of_a_node(tmp_path: pathlib.Path) -> None:
+    joined = node_command(NodePlan("node-03", tmp_path, tmp_path / "m", tmp_path / "c", ("/ip4/a",), stage=1))
+    assert joined[1:5] == ["-m", "swarmnode.cli.main", "join", "/ip4/a"]
+    assert joined[joined.index("--stage") + 1] == "1"
+    first = node_command(NodePlan("bootstrap", tmp_path, tmp_path / "m", tmp_path / "c", bootstrap=True))
+    assert first[3:5] == ["bootstrap", str(tmp_path / "m")]
+
+
+def facts(name: str, stage: int, state: int = NODE_STATE_TRAINING, reason: str = "") -> NodeFacts:
+    return NodeFacts(name, stage, StatusReply(stage=stage, state=state), reason)  # type: ignore[arg-type]
+
+
+def test_the_last_replica_of_a_stage_is_spared() -> None:
+    from swarmnode.ids import seeded
+
+    nodes = [
+        facts("a", 0),
+        facts("b", 0),
+        facts("c", 1),
+        facts("d", 1, NODE_STATE_JOINING),
+        facts("e", 2, reason="left"),
+        facts("f", 2),
+        NodeFacts("g", 2, None),
+    ]
+    chosen = {victim.name for seed in range(50) if (victim := choose_victim(nodes, seeded(seed))[0])}
+    assert chosen == {"a", "b"}
+    assert choose_victim(nodes[1:], seeded(0))[0] is None
+
+
+def test_how_a_process_ended(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "log").write_text("first\n  last words \n\n")
+    assert tail(tmp_path / "log") == "last words"
+    assert tail(tmp_path / "missing") == ""
+    assert explain(0, "noise") == "left"
+    assert explain(-9, "") == "killed by SIGKILL"
+    assert explain(78, "swarmnode: wrong") == "exit 78: swarmnode: wrong"
+
+
+def test_start_can_be_given_up(tmp_path: pathlib.Path) -> None:
+    async def scenario() -> None:
+        stopping = asyncio.Event()
+        stopping.set()
+        fleet = Fleet(drive.fake_plan(tmp_path, 2), lambda text: None)
+        assert not await fleet.start(stopping)
+        await fleet.reap()
+        assert all(gone(child.pid) for child in fleet.everybody)
+
+    asyncio.run(scenario())

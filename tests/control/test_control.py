@@ -1,0 +1,191 @@
+"""The control API over a real unix socket, on the standard loop and on uvloop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import pathlib
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+import uvloop
+
+from swarmnode.control import address, client
+from swarmnode.control.service import ControlServer
+from swarmnode.errors import LocalFault, NoDaemon, NotPermitted, Unavailable, UsageError
+from swarmnode.wire.control_pb2 import StatusReply
+
+LOOPS: list[Callable[[], asyncio.AbstractEventLoop]] = [asyncio.new_event_loop, uvloop.new_event_loop]
+
+
+class Daemon:
+    def __init__(self) -> None:
+        self.reasons: list[str] = []
+        self.reply = StatusReply(run_id="ab" * 32, stage=2, counters={"swarmnode_samples_total": 5.0})
+
+    def status(self) -> StatusReply:
+        return self.reply
+
+    def server(self, home: pathlib.Path) -> ControlServer:
+        return ControlServer(home, status=self.status, leave=self.reasons.append)
+
+
+@contextlib.asynccontextmanager
+async def serving(home: pathlib.Path) -> AsyncIterator[tuple[Daemon, pathlib.Path]]:
+    daemon = Daemon()
+    server = daemon.server(home)
+    path = await server.start()
+    try:
+        yield daemon, path
+    finally:
+        await server.stop()
+
+
+@pytest.mark.parametrize("new_loop", LOOPS, ids=["asyncio", "uvloop"])
+def test_status_and_leave_by_both_clients(
+    tmp_path: pathlib.Path, new_loop: Callable[[], asyncio.AbstractEventLoop]
+) -> None:
+    async def scenario() -> None:
+        async with serving(tmp_path) as (daemon, path):
+            assert stat.S_IMODE(path.stat().st_mode) == 0o600
+            here = client.ControlClient(tmp_path)
+            assert (await here.status()) == daemon.reply
+            await here.leave("from the loop")
+            await here.close()
+            assert (await asyncio.to_thread(client.status, tmp_path)) == daemon.reply
+            await asyncio.to_thread(client.leave, tmp_path, "from a thread")
+            assert daemon.reasons == ["from the loop", "from a thread"]
+        assert not path.exists()
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(scenario())
+
+
+def test_no_daemon_is_one_clear_line_and_exit_69(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(NoDaemon, match=r"no daemon at .*: start one with `swarmnode join`") as caught:
+        client.status(tmp_path)
+    assert caught.value.exit_code == 69
+    with socket.socket(socket.AF_UNIX) as killed:  # what `kill -9` leaves: a socket file and nobody behind it
+        killed.bind(str(tmp_path / address.SOCKET_NAME))
+    for ask in (lambda: client.status(tmp_path), lambda: client.leave(tmp_path, "go")):
+        with pytest.raises(NoDaemon, match="start one"):
+            ask()
+
+
+def test_a_socket_left_by_a_killed_daemon_is_taken_over(tmp_path: pathlib.Path) -> None:
+    with socket.socket(socket.AF_UNIX) as killed:
+        killed.bind(str(tmp_path / address.SOCKET_NAME))
+
+    async def scenario() -> None:
+        async with serving(tmp_path) as (daemon, _):
+            assert (await asyncio.to_thread(client.status, tmp_path)) == daemon.reply
+
+    asyncio.run(scenario())
+
+
+def test_two_daemons_do_not_share_a_home(tmp_path: pathlib.Path) -> None:
+    async def scenario() -> None:
+        async with serving(tmp_path) as (daemon, _):
+            with pytest.raises(UsageError, match=rf"another swarmnode \(pid {os.getpid()}\) lives in .*--home"):
+                await Daemon().server(tmp_path).start()
+            with pytest.raises(UsageError, match="another swarmnode"):
+                Daemon().server(tmp_path).hold()
+            assert (await asyncio.to_thread(client.status, tmp_path)) == daemon.reply
+        async with serving(tmp_path):
+            pass
+
+    asyncio.run(scenario())
+
+
+def test_a_frozen_daemon_is_unavailable_after_the_deadline(tmp_path: pathlib.Path) -> None:
+    with socket.socket(socket.AF_UNIX) as frozen:
+        frozen.bind(str(tmp_path / address.SOCKET_NAME))
+        frozen.listen()  # accepted by the kernel, answered by nobody
+        with pytest.raises(Unavailable, match=r"did not answer within 0\.2 s"):
+            client.status(tmp_path, timeout_s=0.2)
+
+
+def test_a_daemon_that_fails_says_so(tmp_path: pathlib.Path) -> None:
+    def fail() -> StatusReply:
+        raise RuntimeError("broken")
+
+    async def scenario() -> None:
+        server = ControlServer(tmp_path, status=fail, leave=lambda reason: None)
+        await server.start()
+        try:
+            with pytest.raises(LocalFault, match="its log says more"):
+                await asyncio.to_thread(client.status, tmp_path)
+        finally:
+            await server.stop()
+
+    asyncio.run(scenario())
+
+
+def test_a_home_whose_path_is_too_long_gets_a_short_socket(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / ("deep" * 30)
+    runtime = pathlib.Path("/tmp") / f"swn-{os.getpid()}"
+    runtime.mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
+
+    async def scenario() -> None:
+        async with serving(home) as (daemon, path):
+            assert path.is_relative_to(runtime)
+            assert len(os.fsencode(path)) <= address.SOCKET_PATH_BYTES_MAX
+            assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+            assert (home / address.POINTER_NAME).read_text() == f"{path}\n"
+            monkeypatch.delenv("XDG_RUNTIME_DIR")  # the client finds it whatever its own environment says
+            assert (await asyncio.to_thread(client.status, home)) == daemon.reply
+        assert not path.exists()
+        assert not (home / address.POINTER_NAME).exists()
+
+    try:
+        asyncio.run(scenario())
+    finally:
+        for folder in runtime.iterdir():
+            folder.rmdir()
+        runtime.rmdir()
+
+
+def test_a_socket_folder_open_to_others_is_refused(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = pathlib.Path("/tmp") / f"swn-open-{os.getpid()}"
+    folder = runtime / f"swarmnode-{os.getuid()}"
+    folder.mkdir(parents=True)
+    folder.chmod(0o777)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
+    try:
+        with pytest.raises(NotPermitted, match="0700"):
+            address.choose(tmp_path / ("deep" * 30))
+    finally:
+        folder.rmdir()
+        runtime.rmdir()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root to become somebody else")
+def test_another_user_is_refused() -> None:
+    root = str(pathlib.Path(__file__).parents[2])
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        home = pathlib.Path(folder)
+        home.chmod(0o755)
+        ask = (
+            f"import os, sys; sys.path.insert(0, {root!r}); from swarmnode.control import client; os.setuid(65534)\n"
+            f"from pathlib import Path\ntry: client.status(Path({folder!r}))\n"
+            "except Exception as error: print(type(error).__name__, error.exit_code)"
+        )
+
+        async def scenario() -> None:
+            async with serving(home):
+                asked = await asyncio.create_subprocess_exec(
+                    sys.executable, "-B", "-c", ask, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+                )
+                output, _ = await asyncio.wait_for(asked.communicate(), 60)
+                assert output.decode().strip() == "NotPermitted 77"
+
+        asyncio.run(scenario())

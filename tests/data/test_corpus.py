@@ -1,0 +1,202 @@
+"""Sources become a corpus: the same on every node, held-out text apart, faults named with file and line."""
+
+import dataclasses
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from swarmnode.data.corpus import open_corpus
+from swarmnode.data.shard import ShardWriter
+from swarmnode.data.source import pieces, source_files
+from swarmnode.data.tokens import open_tokenizer
+from swarmnode.errors import DataError
+from swarmnode.manifest import DataSpec, Manifest, ModelSpec
+from tests.data.test_tokens import train_tokenizer
+
+LINES = [f"line {i} of a text that goes on and on, number {i * i}\n" for i in range(3000)]
+
+
+def manifest_of(source: str, *paths: str, vocabulary: int = 256, context: int = 16, **data) -> Manifest:
+    return Manifest(
+        model=ModelSpec(context=context, vocabulary=vocabulary), data=DataSpec(source=source, paths=paths, **data)
+    )
+
+
+@pytest.fixture
+def folder(tmp_path: pathlib.Path) -> pathlib.Path:
+    (tmp_path / "text" / "b").mkdir(parents=True)
+    (tmp_path / "text" / "a.txt").write_text("".join(LINES[:1000]))
+    (tmp_path / "text" / "b" / "c.txt").write_text("".join(LINES[1000:]))
+    (tmp_path / "text" / "picture.png").write_bytes(b"\x89PNG\0\0\0")
+    (tmp_path / "text" / ".hidden").write_text("secret")
+    (tmp_path / "docs.jsonl").write_text("".join(json.dumps({"text": line, "n": 1}) + "\n" for line in LINES) + "\n")
+    return tmp_path
+
+
+def test_text_folder_is_all_there_and_split_by_hash(folder: pathlib.Path) -> None:
+    manifest = manifest_of("text", "text", validation_fraction=0.1)
+    corpus = open_corpus(manifest, folder, folder / "cache")
+    whole = "".join(LINES)
+    shards = {p.name.rpartition("-")[2]: np.fromfile(p, np.uint16, offset=128) for p in (folder / "cache").iterdir()}
+    train, validation = shards["train.tokens"], shards["validation.tokens"]
+    found = [
+        piece + "\n" for t in (train, validation) for piece in bytes(t.astype(np.uint8)).decode().split("\0") if piece
+    ]
+    assert sorted(line for line in "".join(found).splitlines() if line) == sorted(line.strip() for line in LINES)
+    assert 0.02 < validation.size / len(whole) < 0.25
+    assert corpus.tokens_train == train.size and corpus.tokens_validation == validation.size
+    assert corpus.train.count == (train.size - 1) // 16
+    assert corpus.sample(3).shape == (17,)
+    assert corpus.batch([0, 1, 2]).shape == (3, 17)
+
+
+def test_second_opening_is_cached_and_the_same(folder: pathlib.Path) -> None:
+    manifest = manifest_of("text", "text")
+    first = open_corpus(manifest, folder, folder / "cache")
+    second = open_corpus(manifest, folder, folder / "cache")
+    assert (first.note, second.note) == ("2 files", "2 files, cached")
+    assert first.digest == second.digest
+    assert np.array_equal(first.batch(range(50)), second.batch(range(50)))
+    (folder / "text" / "a.txt").write_text("".join(LINES[:999]))
+    third = open_corpus(manifest, folder, folder / "cache")
+    assert third.note == "2 files" and third.digest != first.digest
+
+
+def test_damaged_cache_is_made_again(folder: pathlib.Path) -> None:
+    manifest = manifest_of("text", "text")
+    first = open_corpus(manifest, folder, folder / "cache")
+    (path,) = (folder / "cache").glob("*-train.tokens")
+    path.write_bytes(path.read_bytes()[:-2])
+    second = open_corpus(manifest, folder, folder / "cache")
+    assert "cache made again" in second.note and "cut short" in second.note
+    assert second.digest == first.digest
+
+
+def test_jsonl_equals_its_texts(folder: pathlib.Path) -> None:
+    spec = manifest_of("jsonl", "docs.jsonl").data
+    assert b"".join(pieces(spec, source_files(spec, folder))).decode() == "".join(LINES)
+    assert open_corpus(manifest_of("jsonl", "docs.jsonl"), folder, folder / "cache").tokens_validation > 17
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("{", r"bad\.jsonl:2: not JSON"),
+        ("[1]", r'bad\.jsonl:2: no text under the key "text"'),
+        ('{"text": 3}', r'bad\.jsonl:2: no text under the key "text"'),
+        ('{"tekst": "a"}', r'bad\.jsonl:2: no text under the key "text"; data\.field'),
+    ],
+)
+def test_bad_json_lines_are_named(tmp_path: pathlib.Path, line: str, says: str) -> None:
+    (tmp_path / "bad.jsonl").write_text('{"text": "good"}\n' + line + "\n")
+    with pytest.raises(DataError, match=says):
+        open_corpus(manifest_of("jsonl", "bad.jsonl"), tmp_path, tmp_path / "cache")
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_one_short_text_has_something_held_out(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "short.txt").write_text("".join(LINES[:60]))
+    corpus = open_corpus(manifest_of("text", "short.txt"), tmp_path, tmp_path / "cache")
+    assert corpus.train.count > 50 and corpus.validation.count >= 1
+
+
+@pytest.mark.parametrize("text", ["", "tiny", "x" * 1000])
+def test_too_little_text_says_how_much_there_is(tmp_path: pathlib.Path, text: str) -> None:
+    (tmp_path / "short.txt").write_text(text)
+    with pytest.raises(DataError, match=r"too little text: \d+ tokens to train on and \d+ held out"):
+        open_corpus(manifest_of("text", "short.txt"), tmp_path, tmp_path / "cache")
+
+
+def test_missing_and_empty_sources(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(DataError, match=r"gone: no such file or folder; data\.paths"):
+        open_corpus(manifest_of("text", "gone"), tmp_path, tmp_path / "cache")
+    (tmp_path / "empty").mkdir()
+    for source in ("text", "jsonl", "shards"):
+        with pytest.raises(DataError, match=r"empty: no .*file found"):
+            open_corpus(manifest_of(source, "empty"), tmp_path, tmp_path / "cache")
+
+
+def test_lines_without_end_are_cut_between_characters(tmp_path: pathlib.Path) -> None:
+    text = "漢字🙂é" * 40_000
+    (tmp_path / "long.txt").write_text(text)
+    spec = manifest_of("text", "long.txt").data
+    found = list(pieces(spec, source_files(spec, tmp_path)))
+    assert "".join(piece.decode() for piece in found) == text
+    assert max(map(len, found)) <= 64 << 10
+
+
+def test_hugging_face_tokenizer_and_vocabulary(folder: pathlib.Path) -> None:
+    train_tokenizer(folder / "tokenizer.json")
+    with pytest.raises(DataError, match=r"tokenizer has 400 ids, but model\.vocabulary is 256"):
+        open_corpus(manifest_of("text", "text", tokenizer="tokenizer.json"), folder, folder / "cache")
+    corpus = open_corpus(
+        manifest_of("text", "text", tokenizer="tokenizer.json", vocabulary=512), folder, folder / "cache"
+    )
+    assert "text that goes" in corpus.tokenizer.decode(corpus.batch(range(5)).reshape(-1))
+
+
+def test_shards_as_a_source(folder: pathlib.Path) -> None:
+    tokenizer = open_tokenizer("bytes", folder)
+    (folder / "shards").mkdir()
+    for number in range(3):
+        with ShardWriter(folder / "shards" / f"{number}.tokens", 256, tokenizer.digest) as writer:
+            writer.write(np.full(1000, number, dtype=np.uint16))
+    manifest = manifest_of("shards", "shards", validation_fraction=0.1)
+    corpus = open_corpus(manifest, folder, folder / "cache")
+    assert (corpus.tokens_train, corpus.tokens_validation) == (2700, 300)
+    batch = corpus.batch(range(corpus.train.count))
+    assert sorted(batch[:, 0].tolist()) == [0] * 56 + [1] * 56 + [2] * 56
+    assert (batch == batch[:, :1]).all()
+    train_tokenizer(folder / "tokenizer.json")
+    other = manifest_of("shards", "shards", tokenizer="tokenizer.json", vocabulary=512)
+    with pytest.raises(DataError, match=r"0\.tokens: made by another tokenizer"):
+        open_corpus(other, folder, folder / "cache")
+
+
+def test_validation_is_fixed_and_apart_from_training(folder: pathlib.Path) -> None:
+    corpus = open_corpus(manifest_of("text", "text", validation_fraction=0.1), folder, folder / "cache")
+    all_at_once = corpus.validation_batch(0, 20, 20)
+    assert all_at_once.shape == (20, 17)
+    in_parts = np.concatenate([corpus.validation_batch(first, 8, 20) for first in range(0, 24, 8)])
+    assert np.array_equal(all_at_once, in_parts)
+    other = dataclasses.replace(manifest_of("text", "text", validation_fraction=0.1), seed=99)
+    reseeded = open_corpus(other, folder, folder / "cache")
+    assert reseeded.note.endswith("cached")
+    assert np.array_equal(reseeded.validation_batch(0, 20, 20), all_at_once)
+    assert not np.array_equal(reseeded.batch(range(20)), corpus.batch(range(20)))
+
+
+PROGRAM = """
+import pathlib, sys
+from swarmnode.data.corpus import open_corpus
+from swarmnode.manifest import Manifest
+corpus = open_corpus(Manifest(), pathlib.Path(), pathlib.Path(sys.argv[1]))
+print(corpus.digest.hex(), corpus.batch([0, 1, 2]).sum(), "torch" in sys.modules)
+"""
+
+
+def test_processes_share_the_standard_library_at_once(tmp_path: pathlib.Path) -> None:
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, str(tmp_path / "cache")],
+            env={**os.environ, "PYTHONHASHSEED": str(seed), "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for seed in range(3)
+    ]
+    try:
+        answers = [process.communicate(timeout=120)[0].strip() for process in started]
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+    assert [process.returncode for process in started] == [0, 0, 0]
+    assert len(set(answers)) == 1
+    assert answers[0].endswith("False"), "the data must not need torch"
+    assert len(list((tmp_path / "cache").iterdir())) == 2

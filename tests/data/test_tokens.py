@@ -1,0 +1,79 @@
+"""Tokenizers: the bytes built in, and a Hugging Face one trained here."""
+
+import pathlib
+
+import numpy as np
+import pytest
+import tokenizers
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarmnode.data.tokens import ByteTokenizer, HuggingFaceTokenizer, dtype_of, open_tokenizer
+from swarmnode.errors import DataError
+
+HERE = pathlib.Path()
+
+
+def train_tokenizer(path: pathlib.Path, vocabulary: int = 400) -> pathlib.Path:
+    """A byte-level BPE of the Python sources beside this test, saved as a tokenizer.json."""
+    inner = tokenizers.Tokenizer(tokenizers.models.BPE())
+    inner.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        special_tokens=["<|endoftext|>"],
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    inner.train([str(pathlib.Path(__file__))], trainer)
+    inner.save(str(path))
+    return path
+
+
+@given(st.text())
+def test_bytes_round_trip(text: str) -> None:
+    tokenizer = ByteTokenizer()
+    tokens = tokenizer.encode(text)
+    raw = text.encode(errors="replace")
+    assert tokens.dtype == np.uint16
+    assert tokens.tolist() == list(raw)
+    assert tokenizer.decode(tokens) == raw.decode()
+
+
+def test_hugging_face_round_trip(tmp_path: pathlib.Path) -> None:
+    train_tokenizer(tmp_path / "tokenizer.json")
+    tokenizer = open_tokenizer("tokenizer.json", tmp_path)
+    assert isinstance(tokenizer, HuggingFaceTokenizer)
+    assert tokenizer.vocabulary == 400
+    assert tokenizer.separator == 0
+    text = "def test(path: str) -> None:  # äöü 漢字 🙂\n"
+    tokens = tokenizer.encode(text)
+    assert tokens.dtype == np.uint16
+    assert tokens.size < len(text.encode())
+    assert tokens.max() < tokenizer.vocabulary
+    assert tokenizer.decode(tokens) == text
+    assert tokenizer.encode_all([b"a", b""])[1].size == 0
+    assert open_tokenizer("tokenizer.json", tmp_path).digest == tokenizer.digest
+
+
+def test_tokenizers_are_told_apart(tmp_path: pathlib.Path) -> None:
+    one = open_tokenizer(str(train_tokenizer(tmp_path / "1.json", 300)), tmp_path)
+    two = open_tokenizer(str(train_tokenizer(tmp_path / "2.json", 301)), tmp_path)
+    assert len({one.digest, two.digest, ByteTokenizer().digest}) == 3
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"not json", b"\xff\xfe", b'{"version": "1.0", "model": null}'])
+def test_what_is_no_tokenizer_is_refused(tmp_path: pathlib.Path, content: bytes) -> None:
+    (tmp_path / "tokenizer.json").write_bytes(content)
+    with pytest.raises(DataError, match=r"tokenizer\.json: not a Hugging Face tokenizer"):
+        open_tokenizer("tokenizer.json", tmp_path)
+
+
+def test_missing_tokenizer_names_the_field(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(DataError, match=r"none\.json: tokenizer cannot be read: No such file.*data\.tokenizer"):
+        open_tokenizer("none.json", tmp_path)
+
+
+def test_dtype_is_the_smallest_that_fits() -> None:
+    assert dtype_of(1 << 16) == np.uint16
+    assert dtype_of((1 << 16) + 1) == np.uint32

@@ -1,0 +1,100 @@
+"""Pairing: the same answer at every member, against a twin that pairs by hand."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import pairwise
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from swarmnode.gossip.pairing import groups, partner, partners, shuffled, view_hash
+from swarmnode.ids import PeerId, RunId, seeded
+
+RUN = RunId("ab" * 32)
+members_of = st.lists(st.text("abcdefgh", min_size=1, max_size=4).map(PeerId), max_size=17)
+
+
+def twin(run_id: RunId, stage: int, round_index: int, members: list[PeerId]) -> dict[PeerId, PeerId | None]:
+    """Pairs found the slow way: repeatedly take the two members with the least numbers."""
+    generator = seeded("pairing", run_id, stage, round_index)
+    left: dict[PeerId, float] = {}
+    for member in sorted(members):
+        if member not in left:
+            left[member] = generator.random()
+    found: dict[PeerId, PeerId | None] = {}
+    while left:
+        first = min(left, key=left.__getitem__)
+        del left[first]
+        second = min(left, key=left.__getitem__) if left else None
+        found[first] = second
+        if second is not None:
+            del left[second]
+            found[second] = first
+    return found
+
+
+@settings(deadline=None)
+@given(members_of, st.integers(0, 9), st.integers(0, 10**9))
+def test_twin_and_symmetry(members: list[PeerId], stage: int, round_index: int) -> None:
+    expected = twin(RUN, stage, round_index, members)
+    alone = 0
+    for me in set(members):
+        answer, reason = partner(RUN, stage, round_index, list(reversed(members)), me)
+        assert answer == expected[me]
+        assert reason.startswith(f"round {round_index}: ")
+        if answer is None:
+            alone += 1
+        else:
+            assert partner(RUN, stage, round_index, members, answer)[0] == me != answer
+    assert alone == len(set(members)) % 2
+    assert partner(RUN, stage, round_index, members, PeerId("stranger"))[0] is None
+
+
+@settings(deadline=None)
+@given(members_of, st.one_of(st.none(), st.integers(1, 6)), st.integers(0, 1000))
+def test_groups_partition_the_members(members: list[PeerId], size: int | None, round_index: int) -> None:
+    found = groups(RUN, 1, round_index, members, size)
+    assert Counter(member for group in found for member in group) == Counter(set(members))
+    if size is None:
+        assert len(found) == (1 if members else 0)
+    else:
+        assert all(len(group) == size for group in found[:-1])
+    for group in found:
+        for me in group:
+            assert set(partners(RUN, 1, round_index, members, me, size)[0]) == set(group) - {me}
+
+
+def test_order_is_frozen() -> None:
+    """A change here would pair nodes of two versions differently: it needs a new protocol version."""
+    members = [PeerId(name) for name in "abcdefg"]
+    assert "".join(shuffled(RUN, 0, 1, members)) == FROZEN[0]
+    assert "".join(shuffled(RUN, 1, 1, members)) == FROZEN[1]
+    assert "".join(shuffled(RUN, 0, 2, members)) == FROZEN[2]
+
+
+FROZEN = ("dbfeacg", "cdgebaf", "dcebfag")
+
+
+def test_everybody_meets_everybody() -> None:
+    members = [PeerId(f"peer{i}") for i in range(6)]
+    met = Counter(
+        frozenset((member, other))
+        for round_index in range(1500)
+        for member, other in ((m, partner(RUN, 0, round_index, members, m)[0]) for m in members[:3])
+        if other is not None
+    )
+    pairs = {frozenset((a, b)) for a in members[:3] for b in members if a != b}
+    assert set(met) == pairs
+    # Each pair meets with chance 1/5 a round; pairs inside the first three are seen from both sides.
+    for pair, count in met.items():
+        sides = sum(member in members[:3] for member in pair)
+        assert abs(count / sides - 300) < 5 * (1500 * 0.2 * 0.8) ** 0.5
+
+
+def test_view_hash() -> None:
+    views = [["a", "b", "c"], ["a", "b"], ["a", "bc"], ["ab", "c"], []]
+    hashes = [view_hash([PeerId(name) for name in view]) for view in views]
+    assert len(set(hashes)) == len(views) and all(len(found) == 32 for found in hashes)
+    assert view_hash([PeerId("c"), PeerId("a"), PeerId("b"), PeerId("a")]) == hashes[0]
+    assert all(a != b for a, b in pairwise(hashes))

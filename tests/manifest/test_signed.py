@@ -1,0 +1,202 @@
+"""Manifests as nodes pass them on: one byte string, one id, and no way to change either."""
+
+import dataclasses
+import json
+import os
+import pathlib
+
+import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from swarmnode.errors import ManifestError, NotPermitted, UsageError
+from swarmnode.ids import RunId
+from swarmnode.manifest import (
+    GossipSpec,
+    Manifest,
+    canonical,
+    init,
+    parse_signed,
+    read_manifest,
+    read_signed,
+    run_id_of,
+    sign,
+    sign_folder,
+    verify,
+    write_signed,
+)
+from swarmnode.manifest.signed import DOMAIN, SIGNED_BYTES_MAX
+from swarmnode.owner import create_owner, load_owner, public_bytes
+from swarmnode.wire import record_pb2
+
+KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
+OTHER = Ed25519PrivateKey.from_private_bytes(bytes(32))
+
+
+def resign(raw: bytes, key: Ed25519PrivateKey = KEY) -> record_pb2.SignedManifest:
+    return record_pb2.SignedManifest(manifest=raw, owner=public_bytes(key), signature=key.sign(DOMAIN + raw))
+
+
+def test_round_trip() -> None:
+    manifest = Manifest(name="one", gossip=GossipSpec(alpha=0.25))
+    signed = record_pb2.SignedManifest.FromString(sign(manifest, KEY).SerializeToString())
+    found, run_id = verify(signed, None)
+    assert found == manifest
+    assert len(run_id) == 64 and run_id == run_id_of(canonical(manifest), public_bytes(KEY))
+    assert verify(signed, run_id) == (manifest, run_id)
+
+
+def test_the_id_is_of_content_and_owner() -> None:
+    # Written down: another byte in the canonical form is another run.
+    assert verify(sign(Manifest(), KEY), None)[1] == "8b2b92dc92dacb5a1a68f9dab8a91d5f5fa4dbd13d58886ac7378e09c2168e8d"
+    assert verify(sign(Manifest(), OTHER), None)[1] != verify(sign(Manifest(), KEY), None)[1]
+    assert verify(sign(Manifest(seed=1), KEY), None)[1] != verify(sign(Manifest(), KEY), None)[1]
+
+
+def test_canonical_is_sorted_compact_and_the_same_for_equal_numbers() -> None:
+    raw = canonical(Manifest())
+    assert raw == json.dumps(json.loads(raw), sort_keys=True, separators=(",", ":")).encode()
+    whole = Manifest(gossip=dataclasses.replace(GossipSpec(), beta=1, gamma=1))
+    assert canonical(whole) == canonical(Manifest(gossip=dataclasses.replace(GossipSpec(), beta=1.0, gamma=1.0)))
+
+
+@given(place=st.integers(0, 5000), change=st.integers(1, 255), part=st.sampled_from(["manifest", "owner", "signature"]))
+@settings(max_examples=60, deadline=None)
+def test_any_changed_byte_is_noticed(place: int, change: int, part: str) -> None:
+    signed = sign(Manifest(), KEY)
+    raw = bytearray(getattr(signed, part))
+    raw[place % len(raw)] ^= change
+    setattr(signed, part, bytes(raw))
+    with pytest.raises(ManifestError, match="signature is wrong"):
+        verify(signed, None)
+
+
+def test_another_runs_manifest_is_refused() -> None:
+    expected = verify(sign(Manifest(), KEY), None)[1]
+    for stranger in (sign(Manifest(seed=2), KEY), sign(Manifest(), OTHER)):
+        with pytest.raises(ManifestError, match=f"not of run {expected[:16]}"):
+            verify(stranger, RunId(expected))
+
+
+@pytest.mark.parametrize(
+    ("signed", "says"),
+    [
+        (record_pb2.SignedManifest(), "without an owner's key"),
+        (record_pb2.SignedManifest(manifest=bytes(64 * 1024 + 1)), "at most 65536"),
+        (resign(b""), "not JSON"),
+        (resign(b"\xff"), "not JSON"),
+        (resign(b"[" * 60_000), "not JSON"),
+        (resign(b"[]"), "of another format"),
+        (resign(b'{"format":2}'), "of another format"),
+        (resign(b'{"format":1}'), "not in canonical form"),
+        (resign(canonical(Manifest()) + b" "), "not in canonical form"),
+        (resign(b'{"extra":1,' + canonical(Manifest())[1:]), "extra = 1: no such field"),
+        (resign(canonical(Manifest()).replace(b'"alpha":0.5', b'"alpha":NaN')), "gossip.alpha = nan"),
+        (resign(canonical(Manifest()).replace(b'"alpha":0.5', b'"alpha":0.50')), "not in canonical form"),
+        (resign(canonical(Manifest()).replace(b'"stages":3', b'"stages":7')), "pipeline.stages = 7"),
+    ],
+)
+def test_what_is_wrong_though_signed_is_refused(signed: record_pb2.SignedManifest, says: str) -> None:
+    with pytest.raises(ManifestError, match=says):
+        verify(signed, None)
+
+
+def test_an_invalid_manifest_is_not_signed() -> None:
+    with pytest.raises(ManifestError, match=r"gossip\.alpha"):
+        sign(Manifest(gossip=GossipSpec(alpha=float("nan"))), KEY)
+    with pytest.raises(ManifestError, match="seed"):
+        sign(Manifest(seed=-1), KEY)
+
+
+def test_init_sign_read(tmp_path: pathlib.Path) -> None:
+    folder = tmp_path / "a" / "run"
+    manifest_path, key_path = init(folder)
+    assert (manifest_path.name, key_path.name) == ("manifest.toml", "owner.key")
+    assert key_path.stat().st_mode & 0o777 == 0o600
+    assert read_manifest(manifest_path) == Manifest()
+    signed = sign_folder(folder)
+    assert read_signed(folder / "manifest.signed") == (signed, Manifest())
+    assert signed.owner == public_bytes(load_owner(key_path))
+    assert sorted(p.name for p in folder.iterdir()) == ["manifest.signed", "manifest.toml", "owner.key"]
+
+
+@pytest.mark.parametrize("name", ["manifest.toml", "owner.key"])
+def test_init_overwrites_nothing(tmp_path: pathlib.Path, name: str) -> None:
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(UsageError, match=f"{name} exists"):
+        init(tmp_path)
+    assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [(name, "mine")]
+
+
+def test_signed_files_that_are_not_name_the_file(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "manifest.signed"
+    with pytest.raises(ManifestError, match=r"manifest\.signed: cannot be read"):
+        read_signed(path)
+    for raw, says in [
+        (b"\xff\xff", "not a signed manifest"),
+        (bytes(SIGNED_BYTES_MAX + 1), "longer than"),
+        (b"", "without an owner's key"),
+        (sign(Manifest(), KEY).SerializeToString()[:-1], "not a signed manifest|without an owner"),
+    ]:
+        path.write_bytes(raw)
+        with pytest.raises(ManifestError, match=says) as caught:
+            read_signed(path)
+        assert str(path) in str(caught.value)
+    write_signed(path, sign(Manifest(), KEY))
+    with pytest.raises(ManifestError, match="not of run 0000"):
+        parse_signed(path.read_bytes(), "peer", RunId("0" * 64))
+
+
+def test_manifest_files_that_are_not_name_the_file(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(ManifestError, match=r"none\.toml: cannot be read: .*swarmnode init"):
+        read_manifest(tmp_path / "none.toml")
+    (tmp_path / "bad.toml").write_bytes(b"name = '\xff'")
+    with pytest.raises(ManifestError, match=r"bad\.toml: not UTF-8 at byte 8"):
+        read_manifest(tmp_path / "bad.toml")
+
+
+def test_owner_key_round_trip_and_refusals(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "owner.key"
+    key = create_owner(path)
+    assert public_bytes(load_owner(path)) == public_bytes(key)
+    before = path.read_bytes()
+    with pytest.raises(UsageError, match="never overwritten"):
+        create_owner(path)
+    assert path.read_bytes() == before
+    path.chmod(0o640)
+    with pytest.raises(NotPermitted, match="chmod 600"):
+        load_owner(path)
+    with pytest.raises(ManifestError, match="missing"):
+        load_owner(tmp_path / "none.key")
+
+
+@pytest.mark.parametrize(
+    ("raw", "says"),
+    [
+        (b"", "not an unencrypted PEM"),
+        (b"x" * 5000, "longer than"),
+        (
+            generate_private_key(SECP256R1()).private_bytes(
+                serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+            ),
+            "another kind",
+        ),
+        (
+            KEY.private_bytes(
+                serialization.Encoding.PEM,
+                serialization.PrivateFormat.PKCS8,
+                serialization.BestAvailableEncryption(b"secret"),
+            ),
+            "not an unencrypted PEM",
+        ),
+    ],
+)
+def test_what_is_no_owner_key_is_refused(tmp_path: pathlib.Path, raw: bytes, says: str) -> None:
+    path = tmp_path / "owner.key"
+    path.write_bytes(raw)
+    os.chmod(path, 0o600)
+    with pytest.raises(ManifestError, match=says):
+        load_owner(path)

@@ -1,0 +1,190 @@
+"""Manifests as people write them: every mistake at once, and a template that reads back as what it shows."""
+
+import dataclasses
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from swarmnode.errors import ManifestError
+from swarmnode.manifest import MANIFEST_BYTES_MAX, PRESETS, DataSpec, InnerSpec, Manifest, ModelSpec, parse, template
+from swarmnode.manifest.field import ACROSS, BY_NAME, FIELDS, TABLES
+from swarmnode.manifest.text import build, value_of
+
+
+def mistakes(text: str) -> str:
+    with pytest.raises(ManifestError) as caught:
+        parse(text, "run.toml")
+    assert str(caught.value).startswith("run.toml: ")
+    return str(caught.value).removeprefix("run.toml: ")
+
+
+def test_the_table_declares_every_field_in_order() -> None:
+    declared = []
+    for top in dataclasses.fields(Manifest):
+        if top.name in TABLES:
+            spec = type(getattr(Manifest(), top.name))
+            declared += [f"{top.name}.{inner.name}" for inner in dataclasses.fields(spec)]
+        else:
+            declared.append(top.name)
+    assert [field.name for field in FIELDS] == declared
+    assert all(name in BY_NAME for across in ACROSS for name in across.names)
+
+
+def test_every_default_is_signed() -> None:
+    assert all(field.origin and field.meaning.endswith(".") for field in FIELDS)
+
+
+@pytest.mark.parametrize("name", sorted(PRESETS))
+def test_presets_are_valid_and_survive_the_template(name: str) -> None:
+    assert parse(template(PRESETS[name]), name) == PRESETS[name]
+
+
+def test_template_is_the_defaults_and_explains_every_field() -> None:
+    text = template()
+    assert parse(text, "template") == Manifest() == parse("", "empty")
+    assert max(map(len, text.splitlines())) <= 120
+    for field in FIELDS:
+        before = text.split(f"\n{field.key} = ")[0].rsplit("\n\n", 1)[-1]
+        assert before.startswith("#"), field.name
+
+
+MANIFESTS = st.builds(
+    Manifest,
+    name=st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", fullmatch=True),
+    seed=st.integers(0, 2**63 - 1),
+    model=st.builds(
+        lambda heads, each, ratio: ModelSpec(width=heads * ratio * each * 2, heads=heads * ratio, kv_heads=heads),
+        st.integers(1, 8),
+        st.integers(1, 8),
+        st.integers(1, 4),
+    ),
+    data=st.builds(
+        DataSpec,
+        source=st.just("text"),
+        paths=st.lists(st.text(min_size=1, max_size=50).filter(str.isprintable), min_size=1, max_size=3).map(tuple),
+        validation_fraction=st.floats(0, 0.5, exclude_min=True),
+    ),
+    inner=st.builds(
+        InnerSpec,
+        learning_rate=st.floats(0, 10, exclude_min=True),
+        beta1=st.floats(0, 1, exclude_max=True),
+        eps=st.floats(0, 1, exclude_min=True),
+    ),
+)
+
+
+@given(MANIFESTS)
+@settings(max_examples=60, deadline=None)
+def test_any_manifest_survives_the_template(manifest: Manifest) -> None:
+    assert parse(template(manifest), "template") == manifest
+
+
+def test_all_mistakes_at_once_with_field_value_and_what_is_allowed() -> None:
+    said = mistakes(
+        """
+        nam = "x"
+        seed = -1
+        [model]
+        heads = 5
+        width = "wide"
+        layer = 3
+        [pipelin]
+        stages = 2
+        [pipeline]
+        stages = 9
+        boundary = "int4"
+        [inner]
+        beta1 = 1.0
+        microbatch = 5
+        eps = true
+        [gossip]
+        alpha = nan
+        layers = 1
+        """
+    ).splitlines()
+    assert said[0] == "14 mistakes"
+    assert set(map(str.strip, said[1:])) == {
+        'nam = "x": no such field; did you mean name?',
+        "seed = -1: allowed is a whole number from 0 to 9_223_372_036_854_775_807",
+        'model.width = "wide": allowed is a whole number from 2 to 1_048_576',
+        "model.kv_heads = 2: allowed is a divisor of model.heads = 5",
+        "model.layer = 3: no such field; did you mean model.layers?",
+        "[pipelin]: no such table; did you mean [pipeline]?",
+        "pipeline.stages = 9: allowed is at most model.layers = 6",
+        'pipeline.boundary = "int4": allowed is "bf16" or "fp32"',
+        "inner.beta1 = 1.0: allowed is a number at least 0 and below 1",
+        "inner.microbatch = 5: allowed is a divisor of inner.inner_batch = 32",
+        "data.block_samples = 64: allowed is a multiple of inner.microbatch = 5",
+        "inner.eps = true: allowed is a number above 0 and at most 1",
+        "gossip.alpha = nan: allowed is a number at least 0 and below 1",
+        "gossip.layers = 1: no such field; did you mean model.layers?",
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("model = {heads = 3, kv_heads = 1}", "model.heads = 3: allowed is a divisor of model.width = 128"),
+        ("model.kv_heads = 3", "model.kv_heads = 3: allowed is a divisor of model.heads = 4"),
+        ("model.heads = 128", "model.width = 128: allowed is an even multiple of model.heads = 128"),
+        ("model.vocabulary = 300", 'model.vocabulary = 300: allowed is 256 with data.tokenizer = "bytes"'),
+        ('data.source = "text"', "data.paths = []: allowed is at least one path"),
+        ('data.paths = ["a"]', 'data.paths = ["a"]: allowed is an empty list with data.source = "python-stdlib"'),
+        ('data.paths = ["a\\u0000b"]', 'data.paths = ["a\\u0000b"]: allowed is a list'),
+        ('name = "../x"', 'name = "../x": allowed is 1 to 64 letters'),
+        ("inner.decay_samples = 5", "inner.decay_samples = 5: allowed is more than inner.warmup_samples = 512"),
+        ("gossip.round_samples = 5", "gossip.round_samples = 5: allowed is at least inner.inner_batch = 32"),
+        ("gossip.alpha = 1.0", "gossip.alpha = 1.0: allowed is a number at least 0 and below 1"),
+        ("gossip.alpha = inf", "gossip.alpha = inf: allowed"),
+        ("limits.hop_timeout_min_s = 61", "limits.hop_timeout_min_s = 61.0: allowed is at most"),
+        ("limits.record_ttl_s = 3", "limits.record_ttl_s = 3.0: allowed is at least twice"),
+        ("limits.in_flight_max = 0", "limits.in_flight_max = 0: allowed is a whole number from 1"),
+        ("limits.in_flight_max = 1.5", "limits.in_flight_max = 1.5: allowed is a whole number"),
+        ("limits.frame_bytes_max = 1024", "limits.frame_bytes_max = 1024: allowed is at least 268_320"),
+        ("limits = 3", "limits = 3: allowed is a table, written [limits]"),
+        ("seed = 1979-05-27", "seed = 1979-05-27: allowed is a whole number"),
+        ("x = [[[1]]]", "x = [[[1]]]: no such field"),
+        ("[[model]]", "model = [{}]: allowed is a table"),
+        ("name = 'a", "not TOML: Expected"),
+        ('name = "' + "a" * MANIFEST_BYTES_MAX + '"', "longer than 65536 bytes"),
+        ("x = " + "[" * 10_000, "not a manifest: nested too deeply"),
+        ('name = "' + "b" * 500 + '"', 'name = "' + "b" * 56 + "...: allowed"),
+    ],
+)
+def test_one_mistake_is_one_line(text: str, says: str) -> None:
+    said = mistakes(text)
+    assert said.startswith(says)
+    assert "\n" not in said
+
+
+def test_very_many_mistakes_are_cut() -> None:
+    said = mistakes("\n".join(f"x{i} = 1" for i in range(1000))).splitlines()
+    assert said[0] == "1000 mistakes" and len(said) == 52 and said[-1].strip() == "and 950 more"
+
+
+@given(
+    name=st.sampled_from([field.name for field in FIELDS]),
+    raw=st.one_of(
+        st.none(),
+        st.booleans(),
+        st.integers(),
+        st.floats(),
+        st.text(),
+        st.lists(st.text()),
+        st.dictionaries(st.text(), st.text()),
+    ),
+)
+@settings(max_examples=200, deadline=None)
+def test_checks_accept_only_what_reads_back(name: str, raw: object) -> None:
+    value = BY_NAME[name].check.accept(raw)
+    if value is None:
+        return
+    assert not (isinstance(value, float) and not math.isfinite(value))
+    assert type(value) is type(value_of(Manifest(), name))
+    manifest = build({name: value})
+    try:
+        assert value_of(parse(template(manifest), "template"), name) == value
+    except ManifestError as error:
+        assert any(across.names[0] in str(error) for across in ACROSS)

@@ -1,0 +1,138 @@
+"""The run's sample counter: merged by maximum, bounded, never shrinking."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from swarmnode.errors import RemoteFault
+from swarmnode.ids import PeerId
+from swarmnode.membership.progress import ENTRIES_MAX, FLOOR, FOLDED_MAX, SAMPLES_MAX, Progress
+from swarmnode.wire import record_pb2
+
+A, B, C = PeerId("A"), PeerId("B"), PeerId("C")
+
+
+def wire(**samples: int) -> record_pb2.Progress:
+    return record_pb2.Progress(samples=samples)
+
+
+def test_add_merge_and_the_wire() -> None:
+    ours, theirs = Progress(A), Progress(B)
+    assert ours.add(A, 8) == 8
+    theirs.add(B, 5)
+    assert ours.merge(theirs) == 13
+    assert ours.merge(theirs) == 13
+    assert theirs.merge(Progress.from_wire(ours.to_wire())) == 13
+    assert dict(ours.to_wire().samples) == {"A": 8, "B": 5}
+    assert dict(ours.entry(A).samples) == {"A": 8}
+    assert not ours.entry(C).samples
+    assert Progress.from_wire(record_pb2.Progress()).total == 0
+
+
+def test_a_feeder_that_returns_counts_on_top_of_its_earlier_life() -> None:
+    reborn = Progress(A)
+    reborn.add(A, 5)  # before it hears of the 100 it counted before
+    assert reborn.merge(Progress.from_wire(wire(A=100, B=7))) == 112
+    assert reborn.merge(Progress.from_wire(wire(A=100, B=7))) == 112
+    assert reborn.add(A, 1) == 113
+    assert reborn.merge(Progress.from_wire(wire(A=106))) == 113
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(0, 9)), max_size=40))
+def test_twin_without_folding(steps: list[tuple[int, int, int]]) -> None:
+    """Four nodes count and tell each other; the twin keeps plain dictionaries and takes maxima."""
+    names = [PeerId(f"feeder{i}") for i in range(4)]
+    nodes = [Progress(name) for name in names]
+    twins: list[dict[str, int]] = [{} for _ in names]
+    for who, whom, samples in steps:
+        nodes[who].add(names[who], samples)
+        twins[who][names[who]] = twins[who].get(names[who], 0) + samples
+        nodes[whom].merge(Progress.from_wire(nodes[who].to_wire()))
+        for name, count in twins[who].items():
+            twins[whom][name] = max(twins[whom].get(name, 0), count)
+        for node, twin in zip(nodes, twins, strict=True):
+            assert node.total == sum(twin.values())
+            assert dict(node.feeders) == twin
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(0, 11), st.integers(0, 9)), max_size=60))
+def test_folding_never_shrinks_a_total(steps: list[tuple[int, int, int, int]]) -> None:
+    """Twelve feeders, room for four entries. Only a feeder adds, so what feeders say arrives as records."""
+    nodes = [Progress(entries_max=4) for _ in range(4)]
+    counts = [0] * 12
+    for who, whom, feeder, samples in steps:
+        counts[feeder] += samples
+        before = [node.total for node in nodes]
+        nodes[who].merge(Progress.from_wire(record_pb2.Progress(samples={f"feeder{feeder}": counts[feeder]})))
+        message = nodes[who].to_wire()
+        assert len(message.samples) <= 4
+        nodes[whom].merge(Progress.from_wire(message, entries_max=4))
+        assert nodes[whom].total >= nodes[who].total
+        assert all(node.total >= old for node, old in zip(nodes, before, strict=True))
+
+
+def test_folding_is_exact_when_everybody_had_heard() -> None:
+    """Many feeders come and go one after the other, each heard by all: however often nodes merge, nothing is twice."""
+    nodes = [Progress(entries_max=8) for _ in range(3)]
+    for feeder in range(50):
+        for samples in (3, 10):
+            word = Progress.from_wire(record_pb2.Progress(samples={f"feeder{feeder}": samples}))
+            for node in nodes:
+                node.merge(word)
+            for node in nodes:
+                for other in nodes:
+                    node.merge(Progress.from_wire(other.to_wire()))
+        assert [node.total for node in nodes] == [10 * (feeder + 1)] * 3
+    late = Progress.from_wire(record_pb2.Progress(samples={"feeder0": 10, "feeder1": 12}))
+    assert nodes[0].merge(late) == 502  # the late word of feeder0 is known; feeder1 has fed again
+    newcomer = Progress(A, entries_max=8)
+    assert newcomer.merge(Progress.from_wire(nodes[0].to_wire())) == 502
+    assert newcomer.add(A, 4) == 506
+    assert nodes[1].merge(Progress.from_wire(newcomer.to_wire())) == 506
+    assert FLOOR in nodes[1].to_wire().samples
+
+
+def test_own_entry_is_never_folded() -> None:
+    ours = Progress(A, entries_max=4)
+    ours.add(A, 7)
+    for feeder in range(20):
+        ours.merge(Progress.from_wire(record_pb2.Progress(samples={f"feeder{feeder}": 1})))
+    assert ours.feeders["A"] == 7 and ours.total == 27
+    assert ours.add(A, 1) == 28
+
+
+def test_what_is_remembered_is_bounded() -> None:
+    ours = Progress()
+    for start in range(0, FOLDED_MAX + 3 * ENTRIES_MAX, 128):
+        samples = {f"feeder{start + i}": 1 for i in range(128)}
+        ours.merge(Progress.from_wire(record_pb2.Progress(samples=samples)))
+    assert len(ours._folded) == FOLDED_MAX
+    assert ours.total == FOLDED_MAX + 3 * ENTRIES_MAX
+    assert len(ours.to_wire().samples) == ENTRIES_MAX
+
+
+@pytest.mark.parametrize(
+    ("samples", "words"),
+    [
+        ({f"f{i}": 1 for i in range(ENTRIES_MAX + 1)}, "257 entries"),
+        ({"x" * 65: 1}, "65 characters"),
+        ({"": 1}, "0 characters"),
+        ({"x": SAMPLES_MAX + 1}, str(SAMPLES_MAX + 1)),
+        ({"x": SAMPLES_MAX, "y": 1}, "in all"),
+        ({FLOOR: SAMPLES_MAX + 1}, str(SAMPLES_MAX + 1)),
+    ],
+)
+def test_absurd_progress_is_refused(samples: dict[str, int], words: str) -> None:
+    with pytest.raises(RemoteFault, match=words):
+        Progress.from_wire(record_pb2.Progress(samples=samples))
+
+
+def test_a_merge_to_an_absurd_total_is_refused_and_learns_nothing() -> None:
+    ours = Progress.from_wire(wire(A=SAMPLES_MAX // 2 + 1))
+    with pytest.raises(RemoteFault, match="in all"):
+        ours.merge(Progress.from_wire(wire(B=SAMPLES_MAX // 2)))
+    assert ours.total == SAMPLES_MAX // 2 + 1 and "B" not in ours.feeders

@@ -1,0 +1,181 @@
+"""The exporter: counts arrive, and a real HTTP client can read them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import pathlib
+import shutil
+import subprocess
+import threading
+import urllib.error
+import urllib.request
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from swarmnode.errors import UsageError
+from swarmnode.metrics import name
+from swarmnode.metrics.exporter import CONNECTIONS_MAX, PrometheusTelemetry
+
+
+class FixedClock:
+    def unix_s(self) -> float:
+        return 0.0
+
+
+def make(path: pathlib.Path | None = None) -> PrometheusTelemetry:
+    return PrometheusTelemetry(clock=FixedClock(), run="run0", node="peer0", path=path)
+
+
+def fetch(address: str, path: str = "/metrics", method: str = "GET") -> tuple[int, str]:
+    request = urllib.request.Request(f"http://{address}{path}", method=method)
+    try:
+        with urllib.request.urlopen(request, timeout=20) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def test_counters_are_keyed_as_prometheus_writes_series() -> None:
+    telemetry = make()
+    telemetry.count(name.MICROBATCHES, outcome="done")
+    telemetry.count(name.MICROBATCHES, 2, outcome="done")
+    telemetry.count(name.LINK_BYTES, 10, kind="gossip", direction="sent")
+    telemetry.gauge(name.LOSS, 2.5, split="validation")
+    telemetry.observe(name.EXCHANGE_SECONDS, 0.5)
+    counters = telemetry.counters()
+    assert counters['swarmnode_microbatches_total{outcome="done"}'] == 3
+    assert counters['swarmnode_microbatches_total{outcome="lost"}'] == 0
+    assert counters['swarmnode_link_bytes_total{direction="sent",kind="gossip"}'] == 10
+    assert counters['swarmnode_loss_nats{split="validation"}'] == 2.5
+    assert counters["swarmnode_exchange_seconds_count"] == 1
+    assert counters["swarmnode_exchange_seconds_sum"] == 0.5
+    assert not [key for key in counters if "_bucket" in key or "_created" in key]
+
+
+def test_names_and_signs_are_checked() -> None:
+    telemetry = make()
+    with pytest.raises(AssertionError):
+        telemetry.count("swarmnode_nothing_total")
+    with pytest.raises(AssertionError):
+        telemetry.gauge(name.SAMPLES, 1)
+    with pytest.raises(AssertionError):
+        telemetry.count(name.SAMPLES, -1)
+    with pytest.raises(AssertionError):
+        telemetry.event("nothing.happened")
+
+
+def test_events_carry_the_stage_and_lost_lines_are_counted(tmp_path: pathlib.Path) -> None:
+    telemetry = make(tmp_path / "events.jsonl")
+    telemetry.stage = 1
+    telemetry.event("stage.chosen", reason="neediest")
+    line = json.loads((tmp_path / "events.jsonl").read_text())
+    assert (line["stage"], line["fields"]) == (1, {"reason": "neediest"})
+    assert telemetry.counters()["swarmnode_stage"] == 1
+    lost = make(tmp_path / "missing" / "events.jsonl")
+    lost.event("node.ready")
+    assert lost.counters()["swarmnode_events_dropped_total"] == 1
+
+
+def test_real_http_serves_every_metric_of_the_table() -> None:
+    async def scenario() -> None:
+        telemetry = make()
+        telemetry.count(name.SAMPLES, 64)
+        telemetry.observe(name.LOOP_LAG_SECONDS, 0.004)
+        for metric in name.METRICS.values():
+            if metric.kind is name.Kind.GAUGE and metric.labels:
+                telemetry.gauge(metric.name, 1, **{label: values[0] for label, values in metric.labels.items()})
+        address = await telemetry.serve(0)
+        try:
+            status, text = await asyncio.to_thread(fetch, address)
+            assert status == 200
+            families = {family.name: family for family in text_string_to_metric_families(text)}
+            assert {metric.removesuffix("_total") for metric in name.METRICS} <= set(families)
+            assert families["swarmnode_samples"].samples[0].value == 64
+            assert families["swarmnode_info"].samples[0].labels["run"] == "run0"
+            assert (await asyncio.to_thread(fetch, address, "/"))[0] == 404
+            assert (await asyncio.to_thread(fetch, address, "/metrics", "POST"))[0] == 405
+            assert (await asyncio.to_thread(fetch, address, "/metrics", "HEAD")) == (200, "")
+        finally:
+            await telemetry.close()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+def test_promtool_finds_nothing_to_say() -> None:
+    async def scenario() -> str:
+        telemetry = make()
+        address = await telemetry.serve(0)
+        try:
+            return (await asyncio.to_thread(fetch, address))[1]
+        finally:
+            await telemetry.close()
+
+    text = asyncio.run(scenario())
+    checked = subprocess.run(
+        ["promtool", "check", "metrics"], check=False, input=text, capture_output=True, text=True, timeout=60
+    )
+    assert checked.returncode == 0, checked.stderr
+
+
+def test_garbage_long_heads_and_many_connections_do_no_harm() -> None:
+    async def scenario() -> None:
+        telemetry = make()
+        host, _, port = (await telemetry.serve(0)).partition(":")
+        try:
+            for garbage in (b"\x00\xff\r\n\r\n", b"GET\r\n\r\n", b"GET /metrics HTTP/1.1\r\nA: " + b"x" * 100_000):
+                reader, writer = await asyncio.open_connection(host, int(port))
+                writer.write(garbage)
+                try:
+                    answer = await reader.read()
+                except ConnectionError:  # reset is as good as closed
+                    answer = b""
+                assert answer == b"" or answer.startswith(b"HTTP/1.1 4")
+                writer.close()
+            idle = [await asyncio.open_connection(host, int(port)) for _ in range(CONNECTIONS_MAX)]
+            while len(telemetry._writers) < CONNECTIONS_MAX:  # noqa: ASYNC110  the server accepts in its own turn
+                await asyncio.sleep(0)
+            reader, _ = await asyncio.open_connection(host, int(port))
+            with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
+                await reader.readexactly(1)
+        finally:
+            await telemetry.close()
+        for reader, writer in idle:
+            with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
+                await reader.readexactly(1)
+            writer.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_port_in_use_names_the_flag() -> None:
+    async def scenario() -> None:
+        first, second = make(), make()
+        host, _, port = (await first.serve(0)).partition(":")
+        try:
+            with pytest.raises(UsageError, match=rf"--metrics-port {port}: {host}:{port} is in use"):
+                await second.serve(int(port))
+            with pytest.raises(UsageError, match="--metrics-port 70000"):
+                await second.serve(70000)
+        finally:
+            await first.close()
+            await second.close()
+
+    asyncio.run(scenario())
+
+
+def test_counting_from_threads_loses_nothing() -> None:
+    telemetry = make()
+
+    def work() -> None:
+        for _ in range(2000):
+            telemetry.count(name.COMPUTE_SECONDS, 0.5, kind="forward")
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert telemetry.counters()['swarmnode_compute_seconds_total{kind="forward"}'] == 4000

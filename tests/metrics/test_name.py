@@ -1,0 +1,86 @@
+"""The tables of names: Prometheus practice, and nothing in the code says a name that is not there."""
+
+from __future__ import annotations
+
+import ast
+import pathlib
+
+import pytest
+
+from swarmnode.metrics import name
+from swarmnode.metrics.name import Kind
+
+PACKAGE = pathlib.Path(name.__file__).parents[1]
+
+
+@pytest.mark.parametrize("metric", name.METRICS.values(), ids=lambda metric: metric.name)
+def test_a_metric_follows_prometheus_practice(metric: name.Metric) -> None:
+    assert metric.name.startswith("swarmnode_")
+    assert metric.name == metric.name.lower()
+    assert metric.help.endswith(".")
+    assert (metric.kind is Kind.COUNTER) == metric.name.endswith("_total")
+    stem = metric.name.removesuffix("_total")
+    if metric.unit in ("seconds", "bytes", "nats"):
+        assert stem.endswith("_" + metric.unit)
+    assert not stem.endswith(("_ms", "_milliseconds", "_kb", "_mb"))
+    assert not set(metric.labels) & {"peer", "peer_id", "node", "feeder", "address"}
+    assert bool(metric.buckets) == (metric.kind is Kind.HISTOGRAM)
+    assert list(metric.buckets) == sorted(metric.buckets)
+
+
+@pytest.mark.parametrize(
+    ("metric", "kind", "labels"),
+    [
+        ("swarmnode_unknown_total", Kind.COUNTER, {}),
+        (name.WINDOW, Kind.COUNTER, {}),
+        (name.MICROBATCHES, Kind.COUNTER, {}),
+        (name.MICROBATCHES, Kind.COUNTER, {"outcome": "vanished"}),
+        (name.MICROBATCHES, Kind.COUNTER, {"outcome": "done", "peer": "x"}),
+        (name.PEER_FAULTS, Kind.COUNTER, {"kind": "12D3KooWPeer"}),
+    ],
+)
+def test_what_the_table_does_not_list_is_our_bug(metric: str, kind: Kind, labels: dict[str, str]) -> None:
+    with pytest.raises(AssertionError, match=metric):
+        name.check_metric(metric, kind, labels)
+
+
+def test_unknown_events_and_levels_are_our_bug() -> None:
+    name.check_event("exchange.paired", "info")
+    with pytest.raises(AssertionError, match=r"exchange\.lost"):
+        name.check_event("exchange.lost", "info")
+    with pytest.raises(AssertionError, match="loud"):
+        name.check_event("exchange.paired", "loud")
+
+
+def test_series_are_written_as_prometheus_writes_them() -> None:
+    assert name.series(name.SAMPLES) == "swarmnode_samples_total"
+    key = name.series(name.LINK_BYTES, kind="gossip", direction="sent")
+    assert key == 'swarmnode_link_bytes_total{direction="sent",kind="gossip"}'
+
+
+def test_the_code_says_only_names_of_the_tables() -> None:
+    """Every literal event id and metric in the package is in the table, so that no node dies of a typing error."""
+    kinds = {"count": Kind.COUNTER, "gauge": Kind.GAUGE, "observe": Kind.HISTOGRAM}
+    wrong: list[str] = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args):
+                continue
+            first, verb = node.args[0], node.func.attr
+            where = f"{path.relative_to(PACKAGE)}:{node.lineno}"
+            if not (isinstance(first, ast.Constant) and isinstance(first.value, str)):
+                continue
+            if verb == "event" and first.value not in name.EVENTS:
+                wrong.append(f"{where}: event {first.value!r}")
+            if verb in kinds and first.value.startswith("swarmnode_"):
+                labels = {word.arg: word.value for word in node.keywords if word.arg and word.arg != "value"}
+                literal = {k: v.value for k, v in labels.items() if isinstance(v, ast.Constant)}
+                row = name.METRICS.get(first.value)
+                if row is None or row.kind is not kinds[verb] or row.labels.keys() != labels.keys():
+                    wrong.append(f"{where}: {verb} {first.value!r} {sorted(labels)}")
+                elif len(literal) == len(labels):
+                    try:
+                        name.check_metric(first.value, kinds[verb], {k: str(v) for k, v in literal.items()})
+                    except AssertionError as error:
+                        wrong.append(f"{where}: {error}")
+    assert not wrong, "not in swarmnode/metrics/name.py:\n" + "\n".join(wrong)

@@ -1,0 +1,163 @@
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from swarmnode.errors import DataError, LocalFault
+from swarmnode.manifest import DataSpec, Manifest, ModelSpec
+from swarmnode.model.export import StageLabel, byte_tokenizer, export, load_stage, merge, save_stage, stage_state_dict
+from swarmnode.model.llama import Llama
+from swarmnode.model.split import split
+from swarmnode.model.stage import StageReplica
+from tests.model.tiny import TINY, manifest, stages_of, token_batch, train_on
+
+BYTES = replace(TINY, vocabulary=256)
+
+
+def trained(run: Manifest) -> list[StageReplica]:
+    chain = stages_of(run)
+    for step in range(3):
+        train_on(chain, token_batch(run.model, seed=step))
+        for stage in chain:
+            stage.step(8 * (step + 1))
+    return chain
+
+
+def save(folder: Path, stage: StageReplica, peer: str = "peerA", run_id: str = "r" * 64, rounds: int = 3) -> Path:
+    path = folder / f"{stage.part.stage}-{peer}.safetensors"
+    save_stage(path, stage_state_dict(stage), StageLabel(run_id, stage.part.stage, rounds, 1000, peer))
+    return path
+
+
+def test_exported_folder_loads_in_transformers_with_the_same_logits(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    run = manifest(BYTES)
+    chain = trained(run)
+    report = export([save(tmp_path, stage) for stage in chain], run, tmp_path / "out")
+    assert report.replicas == (1, 1, 1) and report.round == 3 and report.samples == 1000
+    assert report.parameters == sum(stage.parameters for stage in chain)
+
+    ours = Llama(BYTES, split(BYTES, 1)[0])
+    ours.load_state_dict({name: value for stage in chain for name, value in stage_state_dict(stage).items()})
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert isinstance(theirs, transformers.LlamaForCausalLM) and theirs.dtype == torch.float32
+    tokens = token_batch(BYTES)[:, :-1]
+    with torch.no_grad():
+        torch.testing.assert_close(ours(tokens), theirs(tokens).logits, rtol=0, atol=1e-5)
+
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    text = "def f(x):\n\treturn x  # naïve 中\0"
+    assert tokenizer(text)["input_ids"] == list(text.encode())
+    assert tokenizer.decode(list(text.encode())) == text
+    generated = theirs.generate(**tokenizer("def", return_tensors="pt"), max_new_tokens=4, pad_token_id=0)
+    assert generated.shape == (1, 7)
+
+
+def test_every_byte_is_one_token(tmp_path):
+    tokenizers = pytest.importorskip("tokenizers")
+    tokenizer = tokenizers.Tokenizer.from_str(json.dumps(byte_tokenizer()))
+    assert tokenizer.get_vocab_size() == 256
+    text = "".join(map(chr, range(0x800)))
+    assert tokenizer.encode(text).ids == list(text.encode())
+    assert tokenizer.decode(tokenizer.encode(text).ids) == text
+
+
+def test_a_tokenizer_file_is_copied_and_a_wrong_one_refused(tmp_path):
+    run = replace(manifest(), data=DataSpec(tokenizer="tok.json"))
+    files = [save(tmp_path, stage) for stage in stages_of(run)]
+    given = tmp_path / "tok.json"
+    given.write_text('{"any": "file"}')
+    export(files, run, tmp_path / "out", tokenizer=given)
+    assert (tmp_path / "out" / "tokenizer.json").read_text() == '{"any": "file"}'
+    export(files, run, tmp_path / "bare")
+    assert not (tmp_path / "bare" / "tokenizer.json").exists()
+    with pytest.raises(DataError, match=r"gone.json: cannot be read as a tokenizer"):
+        export(files, run, tmp_path / "out", tokenizer=tmp_path / "gone.json")
+
+
+def test_a_stage_file_comes_back_with_its_label(tmp_path):
+    stage = stages_of(manifest())[1]
+    label, tensors = load_stage(save(tmp_path, stage))
+    assert label == StageLabel("r" * 64, 1, 3, 1000, "peerA")
+    assert {name: tuple(value.shape) for name, value in tensors.items()} == stage.shapes
+    assert all(torch.equal(value, tensors[name]) for name, value in stage.named(stage.theta).items())
+    slow = stage_state_dict(stage, stage.theta * 2)
+    assert torch.equal(slow["model.layers.2.mlp.up_proj.weight"], 2 * tensors["model.layers.2.mlp.up_proj.weight"])
+
+
+def test_replicas_of_a_stage_are_averaged(tmp_path):
+    run = manifest()
+    chain = stages_of(run)
+    files = [save(tmp_path, stage) for stage in chain]
+    moved = StageReplica(run, 1)
+    for factor, peer in ((2.0, "peerB"), (6.0, "peerC")):
+        moved.theta.copy_(chain[1].theta * factor)
+        files.append(save(tmp_path, moved, peer, rounds=4))
+    labels, merged = merge(files, run)
+    assert sorted(label.peer for label in labels) == ["peerA", "peerA", "peerA", "peerB", "peerC"]
+    for name, value in chain[1].named(chain[1].theta).items():
+        torch.testing.assert_close(merged[name], 3 * value)
+    for name, value in chain[0].named(chain[0].theta).items():
+        assert torch.equal(merged[name], value)
+    report = export(files, run, tmp_path / "out")
+    assert report.replicas == (1, 3, 1) and report.round == 4
+
+
+def test_files_that_do_not_make_a_model_are_refused(tmp_path):
+    run = manifest()
+    chain = stages_of(run)
+    files = [save(tmp_path, stage) for stage in chain]
+    with pytest.raises(DataError, match="no file of stage 1 among 2 given: a model needs all of its 3 stages"):
+        export([files[0], files[2]], run, tmp_path / "out")
+    with pytest.raises(DataError, match="no file of stage 0, 1, 2 among 0 given"):
+        export([], run, tmp_path / "out")
+    other = save(tmp_path, chain[1], "peerX", run_id="s" * 64)
+    with pytest.raises(DataError, match=r"peerX.safetensors: belongs to run ssssssssssss, not to run rrrrrrrrrrrr"):
+        export([*files, other], run, tmp_path / "out")
+    with pytest.raises(DataError, match="belongs to run rrrrrrrrrrrr, not to run tttttttttttt"):
+        export(files, run, tmp_path / "out", run_id="t" * 64)
+    wider = replace(run, model=replace(TINY, ffn=64))
+    with pytest.raises(DataError, match=r"has shape \(32, 48\) where the manifest asks for \(32, 64\)"):
+        export(files, wider, tmp_path / "out")
+    with pytest.raises(DataError, match="of stage 2; the manifest has stages 0 to 1"):
+        export([files[2]], manifest(stages=2), tmp_path / "out")
+    chain[0].theta[5] = torch.nan
+    with pytest.raises(DataError, match="is not finite"):
+        export([save(tmp_path, chain[0], "peerN")], run, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_files_that_are_no_stage_files_are_refused(tmp_path):
+    garbage = tmp_path / "garbage.safetensors"
+    garbage.write_bytes(b"\xff" * 100)
+    with pytest.raises(DataError, match=r"garbage.safetensors: not a stage file of swarmnode"):
+        load_stage(garbage)
+    with pytest.raises(DataError, match=r"gone.safetensors: cannot be read"):
+        load_stage(tmp_path / "gone.safetensors")
+    whole = save(tmp_path, stages_of(manifest())[0])
+    whole.write_bytes(whole.read_bytes()[:-10])
+    with pytest.raises(DataError, match="not a stage file"):
+        load_stage(whole)
+    import safetensors.torch
+
+    safetensors.torch.save_file({"a": torch.zeros(1)}, tmp_path / "bare.safetensors")
+    with pytest.raises(DataError, match=r"not a stage file of swarmnode .*run_id"):
+        load_stage(tmp_path / "bare.safetensors")
+
+
+def test_a_disk_that_does_not_take_it_says_so(tmp_path):
+    (tmp_path / "file").write_text("")
+    stage = stages_of(manifest())[0]
+    with pytest.raises(LocalFault, match="file"):
+        save_stage(tmp_path / "file" / "x.safetensors", stage_state_dict(stage), StageLabel("r", 0, 0, 0, "p"))
+    assert list(tmp_path.iterdir()) == [tmp_path / "file"]
+
+
+def test_the_model_of_the_demo_has_a_plain_config():
+    from swarmnode.model.export import huggingface_config
+
+    config = huggingface_config(ModelSpec())
+    assert config["rope_parameters"] == {"rope_type": "default", "rope_theta": 10000.0}
+    assert config["tie_word_embeddings"] is False and config["head_dim"] == 32

@@ -1,0 +1,73 @@
+import math
+from itertools import combinations, pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarmnode.errors import ManifestError
+from swarmnode.manifest import ModelSpec
+from swarmnode.model.split import embedding_flops, head_flops, layer_flops, parameter_shapes, partition, split
+
+
+def every_cut(count: int, parts: int) -> list[list[range]]:
+    return [
+        [range(start, stop) for start, stop in pairwise((0, *cuts, count))]
+        for cuts in combinations(range(1, count), parts - 1)
+    ]
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=8), st.data())
+def test_partition_is_the_best_of_every_cut(costs, data):
+    parts = data.draw(st.integers(1, len(costs)))
+    sums = {tuple(cut): [sum(costs[i] for i in r) for r in cut] for cut in every_cut(len(costs), parts)}
+    largest = min(max(values) for values in sums.values())
+    squares = min(sum(v * v for v in values) for values in sums.values() if max(values) == largest)
+    found = sums[tuple(partition([float(cost) for cost in costs], parts))]  # KeyError: not a cut at all
+    assert (max(found), sum(v * v for v in found)) == (largest, squares)
+
+
+def test_the_demo_is_cut_evenly():
+    parts = split(ModelSpec(), 3)
+    assert [part.layers for part in parts] == [range(2), range(2, 4), range(4, 6)]
+    assert [(part.has_embedding, part.has_head) for part in parts] == [(True, False), (False, False), (False, True)]
+    assert [part.parameters for part in parts] == [401_920, 369_152, 402_048]
+
+
+def test_a_heavy_head_takes_layers_from_the_last_stage():
+    model = ModelSpec(vocabulary=8192)  # its head costs as much as 5.2 layers
+    assert head_flops(model) / layer_flops(model) == pytest.approx(5.22, abs=0.01)
+    parts = split(model, 3)
+    assert [len(part.layers) for part in parts] == [2, 3, 1]
+    assert parts[0].cost == 2 * layer_flops(model) + embedding_flops(model)
+    assert parts[2].cost == layer_flops(model) + head_flops(model)
+
+
+def test_layer_flops_by_hand():
+    # 2 per weight, and 2 * T * D for scores and values over half the context on average.
+    model = ModelSpec(width=8, heads=2, kv_heads=1, ffn=16, context=4)
+    assert layer_flops(model) == 2 * (8 * 8 + 2 * 4 * 8 + 8 * 8 + 3 * 8 * 16) + 2 * 4 * 8
+
+
+@given(st.integers(1, 7), st.data())
+def test_parts_cover_the_model_once(layers, data):
+    model = ModelSpec(layers=layers)
+    parts = split(model, data.draw(st.integers(1, layers)))
+    names = [name for part in parts for name in parameter_shapes(model, part)]
+    whole = parameter_shapes(model, split(model, 1)[0])
+    assert len(names) == len(set(names)) and set(names) == set(whole)
+    assert sum(part.parameters for part in parts) == sum(math.prod(shape) for shape in whole.values())
+
+
+def test_matrices_come_before_norms():
+    for part in split(ModelSpec(), 3):
+        dimensions = [len(shape) for shape in parameter_shapes(ModelSpec(), part).values()]
+        assert dimensions == sorted(dimensions, reverse=True) and dimensions[-1] == 1
+
+
+@pytest.mark.parametrize("stages", [0, 7])
+def test_more_stages_than_layers_are_refused(stages):
+    with pytest.raises(ManifestError, match=f"pipeline.stages = {stages} .* use 1 to 6 stages"):
+        split(ModelSpec(), stages)
+    with pytest.raises(ValueError, match="6 layers cannot be cut"):
+        partition([1.0] * 6, stages)

@@ -1,0 +1,420 @@
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from swarmnode.errors import LocalFault, RemoteFault
+from swarmnode.manifest import InnerSpec, Manifest, ModelSpec, PipelineSpec
+from swarmnode.model.llama import Llama
+from swarmnode.model.optimizer import corrected_ema
+from swarmnode.model.schedule import learning_rate
+from swarmnode.model.split import split
+from swarmnode.model.stage import StageReplica, StageTape
+from swarmnode.model.tensor import decode, encode
+from swarmnode.ports import WireTensor
+from tests.model.tiny import TINY, ascend, manifest, stages_of, token_batch, token_wire, train_on
+
+
+def plain_model(stages: list[StageReplica], dtype: torch.dtype) -> Llama:
+    """One module with all the stages' parameters (copied), trained by autograd alone."""
+    run = stages[0].manifest
+    net = Llama(run.model, split(run.model, 1)[0]).to(dtype)
+    net.load_state_dict({name: value for stage in stages for name, value in stage.named(stage.theta).items()})
+    return net
+
+
+def mean_loss(net: Llama, tokens: Tensor) -> Tensor:
+    return F.cross_entropy(net(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+
+
+def gradients_of(stages: list[StageReplica]) -> dict[str, Tensor]:
+    return {name: value for stage in stages for name, value in stage.named(stage.grad).items()}
+
+
+# Stages make up the whole
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3, 5])
+def test_chained_stages_equal_the_whole(stages):
+    chain = stages_of(manifest(stages=stages), torch.float64)
+    net = plain_model(chain, torch.float64)
+    for seed in range(2):  # gradients add up
+        tokens = token_batch(seed=seed)
+        loss_sum = train_on(chain, tokens)
+        loss = mean_loss(net, tokens)
+        (loss * 4).backward()
+        assert loss_sum == pytest.approx(loss.item() * 4 * TINY.context, abs=1e-10)
+    expected = {name: parameter.grad for name, parameter in net.named_parameters()}
+    found = gradients_of(chain)
+    assert found.keys() == expected.keys()
+    for name, gradient in found.items():
+        torch.testing.assert_close(gradient, expected[name], rtol=0, atol=1e-10, msg=name)
+    assert all(stage.accumulated == 8 for stage in chain)
+
+
+@pytest.mark.parametrize(("boundary", "relative"), [("fp32", 1e-5), ("bf16", 0.03)])
+def test_float32_stages_come_close(boundary, relative):
+    chain = stages_of(manifest(boundary=boundary))
+    net = plain_model(chain, torch.float32)
+    tokens = token_batch()
+    train_on(chain, tokens)
+    (mean_loss(net, tokens) * 4).backward()
+    expected = torch.cat([parameter.grad.flatten() for _, parameter in sorted(net.named_parameters())])
+    found = torch.cat([gradient.flatten() for _, gradient in sorted(gradients_of(chain).items())])
+    assert (found - expected).norm() < relative * expected.norm()
+
+
+def test_each_stage_starts_as_its_part_of_the_whole():
+    whole = StageReplica(manifest(stages=1), 0)
+    values = whole.named(whole.theta)
+    for stages in (2, 3, 5):
+        for stage in stages_of(manifest(stages=stages)):
+            for name, value in stage.named(stage.theta).items():
+                assert torch.equal(value, values[name]), name
+
+
+@pytest.mark.parametrize("stages", [1, 3])
+def test_one_replica_a_stage_is_single_process_adamw(stages):
+    """20 steps against torch's AdamW over separate parameters, clipped for each stage to c / sqrt(S)."""
+    run = manifest(stages=stages, learning_rate=3e-3, warmup_samples=32, decay_samples=160, clip_norm=0.85)
+    chain = stages_of(run, torch.float64)
+    net = plain_model(chain, torch.float64)
+    inner = run.inner
+    parameters = dict(net.named_parameters())
+    optimizer = torch.optim.AdamW(
+        [
+            {"params": [p for p in parameters.values() if p.dim() > 1], "weight_decay": inner.weight_decay},
+            {"params": [p for p in parameters.values() if p.dim() == 1], "weight_decay": 0.0},
+        ],
+        betas=(inner.beta1, inner.beta2),
+        eps=inner.eps,
+    )
+    samples_total, clipped = 0, 0
+    for step in range(20):
+        batches = [token_batch(seed=2 * step + half) for half in (0, 1)]
+        ours = sum(train_on(chain, tokens) for tokens in batches) / (8 * run.model.context)
+        theirs = mean_loss(net, torch.cat(batches))
+        assert ours == pytest.approx(theirs.item(), abs=1e-5)
+        theirs.backward()
+        samples_total += 8
+        reports = [stage.step(samples_total) for stage in chain]
+        for stage, report in zip(chain, reports, strict=True):
+            held = [parameters[name] for name in stage.shapes]
+            norm = torch.nn.utils.clip_grad_norm_(held, inner.clip_norm / math.sqrt(stages))
+            assert report.gradient_norm == pytest.approx(norm.item(), rel=1e-6)
+            clipped += norm.item() > inner.clip_norm / math.sqrt(stages)
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(inner, samples_total)
+        optimizer.step()
+        optimizer.zero_grad()
+    assert 0 < clipped < 20 * stages, "some steps are to be clipped and some not"
+    for stage in chain:
+        for name, value in stage.named(stage.theta).items():
+            torch.testing.assert_close(value, parameters[name].detach(), rtol=0, atol=1e-5, msg=name)
+        for name, value in stage.named(stage.exp_avg_sq).items():
+            torch.testing.assert_close(value, optimizer.state[parameters[name]]["exp_avg_sq"], rtol=0, atol=1e-5)
+
+
+def test_autocast_trains_too():
+    chain = stages_of(manifest(), autocast=True)
+    exact = stages_of(manifest())
+    tokens = token_batch()
+    assert train_on(chain, tokens) == pytest.approx(train_on(exact, tokens), rel=0.01)
+    for stage, other in zip(chain, exact, strict=True):
+        assert F.cosine_similarity(stage.grad, other.grad, dim=0) > 0.99
+
+
+def test_loss_falls():
+    chain = stages_of(manifest(boundary="bf16", learning_rate=1e-2, decay="constant"))
+    tokens = token_batch()
+    losses = []
+    for step in range(40):
+        losses.append(train_on(chain, tokens) / (4 * TINY.context))
+        for stage in chain:
+            stage.step(8 * (step + 1))
+    assert losses[0] == pytest.approx(math.log(TINY.vocabulary), abs=0.1)
+    assert losses[-1] < 0.5
+
+
+# Flat buffers
+
+
+def test_parameters_and_gradients_are_views_of_flat_buffers():
+    stage = StageReplica(manifest(), 0)
+    assert stage.theta.shape == stage.grad.shape == stage.exp_avg.shape == (stage.parameters,)
+    for buffer in (stage.theta, stage.grad, stage.exp_avg, stage.exp_avg_sq):
+        assert buffer.is_contiguous() and buffer.dtype == torch.float32 and not buffer.requires_grad
+    starts = {p.data_ptr() - stage.theta.data_ptr() for p in stage.module.parameters()}
+    assert 0 in starts and len(starts) == len(stage.shapes)
+    chain = [stage, *stages_of(manifest())[1:]]
+    for step in range(2):  # after a step they still are
+        train_on(chain, token_batch())
+        for parameter in stage.module.parameters():
+            assert parameter.grad is not None and parameter.grad.any()
+            offset = parameter.data_ptr() - stage.theta.data_ptr()
+            assert parameter.grad.data_ptr() - stage.grad.data_ptr() == offset
+        stage.step(step)
+        assert not stage.grad.any() and stage.accumulated == 0
+
+
+def test_norms_do_not_decay():
+    stage = StageReplica(manifest(weight_decay=0.5, decay="constant", learning_rate=0.1), 1)
+    before = {name: value.clone() for name, value in stage.named(stage.theta).items()}
+    stage._accumulated = 1  # a zero gradient
+    stage.step(1000)
+    for name, value in stage.named(stage.theta).items():
+        torch.testing.assert_close(value, before[name] * (1.0 if value.dim() == 1 else 0.95))
+
+
+def test_another_replica_that_copies_the_buffers_goes_on_alike():
+    first, second = (stages_of(manifest(), torch.float64) for _ in range(2))
+    for step in range(3):
+        train_on(first, token_batch(seed=step))
+        for stage in first:
+            stage.step(8 * step)
+    for stage, copy in zip(first, second, strict=True):
+        for name in ("theta", "exp_avg", "exp_avg_sq"):
+            getattr(copy, name).copy_(getattr(stage, name))
+        copy.inner_steps, copy.gradient_norm = stage.inner_steps, stage.gradient_norm
+        copy.touched()
+    for chain in (first, second):
+        train_on(chain, token_batch(seed=9))
+    for stage, copy in zip(first, second, strict=True):
+        assert stage.step(99) == copy.step(99)
+        assert torch.equal(stage.theta, copy.theta) and torch.equal(stage.exp_avg_sq, copy.exp_avg_sq)
+        assert stage.gradient_norm == copy.gradient_norm
+
+
+def test_gradient_norm_is_a_bias_corrected_mean_before_clipping():
+    expected, value, raw = [], 0.0, 0.0
+    for count, norm in enumerate((4.0, 2.0, 8.0, 1.0), start=1):
+        raw = 0.9 * raw + 0.1 * norm
+        value = corrected_ema(value, norm, count)
+        expected.append(raw / (1 - 0.9**count))
+        assert value == pytest.approx(expected[-1])
+    assert expected[0] == pytest.approx(4.0)
+    chain = stages_of(manifest(clip_norm=1e-3))
+    train_on(chain, token_batch())
+    report = chain[0].step(8)
+    assert chain[0].gradient_norm == pytest.approx(report.gradient_norm) and report.gradient_norm > 0.01
+
+
+# Tapes
+
+
+def gradient_for(stage: StageReplica, samples: int = 4, seed: int = 3) -> WireTensor:
+    model = stage.manifest.model
+    generator = torch.Generator().manual_seed(seed)
+    shape = (samples, model.context, model.width)
+    return encode(torch.randn(shape, generator=generator, dtype=torch.float64).to(stage.theta.dtype))
+
+
+def backward_today(stage: StageReplica, x: WireTensor, dy: WireTensor) -> tuple[Tensor, Tensor]:
+    """(gradient of theta, of the input) by a fresh forward and backward; what was accumulated is put back."""
+    kept = stage.grad.clone()
+    stage.grad.zero_()
+    _, tape = stage.forward(x, keep=True)
+    assert tape is not None
+    dx = stage.backward(tape, dy, 4)
+    assert dx is not None
+    result = stage.grad.clone(), decode(dx).clone()
+    stage.grad.copy_(kept)
+    stage._accumulated -= 4
+    return result
+
+
+def moved_by_step(stage: StageReplica, x: WireTensor) -> None:
+    _, tape = stage.forward(x, keep=True)
+    assert tape is not None
+    stage.backward(tape, gradient_for(stage, seed=8), 4)
+    stage.step(1000)
+
+
+def moved_from_outside(stage: StageReplica, x: WireTensor) -> None:
+    stage.theta.mul_(1.1)
+    stage.touched()
+
+
+def released(stage: StageReplica, x: WireTensor) -> None:
+    pass
+
+
+@pytest.mark.parametrize("between", [moved_by_step, moved_from_outside, released])
+@pytest.mark.parametrize("release", [True, False])
+def test_backward_uses_the_weights_of_today(between, release):
+    stage = stages_of(manifest(), torch.float64)[1]
+    x = encode(torch.randn(4, TINY.context, TINY.width, dtype=torch.float64))
+    dy = gradient_for(stage)
+    first = backward_today(stage, x, dy)
+    _, tape = stage.forward(x, keep=True)
+    assert tape is not None
+    full = tape.nbytes
+    if release:
+        stage.release(tape)
+        assert tape.nbytes == x.nbytes < full
+    between(stage, x)
+    expected = backward_today(stage, x, dy)
+    assert torch.equal(first[0], expected[0]) == (between is released)
+    stage.grad.zero_()
+    dx = stage.backward(tape, dy, 4)
+    assert dx is not None
+    torch.testing.assert_close(stage.grad, expected[0], rtol=0, atol=1e-12)
+    torch.testing.assert_close(decode(dx), expected[1], rtol=0, atol=1e-12)
+    assert tape.nbytes == x.nbytes  # a spent tape holds no graph
+
+
+def test_autograd_itself_notices_theta_written_without_touched():
+    """The net under the version: a graph over overwritten weights raises instead of giving a mixed gradient."""
+    stage = StageReplica(manifest(), 1)
+    _, tape = stage.forward(encode(torch.randn(4, TINY.context, TINY.width)), keep=True)
+    assert tape is not None
+    stage.theta.mul_(1.1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        stage.backward(tape, gradient_for(stage), 4)
+
+
+def test_tapes_are_independent_and_may_be_spent_in_any_order():
+    chain = stages_of(manifest(), torch.float64)
+    x = [encode(torch.randn(4, TINY.context, TINY.width, dtype=torch.float64)) for _ in range(3)]
+    stage = chain[1]
+    expected = [backward_today(stage, one, gradient_for(stage))[1] for one in x]
+    tapes = [stage.forward(one, keep=True)[1] for one in x]
+    for index in (1, 2, 0):
+        dx = stage.backward(tapes[index], gradient_for(stage), 4)
+        assert torch.equal(decode(dx), expected[index])
+    assert stage.accumulated == 12
+
+
+def test_nothing_is_kept_without_keep_and_the_output_is_the_same():
+    stage = StageReplica(manifest(), 0)
+    x = token_wire(token_batch())
+    without, tape = stage.forward(x, keep=False)
+    assert tape is None
+    assert torch.equal(decode(without), decode(stage.forward(x, keep=True)[0]))
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("stage", [0, 1])
+@pytest.mark.parametrize(
+    "model",
+    [ModelSpec(), ModelSpec(kv_heads=4), ModelSpec(width=64, ffn=512, layers=3, context=64, heads=8, kv_heads=1)],
+)
+def test_a_tape_says_what_memory_it_holds(model, stage, autocast):
+    run = Manifest(model=model, pipeline=PipelineSpec(stages=3))
+    replica = StageReplica(run, stage, autocast=autocast)
+    shape = (8, model.context, model.width)
+    x = token_wire(token_batch(model, 8)) if stage == 0 else encode(torch.randn(shape).bfloat16())
+    own = (replica.theta, replica.module.cos, replica.module.sin)
+    owned = {tensor.untyped_storage().data_ptr() for tensor in own}
+    saved: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in owned:
+            saved[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        _, tape = replica.forward(x, keep=True)
+    assert isinstance(tape, StageTape) and tape.output is not None
+    held = sum(saved.values()) + tape.output.nbytes + tape.kept.nbytes
+    assert tape.nbytes == pytest.approx(held, rel=0.1)
+
+
+# Bad input
+
+
+def poisoned(shape: tuple[int, ...], value: float) -> WireTensor:
+    tensor = torch.zeros(shape)
+    tensor.view(-1)[-1] = value
+    return encode(tensor)
+
+
+SHAPE = (4, TINY.context, TINY.width)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e30])
+def test_what_is_not_finite_is_refused_and_changes_nothing(value):
+    chain = stages_of(manifest())
+    with pytest.raises(RemoteFault, match="input of stage 1: not finite"):
+        chain[1].forward(poisoned(SHAPE, value), keep=True)
+    with pytest.raises(RemoteFault, match="input of stage 2: not finite"):
+        chain[2].loss(poisoned(SHAPE, value), token_wire(token_batch()), 4, train=True)
+    _, tapes = ascend(chain, token_batch())
+    with pytest.raises(RemoteFault, match="gradient for stage 1: not finite"):
+        chain[1].backward(tapes[1], poisoned(SHAPE, value), 4)
+    assert all(stage.accumulated == 0 and not stage.grad.any() for stage in chain)
+    assert chain[1].backward(tapes[1], gradient_for(chain[1]), 4) is not None  # the tape is still good
+
+
+@pytest.mark.parametrize(
+    ("x", "reason"),
+    [
+        (encode(torch.zeros(4, TINY.context, TINY.width + 1)), r"shape \[4, 16, 33\] where \[any, 16, 32\] belongs"),
+        (encode(torch.zeros(4, TINY.context - 1, TINY.width)), r"shape \[4, 15, 32\]"),
+        (encode(torch.zeros(0, TINY.context, TINY.width)), r"shape \[0, 16, 32\]"),
+        (encode(torch.zeros(TINY.context, TINY.width)), r"shape \[16, 32\]"),
+        (encode(torch.zeros(SHAPE, dtype=torch.float64)), "dtype 'f64' where f32 belongs"),
+        (token_wire(token_batch()), "dtype 'u16' where f32 belongs"),
+        (WireTensor("f32", SHAPE, b"short"), "has 5 bytes where 8192 belong"),
+    ],
+)
+def test_inputs_of_the_wrong_kind_are_refused(x, reason):
+    with pytest.raises(RemoteFault, match=reason):
+        StageReplica(manifest(), 1).forward(x, keep=True)
+
+
+def test_tokens_and_samples_are_checked():
+    chain = stages_of(manifest())
+    tokens = token_batch()
+    x, tapes = ascend(chain, tokens)
+    tokens[1, 2] = TINY.vocabulary
+    with pytest.raises(RemoteFault, match="input of stage 0: token id 50 where the vocabulary has 50"):
+        chain[0].forward(token_wire(tokens), keep=True)
+    with pytest.raises(RemoteFault, match="tokens of the loss: token id 50"):
+        chain[2].loss(x, token_wire(tokens), 4, train=True)
+    with pytest.raises(RemoteFault, match="3 samples announced, 4 sent"):
+        chain[2].loss(x, token_wire(token_batch()), 3, train=True)
+    with pytest.raises(RemoteFault, match="4 samples announced, 3 sent"):
+        chain[2].loss(x, token_wire(token_batch(samples=3)), 4, train=True)
+    with pytest.raises(RemoteFault, match="5 samples announced, 4 sent"):
+        chain[1].backward(tapes[1], gradient_for(chain[1], 5), 5)
+    assert all(stage.accumulated == 0 for stage in chain)
+
+
+def test_theta_that_has_diverged_is_our_own_fault():
+    chain = stages_of(manifest())
+    x, _ = ascend(chain, token_batch())
+    chain[2].theta.fill_(math.nan)
+    chain[2].touched()
+    with pytest.raises(LocalFault, match="theta has diverged"):
+        chain[2].loss(x, token_wire(token_batch()), 4, train=True)
+    train_on(stages_of(manifest()), token_batch())
+    stage = chain[1]
+    stage.grad.fill_(math.inf)
+    stage._accumulated = 4
+    before = stage.theta.clone()
+    with pytest.raises(LocalFault, match="gradient norm inf in inner step 1"):
+        stage.step(8)
+    assert torch.equal(stage.theta, before) and not stage.grad.any() and stage.accumulated == 0
+
+
+def test_validation_trains_nothing():
+    chain = stages_of(manifest())
+    tokens = token_batch()
+    x, _ = ascend(chain, tokens)
+    result = chain[2].loss(x, token_wire(tokens), 4, train=False)
+    assert result.gradient is None and result.tokens == 4 * TINY.context
+    assert chain[2].accumulated == 0 and not chain[2].grad.any()
+    assert result.loss_sum == pytest.approx(train_on(chain, tokens), rel=1e-6)
+
+
+def test_inner_spec_of_the_demo_is_what_replicas_use():
+    run = replace(Manifest(), inner=replace(InnerSpec(), warmup_samples=0, decay="constant"))
+    stage = StageReplica(run, 1)
+    stage._accumulated = 2
+    report = stage.step(5)
+    assert (report.step, report.samples, report.learning_rate, stage.version) == (1, 2, 3e-3, 1)

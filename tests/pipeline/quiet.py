@@ -1,0 +1,26 @@
+"""A Telemetry for tests that keeps what it is told."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+
+class Quiet:
+    """ports.Telemetry in memory: `counted[(metric, labels)]`, `events[i] = (event, fields)`."""
+
+    def __init__(self) -> None:
+        self.counted: Counter[tuple[str, tuple[tuple[str, str], ...]]] = Counter()
+        self.events: list[tuple[str, dict[str, object]]] = []
+
+    def event(self, event: str, *, level: str = "info", **fields: object) -> None:
+        self.events.append((event, fields))
+
+    def count(self, metric: str, value: float = 1.0, **labels: str) -> None:
+        self.counted[metric, tuple(sorted(labels.items()))] += value  # type: ignore[assignment]
+
+    def gauge(self, metric: str, value: float, **labels: str) -> None: ...
+
+    def observe(self, metric: str, value: float, **labels: str) -> None: ...
+
+    def total(self, metric: str, **labels: str) -> float:
+        return self.counted[metric, tuple(sorted(labels.items()))]

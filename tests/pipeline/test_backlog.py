@@ -1,0 +1,170 @@
+"""A replica counts no microbatch twice, and holds no more than its places."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from swarmnode.errors import Busy, MicrobatchLost, Unavailable
+from swarmnode.ids import MicrobatchId, PeerId, microbatch_id
+from swarmnode.pipeline.backlog import Backlog, Held, Key
+from swarmnode.ports import Answer, WireTensor
+from swarmnode.wire import call_pb2 as wire
+from tests.pipeline.quiet import Quiet
+
+
+def key(serial: int, position: int = 1) -> Key:
+    return MicrobatchId(microbatch_id(PeerId("feeder"), 0, serial)), position
+
+
+def answer(nbytes: int = 4) -> Answer:
+    return Answer(wire.Reply(), [WireTensor("u8", (nbytes,), bytes(nbytes))])
+
+
+class Counting:
+    """Work that commits, waits for `gate`, and counts how often it was done."""
+
+    def __init__(self, commit: bool = True) -> None:
+        self.gate = asyncio.Event()
+        self.begun = 0
+        self.done = 0
+        self.commit = commit
+
+    async def __call__(self, held: Held) -> Answer:
+        self.begun += 1
+        if self.commit:
+            held.commit()
+        await self.gate.wait()
+        self.done += 1
+        return answer()
+
+
+def run(test: Callable[[Backlog, Quiet], Awaitable[None]], places: int = 2, cache_bytes_max: int = 1 << 20) -> None:
+    async def body() -> None:
+        quiet = Quiet()
+        async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+            await test(Backlog(tasks, places, quiet, cache_bytes_max), quiet)
+
+    asyncio.run(body())
+
+
+def test_a_repeat_joins_the_work_in_flight_and_later_gets_the_kept_answer() -> None:
+    async def test(backlog: Backlog, quiet: Quiet) -> None:
+        work = Counting()
+        async with asyncio.TaskGroup() as callers:
+            first = callers.create_task(backlog.once(key(1), work))
+            second = callers.create_task(backlog.once(key(1), work))
+            await asyncio.sleep(0)
+            work.gate.set()
+        assert first.result() is second.result()
+        assert await backlog.once(key(1), work) is first.result()
+        assert (work.begun, work.done) == (1, 1)
+        assert quiet.total("swarmnode_microbatches_total", outcome="duplicate") == 2
+
+    run(test)
+
+
+def test_work_whose_callers_all_left_is_cancelled_before_commit_and_completed_after() -> None:
+    async def test(backlog: Backlog, quiet: Quiet) -> None:
+        for commit, completed in ((False, 0), (True, 1)):
+            work = Counting(commit)
+            caller = asyncio.ensure_future(backlog.once(key(int(commit)), work))
+            while not work.begun:
+                await asyncio.sleep(0)
+            caller.cancel()
+            await asyncio.gather(caller, return_exceptions=True)
+            work.gate.set()
+            await backlog.empty()
+            assert work.done == completed
+
+    run(test)
+
+
+def test_a_repeat_of_uncommitted_work_that_was_cancelled_begins_anew() -> None:
+    async def test(backlog: Backlog, quiet: Quiet) -> None:
+        work = Counting(commit=False)
+        caller = asyncio.ensure_future(backlog.once(key(1), work))
+        while not work.begun:
+            await asyncio.sleep(0)
+        caller.cancel()
+        await asyncio.gather(caller, return_exceptions=True)
+        again = asyncio.ensure_future(backlog.once(key(1), work))
+        work.gate.set()
+        await again
+        assert (work.begun, work.done) == (2, 1)
+
+    run(test)
+
+
+def test_places_are_counted_per_position_and_given_back() -> None:
+    async def test(backlog: Backlog, quiet: Quiet) -> None:
+        work = Counting()
+        callers = [asyncio.ensure_future(backlog.once(key(i), work)) for i in range(2)]
+        while work.begun < 2:
+            await asyncio.sleep(0)
+        with pytest.raises(Busy) as busy:
+            await backlog.once(key(9), work)
+        assert busy.value.retry_after_s > 0
+        other = asyncio.ensure_future(backlog.once(key(9, position=2), work))
+        work.gate.set()
+        await asyncio.gather(*callers, other)
+        await backlog.empty()
+        assert len(backlog) == 0
+        await backlog.once(key(9), work)
+
+    run(test)
+
+
+def test_an_evicted_answer_is_refused_rather_than_counted_again() -> None:
+    async def test(backlog: Backlog, quiet: Quiet) -> None:
+        work = Counting()
+        work.gate.set()
+        await backlog.once(key(1), work)
+        await backlog.once(key(2), work)
+        with pytest.raises(Unavailable, match="counted here already"):
+            await backlog.once(key(1), work)
+        assert work.done == 2
+
+    run(test, cache_bytes_max=300)
+
+
+def test_validation_may_be_repeated() -> None:
+    async def test(backlog: Backlog, quiet: Quiet) -> None:
+        work = Counting(commit=False)
+        work.gate.set()
+        await backlog.once(key(1), work)
+        await backlog.once(key(1), work)
+        assert work.done == 2
+
+    run(test)
+
+
+def test_errors_reach_every_caller_and_free_the_place() -> None:
+    async def test(backlog: Backlog, quiet: Quiet) -> None:
+        async def lost(held: Held) -> Answer:
+            await asyncio.sleep(0)
+            raise MicrobatchLost("no way")
+
+        results = await asyncio.gather(*(backlog.once(key(1), lost) for _ in range(3)), return_exceptions=True)
+        assert all(isinstance(result, MicrobatchLost) for result in results)
+        await backlog.empty()
+
+    run(test)
+
+
+def test_a_draining_replica_takes_nothing_new_but_finishes() -> None:
+    async def test(backlog: Backlog, quiet: Quiet) -> None:
+        work = Counting()
+        caller = asyncio.ensure_future(backlog.once(key(1), work))
+        while not work.begun:
+            await asyncio.sleep(0)
+        backlog.refusing = "this node is leaving"
+        with pytest.raises(Unavailable, match="leaving"):
+            await backlog.once(key(2), work)
+        repeat = asyncio.ensure_future(backlog.once(key(1), work))
+        work.gate.set()
+        assert await caller is await repeat
+
+    run(test)

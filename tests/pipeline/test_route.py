@@ -1,0 +1,185 @@
+"""Routing: shares follow speed, broken peers are left out, newcomers are not flooded."""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from swarmnode.ids import PeerId
+from swarmnode.membership.swarm import Member
+from swarmnode.pipeline.route import BAN_FIRST_S, Ema, Router
+from swarmnode.wire import record_pb2
+
+
+def member(name: str, sequence: int = 1, samples_per_second: float = 0.0) -> Member:
+    return Member(
+        peer=PeerId(name),
+        stage=1,
+        state=record_pb2.NODE_STATE_TRAINING,
+        sequence=sequence,
+        expires_unix_s=1e12,
+        samples_per_second=samples_per_second,
+        queue=0,
+        round_index=0,
+    )
+
+
+def route(router: Router, seconds: dict[str, float], calls: int) -> Counter[str]:
+    """`calls` microbatches of one sample, each answered at once after the peer's own time."""
+    shares: Counter[str] = Counter()
+    for _ in range(calls):
+        peer, _ = router.choose(0.0, 1)
+        assert peer is not None
+        shares[peer] += 1
+        router.completed(peer, 1, seconds[peer])
+    return shares
+
+
+def test_shares_follow_speed() -> None:
+    router = Router(random.Random(1), epsilon=0.0)
+    router.update([member("a"), member("b"), member("c")])
+    calls = 7000
+    shares = route(router, {"a": 4.0, "b": 2.0, "c": 1.0}, calls)
+    assert shares["a"] / calls == pytest.approx(1 / 7, abs=0.01)
+    assert shares["b"] / calls == pytest.approx(2 / 7, abs=0.01)
+    assert shares["c"] / calls == pytest.approx(4 / 7, abs=0.01)
+
+
+def test_epsilon_is_chosen_uniformly() -> None:
+    router = Router(random.Random(2), epsilon=1.0)
+    router.update([member("a"), member("b")])
+    shares = route(router, {"a": 100.0, "b": 1.0}, 2000)
+    assert shares["a"] / 2000 == pytest.approx(0.5, abs=0.05)
+
+
+def test_heterogeneous_stages_reach_the_bottleneck() -> None:
+    """Three stages in a row, replicas of very different speed: throughput near that of the weakest stage as a whole,
+    where uniform choice is held back by the slowest replica (design section 3)."""
+    stages = [{"a": 1.0, "b": 4.0}, {"c": 2.0, "d": 3.0}, {"e": 1.0, "f": 5.0}]
+    capacity = min(sum(stage.values()) for stage in stages)
+
+    def throughput(epsilon: float) -> float:
+        routers = []
+        for index, stage in enumerate(stages):
+            router = Router(random.Random(index), epsilon=epsilon)
+            router.update([member(name) for name in stage])
+            routers.append(router)
+        free = {name: 0.0 for stage in stages for name in stage}
+        under_way = [(0.0, serial) for serial in range(40)]  # the moments a feeder's window frees a place
+        done, total = 0.0, 4000
+        for serial in range(total):
+            now, _ = heapq.heappop(under_way)
+            for router, stage in zip(routers, stages, strict=True):
+                peer, _ = router.choose(now, 1)
+                assert peer is not None
+                begun = max(now, free[peer])
+                free[peer] = begun + 1.0 / stage[peer]
+                router.completed(peer, 1, free[peer] - now)
+                now = free[peer]
+            heapq.heappush(under_way, (now, serial))
+            done = max(done, now)
+        return total / done
+
+    assert throughput(0.0) / capacity > 0.9
+    assert throughput(0.0) > throughput(1.0) * 1.3
+
+
+def test_a_banned_peer_comes_back_only_with_a_newer_record_and_after_the_ban() -> None:
+    router = Router(random.Random(3), epsilon=0.5)
+    router.update([member("a"), member("b")])
+    assert router.ban(PeerId("a"), now=10.0) == BAN_FIRST_S
+    assert {router.choose(10.0 + i, 1)[0] for i in range(200)} == {"b"}
+    router.update([member("a", sequence=2), member("b")])
+    assert router.banned(PeerId("a"), 10.5)
+    assert not router.banned(PeerId("a"), 10.0 + BAN_FIRST_S)
+    assert router.ban(PeerId("a"), now=20.0) == 2 * BAN_FIRST_S, "a second fault in a row bans twice as long"
+    router.completed(PeerId("a"), 1, 1.0)
+    router.update([member("a", sequence=3), member("b")])
+    assert router.ban(PeerId("a"), now=90.0) == BAN_FIRST_S, "an answer in between starts anew"
+
+
+def test_busy_peers_wait_and_are_not_banned() -> None:
+    router = Router(random.Random(4), epsilon=0.0)
+    router.update([member("a")])
+    router.delay(PeerId("a"), until=5.0)
+    assert router.choose(4.0, 1)[0] is None
+    assert router.ready_in_s(4.0) == pytest.approx(1.0)
+    assert router.choose(5.0, 1)[0] == "a"
+
+
+def test_a_newcomer_starts_at_the_least_runtime() -> None:
+    router = Router(random.Random(5), epsilon=0.0)
+    router.update([member("a"), member("b")])
+    route(router, {"a": 1.0, "b": 1.0}, 100)
+    router.update([member("a"), member("b"), member("c")])
+    shares = route(router, {"a": 1.0, "b": 1.0, "c": 1.0}, 30)
+    assert 8 <= shares["c"] <= 13, "a third, not all of them and not none"
+
+
+def test_choice_is_a_function_of_the_seed() -> None:
+    def run() -> list[PeerId | None]:
+        router = Router(random.Random(6))
+        router.update([member(name) for name in "abcdef"])
+        chosen = []
+        for i in range(300):
+            peer, _ = router.choose(float(i), 1)
+            assert peer is not None
+            router.completed(peer, 1, 1.0 + (i % 3))
+            chosen.append(peer)
+        return chosen
+
+    assert run() == run()
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("update"), st.sets(st.sampled_from("abcde"))),
+            st.tuples(st.just("choose"), st.sets(st.sampled_from("abcde"), max_size=2)),
+            st.tuples(st.just("ban"), st.sampled_from("abcde")),
+            st.tuples(st.just("delay"), st.sampled_from("abcde")),
+        ),
+        max_size=60,
+    )
+)
+@settings(max_examples=150, deadline=None)
+def test_choices_are_always_able_peers_against_a_dumb_twin(actions: list[tuple[str, object]]) -> None:
+    """Whatever happens, the chosen peer is present, not banned, not busy, not excluded; None only if there is no such peer."""
+    router = Router(random.Random(7))
+    present: set[str] = set()
+    banned: dict[str, float] = {}
+    busy: dict[str, float] = {}
+    for step, (action, given) in enumerate(actions):
+        now = float(step)
+        if action == "update":
+            assert isinstance(given, set)
+            for gone in present - given:
+                banned.pop(gone, None)
+                busy.pop(gone, None)
+            present = set(given)
+            router.update([member(name) for name in sorted(present)])
+        elif action == "ban" and given in present:
+            router.ban(PeerId(str(given)), now)
+            banned[str(given)] = now  # no newer record ever comes here
+        elif action == "delay" and given in present:
+            router.delay(PeerId(str(given)), now + 3.0)
+            busy[str(given)] = now + 3.0
+        elif action == "choose":
+            assert isinstance(given, set)
+            able = {p for p in present if p not in banned and busy.get(p, 0.0) <= now and p not in given}
+            peer, _ = router.choose(now, 1, {PeerId(p) for p in given})
+            assert (peer in able) if able else (peer is None)
+
+
+@given(st.lists(st.floats(0.1, 100.0), min_size=1, max_size=40))
+def test_ema_has_no_start_bias(values: list[float]) -> None:
+    ema = Ema(0.1)
+    for value in values:
+        ema.add(value)
+    weights = [0.1 * 0.9 ** (len(values) - 1 - i) for i in range(len(values))]
+    assert ema.value == pytest.approx(sum(w * v for w, v in zip(weights, values, strict=True)) / sum(weights))

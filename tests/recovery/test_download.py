@@ -1,0 +1,515 @@
+"""Downloads between nodes that lie, die and dawdle, in virtual time: no test here waits for a clock."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+import pytest
+
+from swarmnode.errors import Busy, PeerTimeout, RemoteFault, Unavailable
+from swarmnode.ids import PeerId, RunId, digest
+from swarmnode.metrics.name import Kind, check_event, check_metric
+from swarmnode.ports import Answer, Call, Handler, State
+from swarmnode.recovery.donor import DonorLimits, SnapshotDonor
+from swarmnode.recovery.download import DownloadLimits, download
+from swarmnode.recovery.snapshot import SECTIONS, Snapshot
+from swarmnode.wire import call_pb2 as wire
+from swarmnode.wire import record_pb2
+
+T = TypeVar("T")
+RUN = RunId("ef" * 32)
+ME, A, B, C = (PeerId(name) for name in ("me", "peerA", "peerB", "peerC"))
+PARAMETERS = 100  # 2000 bytes
+CHUNK = 64
+CHUNKS = 32
+Next = Callable[[], Awaitable[Answer]]
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """Time jumps to the next timer as soon as nothing else is left to do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now_s = 0.0
+
+    def time(self) -> float:
+        return self.now_s
+
+    def _run_once(self) -> None:
+        due_s = [timer.when() for timer in self._scheduled if not timer.cancelled()]  # type: ignore[attr-defined]
+        if not self._ready and due_s:  # type: ignore[attr-defined]
+            self.now_s = max(self.now_s, min(due_s))
+        super()._run_once()  # type: ignore[misc]
+
+
+def live(main: Coroutine[object, object, T]) -> T:
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        found = runner.run(main)
+        assert not asyncio.all_tasks(runner.get_loop())
+        return found
+
+
+class Said:
+    """Telemetry that keeps what was said, and only takes names that exist."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, dict[str, object]]] = []
+        self.counts: dict[str, float] = {}
+
+    def event(self, event: str, *, level: str = "info", **fields: object) -> None:
+        check_event(event, level)
+        self.events.append((event, fields))
+
+    def count(self, metric: str, value: float = 1.0, **labels: str) -> None:
+        check_metric(metric, Kind.COUNTER, labels)
+        key = f"{metric} {' '.join(labels.values())}"
+        self.counts[key] = self.counts.get(key, 0.0) + value
+
+    def gauge(self, metric: str, value: float, **labels: str) -> None: ...
+
+    def observe(self, metric: str, value: float, **labels: str) -> None: ...
+
+    def all(self, event: str) -> list[dict[str, object]]:
+        return [fields for found, fields in self.events if found == event]
+
+
+class Link:
+    """One node's transport in a world of handlers; `faults` sees every call before its handler does."""
+
+    def __init__(self, world: World, me: PeerId) -> None:
+        self.world = world
+        self.peer_id = me
+
+    async def addresses(self) -> list[str]:
+        return []
+
+    def serve(self, method: str, handler: Handler, *, tensor_bytes_max: int) -> None:
+        self.world.handlers[self.peer_id, method] = handler
+
+    async def connect(self, peer: PeerId, addresses: Sequence[str]) -> None: ...
+
+    def bytes_by_method(self) -> dict[tuple[str, str], int]:
+        return {}
+
+    async def call(self, peer: PeerId, call: Call, *, timeout_s: float, reply_bytes_max: int) -> Answer:
+        return await self.world.call(self.peer_id, peer, call, timeout_s, reply_bytes_max)
+
+
+class World:
+    def __init__(self) -> None:
+        self.handlers: dict[tuple[PeerId, str], Handler] = {}
+        self.faults: dict[PeerId, Callable[[str, int, Next], Awaitable[Answer]]] = {}
+        self.asked: dict[tuple[PeerId, str], int] = {}
+        self.under_way = 0
+        self.under_way_max = 0
+
+    async def call(self, source: PeerId, peer: PeerId, call: Call, timeout_s: float, reply_bytes_max: int) -> Answer:
+        method = call.header.WhichOneof("body") or ""
+        self.asked[peer, method] = self.asked.get((peer, method), 0) + 1
+        serial = self.asked[peer, method]
+        self.under_way += 1
+        self.under_way_max = max(self.under_way_max, self.under_way)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await asyncio.sleep(0.01)
+                handler = self.handlers.get((peer, method))
+                if handler is None:
+                    raise RemoteFault(f"{peer} is not there")
+
+                async def go() -> Answer:
+                    return await handler(source, call)
+
+                fault = self.faults.get(peer)
+                answer = await (fault(method, serial, go) if fault else go())
+                assert sum(tensor.nbytes for tensor in answer.tensors) <= reply_bytes_max
+                return answer
+        except TimeoutError:
+            raise PeerTimeout(f"{peer} did not answer within {timeout_s:g} s") from None
+        finally:
+            self.under_way -= 1
+
+
+def state(seed: int) -> State:
+    sections = {
+        name: memoryview(b"".join(digest(seed, name, i) for i in range(13))[: 4 * PARAMETERS]) for name in SECTIONS
+    }
+    return State(sections, inner_steps=seed, gradient_norm=0.25)
+
+
+class Giver:
+    """A node with a state that changes each round."""
+
+    def __init__(self, world: World, peer: PeerId, seed: int, limits: DonorLimits | None = None) -> None:
+        self.peer = peer
+        self.seed = seed
+        self.round_index = 5
+        self.taken = 0
+        self.said = Said()
+        self.donor = SnapshotDonor(RUN, 1, self.take, self.offload, self.said, limits or DonorLimits())
+        self.donor.serve(Link(world, peer))
+
+    async def take(self) -> Snapshot:
+        await asyncio.sleep(0.05)
+        self.taken += 1
+        progress = record_pb2.Progress(samples={"feeder": 1000 * self.round_index})
+        return Snapshot.of(state(self.seed + self.round_index), 1, self.round_index, progress, CHUNK)
+
+    async def offload(self, work: Callable[[], wire.Snapshot]) -> wire.Snapshot:
+        await asyncio.sleep(0.05)
+        return work()
+
+
+async def fetch(
+    world: World, donors: Sequence[PeerId], said: Said | None = None, *, me: PeerId = ME, round_min: int = 0
+) -> tuple[State, wire.Snapshot]:
+    return await download(
+        Link(world, me),
+        lambda: donors,
+        1,
+        RUN,
+        PARAMETERS,
+        DownloadLimits(),
+        said or Said(),
+        round_min=round_min,
+    )
+
+
+def same(found: State, expected: State) -> bool:
+    return {k: bytes(v) for k, v in found.sections.items()} == {k: bytes(v) for k, v in expected.sections.items()}
+
+
+def test_a_download() -> None:
+    async def main() -> None:
+        world, said = World(), Said()
+        giver = Giver(world, A, 100)
+        found, offer = await fetch(world, [ME, A], said)
+        assert same(found, state(105)) and found.inner_steps == 105 and found.gradient_norm == 0.25
+        assert offer.round == 5 and offer.progress.samples["feeder"] == 5000
+        assert world.asked == {(A, "snapshot"): 1, (A, "chunk"): CHUNKS}
+        assert 1 < world.under_way_max <= DownloadLimits().parallel
+        assert said.counts["swarmnode_snapshot_bytes_total received"] == 2000
+        assert giver.said.counts["swarmnode_snapshot_bytes_total sent"] == 2000
+        progress = [fields["chunks"] for fields in said.all("state.download")]
+        assert progress == list(range(1, CHUNKS + 1))
+        assert [name for name, _ in said.events if name != "state.download"] == ["state.donor", "state.downloaded"]
+        giver.donor.close()
+
+    live(main())
+
+
+def test_a_broken_connection_is_gone_on_with() -> None:
+    """Every tenth chunk fails. The donor's state moves on meanwhile; the snapshot begun is finished all the same."""
+
+    async def main() -> None:
+        world, said = World(), Said()
+        giver = Giver(world, A, 100, DonorLimits(fresh_s=0.0))
+
+        async def flaky(method: str, serial: int, go: Next) -> Answer:
+            if method == "chunk" and serial % 10 == 0:
+                giver.round_index += 1
+                raise RemoteFault("stream reset")
+            return await go()
+
+        world.faults[A] = flaky
+        found, offer = await fetch(world, [A], said)
+        assert same(found, state(105)) and offer.round == 5
+        assert giver.taken == 1 and world.asked[A, "snapshot"] == 1
+        assert CHUNKS < world.asked[A, "chunk"] < 2 * CHUNKS
+        assert said.all("state.failed")
+        giver.donor.close()
+
+    live(main())
+
+
+def test_busy_and_slow_chunks_are_asked_for_again() -> None:
+    async def main() -> None:
+        world, said = World(), Said()
+        giver = Giver(world, A, 100)
+
+        async def dawdle(method: str, serial: int, go: Next) -> Answer:
+            if method == "chunk" and serial == 3:
+                raise Busy("full", 1.5)
+            if method == "chunk" and serial == 5:
+                await asyncio.sleep(3600.0)
+            return await go()
+
+        world.faults[A] = dawdle
+        found, _ = await fetch(world, [A], said)
+        assert same(found, state(105)) and not said.all("state.failed")
+        assert world.asked[A, "chunk"] == CHUNKS + 2
+        giver.donor.close()
+
+    live(main())
+
+
+@pytest.mark.parametrize("manner", ["dies", "freezes", "forgets", "busy for ever"])
+def test_another_donor_when_one_fails(manner: str) -> None:
+    async def main() -> None:
+        world, said = World(), Said()
+        givers = [Giver(world, A, 100), Giver(world, B, 200)]
+
+        async def fail(method: str, serial: int, go: Next) -> Answer:
+            if method == "chunk" and serial > 7:
+                match manner:
+                    case "dies":
+                        raise RemoteFault("connection reset")
+                    case "freezes":
+                        await asyncio.sleep(3600.0)
+                    case "forgets":
+                        givers[0].donor.close()
+                        givers[0].round_index += 1
+                    case _:
+                        raise Busy("full", 0.1)
+            return await go()
+
+        world.faults[A] = fail
+        found, offer = await fetch(world, [A, B], said)
+        assert same(found, state(205)) and offer.round == 5
+        assert world.asked[A, "chunk"] < 40
+        assert not any(fields["lied"] for fields in said.all("state.failed"))
+        assert asyncio.get_running_loop().time() < 200.0
+        for giver in givers:
+            giver.donor.close()
+
+    live(main())
+
+
+async def altered(go: Next, change: Callable[[Answer], None]) -> Answer:
+    given = await go()
+    answer = Answer(wire.Reply(), given.tensors)
+    answer.header.CopyFrom(given.header)
+    change(answer)
+    return answer
+
+
+def flip(answer: Answer) -> None:
+    data = bytearray(answer.tensors[0].data)
+    data[-1] ^= 1
+    answer.tensors = [replace(answer.tensors[0], data=bytes(data))]
+
+
+def shorten(answer: Answer) -> None:
+    answer.tensors = [replace(answer.tensors[0], data=bytes(answer.tensors[0].data)[:-1])]
+
+
+def drop(answer: Answer) -> None:
+    answer.tensors = []
+
+
+def misnumber(answer: Answer) -> None:
+    answer.header.chunk.index += 1
+
+
+def other_model(answer: Answer) -> None:
+    answer.header.snapshot.parameters += 1
+
+
+def huge(answer: Answer) -> None:
+    answer.header.snapshot.nbytes = 2**62
+
+
+def too_old(answer: Answer) -> None:
+    answer.header.snapshot.round = 3
+
+
+@pytest.mark.parametrize(
+    ("method", "change"),
+    [
+        ("chunk", flip),
+        ("chunk", shorten),
+        ("chunk", drop),
+        ("chunk", misnumber),
+        ("snapshot", other_model),
+        ("snapshot", huge),
+        ("snapshot", too_old),
+    ],
+)
+def test_a_liar_is_not_asked_again(method: str, change: Callable[[Answer], None]) -> None:
+    async def main() -> None:
+        world, said = World(), Said()
+        givers = [Giver(world, A, 100), Giver(world, B, 200)]
+
+        async def lie(called: str, serial: int, go: Next) -> Answer:
+            if called == method and (called == "snapshot" or serial > 20):
+                return await altered(go, change)
+            return await go()
+
+        world.faults[A] = lie
+        found, _ = await fetch(world, [A, B], said, round_min=4)
+        assert same(found, state(205))
+        assert world.asked[A, "snapshot"] == 1
+        assert [fields["lied"] for fields in said.all("state.failed")] == [True]
+        assert said.counts["swarmnode_peer_faults_total state"] == 1
+        for giver in givers:
+            giver.donor.close()
+        # With nobody else to ask it is given up, with one line that says why.
+        with pytest.raises(Unavailable, match=r"no state for stage 1 after .* the last: .*peerA"):
+            await fetch(world, [A], round_min=4)
+        givers[0].donor.close()
+
+    live(main())
+
+
+def test_giving_up_is_bounded() -> None:
+    async def main() -> None:
+        world, said = World(), Said()
+        with pytest.raises(Unavailable, match="after 8 attempts; the last: nobody serves it"):
+            await fetch(world, [], said)
+        with pytest.raises(Unavailable, match=r"peerA is not there|peerB is not there"):
+            await fetch(world, [A, B], said)
+        assert world.asked == {(A, "snapshot"): 3, (B, "snapshot"): 3}
+        assert asyncio.get_running_loop().time() < 120.0
+        # A donor that gives a little each time, for ever another snapshot, comes to an end as well.
+        giver = Giver(world, C, 100, DonorLimits(fresh_s=0.0))
+
+        async def trickle(method: str, serial: int, go: Next) -> Answer:
+            if method == "chunk" and serial % 5 == 0:
+                giver.donor.close()
+            return await go()
+
+        world.faults[C] = trickle
+        with pytest.raises(Unavailable, match="after 100 attempts"):
+            await fetch(world, [C], said)
+        giver.donor.close()
+
+    live(main())
+
+
+def test_donors_may_come_later() -> None:
+    async def main() -> None:
+        world = World()
+        giver = Giver(world, A, 100)
+        loop = asyncio.get_running_loop()
+        found, _ = await download(
+            Link(world, ME),
+            lambda: [A] if loop.time() > 3.0 else [],
+            1,
+            RUN,
+            PARAMETERS,
+            DownloadLimits(),
+            Said(),
+        )
+        assert same(found, state(105)) and loop.time() > 3.0
+        giver.donor.close()
+
+    live(main())
+
+
+def test_cancelling_leaves_nothing_behind() -> None:
+    async def main() -> None:
+        world = World()
+        giver = Giver(world, A, 100)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.15):
+                await fetch(world, [A])
+        assert world.under_way == 0
+        giver.donor.close()
+
+    live(main())
+
+
+def test_one_snapshot_serves_newcomers_that_come_together() -> None:
+    async def main() -> None:
+        world = World()
+        giver = Giver(world, A, 100)
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(fetch(world, [A], me=PeerId(f"new{i}"))) for i in range(4)]
+        assert all(same(task.result()[0], state(105)) for task in tasks)
+        assert giver.taken == 1 and giver.donor.alive == 1
+        giver.donor.close()
+
+    live(main())
+
+
+def ask(round_min: int = 0, *, run: RunId = RUN, stage: int = 1) -> Call:
+    return Call(wire.Request(run_id=run, snapshot=wire.SnapshotRequest(stage=stage, round_min=round_min)))
+
+
+def ask_chunk(snapshot_id: bytes, index: int) -> Call:
+    return Call(wire.Request(run_id=RUN, chunk=wire.ChunkRequest(snapshot_id=snapshot_id, index=index)))
+
+
+def test_at_most_two_snapshots_live_and_idle_ones_are_forgotten() -> None:
+    async def main() -> None:
+        limits = DonorLimits(idle_s=60.0, fresh_s=10.0)
+        giver = Giver(World(), A, 100, limits)
+        donor = giver.donor
+        first = (await donor.offer(B, ask())).header.snapshot
+        giver.round_index = 6
+        assert (await donor.offer(B, ask())).header.snapshot.round == 5  # fresh enough
+        assert (await donor.offer(B, ask(6))).header.snapshot.round == 6  # asked for by round
+        giver.round_index = 7
+        with pytest.raises(Busy, match="2 snapshots are being pulled"):
+            await donor.offer(B, ask(7))
+        await asyncio.sleep(11.0)
+        assert (await donor.offer(B, ask())).header.snapshot.round == 6  # not fresh, but both are being pulled
+        await asyncio.sleep(35.0)
+        second = (await donor.offer(B, ask(7))).header.snapshot  # takes the place of the first
+        assert second.round == 7 and donor.alive == 2 and giver.taken == 3
+        with pytest.raises(Unavailable, match="not kept here any more"):
+            await donor.chunk(B, ask_chunk(first.id, 0))
+        await asyncio.sleep(50.0)
+        assert donor.alive == 1
+        await donor.chunk(B, ask_chunk(second.id, 31))  # asking keeps it alive
+        await asyncio.sleep(50.0)
+        assert donor.alive == 1
+        await asyncio.sleep(61.0)
+        assert donor.alive == 0
+        assert (await donor.offer(B, ask())).header.snapshot.round == 7
+        donor.close()
+        assert donor.alive == 0
+
+    live(main())
+
+
+def test_a_donor_refuses_what_is_wrong() -> None:
+    async def main() -> None:
+        giver = Giver(World(), A, 100)
+        donor = giver.donor
+        with pytest.raises(RemoteFault, match="of run"):
+            await donor.offer(B, ask(run=RunId("00" * 32)))
+        with pytest.raises(RemoteFault, match="stage 2 asked of a replica of stage 1"):
+            await donor.offer(B, ask(stage=2))
+        with pytest.raises(Unavailable, match="round 5 here; 9 was asked"):
+            await donor.offer(B, ask(9))
+        found = (await donor.offer(B, ask())).header.snapshot
+        with pytest.raises(RemoteFault, match="chunk 32 asked of a snapshot of 32"):
+            await donor.chunk(B, ask_chunk(found.id, CHUNKS))
+        with pytest.raises(Unavailable, match="not kept"):
+            await donor.chunk(B, ask_chunk(b"x" * 32, 0))
+        donor.close()
+
+    live(main())
+
+
+def test_a_donor_serves_a_bounded_number_of_peers() -> None:
+    async def main() -> None:
+        giver = Giver(World(), A, 100, DonorLimits(downloads_max=2))
+        found = (await giver.donor.offer(B, ask())).header.snapshot
+        await giver.donor.offer(C, ask())
+        with pytest.raises(Busy, match="2 peers pull state here") as refusal:
+            await giver.donor.offer(PeerId("peerD"), ask())
+        assert refusal.value.retry_after_s > 0
+        for _ in range(5):  # those that pull go on
+            await asyncio.sleep(1.0)
+            await giver.donor.chunk(B, ask_chunk(found.id, 0))
+        await giver.donor.offer(PeerId("peerD"), ask())  # C has not asked for a while
+        giver.donor.close()
+
+    live(main())
+
+
+def test_a_caller_that_gives_up_does_not_spoil_the_next() -> None:
+    async def main() -> None:
+        giver = Giver(World(), A, 100)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.02):
+                await giver.donor.offer(B, ask())
+        assert giver.taken == 0
+        assert (await giver.donor.offer(B, ask())).header.snapshot.round == 5
+        giver.donor.close()
+
+    live(main())

@@ -1,0 +1,93 @@
+"""Imports go only downwards, and a dependency lives in one place (design section 9, charter points 3 and 12)."""
+
+import functools
+import pathlib
+import subprocess
+import sys
+
+import grimp
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+# Third-party package -> the modules (and what is in them) that may import it.
+HOMES = {
+    "hivemind": ("swarmnode.transport", "swarmnode.bench"),
+    "grpc": ("swarmnode.control", "swarmnode.wire"),
+    "prometheus_client": ("swarmnode.metrics.exporter",),
+    "tokenizers": ("swarmnode.data.tokens",),
+    "safetensors": ("swarmnode.model.export",),
+    "transformers": (),
+    "rich": ("swarmnode.cli", "swarmnode.local"),
+    "click": ("swarmnode.cli",),
+    "torch": (
+        "swarmnode.model",
+        "swarmnode.gossip.outer",
+        "swarmnode.gossip.compression",
+        "swarmnode.recovery.checkfree",
+        "swarmnode.node.replica",
+        "swarmnode.cli.daemon",
+        "swarmnode.bench",
+    ),
+}
+
+# What is put together at the top: these modules may be imported only from these.
+PROTECTED = {
+    "swarmnode.transport": ("swarmnode.cli", "swarmnode.bench"),
+    "swarmnode.node.node": ("swarmnode.cli", "swarmnode.simulation", "swarmnode.bench"),
+    "swarmnode.metrics.exporter": ("swarmnode.cli", "swarmnode.node.node"),
+    "swarmnode.control": ("swarmnode.cli", "swarmnode.local", "swarmnode.node.node", "swarmnode.dashboard"),
+}
+
+NAMES_THAT_SAY_NOTHING = {"utils", "util", "helpers", "common", "base", "manager", "misc"}
+
+
+@functools.cache
+def graph() -> grimp.ImportGraph:
+    return grimp.build_graph("swarmnode", include_external_packages=True, cache_dir=None)
+
+
+def within(module: str, places: tuple[str, ...]) -> bool:
+    return any(module == place or module.startswith(place + ".") for place in places)
+
+
+def test_imports_go_downwards() -> None:
+    program = "from importlinter.cli import lint_imports; import sys; sys.exit(lint_imports(no_cache=True))"
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+    )
+    if done.returncode:
+        pytest.fail(done.stdout + done.stderr, pytrace=False)
+
+
+@pytest.mark.parametrize("package", sorted(HOMES))
+def test_a_dependency_has_one_home(package: str) -> None:
+    if package not in graph().modules:
+        pytest.skip(f"nobody imports {package} yet")
+    strangers = [m for m in graph().find_modules_that_directly_import(package) if not within(m, HOMES[package])]
+    assert not strangers, f"{package} belongs in {' or '.join(HOMES[package]) or 'tests'}"
+
+
+@pytest.mark.parametrize("module", sorted(PROTECTED))
+def test_what_is_put_together_only_at_the_top(module: str) -> None:
+    strangers = [
+        f"{importer} imports {imported}"
+        for imported in sorted(m for m in graph().modules if within(m, (module,)))
+        for importer in sorted(graph().find_modules_that_directly_import(imported))
+        if not within(importer, (module, *PROTECTED[module]))
+    ]
+    assert not strangers
+
+
+def test_simulated_nodes_know_nothing_of_the_real_world() -> None:
+    """What a simulation may import never reaches hivemind, grpc or sockets of ours, not even through others."""
+    for module in sorted(graph().modules):
+        if within(module, ("swarmnode.node", "swarmnode.simulation")):
+            for real in ("hivemind", "swarmnode.transport"):
+                if real in graph().modules:
+                    assert not graph().chain_exists(module, real, as_packages=False), f"{module} reaches {real}"
+
+
+def test_module_names_say_something() -> None:
+    vague = [m for m in graph().modules if m.startswith("swarmnode") and set(m.split(".")) & NAMES_THAT_SAY_NOTHING]
+    assert not vague

@@ -1,0 +1,33 @@
+"""Looking is cheap: verbs that only look, and the modules nodes decide with, start without torch and hivemind."""
+
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import sys
+from swarmnode.cli.main import main
+try:
+    code = main(sys.argv[1:])
+except SystemExit as error:
+    code = error.code
+print("|", code, sorted({"torch", "hivemind", "transformers", "tokenizers"} & sys.modules.keys()))
+"""
+
+
+@pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["status", "--help"], ["init", "--help"]])
+def test_verbs_that_look_do_not_import_torch(arguments: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, *arguments], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] in ("| 0 []", "| None []")
+
+
+def test_decisions_do_not_import_torch() -> None:
+    program = (
+        "import sys, swarmnode.manifest, swarmnode.data.corpus, swarmnode.data.blocks, swarmnode.ports\n"
+        "assert 'torch' not in sys.modules and 'hivemind' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

@@ -1,0 +1,35 @@
+"""Modules of about 300 lines and functions of about 50: these bounds are where "about" ends."""
+
+import ast
+import pathlib
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+MODULE_LINES_MAX = 400
+FUNCTION_LINES_MAX = 80
+
+MODULES = sorted(p for p in (ROOT / "swarmnode").rglob("*.py") if "wire" not in p.parts)
+
+
+def test_modules_are_readable_in_one_go() -> None:
+    long = {str(p.relative_to(ROOT)): n for p in MODULES if (n := len(p.read_text().splitlines())) > MODULE_LINES_MAX}
+    assert not long
+
+
+def test_functions_fit_a_screen() -> None:
+    long = [
+        f"{path.relative_to(ROOT)}:{node.lineno} {node.name}"
+        for path in MODULES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and (node.end_lineno or node.lineno) - node.lineno >= FUNCTION_LINES_MAX
+    ]
+    assert not long
+
+
+def test_every_module_says_what_it_is_for() -> None:
+    silent = [
+        str(path.relative_to(ROOT))
+        for path in MODULES
+        if (tree := ast.parse(path.read_text())).body and not ast.get_docstring(tree)
+    ]
+    assert not silent

@@ -1,0 +1,56 @@
+"""Tidy is a test: format, lint, types, generated code and pins, so that there is one command to know."""
+
+import pathlib
+import re
+import subprocess
+import sys
+import tomllib
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+PLACES = ["swarmnode", "proto", "tests"]
+
+
+def run(*command: str, timeout_s: float = 120) -> None:
+    """Run a tool of this environment in the root; its own words are the failure's."""
+    done = subprocess.run(
+        [sys.executable, "-m", *command], cwd=ROOT, capture_output=True, text=True, timeout=timeout_s, check=False
+    )
+    if done.returncode:
+        pytest.fail(f"{' '.join(command)}\n{done.stdout}{done.stderr}", pytrace=False)
+
+
+def test_lint() -> None:
+    run("ruff", "check", "--no-cache", "--output-format", "concise", *PLACES)
+
+
+def test_format() -> None:
+    run("ruff", "format", "--no-cache", "--check", "--diff", *PLACES)
+
+
+@pytest.mark.timeout(400)
+def test_types() -> None:
+    run("mypy", "--no-error-summary", timeout_s=380)
+
+
+def test_wire_is_generated_from_proto(tmp_path: pathlib.Path) -> None:
+    subprocess.run([sys.executable, str(ROOT / "proto" / "generate.py"), str(tmp_path)], check=True, timeout=120)
+    wire = ROOT / "swarmnode" / "wire"
+    made = {path.name: path.read_text() for path in tmp_path.glob("*.py*")}
+    committed = {path.name: path.read_text() for path in wire.glob("*.py*")}
+    stale = sorted(name for name in made.keys() | committed.keys() if made.get(name) != committed.get(name))
+    assert not stale, f"swarmnode/wire is stale ({', '.join(stale)}); say: make proto"
+
+
+def test_every_dependency_is_pinned_within_its_range() -> None:
+    from packaging.requirements import Requirement
+    from packaging.utils import canonicalize_name
+
+    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
+    assert all(re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9.]+", line) for line in lines)
+    pins = {canonicalize_name(line.partition("==")[0]): line.partition("==")[2] for line in lines}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    for text in project["dependencies"] + project["optional-dependencies"]["dev"]:
+        wanted = Requirement(text)
+        assert wanted.specifier.contains(pins[canonicalize_name(wanted.name)]), text

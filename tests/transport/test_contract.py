@@ -1,0 +1,88 @@
+"""The contract on the transport in memory and on the real one; on the directory in memory and on the DHT."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import uvloop
+
+from swarmnode.identity import Identity
+from swarmnode.ids import RunId
+from swarmnode.transport.directory import DhtDirectory
+from swarmnode.transport.identity import create
+from swarmnode.transport.libp2p import Libp2pTransport
+from swarmnode.transport.memory import MemoryDirectory, MemoryNetwork, MemoryTransport
+
+from .contract import RUN, Directories, DirectoryContract, Pair, TransportContract
+
+
+@asynccontextmanager
+async def node(run_id: RunId = RUN) -> AsyncIterator[tuple[Libp2pTransport, Identity]]:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "node.key"
+        identity = create(path)
+        transport = await Libp2pTransport.create(path, identity, run_id)
+        try:
+            yield transport, identity
+        finally:
+            await transport.close()
+
+
+class WallClock:
+    def unix_s(self) -> float:
+        return time.time()
+
+
+class TestMemoryTransport(TransportContract):
+    def run(self, main: Awaitable[None]) -> None:
+        asyncio.run(main)
+
+    @asynccontextmanager
+    async def pair(self) -> AsyncIterator[Pair]:
+        network = MemoryNetwork()
+        here, there = (MemoryTransport(network, Identity.of_seed(bytes([i] * 32)).peer_id, RUN) for i in (1, 2))
+        yield Pair(here, there, there.close)
+
+
+class TestLibp2pTransport(TransportContract):
+    def run(self, main: Awaitable[None]) -> None:
+        uvloop.run(main)
+
+    @asynccontextmanager
+    async def pair(self) -> AsyncIterator[Pair]:
+        async with node() as (here, _), node() as (there, _):
+            await here.connect(there.peer_id, await there.addresses())
+            here.start()
+            there.start()
+            yield Pair(here, there, there.close)
+
+
+class TestMemoryDirectory(DirectoryContract):
+    def run(self, main: Awaitable[None]) -> None:
+        asyncio.run(main)
+
+    @asynccontextmanager
+    async def directories(self) -> AsyncIterator[Directories]:
+        network, clock = MemoryNetwork(), WallClock()
+        here, there = (MemoryDirectory(network, RUN, clock) for _ in range(2))
+        identities = (Identity.of_seed(bytes([1] * 32)), Identity.of_seed(bytes([2] * 32)))
+        yield Directories(here, there, identities, clock.unix_s)
+
+
+class TestDhtDirectory(DirectoryContract):
+    def run(self, main: Awaitable[None]) -> None:
+        uvloop.run(main)
+
+    @asynccontextmanager
+    async def directories(self) -> AsyncIterator[Directories]:
+        async with node() as (here, mine), node() as (there, theirs):
+            first = await DhtDirectory.create(here, [], RUN, 3, shards=2)
+            second = await DhtDirectory.create(there, [(here.peer_id, await here.addresses())], RUN, 3, shards=2)
+            yield Directories(first, second, (mine, theirs), time.time)
+            await second.close()
+            await first.close()
