@@ -121,8 +121,8 @@ class Priority(enum.IntEnum):
 
     OUTER = 0
     BACKWARD = 1
-    FORWARD = 2
-    VALIDATE = 3
+    FORWARD = 2  # validation too: behind all training work it would never run on a busy replica
+    BACKGROUND = 3  # hashing, saving: only when nothing else waits
 
 
 class Compute(Protocol):

@@ -45,7 +45,8 @@ def run(sizes_mib: Sequence[int] = SIZES_MIB, seconds_per_size: float = SECONDS_
 
     Seconds are medians of one message; `ratio` is bare seconds over ours: 1.0 means that our call costs nothing.
     """
-    return uvloop.run(_measure(sizes_mib, seconds_per_size))
+    result: dict[str, Any] = uvloop.run(_measure(sizes_mib, seconds_per_size))
+    return result
 
 
 async def _measure(sizes_mib: Sequence[int], seconds_per_size: float) -> dict[str, Any]:

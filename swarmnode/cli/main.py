@@ -13,7 +13,6 @@ from swarmnode import __version__
 from swarmnode.errors import SwarmnodeError
 
 EXIT_INTERRUPTED = 130
-EXIT_BROKEN_PIPE = 141
 
 VERBS: Mapping[str, str] = {
     "init": "make a new run: a manifest to edit and its owner's key",
@@ -66,9 +65,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return error.exit_code
     except (KeyboardInterrupt, click.Abort):
         return EXIT_INTERRUPTED
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains at its end
-        return EXIT_BROKEN_PIPE
     except (SwarmnodeError, BaseExceptionGroup) as error:
         leaf = _leaf(error)
         if leaf is None or os.environ.get("SWARMNODE_DEBUG") == "1":

@@ -14,7 +14,7 @@ import click
 
 from swarmnode.cli.duration import Duration
 from swarmnode.cli.options import FOLDER, STAGES_MAX, default_cache
-from swarmnode.errors import SwarmnodeError, UsageError
+from swarmnode.errors import SwarmnodeError
 
 if TYPE_CHECKING:
     from swarmnode.local.session import Session
@@ -70,24 +70,22 @@ def command(
     """
     from rich.console import Console
 
+    from swarmnode.local.child import node_command
     from swarmnode.local.fleet import FleetPlan
     from swarmnode.local.folder import prepare
     from swarmnode.local.session import Conditions, Session
     from swarmnode.local.view import PlainScreen, conclusion, screen_for
 
     stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-    _check_counts(run, nodes, stages)
-    prepared = prepare(run, stages, stamp)
-    wanted = prepared.manifest.pipeline.stages
-    if nodes < wanted:
-        raise UsageError(f"--nodes {nodes} cannot serve {wanted} stages: give at least {wanted}")
+    prepared = prepare(run, nodes, stages, stamp)
     plan = FleetPlan(
         folder=prepared.folder,
         manifest=prepared.signed,
         nodes=nodes,
-        stages=wanted,
+        stages=prepared.manifest.pipeline.stages,
         cache=cache or default_cache(),
         seed=prepared.manifest.seed,
+        command=node_command,
     )
     screen = PlainScreen(sys.stderr) if as_json else screen_for(Console(), sys.stdout)
     screen.note(f"run {prepared.run_id}")
@@ -108,15 +106,6 @@ def run_session(session: Session) -> Summary | None:
         return asyncio.run(session.run())
     except asyncio.CancelledError:
         return None
-
-
-def _check_counts(run: Path | None, nodes: int, stages: int | None) -> None:
-    """Refuse what cannot be before a folder is made for it."""
-    if stages is not None and nodes < stages:
-        raise UsageError(f"--nodes {nodes} cannot serve {stages} stages: give at least {stages}")
-    names = ("manifest.toml", "manifest.signed")
-    if run is not None and run.is_dir() and not any((run / name).exists() for name in names):
-        raise UsageError(f"{run} has neither manifest.toml nor manifest.signed: `swarmnode init {run}` makes a run")
 
 
 def _export(summary: Summary, folder: Path, out: Path | None) -> tuple[Summary, int]:

@@ -16,6 +16,7 @@ from swarmnode.gossip.pairing import partner, view_hash
 from swarmnode.gossip.round import Rounds
 from swarmnode.ids import PeerId, RunId, short
 from swarmnode.manifest import Manifest
+from swarmnode.membership.liveness import patiently
 from swarmnode.membership.swarm import Swarm
 from swarmnode.metrics import name
 from swarmnode.ports import (
@@ -32,6 +33,7 @@ from swarmnode.ports import (
 )
 from swarmnode.wire import call_pb2 as wire
 
+PARTNER_PATIENCE_S = 2.0  # guess: a partner that has not called by then is asked whether it lives
 COMMIT_TIMEOUT_S = 5.0  # guess: a commit is one small message
 REPLY_SLACK_BYTES = 4096
 
@@ -214,7 +216,7 @@ class Gossip:
             self._meeting = meeting
             self._met.notify_all()
         try:
-            if not await meeting.verdict:
+            if not await patiently(self._transport, self._run_id, other, _verdict(meeting), PARTNER_PATIENCE_S):
                 raise Unavailable("the exchange was given up by the caller")
             assert meeting.packet is not None
             return meeting.packet
@@ -283,6 +285,10 @@ class Gossip:
             step_norm=report.step_norm,
             samples_total=self._samples_total(),
         )
+
+
+async def _verdict(meeting: _Meeting) -> bool:
+    return await meeting.verdict
 
 
 def _weight(value: float) -> float:

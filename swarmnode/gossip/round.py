@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+# Who waits exactly round_seconds_min may see a float's rounding less gone by, and must not be told to wait 0 seconds.
+ROUNDING_S = 1e-6
+
 
 @dataclass(frozen=True, slots=True)
 class Rounds:
@@ -34,7 +37,7 @@ class Rounds:
         newest = self.index(total_samples)
         if newest <= round_done:
             return None, f"{self.left(total_samples)} samples until round {newest + 1}"
-        if seconds_since_last < self.round_seconds_min:
+        if seconds_since_last < self.round_seconds_min - ROUNDING_S:
             wait_s = self.round_seconds_min - seconds_since_last
             return None, f"round {newest} has come, {wait_s:.1f} s before round_seconds_min allows it"
         missed = newest - round_done - 1

@@ -17,6 +17,7 @@ from swarmnode.errors import LocalFault, SwarmnodeError
 from swarmnode.local import leash, ready
 from swarmnode.local.ready import Ready
 from swarmnode.wire.control_pb2 import StatusReply
+from swarmnode.wire.record_pb2 import NODE_STATE_TRAINING
 
 STATUS_TIMEOUT_S = 2.0
 """A node that answers later is shown with what it said last. Guess."""
@@ -108,6 +109,12 @@ class Child:
         if self.status is not None:
             return self.status.stage
         return self.plan.stage
+
+    @property
+    def trained(self) -> bool:
+        """Whether it got as far as training: what never did would only fail again."""
+        status = self.status
+        return status is not None and (status.state == NODE_STATE_TRAINING or status.inner_steps > 0)
 
     @property
     def alive(self) -> bool:

@@ -26,49 +26,53 @@ class RunFolder:
     folder: Path
 
 
-def prepare(run: Path | None, stages: int | None, stamp: str) -> RunFolder:
+def prepare(run: Path | None, nodes: int, stages: int | None, stamp: str) -> RunFolder:
     """Make ready what `up` was given: a folder of `swarmnode init`, a signed manifest, or None (the demo's manifest).
 
     `stages` replaces the manifest's own, which makes another run, so it cannot be had for a signed one. `stamp` names
-    the session's folder. Raises ManifestError, UsageError, NotPermitted.
+    the session's folder. Raises ManifestError and UsageError (too few `nodes` for the stages, say) before anything is
+    made, NotPermitted when it cannot be.
     """
     if run is None:
-        return _prepare_demo(stages, stamp)
+        return _prepare_demo(nodes, stages, stamp)
+    if (run / MANIFEST_FILE).exists():
+        return _prepare_folder(run, nodes, stages, stamp)
+    if (run / SIGNED_FILE).exists():
+        return _prepare_signed(run / SIGNED_FILE, nodes, stages, run, f"up-{stamp}")
     if run.is_dir():
-        if not (run / MANIFEST_FILE).exists() and (run / SIGNED_FILE).exists():
-            return _prepare_signed(run / SIGNED_FILE, stages, run, f"up-{stamp}")
-        return _prepare_folder(run, stages, stamp)
-    return _prepare_signed(run, stages, RUNS, None, stamp)
+        raise UsageError(f"{run} has neither {MANIFEST_FILE} nor {SIGNED_FILE}: `swarmnode init {run}` makes a run")
+    return _prepare_signed(run, nodes, stages, RUNS, stamp)
 
 
-def _prepare_demo(stages: int | None, stamp: str) -> RunFolder:
-    manifest = _with_stages(PRESETS["demo"], stages)
+def _prepare_demo(nodes: int, stages: int | None, stamp: str) -> RunFolder:
+    manifest = _checked(_with_stages(PRESETS["demo"], stages), nodes)
     folder = _fresh(RUNS, f"{manifest.name}-{stamp}")
     manifests.init(folder, manifest)
     signed = manifests.sign_folder(folder)
     return RunFolder(manifest, manifests.verify(signed, None)[1], folder / SIGNED_FILE, folder)
 
 
-def _prepare_folder(run: Path, stages: int | None, stamp: str) -> RunFolder:
-    manifest = manifests.read_manifest(run / MANIFEST_FILE)
-    if stages is None or stages == manifest.pipeline.stages:
+def _prepare_folder(run: Path, nodes: int, stages: int | None, stamp: str) -> RunFolder:
+    given = manifests.read_manifest(run / MANIFEST_FILE)
+    manifest = _checked(_with_stages(given, stages), nodes)
+    if manifest == given:
         signed, path = manifests.sign_folder(run), run / SIGNED_FILE
     else:
-        manifest = _with_stages(manifest, stages)
         signed = manifests.sign(manifest, owner.load_owner(run / owner.FILE_NAME))
         path = run / f"manifest-{stages}-stages.signed"
         manifests.write_signed(path, signed)
     return _session(manifest, signed, path, run, f"up-{stamp}")
 
 
-def _prepare_signed(path: Path, stages: int | None, where: Path, name: str | None, stamp: str = "") -> RunFolder:
+def _prepare_signed(path: Path, nodes: int, stages: int | None, where: Path, name: str) -> RunFolder:
     signed, manifest = manifests.read_signed(path)
     if stages is not None and stages != manifest.pipeline.stages:
         raise UsageError(
             f"--stages {stages}: {path} is signed for {manifest.pipeline.stages} stages; leave --stages out, "
             "or give the folder with manifest.toml and owner.key"
         )
-    return _session(manifest, signed, path, where, name or f"{manifest.name}-{stamp}")
+    _checked(manifest, nodes)
+    return _session(manifest, signed, path, where, f"{manifest.name}-{name}" if where == RUNS else name)
 
 
 def _session(manifest: Manifest, signed: SignedManifest, path: Path, where: Path, name: str) -> RunFolder:
@@ -81,6 +85,15 @@ def _with_stages(manifest: Manifest, stages: int | None) -> Manifest:
     if stages is None:
         return manifest
     return dataclasses.replace(manifest, pipeline=dataclasses.replace(manifest.pipeline, stages=stages))
+
+
+def _checked(manifest: Manifest, nodes: int) -> Manifest:
+    """`manifest`, if it is valid and `nodes` can serve every stage."""
+    manifests.parse(manifests.template(manifest), "with --stages")
+    stages = manifest.pipeline.stages
+    if nodes < stages:
+        raise UsageError(f"--nodes {nodes} cannot serve {stages} stages: give at least {stages}")
+    return manifest
 
 
 def _fresh(where: Path, name: str) -> Path:

@@ -127,8 +127,7 @@ class Session:
 
     async def _gone(self, child: Child) -> None:
         self._screen.note(f"{child.name} is gone: {child.reason}")
-        was_training = child.status is not None and child.status.inner_steps > 0
-        if self._kill_every_s is not None and child is not self.fleet.bootstrap and was_training:
+        if self._kill_every_s is not None and child is not self.fleet.bootstrap and child.trained:
             await self.fleet.replace(child)
 
     def _picture(self, now_s: float, ready_s: float | None) -> Picture:

@@ -18,7 +18,6 @@ from swarmnode.ids import seeded
 from swarmnode.manifest import ModelSpec
 from swarmnode.model.split import Part
 
-INIT_STD = 0.02  # GPT-2's, and Hugging Face's default initializer_range
 INIT_CHUNK_ELEMENTS = 1 << 22  # 32 MiB of random bytes at a time
 
 
@@ -166,8 +165,10 @@ class Llama(nn.Module):
 
 
 def initial(model: ModelSpec, seed: int, name: str, shape: tuple[int, ...]) -> Tensor:
-    """The float32 value parameter `name` starts from: ones for norms; else a bell of standard deviation 0.02, less by
-    sqrt(2 · layers) for the two projections that write into the stream [GPT-2].
+    """The float32 value parameter `name` starts from: ones for norms; else a bell of standard deviation sqrt(2 / 5D)
+    [SmallInit, arXiv 1910.05895], less by sqrt(2 · layers) for the two projections that write into the stream [GPT-2].
+    GPT-2's own 0.02 suits D = 1000: the demo's model (D = 128) after 130 steps has 1.945 nats with it, 1.727 with this
+    [measured, whole model, bf16 autocast, the standard library's sources].
 
     It depends on (seed, name, shape) alone, so any node makes its stage alone. The bell is the sum of four uniform
     16-bit integers (within ±3.46 standard deviations), times one rounded constant: bit-identical on every machine,
@@ -175,7 +176,9 @@ def initial(model: ModelSpec, seed: int, name: str, shape: tuple[int, ...]) -> T
     """
     if len(shape) == 1:
         return torch.ones(shape)
-    std = INIT_STD / math.sqrt(2 * model.layers) if name.endswith(("o_proj.weight", "down_proj.weight")) else INIT_STD
+    std = math.sqrt(2 / (5 * model.width))
+    if name.endswith(("o_proj.weight", "down_proj.weight")):
+        std /= math.sqrt(2 * model.layers)
     scale = std / math.sqrt(4 * (2**32 - 1) / 12)
     value = torch.empty(math.prod(shape))
     chance = seeded("init", seed, name)

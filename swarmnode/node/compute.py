@@ -87,7 +87,7 @@ class ThreadCompute:
             error: BaseException | None = None
             try:
                 value = piece.work()
-            except BaseException as caught:  # handed to whoever waits; a thread must not swallow it
+            except BaseException as caught:  # noqa: BLE001  handed to whoever waits; a thread must not swallow it
                 error = caught
             seconds = time.thread_time() - begun
             self._loop.call_soon_threadsafe(self._deliver, piece, value, error, seconds)

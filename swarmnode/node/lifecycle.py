@@ -32,7 +32,7 @@ def donors_of(swarm: Swarm, stage: int, me: PeerId) -> tuple[PeerId, ...]:
 
 
 def ready_to_serve(swarm: Swarm, stage: int, me: PeerId, *, received: bool) -> tuple[bool, str]:
-    """Whether a newcomer that has its state may take microbatches: after one round at weight 0, or when nobody else can."""
+    """Whether a newcomer with its state may take microbatches: after a round at weight 0, or when nobody else can."""
     if received:
         return True, "received a round"
     if not donors_of(swarm, stage, me):

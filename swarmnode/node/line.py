@@ -3,6 +3,7 @@ has not seen it yet, its signed record, so that routers and rounds need not poll
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 
 from swarmnode.errors import RemoteFault
@@ -91,7 +92,5 @@ class Line:
             if self._progress.merge(Progress.from_wire(progress)) > before:
                 self._progressed()
         if record is not None:
-            try:
+            with contextlib.suppress(RemoteFault):  # a stale or odd record: the call itself may still be good
                 self._learn(record)
-            except RemoteFault:
-                pass  # a stale or odd record: the call itself may still be good

@@ -1,4 +1,4 @@
-"""One node: joins, takes a stage, serves, meets, leaves. All of it over ports, so that the simulator runs it unchanged."""
+"""One node: joins, takes a stage, serves, meets, leaves; all over ports, so that the simulator runs it unchanged."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Probing(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """Everything a node needs from outside (ports.py). `replica`, `samples` and `probe` are called on the compute thread."""
+    """All a node needs from outside (ports.py). `replica`, `samples` and `probe` are called on the compute thread."""
 
     transport: Transport
     directory: Directory
@@ -174,7 +174,7 @@ class Node:
         if newcomer:
             await self._sync(gossip, stage)
         if stage == 0:
-            await self._start_feeding(tasks, hop, gossip)
+            await self._start_feeding(tasks, hop, gossip, done)
         presence.set_state(record_pb2.NODE_STATE_TRAINING, "ready")
         self._telemetry.event("node.ready", serves=stage)
 
@@ -204,7 +204,9 @@ class Node:
             self.run_id,
             stage,
             self._take_snapshot,
-            lambda work: world.compute.run(Priority.VALIDATE, 0, work),  # hashing: off the loop, after everything else
+            lambda work: world.compute.run(
+                Priority.BACKGROUND, 0, work
+            ),  # hashing: off the loop, after everything else
             telemetry,
         )
         self.presence.self.queue = lambda: world.compute.waiting
@@ -286,7 +288,7 @@ class Node:
             except TimeoutError:
                 pass
 
-    async def _start_feeding(self, tasks: asyncio.TaskGroup, hop: Hop, gossip: Gossip) -> None:
+    async def _start_feeding(self, tasks: asyncio.TaskGroup, hop: Hop, gossip: Gossip, done: int) -> None:
         presence = self.presence
         samples = await self._world.compute.run(Priority.OUTER, 0, self._world.samples)
         ledger = BlockLedger(self.me, self.manifest.seed)
@@ -305,25 +307,25 @@ class Node:
             self._fed,
             self._telemetry,
         )
-        tasks.create_task(self._feeding(self.feeder, gossip))
+        tasks.create_task(self._feeding(self.feeder, gossip, done))
 
-    async def _feeding(self, feeder: Feeder, gossip: Gossip) -> None:
+    async def _feeding(self, feeder: Feeder, gossip: Gossip, done: int) -> None:
         """Measure the held-out loss before anything is trained, then feed, and measure again after each round."""
         if self.samples_total() == 0 and feeder.validates(0):
             await feeder.validate(0)
         async with asyncio.TaskGroup() as tasks:
-            validating = tasks.create_task(self._validating(feeder, gossip))
+            validating = tasks.create_task(self._validating(feeder, gossip, done))
             await feeder.run()
             validating.cancel()
 
-    async def _validating(self, feeder: Feeder, gossip: Gossip) -> None:
-        validated = gossip.done
+    async def _validating(self, feeder: Feeder, gossip: Gossip, validated: int) -> None:
         while True:
-            await gossip.finished.wait()
             gossip.finished.clear()
             if gossip.done > validated and feeder.validates(gossip.done):
                 await feeder.validate(self.samples_total())
-            validated = gossip.done
+            validated = max(validated, gossip.done)
+            if not gossip.finished.is_set():
+                await gossip.finished.wait()
 
     async def _leave(self) -> None:
         """Refuse new work, finish what is held, save, say goodbye; what does not fit in the time is cut, and said."""

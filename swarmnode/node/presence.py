@@ -1,4 +1,4 @@
-"""What this node says of itself and what it knows of others: its record, the book of records, the routers fed from it."""
+"""What this node says of itself and knows of others: its record, the book of records, the routers fed from it."""
 
 from __future__ import annotations
 
@@ -139,10 +139,13 @@ class Presence:
             self._telemetry.event("directory.failed", level="warning", reason="nobody stored our record; tried again")
 
     async def watching(self, stages: Sequence[int]) -> None:
-        """Look `stages` up every announce period until cancelled."""
+        """Look `stages` up every announce period, and the others in turn, one a period, until cancelled."""
+        others = [stage for stage in range(self._manifest.pipeline.stages) if stage not in stages]
+        period = 0
         while True:
-            await self.look(stages)
+            await self.look([*stages, *others[period % len(others) :][:1]] if others else stages)
             await asyncio.sleep(self._manifest.limits.announce_period_s)
+            period += 1
 
     async def look(self, stages: Iterable[int]) -> None:
         """Read what the directory says of `stages` once; forget whose record ran out."""

@@ -115,7 +115,7 @@ class Feeder:
         return sum(tokens for _, tokens in self._recent) / max(1.0, min(RATE_SPAN_S, now - self._recent[0][0]))
 
     async def validate(self, samples_total: int) -> float | None:
-        """Held-out loss in nats per token, through random routes; None when a microbatch found no way. Trains nothing."""
+        """Held-out loss, nats per token, through random routes; None when a microbatch found no way. Trains nothing."""
         gate = asyncio.Semaphore(VALIDATING_MAX)
 
         async def one(tokens: WireTensor) -> tuple[float, int]:
@@ -151,8 +151,7 @@ class Feeder:
     def _next(self) -> _Piece:
         """The next microbatch to start, from the block in work or a new one of ours."""
         if not self._pending:
-            block, reason = self._ledger.take(self._swarm().feeders())
-            self._telemetry.event("data.block", level="debug", block=block, reason=reason)
+            block, _ = self._ledger.take(self._swarm().feeders())
             size, step = self._manifest.data.block_samples, self._manifest.inner.microbatch
             first = block * size
             pieces = [

@@ -1,4 +1,4 @@
-"""This replica's part of a microbatch's way: forward, onward, backward, and an inner step when enough has come together."""
+"""This replica's part of a microbatch's way: forward, onward, backward, and an inner step when enough came together."""
 
 from __future__ import annotations
 
@@ -74,8 +74,8 @@ class Hop:
     ) -> Carried:
         """Take a microbatch from here to the last stage and back; the gradient returned is that of `x`.
 
-        The feeder calls this for its own microbatches (x are the tokens, no gradient comes of it). Raises MicrobatchLost
-        when the deadline passes first, RemoteFault when `x` itself is bad.
+        The feeder calls this for its own microbatches (x are the tokens, no gradient comes of it). Raises
+        MicrobatchLost when the deadline passes first, RemoteFault when `x` itself is bad.
         """
         train = process.purpose == wire.PURPOSE_TRAIN
         if process.position == len(process.itinerary) - 1:
@@ -89,7 +89,7 @@ class Hop:
                 self._telemetry.count(name.RELEASED_TAPES)
             return y, tape
 
-        y, tape = await self._compute.run(Priority.FORWARD if train else Priority.VALIDATE, process.samples, forward)
+        y, tape = await self._compute.run(Priority.FORWARD, process.samples, forward)
         if tape is None:
             return await self._onward.send(process, y, tokens, deadline)
         nbytes = tape.nbytes
@@ -108,7 +108,7 @@ class Hop:
         deadline: float,
         held: Held | None,
     ) -> Carried:
-        """Send onward and run the gradient back through the tape; a bad gradient is the next peer's fault, ask another."""
+        """Send onward and run the gradient back through the tape; a bad one is the next peer's fault: ask another."""
         while True:
             carried = await self._onward.send(process, y, tokens, deadline)
             gradient = carried.gradient
@@ -142,9 +142,7 @@ class Hop:
             step = self._step() if train else None
             return Carried(result.gradient, result.loss_sum, result.tokens), step
 
-        carried, step = await self._compute.run(
-            Priority.BACKWARD if train else Priority.VALIDATE, process.samples, work
-        )
+        carried, step = await self._compute.run(Priority.BACKWARD if train else Priority.FORWARD, process.samples, work)
         if train:
             self.loss.add(carried.loss_sum / max(1, carried.tokens))
             self._telemetry.gauge(name.LOSS, self.loss.value, split="train")
@@ -201,7 +199,6 @@ class Hop:
                 f"activations {list(x.shape)}; [{process.samples}, {model.context}, {model.width}] are due"
             )
         if tokens.shape != (process.samples, model.context + 1) or tokens.dtype not in TOKEN_DTYPES:
-            raise RemoteFault(
-                f"tokens {tokens.dtype}{list(tokens.shape)}; u16 or u32 [{process.samples}, {model.context + 1}] are due"
-            )
+            due = f"u16 or u32 [{process.samples}, {model.context + 1}]"
+            raise RemoteFault(f"tokens {tokens.dtype}{list(tokens.shape)}; {due} are due")
         return x, tokens

@@ -1,4 +1,4 @@
-"""The way to the next stage: each hop owns the repair of the next, because it still holds what it sent (design section 3)."""
+"""The way to the next stage: each hop owns the repair of the next: it still holds what it sent (design section 3)."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from dataclasses import dataclass, field
 from swarmnode.errors import Busy, MicrobatchLost, Refused, RemoteFault, Unavailable
 from swarmnode.ids import PeerId, short
 from swarmnode.manifest import LimitsSpec
+from swarmnode.membership.liveness import patiently
 from swarmnode.metrics import name
 from swarmnode.pipeline.route import Router
 from swarmnode.ports import Call, Telemetry, Transport, WireTensor
 from swarmnode.wire import call_pb2 as wire
 
-TIMEOUT_FACTOR = 4.0  # guess (issue 5: a hung node is routed around within its expected time x 4)
+TIMEOUT_FACTOR = 4.0  # guess: a node later than four times what is expected of it is pinged
 WAIT_MIN_S = 0.005  # guess: a Busy answer without a hint is not asked again sooner
 WAIT_MAX_S = 0.5  # guess: how long to wait before looking at the replicas again
 FINISH_SHARE = 0.9  # guess: share of the deadline left that the next hop may use; the rest is for our own backward
@@ -101,18 +102,19 @@ class Onward:
         loop = asyncio.get_running_loop()
         hops = len(process.itinerary) - process.position - 1
         expected_s = router.expected_s(peer, process.samples) or 0.0
-        timeout_s = min(left_s, max(self._limits.hop_timeout_min_s, TIMEOUT_FACTOR * expected_s) * hops)
+        patience_s = max(self._limits.hop_timeout_min_s, TIMEOUT_FACTOR * expected_s) * hops
         onward = wire.Process()
         onward.CopyFrom(process)
         onward.position += 1
-        onward.deadline_ms = int(timeout_s * FINISH_SHARE * 1000)
+        onward.deadline_ms = int(left_s * FINISH_SHARE * 1000)
         sent_at = loop.time()
-        answer = await self._transport.call(
+        call = self._transport.call(
             peer,
             Call(wire.Request(run_id=self._run_id, process=onward), (y, tokens)),
-            timeout_s=timeout_s,
+            timeout_s=left_s,
             reply_bytes_max=y.nbytes + REPLY_SLACK_BYTES,
         )
+        answer = await patiently(self._transport, self._run_id, peer, call, patience_s)
         report = answer.header.processed
         train = process.purpose == wire.PURPOSE_TRAIN
         gradient = _gradient(answer.tensors, y, peer) if train else None

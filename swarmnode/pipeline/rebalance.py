@@ -1,4 +1,4 @@
-"""Which stage a node should serve. Pure; SWARM's rule (arXiv 2301.11913, section 3.2): help where the swarm is weakest."""
+"""Which stage a node should serve. Pure; SWARM's rule (arXiv 2301.11913, section 3.2): help the weakest stage."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ class Router:
         self._all = Ema()
 
     def update(self, members: Iterable[Member]) -> None:
-        """Learn who serves the stage now. A newcomer enters at the current least virtual runtime (no flood, no famine)."""
+        """Learn who serves the stage now. A newcomer enters at the least virtual runtime: no flood, no famine."""
         present = {member.peer: member for member in members}
         for peer in [peer for peer in self._peers if peer not in present]:
             del self._peers[peer]
@@ -123,7 +123,7 @@ class Router:
             known.not_before = max(known.not_before, until)
 
     def ban(self, peer: PeerId, now: float) -> float:
-        """It broke: not chosen until it publishes a newer record and the ban (doubling) has passed; returns the ban's seconds."""
+        """It broke: not chosen until it publishes a newer record and the ban (doubling) is over; returns seconds."""
         known = self._peers.get(peer)
         if known is None:
             return 0.0

@@ -1,9 +1,9 @@
 """How many microbatches a feeder keeps under way: enough to keep every stage at work, no more than it takes.
 
 The rule is TCP Vegas' (Brakmo and Peterson, 1995, section 3.2): with base the least round trip seen lately,
-`window * (1 - base / round trip)` is the number of our microbatches that only wait in queues; keep it between two bounds.
-A base measured through our own queue would creep upwards, so that every `BASE_SPAN` completions the window is halved for
-a moment and the base taken anew (as BBR's ProbeRTT, Cardwell et al. 2016).
+`window * (1 - base / round trip)` is the number of our microbatches that only wait in queues; keep it between two
+bounds. A base measured through our own queue would creep upwards, so every `BASE_SPAN` completions the window is halved
+for a moment and the base taken anew (as BBR's ProbeRTT, Cardwell et al. 2016).
 """
 
 from __future__ import annotations

@@ -164,16 +164,20 @@ class SnapshotDonor:
 
     def _arm(self) -> None:
         """Look again when the snapshot idle longest would be forgotten."""
-        oldest_s = min(kept.asked_s for kept in self._kept)
-        loop = asyncio.get_running_loop()
-        self._timer = loop.call_at(oldest_s + self._limits.idle_s, self._expire)
+        first_s = min(self._forgotten_s(kept) for kept in self._kept)
+        self._timer = asyncio.get_running_loop().call_at(first_s, self._expire)
 
     def _expire(self) -> None:
         now_s = self._now_s()
         self._timer = None
-        self._kept = [kept for kept in self._kept if now_s - kept.asked_s < self._limits.idle_s]
+        self._kept = [kept for kept in self._kept if self._forgotten_s(kept) > now_s]
         if self._kept:
             self._arm()
+
+    def _forgotten_s(self, kept: _Kept) -> float:
+        """When `kept` goes. Timer and test share this sum: rounded in two ways, the timer could be armed for now, for
+        ever."""
+        return kept.asked_s + self._limits.idle_s
 
     @staticmethod
     def _now_s() -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from swarmnode.errors import Busy, PeerTimeout, RemoteFault, Unavailable
@@ -14,6 +14,7 @@ from swarmnode.ports import Call, State, Telemetry, Transport
 from swarmnode.recovery.snapshot import assemble, check_chunk, check_offer, chunk_span
 from swarmnode.wire import call_pb2 as wire
 
+Accept = Callable[[State], Awaitable[None]]
 REPORTS = 20  # progress events of a download, at most, for each donor
 
 
@@ -56,14 +57,16 @@ async def download(
     telemetry: Telemetry,
     *,
     round_min: int = 0,
+    accept: Accept | None = None,
 ) -> tuple[State, wire.Snapshot]:
     """The state of a replica of `stage` with `parameters` elements, every chunk verified, and what its donor said.
 
     `donors` is asked again before each attempt and returns the best first. A snapshot that broke off is gone on with at
-    the same donor; chunks are kept for as long as the same hashes are offered, by whomever. Raises Unavailable when the
-    attempts are used up or nobody is left to ask.
+    the same donor; chunks are kept for as long as the same hashes are offered, by whomever. `accept` takes the state
+    (loads it, say) and raises RemoteFault when its numbers cannot be believed: the donor has lied, another is asked.
+    Raises Unavailable when the attempts are used up or nobody is left to ask.
     """
-    puller = _Puller(transport, stage, run_id, parameters, limits, telemetry, round_min)
+    puller = _Puller(transport, stage, run_id, parameters, limits, telemetry, round_min, accept)
     failures: Counter[PeerId] = Counter()
     fruitless = 0
     reason = "nobody serves it"
@@ -112,6 +115,7 @@ class _Puller:
         limits: DownloadLimits,
         telemetry: Telemetry,
         round_min: int,
+        accept: Accept | None,
     ) -> None:
         self._transport = transport
         self._stage = stage
@@ -120,6 +124,7 @@ class _Puller:
         self._limits = limits
         self._telemetry = telemetry
         self._round_min = round_min
+        self._accept = accept
         self._offer = wire.Snapshot()
         self._data = bytearray()
         self._have: set[int] = set()
@@ -152,8 +157,15 @@ class _Puller:
             if isinstance(failure, _Failed) and failure.soon and self.received > before:
                 self.going_on = donor
             raise failure
+        state = assemble(offer, self._data, verify=False)  # each chunk was verified as it came
+        if self._accept is not None:
+            try:
+                await self._accept(state)
+            except RemoteFault as fault:
+                self._have.clear()
+                raise _Lie(str(fault)) from fault
         self._telemetry.event("state.downloaded", peer=donor, stage=self._stage, round=offer.round, nbytes=offer.nbytes)
-        return assemble(offer, self._data, verify=False), offer  # each chunk was verified as it came
+        return state, offer
 
     async def _ask(self, donor: PeerId) -> wire.Snapshot:
         """The donor's offer, checked."""

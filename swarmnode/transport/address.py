@@ -92,9 +92,7 @@ def check_listenable(endpoint: Endpoint) -> None:
     the port is tried here first without it.
     """
     if endpoint.family not in ("ip4", "ip6"):
-        raise UsageError(
-            f"cannot listen on {endpoint}: give the IP address of an interface of this machine, or 0.0.0.0"
-        )
+        raise UsageError(f"cannot listen on {endpoint}: give an IP address of this machine, or 0.0.0.0")
     family = socket.AF_INET if endpoint.family == "ip4" else socket.AF_INET6
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -62,7 +62,7 @@ def open_preamble(raw: bytes, kind: Kind) -> tuple[int, Flag]:
         raise RemoteFault(f"protocol version {version}; this node speaks {VERSION}: update the older of the two")
     if found != kind:
         raise RemoteFault(f"frame of kind {found} where a {kind.name.lower()} ({kind.value}) belongs")
-    if flags & ~Flag.LAST:
+    if flags > Flag.LAST:
         raise RemoteFault(f"frame with unknown flags {flags:#x}")
     if header_nbytes > HEADER_BYTES_MAX:
         raise RemoteFault(f"header of {header_nbytes} bytes announced; at most {HEADER_BYTES_MAX}")

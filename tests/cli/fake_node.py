@@ -13,6 +13,7 @@ import json
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 from swarmnode.control.service import ControlServer
@@ -71,7 +72,8 @@ class FakeNode:
         )
 
     def leave(self, reason: str) -> None:
-        if self.mode != "deaf":
+        if self.mode != "deaf" and not self.stop.is_set():
+            (self.home / "asked").write_text(str(time.monotonic_ns()))
             self.stop.set()
 
     async def run(self) -> int:
@@ -91,6 +93,7 @@ class FakeNode:
         await self.stop.wait()
         await server.stop()
         ready.clear(self.home)
+        (self.home / "left").write_text(str(time.monotonic_ns()))
         return 0
 
 

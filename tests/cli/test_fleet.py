@@ -101,6 +101,10 @@ def test_a_session_trains_sums_up_and_leaves_nothing(tmp_path: pathlib.Path) -> 
     assert found["failure"] is None
     assert all(gone(child.pid) for child in session.fleet.everybody)
     assert not list(tmp_path.glob("*/control.sock"))
+    asked = [int((tmp_path / f"node-{index:02d}" / "asked").read_text()) for index in range(4)]
+    left = [int((tmp_path / f"node-{index:02d}" / "left").read_text()) for index in range(4)]
+    assert max(left[0], left[2]) < min(asked[1], asked[3])  # feeders first, while the next stage still serves
+    assert max(left) < int((tmp_path / "bootstrap" / "asked").read_text())
     stages = [json.loads((tmp_path / f"node-{index:02d}" / "argv.json").read_text()) for index in range(4)]
     assert [argv[argv.index("--stage") + 1] for argv in stages] == ["0", "1", "0", "1"]
     assert all(argv[1].endswith("/p2p/12D3KooWbootstrapAAAAAAAAAAAA") for argv in stages)
@@ -211,7 +215,7 @@ def test_nobody_left_ends_the_session_with_a_failure(tmp_path: pathlib.Path) -> 
         session = Session(drive.fake_plan(tmp_path, 2), Conditions(), screen(), run="ab" * 32)
 
         async def murder() -> None:
-            while len(session.fleet.nodes) < 2 or not all(child.status for child in session.fleet.nodes):  # noqa: ASYNC110
+            while len(session.fleet.nodes) < 2 or not all(child.status for child in session.fleet.nodes):
                 await asyncio.sleep(0.02)
             for child in session.fleet.nodes:
                 child.signal(signal.SIGKILL)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnode.errors import ManifestError, RemoteFault
@@ -101,7 +101,6 @@ def test_wrong_format_is_refused(name: str, spoil: object) -> None:
         codec(name).check(spoil(good(name)), 6)
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=64), st.sampled_from(sorted(CODECS)))
 def test_garbage_is_refused_or_finite(data: bytes, name: str) -> None:
     tensor = replace(good(name), data=data)

@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnode.errors import ManifestError, RemoteFault
@@ -62,7 +62,6 @@ def mean(tensors: list[torch.Tensor]) -> torch.Tensor:
     return torch.stack(tensors).mean(0)
 
 
-@settings(deadline=None)
 @given(
     count=st.integers(1, 7),
     alpha=st.floats(0, 0.9),
@@ -89,7 +88,6 @@ def test_population_mean_follows_the_recursion(
         torch.testing.assert_close(mean([r.phi for r in replicas]), phi + m, rtol=0, atol=1e-12)
 
 
-@settings(deadline=None)
 @given(gamma=st.floats(0, 1), count=st.integers(1, 6))
 def test_all_together_it_is_diloco_whatever_gamma(gamma: float, count: int) -> None:
     alpha, beta = 0.5, 0.7
@@ -111,7 +109,6 @@ def test_all_together_it_is_diloco_whatever_gamma(gamma: float, count: int) -> N
     assert DiLoCo.group_size is None and NoLoCo.group_size == 2
 
 
-@settings(deadline=None)
 @given(alpha=st.floats(0, 0.9), beta=st.floats(0.1, 1), count=st.integers(2, 5))
 def test_theta_alone_is_exact_when_gamma_equals_beta(alpha: float, beta: float, count: int) -> None:
     """The short message gives what the long one gives. gamma one unit in the last place away sends D and phi."""
@@ -312,7 +309,6 @@ def test_a_boundary_never_applied_belongs_to_the_next() -> None:
         given_up.apply(2, 1.0, [])
 
 
-@settings(deadline=None)
 @given(st.integers(2, 6))
 def test_messages_own_their_memory(count: int) -> None:
     """A packet still under way is not changed by the sender's next rounds."""

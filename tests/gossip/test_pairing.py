@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from itertools import pairwise
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnode.gossip.pairing import groups, partner, partners, shuffled, view_hash
@@ -34,7 +34,6 @@ def twin(run_id: RunId, stage: int, round_index: int, members: list[PeerId]) -> 
     return found
 
 
-@settings(deadline=None)
 @given(members_of, st.integers(0, 9), st.integers(0, 10**9))
 def test_twin_and_symmetry(members: list[PeerId], stage: int, round_index: int) -> None:
     expected = twin(RUN, stage, round_index, members)
@@ -51,7 +50,6 @@ def test_twin_and_symmetry(members: list[PeerId], stage: int, round_index: int) 
     assert partner(RUN, stage, round_index, members, PeerId("stranger"))[0] is None
 
 
-@settings(deadline=None)
 @given(members_of, st.one_of(st.none(), st.integers(1, 6)), st.integers(0, 1000))
 def test_groups_partition_the_members(members: list[PeerId], size: int | None, round_index: int) -> None:
     found = groups(RUN, 1, round_index, members, size)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnode.errors import RemoteFault
@@ -40,7 +40,6 @@ def test_a_feeder_that_returns_counts_on_top_of_its_earlier_life() -> None:
     assert reborn.merge(Progress.from_wire(wire(A=106))) == 113
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(0, 9)), max_size=40))
 def test_twin_without_folding(steps: list[tuple[int, int, int]]) -> None:
     """Four nodes count and tell each other; the twin keeps plain dictionaries and takes maxima."""
@@ -58,7 +57,6 @@ def test_twin_without_folding(steps: list[tuple[int, int, int]]) -> None:
             assert dict(node.feeders) == twin
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(0, 11), st.integers(0, 9)), max_size=60))
 def test_folding_never_shrinks_a_total(steps: list[tuple[int, int, int, int]]) -> None:
     """Twelve feeders, room for four entries. Only a feeder adds, so what feeders say arrives as records."""

@@ -53,23 +53,23 @@ def test_logits_and_gradients_are_those_of_hugging_face():
     theirs.load_state_dict(ours.state_dict())
     tokens = token_batch()[:, :-1]
     logits = ours(tokens)
-    torch.testing.assert_close(logits, theirs(tokens).logits, rtol=0, atol=1e-7)  # its norms are float32 inside
+    torch.testing.assert_close(logits, theirs(tokens).logits, rtol=0, atol=2e-6)  # its norms are float32 inside
     logits.square().sum().backward()
     theirs(tokens).logits.square().sum().backward()
     expected = {name: parameter.grad for name, parameter in theirs.named_parameters()}
     for name, parameter in ours.named_parameters():
-        torch.testing.assert_close(parameter.grad, expected[name], rtol=1e-5, atol=1e-6, msg=name)
+        assert (parameter.grad - expected[name]).norm() < 1e-5 * expected[name].norm(), name
 
 
 def test_initial_values_are_a_bell_of_the_right_width():
     matrix = initial(TINY, 7, "model.layers.0.mlp.up_proj.weight", (300, 400))
-    assert matrix.mean().abs() < 3e-4 and matrix.std() == pytest.approx(0.02, rel=0.01)
-    assert 0.065 < matrix.abs().max() <= 0.02 * 12**0.5
+    std = (2 / 5 / 32) ** 0.5
+    assert matrix.mean().abs() < 0.015 * std and matrix.std() == pytest.approx(std, rel=0.01)
+    assert 3.2 * std < matrix.abs().max() <= 12**0.5 * std
     kurtosis = (matrix / matrix.std()).pow(4).mean()
     assert kurtosis == pytest.approx(2.7, abs=0.05)  # four uniforms; a normal has 3
-    assert initial(TINY, 7, "model.layers.0.mlp.down_proj.weight", (300, 400)).std() == pytest.approx(
-        0.02 / 10**0.5, rel=0.01
-    )
+    into_stream = initial(TINY, 7, "model.layers.0.mlp.down_proj.weight", (300, 400))
+    assert into_stream.std() == pytest.approx(std / 10**0.5, rel=0.01)
     assert torch.equal(initial(TINY, 7, "model.norm.weight", (4,)), torch.ones(4))
 
 
@@ -88,4 +88,4 @@ def test_initial_values_do_not_depend_on_the_chunk(monkeypatch):
     assert torch.equal(initial(TINY, 1, "lm_head.weight", (7, 9)), before)
 
 
-PINNED = ["0x1.2b172e0000000p-5", "-0x1.66b52e0000000p-6", "-0x1.77632a0000000p-7", "-0x1.3a91000000000p-6"]
+PINNED = ["0x1.a1fde20000000p-3", "-0x1.f54f2e0000000p-4", "-0x1.064f560000000p-4", "-0x1.b79eb40000000p-4"]

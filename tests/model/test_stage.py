@@ -79,7 +79,7 @@ def test_each_stage_starts_as_its_part_of_the_whole():
 @pytest.mark.parametrize("stages", [1, 3])
 def test_one_replica_a_stage_is_single_process_adamw(stages):
     """20 steps against torch's AdamW over separate parameters, clipped for each stage to c / sqrt(S)."""
-    run = manifest(stages=stages, learning_rate=3e-3, warmup_samples=32, decay_samples=160, clip_norm=0.85)
+    run = manifest(stages=stages, learning_rate=3e-3, warmup_samples=32, decay_samples=160, clip_norm=1.7)
     chain = stages_of(run, torch.float64)
     net = plain_model(chain, torch.float64)
     inner = run.inner
@@ -135,7 +135,7 @@ def test_loss_falls():
         losses.append(train_on(chain, tokens) / (4 * TINY.context))
         for stage in chain:
             stage.step(8 * (step + 1))
-    assert losses[0] == pytest.approx(math.log(TINY.vocabulary), abs=0.1)
+    assert losses[0] == pytest.approx(math.log(TINY.vocabulary), abs=0.4)
     assert losses[-1] < 0.5
 
 

@@ -149,30 +149,30 @@ def test_choice_is_a_function_of_the_seed() -> None:
 )
 @settings(max_examples=150, deadline=None)
 def test_choices_are_always_able_peers_against_a_dumb_twin(actions: list[tuple[str, object]]) -> None:
-    """Whatever happens, the chosen peer is present, not banned, not busy, not excluded; None only if there is no such peer."""
+    """Whatever happens, the chosen peer is present, not banned, busy or excluded; None only if there is none."""
     router = Router(random.Random(7))
     present: set[str] = set()
     banned: dict[str, float] = {}
     busy: dict[str, float] = {}
-    for step, (action, given) in enumerate(actions):
+    for step, (action, subject) in enumerate(actions):
         now = float(step)
         if action == "update":
-            assert isinstance(given, set)
-            for gone in present - given:
+            assert isinstance(subject, set)
+            for gone in present - subject:
                 banned.pop(gone, None)
                 busy.pop(gone, None)
-            present = set(given)
+            present = set(subject)
             router.update([member(name) for name in sorted(present)])
-        elif action == "ban" and given in present:
-            router.ban(PeerId(str(given)), now)
-            banned[str(given)] = now  # no newer record ever comes here
-        elif action == "delay" and given in present:
-            router.delay(PeerId(str(given)), now + 3.0)
-            busy[str(given)] = now + 3.0
+        elif action == "ban" and subject in present:
+            router.ban(PeerId(str(subject)), now)
+            banned[str(subject)] = now  # no newer record ever comes here
+        elif action == "delay" and subject in present:
+            router.delay(PeerId(str(subject)), now + 3.0)
+            busy[str(subject)] = now + 3.0
         elif action == "choose":
-            assert isinstance(given, set)
-            able = {p for p in present if p not in banned and busy.get(p, 0.0) <= now and p not in given}
-            peer, _ = router.choose(now, 1, {PeerId(p) for p in given})
+            assert isinstance(subject, set)
+            able = {p for p in present if p not in banned and busy.get(p, 0.0) <= now and p not in subject}
+            peer, _ = router.choose(now, 1, {PeerId(p) for p in subject})
             assert (peer in able) if able else (peer is None)
 
 

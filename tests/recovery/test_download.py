@@ -353,6 +353,32 @@ def test_a_liar_is_not_asked_again(method: str, change: Callable[[Answer], None]
     live(main())
 
 
+def test_a_state_that_is_not_accepted_is_a_lie() -> None:
+    """Right hashes over numbers nobody can believe: the next donor is asked, also when it offers the same bytes."""
+
+    async def main() -> None:
+        world, said = World(), Said()
+        givers = [Giver(world, A, 100), Giver(world, B, 100), Giver(world, C, 200)]
+        seen: list[int] = []
+
+        async def accept(found: State) -> None:
+            seen.append(found.inner_steps)
+            if found.inner_steps < 200:
+                raise RemoteFault("state, section phi: not finite")
+
+        found, _ = await download(
+            Link(world, ME), lambda: [A, B, C], 1, RUN, PARAMETERS, DownloadLimits(), said, accept=accept
+        )
+        assert same(found, state(205)) and seen == [105, 105, 205]
+        assert [fields["lied"] for fields in said.all("state.failed")] == [True, True]
+        assert world.asked[B, "chunk"] == CHUNKS
+        assert len(said.all("state.downloaded")) == 1
+        for giver in givers:
+            giver.donor.close()
+
+    live(main())
+
+
 def test_giving_up_is_bounded() -> None:
     async def main() -> None:
         world, said = World(), Said()
@@ -366,12 +392,13 @@ def test_giving_up_is_bounded() -> None:
         giver = Giver(world, C, 100, DonorLimits(fresh_s=0.0))
 
         async def trickle(method: str, serial: int, go: Next) -> Answer:
-            if method == "chunk" and serial % 5 == 0:
+            if method == "chunk" and serial % 12 == 0:
                 giver.donor.close()
+                giver.round_index += 1
             return await go()
 
         world.faults[C] = trickle
-        with pytest.raises(Unavailable, match="after 100 attempts"):
+        with pytest.raises(Unavailable, match="after 100 attempts; .* not kept here any more"):
             await fetch(world, [C], said)
         giver.donor.close()
 

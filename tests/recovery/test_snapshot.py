@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnode.errors import RemoteFault
@@ -38,7 +38,6 @@ def offer() -> wire.Snapshot:
     return copy
 
 
-@settings(deadline=None)
 @given(st.integers(1, 60), st.integers(1, 300))
 def test_there_and_back(parameters: int, chunk_nbytes: int) -> None:
     given_state = state(parameters)

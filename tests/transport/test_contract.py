@@ -6,8 +6,9 @@ import asyncio
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import ClassVar
 
 import uvloop
 
@@ -50,16 +51,34 @@ class TestMemoryTransport(TransportContract):
 
 
 class TestLibp2pTransport(TransportContract):
+    """`here` lives as long as the class: a p2pd takes 0.3 s to start."""
+
+    runner: ClassVar[asyncio.Runner]
+    here: ClassVar[Libp2pTransport]
+    living: ClassVar[AsyncExitStack]
+
+    @classmethod
+    def setup_class(cls) -> None:
+        cls.runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
+        cls.living = AsyncExitStack()
+        cls.here, _ = cls.runner.run(cls.living.enter_async_context(node()))
+
+    @classmethod
+    def teardown_class(cls) -> None:
+        cls.runner.run(cls.living.aclose())
+        cls.runner.close()
+
     def run(self, main: Awaitable[None]) -> None:
-        uvloop.run(main)
+        self.runner.run(main)
 
     @asynccontextmanager
     async def pair(self) -> AsyncIterator[Pair]:
-        async with node() as (here, _), node() as (there, _):
-            await here.connect(there.peer_id, await there.addresses())
-            here.start()
+        async with node() as (there, _):
+            await self.here.connect(there.peer_id, await there.addresses())
+            self.here.start()
             there.start()
-            yield Pair(here, there, there.close)
+            self.here._traffic.clear()
+            yield Pair(self.here, there, there.close)
 
 
 class TestMemoryDirectory(DirectoryContract):

@@ -1,0 +1,284 @@
+"""The command line: help for every verb, one line for every mistake, no imports that are not needed."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarmnode import __version__
+from swarmnode.cli.duration import parse_duration
+from swarmnode.cli.main import VERBS, main
+from swarmnode.cli.options import check_bootstrap, check_listen, check_run
+from swarmnode.errors import Unreachable
+
+ROOT = pathlib.Path(__file__).parents[2]
+PEER = "12D3KooWGjMC5gMvFTLdPsDkN6hGbVUhd2RoZ4TpUFQxb5xDkP5u"
+BOOTSTRAP = f"/ip4/127.0.0.1/tcp/4001/p2p/{PEER}"
+
+
+def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"swarmnode {__version__}\n"
+
+
+@pytest.mark.parametrize("words", [[], *([verb] for verb in VERBS), ["bench", "swarm"], ["bench", "transport"]])
+def test_help(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*words, "--help"]) == 0
+    output = capsys.readouterr().out
+    assert output.startswith(f"Usage: {' '.join(['swarmnode', *words])}")
+    assert max(len(text) for text in output.splitlines()) <= 110
+
+
+def test_help_lists_every_verb_in_the_order_one_uses_them(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["--help"])
+    output = capsys.readouterr().out
+    places = [output.index(f"\n  {verb} ") for verb in VERBS]
+    assert places == sorted(places)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_no_help_pays_for_heavy_imports(verb: str) -> None:
+    code = (
+        "import sys; from swarmnode.cli.main import main; code = main(sys.argv[1:])\n"
+        "heavy = {'torch', 'hivemind', 'grpc', 'numpy', 'prometheus_client', 'rich', 'uvloop', 'transformers'}\n"
+        "print(sorted(heavy & set(sys.modules)), file=sys.stderr); sys.exit(code)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-B", "-c", code, verb, "--help"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stderr.strip() == "[]"
+
+
+def test_status_itself_needs_no_torch(tmp_path: pathlib.Path) -> None:
+    code = (
+        "import sys; from swarmnode.cli.main import main; code = main(sys.argv[1:])\n"
+        "print(sorted({'torch', 'hivemind', 'numpy'} & set(sys.modules))); sys.exit(code)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-B", "-c", code, "status", "--home", str(tmp_path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (69, "[]\n")
+    assert done.stderr.startswith(f"swarmnode: no daemon at {tmp_path}: start one with `swarmnode join`")
+    assert done.stderr.count("\n") == 1
+
+
+MISTAKES = [
+    (["fly"], 2, "No such command 'fly'"),
+    (["up", "--nodes", "0"], 2, "--nodes"),
+    (["up", "--nodes", "two"], 2, "--nodes"),
+    (["up", "--nodes", "2", "--stages", "3"], 2, "--nodes 2 cannot serve 3 stages"),
+    (["up", "--nodes", "2"], 2, "--nodes 2 cannot serve 3 stages"),
+    (["up", "--for", "soon"], 2, "'soon': not a duration: say 90s"),
+    (["up", "--kill", "0s"], 2, "more than 0"),
+    (["up", "--rounds", "0"], 2, "--rounds"),
+    (["up", "nowhere"], 2, "'nowhere' does not exist"),
+    (["up", "."], 2, "neither manifest.toml nor manifest.signed"),
+    (["up", "garbage"], 78, "garbage: "),
+    (["join", "--run", "ab" * 32], 2, "BOOTSTRAP"),
+    (["join", BOOTSTRAP], 2, "--run"),
+    (["join", BOOTSTRAP, "--run", "abc"], 2, "neither a run id (64 hex digits) nor a file"),
+    (["join", "127.0.0.1:4001", "--run", "ab" * 32], 2, "say /ip4/ADDRESS/tcp/PORT/p2p/PEER_ID"),
+    (["join", BOOTSTRAP, "--run", "ab" * 32, "--listen", "/ip4/1.2.3/tcp/0"], 2, "'1.2.3' is not an ip4 address"),
+    (["join", BOOTSTRAP, "--run", "ab" * 32, "--metrics-port", "70000"], 2, "--metrics-port"),
+    (["join", BOOTSTRAP, "--run", "ab" * 32, "--stage", "-1"], 2, "--stage"),
+    (["bootstrap"], 2, "RUN"),
+    (["export", ".", "--out", "model"], 2, "neither manifest.signed nor manifest.toml"),
+    (["status", "--home", "here"], 69, "no daemon at here"),
+]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"), MISTAKES, ids=lambda value: " ".join(value) if isinstance(value, list) else ""
+)
+def test_a_mistake_is_one_line_and_changes_nothing(
+    words: list[str],
+    code: int,
+    says: str,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "garbage").write_bytes(b"\xff\x00 not a manifest")
+    assert main(words) == code
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("swarmnode: ")
+    assert says in captured.err
+    assert captured.err.count("\n") == 1
+    assert "Traceback" not in captured.err
+    assert [path.name for path in tmp_path.iterdir()] == ["garbage"]
+
+
+def test_an_error_inside_a_task_group_reads_like_any_other(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(home: pathlib.Path) -> None:
+        raise BaseExceptionGroup("tasks", [ExceptionGroup("inner", [Unreachable("nobody answers at /ip4/1.2.3.4")])])
+
+    monkeypatch.setattr("swarmnode.control.client.status", fail)
+    assert main(["status"]) == 21
+    assert capsys.readouterr().err == "swarmnode: nobody answers at /ip4/1.2.3.4\n"
+    monkeypatch.setenv("SWARMNODE_DEBUG", "1")
+    with pytest.raises(BaseExceptionGroup):
+        main(["status"])
+
+
+def test_init_makes_a_run_and_overwrites_nothing(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "run"
+    assert main(["init", str(folder), "--preset", "tiny"]) == 0
+    assert capsys.readouterr().out.split() == [str(folder / "manifest.toml"), str(folder / "owner.key")]
+    assert main(["init", str(folder)]) == 2
+    assert "not overwritten" in capsys.readouterr().err
+
+
+def test_the_presets_of_init_are_those_of_the_manifest() -> None:
+    from swarmnode import manifest
+    from swarmnode.cli.init import PRESETS
+
+    assert set(PRESETS) == set(manifest.PRESETS)
+
+
+def test_status_of_a_real_socket_as_table_and_json(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import asyncio
+
+    from swarmnode.control.service import ControlServer
+    from swarmnode.wire.control_pb2 import StatusReply
+
+    reply = StatusReply(run_id="ab" * 32, run_name="tiny", stage=1, stages=3, counters={"swarmnode_samples_total": 5})
+
+    async def ask(*flags: str) -> str:
+        process = await asyncio.create_subprocess_exec(
+            *[sys.executable, "-B", "-m", "swarmnode.cli.main", "status", "--home", str(tmp_path), *flags],
+            cwd=ROOT,
+            env={**os.environ, "NO_COLOR": "1"},
+            stdout=subprocess.PIPE,
+        )
+        output, _ = await asyncio.wait_for(process.communicate(), 60)
+        assert process.returncode == 0
+        return output.decode()
+
+    async def scenario() -> None:
+        server = ControlServer(tmp_path, status=lambda: reply, leave=lambda reason: None)
+        await server.start()
+        try:
+            table = await ask()
+            assert "tiny abababab" in table and "1 of 3" in table and "\x1b" not in table
+            found = json.loads(await ask("--json"))
+            assert (found["stage"], found["counters"]) == (1, {"swarmnode_samples_total": 5.0})
+        finally:
+            await server.stop()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("90", 90.0), ("90s", 90.0), ("1m30s", 90.0), ("2h", 7200.0), ("500ms", 0.5), ("1.5m", 90.0), (" 1D ", 86400.0)],
+)
+def test_durations(text: str, seconds: float) -> None:
+    assert parse_duration(text) == seconds
+
+
+NO_DURATIONS = ["", "s", "-5", "5x", "1m1h", "1m 30s", "1m1m", "0", "nan", "inf", "1e3", "9999d", "s1"]
+
+
+@pytest.mark.parametrize("text", NO_DURATIONS)
+def test_what_is_no_duration(text: str) -> None:
+    with pytest.raises(ValueError, match="duration"):
+        parse_duration(text)
+
+
+@given(st.integers(0, 99), st.integers(0, 59), st.integers(1, 59))
+def test_durations_agree_with_a_dumb_twin(hours: int, minutes: int, seconds: int) -> None:
+    assert parse_duration(f"{hours}h{minutes}m{seconds}s") == hours * 3600 + minutes * 60 + seconds
+
+
+@pytest.mark.parametrize("text", ["/ip4/0.0.0.0/tcp/0", "/ip6/::1/tcp/65535"])
+def test_where_to_listen(text: str) -> None:
+    assert check_listen(text) == text
+
+
+NOT_TO_LISTEN = [
+    "",
+    "0.0.0.0:1",
+    "/ip4/0.0.0.0/udp/1",
+    "/ip4/::1/tcp/1",
+    "/ip4/0.0.0.0/tcp/65536",
+    "/dns/a/tcp/1",
+    "/ip4/0.0.0.0/tcp/1/",
+]
+
+
+@pytest.mark.parametrize("text", NOT_TO_LISTEN)
+def test_where_not_to_listen(text: str) -> None:
+    with pytest.raises(ValueError, match=r"say|is not"):
+        check_listen(text)
+
+
+PEERS = [
+    BOOTSTRAP,
+    f"/dns4/a.example/tcp/1/p2p/{PEER}",
+    f"/ip6/::1/tcp/1/p2p/{PEER}",
+    f"{BOOTSTRAP}/p2p-circuit/p2p/{PEER}",
+]
+
+
+@pytest.mark.parametrize("text", PEERS)
+def test_addresses_of_peers(text: str) -> None:
+    assert check_bootstrap(text) == text
+
+
+NO_PEERS = [
+    "",
+    "/",
+    PEER,
+    "/ip4/127.0.0.1/tcp/1",
+    f"/ip4/127.0.0.1/udp/1/p2p/{PEER}",
+    "/ip4/127.0.0.1/tcp/1/p2p/0OIl",
+    f"/ip4/300.0.0.1/tcp/1/p2p/{PEER}",
+]
+
+
+@pytest.mark.parametrize("text", NO_PEERS)
+def test_what_is_no_address_of_a_peer(text: str) -> None:
+    with pytest.raises(ValueError, match=r"say|is not|only tcp"):
+        check_bootstrap(text)
+
+
+@given(st.text(max_size=80))
+def test_no_text_breaks_the_checks(text: str) -> None:
+    for check in (check_listen, check_bootstrap, parse_duration):
+        try:
+            check(text)
+        except ValueError as error:
+            assert str(error)
+
+
+def test_a_run_is_an_id_or_a_file(tmp_path: pathlib.Path) -> None:
+    assert check_run("AB" * 32) == "ab" * 32
+    (tmp_path / "manifest.signed").write_bytes(b"x")
+    assert check_run(str(tmp_path)) == check_run(str(tmp_path / "manifest.signed")) == str(tmp_path / "manifest.signed")
+    with pytest.raises(ValueError, match="64 hex digits"):
+        check_run("ab" * 31)
+
+
+def test_a_closed_pipe_is_no_traceback() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-B", "-m", "swarmnode.cli.main", "--help"]
+    done = subprocess.run(command, cwd=ROOT, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writing)
+    assert done.stderr == ""
+    assert done.returncode == 1

@@ -1,0 +1,232 @@
+"""The arithmetic of a summary, by literals."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from swarmnode.local.session import Conditions, Picture
+from swarmnode.local.summary import NodeFacts, Rate, Summary, Totals, count, parse_series, totals
+from swarmnode.local.view import (
+    LiveScreen,
+    PlainScreen,
+    conclusion,
+    line,
+    nbytes_text,
+    render,
+    screen_for,
+    status_tables,
+)
+from swarmnode.metrics import name
+from swarmnode.wire.control_pb2 import PeerStatus, StatusReply
+from swarmnode.wire.record_pb2 import NODE_STATE_TRAINING
+
+DONE = name.series(name.MICROBATCHES, outcome="done")
+LOST = name.series(name.MICROBATCHES, outcome="lost")
+SENT = name.series(name.LINK_BYTES, kind="gossip", direction="sent")
+RECEIVED = name.series(name.LINK_BYTES, kind="gossip", direction="received")
+LONE = name.series(name.EXCHANGES, outcome="lone")
+COPIED = name.series(name.RECOVERIES, method="replica")
+FRESH = name.series(name.RECOVERIES, method="fresh")
+
+FEEDER = StatusReply(
+    stage=0,
+    state=NODE_STATE_TRAINING,
+    samples_total=960,
+    tokens_total=122_880,
+    round=3,
+    loss_train=2.0,
+    loss_validation=2.5,
+    loss_validation_first=5.5,
+    loss_validation_samples=512,
+    counters={DONE: 100, LOST: 1, SENT: 10, RECEIVED: 99, FRESH: 1},
+    tokens_per_second=1000.0,
+    resident_nbytes=400_000_000,
+    peer_id="12D3KooWabcdefgh",
+)
+OTHER = StatusReply(
+    stage=1,
+    state=NODE_STATE_TRAINING,
+    samples_total=1000,
+    tokens_total=128_000,
+    round=2,
+    loss_train=3.0,
+    loss_validation=2.25,
+    loss_validation_first=5.4,
+    loss_validation_samples=768,
+    counters={SENT: 7, LONE: 2, COPIED: 1},
+)
+DEAD = StatusReply(stage=0, samples_total=500, loss_train=9.0, counters={DONE: 20, SENT: 3})
+
+NODES = [
+    NodeFacts("node-00", 0, FEEDER),
+    NodeFacts("node-01", 1, OTHER),
+    NodeFacts("node-02", 0, DEAD, "killed by --kill"),
+    NodeFacts("node-03", None, None),
+]
+
+
+def test_totals_add_what_is_counted_and_take_the_largest_of_what_is_known() -> None:
+    assert totals(NODES) == Totals(
+        samples=1000,
+        tokens=128_000,
+        round=3,
+        loss_train=2.5,
+        loss_validation_first=5.5,
+        loss_validation=2.25,
+        exchanges={"paired": 0, "lone": 2},
+        microbatches={"done": 120, "lost": 1, "retried": 0, "duplicate": 0},
+        recoveries=1,
+        bytes={"pipeline": 0, "gossip": 20, "state": 0, "control": 0},
+    )
+
+
+def test_of_nobody_nothing_is_known() -> None:
+    found = totals([NodeFacts("node-00", None, None)])
+    losses = (found.loss_train, found.loss_validation, found.loss_validation_first)
+    assert (found.samples, losses) == (0, (None, None, None))
+
+
+def test_a_count_takes_every_series_with_the_labels_asked_for() -> None:
+    assert count(NODES, name.LINK_BYTES) == 119
+    assert count(NODES, name.LINK_BYTES, direction="received") == 99
+    assert count(NODES, "swarmnode_link_bytes") == 0
+    assert parse_series(SENT) == ("swarmnode_link_bytes_total", {"direction": "sent", "kind": "gossip"})
+    assert parse_series("swarmnode_samples_total") == ("swarmnode_samples_total", {})
+
+
+def test_the_rate_is_between_the_first_and_last_progress() -> None:
+    rate = Rate()
+    for now_s, tokens in [(0, 0), (5, 0), (10, 1000), (11, 3000), (20, 21_000), (60, 21_000)]:
+        rate.see(now_s, tokens)
+    assert rate.tokens_per_s == 2000.0
+    once = Rate()
+    once.see(3, 100)
+    assert once.tokens_per_s == 0.0
+
+
+@given(st.lists(st.tuples(st.floats(0.01, 100), st.integers(0, 10_000)), max_size=30))
+def test_the_rate_agrees_with_a_dumb_twin(steps: list[tuple[float, int]]) -> None:
+    rate, now_s, tokens, seen = Rate(), 0.0, 0, []
+    for wait_s, more in steps:
+        now_s, tokens = now_s + wait_s, tokens + more
+        rate.see(now_s, tokens)
+        seen.append((now_s, tokens))
+    progress = [point for i, point in enumerate(seen) if point[1] > (seen[i - 1][1] if i else 0)]
+    dumb = 0.0
+    if len(progress) > 1:
+        dumb = (progress[-1][1] - progress[0][1]) / (progress[-1][0] - progress[0][0])
+    assert rate.tokens_per_s == pytest.approx(dumb)
+
+
+@pytest.mark.parametrize(
+    ("conditions", "ready_s", "met"),
+    [
+        (Conditions(), 1e9, None),
+        (Conditions(for_s=90), 89.9, None),
+        (Conditions(for_s=90), 90.0, "90 s are over"),
+        (Conditions(rounds=4), 0.0, None),
+        (Conditions(rounds=3), 0.0, "round 3 is reached"),
+        (Conditions(samples=1001), 0.0, None),
+        (Conditions(samples=1000), 0.0, "1000 samples are trained"),
+    ],
+)
+def test_when_to_stop(conditions: Conditions, ready_s: float, met: str | None) -> None:
+    assert conditions.met(ready_s, totals(NODES)) == met
+
+
+def summary() -> Summary:
+    ends = {"node-00": "left", "node-01": "left", "node-02": "killed by --kill"}
+    return Summary("ab" * 32, 3, 100.4567, 1280.04, totals(NODES), 1, "100 s are over", "runs/x", ends, "runs/x/model")
+
+
+def test_the_json_has_what_the_issue_asks_for() -> None:
+    found = summary().to_json()
+    assert found == json.loads(json.dumps(found, allow_nan=False))
+    assert found == {
+        "run": "ab" * 32,
+        "nodes": 3,
+        "wall_s": 100.457,
+        "samples": 1000,
+        "tokens": 128_000,
+        "tokens_per_s": 1280.0,
+        "loss_validation_first": 5.5,
+        "loss_validation_last": 2.25,
+        "loss_train_last": 2.5,
+        "rounds": 3,
+        "exchanges": {"paired": 0, "lone": 2},
+        "microbatches": {"done": 120, "lost": 1, "retried": 0, "duplicate": 0},
+        "recoveries": 1,
+        "bytes": {"pipeline": 0, "gossip": 20, "state": 0, "control": 0},
+        "killed": 1,
+        "stopped": "100 s are over",
+        "exit_reasons": {"node-00": "left", "node-01": "left", "node-02": "killed by --kill"},
+        "folder": "runs/x",
+        "model": "runs/x/model",
+        "failure": None,
+    }
+
+
+def test_people_can_read_it() -> None:
+    text = conclusion(summary())
+    assert "validation 5.500 at first, 2.250 at last, train 2.500" in text
+    assert "2 × left, 1 × killed by --kill" in text
+    assert nbytes_text(999) == "999 B"
+    assert nbytes_text(1_234_567) == "1.2 MB"
+
+
+def test_the_view_shows_every_node_by_stage() -> None:
+    picture = Picture(60.0, 45.25, 1234.5, tuple(NODES), totals(NODES))
+    assert line(picture).split("  ")[1:] == [
+        "45.2 s",
+        "nodes 2/3",
+        "samples 1,000",
+        "tokens/s 1,234",
+        "loss 2.500 validation 2.250",
+        "round 3",
+        "sent 20 B",
+    ]
+    console = Console(width=140, record=True, file=io.StringIO())
+    console.print(render(picture))
+    rows = [text.split() for text in console.export_text().splitlines() if "node-" in text]
+    assert [row[3] for row in rows] == ["node-00", "node-01", "node-03", "node-02"]
+    assert "400.0" in rows[0]
+
+
+def test_lines_come_every_few_seconds_only(capsys: pytest.CaptureFixture[str]) -> None:
+    import sys
+
+    screen = PlainScreen(sys.stdout)
+    for wall_s in range(12):
+        screen.show(Picture(float(wall_s), None, 0.0, (), totals([])))
+    screen.note("hello")
+    assert len(capsys.readouterr().out.splitlines()) == 4
+
+
+def test_a_terminal_gets_a_live_table_and_its_cursor_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    console = Console(file=io.StringIO(), force_terminal=True, width=140)
+    screen = screen_for(console, io.StringIO())
+    assert isinstance(screen, LiveScreen)
+    screen.note("kill -9 node-02")
+    screen.show(Picture(60.0, 45.25, 1234.5, tuple(NODES), totals(NODES)))
+    screen.close()
+    assert isinstance(console.file, io.StringIO)
+    shown = console.file.getvalue()
+    assert "node-00" in shown and "kill -9 node-02" in shown
+    assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l")
+    monkeypatch.setenv("TERM", "dumb")
+    assert isinstance(screen_for(Console(file=io.StringIO(), force_terminal=True), io.StringIO()), PlainScreen)
+
+
+def test_the_status_of_a_node_as_tables() -> None:
+    console = Console(width=140, record=True, file=io.StringIO())
+    status = StatusReply(stage=1, stages=3, counters={DONE: 3.0}, peers=[PeerStatus(peer_id="x" * 20, banned=True)])
+    console.print(*status_tables(status))
+    text = console.export_text()
+    assert "1 of 3" in text and DONE in text and "banned" in text

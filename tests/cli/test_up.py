@@ -1,0 +1,149 @@
+"""`up` as a command: which manifest it takes, where it puts things, what it ends with. Nodes are stood in for."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import os
+import pathlib
+
+import pytest
+
+from swarmnode import manifest as manifests
+from swarmnode.cli.main import main
+from swarmnode.errors import LocalFault, ManifestError, NotPermitted, UsageError
+from swarmnode.local import ready
+from swarmnode.local.folder import prepare
+from swarmnode.local.ready import Ready
+
+HERE = pathlib.Path(__file__).parent
+TINY = manifests.PRESETS["tiny"]
+
+
+@pytest.fixture
+def run(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
+    monkeypatch.chdir(tmp_path)
+    manifests.init(tmp_path / "run", TINY)
+    return pathlib.Path("run")
+
+
+def test_a_folder_is_signed_and_gets_a_session_of_its_own(run: pathlib.Path) -> None:
+    first, second = prepare(run, 4, None, "now"), prepare(run, 4, None, "now")
+    assert first.manifest == TINY
+    assert first.signed == run / "manifest.signed"
+    assert (first.folder, second.folder) == (run / "up-now", run / "up-now-2")
+    assert first.run_id == second.run_id
+    _, copied = manifests.read_signed(first.folder / "manifest.signed", first.run_id)
+    assert copied == TINY
+
+
+def test_other_stages_make_another_run(run: pathlib.Path) -> None:
+    same, other = prepare(run, 4, 2, "a"), prepare(run, 4, 4, "b")
+    assert same.run_id == prepare(run, 4, None, "c").run_id != other.run_id
+    assert other.manifest.pipeline.stages == 4
+    assert other.signed.parent == run  # the manifest's relative paths begin there
+    with pytest.raises(ManifestError, match="stages"):
+        prepare(run, 40, 40, "d")
+    with pytest.raises(UsageError, match="--nodes 1 cannot serve 2 stages"):
+        prepare(run, 1, None, "e")
+    assert sorted(path.name for path in run.iterdir() if path.is_dir()) == ["up-a", "up-b", "up-c"]
+
+
+def test_a_signed_manifest_keeps_its_stages(run: pathlib.Path) -> None:
+    prepared = prepare(run, 4, None, "a")
+    again = prepare(prepared.signed, 4, None, "b")
+    assert (again.run_id, again.folder) == (prepared.run_id, pathlib.Path("runs/tiny-b"))
+    with pytest.raises(UsageError, match="signed for 2 stages"):
+        prepare(prepared.signed, 4, 4, "c")
+    session = prepare(prepared.folder, 4, None, "d")
+    assert (session.run_id, session.folder) == (prepared.run_id, prepared.folder / "up-d")
+
+
+def test_without_a_run_the_demo_gets_a_new_folder(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    first, second = prepare(None, 4, None, "now"), prepare(None, 4, 2, "now")
+    assert first.manifest == manifests.PRESETS["demo"]
+    assert second.manifest.pipeline.stages == 2
+    assert first.folder != second.folder
+    assert {path.name for path in first.folder.iterdir()} == {"manifest.toml", "owner.key", "manifest.signed"}
+
+
+@pytest.mark.skipif(os.getuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_cannot_be_written(run: pathlib.Path) -> None:
+    run.chmod(0o500)
+    with pytest.raises(NotPermitted):
+        prepare(run, 4, None, "now")
+
+
+@pytest.fixture
+def _stood_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = importlib.util.spec_from_file_location("drive", HERE / "drive.py")
+    assert spec is not None and spec.loader is not None
+    drive = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(drive)
+    monkeypatch.setattr("swarmnode.local.child.node_command", drive.fake_command)
+    monkeypatch.setattr("swarmnode.local.session.PERIOD_S", 0.1)
+
+
+@pytest.mark.usefixtures("_stood_in")
+def test_json_is_the_only_thing_on_stdout(run: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code = main(["up", str(run), "--nodes", "2", "--rounds", "1", "--json"])
+    captured = capsys.readouterr()
+    found = json.loads(captured.out)
+    assert captured.out.count("\n") == 1
+    assert found["exit_reasons"] == {"node-00": "left", "node-01": "left"}
+    assert found["run"] in captured.err
+    assert code == 2  # the stand-ins save no stages, so that no model can be exported
+    assert found["model"] is None
+    assert "no saved stage" in found["failure"]
+
+
+@pytest.mark.usefixtures("_stood_in")
+def test_people_get_lines_and_a_summary(run: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["up", str(run), "--nodes", "2", "--samples", "64"])
+    captured = capsys.readouterr()
+    assert "2 nodes are ready" in captured.out
+    assert "trained  " in captured.out
+    assert captured.err.startswith("swarmnode: no model was exported: no saved stage")
+
+
+@pytest.mark.usefixtures("_stood_in")
+def test_a_swarm_that_does_not_start_is_one_line(
+    run: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FAKE", "crash")
+    assert main(["up", str(run), "--nodes", "2", "--json"]) == 70
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "swarmnode: node-01 ended while starting: exit 70: swarmnode: no memory for node-01" in captured.err
+    assert "Traceback" not in captured.err
+
+
+def test_the_ready_file_is_read_as_it_was_written(tmp_path: pathlib.Path) -> None:
+    assert ready.read(tmp_path) is None
+    said = Ready(1, "ab" * 32, "peer", ("/ip4/127.0.0.1/tcp/1/p2p/x",), "127.0.0.1:9", "/tmp/s", 2)
+    ready.write(tmp_path, said)
+    assert ready.read(tmp_path) == said
+    assert [path.name for path in tmp_path.iterdir()] == ["ready.json"]
+    assert asyncio.run(asyncio.wait_for(ready.wait(tmp_path, 1), 10)) == said
+    (tmp_path / "ready.json").write_text('{"pid": 1}')
+    with pytest.raises(LocalFault, match="makes no sense"):
+        ready.read(tmp_path)
+    ready.clear(tmp_path)
+    ready.clear(tmp_path)
+    assert ready.read(tmp_path) is None
+    with pytest.raises(LocalFault, match="cannot write"):
+        ready.write(tmp_path / "missing", said)
+
+
+def test_the_ready_file_of_another_process_is_waited_past(tmp_path: pathlib.Path) -> None:
+    async def scenario() -> Ready:
+        ready.write(tmp_path, Ready(1, "", "old", (), "", ""))
+        async with asyncio.TaskGroup() as group:
+            waiting = group.create_task(ready.wait(tmp_path, 2))
+            await asyncio.sleep(0)
+            ready.write(tmp_path, Ready(2, "", "new", (), "", ""))
+        return waiting.result()
+
+    assert asyncio.run(asyncio.wait_for(scenario(), 10)).peer_id == "new"

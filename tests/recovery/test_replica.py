@@ -1,0 +1,236 @@
+"""A whole replica: what it is can be copied, sent, loaded, and goes on to the bit; rounds move it as they should."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+
+from swarmnode.errors import RemoteFault
+from swarmnode.ids import PeerId, RunId
+from swarmnode.manifest import GossipSpec, InnerSpec, Manifest, ModelSpec, PipelineSpec
+from swarmnode.membership.progress import Progress
+from swarmnode.node.replica import TorchReplica
+from swarmnode.ports import Packet, Replica, State, WireTensor
+from swarmnode.recovery.donor import SnapshotDonor
+from swarmnode.recovery.download import DownloadLimits, download
+from swarmnode.recovery.snapshot import SECTIONS, Snapshot
+from swarmnode.transport.memory import MemoryNetwork, MemoryTransport
+from swarmnode.wire import call_pb2 as wire
+
+RUN = RunId("12" * 32)
+SAMPLES = 2
+MANIFEST = Manifest(
+    model=ModelSpec(layers=2, width=16, heads=2, kv_heads=1, ffn=24, context=8, vocabulary=32),
+    pipeline=PipelineSpec(stages=2),
+    inner=InnerSpec(microbatch=SAMPLES, inner_batch=SAMPLES, warmup_samples=2),
+    gossip=GossipSpec(codec="fp32"),
+)
+
+
+class Silent:
+    """Telemetry for tests that do not look at it."""
+
+    def event(self, event: str, *, level: str = "info", **fields: object) -> None: ...
+
+    def count(self, metric: str, value: float = 1.0, **labels: str) -> None: ...
+
+    def gauge(self, metric: str, value: float, **labels: str) -> None: ...
+
+    def observe(self, metric: str, value: float, **labels: str) -> None: ...
+
+
+def tokens(seed: int) -> WireTensor:
+    drawn = torch.randint(32, (SAMPLES, 9), generator=torch.Generator().manual_seed(seed)).to(torch.uint16)
+    return WireTensor("u16", (SAMPLES, 9), bytes(drawn.view(torch.uint8).numpy().data))
+
+
+def gradient(seed: int) -> WireTensor:
+    drawn = torch.randn(SAMPLES, 8, 16, generator=torch.Generator().manual_seed(seed)).bfloat16()
+    return WireTensor("bf16", (SAMPLES, 8, 16), bytes(drawn.view(torch.uint8).numpy().data))
+
+
+def train(replica: TorchReplica, seed: int, steps: int = 1) -> None:
+    """Inner steps of a first stage on made-up gradients."""
+    for i in range(steps):
+        _, tape = replica.forward(tokens(seed + i), keep=True)
+        assert tape is not None
+        assert replica.backward(tape, gradient(seed + i), SAMPLES) is None
+        assert replica.accumulated == SAMPLES
+        replica.step(100 + i)
+
+
+def a_round(replica: TorchReplica, round_index: int, *others: TorchReplica) -> None:
+    replica.message(round_index)
+    replica.apply(round_index, 1.0, [Packet(1.0, 0, other.message(round_index)) for other in others])
+
+
+def lived(seed: int) -> TorchReplica:
+    """A replica with a past: every section holds something of its own."""
+    replica = TorchReplica(MANIFEST, 0)
+    train(replica, seed, 2)
+    a_round(replica, 1)
+    train(replica, seed + 10)
+    return replica
+
+
+def contents(state: State) -> dict[str, bytes]:
+    return {name: bytes(section) for name, section in state.sections.items()}
+
+
+def test_it_is_a_replica() -> None:
+    replica: Replica = TorchReplica(MANIFEST, 0)  # mypy holds this against the port
+    assert replica.parameters == TorchReplica(MANIFEST, 0).parameters
+    assert TorchReplica(MANIFEST, 0).digest() == TorchReplica(MANIFEST, 0).digest()
+    assert TorchReplica(MANIFEST, 0).message_nbytes == 4 * replica.parameters
+
+
+def test_a_copy_goes_on_to_the_bit() -> None:
+    original = lived(1)
+    state = original.snapshot()
+    assert tuple(state.sections) == SECTIONS and len(set(contents(state).values())) == 5
+    kept = contents(state)
+    copy = TorchReplica(replace(MANIFEST, seed=5), 0)
+    train(copy, 70)
+    copy.message(1)
+    copy.load(state)
+    assert copy.digest() == original.digest() and copy.inner_steps == 3 and contents(copy.snapshot()) == kept
+    for replica in (original, copy):
+        train(replica, 30, 2)
+        a_round(replica, 2)
+        train(replica, 40)
+    assert contents(original.snapshot()) == contents(copy.snapshot()) != kept
+    assert contents(state) == kept  # a snapshot is a copy
+
+
+def test_loading_voids_what_belongs_to_other_weights() -> None:
+    original, copy = lived(1), TorchReplica(MANIFEST, 0)
+    _, tape = copy.forward(tokens(3), keep=True)
+    assert tape is not None
+    copy.backward(tape, gradient(3), SAMPLES)
+    _, stale = copy.forward(tokens(4), keep=True)
+    copy.message(1)
+    copy.load(original.snapshot())
+    assert copy.accumulated == 0
+    with pytest.raises(AssertionError, match="boundary"):
+        copy.apply(1, 1.0, [])
+    # A tape made before is recomputed with the weights of now.
+    _, fresh = original.forward(tokens(4), keep=True)
+    assert stale is not None and fresh is not None
+    copy.backward(stale, gradient(4), SAMPLES)
+    original.backward(fresh, gradient(4), SAMPLES)
+    assert torch.equal(copy.stage.grad, original.stage.grad)
+
+
+def test_an_outer_step_makes_tapes_stale() -> None:
+    replica, partner = lived(1), lived(2)
+    _, tape = replica.forward(tokens(3), keep=True)
+    assert tape is not None
+    a_round(replica, 2, partner)
+    replica.backward(tape, gradient(3), SAMPLES)
+    after = TorchReplica(MANIFEST, 0)
+    after.load(replica.snapshot())
+    _, tape = after.forward(tokens(3), keep=True)
+    assert tape is not None
+    after.backward(tape, gradient(3), SAMPLES)
+    assert torch.equal(after.stage.grad, replica.stage.grad)
+
+
+def test_what_is_learned_during_an_exchange_is_kept() -> None:
+    replica, partner, idle = lived(1), lived(2), TorchReplica(MANIFEST, 0)
+    idle.load(replica.snapshot())
+    theirs = [Packet(1.0, 0, partner.message(2))]
+    for one in (replica, idle):
+        one.message(2)
+    before = replica.stage.theta.clone()
+    train(replica, 50)
+    gain = replica.stage.theta - before
+    for one in (replica, idle):
+        report = one.apply(2, 1.0, theirs)
+        assert report.members == 2
+    assert gain.abs().max() > 1e-4
+    assert torch.equal(replica.outer.phi, idle.outer.phi) and torch.equal(idle.stage.theta, idle.outer.phi)
+    torch.testing.assert_close(replica.stage.theta - replica.outer.phi, gain, rtol=0, atol=1e-6)
+
+
+def section(name: str, change: Callable[[torch.Tensor], object]) -> Callable[[State], None]:
+    def spoil(state: State) -> None:
+        flat = torch.frombuffer(bytearray(state.sections[name]), dtype=torch.float32)
+        change(flat)
+        state.sections[name] = flat.view(torch.uint8).numpy().data
+
+    return spoil
+
+
+def lose(state: State) -> None:
+    del state.sections["momentum"]
+
+
+def add(state: State) -> None:
+    state.sections["residual"] = state.sections["momentum"]
+
+
+def shorten(state: State) -> None:
+    state.sections["exp_avg"] = state.sections["exp_avg"][:-4]
+
+
+def bad_norm(state: State) -> None:
+    state.gradient_norm = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (section("theta", lambda flat: flat[0].fill_(float("nan"))), "section theta"),
+        (section("momentum", lambda flat: flat[-1].fill_(float("inf"))), "section momentum"),
+        (section("exp_avg_sq", lambda flat: flat[7].fill_(-1e-9)), "negative second moment"),
+        (lose, "without section momentum"),
+        (add, "residual"),
+        (shorten, "bytes of exp_avg"),
+        (bad_norm, "gradient norm nan"),
+    ],
+)
+def test_a_bad_state_is_refused_and_changes_nothing(spoil: Callable[[State], None], words: str) -> None:
+    replica, state = lived(1), lived(2).snapshot()
+    before, steps = contents(replica.snapshot()), replica.inner_steps
+    spoil(state)
+    with pytest.raises(RemoteFault, match=words):
+        replica.load(state)
+    assert contents(replica.snapshot()) == before and replica.inner_steps == steps
+
+
+def test_a_replica_travels() -> None:
+    """Snapshot, donor, chunks over a transport, load: the newcomer is the donor's copy to the bit."""
+
+    async def main() -> None:
+        network = MemoryNetwork()
+        donor, joiner = (MemoryTransport(network, PeerId(name), RUN) for name in ("donor", "joiner"))
+        original, newcomer = lived(1), TorchReplica(replace(MANIFEST, seed=9), 0)
+        progress = Progress()
+        progress.add(PeerId("donor"), 2048)
+
+        async def take() -> Snapshot:
+            return Snapshot.of(original.snapshot(), 0, 1, progress.to_wire(), chunk_nbytes=4096)
+
+        async def offload(work: Callable[[], wire.Snapshot]) -> wire.Snapshot:
+            return await asyncio.to_thread(work)
+
+        giving = SnapshotDonor(RUN, 0, take, offload, Silent())
+        giving.serve(donor)
+        try:
+            peers = [PeerId("nobody"), donor.peer_id]
+            limits = DownloadLimits(pause_s=0.0)
+            state, offer = await download(joiner, lambda: peers, 0, RUN, newcomer.parameters, limits, Silent())
+        finally:
+            giving.close()
+            await donor.close()
+            await joiner.close()
+        newcomer.load(state)
+        assert len(offer.hashes) > 10 and Progress.from_wire(offer.progress).total == 2048
+        assert contents(newcomer.snapshot()) == contents(original.snapshot())
+        assert newcomer.digest() == original.digest()
+
+    asyncio.run(main())

@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import socket
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarmnode.errors import LocalFault, UsageError
+from swarmnode.identity import Identity
+from swarmnode.transport.address import check_listenable, parse_bootstrap, parse_bootstraps, parse_endpoint
+
+PEER = Identity.of_seed(bytes(32)).peer_id
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["/ip4/127.0.0.1/tcp/0", "/ip6/::1/tcp/4001", "/dns/node.example.org/tcp/65535", "/dns4/a/tcp/1", "/dns6/a/tcp/1"],
+)
+def test_addresses_that_can_be_used(text: str) -> None:
+    assert str(parse_endpoint(text)) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("127.0.0.1:4001", "not a TCP multiaddr"),
+        ("/ip4/127.0.0.1/udp/4001", "not a TCP multiaddr"),
+        ("/ip4/127.0.0.1/tcp/4001/ws", "not a TCP multiaddr"),
+        ("/ip4/127.0.0.256/tcp/4001", "'127.0.0.256' is not an ip4 address"),
+        ("/ip6/127.0.0.1/tcp/4001", "is not an ip6 address"),
+        ("/ipx/1/tcp/4001", "'ipx' is none of"),
+        ("/dns/-/tcp/4001", "is not a host name"),
+        ("/ip4/127.0.0.1/tcp/65536", "not a number from 0 to 65535"),
+        ("/ip4/127.0.0.1/tcp/", "not a number from 0 to 65535"),
+        ("/ip4/127.0.0.1/tcp/²", "not a number from 0 to 65535"),
+    ],
+)
+def test_an_address_that_cannot_be_used_says_which_part(text: str, says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        parse_endpoint(text)
+
+
+@given(st.text(max_size=80))
+def test_any_text_is_an_address_or_one_line(text: str) -> None:
+    try:
+        assert str(parse_endpoint(text)).count("/") == 4
+    except UsageError as error:
+        assert "\n" not in str(error)
+
+
+def test_bootstraps() -> None:
+    one, two = f"/ip4/1.2.3.4/tcp/4001/p2p/{PEER}", f"/dns/b.example/tcp/4001/p2p/{PEER}"
+    assert parse_bootstrap(one) == (PEER, "/ip4/1.2.3.4/tcp/4001")
+    assert parse_bootstraps([one, two, one]) == [(PEER, ["/ip4/1.2.3.4/tcp/4001", "/dns/b.example/tcp/4001"])]
+    assert parse_bootstraps([]) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("/ip4/1.2.3.4/tcp/4001", "does not say who is there"),
+        (f"/ip4/1.2.3.4/p2p/{PEER}", "not a TCP multiaddr"),
+        ("/ip4/1.2.3.4/tcp/4001/p2p/QmNobody", "not an Ed25519 peer id"),
+        (f"/ip4/1.2.3.4/tcp/0/p2p/{PEER}", "port 0 cannot be reached"),
+    ],
+)
+def test_a_wrong_bootstrap_says_what_is_wrong(text: str, says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        parse_bootstrap(text)
+
+
+def test_addresses_of_others_cannot_be_listened_on() -> None:
+    with pytest.raises(UsageError, match="give an address of this machine"):
+        check_listenable(parse_endpoint("/ip4/203.0.113.7/tcp/0"))
+    with pytest.raises(UsageError, match="give an IP address"):
+        check_listenable(parse_endpoint("/dns/localhost/tcp/0"))
+
+
+def test_a_port_that_is_taken_cannot_be_listened_on() -> None:
+    with socket.socket() as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(LocalFault, match="the port is in use"):
+            check_listenable(parse_endpoint(f"/ip4/127.0.0.1/tcp/{taken.getsockname()[1]}"))

@@ -1,0 +1,259 @@
+"""What a stranger can send, and what the parser makes of it: a value or a RemoteFault, before memory is taken."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections import Counter
+from collections.abc import Awaitable, Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from swarmnode.errors import RemoteFault
+from swarmnode.ids import PeerId, RunId
+from swarmnode.ports import DTYPE_BYTES, Answer, Call, WireTensor
+from swarmnode.transport import frame
+from swarmnode.transport.budget import Budget
+from swarmnode.transport.frame import HEADER_BYTES_MAX, PREAMBLE, TENSORS_MAX, Flag, Kind
+from swarmnode.transport.serve import Server
+from swarmnode.transport.stream import LOOKAHEAD_BYTES, Stream
+from swarmnode.wire import call_pb2 as wire
+
+RUN = RunId("cd" * 32)
+PEER = PeerId("somebody")
+
+
+def request(**fields: object) -> wire.Request:
+    values = {"version": 1, "run_id": RUN, "timeout_ms": 1000, "ping": wire.Ping()} | fields
+    return wire.Request(**values)  # type: ignore[arg-type]
+
+
+def test_a_preamble_survives_its_own_parser() -> None:
+    for kind in Kind:
+        for flags in (Flag.NONE, Flag.LAST):
+            assert frame.open_preamble(frame.preamble(kind, 77, flags), kind) == (77, flags)
+
+
+@pytest.mark.parametrize(
+    ("raw", "says"),
+    [
+        (PREAMBLE.pack(b"GET ", 1, 1, 0, 0), "garbage"),
+        (PREAMBLE.pack(b"SWRM", 2, 1, 0, 0), "protocol version 2; this node speaks 1"),
+        (PREAMBLE.pack(b"SWRM", 1, 2, 0, 0), "kind 2 where a request"),
+        (PREAMBLE.pack(b"SWRM", 1, 1, 4, 0), "unknown flags"),
+        (PREAMBLE.pack(b"SWRM", 1, 1, 0, HEADER_BYTES_MAX + 1), f"at most {HEADER_BYTES_MAX}"),
+    ],
+)
+def test_a_wrong_preamble_says_what_is_wrong(raw: bytes, says: str) -> None:
+    with pytest.raises(RemoteFault, match=says):
+        frame.open_preamble(raw, Kind.REQUEST)
+
+
+@pytest.mark.parametrize(
+    ("header", "says"),
+    [
+        (request(version=2), "protocol version 2"),
+        (request(run_id="ef" * 32), "wrong run 'efef"),
+        (wire.Request(version=1, run_id=RUN, timeout_ms=5), "without a method"),
+        (request(timeout_ms=0), "timeout of 0 ms"),
+        (request(timeout_ms=4_000_000), "timeout of 4000000 ms"),
+    ],
+)
+def test_a_wrong_request_says_what_is_wrong(header: wire.Request, says: str) -> None:
+    with pytest.raises(RemoteFault, match=says):
+        frame.open_request(header.SerializeToString(), RUN)
+
+
+@given(st.binary(max_size=300))
+def test_random_bytes_are_a_value_or_a_remote_fault(raw: bytes) -> None:
+    for parse in (
+        lambda: frame.open_request(raw, RUN),
+        lambda: frame.open_reply(raw),
+        lambda: frame.open_preamble(raw[: PREAMBLE.size].ljust(PREAMBLE.size, b"\0"), Kind.REQUEST),
+    ):
+        try:
+            parse()  # type: ignore[no-untyped-call]
+        except RemoteFault as fault:
+            assert "\n" not in str(fault)
+
+
+sizes = st.one_of(st.integers(0, 5000), st.integers(0, 2**64 - 1))
+specs = st.builds(
+    wire.TensorSpec,
+    dtype=st.one_of(st.sampled_from(sorted(DTYPE_BYTES)), st.text(max_size=5)),
+    shape=st.lists(sizes, max_size=10),
+    nbytes=sizes,
+    codec=st.sampled_from(["", "raw", "packed", "x" * 40]),
+)
+
+
+@given(st.lists(specs, max_size=TENSORS_MAX + 3), st.integers(0, 20_000))
+def test_no_announcement_above_the_bound_is_believed(announced: list[wire.TensorSpec], nbytes_max: int) -> None:
+    try:
+        total = frame.check_tensors(announced, nbytes_max)
+    except RemoteFault:
+        return
+    assert total == sum(spec.nbytes for spec in announced) <= nbytes_max
+    assert len(announced) <= TENSORS_MAX
+    assert [t.nbytes for t in frame.allocate(announced)] == [spec.nbytes for spec in announced]
+
+
+class Pipe:
+    """A server behind a real socket pair, and the stranger's end of it."""
+
+    def __init__(self, tensor_bytes_max: int = 1 << 20) -> None:
+        self.budget = Budget(1 << 20, 1 << 20)
+        self.calls: list[Call] = []
+        self._tensor_bytes_max = tensor_bytes_max
+
+    async def __aenter__(self) -> Pipe:
+        loop = asyncio.get_running_loop()
+        ours, theirs = socket.socketpair()
+        server = Server(RUN, self.budget, Counter(), None)
+
+        async def handler(peer: PeerId, call: Call) -> Answer:
+            self.calls.append(call)
+            return Answer(wire.Reply(), call.tensors)
+
+        for method in ("ping", "process"):
+            server.register(method, handler, self._tensor_bytes_max)
+        _, stream = await loop.create_connection(Stream, sock=ours)
+        self.attending = loop.create_task(server.attend(stream, PEER))
+        _, self.stranger = await loop.create_connection(Stream, sock=theirs)
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        self.stranger.abort()
+        await asyncio.wait_for(self.attending, 10)
+        assert self.budget.used_bytes == 0
+
+    async def reply(self) -> tuple[wire.Reply, Flag]:
+        raw, flags = await frame.receive_header(self.stranger, Kind.REPLY)
+        header = frame.open_reply(raw)
+        await frame.receive_tensors(self.stranger, header.tensors)
+        return header, flags
+
+
+def run(main: Callable[[], Awaitable[None]]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(30):
+            await main()
+
+    asyncio.run(bounded())
+
+
+def sealed(*tensors: WireTensor, **fields: object) -> bytes:
+    header = frame.seal_request(request(**fields), tensors, RUN, 5.0)
+    data = b"".join(bytes(t.data) for t in tensors)
+    return frame.preamble(Kind.REQUEST, len(header)) + header + data
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.binary(max_size=2 * LOOKAHEAD_BYTES))
+def test_garbage_on_a_stream_is_refused_and_leaves_nothing(garbage: bytes) -> None:
+    async def main() -> None:
+        async with Pipe() as pipe:
+            await pipe.stranger.write(garbage)
+            if len(garbage) >= PREAMBLE.size:
+                header, flags = await pipe.reply()
+                assert header.status == wire.STATUS_REFUSED
+                assert flags == Flag.LAST
+            assert not pipe.calls
+
+    run(main)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.data())
+def test_a_frame_cut_or_bent_anywhere_never_reaches_a_handler_as_something_else(data: st.DataObject) -> None:
+    tensors = [
+        WireTensor("u8", (n,), bytes([n % 251]) * n) for n in data.draw(st.lists(st.integers(0, 40_000), max_size=3))
+    ]
+    whole = sealed(*tensors)
+    header_end = len(whole) - sum(t.nbytes for t in tensors)
+    cut = data.draw(st.integers(0, len(whole)))
+    bent = data.draw(st.one_of(st.none(), st.integers(0, header_end - 1)))
+
+    async def main() -> None:
+        sent = bytearray(whole)
+        if bent is not None:
+            sent[bent] ^= data.draw(st.integers(1, 255))
+        async with Pipe() as pipe:
+            await pipe.stranger.write(bytes(sent[:cut]))
+            if cut == len(whole) and bent is None:
+                assert (await pipe.reply())[0].status == wire.STATUS_OK
+                assert [bytes(t.data) for t in pipe.calls[0].tensors] == [bytes(t.data) for t in tensors]
+        if cut < len(whole) and bent is None:
+            assert not pipe.calls
+
+    run(main)
+
+
+def test_a_short_frame_ends_with_the_stream_and_gives_its_bytes_back() -> None:
+    async def main() -> None:
+        async with Pipe() as pipe:
+            whole = sealed(WireTensor("u8", (50_000,), bytes(50_000)))
+            await pipe.stranger.write(whole[:-1])
+            while pipe.budget.used_bytes == 0:
+                await asyncio.sleep(0)
+            assert pipe.budget.used_bytes == 50_000
+        assert not pipe.calls
+
+    run(main)
+
+
+def test_a_long_frame_is_answered_and_what_follows_is_refused_as_garbage() -> None:
+    async def main() -> None:
+        async with Pipe() as pipe:
+            await pipe.stranger.write(sealed(WireTensor("u8", (3,), b"abc")) + b"d" * 100)
+            assert (await pipe.reply())[0].status == wire.STATUS_OK
+            header, flags = await pipe.reply()
+            assert (header.status, flags) == (wire.STATUS_REFUSED, Flag.LAST)
+            assert "garbage instead of a frame: starts with b'dddd'" in header.reason
+            assert len(pipe.calls) == 1
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        (wire.TensorSpec(dtype="u8", shape=[1 << 60], nbytes=1 << 60), "at most 1048576 are accepted"),
+        (wire.TensorSpec(dtype="u8", shape=[2] * 9, nbytes=512), "at most 8"),
+        (wire.TensorSpec(dtype="f32", shape=[1 << 63, 1 << 63], nbytes=8), "announced with 8 bytes"),
+        (wire.TensorSpec(dtype="object", shape=[1], nbytes=8), "unknown dtype 'object'"),
+    ],
+)
+def test_an_absurd_announcement_is_refused_before_anything_is_read(spec: wire.TensorSpec, says: str) -> None:
+    async def main() -> None:
+        async with Pipe() as pipe:
+            header = request(tensors=[spec]).SerializeToString()
+            await pipe.stranger.write(frame.preamble(Kind.REQUEST, len(header)) + header)
+            reply, _ = await pipe.reply()
+            assert reply.status == wire.STATUS_REFUSED
+            assert says in reply.reason
+
+    run(main)
+
+
+def test_a_full_budget_answers_busy() -> None:
+    async def main() -> None:
+        async with Pipe() as pipe:
+            assert pipe.budget.try_take(PeerId("another"), 1 << 20)
+            await pipe.stranger.write(sealed(WireTensor("u8", (10,), bytes(10))))
+            reply, flags = await pipe.reply()
+            assert (reply.status, flags) == (wire.STATUS_BUSY, Flag.LAST)
+            pipe.budget.give(PeerId("another"), 1 << 20)
+
+    run(main)
+
+
+def test_a_header_of_the_largest_size_is_read() -> None:
+    async def main() -> None:
+        async with Pipe() as pipe:
+            await pipe.stranger.write(sealed(ping=wire.Ping(payload=bytes(HEADER_BYTES_MAX - 200))))
+            assert (await pipe.reply())[0].status == wire.STATUS_OK
+
+    run(main)

@@ -1,0 +1,416 @@
+"""The real transport between real processes: death, silence, garbage, restarts, and what is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import uvloop
+
+from swarmnode.errors import Busy, LocalFault, PeerTimeout, Refused, RemoteFault, Unavailable, UsageError
+from swarmnode.ids import PeerId, RunId
+from swarmnode.ports import Answer, Call
+from swarmnode.transport import frame
+from swarmnode.transport.frame import Flag, Kind
+from swarmnode.transport.identity import create
+from swarmnode.transport.libp2p import INCOMING_BYTES_PER_PEER_MAX, Libp2pTransport
+from swarmnode.transport.socketdir import SocketDir
+from swarmnode.transport.stream import Stream
+from swarmnode.wire import call_pb2 as wire
+
+from .contract import MIB, RUN, echo, ping, pong, process, refusing, tensor
+from .peer import PeerProcess, peer_process
+from .test_contract import node
+
+HANG = Call(wire.Request(exchange=wire.Exchange()))
+COUNT = Call(wire.Request(commit=wire.Commit()))
+
+
+def run(main: Callable[[], Awaitable[None]]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(120):
+            await main()
+
+    uvloop.run(bounded())
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Returns when `condition` holds; the test's own bound ends it otherwise."""
+    while True:
+        if condition():
+            return
+        await asyncio.sleep(0.02)
+
+
+def gone(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+@asynccontextmanager
+async def pair(folder: Path) -> AsyncIterator[tuple[Libp2pTransport, PeerProcess]]:
+    async with node() as (here, _), peer_process(folder / "peer.key", RUN) as peer:
+        await here.connect(peer.peer_id, peer.addresses)
+        here.serve("ping", pong, tensor_bytes_max=0)
+        here.start()
+        yield here, peer
+
+
+@pytest.mark.swarm
+def test_a_peer_killed_mid_call_is_a_fault_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with pair(tmp_path) as (here, peer):
+            await here.call(peer.peer_id, ping(), timeout_s=10, reply_bytes_max=0)
+            sockets = Path(peer.said["sockets"])
+            call = asyncio.get_running_loop().create_task(
+                here.call(peer.peer_id, HANG, timeout_s=100, reply_bytes_max=0)
+            )
+            await asyncio.sleep(0)
+            os.kill(peer.said["pid"], signal.SIGKILL)
+            with pytest.raises(RemoteFault) as caught:
+                await call
+            assert not isinstance(caught.value, PeerTimeout)
+            with pytest.raises(RemoteFault, match="cannot be reached|went away"):
+                await here.call(peer.peer_id, ping(), timeout_s=30, reply_bytes_max=0)
+            await peer.process.wait()
+            await until(lambda: gone(peer.said["p2pd"]))
+            assert sockets.exists()
+            SocketDir().remove()
+            assert not sockets.exists()
+
+    run(main)
+
+
+@pytest.mark.swarm
+def test_a_frozen_peer_is_a_timeout_and_works_again_when_it_thaws(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with pair(tmp_path) as (here, peer):
+            os.kill(peer.said["pid"], signal.SIGSTOP)
+            for call in (ping(), process(tensor(30 * MIB))):
+                with pytest.raises(PeerTimeout):
+                    await here.call(peer.peer_id, call, timeout_s=0.4, reply_bytes_max=64 * MIB)
+            os.kill(peer.said["pid"], signal.SIGCONT)
+            await here.call(peer.peer_id, ping(), timeout_s=30, reply_bytes_max=0)
+
+    run(main)
+
+
+@pytest.mark.swarm
+def test_cancelling_reaches_the_handler_in_the_other_process(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with pair(tmp_path) as (here, peer):
+            call = asyncio.get_running_loop().create_task(
+                here.call(peer.peer_id, HANG, timeout_s=100, reply_bytes_max=0)
+            )
+            await until(lambda: here._pool._in_use[peer.peer_id] > 0)
+            with pytest.raises(PeerTimeout):
+                await here.call(peer.peer_id, HANG, timeout_s=1.0, reply_bytes_max=0)
+            call.cancel()
+            while True:
+                answer = await here.call(peer.peer_id, COUNT, timeout_s=10, reply_bytes_max=0)
+                if answer.header.committed.round == 2:
+                    return
+
+    run(main)
+
+
+@pytest.mark.swarm
+def test_a_stale_stream_is_replaced_when_the_peer_comes_back_at_its_address(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with pair(tmp_path) as (here, peer):
+            await here.call(peer.peer_id, ping(), timeout_s=10, reply_bytes_max=0)
+            stream = here._pool._idle[peer.peer_id][0][1]
+            await peer.end()
+            await until(lambda: stream.lost)
+            async with peer_process(tmp_path / "peer.key", RUN, peer.addresses[0]) as again:
+                assert again.peer_id == peer.peer_id
+                assert again.addresses == peer.addresses
+                await here.call(peer.peer_id, ping(), timeout_s=30, reply_bytes_max=0)
+
+    run(main)
+
+
+@pytest.mark.swarm
+def test_a_clean_end_leaves_no_process_socket_or_task(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with peer_process(tmp_path / "peer.key", RUN) as peer:
+            await peer.end()
+            assert (await peer.line()) == {"tasks": 1}
+            assert peer.process.returncode == 0
+            assert gone(peer.said["p2pd"])
+            assert not Path(peer.said["sockets"]).exists()
+
+    run(main)
+
+
+@pytest.mark.swarm
+def test_p2pd_of_either_side_killed_is_started_again(tmp_path: Path) -> None:
+    async def main() -> None:
+        events: list[str] = []
+
+        class Listener:
+            def event(self, event: str, *, level: str = "info", **fields: object) -> None:
+                events.append(event)
+
+        async with pair(tmp_path) as (here, peer):
+            here._telemetry = Listener()  # type: ignore[assignment]
+            addresses = await here.addresses()
+            call = asyncio.get_running_loop().create_task(
+                here.call(peer.peer_id, HANG, timeout_s=100, reply_bytes_max=0)
+            )
+            await until(lambda: here._pool._in_use[peer.peer_id] > 0)
+            old = here.daemon.pid
+            os.kill(old, signal.SIGKILL)
+            with pytest.raises((Unavailable, RemoteFault)):
+                await call
+            await here.call(peer.peer_id, ping(), timeout_s=30, reply_bytes_max=0)
+            assert here.daemon.pid != old
+            assert await here.addresses() == addresses
+            assert str(here.daemon.peer_id) == here.peer_id
+            # The peer calls us back on a new stream: the handlers are registered again.
+            await here.call(peer.peer_id, Call(wire.Request(manifest={})), timeout_s=30, reply_bytes_max=0)
+            assert events == ["p2pd.died", "p2pd.restarted"]
+
+            os.kill(peer.said["p2pd"], signal.SIGKILL)
+            for _ in range(200):
+                try:
+                    await here.call(peer.peer_id, ping(), timeout_s=5, reply_bytes_max=0)
+                    break
+                except RemoteFault:
+                    await asyncio.sleep(0.1)
+            else:
+                pytest.fail("the peer did not come back")
+
+    run(main)
+
+
+def test_p2pd_that_dies_again_and_again_breaks_the_transport(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        monkeypatch.setattr("swarmnode.transport.daemon.RESTARTS_MAX", 1)
+        async with node() as (here, identity):
+            waiting = asyncio.get_running_loop().create_task(here.wait_failed())
+            os.kill(here.daemon.pid, signal.SIGKILL)
+            await until(lambda: not here.daemon.running.is_set())
+            await here.daemon.running.wait()
+            os.kill(here.daemon.pid, signal.SIGKILL)
+            with pytest.raises(LocalFault, match="p2pd died 2 times"):
+                await waiting
+            with pytest.raises(LocalFault, match="p2pd died 2 times"):
+                await here.call(identity.peer_id, ping(), timeout_s=5, reply_bytes_max=0)
+
+    run(main)
+
+
+@asynccontextmanager
+async def stranger(to: Libp2pTransport) -> AsyncIterator[Callable[[], Awaitable[Stream]]]:
+    """A node that opens raw streams to `to`."""
+    async with node() as (other, _):
+        await other.connect(to.peer_id, await to.addresses())
+
+        async def opened() -> Stream:
+            return await other.daemon.open_stream(to.peer_id, to._protocol, 10)
+
+        yield opened
+
+
+def test_garbage_short_and_long_frames_are_refused_and_the_server_lives_on() -> None:
+    header = frame.seal_request(process().header, [tensor(1000)], RUN, 5.0)
+    good = frame.preamble(Kind.REQUEST, len(header)) + header
+    bodies: list[tuple[bytes, str | None]] = [
+        (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", "garbage instead of a frame: starts with b'GET '"),
+        (frame.PREAMBLE.pack(b"SWRM", 9, 1, 0, 10), "protocol version 9; this node speaks 1"),
+        (frame.PREAMBLE.pack(b"SWRM", 1, 1, 0, 1 << 31), "header of 2147483648 bytes announced"),
+        (frame.preamble(Kind.REQUEST, 4) + b"\xff\xff\xff\xff", "does not parse"),
+        (good.replace(RUN.encode(), b"0" * 64), "wrong run '0000000000000000'"),
+        (good, None),  # short: the tensor never comes
+        (good[:20], None),
+        (b"", None),
+    ]
+
+    async def main() -> None:
+        served = []
+
+        async def handler(peer: PeerId, call: Call) -> Answer:
+            served.append(call)
+            return await echo(peer, call)
+
+        async with node() as (here, _), stranger(here) as opened:
+            here.serve("process", handler, tensor_bytes_max=MIB)
+            here.start()
+            for body, says in bodies:
+                stream = await opened()
+                await stream.write(body)
+                if says is not None:
+                    raw, flags = await frame.receive_header(stream, Kind.REPLY)
+                    reply = frame.open_reply(raw)
+                    assert (reply.status, flags) == (wire.STATUS_REFUSED, Flag.LAST)
+                    assert says in reply.reason
+                stream.abort()
+            assert not served
+            stream = await opened()
+            await stream.write(good + bytes(1000) + b"and more" * 4)
+            statuses = []
+            for _ in range(2):
+                raw, _flags = await frame.receive_header(stream, Kind.REPLY)
+                statuses.append(frame.open_reply(raw).status)
+                await frame.receive_tensors(stream, frame.open_reply(raw).tensors)
+            assert statuses == [wire.STATUS_OK, wire.STATUS_REFUSED]
+            assert len(served) == 1
+            await until(lambda: here._incoming <= 1)
+            assert here._budget.used_bytes == 0
+
+    run(main)
+
+
+def test_bytes_announced_and_never_sent_do_not_starve_others() -> None:
+    async def main() -> None:
+        async with node() as (here, _), node() as (other, _), stranger(here) as opened:
+            here.serve("process", echo, tensor_bytes_max=4 * INCOMING_BYTES_PER_PEER_MAX)
+            here.start()
+            huge = wire.TensorSpec(dtype="u8", shape=[INCOMING_BYTES_PER_PEER_MAX], nbytes=INCOMING_BYTES_PER_PEER_MAX)
+            header = process().header
+            header.version, header.run_id, header.timeout_ms = 1, RUN, 60_000
+            header.tensors.append(huge)
+            raw = header.SerializeToString()
+            streams = [await opened() for _ in range(2)]
+            for stream in streams:
+                await stream.write(frame.preamble(Kind.REQUEST, len(raw)) + raw)
+            held = INCOMING_BYTES_PER_PEER_MAX
+            reply, _flags = await frame.receive_header(streams[1], Kind.REPLY)
+            assert frame.open_reply(reply).status == wire.STATUS_BUSY
+            assert here._budget.used_bytes == held
+            await other.connect(here.peer_id, await here.addresses())
+            await other.call(here.peer_id, process(tensor(MIB)), timeout_s=10, reply_bytes_max=MIB)
+            streams[0].abort()
+            await until(lambda: here._budget.used_bytes == 0)
+
+    run(main)
+
+
+def test_the_wrong_run_is_said_to_be_wrong() -> None:
+    async def main() -> None:
+        same_beginning = RunId(RUN[:16] + "0" * 48)
+        async with node() as (here, _), node(RunId("ef" * 32)) as (far, _), node(same_beginning) as (near, _):
+            here.serve("ping", pong, tensor_bytes_max=0)
+            here.start()
+            for other, says in ((far, "does not serve this run"), (near, "wrong run")):
+                await other.connect(here.peer_id, await here.addresses())
+                with pytest.raises(RemoteFault, match=says):
+                    await other.call(here.peer_id, ping(), timeout_s=10, reply_bytes_max=0)
+
+    run(main)
+
+
+def test_calls_that_come_before_start_wait_for_it() -> None:
+    async def main() -> None:
+        async with node() as (here, _), node() as (other, _):
+            await other.connect(here.peer_id, await here.addresses())
+            call = asyncio.get_running_loop().create_task(
+                other.call(here.peer_id, ping(b"early"), timeout_s=30, reply_bytes_max=0)
+            )
+            await until(lambda: here._incoming == 1)
+            here.serve("ping", pong, tensor_bytes_max=0)
+            here.start()
+            assert (await call).header.pong.payload == b"early"
+
+    run(main)
+
+
+def test_a_warm_stream_is_used_again_and_closed_when_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with node() as (here, _), node() as (other, _):
+            here.serve("ping", pong, tensor_bytes_max=0)
+            here.serve("process", refusing(Busy("no")), tensor_bytes_max=MIB)
+            here.start()
+            await other.connect(here.peer_id, await here.addresses())
+            for _ in range(5):
+                await other.call(here.peer_id, ping(), timeout_s=10, reply_bytes_max=0)
+                with pytest.raises(Busy):
+                    await other.call(here.peer_id, process(tensor(MIB)), timeout_s=10, reply_bytes_max=0)
+            assert here._incoming == 1
+            assert [len(idle) for idle in other._pool._idle.values()] == [1]
+            monkeypatch.setattr("swarmnode.transport.pool.IDLE_S", 0.0)
+            other._pool.sweep()
+            assert not other._pool._idle
+            await until(lambda: here._incoming == 0)
+
+    run(main)
+
+
+def test_too_many_calls_to_one_peer_are_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        monkeypatch.setattr("swarmnode.transport.pool.IN_USE_MAX", 1)
+        async with node() as (here, _), node() as (other, _):
+            await other.connect(here.peer_id, await here.addresses())
+            first = asyncio.get_running_loop().create_task(
+                other.call(here.peer_id, ping(), timeout_s=30, reply_bytes_max=0)
+            )
+            await asyncio.sleep(0)
+            with pytest.raises(Busy, match="1 calls to"):
+                await other.call(here.peer_id, ping(), timeout_s=30, reply_bytes_max=0)
+            here.serve("ping", pong, tensor_bytes_max=0)
+            here.start()
+            await first
+
+    run(main)
+
+
+def test_a_fault_of_a_handler_is_an_event_here_and_a_type_there() -> None:
+    async def main() -> None:
+        events: list[tuple[str, dict[str, Any]]] = []
+
+        class Listener:
+            def event(self, event: str, *, level: str = "info", **fields: object) -> None:
+                events.append((event, fields))
+
+        async with node() as (here, _), node() as (other, _):
+            here._server._telemetry = Listener()  # type: ignore[assignment]
+            here.serve("ping", refusing(KeyError("a secret")), tensor_bytes_max=0)
+            here.start()
+            await other.connect(here.peer_id, await here.addresses())
+            with pytest.raises(RemoteFault, match="failed: KeyError$") as caught:
+                await other.call(here.peer_id, ping(), timeout_s=10, reply_bytes_max=0)
+            assert not isinstance(caught.value, Refused)
+            assert [(name, fields["error"], fields["why"]) for name, fields in events] == [
+                ("call.failed", "KeyError", "'a secret'")
+            ]
+
+    run(main)
+
+
+def test_addresses_that_cannot_be_listened_on(tmp_path: Path) -> None:
+    async def main() -> None:
+        key = tmp_path / "node.key"
+        identity = create(key)
+        async with node() as (taken, _):
+            (address,) = await taken.addresses()
+            with pytest.raises(LocalFault, match="the port is in use"):
+                await Libp2pTransport.create(key, identity, RUN, [address])
+        for wrong in ("/ip4/203.0.113.7/tcp/4001", "localhost:4001", "/dns/localhost/tcp/1"):
+            with pytest.raises(UsageError):
+                await Libp2pTransport.create(key, identity, RUN, [wrong])
+        other = create(tmp_path / "other.key")
+        with pytest.raises(LocalFault, match="holds the key of"):
+            await Libp2pTransport.create(key, other, RUN)
+        assert len(asyncio.all_tasks()) == 1
+
+    before = {path.name for path in Path("/tmp").glob(f"swarmnode-p2p-{os.getpid()}-*")}
+    run(main)
+    assert {path.name for path in Path("/tmp").glob(f"swarmnode-p2p-{os.getpid()}-*")} == before
+
+
+def test_p2pd_is_not_in_our_process_group() -> None:
+    async def main() -> None:
+        async with node() as (here, _):
+            assert os.getpgid(here.daemon.pid) != os.getpgid(os.getpid())  # Ctrl-C is ours to handle
+
+    run(main)
