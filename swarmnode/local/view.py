@@ -7,7 +7,7 @@ from typing import TextIO
 
 from rich.console import Console, Group
 from rich.live import Live
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from swarmnode.ids import PeerId, short
@@ -180,7 +180,7 @@ def status_tables(status: StatusReply) -> list[Table]:
     facts = Table(title=f"{status.run_name} {status.run_id[:16]}", title_justify="left", show_header=False)
     for key, value in _status_rows(status):
         facts.add_row(key, value)
-    counters = Table("counter", "value", title="counters", title_justify="left")
+    counters = Table(Column("counter", overflow="fold"), "value", title="counters", title_justify="left")
     for key, number in sorted(status.counters.items()):
         if number:
             counters.add_row(key, f"{number:,.6g}" if number % 1 else f"{number:,.0f}")

@@ -256,7 +256,7 @@ class Node:
         if how is Beginning.FRESH:
             self._telemetry.event("state.fresh", reason=reason)
             return False, self.samples_total() // self.manifest.gossip.round_samples
-        state, offer = await download(
+        _, offer = await download(
             self.line,
             lambda: donors_of(self._swarm(), stage, self.me),
             stage,
@@ -264,12 +264,12 @@ class Node:
             replica.parameters,
             DownloadLimits(),
             self._telemetry,
+            accept=lambda state: self._world.compute.run(Priority.OUTER, 0, lambda: replica.load(state)),
         )
-        await self._world.compute.run(Priority.OUTER, 0, lambda: replica.load(state))
         self.presence.progress.merge(Progress.from_wire(offer.progress))
         seconds = round(loop.time() - begun, 3)
         self._telemetry.count(name.RECOVERIES, method="replica")
-        self._telemetry.event("state.downloaded", seconds=seconds, nbytes=offer.nbytes, round=offer.round)
+        self._telemetry.event("recovery.done", method="replica", seconds=seconds, nbytes=offer.nbytes, reason=reason)
         return self.manifest.gossip.method != "none", offer.round
 
     async def _sync(self, gossip: Gossip, stage: int) -> None:
@@ -376,8 +376,11 @@ class Node:
         replica, gossip, stage = self._replica, self.gossip, self.stage
         if replica is None or gossip is None or stage is None or self.state != record_pb2.NODE_STATE_TRAINING:
             raise Unavailable("this node has no state to give")
-        state = await self._world.compute.run(Priority.OUTER, 0, replica.snapshot)
-        return Snapshot.of(state, stage, gossip.done, self.presence.progress.to_wire())
+        while True:
+            done = gossip.done
+            state = await self._world.compute.run(Priority.OUTER, 0, replica.snapshot)
+            if gossip.done == done:  # else an outer step came in between: its round would be the wrong label
+                return Snapshot.of(state, stage, done, self.presence.progress.to_wire())
 
     def _fed(self, samples: int) -> None:
         self.presence.progress.add(self.me, samples)

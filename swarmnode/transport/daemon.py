@@ -46,6 +46,7 @@ async def launch(identity_path: Path, sockets: Path, listen: Sequence[str], anno
     `P2P.create` puts its sockets in /tmp and leaves p2pd in our process group, where Ctrl-C kills it before the node
     could say goodbye; this does the same with private sockets and a session of its own.
     """
+    (sockets / "p2pd").unlink(missing_ok=True)  # what a killed one left
     p2p = P2P()
     p2p._daemon_listen_maddr = Multiaddr(f"/unix{sockets}/p2pd")
     p2p._client_listen_maddr = Multiaddr(f"/unix{sockets}/client")

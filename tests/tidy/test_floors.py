@@ -4,11 +4,16 @@ import functools
 import pathlib
 import subprocess
 import sys
+import tomllib
+from importlib.metadata import packages_distributions
 
 import grimp
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 # Third-party package -> the modules (and what is in them) that may import it.
 HOMES = {
@@ -86,6 +91,18 @@ def test_simulated_nodes_know_nothing_of_the_real_world() -> None:
             for real in ("hivemind", "swarmnode.transport"):
                 if real in graph().modules:
                     assert not graph().chain_exists(module, real, as_packages=False), f"{module} reaches {real}"
+
+
+def test_every_import_is_a_declared_dependency() -> None:
+    declared = {canonicalize_name(Requirement(text).name) for text in PROJECT["dependencies"]}
+    distributions = packages_distributions()
+    for package in sorted(m for m in graph().modules if not within(m, ("swarmnode",))):
+        root = package.partition(".")[0]
+        if root not in sys.stdlib_module_names:
+            homes = {canonicalize_name(name) for name in distributions.get(root, [])}
+            assert homes & declared, (
+                f"{package} ({', '.join(sorted(homes)) or 'not installed'}) is not in pyproject.toml"
+            )
 
 
 def test_module_names_say_something() -> None:

@@ -7,6 +7,8 @@ import sys
 import tomllib
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PLACES = ["swarmnode", "proto", "tests"]
@@ -44,9 +46,6 @@ def test_wire_is_generated_from_proto(tmp_path: pathlib.Path) -> None:
 
 
 def test_every_dependency_is_pinned_within_its_range() -> None:
-    from packaging.requirements import Requirement
-    from packaging.utils import canonicalize_name
-
     lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
     assert all(re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9.]+", line) for line in lines)
     pins = {canonicalize_name(line.partition("==")[0]): line.partition("==")[2] for line in lines}

@@ -1,18 +1,18 @@
-"""A peer in a process of its own: `python -m tests.transport.peer KEYFILE RUN LISTEN [BOOTSTRAP...]`.
+"""A peer in a process of its own: joins, serves, and does what the test asks of it through a pipe.
 
-Says who it is in one JSON line; with bootstraps it joins the directory, announces itself and says whom it sees. Ends
-when its standard input does.
+Peers are forked from a server that has imported hivemind once (two CPU seconds), and never from the test itself.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
-import os
+import multiprocessing
 import sys
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -26,20 +26,20 @@ from swarmnode.transport.directory import DhtDirectory
 from swarmnode.transport.identity import load_or_create
 from swarmnode.transport.libp2p import Libp2pTransport
 from swarmnode.wire import call_pb2 as wire
+from swarmnode.wire import record_pb2
 
 from .contract import Hanging, echo, pong, record_of
 
-JOIN = "--join"
+STAGES = 2
+LINE_TIMEOUT_S = 90.0
 
 
-def say(**fields: object) -> None:
-    print(json.dumps(fields), flush=True)
+def peer_main(pipe: Connection, key: str, run: str, listen: str, bootstraps: list[str]) -> None:
+    uvloop.run(live(pipe, Path(key), RunId(run), listen, bootstraps))
 
 
-async def main(key: str, run: str, listen: str, *bootstraps: str) -> None:
-    path, run_id = Path(key), RunId(run)
-    identity = load_or_create(path)
-    transport = await Libp2pTransport.create(path, identity, run_id, [listen])
+def serve(transport: Libp2pTransport) -> None:
+    """ping, process (echo), exchange (hangs), commit (how many of those were cancelled), manifest (calls back)."""
     hanging, cancelled = Hanging(), 0
 
     async def count(peer: PeerId, call: Call) -> Answer:
@@ -62,40 +62,46 @@ async def main(key: str, run: str, listen: str, *bootstraps: str) -> None:
     transport.serve("exchange", hang, tensor_bytes_max=0)
     transport.serve("commit", count, tensor_bytes_max=0)
     transport.serve("manifest", back, tensor_bytes_max=0)
-    directory = None
-    if bootstraps:
-        known = parse_bootstraps([b for b in bootstraps if b != JOIN])
-        directory = await DhtDirectory.create(transport, known, run_id, 2)
-    transport.start()
-    addresses = await transport.addresses()
-    sockets = str(transport._sockets.path)
-    say(peer=transport.peer_id, addresses=addresses, pid=os.getpid(), p2pd=transport.daemon.pid, sockets=sockets)
-    if directory is not None:
-        assert await directory.announce(sign_record(record_of(identity, time.time(), ttl_s=60), identity))
-        say(announced=True)
-    lines = asyncio.get_running_loop().run_in_executor
-    while await lines(None, sys.stdin.readline):  # each line asks for one lookup
-        assert directory is not None
-        found = await directory.lookup(0)
-        say(seen=sorted(wire_record(signed.record) for signed in found))
-    if directory is not None:
-        await directory.close()
+
+
+async def live(pipe: Connection, path: Path, run_id: RunId, listen: str, bootstraps: list[str]) -> None:
+    identity = load_or_create(path)
+    transport = await Libp2pTransport.create(path, identity, run_id, [listen])
+    serve(transport)
+    directory = await DhtDirectory.create(transport, parse_bootstraps(bootstraps), run_id, STAGES)
+    pipe.send(
+        {
+            "peer": transport.peer_id,
+            "addresses": await transport.addresses(),
+            "p2pd": transport.daemon.pid,
+            "sockets": str(transport._sockets.path),
+        }
+    )
+    loop = asyncio.get_running_loop()
+    while (asked := await loop.run_in_executor(None, pipe.recv)) != "end":
+        if asked == "announce":
+            record = record_of(identity, time.time(), ttl_s=60)
+            pipe.send(await directory.announce(sign_record(record, identity)))
+        else:
+            found = await directory.lookup(0)
+            pipe.send(sorted(record_pb2.Record.FromString(signed.record).peer_id for signed in found))
+    await directory.close()
     await transport.close()
-    say(tasks=len(asyncio.all_tasks()))
-
-
-def wire_record(raw: bytes) -> str:
-    from swarmnode.wire import record_pb2
-
-    return record_pb2.Record.FromString(raw).peer_id
+    pipe.send(len(asyncio.all_tasks()))
 
 
 class PeerProcess:
     """The test's hold on a peer."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, process: BaseProcess, pipe: Connection) -> None:
         self.process = process
+        self._pipe = pipe
         self.said: dict[str, Any] = {}
+
+    @property
+    def pid(self) -> int:
+        assert self.process.pid is not None
+        return self.process.pid
 
     @property
     def peer_id(self) -> PeerId:
@@ -109,25 +115,21 @@ class PeerProcess:
     def bootstraps(self) -> list[str]:
         return [f"{address}/p2p/{self.peer_id}" for address in self.addresses]
 
-    async def line(self) -> dict[str, Any]:
-        assert self.process.stdout is not None
-        async with asyncio.timeout(60):
-            raw = await self.process.stdout.readline()
-        assert raw, "the peer ended"
-        answer: dict[str, Any] = json.loads(raw)
-        return answer
+    async def answer(self) -> Any:
+        def wait() -> Any:
+            assert self._pipe.poll(LINE_TIMEOUT_S), "the peer says nothing"
+            return self._pipe.recv()
 
-    async def look(self) -> list[str]:
-        assert self.process.stdin is not None
-        self.process.stdin.write(b"look\n")
-        return list((await self.line())["seen"])
+        return await asyncio.get_running_loop().run_in_executor(None, wait)
 
-    async def end(self) -> None:
-        """Ask it to leave, and wait."""
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        async with asyncio.timeout(60):
-            await self.process.wait()
+    async def ask(self, what: str) -> Any:
+        """announce | lookup | end"""
+        self._pipe.send(what)
+        return await self.answer()
+
+    async def ended(self) -> None:
+        await asyncio.get_running_loop().run_in_executor(None, self.process.join, LINE_TIMEOUT_S)
+        assert self.process.exitcode is not None
 
 
 @asynccontextmanager
@@ -135,28 +137,21 @@ async def peer_process(
     key: Path, run_id: RunId, listen: str = "/ip4/127.0.0.1/tcp/0", bootstraps: Sequence[str] = ()
 ) -> AsyncIterator[PeerProcess]:
     """A running peer; killed at the end if it still lives."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "tests.transport.peer",
-        str(key),
-        run_id,
-        listen,
-        *bootstraps,
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        cwd=Path(__file__).parents[2],
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
-    peer = PeerProcess(process)
+    root = str(Path(__file__).parents[2])
+    if root not in sys.path:
+        sys.path.insert(0, root)
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    ours, theirs = context.Pipe()
+    process = context.Process(target=peer_main, args=(theirs, str(key), run_id, listen, list(bootstraps)))
+    process.start()
+    theirs.close()
+    peer = PeerProcess(process, ours)
     try:
-        peer.said = await peer.line()
+        peer.said = await peer.answer()
         yield peer
     finally:
-        if process.returncode is None:
+        if process.is_alive():
             process.kill()
-        await process.wait()
-
-
-if __name__ == "__main__":
-    uvloop.run(main(*sys.argv[1:]))
+        await peer.ended()
+        ours.close()

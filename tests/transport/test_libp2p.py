@@ -70,22 +70,22 @@ def test_a_peer_killed_mid_call_is_a_fault_and_leaves_nothing_behind(tmp_path: P
     async def main() -> None:
         async with pair(tmp_path) as (here, peer):
             await here.call(peer.peer_id, ping(), timeout_s=10, reply_bytes_max=0)
-            sockets = Path(peer.said["sockets"])
+            sockets = peer.said["sockets"]
             call = asyncio.get_running_loop().create_task(
                 here.call(peer.peer_id, HANG, timeout_s=100, reply_bytes_max=0)
             )
             await asyncio.sleep(0)
-            os.kill(peer.said["pid"], signal.SIGKILL)
+            os.kill(peer.pid, signal.SIGKILL)
             with pytest.raises(RemoteFault) as caught:
                 await call
             assert not isinstance(caught.value, PeerTimeout)
             with pytest.raises(RemoteFault, match="cannot be reached|went away"):
                 await here.call(peer.peer_id, ping(), timeout_s=30, reply_bytes_max=0)
-            await peer.process.wait()
+            await peer.ended()
             await until(lambda: gone(peer.said["p2pd"]))
-            assert sockets.exists()
+            assert os.path.exists(sockets)
             SocketDir().remove()
-            assert not sockets.exists()
+            assert not os.path.exists(sockets)
 
     run(main)
 
@@ -94,11 +94,11 @@ def test_a_peer_killed_mid_call_is_a_fault_and_leaves_nothing_behind(tmp_path: P
 def test_a_frozen_peer_is_a_timeout_and_works_again_when_it_thaws(tmp_path: Path) -> None:
     async def main() -> None:
         async with pair(tmp_path) as (here, peer):
-            os.kill(peer.said["pid"], signal.SIGSTOP)
+            os.kill(peer.pid, signal.SIGSTOP)
             for call in (ping(), process(tensor(30 * MIB))):
                 with pytest.raises(PeerTimeout):
                     await here.call(peer.peer_id, call, timeout_s=0.4, reply_bytes_max=64 * MIB)
-            os.kill(peer.said["pid"], signal.SIGCONT)
+            os.kill(peer.pid, signal.SIGCONT)
             await here.call(peer.peer_id, ping(), timeout_s=30, reply_bytes_max=0)
 
     run(main)
@@ -129,7 +129,8 @@ def test_a_stale_stream_is_replaced_when_the_peer_comes_back_at_its_address(tmp_
         async with pair(tmp_path) as (here, peer):
             await here.call(peer.peer_id, ping(), timeout_s=10, reply_bytes_max=0)
             stream = here._pool._idle[peer.peer_id][0][1]
-            await peer.end()
+            await peer.ask("end")
+            await peer.ended()
             await until(lambda: stream.lost)
             async with peer_process(tmp_path / "peer.key", RUN, peer.addresses[0]) as again:
                 assert again.peer_id == peer.peer_id
@@ -143,11 +144,11 @@ def test_a_stale_stream_is_replaced_when_the_peer_comes_back_at_its_address(tmp_
 def test_a_clean_end_leaves_no_process_socket_or_task(tmp_path: Path) -> None:
     async def main() -> None:
         async with peer_process(tmp_path / "peer.key", RUN) as peer:
-            await peer.end()
-            assert (await peer.line()) == {"tasks": 1}
-            assert peer.process.returncode == 0
+            assert await peer.ask("end") == 1  # the task that answers
+            await peer.ended()
+            assert peer.process.exitcode == 0
             assert gone(peer.said["p2pd"])
-            assert not Path(peer.said["sockets"]).exists()
+            assert not os.path.exists(peer.said["sockets"])
 
     run(main)
 

@@ -1,0 +1,188 @@
+"""Whole nodes in one process: real replicas, real compute threads, real coroutines; only transport and directory are in
+memory, and text is random numbers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from swarmnode.errors import RemoteFault
+from swarmnode.identity import Identity
+from swarmnode.ids import PeerId, RunId
+from swarmnode.manifest import GossipSpec, InnerSpec, LimitsSpec, Manifest, ModelSpec, PipelineSpec
+from swarmnode.node import probe
+from swarmnode.node.compute import ThreadCompute
+from swarmnode.node.greeting import Greeting
+from swarmnode.node.node import Node, World
+from swarmnode.node.replica import TorchReplica
+from swarmnode.ports import Replica, Tape, WireTensor
+from swarmnode.transport.memory import MemoryDirectory, MemoryNetwork, MemoryTransport
+from swarmnode.wire import record_pb2
+from tests.pipeline.quiet import Quiet
+
+RUN = RunId("cd" * 32)
+TINY = ModelSpec(layers=3, width=32, heads=4, kv_heads=2, ffn=48, context=16, vocabulary=50)
+
+
+def manifest(
+    stages: int = 3, method: str = "noloco", window_max: int = 4, boundary: str = "fp32", **gossip: object
+) -> Manifest:
+    return Manifest(
+        seed=7,
+        model=TINY,
+        pipeline=PipelineSpec(stages=stages, boundary=boundary, window_max=window_max, validation_samples=8),
+        inner=InnerSpec(microbatch=4, inner_batch=8, warmup_samples=16, decay_samples=100_000),
+        gossip=GossipSpec(method=method, round_seconds_min=0.0, **{"round_samples": 128, **gossip}),  # type: ignore[arg-type]
+        limits=LimitsSpec(
+            announce_period_s=0.2, record_ttl_s=5.0, hop_timeout_min_s=1.0, microbatch_timeout_s=20.0,
+            exchange_timeout_s=5.0,
+        ),
+    )
+
+
+class Numbers:
+    """pipeline.feeder.Samples of a text with a pattern that can be learnt: sample i counts upwards from i."""
+
+    def __init__(self, run: Manifest) -> None:
+        self._context, self._vocabulary, self._step = run.model.context, run.model.vocabulary, run.inner.microbatch
+
+    def tokens(self, indices: Sequence[int]) -> np.ndarray:
+        first = np.asarray(indices)[:, None] * 7
+        return ((first + np.arange(self._context + 1)[None, :]) % self._vocabulary).astype("<u2")
+
+    def train(self, indices: Sequence[int]) -> WireTensor:
+        tokens = self.tokens(indices)
+        return WireTensor("u16", tokens.shape, tokens.tobytes())
+
+    def held_out(self) -> Sequence[WireTensor]:
+        return [self.train(range(10_000, 10_000 + self._step))]
+
+
+class Recording(TorchReplica):
+    """Counts the gradients it adds; the laws are checked on these."""
+
+    counted: int = 0
+
+    def backward(self, tape: Tape, gradient: WireTensor, samples: int) -> WireTensor | None:
+        given = super().backward(tape, gradient, samples)
+        self.counted += samples
+        return given
+
+
+@dataclass
+class Villager:
+    node: Node
+    transport: MemoryTransport
+    quiet: Quiet
+    stop: asyncio.Event = field(default_factory=asyncio.Event)
+    task: asyncio.Task[None] | None = None
+    saved: list[tuple[int, int, int]] = field(default_factory=list)
+    replica: Recording | None = None
+
+    async def die(self) -> None:
+        """Gone without a word, as by SIGKILL."""
+        assert self.task is not None
+        await self.transport.close()
+        self.task.cancel()
+        await asyncio.gather(self.task, return_exceptions=True)
+
+
+class Village:
+    """Use `async with village(run) as v`; nodes are stopped at the end, whatever happened."""
+
+    def __init__(self, run: Manifest) -> None:
+        self.run = run
+        self.network = MemoryNetwork()
+        self.people: list[Villager] = []
+        self.samples: dict[PeerId, list[int]] = defaultdict(list)
+        self._stack = contextlib.AsyncExitStack()
+
+    def add(self, stage: int | None, samples: Numbers | None = None) -> Villager:
+        identity = Identity.of_seed(bytes([len(self.people) + 1]) * 32)
+        quiet = Quiet()
+        transport = MemoryTransport(self.network, identity.peer_id, RUN, telemetry=quiet)
+        Greeting(record_pb2.SignedManifest()).serve(transport)
+        compute = ThreadCompute(quiet)
+        self._stack.callback(compute.close)
+        clock = LoopClock()
+        saved: list[tuple[int, int, int]] = []
+
+        async def save(replica: Replica, stage: int, round_index: int, total: int) -> None:
+            saved.append((stage, round_index, total))
+
+        made: list[Recording] = []
+
+        def replica(stage: int) -> Replica:
+            made.append(Recording(self.run, stage))
+            villager.replica = made[-1]
+            return made[-1]
+
+        world = World(
+            transport=transport,
+            directory=MemoryDirectory(self.network, RUN, clock),
+            compute=compute,
+            clock=clock,
+            telemetry=quiet,
+            identity=identity,
+            replica=replica,
+            samples=lambda: samples or Numbers(self.run),
+            probe=probe.forward,
+            save=save,
+        )
+        villager = Villager(Node(self.run, RUN, world), transport, quiet, saved=saved)
+        villager.task = asyncio.get_running_loop().create_task(villager.node.run(villager.stop, stage))
+        self.people.append(villager)
+        return villager
+
+    async def leave(self) -> None:
+        """Everybody leaves, feeders first."""
+        living = [p for p in self.people if p.task is not None and not p.task.done()]
+        for feeding in (True, False):
+            group = [p for p in living if (p.node.stage == 0) is feeding]
+            for person in group:
+                person.stop.set()
+            await asyncio.gather(*(p.task for p in group if p.task is not None))
+
+    async def until(self, condition: Callable[[], bool], what: str, timeout_s: float = 60.0) -> None:
+        """Wait for `condition`; AssertionError with `what` when it does not come, or when a node failed meanwhile."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not condition():
+                    for person in self.people:
+                        if person.task is not None and person.task.done() and not person.task.cancelled():
+                            person.task.result()
+                    await asyncio.sleep(0.01)
+        except TimeoutError:
+            raise AssertionError(f"not within {timeout_s:g} s: {what}") from None
+
+    def total(self) -> int:
+        """Samples fed by everybody: each feeder's own entry, which nobody else may know yet."""
+        return sum(p.node.presence.progress.feeders.get(p.node.me, 0) for p in self.people)
+
+
+class LoopClock:
+    """ports.Clock that begins at a fixed date and runs with the loop."""
+
+    def unix_s(self) -> float:
+        return 1.7e9 + asyncio.get_running_loop().time()
+
+
+@contextlib.asynccontextmanager
+async def village(run: Manifest) -> AsyncIterator[Village]:
+    here = Village(run)
+    try:
+        yield here
+    finally:
+        for person in here.people:
+            if person.task is not None and not person.task.done():
+                person.task.cancel()
+        await asyncio.gather(*(p.task for p in here.people if p.task is not None), return_exceptions=True)
+        await here._stack.aclose()
+
+
+__all__ = ["RUN", "Numbers", "RemoteFault", "Village", "Villager", "manifest", "village"]

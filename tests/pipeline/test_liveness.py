@@ -1,0 +1,66 @@
+"""A slow peer is waited for, a dead one is not."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from swarmnode.errors import MicrobatchLost, PeerTimeout
+from swarmnode.identity import Identity
+from swarmnode.ids import RunId
+from swarmnode.membership.liveness import patiently
+from swarmnode.node.greeting import Greeting
+from swarmnode.transport.memory import MemoryNetwork, MemoryTransport
+from swarmnode.wire import record_pb2
+
+RUN = RunId("ab" * 32)
+
+
+def pair() -> tuple[MemoryTransport, MemoryTransport]:
+    network = MemoryNetwork()
+    ours, theirs = (MemoryTransport(network, Identity.of_seed(bytes([n]) * 32).peer_id, RUN) for n in (1, 2))
+    Greeting(record_pb2.SignedManifest()).serve(theirs)
+    return ours, theirs
+
+
+def test_a_late_answer_of_a_living_peer_is_waited_for() -> None:
+    async def body() -> None:
+        ours, theirs = pair()
+        async with asyncio.timeout(20):
+            assert await patiently(ours, RUN, theirs.peer_id, asyncio.sleep(0.2, "late"), 0.01) == "late"
+
+    asyncio.run(body())
+
+
+def test_a_peer_that_answers_no_ping_is_given_up_and_the_wait_cancelled() -> None:
+    async def body() -> None:
+        ours, theirs = pair()
+        cancelled = asyncio.Event()
+
+        async def forever() -> None:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                cancelled.set()
+
+        await theirs.close()
+        async with asyncio.timeout(20):
+            with pytest.raises(PeerTimeout, match="answers no ping"):
+                await patiently(ours, RUN, theirs.peer_id, forever(), 0.01)
+        assert cancelled.is_set()
+
+    asyncio.run(body())
+
+
+def test_errors_of_the_work_come_through_as_they_are() -> None:
+    async def body() -> None:
+        ours, theirs = pair()
+
+        async def lost() -> None:
+            raise MicrobatchLost("no way")
+
+        with pytest.raises(MicrobatchLost):
+            await patiently(ours, RUN, theirs.peer_id, lost(), 1.0)
+
+    asyncio.run(body())
