@@ -87,7 +87,7 @@ def test_a_late_joiner_downloads_receives_a_round_and_serves() -> None:
 
 
 def test_one_replica_a_stage_without_gossip_is_single_process_adamw() -> None:
-    """Whole nodes, microbatches one at a time, against one model in one piece: the same weights to 1e-5 after 20 steps."""
+    """Whole nodes, one microbatch at a time, against the same stages in one loop: equal to 1e-5 after 20 steps."""
     run = manifest(method="none", window_max=1)
 
     async def body() -> Village:

@@ -39,7 +39,10 @@ def manifest(
         inner=InnerSpec(microbatch=4, inner_batch=8, warmup_samples=16, decay_samples=100_000),
         gossip=GossipSpec(method=method, round_seconds_min=0.0, **{"round_samples": 128, **gossip}),  # type: ignore[arg-type]
         limits=LimitsSpec(
-            announce_period_s=0.2, record_ttl_s=5.0, hop_timeout_min_s=1.0, microbatch_timeout_s=20.0,
+            announce_period_s=0.2,
+            record_ttl_s=5.0,
+            hop_timeout_min_s=1.0,
+            microbatch_timeout_s=20.0,
             exchange_timeout_s=5.0,
         ),
     )

@@ -11,13 +11,16 @@ from swarmnode.gossip.outer.method import Outer
 from swarmnode.gossip.outer.noloco import NoLoCo
 from swarmnode.manifest import GossipSpec
 
-METHODS = (NoLoCo.name, DiLoCo.name)
+NONE = "none"
+"""No outer steps: replicas never meet. The slow side is kept all the same, so that snapshots have one shape."""
+
+METHODS = (NoLoCo.name, DiLoCo.name, NONE)
 
 
 def outer(gossip: GossipSpec, theta: torch.Tensor) -> Outer:
     """The manifest's outer optimizer over `theta` [P]. Raises ManifestError for an unknown method or codec."""
     match gossip.method:
-        case NoLoCo.name:
+        case NoLoCo.name | "none":
             return NoLoCo(theta, codec(gossip.codec), gossip.alpha, gossip.beta, gossip.gamma)
         case DiLoCo.name:
             return DiLoCo(theta, codec(gossip.codec), gossip.alpha, gossip.beta)
@@ -25,4 +28,4 @@ def outer(gossip: GossipSpec, theta: torch.Tensor) -> Outer:
             raise ManifestError(f"gossip.method is {gossip.method!r}; known: {', '.join(METHODS)}")
 
 
-__all__ = ["METHODS", "DiLoCo", "NoLoCo", "Outer", "outer"]
+__all__ = ["METHODS", "NONE", "DiLoCo", "NoLoCo", "Outer", "outer"]
