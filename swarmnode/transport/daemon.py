@@ -33,6 +33,7 @@ from swarmnode.transport.stream import Stream
 STARTUP_TIMEOUT_S = 60.0  # guess: eight nodes starting on two busy cores; alone it takes 0.15 s (hivemind.md)
 CONTROL_TIMEOUT_S = 5.0  # guess: p2pd answers its own machine within a millisecond
 CONTROL_BYTES_MAX = 64 << 10  # guess: an error text, or a few hundred addresses
+ERROR_CHARACTERS_MAX = 256
 DIAL_TIMEOUT_S = 10.0  # guess: libp2p gives one address 5 s
 UNARY_BYTES_MAX = 4 << 20  # hivemind's default: what a DHT message may hold
 RESTARTS_MAX = 5  # in RESTARTS_WINDOW_S; guess
@@ -188,7 +189,7 @@ class Daemon:
             await asyncio.sleep(RESTART_DELAY_S * 2**attempt)
             try:
                 return await self.start()
-            except (LocalFault, OSError):
+            except (LocalFault, Unavailable, P2PDaemonError, OSError):
                 if attempt == RESTARTS_MAX - 1:
                     raise
         raise AssertionError("unreachable")
@@ -205,7 +206,7 @@ class Daemon:
             addr=Multiaddr(f"/unix{socket}").to_bytes(), proto=[protocol], balanced=False
         )
         request = p2pd_pb2.Request(type=p2pd_pb2.Request.STREAM_HANDLER, streamHandler=handler)
-        stream = await self._ask(request, CONTROL_TIMEOUT_S)
+        stream = await self._ask_now(request, CONTROL_TIMEOUT_S)  # before it counts as running
         stream.close()
 
     async def open_stream(self, peer: PeerId, protocol: str, timeout_s: float) -> Stream:
@@ -236,10 +237,13 @@ class Daemon:
         stream.close()
 
     async def addresses(self) -> list[str]:
-        """Our multiaddrs as p2pd sees them now."""
+        """Our multiaddrs as p2pd sees them now. Raises Unavailable."""
         await self._until_running()
-        async with asyncio.timeout(CONTROL_TIMEOUT_S):
-            _, found = await self.p2p._client.identify()
+        try:
+            async with asyncio.timeout(CONTROL_TIMEOUT_S):
+                _, found = await self.p2p._client.identify()
+        except (OSError, EOFError, P2PDaemonError):
+            raise Unavailable("our p2pd does not answer; it is being restarted", 0.5) from None
         return [str(address).partition("/p2p/")[0] for address in found]
 
     async def answers(self) -> bool:
@@ -254,6 +258,9 @@ class Daemon:
     async def _ask(self, request: Any, timeout_s: float) -> Stream:
         """Send one control request; the stream it was sent on. Raises P2PDaemonError (p2pd says no), Unavailable."""
         await self._until_running()
+        return await self._ask_now(request, timeout_s)
+
+    async def _ask_now(self, request: Any, timeout_s: float) -> Stream:
         stream = None
         try:
             async with asyncio.timeout(timeout_s):
@@ -271,7 +278,7 @@ class Daemon:
             raise
         if response.type == p2pd_pb2.Response.ERROR:
             stream.abort()
-            raise P2PDaemonError(response.error.msg)
+            raise P2PDaemonError(" ".join(response.error.msg.split())[:ERROR_CHARACTERS_MAX])
         return stream
 
     async def _connect(self) -> Stream:

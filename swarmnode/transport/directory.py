@@ -167,12 +167,15 @@ class DhtDirectory:
             await directory.close()
             raise
         directory._keeping = transport.spawn(directory._keep_joined())
+        transport.after_restart.append(directory._rejoin)
         return directory
 
     async def close(self) -> None:
         """Answer the DHT's requests no more."""
         if self._keeping is not None:
             self._keeping.cancel()
+            self._transport.after_restart.remove(self._rejoin)
+            self._keeping = None
         with contextlib.suppress(P2PDaemonError, OSError, TimeoutError):
             async with asyncio.timeout(RPC_TIMEOUT_S):
                 await self._node.shutdown()
@@ -280,9 +283,14 @@ class DhtDirectory:
         """Ask the bootstraps again whenever no neighbour is left: a partition healed, p2pd or everybody restarted."""
         while True:
             await asyncio.sleep(REJOIN_PERIOD_S)
-            if self._bootstrap and not len(self._node.protocol.routing_table.peer_id_to_uid):
-                with contextlib.suppress(LocalFault):
-                    await self._ask_bootstraps({})
+            if not len(self._node.protocol.routing_table.peer_id_to_uid):
+                await self._rejoin()
+
+    async def _rejoin(self) -> None:
+        """Forget whom hivemind thinks unresponsive (it was our p2pd), and ask the bootstraps."""
+        self._node.blacklist.clear()
+        with contextlib.suppress(LocalFault):  # the clock: whoever finds no peers for it says so at its next start
+            await self._ask_bootstraps({})
 
     def _event(self, event: str, level: str, **fields: object) -> None:
         if self._telemetry is not None:

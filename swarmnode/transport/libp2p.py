@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter, OrderedDict
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 
 from hivemind.proto import p2pd_pb2
@@ -56,6 +56,7 @@ class Libp2pTransport:
         self._listener: asyncio.Server | None = None
         self._group: asyncio.TaskGroup | None = None
         self._root: asyncio.Task[None] | None = None
+        self.after_restart: list[Callable[[], Coroutine[object, object, None]]] = []
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     @classmethod
@@ -160,7 +161,7 @@ class Libp2pTransport:
         return self._daemon
 
     async def addresses(self) -> list[str]:
-        """Multiaddrs (without /p2p) at which others reach this node. TCP only."""
+        """Multiaddrs (without /p2p) at which others reach this node, TCP only. Raises Unavailable (p2pd is down)."""
         return [address for address in await self._daemon.addresses() if "/tcp/" in address]
 
     def serve(self, method: str, handler: Handler, *, tensor_bytes_max: int) -> None:
@@ -288,10 +289,11 @@ class Libp2pTransport:
         self._event("p2pd.died", "warning", exit_code=code)
 
     async def _p2pd_restarted(self) -> None:
-        self._event("p2pd.restarted", "info", addresses=await self.addresses())
-        assert self._group is not None
+        self._event("p2pd.restarted", "info", p2pd=self._daemon.pid)
         for peer, addresses in list(self._known.items()):
-            self._group.create_task(self._redial(peer, addresses))
+            self.spawn(self._redial(peer, addresses))
+        for work in self.after_restart:
+            self.spawn(work())
 
     async def _redial(self, peer: PeerId, addresses: tuple[str, ...]) -> None:
         with contextlib.suppress(RemoteFault, Unavailable, Busy):  # the next call to it will say

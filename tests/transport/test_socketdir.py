@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from swarmnode.transport.socketdir import PREFIX, SocketDir, sweep
+
+
+@pytest.fixture
+def short() -> Iterator[Path]:
+    """pytest's own folders have names too long for sockets."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        yield Path(folder)
+
+
+def test_a_folder_is_private_and_goes_when_removed(short: Path) -> None:
+    folder = SocketDir(short)
+    assert folder.path.stat().st_mode & 0o777 == 0o700
+    assert str(os.getpid()) in folder.path.name
+    (folder.path / "p2pd").touch()
+    folder.remove()
+    folder.remove()
+    assert list(short.iterdir()) == []
+
+
+def test_only_the_folders_of_the_dead_are_swept(short: Path) -> None:
+    living = SocketDir(short)
+    dead = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
+    pid = dead.stdout.decode().strip()
+    killed, unlocked, foreign = (short / f"{PREFIX}{name}" for name in (f"{pid}-a", f"{pid}-b", "word-c"))
+    for folder in (killed, unlocked, foreign):
+        folder.mkdir()
+        (folder / "p2pd").touch()
+    (killed / "lock").touch()
+    (short / "else").mkdir()
+    assert sweep(short) == [killed, unlocked]
+    assert sorted(p.name for p in short.iterdir()) == sorted([living.path.name, foreign.name, "else"])
+    living.remove()
+
+
+def test_a_long_temporary_folder_is_not_used(tmp_path: Path) -> None:
+    deep = tmp_path / ("d" * 100)
+    deep.mkdir()
+    folder = SocketDir(deep)
+    assert folder.path.parent == Path("/tmp")
+    folder.remove()
