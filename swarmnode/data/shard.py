@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import mmap
 import os
 import pathlib
 import struct
@@ -172,4 +173,14 @@ def open_shard(path: pathlib.Path, *, tokenizer: bytes, vocabulary: int, verify:
         found = hashlib.sha256(np.asarray(tokens).data if count else b"").digest()
         if found != payload_digest:
             raise DataError(f"{path}: damaged: its tokens do not match the hash in its header; make the shard again")
+    _forget_pages(tokens)
     return Shard(path, tokens, made_vocabulary, made_by, payload_digest)
+
+
+def _forget_pages(tokens: Tokens) -> None:
+    """Let go of the pages that hashing brought in, and read no further than asked: samples are drawn at random, and a
+    node's memory is better spent on tapes."""
+    mapped = getattr(tokens, "_mmap", None)
+    if isinstance(mapped, mmap.mmap) and hasattr(mmap, "MADV_RANDOM"):
+        mapped.madvise(mmap.MADV_DONTNEED)
+        mapped.madvise(mmap.MADV_RANDOM)

@@ -16,7 +16,7 @@ from swarmnode.ids import MicrobatchId
 from swarmnode.metrics import name
 from swarmnode.ports import Answer, Telemetry
 
-CACHE_BYTES_MAX = 32 << 20  # guess: some hundred answers at the demo's size
+CACHE_BYTES_MAX = 8 << 20  # guess: the last 32 answers at the demo size; a repeat comes within seconds
 COUNTED_MAX = 65_536  # guess: 16 bytes each; a retry comes within one microbatch deadline
 RETRY_FIRST_S = 0.05  # guess: until the first microbatch told how long one takes
 

@@ -8,8 +8,8 @@ for a moment and the base taken anew (as BBR's ProbeRTT, Cardwell et al. 2016).
 
 from __future__ import annotations
 
-QUEUED_LOW = 1.0  # Vegas' alpha
-QUEUED_HIGH = 3.0  # Vegas' beta
+QUEUED_LOW = 0.5
+QUEUED_HIGH = 1.5
 BASE_SPAN = 256  # guess: completions between two probes; a probe costs about half a window's worth of work
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import errno
 import ipaddress
 import re
@@ -14,6 +16,7 @@ from swarmnode.identity import public_key_of
 from swarmnode.ids import PeerId
 
 _NAME = re.compile(r"(?=.{1,253}\Z)[A-Za-z0-9_]([A-Za-z0-9_-]{0,62})(\.[A-Za-z0-9_-]{1,63})*\.?\Z")
+PROBE_TIMEOUT_S = 5.0  # guess: as long as libp2p gives one address
 _EXAMPLE = "/ip4/203.0.113.7/tcp/4001"
 
 
@@ -83,6 +86,21 @@ def parse_bootstraps(texts: Sequence[str]) -> list[tuple[PeerId, list[str]]]:
         if address not in addresses:
             addresses.append(address)
     return list(found.items())
+
+
+async def first_that_accepts(addresses: Sequence[str]) -> str | None:
+    """The first of `addresses` whose port accepts a TCP connection within PROBE_TIMEOUT_S, or None.
+
+    p2pd waits 5 s and more after a dial that was refused; asking the port first keeps a joiner from waiting so long
+    for a bootstrap that starts a moment later.
+    """
+    for endpoint in map(parse_endpoint, addresses):
+        with contextlib.suppress(OSError, TimeoutError):
+            async with asyncio.timeout(PROBE_TIMEOUT_S):
+                _, writer = await asyncio.open_connection(endpoint.host, endpoint.port)
+            writer.close()
+            return str(endpoint)
+    return None
 
 
 def check_listenable(endpoint: Endpoint) -> None:

@@ -10,15 +10,12 @@ import asyncio
 import contextlib
 import functools
 import logging
-import os
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hivemind import hivemind_cli
-from hivemind.p2p import P2P, PeerID
-from hivemind.p2p.p2p_daemon_bindings.p2pclient import Client
+from hivemind.p2p import PeerID
 from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError
 from hivemind.proto import p2pd_pb2
 from hivemind.utils.multiaddr import Multiaddr
@@ -28,83 +25,23 @@ from swarmnode.identity import peer_id_bytes
 from swarmnode.ids import PeerId, short
 from swarmnode.transport import patches
 from swarmnode.transport.address import Endpoint, check_listenable, parse_endpoint
+from swarmnode.transport.p2pd import launch
 from swarmnode.transport.stream import Stream
 
-STARTUP_TIMEOUT_S = 60.0  # guess: eight nodes starting on two busy cores; alone it takes 0.15 s (hivemind.md)
 CONTROL_TIMEOUT_S = 5.0  # guess: p2pd answers its own machine within a millisecond
 CONTROL_BYTES_MAX = 64 << 10  # guess: an error text, or a few hundred addresses
 ERROR_CHARACTERS_MAX = 256
+ASK_ATTEMPTS = 3
 DIAL_TIMEOUT_S = 10.0  # guess: libp2p gives one address 5 s
-UNARY_BYTES_MAX = 4 << 20  # hivemind's default: what a DHT message may hold
+PING_PERIOD_S = 10.0  # guess
+PINGS_MISSED_MAX = 3  # of CONTROL_TIMEOUT_S each: a busy machine is not a frozen daemon; guess
 RESTARTS_MAX = 5  # in RESTARTS_WINDOW_S; guess
 RESTARTS_WINDOW_S = 60.0
 RESTART_DELAY_S = 0.1
+RESTART_WAIT_S = 15.0  # how long calls wait for it; guess: it takes 0.5 s, and more on a busy machine
 
 
-async def launch(identity_path: Path, sockets: Path, listen: Sequence[str], announce: Sequence[str]) -> Any:
-    """A running hivemind P2P. Raises P2PDaemonError, OSError.
-
-    `P2P.create` puts its sockets in /tmp and leaves p2pd in our process group, where Ctrl-C kills it before the node
-    could say goodbye; this does the same with private sockets and a session of its own.
-    """
-    (sockets / "p2pd").unlink(missing_ok=True)  # what a killed one left
-    p2p = P2P()
-    p2p._daemon_listen_maddr = Multiaddr(f"/unix{sockets}/p2pd")
-    p2p._client_listen_maddr = Multiaddr(f"/unix{sockets}/client")
-    try:
-        async with asyncio.timeout(STARTUP_TIMEOUT_S):
-            await _start_child(p2p, _arguments(identity_path, p2p._daemon_listen_maddr, listen, announce))
-            p2p._client = await Client.create(
-                control_maddr=p2p._daemon_listen_maddr,
-                listen_maddr=p2p._client_listen_maddr,
-                persistent_conn_max_msg_size=UNARY_BYTES_MAX,
-            )
-            await p2p._ping_daemon()
-    except TimeoutError:
-        await p2p.shutdown()
-        raise P2PDaemonError(f"not ready after {STARTUP_TIMEOUT_S:.0f} s") from None
-    except BaseException:
-        await p2p.shutdown()
-        raise
-    return p2p
-
-
-def _arguments(identity_path: Path, control: Any, listen: Sequence[str], announce: Sequence[str]) -> list[str]:
-    options = {
-        "id": str(identity_path),
-        "listen": control,
-        "hostAddrs": ",".join(listen),
-        "dhtServer": True,
-        "b": False,
-        "connManager": True,
-        "autonat": False,
-        "natPortMap": False,
-        "relay": False,
-        "tls": True,
-        "idleTimeout": f"{STARTUP_TIMEOUT_S:.0f}s",  # without the node's connection it ends by itself
-        "persistentConnMaxMsgSize": UNARY_BYTES_MAX,
-    }
-    if announce:
-        options["announceAddrs"] = ",".join(announce)
-    binary = Path(hivemind_cli.__file__).with_name("p2pd")
-    return list(P2P._make_process_args(str(binary), **options))
-
-
-async def _start_child(p2p: Any, arguments: Sequence[str]) -> None:
-    """Start p2pd and wait for the line that says it is ready."""
-    loop = asyncio.get_running_loop()
-    ready = loop.create_future()
-    p2p._child = await asyncio.create_subprocess_exec(
-        *arguments,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-        env=os.environ | {"GOLOG_LOG_LEVEL": "error", "GOLOG_LOG_FMT": "json"},
-        start_new_session=True,
-    )
-    p2p._alive = True
-    p2p._reader_task = loop.create_task(p2p._read_outputs(ready))  # `P2P.shutdown` cancels it
-    await ready
+_IDENTIFY = p2pd_pb2.Request(type=p2pd_pb2.Request.IDENTIFY)
 
 
 @dataclass(slots=True)
@@ -130,10 +67,14 @@ class Daemon:
             self.p2p = await launch(self.identity_path, self.sockets, self.listen, self.announce)
         except (P2PDaemonError, OSError) as error:
             raise LocalFault(f"p2pd does not start on {', '.join(self.listen)}: {error}") from error
-        for name, socket in self.stream_handlers.items():
-            await self._register_stream(name, socket)
-        for name, (handler, args, kwargs) in self.handlers.items():
-            await self.p2p.add_protobuf_handler(name, handler, *args, **kwargs)
+        try:
+            for name, socket in self.stream_handlers.items():
+                await self._register_stream(name, socket)
+            for name, (handler, args, kwargs) in self.handlers.items():
+                await self.p2p.add_protobuf_handler(name, handler, *args, **kwargs)
+        except (P2PDaemonError, OSError) as error:
+            await self.p2p.shutdown()
+            raise LocalFault(f"p2pd died while it was starting: {error}") from error
         self.running.set()
 
     async def stop(self) -> None:
@@ -189,10 +130,29 @@ class Daemon:
             await asyncio.sleep(RESTART_DELAY_S * 2**attempt)
             try:
                 return await self.start()
-            except (LocalFault, Unavailable, P2PDaemonError, OSError):
+            except LocalFault:
                 if attempt == RESTARTS_MAX - 1:
                     raise
         raise AssertionError("unreachable")
+
+    async def keep_answering(self) -> None:
+        """Kill a p2pd that lives and answers nothing, so that `supervise` starts another."""
+        missed = 0
+        while True:
+            await asyncio.sleep(PING_PERIOD_S)
+            if not self.running.is_set():
+                missed = 0
+                continue
+            try:
+                stream, _ = await self._ask_now(_IDENTIFY, CONTROL_TIMEOUT_S)
+                stream.close()
+                missed = 0
+            except (OSError, P2PDaemonError):
+                missed += 1
+            if missed >= PINGS_MISSED_MAX:
+                missed = 0
+                with contextlib.suppress(ProcessLookupError):
+                    self.p2p._child.kill()
 
     # What the transport asks of p2pd.
 
@@ -206,7 +166,7 @@ class Daemon:
             addr=Multiaddr(f"/unix{socket}").to_bytes(), proto=[protocol], balanced=False
         )
         request = p2pd_pb2.Request(type=p2pd_pb2.Request.STREAM_HANDLER, streamHandler=handler)
-        stream = await self._ask_now(request, CONTROL_TIMEOUT_S)  # before it counts as running
+        stream, _ = await self._ask_now(request, CONTROL_TIMEOUT_S)  # before it counts as running
         stream.close()
 
     async def open_stream(self, peer: PeerId, protocol: str, timeout_s: float) -> Stream:
@@ -215,13 +175,13 @@ class Daemon:
             peer=peer_id_bytes(peer), proto=[protocol], timeout=max(1, round(timeout_s))
         )
         try:
-            return await self._ask(
-                p2pd_pb2.Request(type=p2pd_pb2.Request.STREAM_OPEN, streamOpen=opening), timeout_s + CONTROL_TIMEOUT_S
-            )
+            request = p2pd_pb2.Request(type=p2pd_pb2.Request.STREAM_OPEN, streamOpen=opening)
+            stream, _ = await self._ask(request, timeout_s + CONTROL_TIMEOUT_S)
         except P2PDaemonError as error:
             if "protocols not supported" in str(error):
                 raise RemoteFault(f"{short(peer)} does not serve this run: wrong run id, or not a swarmnode") from None
             raise RemoteFault(f"{short(peer)} cannot be reached: {error}") from None
+        return stream
 
     async def dial(self, peer: PeerId, addresses: Sequence[str]) -> None:
         """Connect to `peer` at one of `addresses`. Raises RemoteFault."""
@@ -229,22 +189,17 @@ class Daemon:
             peer=peer_id_bytes(peer), addrs=[Multiaddr(a).to_bytes() for a in addresses], timeout=round(DIAL_TIMEOUT_S)
         )
         try:
-            stream = await self._ask(
-                p2pd_pb2.Request(type=p2pd_pb2.Request.CONNECT, connect=connecting), DIAL_TIMEOUT_S + CONTROL_TIMEOUT_S
-            )
+            request = p2pd_pb2.Request(type=p2pd_pb2.Request.CONNECT, connect=connecting)
+            stream, _ = await self._ask(request, DIAL_TIMEOUT_S + CONTROL_TIMEOUT_S)
         except P2PDaemonError as error:
             raise RemoteFault(f"{short(peer)} cannot be reached at {', '.join(addresses)}: {error}") from None
         stream.close()
 
     async def addresses(self) -> list[str]:
         """Our multiaddrs as p2pd sees them now. Raises Unavailable."""
-        await self._until_running()
-        try:
-            async with asyncio.timeout(CONTROL_TIMEOUT_S):
-                _, found = await self.p2p._client.identify()
-        except (OSError, EOFError, P2PDaemonError):
-            raise Unavailable("our p2pd does not answer; it is being restarted", 0.5) from None
-        return [str(address).partition("/p2p/")[0] for address in found]
+        stream, response = await self._ask(_IDENTIFY, CONTROL_TIMEOUT_S)
+        stream.close()
+        return [str(Multiaddr(raw)).partition("/p2p/")[0] for raw in response.identify.addrs]
 
     async def answers(self) -> bool:
         """Whether p2pd accepts connections on its control socket right now."""
@@ -255,12 +210,22 @@ class Daemon:
         stream.abort()
         return True
 
-    async def _ask(self, request: Any, timeout_s: float) -> Stream:
-        """Send one control request; the stream it was sent on. Raises P2PDaemonError (p2pd says no), Unavailable."""
-        await self._until_running()
-        return await self._ask_now(request, timeout_s)
+    async def _ask(self, request: Any, timeout_s: float) -> tuple[Stream, Any]:
+        """Send one control request; the stream it was sent on and the response.
 
-    async def _ask_now(self, request: Any, timeout_s: float) -> Stream:
+        Asks again after a restart when p2pd dies of it or before it. Raises P2PDaemonError (p2pd says no), Unavailable.
+        """
+        for attempt in range(ASK_ATTEMPTS):
+            await self._until_running()
+            try:
+                return await self._ask_now(request, timeout_s)
+            except OSError as error:
+                if attempt == ASK_ATTEMPTS - 1 or isinstance(error, TimeoutError):
+                    raise Unavailable(f"our p2pd does not answer: {error or 'timeout'}", 0.5) from None
+        raise AssertionError("unreachable")
+
+    async def _ask_now(self, request: Any, timeout_s: float) -> tuple[Stream, Any]:
+        """As `_ask`, but now: raises OSError (TimeoutError is one) when p2pd is not there."""
         stream = None
         try:
             async with asyncio.timeout(timeout_s):
@@ -268,27 +233,29 @@ class Daemon:
                 raw = request.SerializeToString()
                 await stream.write(_varint(len(raw)) + raw)
                 response = p2pd_pb2.Response.FromString(await read_delimited(stream, CONTROL_BYTES_MAX))
-        except (OSError, TimeoutError) as error:
-            if stream is not None:
-                stream.abort()
-            raise Unavailable(f"our p2pd does not answer ({error or 'timeout'}); it is being restarted", 0.5) from None
+            if response.type == p2pd_pb2.Response.ERROR:
+                raise P2PDaemonError(" ".join(response.error.msg.split())[:ERROR_CHARACTERS_MAX])
         except BaseException:
             if stream is not None:
                 stream.abort()
             raise
-        if response.type == p2pd_pb2.Response.ERROR:
-            stream.abort()
-            raise P2PDaemonError(" ".join(response.error.msg.split())[:ERROR_CHARACTERS_MAX])
-        return stream
+        return stream, response
 
     async def _connect(self) -> Stream:
+        if self.p2p is None:
+            raise ConnectionRefusedError("p2pd is stopped")
         path = self.p2p._daemon_listen_maddr["unix"]
         _, stream = await asyncio.get_running_loop().create_unix_connection(Stream, path)
         return stream
 
     async def _until_running(self) -> None:
+        """Wait for p2pd while it is being restarted. Raises Unavailable after RESTART_WAIT_S."""
+        if self.p2p is None:
+            raise Unavailable("our p2pd is stopped: this node is leaving")
+        if self.running.is_set() and not await self.answers():
+            self.running.clear()  # it died, and `supervise` is about to learn of it
         try:
-            async with asyncio.timeout(CONTROL_TIMEOUT_S):
+            async with asyncio.timeout(RESTART_WAIT_S):
                 await self.running.wait()
         except TimeoutError:
             raise Unavailable("our p2pd is down; it is being restarted", 1.0) from None

@@ -27,6 +27,7 @@ from swarmnode.errors import LocalFault, RemoteFault, Unavailable, Unreachable
 from swarmnode.ids import PeerId, RunId, digest64, short
 from swarmnode.membership.record import CLOCK_SKEW_MAX_S, SIGNED_BYTES_MAX, check_record, open_record
 from swarmnode.ports import Telemetry
+from swarmnode.transport.address import first_that_accepts
 from swarmnode.transport.libp2p import Libp2pTransport
 from swarmnode.wire import record_pb2 as wire
 
@@ -263,6 +264,8 @@ class DhtDirectory:
 
     async def _meet(self, peer: PeerId, addresses: Sequence[str], reasons: dict[PeerId, str]) -> bool:
         try:
+            if await first_that_accepts(addresses) is None:
+                raise Unavailable(f"nothing listens at {', '.join(addresses)}")
             await self._transport.connect(peer, addresses)
             met = await self._node.protocol.call_ping(PeerID.from_base58(peer), validate=True, strict=True)
         except (Unavailable, RemoteFault, P2PDaemonError) as error:

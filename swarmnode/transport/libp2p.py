@@ -103,6 +103,7 @@ class Libp2pTransport:
         """The one TaskGroup of this transport; `close` cancels it."""
         async with asyncio.TaskGroup() as self._group:
             self._group.create_task(self._daemon.supervise(self._p2pd_died, self._p2pd_restarted))
+            self._group.create_task(self._daemon.keep_answering())
             self._group.create_task(self._sweep())
             ready.set()
 

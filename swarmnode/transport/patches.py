@@ -1,4 +1,4 @@
-"""What hivemind 1.1.12 does wrong and we cannot live with, replaced at start. Each is verified in tests/transport."""
+"""What hivemind 1.1.12 does wrong and we cannot live with, replaced at start (the cases are in hivemind.md)."""
 
 from __future__ import annotations
 

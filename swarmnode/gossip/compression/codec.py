@@ -11,6 +11,8 @@ import torch
 from swarmnode.ports import WireTensor
 
 BLOCK = 1 << 18  # elements a pass takes at once, 1 MiB of float32; measured: 2^18 is the best of 2^12 .. 2^19
+TILE = 1 << 17  # elements a quantising pass takes at once; measured: 2^16 costs 15 % more a pass, 2^15 40 %
+BLOCK_ELEMENTS = 64  # elements that share a step, as in the measurements of design section 5
 
 
 class Codec(ABC):
@@ -29,23 +31,41 @@ class Codec(ABC):
     tensors: ClassVar[int]
     """Wire tensors a flat buffer becomes."""
 
+    relative: ClassVar[bool] = False
+    """True when reading needs the receiver's own weights, which the sender's are close to; then `encode` needs the
+    sender's weights of the last round."""
+
     @abstractmethod
     def nbytes(self, parameters: int) -> int:
         """Bytes of the wire tensors of `parameters` elements, at most."""
 
     @abstractmethod
-    def encode(self, flat: torch.Tensor) -> list[WireTensor]:
-        """`flat` [P] as wire tensors with memory of their own: `flat` may change while they travel."""
+    def encode(
+        self, flat: torch.Tensor, *, reference: torch.Tensor | None = None, seed: int = 0
+    ) -> list[WireTensor]:
+        """`flat` [P] as wire tensors with memory of their own: `flat` may change while they travel.
+
+        `reference` [P] is what a relative codec measures its steps by: the slow weights, so that flat - reference is
+        the pseudo-gradient. `seed` (64 bits) decides all that is random in the rounding: give each message its own.
+        """
 
     @abstractmethod
     def check(self, tensors: Sequence[WireTensor], parameters: int) -> None:
         """Raises RemoteFault unless `tensors` are what `encode` makes of `parameters` finite elements."""
 
     @abstractmethod
-    def read(self, tensors: Sequence[WireTensor], start: int, out: torch.Tensor) -> None:
-        """Write elements [start, start + len(out)) of checked `tensors` into `out`, of any float dtype and device."""
+    def read(
+        self, tensors: Sequence[WireTensor], start: int, out: torch.Tensor, reference: torch.Tensor | None = None
+    ) -> None:
+        """Write elements [start, start + len(out)) of checked `tensors` into `out`, of any float dtype and device.
 
-    def decode(self, tensors: Sequence[WireTensor], out: torch.Tensor) -> None:
+        `reference`, alike in shape to `out` and not the same memory, holds the receiver's own values of these elements;
+        a relative codec needs it. `start` is a multiple of BLOCK_ELEMENTS unless the codec says otherwise.
+        """
+
+    def decode(
+        self, tensors: Sequence[WireTensor], out: torch.Tensor, reference: torch.Tensor | None = None
+    ) -> None:
         """Write all of `tensors` into `out` [P]. Raises RemoteFault, and changes nothing, when they are bad."""
         self.check(tensors, out.numel())
-        self.read(tensors, 0, out)
+        self.read(tensors, 0, out, reference)

@@ -33,7 +33,9 @@ class Dense(Codec):
     def nbytes(self, parameters: int) -> int:
         return parameters * self.itemsize
 
-    def encode(self, flat: torch.Tensor) -> list[WireTensor]:
+    def encode(
+        self, flat: torch.Tensor, *, reference: torch.Tensor | None = None, seed: int = 0
+    ) -> list[WireTensor]:
         wire = torch.empty(flat.shape, dtype=self.dtype)
         wire.copy_(flat.detach())
         data = wire.view(torch.uint8).numpy().data.toreadonly()
@@ -52,7 +54,9 @@ class Dense(Codec):
             self.read(tensors, start, block)
             check_finite(block, f"{self.name} packet, elements {start} to {start + block.numel()}")
 
-    def read(self, tensors: Sequence[WireTensor], start: int, out: torch.Tensor) -> None:
+    def read(
+        self, tensors: Sequence[WireTensor], start: int, out: torch.Tensor, reference: torch.Tensor | None = None
+    ) -> None:
         data = np.frombuffer(tensors[0].data, dtype=np.uint8)
         for offset in range(0, out.numel(), BLOCK):
             part = out[offset : offset + BLOCK]

@@ -1,0 +1,80 @@
+"""What block-scaled codecs share: the walk over tiles, steps in bfloat16, and the first look at a packet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from swarmnode.errors import RemoteFault
+from swarmnode.gossip.compression.codec import BLOCK_ELEMENTS, TILE
+from swarmnode.ports import WireTensor
+
+STEP_LEAST = 2.0**-100  # of a block of zeros; nothing a weight can be is smaller
+
+Bytes = npt.NDArray[np.uint8]
+
+
+def blocks(elements: int) -> int:
+    """Blocks of BLOCK_ELEMENTS that hold `elements`."""
+    return -(-elements // BLOCK_ELEMENTS)
+
+
+def tiles(start: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """(tile number, start, end) of the pieces of [start, end) that lie in one tile each."""
+    while start < end:
+        tile = start // TILE
+        stop = min((tile + 1) * TILE, end)
+        yield tile, start, stop
+        start = stop
+
+
+def check_range(start: int, count: int, parameters: int) -> None:
+    """Block-scaled packets are read by whole blocks (the last one may be partial)."""
+    assert start % BLOCK_ELEMENTS == 0, f"read from element {start}, inside a block"
+    assert count % BLOCK_ELEMENTS == 0 or start + count == parameters, f"read of {count} from {start} of {parameters}"
+
+
+def wire_steps(steps: torch.Tensor, bits: torch.Tensor, out: torch.Tensor) -> None:
+    """Round positive `steps` float32 [n] up to bfloat16, in place; their two bytes go to `out` uint8 [2n].
+    `bits` int32 [n] is scratch."""
+    bits.copy_(steps.view(torch.int32)).add_(0xFFFF).bitwise_right_shift_(16)
+    out.view(torch.int16).copy_(bits)
+    torch.bitwise_left_shift(bits, 16, out=steps.view(torch.int32))
+
+
+def read_steps(data: Bytes, out: torch.Tensor) -> None:
+    """The inverse, from the bytes of a packet, at any address, into `out` float32 [n] on the CPU."""
+    words = out.view(torch.int32).numpy()
+    words[:] = np.frombuffer(data.tobytes(), dtype="<u2")
+    words <<= 16
+
+
+def check_steps(data: Bytes, bound: float, what: str) -> None:
+    """Raises RemoteFault unless all bfloat16 in `data` are positive and at most `bound`."""
+    words = np.frombuffer(data.tobytes(), dtype="<u2")  # positive bfloat16 are in the order of their bits
+    most = int(np.float32(bound).view(np.uint32)) >> 16
+    if words.size and (int(words.min()) == 0 or int(words.max()) > most):
+        raise RemoteFault(f"{what}: a step that is not positive or above {bound:g}")
+
+
+def one_tensor(tensors: Sequence[WireTensor], name: str, parameters: int, least: int, most: int) -> Bytes:
+    """The bytes of a packet of one wire tensor, checked. Raises RemoteFault."""
+    if len(tensors) != 1:
+        raise RemoteFault(f"{name} packet of {len(tensors)} tensors; it has 1")
+    tensor = tensors[0]
+    found = (tensor.codec, tensor.dtype, tuple(tensor.shape))
+    expected = (name, "f32", (parameters,))
+    if found != expected:
+        raise RemoteFault(f"{name} packet of (codec, dtype, shape) {found}; expected {expected}")
+    if not least <= tensor.nbytes <= most:
+        raise RemoteFault(f"{name} packet of {tensor.nbytes} bytes for {parameters} parameters; expected {least}"
+                          + (f" to {most}" if most != least else ""))
+    return np.frombuffer(tensor.data, dtype=np.uint8)
+
+
+def packet(name: str, parameters: int, wire: torch.Tensor) -> list[WireTensor]:
+    """`wire` uint8 as the one tensor of a packet, which owns its memory from now on."""
+    return [WireTensor("f32", (parameters,), wire.numpy().data.toreadonly(), name)]

@@ -1,0 +1,445 @@
+"""Virtual time: an asyncio event loop that jumps to the next timer when everybody waits. One seed, one order of events.
+
+What makes it repeat: callbacks run in the order they were asked for; timers of equal deadline in an order drawn from the
+seed; tasks hash by serial number, so that the sets inside `asyncio.TaskGroup` and `asyncio.wait` are walked in one order;
+nothing from outside can wake it. A process may be frozen (SIGSTOP): what it is due is kept until it is thawed.
+
+Needs the standard library only, so that it can be checked on other Python versions without an environment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextvars
+import gc
+import heapq
+import random
+import sys
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any, NoReturn, TypeVar
+
+T = TypeVar("T")
+
+OWNER: contextvars.ContextVar[object] = contextvars.ContextVar("swarmnode.simulation.owner", default=None)
+"""The process of the virtual world that a task or a callback belongs to; None: the world itself."""
+
+STANDSTILL_CALLBACKS = 2_000_000  # guess: more at one moment of virtual time is a loop that never waits
+WAITING_SHOWN = 20
+COMPACT_TIMERS = 512  # cancelled timers kept before the heap is rebuilt, if they are the larger part
+GARBAGE_CALLBACKS = 400_000  # guess: memory of exceptions (cycles) is collected this often, at fixed points of the run
+
+
+class Deadlock(RuntimeError):
+    """Everybody waits and no timer is set: nothing will ever happen."""
+
+
+class Standstill(RuntimeError):
+    """Callbacks call each other without end and time does not pass."""
+
+
+class Forbidden(RuntimeError):
+    """Code in the virtual world reached for the real one: a thread, a socket, a process, a clock."""
+
+
+class SerialTask(asyncio.Task[T]):
+    """A task that hashes by the order of its making, not by its address."""
+
+    serial: int
+    context: contextvars.Context
+
+    def __hash__(self) -> int:
+        return self.serial
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+
+class Handle:
+    """asyncio.Handle as far as asyncio itself uses it."""
+
+    __slots__ = ("_callback", "_args", "_context", "_cancelled", "_when", "_loop")
+
+    def __init__(
+        self,
+        callback: Callable[..., object],
+        args: tuple[Any, ...],
+        context: contextvars.Context,
+        loop: VirtualLoop | None,
+        when: float = 0.0,
+    ) -> None:
+        self._callback: Callable[..., object] | None = callback
+        self._args = args
+        self._context = context
+        self._cancelled = False
+        self._when = when
+        self._loop = loop  # while it is in the heap of timers
+
+    def cancel(self) -> None:
+        if not self._cancelled:
+            self._cancelled = True
+            self._callback, self._args = None, ()
+            if self._loop is not None:
+                self._loop._timer_cancelled()
+
+    def cancelled(self) -> bool:
+        return self._cancelled
+
+    def when(self) -> float:
+        return self._when
+
+
+def _forbidden(what: str) -> Callable[..., Any]:
+    def refuse(self: object, *args: object, **kwargs: object) -> NoReturn:
+        raise Forbidden(f"{what} in the virtual world; the ports of the simulation are all there is")
+
+    return refuse
+
+
+class VirtualLoop(asyncio.AbstractEventLoop):
+    """`run(main)` runs a coroutine to its end. Equal seeds run equal programs equally."""
+
+    def __init__(self, seed: int = 0) -> None:
+        # A text seed is hashed with SHA-512 by `random`, whatever PYTHONHASHSEED is.
+        self._draw = random.Random(f"swarmnode virtual clock {seed}").random
+        self._now = 0.0
+        self._ready: collections.deque[Handle] = collections.deque()
+        self._timers: list[tuple[float, float, int, Handle]] = []
+        self._timers_cancelled = 0
+        self._serial = 0
+        self._tasks_made = 0
+        self._frozen: dict[object, list[Handle]] = {}
+        self._thread: int | None = None
+        self._closed = False
+        self.callbacks = 0
+        """Run so far: the events of the simulation."""
+        self.faults: list[dict[str, Any]] = []
+        """What was given to the exception handler: exceptions that nobody took."""
+        self.when_idle: Callable[[], None] | None = None
+        """Called each time before time jumps; for laws that hold whenever everybody waits."""
+
+    # ---- time and callbacks, as asyncio asks for them
+
+    def time(self) -> float:
+        return self._now
+
+    def call_soon(  # type: ignore[override]
+        self, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
+    ) -> Handle:
+        handle = Handle(callback, args, contextvars.copy_context() if context is None else context, None)
+        self._ready.append(handle)
+        return handle
+
+    def call_later(  # type: ignore[override]
+        self, delay: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
+    ) -> Handle:
+        return self.call_at(self._now + delay, callback, *args, context=context)
+
+    def call_at(  # type: ignore[override]
+        self, when: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
+    ) -> Handle:
+        if when != when:
+            raise ValueError("a timer for NaN")
+        context = contextvars.copy_context() if context is None else context
+        handle = Handle(callback, args, context, self, when)
+        self._serial += 1
+        heapq.heappush(self._timers, (when, self._draw(), self._serial, handle))
+        return handle
+
+    def call_soon_threadsafe(  # type: ignore[override]
+        self, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
+    ) -> Handle:
+        if threading.get_ident() != self._thread:
+            raise Forbidden("a wake-up from another thread in the virtual world")
+        return self.call_soon(callback, *args, context=context)
+
+    def _timer_cancelled(self) -> None:
+        self._timers_cancelled += 1
+        if self._timers_cancelled > COMPACT_TIMERS and 2 * self._timers_cancelled > len(self._timers):
+            self._timers = [entry for entry in self._timers if not entry[3]._cancelled]
+            heapq.heapify(self._timers)
+            self._timers_cancelled = 0
+
+    def create_future(self) -> asyncio.Future[Any]:
+        return asyncio.Future(loop=self)
+
+    def create_task(  # type: ignore[override]
+        self,
+        coro: Coroutine[Any, Any, T],
+        *,
+        name: str | None = None,
+        context: contextvars.Context | None = None,
+        **more: Any,
+    ) -> SerialTask[T]:
+        # The serial must be there before the constructor puts the task into asyncio's set of all tasks.
+        self._tasks_made += 1
+        task: SerialTask[T] = SerialTask.__new__(SerialTask)
+        task.serial = self._tasks_made
+        task.context = context = contextvars.copy_context() if context is None else context
+        task.__init__(  # type: ignore[misc]
+            coro, loop=self, name=f"task-{self._tasks_made}" if name is None else name, context=context, **more
+        )
+        return task
+
+    # ---- processes that stand still
+
+    def freeze(self, owner: object) -> None:
+        """Nothing of `owner` runs until `thaw`; time goes on without it."""
+        self._frozen.setdefault(owner, [])
+
+    def thaw(self, owner: object) -> None:
+        """All that came due for `owner` meanwhile runs now, in the order it came."""
+        self._ready.extend(self._frozen.pop(owner, ()))
+
+    def frozen(self, owner: object) -> bool:
+        return owner in self._frozen
+
+    # ---- running
+
+    def run(self, main: Coroutine[Any, Any, T]) -> T:
+        """The result of `main`, after which everything that is left is cancelled and awaited.
+
+        Raises Deadlock, Standstill, what `main` raises, and RuntimeError for an exception that nobody took.
+        """
+        _watch_borders()
+        garbage = gc.isenabled()
+        gc.disable()  # finalizers would run when memory happens to be short
+        before = asyncio._get_running_loop()
+        if before is not None:
+            raise RuntimeError("a virtual loop cannot run inside another loop")
+        hooks = sys.get_asyncgen_hooks()
+        asyncio._set_running_loop(self)
+        self._thread = threading.get_ident()
+        _inside.add(self._thread)
+        try:
+            task = self.create_task(main)
+            self._run_until(task)
+            result = task.result()
+            self._cancel_rest()
+            if self.faults:
+                fault = self.faults[0]
+                raise RuntimeError(f"{fault.get('message')}: {fault.get('exception')!r}") from fault.get("exception")
+            return result
+        finally:
+            _inside.discard(self._thread)
+            self._thread = None
+            asyncio._set_running_loop(None)
+            sys.set_asyncgen_hooks(*hooks)
+            if garbage:
+                gc.enable()
+
+    def run_until_complete(self, future: Any) -> Any:
+        return self.run(future)
+
+    def _cancel_rest(self) -> None:
+        rest = [task for task in asyncio.all_tasks(self) if not task.done()]
+        self._frozen.clear()
+        for task in sorted(rest, key=hash):
+            task.cancel()
+        for task in sorted(rest, key=hash):
+            self._run_until(task)
+
+    def _run_until(self, main: asyncio.Task[Any]) -> None:
+        ready, moment, since = self._ready, self._now, self.callbacks
+        collected = self.callbacks
+        while not main.done():
+            if ready:
+                handle = ready.popleft()
+                if handle._cancelled:
+                    continue
+                if self._frozen and (owner := handle._context.get(OWNER)) in self._frozen:
+                    self._frozen[owner].append(handle)
+                    continue
+                self.callbacks += 1
+                try:
+                    handle._context.run(handle._callback, *handle._args)  # type: ignore[arg-type]
+                except (SystemExit, KeyboardInterrupt):
+                    raise
+                except BaseException as error:  # noqa: BLE001  as asyncio.Handle: told, not raised
+                    self.call_exception_handler({"message": "a callback raised", "exception": error})
+                continue
+            if self.callbacks - collected > GARBAGE_CALLBACKS:
+                collected = self.callbacks
+                gc.collect()
+            if self.when_idle is not None:
+                self.when_idle()
+                if ready:
+                    continue
+            self._jump(main)
+            if self._now > moment:
+                moment, since = self._now, self.callbacks
+            elif self.callbacks - since > STANDSTILL_CALLBACKS:
+                raise Standstill(f"{self.callbacks - since} callbacks at {self._now:.6f} s: {self._next_ones()}")
+
+    def _jump(self, main: asyncio.Task[Any]) -> None:
+        """To the next moment something is due; all that is due at that very moment becomes ready."""
+        timers = self._timers
+        while timers and timers[0][3]._cancelled:
+            heapq.heappop(timers)
+            self._timers_cancelled -= 1
+        if not timers:
+            raise Deadlock(f"at {self._now:.3f} s all wait and no timer is set:\n{self.waiting(main)}")
+        due = timers[0][0]
+        self._now = max(self._now, due)
+        while timers and timers[0][0] <= self._now:
+            handle = heapq.heappop(timers)[3]
+            handle._loop = None
+            if handle._cancelled:
+                self._timers_cancelled -= 1
+            else:
+                self._ready.append(handle)
+
+    def _next_ones(self) -> str:
+        return ", ".join(repr(handle._callback) for handle in list(self._ready)[:5])
+
+    def waiting(self, main: asyncio.Task[Any] | None = None) -> str:
+        """Who waits for what, a line each, those that wait at the same place together."""
+        places: collections.Counter[str] = collections.Counter()
+        for task in sorted(asyncio.all_tasks(self), key=hash):
+            owner = task.context.get(OWNER) if isinstance(task, SerialTask) else None
+            label = "main" if task is main else str(owner) if owner is not None else task.get_name()
+            places[f"{label}: {_place(task)}"] += 1
+        lines = [f"  {count} x {place}" if count > 1 else f"  {place}" for place, count in places.items()]
+        more = len(lines) - WAITING_SHOWN
+        return "\n".join(lines[:WAITING_SHOWN] + ([f"  and {more} more"] if more > 0 else []))
+
+    # ---- what asyncio asks besides
+
+    def get_debug(self) -> bool:
+        return False
+
+    def is_running(self) -> bool:
+        return self._thread is not None
+
+    def is_closed(self) -> bool:
+        return self._closed
+
+    def close(self) -> None:
+        self._ready.clear()
+        self._timers.clear()
+        self._closed = True
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        self.faults.append(context)
+
+    def default_exception_handler(self, context: dict[str, Any]) -> None:
+        self.faults.append(context)
+
+    async def shutdown_asyncgens(self) -> None:
+        return None
+
+    async def shutdown_default_executor(self, timeout: float | None = None) -> None:
+        return None
+
+    run_in_executor = _forbidden("an executor (asyncio.to_thread)")
+    set_default_executor = _forbidden("an executor")
+    create_connection = _forbidden("a socket")
+    create_server = _forbidden("a socket")
+    create_unix_connection = _forbidden("a socket")
+    create_unix_server = _forbidden("a socket")
+    create_datagram_endpoint = _forbidden("a socket")
+    connect_accepted_socket = _forbidden("a socket")
+    sock_recv = _forbidden("a socket")
+    sock_sendall = _forbidden("a socket")
+    sock_connect = _forbidden("a socket")
+    sock_accept = _forbidden("a socket")
+    getaddrinfo = _forbidden("a name look-up")
+    getnameinfo = _forbidden("a name look-up")
+    subprocess_exec = _forbidden("a subprocess")
+    subprocess_shell = _forbidden("a subprocess")
+    connect_read_pipe = _forbidden("a pipe")
+    connect_write_pipe = _forbidden("a pipe")
+    add_reader = _forbidden("a file descriptor")
+    add_writer = _forbidden("a file descriptor")
+    add_signal_handler = _forbidden("a signal handler")
+
+
+_inside: set[int] = set()
+"""Threads that run a virtual loop just now."""
+
+_watched = False
+_BORDERS = {
+    "_thread.start_new_thread": "a thread",
+    "_thread.start_joinable_thread": "a thread",
+    "socket.__new__": "a socket",
+    "socket.connect": "a socket",
+    "socket.bind": "a socket",
+    "subprocess.Popen": "a subprocess",
+    "os.fork": "a subprocess",
+    "os.forkpty": "a subprocess",
+    "os.posix_spawn": "a subprocess",
+    "os.system": "a subprocess",
+    "time.sleep": "time.sleep",
+}
+
+
+def _watch_borders() -> None:
+    """Have the interpreter tell us of threads, sockets and processes; an audit hook, which cannot be taken away again,
+    and does nothing unless a virtual loop runs in the thread."""
+    global _watched
+    if _watched:
+        return
+    _watched = True
+
+    def hook(event: str, args: tuple[object, ...]) -> None:
+        if _inside and event in _BORDERS and threading.get_ident() in _inside:
+            raise Forbidden(f"{_BORDERS[event]} ({event}) in the virtual world")
+
+    sys.addaudithook(hook)
+    if sys.version_info < (3, 12):  # where a thread's start is not told
+        start = threading.Thread.start
+
+        def guarded(thread: threading.Thread) -> None:
+            hook("_thread.start_new_thread", ())
+            start(thread)
+
+        threading.Thread.start = guarded  # type: ignore[method-assign]
+
+
+def _place(task: asyncio.Task[Any]) -> str:
+    """Where the innermost coroutine of `task` waits."""
+    found: Any = task.get_coro()
+    place = "not begun"
+    for _ in range(100):
+        frame = getattr(found, "cr_frame", None) or getattr(found, "gi_frame", None) or getattr(found, "ag_frame", None)
+        if frame is not None:
+            code = frame.f_code
+            place = f"{code.co_filename.rpartition('/')[2]}:{frame.f_lineno} {code.co_qualname}"
+        inner = getattr(found, "cr_await", None)
+        if inner is None:
+            inner = getattr(found, "gi_yieldfrom", None)
+        if inner is None or inner is found:
+            break
+        found = inner
+    return place
+
+
+def run(main: Coroutine[Any, Any, T], seed: int = 0) -> T:
+    """`main` in a virtual loop of its own."""
+    loop = VirtualLoop(seed)
+    try:
+        return loop.run(main)
+    finally:
+        loop.close()
+
+
+def owned(owner: object) -> contextvars.Context:
+    """A context whose tasks and callbacks belong to `owner`."""
+    context = contextvars.copy_context()
+    context.run(OWNER.set, owner)
+    return context
+
+
+__all__ = [
+    "OWNER",
+    "Deadlock",
+    "Forbidden",
+    "SerialTask",
+    "Standstill",
+    "VirtualLoop",
+    "owned",
+    "run",
+]
+
+

@@ -1,0 +1,125 @@
+"""The directory of records as it behaves in the world: late, stale, forgetful, and cut in parts by partitions."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+
+from swarmnode.ids import PeerId, RunId
+from swarmnode.membership.record import check_record
+from swarmnode.ports import Clock
+from swarmnode.simulation.network import Network, Plug
+from swarmnode.wire import record_pb2
+
+TTL_MAX_S = 3600.0  # guess: no run of ours wants records to live longer
+ANNOUNCE_RTT = 2  # measured: a store takes two round trips to the furthest replica (test-lab section 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Habits:
+    """How far from perfect it is."""
+
+    round_trip_s: float = 0.1  # of a look-up; announcing takes ANNOUNCE_RTT of them
+    late_s: float = 0.0  # mean of the exponential time until an announced record can be found
+    stale: float = 0.0  # share of entries of which a look-up gives the version before
+    missing: float = 0.0  # share of entries a look-up leaves out
+    loses: float = 0.0  # share of announcements that nobody stores
+    fails: float = 0.0  # share of look-ups that find nothing at all
+
+
+@dataclass(slots=True)
+class _Entry:
+    """What is stored of one peer, newest last: (visible from, expires at, record)."""
+
+    plug: Plug
+    versions: list[tuple[float, float, record_pb2.SignedRecord]] = field(default_factory=list)
+
+
+class Shelf:
+    """All that is stored, by stage. One for the whole world."""
+
+    def __init__(self, network: Network, clock: Clock, run_id: RunId, rng: random.Random, habits: Habits) -> None:
+        self.network = network
+        self.clock = clock
+        self.run_id = run_id
+        self.rng = rng
+        self.habits = habits
+        self.down = False
+        """The bootstraps are gone: nothing can be stored or found."""
+        self.happened: Counter[str] = Counter()
+        self.stages: dict[int, dict[PeerId, _Entry]] = {}
+
+    def happens(self, kind: str, rate: float) -> bool:
+        if rate > 0.0 and self.rng.random() < rate:
+            self.happened[kind] += 1
+            return True
+        return False
+
+    def forget(self, stage: int, share: float) -> int:
+        """Lose `share` of what is stored of `stage`; returns how many."""
+        entries = self.stages.get(stage, {})
+        gone = [peer for peer in sorted(entries) if self.rng.random() < share]
+        for peer in gone:
+            del entries[peer]
+        return len(gone)
+
+
+class SimDirectory:
+    """ports.Directory of one node."""
+
+    def __init__(self, shelf: Shelf, plug: Plug) -> None:
+        self._shelf = shelf
+        self._plug = plug
+
+    async def announce(self, record: record_pb2.SignedRecord) -> bool:
+        shelf, habits = self._shelf, self._shelf.habits
+        own = check_record(record, run_id=shelf.run_id)
+        await asyncio.sleep(ANNOUNCE_RTT * habits.round_trip_s)
+        now, loop_now = shelf.clock.unix_s(), asyncio.get_running_loop().time()
+        expires = own.expires_unix_ms / 1000.0
+        if not self._plug.alive or shelf.down or expires > now + TTL_MAX_S or expires <= now:
+            return False
+        if shelf.happens("record lost", habits.loses):
+            return False
+        peer = PeerId(own.peer_id)
+        for stage, entries in shelf.stages.items():
+            if stage != own.stage:
+                entries.pop(peer, None)
+        entry = shelf.stages.setdefault(own.stage, {}).setdefault(peer, _Entry(self._plug))
+        entry.plug = self._plug
+        if entry.versions and entry.versions[-1][1] >= expires:
+            return False
+        late_s = shelf.rng.expovariate(1.0 / habits.late_s) if habits.late_s else 0.0
+        entry.versions = [*entry.versions[-1:], (loop_now + late_s, expires, record)]
+        return True
+
+    async def lookup(self, stage: int) -> list[record_pb2.SignedRecord]:
+        shelf, habits = self._shelf, self._shelf.habits
+        await asyncio.sleep(habits.round_trip_s)
+        if not self._plug.alive or shelf.down or shelf.happens("look-up failed", habits.fails):
+            return []
+        now, loop_now = shelf.clock.unix_s(), asyncio.get_running_loop().time()
+        blocked = shelf.network.reach.blocked if shelf.network.reach.cuts else None
+        found, expired = [], []
+        entries = shelf.stages.get(stage, {})
+        for peer, entry in entries.items():
+            if blocked is not None and blocked(entry.plug.label, self._plug.label):
+                continue
+            if habits.missing and shelf.happens("record left out", habits.missing):
+                continue
+            versions = entry.versions
+            if versions[-1][1] <= now:
+                expired.append(peer)
+                continue
+            stale = habits.stale and len(versions) > 1 and shelf.happens("record stale", habits.stale)
+            for visible_at, expires, record in versions if stale else reversed(versions):
+                if visible_at <= loop_now and expires > now:
+                    found.append(record)
+                    break
+        for peer in expired:
+            del entries[peer]
+        return found
+
+

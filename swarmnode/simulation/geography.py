@@ -1,0 +1,97 @@
+"""Where nodes are, how far apart, who can open a connection to whom, and what is cut at the moment."""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+RTT_MS_PLACES: Mapping[str, tuple[float, float]] = {
+    "local": (0.0, 0.0),
+    "eu": (0.0, 0.0),
+    "us-east": (85.0, 0.0),
+    "us-west": (145.0, 10.0),
+    "sa": (150.0, -125.0),
+    "asia": (190.0, 105.0),
+    "oceania": (250.0, 130.0),
+    "africa": (30.0, 110.0),
+}
+"""Regions on a plane whose distances are round trips in milliseconds: rounded from public cloud latency tables [guess]."""
+
+RELAY_RTT_S = 0.06  # measured: 143 ms through a relay on a path of 80 ms (test-lab section 2)
+RELAY_RATE = 2.5e6  # guess: bytes per second through a volunteer's relay
+
+
+class Nat(enum.StrEnum):
+    """Who can open a connection to a node."""
+
+    OPEN = "open"  # everybody
+    RELAYED = "relayed"  # everybody, by way of a relay: further and slower
+    UNREACHABLE = "unreachable"  # those whom it called first
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a node is on the map. `access_s` is its share of every round trip: the last mile."""
+
+    region: str
+    access_s: float
+    nat: Nat = Nat.OPEN
+
+
+def rtt_s(a: Address, b: Address) -> float:
+    """Round trip between two places on a quiet net."""
+    (ax, ay), (bx, by) = RTT_MS_PLACES[a.region], RTT_MS_PLACES[b.region]
+    relayed = RELAY_RTT_S if Nat.RELAYED in (a.nat, b.nat) else 0.0
+    return math.hypot(ax - bx, ay - by) / 1000.0 + a.access_s + b.access_s + relayed
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """No message passes from a node of `senders` to one of `receivers`; a node in both is a bridge and never cut off."""
+
+    senders: frozenset[str]
+    receivers: frozenset[str]
+    both_ways: bool = True
+
+    def blocks(self, sender: str, receiver: str) -> bool:
+        if self._one_way(sender, receiver):
+            return True
+        return self.both_ways and self._one_way(receiver, sender)
+
+    def _one_way(self, sender: str, receiver: str) -> bool:
+        a = sender in self.senders and sender not in self.receivers
+        return a and receiver in self.receivers and receiver not in self.senders
+
+
+class Reach:
+    """Who reaches whom now."""
+
+    def __init__(self) -> None:
+        self.cuts: list[Cut] = []
+        self._called: set[tuple[str, str]] = set()
+
+    def blocked(self, sender: str, receiver: str) -> bool:
+        """Whether a message between the two gets lost on the way just now."""
+        return any(cut.blocks(sender, receiver) for cut in self.cuts) if self.cuts else False
+
+    def can_dial(self, sender: str, receiver: str, nat: Nat) -> bool:
+        """Whether `sender` can open a stream to `receiver`, who is behind `nat`; remembers that it did."""
+        if nat is Nat.UNREACHABLE and (receiver, sender) not in self._called:
+            return False
+        self._called.add((sender, receiver))
+        return True
+
+    def forget(self, label: str) -> None:
+        """The connections of `label` are gone: it died."""
+        self._called = {pair for pair in self._called if label not in pair}
+
+    def heal(self, cut: Cut) -> None:
+        if cut in self.cuts:
+            self.cuts.remove(cut)
+
+
+def parts(labels: Collection[str], chosen: Collection[str]) -> tuple[frozenset[str], frozenset[str]]:
+    """(`chosen`, all the others)."""
+    return frozenset(chosen), frozenset(labels) - frozenset(chosen)

@@ -1,0 +1,202 @@
+"""One machine in the virtual world with the daemon's own coroutines on it: begins, crashes, freezes, leaves, comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from swarmnode.errors import LocalFault, Unavailable
+from swarmnode.identity import Identity
+from swarmnode.ids import digest, seeded
+from swarmnode.node.greeting import Greeting
+from swarmnode.node.node import Node
+from swarmnode.node.node import World as Ports
+from swarmnode.ports import Replica
+from swarmnode.simulation.clock import owned
+from swarmnode.simulation.directory import SimDirectory
+from swarmnode.simulation.fleet import Kind
+from swarmnode.simulation.machine import Disk, Machine, Meter
+from swarmnode.simulation.network import Plug
+from swarmnode.simulation.replica import Metered
+from swarmnode.simulation.trace import Ear
+from swarmnode.simulation.transport import SimTransport
+from swarmnode.wire import record_pb2
+
+if TYPE_CHECKING:
+    from swarmnode.simulation.world import World
+
+DISK_BYTES = 1 << 33
+GOODBYE_S = 15.0  # above node.DRAIN_S, saving and announcing
+SERVING_MAX = 4096  # calls of others under way at one node
+
+
+class SkewedClock:
+    """ports.Clock whose wall clock may be wrong."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self.skew_s = 0.0
+
+    def unix_s(self) -> float:
+        return 1.7e9 + self._loop.time() + self.skew_s
+
+
+class Inhabitant:
+    """A node and all it runs on. `number` and `label` are its for ever, over crashes and restarts."""
+
+    def __init__(self, world: World, number: int, kind: Kind) -> None:
+        self.world = world
+        self.number = number
+        self.kind = kind
+        self.label = f"n{number}"
+        self.identity = Identity.of_seed(digest("node", world.seed, number))
+        self.disk = Disk(DISK_BYTES)
+        self.clock = SkewedClock(world.loop)
+        self.lives = 0
+        self.alive = False
+        self.gone = False  # for ever
+        self.leaving = False
+        self.liar = ""
+        self.node: Node | None = None
+        self.replica: Metered | None = None
+        self.task: asyncio.Task[None] | None = None
+        self.machine: Machine | None = None
+        self.transport: SimTransport | None = None
+        self.plug: Plug | None = None
+        self.serving_since: float | None = None
+        self._stop = asyncio.Event()
+
+    # ---- its life
+
+    def start(self, stage: int | None = None) -> None:
+        """The process begins (again)."""
+        assert not self.alive and not self.gone, f"{self.label} cannot start"
+        world, kind = self.world, self.kind
+        self.alive, self.leaving = True, False
+        self.lives += 1
+        self._stop = asyncio.Event()
+        context = owned(self.label)
+        self.plug = world.network.plug(self.label, self.identity.peer_id, kind.address, kind.up, kind.down)
+        self.plug.context = context
+        ear = Ear(world.trace, self.label)
+        self.transport = SimTransport(world.network, self.plug, world.run_id, ear)
+        self.transport.acted = lambda what: world.laws.acted(self.label, what) if not self.alive else None
+        meter = Meter()
+        rng = seeded(world.seed, "machine", self.number, self.lives)
+        self.machine = Machine(kind.flops, world.scenario.memory_gbps * 1e9, meter, rng, world.scenario.noise)
+        Greeting(record_pb2.SignedManifest()).serve(self.transport)
+        ports = Ports(
+            transport=self.transport,
+            directory=SimDirectory(world.shelf, self.plug),
+            compute=self.machine,
+            clock=self.clock,
+            telemetry=ear,
+            identity=self.identity,
+            replica=lambda stage: self._make(stage, meter),
+            samples=lambda: world.samples(self.number),
+            probe=_probe,
+            save=self._save,
+        )
+        self.node = Node(world.scenario.manifest, world.run_id, ports)
+        self.task = world.loop.create_task(self._live(self.node, stage), name=self.label, context=context)
+
+    def _make(self, stage: int, meter: Meter) -> Replica:
+        self.replica = self.world.replica(stage, self, meter)
+        return self.replica  # type: ignore[return-value]
+
+    async def _live(self, node: Node, stage: int | None) -> None:
+        """The daemon's main: what it ends with is what the process ends with."""
+        world = self.world
+        why: str | None = None
+        try:
+            await node.run(self._stop, stage)
+        except* (Unavailable, LocalFault) as group:
+            why = _leaf(group)
+        except* Exception as group:  # noqa: BLE001  anything else is a bug of the node
+            world.trace.say(self.label, "node.failed", {"reason": _leaf(group)})
+            world.laws.breaks("the node does not fail of itself", f"{self.label}: {_leaf(group)}", self.label)
+            world.bug = group
+        world.ended(self, why)
+
+    def end(self, *, silent: bool = False) -> None:
+        """The process is no more, whatever it was doing."""
+        self.alive = False
+        if self.transport is not None and self.machine is not None:
+            self.transport.close(silent=silent)
+            self.machine.close()
+            self.world.flop_done += self.machine.flop
+            self.machine.flop = 0.0
+        self.world.network.reach.forget(self.label)
+
+    def kill(self, *, silent: bool = False) -> None:
+        """SIGKILL, or with `silent` a power cut: callers are not even told."""
+        if not self.alive:
+            return
+        self.world.loop.thaw(self.label)
+        self.end(silent=silent)
+        if self.task is not None:
+            self.task.cancel()
+
+    def leave(self) -> None:
+        """SIGTERM."""
+        if self.alive:
+            self.leaving = True
+            # set in the node's own context, as a signal handler of its process would
+            self.world.loop.call_soon(self._stop.set, context=owned(self.label))
+
+    def freeze(self) -> None:
+        """SIGSTOP."""
+        if self.alive:
+            self.world.loop.freeze(self.label)
+
+    def thaw(self) -> None:
+        """SIGCONT."""
+        self.world.loop.thaw(self.label)
+
+    async def _save(self, replica: Replica, stage: int, round_index: int, samples: int) -> None:
+        await self.disk.write(f"stage-{stage}", [f"{round_index} {samples}".encode()])
+
+    # ---- what can be seen from outside
+
+    @property
+    def state(self) -> record_pb2.NodeState:
+        return self.node.state if self.alive and self.node is not None else record_pb2.NODE_STATE_LEFT
+
+    @property
+    def training(self) -> bool:
+        return self.state == record_pb2.NODE_STATE_TRAINING
+
+    @property
+    def stage(self) -> int | None:
+        return self.node.stage if self.node is not None else None
+
+    def check(self) -> None:
+        """The laws of bounded queues."""
+        node, laws = self.node, self.world.laws
+        if not self.alive or node is None or self.machine is None or self.transport is None:
+            return
+        places = self.world.scenario.manifest.limits.in_flight_max
+        backlog = node._backlog
+        if backlog is not None:
+            for position, count in backlog._by_position.items():
+                laws.bound(self.label, f"microbatches held at position {position}", count, places)
+        laws.bound(self.label, "calls under way", self.transport.serving, SERVING_MAX)
+
+
+def _probe(replica: Replica, manifest: Any, stage: int) -> None:
+    assert isinstance(replica, Metered)
+    replica.probe(manifest.inner.microbatch)
+
+
+def _leaf(group: BaseExceptionGroup[Any]) -> str:
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return f"{type(error).__name__}: {error}"
+
+
+def flops_alive(people: Sequence[Inhabitant], stage: int) -> float:
+    """FLOP/s of those who train at `stage`."""
+    return math.fsum(person.kind.flops for person in people if person.training and person.stage == stage)

@@ -1,0 +1,131 @@
+"""What must never happen while the storm rages. A law that is broken ends the world at once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+
+class LawBroken(AssertionError):
+    """`labels` are the nodes involved."""
+
+    def __init__(self, law: str, what: str, labels: Sequence[str]) -> None:
+        super().__init__(f"{law}: {what}")
+        self.law = law
+        self.labels = list(labels)
+
+
+class Laws:
+    """Implements replica.Witness. Told by wrappers around replicas, machines and transports."""
+
+    def __init__(self) -> None:
+        self.broken: list[LawBroken] = []
+        self.checks = 0
+        self.onesided = 0
+        """Exchanges applied by one side only, each accounted for by a death, a liar or a counted one-sided commit."""
+        self.owners: dict[int, str] = {}  # replica number -> label of the node it is on
+        self.excused: set[str] = set()  # labels of liars and of the dead: what they did not do is nobody's fault
+        self.notified: Callable[[], None] = lambda: None
+        self._counted: set[tuple[int, int]] = set()
+        self._boundary: dict[int, int] = {}
+        self._applied: dict[tuple[int, int], list[tuple[int, int]]] = {}  # (replica, round) -> packets
+        self._takers: dict[tuple[int, int], int] = {}  # (giver, round) -> who applied its packet
+        self._given: set[bytes] = set()
+        self._commits: set[tuple[str, int]] = set()  # (label, round): a one-sided commit that was counted
+
+    def breaks(self, law: str, what: str, *labels: str) -> None:
+        self.broken.append(LawBroken(law, what, labels))
+        self.notified()
+
+    def _label(self, replica: int) -> str:
+        return self.owners.get(replica, f"replica {replica}")
+
+    # ---- microbatches
+
+    def counted(self, replica: int, mark: int) -> None:
+        """`replica` added the gradient of microbatch `mark`."""
+        self.checks += 1
+        key = (replica, mark)
+        if key in self._counted:
+            self.breaks("a microbatch is counted once", f"{mark:#x} twice by {self._label(replica)}", self._label(replica))
+        self._counted.add(key)
+
+    def mixed(self, replica: int, sent: int, got: int) -> None:
+        """A gradient came back for another microbatch than was sent."""
+        label = self._label(replica)
+        self.breaks("a gradient belongs to its microbatch", f"{label} sent {sent:#x} and got {got:#x}", label)
+
+    # ---- rounds
+
+    def boundary(self, replica: int, stage: int, round_index: int) -> None:
+        self.checks += 1
+        before = self._boundary.get(replica, -1)
+        if round_index <= before:
+            label = self._label(replica)
+            self.breaks("rounds only go on", f"{label} marked round {round_index} after {before}", label)
+        self._boundary[replica] = round_index
+
+    def applied(self, replica: int, stage: int, round_index: int, packets: Sequence[tuple[int, int]]) -> None:
+        """`replica` took its outer step of `round_index` with `packets`: (giver, the round it was made in)."""
+        self.checks += 1
+        label = self._label(replica)
+        self._applied[replica, round_index] = list(packets)
+        for giver, made_in in packets:
+            other = self._label(giver)
+            if label in self.excused or other in self.excused:
+                continue
+            if made_in != round_index:
+                what = f"{label} applied in round {round_index} what {other} made in round {made_in}"
+                self.breaks("no packet of another round is applied", what, label, other)
+            if giver == replica:
+                self.breaks("a node meets others", f"{label} applied its own packet", label)
+            taker = self._takers.setdefault((giver, round_index), replica)
+            if taker != replica:
+                what = f"{other} gave its packet of round {round_index} to {label} and to {self._label(taker)}"
+                self.breaks("a node is in one exchange at a time", what, label, other, self._label(taker))
+
+    def commit_unsure(self, label: str, round_index: int) -> None:
+        """`label` counted an exchange whose commit may not have arrived."""
+        self._commits.add((label, round_index))
+
+    def settle(self) -> None:
+        """After the storm: what was applied by one side only must be accounted for (the population mean then follows
+        NoLoCo's recursion but for these)."""
+        counts: Counter[str] = Counter()
+        for (replica, round_index), packets in self._applied.items():
+            label = self._label(replica)
+            for giver, _ in packets:
+                self.checks += 1
+                theirs = self._applied.get((giver, round_index))
+                if theirs is not None and any(back == replica for back, _ in theirs):
+                    continue
+                other = self._label(giver)
+                accounted = (label, round_index) in self._commits or (other, round_index) in self._commits
+                if accounted or theirs is None or label in self.excused or other in self.excused:
+                    self.onesided += 1
+                    continue
+                counts[f"{label} applied round {round_index} of {other}, who did not apply its; nobody counted it"] += 1
+        for what in counts:
+            words = what.split()
+            self.breaks("one-sided exchanges are counted", what, words[0], words[5].rstrip(","))
+
+    # ---- state
+
+    def given(self, digest: bytes) -> None:
+        self._given.add(digest)
+
+    def taken(self, replica: int, digest: bytes) -> None:
+        self.checks += 1
+        if digest not in self._given:
+            label = self._label(replica)
+            self.breaks("state is what a replica was", f"{label} loaded a state that no replica gave", label)
+
+    # ---- processes
+
+    def acted(self, label: str, what: str) -> None:
+        self.breaks("who has stopped acts no more", f"{label} {what} after its end", label)
+
+    def bound(self, label: str, what: str, value: int, most: int) -> None:
+        self.checks += 1
+        if value > most:
+            self.breaks("every queue is bounded", f"{label}: {what} is {value}; at most {most}", label)

@@ -1,0 +1,170 @@
+"""A node's device and disk in the virtual world: work takes the time its arithmetic would take."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from swarmnode.errors import LocalFault
+from swarmnode.ports import Priority
+
+T = TypeVar("T")
+WAITING_MAX = 4096  # as node/compute.py
+BACKGROUND_BYTES_PER_S = 2e9  # measured: SHA-256 of one core (hivemind.md)
+
+
+class Meter:
+    """What arithmetic costs: replicas add to it while a piece of work runs, the machine takes it and charges time."""
+
+    def __init__(self) -> None:
+        self._flops = 0.0
+        self._nbytes = 0.0
+        self.state_nbytes = 0.0  # of the replica on this machine: what hashing reads
+
+    def add(self, flops: float = 0.0, nbytes: float = 0.0) -> None:
+        self._flops += flops
+        self._nbytes += nbytes
+
+    def take(self) -> tuple[float, float]:
+        """(FLOP, bytes of memory traffic) since the last call."""
+        taken = self._flops, self._nbytes
+        self._flops = self._nbytes = 0.0
+        return taken
+
+
+class _Piece:
+    __slots__ = ("priority", "result", "work")
+
+    def __init__(self, priority: Priority, work: Callable[[], Any], result: asyncio.Future[Any]) -> None:
+        self.priority = priority
+        self.work = work
+        self.result = result
+
+
+class Machine:
+    """ports.Compute: one piece at a time, the most urgent first, older before younger, as node/compute.py.
+
+    A piece runs when its time begins and its result is delivered when its time is over.
+    """
+
+    def __init__(
+        self, flops: float, memory_rate: float, meter: Meter, rng: random.Random, noise: float
+    ) -> None:
+        """`flops` FLOP per second, `memory_rate` bytes per second; `noise` is the relative spread of times."""
+        self._loop = asyncio.get_running_loop()
+        self.flops = flops
+        self._memory_rate = memory_rate
+        self._meter = meter
+        self._rng = rng
+        self._noise = noise
+        self._queue: list[tuple[int, int, _Piece]] = []
+        self._serial = 0
+        self._waiting = 0
+        self._busy = False
+        self._closed = False
+        self.slowness = 1.0
+        """Everything begun from now on takes so many times as long."""
+        self.busy_s: Counter[str] = Counter()
+        """Seconds worked so far, by kind."""
+        self.flop = 0.0
+        """FLOP of training done so far."""
+
+    @property
+    def waiting(self) -> int:
+        return self._waiting
+
+    async def run(self, priority: Priority, samples: int, work: Callable[[], T]) -> T:
+        if self._closed:
+            raise LocalFault("the compute thread is closed")
+        if self._waiting >= WAITING_MAX:
+            raise LocalFault(f"{self._waiting} pieces of work wait for the compute thread; at most {WAITING_MAX}")
+        result: asyncio.Future[T] = self._loop.create_future()
+        self._serial += 1
+        heapq.heappush(self._queue, (priority, self._serial, _Piece(priority, work, result)))
+        self._waiting += 1
+        try:
+            if not self._busy:
+                self._next()
+            return await result
+        finally:
+            self._waiting -= 1
+
+    def close(self) -> None:
+        """The process ends: nothing that waits is done any more."""
+        self._closed = True
+        self._queue.clear()
+
+    def _next(self) -> None:
+        while self._queue:
+            piece = heapq.heappop(self._queue)[2]
+            if piece.result.done():
+                continue
+            self._busy = True
+            value: Any = None
+            error: BaseException | None = None
+            try:
+                value = piece.work()
+            except BaseException as caught:  # noqa: BLE001  handed to whoever waits
+                error = caught
+            self._loop.call_later(self._seconds(piece.priority), self._done, piece, value, error)
+            return
+
+    def _seconds(self, priority: Priority) -> float:
+        flops, nbytes = self._meter.take()
+        seconds = flops / self.flops + nbytes / self._memory_rate
+        if priority is Priority.BACKGROUND:
+            seconds += self._meter.state_nbytes / BACKGROUND_BYTES_PER_S
+        else:
+            self.flop += flops
+        if self._noise:
+            seconds *= 1.0 + self._noise * (2.0 * self._rng.random() - 1.0)
+        seconds *= self.slowness
+        self.busy_s[priority.name.lower()] += seconds
+        return seconds
+
+    def _done(self, piece: _Piece, value: Any, error: BaseException | None) -> None:
+        self._busy = False
+        if not piece.result.done():
+            if error is not None:
+                piece.result.set_exception(error)
+            else:
+                piece.result.set_result(value)
+        if not self._closed:
+            self._next()
+
+
+class Disk:
+    """What survives of a node: ports.Store. It fills up, tears a write that a crash interrupts, loses what was not
+    synced."""
+
+    def __init__(self, capacity: int, rate: float = 2e8) -> None:
+        self.capacity = capacity
+        self._rate = rate
+        self._blobs: dict[str, bytes] = {}
+        self.torn = 0
+
+    @property
+    def used(self) -> int:
+        return sum(map(len, self._blobs.values()))
+
+    async def write(self, name: str, parts: Sequence[bytes | memoryview]) -> None:
+        """Whole or not at all: it becomes visible once it is synced. Raises LocalFault when the disk is full."""
+        nbytes = sum(memoryview(part).nbytes for part in parts)
+        if self.used - len(self._blobs.get(name, b"")) + nbytes > self.capacity:
+            raise LocalFault(f"cannot write {name}: no space left; free space or choose another --home")
+        try:
+            await asyncio.sleep(nbytes / self._rate)
+        except asyncio.CancelledError:
+            self.torn += 1
+            raise
+        self._blobs[name] = b"".join(parts)
+
+    async def read(self, name: str) -> bytes | None:
+        return self._blobs.get(name)
+
+    def wipe(self) -> None:
+        self._blobs.clear()

@@ -1,0 +1,150 @@
+"""What came of a simulated life, as numbers."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from swarmnode.metrics import name
+from swarmnode.node.node import KIND_OF_METHOD
+from swarmnode.wire import record_pb2
+
+if TYPE_CHECKING:
+    from swarmnode.simulation.world import World
+
+STATES = ("joining", "syncing", "training", "draining")
+
+
+@dataclass(slots=True)
+class Sums:
+    """Totals up to a moment."""
+
+    at_s: float = 0.0
+    samples: float = 0.0
+    flop: float = 0.0
+    done: float = 0.0
+    lost: float = 0.0
+    retried: float = 0.0
+    duplicate: float = 0.0
+    busy: float = 0.0
+    recomputed: float = 0.0
+    paired: float = 0.0
+    lone: float = 0.0
+    recoveries: float = 0.0
+    bytes: dict[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, world: World) -> Sums:
+        total = world.trace.total
+        nbytes: Counter[str] = Counter()
+        for transport in world.network.transports.values():
+            for (method, direction), count in transport.bytes_by_method().items():
+                if direction == "sent":
+                    nbytes[KIND_OF_METHOD.get(method, "control")] += count
+        return cls(
+            at_s=world.loop.time(),
+            samples=world.samples_done(),
+            flop=world.flop_done + sum(p.machine.flop for p in world.people if p.machine is not None),
+            done=total(name.MICROBATCHES, "done"),
+            lost=total(name.MICROBATCHES, "lost"),
+            retried=total(name.MICROBATCHES, "retried"),
+            duplicate=total(name.MICROBATCHES, "duplicate"),
+            busy=total(name.BUSY),
+            recomputed=total(name.RECOMPUTED_TAPES),
+            paired=total(name.EXCHANGES, "paired"),
+            lone=total(name.EXCHANGES, "lone"),
+            recoveries=total(name.RECOVERIES, "replica"),
+            bytes=dict(sorted(nbytes.items())),
+        )
+
+
+@dataclass(slots=True)
+class Sample:
+    """A point of the curves."""
+
+    at_s: float
+    samples: float
+    optimum: float  # samples per second that the training machines could do where they are
+    ideal: float  # the same if every living machine were where it is needed
+    busy: float  # FLOP of training done so far
+    flops: float  # FLOP/s of the living
+    states: dict[str, int]
+    stages: list[int]
+    bytes: dict[str, int]
+    recoveries: float
+    faults: int
+
+    @classmethod
+    def of(cls, world: World) -> Sample:
+        from swarmnode.simulation import calm
+
+        sums = Sums.of(world)
+        states: Counter[str] = Counter()
+        for person in world.people:
+            if person.alive:
+                states[record_pb2.NodeState.Name(person.state)[11:].lower()] += 1
+        return cls(
+            at_s=world.loop.time(),
+            samples=sums.samples,
+            optimum=calm.optimum(world),
+            ideal=calm.ideal(world),
+            busy=sums.flop,
+            flops=sum(p.kind.flops for p in world.people if p.alive),
+            states={state: states[state] for state in STATES},
+            stages=world.stages_served(),
+            bytes=sums.bytes,
+            recoveries=sums.recoveries,
+            faults=sum(world.struck.values()) - world.struck["spared"],
+        )
+
+
+@dataclass(slots=True)
+class Outcome:
+    """Everything a report says. `failures` is empty when all laws and demands held."""
+
+    scenario: str
+    seed: int
+    nodes: int
+    failures: list[str] = field(default_factory=list)
+    involved: list[str] = field(default_factory=list)
+    last_events: str = ""
+    trace: str = ""
+    virtual_s: float = 0.0
+    cpu_s: float = 0.0
+    callbacks: int = 0
+    events: int = 0
+    laws_checked: int = 0
+    onesided: int = 0
+    nodes_ever: int = 0
+    struck: dict[str, int] = field(default_factory=dict)
+    demands: dict[str, float] = field(default_factory=dict)
+    storm: Sums = field(default_factory=Sums)
+    total: Sums = field(default_factory=Sums)
+    curve: list[Sample] = field(default_factory=list)
+    validations: list[tuple[float, float, int]] = field(default_factory=list)
+
+    @property
+    def share(self) -> float:
+        """Samples of the storm over what the training machines could have done where they were."""
+        return _over(self.curve, self.storm.at_s, lambda sample: sample.optimum)
+
+    @property
+    def share_ideal(self) -> float:
+        """The same over all living machines, had each been where it is needed."""
+        return _over(self.curve, self.storm.at_s, lambda sample: sample.ideal)
+
+    def to_json(self) -> dict[str, Any]:
+        found = dataclasses.asdict(self)
+        found["share_of_optimum"] = self.share
+        found["share_of_ideal"] = self.share_ideal
+        found["callbacks_per_cpu_s"] = self.callbacks / max(1e-9, self.cpu_s)
+        return found
+
+
+def _over(curve: list[Sample], until_s: float, could: Any) -> float:
+    """Samples done between the first and the last point of the storm, over the integral of `could`."""
+    storm = [sample for sample in curve if sample.at_s <= until_s]
+    possible = sum(could(a) * (b.at_s - a.at_s) for a, b in zip(storm, storm[1:], strict=False))
+    return (storm[-1].samples - storm[0].samples) / possible if possible else 0.0

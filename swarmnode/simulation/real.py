@@ -1,0 +1,50 @@
+"""Tiny real tensors in the virtual world: the live node's own replica, and a text with a pattern that can be learnt."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from swarmnode.manifest import Manifest
+from swarmnode.node.replica import TorchReplica
+from swarmnode.ports import Replica, WireTensor
+
+CHAIN_WIDTH = 4  # tokens that may follow a token: the loss that can be reached is log(CHAIN_WIDTH) nats or less
+
+
+def torch_replica(manifest: Manifest, stage: int) -> Replica:
+    """The replica the daemon runs."""
+    return TorchReplica(manifest, stage)
+
+
+class PatternSamples:
+    """pipeline.feeder.Samples: sample i is a walk on a random graph of tokens, drawn from the run's seed."""
+
+    def __init__(self, manifest: Manifest) -> None:
+        self._manifest = manifest
+        rng = random.Random(f"chain {manifest.seed}")
+        vocabulary = manifest.model.vocabulary
+        self._next = np.array(
+            [[int(rng.random() * vocabulary) for _ in range(CHAIN_WIDTH)] for _ in range(vocabulary)], dtype="<u2"
+        )
+
+    def _walk(self, index: int) -> npt.NDArray[np.uint16]:
+        rng = random.Random(f"walk {self._manifest.seed} {index}")
+        at = int(rng.random() * self._manifest.model.vocabulary)
+        walk = np.empty(self._manifest.model.context + 1, dtype="<u2")
+        for position in range(len(walk)):
+            walk[position] = at
+            at = int(self._next[at, int(rng.random() * CHAIN_WIDTH)])
+        return walk
+
+    def train(self, indices: Sequence[int]) -> WireTensor:
+        walks = np.stack([self._walk(index) for index in indices])
+        return WireTensor("u16", walks.shape, walks.tobytes())
+
+    def held_out(self) -> Sequence[WireTensor]:
+        step = self._manifest.inner.microbatch
+        wanted = self._manifest.pipeline.validation_samples
+        return [self.train([-1 - i for i in range(first, min(first + step, wanted))]) for first in range(0, wanted, step)]

@@ -1,0 +1,321 @@
+"""Replicas for the virtual world: fake ones whose tensors are declared bytes and whose weights are three numbers that do
+real outer steps; and a wrapper that meters any replica's cost and shows the laws what it does."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import random
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from swarmnode.errors import RemoteFault
+from swarmnode.manifest import Manifest
+from swarmnode.model.split import Part
+from swarmnode.ports import LossResult, OuterReport, Packet, Replica, State, StepReport, Tape, WireTensor
+from swarmnode.recovery.snapshot import ITEMSIZE, SECTIONS
+from swarmnode.simulation.machine import Meter
+
+DIMENSIONS = 3
+ROW = struct.Struct(f"<{2 + 2 * DIMENSIONS}d")  # replica, round, theta, phi: what a fake packet holds, over and over
+ROW_BYTES = 64
+MARK = struct.Struct("<Q")
+BOUNDARY = {"bf16": ("bf16", 2), "fp32": ("f32", 4)}
+STATE_TRAFFIC = 2 * len(SECTIONS) * ITEMSIZE  # bytes of memory traffic per parameter to copy a state
+STEP_TRAFFIC = 28  # bytes per parameter: AdamW reads four and writes three float32
+OUTER_TRAFFIC = 40
+DRIFT, NOISE = 1e-3, 1e-3  # of an inner step, in every dimension
+
+Vector = tuple[float, ...]
+
+
+def repeated(row: bytes, nbytes: int) -> memoryview:
+    """`nbytes` declared bytes that are `row` over and over, in no memory of their own."""
+    size = math.gcd(len(row), nbytes)
+    return memoryview(np.ndarray((nbytes // size, size), np.uint8, row[:size], strides=(0, 1)))
+
+
+def first(data: memoryview | bytes | bytearray, size: int) -> bytes:
+    """The first `size` bytes of real or declared data."""
+    whole = np.asarray(memoryview(data))
+    head = whole[0] if whole.ndim == 2 else whole[:size]
+    return bytes(head.tobytes()[:size])
+
+
+def fake(dtype: str, shape: tuple[int, ...], itemsize: int, row: bytes) -> WireTensor:
+    return WireTensor(dtype, shape, repeated(row, math.prod(shape) * itemsize))
+
+
+class Witness(Protocol):
+    """What the laws are told by a replica."""
+
+    def counted(self, replica: int, mark: int) -> None: ...
+
+    def mixed(self, replica: int, sent: int, got: int) -> None: ...
+
+    def boundary(self, replica: int, stage: int, round_index: int) -> None: ...
+
+    def applied(self, replica: int, stage: int, round_index: int, packets: Sequence[tuple[int, int]]) -> None: ...
+
+    def given(self, digest: bytes) -> None: ...
+
+    def taken(self, replica: int, digest: bytes) -> None: ...
+
+
+class FakeSamples:
+    """pipeline.feeder.Samples: each microbatch is marked with a number of its own, to be known again at every stage."""
+
+    def __init__(self, manifest: Manifest, feeder: int) -> None:
+        self._shape = (manifest.model.context + 1,)
+        self._batch = manifest.inner.microbatch
+        self._held_out = math.ceil(manifest.pipeline.validation_samples / self._batch)
+        self._feeder = feeder
+        self._serial = 0
+
+    def train(self, indices: Sequence[int]) -> WireTensor:
+        self._serial += 1
+        return self._tensor(len(indices))
+
+    def held_out(self) -> Sequence[WireTensor]:
+        return [self._tensor(self._batch) for _ in range(self._held_out)]
+
+    def _tensor(self, samples: int) -> WireTensor:
+        row = MARK.pack(self._feeder << 40 | self._serial)
+        return fake("u16", (samples, *self._shape), 2, row)
+
+
+@dataclass(slots=True)
+class FakeTape:
+    """Implements ports.Tape: remembers which microbatch it is of, and at which step it was made."""
+
+    mark: int
+    shape: tuple[int, ...]
+    nbytes: int
+    version: int
+
+
+class FakeReplica:
+    """ports.Replica without arithmetic on activations. Its weights are DIMENSIONS numbers that drift and tremble with
+    each inner step and take NoLoCo's outer steps for real, so that spread and means can be watched."""
+
+    def __init__(
+        self, manifest: Manifest, part: Part, number: int, witness: Witness, rng: random.Random, state_share: float
+    ) -> None:
+        self._manifest = manifest
+        self._part = part
+        self.number = number  # of this replica among all that ever were
+        self.stage = part.stage
+        self._witness = witness
+        self._rng = rng
+        self._true = part.parameters
+        self.parameters = max(64, round(part.parameters * state_share) // 64 * 64)
+        self._boundary_dtype, self._itemsize = BOUNDARY[manifest.pipeline.boundary]
+        self.theta: Vector = (0.0,) * DIMENSIONS
+        self.phi: Vector = self.theta
+        self.momentum: Vector = self.theta
+        self._marked: tuple[int, Vector] | None = None
+        self._version = 0
+        self.accumulated = 0
+        self.recomputed = 0
+        self.inner_steps = 0
+        self.gradient_norm = 0.0
+
+    def _activations(self, samples: int, mark: int) -> WireTensor:
+        model = self._manifest.model
+        row = MARK.pack(mark)
+        return fake(self._boundary_dtype, (samples, model.context, model.width), self._itemsize, row)
+
+    def forward(self, x: WireTensor, *, keep: bool) -> tuple[WireTensor, Tape | None]:
+        mark = MARK.unpack(first(x.data, MARK.size))[0]
+        tape = FakeTape(mark, x.shape, 8 * x.nbytes, self._version) if keep else None
+        return self._activations(x.shape[0], mark), tape
+
+    def backward(self, tape: Tape, gradient: WireTensor, samples: int) -> WireTensor | None:
+        assert isinstance(tape, FakeTape)
+        self._check_finite(gradient)
+        mark = MARK.unpack(first(gradient.data, MARK.size))[0]
+        if mark != tape.mark:
+            self._witness.mixed(self.number, tape.mark, mark)
+        if tape.version != self._version:
+            self.recomputed += 1
+        self._witness.counted(self.number, tape.mark)
+        self.accumulated += samples
+        return None if self.stage == 0 else self._activations(samples, tape.mark)
+
+    def loss(self, x: WireTensor, tokens: WireTensor, samples: int, *, train: bool) -> LossResult:
+        mark = MARK.unpack(first(x.data, MARK.size))[0]
+        count = samples * self._manifest.model.context
+        loss_sum = count * (2.0 + 3.0 / (1.0 + self.inner_steps / 100.0))
+        if not train:
+            return LossResult(loss_sum, count, None)
+        self._witness.counted(self.number, mark)
+        self.accumulated += samples
+        return LossResult(loss_sum, count, self._activations(samples, mark))
+
+    def release(self, tape: Tape) -> None:
+        assert isinstance(tape, FakeTape)
+        tape.version = -1
+
+    def step(self, samples_total: int) -> StepReport:
+        draw = self._rng.gauss
+        self.theta = tuple(value + DRIFT + draw(0.0, NOISE) for value in self.theta)
+        samples, self.accumulated = self.accumulated, 0
+        self.inner_steps += 1
+        self._version += 1
+        self.gradient_norm = 1.0
+        return StepReport(self.inner_steps, 1.0, self._manifest.inner.learning_rate, samples)
+
+    def snapshot(self) -> State:
+        sizes = ITEMSIZE * self.parameters
+        values = {"theta": self.theta, "phi": self.phi, "momentum": self.momentum}
+        sections = {
+            name: memoryview(_row(self.number, self.inner_steps, values.get(name, self.theta), self.phi) * (sizes // 64))
+            for name in SECTIONS
+        }
+        return State(sections, self.inner_steps, self.gradient_norm)
+
+    def load(self, state: State) -> None:
+        values = {}
+        for name in SECTIONS:
+            data = state.sections[name]
+            if data.nbytes != ITEMSIZE * self.parameters:
+                raise RemoteFault(f"state with {data.nbytes} bytes of {name}")
+            row = ROW.unpack(bytes(data[:ROW_BYTES]))
+            if not all(map(math.isfinite, row)):
+                raise RemoteFault(f"state, section {name}: not finite")
+            values[name] = row[2 : 2 + DIMENSIONS]
+        self.theta, self.phi, self.momentum = values["theta"], values["phi"], values["momentum"]
+        self.inner_steps, self.gradient_norm = state.inner_steps, state.gradient_norm
+        self.accumulated, self._marked = 0, None
+        self._version += 1
+
+    def message(self, round_index: int) -> Sequence[WireTensor]:
+        self._marked = (round_index, self.theta)
+        self._witness.boundary(self.number, self.stage, round_index)
+        gossip = self._manifest.gossip
+        dtype, itemsize = BOUNDARY[gossip.codec]
+        row = _row(self.number, round_index, self.theta, self.phi)
+        return [fake(dtype, (self._true,), itemsize, row)] * (1 if gossip.gamma == gossip.beta else 2)
+
+    def apply(self, round_index: int, own_weight: float, packets: Sequence[Packet]) -> OuterReport:
+        assert self._marked is not None and self._marked[0] == round_index, f"{self._marked} is not {round_index}"
+        rows = [self._open(packet) for packet in packets]
+        boundary = self._marked[1]
+        self._marked = None
+        self._witness.applied(
+            self.number, self.stage, round_index, [(int(row[0]), int(row[1])) for row in rows]
+        )
+        givers = [(p.weight, row) for p, row in zip(packets, rows, strict=True) if p.weight > 0.0]
+        total = own_weight + sum(weight for weight, _ in givers)
+        own = own_weight / total if givers else 1.0
+        gossip, at = self._manifest.gossip, 2 + DIMENSIONS
+        phi, momentum, theta = [], [], []
+        for k in range(DIMENSIONS):
+            delta = own * (boundary[k] - self.phi[k])
+            delta += sum(w / total * (row[2 + k] - row[at + k]) for w, row in givers)
+            mean = own * self.phi[k] + sum(w / total * row[at + k] for w, row in givers)
+            m = gossip.alpha * self.momentum[k] + gossip.beta * delta + gossip.gamma * (mean - self.phi[k])
+            momentum.append(m)
+            phi.append(self.phi[k] + m)
+            theta.append(self.phi[k] + m + self.theta[k] - boundary[k])
+        self.theta, self.phi, self.momentum = tuple(theta), tuple(phi), tuple(momentum)
+        self._version += 1
+        return OuterReport(len(givers) + (own > 0.0), 0.0, 0.0)
+
+    def _open(self, packet: Packet) -> Vector:
+        if not packet.tensors or packet.tensors[0].shape != (self._true,):
+            raise RemoteFault(f"packet of {len(packet.tensors)} tensors of another shape")
+        row = ROW.unpack(first(packet.tensors[0].data, ROW_BYTES))
+        if not all(map(math.isfinite, row)):
+            raise RemoteFault("packet that is not finite")
+        return row
+
+    def _check_finite(self, tensor: WireTensor) -> None:
+        if first(tensor.data, MARK.size) == b"\xff" * MARK.size:
+            raise RemoteFault("gradient that is not finite")
+
+
+def _row(number: int, count: int, theta: Vector, phi: Vector) -> bytes:
+    return ROW.pack(number, count, *theta, *phi)
+
+
+class Metered:
+    """Any replica, its cost charged to `meter` and its state's comings and goings shown to the laws."""
+
+    def __init__(
+        self, inner: Replica, part: Part, context: int, meter: Meter, witness: Witness, number: int, work_factor: float
+    ) -> None:
+        self.inner = inner
+        self.number = number
+        self._meter = meter
+        self._witness = witness
+        self._flops = part.cost * context * work_factor  # forward, of one sample
+        self._nbytes = float(part.parameters)
+        meter.state_nbytes = self._nbytes * len(SECTIONS) * ITEMSIZE
+
+    @property
+    def parameters(self) -> int:
+        return self.inner.parameters
+
+    @property
+    def accumulated(self) -> int:
+        return self.inner.accumulated
+
+    @property
+    def recomputed(self) -> int:
+        return self.inner.recomputed
+
+    def forward(self, x: WireTensor, *, keep: bool) -> tuple[WireTensor, Tape | None]:
+        self._meter.add(self._flops * x.shape[0])
+        return self.inner.forward(x, keep=keep)
+
+    def backward(self, tape: Tape, gradient: WireTensor, samples: int) -> WireTensor | None:
+        before = self.inner.recomputed
+        given = self.inner.backward(tape, gradient, samples)
+        self._meter.add((2.0 + self.inner.recomputed - before) * self._flops * samples)
+        return given
+
+    def loss(self, x: WireTensor, tokens: WireTensor, samples: int, *, train: bool) -> LossResult:
+        self._meter.add((3.0 if train else 1.0) * self._flops * samples)
+        return self.inner.loss(x, tokens, samples, train=train)
+
+    def release(self, tape: Tape) -> None:
+        self.inner.release(tape)
+
+    def step(self, samples_total: int) -> StepReport:
+        self._meter.add(nbytes=STEP_TRAFFIC * self._nbytes)
+        return self.inner.step(samples_total)
+
+    def snapshot(self) -> State:
+        self._meter.add(nbytes=STATE_TRAFFIC * self._nbytes)
+        state = self.inner.snapshot()
+        self._witness.given(_digest(state))
+        return state
+
+    def load(self, state: State) -> None:
+        self._meter.add(nbytes=STATE_TRAFFIC * self._nbytes)
+        self.inner.load(state)
+        self._witness.taken(self.number, _digest(state))
+
+    def message(self, round_index: int) -> Sequence[WireTensor]:
+        self._meter.add(nbytes=OUTER_TRAFFIC * self._nbytes)
+        return self.inner.message(round_index)
+
+    def apply(self, round_index: int, own_weight: float, packets: Sequence[Packet]) -> OuterReport:
+        self._meter.add(nbytes=OUTER_TRAFFIC * self._nbytes)
+        return self.inner.apply(round_index, own_weight, packets)
+
+    def probe(self, samples: int) -> None:
+        """One microbatch forward on made-up data, to be timed."""
+        self._meter.add(self._flops * samples)
+
+
+def _digest(state: State) -> bytes:
+    whole = hashlib.sha256()
+    for name in SECTIONS:
+        whole.update(state.sections[name])
+    return whole.digest()

@@ -1,0 +1,273 @@
+"""ports.Transport on the simulated network. A call is a small state machine; a future and the handler's task are all it
+holds, so that a thousand nodes fit."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from swarmnode.errors import LocalFault, PeerTimeout, RemoteFault, Unavailable
+from swarmnode.ids import PeerId, RunId, short
+from swarmnode.ports import Answer, Call, Handler, Telemetry, WireTensor
+from swarmnode.simulation import header as frame
+from swarmnode.simulation.network import Network, Parcel, Plug
+from swarmnode.wire import call_pb2 as wire
+
+Forge = Callable[[str, wire.Request | wire.Reply, Sequence[WireTensor]], Sequence[WireTensor]]
+"""What a liar does to the tensors it sends: (method, header, tensors) -> tensors."""
+
+
+class Conversation:
+    """One call between two nodes, from the first byte to the end of it."""
+
+    __slots__ = ("broken", "callee", "caller", "method", "nbytes", "parcel", "raw", "reply", "task", "tensors", "timer")
+
+    def __init__(
+        self,
+        caller: SimTransport,
+        callee: Plug,
+        method: str,
+        raw: bytes,
+        tensors: Sequence[WireTensor],
+        nbytes: int,
+        reply: asyncio.Future[tuple[bytes, Sequence[WireTensor]]] | None,
+    ) -> None:
+        self.caller = caller
+        self.callee = callee
+        self.method = method
+        self.raw = raw
+        self.tensors = tensors
+        self.nbytes = nbytes
+        self.reply = reply  # None: a request that arrived twice; nobody waits for its answer
+        self.parcel: Parcel | None = None
+        self.task: asyncio.Task[None] | None = None  # the handler's
+        self.timer: asyncio.TimerHandle | None = None
+        self.broken = ""  # "request" or "reply": this leg will break
+
+
+class SimTransport:
+    """One node's transport. `close` is the end of its process."""
+
+    def __init__(self, network: Network, plug: Plug, run_id: RunId, telemetry: Telemetry | None = None) -> None:
+        self._network = network
+        self._loop = network.loop
+        self.plug = plug
+        self._run_id = run_id
+        self._telemetry = telemetry
+        self._served: dict[str, tuple[Handler, int]] = {}
+        self._serving: dict[Conversation, None] = {}
+        self._traffic: Counter[tuple[str, str]] = Counter()
+        self.forge: Forge | None = None
+        self.acted: Callable[[str], None] = lambda what: None  # told of a call made after the end
+        network.transports[plug] = self
+
+    @property
+    def peer_id(self) -> PeerId:
+        return self.plug.peer
+
+    @property
+    def serving(self) -> int:
+        """Calls of others under way here."""
+        return len(self._serving)
+
+    async def addresses(self) -> list[str]:
+        return [f"/dns/{self.plug.label}/tcp/1"]
+
+    def serve(self, method: str, handler: Handler, *, tensor_bytes_max: int) -> None:
+        assert method in wire.Request.DESCRIPTOR.fields_by_name, f"{method!r} is not a method of wire.Request"
+        assert method not in self._served, f"{method!r} is served already"
+        self._served[method] = (handler, tensor_bytes_max)
+
+    async def connect(self, peer: PeerId, addresses: Sequence[str]) -> None:
+        plug = self._network.plugs.get(peer)
+        if plug is None or not plug.alive:
+            raise Unavailable(f"{short(peer)} cannot be reached")
+
+    def bytes_by_method(self) -> dict[tuple[str, str], int]:
+        return dict(self._traffic)
+
+    def close(self, *, silent: bool = False) -> None:
+        """The process is gone. Its callers' streams are reset, unless `silent` (power cut): then they hear nothing."""
+        self.plug.alive, self.plug.silent = False, silent
+        for conversation in list(self._serving):
+            if conversation.task is not None:
+                conversation.task.cancel()
+            if not silent:
+                self._reset(conversation, "died or went away")
+        self._serving.clear()
+
+    # ---- calling
+
+    async def call(self, peer: PeerId, call: Call, *, timeout_s: float, reply_bytes_max: int) -> Answer:
+        """See ports.Transport."""
+        method = call.header.WhichOneof("body")
+        assert method is not None, "a call without a body asks for nothing"
+        if not self.plug.alive:
+            self.acted(f"called {method} of {short(peer)}")
+            raise LocalFault(f"{self.plug.label} is dead and calls {method}")
+        tensors = call.tensors if self.forge is None else self.forge(method, call.header, call.tensors)
+        raw = frame.seal_request(call.header, tensors, self._run_id, timeout_s)
+        reply: asyncio.Future[Any] = self._loop.create_future()
+        conversation = self._begin(peer, method, raw, tensors, reply)
+        timer = self._loop.call_later(timeout_s, _expire, reply, peer, method, timeout_s)
+        try:
+            raw_reply, given = await reply
+        except BaseException:
+            if conversation is not None:
+                self._give_up(conversation)
+            raise
+        finally:
+            timer.cancel()
+        answered = frame.open_reply(raw_reply)
+        frame.check_tensors(answered.tensors, reply_bytes_max)
+        frame.raise_for(peer, answered)
+        return Answer(answered, frame.copies(given))
+
+    def _begin(
+        self, peer: PeerId, method: str, raw: bytes, tensors: Sequence[WireTensor], reply: asyncio.Future[Any]
+    ) -> Conversation | None:
+        """Put the request on its way; None when it never gets anywhere."""
+        network, plug = self._network, self._network.plugs.get(peer)
+        if plug is None:
+            _fail(reply, f"{short(peer)} cannot be reached")
+            return None
+        nbytes = frame.PREAMBLE_BYTES + len(raw) + self._weigh(method, tensors)
+        self._traffic[method, "sent"] += nbytes
+        conversation = Conversation(self, plug, method, raw, tensors, nbytes, reply)
+        if network.reach.blocked(self.plug.label, plug.label) or (not plug.alive and plug.silent):
+            return conversation  # lost on the way; the caller's patience ends it
+        if not plug.alive or not network.reach.can_dial(self.plug.label, plug.label, plug.address.nat):
+            round_trip_s = network.latency_s(self.plug, plug) + network.latency_s(plug, self.plug)
+            self._loop.call_later(round_trip_s, _fail, reply, f"{short(peer)} cannot be reached")
+            return conversation
+        weather = network.weather
+        if network.happens("break", weather.breaks):
+            conversation.broken = "request" if network.happens("break on the way there", 0.5) else "reply"
+        if network.happens("silence", weather.silent):
+            return conversation
+        if network.happens("double", weather.doubles):
+            twin = Conversation(self, plug, method, raw, tensors, nbytes, None)
+            self._send(twin)
+        self._send(conversation)
+        return conversation
+
+    def _send(self, conversation: Conversation) -> None:
+        other = self._network.transports.get(conversation.callee)
+        assert other is not None
+        conversation.parcel = self._network.carry(
+            self.plug, conversation.callee, conversation.nbytes, lambda: other._arrive(conversation)
+        )
+
+    def _weigh(self, method: str, tensors: Sequence[WireTensor]) -> int:
+        nbytes = sum(tensor.nbytes for tensor in tensors)
+        return math.ceil(nbytes * self._network.scale.get(method, 1.0))
+
+    def _give_up(self, conversation: Conversation) -> None:
+        """The caller waits no longer: stop what is under way, and tell the handler, as a reset stream does."""
+        if conversation.parcel is not None:
+            conversation.parcel.drop()
+        network, callee = self._network, conversation.callee
+        if conversation.task is None or network.reach.blocked(self.plug.label, callee.label) or self.plug.silent:
+            return
+        self._loop.call_later(
+            network.latency_s(self.plug, callee), _cancel, conversation.task, context=callee.context
+        )
+
+    # ---- answering
+
+    def _arrive(self, conversation: Conversation) -> None:
+        """A request is here, whole."""
+        network, plug = self._network, self.plug
+        if network.reach.blocked(conversation.caller.plug.label, plug.label) or (not plug.alive and plug.silent):
+            return
+        if not plug.alive:
+            self._reset(conversation, "died or went away")
+            return
+        if conversation.broken == "request":
+            self._reset(conversation, "broke the stream")
+            return
+        self._traffic[conversation.method, "received"] += conversation.nbytes
+        conversation.parcel = None
+        self._serving[conversation] = None
+        conversation.task = self._loop.create_task(self._answer(conversation), context=plug.context)
+
+    async def _answer(self, conversation: Conversation) -> None:
+        """The handler's answer, or its refusal, sent back. Cancelled when the caller gives up."""
+        task, method = conversation.task, conversation.method
+        assert task is not None
+        try:
+            request = frame.open_request(conversation.raw, self._run_id)
+            conversation.timer = self._loop.call_later(request.timeout_ms / 1000.0, task.cancel)
+            served = self._served.get(method)
+            if served is None:
+                raise RemoteFault(f"method {method!r} is not served here")
+            handler, tensor_bytes_max = served
+            frame.check_tensors(request.tensors, tensor_bytes_max)
+            done = await handler(conversation.caller.peer_id, Call(request, frame.copies(conversation.tensors)))
+            header, tensors = done.header, done.tensors
+            if header.status == wire.STATUS_UNSPECIFIED:
+                header.status = wire.STATUS_OK
+        except (Unavailable, RemoteFault) as refusal:
+            header, tensors = frame.reply_of(refusal), ()
+        except Exception as error:  # noqa: BLE001  the border between a peer's call and the rest of this node
+            if self._telemetry is not None:
+                self._telemetry.event(
+                    "call.failed", level="error", method=method, error=type(error).__name__, why=str(error)
+                )
+            header, tensors = wire.Reply(status=wire.STATUS_FAULT, reason=type(error).__name__), ()
+        finally:
+            self._serving.pop(conversation, None)
+            if conversation.timer is not None:
+                conversation.timer.cancel()
+        conversation.task = None
+        self._reply(conversation, header, tensors)
+
+    def _reply(self, conversation: Conversation, header: wire.Reply, tensors: Sequence[WireTensor]) -> None:
+        if self.forge is not None and tensors:
+            tensors = self.forge(conversation.method, header, tensors)
+        raw = frame.seal_reply(header, tensors)
+        nbytes = frame.PREAMBLE_BYTES + len(raw) + self._weigh(conversation.method, tensors)
+        self._traffic[conversation.method, "sent"] += nbytes
+        caller, reply = conversation.caller, conversation.reply
+        network, plug = self._network, self.plug
+        if reply is None or not plug.alive or network.reach.blocked(plug.label, caller.plug.label):
+            return
+
+        def arrive() -> None:
+            if not reply.done() and caller.plug.alive and not network.reach.blocked(plug.label, caller.plug.label):
+                caller._traffic[conversation.method, "received"] += nbytes
+                reply.set_result((raw, tensors))
+
+        if conversation.broken:
+            self._reset(conversation, "broke the stream")
+        else:
+            conversation.parcel = network.carry(plug, caller.plug, nbytes, arrive)
+
+    def _reset(self, conversation: Conversation, why: str) -> None:
+        """The caller learns that the stream is gone, a latency later."""
+        caller, network = conversation.caller.plug, self._network
+        if conversation.reply is None or network.reach.blocked(self.plug.label, caller.label):
+            return
+        if conversation.parcel is not None:
+            conversation.parcel.drop()
+        reason = f"{short(self.plug.peer)} {why} during {conversation.method}"
+        self._loop.call_later(
+            network.latency_s(self.plug, caller), _fail, conversation.reply, reason, context=caller.context
+        )
+
+
+def _expire(reply: asyncio.Future[Any], peer: PeerId, method: str, timeout_s: float) -> None:
+    if not reply.done():
+        reply.set_exception(PeerTimeout(f"{short(peer)} did not answer {method} within {timeout_s:.1f} s"))
+
+
+def _fail(reply: asyncio.Future[Any], reason: str) -> None:
+    if not reply.done():
+        reply.set_exception(RemoteFault(reason))
+
+
+def _cancel(task: asyncio.Task[None]) -> None:
+    task.cancel()

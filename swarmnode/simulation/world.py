@@ -1,0 +1,315 @@
+"""The virtual world: nodes on simulated ports, a storm drawn from the seed, laws while it rages, progress after it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from swarmnode.ids import RunId, digest, seeded
+from swarmnode.metrics import name
+from swarmnode.model.split import split
+from swarmnode.pipeline.feeder import Samples
+from swarmnode.simulation import calm
+from swarmnode.simulation.clock import OWNER, Deadlock, SerialTask, Standstill, VirtualLoop
+from swarmnode.simulation.directory import Shelf
+from swarmnode.simulation.fault import FAULTS
+from swarmnode.simulation.fleet import Kind
+from swarmnode.simulation.inhabitant import Inhabitant, SkewedClock
+from swarmnode.simulation.law import Laws
+from swarmnode.simulation.machine import Meter
+from swarmnode.simulation.network import Network
+from swarmnode.simulation.outcome import Outcome, Sample, Sums
+from swarmnode.simulation.replica import FakeReplica, FakeSamples, Metered
+from swarmnode.simulation.scenario import FaultSpec, Scenario
+from swarmnode.simulation.trace import Trace
+
+RESTART_S = 30.0  # guess: a supervisor's pause after a process that gave up
+AFTER_END_S = 1.0
+SAMPLES = 240  # points of the report's curves
+
+
+class World:
+    """One life. `await run()` in a VirtualLoop; see `simulate`."""
+
+    def __init__(self, scenario: Scenario, seed: int, *, keep: bool = False) -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop), "a world needs a VirtualLoop"
+        self.loop = loop
+        self.scenario = scenario
+        self.seed = seed
+        self.run_id = RunId(digest("simulation", seed).hex())
+        self.trace = Trace(loop.time, keep=keep)
+        self.laws = Laws()
+        self.laws.notified = lambda: self._over.set()
+        self.bug: BaseException | None = None
+        chunk_scale = {"chunk": 1.0 / scenario.state_share}
+        self.network = Network(seeded(seed, "network"), scenario.weather, scale=chunk_scale)
+        self.shelf = Shelf(self.network, SkewedClock(loop), self.run_id, seeded(seed, "shelf"), scenario.directory)
+        self.parts = split(scenario.manifest.model, scenario.manifest.pipeline.stages)
+        self.people: list[Inhabitant] = []
+        self.struck: Counter[str] = Counter()
+        self.curve: list[Sample] = []
+        self.flop_done = 0.0  # by lives that have ended
+        self.validations: list[tuple[float, float, int]] = []  # (time, loss, samples of the run)
+        self.storming = False
+        self._calm = asyncio.Event()
+        self._over = asyncio.Event()
+        self._replicas = 0
+        self.trace.listeners["exchange.onesided"] = self._onesided
+        self.trace.listeners["validation.done"] = self._validated
+
+    # ---- what inhabitants ask of the world
+
+    def samples(self, number: int) -> Samples:
+        if self.scenario.tensors == "fake":
+            return FakeSamples(self.scenario.manifest, number)
+        from swarmnode.simulation.real import PatternSamples
+
+        return PatternSamples(self.scenario.manifest)
+
+    def replica(self, stage: int, person: Inhabitant, meter: Meter) -> Metered:
+        scenario, part = self.scenario, self.parts[stage]
+        self._replicas += 1
+        self.laws.owners[self._replicas] = person.label
+        if scenario.tensors == "fake":
+            rng = seeded(self.seed, "replica", self._replicas)
+            inner = FakeReplica(scenario.manifest, part, self._replicas, self.laws, rng, scenario.state_share)
+        else:
+            from swarmnode.simulation.real import torch_replica
+
+            inner = torch_replica(scenario.manifest, stage)  # type: ignore[assignment]
+        return Metered(
+            inner, part, scenario.manifest.model.context, meter, self.laws, self._replicas, scenario.work_factor
+        )
+
+    def ended(self, person: Inhabitant, why: str | None) -> None:
+        """Its process has ended of itself: it left, or gave up (`why`) and is started again by its supervisor."""
+        left = person.alive and why is None
+        if person.alive:
+            person.end()
+        self.trace.say(person.label, "node.left" if left else "node.failed", {"world": True, "reason": why or ""})
+        self.loop.call_later(AFTER_END_S, self._none_left, person, person.lives, context=self._context)
+        if why is not None:
+            self.struck["gave up"] += 1
+            self._task(self.restart(person, RESTART_S))
+
+    def _none_left(self, person: Inhabitant, life: int) -> None:
+        """The law of structured concurrency: no task outlives its process."""
+        if person.lives != life:
+            return
+        self.laws.checks += 1
+        for task in asyncio.all_tasks(self.loop):
+            if isinstance(task, SerialTask) and task.context.get(OWNER) == person.label and not task.done():
+                what = f"{person.label} has ended and {task.get_coro()} goes on"
+                self.laws.breaks("no task outlives its process", what, person.label)
+
+    # ---- what faults do
+
+    def living(self) -> list[Inhabitant]:
+        return [person for person in self.people if person.alive and not person.leaving]
+
+    def victim(self, rng: random.Random) -> Inhabitant | None:
+        living = self.living()
+        return living[int(rng.random() * len(living))] if living else None
+
+    def spares(self, victim: Inhabitant, also: Sequence[Inhabitant] = ()) -> bool:
+        """Whether its stage keeps a replica without it and without `also`: the node cannot bring back a lost stage yet,
+        so only `stage_lost` takes the last one."""
+        stage = victim.stage
+        others = [p for p in self.living() if p.training and p.stage == stage and p is not victim and p not in also]
+        if stage is not None and not any(not self.loop.frozen(p.label) for p in others):
+            self.struck["spared"] += 1
+            return False
+        return True
+
+    def say(self, event: str, *victims: Inhabitant, **fields: object) -> None:
+        self.struck[event.removeprefix("fault.")] += max(1, len(victims))
+        labels = ",".join(victim.label for victim in victims[:8])
+        self.trace.say("world", event, {"nodes": labels, **fields})
+        for victim in victims:
+            self.trace.recent[victim.label].append(f"{self.loop.time():.6f} {victim.label} {event} {fields}")
+
+    async def pass_s(self, seconds: float) -> None:
+        """Time of a fault: `seconds`, or until the storm is over."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._calm.wait()
+        except TimeoutError:
+            pass
+
+    def join(self, kind: Kind, stage: int | None = None) -> Inhabitant:
+        person = Inhabitant(self, len(self.people), kind)
+        self.people.append(person)
+        person.start(stage)
+        return person
+
+    async def restart(self, person: Inhabitant, after_s: float) -> None:
+        await self.pass_s(max(after_s, 2 * AFTER_END_S))
+        await asyncio.sleep(2 * AFTER_END_S)
+        if not person.alive and not person.gone and not self._over.is_set():
+            person.start(person.stage if self.scenario.placement == "balanced" else None)
+
+    async def replace(self, person: Inhabitant, after_s: float) -> None:
+        person.gone = True
+        await self.pass_s(after_s)
+        if not self._over.is_set():
+            self.join(person.kind)
+
+    # ---- the course of things
+
+    async def run(self) -> Outcome:
+        """The whole life. Laws broken and demands not met are in the outcome."""
+        begun = time.process_time()
+        self._context = contextvars.copy_context()
+        outcome = Outcome(self.scenario.name, self.seed, len(self.scenario.fleet) and self.scenario.nodes)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                self._tasks = tasks
+                life = tasks.create_task(self._course(outcome))
+                over = tasks.create_task(self._over.wait())
+                await asyncio.wait({life, over}, return_when=asyncio.FIRST_COMPLETED)
+                self._over.set()
+                raise _Over
+        except* _Over:
+            pass
+        await self._end()
+        outcome.failures += [str(broken) for broken in self.laws.broken]
+        outcome.involved = sorted({label for broken in self.laws.broken for label in broken.labels})
+        outcome.cpu_s = time.process_time() - begun
+        self._sum_up(outcome)
+        return outcome
+
+    def _task(self, work: object) -> None:
+        if not self._over.is_set():
+            self._tasks.create_task(work, context=self._context.copy())  # type: ignore[arg-type]
+        else:
+            work.close()  # type: ignore[attr-defined]
+
+    async def _course(self, outcome: Outcome) -> None:
+        await self._gather()
+        self._task(self._watch())
+        self.storming = True
+        async with asyncio.TaskGroup() as storm:
+            faults = [storm.create_task(self._storm(kind, spec)) for kind, spec in sorted(self.scenario.faults.items())]
+            await asyncio.sleep(self.scenario.seconds)
+            self.storming = False
+            self._calm.set()
+            for task in faults:
+                task.cancel()
+        before = Sums.of(self)
+        outcome.storm = before
+        await calm.demand(self, outcome)
+        self.laws.settle()
+        self._over.set()
+
+    async def _gather(self) -> None:
+        """The first nodes come, one after the other within `join_s`."""
+        kinds = [kind for kind in self.scenario.fleet for _ in range(kind.count)]
+        rng = seeded(self.seed, "gather")
+        order = sorted(range(len(kinds)), key=lambda index: (rng.random(), index))
+        stages = calm.balanced([kinds[index].flops for index in order], [part.cost for part in self.parts])
+        for index, stage in zip(order, stages, strict=True):
+            self.join(kinds[index], stage if self.scenario.placement == "balanced" else None)
+            await asyncio.sleep(self.scenario.join_s / len(kinds))
+
+    async def _storm(self, kind: str, spec: FaultSpec) -> None:
+        """Strikes of one kind, until cancelled."""
+        rng, strike = seeded(self.seed, "fault", kind), FAULTS[kind]
+        begun = self.loop.time()
+        for moment in sorted(spec.at_s):
+            self.loop.call_later(
+                max(0.0, begun + moment - self.loop.time()),
+                lambda: self._task(strike(self, spec, rng)) if self.storming else None,
+                context=self._context,
+            )
+        while True:
+            rate = (spec.per_hour + spec.per_node_hour * len(self.living())) / 3600.0
+            if rate <= 0.0:
+                await asyncio.sleep(60.0)
+                continue
+            await asyncio.sleep(rng.expovariate(rate))
+            self._task(strike(self, spec, rng))
+
+    async def _watch(self) -> None:
+        """The curves of the report, and the laws of bounded queues."""
+        period_s = max(1.0, self.scenario.seconds / SAMPLES)
+        while True:
+            for person in self.people:
+                person.check()
+            self.curve.append(Sample.of(self))
+            await asyncio.sleep(period_s)
+
+    async def _end(self) -> None:
+        for person in self.people:
+            if person.alive:
+                person.kill(silent=True)
+        await asyncio.gather(*(p.task for p in self.people if p.task is not None), return_exceptions=True)
+
+    def _sum_up(self, outcome: Outcome) -> None:
+        outcome.trace = self.trace.hash
+        outcome.virtual_s = self.loop.time()
+        outcome.callbacks = self.loop.callbacks
+        outcome.events = self.trace.events
+        outcome.laws_checked = self.laws.checks
+        outcome.onesided = self.laws.onesided
+        outcome.struck = dict(sorted((self.struck + self.network.happened + self.shelf.happened).items()))
+        outcome.curve = self.curve
+        outcome.validations = self.validations
+        outcome.total = Sums.of(self)
+        outcome.nodes_ever = len(self.people)
+        outcome.last_events = self.trace.last_of(outcome.involved[:4] + ["world"])
+
+    # ---- what it overhears
+
+    def _onesided(self, now: float, label: str, event: str, fields: dict[str, object]) -> None:
+        self.laws.commit_unsure(label, int(str(fields["round"])))
+
+    def _validated(self, now: float, label: str, event: str, fields: dict[str, object]) -> None:
+        self.validations.append((now, float(str(fields["loss"])), int(str(fields["samples_total"]))))
+
+    def stages_served(self) -> list[int]:
+        """Nodes that train, by stage."""
+        counts = [0] * len(self.parts)
+        for person in self.people:
+            if person.training and person.stage is not None:
+                counts[person.stage] += 1
+        return counts
+
+    def samples_done(self) -> float:
+        return self.trace.total(name.SAMPLES)
+
+
+class _Over(Exception):
+    pass
+
+
+def simulate(
+    scenario: Scenario, seed: int, *, keep: bool = False, look: Callable[[World], None] | None = None
+) -> Outcome:
+    """One life of `scenario` from `seed`. `look` sees the world at its end."""
+    loop = VirtualLoop(seed)
+
+    async def main() -> Outcome:
+        world = World(scenario, seed, keep=keep)
+        outcome = await world.run()
+        if look is not None:
+            look(world)
+        return outcome
+
+    begun = time.process_time()
+    try:
+        return loop.run(main())
+    except (Deadlock, Standstill) as error:
+        outcome = Outcome(scenario.name, seed, scenario.nodes)
+        outcome.failures.append(f"{type(error).__name__}: {error}")
+        outcome.virtual_s, outcome.cpu_s = loop.time(), time.process_time() - begun
+        return outcome
+    finally:
+        loop.close()
+
+
+__all__ = ["World", "simulate"]

@@ -1,0 +1,84 @@
+"""Starting p2pd, the libp2p daemon that comes with hivemind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hivemind import hivemind_cli
+from hivemind.p2p import P2P
+from hivemind.p2p.p2p_daemon_bindings.p2pclient import Client
+from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError
+from hivemind.utils.multiaddr import Multiaddr
+
+STARTUP_TIMEOUT_S = 60.0  # guess: eight nodes starting on two busy cores; alone it takes 0.15 s (hivemind.md)
+UNARY_BYTES_MAX = 4 << 20  # hivemind's default: what a DHT message may hold
+
+
+async def launch(identity_path: Path, sockets: Path, listen: Sequence[str], announce: Sequence[str]) -> Any:
+    """A running hivemind P2P. Raises P2PDaemonError, OSError.
+
+    `P2P.create` puts its sockets in /tmp and leaves p2pd in our process group, where Ctrl-C kills it before the node
+    could say goodbye; this does the same with private sockets and a session of its own.
+    """
+    (sockets / "p2pd").unlink(missing_ok=True)  # what a killed one left
+    p2p = P2P()
+    p2p._daemon_listen_maddr = Multiaddr(f"/unix{sockets}/p2pd")
+    p2p._client_listen_maddr = Multiaddr(f"/unix{sockets}/client")
+    try:
+        async with asyncio.timeout(STARTUP_TIMEOUT_S):
+            await _start_child(p2p, _arguments(identity_path, p2p._daemon_listen_maddr, listen, announce))
+            p2p._client = await Client.create(
+                control_maddr=p2p._daemon_listen_maddr,
+                listen_maddr=p2p._client_listen_maddr,
+                persistent_conn_max_msg_size=UNARY_BYTES_MAX,
+            )
+            await p2p._ping_daemon()
+    except TimeoutError:
+        await p2p.shutdown()
+        raise P2PDaemonError(f"not ready after {STARTUP_TIMEOUT_S:.0f} s") from None
+    except BaseException:
+        await p2p.shutdown()
+        raise
+    return p2p
+
+
+def _arguments(identity_path: Path, control: Any, listen: Sequence[str], announce: Sequence[str]) -> list[str]:
+    options = {
+        "id": str(identity_path),
+        "listen": control,
+        "hostAddrs": ",".join(listen),
+        "dhtServer": True,
+        "b": False,
+        "connManager": True,
+        "autonat": False,
+        "natPortMap": False,
+        "relay": False,
+        "tls": True,
+        "idleTimeout": f"{STARTUP_TIMEOUT_S:.0f}s",  # without the node's connection it ends by itself
+        "persistentConnMaxMsgSize": UNARY_BYTES_MAX,
+    }
+    if announce:
+        options["announceAddrs"] = ",".join(announce)
+    binary = Path(hivemind_cli.__file__).with_name("p2pd")
+    return list(P2P._make_process_args(str(binary), **options))
+
+
+async def _start_child(p2p: Any, arguments: Sequence[str]) -> None:
+    """Start p2pd and wait for the line that says it is ready."""
+    loop = asyncio.get_running_loop()
+    ready = loop.create_future()
+    p2p._child = await asyncio.create_subprocess_exec(
+        *arguments,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        env=os.environ | {"GOLOG_LOG_LEVEL": "error", "GOLOG_LOG_FMT": "json"},
+        start_new_session=True,
+    )
+    p2p._alive = True
+    p2p._reader_task = loop.create_task(p2p._read_outputs(ready))  # `P2P.shutdown` cancels it
+    await ready
