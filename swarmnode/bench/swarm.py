@@ -20,9 +20,9 @@ from typing import Any
 import psutil
 
 from swarmnode import manifest as manifests
-from swarmnode.cli.options import default_cache
 from swarmnode.local.child import Child
 from swarmnode.local.fleet import Fleet, FleetPlan
+from swarmnode.local.place import default_cache
 from swarmnode.local.summary import count
 from swarmnode.manifest import PRESETS, SIGNED_FILE, Manifest
 from swarmnode.metrics import name

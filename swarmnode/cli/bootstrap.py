@@ -6,7 +6,8 @@ from pathlib import Path
 
 import click
 
-from swarmnode.cli.options import BOOTSTRAP, FOLDER, LISTEN, PORT, RUN, NodeOptions, default_cache, default_home
+from swarmnode.cli.options import BOOTSTRAP, FOLDER, LISTEN, PORT, RUN, NodeOptions
+from swarmnode.local.place import default_cache, default_home
 
 
 @click.command(short_help="be a run's first meeting point")

@@ -7,17 +7,8 @@ from pathlib import Path
 
 import click
 
-from swarmnode.cli.options import (
-    BOOTSTRAP,
-    FOLDER,
-    LISTEN,
-    PORT,
-    RUN,
-    STAGE,
-    NodeOptions,
-    default_cache,
-    default_home,
-)
+from swarmnode.cli.options import BOOTSTRAP, FOLDER, LISTEN, PORT, RUN, STAGE, NodeOptions
+from swarmnode.local.place import default_cache, default_home
 
 
 @click.command(short_help="join a run with this machine")

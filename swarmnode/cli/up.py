@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 import click
 
 from swarmnode.cli.duration import Duration
-from swarmnode.cli.options import FOLDER, STAGES_MAX, default_cache
+from swarmnode.cli.options import FOLDER, STAGES_MAX
 from swarmnode.errors import SwarmnodeError
+from swarmnode.local.place import default_cache
 
 if TYPE_CHECKING:
     from swarmnode.local.session import Session

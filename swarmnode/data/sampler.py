@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from swarmnode.data.shard import forget_pages
 from swarmnode.data.tokens import Tokens
 from swarmnode.ids import digest64
 
@@ -58,6 +59,10 @@ def _mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     return x ^ (x >> np.uint64(31))
 
 
+FORGET_EVERY = 256
+"""Gathers after which mapped pages are let go: random samples would else pull the whole corpus into this process."""
+
+
 class Windows:
     """The windows of `context` + 1 tokens in some arrays; none straddles two arrays, neighbours share one token."""
 
@@ -69,6 +74,7 @@ class Windows:
         self.count = int(counts.sum())
         self.dtype = np.result_type(*(part.dtype for part in self._parts)) if self._parts else np.dtype("<u2")
         self._span = np.arange(context + 1)
+        self._gathers = 0
 
     def gather(self, windows: Indices) -> Tokens:
         """The tokens of `windows`, [B] -> [B, context + 1], contiguous."""
@@ -80,6 +86,10 @@ class Windows:
             first = int(self._ends[number - 1]) if number else 0
             starts = (windows[rows] - first) * self.context
             out[rows] = self._parts[number][starts[:, None] + self._span]
+        self._gathers += 1
+        if self._gathers % FORGET_EVERY == 0:
+            for part in self._parts:
+                forget_pages(part)
         return out
 
 

@@ -173,13 +173,13 @@ def open_shard(path: pathlib.Path, *, tokenizer: bytes, vocabulary: int, verify:
         found = hashlib.sha256(np.asarray(tokens).data if count else b"").digest()
         if found != payload_digest:
             raise DataError(f"{path}: damaged: its tokens do not match the hash in its header; make the shard again")
-    _forget_pages(tokens)
+    forget_pages(tokens)
     return Shard(path, tokens, made_vocabulary, made_by, payload_digest)
 
 
-def _forget_pages(tokens: Tokens) -> None:
-    """Let go of the pages that hashing brought in, and read no further than asked: samples are drawn at random, and a
-    node's memory is better spent on tapes."""
+def forget_pages(tokens: Tokens) -> None:
+    """Let go of the mapped pages of `tokens` (they stay in the system's cache) and read no further than asked from now
+    on: samples are drawn at random, and a node's memory is better spent on tapes. Nothing for tokens in memory."""
     mapped = getattr(tokens, "_mmap", None)
     if isinstance(mapped, mmap.mmap) and hasattr(mmap, "MADV_RANDOM"):
         mapped.madvise(mmap.MADV_DONTNEED)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 from google.protobuf.message import DecodeError
@@ -15,6 +16,8 @@ SIGNED_BYTES_MAX = 1024  # hivemind.md: DHT values of at most 1 KiB keep a dicti
 ADDRESSES_MAX = 8  # record.proto
 ADDRESS_CHARACTERS_MAX = 256  # guess: /dns4/<a long name>/tcp/<port>
 CLOCK_SKEW_MAX_S = 3.0  # hivemind lets clocks differ by as much when a node joins
+
+VERIFIED_MAX = 2048  # guess: 3 KiB each; a record is heard about three times, by calls and from the directory
 
 _DOMAIN = b"swarmnode/record/v1\0"
 
@@ -45,21 +48,30 @@ def open_record(signed: wire.SignedRecord, *, run_id: RunId, now_unix_s: float, 
 
 
 def check_record(signed: wire.SignedRecord, *, run_id: RunId) -> wire.Record:
-    """The record inside `signed`, verified in everything but time. Raises RemoteFault; cheapest checks first."""
-    if signed.ByteSize() > SIGNED_BYTES_MAX:
-        raise RemoteFault(f"record of {signed.ByteSize()} bytes; at most {SIGNED_BYTES_MAX}")
-    if len(signed.signature) != SIGNATURE_BYTES:
-        raise RemoteFault(f"record with a signature of {len(signed.signature)} bytes; Ed25519 has {SIGNATURE_BYTES}")
+    """The record inside `signed`, verified in everything but time. Raises RemoteFault; cheapest checks first.
+
+    The message returned is shared with whoever hears the same record again: not to be changed.
+    """
+    return _check(signed.record, signed.signature, run_id)
+
+
+@functools.lru_cache(maxsize=VERIFIED_MAX)
+def _check(raw: bytes, signature: bytes, run_id: RunId) -> wire.Record:
+    nbytes = len(raw) + len(signature)
+    if nbytes > SIGNED_BYTES_MAX:
+        raise RemoteFault(f"record of {nbytes} bytes; at most {SIGNED_BYTES_MAX}")
+    if len(signature) != SIGNATURE_BYTES:
+        raise RemoteFault(f"record with a signature of {len(signature)} bytes; Ed25519 has {SIGNATURE_BYTES}")
     record = wire.Record()
     try:
-        record.ParseFromString(signed.record)
+        record.ParseFromString(raw)
     except DecodeError:
         raise RemoteFault("record that does not parse") from None
     if record.run_id != run_id:
         raise RemoteFault(f"record of run {record.run_id[:16]!r}; this is run {run_id[:16]!r}")
     if (fault := _fault(record)) is not None:
         raise RemoteFault(f"record of {record.peer_id[:64]!r}: {fault}")
-    if not verify(PeerId(record.peer_id), _DOMAIN + signed.record, signed.signature):
+    if not verify(PeerId(record.peer_id), _DOMAIN + raw, signature):
         raise RemoteFault(f"record of {record.peer_id[:64]!r} is forged: its signature does not verify")
     return record
 
@@ -79,3 +91,9 @@ def _fault(record: wire.Record) -> str | None:
     if record.stage != 0 and record.HasField("blocks"):
         return f"data blocks at stage {record.stage}; only feeders (stage 0) have them"
     return None
+
+
+def remember(count: int) -> None:
+    """Keep `count` verified records instead of VERIFIED_MAX: for a process that holds many nodes."""
+    global _check
+    _check = functools.lru_cache(maxsize=count)(_check.__wrapped__)

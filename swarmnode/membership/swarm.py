@@ -83,10 +83,12 @@ class Book:
     """The newest record of every peer we heard of, until it expires. Records come verified."""
 
     def __init__(self, stages: int, members_max: int = 65_536) -> None:
-        self._stages = stages
         self._members_max = members_max
         self._members: dict[PeerId, Member] = {}
-        self._frozen: Swarm | None = None
+        self._present: list[dict[PeerId, Member]] = [{} for _ in range(stages)]  # by stage, without those that left
+        self._stale = set(range(stages))  # stages whose part of `_frozen` is out of date
+        self._changed = set(range(stages))  # stages that changed since `changed` was asked
+        self._frozen = Swarm(tuple(() for _ in range(stages)))
 
     def learn(self, record: wire.Record) -> bool:
         """Keep `record` if it is newer than what we have. True when it changed what we know."""
@@ -96,26 +98,46 @@ class Book:
             return False
         if known is None and len(self._members) >= self._members_max:
             return False
-        self._members[peer] = Member.of(record)
-        self._frozen = None
+        member = Member.of(record)
+        if known is not None and (known.stage != member.stage or member.state == wire.NODE_STATE_LEFT):
+            self._remove(known)
+        self._members[peer] = member
+        if member.state != wire.NODE_STATE_LEFT and member.stage < len(self._present):
+            self._present[member.stage][peer] = member
+            self._touch(member.stage)
         return True
 
     def expire(self, now_unix_s: float) -> list[PeerId]:
         """Forget peers whose record ran out; returns them."""
         gone = [peer for peer, member in self._members.items() if member.expires_unix_s <= now_unix_s]
         for peer in gone:
-            del self._members[peer]
-        if gone:
-            self._frozen = None
+            self._remove(self._members.pop(peer))
         return gone
+
+    def changed(self) -> list[int]:
+        """Stages where anything changed since this was last asked, in order."""
+        changed = sorted(self._changed)
+        self._changed.clear()
+        return changed
 
     def member(self, peer: PeerId) -> Member | None:
         return self._members.get(peer)
 
     def swarm(self) -> Swarm:
-        """The view of now, frozen."""
-        if self._frozen is None:
-            self._frozen = Swarm.of(
-                (member for member in self._members.values() if member.state != wire.NODE_STATE_LEFT), self._stages
-            )
+        """The view of now, frozen. Stages where nothing changed are shared with the view before."""
+        if self._stale:
+            stages = list(self._frozen.stages)
+            for stage in self._stale:
+                present = self._present[stage]
+                stages[stage] = tuple([present[peer] for peer in sorted(present)])
+            self._frozen = Swarm(tuple(stages))
+            self._stale.clear()
         return self._frozen
+
+    def _remove(self, member: Member) -> None:
+        if member.stage < len(self._present) and self._present[member.stage].pop(member.peer, None) is not None:
+            self._touch(member.stage)
+
+    def _touch(self, stage: int) -> None:
+        self._stale.add(stage)
+        self._changed.add(stage)

@@ -153,7 +153,7 @@ class Presence:
         for records in found:
             for signed in records:
                 try:
-                    self.learn(signed)
+                    self._take_in(signed)
                 except RemoteFault as fault:
                     self._telemetry.event("record.refused", level="warning", reason=str(fault))
         for peer in self.book.expire(self._clock.unix_s()):
@@ -163,6 +163,11 @@ class Presence:
 
     def learn(self, signed: record_pb2.SignedRecord) -> None:
         """Take in a record. Raises RemoteFault when it is forged, expired or of another run."""
+        if self._take_in(signed):
+            self._view_changed()
+
+    def _take_in(self, signed: record_pb2.SignedRecord) -> bool:
+        """`learn` without telling the routers: of many records at once they are told once."""
         record = open_record(
             signed,
             run_id=self._run_id,
@@ -171,7 +176,7 @@ class Presence:
         )
         peer = PeerId(record.peer_id)
         if peer == self.me or not self.book.learn(record):
-            return
+            return False
         if record.progress.samples:
             before = self.progress.total
             if self.progress.merge(Progress.from_wire(record.progress)) > before:
@@ -179,9 +184,10 @@ class Presence:
         if record.HasField("blocks"):
             self.blocks_heard[peer] = record.blocks
             self.heard_blocks(peer, record.blocks)
-        self._view_changed()
+        return True
 
     def _view_changed(self) -> None:
         swarm = self.book.swarm()
-        for stage, router in enumerate(self.routers):
+        for stage in self.book.changed():
+            router = self.routers[stage]
             router.update(member for member in swarm.serving(stage) if member.peer != self.me)

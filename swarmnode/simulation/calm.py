@@ -70,7 +70,9 @@ async def demand(world: World, outcome: Outcome) -> None:
     share = rate / optimum(world)
     outcome.demands |= {"samples_per_s": rate, "throughput": share, "throughput_ideal": rate / ideal(world)}
     if share < bounds.throughput:
-        what = f"{rate:.3g} samples/s are {share:.1%} of what the living can do; at least {bounds.throughput:.0%} is due"
+        what = (
+            f"{rate:.3g} samples/s are {share:.1%} of what the living can do; at least {bounds.throughput:.0%} is due"
+        )
         world.laws.breaks("throughput comes back", what)
     _bans(world, outcome)
     _spread(world, outcome)

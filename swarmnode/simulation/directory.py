@@ -121,5 +121,3 @@ class SimDirectory:
         for peer in expired:
             del entries[peer]
         return found
-
-

@@ -106,6 +106,8 @@ def raise_for(peer: PeerId, reply: wire.Reply) -> None:
 def copies(tensors: Sequence[WireTensor]) -> list[WireTensor]:
     """What arrives is memory of its own. Fake tensors (declared bytes over a repeated pattern) have none to copy."""
     return [
-        WireTensor(t.dtype, t.shape, memoryview(bytearray(t.data)) if memoryview(t.data).contiguous else t.data, t.codec)
+        WireTensor(
+            t.dtype, t.shape, memoryview(bytearray(t.data)) if memoryview(t.data).contiguous else t.data, t.codec
+        )
         for t in tensors
     ]

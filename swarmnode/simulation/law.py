@@ -47,7 +47,9 @@ class Laws:
         self.checks += 1
         key = (replica, mark)
         if key in self._counted:
-            self.breaks("a microbatch is counted once", f"{mark:#x} twice by {self._label(replica)}", self._label(replica))
+            self.breaks(
+                "a microbatch is counted once", f"{mark:#x} twice by {self._label(replica)}", self._label(replica)
+            )
         self._counted.add(key)
 
     def mixed(self, replica: int, sent: int, got: int) -> None:

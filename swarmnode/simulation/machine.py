@@ -51,9 +51,7 @@ class Machine:
     A piece runs when its time begins and its result is delivered when its time is over.
     """
 
-    def __init__(
-        self, flops: float, memory_rate: float, meter: Meter, rng: random.Random, noise: float
-    ) -> None:
+    def __init__(self, flops: float, memory_rate: float, meter: Meter, rng: random.Random, noise: float) -> None:
         """`flops` FLOP per second, `memory_rate` bytes per second; `noise` is the relative spread of times."""
         self._loop = asyncio.get_running_loop()
         self.flops = flops

@@ -47,4 +47,6 @@ class PatternSamples:
     def held_out(self) -> Sequence[WireTensor]:
         step = self._manifest.inner.microbatch
         wanted = self._manifest.pipeline.validation_samples
-        return [self.train([-1 - i for i in range(first, min(first + step, wanted))]) for first in range(0, wanted, step)]
+        return [
+            self.train([-1 - i for i in range(first, min(first + step, wanted))]) for first in range(0, wanted, step)
+        ]

@@ -173,7 +173,9 @@ class FakeReplica:
         sizes = ITEMSIZE * self.parameters
         values = {"theta": self.theta, "phi": self.phi, "momentum": self.momentum}
         sections = {
-            name: memoryview(_row(self.number, self.inner_steps, values.get(name, self.theta), self.phi) * (sizes // 64))
+            name: memoryview(
+                _row(self.number, self.inner_steps, values.get(name, self.theta), self.phi) * (sizes // 64)
+            )
             for name in SECTIONS
         }
         return State(sections, self.inner_steps, self.gradient_norm)
@@ -206,9 +208,7 @@ class FakeReplica:
         rows = [self._open(packet) for packet in packets]
         boundary = self._marked[1]
         self._marked = None
-        self._witness.applied(
-            self.number, self.stage, round_index, [(int(row[0]), int(row[1])) for row in rows]
-        )
+        self._witness.applied(self.number, self.stage, round_index, [(int(row[0]), int(row[1])) for row in rows])
         givers = [(p.weight, row) for p, row in zip(packets, rows, strict=True) if p.weight > 0.0]
         total = own_weight + sum(weight for weight, _ in givers)
         own = own_weight / total if givers else 1.0

@@ -172,9 +172,7 @@ class SimTransport:
         network, callee = self._network, conversation.callee
         if conversation.task is None or network.reach.blocked(self.plug.label, callee.label) or self.plug.silent:
             return
-        self._loop.call_later(
-            network.latency_s(self.plug, callee), _cancel, conversation.task, context=callee.context
-        )
+        self._loop.call_later(network.latency_s(self.plug, callee), _cancel, conversation.task, context=callee.context)
 
     # ---- answering
 

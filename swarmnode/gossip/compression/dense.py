@@ -33,9 +33,7 @@ class Dense(Codec):
     def nbytes(self, parameters: int) -> int:
         return parameters * self.itemsize
 
-    def encode(
-        self, flat: torch.Tensor, *, reference: torch.Tensor | None = None, seed: int = 0
-    ) -> list[WireTensor]:
+    def encode(self, flat: torch.Tensor, *, reference: torch.Tensor | None = None, seed: int = 0) -> list[WireTensor]:
         wire = torch.empty(flat.shape, dtype=self.dtype)
         wire.copy_(flat.detach())
         data = wire.view(torch.uint8).numpy().data.toreadonly()

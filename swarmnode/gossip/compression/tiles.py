@@ -9,7 +9,8 @@ import numpy.typing as npt
 import torch
 
 from swarmnode.errors import RemoteFault
-from swarmnode.gossip.compression.codec import BLOCK_ELEMENTS, TILE
+from swarmnode.gossip.compression import dither
+from swarmnode.gossip.compression.codec import BLOCK_ELEMENTS, CHUNK, TILE
 from swarmnode.ports import WireTensor
 
 STEP_LEAST = 2.0**-100  # of a block of zeros; nothing a weight can be is smaller
@@ -22,13 +23,20 @@ def blocks(elements: int) -> int:
     return -(-elements // BLOCK_ELEMENTS)
 
 
-def tiles(start: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """(tile number, start, end) of the pieces of [start, end) that lie in one tile each."""
+def pieces(start: int, end: int, size: int) -> Iterator[tuple[int, int]]:
+    """(start, end) of the pieces of [start, end) that lie in one multiple of `size` each."""
     while start < end:
-        tile = start // TILE
-        stop = min((tile + 1) * TILE, end)
-        yield tile, start, stop
+        stop = min((start // size + 1) * size, end)
+        yield start, stop
         start = stop
+
+
+def tiles(start: int, end: int) -> Iterator[tuple[int, int]]:
+    return pieces(start, end, TILE)
+
+
+def chunks(start: int, end: int) -> Iterator[tuple[int, int]]:
+    return pieces(start, end, CHUNK)
 
 
 def check_range(start: int, count: int, parameters: int) -> None:
@@ -45,11 +53,11 @@ def wire_steps(steps: torch.Tensor, bits: torch.Tensor, out: torch.Tensor) -> No
     torch.bitwise_left_shift(bits, 16, out=steps.view(torch.int32))
 
 
-def read_steps(data: Bytes, out: torch.Tensor) -> None:
-    """The inverse, from the bytes of a packet, at any address, into `out` float32 [n] on the CPU."""
-    words = out.view(torch.int32).numpy()
-    words[:] = np.frombuffer(data.tobytes(), dtype="<u2")
+def read_steps(data: Bytes) -> torch.Tensor:
+    """The inverse, from bytes of a packet at any address: float32 [n] on the CPU."""
+    words = np.frombuffer(data.tobytes(), dtype="<u2").astype(np.uint32)
     words <<= 16
+    return torch.from_numpy(words.view(np.float32))
 
 
 def check_steps(data: Bytes, bound: float, what: str) -> None:
@@ -70,11 +78,48 @@ def one_tensor(tensors: Sequence[WireTensor], name: str, parameters: int, least:
     if found != expected:
         raise RemoteFault(f"{name} packet of (codec, dtype, shape) {found}; expected {expected}")
     if not least <= tensor.nbytes <= most:
-        raise RemoteFault(f"{name} packet of {tensor.nbytes} bytes for {parameters} parameters; expected {least}"
-                          + (f" to {most}" if most != least else ""))
+        raise RemoteFault(
+            f"{name} packet of {tensor.nbytes} bytes for {parameters} parameters; expected {least}"
+            + (f" to {most}" if most != least else "")
+        )
     return np.frombuffer(tensor.data, dtype=np.uint8)
 
 
-def packet(name: str, parameters: int, wire: torch.Tensor) -> list[WireTensor]:
-    """`wire` uint8 as the one tensor of a packet, which owns its memory from now on."""
-    return [WireTensor("f32", (parameters,), wire.numpy().data.toreadonly(), name)]
+def packet(name: str, parameters: int, wire: Bytes) -> list[WireTensor]:
+    """`wire` as the one tensor of a packet, which owns its memory from now on."""
+    return [WireTensor("f32", (parameters,), wire.data.toreadonly(), name)]
+
+
+class Scratch:
+    """Buffers of a chunk, and of a tile's steps, on one device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.floats = [torch.empty(CHUNK, dtype=torch.float32, device=device) for _ in range(2)]
+        self.bytes = torch.empty(CHUNK, dtype=torch.uint8, device=device)
+        self.steps, self.inverse = (torch.empty(TILE // BLOCK_ELEMENTS, device=device) for _ in range(2))
+        self.step_bits = torch.empty(TILE // BLOCK_ELEMENTS, dtype=torch.int32, device=device)
+        self.wire_steps = torch.empty(2 * TILE // BLOCK_ELEMENTS, dtype=torch.uint8, device=device)
+        self.dither = torch.empty(dither.POOL, device=device)
+        self._whole: list[torch.Tensor] = []
+
+    def whole(self, flat: torch.Tensor, keep: int = 0) -> torch.Tensor:
+        """`flat` [n], of a chunk, as float32 of whole blocks: itself, or buffer `keep` filled up with zeros."""
+        count = blocks(flat.numel()) * BLOCK_ELEMENTS
+        if count == flat.numel() and flat.dtype == torch.float32:
+            return flat
+        while len(self._whole) <= keep:
+            self._whole.append(torch.empty(CHUNK, device=self.device))
+        found = self._whole[keep][:count]
+        found[: flat.numel()].copy_(flat)
+        found[flat.numel() :].zero_()
+        return found
+
+    def draw(self, seed: int, scale: float, shift: float) -> None:
+        """Fill `dither` with scale · byte + shift, of the bytes of `seed`."""
+        self.dither.copy_(dither.pool(seed)).mul_(scale).add_(shift)
+
+    def drawn(self, seed: int, start: int, count: int) -> torch.Tensor:
+        """The dither of `count` elements from `start`, within a chunk, by block."""
+        at = dither.offset(seed, start)
+        return self.dither[at : at + count].view(-1, BLOCK_ELEMENTS)
