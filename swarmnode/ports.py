@@ -233,8 +233,9 @@ class Replica(Protocol):
         """Elements in the flat buffer."""
         ...
 
-    def forward(self, x: WireTensor, *, keep: bool) -> tuple[WireTensor, Tape | None]:
-        """Not the last stage: x is tokens (first stage) or activations. keep=True returns a tape for `backward`.
+    def forward(self, x: WireTensor, *, keep: bool, graph: bool = True) -> tuple[WireTensor, Tape | None]:
+        """Not the last stage: x is tokens (first stage) or activations. keep=True returns a tape for `backward`; with
+        graph=False it holds only the input, as after `release`, and costs no more memory than that.
 
         Raises RemoteFault when x has the wrong dtype or shape, token ids out of range, or NaN or Inf."""
         ...

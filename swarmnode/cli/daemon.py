@@ -172,7 +172,7 @@ def _node(process: Process, stack: contextlib.AsyncExitStack) -> Node:
         clock=SystemClock(),
         telemetry=telemetry,
         identity=key_file.load(options.home / KEY_FILE),
-        replica=partial(TorchReplica, manifest),
+        replica=partial(TorchReplica, manifest, sender=process.transport.peer_id),
         samples=lambda: CorpusSamples(open_corpus(manifest, _data_folder(options), options.cache), manifest),
         probe=probe.forward,
         save=partial(_save, options.home, process.run_id, process.transport.peer_id),

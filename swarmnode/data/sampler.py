@@ -59,7 +59,7 @@ def _mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     return x ^ (x >> np.uint64(31))
 
 
-FORGET_EVERY = 256
+FORGET_EVERY = 32
 """Gathers after which mapped pages are let go: random samples would else pull the whole corpus into this process."""
 
 

@@ -186,7 +186,8 @@ class Gossip:
             other,
             Call(wire.Request(run_id=self._run_id, exchange=exchange), tensors),
             timeout_s=self._manifest.limits.exchange_timeout_s,
-            reply_bytes_max=sum(tensor.nbytes for tensor in tensors) + REPLY_SLACK_BYTES,
+            reply_bytes_max=2 * sum(tensor.nbytes for tensor in tensors)
+            + REPLY_SLACK_BYTES,  # theirs may have more escapes
         )
         given = answer.header.exchanged
         if given.round != round_index:

@@ -130,7 +130,13 @@ FIELDS: tuple[Field, ...] = (
     Field("gossip", "alpha", real(0.0, 1.0, below=True), "Momentum of the outer step.", _NOLOCO),
     Field("gossip", "beta", real(0.0, 2.0), "Weight of the mean pseudo-gradient.", _NOLOCO),
     Field("gossip", "gamma", real(0.0, 2.0), "Pull towards the partner's slow weights.", _NOLOCO),
-    Field("gossip", "codec", one_of("fp32", "bf16"), "Numbers in which weights travel between replicas.", "guess"),
+    Field(
+        "gossip",
+        "codec",
+        one_of("fp32", "bf16", "int8", "modular6", "modular4", "modular3"),
+        "Numbers in which weights travel between replicas; modular: bits a weight, nearest to the receiver's own.",
+        "guess",
+    ),
     Field("gossip", "round_samples", whole(1, COUNT_MAX), "Samples of the whole run in a round.", "guess"),
     Field("gossip", "round_seconds_min", real(0.0, 86_400.0), "Seconds between rounds, at least.", "guess"),
     Field("limits", "microbatch_timeout_s", _SECONDS, "Seconds a microbatch may take, there and back.", "guess"),
@@ -224,6 +230,13 @@ ACROSS: tuple[Across, ...] = (
         ("gossip.round_samples", "inner.inner_batch"),
         lambda m: m.gossip.round_samples >= m.inner.inner_batch,
         lambda m: f"at least inner.inner_batch = {m.inner.inner_batch}",
+    ),
+    Across(
+        ("gossip.gamma", "gossip.beta", "gossip.codec"),
+        lambda m: (
+            m.gossip.method == "none" or not m.gossip.codec.startswith("modular") or m.gossip.gamma == m.gossip.beta
+        ),
+        lambda m: f"gossip.beta = {m.gossip.beta:g} with gossip.codec = {m.gossip.codec!r}, which sends weights alone",
     ),
     Across(
         ("limits.hop_timeout_min_s", "limits.microbatch_timeout_s"),

@@ -150,17 +150,20 @@ class StageReplica:
     def _to_wire(self, tensor: Tensor) -> WireTensor:
         return encode(tensor.detach().to(DTYPES[self._boundary]))
 
-    def forward(self, x: WireTensor, *, keep: bool) -> tuple[WireTensor, Tape | None]:
-        """Not the last stage: the activations for the next one, and with `keep` a tape for `backward`.
+    def forward(self, x: WireTensor, *, keep: bool, graph: bool = True) -> tuple[WireTensor, Tape | None]:
+        """Not the last stage: the activations for the next one, and with `keep` a tape for `backward`, which without
+        `graph` holds no more than its input.
 
         Raises RemoteFault when x has the wrong dtype or shape, token ids out of range, NaN or Inf.
         """
         assert not self.part.has_head, "the last stage has a loss, not a forward"
         kept = self._input(x)
-        leaf, output = self._run(kept, train=keep)
+        leaf, output = self._run(kept, train=keep and graph)
         y = self._to_wire(output)
         if not keep:
             return y, None
+        if not graph:
+            return y, StageTape(kept, None, None, self.version, 0)
         tokens = kept.shape[0] * kept.shape[1]
         nbytes = graph_bytes(self.manifest.model, self.part, tokens, self.theta.itemsize, self._autocast)
         return y, StageTape(kept, output, leaf, self.version, nbytes)

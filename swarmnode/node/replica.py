@@ -29,9 +29,11 @@ class TorchReplica:
         dtype: torch.dtype = torch.float32,
         *,
         autocast: bool = False,
+        sender: str = "",
     ) -> None:
+        """`sender`, the peer id, decides how lossy codecs round: replicas should not all round alike."""
         self.stage = StageReplica(manifest, stage, device, dtype, autocast=autocast)
-        self.outer: Outer = outer(manifest.gossip, self.stage.theta)
+        self.outer: Outer = outer(manifest.gossip, self.stage.theta, sender)
 
     @property
     def parameters(self) -> int:
@@ -58,8 +60,8 @@ class TorchReplica:
         """Bytes of tensors in a round's message, at most."""
         return self.outer.message_nbytes
 
-    def forward(self, x: WireTensor, *, keep: bool) -> tuple[WireTensor, Tape | None]:
-        return self.stage.forward(x, keep=keep)
+    def forward(self, x: WireTensor, *, keep: bool, graph: bool = True) -> tuple[WireTensor, Tape | None]:
+        return self.stage.forward(x, keep=keep, graph=graph)
 
     def backward(self, tape: Tape, gradient: WireTensor, samples: int) -> WireTensor | None:
         return self.stage.backward(tape, gradient, samples)

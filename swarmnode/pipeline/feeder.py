@@ -15,6 +15,7 @@ from swarmnode.manifest import Manifest
 from swarmnode.membership.swarm import Swarm
 from swarmnode.metrics import name
 from swarmnode.pipeline.hop import Hop
+from swarmnode.pipeline.onward import Carried
 from swarmnode.pipeline.route import Ema
 from swarmnode.pipeline.window import Window
 from swarmnode.ports import Telemetry, WireTensor
@@ -122,7 +123,7 @@ class Feeder:
             async with gate:
                 carried = await self._send(tokens, wire.PURPOSE_VALIDATE)
                 self._telemetry.count(name.MICROBATCHES, outcome="validated")
-                return carried
+                return carried.loss_sum, carried.tokens
 
         failure: BaseException | None = None
         ongoing: list[asyncio.Task[tuple[float, int]]] = []
@@ -165,7 +166,7 @@ class Feeder:
         loop = asyncio.get_running_loop()
         begun = loop.time()
         try:
-            loss_sum, tokens = await self._send(self._samples.train(piece.indices), wire.PURPOSE_TRAIN)
+            carried = await self._send(self._samples.train(piece.indices), wire.PURPOSE_TRAIN)
         except MicrobatchLost as lost:
             self._telemetry.count(name.MICROBATCHES, outcome="lost")
             self._telemetry.event("microbatch.lost", level="warning", reason=str(lost), block=piece.block)
@@ -173,15 +174,15 @@ class Feeder:
             self.window.lost()
             await asyncio.sleep(LOST_PAUSE_S)
         else:
-            self._done(piece, loss_sum, tokens, loop.time() - begun)
+            self._done(piece, carried, loop.time() - begun)
         finally:
             self._under_way -= 1
             self._changed.set()
 
-    def _done(self, piece: _Piece, loss_sum: float, tokens: int, seconds: float) -> None:
-        now = asyncio.get_running_loop().time()
-        self.window.completed(seconds)
-        self.loss.add(loss_sum / max(1, tokens))
+    def _done(self, piece: _Piece, carried: Carried, seconds: float) -> None:
+        now, tokens = asyncio.get_running_loop().time(), carried.tokens
+        self.window.completed(seconds, carried.queued_s, self._machines())
+        self.loss.add(carried.loss_sum / max(1, tokens))
         self._recent.append((now, tokens))
         self._telemetry.count(name.MICROBATCHES, outcome="done")
         self._telemetry.count(name.TOKENS, tokens)
@@ -193,7 +194,12 @@ class Feeder:
             del self._left[piece.block]
             self._ledger.finish(piece.block)
 
-    async def _send(self, tokens: WireTensor, purpose: wire.Purpose) -> tuple[float, int]:
+    def _machines(self) -> float:
+        """Replicas of the most crowded stage for each feeder: so many this one should keep supplied."""
+        stages = self._swarm().stages
+        return max(len(stage) for stage in stages) / max(1, len(stages[0]))
+
+    async def _send(self, tokens: WireTensor, purpose: wire.Purpose) -> Carried:
         self._serial += 1
         process = wire.Process(
             microbatch_id=microbatch_id(self._me, self._incarnation, self._serial),
@@ -204,8 +210,7 @@ class Feeder:
             position=0,
         )
         deadline = asyncio.get_running_loop().time() + self._manifest.limits.microbatch_timeout_s
-        carried = await self._hop.carry(process, tokens, tokens, deadline)
-        return carried.loss_sum, carried.tokens
+        return await self._hop.carry(process, tokens, tokens, deadline)
 
     async def _change(self) -> None:
         self._changed.clear()

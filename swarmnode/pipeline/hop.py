@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import TypeVar
 
 from swarmnode.errors import RemoteFault
 from swarmnode.ids import MICROBATCH_ID_BYTES, MicrobatchId, PeerId
@@ -14,6 +15,8 @@ from swarmnode.pipeline.onward import Carried, Onward
 from swarmnode.pipeline.route import Ema
 from swarmnode.ports import Answer, Call, Compute, Priority, Replica, StepReport, Tape, Telemetry, WireTensor
 from swarmnode.wire import call_pb2 as wire
+
+T = TypeVar("T")
 
 LOSS_DECAY = 0.05  # guess: smooths over about 20 microbatches
 TOKEN_DTYPES = ("u16", "u32")
@@ -44,6 +47,7 @@ class Hop:
         self._samples_total = samples_total
         self._telemetry = telemetry
         self._tape_nbytes = 0
+        self._tape_nbytes_last = 0  # of the last one with its graph: what the next will take
         self.inner_steps = 0
         self.samples = 0  # trained here since start
         self.loss = Ema(LOSS_DECAY)
@@ -63,6 +67,7 @@ class Hop:
                 path=[self._me, *carried.path],
                 retries=carried.retries,
                 onward_s=carried.onward_s,
+                queued_s=carried.queued_s,
             )
             tensors = () if carried.gradient is None else (carried.gradient,)
             return Answer(wire.Reply(processed=report), tensors)
@@ -83,19 +88,23 @@ class Hop:
         tape_max = self._manifest.limits.tape_bytes_max
 
         def forward() -> tuple[WireTensor, Tape | None]:
-            y, tape = self._replica.forward(x, keep=train)
-            if tape is not None and self._tape_nbytes + tape.nbytes > tape_max:
-                self._replica.release(tape)
+            room = self._tape_nbytes + self._tape_nbytes_last <= tape_max
+            y, tape = self._replica.forward(x, keep=train, graph=room)
+            if tape is not None and room:
+                self._tape_nbytes_last = tape.nbytes
+            if train and not room:
                 self._telemetry.count(name.RELEASED_TAPES)
             return y, tape
 
-        y, tape = await self._compute.run(Priority.FORWARD, process.samples, forward)
+        (y, tape), queued_s = await self._timed(Priority.FORWARD, process.samples, forward)
         if tape is None:
             return await self._onward.send(process, y, tokens, deadline)
         nbytes = tape.nbytes
         self._hold(nbytes)
         try:
-            return await self._return(process, y, tape, tokens, deadline, held)
+            carried = await self._return(process, y, tape, tokens, deadline, held)
+            carried.queued_s += queued_s
+            return carried
         finally:
             self._hold(-nbytes)
 
@@ -116,7 +125,7 @@ class Hop:
             if held is not None:
                 held.commit()
             try:
-                carried.gradient, step = await self._compute.run(
+                (carried.gradient, step), queued_s = await self._timed(
                     Priority.BACKWARD,
                     process.samples,
                     lambda given=gradient: self._backward(tape, given, process.samples),  # type: ignore[misc]
@@ -127,6 +136,7 @@ class Hop:
                 assert carried.peer is not None
                 self._onward.blame(carried.peer, process.itinerary[process.position + 1], fault)
                 continue
+            carried.queued_s += queued_s
             self._trained(process.samples, step)
             return carried
 
@@ -142,12 +152,25 @@ class Hop:
             step = self._step() if train else None
             return Carried(result.gradient, result.loss_sum, result.tokens), step
 
-        carried, step = await self._compute.run(Priority.BACKWARD if train else Priority.FORWARD, process.samples, work)
+        priority = Priority.BACKWARD if train else Priority.FORWARD
+        (carried, step), queued_s = await self._timed(priority, process.samples, work)
+        carried.queued_s = queued_s
         if train:
             self.loss.add(carried.loss_sum / max(1, carried.tokens))
             self._telemetry.gauge(name.LOSS, self.loss.value, split="train")
             self._trained(process.samples, step)
         return carried
+
+    async def _timed(self, priority: Priority, samples: int, work: Callable[[], T]) -> tuple[T, float]:
+        """The value of `work`, and the seconds it waited for its turn on the compute thread."""
+        loop = asyncio.get_running_loop()
+        asked = loop.time()
+
+        def timed() -> tuple[T, float]:
+            waited_s = loop.time() - asked
+            return work(), waited_s
+
+        return await self._compute.run(priority, samples, timed)
 
     def _backward(self, tape: Tape, gradient: WireTensor, samples: int) -> tuple[WireTensor | None, StepReport | None]:
         before = self._replica.recomputed

@@ -33,6 +33,7 @@ class Carried:
     retries: int = 0
     peer: PeerId | None = None
     onward_s: float = 0.0
+    queued_s: float = 0.0  # waited for compute threads on the way, there and back
 
 
 class Onward:
@@ -121,7 +122,10 @@ class Onward:
         seconds = loop.time() - sent_at
         if train:
             router.completed(peer, process.samples, seconds - min(max(report.onward_s, 0.0), seconds))
-        return Carried(gradient, report.loss_sum, report.tokens, list(report.path), report.retries, peer)
+        queued_s = min(max(report.queued_s, 0.0), seconds)
+        return Carried(
+            gradient, report.loss_sum, report.tokens, list(report.path), report.retries, peer, queued_s=queued_s
+        )
 
 
 def _gradient(tensors: Sequence[WireTensor], y: WireTensor, peer: PeerId) -> WireTensor:

@@ -129,7 +129,7 @@ class FakeReplica:
         row = MARK.pack(mark)
         return fake(self._boundary_dtype, (samples, model.context, model.width), self._itemsize, row)
 
-    def forward(self, x: WireTensor, *, keep: bool) -> tuple[WireTensor, Tape | None]:
+    def forward(self, x: WireTensor, *, keep: bool, graph: bool = True) -> tuple[WireTensor, Tape | None]:
         mark = MARK.unpack(first(x.data, MARK.size))[0]
         tape = FakeTape(mark, x.shape, 8 * x.nbytes, self._version) if keep else None
         return self._activations(x.shape[0], mark), tape
@@ -269,7 +269,7 @@ class Metered:
     def recomputed(self) -> int:
         return self.inner.recomputed
 
-    def forward(self, x: WireTensor, *, keep: bool) -> tuple[WireTensor, Tape | None]:
+    def forward(self, x: WireTensor, *, keep: bool, graph: bool = True) -> tuple[WireTensor, Tape | None]:
         self._meter.add(self._flops * x.shape[0])
         return self.inner.forward(x, keep=keep)
 

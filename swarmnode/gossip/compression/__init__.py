@@ -5,8 +5,10 @@ from __future__ import annotations
 from swarmnode.errors import ManifestError
 from swarmnode.gossip.compression.codec import Codec
 from swarmnode.gossip.compression.dense import Bf16, Fp32
+from swarmnode.gossip.compression.int8 import Int8
+from swarmnode.gossip.compression.modular import Modular3, Modular4, Modular6
 
-CODECS: dict[str, type[Codec]] = {kind.name: kind for kind in (Fp32, Bf16)}
+CODECS: dict[str, type[Codec]] = {kind.name: kind for kind in (Fp32, Bf16, Int8, Modular6, Modular4, Modular3)}
 
 
 def codec(name: str) -> Codec:

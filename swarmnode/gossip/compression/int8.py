@@ -53,9 +53,7 @@ class Int8(Codec):
         return parameters + 2 * blocks(parameters)
 
     @torch.no_grad()
-    def encode(
-        self, flat: torch.Tensor, *, reference: torch.Tensor | None = None, seed: int = 0
-    ) -> list[WireTensor]:
+    def encode(self, flat: torch.Tensor, *, reference: torch.Tensor | None = None, seed: int = 0) -> list[WireTensor]:
         flat = flat.detach()
         s = self._scratch = self._scratch if flat.device == self._scratch.device else Scratch(flat.device)
         s.draw(seed, 1 / 256, ZERO + 1 / 512)

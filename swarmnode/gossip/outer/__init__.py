@@ -17,8 +17,15 @@ NONE = "none"
 METHODS = (NoLoCo.name, DiLoCo.name, NONE)
 
 
-def outer(gossip: GossipSpec, theta: torch.Tensor) -> Outer:
-    """The manifest's outer optimizer over `theta` [P]. Raises ManifestError for an unknown method or codec."""
+def outer(gossip: GossipSpec, theta: torch.Tensor, sender: str = "") -> Outer:
+    """The manifest's outer optimizer over `theta` [P] for the replica `sender` (a peer id: it seeds the rounding).
+    Raises ManifestError for an unknown method or codec, or parameters that do not go together."""
+    found = _outer(gossip, theta)
+    found.sender = sender
+    return found
+
+
+def _outer(gossip: GossipSpec, theta: torch.Tensor) -> Outer:
     match gossip.method:
         case NoLoCo.name | "none":
             return NoLoCo(theta, codec(gossip.codec), gossip.alpha, gossip.beta, gossip.gamma)

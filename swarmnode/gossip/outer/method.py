@@ -11,6 +11,7 @@ import torch
 
 from swarmnode.errors import RemoteFault
 from swarmnode.gossip.compression import Codec
+from swarmnode.ids import digest64
 from swarmnode.ports import OuterReport, Packet, WireTensor
 
 WEIGHT_MAX = 1.0  # a newcomer has 0, everybody else 1
@@ -37,6 +38,12 @@ class Outer(ABC):
         self.phi = self.theta.clone()
         self.momentum = torch.zeros_like(self.theta)
         self.round: int | None = None  # of the boundary marked and not yet applied
+        self.sender = ""  # whose messages these are; replicas round by different chance when it differs
+
+    def seed(self, what: str) -> int:
+        """64 bits for rounding `what` of the boundary marked: no two senders, rounds or buffers have the same."""
+        assert self.round is not None
+        return digest64("rounding", self.sender, self.round, what)
 
     @property
     def parameters(self) -> int:

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import torch
 
+from swarmnode.errors import ManifestError
 from swarmnode.gossip.compression import Codec
 from swarmnode.gossip.outer.method import Outer, check_weight
 from swarmnode.ports import OuterReport, Packet, WireTensor
@@ -38,6 +39,8 @@ class NoLoCo(Outer):
         super().__init__(theta, codec)
         self.alpha, self.beta, self.gamma = alpha, beta, gamma
         self._theta_alone = gamma == beta
+        if codec.relative and not self._theta_alone:
+            raise ManifestError(f"gossip.codec {codec.name} sends theta alone: gossip.gamma must equal gossip.beta")
         self._boundary = torch.empty_like(self.theta)  # theta at the boundary
         self._delta = None if self._theta_alone else torch.empty_like(self.theta)
         block = min(self.parameters, BLOCK_CPU if theta.device.type == "cpu" else BLOCK_DEVICE)
@@ -54,9 +57,12 @@ class NoLoCo(Outer):
         self._boundary.copy_(self.theta)
         self.round = round_index
         if self._delta is None:
-            return self.codec.encode(self._boundary)
+            return self.codec.encode(self._boundary, reference=self.phi, seed=self.seed("theta"))
         torch.sub(self._boundary, self.phi, out=self._delta)
-        return [*self.codec.encode(self._delta), *self.codec.encode(self.phi)]
+        return [
+            *self.codec.encode(self._delta, seed=self.seed("delta")),
+            *self.codec.encode(self.phi, seed=self.seed("phi")),
+        ]
 
     def check(self, packet: Packet) -> None:
         check_weight(packet.weight)
@@ -105,7 +111,7 @@ class NoLoCo(Outer):
             m.add_(mean, alpha=self.beta)
         elif self._theta_alone:
             torch.mul(boundary, own_share, out=mean)
-            self._add(start, mean, theirs, [(share, parts[0]) for share, parts in shares])
+            self._add(start, mean, theirs, [(share, parts[0]) for share, parts in shares], boundary)
             m.add_(mean.sub_(phi), alpha=self.beta)
         else:
             mean.mul_(own_share)
@@ -124,7 +130,8 @@ class NoLoCo(Outer):
         mean: torch.Tensor,
         theirs: torch.Tensor,
         shares: Sequence[tuple[float, Sequence[WireTensor]]],
+        ours: torch.Tensor | None = None,
     ) -> None:
         for share, tensors in shares:
-            self.codec.read(tensors, start, theirs)
+            self.codec.read(tensors, start, theirs, ours)
             mean.add_(theirs, alpha=share)

@@ -1,0 +1,402 @@
+"""Modular low-bit pairs (ours): send only the low bits of a weight; the partner's own weight supplies the high ones.
+
+The partner knows theta to within the replicas' spread, so per block of 64, with d a byte of dither (dither.py):
+
+    s = kappa max|theta - phi| / 2^b, rounded up to bfloat16            phi: the sender's slow weights
+    Q = floor(theta / s + d / 256)         what is sent: Q mod 2^b
+    x = s (Q' + 1/2 - d / 256),  Q' = the value congruent to Q mod 2^b for which x is nearest to the receiver's theta
+
+|x - theta| <= s / 2 and the error is uniform whatever theta is (subtractive dither, Schuchman 1964) as long as the two
+thetas are less than 2^b s / 2 - s apart. Beyond, Q' is off by a multiple of 2^b: a wrap. Each block carries a checksum of
+what is not sent, the sum of w_i (Q_i >> b) mod 2^(8 - b) with odd weights: one wrap in a block always shows, several
+with chance 15/16 at b = 4. A block that fails decodes to the receiver's own theta (for it, the round is a lone one), and
+whoever saw it fail sends that block in int8 in its next message, which cannot wrap (an escape; at most 1/8 of all).
+
+kappa follows the spread seen: the partner's kappa times the root mean square of (x - theta) over its target share of the
+range 2^b s, half of the way each round, and a quarter more when over 1 % of blocks failed. Nearest to modulo
+quantisation in decentralised SGD: Moniqua [arXiv 2002.11787, section 4], which bounds the spread by theory instead.
+
+No residual, no anchor, no memory but a bit a block. On the wire, little endian:
+
+    header 32 bytes: parameters u64, seed of the dither u64, kappa f32, escapes u32, b u8, 7 zeros
+    each tile of 2^19 elements, filled up with zeros to whole blocks:
+        steps bfloat16 by block | checksums u8 by block | planes of codes (bits.py), chunk of 2^17 by chunk
+    escapes: block numbers u32, ascending | steps bfloat16 | v + 128 u8, 64 a block (as int8.py)
+
+32 + (3 + 8 b) ceil(P / 64) + 70 escapes bytes: 0.547 a parameter at b = 4.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+
+from swarmnode.errors import RemoteFault
+from swarmnode.gossip.compression import dither
+from swarmnode.gossip.compression.bits import PLANES, Packer, packed_nbytes
+from swarmnode.gossip.compression.codec import BLOCK_ELEMENTS, CHUNK, TILE, Codec
+from swarmnode.gossip.compression.tiles import (
+    STEP_LEAST,
+    Bytes,
+    Scratch,
+    blocks,
+    check_range,
+    check_steps,
+    chunks,
+    one_tensor,
+    packet,
+    read_steps,
+    tiles,
+    wire_steps,
+)
+from swarmnode.model.tensor import MAGNITUDE_MAX
+from swarmnode.ports import WireTensor
+
+HEADER = struct.Struct("<QQfIB7x")
+ESCAPE_NBYTES = 4 + 2 + BLOCK_ELEMENTS
+ESCAPES_SHARE = 1 / 8  # guess: of all blocks; keeps a message at 4 bits below 0.69 byte a parameter in the worst case
+
+KAPPA = 12.0  # measured (design section 5): 12 loses nothing at 3 to 6 bits, 4 wraps on 19 % of coordinates
+KAPPA_LEAST, KAPPA_MOST = 4.0, 64.0  # guess
+SPREAD_TARGET = 0.116  # of the range, root mean square: half the range is 4.3 deviations, as kappa = 12 had it
+KAPPA_PACE = 0.5  # guess
+WRAPPED_MOST, KAPPA_RAISE = 0.01, 1.25  # guess
+SAMPLE = 16  # each 16th element is looked at for the spread; guess
+
+OFFSET = 1 << 16  # makes Q positive; a multiple of 256, so that no low bit changes
+STEP_RATIO = 2.0**-15  # of the tile's largest weight, at least: Q stays below OFFSET, float32 keeps 7 bits of dither
+
+
+@dataclass(slots=True)
+class Seen:
+    """What the packets read since the last message told about the spread."""
+
+    squares: float = 0.0
+    samples: int = 0
+    blocks: int = 0
+    wrapped: int = 0
+    kappa: float = 0.0
+
+    def wanted(self, kappa: float) -> float:
+        """The kappa to use from now on, after `kappa`."""
+        if not self.samples:
+            return kappa
+        aim = self.kappa * math.sqrt(self.squares / self.samples) / SPREAD_TARGET
+        if self.wrapped > WRAPPED_MOST * self.blocks:
+            aim = max(aim, self.kappa * KAPPA_RAISE)
+        return min(max(kappa + KAPPA_PACE * (aim - kappa), KAPPA_LEAST), KAPPA_MOST)
+
+
+@dataclass(frozen=True, slots=True)
+class _Head:
+    parameters: int
+    seed: int
+    kappa: float
+    escapes: int
+
+
+class Modular(Codec):
+    """`bits` bits a parameter and 3 bytes a block, of theta only."""
+
+    lossy: ClassVar[bool] = True
+    tensors: ClassVar[int] = 1
+    relative: ClassVar[bool] = True
+
+    bits: ClassVar[int]
+    """3 to 6, so that 2 to 5 others of a byte are left to the checksum."""
+
+    def __init__(self, kappa: float = KAPPA, *, adapt: bool = True) -> None:
+        self.kappa, self.adapt = kappa, adapt
+        self.seen = Seen()
+        self._suspects: torch.Tensor | None = None  # bool by block: wrapped when last read
+        self._use(torch.device("cpu"))
+
+    def _use(self, device: torch.device) -> None:
+        self._scratch = Scratch(device)
+        self._packer = Packer(CHUNK, device)
+        self._words = [torch.empty(CHUNK, dtype=torch.int16, device=device) for _ in range(2)]
+        self._pool = torch.empty(0, dtype=torch.int16, device=device)
+        self._pool_seed = -1
+        self._packed = torch.empty(packed_nbytes(CHUNK, self.bits), dtype=torch.uint8, device=device)
+        self._high = torch.empty(CHUNK, device=device)
+        self._sums = torch.empty(CHUNK // BLOCK_ELEMENTS, device=device)
+        self._weights = torch.arange(1, 2 * BLOCK_ELEMENTS, 2, device=device, dtype=torch.float32)
+
+    def _tile_nbytes(self, elements: int) -> int:
+        return blocks(elements) * (3 + 8 * self.bits)
+
+    def _escapes_most(self, parameters: int) -> int:
+        return int(blocks(parameters) * ESCAPES_SHARE) + 1
+
+    def nbytes(self, parameters: int) -> int:
+        """At most; 70 bytes less for each escape not taken."""
+        return self._plain_nbytes(parameters) + ESCAPE_NBYTES * self._escapes_most(parameters)
+
+    def _plain_nbytes(self, parameters: int) -> int:
+        return HEADER.size + self._tile_nbytes(parameters)
+
+    # Sending
+
+    @torch.no_grad()
+    def encode(self, flat: torch.Tensor, *, reference: torch.Tensor | None = None, seed: int = 0) -> list[WireTensor]:
+        assert reference is not None and reference.shape == flat.shape, "steps are measured by flat - reference"
+        flat = flat.detach()
+        if flat.device != self._scratch.device:
+            self._use(flat.device)
+        if self.adapt:
+            self.kappa = self.seen.wanted(self.kappa)
+        self.seen = Seen()
+        escapes = self._escaping(flat.numel())
+        plain = self._plain_nbytes(flat.numel())
+        wire = np.empty(plain + ESCAPE_NBYTES * escapes.size, np.uint8)
+        wire[: HEADER.size] = np.frombuffer(
+            HEADER.pack(flat.numel(), seed, self.kappa, escapes.size, self.bits), np.uint8
+        )
+        out, at = torch.from_numpy(wire), HEADER.size
+        self._scratch.draw(seed, 1 / 256, float(OFFSET))
+        for start, end in tiles(0, flat.numel()):
+            size = self._tile_nbytes(end - start)
+            self._encode_tile(flat[start:end], reference[start:end], start, seed, out[at : at + size])
+            at += size
+        if escapes.size:
+            self._encode_escapes(flat, escapes, seed, wire[plain:])
+        return packet(self.name, flat.numel(), wire)
+
+    def _escaping(self, parameters: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        if self._suspects is None:
+            return np.empty(0, np.int64)
+        found = torch.nonzero(self._suspects).view(-1)[: self._escapes_most(parameters)].cpu().numpy()
+        self._suspects = None
+        return found
+
+    def _encode_tile(
+        self, flat: torch.Tensor, reference: torch.Tensor, start: int, seed: int, out: torch.Tensor
+    ) -> None:
+        s, rows = self._scratch, blocks(flat.numel())
+        steps, inverse = s.steps[:rows], s.inverse[:rows]
+        for first, last in chunks(0, flat.numel()):
+            x, phi = s.whole(flat[first:last], 0), s.whole(reference[first:last], 1)
+            delta = torch.sub(x, phi, out=s.floats[0][: x.numel()]).abs_()
+            row = first // BLOCK_ELEMENTS
+            torch.amax(delta.view(-1, BLOCK_ELEMENTS), dim=1, out=steps[row : row + blocks(last - first)])
+        least = float(flat[::SAMPLE].abs().max()) * STEP_RATIO
+        steps.mul_(self.kappa / (1 << self.bits)).clamp_(min=max(least, STEP_LEAST))
+        wire_steps(steps, s.step_bits[:rows], s.wire_steps[: 2 * rows])
+        out[: 2 * rows].copy_(s.wire_steps[: 2 * rows])
+        torch.reciprocal(steps, out=inverse)
+        at = 3 * rows
+        for first, last in chunks(0, flat.numel()):
+            x = s.whole(flat[first:last], 0)
+            row, count = first // BLOCK_ELEMENTS, x.numel()
+            y, drawn = s.floats[0][:count], s.drawn(seed, start + first, count)
+            by_block = inverse[row : row + len(drawn)].unsqueeze(1)
+            torch.addcmul(drawn, x.view(drawn.shape), by_block, out=y.view(drawn.shape))
+            low = s.bytes[:count].copy_(y.view(torch.int32).copy_(y))  # y > 0: truncation is floor; then mod 256
+            nbytes = packed_nbytes(count, self.bits)
+            self._packer.pack(low, self.bits, out[at : at + nbytes])
+            at += nbytes
+            out[2 * rows + row : 2 * rows + row + len(drawn)].copy_(self._checksum(low))
+
+    def _checksum(self, low: torch.Tensor) -> torch.Tensor:
+        """Of Q mod 256 by element, which is used up: sum of w (Q >> b) mod 2^(8 - b) by block, float32, exact."""
+        high = self._high[: low.numel()].copy_(low.bitwise_right_shift_(self.bits))
+        sums = self._sums[: low.numel() // BLOCK_ELEMENTS]
+        torch.mv(high.view(-1, BLOCK_ELEMENTS), self._weights, out=sums)
+        return sums.remainder_(1 << (8 - self.bits))
+
+    def _encode_escapes(
+        self, flat: torch.Tensor, escapes: np.ndarray[tuple[int], np.dtype[np.int64]], seed: int, out: Bytes
+    ) -> None:
+        count = escapes.size
+        padded = torch.zeros(count, BLOCK_ELEMENTS, device=flat.device)
+        index = torch.from_numpy(escapes).to(flat.device).unsqueeze(1) * BLOCK_ELEMENTS
+        index = index + torch.arange(BLOCK_ELEMENTS, device=flat.device)
+        inside = index < flat.numel()
+        padded[inside] = flat[index[inside]].float()
+        steps = (padded.abs().amax(1) / 127).clamp_(min=STEP_LEAST)
+        words = torch.empty(2 * count, dtype=torch.uint8, device=flat.device)
+        wire_steps(steps, torch.empty(count, dtype=torch.int32, device=flat.device), words)
+        drawn = self._scratch.dither[index % CHUNK] - OFFSET  # which numbers does not matter, only that they are chance
+        codes = (padded / steps.unsqueeze(1) + drawn + (128 + 1 / 512)).to(torch.uint8)
+        out[: 4 * count] = escapes.astype("<u4").view(np.uint8)
+        out[4 * count : 6 * count] = words.cpu().numpy()
+        out[6 * count :] = codes.cpu().numpy().reshape(-1)
+
+    # Receiving
+
+    def _head(self, data: Bytes) -> _Head:
+        parameters, seed, kappa, escapes, _ = HEADER.unpack(data[: HEADER.size].tobytes())
+        return _Head(parameters, seed, kappa, escapes)
+
+    def check(self, tensors: Sequence[WireTensor], parameters: int) -> None:
+        what, plain = f"{self.name} packet", self._plain_nbytes(parameters)
+        data = one_tensor(tensors, self.name, parameters, plain, self.nbytes(parameters))
+        head = self._head(data)
+        again = HEADER.pack(parameters, head.seed, head.kappa, (data.size - plain) // ESCAPE_NBYTES, self.bits)
+        if not KAPPA_LEAST <= head.kappa <= KAPPA_MOST or data[: HEADER.size].tobytes() != again:
+            raise RemoteFault(f"{what} with the header {data[: HEADER.size].tobytes().hex()}")
+        if data.size != plain + head.escapes * ESCAPE_NBYTES:
+            raise RemoteFault(f"{what} of {data.size} bytes with {head.escapes} escapes")
+        at = HEADER.size
+        for start, end in tiles(0, parameters):
+            check_steps(data[at : at + 2 * blocks(end - start)], MAGNITUDE_MAX / (1 << self.bits), what)
+            at += self._tile_nbytes(end - start)
+        numbers, steps, _ = self._escapes(data, parameters)
+        check_steps(steps, MAGNITUDE_MAX / 128, what)
+        if numbers.size and (int(numbers[-1]) >= blocks(parameters) or bool((np.diff(numbers) <= 0).any())):
+            raise RemoteFault(f"{what} whose escapes are not ascending blocks")
+
+    def _escapes(self, data: Bytes, parameters: int) -> tuple[np.ndarray[tuple[int], np.dtype[np.int64]], Bytes, Bytes]:
+        """(block numbers, bytes of steps, codes)."""
+        tail = data[self._plain_nbytes(parameters) :]
+        count = tail.size // ESCAPE_NBYTES
+        numbers = np.frombuffer(tail[: 4 * count].tobytes(), "<u4").astype(np.int64)
+        return numbers, tail[4 * count : 6 * count], tail[6 * count :]
+
+    @torch.no_grad()
+    def read(
+        self, tensors: Sequence[WireTensor], start: int, out: torch.Tensor, reference: torch.Tensor | None = None
+    ) -> None:
+        assert reference is not None and reference.shape == out.shape, "decoded to the value nearest to the reference"
+        data, parameters = np.frombuffer(tensors[0].data, np.uint8), tensors[0].shape[0]
+        check_range(start, out.numel(), parameters)
+        if out.device != self._scratch.device:
+            self._use(out.device)
+        head = self._head(data)
+        self.seen.kappa = head.kappa
+        self._draw(head.seed)
+        numbers, steps, codes = self._escapes(data, parameters)
+        for first, end in chunks(start, start + out.numel()):
+            mine, part = reference[first - start : end - start], out[first - start : end - start]
+            ours = self._scratch.whole(mine)
+            whole = part.dtype == torch.float32 and part.numel() == ours.numel()
+            target = part if whole else self._scratch.floats[1][: ours.numel()]
+            row = first // BLOCK_ELEMENTS
+            low, high = np.searchsorted(numbers, (row, row + blocks(end - first)))
+            escaped = torch.from_numpy(numbers[low:high] - row).to(out.device)
+            self._read_chunk(data, parameters, head.seed, first, ours, target, escaped)
+            if high > low:
+                found = torch.from_numpy(codes.reshape(-1, BLOCK_ELEMENTS)[low:high].astype(np.float32) - 128)
+                found *= read_steps(steps[2 * low : 2 * high]).unsqueeze(1)
+                target.view(-1, BLOCK_ELEMENTS)[escaped] = found.to(out.device)
+            if not whole:
+                part.copy_(target[: part.numel()])
+
+    def _draw(self, seed: int) -> None:
+        """The dither of the packet, less 1/2 and plus half the range, in 256ths of a step."""
+        if seed != self._pool_seed:
+            self._scratch.draw(seed, 1.0, float((1 << (self.bits + 7)) - 128))
+            self._pool, self._pool_seed = self._scratch.dither.to(torch.int16), seed
+
+    def _read_chunk(
+        self,
+        data: Bytes,
+        parameters: int,
+        seed: int,
+        start: int,
+        ours: torch.Tensor,
+        out: torch.Tensor,
+        escaped: torch.Tensor,
+    ) -> None:
+        """Decode whole blocks `start` … of one chunk into `out` [n], given our own values `ours` [n]."""
+        s, bits, count, rows = self._scratch, self.bits, ours.numel(), ours.numel() // BLOCK_ELEMENTS
+        base = start // TILE * TILE
+        chunk = start // CHUNK * CHUNK
+        tile_rows = blocks(min(TILE, parameters - base))
+        at = HEADER.size + base // TILE * self._tile_nbytes(TILE)
+        row = (start - base) // BLOCK_ELEMENTS
+        steps = s.steps[:rows]
+        steps.copy_(read_steps(data[at + 2 * row : at + 2 * (row + rows)]))
+        sums = torch.from_numpy(data[at + 2 * tile_rows + row : at + 2 * tile_rows + row + rows].astype(np.float32))
+        at += 3 * tile_rows + packed_nbytes(chunk - base, bits)
+        codes = s.bytes[:count]
+        self._unpack(data, at, start - chunk, min(CHUNK, blocks(parameters - chunk) * BLOCK_ELEMENTS), codes)
+        # In 256ths of a step, modulo 2^16: own theta + dither - 1/2 - q + half the range.
+        y, words, moved = s.floats[0][:count], self._words[0][:count], self._words[1][:count]
+        inverse = torch.reciprocal(steps, out=s.inverse[:rows]).mul_(256)
+        torch.mul(ours.view(rows, -1), inverse.unsqueeze(1), out=y.view(rows, -1))
+        words.copy_(y.view(torch.int32).copy_(y.round_()))
+        words.sub_(moved.copy_(codes).bitwise_left_shift_(8)).add_(self._dither(seed, start, count))
+        # Above bit b + 8: Q' >> b. Below: how far own theta lies from the value meant, plus half the range.
+        torch.bitwise_right_shift(words, 8, out=moved)
+        sums = sums.to(out.device).ne_(self._checksum(codes.copy_(moved)))
+        words.bitwise_and_((1 << (bits + 8)) - 1).sub_(1 << (bits + 7))
+        y.copy_(words)
+        scale = torch.mul(steps, -1 / 256, out=s.inverse[:rows]).unsqueeze(1)
+        torch.addcmul(ours.view(rows, -1), y.view(rows, -1), scale, out=out.view(rows, -1))
+        self._note(start, parameters, sums, words, ours, out, escaped)
+
+    def _dither(self, seed: int, start: int, count: int) -> torch.Tensor:
+        at = dither.offset(seed, start)
+        return self._pool[at : at + count]
+
+    def _unpack(self, data: Bytes, at: int, skip: int, whole: int, out: torch.Tensor) -> None:
+        """Codes `skip` … of a chunk of `whole` elements whose planes begin at byte `at`, into `out`."""
+        if skip == 0 and out.numel() == whole:
+            packed = self._packed[: packed_nbytes(whole, self.bits)]
+            packed.copy_(torch.from_numpy(data[at : at + packed.numel()]))
+            self._packer.unpack(packed, self.bits, out)
+            return
+        pieces = []  # a part of a chunk: the same part of each of its planes
+        for width in PLANES[self.bits]:
+            first = at + skip // 8 * width
+            pieces.append(data[first : first + out.numel() // 8 * width])
+            at += whole // 8 * width
+        joined = np.concatenate(pieces)
+        packed = self._packed[: joined.size]
+        packed.copy_(torch.from_numpy(joined))
+        self._packer.unpack(packed, self.bits, out)
+
+    def _note(
+        self,
+        start: int,
+        parameters: int,
+        wrapped: torch.Tensor,
+        words: torch.Tensor,
+        ours: torch.Tensor,
+        out: torch.Tensor,
+        escaped: torch.Tensor,
+    ) -> None:
+        """Blocks whose checksum is wrong keep our values; the spread and the wraps are counted."""
+        if escaped.numel():
+            wrapped[escaped] = 0.0
+            words.view(-1, BLOCK_ELEMENTS)[escaped] = 0
+        sample = words[::SAMPLE].float()
+        self.seen.squares += float(torch.dot(sample, sample)) / (1 << 2 * (self.bits + 8))
+        self.seen.samples += sample.numel()
+        self.seen.blocks += wrapped.numel()
+        bad = torch.nonzero(wrapped).view(-1)
+        if not bad.numel():
+            return
+        self.seen.wrapped += bad.numel()
+        out.view(-1, BLOCK_ELEMENTS)[bad] = ours.view(-1, BLOCK_ELEMENTS)[bad]
+        if self._suspects is None:
+            self._suspects = torch.zeros(blocks(parameters), dtype=torch.bool)
+        self._suspects[bad.cpu() + start // BLOCK_ELEMENTS] = True
+
+
+class Modular3(Modular):
+    """0.42 bytes a parameter."""
+
+    name = "modular3"
+    bits = 3
+
+
+class Modular4(Modular):
+    """0.55 bytes a parameter."""
+
+    name = "modular4"
+    bits = 4
+
+
+class Modular6(Modular):
+    """0.80 bytes a parameter."""
+
+    name = "modular6"
+    bits = 6
