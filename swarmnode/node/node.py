@@ -204,9 +204,9 @@ class Node:
             self.run_id,
             stage,
             self._take_snapshot,
-            lambda work: world.compute.run(
-                Priority.BACKGROUND, 0, work
-            ),  # hashing: off the loop, after everything else
+            # Hashing, off the loop. Behind all other work it would never run on a busy replica, and who waits for it is the
+            # help that this replica needs (simulated: everything, seed 9).
+            lambda work: world.compute.run(Priority.FORWARD, 0, work),
             telemetry,
         )
         self.presence.self.queue = lambda: world.compute.waiting

@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from swarmnode.simulation.geography import Nat
 from swarmnode.simulation.replica import DIMENSIONS, FakeReplica
 
 if TYPE_CHECKING:
@@ -94,8 +95,12 @@ def _idle(world: World) -> list[str]:
 
 def _bans(world: World, outcome: Outcome) -> None:
     """Nobody honest and reachable is banned any more."""
+
+    def reachable(person: Inhabitant) -> bool:
+        return person.kind.address.nat is not Nat.UNREACHABLE
+
     now, banned = world.loop.time(), 0
-    honest = {p.identity.peer_id: p.label for p in world.people if p.training and not p.liar}
+    honest = {p.identity.peer_id: p.label for p in world.people if p.training and not p.liar and reachable(p)}
     for person in world.people:
         if not person.training or person.node is None:
             continue

@@ -216,12 +216,12 @@ def forger(mode: str) -> Forge:
     def forge(method: str, header: object, tensors: Sequence[WireTensor]) -> Sequence[WireTensor]:
         if method not in ("process", "exchange") or not tensors:
             return tensors
-        if mode == "stale":
+        if mode == "stale" and method == "exchange":
             return kept.setdefault(f"{method} {type(header).__name__}", tensors)
         if mode == "shape":
             wrong = (*tensors[0].shape[:-1], max(1, tensors[0].shape[-1] // 2))
             return [WireTensor(tensors[0].dtype, wrong, repeated(bytes(MARK.size), _nbytes(tensors[0], wrong)))]
-        if method == "process":
+        if method == "process":  # what these tensors hold is the mark that the laws know a microbatch by
             return [_spoilt(tensors[0], b"\xff" * MARK.size), *tensors[1:]] if mode == "nan" else tensors
         row = ROW.unpack(first(tensors[0].data, ROW_BYTES))
         factor = {"huge": 1e30, "nan": float("nan"), "sign": -1.0, "zero": 0.0}[mode]

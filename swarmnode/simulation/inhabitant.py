@@ -95,7 +95,7 @@ class Inhabitant:
             telemetry=ear,
             identity=self.identity,
             replica=lambda stage: self._make(stage, meter),
-            samples=lambda: world.samples(self.number),
+            samples=world.samples,
             probe=_probe,
             save=self._save,
         )

@@ -14,7 +14,7 @@ from swarmnode.ports import Priority
 
 T = TypeVar("T")
 WAITING_MAX = 4096  # as node/compute.py
-BACKGROUND_BYTES_PER_S = 2e9  # measured: SHA-256 of one core (hivemind.md)
+HASH_RATE = 2e9  # measured: SHA-256 of one core (hivemind.md)
 
 
 class Meter:
@@ -114,10 +114,9 @@ class Machine:
     def _seconds(self, priority: Priority) -> float:
         flops, nbytes = self._meter.take()
         seconds = flops / self.flops + nbytes / self._memory_rate
-        if priority is Priority.BACKGROUND:
-            seconds += self._meter.state_nbytes / BACKGROUND_BYTES_PER_S
-        else:
-            self.flop += flops
+        if priority is not Priority.OUTER and not flops and not nbytes:  # a replica's own work is metered; this is hashing
+            seconds = self._meter.state_nbytes / HASH_RATE
+        self.flop += flops
         if self._noise:
             seconds *= 1.0 + self._noise * (2.0 * self._rng.random() - 1.0)
         seconds *= self.slowness

@@ -59,14 +59,16 @@ class World:
         self._calm = asyncio.Event()
         self._over = asyncio.Event()
         self._replicas = 0
+        self._feeders = 0
         self.trace.listeners["exchange.onesided"] = self._onesided
         self.trace.listeners["validation.done"] = self._validated
 
     # ---- what inhabitants ask of the world
 
-    def samples(self, number: int) -> Samples:
+    def samples(self) -> Samples:
         if self.scenario.tensors == "fake":
-            return FakeSamples(self.scenario.manifest, number)
+            self._feeders += 1
+            return FakeSamples(self.scenario.manifest, self._feeders)
         from swarmnode.simulation.real import PatternSamples
 
         return PatternSamples(self.scenario.manifest)

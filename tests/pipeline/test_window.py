@@ -1,4 +1,4 @@
-"""The feeder's window settles where every stage is at work and little waits."""
+"""The feeder's window settles where every machine is at work and little waits."""
 
 from __future__ import annotations
 
@@ -7,23 +7,43 @@ import pytest
 from swarmnode.pipeline.window import QUEUED_HIGH, Window
 
 
-@pytest.mark.parametrize("knee", [1, 2, 4, 8])
-def test_it_settles_a_little_above_the_knee(knee: int) -> None:
-    """A pipeline that carries `knee` microbatches without queueing: more only wait."""
-    window = Window(1.0, 64)
+def pipeline(window: Window, knee: float, completions: int, service_s: float = 1.0) -> list[int]:
+    """Sizes of `window` over a pipeline that carries `knee` microbatches without queueing: more only wait."""
     sizes = []
-    for _ in range(2000):
-        window.completed(max(1.0, window.size / knee))
+    for _ in range(completions):
+        round_trip_s = service_s * max(1.0, window.size / knee)
+        window.completed(round_trip_s, round_trip_s - service_s)
         sizes.append(window.size)
-    settled = sizes[1000:]
-    assert sorted(settled)[len(settled) // 10] >= knee, "but for the moments of a probe"
+    return sizes
+
+
+@pytest.mark.parametrize("knee", [1, 2, 4, 8, 32])
+def test_it_settles_a_little_above_the_knee(knee: int) -> None:
+    settled = pipeline(Window(1.0, 64), knee, 2000)[1000:]
+    assert min(settled) >= knee
     assert max(settled) <= knee + QUEUED_HIGH + 2
+
+
+def test_slow_replicas_are_not_mistaken_for_queues() -> None:
+    """Round trips of 1 s and 5 s without any waiting: nothing says that less should be under way."""
+    window = Window(4.0, 64)
+    for index in range(200):
+        window.completed(5.0 if index % 2 else 1.0, 0.0)
+    assert window.size == 64
+
+
+def test_more_machines_to_supply_mean_more_under_way() -> None:
+    few, many = Window(4.0, 64), Window(4.0, 64)
+    for _ in range(500):
+        few.completed(2.0, 1.0, 1.0)
+        many.completed(2.0, 1.0, 5.0)
+    assert few.size < 8 < many.size
 
 
 def test_bounds_and_losses() -> None:
     window = Window(3.0, 4)
     for _ in range(100):
-        window.completed(1.0)
+        window.completed(1.0, 0.0)
     assert window.size == 4
     window.lost()
     assert window.size == 2
@@ -32,9 +52,9 @@ def test_bounds_and_losses() -> None:
     assert window.size == 1
 
 
-def test_a_base_that_no_longer_holds_is_forgotten() -> None:
+def test_a_path_that_becomes_slower_does_not_shrink_it() -> None:
     window = Window(4.0, 64)
-    window.completed(0.001)
-    for _ in range(600):
-        window.completed(1.0)
-    assert window.size > 4, "after the path became slower for good, the window grows again"
+    pipeline(window, 8, 500, service_s=0.001)
+    before = window.size
+    pipeline(window, 8, 600, service_s=1.0)
+    assert abs(window.size - before) <= 2

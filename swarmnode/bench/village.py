@@ -1,0 +1,210 @@
+"""Many replicas of a small byte language model in one process, all trained by the same batched matrix products.
+
+The fast weights of R replicas are the rows of one tensor [R, P]; each row is the buffer of a replica's own outer
+optimizer, the very class nodes run. Only the network between them is missing.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import sysconfig
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from swarmnode.gossip.outer import Outer
+from swarmnode.gossip.pairing import groups
+from swarmnode.ids import PeerId, RunId, digest, digest64
+from swarmnode.ports import Packet, WireTensor
+
+TEXT_BYTES_MAX = 24 << 20
+HELD_OUT = 13  # of 256 files, by hash
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """What is trained. Defaults: 117 k parameters, as small as still tells the methods apart (design section 5)."""
+
+    replicas: int = 8
+    width: int = 64
+    heads: int = 2
+    ffn: int = 176
+    layers: int = 2
+    context: int = 64
+    batch: int = 8
+    inner_steps: int = 15
+    rounds: int = 40
+    learning_rate: float = 4e-3
+    warmup: int = 40
+    validation: int = 256
+
+
+def read_text(path: str | None = None) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
+    """(training bytes, held-out bytes): of the file or the folder's .txt files at `path`, or of this interpreter's
+    standard library. Files are split by their hash; a single file by position."""
+    root = Path(path) if path else Path(sysconfig.get_path("stdlib"))
+    if root.is_file():
+        data = np.frombuffer(root.read_bytes()[:TEXT_BYTES_MAX], np.uint8)
+        cut = len(data) - len(data) // 20
+        return data[:cut], data[cut:]
+    files = sorted(root.rglob("*.txt" if path else "*.py"))
+    parts: dict[bool, list[bytes]] = {True: [], False: []}
+    for file in files:
+        if "site-packages" not in file.parts:
+            text = file.read_bytes()
+            parts[digest(text)[0] < HELD_OUT].append(text)
+    train, held = (np.frombuffer(b"\n".join(parts[out])[:TEXT_BYTES_MAX], np.uint8) for out in (False, True))
+    return train, held
+
+
+def shapes(size: Size) -> list[tuple[int, ...]]:
+    """Of one replica's parameters, in the order they lie in its row; the embedding is the head too."""
+    d, f = size.width, size.ffn
+    layer = [(d,), (d, 3 * d), (d, d), (d,), (d, 2 * f), (f, d)]
+    return [(256, d), (size.context, d), *(layer * size.layers), (d,)]
+
+
+def initial(size: Size, seed: int) -> Tensor:
+    """[P]: matrices normal by fan-in, norms one."""
+    generator = torch.Generator().manual_seed(seed)
+    parts = []
+    for i, shape in enumerate(shapes(size)):
+        if len(shape) == 1:
+            parts.append(torch.ones(shape))
+        else:
+            scale = 0.02 if i < 2 else 1 / math.sqrt(shape[0]) / (1 if i % 6 not in (4, 1) else math.sqrt(2 * size.layers))
+            parts.append(torch.randn(shape, generator=generator).mul_(scale).view(-1))
+    return torch.cat([part.view(-1) for part in parts])
+
+
+def losses(size: Size, theta: Tensor, tokens: Tensor) -> Tensor:
+    """Nats per token of each replica, [R], of `theta` [R, P] on `tokens` [R, B, T + 1]."""
+    replicas, batch, width = theta.shape[0], tokens.shape[1], size.width
+    length = tokens.shape[2] - 1
+    wanted = shapes(size)
+    flat = torch.split(theta, [math.prod(shape) for shape in wanted], dim=1)
+    weights = iter([part.view(replicas, *shape) for part, shape in zip(flat, wanted, strict=True)])
+    embedding, position = next(weights), next(weights)
+    rows = tokens[:, :, :-1].reshape(replicas, -1)
+    x = torch.gather(embedding, 1, rows.unsqueeze(2).expand(-1, -1, width))  # (R, B T, D)
+    x = x + position[:, :length].repeat(1, batch, 1)
+    for _ in range(size.layers):
+        x = x + _attention(size, _norm(x, next(weights)), next(weights), next(weights), batch)
+        gate, up = torch.bmm(_norm(x, next(weights)), next(weights)).chunk(2, dim=2)
+        x = x + torch.bmm(F.silu(gate) * up, next(weights))
+    logits = torch.bmm(_norm(x, next(weights)), embedding.transpose(1, 2))  # (R, B T, 256)
+    targets = tokens[:, :, 1:].reshape(-1)
+    return F.cross_entropy(logits.flatten(0, 1), targets, reduction="none").view(replicas, -1).mean(1)
+
+
+def _norm(x: Tensor, weight: Tensor) -> Tensor:
+    return x * torch.rsqrt(x.square().mean(2, keepdim=True) + 1e-5) * weight.unsqueeze(1)
+
+
+def _attention(size: Size, x: Tensor, projection: Tensor, output: Tensor, batch: int) -> Tensor:
+    replicas, rows, width = x.shape
+    shape = (replicas * batch, rows // batch, 3, size.heads, width // size.heads)
+    query, key, value = torch.bmm(x, projection).view(shape).permute(2, 0, 3, 1, 4)
+    mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+    return torch.bmm(mixed.transpose(1, 2).reshape(replicas, rows, width), output)
+
+
+Liar = Callable[[int, int, list[WireTensor]], list[WireTensor]]
+"""(round, replica, honest message) -> what is sent instead."""
+
+
+class Village:
+    """R replicas that start alike, read different text, and meet as their outer optimizers say."""
+
+    def __init__(
+        self,
+        size: Size,
+        seed: int,
+        make: Callable[[Tensor], Outer] | None,
+        text: tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]],
+        *,
+        together: bool = False,
+    ) -> None:
+        """`make` gives one replica's outer optimizer over its fast weights [P]; None: they never meet. `together`:
+        synchronous data parallel, the gradient of each step averaged over all."""
+        self.size, self.seed, self.together = size, seed, together
+        start = initial(size, seed)
+        self.theta = start.repeat(size.replicas, 1).requires_grad_()
+        self.parameters = start.numel()
+        self.names = [PeerId(f"replica{i:03}") for i in range(size.replicas)]
+        self.outers = [make(row) for row in self.theta.detach()] if make is not None else []
+        for name, outer in zip(self.names, self.outers, strict=False):
+            outer.sender = name
+        self.run_id = RunId(digest("village", seed).hex())
+        self._train, self._held = text
+        self._draws = [np.random.Generator(np.random.Philox(key=digest64("text", seed, name))) for name in self.names]
+        self._adamw = torch.optim.AdamW([self.theta], betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+        self.steps = 0
+        self.nbytes = 0  # sent by all replicas
+
+    def _batch(self, replica: int) -> Tensor:
+        length = self.size.context + 1
+        starts = self._draws[replica].integers(0, len(self._train) - length, self.size.batch)
+        return torch.from_numpy(np.stack([self._train[s : s + length] for s in starts]).astype(np.int64))
+
+    def learn(self, steps: int) -> None:
+        """Inner steps of every replica on its own text."""
+        size, total = self.size, self.size.inner_steps * self.size.rounds
+        for _ in range(steps):
+            tokens = torch.stack([self._batch(i) for i in range(size.replicas)])
+            self.theta.grad = None
+            losses(size, self.theta, tokens).sum().backward()
+            gradient = self.theta.grad
+            assert gradient is not None
+            if self.together:
+                gradient.copy_(gradient.mean(0, keepdim=True).expand_as(gradient))
+            norms = torch.linalg.vector_norm(gradient, dim=1, keepdim=True)
+            gradient.mul_((1.0 / (norms + 1e-6)).clamp_(max=1.0))
+            self.steps += 1
+            course = 0.55 + 0.45 * math.cos(math.pi * min(1.0, self.steps / total))
+            for group in self._adamw.param_groups:
+                group["lr"] = size.learning_rate * min(1.0, self.steps / size.warmup) * course
+            self._adamw.step()
+
+    def meet(self, round_index: int, liars: Sequence[int] = (), lie: Liar | None = None) -> None:
+        """The boundary of `round_index` at every replica, then every outer step."""
+        if not self.outers:
+            return
+        messages = []
+        for i, outer in enumerate(self.outers):
+            message = outer.message(round_index)
+            self.nbytes += sum(tensor.nbytes for tensor in message)
+            messages.append(lie(round_index, i, message) if lie is not None and i in liars else message)
+        numbers = {name: i for i, name in enumerate(self.names)}
+        for group in groups(self.run_id, 0, round_index, self.names, self.outers[0].group_size):
+            members = [numbers[name] for name in group]
+            for me in members:
+                packets = [Packet(1.0, 0, messages[other]) for other in members if other != me]
+                self.step(me, round_index, packets)
+
+    def step(self, replica: int, round_index: int, packets: Sequence[Packet]) -> None:
+        """The outer step of one replica; overridden where packets may be refused."""
+        self.outers[replica].apply(round_index, 1.0, packets)
+
+    @functools.cached_property
+    def _validation(self) -> Tensor:
+        length = self.size.context + 1
+        draw = np.random.Generator(np.random.Philox(key=7))
+        starts = draw.integers(0, len(self._held) - length, self.size.validation)
+        return torch.from_numpy(np.stack([self._held[s : s + length] for s in starts]).astype(np.int64))
+
+    @torch.no_grad()
+    def validate(self, replicas: Sequence[int] | None = None) -> tuple[float, float]:
+        """(mean nats per held-out byte of the replicas, nats of their average). The same text always."""
+        rows = self.theta.detach()
+        rows = rows if replicas is None else rows[list(replicas)]
+        each = [float(losses(self.size, row[None], self._validation[None])[0]) for row in rows]
+        merged = float(losses(self.size, rows.mean(0, keepdim=True), self._validation[None])[0])
+        return sum(each) / len(each), merged
