@@ -36,23 +36,23 @@ async def patiently(
     """
     async with asyncio.TaskGroup() as tasks:
         task = tasks.create_task(_outcome(work))
-        late: RemoteFault | None = None
-        while not task.done() and late is None:
+        dead: RemoteFault | None = None
+        while not task.done() and dead is None:
             await asyncio.wait({task}, timeout=patience_s)
             if not task.done():
-                late = await _late(transport, run_id, peer)
+                dead = await late(transport, run_id, peer)
                 patience_s *= PATIENCE_GROWTH
-        if late is not None and not task.done():
+        if dead is not None and not task.done():
             task.cancel()
-    if late is not None and task.cancelled():
-        raise PeerTimeout(f"{short(peer)} is late and answers no ping: {late}")
+    if dead is not None and task.cancelled():
+        raise PeerTimeout(f"{short(peer)} is late and answers no ping: {dead}")
     value, error = task.result()
     if error is not None:
         raise error
     return value  # type: ignore[return-value]
 
 
-async def _late(transport: Transport, run_id: str, peer: PeerId) -> RemoteFault | None:
+async def late(transport: Transport, run_id: str, peer: PeerId) -> RemoteFault | None:
     """Why a ping failed, None when it was answered."""
     try:
         await alive(transport, run_id, peer)

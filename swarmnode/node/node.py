@@ -14,7 +14,9 @@ from swarmnode.gossip.exchange import Gossip
 from swarmnode.identity import Identity
 from swarmnode.ids import PeerId, RunId, seeded
 from swarmnode.manifest import Manifest
+from swarmnode.membership.liveness import late
 from swarmnode.membership.progress import Progress
+from swarmnode.membership.swarm import Swarm
 from swarmnode.metrics import name
 from swarmnode.node.lifecycle import Beginning, beginning, donors_of, ready_to_serve
 from swarmnode.node.line import Line
@@ -45,7 +47,8 @@ Part = TypeVar("Part")
 
 DRAIN_S = 8.0  # guess: what is held is finished within this; a microbatch takes a second or two at the demo's size
 LOST_WAIT_S = 20.0  # guess: how long a joiner waits for a replica of its stage to be heard of
-PROBES = 2  # the first forward is slower: caches and allocators; the last one counts
+PROBES = 4  # the first forward is slower, others may be disturbed: the fastest counts
+ASKED_MAX = 64  # guess: members a joiner pings before it believes their records; in larger swarms one more or less
 KIND_OF_METHOD: Mapping[str, str] = {
     "process": "pipeline",
     "exchange": "gossip",
@@ -204,9 +207,9 @@ class Node:
             self.run_id,
             stage,
             self._take_snapshot,
-            # Hashing, off the loop. Behind all other work it would never run on a busy replica, and who waits for it is the
-            # help that this replica needs (simulated: everything, seed 9).
-            lambda work: world.compute.run(Priority.FORWARD, 0, work),
+            # Hashing, off the loop. Behind other work it would never run on a busy replica (at the last stage all work is
+            # backward), and who waits for it is the help that this replica needs (simulated: everything, seeds 9 and 11).
+            lambda work: world.compute.run(Priority.OUTER, 0, work),
             telemetry,
         )
         self.presence.self.queue = lambda: world.compute.waiting
@@ -220,22 +223,35 @@ class Node:
         reason = "asked for"
         if stage is None:
             costs = tuple(1.0 for _ in range(self.manifest.pipeline.stages))
-            stage, reason = choose_stage(self._swarm(), costs, seeded(self.manifest.seed, "stage", self.me))
+            living = await self._living(self._swarm())
+            stage, reason = choose_stage(living, costs, seeded(self.manifest.seed, "stage", self.me))
         self._telemetry.gauge(name.STAGE, float(stage))
         self._telemetry.event("stage.chosen", serves=stage, reason=reason)
         return stage
+
+    async def _living(self, swarm: Swarm) -> Swarm:
+        """`swarm` without members that answer no ping: records outlive their nodes by up to their time to live."""
+        members = [member for member in swarm.members() if member.peer != self.me]
+        if len(members) > ASKED_MAX:
+            return swarm
+        async with asyncio.TaskGroup() as tasks:
+            asked = [(member, tasks.create_task(late(self.line, self.run_id, member.peer))) for member in members]
+        gone = [member.peer for member, answer in asked if answer.result() is not None]
+        if gone:
+            self._telemetry.event("peer.gone", peers=gone, reason="no answer to a ping")
+        return Swarm.of((member for member in swarm.members() if member.peer not in gone), len(swarm.stages))
 
     async def _probe(self, replica: Replica, stage: int) -> float:
         """Samples per second of this machine on its stage: forward, and backward at about twice its cost."""
         loop = asyncio.get_running_loop()
         batch = self.manifest.inner.microbatch
-        seconds = 0.0
+        seconds = float("inf")
         for _ in range(PROBES):
             begun = loop.time()
             await self._world.compute.run(
                 Priority.OUTER, batch, partial(self._world.probe, replica, self.manifest, stage)
             )
-            seconds = loop.time() - begun
+            seconds = min(seconds, loop.time() - begun)
         rate = batch / max(1e-6, 3.0 * seconds)
         self._telemetry.event("node.probe", samples_per_second=round(rate, 2))
         return rate

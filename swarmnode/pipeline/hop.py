@@ -152,8 +152,8 @@ class Hop:
             step = self._step() if train else None
             return Carried(result.gradient, result.loss_sum, result.tokens), step
 
-        priority = Priority.BACKWARD if train else Priority.FORWARD
-        (carried, step), queued_s = await self._timed(priority, process.samples, work)
+        # Validation too: all other work of the last stage is backward, and it would never run on a busy replica.
+        (carried, step), queued_s = await self._timed(Priority.BACKWARD, process.samples, work)
         carried.queued_s = queued_s
         if train:
             self.loss.add(carried.loss_sum / max(1, carried.tokens))

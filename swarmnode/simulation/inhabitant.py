@@ -58,6 +58,7 @@ class Inhabitant:
         self.alive = False
         self.gone = False  # for ever
         self.leaving = False
+        self.killed = False
         self.liar = ""
         self.node: Node | None = None
         self.replica: Metered | None = None
@@ -82,7 +83,9 @@ class Inhabitant:
         self.plug.context = context
         ear = Ear(world.trace, self.label)
         self.transport = SimTransport(world.network, self.plug, world.run_id, ear)
-        self.transport.acted = lambda what: world.laws.acted(self.label, what) if not self.alive else None
+        # One that was killed never runs again; here its tasks are cancelled, and that takes them a few steps.
+        self.killed = False
+        self.transport.acted = lambda what: None if self.killed else world.laws.acted(self.label, what)
         meter = Meter()
         rng = seeded(world.seed, "machine", self.number, self.lives)
         self.machine = Machine(kind.flops, world.scenario.memory_gbps * 1e9, meter, rng, world.scenario.noise)
@@ -134,6 +137,7 @@ class Inhabitant:
         """SIGKILL, or with `silent` a power cut: callers are not even told."""
         if not self.alive:
             return
+        self.killed = True
         self.world.loop.thaw(self.label)
         self.end(silent=silent)
         if self.task is not None:

@@ -114,7 +114,7 @@ class Machine:
     def _seconds(self, priority: Priority) -> float:
         flops, nbytes = self._meter.take()
         seconds = flops / self.flops + nbytes / self._memory_rate
-        if priority is not Priority.OUTER and not flops and not nbytes:  # a replica's own work is metered; this is hashing
+        if not flops and not nbytes:  # making or hashing a state; arithmetic is metered
             seconds = self._meter.state_nbytes / HASH_RATE
         self.flop += flops
         if self._noise:

@@ -1,0 +1,307 @@
+"""int8 and modular codecs: bounds, twins that go element by element, wraps, and nothing believed."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from swarmnode.errors import ManifestError, RemoteFault
+from swarmnode.gossip.compression import Codec, codec, dither
+from swarmnode.gossip.compression.codec import CHUNK, TILE
+from swarmnode.gossip.compression.modular import ESCAPE_NBYTES, HEADER, Modular4, Seen
+from swarmnode.gossip.outer import NoLoCo
+from swarmnode.ports import Packet, WireTensor, check_spec
+
+MODULAR = ("modular6", "modular4", "modular3")
+NAMES = ("int8", *MODULAR)
+SIZES = (1, 63, 64, 65, 1000, CHUNK + 5, TILE + CHUNK + 70)
+
+
+def generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def normal(size: int, seed: int, scale: float = 1.0) -> torch.Tensor:
+    return torch.randn(size, generator=generator(seed)) * scale
+
+
+def three(size: int, seed: int = 0, step: float = 1e-3) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(slow weights, the sender's fast ones, the receiver's fast ones), which moved by step / 2 to step everywhere."""
+    phi, moves = normal(size, seed), torch.empty(2, size).uniform_(0.5, 1.0, generator=generator(seed + 1))
+    moves *= torch.empty(2, size).bernoulli_(0.5, generator=generator(seed + 2)) * 2 - 1
+    return phi, phi + step * moves[0], phi + step * moves[1]
+
+
+def block_steps(name: str, flat: torch.Tensor, phi: torch.Tensor) -> torch.Tensor:
+    """At least the step of each element's block, [P]."""
+    size = flat.numel()
+    padded = torch.zeros(-(-size // 64) * 64)
+    padded[:size] = flat if name == "int8" else flat - phi
+    scale = 1 / 127 if name == "int8" else 12 / 2 ** int(name[-1])
+    steps = padded.view(-1, 64).abs().amax(1) * scale * (1 + 2**-7)
+    if name != "int8":
+        steps = steps.clamp(min=float(flat.abs().max()) * 2.0**-15 * (1 + 2**-7))
+    return steps.repeat_interleave(64)[:size] + 1e-30
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("size", SIZES)
+def test_there_and_back(name: str, size: int) -> None:
+    phi, flat, ours = three(size)
+    kept = flat.clone()
+    sender, receiver = codec(name), codec(name)
+    tensors = sender.encode(flat, reference=phi, seed=7)
+    assert len(tensors) == sender.tensors
+    assert check_spec(tensors[0].spec(), sender.nbytes(size)) <= sender.nbytes(size)
+    flat.fill_(7.0)  # what travels has its own memory
+    out = torch.empty(size)
+    receiver.decode(tensors, out, ours)
+    bound = block_steps(name, kept, phi) * (1.0 if name == "int8" else 0.5)
+    assert ((out - kept).abs() <= bound * 1.03 + kept.abs() * 2e-6).all()
+    again = codec(name).encode(kept, reference=phi, seed=7)
+    assert bytes(again[0].data) == bytes(tensors[0].data)
+    if size >= 1000:
+        assert bytes(codec(name).encode(kept, reference=phi, seed=8)[0].data)[40:] != bytes(tensors[0].data)[40:]
+        assert abs(float((out - kept).mean())) < 4 * float(bound.mean()) / math.sqrt(3 * size)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_any_blocks_into_any_buffer(name: str) -> None:
+    size = TILE + CHUNK + 70
+    phi, flat, ours = three(size)
+    coder = codec(name)
+    tensors = coder.encode(flat, reference=phi, seed=3)
+    whole = torch.empty(size)
+    coder.decode(tensors, whole, ours)
+    for start, end in ((0, 64), (64, CHUNK + 128), (CHUNK - 64, CHUNK + 64), (TILE - 192, size), (size - 70, size)):
+        start -= start % 64
+        out = torch.empty(end - start, dtype=torch.float64)
+        coder.read(tensors, start, out, ours[start:end].double())
+        assert torch.equal(out.float(), whole[start:end])
+    # Bytes that lie at an odd address, as slices of a frame do.
+    frame = b"x" + bytes(tensors[0].data)
+    shifted = torch.empty_like(flat)
+    coder.decode([replace(tensors[0], data=memoryview(frame)[1:])], shifted, ours)
+    assert torch.equal(shifted, whole)
+
+
+@pytest.mark.parametrize(("name", "nbytes"), [("int8", 135), ("modular6", 185), ("modular4", 137), ("modular3", 113)])
+def test_bytes_equal_the_formula(name: str, nbytes: int) -> None:
+    """P + 2 ceil(P / 64), and 32 + (3 + 8 b) ceil(P / 64), at P = 129."""
+    phi, flat, _ = three(129)
+    assert codec(name).encode(flat, reference=phi, seed=1)[0].nbytes == nbytes
+
+
+def twin_modular(bits: int, flat: list[float], phi: list[float], seed: int) -> tuple[list[int], list[float]]:
+    """(codes of one block, decoded values when the partner has the same weights), one element at a time."""
+    f32 = np.float32
+    most = max(abs(f32(x) - f32(p)) for x, p in zip(flat, phi, strict=True))
+    least = f32(max(abs(f32(x)) for x in flat[::16])) * f32(2.0**-15)
+    step = max(f32(most) * f32(12 / 2**bits), least)
+    up = ((int(np.array(step, f32).view(np.uint32)) + 0xFFFF) >> 16) << 16
+    step = float(np.array(up, np.uint32).view(f32))
+    drawn = dither.pool(seed)[dither.offset(seed, 0) :]
+    codes, values = [], []
+    for i, x in enumerate(flat):
+        d = int(drawn[i])
+        q = math.floor(float(f32(x)) / step + d / 256)
+        codes.append(q % 2**bits)
+        values.append(step * (q + 0.5 - d / 256))
+    return codes, values
+
+
+@pytest.mark.parametrize("bits", [3, 4, 6])
+@given(seed=st.integers(0, 2**64 - 1), draw=st.integers(0, 2**20), step=st.sampled_from([1e-3, 0.05, 1.0]))
+@settings(max_examples=25)
+def test_modular_twin(bits: int, seed: int, draw: int, step: float) -> None:
+    phi = normal(64, draw)
+    flat = phi + normal(64, draw + 1, step)
+    message = codec(f"modular{bits}").encode(flat, reference=phi, seed=seed)
+    codes, values = twin_modular(bits, flat.tolist(), phi.tolist(), seed)
+    out = torch.empty(64)
+    codec(f"modular{bits}").decode(message, out, flat)
+    # Where theta / s + d / 256 lies within a float's rounding of an integer, codes differ by one, values by a step.
+    s = float(block_steps(f"modular{bits}", flat, phi)[0])
+    assert float((out - flat).abs().max()) <= 0.53 * s
+    assert int(((out.double() - torch.tensor(values, dtype=torch.float64)).abs() > 0.05 * s).sum()) <= 4
+    if bits == 4:
+        data = bytes(message[0].data)[HEADER.size + 3 :]
+        sent = [data[i // 2] >> 4 * (i % 2) & 15 for i in range(64)]
+        assert sum(a != b for a, b in zip(sent, codes, strict=True)) <= 4
+
+
+def test_layouts_are_frozen() -> None:
+    """A change here would make two versions misread each other: it needs a new codec name."""
+    flat = torch.arange(130, dtype=torch.float32) / 7 - 9
+    found = {
+        name: hashlib.sha256(bytes(codec(name).encode(flat, reference=flat * 0.999, seed=2**63 + 11)[0].data)).hexdigest()
+        for name in NAMES
+    }
+    assert found == FROZEN
+    short = codec("int8").encode(torch.tensor([0.0, 127.0, -127.0, 1.0]), seed=5)[0]
+    assert bytes(short.data).hex() == "803f80ff0181"  # step 1.0 as bfloat16; 128, 128 + 127, 128 - 127, 128 + 1
+
+
+FROZEN: dict[str, str] = {}
+
+
+def far(size: int, where: int, distance: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Three whose fast weights are nearly equal, but one element of the receiver's is `distance` off."""
+    phi, flat, ours = three(size)
+    ours = ours.clone()
+    ours[where] = flat[where] + distance
+    return phi, flat, ours
+
+
+@pytest.mark.parametrize("name", MODULAR)
+@pytest.mark.parametrize("distance", [0.03, -0.05, 1.0])
+def test_a_wrap_is_seen_and_mended_in_the_next_message(name: str, distance: float) -> None:
+    """One element off by more than half the range: its block keeps our values, and is sent in int8 next time."""
+    size, where = 1000, 300
+    phi, flat, ours = far(size, where, distance)
+    a, b = codec(name), codec(name)
+    out = torch.empty(size)
+    b.decode(a.encode(flat, reference=phi, seed=1), out, ours)
+    assert torch.equal(out[256:320], ours[256:320])
+    good = torch.ones(size, dtype=torch.bool)
+    good[256:320] = False
+    assert ((out - flat)[good].abs() < 0.002).all()
+    reply = b.encode(ours, reference=phi, seed=2)
+    plain = a.encode(flat, reference=phi, seed=3)
+    assert reply[0].nbytes == plain[0].nbytes + ESCAPE_NBYTES <= b.nbytes(size)
+    a.decode(reply, out, flat)
+    assert ((out - ours)[256:320].abs() <= ours[256:320].abs().max() / 120).all()
+    assert a.encode(flat, reference=phi, seed=4)[0].nbytes == plain[0].nbytes  # nothing failed at a
+    after = b.encode(ours, reference=phi, seed=5)
+    assert after[0].nbytes == plain[0].nbytes  # one wrap, one escape
+
+
+def test_escapes_are_bounded() -> None:
+    size = 6400
+    phi, flat, ours = three(size)
+    coder = Modular4()
+    coder.decode(Modular4().encode(flat, reference=phi, seed=1), torch.empty(size), ours + 0.05)
+    assert coder.seen.wrapped > 50
+    message = coder.encode(ours, reference=phi, seed=2)
+    assert message[0].nbytes == coder.nbytes(size)
+    coder.check(message, size)
+
+
+def test_kappa_follows_the_spread() -> None:
+    assert Seen().wanted(12.0) == 12.0
+    near = Seen(squares=0.02**2 * 100, samples=100, blocks=100, wrapped=0, kappa=12.0)
+    assert near.wanted(20.0) == pytest.approx(20 + 0.2 * (12 * 0.02 / 0.116 - 20))
+    assert near.wanted(10.5) == 10.0
+    wide = Seen(squares=0.2**2 * 100, samples=100, blocks=100, wrapped=0, kappa=12.0)
+    assert wide.wanted(12.0) == pytest.approx(12 * 0.2 / 0.116)
+    wraps = Seen(squares=0.1**2 * 100, samples=100, blocks=100, wrapped=2, kappa=12.0)
+    assert wraps.wanted(12.0) == 15.0
+    assert replace(wide, kappa=60.0).wanted(12.0) == 64.0
+    a, b = Modular4(), Modular4()
+    phi, flat, ours = three(20000, step=1e-3)
+    ours = ours + normal(20000, 9, 3e-3)
+    for round_index in range(6):
+        b.decode(a.encode(flat, reference=phi, seed=round_index), torch.empty(20000), ours)
+        a.decode(b.encode(ours, reference=phi, seed=100 + round_index), torch.empty(20000), flat)
+    b.decode(a.encode(flat, reference=phi, seed=99), torch.empty(20000), ours)
+    assert 20 < a.kappa < 64 and b.seen.wrapped < 0.01 * b.seen.blocks
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf"), 1e30])
+@pytest.mark.parametrize("where", [0, 999, CHUNK + 3])
+def test_not_finite_is_refused_before_anything_is_written(name: str, value: float, where: int) -> None:
+    size = CHUNK + 5
+    phi, flat, ours = three(size)
+    flat[where] = value
+    out = torch.ones(size)
+    with pytest.raises(RemoteFault, match=f"{name} packet"):
+        codec(name).decode(codec(name).encode(flat, reference=phi, seed=1), out, ours)
+    assert torch.equal(out, torch.ones(size))
+
+
+SPOIL: list[Callable[[WireTensor], list[WireTensor]]] = [
+    lambda t: [],
+    lambda t: [t, t],
+    lambda t: [replace(t, codec="raw")],
+    lambda t: [replace(t, dtype="u8")],
+    lambda t: [replace(t, shape=(7, 10))],
+    lambda t: [replace(t, shape=(71,))],
+    lambda t: [replace(t, data=bytes(t.data)[:-1])],
+    lambda t: [replace(t, data=bytes(t.data) + b"\0")],
+    lambda t: [replace(t, data=bytes(t.data) + bytes(ESCAPE_NBYTES))],
+    lambda t: [replace(t, data=b"")],
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("spoil", SPOIL)
+def test_wrong_format_is_refused(name: str, spoil: Callable[[WireTensor], list[WireTensor]]) -> None:
+    phi, flat, _ = three(70)
+    tensor = codec(name).encode(flat, reference=phi, seed=1)[0]
+    codec(name).check([tensor], 70)
+    with pytest.raises(RemoteFault, match=f"{name} packet"):
+        codec(name).check(spoil(tensor), 70)
+
+
+def refused_or_finite(coder: Codec, tensor: WireTensor, size: int) -> None:
+    out, ours = torch.full((size,), 3.0), torch.zeros(size)
+    try:
+        coder.decode([tensor], out, ours)
+    except RemoteFault:
+        assert torch.equal(out, torch.full((size,), 3.0))
+    else:
+        assert torch.isfinite(out).all() and float(out.abs().max()) <= 1e6
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(data=st.binary(max_size=300))
+def test_garbage_is_refused_or_finite(name: str, data: bytes) -> None:
+    phi, flat, _ = three(70)
+    refused_or_finite(codec(name), replace(codec(name).encode(flat, reference=phi)[0], data=data), 70)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(changes=st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255)), min_size=1, max_size=8), escapes=st.booleans())
+def test_changed_bytes_are_refused_or_finite(name: str, changes: list[tuple[int, int]], escapes: bool) -> None:
+    phi, flat, ours = three(200)
+    sender = codec(name)
+    if escapes and name != "int8":
+        sender.decode(codec(name).encode(flat, reference=phi), torch.empty(200), ours + 1)
+    data = bytearray(sender.encode(flat, reference=phi)[0].data)
+    for where, value in changes:
+        data[where % len(data)] = value
+    refused_or_finite(codec(name), WireTensor("f32", (200,), bytes(data), name), 200)
+
+
+def test_modular_needs_gamma_equal_to_beta() -> None:
+    with pytest.raises(ManifestError, match="gossip.gamma must equal gossip.beta"):
+        NoLoCo(torch.zeros(10), codec("modular4"), 0.5, 0.7, 0.4)
+
+
+@pytest.mark.parametrize(("name", "bound"), [("modular6", 1.02), ("modular4", 1.15), ("modular3", 1.4)])
+def test_pairs_stay_together(name: str, bound: float) -> None:
+    """Six replicas that move apart by chance each round: their spread stays about what it is in fp32."""
+    spreads = {}
+    for kind in ("fp32", name):
+        replicas = [NoLoCo(normal(4000, 0), codec(kind), 0.5, 0.7, 0.7) for _ in range(6)]
+        for i, replica in enumerate(replicas):
+            replica.sender = f"r{i}"
+        for round_index in range(25):
+            for i, replica in enumerate(replicas):
+                replica.theta.add_(normal(4000, 1000 + 10 * round_index + i, 1e-3))
+            order = torch.randperm(6, generator=generator(round_index)).tolist()
+            messages = [replica.message(round_index) for replica in replicas]
+            for a, b in zip(order[::2], order[1::2], strict=True):
+                replicas[a].apply(round_index, 1.0, [Packet(1.0, 0, messages[b])])
+                replicas[b].apply(round_index, 1.0, [Packet(1.0, 0, messages[a])])
+        spreads[kind] = float(torch.stack([r.phi for r in replicas]).std(0).mean())
+    assert spreads[name] < bound * spreads["fp32"]
