@@ -138,6 +138,11 @@ class Compute(Protocol):
         """Pieces of work not yet finished."""
         ...
 
+    @property
+    def worked_s(self) -> float:
+        """Seconds the device has worked so far, waiting not counted."""
+        ...
+
 
 class Store(Protocol):
     """This node's own disk: small named blobs, written whole or not at all."""

@@ -79,7 +79,9 @@ def initial(size: Size, seed: int) -> Tensor:
         if len(shape) == 1:
             parts.append(torch.ones(shape))
         else:
-            scale = 0.02 if i < 2 else 1 / math.sqrt(shape[0]) / (1 if i % 6 not in (4, 1) else math.sqrt(2 * size.layers))
+            scale = (
+                0.02 if i < 2 else 1 / math.sqrt(shape[0]) / (1 if i % 6 not in (4, 1) else math.sqrt(2 * size.layers))
+            )
             parts.append(torch.randn(shape, generator=generator).mul_(scale).view(-1))
     return torch.cat([part.view(-1) for part in parts])
 
@@ -159,14 +161,12 @@ class Village:
         size, total = self.size, self.size.inner_steps * self.size.rounds
         for _ in range(steps):
             tokens = torch.stack([self._batch(i) for i in range(size.replicas)])
-            self.theta.grad = None
-            losses(size, self.theta, tokens).sum().backward()
-            gradient = self.theta.grad
-            assert gradient is not None
+            (gradient,) = torch.autograd.grad(losses(size, self.theta, tokens).sum(), self.theta)
             if self.together:
                 gradient.copy_(gradient.mean(0, keepdim=True).expand_as(gradient))
             norms = torch.linalg.vector_norm(gradient, dim=1, keepdim=True)
             gradient.mul_((1.0 / (norms + 1e-6)).clamp_(max=1.0))
+            self.theta.grad = gradient
             self.steps += 1
             course = 0.55 + 0.45 * math.cos(math.pi * min(1.0, self.steps / total))
             for group in self._adamw.param_groups:

@@ -1,9 +1,10 @@
-"""`swarmnode bench swarm|transport`: numbers of this machine."""
+"""`swarmnode bench swarm|transport|codec|gossip`: numbers of this machine."""
 
 from __future__ import annotations
 
 import importlib
 import json
+from pathlib import Path
 from typing import Any
 
 import click
@@ -29,6 +30,41 @@ def swarm(as_json: bool) -> None:
 def transport(as_json: bool) -> None:
     """Tensors of 1, 4, 16 and 64 MiB between two processes, against a bare libp2p stream of the same bytes."""
     _print(_run("transport"), as_json)
+
+
+@command.command()
+@JSON
+def kill(as_json: bool) -> None:
+    """Seconds a local swarm stands still when a node is killed: ten kills, each stage in turn, feeders included."""
+    _print(_run("kill"), as_json)
+
+
+@command.command()
+@JSON
+def codec(as_json: bool) -> None:
+    """Encoding and decoding speed of every gossip codec on one core, against copying memory in the same run."""
+    _print(_run("codec"), as_json)
+
+
+@command.command()
+@click.option(
+    "--preset", default="quick", show_default=True, help="quick (minutes), standard (3 seeds) or long (hours)."
+)
+@click.option("--methods", default="", help="METHOD/CODEC,... instead of the default list; alone and parallel too.")
+@click.option("--seeds", type=click.IntRange(1, 100), default=None, help="Seeds 0 to N-1; default: the preset's.")
+@click.option("--jobs", type=click.IntRange(1, 64), default=2, show_default=True, help="Processes, a thread each.")
+@click.option("--text", type=click.Path(exists=True), default=None, help="A text file or a folder of .txt files.")
+@click.option("--out", type=click.Path(path_type=Path), default=Path("runs/gossip"), show_default=True, help="Results.")
+@JSON
+def gossip(preset: str, methods: str, seeds: int | None, jobs: int, text: str | None, out: Path, as_json: bool) -> None:
+    """Loss against bytes of gossip methods and codecs: 8 replicas of a small byte model in one process, the same text,
+    seeds and steps for all. Writes OUT/gossip.json and OUT/gossip.html (the Pareto front)."""
+    bench = importlib.import_module("swarmnode.bench.gossip")
+    whats = tuple(methods.split(",")) if methods else bench.DEFAULT
+    found = bench.run(preset, whats, seeds, jobs, text, out, lambda line: click.echo(line, err=True))
+    _print(found if as_json else {key: found[key] for key in ("methods", "preset", "seconds")}, as_json)
+    if not as_json:
+        click.echo(f"page: {out / 'gossip.html'}")
 
 
 def _run(what: str) -> dict[str, Any]:

@@ -21,6 +21,8 @@ VERBS: Mapping[str, str] = {
     "bootstrap": "be a run's first meeting point",
     "status": "what the node on this machine does",
     "export": "make a Hugging Face model of a run's saved stages",
+    "simulate": "a whole swarm in virtual time, in a storm drawn from a seed",
+    "plan": "stages, speed, days and traffic of a fleet",
     "bench": "measure this machine: the swarm, the transport",
 }
 

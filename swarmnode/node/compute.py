@@ -35,6 +35,7 @@ class ThreadCompute:
         self._queue: list[_Work] = []
         self._serial = 0
         self._waiting = 0
+        self._worked_s = 0.0
         self._closing = False
         self._more = threading.Condition()
         self._thread = threading.Thread(target=self._serve, name="compute", daemon=True)
@@ -43,6 +44,10 @@ class ThreadCompute:
     @property
     def waiting(self) -> int:
         return self._waiting
+
+    @property
+    def worked_s(self) -> float:
+        return self._worked_s
 
     async def run(self, priority: Priority, samples: int, work: Callable[[], T]) -> T:
         if self._closing:
@@ -82,7 +87,7 @@ class ThreadCompute:
                 piece = heapq.heappop(self._queue)
             if piece.result.cancelled():
                 continue
-            begun = time.thread_time()
+            begun, began_s = time.thread_time(), time.perf_counter()
             value: Any = None
             error: BaseException | None = None
             try:
@@ -90,6 +95,7 @@ class ThreadCompute:
             except BaseException as caught:  # noqa: BLE001  handed to whoever waits; a thread must not swallow it
                 error = caught
             seconds = time.thread_time() - begun
+            self._worked_s += time.perf_counter() - began_s
             self._loop.call_soon_threadsafe(self._deliver, piece, value, error, seconds)
 
     def _deliver(self, piece: _Work, value: Any, error: BaseException | None, seconds: float) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol, TypeVar
@@ -20,7 +20,9 @@ from swarmnode.membership.swarm import Swarm
 from swarmnode.metrics import name
 from swarmnode.node.lifecycle import Beginning, beginning, donors_of, ready_to_serve
 from swarmnode.node.line import Line
+from swarmnode.node.measuring import measuring
 from swarmnode.node.presence import Presence
+from swarmnode.node.speed import Speed
 from swarmnode.pipeline.backlog import Backlog
 from swarmnode.pipeline.feeder import Feeder, Samples
 from swarmnode.pipeline.hop import Hop
@@ -49,13 +51,6 @@ DRAIN_S = 8.0  # guess: what is held is finished within this; a microbatch takes
 LOST_WAIT_S = 20.0  # guess: how long a joiner waits for a replica of its stage to be heard of
 PROBES = 4  # the first forward is slower, others may be disturbed: the fastest counts
 ASKED_MAX = 64  # guess: members a joiner pings before it believes their records; in larger swarms one more or less
-KIND_OF_METHOD: Mapping[str, str] = {
-    "process": "pipeline",
-    "exchange": "gossip",
-    "commit": "gossip",
-    "snapshot": "state",
-    "chunk": "state",
-}
 
 
 class Probing(Protocol):
@@ -167,13 +162,14 @@ class Node:
         presence.set_state(record_pb2.NODE_STATE_JOINING, "stage chosen")
         tasks.create_task(presence.announcing())
         replica = await world.compute.run(Priority.OUTER, 0, partial(world.replica, stage))
-        us.samples_per_second = await self._probe(replica, stage)
+        probed = await self._probe(replica, stage)
+        us.speed = lambda: probed
         newcomer, done = await self._begin(replica, stage)
         self._replica = replica
         hop, gossip = self._assemble(tasks, replica, stage, newcomer=newcomer, done=done)
         tasks.create_task(presence.watching(sorted({0, stage, min(stage + 1, self.manifest.pipeline.stages - 1)})))
         tasks.create_task(gossip.run())
-        tasks.create_task(self._measuring())
+        tasks.create_task(measuring(self.line, self._swarm, self._telemetry))
         if newcomer:
             await self._sync(gossip, stage)
         if stage == 0:
@@ -212,6 +208,7 @@ class Node:
             lambda work: world.compute.run(Priority.OUTER, 0, work),
             telemetry,
         )
+        self.presence.self.speed = Speed(hop, world.compute, self.presence.self.speed())
         self.presence.self.queue = lambda: world.compute.waiting
         self.presence.self.round_index = lambda: gossip.done
         self._backlog, self.hop, self.gossip = backlog, hop, gossip
@@ -369,23 +366,6 @@ class Node:
         self._telemetry.event("node.left")
 
     # ---- what goes on all the time
-
-    async def _measuring(self) -> None:
-        """Once a second: bytes by kind, peers, how late the loop is."""
-        loop = asyncio.get_running_loop()
-        before: dict[tuple[str, str], int] = {}
-        while True:
-            asked = loop.time()
-            await asyncio.sleep(1.0)
-            self._telemetry.observe(name.LOOP_LAG_SECONDS, max(0.0, loop.time() - asked - 1.0))
-            self._telemetry.gauge(name.PEERS, float(sum(len(stage) for stage in self._swarm().stages)))
-            now = dict(self.line.bytes_by_method())
-            for (method, direction), nbytes in now.items():
-                grown = nbytes - before.get((method, direction), 0)
-                kind = KIND_OF_METHOD.get(method, "control")
-                if grown:
-                    self._telemetry.count(name.LINK_BYTES, grown, kind=kind, direction=direction)
-            before = now
 
     async def _take_snapshot(self) -> Snapshot:
         """An immutable copy of the replica for a joiner. Raises Unavailable when there is none to give."""

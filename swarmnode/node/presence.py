@@ -29,7 +29,7 @@ class Self_:
 
     state: record_pb2.NodeState = record_pb2.NODE_STATE_JOINING
     stage: int | None = None
-    samples_per_second: float = 0.0
+    speed: Callable[[], float] = lambda: 0.0  # samples a second this node manages on its stage
     queue: Callable[[], int] = lambda: 0
     round_index: Callable[[], int] = lambda: 0
     blocks: Callable[[], record_pb2.Blocks | None] = lambda: None
@@ -108,7 +108,7 @@ class Presence:
             stage=us.stage,
             state=us.state,
             addresses=us.addresses[:ADDRESSES_MAX],
-            samples_per_second=us.samples_per_second,
+            samples_per_second=us.speed(),
             queue=us.queue(),
             round=us.round_index(),
             joined_unix_ms=self._joined_unix_ms,

@@ -75,6 +75,10 @@ class Machine:
     def waiting(self) -> int:
         return self._waiting
 
+    @property
+    def worked_s(self) -> float:
+        return sum(self.busy_s.values())
+
     async def run(self, priority: Priority, samples: int, work: Callable[[], T]) -> T:
         if self._closed:
             raise LocalFault("the compute thread is closed")

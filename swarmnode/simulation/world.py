@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import dataclasses
 import random
 import time
 from collections import Counter
@@ -15,7 +16,7 @@ from swarmnode.model.split import split
 from swarmnode.pipeline.feeder import Samples
 from swarmnode.simulation import calm
 from swarmnode.simulation.clock import OWNER, Deadlock, SerialTask, Standstill, VirtualLoop
-from swarmnode.simulation.directory import Shelf
+from swarmnode.simulation.directory import Habits, Shelf
 from swarmnode.simulation.fault import FAULTS
 from swarmnode.simulation.fleet import Kind
 from swarmnode.simulation.inhabitant import Inhabitant, SkewedClock
@@ -202,8 +203,9 @@ class World:
             self._calm.set()
             for task in faults:
                 task.cancel()
-        before = Sums.of(self)
-        outcome.storm = before
+        outcome.storm = Sums.of(self)
+        self.network.weather = dataclasses.replace(self.network.weather, breaks=0.0, doubles=0.0, silent=0.0)
+        self.shelf.habits = Habits(round_trip_s=self.shelf.habits.round_trip_s)
         await calm.demand(self, outcome)
         self.laws.settle()
         self._over.set()

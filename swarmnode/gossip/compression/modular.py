@@ -13,8 +13,8 @@ of one or two elements show, wraps of all alike too, others with chance 127/128.
 receiver's own theta (for it, the round is a lone one), and whoever saw it fail sends it in int8 in its next message,
 which cannot wrap (an escape).
 
-kappa follows the spread seen: the partner's kappa times the root mean square of (x - theta) over its target share of
-the range 2^b s, up at once and down by a fifth of the way, and a quarter more when over 1/2 % of blocks failed. Nearest
+kappa follows the spread seen: times the root mean square of (x - theta) / (2^b s), s being the receiver's own step,
+over its target; up at once and down by a fifth of the way, and a quarter more when over 1/2 % of blocks failed. Nearest
 kin: Moniqua [arXiv 2002.11787, section 4], modulo quantisation for decentralised SGD with a bound from theory.
 
 No residual, no anchor, no memory but a bit a block. On the wire, little endian:
@@ -29,6 +29,7 @@ No residual, no anchor, no memory but a bit a block. On the wire, little endian:
 
 from __future__ import annotations
 
+import ctypes
 import math
 import struct
 from collections.abc import Sequence
@@ -39,7 +40,7 @@ import numpy as np
 import torch
 
 from swarmnode.errors import RemoteFault
-from swarmnode.gossip.compression import dither
+from swarmnode.gossip.compression import dither, kernel
 from swarmnode.gossip.compression.bits import PLANES, Packer, packed_nbytes
 from swarmnode.gossip.compression.codec import BLOCK_ELEMENTS, CHUNK, TILE, Codec
 from swarmnode.gossip.compression.tiles import (
@@ -70,8 +71,7 @@ KAPPA_FALL = 0.2  # guess: down slowly, up at once, since a step too wide costs 
 WRAPPED_MOST, KAPPA_RAISE = 0.005, 1.25  # guess
 SAMPLE = 16  # each 16th element is looked at for the spread; guess
 
-OFFSET = 1 << 16  # makes Q positive, and changes neither its low bits nor Q >> b mod 256
-STEP_RATIO = 2.0**-15  # of the tile's largest weight, at least: Q stays below OFFSET, float32 keeps 7 bits of dither
+STEP_RATIO = 2.0**-15  # of the tile's largest weight, at least: float32 keeps the dither's 8 bits beside theta / s
 
 
 @dataclass(slots=True)
@@ -82,15 +82,14 @@ class Seen:
     samples: int = 0
     blocks: int = 0
     wrapped: int = 0
-    kappa: float = 0.0
 
     def wanted(self, kappa: float) -> float:
         """The kappa to use from now on, after `kappa`."""
         if not self.samples:
             return kappa
-        aim = self.kappa * math.sqrt(self.squares / self.samples) / SPREAD_TARGET
+        aim = kappa * math.sqrt(self.squares / self.samples) / SPREAD_TARGET
         if self.wrapped > WRAPPED_MOST * self.blocks:
-            aim = max(aim, self.kappa * KAPPA_RAISE)
+            aim = max(aim, kappa * KAPPA_RAISE)
         return min(max(aim, kappa + KAPPA_FALL * (aim - kappa), KAPPA_LEAST), KAPPA_MOST)
 
 
@@ -114,8 +113,10 @@ class Modular(Codec):
 
     def __init__(self, kappa: float = KAPPA, *, adapt: bool = True) -> None:
         self.kappa, self.adapt = kappa, adapt
+        self._kernel = kernel.load()
         self.seen = Seen()
         self._suspects: torch.Tensor | None = None  # bool by block: wrapped when last read
+        self._steps: torch.Tensor | None = None  # float32 by block: of the last message
         self._use(torch.device("cpu"))
 
     def _use(self, device: torch.device) -> None:
@@ -124,6 +125,7 @@ class Modular(Codec):
         self._words = [torch.empty(CHUNK, dtype=torch.int32, device=device) for _ in range(2)]
         self._pool = torch.empty(0, dtype=torch.int32, device=device)
         self._pool_seed = -1
+        self._drawn = torch.empty(0, dtype=torch.uint8)  # the bytes behind `_pool`, on the CPU
         self._packed = torch.empty(packed_nbytes(CHUNK, self.bits), dtype=torch.uint8, device=device)
         self._high = torch.empty(CHUNK, device=device)
         self._sums = torch.empty(CHUNK // BLOCK_ELEMENTS, device=device)
@@ -162,7 +164,9 @@ class Modular(Codec):
             HEADER.pack(flat.numel(), seed, self.kappa, escapes.size, self.bits), np.uint8
         )
         out, at = torch.from_numpy(wire), HEADER.size
-        self._scratch.draw(seed, 1 / 256, float(OFFSET))
+        self._scratch.draw(seed, 1 / 256, 0.0)
+        if self._steps is None or len(self._steps) != blocks(flat.numel()):
+            self._steps = torch.empty(blocks(flat.numel()), device=flat.device)
         for start, end in tiles(0, flat.numel()):
             size = self._tile_nbytes(end - start)
             self._encode_tile(flat[start:end], reference[start:end], start, seed, out[at : at + size])
@@ -182,16 +186,22 @@ class Modular(Codec):
         self, flat: torch.Tensor, reference: torch.Tensor, start: int, seed: int, out: torch.Tensor
     ) -> None:
         s, rows = self._scratch, blocks(flat.numel())
+        least = max(float(flat[::SAMPLE].abs().max()) * STEP_RATIO, STEP_LEAST)
+        assert self._steps is not None
+        own = self._steps[start // BLOCK_ELEMENTS :][:rows]
+        if self._kernel is not None and flat.device.type == "cpu":
+            self._encode_tile_in_c(self._kernel, flat, reference, start, seed, least, own, out)
+            return
         steps, inverse = s.steps[:rows], s.inverse[:rows]
         for first, last in chunks(0, flat.numel()):
             x, phi = s.whole(flat[first:last], 0), s.whole(reference[first:last], 1)
             delta = torch.sub(x, phi, out=s.floats[0][: x.numel()]).abs_()
             row = first // BLOCK_ELEMENTS
             torch.amax(delta.view(-1, BLOCK_ELEMENTS), dim=1, out=steps[row : row + blocks(last - first)])
-        least = float(flat[::SAMPLE].abs().max()) * STEP_RATIO
-        steps.mul_(self.kappa / (1 << self.bits)).clamp_(min=max(least, STEP_LEAST))
+        steps.mul_(self.kappa / (1 << self.bits)).clamp_(min=least)
         wire_steps(steps, s.step_bits[:rows], s.wire_steps[: 2 * rows])
         out[: 2 * rows].copy_(s.wire_steps[: 2 * rows])
+        own.copy_(steps)
         torch.reciprocal(steps, out=inverse)
         at = 3 * rows
         for first, last in chunks(0, flat.numel()):
@@ -199,13 +209,44 @@ class Modular(Codec):
             row, count = first // BLOCK_ELEMENTS, x.numel()
             y, drawn = s.floats[0][:count], s.drawn(seed, start + first, count)
             by_block = inverse[row : row + len(drawn)].unsqueeze(1)
-            torch.addcmul(drawn, x.view(drawn.shape), by_block, out=y.view(drawn.shape))
-            indices = y.view(torch.int32).copy_(y)  # y > 0: truncation is floor
+            torch.mul(x.view(drawn.shape), by_block, out=y.view(drawn.shape)).add_(drawn)
+            indices = y.view(torch.int32).copy_(y.floor_())
             nbytes = packed_nbytes(count, self.bits)
             self._packer.pack(s.bytes[:count].copy_(indices), self.bits, out[at : at + nbytes])
             at += nbytes
             high = indices.bitwise_right_shift_(self.bits)
             out[2 * rows + row : 2 * rows + row + len(drawn)].copy_(self._checksum(high))
+
+    def _encode_tile_in_c(
+        self,
+        library: ctypes.CDLL,
+        flat: torch.Tensor,
+        reference: torch.Tensor,
+        start: int,
+        seed: int,
+        least: float,
+        own: torch.Tensor,
+        out: torch.Tensor,
+    ) -> None:
+        s, rows, address = self._scratch, blocks(flat.numel()), out.data_ptr()
+        at = address + 3 * rows
+        for first, last in chunks(0, flat.numel()):
+            x, phi, row = s.whole(flat[first:last], 0), s.whole(reference[first:last], 1), first // BLOCK_ELEMENTS
+            library.modular_encode(
+                x.data_ptr(),
+                phi.data_ptr(),
+                x.numel() // BLOCK_ELEMENTS,
+                s.pool_at(seed, start + first),
+                self.kappa / (1 << self.bits),
+                least,
+                self.bits,
+                address + 2 * row,
+                address + 2 * rows + row,
+                at,
+                at + packed_nbytes(x.numel(), PLANES[self.bits][0]),
+                own.data_ptr() + 4 * row,
+            )
+            at += packed_nbytes(x.numel(), self.bits)
 
     def _checksum(self, high: torch.Tensor) -> torch.Tensor:
         """Of Q >> b by element, int32: sum of w (Q >> b) mod 256 by block, float32, exact."""
@@ -226,7 +267,7 @@ class Modular(Codec):
         steps = (padded.abs().amax(1) / 127).clamp_(min=STEP_LEAST)
         words = torch.empty(2 * count, dtype=torch.uint8, device=flat.device)
         wire_steps(steps, torch.empty(count, dtype=torch.int32, device=flat.device), words)
-        drawn = self._scratch.dither[index % CHUNK] - OFFSET  # which numbers does not matter, only that they are chance
+        drawn = self._scratch.dither[index % CHUNK]  # which numbers does not matter, only that they are chance
         codes = (padded / steps.unsqueeze(1) + drawn + (128 + 1 / 512)).to(torch.uint8)
         out[: 4 * count] = escapes.astype("<u4").view(np.uint8)
         out[4 * count : 6 * count] = words.cpu().numpy()
@@ -273,7 +314,6 @@ class Modular(Codec):
         if out.device != self._scratch.device:
             self._use(out.device)
         head = self._head(data)
-        self.seen.kappa = head.kappa
         self._draw(head.seed)
         numbers, steps, codes = self._escapes(data, parameters)
         for first, end in chunks(start, start + out.numel()):
@@ -297,6 +337,7 @@ class Modular(Codec):
         if seed != self._pool_seed:
             self._scratch.draw(seed, 1.0, float((1 << (self.bits + 7)) - 128))
             self._pool, self._pool_seed = self._scratch.dither.to(torch.int32), seed
+            self._drawn = self._scratch.pool
 
     def _read_chunk(
         self,
@@ -317,10 +358,31 @@ class Modular(Codec):
         row = (start - base) // BLOCK_ELEMENTS
         steps = s.steps[:rows]
         steps.copy_(read_steps(data[at + 2 * row : at + 2 * (row + rows)]))
+        whole = min(CHUNK, blocks(parameters - chunk) * BLOCK_ELEMENTS)
+        if self._kernel is not None and ours.device.type == "cpu":
+            address = data.ctypes.data + at
+            planes = address + 3 * tile_rows + packed_nbytes(chunk - base, bits)
+            first, second = PLANES[bits][0], sum(PLANES[bits][1:])
+            wrapped, sample = s.bytes[:rows], s.inverse[: 4 * rows]
+            self._kernel.modular_decode(
+                address + 2 * row,
+                address + 2 * tile_rows + row,
+                planes + packed_nbytes(start - chunk, first),
+                planes + packed_nbytes(whole, first) + packed_nbytes(start - chunk, second),
+                ours.data_ptr(),
+                rows,
+                self._drawn.data_ptr() + dither.offset(seed, start),
+                bits,
+                out.data_ptr(),
+                wrapped.data_ptr(),
+                sample.data_ptr(),
+            )
+            self._note(start, parameters, wrapped, steps, sample, ours, out, escaped)
+            return
         sums = torch.from_numpy(data[at + 2 * tile_rows + row : at + 2 * tile_rows + row + rows].astype(np.float32))
         at += 3 * tile_rows + packed_nbytes(chunk - base, bits)
         codes = s.bytes[:count]
-        self._unpack(data, at, start - chunk, min(CHUNK, blocks(parameters - chunk) * BLOCK_ELEMENTS), codes)
+        self._unpack(data, at, start - chunk, whole, codes)
         # In 256ths of a step: own theta + dither - 1/2 - q + half the range.
         y, words, moved = s.floats[0][:count], self._words[0][:count], self._words[1][:count]
         inverse = torch.reciprocal(steps, out=s.inverse[:rows]).mul_(256)
@@ -332,9 +394,9 @@ class Modular(Codec):
         wrapped = sums.to(out.device).ne_(self._checksum(moved))
         words.bitwise_and_((1 << (bits + 8)) - 1).sub_(1 << (bits + 7))
         y.copy_(words)
-        scale = torch.mul(steps, -1 / 256, out=s.inverse[:rows]).unsqueeze(1)
-        torch.addcmul(ours.view(rows, -1), y.view(rows, -1), scale, out=out.view(rows, -1))
-        self._note(start, parameters, wrapped, words, ours, out, escaped)
+        y.view(rows, -1).mul_(torch.mul(steps, -1 / 256, out=s.inverse[:rows]).unsqueeze(1))
+        torch.add(ours, y, out=out)
+        self._note(start, parameters, wrapped, steps, words[::SAMPLE].float(), ours, out, escaped)
 
     def _dither(self, seed: int, start: int, count: int) -> torch.Tensor:
         at = dither.offset(seed, start)
@@ -362,17 +424,24 @@ class Modular(Codec):
         start: int,
         parameters: int,
         wrapped: torch.Tensor,
-        words: torch.Tensor,
+        steps: torch.Tensor,
+        sample: torch.Tensor,
         ours: torch.Tensor,
         out: torch.Tensor,
         escaped: torch.Tensor,
     ) -> None:
-        """Blocks whose checksum is wrong keep our values; the spread and the wraps are counted."""
+        """Blocks whose checksum is wrong keep our values; the spread and the wraps are counted.
+
+        `sample`: how far each 16th element lies from ours, in 256ths of the sender's `steps`."""
         if escaped.numel():
-            wrapped[escaped] = 0.0
-            words.view(-1, BLOCK_ELEMENTS)[escaped] = 0
-        sample = words[::SAMPLE].float()
-        self.seen.squares += float(torch.dot(sample, sample)) / (1 << 2 * (self.bits + 8))
+            wrapped[escaped] = 0
+            sample.view(len(steps), -1)[escaped] = 0.0
+        sample.mul_(1 / (1 << (self.bits + 8)))
+        if self._steps is not None:
+            first = start // BLOCK_ELEMENTS
+            ratio = steps / self._steps[first : first + len(steps)]
+            sample.view(len(steps), -1).mul_(ratio.unsqueeze(1)).clamp_(-1.0, 1.0)  # a still block is no measure
+        self.seen.squares += float(torch.dot(sample, sample))
         self.seen.samples += sample.numel()
         self.seen.blocks += wrapped.numel()
         bad = torch.nonzero(wrapped).view(-1)

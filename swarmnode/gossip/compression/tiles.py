@@ -101,6 +101,7 @@ class Scratch:
         self.step_bits = torch.empty(TILE // BLOCK_ELEMENTS, dtype=torch.int32, device=device)
         self.wire_steps = torch.empty(2 * TILE // BLOCK_ELEMENTS, dtype=torch.uint8, device=device)
         self.dither = torch.empty(dither.POOL, device=device)
+        self.pool = torch.empty(0, dtype=torch.uint8)  # the bytes behind `dither`, on the CPU
         self._whole: list[torch.Tensor] = []
 
     def whole(self, flat: torch.Tensor, keep: int = 0) -> torch.Tensor:
@@ -117,7 +118,12 @@ class Scratch:
 
     def draw(self, seed: int, scale: float, shift: float) -> None:
         """Fill `dither` with scale · byte + shift, of the bytes of `seed`."""
-        self.dither.copy_(dither.pool(seed)).mul_(scale).add_(shift)
+        self.pool = dither.pool(seed)
+        self.dither.copy_(self.pool).mul_(scale).add_(shift)
+
+    def pool_at(self, seed: int, start: int) -> int:
+        """The address of the bytes of dither for the element `start`."""
+        return self.pool.data_ptr() + dither.offset(seed, start)
 
     def drawn(self, seed: int, start: int, count: int) -> torch.Tensor:
         """The dither of `count` elements from `start`, within a chunk, by block."""

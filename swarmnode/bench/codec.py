@@ -1,0 +1,80 @@
+"""How fast codecs are, against copying memory in the same run on one core.
+
+The bound of a pass is the bytes it must read and write over the traffic of a copy (which reads and writes each byte):
+float32 weights in, slow weights too for a relative codec, the packet out; decoding the reverse. Best of several rounds
+in which everything takes turns, so that a busy machine slows all alike.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from swarmnode.gossip.compression import CODECS, Codec, codec
+
+PARAMETERS = 1 << 24
+ROUNDS = 7
+SPREAD = 1e-3  # of the weights' own deviation: what replicas differ by, roughly
+ENCODE_TARGETS = {"int8": 3.5, "modular6": 3.5, "modular4": 3.5, "modular3": 3.5}  # times the bound
+DECODE_TARGET_GB_S = 6.0
+
+
+def run(names: Sequence[str] = tuple(CODECS), parameters: int = PARAMETERS, rounds: int = ROUNDS) -> dict[str, Any]:
+    """{"memcpy GB/s", "parameters", "codecs": [{"codec", "encode GB/s", "of bound", "target", "decode GB/s", ...}]}.
+
+    GB/s are of float32 weights. "core s / 100 M" is encoding and decoding 100 M parameters, CPU seconds.
+    """
+    torch.set_num_threads(1)
+    draw = torch.Generator().manual_seed(0)
+    phi = torch.randn(parameters, generator=draw)
+    flat = phi + SPREAD * torch.randn(parameters, generator=draw)
+    ours = phi + SPREAD * torch.randn(parameters, generator=draw)
+    out = torch.empty(parameters)
+    coders = {name: codec(name) for name in names}
+    packets = {name: coder.encode(flat, reference=phi, seed=1) for name, coder in coders.items()}
+
+    def encode(coder: Codec) -> Callable[[], object]:
+        return lambda: coder.encode(flat, reference=phi, seed=2)
+
+    def decode(name: str) -> Callable[[], object]:
+        return lambda: coders[name].read(packets[name], 0, out, ours)
+
+    work: dict[str, Callable[[], object]] = {"memcpy": lambda: out.copy_(flat)}
+    for name in names:
+        work[f"{name} encode"], work[f"{name} decode"] = encode(coders[name]), decode(name)
+    wall = dict.fromkeys(work, float("inf"))
+    core = dict(wall)
+    for _ in range(rounds):
+        for what, do in work.items():
+            began, spent = time.perf_counter(), time.process_time()
+            do()
+            wall[what] = min(wall[what], time.perf_counter() - began)
+            core[what] = min(core[what], time.process_time() - spent)
+    traffic = 8 * parameters / wall["memcpy"]  # bytes a second, read and written
+    rows = []
+    for name, coder in coders.items():
+        nbytes = sum(tensor.nbytes for tensor in packets[name])
+        read = 4 * parameters * (2 if coder.relative else 1)
+        bound_s = (read + nbytes) / traffic
+        back_s = (nbytes + 4 * parameters * (2 if coder.relative else 1)) / traffic
+        rows.append(
+            {
+                "codec": name,
+                "bytes/param": nbytes / parameters,
+                "encode GB/s": 4 * parameters / wall[f"{name} encode"] / 1e9,
+                "of bound": wall[f"{name} encode"] / bound_s,
+                "target": ENCODE_TARGETS.get(name, float("nan")),
+                "decode GB/s": 4 * parameters / wall[f"{name} decode"] / 1e9,
+                "decode of bound": wall[f"{name} decode"] / back_s,
+                "core s / 100 M": (core[f"{name} encode"] + core[f"{name} decode"]) * 1e8 / parameters,
+            }
+        )
+    return {
+        "memcpy GB/s": 4 * parameters / wall["memcpy"] / 1e9,
+        "parameters": parameters,
+        "decode target GB/s": DECODE_TARGET_GB_S,
+        "codecs": rows,
+    }

@@ -1,0 +1,238 @@
+"""Methods and codecs of gossip on the same model, text, seeds and replicas: loss against bytes.
+
+`swarmnode bench gossip` prints a table and writes a page with the Pareto front. Every replica is real arithmetic and a
+real outer optimizer (bench/village.py); messages go through the codec's bytes, and what is counted is their length.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import html
+import json
+import math
+import multiprocessing
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from swarmnode.bench.village import Size, Village, read_text
+from swarmnode.errors import UsageError
+from swarmnode.gossip.outer import Outer, outer
+from swarmnode.manifest import GossipSpec
+
+ALONE, PARALLEL = "alone", "parallel"
+DEFAULT = (
+    ALONE,
+    PARALLEL,
+    "noloco/fp32",
+    "noloco/bf16",
+    "noloco/int8",
+    "noloco/modular6",
+    "noloco/modular4",
+    "noloco/modular3",
+)
+
+PRESETS: dict[str, tuple[Size, int]] = {
+    # (what is trained, seeds); minutes measured on 2 shared cores with --jobs 2
+    "quick": (replace(Size(), batch=4), 1),  # about 4 minutes
+    "standard": (Size(), 3),  # about 13 minutes
+    "long": (
+        replace(Size(), width=128, heads=4, ffn=352, layers=4, context=128, rounds=120, inner_steps=25),
+        3,
+    ),  # hours
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One method and codec on one seed: what `measure` needs, and all of it crosses to another process."""
+
+    what: str
+    seed: int
+    size: Size
+    text: str | None = None
+
+
+def spec(what: str) -> GossipSpec:
+    """The manifest's words for "method/codec". Raises UsageError."""
+    method, slash, codec = what.partition("/")
+    if not slash:
+        raise UsageError(f"{what!r} is no method; say {ALONE}, {PARALLEL}, or METHOD/CODEC such as noloco/modular4")
+    return GossipSpec(method=method, codec=codec)
+
+
+def maker(what: str) -> Callable[[Tensor], Outer] | None:
+    """What makes a replica's outer optimizer; None for those that never meet."""
+    if what in (ALONE, PARALLEL):
+        return None
+    found = spec(what)
+    return lambda theta: outer(found, theta)
+
+
+def measure(run: Run) -> dict[str, Any]:
+    """One training: nats per held-out byte, mean of the replicas and of their average, bytes and seconds."""
+    torch.set_num_threads(1)
+    size = run.size
+    village = Village(size, run.seed, maker(run.what), read_text(run.text), together=run.what == PARALLEL)
+    began, gossip_s = time.process_time(), 0.0
+    for round_index in range(1, size.rounds + 1):
+        village.learn(size.inner_steps)
+        before = time.process_time()
+        village.meet(round_index)
+        gossip_s += time.process_time() - before
+    nats, merged = village.validate()
+    sent = village.nbytes / (village.parameters * size.replicas * size.rounds)
+    if run.what == PARALLEL:
+        sent = 4.0 * size.inner_steps  # a gradient in fp32 each step, however it is reduced
+    return {
+        "what": run.what,
+        "seed": run.seed,
+        "nats": nats,
+        "merged": merged,
+        "bytes_per_parameter_round": sent,
+        "cpu_s": time.process_time() - began,
+        "gossip_cpu_s": gossip_s,
+    }
+
+
+def run(
+    preset: str = "quick",
+    whats: Sequence[str] = DEFAULT,
+    seeds: int | None = None,
+    jobs: int = 1,
+    text: str | None = None,
+    out: Path | None = None,
+    say: Callable[[str], None] = lambda line: None,
+) -> dict[str, Any]:
+    """{"methods": [a row each], "runs": [...], "preset", "size"}; with `out`, also OUT/gossip.json and gossip.html."""
+    if preset not in PRESETS:
+        raise UsageError(f"preset {preset!r}; there are {', '.join(PRESETS)}")
+    for what in whats:
+        maker(what)
+    size, count = PRESETS[preset]
+    todo = [Run(what, seed, size, text) for seed in range(seeds or count) for what in whats]
+    began, found = time.perf_counter(), []
+    for row in _all(todo, jobs):
+        found.append(row)
+        say(f"{row['what']}, seed {row['seed']}: {row['nats']:.4f} nats, {row['cpu_s']:.0f} CPU s")
+    result = {
+        "methods": table(found, whats),
+        "preset": preset,
+        "seconds": time.perf_counter() - began,
+        "size": asdict(size),
+        "runs": found,
+    }
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        (out / "gossip.json").write_text(json.dumps(result, indent=1))
+        (out / "gossip.html").write_text(page(result))
+    return result
+
+
+def _all(todo: Sequence[Run], jobs: int) -> Any:
+    if jobs <= 1:
+        yield from map(measure, todo)
+        return
+    context = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(jobs, mp_context=context) as pool:
+        yield from pool.map(measure, todo)
+
+
+def table(runs: Sequence[dict[str, Any]], whats: Sequence[str]) -> list[dict[str, Any]]:
+    """A row a method: mean and spread over seeds, and the difference to noloco/fp32 of the same seed."""
+    base = {row["seed"]: row["nats"] for row in runs if row["what"] == "noloco/fp32"}
+    rows = []
+    for what in whats:
+        mine = [row for row in runs if row["what"] == what]
+        nats = [row["nats"] for row in mine]
+        over = [row["nats"] - base[row["seed"]] for row in mine if row["seed"] in base]
+        rows.append(
+            {
+                "method": what,
+                "seeds": len(mine),
+                "nats": statistics.fmean(nats),
+                "spread": statistics.stdev(nats) if len(nats) > 1 else math.nan,
+                "over fp32": statistics.fmean(over) if over else math.nan,
+                "its error": statistics.stdev(over) / math.sqrt(len(over)) if len(over) > 1 else math.nan,
+                "merged": statistics.fmean(row["merged"] for row in mine),
+                "bytes/param/round": statistics.fmean(row["bytes_per_parameter_round"] for row in mine),
+                "gossip CPU s": statistics.fmean(row["gossip_cpu_s"] for row in mine),
+            }
+        )
+    return rows
+
+
+def page(result: dict[str, Any]) -> str:
+    """A page of one drawing, loss against bytes (logarithmic), and the table; nothing is loaded from outside."""
+    rows = result["methods"]
+    drawn = [row for row in rows if row["bytes/param/round"] > 0]
+    cells = "".join(
+        "<tr>" + "".join(f"<td>{html.escape(_cell(value))}</td>" for value in row.values()) + "</tr>" for row in rows
+    )
+    heads = "".join(f"<th>{html.escape(key)}</th>" for key in rows[0])
+    return (
+        "<!doctype html><meta charset=utf-8><title>swarmnode bench gossip</title><style>body{font:14px sans-serif;"
+        "margin:2em}td,th{padding:.2em .8em;text-align:right}td:first-child{text-align:left}</style>"
+        f"<h1>Loss against bytes</h1><p>preset {html.escape(result['preset'])}, held-out nats per byte, lower left is"
+        f" better; bars are one standard deviation over seeds; the dashed line is a lone replica.</p>"
+        f"{_drawing(drawn, rows)}<table><tr>{heads}</tr>{cells}</table>"
+    )
+
+
+def _cell(value: object) -> str:
+    return f"{value:.4f}" if isinstance(value, float) else str(value)
+
+
+def _drawing(drawn: Sequence[dict[str, Any]], rows: Sequence[dict[str, Any]]) -> str:
+    width, height, left, bottom = 900, 480, 70, 50
+    if not drawn:
+        return ""
+    xs = [math.log10(row["bytes/param/round"]) for row in drawn]
+    nats = [row["nats"] for row in rows]
+    low, high = min(xs) - 0.2, max(xs) + 0.5
+    least, most = min(nats), max(nats)
+    margin = max((most - least) * 0.1, 1e-3)
+
+    def x(value: float) -> float:
+        return left + (value - low) / (high - low) * (width - left - 20)
+
+    def y(value: float) -> float:
+        return 20 + (most + margin - value) / (most - least + 2 * margin) * (height - bottom - 20)
+
+    parts = []
+    best = math.inf
+    front = []
+    for at, row in sorted(zip(xs, drawn, strict=True), key=lambda pair: pair[0]):
+        spread = 0.0 if math.isnan(row["spread"]) else row["spread"]
+        here = y(row["nats"])
+        parts.append(
+            f"<line x1={x(at):.1f} x2={x(at):.1f} y1={y(row['nats'] - spread):.1f} y2={y(row['nats'] + spread):.1f}"
+            f" stroke=#999 /><circle cx={x(at):.1f} cy={here:.1f} r=5 fill=#06c />"
+            f"<text x={x(at) + 8:.1f} y={here - 6:.1f} font-size=12>{html.escape(row['method'])}</text>"
+        )
+        if row["nats"] < best:
+            best = row["nats"]
+            front.append(f"{x(at):.1f},{here:.1f}")
+    for row in rows:
+        if row["method"] == ALONE:
+            here = y(row["nats"])
+            parts.append(
+                f"<line x1={left} x2={width - 20} y1={here:.1f} y2={here:.1f} stroke=#c00 stroke-dasharray=6 />"
+            )
+    for tick in range(math.floor(low), math.ceil(high) + 1):
+        if low <= tick <= high:
+            parts.append(f"<text x={x(tick):.1f} y={height - 25} font-size=12>{math.pow(10.0, tick):g}</text>")
+    for i in range(5):
+        value = least + (most - least) * i / 4
+        parts.append(f"<text x=5 y={y(value):.1f} font-size=12>{value:.4f}</text>")
+    parts.append(f"<text x={width // 2} y={height - 5} font-size=13>bytes a parameter and round</text>")
+    return (
+        f"<svg width={width} height={height}><polyline points='{' '.join(front)}' fill=none stroke=#06c "
+        f"stroke-opacity=.4 />{''.join(parts)}</svg>"
+    )

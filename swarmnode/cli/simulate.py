@@ -1,0 +1,124 @@
+"""`swarmnode simulate`: the daemon's own coroutines in virtual time, in a storm drawn from one seed."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from swarmnode.cli.duration import Duration
+
+if TYPE_CHECKING:
+    from swarmnode.simulation.outcome import Outcome
+    from swarmnode.simulation.scenario import Scenario
+
+EXIT_BROKEN = 70
+NODES_MAX = 100_000
+
+
+@click.command(short_help="a whole swarm in virtual time, in a storm drawn from a seed")
+@click.option("--scenario", "name", default="calm", show_default=True, help="A TOML file, or a name from examples/.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="One seed is one life.")
+@click.option("--nodes", type=click.IntRange(1, NODES_MAX), help="The fleet's mixture with so many machines.")
+@click.option("--for", "for_s", type=Duration(), help="Length of the storm in virtual time.  [default: the scenario's]")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option("--report", type=click.Path(dir_okay=False, path_type=Path), help="Write an HTML page with plots.")
+@click.option("--against", type=click.IntRange(min=0), metavar="SEED", help="Show a second seed beside the first.")
+@click.option("--against-scenario", metavar="SCENARIO", help="Show a second scenario beside the first.")
+@click.option("--sweep", "sweep_s", type=Duration(), help="Seed after seed from --seed on, for so much real time.")
+def command(
+    name: str,
+    seed: int,
+    nodes: int | None,
+    for_s: float | None,
+    as_json: bool,
+    report: Path | None,
+    against: int | None,
+    against_scenario: str | None,
+    sweep_s: float | None,
+) -> int:
+    """Run a scenario: nodes on simulated machines and links, what befalls them drawn from --seed.
+
+    Laws are checked while the storm rages; after it, everything must come back within the scenario's bounds. Exit code
+    70 when a law is broken or something does not come back: the last lines then say how to replay it.
+    """
+    scenario = _scenario(name, nodes, for_s)
+    if sweep_s is not None:
+        return _sweep(scenario, name, seed, sweep_s, _flags(nodes, for_s), as_json)
+    from swarmnode.simulation.world import simulate
+
+    outcomes = [simulate(scenario, seed)]
+    if against is not None or against_scenario is not None:
+        other = _scenario(against_scenario or name, nodes, for_s)
+        outcomes.append(simulate(other, seed if against is None else against))
+    if report is not None:
+        from swarmnode.simulation.report import page
+
+        report.write_text(page(outcomes), encoding="utf-8")
+    if as_json:
+        found = [outcome.to_json() for outcome in outcomes]
+        click.echo(json.dumps(found[0] if len(found) == 1 else found))
+    else:
+        _table(outcomes)
+    for outcome in outcomes:
+        _tell(outcome, name, _flags(nodes, for_s))
+    return EXIT_BROKEN if any(outcome.failures for outcome in outcomes) else 0
+
+
+def _scenario(name: str, nodes: int | None, for_s: float | None) -> Scenario:
+    from swarmnode.simulation.fleet import scaled
+    from swarmnode.simulation.scenario import find, read_scenario, shorter
+
+    scenario = read_scenario(find(name))
+    if nodes is not None:
+        stages = scenario.manifest.pipeline.stages
+        if nodes < stages:
+            raise click.BadParameter(f"{nodes} nodes for {stages} stages; one a stage is the least", param_hint="--nodes")
+        scenario = dataclasses.replace(scenario, fleet=scaled(scenario.fleet, nodes))
+    return scenario if for_s is None else shorter(scenario, for_s)
+
+
+def _flags(nodes: int | None, for_s: float | None) -> str:
+    return (f" --nodes {nodes}" if nodes is not None else "") + (f" --for {for_s:g}s" if for_s is not None else "")
+
+
+def _tell(outcome: Outcome, name: str, flags: str) -> None:
+    """What broke, the last events of the nodes involved, and the line that replays it."""
+    if outcome.failures:
+        click.echo(outcome.last_events, err=True)
+        for failure in outcome.failures:
+            click.echo(f"broken: {failure}", err=True)
+        click.echo(f"replay: swarmnode simulate --seed {outcome.seed} --scenario {name}{flags}", err=True)
+
+
+def _table(outcomes: list[Outcome]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from swarmnode.simulation.report import rows
+
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    columns = [dict(rows(outcome)) for outcome in outcomes]
+    for what in dict.fromkeys(key for column in columns for key in column):
+        table.add_row(what, *(column.get(what, "") for column in columns))
+    Console().print(table, highlight=False)
+
+
+def _sweep(scenario: Scenario, name: str, seed: int, seconds: float, flags: str, as_json: bool) -> int:
+    """Lives from `seed` on until `seconds` of real time are over; the broken ones are named."""
+    from swarmnode.simulation.sweep import sweep
+
+    begun = time.monotonic()
+    found = sweep(scenario, seed, lambda: time.monotonic() - begun < seconds, lambda outcome: _tell(outcome, name, flags))
+    if as_json:
+        click.echo(json.dumps(dataclasses.asdict(found)))
+    else:
+        click.echo(
+            f"{found.lives} lives from seed {seed}, {found.faults} faults, {found.laws_checked} checks of laws, "
+            f"{found.virtual_s:.0f} s of virtual time in {found.cpu_s:.0f} CPU s; broken: {found.broken or 'none'}"
+        )
+    return EXIT_BROKEN if found.broken else 0

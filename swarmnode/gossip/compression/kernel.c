@@ -1,0 +1,150 @@
+/* The inner loops of int8.py and modular.py in one pass over memory, bit for bit what the torch operations there do.
+   Blocks of 64 elements; `rows` blocks a call. Compile with -ffp-contract=off: a fused multiply-add would round
+   differently. Nothing here allocates, and lengths are checked by the caller. */
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#define N 64
+#define PLANE(at, width) ((at) * (N / 8) * (width))
+
+static inline uint32_t bits_of(float x) { uint32_t b; memcpy(&b, &x, 4); return b; }
+static inline float of_bits(uint32_t b) { float x; memcpy(&x, &b, 4); return x; }
+
+/* The step rounded up to bfloat16, its two bytes written. A NaN stays one. */
+static inline float put_step(float step, float least, uint8_t *out) {
+    uint32_t up = (bits_of(step < least ? least : step) + 0xFFFFu) >> 16;
+    out[0] = (uint8_t)up;
+    out[1] = (uint8_t)(up >> 8);
+    return of_bits(up << 16);
+}
+
+static inline float get_step(const uint8_t *in) { return of_bits(((uint32_t)in[0] | (uint32_t)in[1] << 8) << 16); }
+
+/* The largest of 64 positive floats or NaN: their bits are in the same order, and NaN is above all. */
+static inline float largest(const uint32_t *magnitude) {
+    uint32_t most = 0;
+    for (int i = 0; i < N; i++) most = magnitude[i] > most ? magnitude[i] : most;
+    return of_bits(most);
+}
+
+void int8_encode(const float *x, long rows, long count, const uint8_t *dither, float least, uint8_t *steps,
+                 uint8_t *codes) {
+    for (long r = 0; r < rows; r++, x += N, dither += N, steps += 2, codes += N, count -= N) {
+        uint32_t magnitude[N];
+        uint8_t block[N];
+        for (int i = 0; i < N; i++) magnitude[i] = bits_of(x[i]) & 0x7FFFFFFFu;
+        float inverse = 1.0f / put_step(largest(magnitude) * (float)(1.0 / 127.0), least, steps);
+        for (int i = 0; i < N; i++) {
+            float drawn = (float)dither[i] * (1.0f / 256.0f) + (128.0f + 1.0f / 512.0f);
+            float product = x[i] * inverse;
+            block[i] = (uint8_t)(int32_t)(product + drawn);
+        }
+        memcpy(codes, block, count < N ? (size_t)count : N);
+    }
+}
+
+void int8_decode(const uint8_t *steps, const uint8_t *codes, long count, float *out) {
+    for (; count > 0; count -= N, steps += 2, codes += N, out += N) {
+        float step = get_step(steps);
+        long here = count < N ? count : N;
+        if (here == N)
+            for (int i = 0; i < N; i++) out[i] = (float)((int32_t)codes[i] - 128) * step;
+        else
+            for (long i = 0; i < here; i++) out[i] = (float)((int32_t)codes[i] - 128) * step;
+    }
+}
+
+static inline uint32_t weight(int i) { return i == N - 1 ? 2 * N + 1 : 2 * (uint32_t)i + 1; }
+
+static inline void pack_plane(const uint8_t *codes, int shift, int width, uint8_t *out) {
+    if (width == 4)
+        for (int i = 0; i < N / 2; i++)
+            out[i] = (uint8_t)((codes[2 * i] >> shift & 15) | (codes[2 * i + 1] >> shift & 15) << 4);
+    else if (width == 2)
+        for (int i = 0; i < N / 4; i++) {
+            uint32_t b = 0;
+            for (int k = 0; k < 4; k++) b |= (uint32_t)(codes[4 * i + k] >> shift & 3) << 2 * k;
+            out[i] = (uint8_t)b;
+        }
+    else
+        for (int i = 0; i < N / 8; i++) {
+            uint32_t b = 0;
+            for (int k = 0; k < 8; k++) b |= (uint32_t)(codes[8 * i + k] >> shift & 1) << k;
+            out[i] = (uint8_t)b;
+        }
+}
+
+static inline void unpack_plane(const uint8_t *in, int shift, int width, uint8_t *codes) {
+    const int each = 8 / width, mask = (1 << width) - 1;
+    for (int i = 0; i < N / each; i++)
+        for (int k = 0; k < each; k++) codes[each * i + k] |= (uint8_t)((in[i] >> width * k & mask) << shift);
+}
+
+static inline void encode_blocks(const float *x, const float *phi, long rows, const uint8_t *dither, float scale,
+                                 float least, const int bits, const int low, const int high, uint8_t *steps,
+                                 uint8_t *sums, uint8_t *plane0, uint8_t *plane1, float *own) {
+    for (long r = 0; r < rows; r++, x += N, phi += N, dither += N) {
+        uint32_t magnitude[N];
+        uint8_t codes[N];
+        for (int i = 0; i < N; i++) magnitude[i] = bits_of(x[i] - phi[i]) & 0x7FFFFFFFu;
+        own[r] = put_step(largest(magnitude) * scale, least, steps + 2 * r);
+        float inverse = 1.0f / own[r];
+        uint32_t sum = 0;
+        for (int i = 0; i < N; i++) {
+            float product = x[i] * inverse;
+            int32_t index = (int32_t)floorf(product + (float)dither[i] * (1.0f / 256.0f));
+            codes[i] = (uint8_t)index;
+            sum += weight(i) * (uint32_t)(index >> bits);
+        }
+        sums[r] = (uint8_t)sum;
+        pack_plane(codes, 0, low, plane0 + PLANE(r, low));
+        if (high) pack_plane(codes, low, high, plane1 + PLANE(r, high));
+    }
+}
+
+static inline void decode_blocks(const uint8_t *steps, const uint8_t *sums, const uint8_t *plane0,
+                                 const uint8_t *plane1, const float *ours, long rows, const uint8_t *dither,
+                                 const int bits, const int low, const int high, float *out, uint8_t *wrapped,
+                                 float *sample) {
+    const int32_t half = 1 << (bits + 7), mask = (1 << (bits + 8)) - 1;
+    for (long r = 0; r < rows; r++, ours += N, out += N, dither += N) {
+        uint8_t codes[N] = {0};
+        int32_t far[N];
+        unpack_plane(plane0 + PLANE(r, low), 0, low, codes);
+        if (high) unpack_plane(plane1 + PLANE(r, high), low, high, codes);
+        float step = get_step(steps + 2 * r);
+        float inverse = 1.0f / step * 256.0f, scale = step * (-1.0f / 256.0f);
+        uint32_t sum = 0;
+        for (int i = 0; i < N; i++) {
+            int32_t word = (int32_t)rintf(ours[i] * inverse);
+            word = (int32_t)((uint32_t)word - ((uint32_t)codes[i] << 8) + (uint32_t)(dither[i] + half - 128));
+            sum += weight(i) * (uint32_t)(word >> (bits + 8));
+            far[i] = (word & mask) - half;
+        }
+        wrapped[r] = (uint8_t)sum != sums[r];
+        for (int i = 0; i < N; i++) {
+            float moved = (float)far[i] * scale;
+            out[i] = ours[i] + moved;
+        }
+        for (int i = 0; i < 4; i++) sample[4 * r + i] = (float)far[16 * i];
+    }
+}
+
+#define ENCODE(b, l, h) encode_blocks(x, phi, rows, dither, scale, least, b, l, h, steps, sums, plane0, plane1, own)
+#define DECODE(b, l, h) decode_blocks(steps, sums, plane0, plane1, ours, rows, dither, b, l, h, out, wrapped, sample)
+
+void modular_encode(const float *x, const float *phi, long rows, const uint8_t *dither, float scale, float least,
+                    int bits, uint8_t *steps, uint8_t *sums, uint8_t *plane0, uint8_t *plane1, float *own) {
+    if (bits == 3) ENCODE(3, 2, 1);
+    else if (bits == 4) ENCODE(4, 4, 0);
+    else if (bits == 6) ENCODE(6, 4, 2);
+}
+
+void modular_decode(const uint8_t *steps, const uint8_t *sums, const uint8_t *plane0, const uint8_t *plane1,
+                    const float *ours, long rows, const uint8_t *dither, int bits, float *out, uint8_t *wrapped,
+                    float *sample) {
+    if (bits == 3) DECODE(3, 2, 1);
+    else if (bits == 4) DECODE(4, 4, 0);
+    else if (bits == 6) DECODE(6, 4, 2);
+}

@@ -1,0 +1,37 @@
+"""Once a second: bytes by kind, peers, how late the event loop is."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+from swarmnode.membership.swarm import Swarm
+from swarmnode.metrics import name
+from swarmnode.ports import Telemetry, Transport
+
+KIND_OF_METHOD: Mapping[str, str] = {
+    "process": "pipeline",
+    "exchange": "gossip",
+    "commit": "gossip",
+    "snapshot": "state",
+    "chunk": "state",
+}
+PERIOD_S = 1.0
+
+
+async def measuring(transport: Transport, swarm: Callable[[], Swarm], telemetry: Telemetry) -> None:
+    """Keep the gauges current until cancelled."""
+    loop = asyncio.get_running_loop()
+    before: dict[tuple[str, str], int] = {}
+    while True:
+        asked = loop.time()
+        await asyncio.sleep(PERIOD_S)
+        telemetry.observe(name.LOOP_LAG_SECONDS, max(0.0, loop.time() - asked - PERIOD_S))
+        telemetry.gauge(name.PEERS, float(sum(len(stage) for stage in swarm().stages)))
+        now = dict(transport.bytes_by_method())
+        for (method, direction), nbytes in now.items():
+            grown = nbytes - before.get((method, direction), 0)
+            if grown:
+                kind = KIND_OF_METHOD.get(method, "control")
+                telemetry.count(name.LINK_BYTES, grown, kind=kind, direction=direction)
+        before = now
