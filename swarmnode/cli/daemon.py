@@ -19,7 +19,7 @@ from swarmnode.cli.describe import describe
 from swarmnode.cli.options import RUN_ID, NodeOptions
 from swarmnode.control.service import ControlServer
 from swarmnode.data.corpus import open_corpus
-from swarmnode.errors import LocalFault, RemoteFault, SwarmnodeError, Unavailable, Unreachable
+from swarmnode.errors import LocalFault, RemoteFault, SwarmnodeError, Unavailable, Unreachable, UsageError
 from swarmnode.ids import PeerId, RunId
 from swarmnode.local import ready
 from swarmnode.manifest import Manifest, read_signed, verify
@@ -116,6 +116,8 @@ async def _start(options: NodeOptions, stack: contextlib.AsyncExitStack) -> Proc
         signed = await fetch_manifest(transport, bootstraps, run_id)
     manifest, _ = verify(signed, run_id)
     telemetry.event("manifest.verified", name=manifest.name)
+    if options.stage is not None and options.stage >= manifest.pipeline.stages:
+        raise UsageError(f"--stage {options.stage}: this run has stages 0 to {manifest.pipeline.stages - 1}")
     Greeting(signed).serve(transport)
     directory = await DhtDirectory.create(
         transport,

@@ -77,7 +77,9 @@ def _scenario(name: str, nodes: int | None, for_s: float | None) -> Scenario:
     if nodes is not None:
         stages = scenario.manifest.pipeline.stages
         if nodes < stages:
-            raise click.BadParameter(f"{nodes} nodes for {stages} stages; one a stage is the least", param_hint="--nodes")
+            raise click.BadParameter(
+                f"{nodes} nodes for {stages} stages; one a stage is the least", param_hint="--nodes"
+            )
         scenario = dataclasses.replace(scenario, fleet=scaled(scenario.fleet, nodes))
     return scenario if for_s is None else shorter(scenario, for_s)
 
@@ -113,7 +115,9 @@ def _sweep(scenario: Scenario, name: str, seed: int, seconds: float, flags: str,
     from swarmnode.simulation.sweep import sweep
 
     begun = time.monotonic()
-    found = sweep(scenario, seed, lambda: time.monotonic() - begun < seconds, lambda outcome: _tell(outcome, name, flags))
+    found = sweep(
+        scenario, seed, lambda: time.monotonic() - begun < seconds, lambda outcome: _tell(outcome, name, flags)
+    )
     if as_json:
         click.echo(json.dumps(dataclasses.asdict(found)))
     else:

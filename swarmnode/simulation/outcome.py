@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from swarmnode.metrics import name
-from swarmnode.node.node import KIND_OF_METHOD
+from swarmnode.node.measuring import KIND_OF_METHOD
 from swarmnode.wire import record_pb2
 
 if TYPE_CHECKING:

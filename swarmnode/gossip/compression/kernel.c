@@ -55,75 +55,118 @@ void int8_decode(const uint8_t *steps, const uint8_t *codes, long count, float *
     }
 }
 
-static inline uint32_t weight(int i) { return i == N - 1 ? 2 * N + 1 : 2 * (uint32_t)i + 1; }
+/* The checksum of what a block does not send; weights 1, 3 ... 125, 129. */
+static inline uint8_t checksum(const int32_t *index, int bits) {
+    uint32_t sum = 0;
+    for (int i = 0; i < N; i++) sum += (uint32_t)(2 * i + 1) * (uint32_t)(index[i] >> bits);
+    return (uint8_t)(sum + 2 * (uint32_t)(index[N - 1] >> bits));
+}
+
+/* Planes of 4, 2 and 1 bit, element 0 in the lowest bits (bits.py). Eight codes at a time, held in one word. */
+static inline uint64_t eight(const uint8_t *codes) { uint64_t w; memcpy(&w, codes, 8); return w; }
+
+static inline void pack4(const uint8_t *codes, uint8_t *out) {
+    for (int i = 0; i < N / 2; i++) {
+        uint16_t pair;
+        memcpy(&pair, codes + 2 * i, 2);
+        out[i] = (uint8_t)((pair & 15) | (pair >> 4 & 0xF0));
+    }
+}
+
+static inline void pack2(const uint8_t *codes, int shift, uint8_t *out) {
+    for (int i = 0; i < N / 4; i++) {
+        uint32_t four;
+        memcpy(&four, codes + 4 * i, 4);
+        four = four >> shift & 0x03030303u;
+        out[i] = (uint8_t)(four | four >> 6 | four >> 12 | four >> 18);
+    }
+}
+
+static inline void pack1(const uint8_t *codes, int shift, uint8_t *out) {
+    for (int i = 0; i < N / 8; i++) {
+        uint64_t ones = eight(codes + 8 * i) >> shift & 0x0101010101010101u;
+        out[i] = (uint8_t)(ones * 0x0102040810204080u >> 56);
+    }
+}
+
+static inline void unpack4(const uint8_t *in, uint8_t *codes) {
+    for (int i = 0; i < N / 2; i++) {
+        uint16_t pair = (uint16_t)((in[i] & 15) | (in[i] & 0xF0) << 4);
+        memcpy(codes + 2 * i, &pair, 2);
+    }
+}
+
+static inline void unpack2(const uint8_t *in, int shift, uint8_t *codes) {
+    for (int i = 0; i < N / 4; i++) {
+        uint32_t b = in[i], four = (b | b << 6 | b << 12 | b << 18) & 0x03030303u, held;
+        memcpy(&held, codes + 4 * i, 4);
+        held |= four << shift;
+        memcpy(codes + 4 * i, &held, 4);
+    }
+}
+
+static inline void unpack1(const uint8_t *in, int shift, uint8_t *codes) {
+    for (int i = 0; i < N / 8; i++) {
+        uint64_t one = in[i] * 0x0101010101010101u & 0x8040201008040201u; /* bit k in byte k */
+        one = (one + 0x7F7F7F7F7F7F7F7Fu) >> 7 & 0x0101010101010101u;
+        one = one << shift | eight(codes + 8 * i);
+        memcpy(codes + 8 * i, &one, 8);
+    }
+}
 
 static inline void pack_plane(const uint8_t *codes, int shift, int width, uint8_t *out) {
-    if (width == 4)
-        for (int i = 0; i < N / 2; i++)
-            out[i] = (uint8_t)((codes[2 * i] >> shift & 15) | (codes[2 * i + 1] >> shift & 15) << 4);
-    else if (width == 2)
-        for (int i = 0; i < N / 4; i++) {
-            uint32_t b = 0;
-            for (int k = 0; k < 4; k++) b |= (uint32_t)(codes[4 * i + k] >> shift & 3) << 2 * k;
-            out[i] = (uint8_t)b;
-        }
-    else
-        for (int i = 0; i < N / 8; i++) {
-            uint32_t b = 0;
-            for (int k = 0; k < 8; k++) b |= (uint32_t)(codes[8 * i + k] >> shift & 1) << k;
-            out[i] = (uint8_t)b;
-        }
+    if (width == 4) pack4(codes, out);
+    else if (width == 2) pack2(codes, shift, out);
+    else pack1(codes, shift, out);
 }
 
 static inline void unpack_plane(const uint8_t *in, int shift, int width, uint8_t *codes) {
-    const int each = 8 / width, mask = (1 << width) - 1;
-    for (int i = 0; i < N / each; i++)
-        for (int k = 0; k < each; k++) codes[each * i + k] |= (uint8_t)((in[i] >> width * k & mask) << shift);
+    if (shift == 0 && width != 4) memset(codes, 0, N);
+    if (width == 4) unpack4(in, codes);
+    else if (width == 2) unpack2(in, shift, codes);
+    else unpack1(in, shift, codes);
 }
 
-static inline void encode_blocks(const float *x, const float *phi, long rows, const uint8_t *dither, float scale,
+static inline __attribute__((always_inline)) void encode_blocks(const float *x, const float *phi, long rows, const uint8_t *dither, float scale,
                                  float least, const int bits, const int low, const int high, uint8_t *steps,
                                  uint8_t *sums, uint8_t *plane0, uint8_t *plane1, float *own) {
     for (long r = 0; r < rows; r++, x += N, phi += N, dither += N) {
         uint32_t magnitude[N];
+        int32_t index[N];
         uint8_t codes[N];
         for (int i = 0; i < N; i++) magnitude[i] = bits_of(x[i] - phi[i]) & 0x7FFFFFFFu;
         own[r] = put_step(largest(magnitude) * scale, least, steps + 2 * r);
         float inverse = 1.0f / own[r];
-        uint32_t sum = 0;
         for (int i = 0; i < N; i++) {
             float product = x[i] * inverse;
-            int32_t index = (int32_t)floorf(product + (float)dither[i] * (1.0f / 256.0f));
-            codes[i] = (uint8_t)index;
-            sum += weight(i) * (uint32_t)(index >> bits);
+            index[i] = (int32_t)floorf(product + (float)dither[i] * (1.0f / 256.0f));
         }
-        sums[r] = (uint8_t)sum;
+        for (int i = 0; i < N; i++) codes[i] = (uint8_t)index[i];
+        sums[r] = checksum(index, bits);
         pack_plane(codes, 0, low, plane0 + PLANE(r, low));
         if (high) pack_plane(codes, low, high, plane1 + PLANE(r, high));
     }
 }
 
-static inline void decode_blocks(const uint8_t *steps, const uint8_t *sums, const uint8_t *plane0,
+static inline __attribute__((always_inline)) void decode_blocks(const uint8_t *steps, const uint8_t *sums, const uint8_t *plane0,
                                  const uint8_t *plane1, const float *ours, long rows, const uint8_t *dither,
-                                 const int bits, const int low, const int high, float *out, uint8_t *wrapped,
+                                 const int bits, const int low, const int high, float *out, float *step_out, uint8_t *wrapped,
                                  float *sample) {
     const int32_t half = 1 << (bits + 7), mask = (1 << (bits + 8)) - 1;
     for (long r = 0; r < rows; r++, ours += N, out += N, dither += N) {
-        uint8_t codes[N] = {0};
-        int32_t far[N];
+        uint8_t codes[N];
+        int32_t index[N], far[N];
         unpack_plane(plane0 + PLANE(r, low), 0, low, codes);
         if (high) unpack_plane(plane1 + PLANE(r, high), low, high, codes);
-        float step = get_step(steps + 2 * r);
+        float step = step_out[r] = get_step(steps + 2 * r);
         float inverse = 1.0f / step * 256.0f, scale = step * (-1.0f / 256.0f);
-        uint32_t sum = 0;
         for (int i = 0; i < N; i++) {
-            int32_t word = (int32_t)rintf(ours[i] * inverse);
-            word = (int32_t)((uint32_t)word - ((uint32_t)codes[i] << 8) + (uint32_t)(dither[i] + half - 128));
-            sum += weight(i) * (uint32_t)(word >> (bits + 8));
-            far[i] = (word & mask) - half;
+            uint32_t word = (uint32_t)(int32_t)rintf(ours[i] * inverse);
+            index[i] = (int32_t)(word - ((uint32_t)codes[i] << 8) + (uint32_t)(dither[i] + half - 128));
         }
-        wrapped[r] = (uint8_t)sum != sums[r];
+        wrapped[r] = checksum(index, bits + 8) != sums[r];
         for (int i = 0; i < N; i++) {
+            far[i] = (index[i] & mask) - half;
             float moved = (float)far[i] * scale;
             out[i] = ours[i] + moved;
         }
@@ -132,7 +175,8 @@ static inline void decode_blocks(const uint8_t *steps, const uint8_t *sums, cons
 }
 
 #define ENCODE(b, l, h) encode_blocks(x, phi, rows, dither, scale, least, b, l, h, steps, sums, plane0, plane1, own)
-#define DECODE(b, l, h) decode_blocks(steps, sums, plane0, plane1, ours, rows, dither, b, l, h, out, wrapped, sample)
+#define DECODE(b, l, h) \
+    decode_blocks(steps, sums, plane0, plane1, ours, rows, dither, b, l, h, out, step_out, wrapped, sample)
 
 void modular_encode(const float *x, const float *phi, long rows, const uint8_t *dither, float scale, float least,
                     int bits, uint8_t *steps, uint8_t *sums, uint8_t *plane0, uint8_t *plane1, float *own) {
@@ -142,8 +186,8 @@ void modular_encode(const float *x, const float *phi, long rows, const uint8_t *
 }
 
 void modular_decode(const uint8_t *steps, const uint8_t *sums, const uint8_t *plane0, const uint8_t *plane1,
-                    const float *ours, long rows, const uint8_t *dither, int bits, float *out, uint8_t *wrapped,
-                    float *sample) {
+                    const float *ours, long rows, const uint8_t *dither, int bits, float *out, float *step_out,
+                    uint8_t *wrapped, float *sample) {
     if (bits == 3) DECODE(3, 2, 1);
     else if (bits == 4) DECODE(4, 4, 0);
     else if (bits == 6) DECODE(6, 4, 2);

@@ -29,7 +29,6 @@ No residual, no anchor, no memory but a bit a block. On the wire, little endian:
 
 from __future__ import annotations
 
-import ctypes
 import math
 import struct
 from collections.abc import Sequence
@@ -40,13 +39,12 @@ import numpy as np
 import torch
 
 from swarmnode.errors import RemoteFault
-from swarmnode.gossip.compression import dither, kernel
-from swarmnode.gossip.compression.bits import PLANES, Packer, packed_nbytes
+from swarmnode.gossip.compression.bits import PLANES, packed_nbytes
 from swarmnode.gossip.compression.codec import BLOCK_ELEMENTS, CHUNK, TILE, Codec
+from swarmnode.gossip.compression.modulo import SAMPLE, Engine, Piece, engine
 from swarmnode.gossip.compression.tiles import (
     STEP_LEAST,
     Bytes,
-    Scratch,
     blocks,
     check_range,
     check_steps,
@@ -60,6 +58,8 @@ from swarmnode.gossip.compression.tiles import (
 from swarmnode.model.tensor import MAGNITUDE_MAX
 from swarmnode.ports import WireTensor
 
+Numbers = np.ndarray[tuple[int], np.dtype[np.int64]]
+
 HEADER = struct.Struct("<QQfIB7x")
 ESCAPE_NBYTES = 4 + 2 + BLOCK_ELEMENTS
 ESCAPES_SHARE = 1 / 8  # guess: of all blocks; keeps a message at 4 bits below 0.69 byte a parameter in the worst case
@@ -69,7 +69,6 @@ KAPPA_LEAST, KAPPA_MOST = 10.0, 64.0  # measured: with 4, kappa fell to 6 while 
 SPREAD_TARGET = 0.116  # of the range, root mean square: half the range is 4.3 deviations, as kappa = 12 had it
 KAPPA_FALL = 0.2  # guess: down slowly, up at once, since a step too wide costs less than a wrap
 WRAPPED_MOST, KAPPA_RAISE = 0.005, 1.25  # guess
-SAMPLE = 16  # each 16th element is looked at for the spread; guess
 
 STEP_RATIO = 2.0**-15  # of the tile's largest weight, at least: float32 keeps the dither's 8 bits beside theta / s
 
@@ -113,25 +112,15 @@ class Modular(Codec):
 
     def __init__(self, kappa: float = KAPPA, *, adapt: bool = True) -> None:
         self.kappa, self.adapt = kappa, adapt
-        self._kernel = kernel.load()
         self.seen = Seen()
         self._suspects: torch.Tensor | None = None  # bool by block: wrapped when last read
         self._steps: torch.Tensor | None = None  # float32 by block: of the last message
-        self._use(torch.device("cpu"))
+        self._engine: Engine = engine(self.bits, torch.device("cpu"))
 
-    def _use(self, device: torch.device) -> None:
-        self._scratch = Scratch(device)
-        self._packer = Packer(CHUNK, device)
-        self._words = [torch.empty(CHUNK, dtype=torch.int32, device=device) for _ in range(2)]
-        self._pool = torch.empty(0, dtype=torch.int32, device=device)
-        self._pool_seed = -1
-        self._drawn = torch.empty(0, dtype=torch.uint8)  # the bytes behind `_pool`, on the CPU
-        self._packed = torch.empty(packed_nbytes(CHUNK, self.bits), dtype=torch.uint8, device=device)
-        self._high = torch.empty(CHUNK, device=device)
-        self._sums = torch.empty(CHUNK // BLOCK_ELEMENTS, device=device)
-        self._high_bytes = torch.empty(CHUNK, dtype=torch.uint8, device=device)
-        self._weights = torch.arange(1, 2 * BLOCK_ELEMENTS, 2, device=device, dtype=torch.float32)
-        self._weights[-1] += 2  # 1, 3 … 125, 129
+    def _on(self, device: torch.device) -> Engine:
+        if device != self._engine.scratch.device:
+            self._engine = engine(self.bits, device)
+        return self._engine
 
     def _tile_nbytes(self, elements: int) -> int:
         return blocks(elements) * (3 + 8 * self.bits)
@@ -146,128 +135,68 @@ class Modular(Codec):
     def _plain_nbytes(self, parameters: int) -> int:
         return HEADER.size + self._tile_nbytes(parameters)
 
+    def _pieces(self, data: Bytes, start: int, end: int, parameters: int, at: int = HEADER.size) -> list[Piece]:
+        """Where in the bytes of a packet, whose tiles begin at `at`, elements [start, end) lie, by chunk."""
+        found = []
+        for first, last in chunks(start, end):
+            base, chunk = first // TILE * TILE, first // CHUNK * CHUNK
+            tile = at + base // TILE * self._tile_nbytes(TILE)
+            tile_rows = blocks(min(TILE, parameters - base))
+            row, rows = (first - base) // BLOCK_ELEMENTS, blocks(last - first)
+            whole = min(CHUNK, blocks(parameters - chunk) * BLOCK_ELEMENTS)
+            sums = tile + 2 * tile_rows
+            plane, planes = sums + tile_rows + packed_nbytes(chunk - base, self.bits), []
+            for width in PLANES[self.bits]:
+                begin = plane + packed_nbytes(first - chunk, width)
+                planes.append(data[begin : begin + packed_nbytes(rows * BLOCK_ELEMENTS, width)])
+                plane += packed_nbytes(whole, width)
+            steps = data[tile + 2 * row : tile + 2 * (row + rows)]
+            found.append(Piece(first, last, steps, data[sums + row : sums + row + rows], planes))
+        return found
+
     # Sending
 
     @torch.no_grad()
     def encode(self, flat: torch.Tensor, *, reference: torch.Tensor | None = None, seed: int = 0) -> list[WireTensor]:
         assert reference is not None and reference.shape == flat.shape, "steps are measured by flat - reference"
-        flat = flat.detach()
-        if flat.device != self._scratch.device:
-            self._use(flat.device)
+        flat, parameters, code = flat.detach(), flat.numel(), self._on(flat.device)
         if self.adapt:
             self.kappa = self.seen.wanted(self.kappa)
         self.seen = Seen()
-        escapes = self._escaping(flat.numel())
-        plain = self._plain_nbytes(flat.numel())
+        escapes = self._escaping(parameters)
+        plain = self._plain_nbytes(parameters)
         wire = np.empty(plain + ESCAPE_NBYTES * escapes.size, np.uint8)
-        wire[: HEADER.size] = np.frombuffer(
-            HEADER.pack(flat.numel(), seed, self.kappa, escapes.size, self.bits), np.uint8
-        )
-        out, at = torch.from_numpy(wire), HEADER.size
-        self._scratch.draw(seed, 1 / 256, 0.0)
-        if self._steps is None or len(self._steps) != blocks(flat.numel()):
-            self._steps = torch.empty(blocks(flat.numel()), device=flat.device)
-        for start, end in tiles(0, flat.numel()):
-            size = self._tile_nbytes(end - start)
-            self._encode_tile(flat[start:end], reference[start:end], start, seed, out[at : at + size])
-            at += size
+        header = HEADER.pack(parameters, seed, self.kappa, escapes.size, self.bits)
+        wire[: HEADER.size] = np.frombuffer(header, np.uint8)
+        if self._steps is None or len(self._steps) != blocks(parameters):
+            self._steps = torch.empty(blocks(parameters), device=flat.device)
+        code.draw(seed)
+        scale = self.kappa / (1 << self.bits)
+        for start, end in tiles(0, parameters):
+            own = self._steps[start // BLOCK_ELEMENTS :][: blocks(end - start)]
+            least = max(float(flat[start:end:SAMPLE].abs().max()) * STEP_RATIO, STEP_LEAST)
+            pieces = self._pieces(wire, start, end, parameters)
+            code.encode(flat, reference, pieces, scale, least, own)
         if escapes.size:
             self._encode_escapes(flat, escapes, seed, wire[plain:])
-        return packet(self.name, flat.numel(), wire)
+        return packet(self.name, parameters, wire)
 
-    def _escaping(self, parameters: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    def _escaping(self, parameters: int) -> Numbers:
         if self._suspects is None:
             return np.empty(0, np.int64)
-        found = torch.nonzero(self._suspects).view(-1)[: self._escapes_most(parameters)].cpu().numpy()
+        found: Numbers = torch.nonzero(self._suspects).view(-1)[: self._escapes_most(parameters)].cpu().numpy()
         self._suspects = None
         return found
 
-    def _encode_tile(
-        self, flat: torch.Tensor, reference: torch.Tensor, start: int, seed: int, out: torch.Tensor
-    ) -> None:
-        s, rows = self._scratch, blocks(flat.numel())
-        least = max(float(flat[::SAMPLE].abs().max()) * STEP_RATIO, STEP_LEAST)
-        assert self._steps is not None
-        own = self._steps[start // BLOCK_ELEMENTS :][:rows]
-        if self._kernel is not None and flat.device.type == "cpu":
-            self._encode_tile_in_c(self._kernel, flat, reference, start, seed, least, own, out)
-            return
-        steps, inverse = s.steps[:rows], s.inverse[:rows]
-        for first, last in chunks(0, flat.numel()):
-            x, phi = s.whole(flat[first:last], 0), s.whole(reference[first:last], 1)
-            delta = torch.sub(x, phi, out=s.floats[0][: x.numel()]).abs_()
-            row = first // BLOCK_ELEMENTS
-            torch.amax(delta.view(-1, BLOCK_ELEMENTS), dim=1, out=steps[row : row + blocks(last - first)])
-        steps.mul_(self.kappa / (1 << self.bits)).clamp_(min=least)
-        wire_steps(steps, s.step_bits[:rows], s.wire_steps[: 2 * rows])
-        out[: 2 * rows].copy_(s.wire_steps[: 2 * rows])
-        own.copy_(steps)
-        torch.reciprocal(steps, out=inverse)
-        at = 3 * rows
-        for first, last in chunks(0, flat.numel()):
-            x = s.whole(flat[first:last], 0)
-            row, count = first // BLOCK_ELEMENTS, x.numel()
-            y, drawn = s.floats[0][:count], s.drawn(seed, start + first, count)
-            by_block = inverse[row : row + len(drawn)].unsqueeze(1)
-            torch.mul(x.view(drawn.shape), by_block, out=y.view(drawn.shape)).add_(drawn)
-            indices = y.view(torch.int32).copy_(y.floor_())
-            nbytes = packed_nbytes(count, self.bits)
-            self._packer.pack(s.bytes[:count].copy_(indices), self.bits, out[at : at + nbytes])
-            at += nbytes
-            high = indices.bitwise_right_shift_(self.bits)
-            out[2 * rows + row : 2 * rows + row + len(drawn)].copy_(self._checksum(high))
-
-    def _encode_tile_in_c(
-        self,
-        library: ctypes.CDLL,
-        flat: torch.Tensor,
-        reference: torch.Tensor,
-        start: int,
-        seed: int,
-        least: float,
-        own: torch.Tensor,
-        out: torch.Tensor,
-    ) -> None:
-        s, rows, address = self._scratch, blocks(flat.numel()), out.data_ptr()
-        at = address + 3 * rows
-        for first, last in chunks(0, flat.numel()):
-            x, phi, row = s.whole(flat[first:last], 0), s.whole(reference[first:last], 1), first // BLOCK_ELEMENTS
-            library.modular_encode(
-                x.data_ptr(),
-                phi.data_ptr(),
-                x.numel() // BLOCK_ELEMENTS,
-                s.pool_at(seed, start + first),
-                self.kappa / (1 << self.bits),
-                least,
-                self.bits,
-                address + 2 * row,
-                address + 2 * rows + row,
-                at,
-                at + packed_nbytes(x.numel(), PLANES[self.bits][0]),
-                own.data_ptr() + 4 * row,
-            )
-            at += packed_nbytes(x.numel(), self.bits)
-
-    def _checksum(self, high: torch.Tensor) -> torch.Tensor:
-        """Of Q >> b by element, int32: sum of w (Q >> b) mod 256 by block, float32, exact."""
-        high = self._high[: high.numel()].copy_(self._high_bytes[: high.numel()].copy_(high))
-        sums = self._sums[: high.numel() // BLOCK_ELEMENTS]
-        torch.mv(high.view(-1, BLOCK_ELEMENTS), self._weights, out=sums)
-        return sums.remainder_(256)
-
-    def _encode_escapes(
-        self, flat: torch.Tensor, escapes: np.ndarray[tuple[int], np.dtype[np.int64]], seed: int, out: Bytes
-    ) -> None:
+    def _encode_escapes(self, flat: torch.Tensor, escapes: Numbers, seed: int, out: Bytes) -> None:
         count = escapes.size
         padded = torch.zeros(count, BLOCK_ELEMENTS, device=flat.device)
-        index = torch.from_numpy(escapes).to(flat.device).unsqueeze(1) * BLOCK_ELEMENTS
-        index = index + torch.arange(BLOCK_ELEMENTS, device=flat.device)
-        inside = index < flat.numel()
+        index, inside = _elements(torch.from_numpy(escapes).to(flat.device), flat.numel())
         padded[inside] = flat[index[inside]].float()
         steps = (padded.abs().amax(1) / 127).clamp_(min=STEP_LEAST)
         words = torch.empty(2 * count, dtype=torch.uint8, device=flat.device)
         wire_steps(steps, torch.empty(count, dtype=torch.int32, device=flat.device), words)
-        drawn = self._scratch.dither[index % CHUNK]  # which numbers does not matter, only that they are chance
+        drawn = self._engine.scratch.dither[index % CHUNK]  # which numbers does not matter, only that they are chance
         codes = (padded / steps.unsqueeze(1) + drawn + (128 + 1 / 512)).to(torch.uint8)
         out[: 4 * count] = escapes.astype("<u4").view(np.uint8)
         out[4 * count : 6 * count] = words.cpu().numpy()
@@ -297,7 +226,7 @@ class Modular(Codec):
         if numbers.size and (int(numbers[-1]) >= blocks(parameters) or bool((np.diff(numbers) <= 0).any())):
             raise RemoteFault(f"{what} whose escapes are not ascending blocks")
 
-    def _escapes(self, data: Bytes, parameters: int) -> tuple[np.ndarray[tuple[int], np.dtype[np.int64]], Bytes, Bytes]:
+    def _escapes(self, data: Bytes, parameters: int) -> tuple[Numbers, Bytes, Bytes]:
         """(block numbers, bytes of steps, codes)."""
         tail = data[self._plain_nbytes(parameters) :]
         count = tail.size // ESCAPE_NBYTES
@@ -311,147 +240,64 @@ class Modular(Codec):
         assert reference is not None and reference.shape == out.shape, "decoded to the value nearest to the reference"
         data, parameters = np.frombuffer(tensors[0].data, np.uint8), tensors[0].shape[0]
         check_range(start, out.numel(), parameters)
-        if out.device != self._scratch.device:
-            self._use(out.device)
-        head = self._head(data)
-        self._draw(head.seed)
-        numbers, steps, codes = self._escapes(data, parameters)
-        for first, end in chunks(start, start + out.numel()):
-            mine, part = reference[first - start : end - start], out[first - start : end - start]
-            ours = self._scratch.whole(mine)
-            whole = part.dtype == torch.float32 and part.numel() == ours.numel()
-            target = part if whole else self._scratch.floats[1][: ours.numel()]
-            row = first // BLOCK_ELEMENTS
-            low, high = np.searchsorted(numbers, (row, row + blocks(end - first)))
-            escaped = torch.from_numpy(numbers[low:high] - row).to(out.device)
-            self._read_chunk(data, parameters, head.seed, first, ours, target, escaped)
-            if high > low:
-                found = torch.from_numpy(codes.reshape(-1, BLOCK_ELEMENTS)[low:high].astype(np.float32) - 128)
-                found *= read_steps(steps[2 * low : 2 * high]).unsqueeze(1)
-                target.view(-1, BLOCK_ELEMENTS)[escaped] = found.to(out.device)
-            if not whole:
-                part.copy_(target[: part.numel()])
-
-    def _draw(self, seed: int) -> None:
-        """The dither of the packet, less 1/2 and plus half the range, in 256ths of a step."""
-        if seed != self._pool_seed:
-            self._scratch.draw(seed, 1.0, float((1 << (self.bits + 7)) - 128))
-            self._pool, self._pool_seed = self._scratch.dither.to(torch.int32), seed
-            self._drawn = self._scratch.pool
-
-    def _read_chunk(
-        self,
-        data: Bytes,
-        parameters: int,
-        seed: int,
-        start: int,
-        ours: torch.Tensor,
-        out: torch.Tensor,
-        escaped: torch.Tensor,
-    ) -> None:
-        """Decode whole blocks `start` … of one chunk into `out` [n], given our own values `ours` [n]."""
-        s, bits, count, rows = self._scratch, self.bits, ours.numel(), ours.numel() // BLOCK_ELEMENTS
-        base = start // TILE * TILE
-        chunk = start // CHUNK * CHUNK
-        tile_rows = blocks(min(TILE, parameters - base))
-        at = HEADER.size + base // TILE * self._tile_nbytes(TILE)
-        row = (start - base) // BLOCK_ELEMENTS
-        steps = s.steps[:rows]
-        steps.copy_(read_steps(data[at + 2 * row : at + 2 * (row + rows)]))
-        whole = min(CHUNK, blocks(parameters - chunk) * BLOCK_ELEMENTS)
-        if self._kernel is not None and ours.device.type == "cpu":
-            address = data.ctypes.data + at
-            planes = address + 3 * tile_rows + packed_nbytes(chunk - base, bits)
-            first, second = PLANES[bits][0], sum(PLANES[bits][1:])
-            wrapped, sample = s.bytes[:rows], s.inverse[: 4 * rows]
-            self._kernel.modular_decode(
-                address + 2 * row,
-                address + 2 * tile_rows + row,
-                planes + packed_nbytes(start - chunk, first),
-                planes + packed_nbytes(whole, first) + packed_nbytes(start - chunk, second),
-                ours.data_ptr(),
-                rows,
-                self._drawn.data_ptr() + dither.offset(seed, start),
-                bits,
-                out.data_ptr(),
-                wrapped.data_ptr(),
-                sample.data_ptr(),
-            )
-            self._note(start, parameters, wrapped, steps, sample, ours, out, escaped)
-            return
-        sums = torch.from_numpy(data[at + 2 * tile_rows + row : at + 2 * tile_rows + row + rows].astype(np.float32))
-        at += 3 * tile_rows + packed_nbytes(chunk - base, bits)
-        codes = s.bytes[:count]
-        self._unpack(data, at, start - chunk, whole, codes)
-        # In 256ths of a step: own theta + dither - 1/2 - q + half the range.
-        y, words, moved = s.floats[0][:count], self._words[0][:count], self._words[1][:count]
-        inverse = torch.reciprocal(steps, out=s.inverse[:rows]).mul_(256)
-        torch.mul(ours.view(rows, -1), inverse.unsqueeze(1), out=y.view(rows, -1))
-        words.copy_(y.round_())
-        words.sub_(moved.copy_(codes).bitwise_left_shift_(8)).add_(self._dither(seed, start, count))
-        # From bit b + 8 up: Q' >> b. Below: how far own theta lies from the value meant, plus half the range.
-        torch.bitwise_right_shift(words, bits + 8, out=moved)
-        wrapped = sums.to(out.device).ne_(self._checksum(moved))
-        words.bitwise_and_((1 << (bits + 8)) - 1).sub_(1 << (bits + 7))
-        y.copy_(words)
-        y.view(rows, -1).mul_(torch.mul(steps, -1 / 256, out=s.inverse[:rows]).unsqueeze(1))
-        torch.add(ours, y, out=out)
-        self._note(start, parameters, wrapped, steps, words[::SAMPLE].float(), ours, out, escaped)
-
-    def _dither(self, seed: int, start: int, count: int) -> torch.Tensor:
-        at = dither.offset(seed, start)
-        return self._pool[at : at + count]
-
-    def _unpack(self, data: Bytes, at: int, skip: int, whole: int, out: torch.Tensor) -> None:
-        """Codes `skip` … of a chunk of `whole` elements whose planes begin at byte `at`, into `out`."""
-        if skip == 0 and out.numel() == whole:
-            packed = self._packed[: packed_nbytes(whole, self.bits)]
-            packed.copy_(torch.frombuffer(data[at : at + packed.numel()], dtype=torch.uint8))
-            self._packer.unpack(packed, self.bits, out)
-            return
-        pieces = []  # a part of a chunk: the same part of each of its planes
-        for width in PLANES[self.bits]:
-            first = at + skip // 8 * width
-            pieces.append(data[first : first + out.numel() // 8 * width])
-            at += whole // 8 * width
-        joined = np.concatenate(pieces)
-        packed = self._packed[: joined.size]
-        packed.copy_(torch.from_numpy(joined))
-        self._packer.unpack(packed, self.bits, out)
+        code, rows, end = self._on(out.device), blocks(out.numel()), start + out.numel()
+        code.draw_back(self._head(data).seed)
+        steps, wrapped = torch.empty(rows, device=out.device), torch.empty(rows, dtype=torch.uint8, device=out.device)
+        sample = torch.empty(rows, BLOCK_ELEMENTS // SAMPLE, device=out.device)
+        for piece in self._pieces(data, start, end, parameters):
+            mine, part = (flat[piece.start - start : piece.end - start] for flat in (reference, out))
+            row, count = (piece.start - start) // BLOCK_ELEMENTS, blocks(piece.end - piece.start)
+            mask, far = wrapped[row : row + count], sample[row : row + count]
+            code.decode(piece, mine, part, steps[row : row + count], mask, far.view(-1))
+        numbers, step_bytes, codes = self._escapes(data, parameters)
+        low, high = np.searchsorted(numbers, (start // BLOCK_ELEMENTS, start // BLOCK_ELEMENTS + rows))
+        if high > low:
+            escaped = torch.from_numpy(numbers[low:high] - start // BLOCK_ELEMENTS).to(out.device)
+            found = torch.from_numpy(codes.reshape(-1, BLOCK_ELEMENTS)[low:high].astype(np.float32) - 128)
+            found *= read_steps(step_bytes[2 * low : 2 * high]).unsqueeze(1)
+            put_blocks(out, escaped, found.to(out.device))
+            wrapped[escaped], sample[escaped] = 0, 0.0
+        self._note(start, parameters, steps, sample, wrapped)
+        bad = torch.nonzero(wrapped).view(-1)
+        if bad.numel():
+            keep_blocks(out, bad, reference)
 
     def _note(
-        self,
-        start: int,
-        parameters: int,
-        wrapped: torch.Tensor,
-        steps: torch.Tensor,
-        sample: torch.Tensor,
-        ours: torch.Tensor,
-        out: torch.Tensor,
-        escaped: torch.Tensor,
+        self, start: int, parameters: int, steps: torch.Tensor, sample: torch.Tensor, wrapped: torch.Tensor
     ) -> None:
-        """Blocks whose checksum is wrong keep our values; the spread and the wraps are counted.
-
-        `sample`: how far each 16th element lies from ours, in 256ths of the sender's `steps`."""
-        if escaped.numel():
-            wrapped[escaped] = 0
-            sample.view(len(steps), -1)[escaped] = 0.0
+        """Count the spread and the wraps. `sample`: how far elements lie from ours, in 256ths of the `steps`."""
+        row = start // BLOCK_ELEMENTS
         sample.mul_(1 / (1 << (self.bits + 8)))
         if self._steps is not None:
-            first = start // BLOCK_ELEMENTS
-            ratio = steps / self._steps[first : first + len(steps)]
-            sample.view(len(steps), -1).mul_(ratio.unsqueeze(1)).clamp_(-1.0, 1.0)  # a still block is no measure
-        self.seen.squares += float(torch.dot(sample, sample))
+            ratio = steps / self._steps[row : row + len(steps)]
+            sample.mul_(ratio.unsqueeze(1)).clamp_(-1.0, 1.0)  # a block that stood still here is no measure
+        self.seen.squares += float(sample.square_().sum())
         self.seen.samples += sample.numel()
         self.seen.blocks += wrapped.numel()
-        bad = torch.nonzero(wrapped).view(-1)
-        if not bad.numel():
-            return
-        self.seen.wrapped += bad.numel()
-        out.view(-1, BLOCK_ELEMENTS)[bad] = ours.view(-1, BLOCK_ELEMENTS)[bad]
-        if self._suspects is None:
-            self._suspects = torch.zeros(blocks(parameters), dtype=torch.bool)
-        self._suspects[bad.cpu() + start // BLOCK_ELEMENTS] = True
+        count = int(wrapped.sum())
+        if count:
+            self.seen.wrapped += count
+            if self._suspects is None:
+                self._suspects = torch.zeros(blocks(parameters), dtype=torch.bool)
+            self._suspects[row : row + len(wrapped)] |= wrapped.cpu() > 0
+
+
+def _elements(rows: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """(element numbers of the blocks `rows`, [n, 64]; whether each is below `count`)."""
+    index = rows.unsqueeze(1) * BLOCK_ELEMENTS + torch.arange(BLOCK_ELEMENTS, device=rows.device)
+    return index, index < count
+
+
+def put_blocks(out: torch.Tensor, rows: torch.Tensor, values: torch.Tensor) -> None:
+    """Write `values` [n, 64] over the blocks `rows` of `out`; the last may be partial."""
+    index, inside = _elements(rows, out.numel())
+    out[index[inside]] = values[inside].to(out.dtype)
+
+
+def keep_blocks(out: torch.Tensor, rows: torch.Tensor, ours: torch.Tensor) -> None:
+    """Write our values over the blocks `rows` of `out`."""
+    index, inside = _elements(rows, out.numel())
+    out[index[inside]] = ours[index[inside]].to(out.dtype)
 
 
 class Modular3(Modular):

@@ -102,6 +102,7 @@ class Scratch:
         self.wire_steps = torch.empty(2 * TILE // BLOCK_ELEMENTS, dtype=torch.uint8, device=device)
         self.dither = torch.empty(dither.POOL, device=device)
         self.pool = torch.empty(0, dtype=torch.uint8)  # the bytes behind `dither`, on the CPU
+        self.seed = -1
         self._whole: list[torch.Tensor] = []
 
     def whole(self, flat: torch.Tensor, keep: int = 0) -> torch.Tensor:
@@ -118,7 +119,7 @@ class Scratch:
 
     def draw(self, seed: int, scale: float, shift: float) -> None:
         """Fill `dither` with scale · byte + shift, of the bytes of `seed`."""
-        self.pool = dither.pool(seed)
+        self.pool, self.seed = dither.pool(seed), seed
         self.dither.copy_(self.pool).mul_(scale).add_(shift)
 
     def pool_at(self, seed: int, start: int) -> int:

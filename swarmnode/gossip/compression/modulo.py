@@ -1,0 +1,245 @@
+"""The arithmetic of modular.py on pieces of a packet: torch operations on any device, or kernel.c; alike to the bit."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from swarmnode.gossip.compression import dither, kernel
+from swarmnode.gossip.compression.bits import Packer, packed_nbytes
+from swarmnode.gossip.compression.codec import BLOCK_ELEMENTS, CHUNK
+from swarmnode.gossip.compression.tiles import Bytes, Scratch, read_steps, wire_steps
+
+SAMPLE = 16  # each 16th element is looked at for the spread; guess
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Elements [start, end) of one chunk and where they lie in a packet: whole blocks, the last one filled up."""
+
+    start: int
+    end: int
+    steps: Bytes
+    sums: Bytes
+    planes: Sequence[Bytes]
+
+
+class Engine(Protocol):
+    """What TorchEngine and KernelEngine do alike."""
+
+    scratch: Scratch
+
+    def draw(self, seed: int) -> None:
+        """Have the dither of `seed` ready for `encode`; `scratch.dither` then holds it in steps."""
+
+    def draw_back(self, seed: int) -> None:
+        """Have the dither of `seed` ready for `decode`."""
+
+    def encode(
+        self,
+        flat: torch.Tensor,
+        reference: torch.Tensor,
+        pieces: Sequence[Piece],
+        scale: float,
+        least: float,
+        own: torch.Tensor,
+    ) -> None:
+        """Write the `pieces` of one tile; steps are scale max|flat - reference|, at least `least`, and go to `own`."""
+
+    def decode(
+        self,
+        piece: Piece,
+        ours: torch.Tensor,
+        out: torch.Tensor,
+        steps: torch.Tensor,
+        wrapped: torch.Tensor,
+        sample: torch.Tensor,
+    ) -> None:
+        """`piece` into `out`, given our own values `ours`; by block its `steps` and whether its checksum is wrong; by
+        each 16th element how far it lies from ours, in 256ths of a step."""
+
+
+def engine(bits: int, device: torch.device) -> Engine:
+    """The faster of those that work on `device`."""
+    library = kernel.load() if device.type == "cpu" else None
+    return TorchEngine(bits, device) if library is None else KernelEngine(bits, library)
+
+
+class KernelEngine:
+    """kernel.c."""
+
+    def __init__(self, bits: int, library: ctypes.CDLL) -> None:
+        self.bits = bits
+        self.scratch = Scratch(torch.device("cpu"))
+        self._library = library
+        self._seed, self._back = -1, torch.empty(0, dtype=torch.uint8)
+
+    def draw(self, seed: int) -> None:
+        self.scratch.draw(seed, 1 / 256, 0.0)
+
+    def draw_back(self, seed: int) -> None:
+        if seed != self._seed:
+            self._seed, self._back = seed, dither.pool(seed)
+
+    def encode(
+        self,
+        flat: torch.Tensor,
+        reference: torch.Tensor,
+        pieces: Sequence[Piece],
+        scale: float,
+        least: float,
+        own: torch.Tensor,
+    ) -> None:
+        s = self.scratch
+        for piece in pieces:
+            x, phi = s.whole(flat[piece.start : piece.end], 0), s.whole(reference[piece.start : piece.end], 1)
+            row = (piece.start - pieces[0].start) // BLOCK_ELEMENTS
+            self._library.modular_encode(
+                x.data_ptr(),
+                phi.data_ptr(),
+                x.numel() // BLOCK_ELEMENTS,
+                s.pool.data_ptr() + dither.offset(s.seed, piece.start),
+                scale,
+                least,
+                self.bits,
+                piece.steps.ctypes.data,
+                piece.sums.ctypes.data,
+                piece.planes[0].ctypes.data,
+                piece.planes[-1].ctypes.data,
+                own.data_ptr() + 4 * row,
+            )
+
+    def decode(
+        self,
+        piece: Piece,
+        ours: torch.Tensor,
+        out: torch.Tensor,
+        steps: torch.Tensor,
+        wrapped: torch.Tensor,
+        sample: torch.Tensor,
+    ) -> None:
+        mine = self.scratch.whole(ours)
+        whole = out.dtype == torch.float32 and out.numel() == mine.numel()
+        target = out if whole else self.scratch.floats[1][: mine.numel()]
+        self._library.modular_decode(
+            piece.steps.ctypes.data,
+            piece.sums.ctypes.data,
+            piece.planes[0].ctypes.data,
+            piece.planes[-1].ctypes.data,
+            mine.data_ptr(),
+            len(steps),
+            self._back.data_ptr() + dither.offset(self._seed, piece.start),
+            self.bits,
+            target.data_ptr(),
+            steps.data_ptr(),
+            wrapped.data_ptr(),
+            sample.data_ptr(),
+        )
+        if not whole:
+            out.copy_(target[: out.numel()])
+
+
+class TorchEngine:
+    """Torch operations on whole chunks, in buffers of its own."""
+
+    def __init__(self, bits: int, device: torch.device) -> None:
+        self.bits = bits
+        self.scratch = Scratch(device)
+        self._packer = Packer(CHUNK, device)
+        self._words = [torch.empty(CHUNK, dtype=torch.int32, device=device) for _ in range(2)]
+        self._seed, self._back = -1, torch.empty(0, dtype=torch.int32, device=device)
+        self._packed = torch.empty(packed_nbytes(CHUNK, bits), dtype=torch.uint8, device=device)
+        self._high = torch.empty(CHUNK, device=device)
+        self._high_bytes = torch.empty(CHUNK, dtype=torch.uint8, device=device)
+        self._sums = torch.empty(CHUNK // BLOCK_ELEMENTS, device=device)
+        self._weights = torch.arange(1, 2 * BLOCK_ELEMENTS, 2, device=device, dtype=torch.float32)
+        self._weights[-1] += 2  # 1, 3 … 125, 129
+
+    def draw(self, seed: int) -> None:
+        self.scratch.draw(seed, 1 / 256, 0.0)
+
+    def draw_back(self, seed: int) -> None:
+        """Less 1/2 and plus half the range, in 256ths of a step."""
+        if seed != self._seed:
+            pool = dither.pool(seed).to(self.scratch.device, torch.int32)
+            self._seed, self._back = seed, pool.add_((1 << (self.bits + 7)) - 128)
+
+    def encode(
+        self,
+        flat: torch.Tensor,
+        reference: torch.Tensor,
+        pieces: Sequence[Piece],
+        scale: float,
+        least: float,
+        own: torch.Tensor,
+    ) -> None:
+        s, base, rows = self.scratch, pieces[0].start, len(own)
+        for piece in pieces:
+            x, phi = s.whole(flat[piece.start : piece.end], 0), s.whole(reference[piece.start : piece.end], 1)
+            delta = torch.sub(x, phi, out=s.floats[0][: x.numel()]).abs_().view(-1, BLOCK_ELEMENTS)
+            row = (piece.start - base) // BLOCK_ELEMENTS
+            torch.amax(delta, dim=1, out=own[row : row + len(delta)])
+        own.mul_(scale).clamp_(min=least)
+        wire_steps(own, s.step_bits[:rows], s.wire_steps[: 2 * rows])
+        inverse = torch.reciprocal(own, out=s.inverse[:rows])
+        for piece in pieces:
+            x, row = s.whole(flat[piece.start : piece.end], 0), (piece.start - base) // BLOCK_ELEMENTS
+            count, drawn = x.numel(), s.drawn(s.seed, piece.start, x.numel())
+            y = s.floats[0][:count]
+            by_block = inverse[row : row + len(drawn)].unsqueeze(1)
+            torch.mul(x.view(drawn.shape), by_block, out=y.view(drawn.shape)).add_(drawn)
+            indices = y.view(torch.int32).copy_(y.floor_())
+            packed = self._packed[: packed_nbytes(count, self.bits)]
+            self._packer.pack(s.bytes[:count].copy_(indices), self.bits, packed)
+            at = 0
+            for plane in piece.planes:
+                torch.from_numpy(plane).copy_(packed[at : at + plane.size])
+                at += plane.size
+            torch.from_numpy(piece.steps).copy_(s.wire_steps[2 * row : 2 * (row + len(drawn))])
+            torch.from_numpy(piece.sums).copy_(self._checksum(indices.bitwise_right_shift_(self.bits)))
+
+    def _checksum(self, high: torch.Tensor) -> torch.Tensor:
+        """Of Q >> b by element, int32: sum of w (Q >> b) mod 256 by block, float32, exact."""
+        high = self._high[: high.numel()].copy_(self._high_bytes[: high.numel()].copy_(high))
+        sums = self._sums[: high.numel() // BLOCK_ELEMENTS]
+        torch.mv(high.view(-1, BLOCK_ELEMENTS), self._weights, out=sums)
+        return sums.remainder_(256)
+
+    def decode(
+        self,
+        piece: Piece,
+        ours: torch.Tensor,
+        out: torch.Tensor,
+        steps: torch.Tensor,
+        wrapped: torch.Tensor,
+        sample: torch.Tensor,
+    ) -> None:
+        s, bits, mine, rows = self.scratch, self.bits, self.scratch.whole(ours), len(steps)
+        count, at = mine.numel(), 0
+        for plane in piece.planes:
+            self._packed[at : at + plane.size].copy_(torch.frombuffer(plane, dtype=torch.uint8))
+            at += plane.size
+        codes = s.bytes[:count]
+        self._packer.unpack(self._packed[:at], bits, codes)
+        steps.copy_(read_steps(piece.steps))
+        # In 256ths of a step: own theta + dither - 1/2 - q + half the range.
+        y, words, moved = s.floats[0][:count], self._words[0][:count], self._words[1][:count]
+        inverse = torch.reciprocal(steps, out=s.inverse[:rows]).mul_(256)
+        torch.mul(mine.view(rows, -1), inverse.unsqueeze(1), out=y.view(rows, -1))
+        words.copy_(y.round_())
+        shift = dither.offset(self._seed, piece.start)
+        words.sub_(moved.copy_(codes).bitwise_left_shift_(8)).add_(self._back[shift : shift + count])
+        # From bit b + 8 up: Q' >> b. Below: how far own theta lies from the value meant, plus half the range.
+        torch.bitwise_right_shift(words, bits + 8, out=moved)
+        sums = torch.from_numpy(piece.sums.astype(np.float32)).to(s.device)
+        wrapped.copy_(sums.ne_(self._checksum(moved)))
+        words.bitwise_and_((1 << (bits + 8)) - 1).sub_(1 << (bits + 7))
+        sample.copy_(words[::SAMPLE])
+        y.copy_(words)
+        y.view(rows, -1).mul_(torch.mul(steps, -1 / 256, out=s.inverse[:rows]).unsqueeze(1))
+        out.copy_(y.add_(mine)[: out.numel()])

@@ -1,0 +1,114 @@
+"""Operators' mistakes against a live bootstrap: one clear line, the right exit code, no traceback, and the swarm goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from swarmnode import manifest as manifests
+from swarmnode.local.child import Child, NodePlan, environment, node_command
+from swarmnode.manifest import PRESETS, SIGNED_FILE, DataSpec
+
+BOUND_S = 120.0
+OTHER_RUN = "ab" * 32
+NOBODY = "/ip4/127.0.0.1/tcp/1/p2p/12D3KooWNjStcekxZuKJtEW2TaSTxnK55TAvdxvzrt8w5mRGsHdq"
+
+
+async def said(*arguments: str) -> tuple[int, str]:
+    """(exit code, stderr) of `swarmnode ARGUMENTS`."""
+    process = await asyncio.create_subprocess_exec(
+        *[sys.executable, "-m", "swarmnode.cli.main", *arguments],
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+        env=environment(),
+    )
+    try:
+        async with asyncio.timeout(BOUND_S):
+            _, error = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    assert process.returncode is not None
+    return process.returncode, error.decode()
+
+
+def corrupt_shard_run(folder: Path) -> Path:
+    """A run whose training shard is garbage."""
+    (folder / "data").mkdir(parents=True)
+    (folder / "data" / "train.tokens").write_bytes(b"not a shard at all" * 100)
+    run = replace(PRESETS["tiny"], data=DataSpec(source="shards", paths=("data",)))
+    manifests.init(folder, run)
+    manifests.sign_folder(folder)
+    return folder / SIGNED_FILE
+
+
+def test_mistakes_are_answered_in_one_line(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    manifests.init(folder, PRESETS["tiny"])
+    manifests.sign_folder(folder)
+    signed = folder / SIGNED_FILE
+    forged = tmp_path / "forged.signed"
+    raw = bytearray(signed.read_bytes())
+    raw[raw.index(b"alpha") + 8] ^= 1
+    forged.write_bytes(bytes(raw))
+    shards = corrupt_shard_run(tmp_path / "shards")
+
+    async def body() -> dict[str, tuple[int, str]]:
+        plan = NodePlan("bootstrap", tmp_path / "boot", signed, tmp_path / "cache", bootstrap=True)
+        bootstrap = await Child.start(plan, node_command(plan))
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))
+            taken.listen()
+            port = str(taken.getsockname()[1])
+            try:
+                async with asyncio.timeout(BOUND_S):
+                    while bootstrap.ready is None:
+                        await bootstrap.poll()
+                        assert bootstrap.alive, "the bootstrap ended"
+                        await asyncio.sleep(0.1)
+                here = bootstrap.ready.addresses[0]
+
+                def join(name: str, *arguments: str) -> list[str]:
+                    return ["join", *arguments, "--home", str(tmp_path / name), "--listen", "/ip4/127.0.0.1/tcp/0"]
+
+                cases = {
+                    "unreachable": join("a", NOBODY, "--run", str(signed)),
+                    "wrong run id": join("b", here, "--run", OTHER_RUN),
+                    "forged manifest": join("c", here, "--run", str(forged)),
+                    "metrics port taken": [*join("d", here, "--run", str(signed)), "--metrics-port", port],
+                    "listen port taken": [*join("e", here, "--run", str(signed))[:-1], f"/ip4/127.0.0.1/tcp/{port}"],
+                    "corrupt shard": [*join("f", here, "--run", str(shards)), "--stage", "0"],
+                    "no such stage": [*join("g", here, "--run", str(signed)), "--stage", "7"],
+                }
+                results = await asyncio.gather(*(said(*case) for case in cases.values()))
+                await bootstrap.poll()
+                assert bootstrap.alive, "the bootstrap goes on"
+                return dict(zip(cases, results, strict=True))
+            finally:
+                await bootstrap.leave("the test is over")
+                if not await bootstrap.wait(BOUND_S):
+                    bootstrap.kill()
+                    await bootstrap.wait(BOUND_S)
+
+    found = asyncio.run(body())
+    expected = {
+        "unreachable": (21, "no bootstrap answers"),
+        "wrong run id": (21, "is the run id right"),
+        "forged manifest": (78, "signature"),
+        "metrics port taken": (2, "--metrics-port"),
+        "listen port taken": (70, "in use"),
+        "corrupt shard": (78, "not a token shard"),
+        "no such stage": (2, "stage"),
+    }
+    for name, (code, words) in expected.items():
+        got, error = found[name]
+        lines = [line for line in error.splitlines() if line.startswith("swarmnode:")]
+        assert "Traceback" not in error, f"{name}: {error}"
+        assert len(lines) == 1, f"{name}: {error}"
+        assert (got, words in lines[0]) == (code, True), f"{name}: exit {got}: {error}"

@@ -1,0 +1,40 @@
+"""Golden traces: what some lives have decided, as hashes. After a change of what nodes decide, on purpose, write them
+anew and look at what changed besides:
+
+    .venv/bin/python -m tests.simulation.golden
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+
+from swarmnode.simulation.scenario import find, read_scenario, shorter
+from swarmnode.simulation.world import simulate
+
+FILE = pathlib.Path(__file__).with_name("golden.json")
+LIVES = (("calm", 1, 20.0), ("everything", 3, 60.0), ("home-links", 5, 60.0))
+
+
+def life(name: str, seed: int, seconds: float) -> dict[str, object]:
+    scenario = read_scenario(find(name))
+    outcome = simulate(shorter(scenario, seconds), seed)
+    assert not outcome.failures, outcome.failures
+    return {
+        "scenario": name,
+        "seed": seed,
+        "seconds": seconds,
+        "trace": outcome.trace,
+        "events": outcome.events,
+        "samples": outcome.total.samples,
+        "bytes": outcome.total.bytes,
+    }
+
+
+def main() -> None:
+    FILE.write_text(json.dumps([life(*given) for given in LIVES], indent=1) + "\n")
+    print(FILE.read_text())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,215 @@
+"""Virtual time: it jumps, it repeats, it admits nothing from outside. On every Python there is."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from swarmnode.simulation import clock
+from swarmnode.simulation.clock import Deadlock, Forbidden, Standstill, VirtualLoop, owned, run
+
+SOURCE = pathlib.Path(clock.__file__)
+VERSIONS = ("3.11", "3.12", "3.13")
+
+
+async def rivals(log: list[object]) -> None:
+    """Timers of equal deadlines, a task group that falls, a timeout, a wait over a set."""
+
+    async def rival(number: int) -> None:
+        try:
+            while True:
+                await asyncio.sleep(1)
+                log.append(number)
+                if number == 3 and len(log) > 40:
+                    raise ValueError
+        except asyncio.CancelledError:
+            log.append(-number)
+            raise
+
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            for number in range(1, 12):
+                tasks.create_task(rival(number))
+    except* ValueError:
+        pass
+    try:
+        async with asyncio.timeout(5):
+            await asyncio.Event().wait()
+    except TimeoutError:
+        log.append("timeout")
+    loop = asyncio.get_running_loop()
+    done, pending = await asyncio.wait({loop.create_task(asyncio.sleep(n, n)) for n in range(9)}, timeout=4.5)
+    log += [task.result() for task in done] + [len(pending), loop.time()]
+
+
+def told(seed: int) -> list[object]:
+    log: list[object] = []
+    run(rivals(log), seed)
+    return log
+
+
+def test_time_jumps_and_the_seed_decides_who_is_first() -> None:
+    assert told(1) == told(1)
+    assert told(1) != told(2)
+    assert told(1)[-1] == told(2)[-1] == 14.5, "5 s of rivals, 5 s of timeout, 4.5 s of waiting"
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_every_python_tells_the_same(version: str, tmp_path: pathlib.Path) -> None:
+    """The loop alone, from its file: other versions here have no packages. Set iteration and the order in which
+    asyncio asks for callbacks may change with a version, so only repetition is demanded of each."""
+    python = find_python(version)
+    if python is None:
+        pytest.skip(f"no Python {version} here")
+    program = f"""
+import asyncio, importlib.util, sys
+spec = importlib.util.spec_from_file_location("clock", {str(SOURCE)!r})
+clock = importlib.util.module_from_spec(spec); sys.modules["clock"] = clock; spec.loader.exec_module(clock)
+{rivals_source()}
+log = []
+clock.run(rivals(log), 1)
+print(log)
+for wrong in (lambda: asyncio.to_thread(print), lambda: asyncio.open_connection("localhost", 1)):
+    try:
+        clock.run(wrong())
+    except clock.Forbidden:
+        continue
+    raise SystemExit("not forbidden")
+"""
+    outputs = set()
+    for hash_seed in ("0", "1", "random"):
+        done = subprocess.run(
+            [python, "-c", program],
+            env={"PYTHONHASHSEED": hash_seed, "PATH": os.environ["PATH"]},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        outputs.add(done.stdout)
+    assert len(outputs) == 1
+
+
+def rivals_source() -> str:
+    text = pathlib.Path(__file__).read_text()
+    start = text.index("async def rivals")
+    return text[start : text.index("\n\n\ndef told")]
+
+
+def find_python(version: str) -> str | None:
+    if sys.version.startswith(version + "."):
+        return sys.executable
+    pyenv = pathlib.Path(os.environ.get("PYENV_ROOT", pathlib.Path.home() / ".pyenv")) / "versions"
+    found = sorted(pyenv.glob(f"{version}.*/bin/python"))
+    return str(found[-1]) if found else next(iter(filter(works, [shutil.which(f"python{version}")])), None)
+
+
+def works(path: str | None) -> bool:
+    return path is not None and subprocess.run([path, "-V"], capture_output=True, timeout=20, check=False).returncode == 0
+
+
+def test_a_deadlock_says_who_waits_for_what() -> None:
+    async def stuck() -> None:
+        await asyncio.Event().wait()
+
+    async def main() -> None:
+        task = asyncio.get_running_loop().create_task(stuck(), context=owned("n7"))
+        await task
+
+    with pytest.raises(Deadlock, match=r"main: .*test_clock.py:\d+ .*main(.|\n)*n7: locks.py:\d+ Event.wait"):
+        run(main())
+
+
+def test_time_that_stands_still_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clock, "STANDSTILL_CALLBACKS", 1000)
+
+    async def main() -> None:
+        while True:
+            await asyncio.sleep(0)
+
+    async def again() -> None:
+        loop = asyncio.get_running_loop()
+
+        def spin() -> None:
+            loop.call_later(0.0, spin)
+
+        spin()
+        await asyncio.sleep(1)
+
+    for spinning in (main, again):
+        with pytest.raises(Standstill):
+            run(spinning())
+
+
+def test_nothing_from_outside() -> None:
+    import socket
+    import threading
+    import time
+
+    def reaches(work: object) -> None:
+        async def main() -> None:
+            assert callable(work)
+            work()
+
+        with pytest.raises(Forbidden):
+            run(main())
+
+    reaches(lambda: threading.Thread(target=print).start())
+    reaches(lambda: socket.socket())
+    reaches(lambda: subprocess.Popen(["true"]))
+    reaches(lambda: time.sleep(0.01))
+    reaches(lambda: asyncio.get_running_loop().run_in_executor(None, print))
+
+    thread = threading.Thread(target=print, args=("",))
+    thread.start()  # allowed again outside
+    thread.join()
+
+
+def test_a_wakeup_from_another_thread_is_refused() -> None:
+    loop = VirtualLoop()
+    with pytest.raises(Forbidden):
+        loop.call_soon_threadsafe(print)
+
+
+def test_a_frozen_process_sleeps_through_and_wakes_late() -> None:
+    async def main() -> list[tuple[float, str]]:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop)
+        log: list[tuple[float, str]] = []
+
+        async def ticking(name: str) -> None:
+            while loop.time() < 10:
+                await asyncio.sleep(1)
+                log.append((loop.time(), name))
+
+        for name in ("a", "b"):
+            loop.create_task(ticking(name), context=owned(name))
+        await asyncio.sleep(2.5)
+        loop.freeze("a")
+        await asyncio.sleep(4)
+        loop.thaw("a")
+        await asyncio.sleep(5)
+        return log
+
+    log = run(main())
+    assert [at for at, name in log if name == "b"] == list(range(1, 11))
+    assert [at for at, name in log if name == "a"] == [1, 2, 6.5, 7.5, 8.5, 9.5, 10.5]
+
+
+def test_exceptions_nobody_took_are_told() -> None:
+    async def main() -> None:
+        def bad() -> None:
+            raise KeyError("lost")
+
+        asyncio.get_running_loop().call_soon(bad)
+        await asyncio.sleep(1)
+
+    with pytest.raises(RuntimeError, match="lost"):
+        run(main())

@@ -1,0 +1,52 @@
+"""The simulated transport and directory keep the contract of the real ones."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
+
+from swarmnode.identity import Identity
+from swarmnode.simulation import clock
+from swarmnode.simulation.directory import Habits, Shelf, SimDirectory
+from swarmnode.simulation.geography import Address
+from swarmnode.simulation.inhabitant import SkewedClock
+from swarmnode.simulation.network import Network, Plug
+from swarmnode.simulation.transport import SimTransport
+from tests.transport.contract import RUN, Directories, DirectoryContract, Pair, TransportContract
+
+HOME = Address("local", 0.002)
+
+
+def plugged(network: Network, number: int) -> tuple[Plug, Identity]:
+    identity = Identity.of_seed(bytes([number]) * 32)
+    return network.plug(f"n{number}", identity.peer_id, HOME, 1e8, 1e8), identity
+
+
+class TestSimTransport(TransportContract):
+    def run(self, main: Awaitable[None]) -> None:
+        clock.run(main)  # type: ignore[arg-type]
+
+    @asynccontextmanager
+    async def pair(self) -> AsyncIterator[Pair]:
+        network = Network(random.Random(1))
+        here, there = (SimTransport(network, plugged(network, number)[0], RUN) for number in (1, 2))
+
+        async def close_there() -> None:
+            there.close()
+
+        yield Pair(here, there, close_there)
+
+
+class TestSimDirectory(DirectoryContract):
+    def run(self, main: Awaitable[None]) -> None:
+        clock.run(main)  # type: ignore[arg-type]
+
+    @asynccontextmanager
+    async def directories(self) -> AsyncIterator[Directories]:
+        network = Network(random.Random(1))
+        wall = SkewedClock(asyncio.get_running_loop())
+        shelf = Shelf(network, wall, RUN, random.Random(2), Habits())
+        (plug, me), (other_plug, other) = plugged(network, 1), plugged(network, 2)
+        yield Directories(SimDirectory(shelf, plug), SimDirectory(shelf, other_plug), (me, other), wall.unix_s)

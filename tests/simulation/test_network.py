@@ -1,0 +1,106 @@
+"""Links, places, cuts and fleets."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarmnode.errors import UsageError
+from swarmnode.simulation import clock
+from swarmnode.simulation.fleet import parse_fleet, scaled
+from swarmnode.simulation.geography import Address, Cut, Nat, Reach, rtt_s
+from swarmnode.simulation.link import Link
+
+ARRIVALS = st.lists(st.tuples(st.floats(0, 10), st.integers(1, 1000)), min_size=1, max_size=12)
+
+
+def dumb_sharing(arrivals: list[tuple[float, int]], rate: float, step: float) -> list[float]:
+    """When each transfer ends, by small steps of time in which all that are there get equal parts."""
+    left = {index: float(nbytes) for index, (_, nbytes) in enumerate(arrivals)}
+    ends, now = [0.0] * len(arrivals), 0.0
+    while left:
+        present = [index for index in left if arrivals[index][0] <= now]
+        for index in present:
+            left[index] -= rate * step / len(present)
+            if left[index] <= 0:
+                ends[index] = now + step
+                del left[index]
+        now += step
+    return ends
+
+
+@given(ARRIVALS)
+def test_a_link_shares_its_rate_evenly(arrivals: list[tuple[float, int]]) -> None:
+    async def main() -> list[float]:
+        loop = asyncio.get_running_loop()
+        link, ends = Link(loop, 200.0), [0.0] * len(arrivals)
+        for index, (at, nbytes) in enumerate(arrivals):
+
+            def ended(index: int = index) -> None:
+                ends[index] = loop.time()
+
+            loop.call_at(at, lambda n=nbytes, done=ended: link.send(n, done))  # type: ignore[misc]
+        await asyncio.sleep(1000)
+        assert link.flows == 0 and link.carried == sum(nbytes for _, nbytes in arrivals)
+        return ends
+
+    step = 0.005
+    expected = dumb_sharing(arrivals, 200.0, step)
+    for found, dumb in zip(clock.run(main()), expected, strict=True):
+        assert found == pytest.approx(dumb, abs=(len(arrivals) + 2) * step)
+
+
+def test_a_dropped_flow_leaves_its_share_and_a_slower_line_is_slower() -> None:
+    async def main() -> list[float]:
+        loop = asyncio.get_running_loop()
+        link, ends = Link(loop, 100.0), []
+        first = link.send(1000, lambda: ends.append(-1.0))
+        link.send(1000, lambda: ends.append(loop.time()))
+        await asyncio.sleep(2)  # each has moved 100
+        link.drop(first)
+        await asyncio.sleep(4)  # the other has moved 500
+        link.set_rate(50.0)
+        await asyncio.sleep(100)
+        return ends
+
+    assert clock.run(main()) == [pytest.approx(2 + 4 + 10)]
+
+
+def test_ways_and_walls() -> None:
+    home, far = Address("eu", 0.02), Address("us-west", 0.01, Nat.RELAYED)
+    assert rtt_s(home, home) == pytest.approx(0.04)
+    assert rtt_s(home, far) == rtt_s(far, home) > 0.23
+    reach = Reach()
+    assert not reach.can_dial("a", "b", Nat.UNREACHABLE)
+    assert reach.can_dial("b", "a", Nat.OPEN), "the hidden one calls out ..."
+    assert reach.can_dial("a", "b", Nat.UNREACHABLE), "... and is then reached over its own connection"
+    reach.forget("b")
+    assert not reach.can_dial("a", "b", Nat.UNREACHABLE)
+    cut = Cut(frozenset("ab"), frozenset("bc"), both_ways=False)
+    reach.cuts.append(cut)
+    assert reach.blocked("a", "c") and not reach.blocked("c", "a")
+    assert not reach.blocked("a", "b") and not reach.blocked("b", "c"), "b is in both: a bridge"
+    reach.heal(cut)
+    assert not reach.blocked("a", "c")
+
+
+def test_fleets_are_scaled_and_mistakes_are_named() -> None:
+    row = {"count": "3", "flops": "1e12", "up_mbps": "8", "down_mbps": "80"}
+    (kind,) = parse_fleet([row], "f.csv")
+    assert (kind.up, kind.down, kind.address.nat) == (1e6, 1e7, Nat.OPEN)
+    mixed = parse_fleet([row, row | {"count": "1"}], "f.csv")
+    assert [k.count for k in scaled(mixed, 8)] == [6, 2]
+    assert [k.count for k in scaled(mixed, 1)] == [1]
+    for wrong, says in (
+        ({"flops": ""}, "flops is missing"),
+        ({"flops": "fast"}, "flops = 'fast'"),
+        ({"region": "moon"}, "region 'moon'"),
+        ({"nat": "cone"}, "nat 'cone'"),
+        ({"gpu": "1"}, "no column 'gpu'"),
+        ({"up_mbps": "0"}, "up_mbps"),
+    ):
+        with pytest.raises(UsageError, match=says):
+            parse_fleet([row | wrong], "f.csv")

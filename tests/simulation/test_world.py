@@ -1,0 +1,135 @@
+"""Whole lives: they repeat everywhere, they hold the laws, and a broken law says how to see it again."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from swarmnode.cli.main import main
+from swarmnode.errors import UsageError
+from swarmnode.pipeline.backlog import Backlog
+from swarmnode.simulation.report import page
+from swarmnode.simulation.scenario import find, parse_scenario, read_scenario, shorter
+from swarmnode.simulation.sweep import sweep
+from swarmnode.simulation.world import simulate
+
+from .golden import FILE, LIVES, life
+
+SWEEP_S = 60.0
+SWEEP_LIVES = 14
+FAULTS_MIN = 1000
+
+
+@pytest.mark.parametrize("index", range(len(LIVES)))
+def test_golden_traces(index: int) -> None:
+    golden = json.loads(FILE.read_text())[index]
+    assert life(*LIVES[index]) == golden, "decisions changed; on purpose? then: python -m tests.simulation.golden"
+
+
+def test_a_life_is_the_same_in_every_process() -> None:
+    program = (
+        "from tests.simulation.golden import life; import json; print(json.dumps(life('everything', 8, 30.0)))"
+    )
+    told = set()
+    for hash_seed in ("1", "77"):
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            env=os.environ | {"PYTHONHASHSEED": hash_seed, "PYTHONPATH": "."},
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        told.add(done.stdout)
+    told.add(json.dumps(life("everything", 8, 30.0)) + "\n")
+    assert len(told) == 1
+
+
+@pytest.mark.timeout(300)
+def test_a_sweep_of_storms_breaks_no_law() -> None:
+    """Bounded by time, as the machine gives it; at least 1,000 faults where the time suffices for that."""
+    scenario = read_scenario(find("everything"))
+    begun, failures, lives = time.monotonic(), [], [0]
+
+    def going_on() -> bool:
+        lives[0] += 1
+        return lives[0] < SWEEP_LIVES and time.monotonic() - begun < SWEEP_S
+
+    swept = sweep(scenario, 100, going_on, lambda outcome: failures.append((outcome.seed, outcome.failures)))
+    assert not failures, f"replay: swarmnode simulate --scenario everything --seed {failures[0][0]}"
+    if swept.lives == SWEEP_LIVES:
+        assert swept.faults >= FAULTS_MIN
+
+
+def test_a_bug_of_the_node_is_found_and_can_be_replayed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without its memory of what was counted, a replica counts repeated microbatches twice."""
+    monkeypatch.setattr(Backlog, "_keep", lambda self, key, held, answer: None)
+    told = []
+    for _ in range(2):
+        assert main(["simulate", "--scenario", "everything", "--seed", "2", "--for", "120s"]) == 70
+        captured = capsys.readouterr()
+        assert "broken: a microbatch is counted once" in captured.err
+        assert "replay: swarmnode simulate --seed 2 --scenario everything --for 120s" in captured.err
+        told.append(captured.err)
+    assert told[0] == told[1]
+
+
+def test_real_tensors_learn_in_the_storm() -> None:
+    tree = {
+        "tensors": "torch",
+        "seconds": 120,
+        "fleet": [{"count": 6, "flops": 2e8, "up_mbps": 100, "down_mbps": 100}],
+        "manifest": {
+            "model": {"layers": 2, "width": 32, "heads": 2, "kv_heads": 1, "ffn": 48, "context": 16},
+            "pipeline": {"stages": 2, "validation_samples": 16},
+            "inner": {"learning_rate": 0.01, "warmup_samples": 64, "microbatch": 4, "inner_batch": 16},
+            "gossip": {"round_samples": 256},
+        },
+        "faults": {"crash": {"at_s": [40.0], "back_s": 10}, "slow": {"at_s": [20.0], "factor": 4.0}},
+        "bounds": {"window_s": 20, "throughput": 0.2},
+    }
+    outcome = simulate(parse_scenario(tree, "test", find("calm").parent, "real"), 1)
+    assert not outcome.failures, outcome.failures
+    assert outcome.struck["crash"] == 1
+    losses = [loss for _, loss, _ in outcome.validations]
+    assert losses[-1] < losses[0] - 0.5, losses
+
+
+def test_reports(tmp_path: object, capsys: pytest.CaptureFixture[str]) -> None:
+    outcome = simulate(shorter(read_scenario(find("calm")), 10), 0)
+    for text in (page([outcome]), page([outcome, outcome])):
+        assert text.startswith("<!doctype html>") and "<svg" in text and "http" not in text
+    assert main(["simulate", "--for", "10s", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["trace"] == outcome.trace and found["failures"] == []
+    assert 0 < found["share_of_optimum"] <= 1.05
+
+
+def test_mistakes_in_scenarios_are_named() -> None:
+    fleet = [{"count": 3, "flops": 1, "up_mbps": 1, "down_mbps": 1}]
+    for tree, says in (
+        ({}, "fleet is missing"),
+        ({"fleet": fleet, "faults": {"meteor": {}}}, "no fault 'meteor'; faults are"),
+        ({"fleet": fleet, "faults": {"crash": {"rate": 1}}}, "faults.crash: no key 'rate'"),
+        ({"fleet": fleet, "second": 5}, "no key 'second'"),
+        ({"fleet": fleet, "seconds": "long"}, "seconds = 'long'"),
+        ({"fleet": fleet[:1], "manifest": {"pipeline": {"stages": 4}}}, "3 machines for 4 stages"),
+    ):
+        with pytest.raises(UsageError, match=says):
+            parse_scenario(tree, "s.toml", find("calm").parent, "s")
+    with pytest.raises(UsageError, match="no scenario 'clam'; |no scenario 'clam': .*calm"):
+        find("clam")
+
+
+def test_the_virtual_loop_leaves_the_real_one_alone() -> None:
+    simulate(shorter(read_scenario(find("calm")), 1), 0)
+    assert asyncio.run(asyncio.sleep(0, "real")) == "real"
