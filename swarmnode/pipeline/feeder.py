@@ -23,6 +23,7 @@ from swarmnode.wire import call_pb2 as wire
 
 RATE_SPAN_S = 10.0  # guess: tokens per second are averaged over this
 LOST_PAUSE_S = 0.2  # guess: after a loss, before anything new is started
+VALIDATORS = 2  # guess: feeders that measure the held-out loss after a round
 VALIDATING_MAX = 2  # guess: held-out microbatches under way at once
 
 
@@ -145,9 +146,11 @@ class Feeder:
         return loss
 
     def validates(self, round_index: int) -> bool:
-        """Whether it is this feeder's turn to validate after `round_index`: one of the feeders, by hash."""
-        feeders = self._swarm().feeders() or (self._me,)
-        return min(feeders, key=lambda peer: digest64(self._manifest.seed, "validate", round_index, peer)) == self._me
+        """Whether it is this feeder's turn to validate after `round_index`: VALIDATORS of the feeders, by hash, so that
+        one of them may have died without its record having expired."""
+        feeders = {*self._swarm().feeders(), self._me}
+        order = sorted(feeders, key=lambda peer: digest64(self._manifest.seed, "validate", round_index, peer))
+        return self._me in order[:VALIDATORS]
 
     def _next(self) -> _Piece:
         """The next microbatch to start, from the block in work or a new one of ours."""

@@ -1,4 +1,4 @@
-"""Operators' mistakes against a live bootstrap: one clear line, the right exit code, no traceback, and the swarm goes on."""
+"""Mistakes against a live bootstrap: one clear line, the right exit code, no traceback, and the swarm goes on."""
 
 from __future__ import annotations
 

@@ -14,8 +14,8 @@ receiver's own theta (for it, the round is a lone one), and whoever saw it fail 
 which cannot wrap (an escape).
 
 kappa follows the spread seen: times the root mean square of (x - theta) / (2^b s), s being the receiver's own step,
-over its target; up at once and down by a fifth of the way, and a quarter more when over 1/2 % of blocks failed. Nearest
-kin: Moniqua [arXiv 2002.11787, section 4], modulo quantisation for decentralised SGD with a bound from theory.
+over its target; up at once and down by half of the way, and a quarter more when over 3 % of blocks failed. Nearest kin:
+Moniqua [arXiv 2002.11787, section 4], modulo quantisation for decentralised SGD with a bound from theory.
 
 No residual, no anchor, no memory but a bit a block. On the wire, little endian:
 
@@ -65,10 +65,10 @@ ESCAPE_NBYTES = 4 + 2 + BLOCK_ELEMENTS
 ESCAPES_SHARE = 1 / 8  # guess: of all blocks; keeps a message at 4 bits below 0.69 byte a parameter in the worst case
 
 KAPPA = 12.0  # measured (design section 5): 12 loses nothing at 3 to 6 bits, 4 wraps on 19 % of coordinates
-KAPPA_LEAST, KAPPA_MOST = 10.0, 64.0  # measured: with 4, kappa fell to 6 while replicas were close, and 15 % wrapped
+KAPPA_LEAST, KAPPA_MOST = 10.0, 32.0  # measured: at 6, 15 % of blocks wrapped; the most is a guess
 SPREAD_TARGET = 0.116  # of the range, root mean square: half the range is 4.3 deviations, as kappa = 12 had it
-KAPPA_FALL = 0.2  # guess: down slowly, up at once, since a step too wide costs less than a wrap
-WRAPPED_MOST, KAPPA_RAISE = 0.005, 1.25  # guess
+KAPPA_FALL = 0.5  # measured: at 0.2 and a raise from 0.5 % on, kappa crept up to 50 within 40 rounds
+WRAPPED_MOST, KAPPA_RAISE = 0.03, 1.25  # guess; fewer are blocks that stood still here, and escapes mend them
 
 STEP_RATIO = 2.0**-15  # of the tile's largest weight, at least: float32 keeps the dither's 8 bits beside theta / s
 
