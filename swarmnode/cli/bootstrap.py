@@ -6,20 +6,20 @@ from pathlib import Path
 
 import click
 
-from swarmnode.cli.options import BOOTSTRAP, FOLDER, LISTEN, PORT, RUN, NodeOptions
+from swarmnode.cli.options import BOOTSTRAP, FOLDER, LISTEN, OWN_RUN, PORT, NodeOptions
 from swarmnode.local.place import default_cache, default_home
 
 
 @click.command(short_help="be a run's first meeting point")
-@click.argument("run", metavar="RUN", type=RUN)
+@click.argument("run", metavar="RUN", type=OWN_RUN)
 @click.option("--listen", type=LISTEN, default="/ip4/0.0.0.0/tcp/0", show_default=True, help="Where peers reach us.")
 @click.option("--peer", "peers", type=BOOTSTRAP, multiple=True, help="Another bootstrap of the run; may be repeated.")
 @click.option("--home", type=FOLDER, help="The node's own folder.  [default: ~/.local/share/swarmnode/bootstrap]")
 @click.option("--metrics-port", type=PORT, default=0, show_default="any", help="Prometheus on 127.0.0.1:PORT.")
 @click.option("--name", default="bootstrap", show_default=True, help="What people call this node.")
 def command(run: str, listen: str, peers: tuple[str, ...], home: Path | None, metrics_port: int, name: str) -> int:
-    """Hold the directory of RUN (the path of manifest.signed, or a folder that has it) and give its manifest to
-    joiners. Trains nothing, needs no GPU. Prints its multiaddrs on stdout: what `swarmnode join` takes.
+    """Hold the directory of RUN and give its manifest to joiners. RUN is a folder of `swarmnode init`, signed now, or
+    a signed manifest. Trains nothing, needs no GPU. Prints its multiaddrs on stdout: what `swarmnode join` takes.
     """
     from swarmnode.cli.launch import launch
     from swarmnode.local.ready import Ready
@@ -28,9 +28,10 @@ def command(run: str, listen: str, peers: tuple[str, ...], home: Path | None, me
         for address in ready.addresses:
             click.echo(address)
         click.echo(f"metrics http://{ready.metrics_address}/metrics", err=True)
+        click.echo(f"others join by: swarmnode join {ready.addresses[0]} --run {ready.run_id}", err=True)
 
     options = NodeOptions(
-        run=run,
+        run=_signed(run),
         bootstrap=peers,
         stage=None,
         listen=listen,
@@ -42,3 +43,14 @@ def command(run: str, listen: str, peers: tuple[str, ...], home: Path | None, me
         out=None,
     )
     return launch(options, tell)
+
+
+def _signed(run: str) -> str:
+    """The signed manifest of an organiser's folder, made now; anything else as it is."""
+    folder = Path(run)
+    if not (folder / "manifest.toml").is_file():
+        return run
+    from swarmnode.manifest import SIGNED_FILE, sign_folder
+
+    sign_folder(folder)
+    return str(folder / SIGNED_FILE)

@@ -71,8 +71,15 @@ def check_run(text: str) -> str:
     if path.is_dir() and (path / "manifest.signed").is_file():
         path = path / "manifest.signed"
     if not path.is_file():
-        raise ValueError("neither a run id (64 hex digits) nor a file: `swarmnode up` and `init` make manifest.signed")
+        raise ValueError(
+            "neither a run id (64 hex digits) nor a signed manifest: `swarmnode up` and `bootstrap` make one"
+        )
     return str(path)
+
+
+def check_own_run(text: str) -> str:
+    """As `check_run`, and a folder of `swarmnode init`, which is signed when it is used."""
+    return text if (Path(text) / "manifest.toml").is_file() else check_run(text)
 
 
 def _check_ip(family: str, text: str) -> None:
@@ -107,6 +114,7 @@ class Checked(click.ParamType[str]):
 LISTEN = Checked("multiaddr", check_listen)
 BOOTSTRAP = Checked("multiaddr", check_bootstrap)
 RUN = Checked("run", check_run)
+OWN_RUN = Checked("run", check_own_run)
 FOLDER = click.Path(file_okay=False, path_type=Path)
 PORT = click.IntRange(0, PORT_MAX)
 STAGE = click.IntRange(0, STAGES_MAX - 1)

@@ -137,6 +137,13 @@ FIELDS: tuple[Field, ...] = (
         "Numbers in which weights travel between replicas; modular: bits a weight, nearest to the receiver's own.",
         "guess",
     ),
+    Field(
+        "gossip",
+        "acceptance",
+        one_of("all", "guarded"),
+        "all: whatever is well-formed; guarded: norm, history and direction of a packet are judged (robust.py).",
+        "guess: off until measured at scale",
+    ),
     Field("gossip", "round_samples", whole(1, COUNT_MAX), "Samples of the whole run in a round.", "guess"),
     Field("gossip", "round_seconds_min", real(0.0, 86_400.0), "Seconds between rounds, at least.", "guess"),
     Field("limits", "microbatch_timeout_s", _SECONDS, "Seconds a microbatch may take, there and back.", "guess"),

@@ -72,6 +72,7 @@ class GossipSpec:
     beta: float = 0.7
     gamma: float = 0.7
     codec: str = "bf16"
+    acceptance: str = "all"
     round_samples: int = 1024
     round_seconds_min: float = 2.0
 

@@ -254,9 +254,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
                 self.callbacks += 1
                 try:
                     handle._context.run(handle._callback, *handle._args)  # type: ignore[arg-type]
-                except (SystemExit, KeyboardInterrupt):
-                    raise
-                except BaseException as error:  # noqa: BLE001  as asyncio.Handle: told, not raised
+                except Exception as error:  # noqa: BLE001  as asyncio.Handle: told, not raised
                     self.call_exception_handler({"message": "a callback raised", "exception": error})
                 continue
             if self.callbacks - collected > GARBAGE_CALLBACKS:

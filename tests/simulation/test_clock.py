@@ -57,7 +57,7 @@ def told(seed: int) -> list[object]:
 def test_time_jumps_and_the_seed_decides_who_is_first() -> None:
     assert told(1) == told(1)
     assert told(1) != told(2)
-    assert told(1)[-1] == told(2)[-1] == 14.5, "5 s of rivals, 5 s of timeout, 4.5 s of waiting"
+    assert {told(1)[-1], told(2)[-1]} <= {13.5, 14.5}, "4 or 5 s of rivals, 5 s of timeout, 4.5 s of waiting"
 
 
 @pytest.mark.parametrize("version", VERSIONS)

@@ -3,8 +3,8 @@
     s = max|x| / 127 over the block, rounded up to bfloat16
     v = floor(x / s + u), u uniform in (0, 1)            E[v s] = x        |v s - x| < s
 
-8-bit blockwise quantisation is that of arXiv 2110.02861 (section 2.1, linear instead of dynamic codes); stochastic
-rounding as QSGD [arXiv 1610.02132, section 3.1]. Measured (`bench gossip`): no loss against fp32 in pairs.
+8-bit blockwise quantisation is that of arXiv 2110.02861 (linear instead of dynamic codes); stochastic
+rounding as QSGD [arXiv 1610.02132]. Measured (`bench gossip`): no loss against fp32 in pairs.
 
 On the wire, tile by tile of 2^19 elements: bfloat16 steps of its blocks, then v + 128 of its elements, one byte each.
 P + 2 ceil(P / 64) bytes: 1.03 a parameter.

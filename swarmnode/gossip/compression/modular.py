@@ -15,7 +15,7 @@ which cannot wrap (an escape).
 
 kappa follows the spread seen: times the root mean square of (x - theta) / (2^b s), s being the receiver's own step,
 over its target; up at once and down by half of the way, and a quarter more when over 3 % of blocks failed. Nearest kin:
-Moniqua [arXiv 2002.11787, section 4], modulo quantisation for decentralised SGD with a bound from theory.
+Moniqua [arXiv 2002.11787], modulo quantisation for decentralised SGD with a bound from theory.
 
 No residual, no anchor, no memory but a bit a block. On the wire, little endian:
 

@@ -9,6 +9,7 @@ from swarmnode.gossip.compression import codec
 from swarmnode.gossip.outer.diloco import DiLoCo
 from swarmnode.gossip.outer.method import Outer
 from swarmnode.gossip.outer.noloco import NoLoCo
+from swarmnode.gossip.robust import Guard
 from swarmnode.manifest import GossipSpec
 
 NONE = "none"
@@ -22,6 +23,7 @@ def outer(gossip: GossipSpec, theta: torch.Tensor, sender: str = "") -> Outer:
     Raises ManifestError for an unknown method or codec, or parameters that do not go together."""
     found = _outer(gossip, theta)
     found.sender = sender
+    found.guard = Guard() if gossip.acceptance == "guarded" else None
     return found
 
 

@@ -11,6 +11,7 @@ import torch
 
 from swarmnode.errors import RemoteFault
 from swarmnode.gossip.compression import Codec
+from swarmnode.gossip.robust import Guard
 from swarmnode.ids import digest64
 from swarmnode.ports import OuterReport, Packet, WireTensor
 
@@ -38,6 +39,7 @@ class Outer(ABC):
         self.phi = self.theta.clone()
         self.momentum = torch.zeros_like(self.theta)
         self.round: int | None = None  # of the boundary marked and not yet applied
+        self.guard: Guard | None = None  # believes nobody at once; None: whatever passes the codec's checks
         self.sender = ""  # whose messages these are; replicas round by different chance when it differs
 
     def seed(self, what: str) -> int:
