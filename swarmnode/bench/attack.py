@@ -18,6 +18,7 @@ from torch import Tensor
 from swarmnode.bench.gossip import spec
 from swarmnode.bench.village import Size, Village, read_text
 from swarmnode.errors import RemoteFault, UsageError
+from swarmnode.gossip.compression import kernel
 from swarmnode.gossip.outer import outer
 from swarmnode.ports import Packet, WireTensor
 
@@ -224,6 +225,7 @@ def run(
     """{"clean", "clean guarded", "attacks": [a row each]}: costs in nats over the clean run without a guard."""
     if preset not in PRESETS:
         raise UsageError(f"preset {preset!r}; there are {', '.join(PRESETS)}")
+    kernel.build()
     torch.set_num_threads(1)
     size, data, rows = PRESETS[preset], read_text(text), []
     clean = measure(size, None, codec, data, guarded=False)["nats"]

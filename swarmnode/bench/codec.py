@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from swarmnode.gossip.compression import CODECS, Codec, codec
+from swarmnode.gossip.compression import CODECS, Codec, codec, kernel
 
 PARAMETERS = 1 << 24
 ROUNDS = 7
@@ -27,6 +27,7 @@ def run(names: Sequence[str] = tuple(CODECS), parameters: int = PARAMETERS, roun
 
     GB/s are of float32 weights. "core s / 100 M" is encoding and decoding 100 M parameters, CPU seconds.
     """
+    kernel.build()
     torch.set_num_threads(1)
     draw = torch.Generator().manual_seed(0)
     phi = torch.randn(parameters, generator=draw)

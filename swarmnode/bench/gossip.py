@@ -23,6 +23,7 @@ from torch import Tensor
 
 from swarmnode.bench.village import Size, Village, read_text
 from swarmnode.errors import UsageError
+from swarmnode.gossip.compression import kernel
 from swarmnode.gossip.outer import Outer, outer
 from swarmnode.manifest import GossipSpec
 
@@ -72,6 +73,7 @@ def maker(what: str) -> Callable[[Tensor], Outer] | None:
     if what in (ALONE, PARALLEL):
         return None
     found = spec(what)
+    outer(found, torch.zeros(1))  # refuses what it does not know, before anything is trained
     return lambda theta: outer(found, theta)
 
 
@@ -113,6 +115,7 @@ def run(
     """{"methods": [a row each], "runs": [...], "preset", "size"}; with `out`, also OUT/gossip.json and gossip.html."""
     if preset not in PRESETS:
         raise UsageError(f"preset {preset!r}; there are {', '.join(PRESETS)}")
+    kernel.build()
     for what in whats:
         maker(what)
     size, count = PRESETS[preset]
@@ -200,10 +203,10 @@ def _drawing(drawn: Sequence[dict[str, Any]], rows: Sequence[dict[str, Any]]) ->
     margin = max((most - least) * 0.1, 1e-3)
 
     def x(value: float) -> float:
-        return left + (value - low) / (high - low) * (width - left - 20)
+        return float(left + (value - low) / (high - low) * (width - left - 20))
 
     def y(value: float) -> float:
-        return 20 + (most + margin - value) / (most - least + 2 * margin) * (height - bottom - 20)
+        return float(20 + (most + margin - value) / (most - least + 2 * margin) * (height - bottom - 20))
 
     parts = []
     best = math.inf

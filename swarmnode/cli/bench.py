@@ -1,4 +1,4 @@
-"""`swarmnode bench swarm|transport|codec|gossip`: numbers of this machine."""
+"""`swarmnode bench swarm|transport|codec|gossip|attack`: numbers of this machine."""
 
 from __future__ import annotations
 
@@ -65,6 +65,21 @@ def gossip(preset: str, methods: str, seeds: int | None, jobs: int, text: str | 
     _print(found if as_json else {key: found[key] for key in ("methods", "preset", "seconds")}, as_json)
     if not as_json:
         click.echo(f"page: {out / 'gossip.html'}")
+
+
+@command.command()
+@click.option("--preset", default="quick", show_default=True, help="quick (minutes) or standard.")
+@click.option("--attacks", default="", help="Names with commas between, instead of all.")
+@click.option("--codec", default="noloco/modular4", show_default=True, help="METHOD/CODEC.")
+@click.option("--undefended/--guarded-only", default=True, show_default=True, help="Also without the guard.")
+@click.option("--text", type=click.Path(exists=True), default=None, help="A text file or a folder of .txt files.")
+@JSON
+def attack(preset: str, attacks: str, codec: str, undefended: bool, text: str | None, as_json: bool) -> None:
+    """What a quarter of lying replicas costs the honest ones, with the guard (gossip.acceptance = "guarded") and
+    without: held-out nats over a clean run."""
+    bench = importlib.import_module("swarmnode.bench.attack")
+    names = tuple(name.strip() for name in attacks.split(",")) if attacks else tuple(bench.ATTACKS)
+    _print(bench.run(preset, names, codec, undefended, text, lambda line: click.echo(line, err=True)), as_json)
 
 
 def _run(what: str) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from swarmnode.cli.options import RUN_ID, NodeOptions
 from swarmnode.control.service import ControlServer
 from swarmnode.data.corpus import open_corpus
 from swarmnode.errors import LocalFault, RemoteFault, SwarmnodeError, Unavailable, Unreachable, UsageError
+from swarmnode.gossip.compression import kernel
 from swarmnode.ids import PeerId, RunId
 from swarmnode.local import ready
 from swarmnode.manifest import Manifest, read_signed, verify
@@ -84,6 +85,7 @@ async def run_node(options: NodeOptions) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, signalled, number)
     ready.clear(options.home)
+    kernel.build()  # about a second, once a machine; without a compiler torch does the same, slower
     torch.set_num_threads(1)  # more than one a node process runs slower (measured, test-lab section 7)
     try:
         async with contextlib.AsyncExitStack() as stack:

@@ -65,7 +65,8 @@ def command(
     \b
     --json ends with: run, nodes, wall_s, samples, tokens, tokens_per_s, loss_validation_first,
     loss_validation_last, loss_train_last (nats per token), rounds, exchanges {paired, lone: outer steps
-    of replicas, each partner counts its own}, microbatches {done, lost, retried, duplicate}, recoveries,
+    of replicas, each partner counts its own}, microbatches {done, lost, retried, duplicate},
+    samples_duplicate (of blocks two feeders finished), recoveries,
     bytes {pipeline, gossip, state, control: sent}, killed, stopped, exit_reasons by node, folder, model,
     failure.
     """

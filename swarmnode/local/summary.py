@@ -44,6 +44,7 @@ class Totals:
     loss_validation: float | None = None
     exchanges: Mapping[str, int] = field(default_factory=dict)
     microbatches: Mapping[str, int] = field(default_factory=dict)
+    samples_duplicate: int = 0
     recoveries: int = 0
     bytes: Mapping[str, int] = field(default_factory=dict)
 
@@ -81,6 +82,7 @@ def totals(nodes: Sequence[NodeFacts]) -> Totals:
         loss_validation=last.loss_validation if last else None,
         exchanges={outcome: count(nodes, name.EXCHANGES, outcome=outcome) for outcome in ("paired", "lone")},
         microbatches={outcome: count(nodes, name.MICROBATCHES, outcome=outcome) for outcome in OUTCOMES},
+        samples_duplicate=count(nodes, name.DUPLICATE_SAMPLES),
         recoveries=count(nodes, name.RECOVERIES) - count(nodes, name.RECOVERIES, method="fresh"),
         bytes={kind: count(nodes, name.LINK_BYTES, kind=kind, direction="sent") for kind in KINDS},
     )
@@ -140,6 +142,7 @@ class Summary:
             "rounds": t.round,
             "exchanges": dict(t.exchanges),
             "microbatches": dict(t.microbatches),
+            "samples_duplicate": t.samples_duplicate,
             "recoveries": t.recoveries,
             "bytes": dict(t.bytes),
             "killed": self.killed,

@@ -77,6 +77,9 @@ MICROBATCHES = _counter(
     outcome=("done", "lost", "retried", "duplicate", "validated"),
 )
 SAMPLES = _counter("swarmnode_samples_total", "samples", "Samples this node fed whose gradient came back.")
+DUPLICATE_SAMPLES = _counter(
+    "swarmnode_duplicate_samples_total", "samples", "Samples of blocks this feeder finished and another finished too."
+)
 TOKENS = _counter("swarmnode_tokens_total", "tokens", "Target tokens of the samples this node fed.")
 BUSY = _counter("swarmnode_busy_total", "calls", "Calls refused because every place here was taken.")
 WINDOW = _gauge("swarmnode_window", "microbatches", "Microbatches this feeder keeps under way.")

@@ -307,7 +307,6 @@ class Node:
         ledger = BlockLedger(self.me, self.manifest.seed)
         for peer, blocks in presence.blocks_heard.items():
             ledger.merge(peer, blocks)
-        presence.heard_blocks = ledger.merge
         presence.self.blocks = ledger.record
         self.feeder = Feeder(
             self.manifest,
@@ -320,6 +319,7 @@ class Node:
             self._fed,
             self._telemetry,
         )
+        presence.heard_blocks = self.feeder.heard
         tasks.create_task(self._feeding(self.feeder, gossip, done))
 
     async def _feeding(self, feeder: Feeder, gossip: Gossip, done: int) -> None:

@@ -20,6 +20,7 @@ from swarmnode.pipeline.route import Ema
 from swarmnode.pipeline.window import Window
 from swarmnode.ports import Telemetry, WireTensor
 from swarmnode.wire import call_pb2 as wire
+from swarmnode.wire import record_pb2
 
 RATE_SPAN_S = 10.0  # guess: tokens per second are averaged over this
 LOST_PAUSE_S = 0.2  # guess: after a loss, before anything new is started
@@ -70,6 +71,7 @@ class Feeder:
         self._counted = counted
         self._telemetry = telemetry
         self._serial = 0
+        self._duplicates = 0
         self._pending: deque[_Piece] = deque()
         self._left: dict[int, int] = {}  # block -> microbatches not yet done
         self._under_way = 0
@@ -115,6 +117,19 @@ class Feeder:
         if not self._recent:
             return 0.0
         return sum(tokens for _, tokens in self._recent) / max(1.0, min(RATE_SPAN_S, now - self._recent[0][0]))
+
+    def heard(self, peer: PeerId, blocks: record_pb2.Blocks) -> None:
+        """Another feeder's record says what it finished. Raises RemoteFault when that cannot be believed."""
+        self._ledger.merge(peer, blocks)
+        self._count_duplicates()
+
+    def _count_duplicates(self) -> None:
+        """Blocks that two feeders finished because their views differed: reported, never undone."""
+        new = self._ledger.duplicates - self._duplicates
+        if new:
+            self._duplicates = self._ledger.duplicates
+            self._telemetry.count(name.DUPLICATE_SAMPLES, new * self._manifest.data.block_samples)
+            self._telemetry.event("data.duplicate", level="warning", blocks=new)
 
     async def validate(self, samples_total: int) -> float | None:
         """Held-out loss, nats per token, through random routes; None when a microbatch found no way. Trains nothing."""
@@ -196,6 +211,7 @@ class Feeder:
         if self._left[piece.block] == 0:
             del self._left[piece.block]
             self._ledger.finish(piece.block)
+            self._count_duplicates()
 
     def _machines(self) -> float:
         """Replicas of the most crowded stage for each feeder: so many this one should keep supplied."""

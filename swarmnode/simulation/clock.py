@@ -241,8 +241,8 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             self._run_until(task)
 
     def _run_until(self, main: asyncio.Task[Any]) -> None:
-        ready, moment, since = self._ready, self._now, self.callbacks
-        collected = self.callbacks
+        ready, moment, collected = self._ready, self._now, self.callbacks
+        limit = self.callbacks + STANDSTILL_CALLBACKS
         while not main.done():
             if ready:
                 handle = ready.popleft()
@@ -252,6 +252,8 @@ class VirtualLoop(asyncio.AbstractEventLoop):
                     self._frozen[owner].append(handle)
                     continue
                 self.callbacks += 1
+                if self.callbacks > limit:
+                    raise Standstill(f"{STANDSTILL_CALLBACKS} callbacks at {self._now:.6f} s: {self._next_ones()}")
                 try:
                     handle._context.run(handle._callback, *handle._args)  # type: ignore[arg-type]
                 except Exception as error:  # noqa: BLE001  as asyncio.Handle: told, not raised
@@ -266,9 +268,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
                     continue
             self._jump(main)
             if self._now > moment:
-                moment, since = self._now, self.callbacks
-            elif self.callbacks - since > STANDSTILL_CALLBACKS:
-                raise Standstill(f"{self.callbacks - since} callbacks at {self._now:.6f} s: {self._next_ones()}")
+                moment, limit = self._now, self.callbacks + STANDSTILL_CALLBACKS
 
     def _jump(self, main: asyncio.Task[Any]) -> None:
         """To the next moment something is due; all that is due at that very moment becomes ready."""

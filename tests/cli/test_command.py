@@ -87,7 +87,7 @@ MISTAKES = [
     (["up", "garbage"], 78, "garbage: "),
     (["join", "--run", "ab" * 32], 2, "BOOTSTRAP"),
     (["join", BOOTSTRAP], 2, "--run"),
-    (["join", BOOTSTRAP, "--run", "abc"], 2, "neither a run id (64 hex digits) nor a file"),
+    (["join", BOOTSTRAP, "--run", "abc"], 2, "neither a run id (64 hex digits) nor a signed manifest"),
     (["join", "127.0.0.1:4001", "--run", "ab" * 32], 2, "say /ip4/ADDRESS/tcp/PORT/p2p/PEER_ID"),
     (["join", BOOTSTRAP, "--run", "ab" * 32, "--listen", "/ip4/1.2.3/tcp/0"], 2, "'1.2.3' is not an ip4 address"),
     (["join", BOOTSTRAP, "--run", "ab" * 32, "--metrics-port", "70000"], 2, "--metrics-port"),

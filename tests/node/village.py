@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from swarmnode.errors import RemoteFault
 from swarmnode.identity import Identity
 from swarmnode.ids import PeerId, RunId
 from swarmnode.manifest import GossipSpec, InnerSpec, LimitsSpec, Manifest, ModelSpec, PipelineSpec
@@ -105,7 +104,7 @@ class Village:
         self.samples: dict[PeerId, list[int]] = defaultdict(list)
         self._stack = contextlib.AsyncExitStack()
 
-    def add(self, stage: int | None, samples: Numbers | None = None) -> Villager:
+    def add(self, stage: int | None, kind: type[Recording] | None = None) -> Villager:
         identity = Identity.of_seed(bytes([len(self.people) + 1]) * 32)
         quiet = Quiet()
         transport = MemoryTransport(self.network, identity.peer_id, RUN, telemetry=quiet)
@@ -121,7 +120,7 @@ class Village:
         made: list[Recording] = []
 
         def replica(stage: int) -> Replica:
-            made.append(Recording(self.run, stage))
+            made.append((kind or Recording)(self.run, stage))
             villager.replica = made[-1]
             return made[-1]
 
@@ -133,7 +132,7 @@ class Village:
             telemetry=quiet,
             identity=identity,
             replica=replica,
-            samples=lambda: samples or Numbers(self.run),
+            samples=lambda: Numbers(self.run),
             probe=probe.forward,
             save=save,
         )
@@ -188,4 +187,4 @@ async def village(run: Manifest) -> AsyncIterator[Village]:
         await here._stack.aclose()
 
 
-__all__ = ["RUN", "Numbers", "RemoteFault", "Village", "Villager", "manifest", "village"]
+__all__ = ["RUN", "Numbers", "Recording", "Village", "Villager", "manifest", "village"]

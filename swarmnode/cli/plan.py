@@ -1,0 +1,96 @@
+"""`swarmnode plan`: what a run would take on a fleet, before anybody is asked to join."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from swarmnode.cli.duration import Duration
+
+if TYPE_CHECKING:
+    from swarmnode.manifest import Manifest
+    from swarmnode.simulation.fleet import Kind
+    from swarmnode.simulation.plan import Plan
+
+SIMULATED_NODES_MAX = 2000
+FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+
+@click.command(short_help="stages, speed, days and traffic of a fleet")
+@click.argument("manifest", metavar="MANIFEST", type=FILE)
+@click.argument("fleet", metavar="FLEET", type=FILE)
+@click.option("--tokens", type=click.FloatRange(min=1), default=1e9, show_default=True, help="Tokens to train on.")
+@click.option("--stages", type=click.IntRange(1, 4096), help="Cuts of the model.  [default: the manifest's]")
+@click.option("--simulate", "simulate_s", type=Duration(), metavar="TIME", help="Check it: so much virtual time, no faults.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def command(
+    manifest: Path, fleet: Path, tokens: float, stages: int | None, simulate_s: float | None, as_json: bool
+) -> None:
+    """MANIFEST (TOML) on the machines of FLEET (CSV: count, flops, up_mbps, down_mbps, region, life_h, ...): the split
+    into stages, replicas, tokens per second, days, egress and memory per node, odds that no stage dies out in a day.
+
+    By formula; --simulate runs the nodes themselves in virtual time and says what they did of it.
+    """
+    from swarmnode.manifest import parse
+    from swarmnode.simulation.fleet import read_fleet
+    from swarmnode.simulation.plan import plan
+
+    parsed = parse(manifest.read_text(encoding="utf-8"), str(manifest))
+    if stages is not None:
+        parsed = dataclasses.replace(parsed, pipeline=dataclasses.replace(parsed.pipeline, stages=stages))
+    kinds = read_fleet(fleet)
+    found = plan(parsed, kinds, tokens)
+    measured = _simulated(parsed, kinds, simulate_s) if simulate_s is not None else None
+    if as_json:
+        click.echo(json.dumps(dataclasses.asdict(found) | {"simulated_tokens_per_s": measured}, default=list))
+    else:
+        _table(found, tokens, measured)
+
+
+def _simulated(manifest: Manifest, kinds: tuple[Kind, ...], seconds: float) -> float:
+    from swarmnode.simulation.scenario import Bounds, Scenario
+    from swarmnode.simulation.world import simulate
+
+    nodes = sum(kind.count for kind in kinds)
+    if nodes > SIMULATED_NODES_MAX:
+        raise click.BadParameter(f"{nodes} nodes; at most {SIMULATED_NODES_MAX} are simulated", param_hint="--simulate")
+    bounds = Bounds(window_s=1.0, throughput=0.0)
+    state_share = min(1.0, 1e6 / max(1.0, manifest.model.layers * manifest.model.width**2))
+    scenario = Scenario("plan", seconds=seconds, fleet=kinds, manifest=manifest, bounds=bounds, state_share=state_share)
+    outcome = simulate(scenario, 0)
+    half = [sample for sample in outcome.curve if sample.at_s >= outcome.storm.at_s / 2]
+    first, last = half[0], half[-1]
+    return (last.samples - first.samples) / max(1.0, last.at_s - first.at_s) * manifest.model.context
+
+
+def _table(found: Plan, tokens: float, measured: float | None) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    table = Table("stage", "layers", "parameters", "replicas", "TFLOP/s", "egress/node", "memory/node", "join", "day without loss")
+    for stage in found.stages:
+        part = stage.part
+        table.add_row(
+            str(part.stage),
+            f"{part.layers.start}-{part.layers.stop - 1}",
+            f"{part.parameters / 1e6:.1f} M",
+            str(stage.replicas),
+            f"{stage.flops / 1e12:.2f}",
+            f"{stage.egress * 8 / 1e6:.1f} Mb/s",
+            f"{stage.memory / 1e9:.2f} GB",
+            f"{stage.download_s:.0f} s",
+            f"{stage.survival:.4%}",
+        )
+    console.print(table)
+    console.print(
+        f"{found.tokens_per_s:,.0f} tokens/s (limit: {found.limit}); {tokens:.3g} tokens in {found.days:,.2f} days; "
+        f"a day passes without losing a stage with {found.survival:.4%}",
+        highlight=False,
+    )
+    if measured is not None:
+        console.print(f"simulated: {measured:,.0f} tokens/s", highlight=False)

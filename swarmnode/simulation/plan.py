@@ -1,0 +1,121 @@
+"""What a run would take on a fleet, by formula: a first answer before `simulate` gives the second."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from swarmnode.manifest import Manifest
+from swarmnode.model.split import Part, split
+from swarmnode.recovery.snapshot import snapshot_nbytes
+from swarmnode.simulation.calm import balanced
+from swarmnode.simulation.fleet import Kind
+
+BOUNDARY_BYTES = {"bf16": 2, "fp32": 4}
+CODEC_BYTES = {"fp32": 4.0, "bf16": 2.0, "int8": 1.07, "e3m0": 0.57, "modular4": 0.57}  # about: a scale a block
+STATE_COPIES = 1.5  # guess: the replica (20 B a parameter) and, at times, half of a snapshot of it
+ACTIVATIONS = 16  # guess: bytes of a tape per element of the residual stream and layer, bf16
+DETECT_S = 60.0  # guess: until a dead node's replacement begins to download
+
+
+@dataclass(frozen=True, slots=True)
+class StagePlan:
+    """One stage: `egress` in bytes per second of a mean node, `memory` in bytes, `survival` the odds that a day passes
+    in which at least one replica is alive at every moment."""
+
+    part: Part
+    replicas: int
+    flops: float
+    samples_per_s: float
+    egress: float
+    memory: float
+    download_s: float
+    survival: float
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """`limit` says what bounds the speed."""
+
+    stages: tuple[StagePlan, ...]
+    samples_per_s: float
+    tokens_per_s: float
+    days: float
+    limit: str
+    survival: float
+
+
+def plan(manifest: Manifest, fleet: Sequence[Kind], tokens: float, share: float = 0.7) -> Plan:
+    """`share` of the slowest stage's FLOP/s is taken to do useful work [simulated: 0.6 to 0.8, `swarmnode simulate`]."""
+    machines = [kind for kind in fleet for _ in range(kind.count)]
+    parts = split(manifest.model, manifest.pipeline.stages)
+    placed = balanced([kind.flops for kind in machines], [part.cost for part in parts])
+    context = manifest.model.context
+    speeds, lines = [], []
+    for part in parts:
+        here = [kind for kind, stage in zip(machines, placed, strict=True) if stage == part.stage]
+        cost = 3.0 * part.cost * context
+        speeds.append(share * sum(kind.flops for kind in here) / cost if here else 0.0)
+        traffic = _sample_bytes(manifest, part, len(parts)) + _gossip_bytes(manifest, part, len(here))
+        lines.append(sum(kind.up for kind in here) / traffic if here and traffic else math.inf if here else 0.0)
+    compute, links = min(speeds), min(lines)
+    samples_per_s = min(compute, links)
+    slowest = (speeds if compute <= links else lines).index(samples_per_s)
+    limit = f"the {'arithmetic' if compute <= links else 'upward lines'} of stage {slowest}"
+    stages = tuple(
+        _stage(manifest, part, [k for k, s in zip(machines, placed, strict=True) if s == part.stage], samples_per_s, len(parts))
+        for part in parts
+    )
+    tokens_per_s = samples_per_s * context
+    days = tokens / tokens_per_s / 86400 if tokens_per_s else math.inf
+    return Plan(stages, samples_per_s, tokens_per_s, days, limit, math.prod(stage.survival for stage in stages))
+
+
+def _sample_bytes(manifest: Manifest, part: Part, stages: int) -> float:
+    """Bytes a stage sends for a sample: activations and tokens onwards, the gradient back."""
+    model = manifest.model
+    one_way = model.context * model.width * BOUNDARY_BYTES[manifest.pipeline.boundary]
+    onwards = one_way + 2 * (model.context + 1) if part.stage < stages - 1 else 0
+    return float(onwards + (one_way if part.stage > 0 else 0))
+
+
+def _gossip_bytes(manifest: Manifest, part: Part, replicas: int) -> float:
+    """Bytes all replicas of a stage send in exchanges, for a sample of the run."""
+    gossip = manifest.gossip
+    if gossip.method == "none" or replicas < 2:
+        return 0.0
+    buffers = 1 if gossip.gamma == gossip.beta else 2
+    return replicas * buffers * part.parameters * CODEC_BYTES.get(gossip.codec, 2.0) / gossip.round_samples
+
+
+def _stage(manifest: Manifest, part: Part, here: Sequence[Kind], samples_per_s: float, stages: int) -> StagePlan:
+    nbytes = snapshot_nbytes(part.parameters)
+    replicas = len(here)
+    traffic = _sample_bytes(manifest, part, stages) + _gossip_bytes(manifest, part, replicas)
+    up = sum(kind.up for kind in here) / replicas if here else math.inf
+    down = sum(kind.down for kind in here) / replicas if here else math.inf
+    download_s = nbytes / min(up, down)
+    tape = ACTIVATIONS * len(part.layers) * manifest.inner.microbatch * manifest.model.context * manifest.model.width
+    memory = STATE_COPIES * nbytes + 4 * part.parameters + min(manifest.limits.tape_bytes_max, tape * 4)
+    return StagePlan(
+        part,
+        replicas,
+        sum(kind.flops for kind in here),
+        samples_per_s,
+        samples_per_s * traffic / replicas if replicas else 0.0,
+        float(memory),
+        download_s,
+        survival_of_a_day(here, DETECT_S + download_s),
+    )
+
+
+def survival_of_a_day(here: Sequence[Kind], back_s: float) -> float:
+    """Odds that a stage keeps a replica for a day, if each of its machines lives its mean life (exponential) and is
+    replaced after `back_s`: machines fail and come back independently, so all are away at once in a share prod(u) of the
+    time, and such a moment begins at rate prod(u) * sum(1 / back) (the birth-death chain's rate out of the last state)."""
+    if not here:
+        return 0.0
+    away = [back_s / (back_s + kind.life_h * 3600.0) if math.isfinite(kind.life_h) else 0.0 for kind in here]
+    rate = math.prod(away) * len(here) / back_s
+    return math.exp(-rate * 86400.0)

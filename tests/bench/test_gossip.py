@@ -1,0 +1,109 @@
+"""The harness of bench gossip and bench attack at a size of seconds; and what the guard must refuse."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from swarmnode.bench import attack, codec, gossip
+from swarmnode.bench.village import Size, Village, losses, shapes
+from swarmnode.errors import UsageError
+
+TINY = replace(
+    Size(),
+    replicas=8,
+    width=16,
+    ffn=32,
+    layers=1,
+    context=16,
+    batch=4,
+    inner_steps=6,
+    rounds=6,
+    warmup=6,
+    validation=32,
+)
+DRAW = np.random.Generator(np.random.Philox(key=1))
+TEXT = (
+    np.tile(DRAW.integers(32, 64, 97), 300).astype(np.uint8),
+    np.tile(DRAW.integers(32, 64, 97), 30).astype(np.uint8),
+)
+
+
+def test_replicas_in_a_batch_are_what_they_are_alone() -> None:
+    """No replica's loss or gradient sees another's weights."""
+    torch.manual_seed(0)
+    parameters = sum(math.prod(shape) for shape in shapes(TINY))
+    theta = (torch.randn(3, parameters) * 0.05).requires_grad_()
+    tokens = torch.randint(0, 256, (3, 4, 17))
+    together = losses(TINY, theta, tokens)
+    (gradient,) = torch.autograd.grad(together.sum(), theta)
+    for i in range(3):
+        row = theta.detach()[i : i + 1].clone().requires_grad_()
+        alone = losses(TINY, row, tokens[i : i + 1])
+        torch.testing.assert_close(alone[0], together[i])
+        (one,) = torch.autograd.grad(alone.sum(), row)
+        torch.testing.assert_close(one[0], gradient[i], atol=1e-6, rtol=1e-4)
+
+
+def test_bench_gossip_writes_a_table_and_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(gossip.PRESETS, "quick", (TINY, 2))
+    monkeypatch.setattr(gossip, "read_text", lambda path: TEXT)
+    whats = (gossip.ALONE, gossip.PARALLEL, "noloco/fp32", "noloco/modular4")
+    said: list[str] = []
+    found = gossip.run("quick", whats, out=tmp_path, say=said.append)
+    rows = {row["method"]: row for row in found["methods"]}
+    assert list(rows) == list(whats) and len(said) == 8
+    assert rows["alone"]["bytes/param/round"] == 0 and rows["noloco/fp32"]["over fp32"] == 0
+    assert rows["noloco/fp32"]["bytes/param/round"] == 4
+    assert 0.54 < rows["noloco/modular4"]["bytes/param/round"] < 0.8
+    assert all(row["nats"] < math.log(256) for row in rows.values())
+    assert json.loads((tmp_path / "gossip.json").read_text())["preset"] == "quick"
+    page = (tmp_path / "gossip.html").read_text()
+    assert "<svg" in page and "noloco/modular4" in page and "http" not in page
+
+
+@pytest.mark.parametrize("what", ["noloco", "noloco/zip", "gossip/fp32"])
+def test_unknown_methods_are_refused_before_anything_is_trained(what: str) -> None:
+    from swarmnode.errors import SwarmnodeError
+
+    with pytest.raises(SwarmnodeError):
+        gossip.run("quick", (gossip.ALONE, what))
+    with pytest.raises(UsageError, match="preset"):
+        gossip.run("huge")
+
+
+def test_bench_codec_measures_every_codec() -> None:
+    found = codec.run(parameters=1 << 16, rounds=1)
+    assert {row["codec"] for row in found["codecs"]} == set(codec.CODECS)
+    assert all(row["encode GB/s"] > 0 and row["decode GB/s"] > 0 for row in found["codecs"])
+
+
+@pytest.mark.parametrize("name", ["sign flip", "scale -100", "nan", "malformed", "inner product"])
+@pytest.mark.parametrize("coding", ["noloco/fp32", "noloco/modular4"])
+def test_the_guard_refuses(name: str, coding: str) -> None:
+    found = attack.measure(TINY, name, coding, TEXT, guarded=True)
+    assert found["lies refused"] >= (0.9 if "modular" in coding or name == "inner product" else 1.0)
+    assert found["nats"] < math.log(256)
+
+
+@pytest.mark.parametrize("name", sorted(attack.ATTACKS))
+def test_every_attack_runs_and_honest_replicas_stay_finite(name: str) -> None:
+    found = attack.measure(replace(TINY, rounds=2, inner_steps=2), name, "noloco/modular4", TEXT, guarded=True)
+    assert math.isfinite(found["nats"])
+
+
+def test_honest_packets_are_believed() -> None:
+    found = attack.measure(TINY, None, "noloco/modular4", TEXT, guarded=True)
+    assert found["honest refused"] <= 0.15  # a few, at a size where chance is loud; bench attack has the number
+
+
+def test_parallel_replicas_stay_equal() -> None:
+    village = Village(TINY, 0, None, TEXT, together=True)
+    village.learn(3)
+    assert torch.equal(village.theta[0], village.theta[7])

@@ -1,0 +1,28 @@
+"""Whole nodes that meet with each codec: real coroutines and replicas, transport in memory (tests/node/village.py)."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tests.node.test_swarm import losses
+from tests.node.village import manifest, village
+
+
+@pytest.mark.parametrize("codec", ["int8", "modular4", "modular3"])
+@pytest.mark.parametrize("acceptance", ["all", "guarded"])
+def test_a_swarm_trains_with(codec: str, acceptance: str) -> None:
+    async def body() -> None:
+        async with village(manifest(stages=2, codec=codec, acceptance=acceptance)) as v:
+            for index in range(4):
+                v.add(index % 2)
+            await v.until(lambda: v.total() >= 1024, "1024 samples")
+            await v.leave()
+            paired = [p.quiet.total("swarmnode_exchanges_total", outcome="paired") for p in v.people]
+            assert sum(paired) >= 6, f"rounds met in pairs: {paired}"
+            assert losses(v)[-1] < losses(v)[0] - 0.5
+            refused = [fields for p in v.people for event, fields in p.quiet.events if event == "exchange.refused"]
+            assert not [f for f in refused if "not believed" not in str(f["reason"])], refused
+
+    asyncio.run(asyncio.wait_for(body(), 120))

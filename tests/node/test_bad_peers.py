@@ -1,0 +1,119 @@
+"""Peers that send what cannot be believed: dropped and routed around; the honest go on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+
+from swarmnode.errors import RemoteFault
+from swarmnode.ports import LossResult, Packet, WireTensor
+from swarmnode.wire import record_pb2
+from tests.node.village import Recording, manifest, village
+
+
+def poisoned(tensor: WireTensor, value: float) -> WireTensor:
+    """`tensor` (float32) with one element replaced."""
+    values = np.frombuffer(tensor.data, dtype="<f4").copy()
+    values[len(values) // 2] = value
+    return WireTensor(tensor.dtype, tensor.shape, values.tobytes(), tensor.codec)
+
+
+class NanGradient(Recording):
+    """A last stage whose gradients are not numbers."""
+
+    def loss(self, x: WireTensor, tokens: WireTensor, samples: int, *, train: bool) -> LossResult:
+        result = super().loss(x, tokens, samples, train=train)
+        if result.gradient is not None:
+            result.gradient = poisoned(result.gradient, float("nan"))
+        return result
+
+
+class WrongShape(Recording):
+    """A last stage that answers with a gradient of half the samples."""
+
+    def loss(self, x: WireTensor, tokens: WireTensor, samples: int, *, train: bool) -> LossResult:
+        result = super().loss(x, tokens, samples, train=train)
+        if (g := result.gradient) is not None:
+            half = (g.shape[0] // 2, *g.shape[1:])
+            result.gradient = WireTensor(g.dtype, half, bytes(memoryview(g.data).cast("B")[: g.nbytes // 2]))
+        return result
+
+
+class NanPacket(Recording):
+    """Meets its partner with a packet of infinity."""
+
+    def message(self, round_index: int) -> list[WireTensor]:
+        return [poisoned(tensor, float("inf")) for tensor in super().message(round_index)]
+
+
+@pytest.mark.parametrize("kind", [NanGradient, WrongShape])
+def test_a_bad_gradient_bans_its_sender_and_training_goes_on(kind: type[Recording]) -> None:
+    async def body() -> None:
+        async with village(manifest()) as v:
+            for stage in (0, 1, 2):
+                v.add(stage)
+            liar = v.add(2, kind)
+            await v.until(lambda: liar.node.state == record_pb2.NODE_STATE_TRAINING, "the liar serves")
+            before = v.total()
+            await v.until(lambda: v.total() >= before + 512, "progress beside a liar")
+            caller = v.people[1]
+            bans = [fields for event, fields in caller.quiet.events if event == "peer.banned"]
+            assert bans and {fields["peer"] for fields in bans} == {liar.node.me}, "only the liar is banned"
+            assert all(np.isfinite(p.replica.stage.theta.numpy()).all() for p in v.people[:3] if p.replica)
+            await v.leave()
+
+    asyncio.run(asyncio.wait_for(body(), 120))
+
+
+def test_a_bad_packet_makes_a_lone_step() -> None:
+    async def body() -> None:
+        async with village(manifest(codec="fp32")) as v:
+            for stage in (0, 1, 2):
+                v.add(stage)
+            liar = v.add(2, NanPacket)
+            honest = v.people[2]
+
+            def refused() -> Sequence[str]:
+                return [str(f["reason"]) for event, f in honest.quiet.events if event == "exchange.refused"]
+
+            await v.until(lambda: len(refused()) >= 2, "two packets were refused")
+            assert all("finite" in reason or "inf" in reason.lower() for reason in refused()), refused()
+            assert honest.replica is not None
+            assert np.isfinite(honest.replica.stage.theta.numpy()).all()
+            assert np.isfinite(honest.replica.outer.phi.numpy()).all()
+            assert liar.node.gossip is not None
+            await v.leave()
+
+    asyncio.run(asyncio.wait_for(body(), 120))
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda x: poisoned(x, float("nan")),
+        lambda x: WireTensor("f32", (x.shape[0], 3), bytes(12 * x.shape[0])),
+        lambda x: WireTensor("u8", x.shape, bytes(int(np.prod(x.shape)))),
+    ],
+    ids=["nan", "shape", "dtype"],
+)
+def test_bad_activations_are_refused_before_anything_is_counted(spoil: Callable[[WireTensor], WireTensor]) -> None:
+    run = manifest()
+    replica = Recording(run, 1)
+    shape = (4, run.model.context, run.model.width)
+    good = WireTensor("f32", shape, np.zeros(shape, "<f4").tobytes())
+    with pytest.raises(RemoteFault):
+        replica.forward(spoil(good), keep=True)
+    assert replica.accumulated == 0
+
+
+def test_packets_of_the_wrong_shape_change_nothing() -> None:
+    run = manifest()
+    replica = Recording(run, 1)
+    replica.message(1)
+    before = replica.digest()
+    with pytest.raises(RemoteFault):
+        replica.apply(1, 1.0, [Packet(1.0, 8, [WireTensor("f32", (3,), bytes(12))])])
+    assert replica.digest() == before
