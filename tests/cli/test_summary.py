@@ -161,6 +161,7 @@ def test_the_json_has_what_the_issue_asks_for() -> None:
         "rounds": 3,
         "exchanges": {"paired": 0, "lone": 2},
         "microbatches": {"done": 120, "lost": 1, "retried": 0, "duplicate": 0},
+        "samples_duplicate": 0,
         "recoveries": 1,
         "bytes": {"pipeline": 0, "gossip": 20, "state": 0, "control": 0},
         "killed": 1,
