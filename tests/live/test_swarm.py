@@ -106,6 +106,11 @@ def test_a_swarm_survives_and_leaves_nothing(tmp_path: Path) -> None:
             assert list(leaver.plan.home.glob("stage-*.safetensors")), "and has saved its stage"
             await swarm.progress(128, "after a node left")
 
+            assert fleet.bootstrap is not None
+            fleet.bootstrap.signal(signal.SIGKILL)
+            await swarm.until(lambda: not fleet.bootstrap.alive, "the bootstrap is gone")  # type: ignore[union-attr]
+            await swarm.progress(256, "without the bootstrap")
+
             done = totals(fleet.facts())
             assert done.exchanges["paired"] > 0, "replicas met in pairs"
             assert done.loss_validation_first is not None and done.loss_validation is not None
@@ -121,10 +126,10 @@ def test_a_swarm_survives_and_leaves_nothing(tmp_path: Path) -> None:
         _, alive = psutil.wait_procs(swarm.started, timeout=BOUND_S)
         assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE], "processes left running"
         # What killed nodes could not remove themselves, the next node of this user sweeps.
-        homes = {child.plan.home for child in killed}
+        homes = {child.plan.home for child in [*killed, fleet.bootstrap] if child is not None}
         files = [path for kind in ("ready.json", "*.sock") for path in tmp_path.rglob(kind)]
         assert {path.parent for path in files} <= homes, "those that left removed their files"
-        pids = {str(child.pid) for child in killed}
+        pids = {str(child.pid) for child in [*killed, fleet.bootstrap] if child is not None}
         ours = {str(process.pid) for process in swarm.started}
         left = [entry for entry in os.listdir(tempfile.gettempdir()) if entry.startswith("swarmnode-p2p-")]
         assert {entry.split("-")[2] for entry in left} & ours <= pids, "those that left removed their sockets"
