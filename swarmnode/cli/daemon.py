@@ -85,7 +85,6 @@ async def run_node(options: NodeOptions) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, signalled, number)
     ready.clear(options.home)
-    kernel.build()  # about a second, once a machine; without a compiler torch does the same, slower
     torch.set_num_threads(1)  # more than one a node process runs slower (measured, test-lab section 7)
     try:
         async with contextlib.AsyncExitStack() as stack:
@@ -118,6 +117,8 @@ async def _start(options: NodeOptions, stack: contextlib.AsyncExitStack) -> Proc
         signed = await fetch_manifest(transport, bootstraps, run_id)
     manifest, _ = verify(signed, run_id)
     telemetry.event("manifest.verified", name=manifest.name)
+    if manifest.gossip.codec not in ("fp32", "bf16"):
+        await asyncio.to_thread(kernel.build)  # a second, once a machine; without a compiler torch does it, slower
     if options.stage is not None and options.stage >= manifest.pipeline.stages:
         raise UsageError(f"--stage {options.stage}: this run has stages 0 to {manifest.pipeline.stages - 1}")
     Greeting(signed).serve(transport)
