@@ -1,8 +1,8 @@
 """How fast codecs are, against copying memory in the same run on one core.
 
 The bound of a pass is the bytes it must read and write over the traffic of a copy (which reads and writes each byte):
-float32 weights in, slow weights too for a relative codec, the packet out; decoding the reverse. Best of several rounds
-in which everything takes turns, so that a busy machine slows all alike.
+float32 weights in, slow weights too for a relative codec, the packet out; decoding the reverse. CPU seconds of one
+thread, the best of several rounds in which everything takes turns, so that a busy machine slows all alike.
 """
 
 from __future__ import annotations
@@ -46,15 +46,13 @@ def run(names: Sequence[str] = tuple(CODECS), parameters: int = PARAMETERS, roun
     work: dict[str, Callable[[], object]] = {"memcpy": lambda: out.copy_(flat)}
     for name in names:
         work[f"{name} encode"], work[f"{name} decode"] = encode(coders[name]), decode(name)
-    wall = dict.fromkeys(work, float("inf"))
-    core = dict(wall)
+    core = dict.fromkeys(work, float("inf"))
     for _ in range(rounds):
         for what, do in work.items():
-            began, spent = time.perf_counter(), time.process_time()
+            began = time.process_time()
             do()
-            wall[what] = min(wall[what], time.perf_counter() - began)
-            core[what] = min(core[what], time.process_time() - spent)
-    traffic = 8 * parameters / wall["memcpy"]  # bytes a second, read and written
+            core[what] = min(core[what], time.process_time() - began)
+    traffic = 8 * parameters / core["memcpy"]  # bytes a second, read and written
     rows = []
     for name, coder in coders.items():
         nbytes = sum(tensor.nbytes for tensor in packets[name])
@@ -65,16 +63,16 @@ def run(names: Sequence[str] = tuple(CODECS), parameters: int = PARAMETERS, roun
             {
                 "codec": name,
                 "bytes/param": nbytes / parameters,
-                "encode GB/s": 4 * parameters / wall[f"{name} encode"] / 1e9,
-                "of bound": wall[f"{name} encode"] / bound_s,
+                "encode GB/s": 4 * parameters / core[f"{name} encode"] / 1e9,
+                "of bound": core[f"{name} encode"] / bound_s,
                 "target": ENCODE_TARGETS.get(name, float("nan")),
-                "decode GB/s": 4 * parameters / wall[f"{name} decode"] / 1e9,
-                "decode of bound": wall[f"{name} decode"] / back_s,
+                "decode GB/s": 4 * parameters / core[f"{name} decode"] / 1e9,
+                "decode of bound": core[f"{name} decode"] / back_s,
                 "core s / 100 M": (core[f"{name} encode"] + core[f"{name} decode"]) * 1e8 / parameters,
             }
         )
     return {
-        "memcpy GB/s": 4 * parameters / wall["memcpy"] / 1e9,
+        "memcpy GB/s": 4 * parameters / core["memcpy"] / 1e9,
         "parameters": parameters,
         "decode target GB/s": DECODE_TARGET_GB_S,
         "codecs": rows,

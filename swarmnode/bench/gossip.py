@@ -40,13 +40,13 @@ DEFAULT = (
 )
 
 PRESETS: dict[str, tuple[Size, int]] = {
-    # (what is trained, seeds); minutes measured on 2 shared cores with --jobs 2
-    "quick": (replace(Size(), batch=4), 1),  # about 4 minutes
-    "standard": (Size(), 3),  # about 13 minutes
+    # (what is trained, seeds); minutes on 2 cores with --jobs 2, reckoned from the CPU seconds measured for one run
+    "quick": (replace(Size(), batch=4), 1),  # 8 runs of 25 CPU s: 2 to 5 minutes
+    "standard": (Size(), 3),  # 24 runs of 43 CPU s: 9 minutes, more on a busy machine
     "long": (
         replace(Size(), width=128, heads=4, ffn=352, layers=4, context=128, rounds=120, inner_steps=25),
         3,
-    ),  # hours
+    ),  # hours: a guess, never run
 }
 
 

@@ -98,6 +98,7 @@ def _print(found: dict[str, Any], as_json: bool) -> None:
     for key, value in found.items():
         if isinstance(value, list) and value and isinstance(value[0], dict):
             table = Table(*value[0], title=key, title_justify="left")
+            table.columns[0].no_wrap = True  # the name; numbers may be short of room
             for row in value:
                 table.add_row(*map(_text, row.values()))
             console.print(table)

@@ -25,7 +25,9 @@ FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.argument("fleet", metavar="FLEET", type=FILE)
 @click.option("--tokens", type=click.FloatRange(min=1), default=1e9, show_default=True, help="Tokens to train on.")
 @click.option("--stages", type=click.IntRange(1, 4096), help="Cuts of the model.  [default: the manifest's]")
-@click.option("--simulate", "simulate_s", type=Duration(), metavar="TIME", help="Check it: so much virtual time, no faults.")
+@click.option(
+    "--simulate", "simulate_s", type=Duration(), metavar="TIME", help="Check it: so much virtual time, no faults."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(
     manifest: Path, fleet: Path, tokens: float, stages: int | None, simulate_s: float | None, as_json: bool
@@ -72,7 +74,9 @@ def _table(found: Plan, tokens: float, measured: float | None) -> None:
     from rich.table import Table
 
     console = Console()
-    table = Table("stage", "layers", "parameters", "replicas", "TFLOP/s", "egress/node", "memory/node", "join", "day without loss")
+    table = Table(
+        "stage", "layers", "parameters", "replicas", "TFLOP/s", "egress/node", "memory/node", "join", "day without loss"
+    )
     for stage in found.stages:
         part = stage.part
         table.add_row(

@@ -123,8 +123,8 @@ FIELDS: tuple[Field, ...] = (
     Field(
         "gossip",
         "method",
-        one_of("noloco", "none"),
-        "The outer optimizer; none: replicas never meet.",
+        one_of("noloco", "average", "none"),
+        "The outer optimizer; average: pairs without momentum; none: replicas never meet.",
         "NoLoCo, arXiv 2506.10911",
     ),
     Field("gossip", "alpha", real(0.0, 1.0, below=True), "Momentum of the outer step.", _NOLOCO),

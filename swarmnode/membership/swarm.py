@@ -12,6 +12,8 @@ SERVING = wire.NODE_STATE_TRAINING
 GOSSIPING = (wire.NODE_STATE_TRAINING, wire.NODE_STATE_SYNCING)
 COMING = (wire.NODE_STATE_TRAINING, wire.NODE_STATE_SYNCING, wire.NODE_STATE_JOINING)
 
+MADE_MAX = 4096  # guess: members kept to be found again, about 1 KiB each
+
 
 @dataclass(frozen=True, slots=True)
 class Member:
@@ -30,6 +32,18 @@ class Member:
 
     @staticmethod
     def of(record: wire.Record) -> Member:
+        """Records are shared by those who verified them (`check_record`), and so are their members."""
+        made = _made.get(id(record))
+        if made is not None and made[0] is record:
+            return made[1]
+        member = Member._of(record)
+        if len(_made) >= MADE_MAX:
+            _made.clear()
+        _made[id(record)] = (record, member)
+        return member
+
+    @staticmethod
+    def _of(record: wire.Record) -> Member:
         return Member(
             peer=PeerId(record.peer_id),
             stage=record.stage,
@@ -42,6 +56,9 @@ class Member:
             addresses=tuple(record.addresses),
             joined_unix_s=record.joined_unix_ms / 1000.0,
         )
+
+
+_made: dict[int, tuple[wire.Record, Member]] = {}
 
 
 @dataclass(frozen=True, slots=True)

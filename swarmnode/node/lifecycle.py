@@ -7,6 +7,8 @@ import enum
 from swarmnode.ids import PeerId
 from swarmnode.membership.swarm import Swarm
 
+SYNC_WAIT_MAX_S = 60.0  # guess: rounds may take hours; a machine with a verified state does not stand by for them
+
 
 class Beginning(enum.StrEnum):
     """Where a replica's first state comes from."""
@@ -31,10 +33,12 @@ def donors_of(swarm: Swarm, stage: int, me: PeerId) -> tuple[PeerId, ...]:
     return tuple(member.peer for member in swarm.serving(stage) if member.peer != me)
 
 
-def ready_to_serve(swarm: Swarm, stage: int, me: PeerId, *, received: bool) -> tuple[bool, str]:
+def ready_to_serve(swarm: Swarm, stage: int, me: PeerId, *, received: bool, waited_s: float) -> tuple[bool, str]:
     """Whether a newcomer with its state may take microbatches: after a round at weight 0, or when nobody else can."""
     if received:
         return True, "received a round"
     if not donors_of(swarm, stage, me):
         return True, f"nobody else serves stage {stage}"
+    if waited_s >= SYNC_WAIT_MAX_S:
+        return True, f"no round came within {SYNC_WAIT_MAX_S:g} s"
     return False, "waiting for the first round"

@@ -1,4 +1,4 @@
-"""Once a second: bytes by kind, peers, how late the event loop is."""
+"""Every so often: bytes by kind, peers, how late the event loop is."""
 
 from __future__ import annotations
 
@@ -19,14 +19,16 @@ KIND_OF_METHOD: Mapping[str, str] = {
 PERIOD_S = 1.0
 
 
-async def measuring(transport: Transport, swarm: Callable[[], Swarm], telemetry: Telemetry) -> None:
+async def measuring(
+    transport: Transport, swarm: Callable[[], Swarm], telemetry: Telemetry, period_s: float = PERIOD_S
+) -> None:
     """Keep the gauges current until cancelled."""
     loop = asyncio.get_running_loop()
     before: dict[tuple[str, str], int] = {}
     while True:
         asked = loop.time()
-        await asyncio.sleep(PERIOD_S)
-        telemetry.observe(name.LOOP_LAG_SECONDS, max(0.0, loop.time() - asked - PERIOD_S))
+        await asyncio.sleep(period_s)
+        telemetry.observe(name.LOOP_LAG_SECONDS, max(0.0, loop.time() - asked - period_s))
         telemetry.gauge(name.PEERS, float(sum(len(stage) for stage in swarm().stages)))
         now = dict(transport.bytes_by_method())
         for (method, direction), nbytes in now.items():

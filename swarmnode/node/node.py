@@ -48,6 +48,7 @@ from swarmnode.wire import record_pb2
 Part = TypeVar("Part")
 
 DRAIN_S = 8.0  # guess: what is held is finished within this; a microbatch takes a second or two at the demo's size
+MEASURE_SHARE = 0.2  # guess: of the announce period, between two looks at bytes by kind
 LOST_WAIT_S = 20.0  # guess: how long a joiner waits for a replica of its stage to be heard of
 PROBES = 4  # the first forward is slower, others may be disturbed: the fastest counts
 ASKED_MAX = 64  # guess: members a joiner pings before it believes their records; in larger swarms one more or less
@@ -169,7 +170,8 @@ class Node:
         hop, gossip = self._assemble(tasks, replica, stage, newcomer=newcomer, done=done)
         tasks.create_task(presence.watching(sorted({0, stage, min(stage + 1, self.manifest.pipeline.stages - 1)})))
         tasks.create_task(gossip.run())
-        tasks.create_task(measuring(self.line, self._swarm, self._telemetry))
+        period_s = max(1.0, MEASURE_SHARE * self.manifest.limits.announce_period_s)
+        tasks.create_task(measuring(self.line, self._swarm, self._telemetry, period_s))
         if newcomer:
             await self._sync(gossip, stage)
         if stage == 0:
@@ -203,8 +205,10 @@ class Node:
             self.run_id,
             stage,
             self._take_snapshot,
-            # Hashing, off the loop. Behind other work it would never run on a busy replica (at the last stage all work is
-            # backward), and who waits for it is the help that this replica needs (simulated: everything, seeds 9 and 11).
+            # Hashing, off the loop. Behind other work it would never run on a busy replica (at the last stage all work
+            # is
+            # backward), and who waits for it is the help that this replica needs (simulated: everything, seeds 9 and
+            # 11).
             lambda work: world.compute.run(Priority.OUTER, 0, work),
             telemetry,
         )
@@ -287,10 +291,12 @@ class Node:
 
     async def _sync(self, gossip: Gossip, stage: int) -> None:
         """Receive one round at weight 0 before serving (design section 6)."""
+        begun = asyncio.get_running_loop().time()
         self.presence.set_state(record_pb2.NODE_STATE_SYNCING, "state loaded")
         while True:
             gossip.finished.clear()
-            ready, reason = ready_to_serve(self._swarm(), stage, self.me, received=not gossip.newcomer)
+            waited_s, received = asyncio.get_running_loop().time() - begun, not gossip.newcomer
+            ready, reason = ready_to_serve(self._swarm(), stage, self.me, received=received, waited_s=waited_s)
             if ready:
                 gossip.newcomer = False
                 self._telemetry.event("node.state", state="synced", reason=reason)

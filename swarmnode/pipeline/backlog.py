@@ -19,6 +19,7 @@ from swarmnode.ports import Answer, Telemetry
 CACHE_BYTES_MAX = 8 << 20  # guess: the last 32 answers at the demo size; a repeat comes within seconds
 COUNTED_MAX = 65_536  # guess: 16 bytes each; a retry comes within one microbatch deadline
 RETRY_FIRST_S = 0.05  # guess: until the first microbatch told how long one takes
+WAITED_SHARE = 0.25  # guess: a refused caller asks again after so much of the time the first one has taken so far
 
 Key = tuple[MicrobatchId, int]
 """A microbatch at a position of its itinerary."""
@@ -54,6 +55,8 @@ class Backlog:
         self._answers_nbytes = 0
         self._counted: OrderedDict[Key, None] = OrderedDict()
         self._seconds = RETRY_FIRST_S
+        self._unknown = True  # no microbatch has come back yet
+        self._first_s: float | None = None  # when the first was begun, until one has come back
         self._empty = asyncio.Event()
         self._empty.set()
         self.refusing: str | None = None  # why no new microbatch is taken (draining)
@@ -96,8 +99,14 @@ class Backlog:
         position = key[1]
         if self._by_position.get(position, 0) >= self._places:
             self._telemetry.count(name.BUSY)
-            raise Busy(f"all {self._places} places of position {position} are taken", retry_after_s=self._seconds)
-        held = Held(asyncio.get_running_loop().create_future())
+            # Until one has come back nobody knows how long it takes, but that it takes longer than until now.
+            waited_s = asyncio.get_running_loop().time() - self._first_s if self._first_s is not None else 0.0
+            retry_after_s = self._seconds + WAITED_SHARE * waited_s
+            raise Busy(f"all {self._places} places of position {position} are taken", retry_after_s=retry_after_s)
+        loop = asyncio.get_running_loop()
+        if self._unknown and self._first_s is None:
+            self._first_s = loop.time()
+        held = Held(loop.create_future())
         self._by_position[position] = self._by_position.get(position, 0) + 1
         self._held[key] = held
         self._empty.clear()
@@ -109,6 +118,8 @@ class Backlog:
         begun = loop.time()
         try:
             answer = await work(held)
+            if self._unknown:
+                self._unknown, self._first_s, self._seconds = False, None, loop.time() - begun
             self._seconds += 0.1 * (loop.time() - begun - self._seconds)
             self._keep(key, held, answer)
             held.answer.set_result(answer)

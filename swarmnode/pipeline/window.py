@@ -1,15 +1,19 @@
 """How many microbatches a feeder keeps under way: enough to keep every stage at work, no more than it takes.
 
 By Little's law `window * queued / round trip` is the number of our microbatches that only wait in queues; it is kept
-between two bounds. TCP Vegas (Brakmo and Peterson, 1995, section 3.2) estimates the same number from the least round trip
-ever seen, which must do for routers that say nothing; our hops report how long a microbatch waited. (The estimate by least
-round trip takes a slower replica for a queue: in a fleet of 1:3 speeds it held the window at 2 and the machines at 20 % of
+between two bounds. TCP Vegas (Brakmo and Peterson, 1995, section 3.2) estimates the same number from the least round
+trip
+ever seen, which must do for routers that say nothing; our hops report how long a microbatch waited. (The estimate by
+least
+round trip takes a slower replica for a queue: in a fleet of 1:3 speeds it held the window at 2 and the machines at 20
+% of
 their capacity; simulated, examples/churn-16.toml.)
 """
 
 from __future__ import annotations
 
-# For each machine this feeder supplies; Vegas' alpha and beta. Simulated (churn-16 without faults, seed 1), share of what
+# For each machine this feeder supplies; Vegas' alpha and beta. Simulated (churn-16 without faults, seed 1), share of
+# what
 # the machines can do: .25-.75 48 %, .5-1.5 60 %, 1-2 67 %, 1-3 70 %, 2-4 76 %; more waiting means more stale tapes.
 QUEUED_LOW = 1.0
 QUEUED_HIGH = 3.0

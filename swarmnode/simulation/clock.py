@@ -1,7 +1,9 @@
 """Virtual time: an asyncio event loop that jumps to the next timer when everybody waits. One seed, one order of events.
 
-What makes it repeat: callbacks run in the order they were asked for; timers of equal deadline in an order drawn from the
-seed; tasks hash by serial number, so that the sets inside `asyncio.TaskGroup` and `asyncio.wait` are walked in one order;
+What makes it repeat: callbacks run in the order they were asked for; timers of equal deadline in an order drawn from
+the
+seed; tasks hash by serial number, so that the sets inside `asyncio.TaskGroup` and `asyncio.wait` are walked in one
+order;
 nothing from outside can wake it. A process may be frozen (SIGSTOP): what it is due is kept until it is thawed.
 
 Needs the standard library only, so that it can be checked on other Python versions without an environment.
@@ -18,7 +20,10 @@ import random
 import sys
 import threading
 from collections.abc import Callable, Coroutine
-from typing import Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from swarmnode.simulation import border
+from swarmnode.simulation.border import Forbidden
 
 T = TypeVar("T")
 
@@ -28,6 +33,7 @@ OWNER: contextvars.ContextVar[object] = contextvars.ContextVar("swarmnode.simula
 STANDSTILL_CALLBACKS = 2_000_000  # guess: more at one moment of virtual time is a loop that never waits
 WAITING_SHOWN = 20
 COMPACT_TIMERS = 512  # cancelled timers kept before the heap is rebuilt, if they are the larger part
+FULL_COLLECTION_EVERY = 16
 GARBAGE_CALLBACKS = 400_000  # guess: memory of exceptions (cycles) is collected this often, at fixed points of the run
 
 
@@ -37,10 +43,6 @@ class Deadlock(RuntimeError):
 
 class Standstill(RuntimeError):
     """Callbacks call each other without end and time does not pass."""
-
-
-class Forbidden(RuntimeError):
-    """Code in the virtual world reached for the real one: a thread, a socket, a process, a clock."""
 
 
 class SerialTask(asyncio.Task[T]):
@@ -59,7 +61,7 @@ class SerialTask(asyncio.Task[T]):
 class Handle:
     """asyncio.Handle as far as asyncio itself uses it."""
 
-    __slots__ = ("_callback", "_args", "_context", "_cancelled", "_when", "_loop")
+    __slots__ = ("_args", "_callback", "_cancelled", "_context", "_loop", "_when")
 
     def __init__(
         self,
@@ -90,14 +92,11 @@ class Handle:
         return self._when
 
 
-def _forbidden(what: str) -> Callable[..., Any]:
-    def refuse(self: object, *args: object, **kwargs: object) -> NoReturn:
-        raise Forbidden(f"{what} in the virtual world; the ports of the simulation are all there is")
-
-    return refuse
+# Half of its methods raise; typeshed would have them all written out.
+Loop: Any = object if TYPE_CHECKING else asyncio.AbstractEventLoop
 
 
-class VirtualLoop(asyncio.AbstractEventLoop):
+class VirtualLoop(Loop):  # type: ignore[misc,unused-ignore]
     """`run(main)` runs a coroutine to its end. Equal seeds run equal programs equally."""
 
     def __init__(self, seed: int = 0) -> None:
@@ -112,6 +111,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self._frozen: dict[object, list[Handle]] = {}
         self._thread: int | None = None
         self._closed = False
+        self._collections = 0
         self.callbacks = 0
         """Run so far: the events of the simulation."""
         self.faults: list[dict[str, Any]] = []
@@ -124,19 +124,19 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def time(self) -> float:
         return self._now
 
-    def call_soon(  # type: ignore[override]
+    def call_soon(
         self, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
     ) -> Handle:
         handle = Handle(callback, args, contextvars.copy_context() if context is None else context, None)
         self._ready.append(handle)
         return handle
 
-    def call_later(  # type: ignore[override]
+    def call_later(
         self, delay: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
     ) -> Handle:
         return self.call_at(self._now + delay, callback, *args, context=context)
 
-    def call_at(  # type: ignore[override]
+    def call_at(
         self, when: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
     ) -> Handle:
         if when != when:
@@ -147,7 +147,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         heapq.heappush(self._timers, (when, self._draw(), self._serial, handle))
         return handle
 
-    def call_soon_threadsafe(  # type: ignore[override]
+    def call_soon_threadsafe(
         self, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
     ) -> Handle:
         if threading.get_ident() != self._thread:
@@ -164,7 +164,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def create_future(self) -> asyncio.Future[Any]:
         return asyncio.Future(loop=self)
 
-    def create_task(  # type: ignore[override]
+    def create_task(
         self,
         coro: Coroutine[Any, Any, T],
         *,
@@ -202,7 +202,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
 
         Raises Deadlock, Standstill, what `main` raises, and RuntimeError for an exception that nobody took.
         """
-        _watch_borders()
+        border.watch()
         garbage = gc.isenabled()
         gc.disable()  # finalizers would run when memory happens to be short
         before = asyncio._get_running_loop()
@@ -211,7 +211,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         hooks = sys.get_asyncgen_hooks()
         asyncio._set_running_loop(self)
         self._thread = threading.get_ident()
-        _inside.add(self._thread)
+        border.inside.add(self._thread)
         try:
             task = self.create_task(main)
             self._run_until(task)
@@ -222,7 +222,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
                 raise RuntimeError(f"{fault.get('message')}: {fault.get('exception')!r}") from fault.get("exception")
             return result
         finally:
-            _inside.discard(self._thread)
+            border.inside.discard(self._thread)
             self._thread = None
             asyncio._set_running_loop(None)
             sys.set_asyncgen_hooks(*hooks)
@@ -261,7 +261,8 @@ class VirtualLoop(asyncio.AbstractEventLoop):
                 continue
             if self.callbacks - collected > GARBAGE_CALLBACKS:
                 collected = self.callbacks
-                gc.collect()
+                self._collections += 1
+                gc.collect(1 if self._collections % FULL_COLLECTION_EVERY else 2)
             if self.when_idle is not None:
                 self.when_idle()
                 if ready:
@@ -330,69 +331,27 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     async def shutdown_default_executor(self, timeout: float | None = None) -> None:
         return None
 
-    run_in_executor = _forbidden("an executor (asyncio.to_thread)")
-    set_default_executor = _forbidden("an executor")
-    create_connection = _forbidden("a socket")
-    create_server = _forbidden("a socket")
-    create_unix_connection = _forbidden("a socket")
-    create_unix_server = _forbidden("a socket")
-    create_datagram_endpoint = _forbidden("a socket")
-    connect_accepted_socket = _forbidden("a socket")
-    sock_recv = _forbidden("a socket")
-    sock_sendall = _forbidden("a socket")
-    sock_connect = _forbidden("a socket")
-    sock_accept = _forbidden("a socket")
-    getaddrinfo = _forbidden("a name look-up")
-    getnameinfo = _forbidden("a name look-up")
-    subprocess_exec = _forbidden("a subprocess")
-    subprocess_shell = _forbidden("a subprocess")
-    connect_read_pipe = _forbidden("a pipe")
-    connect_write_pipe = _forbidden("a pipe")
-    add_reader = _forbidden("a file descriptor")
-    add_writer = _forbidden("a file descriptor")
-    add_signal_handler = _forbidden("a signal handler")
-
-
-_inside: set[int] = set()
-"""Threads that run a virtual loop just now."""
-
-_watched = False
-_BORDERS = {
-    "_thread.start_new_thread": "a thread",
-    "_thread.start_joinable_thread": "a thread",
-    "socket.__new__": "a socket",
-    "socket.connect": "a socket",
-    "socket.bind": "a socket",
-    "subprocess.Popen": "a subprocess",
-    "os.fork": "a subprocess",
-    "os.forkpty": "a subprocess",
-    "os.posix_spawn": "a subprocess",
-    "os.system": "a subprocess",
-    "time.sleep": "time.sleep",
-}
-
-
-def _watch_borders() -> None:
-    """Have the interpreter tell us of threads, sockets and processes; an audit hook, which cannot be taken away again,
-    and does nothing unless a virtual loop runs in the thread."""
-    global _watched
-    if _watched:
-        return
-    _watched = True
-
-    def hook(event: str, args: tuple[object, ...]) -> None:
-        if _inside and event in _BORDERS and threading.get_ident() in _inside:
-            raise Forbidden(f"{_BORDERS[event]} ({event}) in the virtual world")
-
-    sys.addaudithook(hook)
-    if sys.version_info < (3, 12):  # where a thread's start is not told
-        start = threading.Thread.start
-
-        def guarded(thread: threading.Thread) -> None:
-            hook("_thread.start_new_thread", ())
-            start(thread)
-
-        threading.Thread.start = guarded  # type: ignore[method-assign]
+    run_in_executor = border.forbidden("an executor (asyncio.to_thread)")
+    set_default_executor = border.forbidden("an executor")
+    create_connection = border.forbidden("a socket")
+    create_server = border.forbidden("a socket")
+    create_unix_connection = border.forbidden("a socket")
+    create_unix_server = border.forbidden("a socket")
+    create_datagram_endpoint = border.forbidden("a socket")
+    connect_accepted_socket = border.forbidden("a socket")
+    sock_recv = border.forbidden("a socket")
+    sock_sendall = border.forbidden("a socket")
+    sock_connect = border.forbidden("a socket")
+    sock_accept = border.forbidden("a socket")
+    getaddrinfo = border.forbidden("a name look-up")
+    getnameinfo = border.forbidden("a name look-up")
+    subprocess_exec = border.forbidden("a subprocess")
+    subprocess_shell = border.forbidden("a subprocess")
+    connect_read_pipe = border.forbidden("a pipe")
+    connect_write_pipe = border.forbidden("a pipe")
+    add_reader = border.forbidden("a file descriptor")
+    add_writer = border.forbidden("a file descriptor")
+    add_signal_handler = border.forbidden("a signal handler")
 
 
 def _place(task: asyncio.Task[Any]) -> str:

@@ -17,7 +17,8 @@ RTT_MS_PLACES: Mapping[str, tuple[float, float]] = {
     "oceania": (250.0, 130.0),
     "africa": (30.0, 110.0),
 }
-"""Regions on a plane whose distances are round trips in milliseconds: rounded from public cloud latency tables [guess]."""
+"""Regions on a plane whose distances are round trips in milliseconds: rounded from public cloud latency tables
+[guess]."""
 
 RELAY_RTT_S = 0.06  # measured: 143 ms through a relay on a path of 80 ms (test-lab section 2)
 RELAY_RATE = 2.5e6  # guess: bytes per second through a volunteer's relay
@@ -49,7 +50,8 @@ def rtt_s(a: Address, b: Address) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """No message passes from a node of `senders` to one of `receivers`; a node in both is a bridge and never cut off."""
+    """No message passes from a node of `senders` to one of `receivers`; a node in both is a bridge and never cut
+    off."""
 
     senders: frozenset[str]
     receivers: frozenset[str]

@@ -1,4 +1,5 @@
-"""What a call says of itself on the wire, checked as the real transport checks it (which the simulation may not import)."""
+"""What a call says of itself on the wire, checked as the real transport checks it (which the simulation may not
+import)."""
 
 from __future__ import annotations
 

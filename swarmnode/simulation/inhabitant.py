@@ -1,4 +1,5 @@
-"""One machine in the virtual world with the daemon's own coroutines on it: begins, crashes, freezes, leaves, comes back."""
+"""One machine in the virtual world with the daemon's own coroutines on it: begins, crashes, freezes, leaves, comes
+back."""
 
 from __future__ import annotations
 
@@ -107,7 +108,7 @@ class Inhabitant:
 
     def _make(self, stage: int, meter: Meter) -> Replica:
         self.replica = self.world.replica(stage, self, meter)
-        return self.replica  # type: ignore[return-value]
+        return self.replica
 
     async def _live(self, node: Node, stage: int | None) -> None:
         """The daemon's main: what it ends with is what the process ends with."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-
 LIE = 2**64 - 1
 """The mark on a liar's activations that are not finite; fake arithmetic does not notice."""
 

@@ -1,7 +1,8 @@
 """One direction of a node's line to the internet: all transfers on it share its bandwidth evenly, as TCP flows would.
 
 Processor sharing in virtual time (Kleinrock 1967; fair queueing's `V(t)`, Demers et al. 1989): each byte of every flow
-costs one unit of V, which advances at rate / flows, so a flow of n bytes ends when V has grown by n. A change of rate or
+costs one unit of V, which advances at rate / flows, so a flow of n bytes ends when V has grown by n. A change of rate
+or
 of the number of flows changes how fast V runs and nothing else: O(log flows) an event, one timer a link.
 """
 
@@ -16,7 +17,7 @@ from collections.abc import Callable
 class Flow:
     """One transfer. `done` is called when its last byte has passed."""
 
-    __slots__ = ("ends_at", "done", "nbytes")
+    __slots__ = ("done", "ends_at", "nbytes")
 
     def __init__(self, nbytes: int, ends_at: float, done: Callable[[], None] | None) -> None:
         self.nbytes = nbytes

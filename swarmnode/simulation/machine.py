@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import random
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -66,7 +66,7 @@ class Machine:
         self._closed = False
         self.slowness = 1.0
         """Everything begun from now on takes so many times as long."""
-        self.busy_s: Counter[str] = Counter()
+        self.busy_s: defaultdict[str, float] = defaultdict(float)
         """Seconds worked so far, by kind."""
         self.flop = 0.0
         """FLOP of training done so far."""

@@ -1,4 +1,5 @@
-"""The internet between simulated nodes: bandwidth shared by flows, latency, loss, cuts; every header is serialised as on
+"""The internet between simulated nodes: bandwidth shared by flows, latency, loss, cuts; every header is serialised as
+on
 the real wire, so that bytes are true. Calls are small state machines; one future and one task (the handler) each.
 """
 
@@ -106,7 +107,8 @@ class Network:
         return False
 
     def carry(self, sender: Plug, receiver: Plug, nbytes: int, arrive: Callable[[], None]) -> Parcel:
-        """Move `nbytes`; `arrive` is called at the receiver's end unless the parcel is dropped. Whether the way is cut is
+        """Move `nbytes`; `arrive` is called at the receiver's end unless the parcel is dropped. Whether the way is cut
+        is
         asked at both ends, by the caller."""
         parcel = Parcel()
         latency_s = self.latency_s(sender, receiver)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -146,5 +147,5 @@ class Outcome:
 def _over(curve: list[Sample], until_s: float, could: Any) -> float:
     """Samples done between the first and the last point of the storm, over the integral of `could`."""
     storm = [sample for sample in curve if sample.at_s <= until_s]
-    possible = sum(could(a) * (b.at_s - a.at_s) for a, b in zip(storm, storm[1:], strict=False))
+    possible = sum(could(a) * (b.at_s - a.at_s) for a, b in itertools.pairwise(storm))
     return (storm[-1].samples - storm[0].samples) / possible if possible else 0.0

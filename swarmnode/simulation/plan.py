@@ -47,7 +47,8 @@ class Plan:
 
 
 def plan(manifest: Manifest, fleet: Sequence[Kind], tokens: float, share: float = 0.7) -> Plan:
-    """`share` of the slowest stage's FLOP/s is taken to do useful work [simulated: 0.6 to 0.8, `swarmnode simulate`]."""
+    """`share` of the slowest stage's FLOP/s is taken to do useful work [simulated: 0.6 to 0.8, `swarmnode
+    simulate`]."""
     machines = [kind for kind in fleet for _ in range(kind.count)]
     parts = split(manifest.model, manifest.pipeline.stages)
     placed = balanced([kind.flops for kind in machines], [part.cost for part in parts])
@@ -64,7 +65,13 @@ def plan(manifest: Manifest, fleet: Sequence[Kind], tokens: float, share: float 
     slowest = (speeds if compute <= links else lines).index(samples_per_s)
     limit = f"the {'arithmetic' if compute <= links else 'upward lines'} of stage {slowest}"
     stages = tuple(
-        _stage(manifest, part, [k for k, s in zip(machines, placed, strict=True) if s == part.stage], samples_per_s, len(parts))
+        _stage(
+            manifest,
+            part,
+            [k for k, s in zip(machines, placed, strict=True) if s == part.stage],
+            samples_per_s,
+            len(parts),
+        )
         for part in parts
     )
     tokens_per_s = samples_per_s * context
@@ -112,8 +119,10 @@ def _stage(manifest: Manifest, part: Part, here: Sequence[Kind], samples_per_s: 
 
 def survival_of_a_day(here: Sequence[Kind], back_s: float) -> float:
     """Odds that a stage keeps a replica for a day, if each of its machines lives its mean life (exponential) and is
-    replaced after `back_s`: machines fail and come back independently, so all are away at once in a share prod(u) of the
-    time, and such a moment begins at rate prod(u) * sum(1 / back) (the birth-death chain's rate out of the last state)."""
+    replaced after `back_s`: machines fail and come back independently, so all are away at once in a share prod(u) of
+    the
+    time, and such a moment begins at rate prod(u) * sum(1 / back) (the birth-death chain's rate out of the last
+    state)."""
     if not here:
         return 0.0
     away = [back_s / (back_s + kind.life_h * 3600.0) if math.isfinite(kind.life_h) else 0.0 for kind in here]

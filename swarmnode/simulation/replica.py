@@ -1,4 +1,5 @@
-"""Replicas for the virtual world: fake ones whose tensors are declared bytes and whose weights are three numbers that do
+"""Replicas for the virtual world: fake ones whose tensors are declared bytes and whose weights are three numbers that
+do
 real outer steps; and a wrapper that meters any replica's cost and shows the laws what it does."""
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ Vector = tuple[float, ...]
 def repeated(row: bytes, nbytes: int) -> memoryview:
     """`nbytes` declared bytes that are `row` over and over, in no memory of their own."""
     size = math.gcd(len(row), nbytes)
-    return memoryview(np.ndarray((nbytes // size, size), np.uint8, row[:size], strides=(0, 1)))
+    return np.ndarray((nbytes // size, size), np.uint8, row[:size], strides=(0, 1)).data
 
 
 def first(data: memoryview | bytes | bytearray, size: int) -> bytes:

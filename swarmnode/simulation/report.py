@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import itertools
 from collections.abc import Callable, Sequence
 
 from swarmnode.simulation.outcome import Outcome, Sample
@@ -37,8 +38,10 @@ def rows(outcome: Outcome) -> list[tuple[str, str]]:
         ("samples", f"{total.samples:,.0f}"),
         (
             "microbatches",
-            f"{total.done:,.0f} done, {total.lost:,.0f} lost, {total.retried:,.0f} retried, "
-            f"{total.duplicate:,.0f} duplicate, {total.recomputed:,.0f} tapes recomputed",
+            (
+                f"{total.done:,.0f} done, {total.lost:,.0f} lost, {total.retried:,.0f} retried, "
+                f"{total.duplicate:,.0f} duplicate, {total.recomputed:,.0f} tapes recomputed"
+            ),
         ),
         ("outer steps", f"{total.paired:,.0f} paired, {total.lone:,.0f} lone, {outcome.onesided} one-sided"),
         ("states downloaded", f"{total.recoveries:,.0f}"),
@@ -59,8 +62,10 @@ def rows(outcome: Outcome) -> list[tuple[str, str]]:
         ("trace", outcome.trace),
         (
             "cost",
-            f"{outcome.cpu_s:.1f} CPU s, {outcome.callbacks:,} callbacks, "
-            f"{outcome.callbacks / max(1e-9, outcome.cpu_s):,.0f} a CPU second",
+            (
+                f"{outcome.cpu_s:.1f} CPU s, {outcome.callbacks:,} callbacks, "
+                f"{outcome.callbacks / max(1e-9, outcome.cpu_s):,.0f} a CPU second"
+            ),
         ),
     ]
     return found
@@ -116,10 +121,22 @@ def _curves(outcome: Outcome) -> list[tuple[str, str, list[Curve]]]:
         (
             "Utilisation",
             "share of living FLOP/s",
-            [("training", [(t, rate / max(1.0, s.flops)) for (t, rate), s in zip(_rate(curve, lambda s: s.busy), curve[1:], strict=False)])],
+            [
+                (
+                    "training",
+                    [
+                        (t, rate / max(1.0, s.flops))
+                        for (t, rate), s in zip(_rate(curve, lambda s: s.busy), curve[1:], strict=False)
+                    ],
+                )
+            ],
         ),
         ("Nodes that train, by stage", "nodes", [(f"stage {i}", of(lambda s, i=i: s.stages[i])) for i in stages]),  # type: ignore[misc]
-        ("Nodes by state", "nodes", [(state, of(lambda s, k=state: s.states[k])) for state in (curve[0].states if curve else ())]),  # type: ignore[misc]
+        (
+            "Nodes by state",
+            "nodes",
+            [(state, of(lambda s, k=state: s.states[k])) for state in (curve[0].states if curve else ())],  # type: ignore[misc]
+        ),
         ("Bytes sent", "MB/s", [(k, _rate(curve, lambda s, k=k: s.bytes.get(k, 0) / 1e6)) for k in kinds]),  # type: ignore[misc]
         ("So far", "count", [("faults", of(lambda s: s.faults)), ("states downloaded", of(lambda s: s.recoveries))]),
     ]
@@ -130,7 +147,7 @@ def _curves(outcome: Outcome) -> list[tuple[str, str, list[Curve]]]:
 
 def _rate(curve: Sequence[Sample], value: Callable[[Sample], float]) -> list[tuple[float, float]]:
     """Differences per second, each at the later point."""
-    pairs = zip(curve, curve[1:], strict=False)
+    pairs = itertools.pairwise(curve)
     return [(b.at_s, (value(b) - value(a)) / max(1e-9, b.at_s - a.at_s)) for a, b in pairs]
 
 
@@ -139,8 +156,8 @@ def _plot(title: str, unit: str, curves: Sequence[Curve], storm_s: float) -> str
     if len(points) < 2:
         return ""
     end = max(t for t, _ in points)
-    top = max(1e-9, max(value for _, value in points)) * 1.05
-    base = min(0.0, min(value for _, value in points))
+    top = max(1e-09, *(value for _, value in points)) * 1.05
+    base = min(0.0, *(value for _, value in points))
     if title == "Held-out loss":
         base = min(value for _, value in points) * 0.95
 

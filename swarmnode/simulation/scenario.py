@@ -122,7 +122,7 @@ def parse_scenario(tree: dict[str, Any], origin: str, folder: Path, name: str) -
         "fleet": kinds,
     }
     tree.setdefault("name", name)
-    scenario = dataclasses.replace(_fill(Scenario, tree, origin, skip=tuple(parts)), **parts)
+    scenario = dataclasses.replace(_fill(Scenario, tree, origin, skip=tuple(parts)), **parts)  # type: ignore[arg-type]
     _check(scenario, origin)
     return scenario
 

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from swarmnode.ids import RunId, digest, seeded
+from swarmnode.membership.record import remember
 from swarmnode.metrics import name
 from swarmnode.model.split import split
 from swarmnode.pipeline.feeder import Samples
@@ -45,12 +46,13 @@ class World:
         self.run_id = RunId(digest("simulation", seed).hex())
         self.trace = Trace(loop.time, keep=keep)
         self.laws = Laws()
-        self.laws.notified = lambda: self._over.set()
+        self.laws.notified = lambda: self._over.set()  # noqa: PLW0108  not there yet
         self.bug: BaseException | None = None
         chunk_scale = {"chunk": 1.0 / scenario.state_share}
         self.network = Network(seeded(seed, "network"), scenario.weather, scale=chunk_scale)
         self.shelf = Shelf(self.network, SkewedClock(loop), self.run_id, seeded(seed, "shelf"), scenario.directory)
         self.parts = split(scenario.manifest.model, scenario.manifest.pipeline.stages)
+        remember(max(2048, 8 * scenario.nodes))
         self.people: list[Inhabitant] = []
         self.struck: Counter[str] = Counter()
         self.curve: list[Sample] = []
@@ -265,7 +267,7 @@ class World:
         outcome.validations = self.validations
         outcome.total = Sums.of(self)
         outcome.nodes_ever = len(self.people)
-        outcome.last_events = self.trace.last_of(outcome.involved[:4] + ["world"])
+        outcome.last_events = self.trace.last_of([*outcome.involved[:4], "world"])
 
     # ---- what it overhears
 

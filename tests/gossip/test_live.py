@@ -17,10 +17,13 @@ def test_a_swarm_trains_with(codec: str, acceptance: str) -> None:
         async with village(manifest(stages=2, codec=codec, acceptance=acceptance)) as v:
             for index in range(4):
                 v.add(index % 2)
-            await v.until(lambda: v.total() >= 1024, "1024 samples")
+
+            def paired() -> float:
+                return sum(p.quiet.total("swarmnode_exchanges_total", outcome="paired") for p in v.people)
+
+            # On a busy machine the first rounds may end before all have seen each other.
+            await v.until(lambda: v.total() >= 1024 and paired() >= 6, "1024 samples and 6 outer steps in pairs")
             await v.leave()
-            paired = [p.quiet.total("swarmnode_exchanges_total", outcome="paired") for p in v.people]
-            assert sum(paired) >= 6, f"rounds met in pairs: {paired}"
             assert losses(v)[-1] < losses(v)[0] - 0.5
             refused = [fields for p in v.people for event, fields in p.quiet.events if event == "exchange.refused"]
             assert not [f for f in refused if "not believed" not in str(f["reason"])], refused

@@ -327,7 +327,7 @@ def test_from_the_manifest() -> None:
     found = outer(GossipSpec(), theta)
     assert isinstance(found, NoLoCo) and found.codec.name == "bf16" and found.message_nbytes == 6
     assert isinstance(outer(GossipSpec(method="diloco", codec="fp32"), theta), DiLoCo)
-    with pytest.raises(ManifestError, match=r"'average'.*noloco, diloco"):
-        outer(GossipSpec(method="average"), theta)
+    with pytest.raises(ManifestError, match=r"'mean'.*noloco, diloco"):
+        outer(GossipSpec(method="mean"), theta)
     with pytest.raises(ManifestError, match="codec"):
         outer(GossipSpec(codec="gzip"), theta)

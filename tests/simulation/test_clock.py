@@ -163,7 +163,7 @@ def test_nothing_from_outside() -> None:
             run(main())
 
     reaches(lambda: threading.Thread(target=print).start())
-    reaches(lambda: socket.socket())
+    reaches(socket.socket)
     reaches(lambda: subprocess.Popen(["true"]))
     reaches(lambda: asyncio.get_running_loop().run_in_executor(None, print))
 
@@ -190,7 +190,7 @@ def test_a_frozen_process_sleeps_through_and_wakes_late() -> None:
                 log.append((loop.time(), name))
 
         for name in ("a", "b"):
-            loop.create_task(ticking(name), context=owned(name))
+            loop.create_task(ticking(name), context=owned(name))  # noqa: RUF006
         await asyncio.sleep(2.5)
         loop.freeze("a")
         await asyncio.sleep(4)

@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -16,7 +15,6 @@ from swarmnode.errors import UsageError
 from swarmnode.pipeline.backlog import Backlog
 from swarmnode.simulation.report import page
 from swarmnode.simulation.scenario import find, parse_scenario, read_scenario, shorter
-from swarmnode.simulation.sweep import sweep
 from swarmnode.simulation.world import simulate
 
 from .golden import FILE, LIVES, life
@@ -49,22 +47,6 @@ def test_a_life_is_the_same_in_every_process() -> None:
         told.add(done.stdout)
     told.add(json.dumps(life("everything", 8, 30.0)) + "\n")
     assert len(told) == 1
-
-
-@pytest.mark.timeout(300)
-def test_a_sweep_of_storms_breaks_no_law() -> None:
-    """Bounded by time, as the machine gives it; at least 1,000 faults where the time suffices for that."""
-    scenario = read_scenario(find("everything"))
-    begun, failures, lives = time.monotonic(), [], [0]
-
-    def going_on() -> bool:
-        lives[0] += 1
-        return lives[0] < SWEEP_LIVES and time.monotonic() - begun < SWEEP_S
-
-    swept = sweep(scenario, 100, going_on, lambda outcome: failures.append((outcome.seed, outcome.failures)))
-    assert not failures, f"replay: swarmnode simulate --scenario everything --seed {failures[0][0]}"
-    if swept.lives == SWEEP_LIVES:
-        assert swept.faults >= FAULTS_MIN
 
 
 def test_a_bug_of_the_node_is_found_and_can_be_replayed(
@@ -104,10 +86,10 @@ def test_real_tensors_learn_in_the_storm() -> None:
 
 
 def test_reports(tmp_path: object, capsys: pytest.CaptureFixture[str]) -> None:
-    outcome = simulate(shorter(read_scenario(find("calm")), 10), 0)
+    outcome = simulate(shorter(read_scenario(find("calm")), 60), 0)
     for text in (page([outcome]), page([outcome, outcome])):
         assert text.startswith("<!doctype html>") and "<svg" in text and "http" not in text
-    assert main(["simulate", "--for", "10s", "--json"]) == 0
+    assert main(["simulate", "--for", "60s", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["trace"] == outcome.trace and found["failures"] == []
     assert 0 < found["share_of_optimum"] <= 1.05
@@ -130,5 +112,7 @@ def test_mistakes_in_scenarios_are_named() -> None:
 
 
 def test_the_virtual_loop_leaves_the_real_one_alone() -> None:
-    simulate(parse_scenario({"seconds": 1, "fleet": FLEET, "bounds": {"window_s": 5}}, "t", find("calm").parent, "t"), 0)
+    simulate(
+        parse_scenario({"seconds": 1, "fleet": FLEET, "bounds": {"window_s": 5}}, "t", find("calm").parent, "t"), 0
+    )
     assert asyncio.run(asyncio.sleep(0, "real")) == "real"

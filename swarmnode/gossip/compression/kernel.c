@@ -155,7 +155,7 @@ static inline __attribute__((always_inline)) void decode_blocks(const uint8_t *s
     const int32_t half = 1 << (bits + 7), mask = (1 << (bits + 8)) - 1;
     for (long r = 0; r < rows; r++, ours += N, out += N, dither += N) {
         uint8_t codes[N];
-        int32_t index[N], far[N];
+        int32_t index[N];
         unpack_plane(plane0 + PLANE(r, low), 0, low, codes);
         if (high) unpack_plane(plane1 + PLANE(r, high), low, high, codes);
         float step = step_out[r] = get_step(steps + 2 * r);
@@ -166,11 +166,10 @@ static inline __attribute__((always_inline)) void decode_blocks(const uint8_t *s
         }
         wrapped[r] = checksum(index, bits + 8) != sums[r];
         for (int i = 0; i < N; i++) {
-            far[i] = (index[i] & mask) - half;
-            float moved = (float)far[i] * scale;
+            float moved = (float)((index[i] & mask) - half) * scale;
             out[i] = ours[i] + moved;
         }
-        for (int i = 0; i < 4; i++) sample[4 * r + i] = (float)far[16 * i];
+        sample[r] = (float)((index[0] & mask) - half);
     }
 }
 

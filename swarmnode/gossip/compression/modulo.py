@@ -15,7 +15,7 @@ from swarmnode.gossip.compression.bits import Packer, packed_nbytes
 from swarmnode.gossip.compression.codec import BLOCK_ELEMENTS, CHUNK
 from swarmnode.gossip.compression.tiles import Bytes, Scratch, read_steps, wire_steps
 
-SAMPLE = 16  # each 16th element is looked at for the spread; guess
+SAMPLE = BLOCK_ELEMENTS  # the first element of each block is looked at for the spread; guess
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Engine(Protocol):
         sample: torch.Tensor,
     ) -> None:
         """`piece` into `out`, given our own values `ours`; by block its `steps` and whether its checksum is wrong; by
-        each 16th element how far it lies from ours, in 256ths of a step."""
+        each SAMPLE-th element how far it lies from ours, in 256ths of a step."""
 
 
 def engine(bits: int, device: torch.device) -> Engine:

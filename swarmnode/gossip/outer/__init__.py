@@ -6,7 +6,9 @@ import torch
 
 from swarmnode.errors import ManifestError
 from swarmnode.gossip.compression import codec
+from swarmnode.gossip.outer.average import Average
 from swarmnode.gossip.outer.diloco import DiLoCo
+from swarmnode.gossip.outer.mean import DeltaMean
 from swarmnode.gossip.outer.method import Outer
 from swarmnode.gossip.outer.noloco import NoLoCo
 from swarmnode.gossip.robust import Guard
@@ -15,7 +17,7 @@ from swarmnode.manifest import GossipSpec
 NONE = "none"
 """No outer steps: replicas never meet. The slow side is kept all the same, so that snapshots have one shape."""
 
-METHODS = (NoLoCo.name, DiLoCo.name, NONE)
+METHODS = (NoLoCo.name, DiLoCo.name, Average.name, DeltaMean.name, NONE)
 
 
 def outer(gossip: GossipSpec, theta: torch.Tensor, sender: str = "") -> Outer:
@@ -28,13 +30,20 @@ def outer(gossip: GossipSpec, theta: torch.Tensor, sender: str = "") -> Outer:
 
 
 def _outer(gossip: GossipSpec, theta: torch.Tensor) -> Outer:
+    coder = codec(gossip.codec)
     match gossip.method:
         case NoLoCo.name | "none":
-            return NoLoCo(theta, codec(gossip.codec), gossip.alpha, gossip.beta, gossip.gamma)
+            return NoLoCo(theta, coder, gossip.alpha, gossip.beta, gossip.gamma)
+        case Average.name:
+            return Average(theta, coder)
+        case DiLoCo.name if coder.of_delta:
+            return DeltaMean(theta, coder, gossip.alpha, gossip.beta)
         case DiLoCo.name:
-            return DiLoCo(theta, codec(gossip.codec), gossip.alpha, gossip.beta)
+            return DiLoCo(theta, coder, gossip.alpha, gossip.beta)
+        case DeltaMean.name:
+            return DeltaMean(theta, coder)
         case _:
             raise ManifestError(f"gossip.method is {gossip.method!r}; known: {', '.join(METHODS)}")
 
 
-__all__ = ["METHODS", "NONE", "DiLoCo", "NoLoCo", "Outer", "outer"]
+__all__ = ["METHODS", "NONE", "Average", "DeltaMean", "DiLoCo", "NoLoCo", "Outer", "outer"]

@@ -41,6 +41,8 @@ class NoLoCo(Outer):
         self.alpha, self.beta, self.gamma = alpha, beta, gamma
         self._theta_alone = gamma == beta
         self._keeps: list[float] = []  # of the packets of the step under way, how much of their distance counts
+        if codec.of_delta:
+            raise ManifestError(f"gossip.codec {codec.name} sends pseudo-gradients; {self.name} needs weights")
         if codec.relative and not self._theta_alone:
             raise ManifestError(f"gossip.codec {codec.name} sends theta alone: gossip.gamma must equal gossip.beta")
         self._boundary = torch.empty_like(self.theta)  # theta at the boundary

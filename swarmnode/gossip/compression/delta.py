@@ -1,0 +1,78 @@
+"""What codecs of pseudo-gradients have in common: a residual at the sender, which keeps what was not sent.
+
+    e <- decay e + D ;  send C(e) ;  e <- e - C(e)          error feedback: arXiv 1809.07599; decay: arXiv 2508.15706
+
+so sent + residual = accumulated, and a lost residual costs little at decay 0.95. Unbiased codecs need none. A pair may
+not use them with NoLoCo: receivers need slow weights that are equal to the sender's (gossip/outer/mean.py).
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar
+
+import numpy as np
+import torch
+
+from swarmnode.gossip.compression.codec import Codec
+from swarmnode.gossip.compression.tiles import Bytes, one_tensor, packet
+from swarmnode.ports import WireTensor
+
+DECAY = 0.95  # SparseLoCo, arXiv 2508.15706
+
+
+class DeltaCodec(Codec):
+    """A codec of pseudo-gradients in one wire tensor."""
+
+    lossy: ClassVar[bool] = True
+    tensors: ClassVar[int] = 1
+    of_delta: ClassVar[bool] = True
+
+    feedback: ClassVar[bool]
+    """Whether what was not sent is kept for the next message."""
+
+    unit: ClassVar[int]
+    """Elements that are coded together: reads begin at multiples of it."""
+
+    def __init__(self) -> None:
+        self.residual: torch.Tensor | None = None
+
+    @torch.no_grad()
+    def encode(self, flat: torch.Tensor, *, reference: torch.Tensor | None = None, seed: int = 0) -> list[WireTensor]:
+        flat = flat.detach().to("cpu", torch.float32)
+        if not self.feedback:
+            return packet(self.name, flat.numel(), self.code(flat, seed))
+        if self.residual is None or self.residual.numel() != flat.numel():
+            self.residual = torch.zeros(flat.numel())
+        self.residual.mul_(DECAY).add_(flat)
+        message = packet(self.name, flat.numel(), self.code(self.residual, seed))
+        sent = torch.empty_like(self.residual)
+        self.read(message, 0, sent)
+        self.residual.sub_(sent)
+        return message
+
+    def check(self, tensors: Sequence[WireTensor], parameters: int) -> None:
+        nbytes = self.nbytes(parameters)
+        self.inspect(one_tensor(tensors, self.name, parameters, nbytes, nbytes), parameters)
+
+    @torch.no_grad()
+    def read(
+        self, tensors: Sequence[WireTensor], start: int, out: torch.Tensor, reference: torch.Tensor | None = None
+    ) -> None:
+        parameters = tensors[0].shape[0]
+        assert start % self.unit == 0 and (out.numel() % self.unit == 0 or start + out.numel() == parameters)
+        data = np.frombuffer(tensors[0].data, np.uint8)
+        out.copy_(self.uncode(data, parameters, start, start + out.numel()))
+
+    @abstractmethod
+    def code(self, flat: torch.Tensor, seed: int) -> Bytes:
+        """The packet of `flat` float32 [P] on the CPU: `nbytes(P)` bytes of their own."""
+
+    @abstractmethod
+    def inspect(self, data: Bytes, parameters: int) -> None:
+        """Raises RemoteFault unless `data`, of the right length, decodes to finite numbers."""
+
+    @abstractmethod
+    def uncode(self, data: Bytes, parameters: int, start: int, end: int) -> torch.Tensor:
+        """Elements [start, end) of inspected `data`, float32."""

@@ -1,0 +1,21 @@
+"""Plain averaging: two replicas meet and both go on from the mean of their weights, without momentum."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+
+from swarmnode.gossip.compression import Codec
+from swarmnode.gossip.outer.noloco import NoLoCo
+
+
+class Average(NoLoCo):
+    """theta <- mean(theta): randomized pairwise gossip [Boyd et al., IEEE Trans. Inf. Theory 52(6), 2006], which is
+    NoLoCo with alpha = 0 and beta = gamma = 1."""
+
+    name: ClassVar[str] = "average"
+    group_size: ClassVar[int | None] = 2
+
+    def __init__(self, theta: torch.Tensor, codec: Codec) -> None:
+        super().__init__(theta, codec, 0.0, 1.0, 1.0)

@@ -1,0 +1,247 @@
+"""Codecs of pseudo-gradients: layouts to the byte, residuals, contraction; and the groups that use them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from swarmnode.errors import ManifestError, RemoteFault
+from swarmnode.gossip.compression import codec
+from swarmnode.gossip.compression.delta import DECAY, DeltaCodec
+from swarmnode.gossip.compression.topk import TopK, warm_k
+from swarmnode.gossip.outer import Average, DeltaMean, Outer, outer
+from swarmnode.manifest import GossipSpec
+from swarmnode.ports import Packet, WireTensor
+
+NAMES = ("e3m0", "ternary", "topk512", "topk64", "topk", "powersgd")
+UNBIASED = ("e3m0", "ternary")
+FEEDBACK = tuple(name for name in NAMES if name not in UNBIASED)
+SIZES = (1, 64, 100, 4096, 4100, 140_000)
+
+
+def heavy(size: int, seed: int = 0) -> torch.Tensor:
+    """Numbers with heavy tails, as pseudo-gradients have."""
+    draw = torch.Generator().manual_seed(seed)
+    return torch.randn(size, generator=draw) * torch.randn(size, generator=draw).exp() * 1e-3
+
+
+class Short(TopK):
+    """The example of topk.py's docstring."""
+
+    name = "short"
+    k = 4
+    chunk = 16
+    unit = 16
+
+
+def test_the_example_of_the_documentation() -> None:
+    flat = torch.zeros(16)
+    flat[[1, 2, 9, 15]] = torch.tensor([3.0, -1.0, 1.0, -3.0])
+    message = Short().encode(flat)[0]
+    assert bytes(message.data).hex() == "d9530a09003c0042"
+    out = torch.empty(16)
+    Short().decode([message], out)
+    assert torch.equal(out, flat)
+
+
+def twin(flat: list[float], k: int, chunk: int) -> bytes:
+    """One chunk, a bit at a time."""
+    places = sorted(sorted(range(chunk), key=lambda i: -abs(flat[i]))[:k])
+    width = int(math.log2(chunk // k))
+    magnitudes = sorted(abs(flat[i]) for i in places)
+
+    def error(split: int) -> float:
+        return sum(
+            sum((m - sum(part) / len(part)) ** 2 for m in part) for part in (magnitudes[:split], magnitudes[split:])
+        )
+
+    split = min(range(1, k), key=error)
+    small, great = (float(np.mean(part)) for part in (magnitudes[:split], magnitudes[split:]))
+    low = sum((place & (1 << width) - 1) << width * j for j, place in enumerate(places))
+    high = sum(1 << (place >> width) + j for j, place in enumerate(places))
+    negative = sum(1 << j for j, place in enumerate(places) if flat[place] < 0)
+    greater = sum(1 << j for j, place in enumerate(places) if abs(flat[place]) >= magnitudes[split])
+    sizes = (k * width, 2 * k, k, k)
+    parts = [
+        value.to_bytes(-(-size // 8), "little")
+        for value, size in zip((low, high, negative, greater), sizes, strict=True)
+    ]
+    return b"".join(parts) + np.array([small, great], "<f2").tobytes()
+
+
+@given(st.integers(0, 2**20))
+@settings(max_examples=20)
+def test_topk_twin(seed: int) -> None:
+    flat = heavy(4096, seed)
+    assert bytes(codec("topk64").encode(flat)[0].data) == twin(flat.tolist(), 64, 4096)
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "nbytes"),
+    [
+        ("topk64", 4096, 84),
+        ("topk64", 4096 * 1000, 84_000),
+        ("topk64", 4097, 168),
+        ("topk512", 4096, 452),
+        ("e3m0", 6400, 3400),
+        ("ternary", 6400, 1800),
+        ("powersgd", 10_000, 4 * 4 * 200),
+    ],
+)
+def test_bytes_equal_the_formula(name: str, parameters: int, nbytes: int) -> None:
+    """k = 64: 84 bytes a chunk of 4096, 0.1641 bit a parameter."""
+    assert codec(name).nbytes(parameters) == codec(name).encode(heavy(parameters), seed=1)[0].nbytes == nbytes
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("size", SIZES)
+def test_sent_and_residual_are_what_was_accumulated(name: str, size: int) -> None:
+    coder, accumulated = codec(name), torch.zeros(size)
+    assert isinstance(coder, DeltaCodec)
+    for seed in range(3):
+        flat = heavy(size, seed)
+        before = coder.residual.clone() if coder.residual is not None else torch.zeros(size)
+        message = coder.encode(flat, seed=seed)
+        out = torch.empty(size)
+        codec(name).decode(message, out)
+        if name in UNBIASED:
+            assert coder.residual is None
+            continue
+        accumulated = DECAY * before + flat
+        assert coder.residual is not None
+        torch.testing.assert_close(out + coder.residual, accumulated, rtol=1e-5, atol=1e-8)
+        assert float(coder.residual.norm()) <= float(accumulated.norm()) * (1 + 1e-3)  # contractive
+
+
+@pytest.mark.parametrize("name", UNBIASED)
+def test_the_mean_over_chance_is_exact(name: str) -> None:
+    flat, total, count = heavy(640), torch.zeros(640), 400
+    for seed in range(count):
+        out = torch.empty(640)
+        codec(name).decode(codec(name).encode(flat, seed=seed * 7919), out)
+        total += out
+    most = flat.view(-1, 64).abs().amax(1).repeat_interleave(64)
+    deviation = most * (0.5 if name == "ternary" else 0.25) / math.sqrt(count)
+    assert float(((total / count - flat).abs() / deviation).max()) < 6
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_any_units_into_any_buffer(name: str) -> None:
+    size = 140_000
+    coder = codec(name)
+    assert isinstance(coder, DeltaCodec)
+    tensors = coder.encode(heavy(size), seed=3)
+    whole = torch.empty(size)
+    coder.decode(tensors, whole)
+    for start, end in ((0, 4096), (8192, 8192 + 131072), (131072, size)):
+        out = torch.empty(end - start, dtype=torch.float64)
+        coder.read(tensors, start, out)
+        torch.testing.assert_close(out.float(), whole[start:end], rtol=1e-5, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e30])
+def test_not_finite_is_refused(name: str, value: float) -> None:
+    flat = heavy(5000)
+    flat[17] = value
+    try:
+        message = codec(name).encode(flat, seed=1)
+    except RuntimeError:
+        return  # our own arithmetic refused it
+    out = torch.empty(5000)
+    try:
+        codec(name).decode(message, out)
+    except RemoteFault:
+        return
+    assert torch.isfinite(out).all()
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(
+    changes=st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255)), min_size=1, max_size=12),
+    cut=st.integers(0, 2),
+)
+def test_changed_bytes_are_refused_or_finite(name: str, changes: list[tuple[int, int]], cut: int) -> None:
+    size = 5000
+    data = bytearray(codec(name).encode(heavy(size), seed=1)[0].data)
+    for where, value in changes:
+        data[where % len(data)] = value
+    tensor = WireTensor("f32", (size,), bytes(data[: len(data) - cut]), name)
+    out = torch.full((size,), 3.0)
+    try:
+        codec(name).decode([tensor], out)
+    except RemoteFault:
+        assert torch.equal(out, torch.full((size,), 3.0))
+    else:
+        assert cut == 0 and torch.isfinite(out).all() and float(out.abs().max()) <= 2e6
+
+
+def test_places_that_do_not_ascend_are_refused() -> None:
+    message = codec("topk64").encode(heavy(4096))[0]
+    data = bytearray(message.data)
+    data[48:64] = b"\xff" * 8 + b"\0" * 8  # all in the first bucket, their low bits in any order
+    with pytest.raises(RemoteFault, match="do not ascend"):
+        codec("topk64").check([replace(message, data=bytes(data))], 4096)
+    data[48] = 0
+    with pytest.raises(RemoteFault, match="not 64 in a chunk"):
+        codec("topk64").check([replace(message, data=bytes(data))], 4096)
+
+
+def test_k_thins_out() -> None:
+    assert [warm_k(r, 64) for r in (1, 50, 51, 75, 76, 100, 101, 999)] == [512, 512, 256, 256, 128, 128, 64, 64]
+    assert warm_k(1, 512) == 512
+
+
+def meet(members: list[Outer], round_index: int) -> None:
+    messages = [member.message(round_index) for member in members]
+    for i, member in enumerate(members):
+        member.apply(round_index, 1.0, [Packet(1.0, 0, m) for j, m in enumerate(messages) if j != i])
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("method", ["sparseloco", "diloco"])
+def test_members_stay_equal_and_learn_what_all_learned(name: str, method: str) -> None:
+    size, wanted = 9000, heavy(9000, 99) * 100
+    members = [outer(GossipSpec(method=method, codec=name), torch.zeros(size), f"r{i}") for i in range(4)]
+    for round_index in range(1, 40):
+        for i, member in enumerate(members):
+            pull = 0.3 * (wanted - member.theta)
+            member.theta.add_(
+                pull + 0.1 * pull.abs().mean() * torch.randn(size, generator=torch.Generator().manual_seed(i))
+            )
+        meet(members, round_index)
+        assert all(torch.equal(members[0].phi, member.phi) for member in members)
+    if name != "powersgd":  # noise without rank is its worst case
+        assert float((members[0].phi - wanted).norm() / wanted.norm()) < (0.95 if name == "topk64" else 0.3)
+
+
+def test_a_lone_member_keeps_what_it_left_out() -> None:
+    one = DeltaMean(torch.zeros(5000), codec("topk64"))
+    learned = heavy(5000)
+    one.theta.add_(learned)
+    one.message(1)
+    assert one.apply(1, 1.0, []).members == 1
+    assert isinstance(one.codec, DeltaCodec) and one.codec.residual is not None
+    torch.testing.assert_close(one.phi + one.codec.residual, learned, rtol=1e-5, atol=1e-8)
+    assert torch.equal(one.theta, one.phi)
+
+
+def test_what_does_not_go_together_is_refused() -> None:
+    with pytest.raises(ManifestError, match="topk64 sends pseudo-gradients"):
+        outer(GossipSpec(codec="topk64"), torch.zeros(8))
+    with pytest.raises(ManifestError, match="modular4 sends weights"):
+        outer(GossipSpec(method="sparseloco", codec="modular4"), torch.zeros(8))
+
+
+def test_plain_averaging_is_the_mean() -> None:
+    members: list[Outer] = [Average(torch.full((4,), float(i)), codec("fp32")) for i in range(2)]
+    for member in members:
+        member.theta.add_(1.0)
+    meet(members, 1)
+    assert all(torch.equal(member.theta, torch.full((4,), 1.5)) for member in members)
