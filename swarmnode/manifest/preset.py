@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from swarmnode.manifest.spec import GossipSpec, InnerSpec, LimitsSpec, Manifest, ModelSpec, PipelineSpec
 
-DEMO = Manifest(limits=LimitsSpec(tape_bytes_max=40 << 20))
-"""1.0 M parameters over bytes of the standard library: readable in minutes on two CPU cores (measured). Two tapes of 19
-MiB are kept, so that a node stays below 450 MiB; a third would be stale by the time its gradient came (measured)."""
+DEMO = Manifest(limits=LimitsSpec(tape_bytes_max=20 << 20))
+"""1.0 M parameters over bytes of the standard library: readable in minutes on two CPU cores (measured). One tape of 19
+MiB is kept, so that a node stays below 450 MB; most others would be stale when their gradient comes (measured)."""
 
 TINY = Manifest(
     name="tiny",
