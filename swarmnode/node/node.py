@@ -162,16 +162,17 @@ class Node:
         self.stage = us.stage = stage = await self._choose(stage)
         presence.set_state(record_pb2.NODE_STATE_JOINING, "stage chosen")
         tasks.create_task(presence.announcing())
+        # From now on: a download outlives donors, and must hear of new ones (simulated: everything, seed 104).
+        tasks.create_task(presence.watching(sorted({0, stage, min(stage + 1, self.manifest.pipeline.stages - 1)})))
         replica = await world.compute.run(Priority.OUTER, 0, partial(world.replica, stage))
         probed = await self._probe(replica, stage)
         us.speed = lambda: probed
         newcomer, done = await self._begin(replica, stage)
         self._replica = replica
         hop, gossip = self._assemble(tasks, replica, stage, newcomer=newcomer, done=done)
-        tasks.create_task(presence.watching(sorted({0, stage, min(stage + 1, self.manifest.pipeline.stages - 1)})))
         tasks.create_task(gossip.run())
-        period_s = max(1.0, MEASURE_SHARE * self.manifest.limits.announce_period_s)
-        tasks.create_task(measuring(self.line, self._swarm, self._telemetry, period_s))
+        every_s = max(1.0, MEASURE_SHARE * self.manifest.limits.announce_period_s)
+        tasks.create_task(measuring(self.line, self._swarm, self._telemetry, every_s))
         if newcomer:
             await self._sync(gossip, stage)
         if stage == 0:
@@ -205,10 +206,8 @@ class Node:
             self.run_id,
             stage,
             self._take_snapshot,
-            # Hashing, off the loop. Behind other work it would never run on a busy replica (at the last stage all work
-            # is
-            # backward), and who waits for it is the help that this replica needs (simulated: everything, seeds 9 and
-            # 11).
+            # Hashing, off the loop. Behind other work it would never run on a busy replica, and who waits for it is the
+            # help that this replica needs (simulated: everything, seeds 9 and 11).
             lambda work: world.compute.run(Priority.OUTER, 0, work),
             telemetry,
         )

@@ -34,8 +34,7 @@ def faults_of(outcome: Outcome) -> int:
 
 def sweep(scenario: Scenario, seed: int, going_on: Callable[[], bool], broken: Callable[[Outcome], None]) -> Swept:
     """Lives of `scenario` from `seed` upwards for as long as `going_on` says; at least one. `broken` is told of each
-    that
-    broke a law or did not come back."""
+    that broke a law or did not come back."""
     swept = Swept()
     while swept.lives == 0 or going_on():
         outcome = simulate(scenario, seed + swept.lives)

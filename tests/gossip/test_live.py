@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 
 import pytest
 
@@ -10,7 +11,7 @@ from tests.node.test_swarm import losses
 from tests.node.village import manifest, village
 
 
-@pytest.mark.parametrize("codec", ["int8", "modular4", "modular3"])
+@pytest.mark.parametrize("codec", ["int8", "modular4"])
 @pytest.mark.parametrize("acceptance", ["all", "guarded"])
 def test_a_swarm_trains_with(codec: str, acceptance: str) -> None:
     async def body() -> None:
@@ -24,7 +25,7 @@ def test_a_swarm_trains_with(codec: str, acceptance: str) -> None:
             # On a busy machine the first rounds may end before all have seen each other.
             await v.until(lambda: v.total() >= 1024 and paired() >= 6, "1024 samples and 6 outer steps in pairs")
             await v.leave()
-            assert losses(v)[-1] < losses(v)[0] - 0.5
+            assert losses(v)[-1] < math.log(v.run.model.vocabulary) - 0.5, "below a guess at random"
             refused = [fields for p in v.people for event, fields in p.quiet.events if event == "exchange.refused"]
             assert not [f for f in refused if "not believed" not in str(f["reason"])], refused
 

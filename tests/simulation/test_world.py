@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -15,6 +16,7 @@ from swarmnode.errors import UsageError
 from swarmnode.pipeline.backlog import Backlog
 from swarmnode.simulation.report import page
 from swarmnode.simulation.scenario import find, parse_scenario, read_scenario, shorter
+from swarmnode.simulation.sweep import sweep
 from swarmnode.simulation.world import simulate
 
 from .golden import FILE, LIVES, life
@@ -47,6 +49,22 @@ def test_a_life_is_the_same_in_every_process() -> None:
         told.add(done.stdout)
     told.add(json.dumps(life("everything", 8, 30.0)) + "\n")
     assert len(told) == 1
+
+
+@pytest.mark.timeout(300)
+def test_a_sweep_of_storms_breaks_no_law() -> None:
+    """Bounded by time, as the machine gives it; at least 1,000 faults where the time suffices for that."""
+    scenario = read_scenario(find("everything"))
+    begun, failures, lives = time.monotonic(), [], [0]
+
+    def going_on() -> bool:
+        lives[0] += 1
+        return lives[0] < SWEEP_LIVES and time.monotonic() - begun < SWEEP_S
+
+    swept = sweep(scenario, 100, going_on, lambda outcome: failures.append((outcome.seed, outcome.failures)))
+    assert not failures, f"replay: swarmnode simulate --scenario everything --seed {failures[0][0]}"
+    if swept.lives == SWEEP_LIVES:
+        assert swept.faults >= FAULTS_MIN
 
 
 def test_a_bug_of_the_node_is_found_and_can_be_replayed(
