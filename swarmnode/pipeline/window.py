@@ -13,7 +13,7 @@ their capacity; simulated, examples/churn-16.toml.)
 from __future__ import annotations
 
 # For each machine this feeder supplies; Vegas' alpha and beta. Simulated (churn-16 without faults, seed 1), share of
-# what the machines can do: .25-.75 48 %, .5-1.5 60 %, 1-2 67 %, 1-3 70 %, 2-4 76 %; more waiting means more stale tapes.
+# what the machines can do: .25-.75 48 %, .5-1.5 60 %, 1-2 67 %, 1-3 70 %, 2-4 76 %; more waiting, more stale tapes.
 QUEUED_LOW = 1.0
 QUEUED_HIGH = 3.0
 SMOOTHING = 0.1  # guess: of the share of time spent in queues, over about ten microbatches
