@@ -215,9 +215,9 @@ class TransportContract:
             async with self.pair() as pair:
                 hanging = Hanging()
                 pair.there.serve("process", hanging, tensor_bytes_max=MIB)
-                with pytest.raises(PeerTimeout, match=r"within 0\.3 s"):
-                    await pair.here.call(pair.there.peer_id, process(tensor(5000)), timeout_s=0.3, reply_bytes_max=0)
-                await asyncio.wait_for(hanging.cancelled.wait(), 10)
+                with pytest.raises(PeerTimeout, match=r"within 3\.0 s"):
+                    await pair.here.call(pair.there.peer_id, process(tensor(5000)), timeout_s=3.0, reply_bytes_max=0)
+                await asyncio.wait_for(hanging.cancelled.wait(), 60)
 
         self.run(main())
 
