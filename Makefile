@@ -7,7 +7,7 @@ UNCOMPILED := /(tests|pip|mypy)/|/transformers/models/(?!llama|auto)
 # One thread a process: two processes of two threads each run slower than two of one (shared spin barriers).
 export OMP_NUM_THREADS := 1
 
-.PHONY: help setup demo test check proto bench soak clean
+.PHONY: help setup demo test check proto docs bench soak clean
 .DEFAULT_GOAL := help
 
 help:
@@ -16,6 +16,7 @@ help:
 	@echo "make check   only the quick part: format, lint, types, floors, stale code"
 	@echo "make setup   install into .venv (the others do it when needed)"
 	@echo "make proto   generate swarmnode/wire again from proto/"
+	@echo "make docs    write the pages of docs/ that are tables of the code, and the Grafana board"
 	@echo "make bench   measure throughput of the swarm and of the transport"
 	@echo "make soak    a long run with a node killed every 30 s"
 
@@ -43,6 +44,10 @@ check: setup
 
 proto: setup
 	@$(BIN)/python proto/generate.py
+
+docs: setup
+	@$(BIN)/python docs/generate.py
+	@$(BIN)/python deploy/grafana/board.py
 
 bench: setup
 	@$(BIN)/swarmnode bench swarm

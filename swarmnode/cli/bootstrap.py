@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from swarmnode.cli.options import BOOTSTRAP, FOLDER, LISTEN, OWN_RUN, PORT, NodeOptions
+from swarmnode.cli.options import BOOTSTRAP, FOLDER, HOST, LISTEN, OWN_RUN, PORT, NodeOptions
 from swarmnode.local.place import default_cache, default_home
 
 
@@ -15,9 +15,18 @@ from swarmnode.local.place import default_cache, default_home
 @click.option("--listen", type=LISTEN, default="/ip4/0.0.0.0/tcp/0", show_default=True, help="Where peers reach us.")
 @click.option("--peer", "peers", type=BOOTSTRAP, multiple=True, help="Another bootstrap of the run; may be repeated.")
 @click.option("--home", type=FOLDER, help="The node's own folder.  [default: ~/.local/share/swarmnode/bootstrap]")
-@click.option("--metrics-port", type=PORT, default=0, show_default="any", help="Prometheus on 127.0.0.1:PORT.")
+@click.option("--metrics-port", type=PORT, default=0, show_default="any", help="Prometheus, /healthz, /readyz.")
+@click.option("--metrics-host", type=HOST, default="127.0.0.1", show_default=True, help="Who may ask: 0.0.0.0 all.")
 @click.option("--name", default="bootstrap", show_default=True, help="What people call this node.")
-def command(run: str, listen: str, peers: tuple[str, ...], home: Path | None, metrics_port: int, name: str) -> int:
+def command(
+    run: str,
+    listen: str,
+    peers: tuple[str, ...],
+    home: Path | None,
+    metrics_port: int,
+    metrics_host: str,
+    name: str,
+) -> int:
     """Hold the directory of RUN and give its manifest to joiners. RUN is a folder of `swarmnode init`, signed now, or
     a signed manifest. Trains nothing, needs no GPU. Prints its multiaddrs on stdout: what `swarmnode join` takes.
     """
@@ -41,6 +50,7 @@ def command(run: str, listen: str, peers: tuple[str, ...], home: Path | None, me
         name=name,
         bootstrap_only=True,
         out=None,
+        metrics_host=metrics_host,
     )
     return launch(options, tell)
 

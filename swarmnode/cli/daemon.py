@@ -108,7 +108,7 @@ async def _start(options: NodeOptions, stack: contextlib.AsyncExitStack) -> Proc
         clock=SystemClock(), run=run_id, node=identity.peer_id, path=options.home / EVENTS_FILE
     )
     stack.push_async_callback(telemetry.close)
-    metrics_address = await telemetry.serve(options.metrics_port)
+    metrics_address = await telemetry.serve(options.metrics_port, options.metrics_host)
     transport = await Libp2pTransport.create(
         options.home / KEY_FILE, identity, run_id, [options.listen], telemetry=telemetry
     )
@@ -138,6 +138,8 @@ async def _live(process: Process, stop: asyncio.Event, stack: contextlib.AsyncEx
     """The node, or for a bootstrap nothing but the directory; a transport beyond repair ends either."""
     options, telemetry = process.options, process.telemetry
     node = None if options.bootstrap_only else _node(process, stack)
+    if node is None:
+        telemetry.readiness = lambda: (True, "bootstrap")
     started_s = asyncio.get_running_loop().time()
 
     def leave(reason: str) -> None:

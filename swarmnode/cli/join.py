@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from swarmnode.cli.options import BOOTSTRAP, FOLDER, LISTEN, PORT, RUN, STAGE, NodeOptions
+from swarmnode.cli.options import BOOTSTRAP, FOLDER, HOST, LISTEN, PORT, RUN, STAGE, NodeOptions
 from swarmnode.local.place import default_cache, default_home
 
 
@@ -17,7 +17,8 @@ from swarmnode.local.place import default_cache, default_home
 @click.option("--stage", type=STAGE, help="Stage to serve.  [default: the neediest]")
 @click.option("--listen", type=LISTEN, default="/ip4/0.0.0.0/tcp/0", show_default=True, help="Where peers reach us.")
 @click.option("--home", type=FOLDER, help="The node's own folder.  [default: ~/.local/share/swarmnode/node]")
-@click.option("--metrics-port", type=PORT, default=0, show_default="any", help="Prometheus on 127.0.0.1:PORT.")
+@click.option("--metrics-port", type=PORT, default=0, show_default="any", help="Prometheus, /healthz, /readyz.")
+@click.option("--metrics-host", type=HOST, default="127.0.0.1", show_default=True, help="Who may ask: 0.0.0.0 all.")
 @click.option("--name", default=socket.gethostname, show_default="host name", help="What people call this node.")
 @click.option("--cache", type=FOLDER, help="Folder of tokens.  [default: ~/.cache/swarmnode]")
 def command(
@@ -27,6 +28,7 @@ def command(
     listen: str,
     home: Path | None,
     metrics_port: int,
+    metrics_host: str,
     name: str,
     cache: Path | None,
 ) -> int:
@@ -54,5 +56,6 @@ def command(
         name=name,
         bootstrap_only=False,
         out=None,
+        metrics_host=metrics_host,
     )
     return launch(options, tell)

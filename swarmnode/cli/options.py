@@ -34,6 +34,7 @@ class NodeOptions:
     name: str
     bootstrap_only: bool
     out: Path | None
+    metrics_host: str = "127.0.0.1"
 
 
 def check_listen(text: str) -> str:
@@ -77,6 +78,14 @@ def check_run(text: str) -> str:
     return str(path)
 
 
+def check_ip(text: str) -> str:
+    """`text`, an IP address of this machine or 0.0.0.0. Raises ValueError."""
+    try:
+        return str(ipaddress.ip_address(text))
+    except ValueError:
+        raise ValueError("not an IP address; 127.0.0.1 is this machine alone, 0.0.0.0 everybody") from None
+
+
 def check_own_run(text: str) -> str:
     """As `check_run`, and a folder of `swarmnode init`, which is signed when it is used."""
     return text if (Path(text) / "manifest.toml").is_file() else check_run(text)
@@ -114,6 +123,7 @@ class Checked(click.ParamType[str]):
 LISTEN = Checked("multiaddr", check_listen)
 BOOTSTRAP = Checked("multiaddr", check_bootstrap)
 RUN = Checked("run", check_run)
+HOST = Checked("ip", check_ip)
 OWN_RUN = Checked("run", check_own_run)
 FOLDER = click.Path(file_okay=False, path_type=Path)
 PORT = click.IntRange(0, PORT_MAX)

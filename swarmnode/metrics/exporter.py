@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import prometheus_client
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.openmetrics import exposition as openmetrics
 
 from swarmnode import __version__
 from swarmnode.errors import UsageError
@@ -17,6 +18,7 @@ from swarmnode.metrics import name
 from swarmnode.metrics.events import LOG_BYTES_MAX, Echo, EventLog
 from swarmnode.metrics.name import Kind
 from swarmnode.ports import Clock
+from swarmnode.wire.record_pb2 import NodeState
 
 REQUEST_BYTES_MAX = 8192
 REQUEST_TIMEOUT_S = 5.0
@@ -24,6 +26,8 @@ CONNECTIONS_MAX = 16
 """Bounds of the HTTP server: a scraper sends a few hundred bytes at once on one connection. Guess."""
 
 Series = Counter | Gauge | Histogram
+
+NODE_STATES = {number: word.removeprefix("NODE_STATE_").lower() for word, number in NodeState.items()}
 
 
 class PrometheusTelemetry:
@@ -46,15 +50,15 @@ class PrometheusTelemetry:
         self.log = EventLog(path, clock=clock, run=run, node=node, nbytes_max=log_bytes_max, echo=echo)
         prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry(auto_describe=False)
+        ProcessCollector(registry=self.registry)
         self._metrics = {row.name: _make(row, self.registry) for row in name.METRICS.values()}
         self._series: dict[tuple[str, tuple[tuple[str, str], ...]], Series] = {}
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
         self._dropped_counted = 0
-        info = Gauge(
-            "swarmnode_info", "Always 1; says which run and version.", ("run", "version"), registry=self.registry
-        )
-        info.labels(run, __version__).set(1)
+        self._state = NODE_STATES[0]
+        self.readiness: Callable[[], tuple[bool, str]] = lambda: (self._state == "training", self._state)
+        self.gauge(name.INFO, 1, run=run, version=__version__)
 
     @property
     def stage(self) -> int | None:
@@ -87,6 +91,8 @@ class PrometheusTelemetry:
         found.set(value)
         if metric == name.STAGE:
             self.log.stage = int(value) if value >= 0 else None
+        elif metric == name.STATE:
+            self._state = NODE_STATES[int(value)]
 
     def observe(self, metric: str, value: float, **labels: str) -> None:
         """Add one observation to a histogram."""
@@ -97,14 +103,17 @@ class PrometheusTelemetry:
     def counters(self) -> dict[str, float]:
         """Every series but histogram buckets, keyed as `name.series` writes it (StatusReply.counters)."""
         found: dict[str, float] = {}
-        for family in self.registry.collect():
-            for sample in family.samples:
-                if sample.name != "swarmnode_info" and not sample.name.endswith("_bucket"):
-                    found[name.series(sample.name, **sample.labels)] = sample.value
+        for row, metric in self._metrics.items():
+            if row == name.INFO:
+                continue
+            for family in metric.collect():
+                for sample in family.samples:
+                    if not sample.name.endswith("_bucket"):
+                        found[name.series(sample.name, **sample.labels)] = sample.value
         return found
 
     async def serve(self, port: int, host: str = "127.0.0.1") -> str:
-        """Serve GET /metrics on `host`:`port` (0: any free one) until `close`; returns host:port.
+        """Serve GET /metrics, /healthz and /readyz on `host`:`port` (0: any free one) until `close`; returns host:port.
 
         Raises UsageError when the port cannot be had."""
         try:
@@ -115,7 +124,8 @@ class PrometheusTelemetry:
             raise UsageError(
                 f"--metrics-port {port}: {host}:{port} {reason}; give another, or 0 for any free one"
             ) from None
-        return f"{host}:{self._server.sockets[0].getsockname()[1]}"
+        shown = f"[{host}]" if ":" in host else host
+        return f"{shown}:{self._server.sockets[0].getsockname()[1]}"
 
     async def close(self) -> None:
         """Stop serving, cut the connections, close the log. Does nothing the second time."""
@@ -156,27 +166,41 @@ class PrometheusTelemetry:
     def _response(self, head: bytes) -> bytes:
         words = head.split(b"\r\n", 1)[0].split(b" ")
         method, target = (words[0], words[1].split(b"?", 1)[0]) if len(words) == 3 else (b"", b"")
+        kind = "text/plain"
         if method not in (b"GET", b"HEAD"):
-            status, kind, body = "405 Method Not Allowed", "text/plain", b"GET /metrics\n"
-        elif target != b"/metrics":
-            status, kind, body = "404 Not Found", "text/plain", b"this is a swarmnode: GET /metrics\n"
+            status, body = "405 Method Not Allowed", b"GET /metrics\n"
+        elif target == b"/metrics":
+            status = "200 OK"
+            kind, body = self._exposition(head)
+        elif target == b"/healthz":  # whoever reads this knows that the event loop turns
+            status, body = "200 OK", b"alive\n"
+        elif target == b"/readyz":
+            ready, reason = self.readiness()
+            status, body = "200 OK" if ready else "503 Service Unavailable", f"{reason}\n".encode()
         else:
-            status, kind, body = "200 OK", CONTENT_TYPE_LATEST, generate_latest(self.registry)
+            status, body = "404 Not Found", b"this is a swarmnode: GET /metrics, /healthz, /readyz\n"
         allow = "Allow: GET, HEAD\r\n" if status.startswith("405") else ""
         first = f"HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n"
         return f"{first}{allow}Connection: close\r\n\r\n".encode() + (b"" if method == b"HEAD" else body)
+
+    def _exposition(self, head: bytes) -> tuple[str, bytes]:
+        """(content type, body): OpenMetrics for a scraper that asks for it, as Prometheus does, else the older text."""
+        if b"application/openmetrics-text" in head.lower():
+            return openmetrics.CONTENT_TYPE_LATEST, openmetrics.generate_latest(self.registry)  # type: ignore[no-untyped-call]
+        return CONTENT_TYPE_LATEST, generate_latest(self.registry)
 
 
 def _make(row: name.Metric, registry: CollectorRegistry) -> Series:
     """The collector of one row; series of closed labels exist from the start, at 0, so that rates have a beginning."""
     labels = tuple(row.labels)
+    unit = row.unit if row.unit in name.BASE_UNITS else ""  # OpenMetrics: a unit is the last word of the name
     match row.kind:
         case Kind.COUNTER:
-            made: Series = Counter(row.name, row.help, labels, registry=registry)
+            made: Series = Counter(row.name, row.help, labels, unit=unit, registry=registry)
         case Kind.GAUGE:
-            made = Gauge(row.name, row.help, labels, registry=registry)
+            made = Gauge(row.name, row.help, labels, unit=unit, registry=registry)
         case Kind.HISTOGRAM:
-            made = Histogram(row.name, row.help, labels, registry=registry, buckets=row.buckets)
+            made = Histogram(row.name, row.help, labels, unit=unit, registry=registry, buckets=row.buckets)
     if labels and row.kind is Kind.COUNTER and all(row.labels.values()):
         for values in _products(list(row.labels.values())):
             made.labels(*values)

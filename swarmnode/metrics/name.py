@@ -25,6 +25,12 @@ class Kind(enum.StrEnum):
 OPEN: Final[tuple[str, ...]] = ()
 """A label whose values are not listed: any word of letters and underscores, at most 32 long."""
 
+FREE: Final[tuple[str, ...]] = ("",)
+"""A label with one value a process, whatever it is (the run's id): it does not grow with the swarm either."""
+
+BASE_UNITS: Final = ("seconds", "bytes", "nats")
+"""Units that end the name; others are counted things and are said in the help."""
+
 _WORD = re.compile(r"[A-Za-z][A-Za-z_]{0,31}\Z")
 
 
@@ -131,9 +137,19 @@ EXCHANGE_SECONDS = _histogram(
 )
 
 # The node.
+INFO = _gauge("swarmnode_info", "", "Always 1; says which run and version.", run=FREE, version=FREE)
 STAGE = _gauge("swarmnode_stage", "", "Stage this node serves; -1 when it serves none.")
 STATE = _gauge("swarmnode_state", "", "NodeState: 1 joining, 2 syncing, 3 training, 4 draining, 5 left.")
 PEERS = _gauge("swarmnode_peers", "peers", "Peers with an unexpired record.")
+STAGES = _gauge("swarmnode_stages", "stages", "Stages of the run.")
+STAGES_EMPTY = _gauge("swarmnode_stages_empty", "stages", "Stages that nobody serves, as this node sees the swarm.")
+REPLICAS_FEWEST = _gauge(
+    "swarmnode_replicas_fewest",
+    "replicas",
+    "Replicas serving the stage that has fewest, as this node sees the swarm.",
+)
+RUN_SAMPLES = _gauge("swarmnode_run_samples", "samples", "Samples the whole run has trained, as far as known here.")
+P2PD_RESTARTS = _counter("swarmnode_p2pd_restarts_total", "restarts", "Times the libp2p daemon died and was restarted.")
 SNAPSHOT_BYTES = _counter(
     "swarmnode_snapshot_bytes_total", "bytes", "Snapshot bytes moved.", direction=("sent", "received")
 )
@@ -221,6 +237,8 @@ def check_metric(metric: str, kind: Kind, labels: Mapping[str, str]) -> Metric:
     assert labels.keys() == row.labels.keys(), f"metric {metric} has labels {list(row.labels)}, not {list(labels)}"
     for label, value in labels.items():
         allowed = row.labels[label]
+        if allowed is FREE:
+            continue
         if allowed is OPEN:
             assert _WORD.match(value), f"metric {metric}: {label}={value!r} is not a short word without digits"
         else:

@@ -20,7 +20,11 @@ PERIOD_S = 1.0
 
 
 async def measuring(
-    transport: Transport, swarm: Callable[[], Swarm], telemetry: Telemetry, period_s: float = PERIOD_S
+    transport: Transport,
+    swarm: Callable[[], Swarm],
+    samples_total: Callable[[], int],
+    telemetry: Telemetry,
+    period_s: float = PERIOD_S,
 ) -> None:
     """Keep the gauges current until cancelled."""
     loop = asyncio.get_running_loop()
@@ -29,7 +33,8 @@ async def measuring(
         asked = loop.time()
         await asyncio.sleep(period_s)
         telemetry.observe(name.LOOP_LAG_SECONDS, max(0.0, loop.time() - asked - period_s))
-        telemetry.gauge(name.PEERS, float(sum(len(stage) for stage in swarm().stages)))
+        _tell_swarm(swarm(), telemetry)
+        telemetry.gauge(name.RUN_SAMPLES, float(samples_total()))
         now = dict(transport.bytes_by_method())
         for (method, direction), nbytes in now.items():
             grown = nbytes - before.get((method, direction), 0)
@@ -37,3 +42,11 @@ async def measuring(
                 kind = KIND_OF_METHOD.get(method, "control")
                 telemetry.count(name.LINK_BYTES, grown, kind=kind, direction=direction)
         before = now
+
+
+def _tell_swarm(swarm: Swarm, telemetry: Telemetry) -> None:
+    serving = [len(swarm.serving(stage)) for stage in range(len(swarm.stages))]
+    telemetry.gauge(name.PEERS, float(sum(len(stage) for stage in swarm.stages)))
+    telemetry.gauge(name.STAGES, float(len(serving)))
+    telemetry.gauge(name.STAGES_EMPTY, float(serving.count(0)))
+    telemetry.gauge(name.REPLICAS_FEWEST, float(min(serving)))

@@ -172,7 +172,7 @@ class Node:
         hop, gossip = self._assemble(tasks, replica, stage, newcomer=newcomer, done=done)
         tasks.create_task(gossip.run())
         every_s = max(1.0, MEASURE_SHARE * self.manifest.limits.announce_period_s)
-        tasks.create_task(measuring(self.line, self._swarm, self._telemetry, every_s))
+        tasks.create_task(measuring(self.line, self._swarm, self.samples_total, self._telemetry, every_s))
         if newcomer:
             await self._sync(gossip, stage)
         if stage == 0:

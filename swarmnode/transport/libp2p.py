@@ -13,6 +13,7 @@ from hivemind.proto import p2pd_pb2
 from swarmnode.errors import Busy, LocalFault, PeerTimeout, RemoteFault, Unavailable, UsageError
 from swarmnode.identity import Identity
 from swarmnode.ids import PeerId, RunId, short
+from swarmnode.metrics import name
 from swarmnode.ports import Answer, Call, Handler, Telemetry
 from swarmnode.transport import frame
 from swarmnode.transport.address import parse_endpoint
@@ -291,6 +292,8 @@ class Libp2pTransport:
 
     async def _p2pd_restarted(self) -> None:
         self._event("p2pd.restarted", "info", p2pd=self._daemon.pid)
+        if self._telemetry is not None:
+            self._telemetry.count(name.P2PD_RESTARTS)
         for peer, addresses in list(self._known.items()):
             self.spawn(self._redial(peer, addresses))
         for work in self.after_restart:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
+import subprocess
 import tempfile
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
@@ -77,6 +80,24 @@ def trains(child: Child) -> bool:
     return child.status is not None and child.status.state == NODE_STATE_TRAINING
 
 
+def fetch(child: Child, path: str) -> str:
+    assert child.ready is not None
+    with urllib.request.urlopen(f"http://{child.ready.metrics_address}{path}", timeout=BOUND_S) as answer:
+        return str(answer.read().decode())
+
+
+def check_exposition(child: Child) -> None:
+    """A real node's metrics are as Prometheus wants them, where promtool is there to say so."""
+    assert fetch(child, "/readyz") == "training\n"
+    text = fetch(child, "/metrics")
+    assert name.RUN_SAMPLES in text
+    if shutil.which("promtool") is not None:
+        checked = subprocess.run(
+            ["promtool", "check", "metrics"], input=text, capture_output=True, text=True, timeout=BOUND_S, check=False
+        )
+        assert checked.returncode == 0, checked.stderr
+
+
 def test_a_swarm_survives_and_leaves_nothing(tmp_path: Path) -> None:
     async def body() -> None:
         swarm = Swarm(tmp_path)
@@ -98,6 +119,8 @@ def test_a_swarm_survives_and_leaves_nothing(tmp_path: Path) -> None:
             assert sorted(joiner.stage or 0 for joiner in joiners) == [0, 1], "each went where it was needed"
             await swarm.until(lambda: all(j.status and j.status.inner_steps > 0 for j in joiners), "both joiners train")
             assert count(fleet.facts(), name.RECOVERIES, method="replica") == 2, "both got their state from a replica"
+
+            await asyncio.to_thread(check_exposition, joiners[0])
 
             leaver = joiners[1]
             leaver.signal(signal.SIGTERM)

@@ -12,6 +12,7 @@ import urllib.error
 import urllib.request
 
 import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 from prometheus_client.parser import text_string_to_metric_families
 
 from swarmnode.errors import UsageError
@@ -97,6 +98,47 @@ def test_real_http_serves_every_metric_of_the_table() -> None:
             assert (await asyncio.to_thread(fetch, address, "/"))[0] == 404
             assert (await asyncio.to_thread(fetch, address, "/metrics", "POST"))[0] == 405
             assert (await asyncio.to_thread(fetch, address, "/metrics", "HEAD")) == (200, "")
+        finally:
+            await telemetry.close()
+
+    asyncio.run(scenario())
+
+
+def test_scrapers_that_ask_get_openmetrics() -> None:
+    async def scenario() -> tuple[str, str]:
+        telemetry = make()
+        telemetry.count(name.LINK_BYTES, 10, kind="gossip", direction="sent")
+        address = await telemetry.serve(0)
+        try:
+            request = urllib.request.Request(
+                f"http://{address}/metrics", headers={"Accept": "application/openmetrics-text;version=1.0.0,*/*;q=0.1"}
+            )
+            with await asyncio.to_thread(urllib.request.urlopen, request, timeout=20) as answer:
+                return answer.headers["Content-Type"], answer.read().decode()
+        finally:
+            await telemetry.close()
+
+    kind, text = asyncio.run(scenario())
+    assert kind.startswith("application/openmetrics-text")
+    families = {family.name: family for family in openmetrics_families(text)}
+    assert families["swarmnode_link_bytes"].unit == "bytes"
+    assert families["swarmnode_exchange_seconds"].unit == "seconds"
+    assert families["process_resident_memory_bytes"].samples[0].value > 0
+
+
+def test_health_is_the_loop_and_readiness_the_state() -> None:
+    async def scenario() -> None:
+        telemetry = make()
+        address = await telemetry.serve(0, "::1")
+        try:
+            assert await asyncio.to_thread(fetch, address, "/healthz") == (200, "alive\n")
+            assert await asyncio.to_thread(fetch, address, "/readyz") == (503, "unspecified\n")
+            telemetry.gauge(name.STATE, 3)
+            assert await asyncio.to_thread(fetch, address, "/readyz") == (200, "training\n")
+            telemetry.gauge(name.STATE, 4)
+            assert await asyncio.to_thread(fetch, address, "/readyz") == (503, "draining\n")
+            telemetry.readiness = lambda: (True, "bootstrap")
+            assert await asyncio.to_thread(fetch, address, "/readyz") == (200, "bootstrap\n")
         finally:
             await telemetry.close()
 

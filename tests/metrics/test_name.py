@@ -23,7 +23,7 @@ def test_a_metric_follows_prometheus_practice(metric: name.Metric) -> None:
     if metric.unit in ("seconds", "bytes", "nats"):
         assert stem.endswith("_" + metric.unit)
     assert not stem.endswith(("_ms", "_milliseconds", "_kb", "_mb"))
-    assert not set(metric.labels) & {"peer", "peer_id", "node", "feeder", "address"}
+    assert not set(metric.labels) & {"peer", "peer_id", "node", "feeder", "address", "instance", "job"}
     assert bool(metric.buckets) == (metric.kind is Kind.HISTOGRAM)
     assert list(metric.buckets) == sorted(metric.buckets)
 
@@ -56,6 +56,16 @@ def test_series_are_written_as_prometheus_writes_them() -> None:
     assert name.series(name.SAMPLES) == "swarmnode_samples_total"
     key = name.series(name.LINK_BYTES, kind="gossip", direction="sent")
     assert key == 'swarmnode_link_bytes_total{direction="sent",kind="gossip"}'
+
+
+def test_every_metric_of_the_table_is_said_somewhere() -> None:
+    """A metric nobody sets would be a dead panel."""
+    code = "\n".join(p.read_text() for p in PACKAGE.rglob("*.py") if p.name != "name.py" or p.parent.name != "metrics")
+    constants = {value: key for key, value in vars(name).items() if isinstance(value, str) and key.isupper()}
+    silent = [
+        metric for metric in name.METRICS if f"name.{constants[metric]}" not in code and f'"{metric}"' not in code
+    ]
+    assert not silent
 
 
 def test_the_code_says_only_names_of_the_tables() -> None:
