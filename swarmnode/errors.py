@@ -44,6 +44,18 @@ class NotPermitted(SwarmnodeError):
     exit_code: ClassVar[int] = 77
 
 
+class VersionMismatch(SwarmnodeError):
+    """Something was made by a version of swarmnode that this one does not understand."""
+
+    exit_code: ClassVar[int] = 10
+
+
+class HardwareFault(SwarmnodeError):
+    """This machine cannot take part: too little memory, no disk, a broken device."""
+
+    exit_code: ClassVar[int] = 20
+
+
 class Unreachable(SwarmnodeError):
     """Nobody answers at the addresses given."""
 
@@ -74,6 +86,12 @@ class PeerTimeout(RemoteFault):
 
 class Refused(RemoteFault):
     """A peer says that what we sent is wrong: repeating it there is useless, and the fault may be ours."""
+
+
+class Forbidden(Refused):
+    """A peer says that we may not take part in the run, or we say it of a peer."""
+
+    exit_code: ClassVar[int] = 77
 
 
 class Unavailable(SwarmnodeError):

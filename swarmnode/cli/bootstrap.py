@@ -33,18 +33,21 @@ def command(
     from swarmnode.cli.launch import launch
     from swarmnode.local.ready import Ready
 
+    home = home or default_home("bootstrap")
+    signed = _signed(run)
+
     def tell(ready: Ready) -> None:
         for address in ready.addresses:
             click.echo(address)
         click.echo(f"metrics http://{ready.metrics_address}/metrics", err=True)
-        click.echo(f"others join by: swarmnode join {ready.addresses[0]} --run {ready.run_id}", err=True)
+        click.echo(f"others join by the line that this prints: swarmnode invite {run} --home {home}", err=True)
 
     options = NodeOptions(
-        run=_signed(run),
+        run=signed,
         bootstrap=peers,
         stage=None,
         listen=listen,
-        home=home or default_home("bootstrap"),
+        home=home,
         metrics_port=metrics_port,
         cache=default_cache(),
         name=name,

@@ -8,22 +8,29 @@ import os
 import signal
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import torch
 
 from swarmnode import __version__
-from swarmnode.cli.describe import describe
+from swarmnode.cli.desk import Desk, Process
 from swarmnode.cli.options import RUN_ID, NodeOptions
 from swarmnode.control.service import ControlServer
 from swarmnode.data.corpus import open_corpus
-from swarmnode.errors import LocalFault, RemoteFault, SwarmnodeError, Unavailable, Unreachable, UsageError
+from swarmnode.errors import (
+    LocalFault,
+    ManifestError,
+    RemoteFault,
+    SwarmnodeError,
+    Unavailable,
+    Unreachable,
+    UsageError,
+)
 from swarmnode.gossip.compression import kernel
 from swarmnode.ids import PeerId, RunId
 from swarmnode.local import ready
-from swarmnode.manifest import Manifest, read_signed, verify
+from swarmnode.manifest import read_signed, verify
 from swarmnode.metrics.exporter import PrometheusTelemetry
 from swarmnode.model.export import StageLabel, save_stage, stage_state_dict
 from swarmnode.node import probe
@@ -56,19 +63,6 @@ class SystemClock:
         return time.time()
 
 
-@dataclass(frozen=True, slots=True)
-class Process:
-    """What a member and a bootstrap have alike."""
-
-    options: NodeOptions
-    run_id: RunId
-    manifest: Manifest
-    transport: Libp2pTransport
-    directory: DhtDirectory
-    telemetry: PrometheusTelemetry
-    metrics_address: str
-
-
 async def run_node(options: NodeOptions) -> int:
     """Be the node that `options` describe until told to leave. Returns the exit code.
 
@@ -84,12 +78,16 @@ async def run_node(options: NodeOptions) -> int:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, signalled, number)
-    ready.clear(options.home)
     torch.set_num_threads(1)  # more than one a node process runs slower (measured, test-lab section 7)
+    desk = Desk(options, stop)
+    control = ControlServer(options.home, desk)
+    control.hold()  # before anything in the home is touched: another daemon may live there
     try:
         async with contextlib.AsyncExitStack() as stack:
+            stack.push_async_callback(control.stop)
+            ready.clear(options.home)
             process = await _start(options, stack)
-            await _live(process, stop, stack)
+            await _live(process, control, desk, stop, stack)
     except BaseExceptionGroup as group:
         raise _first(group) from group
     return 0
@@ -116,6 +114,8 @@ async def _start(options: NodeOptions, stack: contextlib.AsyncExitStack) -> Proc
     if signed is None:
         signed = await fetch_manifest(transport, bootstraps, run_id)
     manifest, _ = verify(signed, run_id)
+    if options.invite is not None and signed.owner != options.invite.owner:
+        raise ManifestError("the invite names another owner than the run's manifest: ask the organiser for a new one")
     telemetry.event("manifest.verified", name=manifest.name)
     if manifest.gossip.codec not in ("fp32", "bf16"):
         await asyncio.to_thread(kernel.build)  # a second, once a machine; without a compiler torch does it, slower
@@ -134,25 +134,16 @@ async def _start(options: NodeOptions, stack: contextlib.AsyncExitStack) -> Proc
     return Process(options, run_id, manifest, transport, directory, telemetry, metrics_address)
 
 
-async def _live(process: Process, stop: asyncio.Event, stack: contextlib.AsyncExitStack) -> None:
+async def _live(
+    process: Process, control: ControlServer, desk: Desk, stop: asyncio.Event, stack: contextlib.AsyncExitStack
+) -> None:
     """The node, or for a bootstrap nothing but the directory; a transport beyond repair ends either."""
     options, telemetry = process.options, process.telemetry
     node = None if options.bootstrap_only else _node(process, stack)
     if node is None:
         telemetry.readiness = lambda: (True, "bootstrap")
-    started_s = asyncio.get_running_loop().time()
-
-    def leave(reason: str) -> None:
-        telemetry.event("control.leave", reason=reason)
-        stop.set()
-
-    control = ControlServer(
-        options.home,
-        status=lambda: describe(node, process.run_id, process.manifest, telemetry, process.metrics_address, started_s),
-        leave=leave,
-    )
+    desk.open(process, node)
     socket = await control.start()
-    stack.push_async_callback(control.stop)
     peer = process.transport.peer_id
     addresses = tuple(f"{address}/p2p/{peer}" for address in await process.transport.addresses())
     ready.write(

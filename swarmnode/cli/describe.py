@@ -44,7 +44,7 @@ def describe(
     reply.stage = node.stage or 0
     reply.samples_total = node.samples_total()
     reply.tokens_total = node.samples_total() * manifest.model.context
-    reply.addresses.extend(node.presence.self.addresses)
+    reply.addresses.extend(f"{address}/p2p/{node.me}" for address in node.presence.self.addresses)
     reply.loss_train = node.loss_train() or 0.0
     if node.gossip is not None:
         reply.round = node.gossip.done

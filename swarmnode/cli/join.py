@@ -1,4 +1,4 @@
-"""`swarmnode join BOOTSTRAP... --run RUN`: this machine takes part."""
+"""`swarmnode join INVITE`: this machine takes part."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from swarmnode.local.place import default_cache, default_home
 
 
 @click.command(short_help="join a run with this machine")
-@click.argument("bootstraps", metavar="BOOTSTRAP...", type=BOOTSTRAP, nargs=-1, required=True)
-@click.option("--run", "run", type=RUN, required=True, help="Run id (64 hex digits), or the path of manifest.signed.")
+@click.argument("words", metavar="INVITE | - | BOOTSTRAP...", nargs=-1)
+@click.option("--run", "run", type=RUN, help="With BOOTSTRAP: run id (64 hex digits), or the path of manifest.signed.")
+@click.option("--invite-file", type=click.Path(dir_okay=False, path_type=Path), help="Read the invite from this file.")
 @click.option("--stage", type=STAGE, help="Stage to serve.  [default: the neediest]")
 @click.option("--listen", type=LISTEN, default="/ip4/0.0.0.0/tcp/0", show_default=True, help="Where peers reach us.")
 @click.option("--home", type=FOLDER, help="The node's own folder.  [default: ~/.local/share/swarmnode/node]")
@@ -22,8 +23,9 @@ from swarmnode.local.place import default_cache, default_home
 @click.option("--name", default=socket.gethostname, show_default="host name", help="What people call this node.")
 @click.option("--cache", type=FOLDER, help="Folder of tokens.  [default: ~/.cache/swarmnode]")
 def command(
-    bootstraps: tuple[str, ...],
-    run: str,
+    words: tuple[str, ...],
+    run: str | None,
+    invite_file: Path | None,
     stage: int | None,
     listen: str,
     home: Path | None,
@@ -32,13 +34,25 @@ def command(
     name: str,
     cache: Path | None,
 ) -> int:
-    """Join RUN through any BOOTSTRAP (a multiaddr that ends in /p2p/PEER_ID), train until told to leave.
+    """Join the run that INVITE (a line of `swarmnode invite`) is for, train until told to leave.
+
+    A secret on a command line can be seen by others: `join -` reads the invite from stdin, --invite-file from a file,
+    and without arguments it is taken from SWARMNODE_INVITE. Without an invite: give --run and a BOOTSTRAP, a multiaddr
+    that ends in /p2p/PEER_ID.
 
     SIGTERM and Ctrl-C leave cleanly: what is held is finished, the stage is saved in the home. The second one exits at
     once. Says on stderr where its metrics and its control socket are.
     """
+    from swarmnode.cli.joining import find_invite
     from swarmnode.cli.launch import launch
     from swarmnode.local.ready import Ready
+
+    invite = find_invite(words, invite_file)
+    bootstraps = invite.bootstraps if invite is not None else _bootstraps(words)
+    if run is None and invite is None:
+        raise click.UsageError("which run? give an INVITE, or --run with a BOOTSTRAP")
+    if run is not None and invite is not None and run != invite.run_id:
+        raise click.UsageError(f"--run {run[:80]}: the invite is for run {invite.run_id[:16]}; leave --run out")
 
     def tell(ready: Ready) -> None:
         click.echo(f"peer {ready.peer_id}", err=True)
@@ -46,8 +60,9 @@ def command(
         click.echo(f"control {ready.control}", err=True)
 
     options = NodeOptions(
-        run=run,
+        run=run or (invite.run_id if invite is not None else ""),
         bootstrap=bootstraps,
+        invite=invite,
         stage=stage,
         listen=listen,
         home=home or default_home("node"),
@@ -59,3 +74,12 @@ def command(
         metrics_host=metrics_host,
     )
     return launch(options, tell)
+
+
+def _bootstraps(words: tuple[str, ...]) -> tuple[str, ...]:
+    """`words` as addresses of bootstraps. Raises click.UsageError for none, and for one that is no address."""
+    if not words:
+        raise click.UsageError(
+            "Missing argument: an INVITE (one line, as `swarmnode invite` prints it) or BOOTSTRAP..."
+        )
+    return tuple(BOOTSTRAP.convert(word, None, None) for word in words)

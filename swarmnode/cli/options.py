@@ -6,8 +6,12 @@ import ipaddress
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
+
+if TYPE_CHECKING:
+    from swarmnode.membership.invite import Invite
 
 PORT_MAX = 65535
 STAGES_MAX = 1024
@@ -21,7 +25,7 @@ class NodeOptions:
 
     `run` is the path of a signed manifest or a run id of 64 hex digits (then the manifest comes from a bootstrap).
     `home` is the node's own folder: identity key, events.jsonl, control socket, saved state. `stage` None lets it
-    choose.
+    choose. `invite` says whose run it is, and may hold leave to take part.
     """
 
     run: str
@@ -35,6 +39,7 @@ class NodeOptions:
     bootstrap_only: bool
     out: Path | None
     metrics_host: str = "127.0.0.1"
+    invite: Invite | None = None
 
 
 def check_listen(text: str) -> str:

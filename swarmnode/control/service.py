@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
 import grpc
 import grpc.aio
@@ -21,20 +21,25 @@ CALLS_MAX = 32
 STOP_GRACE_S = 0.5
 """What a call in flight (the one that asked us to leave, often) has to finish. Guess."""
 
+REASON_CHARACTERS_MAX = 200
+
 LOCK_NAME = "control.lock"
 
 
+class Api(Protocol):
+    """What is asked of a daemon. Runs on the event loop and does not wait: `leave` only begins the leaving."""
+
+    def status(self) -> control_pb2.StatusReply: ...
+
+    def leave(self, reason: str) -> None: ...
+
+
 class ControlServer:
-    """Serves `Status` and `Leave` for the daemon that lives in `home`.
+    """Serves the Control service for the daemon that lives in `home`."""
 
-    `status` and `leave` run on the event loop and must not wait: `leave(reason)` only begins the leaving.
-    """
-
-    def __init__(
-        self, home: Path, *, status: Callable[[], control_pb2.StatusReply], leave: Callable[[str], None]
-    ) -> None:
+    def __init__(self, home: Path, api: Api) -> None:
         self._home = home
-        self._servicer = _Servicer(status, leave)
+        self._servicer = _Servicer(api)
         self._server: grpc.aio.Server | None = None
         self._path: Path | None = None
         self._lock: int | None = None
@@ -93,15 +98,14 @@ class ControlServer:
 
 
 class _Servicer(control_pb2_grpc.ControlServicer):
-    def __init__(self, status: Callable[[], control_pb2.StatusReply], leave: Callable[[str], None]) -> None:
-        self._status = status
-        self._leave = leave
+    def __init__(self, api: Api) -> None:
+        self._api = api
 
     async def Status(self, request: control_pb2.StatusRequest, context: object) -> control_pb2.StatusReply:
-        return self._status()
+        return self._api.status()
 
     async def Leave(self, request: control_pb2.LeaveRequest, context: object) -> control_pb2.LeaveReply:
-        self._leave(request.reason[:200])
+        self._api.leave(request.reason[:REASON_CHARACTERS_MAX])
         return control_pb2.LeaveReply()
 
 

@@ -55,6 +55,15 @@ def sign_folder(folder: pathlib.Path) -> record_pb2.SignedManifest:
     return signed
 
 
+def signed_of(run: pathlib.Path) -> pathlib.Path:
+    """The signed manifest of `run`: a folder of `init`, signed now if its key is there, or the file itself."""
+    if not run.is_dir():
+        return run
+    if (run / MANIFEST_FILE).is_file() and (run / owner_key.FILE_NAME).exists():
+        sign_folder(run)
+    return run / SIGNED_FILE
+
+
 def write_signed(path: pathlib.Path, signed: record_pb2.SignedManifest) -> None:
     """`signed` as a file, replaced whole. Raises NotPermitted when it cannot be written."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")

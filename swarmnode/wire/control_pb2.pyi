@@ -42,7 +42,7 @@ class PeerStatus(_message.Message):
     def __init__(self, peer_id: _Optional[str] = ..., stage: _Optional[int] = ..., state: _Optional[_Union[_record_pb2.NodeState, str]] = ..., samples_per_second: _Optional[float] = ..., queue: _Optional[int] = ..., round: _Optional[int] = ..., latency_s: _Optional[float] = ..., banned: _Optional[bool] = ...) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ("run_id", "run_name", "peer_id", "version", "stage", "stages", "state", "uptime_s", "samples_total", "tokens_total", "round", "tokens_per_second", "loss_train", "loss_validation", "loss_validation_first", "inner_steps", "counters", "peers", "addresses", "metrics_address", "resident_nbytes", "loss_validation_samples")
+    __slots__ = ("run_id", "run_name", "peer_id", "version", "stage", "stages", "state", "uptime_s", "samples_total", "tokens_total", "round", "tokens_per_second", "loss_train", "loss_validation", "loss_validation_first", "inner_steps", "counters", "peers", "addresses", "metrics_address", "resident_nbytes", "loss_validation_samples", "limits", "home")
     class CountersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -72,6 +72,8 @@ class StatusReply(_message.Message):
     METRICS_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     RESIDENT_NBYTES_FIELD_NUMBER: _ClassVar[int]
     LOSS_VALIDATION_SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
+    HOME_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     run_name: str
     peer_id: str
@@ -94,4 +96,114 @@ class StatusReply(_message.Message):
     metrics_address: str
     resident_nbytes: int
     loss_validation_samples: float
-    def __init__(self, run_id: _Optional[str] = ..., run_name: _Optional[str] = ..., peer_id: _Optional[str] = ..., version: _Optional[str] = ..., stage: _Optional[int] = ..., stages: _Optional[int] = ..., state: _Optional[_Union[_record_pb2.NodeState, str]] = ..., uptime_s: _Optional[float] = ..., samples_total: _Optional[int] = ..., tokens_total: _Optional[int] = ..., round: _Optional[int] = ..., tokens_per_second: _Optional[float] = ..., loss_train: _Optional[float] = ..., loss_validation: _Optional[float] = ..., loss_validation_first: _Optional[float] = ..., inner_steps: _Optional[int] = ..., counters: _Optional[_Mapping[str, float]] = ..., peers: _Optional[_Iterable[_Union[PeerStatus, _Mapping]]] = ..., addresses: _Optional[_Iterable[str]] = ..., metrics_address: _Optional[str] = ..., resident_nbytes: _Optional[int] = ..., loss_validation_samples: _Optional[float] = ...) -> None: ...
+    limits: LimitsReply
+    home: str
+    def __init__(self, run_id: _Optional[str] = ..., run_name: _Optional[str] = ..., peer_id: _Optional[str] = ..., version: _Optional[str] = ..., stage: _Optional[int] = ..., stages: _Optional[int] = ..., state: _Optional[_Union[_record_pb2.NodeState, str]] = ..., uptime_s: _Optional[float] = ..., samples_total: _Optional[int] = ..., tokens_total: _Optional[int] = ..., round: _Optional[int] = ..., tokens_per_second: _Optional[float] = ..., loss_train: _Optional[float] = ..., loss_validation: _Optional[float] = ..., loss_validation_first: _Optional[float] = ..., inner_steps: _Optional[int] = ..., counters: _Optional[_Mapping[str, float]] = ..., peers: _Optional[_Iterable[_Union[PeerStatus, _Mapping]]] = ..., addresses: _Optional[_Iterable[str]] = ..., metrics_address: _Optional[str] = ..., resident_nbytes: _Optional[int] = ..., loss_validation_samples: _Optional[float] = ..., limits: _Optional[_Union[LimitsReply, _Mapping]] = ..., home: _Optional[str] = ...) -> None: ...
+
+class PauseRequest(_message.Message):
+    __slots__ = ("for_s", "reason")
+    FOR_S_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    for_s: float
+    reason: str
+    def __init__(self, for_s: _Optional[float] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class ResumeRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class FinishRequest(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+
+class LimitRequest(_message.Message):
+    __slots__ = ("changed",)
+    class ChangedEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    CHANGED_FIELD_NUMBER: _ClassVar[int]
+    changed: _containers.ScalarMap[str, str]
+    def __init__(self, changed: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class LimitsReply(_message.Message):
+    __slots__ = ("limits", "running", "reason", "until_s", "quota_used_nbytes", "up_bps", "down_bps", "temperature_c")
+    class LimitsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_S_FIELD_NUMBER: _ClassVar[int]
+    QUOTA_USED_NBYTES_FIELD_NUMBER: _ClassVar[int]
+    UP_BPS_FIELD_NUMBER: _ClassVar[int]
+    DOWN_BPS_FIELD_NUMBER: _ClassVar[int]
+    TEMPERATURE_C_FIELD_NUMBER: _ClassVar[int]
+    limits: _containers.ScalarMap[str, str]
+    running: bool
+    reason: str
+    until_s: float
+    quota_used_nbytes: int
+    up_bps: int
+    down_bps: int
+    temperature_c: float
+    def __init__(self, limits: _Optional[_Mapping[str, str]] = ..., running: _Optional[bool] = ..., reason: _Optional[str] = ..., until_s: _Optional[float] = ..., quota_used_nbytes: _Optional[int] = ..., up_bps: _Optional[int] = ..., down_bps: _Optional[int] = ..., temperature_c: _Optional[float] = ...) -> None: ...
+
+class ConfigRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Setting(_message.Message):
+    __slots__ = ("name", "value", "origin")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    ORIGIN_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    value: str
+    origin: str
+    def __init__(self, name: _Optional[str] = ..., value: _Optional[str] = ..., origin: _Optional[str] = ...) -> None: ...
+
+class ConfigReply(_message.Message):
+    __slots__ = ("settings",)
+    SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    settings: _containers.RepeatedCompositeFieldContainer[Setting]
+    def __init__(self, settings: _Optional[_Iterable[_Union[Setting, _Mapping]]] = ...) -> None: ...
+
+class ExamineRequest(_message.Message):
+    __slots__ = ("peers_max",)
+    PEERS_MAX_FIELD_NUMBER: _ClassVar[int]
+    peers_max: int
+    def __init__(self, peers_max: _Optional[int] = ...) -> None: ...
+
+class PeerExam(_message.Message):
+    __slots__ = ("peer_id", "stage", "latency_s", "down_bps", "fault")
+    PEER_ID_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    LATENCY_S_FIELD_NUMBER: _ClassVar[int]
+    DOWN_BPS_FIELD_NUMBER: _ClassVar[int]
+    FAULT_FIELD_NUMBER: _ClassVar[int]
+    peer_id: str
+    stage: int
+    latency_s: float
+    down_bps: float
+    fault: str
+    def __init__(self, peer_id: _Optional[str] = ..., stage: _Optional[int] = ..., latency_s: _Optional[float] = ..., down_bps: _Optional[float] = ..., fault: _Optional[str] = ...) -> None: ...
+
+class ExamineReply(_message.Message):
+    __slots__ = ("peers", "reached", "unreached")
+    PEERS_FIELD_NUMBER: _ClassVar[int]
+    REACHED_FIELD_NUMBER: _ClassVar[int]
+    UNREACHED_FIELD_NUMBER: _ClassVar[int]
+    peers: _containers.RepeatedCompositeFieldContainer[PeerExam]
+    reached: _containers.RepeatedScalarFieldContainer[str]
+    unreached: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, peers: _Optional[_Iterable[_Union[PeerExam, _Mapping]]] = ..., reached: _Optional[_Iterable[str]] = ..., unreached: _Optional[_Iterable[str]] = ...) -> None: ...

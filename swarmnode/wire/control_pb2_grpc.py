@@ -44,6 +44,36 @@ class ControlStub:
                 request_serializer=swarmnode_dot_v1_dot_control__pb2.LeaveRequest.SerializeToString,
                 response_deserializer=swarmnode_dot_v1_dot_control__pb2.LeaveReply.FromString,
                 _registered_method=True)
+        self.Pause = channel.unary_unary(
+                '/swarmnode.v1.Control/Pause',
+                request_serializer=swarmnode_dot_v1_dot_control__pb2.PauseRequest.SerializeToString,
+                response_deserializer=swarmnode_dot_v1_dot_control__pb2.LimitsReply.FromString,
+                _registered_method=True)
+        self.Resume = channel.unary_unary(
+                '/swarmnode.v1.Control/Resume',
+                request_serializer=swarmnode_dot_v1_dot_control__pb2.ResumeRequest.SerializeToString,
+                response_deserializer=swarmnode_dot_v1_dot_control__pb2.LimitsReply.FromString,
+                _registered_method=True)
+        self.Finish = channel.unary_unary(
+                '/swarmnode.v1.Control/Finish',
+                request_serializer=swarmnode_dot_v1_dot_control__pb2.FinishRequest.SerializeToString,
+                response_deserializer=swarmnode_dot_v1_dot_control__pb2.LeaveReply.FromString,
+                _registered_method=True)
+        self.Limit = channel.unary_unary(
+                '/swarmnode.v1.Control/Limit',
+                request_serializer=swarmnode_dot_v1_dot_control__pb2.LimitRequest.SerializeToString,
+                response_deserializer=swarmnode_dot_v1_dot_control__pb2.LimitsReply.FromString,
+                _registered_method=True)
+        self.Config = channel.unary_unary(
+                '/swarmnode.v1.Control/Config',
+                request_serializer=swarmnode_dot_v1_dot_control__pb2.ConfigRequest.SerializeToString,
+                response_deserializer=swarmnode_dot_v1_dot_control__pb2.ConfigReply.FromString,
+                _registered_method=True)
+        self.Examine = channel.unary_unary(
+                '/swarmnode.v1.Control/Examine',
+                request_serializer=swarmnode_dot_v1_dot_control__pb2.ExamineRequest.SerializeToString,
+                response_deserializer=swarmnode_dot_v1_dot_control__pb2.ExamineReply.FromString,
+                _registered_method=True)
 
 
 class ControlServicer:
@@ -62,6 +92,47 @@ class ControlServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Pause(self, request, context):
+        """Take no new work until Resume, or for a time. What is held is finished.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Resume(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Finish(self, request, context):
+        """Finish everything that is held, however long it takes, then leave.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Limit(self, request, context):
+        """Change limits of this node, or none, and say what they are now.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Config(self, request, context):
+        """The settings this daemon was started with, and where each came from.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Examine(self, request, context):
+        """Ask peers to dial back, measure the way to them.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ControlServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -74,6 +145,36 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.Leave,
                     request_deserializer=swarmnode_dot_v1_dot_control__pb2.LeaveRequest.FromString,
                     response_serializer=swarmnode_dot_v1_dot_control__pb2.LeaveReply.SerializeToString,
+            ),
+            'Pause': grpc.unary_unary_rpc_method_handler(
+                    servicer.Pause,
+                    request_deserializer=swarmnode_dot_v1_dot_control__pb2.PauseRequest.FromString,
+                    response_serializer=swarmnode_dot_v1_dot_control__pb2.LimitsReply.SerializeToString,
+            ),
+            'Resume': grpc.unary_unary_rpc_method_handler(
+                    servicer.Resume,
+                    request_deserializer=swarmnode_dot_v1_dot_control__pb2.ResumeRequest.FromString,
+                    response_serializer=swarmnode_dot_v1_dot_control__pb2.LimitsReply.SerializeToString,
+            ),
+            'Finish': grpc.unary_unary_rpc_method_handler(
+                    servicer.Finish,
+                    request_deserializer=swarmnode_dot_v1_dot_control__pb2.FinishRequest.FromString,
+                    response_serializer=swarmnode_dot_v1_dot_control__pb2.LeaveReply.SerializeToString,
+            ),
+            'Limit': grpc.unary_unary_rpc_method_handler(
+                    servicer.Limit,
+                    request_deserializer=swarmnode_dot_v1_dot_control__pb2.LimitRequest.FromString,
+                    response_serializer=swarmnode_dot_v1_dot_control__pb2.LimitsReply.SerializeToString,
+            ),
+            'Config': grpc.unary_unary_rpc_method_handler(
+                    servicer.Config,
+                    request_deserializer=swarmnode_dot_v1_dot_control__pb2.ConfigRequest.FromString,
+                    response_serializer=swarmnode_dot_v1_dot_control__pb2.ConfigReply.SerializeToString,
+            ),
+            'Examine': grpc.unary_unary_rpc_method_handler(
+                    servicer.Examine,
+                    request_deserializer=swarmnode_dot_v1_dot_control__pb2.ExamineRequest.FromString,
+                    response_serializer=swarmnode_dot_v1_dot_control__pb2.ExamineReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -130,6 +231,168 @@ class Control:
             '/swarmnode.v1.Control/Leave',
             swarmnode_dot_v1_dot_control__pb2.LeaveRequest.SerializeToString,
             swarmnode_dot_v1_dot_control__pb2.LeaveReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Pause(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/swarmnode.v1.Control/Pause',
+            swarmnode_dot_v1_dot_control__pb2.PauseRequest.SerializeToString,
+            swarmnode_dot_v1_dot_control__pb2.LimitsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Resume(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/swarmnode.v1.Control/Resume',
+            swarmnode_dot_v1_dot_control__pb2.ResumeRequest.SerializeToString,
+            swarmnode_dot_v1_dot_control__pb2.LimitsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Finish(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/swarmnode.v1.Control/Finish',
+            swarmnode_dot_v1_dot_control__pb2.FinishRequest.SerializeToString,
+            swarmnode_dot_v1_dot_control__pb2.LeaveReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Limit(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/swarmnode.v1.Control/Limit',
+            swarmnode_dot_v1_dot_control__pb2.LimitRequest.SerializeToString,
+            swarmnode_dot_v1_dot_control__pb2.LimitsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Config(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/swarmnode.v1.Control/Config',
+            swarmnode_dot_v1_dot_control__pb2.ConfigRequest.SerializeToString,
+            swarmnode_dot_v1_dot_control__pb2.ConfigReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Examine(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/swarmnode.v1.Control/Examine',
+            swarmnode_dot_v1_dot_control__pb2.ExamineRequest.SerializeToString,
+            swarmnode_dot_v1_dot_control__pb2.ExamineReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,3 +1,4 @@
+from swarmnode.wire import access_pb2 as _access_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -15,12 +16,14 @@ class NodeState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     NODE_STATE_TRAINING: _ClassVar[NodeState]
     NODE_STATE_DRAINING: _ClassVar[NodeState]
     NODE_STATE_LEFT: _ClassVar[NodeState]
+    NODE_STATE_PAUSED: _ClassVar[NodeState]
 NODE_STATE_UNSPECIFIED: NodeState
 NODE_STATE_JOINING: NodeState
 NODE_STATE_SYNCING: NodeState
 NODE_STATE_TRAINING: NodeState
 NODE_STATE_DRAINING: NodeState
 NODE_STATE_LEFT: NodeState
+NODE_STATE_PAUSED: NodeState
 
 class Progress(_message.Message):
     __slots__ = ("samples",)
@@ -44,7 +47,7 @@ class Blocks(_message.Message):
     def __init__(self, finished_below: _Optional[int] = ..., finished: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Record(_message.Message):
-    __slots__ = ("run_id", "peer_id", "sequence", "expires_unix_ms", "stage", "state", "addresses", "samples_per_second", "queue", "round", "joined_unix_ms", "version", "progress", "blocks", "state_digest")
+    __slots__ = ("run_id", "peer_id", "sequence", "expires_unix_ms", "stage", "state", "addresses", "samples_per_second", "queue", "round", "joined_unix_ms", "version", "progress", "blocks", "state_digest", "allowance")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     PEER_ID_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
@@ -60,6 +63,8 @@ class Record(_message.Message):
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     STATE_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    PASS_FIELD_NUMBER: _ClassVar[int]
+    ALLOWANCE_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     peer_id: str
     sequence: int
@@ -75,7 +80,8 @@ class Record(_message.Message):
     progress: Progress
     blocks: Blocks
     state_digest: bytes
-    def __init__(self, run_id: _Optional[str] = ..., peer_id: _Optional[str] = ..., sequence: _Optional[int] = ..., expires_unix_ms: _Optional[int] = ..., stage: _Optional[int] = ..., state: _Optional[_Union[NodeState, str]] = ..., addresses: _Optional[_Iterable[str]] = ..., samples_per_second: _Optional[float] = ..., queue: _Optional[int] = ..., round: _Optional[int] = ..., joined_unix_ms: _Optional[int] = ..., version: _Optional[str] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., blocks: _Optional[_Union[Blocks, _Mapping]] = ..., state_digest: _Optional[bytes] = ...) -> None: ...
+    allowance: Allowance
+    def __init__(self, run_id: _Optional[str] = ..., peer_id: _Optional[str] = ..., sequence: _Optional[int] = ..., expires_unix_ms: _Optional[int] = ..., stage: _Optional[int] = ..., state: _Optional[_Union[NodeState, str]] = ..., addresses: _Optional[_Iterable[str]] = ..., samples_per_second: _Optional[float] = ..., queue: _Optional[int] = ..., round: _Optional[int] = ..., joined_unix_ms: _Optional[int] = ..., version: _Optional[str] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., blocks: _Optional[_Union[Blocks, _Mapping]] = ..., state_digest: _Optional[bytes] = ..., allowance: _Optional[_Union[Allowance, _Mapping]] = ..., **kwargs) -> None: ...
 
 class SignedRecord(_message.Message):
     __slots__ = ("record", "signature")
@@ -94,3 +100,15 @@ class SignedManifest(_message.Message):
     owner: bytes
     signature: bytes
     def __init__(self, manifest: _Optional[bytes] = ..., owner: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
+
+class Allowance(_message.Message):
+    __slots__ = ("up_bps", "down_bps", "pauses_unix_s", "resumes_unix_s")
+    UP_BPS_FIELD_NUMBER: _ClassVar[int]
+    DOWN_BPS_FIELD_NUMBER: _ClassVar[int]
+    PAUSES_UNIX_S_FIELD_NUMBER: _ClassVar[int]
+    RESUMES_UNIX_S_FIELD_NUMBER: _ClassVar[int]
+    up_bps: int
+    down_bps: int
+    pauses_unix_s: int
+    resumes_unix_s: int
+    def __init__(self, up_bps: _Optional[int] = ..., down_bps: _Optional[int] = ..., pauses_unix_s: _Optional[int] = ..., resumes_unix_s: _Optional[int] = ...) -> None: ...

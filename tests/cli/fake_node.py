@@ -85,7 +85,7 @@ class FakeNode:
         if os.environ.get("FAKE") == "helper":
             helper = await asyncio.create_subprocess_exec("sleep", "1000")
             (self.home / "helper.pid").write_text(str(helper.pid))
-        server = ControlServer(self.home, status=self.status, leave=self.leave)
+        server = ControlServer(self.home, self)
         control = await server.start()
         address = f"/ip4/127.0.0.1/tcp/1/p2p/12D3KooW{self.name.replace('-0', 'x')}AAAAAAAAAAAA"
         ready.write(self.home, Ready(os.getpid(), "ab" * 32, self.name, (address,), "127.0.0.1:1", str(control)))

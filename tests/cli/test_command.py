@@ -7,6 +7,7 @@ import os
 import pathlib
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -85,7 +86,11 @@ MISTAKES = [
     (["up", "nowhere"], 2, "'nowhere' does not exist"),
     (["up", "."], 2, "neither manifest.toml nor manifest.signed"),
     (["up", "garbage"], 78, "garbage: "),
+    (["join"], 2, "Missing argument: an INVITE"),
     (["join", "--run", "ab" * 32], 2, "BOOTSTRAP"),
+    (["join", "swarm1.abc"], 2, "damaged invite"),
+    (["join", "swarm9.abc"], 10, "pip install -U swarmnode"),
+    (["invite", "nowhere"], 2, "neither a run id"),
     (["join", BOOTSTRAP], 2, "--run"),
     (["join", BOOTSTRAP, "--run", "abc"], 2, "neither a run id (64 hex digits) nor a signed manifest"),
     (["join", "127.0.0.1:4001", "--run", "ab" * 32], 2, "say /ip4/ADDRESS/tcp/PORT/p2p/PEER_ID"),
@@ -170,7 +175,7 @@ def test_status_of_a_real_socket_as_table_and_json(tmp_path: pathlib.Path, monke
         return output.decode()
 
     async def scenario() -> None:
-        server = ControlServer(tmp_path, status=lambda: reply, leave=lambda reason: None)
+        server = ControlServer(tmp_path, SimpleNamespace(status=lambda: reply, leave=lambda reason: None))
         await server.start()
         try:
             table = await ask()

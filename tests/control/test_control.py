@@ -33,7 +33,10 @@ class Daemon:
         return self.reply
 
     def server(self, home: pathlib.Path) -> ControlServer:
-        return ControlServer(home, status=self.status, leave=self.reasons.append)
+        return ControlServer(home, self)
+
+    def leave(self, reason: str) -> None:
+        self.reasons.append(reason)
 
 
 @contextlib.asynccontextmanager
@@ -116,7 +119,9 @@ def test_a_daemon_that_fails_says_so(tmp_path: pathlib.Path) -> None:
         raise RuntimeError("broken")
 
     async def scenario() -> None:
-        server = ControlServer(tmp_path, status=fail, leave=lambda reason: None)
+        daemon = Daemon()
+        daemon.status = fail  # type: ignore[method-assign]
+        server = daemon.server(tmp_path)
         await server.start()
         try:
             with pytest.raises(LocalFault, match="its log says more"):

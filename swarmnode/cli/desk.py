@@ -1,0 +1,70 @@
+"""What the control API asks of a daemon, answered from its parts."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from swarmnode.cli.describe import describe
+from swarmnode.cli.options import NodeOptions
+from swarmnode.errors import Unavailable
+from swarmnode.ids import RunId
+from swarmnode.manifest import Manifest
+from swarmnode.metrics.exporter import PrometheusTelemetry
+from swarmnode.node.node import Node
+from swarmnode.transport.directory import DhtDirectory
+from swarmnode.transport.libp2p import Libp2pTransport
+from swarmnode.wire import control_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """What a member and a bootstrap have alike."""
+
+    options: NodeOptions
+    run_id: RunId
+    manifest: Manifest
+    transport: Libp2pTransport
+    directory: DhtDirectory
+    telemetry: PrometheusTelemetry
+    metrics_address: str
+
+
+class Desk:
+    """control.service.Api of one daemon. Before `open` every question is answered by Unavailable."""
+
+    def __init__(self, options: NodeOptions, stop: asyncio.Event) -> None:
+        self._options = options
+        self._stop = stop
+        self._process: Process | None = None
+        self._node: Node | None = None
+        self._started_s = asyncio.get_running_loop().time()
+
+    def open(self, process: Process, node: Node | None) -> None:
+        """Answer from now on; `node` None is a bootstrap."""
+        self._process, self._node = process, node
+
+    @property
+    def process(self) -> Process:
+        if self._process is None:
+            raise Unavailable("this daemon is still starting")
+        return self._process
+
+    def status(self) -> control_pb2.StatusReply:
+        """Everything this daemon says of itself."""
+        process = self.process
+        reply = describe(
+            self._node,
+            process.run_id,
+            process.manifest,
+            process.telemetry,
+            process.metrics_address,
+            self._started_s,
+        )
+        reply.home = str(self._options.home)
+        return reply
+
+    def leave(self, reason: str) -> None:
+        """Begin to leave."""
+        self.process.telemetry.event("control.leave", reason=reason)
+        self._stop.set()

@@ -1,0 +1,74 @@
+"""Where an invite comes from, and how it is kept from other users' eyes.
+
+A command line can be read by everybody on a machine (`ps`). An invite with a secret that came on ours is put into a
+pipe and the program started again with the pipe's number in its place, so that it is there for a fraction of a second
+only; stdin (`join -`), a file and SWARMNODE_INVITE never show it at all.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from swarmnode.errors import NotPermitted, UsageError
+from swarmnode.membership.invite import INVITE_CHARACTERS_MAX, Invite, decode, looks_like_invite
+
+VARIABLE = "SWARMNODE_INVITE"
+_BY_PIPE = "fd:"
+
+
+def find_invite(words: Sequence[str], file: Path | None) -> Invite | None:
+    """The invite in `words` (the arguments of `join`), on stdin ("-"), in `file`, or in SWARMNODE_INVITE; None when
+    there is none. Raises UsageError and VersionMismatch for a damaged one, NotPermitted for a file others can read."""
+    if file is not None:
+        return decode(_read_file(file))
+    if list(words) == ["-"]:
+        if sys.stdin.isatty():
+            sys.stderr.write("paste the invite, then Enter: ")
+            sys.stderr.flush()
+            return decode(sys.stdin.readline())
+        return decode(sys.stdin.read(2 * INVITE_CHARACTERS_MAX))
+    if len(words) == 1 and words[0].startswith(_BY_PIPE):
+        with os.fdopen(int(words[0][len(_BY_PIPE) :]), "rb") as pipe:
+            return decode(pipe.read(2 * INVITE_CHARACTERS_MAX).decode("ascii", "replace"))
+    if words and looks_like_invite("".join(words)):
+        invite = decode("".join(words))
+        if invite.is_secret and Path("/proc/self/cmdline").exists():
+            _hide(words, sys.argv)
+        return invite
+    if not words and VARIABLE in os.environ:
+        # Taken out of the environment, so that no child and no dump of it shows the secret.
+        return decode(os.environ.pop(VARIABLE))
+    return None
+
+
+def _hide(words: Sequence[str], argv: Sequence[str]) -> None:
+    """Start this program again with `words` read from a pipe. Returns when it was not started by that command line."""
+    rest = [argument for argument in argv[1:] if argument not in words]
+    if len(rest) + len(words) != len(argv) - 1:
+        return
+    reading, writing = os.pipe()
+    os.write(writing, "".join(words).encode())
+    os.close(writing)
+    os.set_inheritable(reading, True)
+    at = rest.index("join") + 1 if "join" in rest else len(rest)
+    command = [*rest[:at], f"{_BY_PIPE}{reading}", *rest[at:]]
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execv(sys.executable, [sys.executable, "-m", "swarmnode.cli.main", *command])
+
+
+def _read_file(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+            raw = file.read(2 * INVITE_CHARACTERS_MAX)
+    except OSError as error:
+        raise UsageError(f"--invite-file {path}: {error.strerror}") from None
+    invite = raw.decode("ascii", "replace")
+    if mode & 0o077 and decode(invite).is_secret:
+        raise NotPermitted(f"{path} holds a secret and can be read by others (mode {mode:04o}): chmod 600 {path}")
+    return invite

@@ -1,0 +1,76 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Grant(_message.Message):
+    __slots__ = ("delegate", "expires_unix_s", "machines_max", "signature")
+    DELEGATE_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_UNIX_S_FIELD_NUMBER: _ClassVar[int]
+    MACHINES_MAX_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    delegate: bytes
+    expires_unix_s: int
+    machines_max: int
+    signature: bytes
+    def __init__(self, delegate: _Optional[bytes] = ..., expires_unix_s: _Optional[int] = ..., machines_max: _Optional[int] = ..., signature: _Optional[bytes] = ...) -> None: ...
+
+class Pass(_message.Message):
+    __slots__ = ("grant", "expires_unix_s", "signature")
+    GRANT_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_UNIX_S_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    grant: Grant
+    expires_unix_s: int
+    signature: bytes
+    def __init__(self, grant: _Optional[_Union[Grant, _Mapping]] = ..., expires_unix_s: _Optional[int] = ..., signature: _Optional[bytes] = ...) -> None: ...
+
+class GuestList(_message.Message):
+    __slots__ = ("run_id", "sequence", "allowed", "banned", "revoked")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    ALLOWED_FIELD_NUMBER: _ClassVar[int]
+    BANNED_FIELD_NUMBER: _ClassVar[int]
+    REVOKED_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    sequence: int
+    allowed: _containers.RepeatedScalarFieldContainer[str]
+    banned: _containers.RepeatedScalarFieldContainer[str]
+    revoked: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, run_id: _Optional[str] = ..., sequence: _Optional[int] = ..., allowed: _Optional[_Iterable[str]] = ..., banned: _Optional[_Iterable[str]] = ..., revoked: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class SignedGuestList(_message.Message):
+    __slots__ = ("list", "signature")
+    LIST_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    list: bytes
+    signature: bytes
+    def __init__(self, list: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
+
+class Invite(_message.Message):
+    __slots__ = ("run_id", "owner", "meetings", "grant", "secret", "machine")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    MEETINGS_FIELD_NUMBER: _ClassVar[int]
+    GRANT_FIELD_NUMBER: _ClassVar[int]
+    SECRET_FIELD_NUMBER: _ClassVar[int]
+    PASS_FIELD_NUMBER: _ClassVar[int]
+    MACHINE_FIELD_NUMBER: _ClassVar[int]
+    run_id: bytes
+    owner: bytes
+    meetings: _containers.RepeatedCompositeFieldContainer[Meeting]
+    grant: Grant
+    secret: bytes
+    machine: bytes
+    def __init__(self, run_id: _Optional[bytes] = ..., owner: _Optional[bytes] = ..., meetings: _Optional[_Iterable[_Union[Meeting, _Mapping]]] = ..., grant: _Optional[_Union[Grant, _Mapping]] = ..., secret: _Optional[bytes] = ..., machine: _Optional[bytes] = ..., **kwargs) -> None: ...
+
+class Meeting(_message.Message):
+    __slots__ = ("peer", "addresses")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    ADDRESSES_FIELD_NUMBER: _ClassVar[int]
+    peer: bytes
+    addresses: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, peer: _Optional[bytes] = ..., addresses: _Optional[_Iterable[bytes]] = ...) -> None: ...

@@ -1,0 +1,107 @@
+"""A run handed around as one line: a stranger joins with nothing else, and works."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from pathlib import Path
+
+from swarmnode import manifest as manifests
+from swarmnode.local.child import Child, NodePlan, environment, node_command
+from swarmnode.manifest import PRESETS, SIGNED_FILE
+from tests.live.test_mistakes import said
+
+BOUND_S = 120.0
+HERE = ["--listen", "/ip4/127.0.0.1/tcp/0"]
+
+
+async def output_of(*arguments: str, stdin: str | None = None) -> str:
+    """stdout of `swarmnode ARGUMENTS`, which must succeed."""
+    process = await asyncio.create_subprocess_exec(
+        *[sys.executable, "-m", "swarmnode.cli.main", *arguments],
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env=environment(),
+    )
+    async with asyncio.timeout(BOUND_S):
+        out, error = await process.communicate((stdin or "").encode())
+    assert process.returncode == 0, error.decode()
+    return out.decode()
+
+
+async def until(children: list[Child], condition: object, what: str) -> None:
+    assert callable(condition)
+    try:
+        async with asyncio.timeout(BOUND_S):
+            while not condition():
+                await asyncio.gather(*(child.poll() for child in children))
+                assert all(child.alive for child in children), [
+                    (child.name, (child.plan.home / "stderr.log").read_text()[-500:]) for child in children
+                ]
+                await asyncio.sleep(0.05)
+    except TimeoutError:
+        raise AssertionError(f"not within {BOUND_S:g} s: {what}: {[child.status for child in children]}") from None
+
+
+async def end(children: list[Child]) -> None:
+    await asyncio.gather(*(child.leave("the test is over") for child in children))
+    for child in children:
+        if not await child.wait(BOUND_S):
+            child.kill()
+            await child.wait(BOUND_S)
+        await child.bury()
+
+
+def worked(child: Child) -> bool:
+    """Whether a microbatch of its was accepted: its gradient went into an inner step, or came back to the feeder."""
+    return child.status is not None and (child.status.inner_steps > 0 or child.status.tokens_per_second > 0)
+
+
+def test_a_stranger_joins_with_one_line(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    manifests.init(folder, PRESETS["tiny"])
+    manifests.sign_folder(folder)
+    signed = folder / SIGNED_FILE
+
+    async def body() -> None:
+        plan = NodePlan("bootstrap", tmp_path / "boot", signed, tmp_path / "cache", bootstrap=True)
+        children = [await Child.start(plan, node_command(plan))]
+        try:
+            await until(children, lambda: children[0].ready is not None, "the bootstrap is up")
+            assert children[0].ready is not None
+            begin = children[0].ready.addresses
+            for number in range(2):
+                plan = NodePlan(f"node-{number}", tmp_path / f"n{number}", signed, tmp_path / "cache", begin, number)
+                children.append(await Child.start(plan, node_command(plan)))
+            await until(children, lambda: all(map(worked, children[1:])), "two nodes train")
+
+            line = (await output_of("invite", str(folder), "--home", str(tmp_path / "boot"))).strip()
+            home = tmp_path / "stranger"
+            plan = NodePlan("stranger", home, signed, tmp_path / "cache")
+            begun = time.monotonic()
+            command = [sys.executable, "-m", "swarmnode.cli.main", "join", line, "--home", str(home), *HERE]
+            stranger = await Child.start(plan, command)
+            children.append(stranger)
+            await until(children, lambda: worked(stranger), "the stranger's work was accepted")
+            print(f"join INVITE to the first accepted microbatch: {time.monotonic() - begun:.1f} s")
+            assert stranger.status is not None
+            assert all("/p2p/" in address for address in stranger.status.addresses)
+
+            # Its home is taken: a second one there says so, and does not disturb it.
+            code, error = await said("join", line, "--home", str(home), *HERE)
+            assert (code, "another swarmnode" in error) == (2, True), error
+            assert (home / "ready.json").exists(), "the first one's ready.json is still there"
+
+            # Another owner's key in the invite, everything else right.
+            other = tmp_path / "other"
+            manifests.init(other, PRESETS["tiny"])
+            manifests.sign_folder(other)
+            code, error = await said("invite", str(other), "--home", str(tmp_path / "boot"))
+            assert (code, "is of run" in error) == (2, True), error
+        finally:
+            await end(children)
+
+    asyncio.run(body())

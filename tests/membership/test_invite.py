@@ -1,0 +1,103 @@
+"""Invites: what goes in comes out; whatever is damaged is told apart in one clear line."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarmnode.errors import SwarmnodeError, UsageError, VersionMismatch
+from swarmnode.identity import Identity
+from swarmnode.ids import RunId
+from swarmnode.membership.invite import PREFIX, Invite, decode, encode, looks_like_invite
+from swarmnode.wire import access_pb2 as wire
+
+OWNER = Identity.of_seed(b"o" * 32)
+PEERS = [Identity.of_seed(bytes([number]) * 32).peer_id for number in range(4)]
+
+ports = st.integers(1, 65535)
+hosts = st.one_of(
+    st.ip_addresses(v=4).map(lambda ip: f"/ip4/{ip}"),
+    st.ip_addresses(v=6).map(lambda ip: f"/ip6/{ip}"),
+    st.from_regex(r"[a-z0-9]([a-z0-9-]{0,20}[a-z0-9])?(\.[a-z]{2,5}){1,3}", fullmatch=True).map("/dns4/{}".format),
+)
+addresses = st.builds(lambda host, port, peer: f"{host}/tcp/{port}/p2p/{peer}", hosts, ports, st.sampled_from(PEERS))
+
+
+@given(st.binary(min_size=32, max_size=32), st.lists(addresses, min_size=1, max_size=6), st.booleans())
+def test_an_invite_reads_back(run: bytes, bootstraps: list[str], with_grant: bool) -> None:
+    grant = wire.Grant(delegate=OWNER.public_key, expires_unix_s=7, signature=b"s" * 64) if with_grant else None
+    invite = Invite(RunId(run.hex()), OWNER.public_key, tuple(bootstraps), grant, b"k" * 32 if with_grant else b"")
+    text = encode(invite)
+    found = decode(text)
+    assert (found.run_id, found.owner, found.grant, found.secret) == (
+        invite.run_id,
+        invite.owner,
+        invite.grant,
+        invite.secret,
+    )
+    assert set(found.bootstraps) == set(bootstraps)
+    assert text.startswith(PREFIX) and text.isprintable() and all(c.isalnum() or c in "-_." for c in text)
+    assert "6b6b6b" not in repr(found) and "kkkk" not in repr(found), "a secret is not in what a log might show"
+
+
+def one() -> str:
+    return encode(Invite(RunId("ab" * 32), OWNER.public_key, (f"/ip4/203.0.113.7/tcp/4001/p2p/{PEERS[0]}",)))
+
+
+def test_an_open_invite_is_short() -> None:
+    assert len(one()) < 170
+
+
+@given(st.data())
+def test_every_damaged_character_is_noticed(data: st.DataObject) -> None:
+    text = one()
+    at = data.draw(st.integers(len(PREFIX), len(text) - 1))
+    other = data.draw(st.characters(min_codepoint=33, max_codepoint=126).filter(lambda c: c != text[at]))
+    with pytest.raises(UsageError, match="damaged invite"):
+        decode(text[:at] + other + text[at + 1 :])
+
+
+@given(st.integers(0, 160))
+def test_an_invite_cut_short_is_noticed(length: int) -> None:
+    text = one()
+    with pytest.raises(UsageError, match=r"damaged invite|not an invite"):
+        decode(text[: min(length, len(text) - 1)])
+
+
+def test_mail_may_break_it() -> None:
+    text = one()
+    assert decode(f"  {text[:50]}\r\n{text[50:]}\n") == decode(text)
+
+
+def test_other_kinds_are_told_apart() -> None:
+    with pytest.raises(VersionMismatch, match="kind 2"):
+        decode(one().replace("swarm1.", "swarm2."))
+    for nonsense in ("", "hello", "/ip4/1.2.3.4/tcp/1/p2p/x", "swarm.", "x" * 9000):
+        assert not looks_like_invite(nonsense)
+        with pytest.raises(UsageError, match=r"not an invite|at most"):
+            decode(nonsense)
+
+
+@given(st.one_of(st.text(max_size=300), st.binary(max_size=300).map(lambda raw: PREFIX + raw.hex())))
+def test_no_text_breaks_it(text: str) -> None:
+    try:
+        decode(text)
+    except SwarmnodeError as error:
+        assert str(error)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "/ip4/1.2.3.4/tcp/4001",
+        f"/ip4/1.2.3.4/udp/4001/p2p/{PEERS[0]}",
+        f"/ip4/1.2.3.4/tcp/0/p2p/{PEERS[0]}",
+        f"/ip4/1.2.3/tcp/1/p2p/{PEERS[0]}",
+        "/ip4/1.2.3.4/tcp/1/p2p/12D3KooW",
+        f"/dns4/a b/tcp/1/p2p/{PEERS[0]}",
+    ],
+)
+def test_what_cannot_be_put_into_one(address: str) -> None:
+    with pytest.raises(UsageError, match="cannot be put into an invite"):
+        encode(Invite(RunId("ab" * 32), OWNER.public_key, (address,)))
