@@ -41,12 +41,15 @@ def three(size: int, seed: int = 0, step: float = 1e-3) -> tuple[torch.Tensor, t
 
 
 def block_steps(name: str, flat: torch.Tensor, phi: torch.Tensor) -> torch.Tensor:
-    """At least the step of each element's block, [P]."""
+    """At least the step of each element's block, [P], of a first message."""
     size = flat.numel()
     padded = torch.zeros(-(-size // 64) * 64)
     padded[:size] = flat if name == "int8" else flat - phi
-    scale = 1 / 127 if name == "int8" else 12 / 2 ** int(name[-1])
-    steps = padded.view(-1, 64).abs().amax(1) * scale * (1 + 2**-7)
+    scale = 1 / 127 if name == "int8" else 8 / 2 ** int(name[-1])
+    largest = padded.view(-1, 64).abs().amax(1)
+    if name != "int8":
+        largest = largest.clamp(min=float(padded.view(-1, 64)[: max(size // 64, 1)][::16].abs().amax(1).mean()))
+    steps = largest * scale * (1 + 2**-7)
     if name != "int8":
         steps = steps.clamp(min=float(flat.abs().max()) * 2.0**-15 * (1 + 2**-7))
     return steps.repeat_interleave(64)[:size] + 1e-30
@@ -105,7 +108,7 @@ def twin_modular(bits: int, flat: list[float], phi: list[float], seed: int) -> t
     f32 = np.float32
     most = max(abs(f32(x) - f32(p)) for x, p in zip(flat, phi, strict=True))
     least = f32(max(abs(f32(x)) for x in flat[::16])) * f32(2.0**-15)
-    step = max(f32(most) * f32(12 / 2**bits), least)
+    step = max(f32(most) * f32(8 / 2**bits), least)
     up = ((int(np.array(step, f32).view(np.uint32)) + 0xFFFF) >> 16) << 16
     step = float(np.array(up, np.uint32).view(f32))
     drawn = dither.pool(seed)[dither.offset(seed, 0) :]
@@ -154,9 +157,9 @@ def test_layouts_are_frozen() -> None:
 
 FROZEN = {
     "int8": "c0c0cbcea95837b973fea06f9840be57c1de3ace4f71dfa9df3be0462e91fd01",
-    "modular3": "6062d6eb013aaace4dc3532aa36d61515a7eb40f274f137fc42539265d458443",
-    "modular4": "bbe3c6c0fc00f70cd280f6ef5a404cac6e0c2986d8a0d6bc7a33838f656bd5d5",
-    "modular6": "70fd0fda314b2af171f7ab224bac4e0920513a0168cb89416fbd06bec4f19607",
+    "modular3": "bba4a8e9beb996ddfdf8e5df99f684257cc5659cde43d2f43719940bf584e7ad",
+    "modular4": "1798c3e90fdf734a97f31c1f1801d0b2e1dc3fa3462d05e4d4d06596ef3e3bd0",
+    "modular6": "22c834563f9b4b65bc59153e929deff3bc1bebeaa7e81920e9a6f1e140faf80e",
 }
 
 
@@ -203,18 +206,18 @@ def test_escapes_are_bounded() -> None:
 
 
 def test_kappa_follows_the_spread() -> None:
-    assert Seen().wanted(12.0) == 12.0
-    near = Seen(squares=0.02**2 * 100, samples=100, blocks=100, wrapped=0)
-    assert near.wanted(20.0) == pytest.approx(20 + 0.5 * (20 * 0.02 / 0.116 - 20))
-    assert near.wanted(10.5) == 10.0
-    wide = Seen(squares=0.2**2 * 100, samples=100, blocks=100, wrapped=0)
-    assert wide.wanted(12.0) == pytest.approx(12 * 0.2 / 0.116)
-    wraps = Seen(squares=0.1**2 * 100, samples=100, blocks=100, wrapped=4)
-    assert wraps.wanted(12.0) == 15.0
-    assert wide.wanted(30.0) == 32.0
+    assert Seen().wanted(12.0, 32.0) == 12.0
+    near = Seen(shares=0.05 * 100, blocks=100)
+    assert near.wanted(20.0, 32.0) == pytest.approx(20 + 0.5 * (20 * 0.05 / 0.2 - 20))
+    assert near.wanted(6.5, 32.0) == 6.0
+    wide = Seen(shares=0.5 * 100, blocks=100)
+    assert wide.wanted(12.0, 32.0) == pytest.approx(12 * 0.5 / 0.2)
+    assert Seen(shares=0.2 * 100, blocks=100, wrapped=4).wanted(12.0, 32.0) == 15.0
+    assert wide.wanted(30.0, codec("modular6").kappa_most) == 32.0  # type: ignore[attr-defined]
+    assert wide.wanted(30.0, Modular4().kappa_most) == 24.0
     a, b = Modular4(), Modular4()
     phi, flat, ours = three(20000, step=1e-3)
-    phi2, ours = phi + normal(20000, 9, 3e-3), ours + normal(20000, 9, 3e-3)  # moved alike, from elsewhere
+    phi2, ours = phi + normal(20000, 9, 2e-3), ours + normal(20000, 9, 2e-3)  # moved alike, from elsewhere
     for round_index in range(6):
         to_b, to_a = (
             a.encode(flat, reference=phi, seed=round_index),
@@ -222,7 +225,21 @@ def test_kappa_follows_the_spread() -> None:
         )
         b.decode(to_b, torch.empty(20000), ours)
         a.decode(to_a, torch.empty(20000), flat)
-    assert 25 < a.kappa <= 32 and b.seen.wrapped < 0.01 * b.seen.blocks
+    assert 12 < a.kappa <= 24 and b.seen.wrapped < 0.01 * b.seen.blocks
+
+
+def test_a_block_that_stood_still_has_the_step_of_the_mean_block() -> None:
+    """What did not move here may have moved at the partner."""
+    phi = normal(6400, 1)
+    flat = phi + normal(6400, 2, 1e-3)
+    flat[640:704] = phi[640:704]
+    steps = block_steps("modular4", flat, phi)
+    assert float(steps[10]) == pytest.approx(float(steps.mean()), rel=0.2)
+    ours = flat.clone()
+    ours[640:704] += normal(64, 3, 1e-3)
+    out = torch.empty(6400)
+    codec("modular4").decode(codec("modular4").encode(flat, reference=phi, seed=1), out, ours)
+    assert float((out - flat).abs().max()) <= 0.53 * float(steps.max())
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -336,9 +353,10 @@ def test_modular_needs_gamma_equal_to_beta() -> None:
         NoLoCo(torch.zeros(10), codec("modular4"), 0.5, 0.7, 0.4)
 
 
-@pytest.mark.parametrize(("name", "bound"), [("modular6", 1.02), ("modular4", 1.15), ("modular3", 1.4)])
+@pytest.mark.parametrize(("name", "bound"), [("modular6", 1.02), ("modular4", 1.1), ("modular3", 1.5)])
 def test_pairs_stay_together(name: str, bound: float) -> None:
-    """Six replicas that move apart by chance each round: their spread stays about what it is in fp32."""
+    """Six replicas that move apart by chance each round: their spread stays about what it is in fp32.
+    Without a block's memory of far partners, single blocks drift apart for good: 1.39 times at 6 bits."""
     spreads = {}
     for kind in ("fp32", name):
         replicas = [NoLoCo(normal(4000, 0), codec(kind), 0.5, 0.7, 0.7) for _ in range(6)]

@@ -128,14 +128,14 @@ static inline void unpack_plane(const uint8_t *in, int shift, int width, uint8_t
 }
 
 static inline __attribute__((always_inline)) void encode_blocks(const float *x, const float *phi, long rows, const uint8_t *dither, float scale,
-                                 float least, const int bits, const int low, const int high, uint8_t *steps,
+                                 const float *least, const int bits, const int low, const int high, uint8_t *steps,
                                  uint8_t *sums, uint8_t *plane0, uint8_t *plane1, float *own) {
     for (long r = 0; r < rows; r++, x += N, phi += N, dither += N) {
         uint32_t magnitude[N];
         int32_t index[N];
         uint8_t codes[N];
         for (int i = 0; i < N; i++) magnitude[i] = bits_of(x[i] - phi[i]) & 0x7FFFFFFFu;
-        own[r] = put_step(largest(magnitude) * scale, least, steps + 2 * r);
+        own[r] = put_step(largest(magnitude) * scale, least[r], steps + 2 * r);
         float inverse = 1.0f / own[r];
         for (int i = 0; i < N; i++) {
             float product = x[i] * inverse;
@@ -151,7 +151,7 @@ static inline __attribute__((always_inline)) void encode_blocks(const float *x, 
 static inline __attribute__((always_inline)) void decode_blocks(const uint8_t *steps, const uint8_t *sums, const uint8_t *plane0,
                                  const uint8_t *plane1, const float *ours, long rows, const uint8_t *dither,
                                  const int bits, const int low, const int high, float *out, float *step_out, uint8_t *wrapped,
-                                 float *sample) {
+                                 float *far) {
     const int32_t half = 1 << (bits + 7), mask = (1 << (bits + 8)) - 1;
     for (long r = 0; r < rows; r++, ours += N, out += N, dither += N) {
         uint8_t codes[N];
@@ -166,19 +166,25 @@ static inline __attribute__((always_inline)) void decode_blocks(const uint8_t *s
         }
         wrapped[r] = checksum(index, bits + 8) != sums[r];
         for (int i = 0; i < N; i++) {
-            float moved = (float)((index[i] & mask) - half) * scale;
+            index[i] = (index[i] & mask) - half;
+            float moved = (float)index[i] * scale;
             out[i] = ours[i] + moved;
         }
-        sample[r] = (float)((index[0] & mask) - half);
+        int32_t most = 0;
+        for (int i = 0; i < N; i++) {
+            int32_t apart = index[i] < 0 ? -index[i] : index[i];
+            most = apart > most ? apart : most;
+        }
+        far[r] = (float)most;
     }
 }
 
 #define ENCODE(b, l, h) encode_blocks(x, phi, rows, dither, scale, least, b, l, h, steps, sums, plane0, plane1, own)
 #define DECODE(b, l, h) \
-    decode_blocks(steps, sums, plane0, plane1, ours, rows, dither, b, l, h, out, step_out, wrapped, sample)
+    decode_blocks(steps, sums, plane0, plane1, ours, rows, dither, b, l, h, out, step_out, wrapped, far)
 
-void modular_encode(const float *x, const float *phi, long rows, const uint8_t *dither, float scale, float least,
-                    int bits, uint8_t *steps, uint8_t *sums, uint8_t *plane0, uint8_t *plane1, float *own) {
+void modular_encode(const float *x, const float *phi, long rows, const uint8_t *dither, float scale,
+                    const float *least, int bits, uint8_t *steps, uint8_t *sums, uint8_t *plane0, uint8_t *plane1, float *own) {
     if (bits == 3) ENCODE(3, 2, 1);
     else if (bits == 4) ENCODE(4, 4, 0);
     else if (bits == 6) ENCODE(6, 4, 2);
@@ -186,7 +192,7 @@ void modular_encode(const float *x, const float *phi, long rows, const uint8_t *
 
 void modular_decode(const uint8_t *steps, const uint8_t *sums, const uint8_t *plane0, const uint8_t *plane1,
                     const float *ours, long rows, const uint8_t *dither, int bits, float *out, float *step_out,
-                    uint8_t *wrapped, float *sample) {
+                    uint8_t *wrapped, float *far) {
     if (bits == 3) DECODE(3, 2, 1);
     else if (bits == 4) DECODE(4, 4, 0);
     else if (bits == 6) DECODE(6, 4, 2);

@@ -15,8 +15,6 @@ from swarmnode.gossip.compression.bits import Packer, packed_nbytes
 from swarmnode.gossip.compression.codec import BLOCK_ELEMENTS, CHUNK
 from swarmnode.gossip.compression.tiles import Bytes, Scratch, read_steps, wire_steps
 
-SAMPLE = BLOCK_ELEMENTS  # the first element of each block is looked at for the spread; guess
-
 
 @dataclass(frozen=True, slots=True)
 class Piece:
@@ -46,10 +44,11 @@ class Engine(Protocol):
         reference: torch.Tensor,
         pieces: Sequence[Piece],
         scale: float,
-        least: float,
+        least: torch.Tensor,
         own: torch.Tensor,
     ) -> None:
-        """Write the `pieces` of one tile; steps are scale max|flat - reference|, at least `least`, and go to `own`."""
+        """Write the `pieces` of one tile; steps are scale max|flat - reference|, at least `least` by block, and go to
+        `own`."""
 
     def decode(
         self,
@@ -58,10 +57,10 @@ class Engine(Protocol):
         out: torch.Tensor,
         steps: torch.Tensor,
         wrapped: torch.Tensor,
-        sample: torch.Tensor,
+        far: torch.Tensor,
     ) -> None:
-        """`piece` into `out`, given our own values `ours`; by block its `steps` and whether its checksum is wrong; by
-        each SAMPLE-th element how far it lies from ours, in 256ths of a step."""
+        """`piece` into `out`, given our own values `ours`; by block its `steps`, whether its checksum is wrong, and how
+        far the farthest element lies from ours, in 256ths of a step."""
 
 
 def engine(bits: int, device: torch.device) -> Engine:
@@ -92,7 +91,7 @@ class KernelEngine:
         reference: torch.Tensor,
         pieces: Sequence[Piece],
         scale: float,
-        least: float,
+        least: torch.Tensor,
         own: torch.Tensor,
     ) -> None:
         s = self.scratch
@@ -105,7 +104,7 @@ class KernelEngine:
                 x.numel() // BLOCK_ELEMENTS,
                 s.pool.data_ptr() + dither.offset(s.seed, piece.start),
                 scale,
-                least,
+                least.data_ptr() + 4 * row,
                 self.bits,
                 piece.steps.ctypes.data,
                 piece.sums.ctypes.data,
@@ -121,7 +120,7 @@ class KernelEngine:
         out: torch.Tensor,
         steps: torch.Tensor,
         wrapped: torch.Tensor,
-        sample: torch.Tensor,
+        far: torch.Tensor,
     ) -> None:
         mine = self.scratch.whole(ours)
         whole = out.dtype == torch.float32 and out.numel() == mine.numel()
@@ -138,7 +137,7 @@ class KernelEngine:
             target.data_ptr(),
             steps.data_ptr(),
             wrapped.data_ptr(),
-            sample.data_ptr(),
+            far.data_ptr(),
         )
         if not whole:
             out.copy_(target[: out.numel()])
@@ -175,7 +174,7 @@ class TorchEngine:
         reference: torch.Tensor,
         pieces: Sequence[Piece],
         scale: float,
-        least: float,
+        least: torch.Tensor,
         own: torch.Tensor,
     ) -> None:
         s, base, rows = self.scratch, pieces[0].start, len(own)
@@ -184,7 +183,7 @@ class TorchEngine:
             delta = torch.sub(x, phi, out=s.floats[0][: x.numel()]).abs_().view(-1, BLOCK_ELEMENTS)
             row = (piece.start - base) // BLOCK_ELEMENTS
             torch.amax(delta, dim=1, out=own[row : row + len(delta)])
-        own.mul_(scale).clamp_(min=least)
+        torch.maximum(own.mul_(scale), least, out=own)
         wire_steps(own, s.step_bits[:rows], s.wire_steps[: 2 * rows])
         inverse = torch.reciprocal(own, out=s.inverse[:rows])
         for piece in pieces:
@@ -217,7 +216,7 @@ class TorchEngine:
         out: torch.Tensor,
         steps: torch.Tensor,
         wrapped: torch.Tensor,
-        sample: torch.Tensor,
+        far: torch.Tensor,
     ) -> None:
         s, bits, mine, rows = self.scratch, self.bits, self.scratch.whole(ours), len(steps)
         count, at = mine.numel(), 0
@@ -239,7 +238,7 @@ class TorchEngine:
         sums = torch.from_numpy(piece.sums.astype(np.float32)).to(s.device)
         wrapped.copy_(sums.ne_(self._checksum(moved)))
         words.bitwise_and_((1 << (bits + 8)) - 1).sub_(1 << (bits + 7))
-        sample.copy_(words[::SAMPLE])
         y.copy_(words)
+        torch.amax(torch.abs(y, out=self._high[:count]).view(rows, -1), dim=1, out=far)
         y.view(rows, -1).mul_(torch.mul(steps, -1 / 256, out=s.inverse[:rows]).unsqueeze(1))
         out.copy_(y.add_(mine)[: out.numel()])
