@@ -34,6 +34,8 @@ from swarmnode.ports import (
 from swarmnode.wire import call_pb2 as wire
 
 PARTNER_PATIENCE_S = 2.0  # guess: a partner that has not called by then is asked whether it lives
+EXCHANGES_PER_ROUND = 2.0  # guess: rounds are so far apart that exchanges, waiting included, take at most half of them
+SMOOTHING = 0.5  # guess: of the newest round's seconds and samples in their averages
 COMMIT_TIMEOUT_S = 5.0  # guess: a commit is one small message
 REPLY_SLACK_BYTES = 4096
 
@@ -50,6 +52,38 @@ class _Meeting:
     packet: Packet | None = None
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
     verdict: asyncio.Future[bool] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+    def end(self, apply: bool) -> None:
+        """The caller's word on this exchange; the first one counts."""
+        if not self.verdict.done():
+            self.verdict.set_result(apply)
+            self.arrived.set()
+
+
+@dataclass(slots=True)
+class _Pace:
+    """How fast the run's samples come and how long exchanges take, smoothed over rounds."""
+
+    samples_per_second: float = 0.0
+    exchange_s: float = 0.0
+    _boundary: tuple[float, int] | None = None
+
+    def boundary(self, now_s: float, samples: int) -> None:
+        if self._boundary is not None and now_s > self._boundary[0]:
+            rate = (samples - self._boundary[1]) / (now_s - self._boundary[0])
+            self.samples_per_second = _smoothed(self.samples_per_second, rate)
+        self._boundary = (now_s, samples)
+
+    def seconds(self, samples: int) -> float:
+        """What the run needs for `samples`, infinite while that is not known."""
+        return samples / self.samples_per_second if self.samples_per_second > 0 else float("inf")
+
+    def exchanged(self, seconds: float) -> None:
+        self.exchange_s = _smoothed(self.exchange_s, seconds)
+
+
+def _smoothed(average: float, value: float) -> float:
+    return value if average == 0.0 else average + SMOOTHING * (value - average)
 
 
 class Gossip:
@@ -83,9 +117,11 @@ class Gossip:
         self._telemetry = telemetry
         self.done = done  # the last round finished
         self.newcomer = newcomer  # this replica's first round counts nothing of its own
-        self._rounds = Rounds(manifest.gossip.round_samples, manifest.gossip.round_seconds_min)
+        self._rounds = Rounds(manifest.gossip.round_samples)
+        self.stride = 1  # this replica meets at multiples of it; announced in its record
+        self._pace = _Pace()
+        self._gone: dict[PeerId, int] = {}  # partners that could not be reached, until a record newer than this
         self._samples_before = 0
-        self._last_s = float("-inf")
         self._wake = asyncio.Event()
         self._meeting: _Meeting | None = None
         self._met = asyncio.Condition()
@@ -96,31 +132,50 @@ class Gossip:
         self._wake.set()
 
     async def run(self) -> None:
-        """Round after round until cancelled."""
-        loop = asyncio.get_running_loop()
+        """Round after round until cancelled. A newcomer begins at the pace of those who are here."""
+        here = self._swarm().stages[self._stage]
+        self.stride = max((member.round_stride for member in here), default=1)
         while True:
-            total = self._samples_total()
-            due, _ = self._rounds.due(total, self.done, loop.time() - self._last_s)
+            due, _ = self._rounds.due(self._samples_total(), self.done, self.stride)
             if due is not None:
-                self._last_s = loop.time()
                 await self._round(due)
+                self._keep_pace()
                 continue
             self._wake.clear()
-            # A round that has come but is too early for round_seconds_min is looked at again by time alone.
-            early = self._rounds.index(total) > self.done
-            wait_s = self._last_s + self._manifest.gossip.round_seconds_min - loop.time() if early else None
-            try:
-                async with asyncio.timeout(wait_s):
-                    await self._wake.wait()
-            except TimeoutError:
-                pass
+            await self._wake.wait()
+
+    def _keep_pace(self) -> None:
+        """Choose the stride anew from how fast samples come and how long exchanges take."""
+        self._pace.boundary(asyncio.get_running_loop().time(), self._samples_total())
+        needed_s = max(self._manifest.gossip.round_seconds_min, EXCHANGES_PER_ROUND * self._pace.exchange_s)
+        stride, reason = self._rounds.stride(self._pace.samples_per_second, needed_s, self.stride)
+        if stride != self.stride:
+            self._telemetry.event("round.stride", stride=stride, before=self.stride, reason=reason)
+            self.stride = stride
+
+    def _members(self, round_index: int) -> tuple[PeerId, ...]:
+        """Who meets at `round_index`: replicas whose stride it is a multiple of, without those known to be gone."""
+        swarm, me = self._swarm(), self._transport.peer_id
+        here = set(swarm.gossiping(self._stage))
+        for member in swarm.stages[self._stage]:
+            if member.peer == me:
+                continue
+            if round_index % member.round_stride or self._gone.get(member.peer, -1) >= member.sequence:
+                here.discard(member.peer)
+        return tuple(sorted(here))
+
+    def _lost(self, peer: PeerId) -> None:
+        """`peer` could not be reached: rounds go on without it until it says something new."""
+        for member in self._swarm().stages[self._stage]:
+            if member.peer == peer:
+                self._gone[peer] = member.sequence
 
     async def _round(self, round_index: int) -> None:
         if self._manifest.gossip.method == "none":
             self.done = round_index
             self.finished.set()
             return
-        members = self._swarm().gossiping(self._stage)
+        members = self._members(round_index)
         me = self._transport.peer_id
         other, reason = partner(self._run_id, self._stage, round_index, members, me)
         weight = 0.0 if self.newcomer else 1.0
@@ -140,6 +195,10 @@ class Gossip:
                 reason = f"partner {short(other)} did not come within {self._manifest.limits.exchange_timeout_s:g} s"
             except (RemoteFault, Unavailable) as error:
                 reason = f"partner {short(other)}: {error}"
+                if isinstance(error, RemoteFault):
+                    self._lost(other)
+        if packets:
+            self._pace.exchanged(loop.time() - begun)
         report, reason, packets = await self._apply(round_index, weight, packets, reason)
         self._samples_before += samples
         self.done = round_index
@@ -219,8 +278,11 @@ class Gossip:
             self._meeting = meeting
             self._met.notify_all()
         try:
-            if not await patiently(self._transport, self._run_id, other, _verdict(meeting), PARTNER_PATIENCE_S):
-                raise Unavailable("the exchange was given up by the caller")
+            # Who has not called when the next round is near goes by another view, or is at another round.
+            round_s = self._pace.seconds(self.stride * self._manifest.gossip.round_samples)
+            verdict = _verdict(meeting, max(PARTNER_PATIENCE_S, round_s))
+            if not await patiently(self._transport, self._run_id, other, verdict, PARTNER_PATIENCE_S):
+                raise Unavailable("it gave the exchange up, or went on to a later round")
             assert meeting.packet is not None
             return meeting.packet
         finally:
@@ -252,8 +314,13 @@ class Gossip:
                     return meeting
                 if self.done >= round_index:
                     raise Unavailable(f"round {round_index} is over here")
-                if round_index > self.done + 2:
-                    raise Unavailable(f"round {round_index} is more than one ahead of {self.done} here")
+                if round_index % self.stride:
+                    raise Unavailable(f"round {round_index} is none of those met at here, every {self.stride}")
+                if meeting is not None and meeting.partner == peer and round_index > meeting.round_index:
+                    meeting.end(False)  # we wait for its call of a round that it has left behind
+                ahead = self._rounds.newest(self._samples_total(), self.stride) + self.stride
+                if round_index > ahead:
+                    raise Unavailable(f"round {round_index} is more than one ahead of {ahead - self.stride} here")
                 await self._met.wait()
 
     async def serve_commit(self, peer: PeerId, call: Call) -> Answer:
@@ -269,7 +336,7 @@ class Gossip:
         )
         if not good or meeting is None:
             raise Unavailable(f"no exchange of round {commit.round} with you is open here")
-        meeting.verdict.set_result(commit.apply)
+        meeting.end(commit.apply)
         return Answer(wire.Reply(committed=wire.Committed(round=commit.round, applied=commit.apply)))
 
     def _report(self, round_index: int, other: PeerId | None, report: OuterReport, reason: str, seconds: float) -> None:
@@ -290,7 +357,13 @@ class Gossip:
         )
 
 
-async def _verdict(meeting: _Meeting) -> bool:
+async def _verdict(meeting: _Meeting, within_s: float) -> bool:
+    """What the caller says of its exchange. Raises Unavailable when it does not call `within_s`."""
+    try:
+        async with asyncio.timeout(within_s if within_s < float("inf") else None):
+            await meeting.arrived.wait()
+    except TimeoutError:
+        raise Unavailable(f"it did not call within {within_s:.3g} s, as long as a round takes") from None
     return await meeting.verdict
 
 

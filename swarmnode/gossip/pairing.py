@@ -1,15 +1,25 @@
 """Who meets whom at a round's boundary. Every replica computes the same answer alone (design section 5).
 
-Members are sorted, drawn a number each from a generator seeded by SHA-256(run, stage, round), put in the order of the
-numbers, and neighbours meet. `Random.random` is the one draw that Python promises to repeat across versions; `shuffle`
-is not.
+Pairs: every two members draw a number from SHA-256(run, stage, round, member), and the least numbers meet first. All
+perfect matchings are equally likely, as with shuffling and pairing neighbours; but where two replicas' views differ by
+a member, a shuffle pairs nearly everybody otherwise, and here only those few whom that member's absence moves
+(measured: tests/gossip/test_pairing.py).
+
+Groups: members in the order of numbers drawn from the same hashes, cut into equal parts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from swarmnode.ids import PeerId, RunId, digest, seeded, short
+import numpy as np
+import numpy.typing as npt
+
+from swarmnode.ids import PeerId, RunId, digest, digest64, short
+
+TOGETHER_MAX = (
+    128  # guess: larger stages are cut by hash into parts of about this many, of which all pairs are looked at
+)
 
 
 def view_hash(members: Iterable[PeerId]) -> bytes:
@@ -17,21 +27,70 @@ def view_hash(members: Iterable[PeerId]) -> bytes:
     return digest("view", *sorted(set(members)))
 
 
+def draws(run_id: RunId, stage: int, round_index: int, members: Iterable[PeerId]) -> dict[PeerId, int]:
+    """64 bits for each member, which nobody else's presence changes; in the order of their names."""
+    return {member: digest64("pairing", run_id, stage, round_index, member) for member in sorted(set(members))}
+
+
 def shuffled(run_id: RunId, stage: int, round_index: int, members: Iterable[PeerId]) -> list[PeerId]:
     """`members` without repetitions, in an order that only (run, stage, round, members) decides."""
-    generator = seeded("pairing", run_id, stage, round_index)
-    drawn = [(generator.random(), member) for member in sorted(set(members))]
-    return [member for _, member in sorted(drawn)]
+    drawn = draws(run_id, stage, round_index, members)
+    return sorted(drawn, key=lambda member: (drawn[member], member))
 
 
 def groups(
     run_id: RunId, stage: int, round_index: int, members: Iterable[PeerId], size: int | None = 2
 ) -> list[tuple[PeerId, ...]]:
     """The groups of this round: `size` members each (None: all in one), the last one what is left over."""
+    if size == 2:
+        return pairs(run_id, stage, round_index, members)
     order = shuffled(run_id, stage, round_index, members)
     step = len(order) if size is None else size
     assert step >= 1 or not order, f"groups of {size}"
     return [tuple(order[start : start + step]) for start in range(0, len(order), max(step, 1))]
+
+
+def pairs(run_id: RunId, stage: int, round_index: int, members: Iterable[PeerId]) -> list[tuple[PeerId, ...]]:
+    """The pairs of this round, each in the order of names, then those left alone."""
+    drawn = draws(run_id, stage, round_index, members)
+    parts: dict[int, list[PeerId]] = {}
+    bits = max(0, (len(drawn) - 1) // TOGETHER_MAX).bit_length()
+    for member, draw in drawn.items():
+        parts.setdefault(draw >> (64 - bits) if bits else 0, []).append(member)
+    met: list[tuple[PeerId, ...]] = []
+    alone: list[tuple[PeerId, ...]] = []
+    for part in parts.values():
+        for member, other in zip(part, _matching(np.array([drawn[m] for m in part], np.uint64)), strict=True):
+            if other < 0:
+                alone.append((member,))
+            elif member < part[other]:
+                met.append((member, part[other]))
+    return met + alone
+
+
+def _matching(drawn: npt.NDArray[np.uint64]) -> list[int]:
+    """The index of each one's partner, -1 for the odd one out: over and over, those meet who are each other's least."""
+    count = len(drawn)
+    never = np.iinfo(np.uint64).max
+    number = _mix(drawn[:, None] ^ drawn[None, :])
+    np.fill_diagonal(number, never)
+    partner_of = np.full(count, -1, np.int64)
+    here = np.arange(count)
+    for _ in range(count // 2):
+        if len(here) < 2:
+            break
+        least = number.argmin(axis=1)
+        mutual = least[least] == np.arange(len(here))
+        partner_of[here[mutual]] = here[least[mutual]]
+        number, here = number[np.ix_(~mutual, ~mutual)], here[~mutual]
+    return [int(index) for index in partner_of]
+
+
+def _mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """A bijection of 64 bits in which each bit of the input moves half of the output (the finaliser of MurmurHash3)."""
+    x = (x ^ (x >> np.uint64(33))) * np.uint64(0xFF51AFD7ED558CCD)
+    x = (x ^ (x >> np.uint64(33))) * np.uint64(0xC4CEB9FE1A85EC53)
+    return x ^ (x >> np.uint64(33))
 
 
 def partners(

@@ -29,6 +29,7 @@ class Member:
     round_index: int
     addresses: tuple[str, ...] = ()
     joined_unix_s: float = 0.0
+    round_stride: int = 1
 
     @staticmethod
     def of(record: wire.Record) -> Member:
@@ -55,6 +56,7 @@ class Member:
             round_index=record.round,
             addresses=tuple(record.addresses),
             joined_unix_s=record.joined_unix_ms / 1000.0,
+            round_stride=max(1, record.round_stride),
         )
 
 

@@ -210,6 +210,7 @@ EVENTS: Final[dict[str, str]] = {
     "inner.step": "one inner step",
     "inner.skipped": "an inner step was skipped: the gradient was not finite",
     "round.boundary": "a round ended; this replica paired or not, and why",
+    "round.stride": "rounds come faster or slower than replicas can meet: takes part in only every second, fourth, ...",
     "exchange.paired": "an outer step with a partner",
     "exchange.lone": "an outer step alone, and why",
     "exchange.onesided": "a partner may have applied an exchange that this replica did not, or the reverse",

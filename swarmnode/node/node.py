@@ -214,6 +214,7 @@ class Node:
         self.presence.self.speed = Speed(hop, world.compute, self.presence.self.speed())
         self.presence.self.queue = lambda: world.compute.waiting
         self.presence.self.round_index = lambda: gossip.done
+        self.presence.self.round_stride = lambda: gossip.stride
         self._backlog, self.hop, self.gossip = backlog, hop, gossip
         return hop, gossip
 

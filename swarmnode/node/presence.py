@@ -32,6 +32,7 @@ class Self_:
     speed: Callable[[], float] = lambda: 0.0  # samples a second this node manages on its stage
     queue: Callable[[], int] = lambda: 0
     round_index: Callable[[], int] = lambda: 0
+    round_stride: Callable[[], int] = lambda: 1
     blocks: Callable[[], record_pb2.Blocks | None] = lambda: None
     addresses: list[str] = field(default_factory=list)
 
@@ -111,6 +112,7 @@ class Presence:
             samples_per_second=us.speed(),
             queue=us.queue(),
             round=us.round_index(),
+            round_stride=us.round_stride(),
             joined_unix_ms=self._joined_unix_ms,
             version=__version__,
             progress=self.progress.entry(self.me),

@@ -1,47 +1,66 @@
-"""Rounds by total samples, against a twin that counts one sample at a time."""
+"""Rounds by total samples, against a twin that counts one sample at a time; strides, against what they promise."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnode.gossip.round import Rounds
+from swarmnode.gossip.round import NARROWING, STRIDE_MAX, Rounds
+
+strides = st.integers(0, 5).map(lambda power: 2**power)
 
 
 def test_literals() -> None:
-    rounds = Rounds(round_samples=100, round_seconds_min=2.0)
+    rounds = Rounds(round_samples=100)
     assert rounds.index(0) == 0
     assert rounds.index(99) == 0
     assert rounds.index(100) == 1
     assert rounds.left(99) == 1
     assert rounds.left(100) == 100
-    assert rounds.due(99, 0, 10.0) == (None, "1 samples until round 1")
-    assert rounds.due(100, 0, 10.0) == (1, "100 samples end round 1")
-    assert rounds.due(430, 1, 2.0) == (4, "430 samples end round 4, 2 skipped")
-    assert rounds.due(430, 4, 10.0)[0] is None
-    assert rounds.due(430, 7, 10.0)[0] is None  # a replica that is ahead of what we know waits
-    answer, reason = rounds.due(430, 1, 1.5)
-    assert answer is None and "0.5 s" in reason and "round_seconds_min" in reason
+    assert rounds.due(99, 0) == (None, "1 samples until round 1")
+    assert rounds.due(100, 0) == (1, "100 samples end round 1")
+    assert rounds.due(430, 1) == (4, "430 samples end round 4, 2 skipped")
+    assert rounds.due(430, 4)[0] is None
+    assert rounds.due(430, 7)[0] is None  # a replica that is ahead of what we know waits
+    assert rounds.due(730, 3, stride=4) == (4, "730 samples end round 4")
+    assert rounds.due(730, 4, stride=4) == (None, "70 samples until round 8")
+    assert rounds.stride(50.0, 2.0, 1)[0] == 1  # exactly the seconds needed
+    assert rounds.stride(51.0, 2.0, 1)[0] == 2
+    assert rounds.stride(0.0, 2.0, 1)[0] == 1  # nothing is known yet
+    answer, reason = rounds.stride(500.0, 2.0, 1)
+    assert answer == 16 and reason == "a round takes 0.2 s, 2 s are needed: every 16"
 
 
-@given(st.floats(0, 1e6), st.floats(0, 100))
-def test_waiting_as_long_as_told_is_enough(last_s: float, min_s: float) -> None:
-    """In floats (last + min) - last may be less than min."""
-    assert Rounds(1, min_s).due(5, 1, (last_s + min_s) - last_s)[0] == 5
+@given(st.integers(1, 50), st.integers(0, 500), st.integers(0, 12), strides)
+def test_twin(round_samples: int, total: int, done: int, stride: int) -> None:
+    rounds = Rounds(round_samples)
+    ended = [sample // round_samples for sample in range(1, total + 1) if sample % round_samples == 0]
+    mine = [index for index in ended if index % stride == 0]
+    answer, reason = rounds.due(total, done, stride)
+    newer = [index for index in mine if index > done]
+    assert answer == (newer[-1] if newer else None)
+    assert (f", {len(newer) - 1} skipped" in reason) == (len(newer) > 1)
+    left = rounds.left(total, stride)
+    assert rounds.newest(total + left, stride) == (mine[-1] if mine else 0) + stride
+    assert rounds.newest(total + left - 1, stride) == (mine[-1] if mine else 0)
 
 
-@given(
-    st.integers(1, 50),
-    st.integers(0, 500),
-    st.integers(0, 12),
-    st.floats(0, 5, allow_nan=False),
-    st.floats(0, 5, allow_nan=False),
-)
-def test_twin(round_samples: int, total: int, done: int, since_s: float, min_s: float) -> None:
-    rounds = Rounds(round_samples, min_s)
-    newest = sum(1 for sample in range(1, total + 1) if sample % round_samples == 0)
-    answer, reason = rounds.due(total, done, since_s)
-    assert answer == (newest if newest > done and since_s >= min_s - 1e-6 else None)
-    assert reason
-    assert rounds.index(total + rounds.left(total)) == newest + 1
-    assert rounds.index(total + rounds.left(total) - 1) == newest
+@given(st.integers(1, 10_000), st.floats(0, 1e6), st.floats(0, 1e4), strides)
+def test_stride_leaves_the_seconds_needed_and_does_not_flap(
+    round_samples: int, rate: float, seconds: float, now: int
+) -> None:
+    rounds = Rounds(round_samples)
+    stride, _ = rounds.stride(rate, seconds, now)
+    assert stride & (stride - 1) == 0
+    assert stride == STRIDE_MAX or stride * round_samples >= rate * seconds * (1 - 1e-9)
+    assert rounds.stride(rate, seconds, stride)[0] == stride, "the same again changes nothing"
+    # A tenth more or less leads to no going back and forth.
+    up, _ = rounds.stride(rate * 1.1, seconds, stride)
+    assert rounds.stride(rate, seconds, up)[0] == up
+    assert NARROWING > 1.1
+
+
+def test_whoever_meets_more_rarely_meets_at_rounds_the_others_have() -> None:
+    rounds = Rounds(10)
+    at = {stride: {rounds.newest(total, stride) for total in range(2000)} for stride in (1, 2, 8)}
+    assert at[8] < at[2] < at[1]
