@@ -7,7 +7,7 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from swarmnode.errors import RemoteFault
@@ -200,12 +200,24 @@ class Tape(Protocol):
 
 @dataclass(slots=True)
 class State:
-    """All a replica is: flat little-endian float32 sections in the order theta, phi, momentum, exp_avg, exp_avg_sq."""
+    """All a replica is: flat little-endian float32 sections in the order theta, phi, momentum, exp_avg, exp_avg_sq.
+
+    `bump_steps` are the inner steps left at the higher learning rate that follows a rebuild."""
 
     sections: dict[str, memoryview]
     inner_steps: int
     gradient_norm: float
-    meta: dict[str, float] = field(default_factory=dict)
+    bump_steps: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbour:
+    """What the replica of a stage beside a lost one gives to rebuild it: flat float32 slow weights, and the EMA of its
+    gradient norm before clipping."""
+
+    stage: int
+    phi: memoryview
+    gradient_norm: float
 
 
 @dataclass(slots=True)
@@ -280,6 +292,21 @@ class Replica(Protocol):
 
     def load(self, state: State) -> None:
         """Become `state`. Raises RemoteFault when sections are missing, of the wrong size, or not finite."""
+        ...
+
+    def parameters_of(self, stage: int) -> int:
+        """Elements in the flat buffer of a replica of `stage` of the same run."""
+        ...
+
+    def ends_of(self, stage: int) -> tuple[int, int]:
+        """(first element, count) of the embedding or head in the flat buffer of `stage`; count 0 for an inner one."""
+        ...
+
+    def rebuild(self, method: str, neighbours: Sequence[Neighbour], ends: memoryview | None) -> None:
+        """Become what `neighbours` make probable, by `method` (CheckFree): slow and fast weights alike, no momentum,
+        fresh AdamW, a higher learning rate for a while. `ends` are the mirrored elements of `ends_of`.
+
+        Raises RemoteFault, having changed nothing, when what was given is of the wrong size or not finite."""
         ...
 
     def message(self, round_index: int) -> Sequence[WireTensor]:

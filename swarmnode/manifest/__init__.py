@@ -13,7 +13,16 @@ from swarmnode.manifest.folder import (
 )
 from swarmnode.manifest.preset import PRESETS
 from swarmnode.manifest.signed import canonical, parse_signed, read_signed, run_id_of, sign, verify
-from swarmnode.manifest.spec import DataSpec, GossipSpec, InnerSpec, LimitsSpec, Manifest, ModelSpec, PipelineSpec
+from swarmnode.manifest.spec import (
+    DataSpec,
+    GossipSpec,
+    InnerSpec,
+    LimitsSpec,
+    Manifest,
+    ModelSpec,
+    PipelineSpec,
+    RecoverySpec,
+)
 from swarmnode.manifest.text import MANIFEST_BYTES_MAX, parse, template
 
 __all__ = [
@@ -28,6 +37,7 @@ __all__ = [
     "Manifest",
     "ModelSpec",
     "PipelineSpec",
+    "RecoverySpec",
     "canonical",
     "init",
     "parse",

@@ -38,6 +38,7 @@ TABLES = {
     "inner": "Inner steps: AdamW of one replica on its own accumulated gradient.",
     "gossip": "Rounds: how the replicas of a stage meet (NoLoCo, arXiv 2506.10911).",
     "limits": "Bounds that every node keeps.",
+    "recovery": "How a stage comes back when all its replicas died.",
 }
 
 _LLAMA = "LLaMA, arXiv 2302.13971, section 2"
@@ -164,6 +165,52 @@ FIELDS: tuple[Field, ...] = (
     Field(
         "limits", "record_ttl_s", _SECONDS, "Seconds until a record is forgotten.", "guess: several announce periods"
     ),
+    Field(
+        "recovery",
+        "method",
+        one_of("copy", "average", "weighted", "none"),
+        "Rebuilding a stage from its neighbours (CheckFree): by copy, norm-rescaled average, or gradient norms; none:"
+        " only snapshots.",
+        "guess",
+    ),
+    Field(
+        "recovery",
+        "keepers",
+        whole(0, 64),
+        "Nodes of a stage that keep a snapshot of the next one (the last keeps the first's).",
+        "guess: one may die with it",
+    ),
+    Field(
+        "recovery", "snapshot_rounds", whole(1, COUNT_MAX), "Rounds until a snapshot that is kept is renewed.", "guess"
+    ),
+    Field(
+        "recovery",
+        "snapshot_rounds_max",
+        whole(0, COUNT_MAX),
+        "Rounds a snapshot may be old to bring a stage back; an older one loses to its neighbours.",
+        "guess",
+    ),
+    Field(
+        "recovery",
+        "snapshot_bytes_max",
+        whole(0, BYTES_MAX),
+        "Bytes of a snapshot that a keeper keeps in memory; of a larger one only embedding and head.",
+        "guess",
+    ),
+    Field(
+        "recovery",
+        "itinerary",
+        one_of("straight", "swapped"),
+        "swapped: odd microbatches visit the first two and last two inner stages in reverse order (CheckFree+).",
+        "guess",
+    ),
+    Field(
+        "recovery",
+        "while_lost",
+        one_of("wait", "skip"),
+        "What microbatches do while a stage is lost; skip: leave it out (never the first or last, at most a third).",
+        "guess",
+    ),
 )
 BY_NAME = {field.name: field for field in FIELDS}
 
@@ -254,6 +301,11 @@ ACROSS: tuple[Across, ...] = (
         ("limits.record_ttl_s", "limits.announce_period_s"),
         lambda m: m.limits.record_ttl_s >= 2 * m.limits.announce_period_s,
         lambda m: f"at least twice limits.announce_period_s = {m.limits.announce_period_s:g}",
+    ),
+    Across(
+        ("recovery.snapshot_rounds_max", "recovery.snapshot_rounds"),
+        lambda m: m.recovery.snapshot_rounds_max == 0 or m.recovery.snapshot_rounds_max >= m.recovery.snapshot_rounds,
+        lambda m: f"0, or at least recovery.snapshot_rounds = {m.recovery.snapshot_rounds}",
     ),
     Across(
         ("limits.frame_bytes_max", "inner.microbatch", "model.context", "model.width", "pipeline.boundary"),

@@ -78,6 +78,19 @@ class GossipSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class RecoverySpec:
+    """How a stage whose replicas all died comes back (design section 7)."""
+
+    method: str = "copy"
+    keepers: int = 2
+    snapshot_rounds: int = 4
+    snapshot_rounds_max: int = 16
+    snapshot_bytes_max: int = 4 << 30
+    itinerary: str = "straight"
+    while_lost: str = "wait"
+
+
+@dataclass(frozen=True, slots=True)
 class LimitsSpec:
     """Bounds that every node of the run keeps."""
 
@@ -103,3 +116,4 @@ class Manifest:
     inner: InnerSpec = field(default_factory=InnerSpec)
     gossip: GossipSpec = field(default_factory=GossipSpec)
     limits: LimitsSpec = field(default_factory=LimitsSpec)
+    recovery: RecoverySpec = field(default_factory=RecoverySpec)

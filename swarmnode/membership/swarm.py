@@ -30,6 +30,7 @@ class Member:
     addresses: tuple[str, ...] = ()
     joined_unix_s: float = 0.0
     round_stride: int = 1
+    kept_round: int | None = None  # of the snapshot of the next stage that it keeps
 
     @staticmethod
     def of(record: wire.Record) -> Member:
@@ -57,6 +58,7 @@ class Member:
             addresses=tuple(record.addresses),
             joined_unix_s=record.joined_unix_ms / 1000.0,
             round_stride=max(1, record.round_stride),
+            kept_round=record.kept_round if record.HasField("kept_round") else None,
         )
 
 

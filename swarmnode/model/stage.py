@@ -36,6 +36,11 @@ def graph_bytes(model: ModelSpec, part: Part, tokens: int, itemsize: int, autoca
     return tokens * (layers + width * itemsize) + (2 * part.parameters if autocast else 0)  # and the cast weights
 
 
+BUMP, BUMP_STEPS = 0.1, 500
+"""A rebuilt stage learns at 1.1 of the rate, which decays back over so many inner steps (CheckFree, arXiv 2506.15461:
+the factor; the decay: design section 7)."""
+
+
 @dataclass(slots=True, eq=False)
 class StageTape:
     """A forward's input as it arrived, and its graph while it is kept and no step has made it stale."""
@@ -85,6 +90,7 @@ class StageReplica:
         self.gradient_norm = 0.0
         self.version = 0
         self.recomputed = 0  # tapes run forward again
+        self.bump_steps = 0  # inner steps left at a higher rate
         self._accumulated = 0
         self._autocast = autocast
         self._boundary = (
@@ -127,6 +133,14 @@ class StageReplica:
         """Drop the gradient accumulated so far: it belongs to other weights."""
         self.grad.zero_()
         self._accumulated = 0
+
+    def begin_anew(self) -> None:
+        """Theta was rebuilt: fresh AdamW, no gradient, and a higher learning rate for the next BUMP_STEPS steps."""
+        self.exp_avg.zero_()
+        self.exp_avg_sq.zero_()
+        self.inner_steps, self.gradient_norm, self.bump_steps = 0, 0.0, BUMP_STEPS
+        self.discard()
+        self.touched()
 
     # A microbatch
 
@@ -241,7 +255,8 @@ class StageReplica:
         if not math.isfinite(norm):
             self.grad.zero_()
             raise LocalFault(f"stage {self.part.stage}: gradient norm {norm} in inner step {self.inner_steps + 1}")
-        rate = learning_rate(self.manifest.inner, samples_total)
+        rate = learning_rate(self.manifest.inner, samples_total) * (1.0 + BUMP * self.bump_steps / BUMP_STEPS)
+        self.bump_steps = max(0, self.bump_steps - 1)
         self._optimizer.step(self.inner_steps, rate)
         self.grad.zero_()
         self.inner_steps += 1

@@ -2,30 +2,10 @@
 
 from __future__ import annotations
 
-import enum
-
 from swarmnode.ids import PeerId
 from swarmnode.membership.swarm import Swarm
 
 SYNC_WAIT_MAX_S = 60.0  # guess: rounds may take hours; a machine with a verified state does not stand by for them
-
-
-class Beginning(enum.StrEnum):
-    """Where a replica's first state comes from."""
-
-    FRESH = "fresh"  # initialised from the manifest's seed
-    DONOR = "donor"  # a living replica's snapshot
-    LOST = "lost"  # the run has trained and nobody holds the stage
-
-
-def beginning(swarm: Swarm, stage: int, me: PeerId, samples_total: int) -> tuple[Beginning, str]:
-    """How `me` comes by the state of `stage`."""
-    donors = donors_of(swarm, stage, me)
-    if samples_total == 0:
-        return Beginning.FRESH, "the run has not trained yet: initialised from the seed"
-    if donors:
-        return Beginning.DONOR, f"{len(donors)} replicas of stage {stage} are alive"
-    return Beginning.LOST, f"the run has trained {samples_total} samples and no replica of stage {stage} answers"
 
 
 def donors_of(swarm: Swarm, stage: int, me: PeerId) -> tuple[PeerId, ...]:

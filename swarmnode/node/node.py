@@ -14,11 +14,10 @@ from swarmnode.gossip.exchange import Gossip
 from swarmnode.identity import Identity
 from swarmnode.ids import PeerId, RunId, seeded
 from swarmnode.manifest import Manifest
-from swarmnode.membership.liveness import late
-from swarmnode.membership.progress import Progress
 from swarmnode.membership.swarm import Swarm
 from swarmnode.metrics import name
-from swarmnode.node.lifecycle import Beginning, beginning, donors_of, ready_to_serve
+from swarmnode.node.arrival import ASKED_MAX, Arrival
+from swarmnode.node.lifecycle import ready_to_serve
 from swarmnode.node.line import Line
 from swarmnode.node.measuring import measuring
 from swarmnode.node.presence import Presence
@@ -41,7 +40,7 @@ from swarmnode.ports import (
     Transport,
 )
 from swarmnode.recovery.donor import SnapshotDonor
-from swarmnode.recovery.download import DownloadLimits, download
+from swarmnode.recovery.keeper import Keeper
 from swarmnode.recovery.snapshot import Snapshot
 from swarmnode.wire import record_pb2
 
@@ -49,9 +48,7 @@ Part = TypeVar("Part")
 
 DRAIN_S = 8.0  # guess: what is held is finished within this; a microbatch takes a second or two at the demo's size
 MEASURE_SHARE = 0.2  # guess: of the announce period, between two looks at bytes by kind
-LOST_WAIT_S = 20.0  # guess: how long a joiner waits for a replica of its stage to be heard of
 PROBES = 4  # the first forward is slower, others may be disturbed: the fastest counts
-ASKED_MAX = 64  # guess: members a joiner pings before it believes their records; in larger swarms one more or less
 
 
 class Probing(Protocol):
@@ -95,6 +92,7 @@ class Node:
             world.transport, self.presence.progress, self.presence.record, self.presence.learn, self._progressed
         )
         self.presence.progressed = self._progressed
+        self.arrival = Arrival(manifest, run_id, self.line, self.presence, world.compute, world.clock, world.telemetry)
         self._swarm = self.presence.book.swarm
         self._replica: Replica | None = None
         self._backlog: Backlog | None = None
@@ -167,7 +165,8 @@ class Node:
         replica = await world.compute.run(Priority.OUTER, 0, partial(world.replica, stage))
         probed = await self._probe(replica, stage)
         us.speed = lambda: probed
-        newcomer, done = await self._begin(replica, stage)
+        arrived = await self.arrival.begin(replica, stage)
+        newcomer, done = arrived.newcomer, arrived.done
         self._replica = replica
         hop, gossip = self._assemble(tasks, replica, stage, newcomer=newcomer, done=done)
         tasks.create_task(gossip.run())
@@ -202,6 +201,8 @@ class Node:
             done=done,
             newcomer=newcomer,
         )
+        self.keeper = self._keeper(replica, stage)
+        tasks.create_task(self.keeper.run())
         self._donor = SnapshotDonor(
             self.run_id,
             stage,
@@ -210,6 +211,7 @@ class Node:
             # help that this replica needs (simulated: everything, seeds 9 and 11).
             lambda work: world.compute.run(Priority.OUTER, 0, work),
             telemetry,
+            kept=self.keeper.kept,
         )
         self.presence.self.speed = Speed(hop, world.compute, self.presence.self.speed())
         self.presence.self.queue = lambda: world.compute.waiting
@@ -217,6 +219,22 @@ class Node:
         self.presence.self.round_stride = lambda: gossip.stride
         self._backlog, self.hop, self.gossip = backlog, hop, gossip
         return hop, gossip
+
+    def _keeper(self, replica: Replica, stage: int) -> Keeper:
+        next_stage = (stage + 1) % self.manifest.pipeline.stages
+        keeper = Keeper(
+            self.manifest,
+            self.run_id,
+            stage,
+            self.line,
+            self._swarm,
+            lambda: self.samples_total() // self.manifest.gossip.round_samples,
+            self._telemetry,
+            parameters=replica.parameters_of(next_stage),
+            ends=replica.ends_of(next_stage),
+        )
+        self.presence.self.kept_round = lambda: keeper.kept_round
+        return keeper
 
     async def _choose(self, stage: int | None) -> int:
         """Look around, then take the stage asked for or the neediest."""
@@ -231,13 +249,10 @@ class Node:
         return stage
 
     async def _living(self, swarm: Swarm) -> Swarm:
-        """`swarm` without members that answer no ping: records outlive their nodes by up to their time to live."""
-        members = [member for member in swarm.members() if member.peer != self.me]
-        if len(members) > ASKED_MAX:
-            return swarm
-        async with asyncio.TaskGroup() as tasks:
-            asked = [(member, tasks.create_task(late(self.line, self.run_id, member.peer))) for member in members]
-        gone = [member.peer for member, answer in asked if answer.result() is not None]
+        """`swarm` without members that answer no ping."""
+        peers = [member.peer for member in swarm.members() if member.peer != self.me]
+        answering = await self.arrival.answering(peers) if len(peers) <= ASKED_MAX else frozenset(peers)
+        gone = [peer for peer in peers if peer not in answering]
         if gone:
             self._telemetry.event("peer.gone", peers=gone, reason="no answer to a ping")
         return Swarm.of((member for member in swarm.members() if member.peer not in gone), len(swarm.stages))
@@ -256,38 +271,6 @@ class Node:
         rate = batch / max(1e-6, 3.0 * seconds)
         self._telemetry.event("node.probe", samples_per_second=round(rate, 2))
         return rate
-
-    async def _begin(self, replica: Replica, stage: int) -> tuple[bool, int]:
-        """Come by the stage's state. Returns (newcomer: the first round is received at weight 0, last round done)."""
-        loop = asyncio.get_running_loop()
-        begun = loop.time()
-        while True:
-            await self.presence.look(range(self.manifest.pipeline.stages))
-            how, reason = beginning(self._swarm(), stage, self.me, self.samples_total())
-            if how is not Beginning.LOST:
-                break
-            if loop.time() > begun + LOST_WAIT_S:
-                self._telemetry.event("recovery.failed", level="error", reason=reason)
-                raise Unavailable(f"{reason}; join again when one is back")
-            await asyncio.sleep(self.manifest.limits.announce_period_s / 2)
-        if how is Beginning.FRESH:
-            self._telemetry.event("state.fresh", reason=reason)
-            return False, self.samples_total() // self.manifest.gossip.round_samples
-        _, offer = await download(
-            self.line,
-            lambda: donors_of(self._swarm(), stage, self.me),
-            stage,
-            self.run_id,
-            replica.parameters,
-            DownloadLimits(),
-            self._telemetry,
-            accept=lambda state: self._world.compute.run(Priority.OUTER, 0, lambda: replica.load(state)),
-        )
-        self.presence.progress.merge(Progress.from_wire(offer.progress))
-        seconds = round(loop.time() - begun, 3)
-        self._telemetry.count(name.RECOVERIES, method="replica")
-        self._telemetry.event("recovery.done", method="replica", seconds=seconds, nbytes=offer.nbytes, reason=reason)
-        return self.manifest.gossip.method != "none", offer.round
 
     async def _sync(self, gossip: Gossip, stage: int) -> None:
         """Receive one round at weight 0 before serving (design section 6)."""

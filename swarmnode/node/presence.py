@@ -34,6 +34,7 @@ class Self_:
     round_index: Callable[[], int] = lambda: 0
     round_stride: Callable[[], int] = lambda: 1
     blocks: Callable[[], record_pb2.Blocks | None] = lambda: None
+    kept_round: Callable[[], int | None] = lambda: None  # of the snapshot of the next stage kept here
     addresses: list[str] = field(default_factory=list)
 
 
@@ -117,6 +118,8 @@ class Presence:
             version=__version__,
             progress=self.progress.entry(self.me),
         )
+        if (kept_round := us.kept_round()) is not None:
+            record.kept_round = kept_round
         blocks = us.blocks()
         if blocks is not None:
             record.blocks.CopyFrom(blocks)

@@ -12,9 +12,11 @@ from torch import Tensor
 from swarmnode.errors import RemoteFault
 from swarmnode.gossip.outer import Outer, outer
 from swarmnode.manifest import Manifest
-from swarmnode.model.stage import StageReplica
+from swarmnode.model.split import Part, split
+from swarmnode.model.stage import BUMP_STEPS, StageReplica
 from swarmnode.model.tensor import check_finite, decode
-from swarmnode.ports import LossResult, OuterReport, Packet, State, StepReport, Tape, WireTensor
+from swarmnode.ports import LossResult, Neighbour, OuterReport, Packet, State, StepReport, Tape, WireTensor
+from swarmnode.recovery import checkfree
 from swarmnode.recovery.snapshot import ITEMSIZE, SECTIONS
 
 
@@ -92,7 +94,7 @@ class TorchReplica:
     def snapshot(self) -> State:
         """A copy of everything that lasts: 20 bytes a parameter. Gradients not yet stepped with are not part of it."""
         sections = {name: _bytes(flat.clone()) for name, flat in self._flats().items()}
-        return State(sections, self.stage.inner_steps, self.stage.gradient_norm)
+        return State(sections, self.stage.inner_steps, self.stage.gradient_norm, bump_steps=self.stage.bump_steps)
 
     @torch.no_grad()
     def load(self, state: State) -> None:
@@ -104,6 +106,8 @@ class TorchReplica:
             raise RemoteFault(f"state with sections {list(state.sections)}; {', '.join(SECTIONS)} belong there")
         if float(given["exp_avg_sq"].min()) < 0.0:
             raise RemoteFault("state with a negative second moment in exp_avg_sq")
+        if not 0 <= state.bump_steps <= BUMP_STEPS:
+            raise RemoteFault(f"state with {state.bump_steps} steps at a higher rate; 0 to {BUMP_STEPS} are due")
         if state.inner_steps < 0 or not (math.isfinite(state.gradient_norm) and state.gradient_norm >= 0.0):
             raise RemoteFault(f"state after {state.inner_steps} inner steps with gradient norm {state.gradient_norm}")
         for name in ("theta", "exp_avg", "exp_avg_sq"):
@@ -111,8 +115,38 @@ class TorchReplica:
         self.outer.reset(given["phi"], given["momentum"])
         self.stage.inner_steps = state.inner_steps
         self.stage.gradient_norm = state.gradient_norm
+        self.stage.bump_steps = state.bump_steps
         self.stage.discard()
         self.stage.touched()
+
+    def parameters_of(self, stage: int) -> int:
+        """Elements in the flat buffer of a replica of `stage`."""
+        return self._parts()[stage].parameters
+
+    def ends_of(self, stage: int) -> tuple[int, int]:
+        """(first element, count) of the embedding or head of `stage`; count 0 for an inner one."""
+        return checkfree.ends(self.stage.manifest.model, self._parts()[stage])
+
+    @torch.no_grad()
+    def rebuild(self, method: str, neighbours: Sequence[Neighbour], ends: memoryview | None) -> None:
+        """Become what they make probable (recovery/checkfree.py). Raises RemoteFault, having changed nothing."""
+        given: dict[int, Tensor] = {}
+        for one in neighbours:
+            given[one.stage] = _flat(one.phi, self.parameters_of(one.stage), f"slow weights of stage {one.stage}")
+        norms = {one.stage: one.gradient_norm for one in neighbours}
+        manifest, stage = self.stage.manifest, self.stage.part.stage
+        flat = checkfree.rebuild(manifest.model, self._parts(), stage, method, given, norms)
+        first, count = self.ends_of(stage)
+        if count:
+            if ends is None:
+                raise RemoteFault(f"stage {stage} cannot be rebuilt without its embedding or head")
+            flat[first : first + count] = _flat(ends, count, f"embedding or head of stage {stage}")
+        self.stage.theta.copy_(flat)
+        self.outer.reset(self.stage.theta, torch.zeros_like(self.stage.theta))
+        self.stage.begin_anew()
+
+    def _parts(self) -> tuple[Part, ...]:
+        return split(self.stage.manifest.model, self.stage.manifest.pipeline.stages)
 
     def _flats(self) -> dict[str, Tensor]:
         stage, slow = self.stage, self.outer
@@ -126,11 +160,16 @@ class TorchReplica:
             raise RemoteFault(f"state without section {name}")
         if data.nbytes != ITEMSIZE * self.parameters:
             raise RemoteFault(f"state with {data.nbytes} bytes of {name}; {ITEMSIZE * self.parameters} belong there")
-        flat = decode(WireTensor("f32", (self.parameters,), data))
-        check_finite(flat, f"state, section {name}")
-        return flat
+        return _flat(data, self.parameters, f"state, section {name}")
 
 
 def _bytes(flat: Tensor) -> memoryview:
     """The elements as little-endian float32, sharing memory where they lie so already."""
     return flat.to("cpu", torch.float32).view(torch.uint8).numpy().data.toreadonly()
+
+
+def _flat(data: memoryview, parameters: int, what: str) -> Tensor:
+    """`data` as float32 [parameters] on the CPU, checked, sharing its memory. Raises RemoteFault that names `what`."""
+    flat = decode(WireTensor("f32", (parameters,), data))
+    check_finite(flat, what)
+    return flat

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from swarmnode.errors import Busy, RemoteFault, Unavailable
 from swarmnode.ids import PeerId, RunId
 from swarmnode.metrics import name
 from swarmnode.ports import Answer, Call, Telemetry, Transport, WireTensor
-from swarmnode.recovery.snapshot import Snapshot
+from swarmnode.recovery.snapshot import WHOLE, Cut, Snapshot
 from swarmnode.wire import call_pb2 as wire
 
 SNAPSHOTS_MAX = 2
+PARTS_MAX = 8  # guess: slow weights, embedding or head, all of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +32,15 @@ class _Kept:
     snapshot: Snapshot
     made_s: float
     asked_s: float
+    parts: dict[Cut, Snapshot] = field(default_factory=dict)  # by what was asked of it; all share its memory
 
 
 class SnapshotDonor:
     """Serves "snapshot" and "chunk" for one stage. `close` forgets everything and stops the timer.
 
     `take` copies the replica's state (on the compute thread) and says of which round and progress it is; `offload` runs
-    the hashing away from the event loop.
+    the hashing away from the event loop. `kept` gives the snapshot of another stage that is kept here for the day that
+    stage is lost (recovery/keeper.py); it is served as well.
     """
 
     def __init__(
@@ -48,6 +51,7 @@ class SnapshotDonor:
         offload: Callable[[Callable[[], wire.Snapshot]], Awaitable[wire.Snapshot]],
         telemetry: Telemetry,
         limits: DonorLimits = DonorLimits(),
+        kept: Callable[[int], Snapshot | None] = lambda stage: None,
     ) -> None:
         self._run_id = run_id
         self._stage = stage
@@ -55,6 +59,8 @@ class SnapshotDonor:
         self._offload = offload
         self._telemetry = telemetry
         self._limits = limits
+        self._other = kept
+        self._others: dict[int, _Kept] = {}
         self._kept: list[_Kept] = []  # oldest first
         self._pulling: dict[PeerId, float] = {}  # when each downloader last asked
         self._making = asyncio.Lock()
@@ -85,16 +91,21 @@ class SnapshotDonor:
         """
         asked = call.header.snapshot
         self._check_run(call)
-        if asked.stage != self._stage:
-            raise RemoteFault(f"snapshot of stage {asked.stage} asked of a replica of stage {self._stage}")
+        cut = Cut.of(asked)
+        kept = self._of_other(asked.stage, asked.round_min) if asked.stage != self._stage else None
         self._admit(peer)
         async with self._making:
-            kept = self._usable(asked.round_min)
-            if kept is None:
-                kept = await self._make(asked.round_min)
+            kept = kept or self._usable(asked.round_min) or await self._make(asked.round_min)
+            part = kept.parts.get(cut)
+            if part is None:
+                part = kept.snapshot if cut == WHOLE else kept.snapshot.part(cut)
+                await self._offload(part.manifest)
+                if len(kept.parts) >= PARTS_MAX:
+                    kept.parts.clear()
+                kept.parts[cut] = part
         kept.asked_s = self._now_s()
-        self._telemetry.event("state.served", peer=peer, stage=self._stage, round=kept.snapshot.round_index)
-        return Answer(wire.Reply(snapshot=kept.snapshot.manifest()))
+        self._telemetry.event("state.served", peer=peer, stage=asked.stage, round=part.round_index)
+        return Answer(wire.Reply(snapshot=part.manifest()))
 
     async def chunk(self, peer: PeerId, call: Call) -> Answer:
         """Handler of "chunk". Raises RemoteFault for an index that does not exist, Busy, Unavailable when the snapshot
@@ -102,17 +113,33 @@ class SnapshotDonor:
         asked = call.header.chunk
         self._check_run(call)
         self._admit(peer)
-        for kept in self._kept:
-            if kept.snapshot.id == asked.snapshot_id:
-                break
-        else:
+        found = [
+            (kept, part)
+            for kept in (*self._kept, *self._others.values())
+            for part in kept.parts.values()
+            if part.id == asked.snapshot_id
+        ]
+        if not found:
             raise Unavailable(f"snapshot {asked.snapshot_id[:4].hex()} is not kept here any more")
-        if asked.index >= kept.snapshot.chunks:
-            raise RemoteFault(f"chunk {asked.index} asked of a snapshot of {kept.snapshot.chunks}")
+        kept, part = found[0]
+        if asked.index >= part.chunks:
+            raise RemoteFault(f"chunk {asked.index} asked of a snapshot of {part.chunks}")
         kept.asked_s = self._now_s()
-        data = kept.snapshot.chunk(asked.index)
+        data = part.chunk(asked.index)
         self._telemetry.count(name.SNAPSHOT_BYTES, data.nbytes, direction="sent")
         return Answer(wire.Reply(chunk=wire.Chunk(index=asked.index)), (WireTensor("u8", (data.nbytes,), data),))
+
+    def _of_other(self, stage: int, round_min: int) -> _Kept:
+        """The snapshot of another stage. Raises RemoteFault when none can be here, Unavailable for one too old."""
+        snapshot = self._other(stage)
+        if snapshot is None:
+            raise RemoteFault(f"snapshot of stage {stage} asked of a replica of stage {self._stage}")
+        if snapshot.round_index < round_min:
+            raise Unavailable(f"round {snapshot.round_index} of stage {stage} is kept here; {round_min} was asked for")
+        kept = self._others.get(stage)
+        if kept is None or kept.snapshot is not snapshot:
+            kept = self._others[stage] = _Kept(snapshot, self._now_s(), self._now_s())
+        return kept
 
     def _check_run(self, call: Call) -> None:
         if call.header.run_id != self._run_id:
@@ -154,7 +181,6 @@ class SnapshotDonor:
             raise Unavailable(
                 f"round {snapshot.round_index} here; {round_min} was asked for", self._limits.busy_retry_s
             )
-        await self._offload(snapshot.manifest)
         now_s = self._now_s()
         kept = _Kept(snapshot, made_s=now_s, asked_s=now_s)
         self._kept.append(kept)

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 
 from swarmnode.errors import Busy, PeerTimeout, RemoteFault, Unavailable
 from swarmnode.ids import PeerId, RunId, short
+from swarmnode.membership.liveness import patiently
 from swarmnode.metrics import name
 from swarmnode.ports import Call, State, Telemetry, Transport
-from swarmnode.recovery.snapshot import assemble, check_chunk, check_offer, chunk_span
+from swarmnode.recovery.snapshot import WHOLE, Cut, assemble, check_chunk, check_offer, chunk_span
 from swarmnode.wire import call_pb2 as wire
 
 Accept = Callable[[State], Awaitable[None]]
@@ -29,6 +30,7 @@ class DownloadLimits:
     chunk_retries_max: int = 2  # times one chunk is asked for again before the attempt has failed
     parallel: int = 4  # chunks under way at once
     offer_timeout_s: float = 60.0  # the donor copies and hashes its state in this time
+    offer_patience_s: float = 2.0  # then it is asked whether it lives
     chunk_timeout_s: float = 20.0
     pause_s: float = 0.5  # before the first repetition; doubles up to pause_max_s
     pause_max_s: float = 8.0
@@ -58,15 +60,17 @@ async def download(
     *,
     round_min: int = 0,
     accept: Accept | None = None,
+    cut: Cut = WHOLE,
 ) -> tuple[State, wire.Snapshot]:
-    """The state of a replica of `stage` with `parameters` elements, every chunk verified, and what its donor said.
+    """The state of a replica of `stage` with `parameters` elements, or the part `cut` of it, every chunk verified, and
+    what its donor said.
 
     `donors` is asked again before each attempt and returns the best first. A snapshot that broke off is gone on with at
     the same donor; chunks are kept for as long as the same hashes are offered, by whomever. `accept` takes the state
     (loads it, say) and raises RemoteFault when its numbers cannot be believed: the donor has lied, another is asked.
     Raises Unavailable when the attempts are used up or nobody is left to ask.
     """
-    puller = _Puller(transport, stage, run_id, parameters, limits, telemetry, round_min, accept)
+    puller = _Puller(transport, stage, run_id, parameters, limits, telemetry, round_min, accept, cut)
     failures: Counter[PeerId] = Counter()
     fruitless = 0
     reason = "nobody serves it"
@@ -116,6 +120,7 @@ class _Puller:
         telemetry: Telemetry,
         round_min: int,
         accept: Accept | None,
+        cut: Cut,
     ) -> None:
         self._transport = transport
         self._stage = stage
@@ -125,6 +130,7 @@ class _Puller:
         self._telemetry = telemetry
         self._round_min = round_min
         self._accept = accept
+        self._cut = cut
         self._offer = wire.Snapshot()
         self._data = bytearray()
         self._have: set[int] = set()
@@ -169,19 +175,26 @@ class _Puller:
 
     async def _ask(self, donor: PeerId) -> wire.Snapshot:
         """The donor's offer, checked."""
-        request = wire.SnapshotRequest(stage=self._stage, round_min=self._round_min)
+        request = self._cut.request(self._stage, self._round_min)
+        call = self._transport.call(
+            donor,
+            Call(wire.Request(run_id=self._run_id, snapshot=request)),
+            timeout_s=self._limits.offer_timeout_s,
+            reply_bytes_max=0,
+        )
         try:
-            answer = await self._transport.call(
-                donor,
-                Call(wire.Request(run_id=self._run_id, snapshot=request)),
-                timeout_s=self._limits.offer_timeout_s,
-                reply_bytes_max=0,
-            )
+            answer = await patiently(self._transport, self._run_id, donor, call, self._limits.offer_patience_s)
         except (RemoteFault, Unavailable) as error:
             raise _Failed(str(error), soon=False) from error
         offer = answer.header.snapshot
         try:
-            check_offer(offer, stage=self._stage, parameters=self._parameters, nbytes_max=self._limits.nbytes_max)
+            check_offer(
+                offer,
+                stage=self._stage,
+                parameters=self._cut.elements(self._parameters),
+                nbytes_max=self._limits.nbytes_max,
+                sections=self._cut.sections,
+            )
             if offer.round < self._round_min:
                 raise RemoteFault(f"snapshot of round {offer.round} where {self._round_min} or later was asked for")
         except RemoteFault as fault:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from swarmnode.errors import RemoteFault
 from swarmnode.membership.progress import SAMPLES_MAX, Progress
@@ -21,12 +22,49 @@ ITEMSIZE = 4  # float32
 HASH_BYTES = 32
 CHUNK_NBYTES = 1 << 20  # guess: a second at 8 Mbit/s, half a millisecond of hashing [measured, hivemind.md]
 CHUNK_NBYTES_MAX = 1 << 24
+BUMP_STEPS_MAX = 1 << 20
 CHUNKS_MAX = 1 << 14  # hashes of 34 bytes each in one header of at most 1 MiB (transport/frame.py)
 
 
-def snapshot_nbytes(parameters: int) -> int:
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Which part of a state is wanted: `sections` of it, and of each the elements [first, first + count)."""
+
+    sections: tuple[str, ...] = SECTIONS
+    first: int = 0
+    count: int | None = None  # None: to the end
+
+    @staticmethod
+    def of(request: wire.SnapshotRequest) -> Cut:
+        """What a peer asks for. Raises RemoteFault for sections there are not, or out of order."""
+        sections = tuple(request.sections) or SECTIONS
+        if sections != tuple(name for name in SECTIONS if name in sections):
+            raise RemoteFault(f"sections {sections} asked for; a state has {SECTIONS} in this order")
+        return Cut(sections, request.first, request.count or None)
+
+    def request(self, stage: int, round_min: int) -> wire.SnapshotRequest:
+        """The message that asks for it."""
+        sections = () if self.sections == SECTIONS else self.sections
+        return wire.SnapshotRequest(
+            stage=stage, round_min=round_min, sections=sections, first=self.first, count=self.count or 0
+        )
+
+    def elements(self, parameters: int) -> int:
+        """Elements of each section of a state with `parameters`. Raises RemoteFault when it has not so many."""
+        count = parameters - self.first if self.count is None else self.count
+        if count < 1 or self.first + count > parameters:
+            raise RemoteFault(f"elements {self.first} to {self.first + count} asked of a state of {parameters}")
+        return count
+
+
+WHOLE = Cut()
+SLOW = Cut(("phi",))
+"""The slow weights alone: what neighbours give of themselves to rebuild a stage."""
+
+
+def snapshot_nbytes(parameters: int, sections: int = len(SECTIONS)) -> int:
     """Bytes of the snapshot of a replica with `parameters` elements."""
-    return len(SECTIONS) * ITEMSIZE * parameters
+    return sections * ITEMSIZE * parameters
 
 
 class Snapshot:
@@ -41,7 +79,7 @@ class Snapshot:
         self.round_index = round_index
         self.chunk_nbytes = chunk_nbytes
         self._progress = progress
-        self._sections = [memoryview(state.sections[name]).cast("B").toreadonly() for name in SECTIONS]
+        self._sections = [memoryview(section).cast("B").toreadonly() for section in state.sections.values()]
         self.nbytes = sum(section.nbytes for section in self._sections)
         self._manifest: wire.Snapshot | None = None
 
@@ -54,7 +92,8 @@ class Snapshot:
         chunk_nbytes: int = CHUNK_NBYTES,
     ) -> Snapshot:
         """Of `state`, whose sections nobody may write to any more. Chunks double in size until CHUNKS_MAX suffice."""
-        assert tuple(state.sections) == SECTIONS, f"sections {tuple(state.sections)}; a snapshot holds {SECTIONS}"
+        known = tuple(name for name in SECTIONS if name in state.sections)
+        assert tuple(state.sections) == known, f"sections {tuple(state.sections)}; a snapshot holds {SECTIONS}"
         sizes = {memoryview(section).nbytes for section in state.sections.values()}
         assert len(sizes) == 1 and sizes.pop() > 0, "sections of different sizes, or empty"
         copy = record_pb2.Progress()
@@ -64,6 +103,29 @@ class Snapshot:
             snapshot.chunk_nbytes *= 2
         assert 1 <= snapshot.chunk_nbytes <= CHUNK_NBYTES_MAX, f"chunks of {snapshot.chunk_nbytes} bytes"
         return snapshot
+
+    @staticmethod
+    def received(offer: wire.Snapshot, state: State) -> Snapshot:
+        """What came of a checked `offer`, to be given on: nothing is hashed again."""
+        snapshot = Snapshot(state, offer.stage, offer.round, offer.progress, offer.chunk_nbytes)
+        snapshot._manifest = offer
+        return snapshot
+
+    def part(self, cut: Cut) -> Snapshot:
+        """A snapshot of a part of this one, sharing its memory. Raises RemoteFault when this one does not have it."""
+        if any(name not in self.state.sections for name in cut.sections):
+            raise RemoteFault(f"sections {cut.sections} asked of a snapshot of {tuple(self.state.sections)}")
+        start, size = cut.first * ITEMSIZE, cut.elements(self.parameters) * ITEMSIZE
+        sections = {
+            name: memoryview(self.state.sections[name]).cast("B")[start : start + size] for name in cut.sections
+        }
+        state = State(sections, self.state.inner_steps, self.state.gradient_norm)
+        return Snapshot.of(state, self.stage, self.round_index, self._progress)
+
+    @property
+    def parameters(self) -> int:
+        """Elements of each section."""
+        return self._sections[0].nbytes // ITEMSIZE
 
     @property
     def chunks(self) -> int:
@@ -84,11 +146,12 @@ class Snapshot:
                 nbytes=self.nbytes,
                 chunk_nbytes=self.chunk_nbytes,
                 hashes=hashes,
-                parameters=self._sections[0].nbytes // ITEMSIZE,
-                sections=SECTIONS,
+                parameters=self.parameters,
+                sections=tuple(self.state.sections),
                 inner_steps=self.state.inner_steps,
                 progress=self._progress,
                 gradient_norm=self.state.gradient_norm,
+                bump_steps=self.state.bump_steps,
             )
         return self._manifest
 
@@ -113,15 +176,17 @@ def snapshot_id(hashes: Sequence[bytes]) -> bytes:
     return hashlib.sha256(b"".join(hashes)).digest()
 
 
-def check_offer(offer: wire.Snapshot, *, stage: int, parameters: int, nbytes_max: int) -> Progress:
+def check_offer(
+    offer: wire.Snapshot, *, stage: int, parameters: int, nbytes_max: int, sections: tuple[str, ...] = SECTIONS
+) -> Progress:
     """The run's progress `offer` carries, after checking all it says against itself and what is expected here.
 
     Nothing is allocated before. Raises RemoteFault that names the field, its value, and what belongs there.
     """
-    nbytes = snapshot_nbytes(parameters)
+    nbytes = snapshot_nbytes(parameters, len(sections))
     _expect("stage", offer.stage, stage)
     _expect("parameters", offer.parameters, parameters)
-    _expect("sections", tuple(offer.sections), SECTIONS)
+    _expect("sections", tuple(offer.sections), sections)
     _expect("nbytes", offer.nbytes, nbytes)
     if nbytes > nbytes_max:
         raise RemoteFault(f"snapshot of {nbytes} bytes; at most {nbytes_max} are accepted here")
@@ -139,6 +204,8 @@ def check_offer(offer: wire.Snapshot, *, stage: int, parameters: int, nbytes_max
         raise RemoteFault(
             f"snapshot of round {offer.round} after {offer.inner_steps} inner steps; at most {SAMPLES_MAX}"
         )
+    if offer.bump_steps > BUMP_STEPS_MAX:
+        raise RemoteFault(f"snapshot with {offer.bump_steps} steps at a higher rate; at most {BUMP_STEPS_MAX}")
     if not (math.isfinite(offer.gradient_norm) and offer.gradient_norm >= 0.0):
         raise RemoteFault(f"snapshot with gradient norm {offer.gradient_norm}; finite and at least 0 is due")
     return Progress.from_wire(offer.progress)
@@ -171,9 +238,9 @@ def assemble(offer: wire.Snapshot, data: memoryview | bytes | bytearray, *, veri
         for index in range(len(offer.hashes)):
             start, end = chunk_span(offer, index)
             check_chunk(offer, index, whole[start:end])
-    size = offer.nbytes // len(SECTIONS)
-    sections = {name: whole[i * size : (i + 1) * size] for i, name in enumerate(SECTIONS)}
-    return State(sections, inner_steps=offer.inner_steps, gradient_norm=offer.gradient_norm)
+    size = offer.nbytes // len(offer.sections)
+    sections = {name: whole[i * size : (i + 1) * size] for i, name in enumerate(offer.sections)}
+    return State(sections, offer.inner_steps, offer.gradient_norm, bump_steps=offer.bump_steps)
 
 
 def _expect(what: str, found: object, expected: object) -> None:

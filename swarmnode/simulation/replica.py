@@ -16,8 +16,8 @@ import numpy as np
 
 from swarmnode.errors import RemoteFault
 from swarmnode.manifest import Manifest
-from swarmnode.model.split import Part
-from swarmnode.ports import LossResult, OuterReport, Packet, Replica, State, StepReport, Tape, WireTensor
+from swarmnode.model.split import Part, split
+from swarmnode.ports import LossResult, Neighbour, OuterReport, Packet, Replica, State, StepReport, Tape, WireTensor
 from swarmnode.recovery.snapshot import ITEMSIZE, SECTIONS
 from swarmnode.simulation.machine import Meter
 
@@ -113,7 +113,8 @@ class FakeReplica:
         self._witness = witness
         self._rng = rng
         self._true = part.parameters
-        self.parameters = max(64, round(part.parameters * state_share) // 64 * 64)
+        self._state_share = state_share
+        self.parameters = self._held(part)
         self._boundary_dtype, self._itemsize = BOUNDARY[manifest.pipeline.boundary]
         self.theta: Vector = (0.0,) * DIMENSIONS
         self.phi: Vector = self.theta
@@ -124,6 +125,28 @@ class FakeReplica:
         self.recomputed = 0
         self.inner_steps = 0
         self.gradient_norm = 0.0
+
+    def _held(self, part: Part) -> int:
+        """Elements that stand for those of a replica of `part`."""
+        return max(64, round(part.parameters * self._state_share) // 64 * 64)
+
+    def parameters_of(self, stage: int) -> int:
+        return self._held(split(self._manifest.model, self._manifest.pipeline.stages)[stage])
+
+    def ends_of(self, stage: int) -> tuple[int, int]:
+        return (0, ROW_BYTES // ITEMSIZE) if stage in (0, self._manifest.pipeline.stages - 1) else (0, 0)
+
+    def rebuild(self, method: str, neighbours: Sequence[Neighbour], ends: memoryview | None) -> None:
+        """The mean of the neighbours' slow weights, or one of them."""
+        rows = [ROW.unpack(first(one.phi, ROW_BYTES))[2 + DIMENSIONS :] for one in neighbours]
+        if not all(math.isfinite(value) for row in rows for value in row):
+            raise RemoteFault("slow weights that are not finite")
+        assert (ends is None) == (self.ends_of(self.stage)[1] == 0), "embedding and head are mirrored, and nothing else"
+        used = rows[:1] if method == "copy" else rows
+        self.theta = self.phi = tuple(math.fsum(values) / len(used) for values in zip(*used, strict=True))
+        self.momentum = (0.0,) * DIMENSIONS
+        self.inner_steps, self.accumulated, self._marked = 0, 0, None
+        self._version += 1
 
     def _activations(self, samples: int, mark: int) -> WireTensor:
         model = self._manifest.model
@@ -301,6 +324,16 @@ class Metered:
         self._meter.add(nbytes=STATE_TRAFFIC * self._nbytes)
         self.inner.load(state)
         self._witness.taken(self.number, _digest(state))
+
+    def parameters_of(self, stage: int) -> int:
+        return self.inner.parameters_of(stage)
+
+    def ends_of(self, stage: int) -> tuple[int, int]:
+        return self.inner.ends_of(stage)
+
+    def rebuild(self, method: str, neighbours: Sequence[Neighbour], ends: memoryview | None) -> None:
+        self._meter.add(nbytes=STATE_TRAFFIC * self._nbytes)
+        self.inner.rebuild(method, neighbours, ends)
 
     def message(self, round_index: int) -> Sequence[WireTensor]:
         self._meter.add(nbytes=OUTER_TRAFFIC * self._nbytes)

@@ -208,15 +208,21 @@ class Committed(_message.Message):
     def __init__(self, round: _Optional[int] = ..., applied: _Optional[bool] = ...) -> None: ...
 
 class SnapshotRequest(_message.Message):
-    __slots__ = ("stage", "round_min")
+    __slots__ = ("stage", "round_min", "sections", "first", "count")
     STAGE_FIELD_NUMBER: _ClassVar[int]
     ROUND_MIN_FIELD_NUMBER: _ClassVar[int]
+    SECTIONS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
     stage: int
     round_min: int
-    def __init__(self, stage: _Optional[int] = ..., round_min: _Optional[int] = ...) -> None: ...
+    sections: _containers.RepeatedScalarFieldContainer[str]
+    first: int
+    count: int
+    def __init__(self, stage: _Optional[int] = ..., round_min: _Optional[int] = ..., sections: _Optional[_Iterable[str]] = ..., first: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
 
 class Snapshot(_message.Message):
-    __slots__ = ("id", "stage", "round", "nbytes", "chunk_nbytes", "hashes", "parameters", "sections", "inner_steps", "progress", "gradient_norm")
+    __slots__ = ("id", "stage", "round", "nbytes", "chunk_nbytes", "hashes", "parameters", "sections", "inner_steps", "progress", "gradient_norm", "bump_steps")
     ID_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
@@ -228,6 +234,7 @@ class Snapshot(_message.Message):
     INNER_STEPS_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     GRADIENT_NORM_FIELD_NUMBER: _ClassVar[int]
+    BUMP_STEPS_FIELD_NUMBER: _ClassVar[int]
     id: bytes
     stage: int
     round: int
@@ -239,7 +246,8 @@ class Snapshot(_message.Message):
     inner_steps: int
     progress: _record_pb2.Progress
     gradient_norm: float
-    def __init__(self, id: _Optional[bytes] = ..., stage: _Optional[int] = ..., round: _Optional[int] = ..., nbytes: _Optional[int] = ..., chunk_nbytes: _Optional[int] = ..., hashes: _Optional[_Iterable[bytes]] = ..., parameters: _Optional[int] = ..., sections: _Optional[_Iterable[str]] = ..., inner_steps: _Optional[int] = ..., progress: _Optional[_Union[_record_pb2.Progress, _Mapping]] = ..., gradient_norm: _Optional[float] = ...) -> None: ...
+    bump_steps: int
+    def __init__(self, id: _Optional[bytes] = ..., stage: _Optional[int] = ..., round: _Optional[int] = ..., nbytes: _Optional[int] = ..., chunk_nbytes: _Optional[int] = ..., hashes: _Optional[_Iterable[bytes]] = ..., parameters: _Optional[int] = ..., sections: _Optional[_Iterable[str]] = ..., inner_steps: _Optional[int] = ..., progress: _Optional[_Union[_record_pb2.Progress, _Mapping]] = ..., gradient_norm: _Optional[float] = ..., bump_steps: _Optional[int] = ...) -> None: ...
 
 class ChunkRequest(_message.Message):
     __slots__ = ("snapshot_id", "index")

@@ -1,0 +1,223 @@
+"""How a node comes by the state of its stage: looks around, climbs the ladder (recovery/ladder.py), says what came."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from swarmnode.errors import RemoteFault, Unavailable
+from swarmnode.ids import PeerId, RunId
+from swarmnode.manifest import Manifest
+from swarmnode.membership.liveness import late
+from swarmnode.membership.progress import Progress
+from swarmnode.metrics import name
+from swarmnode.node.lifecycle import donors_of
+from swarmnode.node.line import Line
+from swarmnode.node.presence import Presence
+from swarmnode.ports import Clock, Compute, Neighbour, Priority, Replica, State, Telemetry
+from swarmnode.recovery.download import Accept, DownloadLimits, download
+from swarmnode.recovery.keeper import to_keep
+from swarmnode.recovery.ladder import Rung, Sight, climb, first_builder, silent
+from swarmnode.recovery.snapshot import SLOW, WHOLE, Cut
+from swarmnode.wire import call_pb2 as wire
+
+LOOK_SHARE = 0.25  # guess: of the announce period, between two looks at a stage that has no replica
+ASKED_MAX = 64  # guess: members a joiner pings before it believes their records; in larger swarms one more or less
+TRIES_MAX = 3  # guess: times state is sought from living replicas before this process gives up
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """`newcomer`: the first round is to be received at weight 0. `done`: the last round behind the state."""
+
+    newcomer: bool
+    done: int
+    rung: Rung
+
+
+class Arrival:
+    """Brings one replica to the state of its stage, whatever is left of it in the swarm."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        run_id: RunId,
+        line: Line,
+        presence: Presence,
+        compute: Compute,
+        clock: Clock,
+        telemetry: Telemetry,
+    ) -> None:
+        self._manifest = manifest
+        self._run_id = run_id
+        self._line = line
+        self._presence = presence
+        self._compute = compute
+        self._clock = clock
+        self._telemetry = telemetry
+        self._swarm = presence.book.swarm
+        self._failed: set[Rung] = set()
+        self._nbytes = 0  # received for the state, by the rung in work
+
+    async def answering(self, peers: Sequence[PeerId]) -> frozenset[PeerId]:
+        """Those of `peers` that answer a ping: records outlive their nodes by up to their time to live."""
+        async with asyncio.TaskGroup() as tasks:
+            asked = [(peer, tasks.create_task(late(self._line, self._run_id, peer))) for peer in peers[:ASKED_MAX]]
+        return frozenset(peer for peer, answer in asked if answer.result() is None) | frozenset(peers[ASKED_MAX:])
+
+    async def begin(self, replica: Replica, stage: int) -> Arrived:
+        """The state of `stage` in `replica`. Raises Unavailable when it is nowhere to be had."""
+        loop = asyncio.get_running_loop()
+        begun, tries, said = loop.time(), 0, ""
+        while True:
+            sight = await self._look(replica, stage, loop.time() - begun)
+            rung, reason = climb(sight, self._manifest.recovery)
+            if rung is Rung.STOP or tries >= TRIES_MAX:
+                self._telemetry.event("recovery.failed", level="error", reason=reason)
+                raise Unavailable(f"{reason}; join again when one is back")
+            if rung is Rung.WAIT:
+                if reason != said:
+                    self._telemetry.event("recovery.waiting", stage=stage, reason=reason)
+                said = reason
+                await asyncio.sleep(LOOK_SHARE * self._manifest.limits.announce_period_s)
+                continue
+            if rung not in (Rung.FRESH, Rung.REPLICA):
+                self._telemetry.event("recovery.began", stage=stage, method=self._method(rung), reason=reason)
+            try:
+                arrived = await self._climb(rung, sight, replica)
+            except (Unavailable, RemoteFault) as error:
+                self._telemetry.event("recovery.rung", level="warning", stage=stage, method=rung, reason=str(error))
+                if rung is Rung.REPLICA:
+                    tries += 1
+                else:
+                    self._failed.add(rung)
+                continue
+            if rung in (Rung.RING, Rung.DISK, Rung.CHECKFREE) and await self._overtaken(stage):
+                continue
+            self._say(arrived, stage, reason, loop.time() - begun)
+            return arrived
+
+    async def _look(self, replica: Replica, stage: int, waited_s: float) -> Sight:
+        """One look at the directory, and a ping to whoever matters to `stage`."""
+        stages, me = self._manifest.pipeline.stages, self._presence.me
+        near = [(stage + step) % stages for step in (0, -1, 1)]
+        await self._presence.look(range(stages) if not waited_s else sorted(set(near)))
+        swarm = self._swarm()
+        asked = dict.fromkeys(member.peer for other in near for member in swarm.stages[other] if member.peer != me)
+        answer = await self.answering(tuple(asked))
+        swarm, total = self._swarm(), self._presence.progress.total  # answers carry records and progress
+        round_now = total // self._manifest.gossip.round_samples
+        before = swarm.serving((stage - 1) % stages)
+        cut, _ = to_keep(self._manifest.recovery.snapshot_bytes_max, replica.parameters, replica.ends_of(stage))
+        kept = [(m.kept_round, m.peer) for m in before if m.kept_round is not None and m.peer in answer]
+        return Sight(
+            stage,
+            stages,
+            total,
+            round_now,
+            donors=tuple(peer for peer in donors_of(swarm, stage, me) if peer in answer),
+            unsure=silent(swarm.stages[stage], answer, self._clock.unix_s(), self._manifest.limits),
+            builder=first_builder(swarm.stages[stage], answer, me),
+            settled=waited_s >= self._manifest.limits.announce_period_s,
+            kept=tuple(sorted(kept, reverse=True)) if cut == WHOLE else (),
+            ends=tuple(peer for _, peer in sorted(kept, reverse=True)) if replica.ends_of(stage)[1] else None,
+            below=stage > 0 and any(m.peer in answer for m in before),
+            above=stage < stages - 1 and any(m.peer in answer for m in swarm.serving(stage + 1)),
+            failed=frozenset(self._failed),
+            waited_s=waited_s,
+        )
+
+    async def _overtaken(self, stage: int) -> bool:
+        """Whether somebody else brought the stage back while we did: then theirs is the state, ours is dropped."""
+        await self._presence.look([stage])
+        donors = donors_of(self._swarm(), stage, self._presence.me)
+        return bool(await self.answering(donors))
+
+    async def _climb(self, rung: Rung, sight: Sight, replica: Replica) -> Arrived:
+        """Do what `rung` says. Raises Unavailable, RemoteFault when it breaks."""
+        newcomer = self._manifest.gossip.method != "none"
+        self._nbytes = 0
+        match rung:
+            case Rung.REPLICA:
+                donors = partial(self._still, sight.donors, sight.stage)
+                offer = await self._download(replica, sight.stage, donors, accept=self._loading(replica))
+                self._presence.progress.merge(Progress.from_wire(offer[1].progress))
+                return Arrived(newcomer, offer[1].round, rung)
+            case Rung.RING:
+                keepers = [peer for _, peer in sight.kept]
+                offer = await self._download(replica, sight.stage, lambda: keepers, accept=self._loading(replica))
+                self._presence.progress.merge(Progress.from_wire(offer[1].progress))
+            case Rung.CHECKFREE:
+                await self._rebuild(sight, replica)
+            case Rung.FRESH:
+                pass
+            case _:
+                raise AssertionError(f"{rung} is not a way to a state")
+        return Arrived(False, self._presence.progress.total // self._manifest.gossip.round_samples, rung)
+
+    async def _rebuild(self, sight: Sight, replica: Replica) -> None:
+        """CheckFree: the slow weights of the neighbours, and the mirrored embedding or head, become this stage."""
+        neighbours = []
+        for stage, serves in ((sight.stage - 1, sight.below), (sight.stage + 1, sight.above)):
+            if serves:
+                donors = partial(self._still, (), stage)
+                state, offer = await self._download(replica, stage, donors, cut=SLOW)
+                neighbours.append(Neighbour(stage, state.sections["phi"], offer.gradient_norm))
+        mirrored = None
+        if sight.ends is not None:
+            cut = Cut(SLOW.sections, *replica.ends_of(sight.stage))
+            keepers = sight.ends
+            mirrored = (await self._download(replica, sight.stage, lambda: keepers, cut=cut))[0].sections["phi"]
+        method = self._manifest.recovery.method
+        await self._compute.run(Priority.OUTER, 0, lambda: replica.rebuild(method, neighbours, mirrored))
+
+    async def _download(
+        self,
+        replica: Replica,
+        stage: int,
+        donors: Callable[[], Sequence[PeerId]],
+        *,
+        cut: Cut = WHOLE,
+        accept: Accept | None = None,
+    ) -> tuple[State, wire.Snapshot]:
+        parameters = replica.parameters_of(stage)
+        state, offer = await download(
+            self._line,
+            donors,
+            stage,
+            self._run_id,
+            parameters,
+            DownloadLimits(),
+            self._telemetry,
+            cut=cut,
+            accept=accept,
+        )
+        self._nbytes += offer.nbytes
+        return state, offer
+
+    def _still(self, seen: tuple[PeerId, ...], stage: int) -> Sequence[PeerId]:
+        """Donors of `stage` as they are known now, those that answered a moment ago first."""
+        now = donors_of(self._swarm(), stage, self._presence.me)
+        return [peer for peer in now if peer in seen] + [peer for peer in now if peer not in seen]
+
+    def _loading(self, replica: Replica) -> Accept:
+        return lambda state: self._compute.run(Priority.OUTER, 0, lambda: replica.load(state))
+
+    def _method(self, rung: Rung) -> str:
+        return self._manifest.recovery.method if rung is Rung.CHECKFREE else str(rung)
+
+    def _say(self, arrived: Arrived, stage: int, reason: str, seconds: float) -> None:
+        if arrived.rung is Rung.FRESH:
+            self._telemetry.event("state.fresh", reason=reason)
+            return
+        self._telemetry.count(name.RECOVERIES, method=str(arrived.rung))
+        self._telemetry.event(
+            "recovery.done",
+            stage=stage,
+            method=self._method(arrived.rung),
+            seconds=round(seconds, 3),
+            nbytes=self._nbytes,
+            reason=reason,
+        )

@@ -1,0 +1,117 @@
+"""A stage made anew from its neighbours' slow weights: CheckFree (arXiv 2506.15461) and its simpler relatives.
+
+Layers of neighbouring stages are like each other because each refines the same residual stream, so that a neighbour's
+weights are a far better guess than random ones. What differs between the methods is only how two guesses become one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from swarmnode.errors import RemoteFault
+from swarmnode.manifest import ModelSpec
+from swarmnode.model.split import Part, parameter_shapes
+
+METHODS = ("copy", "average", "weighted")
+
+
+def rebuild(
+    model: ModelSpec,
+    parts: tuple[Part, ...],
+    stage: int,
+    method: str,
+    given: Mapping[int, Tensor],
+    norms: Mapping[int, float],
+) -> Tensor:
+    """The flat parameters [N] of `stage` from those of the stages in `given` (one or two neighbours, flat like theirs).
+
+    copy: each layer is that of the nearer neighbour. average: the mean, rescaled so that each tensor has the mean norm
+    of those it was made of (a plain mean of unlike tensors shrinks it by up to sqrt 2). weighted: the mean by `norms`,
+    each neighbour's gradient norm before clipping (CheckFree eq. 1). Embedding and head, which no neighbour has, are
+    zero: the caller has them mirrored. Raises RemoteFault when a neighbour's buffer has another size.
+    """
+    assert method in METHODS and given, f"method {method!r} from stages {list(given)}"
+    part = parts[stage]
+    named = {other: _named(model, parts[other], flat) for other, flat in given.items()}
+    shapes = parameter_shapes(model, part)
+    flat = torch.zeros(part.parameters)
+    for (name, shape), piece in zip(
+        shapes.items(), torch.split(flat, [math.prod(s) for s in shapes.values()]), strict=True
+    ):
+        if not name.startswith("model.layers."):
+            continue
+        layer, rest = _layer(name)
+        position = layer - part.layers.start
+        sources = {
+            other: named[other][f"model.layers.{counterpart(parts[other], part, position)}.{rest}"] for other in given
+        }
+        piece.copy_(_one(method, sources, norms, nearer(part, position, tuple(given))).reshape(-1))
+        assert math.prod(shape) == piece.numel()
+    return flat
+
+
+def counterpart(other: Part, part: Part, position: int) -> int:
+    """The layer of the neighbour `other` that stands for layer number `position` of `part`: at the same relative
+    place; for a stage of one layer the one next to it."""
+    n, m = len(part.layers), len(other.layers)
+    if n == 1:
+        return other.layers.stop - 1 if other.stage < part.stage else other.layers.start
+    return other.layers.start + round(position * (m - 1) / (n - 1))
+
+
+def nearer(part: Part, position: int, given: tuple[int, ...]) -> int:
+    """Whose layer is copied for layer number `position`: the stage before gives the first half, the one after the
+    second; of one neighbour all."""
+    below = [other for other in given if other < part.stage]
+    above = [other for other in given if other > part.stage]
+    first_half = 2 * position < len(part.layers)
+    return (below or above)[0] if first_half or not above else above[0]
+
+
+def _one(method: str, sources: Mapping[int, Tensor], norms: Mapping[int, float], nearest: int) -> Tensor:
+    if method == "copy" or len(sources) == 1:
+        return sources[nearest]
+    weights = {stage: norms[stage] if method == "weighted" else 1.0 for stage in sources}
+    total = math.fsum(weights.values())
+    if total <= 0.0:  # rebuilt a moment ago, both: no step has told a norm yet
+        weights, total = dict.fromkeys(sources, 1.0), float(len(sources))
+    mean = sum((tensor * (weights[stage] / total) for stage, tensor in sources.items()), torch.zeros(()))
+    if method == "average":
+        length = sum(float(torch.linalg.vector_norm(tensor)) for tensor in sources.values()) / len(sources)
+        mean = mean * (length / max(float(torch.linalg.vector_norm(mean)), 1e-12))
+    return mean
+
+
+def ends(model: ModelSpec, part: Part) -> tuple[int, int]:
+    """(first element, count) of what no neighbour of `part` has: the embedding; or the head with the norms behind it up
+    to the end of the buffer. Count 0 for an inner stage."""
+    if part.has_embedding and part.has_head:
+        return 0, part.parameters
+    if part.has_embedding:
+        return 0, model.vocabulary * model.width
+    if not part.has_head:
+        return 0, 0
+    first = 0
+    for name, shape in parameter_shapes(model, part).items():
+        if name == "lm_head.weight":
+            break
+        first += math.prod(shape)
+    return first, part.parameters - first
+
+
+def _named(model: ModelSpec, part: Part, flat: Tensor) -> dict[str, Tensor]:
+    if flat.shape != (part.parameters,):
+        raise RemoteFault(f"{flat.numel()} weights of stage {part.stage}; {part.parameters} belong there")
+    shapes = parameter_shapes(model, part)
+    pieces = torch.split(flat, [math.prod(shape) for shape in shapes.values()])
+    return {name: piece.view(shape) for (name, shape), piece in zip(shapes.items(), pieces, strict=True)}
+
+
+def _layer(name: str) -> tuple[int, str]:
+    """(layer, the rest of the name) of "model.layers.3.mlp.up_proj.weight"."""
+    number, _, rest = name.removeprefix("model.layers.").partition(".")
+    return int(number), rest

@@ -1,0 +1,126 @@
+"""Ring snapshots: a few nodes of each stage keep the latest state of the next one (the last stage's of the first), so
+that a stage whose replicas all die at once need not be guessed (design section 7)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from swarmnode.errors import Unavailable
+from swarmnode.ids import PeerId, RunId
+from swarmnode.manifest import Manifest, RecoverySpec
+from swarmnode.membership.swarm import Swarm
+from swarmnode.ports import Telemetry, Transport
+from swarmnode.recovery.download import DownloadLimits, download
+from swarmnode.recovery.ladder import keepers
+from swarmnode.recovery.snapshot import SLOW, WHOLE, Cut, Snapshot, snapshot_nbytes
+
+GENTLE = DownloadLimits(attempts_max=2, parallel=1, pause_s=1.0)
+"""Nobody waits for it: one chunk at a time, and when a donor is busy another day will do. Guess."""
+
+
+def to_keep(bytes_max: int, parameters: int, ends: tuple[int, int]) -> tuple[Cut | None, str]:
+    """What keepers keep of a stage of `parameters` elements within `bytes_max`: all of it; or of a first or last stage
+    only the slow weights of its embedding or head (`ends`: first element, count), which no neighbour has; or nothing.
+    Every node decides alike."""
+    first, count = ends
+    whole, least = snapshot_nbytes(parameters), snapshot_nbytes(count, 1)
+    if whole <= bytes_max:
+        return WHOLE, f"all {whole} bytes of it"
+    if count and least <= bytes_max:
+        return Cut(SLOW.sections, first, count), f"{least} bytes of embedding or head; all of it would be {whole}"
+    return None, f"nothing: {least if count else whole} bytes are more than recovery.snapshot_bytes_max = {bytes_max}"
+
+
+def renewal(
+    swarm: Swarm, stage: int, me: PeerId, run_id: RunId, spec: RecoverySpec, round_now: int, round_kept: int | None
+) -> tuple[bool, str]:
+    """Whether `me` should fetch the state of `stage` now. `round_kept` None: nothing is kept yet."""
+    if round_now == 0:
+        return False, "the run has not finished a round"
+    if me not in keepers(swarm, stage, run_id, spec.keepers):
+        return False, f"others keep stage {stage}"
+    if not any(member.peer != me for member in swarm.serving(stage)):
+        return False, f"nobody serves stage {stage}"
+    if round_kept is None:
+        return True, f"nothing is kept of stage {stage}"
+    age = round_now - round_kept
+    return age >= spec.snapshot_rounds, f"what is kept of stage {stage} is {age} rounds old"
+
+
+class Keeper:
+    """Keeps one snapshot of the stage after `stage`, renewed every `recovery.snapshot_rounds`."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        run_id: RunId,
+        stage: int,
+        transport: Transport,
+        swarm: Callable[[], Swarm],
+        round_now: Callable[[], int],
+        telemetry: Telemetry,
+        *,
+        parameters: int,
+        ends: tuple[int, int],
+    ) -> None:
+        """`parameters` and `ends` are those of the stage kept."""
+        self._spec = manifest.recovery
+        self._period_s = manifest.limits.announce_period_s
+        self._run_id = run_id
+        self.stage = (stage + 1) % manifest.pipeline.stages
+        self._alone = manifest.pipeline.stages == 1
+        self._transport = transport
+        self._swarm = swarm
+        self._round_now = round_now
+        self._telemetry = telemetry
+        self._parameters = parameters
+        self._cut, self._reason = to_keep(self._spec.snapshot_bytes_max, parameters, ends)
+        self._snapshot: Snapshot | None = None
+
+    def kept(self, stage: int) -> Snapshot | None:
+        """What is kept of `stage`, for the donor."""
+        return self._snapshot if stage == self.stage else None
+
+    @property
+    def kept_round(self) -> int | None:
+        """Of the snapshot kept, for our record."""
+        return None if self._snapshot is None else self._snapshot.round_index
+
+    async def run(self) -> None:
+        """Renew when it is due, until cancelled. Returns at once when nothing may be kept."""
+        if self._cut is None or self._spec.keepers == 0 or self._alone:
+            self._telemetry.event("recovery.kept", of_stage=self.stage, nbytes=0, reason=self._reason)
+            return
+        while True:
+            me, now = self._transport.peer_id, self._round_now()
+            due, reason = renewal(self._swarm(), self.stage, me, self._run_id, self._spec, now, self.kept_round)
+            if due:
+                await self._renew(self._cut, reason)
+            await asyncio.sleep(self._period_s)
+
+    async def _renew(self, cut: Cut, reason: str) -> None:
+        begun = asyncio.get_running_loop().time()
+        try:
+            state, offer = await download(
+                self._transport,
+                lambda: [member.peer for member in self._swarm().serving(self.stage)],
+                self.stage,
+                self._run_id,
+                self._parameters,
+                GENTLE,
+                self._telemetry,
+                cut=cut,
+            )
+        except Unavailable as error:
+            self._telemetry.event("recovery.kept", level="warning", of_stage=self.stage, nbytes=0, reason=str(error))
+            return
+        self._snapshot = Snapshot.received(offer, state)
+        self._telemetry.event(
+            "recovery.kept",
+            of_stage=self.stage,
+            round=offer.round,
+            nbytes=offer.nbytes,
+            seconds=round(asyncio.get_running_loop().time() - begun, 3),
+            reason=reason,
+        )

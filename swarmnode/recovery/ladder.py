@@ -1,0 +1,150 @@
+"""How a replica comes by the state of its stage, best way first. Pure: what was seen in, (rung, reason) out (design
+section 7)."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from swarmnode.ids import PeerId, RunId, digest64, short
+from swarmnode.manifest import LimitsSpec, RecoverySpec
+from swarmnode.membership.swarm import Member, Swarm
+from swarmnode.wire import record_pb2
+
+LOST_PERIODS = 3  # issue 5: announce periods without a record after which a silent replica counts as gone
+NEIGHBOUR_WAIT_S = 60.0  # guess: how long a builder waits for neighbours that are being brought back themselves
+
+
+class Rung(enum.StrEnum):
+    """A way to come by a stage's state, or why not yet."""
+
+    FRESH = "fresh"  # initialised from the manifest's seed: the run has not trained
+    REPLICA = "replica"  # a living replica's snapshot
+    RING = "ring"  # the snapshot that a node of the stage before keeps
+    DISK = "disk"  # this node's own disk
+    CHECKFREE = "checkfree"  # rebuilt from its neighbours
+    WAIT = "wait"  # not yet: look again
+    STOP = "stop"  # nothing is left to try
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """What one look around showed a node that needs the state of `stage`. Rounds count from the run's beginning."""
+
+    stage: int
+    stages: int
+    samples_total: int
+    round_now: int
+    donors: tuple[PeerId, ...] = ()  # replicas that serve and answer
+    unsure: int = 0  # replicas that do not answer, heard of less than LOST_PERIODS announce periods ago
+    builder: PeerId | None = None  # another node that brings the stage back, or will before us
+    settled: bool = True  # others have had the time to hear of us
+    kept: tuple[tuple[int, PeerId], ...] = ()  # (round, node that answers and keeps a snapshot of it)
+    ends: tuple[PeerId, ...] | None = None  # who keeps embedding or head, latest first; None: the stage has none
+    disk_round: int | None = None  # of the state on our own disk
+    below: bool = False  # the stage before serves and answers
+    above: bool = False  # the stage after does
+    failed: frozenset[Rung] = frozenset()  # rungs that broke when tried
+    waited_s: float = 0.0
+
+
+def climb(sight: Sight, spec: RecoverySpec) -> tuple[Rung, str]:
+    """The rung to try now, and why. One that broke is not tried again."""
+    stage = sight.stage
+    if sight.samples_total == 0:
+        return Rung.FRESH, "the run has not trained yet: initialised from the seed"
+    if sight.donors and Rung.REPLICA not in sight.failed:
+        return Rung.REPLICA, f"{len(sight.donors)} replicas of stage {stage} are alive"
+    if sight.unsure:
+        return Rung.WAIT, f"{sight.unsure} replicas of stage {stage} do not answer, but were heard of a moment ago"
+    if sight.builder is not None:
+        return Rung.WAIT, f"{short(sight.builder)} brings stage {stage} back"
+    if not sight.settled:
+        return Rung.WAIT, f"no replica of stage {stage} answers; others may be about to bring it back"
+    lost = f"no replica of stage {stage} answers"
+    rung, why = _snapshot(sight, spec.snapshot_rounds_max)
+    if rung is not None:
+        return rung, f"{lost}; {why}"
+    if spec.method == "none":
+        return Rung.STOP, f"{lost}, {why}, and recovery.method is none"
+    if Rung.CHECKFREE in sight.failed:
+        return Rung.STOP, f"{lost}, {why}, and rebuilding it from its neighbours failed"
+    able, needs = neighbours_suffice(sight)
+    if able:
+        return Rung.CHECKFREE, f"{lost}, {why}; {needs}"
+    if sight.waited_s < NEIGHBOUR_WAIT_S:
+        return Rung.WAIT, f"{lost}, {why}; {needs}"
+    return Rung.STOP, f"{lost}, {why}; {needs}"
+
+
+def _snapshot(sight: Sight, rounds_max: int) -> tuple[Rung | None, str]:
+    """The newest snapshot that is not too old: on our own disk, or kept by a node of the stage before."""
+    kept = max((round_index for round_index, _ in sight.kept), default=None)
+    found = [
+        (round_index, rung)
+        for rung, round_index in ((Rung.RING, kept), (Rung.DISK, sight.disk_round))
+        if round_index is not None and rung not in sight.failed
+    ]
+    if not found:
+        return None, "no snapshot of it is kept"
+    newest = max(round_index for round_index, _ in found)
+    age = max(0, sight.round_now - newest)
+    if age > rounds_max:
+        return None, f"the newest snapshot of it is {age} rounds old (at most {rounds_max})"
+    # The own disk costs no link, so it wins a tie.
+    rung = Rung.DISK if (newest, Rung.DISK) in found else Rung.RING
+    return rung, f"a snapshot {age} rounds old is {'on this disk' if rung is Rung.DISK else 'kept in the ring'}"
+
+
+def neighbours_suffice(sight: Sight) -> tuple[bool, str]:
+    """Whether the stage can be rebuilt from its neighbours. An inner stage needs both: of two adjacent lost stages
+    neither can be told from the other side alone (CheckFree, arXiv 2506.15461, section 3)."""
+    needed = [stage for stage in (sight.stage - 1, sight.stage + 1) if 0 <= stage < sight.stages]
+    serving = {sight.stage - 1: sight.below, sight.stage + 1: sight.above}
+    absent = [stage for stage in needed if not serving[stage]]
+    if not needed:
+        return False, "it is the only stage"
+    if absent:
+        return False, f"its neighbours {_listed(absent)} do not serve"
+    if sight.ends == ():
+        return False, "nobody keeps its embedding or head"
+    return True, f"its neighbours {_listed(needed)} serve"
+
+
+def _listed(stages: list[int]) -> str:
+    return " and ".join(map(str, stages))
+
+
+def keepers(swarm: Swarm, stage: int, run_id: RunId, count: int) -> tuple[PeerId, ...]:
+    """The `count` serving nodes of the stage before `stage` (before the first: of the last) that keep its snapshot,
+    the same for everybody who sees the same swarm."""
+    before = swarm.serving((stage - 1) % len(swarm.stages))
+    order = sorted(before, key=lambda member: (digest64(run_id, "keeper", stage, member.peer), member.peer))
+    return tuple(member.peer for member in order[:count])
+
+
+def first_builder(stage: tuple[Member, ...], answering: Collection[PeerId], me: PeerId) -> PeerId | None:
+    """Another living node that brings the stage back before `me` may: it has the state already, or began earlier.
+
+    None when it is on `me`, whether or not `me` is among the members.
+    """
+    others = [m for m in stage if m.peer in answering and m.peer != me]
+    for member in others:
+        if member.state == record_pb2.NODE_STATE_SYNCING:
+            return member.peer
+    joining = [m for m in stage if m.state == record_pb2.NODE_STATE_JOINING and (m in others or m.peer == me)]
+    first = min(joining, key=lambda m: (m.joined_unix_s, m.peer), default=None)
+    return first.peer if first is not None and first.peer != me else None
+
+
+def silent(stage: tuple[Member, ...], answering: Collection[PeerId], now_unix_s: float, limits: LimitsSpec) -> int:
+    """Serving replicas that do not answer and whose record is younger than LOST_PERIODS announce periods: they may only
+    be out of reach for a moment."""
+    left_s = limits.record_ttl_s - LOST_PERIODS * limits.announce_period_s  # what a record of that age has to live
+    return sum(
+        member.state == record_pb2.NODE_STATE_TRAINING
+        and member.peer not in answering
+        and member.expires_unix_s - now_unix_s > left_s
+        for member in stage
+    )

@@ -1,0 +1,78 @@
+"""All replicas of a stage die at once; a newcomer brings it back and training goes on."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from swarmnode.manifest import Manifest, RecoverySpec
+from swarmnode.wire import record_pb2
+from tests.node.test_swarm import losses
+from tests.node.village import Village, Villager, manifest, village
+
+BOUND_S = 120.0
+
+
+def told(person: Villager, event: str) -> list[dict[str, object]]:
+    return [dict(fields) for name, fields in person.quiet.events if name == event]
+
+
+async def lose(v: Village, stage: int) -> None:
+    for person in v.people:
+        if person.node.stage == stage and person.task is not None and not person.task.done():
+            await person.die()
+
+
+async def back(v: Village, joiners: list[Villager]) -> None:
+    training = record_pb2.NODE_STATE_TRAINING
+    await v.until(lambda: all(j.node.state == training for j in joiners), "the stage is served again", BOUND_S)
+    before = v.total()
+    await v.until(lambda: v.total() >= before + 256, "training goes on", BOUND_S)
+
+
+def with_recovery(run: Manifest, **fields: object) -> Manifest:
+    return replace(run, recovery=replace(RecoverySpec(snapshot_rounds=1), **fields))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("stage", [0, 2])
+def test_a_stage_comes_back_from_the_ring(stage: int) -> None:
+    run = with_recovery(manifest())
+
+    async def body() -> None:
+        async with village(run) as v:
+            for index in range(6):
+                v.add(index % 3)
+            await v.until(lambda: v.total() >= 512, "512 samples")
+            keepers = [p for p in v.people if p.node.stage == (stage - 1) % 3]
+            await v.until(lambda: any(p.node.keeper.kept_round for p in keepers), "a snapshot is kept")
+            await lose(v, stage)
+            joiners = [v.add(stage), v.add(stage)]
+            await back(v, joiners)
+            methods = sorted(str(told(j, "recovery.done")[0]["method"]) for j in joiners)
+            assert methods == ["replica", "ring"], "one builds, the other copies it"
+            assert losses(v)[-1] < losses(v)[0] - 1.0
+            await v.leave()
+
+    asyncio.run(asyncio.wait_for(body(), 2 * BOUND_S))
+
+
+def test_an_inner_stage_is_rebuilt_from_its_neighbours(method: str = "weighted") -> None:
+    run = with_recovery(manifest(), method=method, keepers=0)
+
+    async def body() -> None:
+        async with village(run) as v:
+            for index in range(6):
+                v.add(index % 3)
+            await v.until(lambda: v.total() >= 512, "512 samples")
+            await lose(v, 1)
+            joiners = [v.add(None), v.add(None)]
+            await back(v, joiners)
+            assert sorted(str(told(j, "recovery.done")[0]["method"]) for j in joiners) == sorted([method, "replica"])
+            assert all(j.node.stage == 1 for j in joiners), "both went where they were needed"
+            builder = next(j for j in joiners if told(j, "recovery.began"))
+            assert builder.replica is not None and builder.replica.stage.bump_steps < 500
+            await v.leave()
+
+    asyncio.run(asyncio.wait_for(body(), 2 * BOUND_S))

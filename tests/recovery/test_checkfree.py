@@ -1,0 +1,120 @@
+"""A stage made of its neighbours: which layer stands for which, and what the three methods give."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from swarmnode.errors import RemoteFault
+from swarmnode.manifest import InnerSpec, Manifest, ModelSpec, PipelineSpec
+from swarmnode.model.split import split
+from swarmnode.model.stage import BUMP_STEPS
+from swarmnode.node.replica import TorchReplica
+from swarmnode.ports import Neighbour
+from swarmnode.recovery.checkfree import METHODS, counterpart, ends, nearer
+from swarmnode.recovery.snapshot import SLOW, Cut, Snapshot
+from swarmnode.wire import record_pb2
+
+MODEL = ModelSpec(layers=6, width=16, heads=2, kv_heads=1, ffn=24, context=8, vocabulary=32)
+MANIFEST = Manifest(model=MODEL, pipeline=PipelineSpec(stages=3), inner=InnerSpec(microbatch=2, inner_batch=2))
+
+
+def neighbour(replica: TorchReplica, norm: float = 1.0) -> Neighbour:
+    return Neighbour(replica.stage.part.stage, replica.snapshot().sections["phi"], norm)
+
+
+def replicas() -> list[TorchReplica]:
+    return [TorchReplica(replace(MANIFEST, seed=stage), stage) for stage in range(3)]
+
+
+def layers(replica: TorchReplica) -> dict[int, torch.Tensor]:
+    named = replica.stage.named(replica.stage.theta)
+    return {layer: named[f"model.layers.{layer}.mlp.up_proj.weight"] for layer in replica.stage.part.layers}
+
+
+def test_counterparts() -> None:
+    one, two, three = split(MODEL, 3)
+    assert [counterpart(one, two, k) for k in (0, 1)] == [0, 1]
+    assert [counterpart(three, two, k) for k in (0, 1)] == [4, 5]
+    single = split(MODEL, 6)
+    assert counterpart(single[1], single[2], 0) == 1 and counterpart(single[3], single[2], 0) == 3
+    assert [nearer(two, k, (0, 2)) for k in (0, 1)] == [0, 2]
+    assert nearer(two, 1, (0,)) == 0 and nearer(one, 0, (1,)) == 1
+
+
+def test_copy_average_weighted() -> None:
+    below, lost, above = replicas()
+    given = [neighbour(below, 3.0), neighbour(above, 1.0)]
+    lost.rebuild("copy", given, None)
+    assert torch.equal(layers(lost)[2], layers(below)[0]) and torch.equal(layers(lost)[3], layers(above)[5])
+    lost.rebuild("weighted", given, None)
+    torch.testing.assert_close(layers(lost)[2], 0.75 * layers(below)[0] + 0.25 * layers(above)[4])
+    lost.rebuild("average", given, None)
+    mean = 0.5 * (layers(below)[3 - 2] + layers(above)[5])
+    norm = 0.5 * (layers(below)[1].norm() + layers(above)[5].norm())
+    torch.testing.assert_close(layers(lost)[3], mean * norm / mean.norm())
+    assert layers(lost)[3].norm() > 1.2 * mean.norm(), "a plain mean of unlike weights is too small"
+
+
+def test_a_rebuilt_replica_begins_anew() -> None:
+    below, lost, above = replicas()
+    lost.stage.exp_avg.fill_(1.0)
+    lost.stage.inner_steps, lost.outer.momentum[:] = 9, 1.0
+    lost.rebuild("weighted", [neighbour(below, 0.0), neighbour(above, 0.0)], None)
+    assert lost.stage.inner_steps == 0 and not lost.stage.exp_avg.any() and not lost.outer.momentum.any()
+    assert torch.equal(lost.outer.phi, lost.stage.theta)
+    state = lost.snapshot()
+    assert state.bump_steps == BUMP_STEPS
+    copy = TorchReplica(MANIFEST, 1)
+    copy.load(state)
+    assert copy.digest() == lost.digest() and copy.stage.bump_steps == BUMP_STEPS
+
+
+def test_the_higher_rate_decays() -> None:
+    replica = TorchReplica(MANIFEST, 1)
+    rates = []
+    replica.stage.begin_anew()
+    for _ in range(3):
+        replica.stage._accumulated = 2
+        replica.stage.grad.fill_(1e-3)
+        rates.append(replica.step(10_000).learning_rate)
+    replica.stage.bump_steps = 0
+    replica.stage._accumulated = 2
+    plain = replica.step(10_000).learning_rate
+    assert rates[0] == pytest.approx(1.1 * plain) and rates[0] > rates[1] > rates[2] > plain
+
+
+@pytest.mark.parametrize("stage", [0, 2])
+def test_the_first_and_last_need_their_ends(stage: int) -> None:
+    everybody = replicas()
+    lost, middle = everybody[stage], everybody[1]
+    whole = Snapshot.of(lost.snapshot(), stage, 1, record_pb2.Progress())
+    first, count = ends(MODEL, split(MODEL, 3)[stage])
+    mirrored = whole.part(Cut(SLOW.sections, first, count)).state.sections["phi"]
+    before = lost.stage.theta.clone()
+    with pytest.raises(RemoteFault, match="embedding or head"):
+        lost.rebuild("copy", [neighbour(middle)], None)
+    assert torch.equal(lost.stage.theta, before)
+    name = "model.embed_tokens.weight" if stage == 0 else "lm_head.weight"
+    kept = lost.stage.named(before)[name].clone()
+    lost.rebuild("copy", [neighbour(middle)], mirrored)
+    named = lost.stage.named(lost.stage.theta)
+    assert torch.equal(named[name], kept)
+    if stage == 2:
+        assert torch.equal(named["model.norm.weight"], torch.ones(16))
+    layer = lost.stage.part.layers.start
+    assert torch.equal(layers(lost)[layer], layers(middle)[2])
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_bad_neighbours_are_refused_and_change_nothing(method: str) -> None:
+    below, lost, above = replicas()
+    before = lost.stage.theta.clone()
+    good = neighbour(below)
+    above.outer.phi[3] = float("nan")
+    for bad in (neighbour(above), Neighbour(2, good.phi[:-4], 1.0)):
+        with pytest.raises(RemoteFault):
+            lost.rebuild(method, [good, bad], None)
+    assert torch.equal(lost.stage.theta, before)

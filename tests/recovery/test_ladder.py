@@ -1,0 +1,140 @@
+"""The ladder of ways to a stage's state, against its words; keepers and builders agreed on by everybody."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarmnode.ids import PeerId, RunId
+from swarmnode.manifest import LimitsSpec, RecoverySpec
+from swarmnode.membership.swarm import Member, Swarm
+from swarmnode.recovery.keeper import renewal, to_keep
+from swarmnode.recovery.ladder import Rung, Sight, climb, first_builder, keepers, silent
+from swarmnode.recovery.snapshot import SLOW, WHOLE, Cut
+from swarmnode.wire import record_pb2
+
+RUN = RunId("ab" * 32)
+SPEC = RecoverySpec()
+A, B, C = PeerId("a"), PeerId("b"), PeerId("c")
+LOST = Sight(stage=1, stages=4, samples_total=1000, round_now=20, below=True, above=True)
+JOINING, SYNCING = record_pb2.NODE_STATE_JOINING, record_pb2.NODE_STATE_SYNCING
+TRAINING = record_pb2.NODE_STATE_TRAINING
+
+
+def member(peer: str, stage: int = 1, state: record_pb2.NodeState = TRAINING, **fields: object) -> Member:
+    given: dict[str, object] = {"expires_unix_s": 100.0} | fields
+    return Member(PeerId(peer), stage, state, 1, samples_per_second=1.0, queue=0, round_index=0, **given)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("changes", "rung"),
+    [
+        ({"samples_total": 0}, Rung.FRESH),
+        ({"donors": (A,)}, Rung.REPLICA),
+        ({"donors": (A,), "kept": ((20, B),), "unsure": 1}, Rung.REPLICA),
+        ({"unsure": 1, "kept": ((20, B),)}, Rung.WAIT),
+        ({"builder": B, "kept": ((20, B),)}, Rung.WAIT),
+        ({"settled": False, "kept": ((20, B),)}, Rung.WAIT),
+        ({"kept": ((20, B),)}, Rung.RING),
+        ({"kept": ((4, B),)}, Rung.RING),
+        ({"kept": ((3, B),)}, Rung.CHECKFREE),
+        ({"kept": ((20, B),), "failed": frozenset({Rung.RING})}, Rung.CHECKFREE),
+        ({"kept": ((18, B),), "disk_round": 18}, Rung.DISK),
+        ({"kept": ((18, B),), "disk_round": 17}, Rung.RING),
+        ({"kept": ((18, B),), "disk_round": 17, "failed": frozenset({Rung.RING})}, Rung.DISK),
+        ({}, Rung.CHECKFREE),
+        ({"above": False}, Rung.WAIT),
+        ({"above": False, "waited_s": 1e3}, Rung.STOP),
+        ({"above": False, "waited_s": 1e3, "kept": ((20, B),)}, Rung.RING),
+        ({"stage": 0, "ends": (C,), "below": False}, Rung.CHECKFREE),
+        ({"stage": 0, "ends": (), "below": False, "waited_s": 1e3}, Rung.STOP),
+        ({"stage": 3, "ends": (C,), "above": False}, Rung.CHECKFREE),
+        ({"failed": frozenset({Rung.CHECKFREE})}, Rung.STOP),
+        ({"stage": 0, "stages": 1, "below": False, "above": False, "waited_s": 1e3}, Rung.STOP),
+    ],
+)
+def test_the_ladder(changes: dict[str, object], rung: Rung) -> None:
+    found, reason = climb(replace(LOST, **changes), SPEC)  # type: ignore[arg-type]
+    assert found is rung and reason
+
+
+def test_without_checkfree_only_snapshots_count() -> None:
+    spec = RecoverySpec(method="none")
+    assert climb(LOST, spec)[0] is Rung.STOP
+    assert climb(replace(LOST, kept=((20, B),)), spec)[0] is Rung.RING
+
+
+@given(
+    st.builds(
+        Sight,
+        stage=st.integers(0, 3),
+        stages=st.just(4),
+        samples_total=st.sampled_from([0, 5000]),
+        round_now=st.integers(0, 40),
+        donors=st.sampled_from([(), (A,)]),
+        unsure=st.integers(0, 1),
+        builder=st.sampled_from([None, A]),
+        settled=st.booleans(),
+        kept=st.sampled_from([(), ((7, B),), ((30, B), (2, C))]),
+        ends=st.sampled_from([None, (), (B,)]),
+        disk_round=st.sampled_from([None, 0, 12, 39]),
+        below=st.booleans(),
+        above=st.booleans(),
+        failed=st.frozensets(st.sampled_from([Rung.REPLICA, Rung.RING, Rung.DISK, Rung.CHECKFREE])),
+        waited_s=st.sampled_from([0.0, 1e4]),
+    )
+)
+def test_no_rung_is_tried_that_cannot_hold(sight: Sight) -> None:
+    rung, _ = climb(sight, SPEC)
+    if rung in (Rung.RING, Rung.DISK, Rung.CHECKFREE):
+        assert not sight.donors or Rung.REPLICA in sight.failed
+        assert not sight.unsure and sight.builder is None and sight.settled and sight.samples_total
+    if rung not in (Rung.WAIT, Rung.STOP, Rung.FRESH):
+        assert rung not in sight.failed
+    if rung is Rung.RING:
+        assert sight.round_now - max(at for at, _ in sight.kept) <= SPEC.snapshot_rounds_max
+    if rung is Rung.CHECKFREE:
+        assert (sight.below or sight.stage == 0) and (sight.above or sight.stage == 3) and sight.ends != ()
+    if rung is Rung.WAIT and sight.waited_s:
+        assert sight.unsure or sight.builder or not sight.settled, "without company nobody waits for ever"
+
+
+def test_the_earliest_joiner_builds() -> None:
+    members = (member("a", state=JOINING, joined_unix_s=5.0), member("b", state=JOINING, joined_unix_s=3.0))
+    assert first_builder(members, {A}, B) is None
+    assert first_builder(members, {B}, A) == B
+    assert first_builder(members, set(), A) is None, "who does not answer does not build"
+    assert first_builder((*members, member("c", state=SYNCING)), {A, C}, B) == C, "it has the state already"
+    assert first_builder((), set(), A) is None
+
+
+def test_a_silent_replica_is_gone_after_three_periods() -> None:
+    limits = LimitsSpec(announce_period_s=2.0, record_ttl_s=15.0)
+    signed_s = 100.0 - limits.record_ttl_s
+    assert silent((member("a"),), set(), signed_s + 5.9, limits) == 1
+    assert silent((member("a"),), set(), signed_s + 6.1, limits) == 0
+    assert silent((member("a"),), {A}, signed_s, limits) == 0
+    assert silent((member("a", state=JOINING),), set(), signed_s, limits) == 0
+
+
+def test_keepers_are_of_the_stage_before_and_the_same_for_all() -> None:
+    swarm = Swarm.of([member(peer, stage) for peer, stage in zip("abcdef", (0, 1, 1, 1, 2, 2), strict=True)], 3)
+    chosen = keepers(swarm, 2, RUN, 2)
+    assert len(chosen) == 2 and set(chosen) <= {"b", "c", "d"}
+    assert set(keepers(swarm, 0, RUN, 5)) == {"e", "f"}
+    me = chosen[0]
+    assert renewal(swarm, 2, me, RUN, SPEC, 5, None)[0]
+    assert not renewal(swarm, 2, me, RUN, SPEC, 0, None)[0], "before the first round there is nothing to lose"
+    assert not renewal(swarm, 2, me, RUN, SPEC, 5, 5 - SPEC.snapshot_rounds + 1)[0]
+    assert renewal(swarm, 2, me, RUN, SPEC, 5, 5 - SPEC.snapshot_rounds)[0]
+    assert not renewal(swarm, 2, PeerId("a"), RUN, SPEC, 5, None)[0]
+
+
+def test_a_budget_decides_what_is_kept() -> None:
+    assert to_keep(20_000, 1000, (0, 100))[0] == WHOLE
+    assert to_keep(19_999, 1000, (900, 100))[0] == Cut(SLOW.sections, 900, 100)
+    assert to_keep(19_999, 1000, (0, 0))[0] is None
+    assert to_keep(399, 1000, (0, 100))[0] is None
