@@ -2,6 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.swarmnode-ready
+LINT := .venv/.swarmnode-lint
 # Half of all the code that is installed, and never imported here.
 UNCOMPILED := /(tests|pip|mypy)/|/transformers/models/(?!llama|auto)
 # One thread a process: two processes of two threads each run slower than two of one (shared spin barriers).
@@ -16,7 +17,7 @@ help:
 	@echo "make check   only the quick part: format, lint, types, floors, stale code"
 	@echo "make setup   install into .venv (the others do it when needed)"
 	@echo "make proto   generate swarmnode/wire again from proto/"
-	@echo "make docs    write the pages of docs/ that are tables of the code, and the Grafana board"
+	@echo "make docs    write what is made from the code: tables in docs/, the Grafana board, cloud-init"
 	@echo "make bench   measure throughput of the swarm and of the transport"
 	@echo "make soak    a long run with a node killed every 30 s"
 
@@ -33,10 +34,15 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(BIN)/python -m compileall -qq -j 0 -x '$(UNCOMPILED)' .venv/lib || true
 	@touch $@
 
+# Separate, because only tests need it: a demo in a fresh clone should not wait for it. Its tests skip where it fails.
+$(LINT): $(STAMP)
+	@$(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check --no-input -c constraints.txt -e '.[lint]' || true
+	@touch $@
+
 demo: setup
 	@$(BIN)/swarmnode up --nodes 6 --stages 3 --for 180s --kill 60s --out runs/demo
 
-test: setup
+test: setup $(LINT)
 	@$(BIN)/python -m pytest -q -p no:cacheprovider tests
 
 check: setup
@@ -48,6 +54,7 @@ proto: setup
 docs: setup
 	@$(BIN)/python docs/generate.py
 	@$(BIN)/python deploy/grafana/board.py
+	@$(BIN)/python deploy/cloud-init/generate.py
 
 bench: setup
 	@$(BIN)/swarmnode bench swarm

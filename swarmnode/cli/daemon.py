@@ -30,6 +30,7 @@ from swarmnode.errors import (
 from swarmnode.gossip.compression import kernel
 from swarmnode.ids import PeerId, RunId
 from swarmnode.local import ready
+from swarmnode.local.supervisor import Supervisor
 from swarmnode.manifest import read_signed, verify
 from swarmnode.metrics.exporter import PrometheusTelemetry
 from swarmnode.model.export import StageLabel, save_stage, stage_state_dict
@@ -154,8 +155,10 @@ async def _live(
     telemetry.event("node.started", addresses=addresses, version=__version__, pid=os.getpid(), name=options.name)
     async with asyncio.TaskGroup() as tasks:
         failing = tasks.create_task(process.transport.wait_failed())
+        attending = tasks.create_task(Supervisor().attend(lambda: telemetry.readiness()[1]))
         await (stop.wait() if node is None else node.run(stop, options.stage))
         failing.cancel()
+        attending.cancel()
 
 
 def _node(process: Process, stack: contextlib.AsyncExitStack) -> Node:

@@ -50,6 +50,9 @@ def test_every_dependency_is_pinned_within_its_range() -> None:
     assert all(re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9.]+", line) for line in lines)
     pins = {canonicalize_name(line.partition("==")[0]): line.partition("==")[2] for line in lines}
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    for text in project["dependencies"] + project["optional-dependencies"]["dev"]:
+    for text in [
+        *project["dependencies"],
+        *(text for extra in project["optional-dependencies"].values() for text in extra),
+    ]:
         wanted = Requirement(text)
         assert wanted.specifier.contains(pins[canonicalize_name(wanted.name)]), text
