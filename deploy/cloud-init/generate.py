@@ -45,7 +45,7 @@ TEMPLATE = """\
 # Made by deploy/cloud-init/generate.py. A spot instance ({name}) that joins a run at boot.
 #   {launch}
 # {notice}
-# Edit SWARMNODE_JOIN: the words after `swarmnode join`. Who may read this instance's user data can read them.
+# Put your invite in below. Who may read this instance's user data can read it.
 package_update: true
 packages: [python3, python3-venv]
 

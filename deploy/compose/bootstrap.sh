@@ -1,13 +1,15 @@
 #!/bin/sh
-# Makes the demo's run once, then is its meeting point; nodes find its address in $SHARE/bootstrap.
+# Makes the demo's run once, then is its meeting point; nodes find an invite in $SHARE/invite.
+# The run's folder holds the owner's key, so it stays on this container's own disk.
 set -eu
 SHARE=${SHARE:-/share}
-HOME_DIR=${HOME_DIR:-/var/lib/swarmnode/bootstrap}
-PORT=${PORT:-4001}
-METRICS_PORT=${SWARMNODE_METRICS_PORT:-9464}
+HOME_DIR=${HOME_DIR:-/var/lib/swarmnode}
 
-test -e "$SHARE/run/manifest.toml" || swarmnode init "$SHARE/run"
-rm -f "$SHARE/bootstrap"
-# stdout is the addresses, one a line; the file is complete at its first line.
-exec swarmnode bootstrap "$SHARE/run" --home "$HOME_DIR" --listen "/ip4/${LISTEN:-0.0.0.0}/tcp/$PORT" \
-    --metrics-host "${METRICS_HOST:-0.0.0.0}" --metrics-port "$METRICS_PORT" >"$SHARE/bootstrap"
+test -e "$HOME_DIR/run/manifest.toml" || swarmnode init "$HOME_DIR/run"
+rm -f "$SHARE/invite"
+(
+    until swarmnode invite "$HOME_DIR/run" --home "$HOME_DIR/bootstrap" >"$SHARE/invite.new" 2>/dev/null; do sleep 1; done
+    mv "$SHARE/invite.new" "$SHARE/invite"
+) &
+exec swarmnode bootstrap "$HOME_DIR/run" --home "$HOME_DIR/bootstrap" --listen "${LISTEN:-/ip4/0.0.0.0/tcp/4001}" \
+    --metrics-host "${METRICS_HOST:-0.0.0.0}" --metrics-port "${SWARMNODE_METRICS_PORT:-9464}"

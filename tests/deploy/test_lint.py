@@ -183,19 +183,19 @@ def test_a_slurm_job_starts_a_node_in_each_task(tmp_path: pathlib.Path) -> None:
     """The job's script, with an srun that runs two tasks and a swarmnode that says how it was called."""
     for name, text in {
         "srun": 'shift; for id in 0 1; do SLURM_PROCID=$id "$@"; done',
-        "swarmnode": 'for word in "$@"; do echo "$word"; done; echo',
+        "swarmnode": 'echo "$SWARMNODE_INVITE"; for word in "$@"; do echo "$word"; done; echo',
     }.items():
         (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
         (tmp_path / name).chmod(0o755)
     script = DEPLOY / "slurm" / "swarmnode.sbatch"
     environ = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "HOME": str(tmp_path), "SLURM_JOB_ID": "7"}
-    said = run("bash", str(script), env={**environ, "SWARMNODE_JOIN": "/ip4/1.2.3.4/tcp/1/p2p/X --run 00"})
+    said = run("bash", str(script), env={**environ, "SWARMNODE_INVITE": "secret"})
     calls = [call.splitlines() for call in said.strip().split("\n\n")]
     homes = [f"{tmp_path}/.local/share/swarmnode/slurm/7-{task}" for task in (0, 1)]
-    assert calls == [["join", "/ip4/1.2.3.4/tcp/1/p2p/X", "--run", "00", "--home", home] for home in homes]
+    assert calls == [["secret", "join", "--home", home] for home in homes], "the invite is in no argument"
     assert all(pathlib.Path(home).is_dir() for home in homes)
     refused = subprocess.run(["bash", str(script)], env=environ, capture_output=True, text=True, check=False)
-    assert refused.returncode != 0 and "SWARMNODE_JOIN" in refused.stderr
+    assert refused.returncode != 0 and "SWARMNODE_INVITE" in refused.stderr
     options = dict(re.findall(r"^#SBATCH --([a-z-]+)(?:=(\S+))?$", script.read_text(), re.MULTILINE))
     assert options["signal"] == "TERM@120" and "requeue" in options
 
@@ -208,17 +208,19 @@ def command_lines() -> Iterator[tuple[str, str, list[str]]]:
     for path in sorted(p for p in DEPLOY.rglob("*") if p.suffix in (".sh", ".service", ".sbatch", ".yaml", ".env")):
         text = path.read_text().replace("\\\n", " ")
         text = re.sub(r"(?m)^\s*#.*$", "", text)
-        for verb, words in re.findall(r"\bswarmnode\"? (join|bootstrap|init|coordinator|up) ([^\n|>']*)", text):
+        text = text.replace("SWARMNODE_FLAGS=", "swarmnode join ")  # what the unit splits into words
+        for verb, words in re.findall(r"\bswarmnode\"? (join|bootstrap|init|invite|coordinator|up) ([^\n|>']*)", text):
             yield path.name, verb, words.split()
     for name, document in documents():
         for container in document.get("spec", {}).get("template", {}).get("spec", {}).get("containers", ()):
-            words = container["args"] if "command" not in container else container["args"][0].split()[2:]
-            yield name, words[0], words[1:]
+            yield name, container["args"][0], container["args"][1:]
 
 
 def test_every_flag_used_in_deploy_exists() -> None:
     used = list(command_lines())
-    assert {"swarmnode.service", "bootstrap.sh", "node.sh", "aws.yaml"} <= {file for file, _, _ in used}
+    assert {"swarmnode.service", "swarmnode.env", "bootstrap.sh", "node.sh", "aws.yaml"} <= {
+        file for file, _, _ in used
+    }
     for file, verb, words in used:
         assert verb in VERBS, f"{file}: swarmnode {verb}"
         command = importlib.import_module(f"swarmnode.cli.{verb}").command
