@@ -34,7 +34,7 @@ def command(
     from swarmnode.local.ready import Ready
 
     home = home or default_home("bootstrap")
-    signed = _signed(run)
+    signed = signed_manifest(run)
 
     def tell(ready: Ready) -> None:
         for address in ready.addresses:
@@ -58,7 +58,7 @@ def command(
     return launch(options, tell)
 
 
-def _signed(run: str) -> str:
+def signed_manifest(run: str) -> str:
     """The signed manifest of an organiser's folder, made now; anything else as it is."""
     folder = Path(run)
     if not (folder / "manifest.toml").is_file():

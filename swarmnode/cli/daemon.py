@@ -16,6 +16,7 @@ import torch
 from swarmnode import __version__
 from swarmnode.cli.desk import Desk, Process
 from swarmnode.cli.options import RUN_ID, NodeOptions
+from swarmnode.cli.watching import tell_watchers, watch
 from swarmnode.control.service import ControlServer
 from swarmnode.data.corpus import open_corpus
 from swarmnode.errors import (
@@ -33,6 +34,7 @@ from swarmnode.local import ready
 from swarmnode.local.supervisor import Supervisor
 from swarmnode.manifest import read_signed, verify
 from swarmnode.metrics.exporter import PrometheusTelemetry
+from swarmnode.metrics.recent import Recent
 from swarmnode.model.export import StageLabel, save_stage, stage_state_dict
 from swarmnode.node import probe
 from swarmnode.node.compute import ThreadCompute
@@ -103,8 +105,9 @@ async def _start(options: NodeOptions, stack: contextlib.AsyncExitStack) -> Proc
     if not RUN_ID.match(options.run):
         signed, _ = read_signed(Path(options.run))
         _, run_id = verify(signed, None)
+    recent = Recent(SystemClock())
     telemetry = PrometheusTelemetry(
-        clock=SystemClock(), run=run_id, node=identity.peer_id, path=options.home / EVENTS_FILE
+        clock=SystemClock(), run=run_id, node=identity.peer_id, path=options.home / EVENTS_FILE, echo=recent
     )
     stack.push_async_callback(telemetry.close)
     metrics_address = await telemetry.serve(options.metrics_port, options.metrics_host)
@@ -132,7 +135,7 @@ async def _start(options: NodeOptions, stack: contextlib.AsyncExitStack) -> Proc
         telemetry=telemetry,
     )
     stack.push_async_callback(directory.close)
-    return Process(options, run_id, manifest, transport, directory, telemetry, metrics_address)
+    return Process(options, run_id, manifest, transport, directory, telemetry, metrics_address, recent, signed)
 
 
 async def _live(
@@ -147,9 +150,14 @@ async def _live(
     socket = await control.start()
     peer = process.transport.peer_id
     addresses = tuple(f"{address}/p2p/{peer}" for address in await process.transport.addresses())
+    page = await watch(process, addresses, SystemClock(), stack) if options.dashboard is not None else ""
+    if node is not None:
+        tell_watchers(process, desk.status, SystemClock())
     ready.write(
         options.home,
-        ready.Ready(os.getpid(), process.run_id, peer, addresses, process.metrics_address, str(socket), options.stage),
+        ready.Ready(
+            os.getpid(), process.run_id, peer, addresses, process.metrics_address, str(socket), options.stage, page
+        ),
     )
     stack.callback(ready.clear, options.home)
     telemetry.event("node.started", addresses=addresses, version=__version__, pid=os.getpid(), name=options.name)

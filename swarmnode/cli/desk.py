@@ -11,10 +11,11 @@ from swarmnode.errors import Unavailable
 from swarmnode.ids import RunId
 from swarmnode.manifest import Manifest
 from swarmnode.metrics.exporter import PrometheusTelemetry
+from swarmnode.metrics.recent import Recent
 from swarmnode.node.node import Node
 from swarmnode.transport.directory import DhtDirectory
 from swarmnode.transport.libp2p import Libp2pTransport
-from swarmnode.wire import control_pb2
+from swarmnode.wire import control_pb2, record_pb2
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,8 @@ class Process:
     directory: DhtDirectory
     telemetry: PrometheusTelemetry
     metrics_address: str
+    recent: Recent
+    signed: record_pb2.SignedManifest
 
 
 class Desk:

@@ -19,6 +19,7 @@ VERBS: Mapping[str, str] = {
     "up": "start a whole swarm on this machine and train",
     "join": "join a run with this machine",
     "bootstrap": "be a run's first meeting point",
+    "coordinator": "show a run on one page, and be its meeting point",
     "invite": "one line that lets others join a run",
     "status": "what the node on this machine does",
     "export": "make a Hugging Face model of a run's saved stages",

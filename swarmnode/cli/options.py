@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from swarmnode.membership.invite import Invite
 
 PORT_MAX = 65535
+DASHBOARD_PORT = 7070  # guess: free on most machines
 STAGES_MAX = 1024
 RUN_ID = re.compile(r"[0-9a-f]{64}\Z")
 PEER_ID = re.compile(r"[1-9A-HJ-NP-Za-km-z]{20,80}\Z")
@@ -40,6 +41,8 @@ class NodeOptions:
     out: Path | None
     metrics_host: str = "127.0.0.1"
     invite: Invite | None = None
+    dashboard: str | None = None  # HOST:PORT of the page a coordinator serves
+    public: bool = False  # the page answers other machines, too
 
 
 def check_listen(text: str) -> str:

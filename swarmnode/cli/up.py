@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import datetime
 import json
+import socket
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from swarmnode.cli.duration import Duration
-from swarmnode.cli.options import FOLDER, STAGES_MAX
+from swarmnode.cli.options import DASHBOARD_PORT, FOLDER, STAGES_MAX
 from swarmnode.errors import SwarmnodeError
 from swarmnode.local.place import default_cache
 
@@ -41,6 +42,12 @@ COUNT = click.IntRange(min=1)
     metavar="EVERY",
     help="kill -9 a random node this often; a fresh one joins in its place. The last replica of a stage is spared.",
 )
+@click.option(
+    "--dashboard/--no-dashboard",
+    default=True,
+    show_default=True,
+    help="Show the run on a page at 127.0.0.1:7070, or at any free port when that one is taken.",
+)
 @click.option("--out", type=FOLDER, help="Folder of the exported model.  [default: model, in the session's folder]")
 @click.option("--cache", type=FOLDER, help="Folder of tokens.  [default: ~/.cache/swarmnode]")
 @click.option("--json", "as_json", is_flag=True, help="End with one JSON object on stdout; progress goes to stderr.")
@@ -52,6 +59,7 @@ def command(
     rounds: int | None,
     samples: int | None,
     kill_every_s: float | None,
+    dashboard: bool,
     out: Path | None,
     cache: Path | None,
     as_json: bool,
@@ -88,6 +96,7 @@ def command(
         cache=cache or default_cache(),
         seed=prepared.manifest.seed,
         command=node_command,
+        dashboard_port=free_port() if dashboard else None,
     )
     screen = PlainScreen(sys.stderr) if as_json else screen_for(Console(), sys.stdout)
     screen.note(f"run {prepared.run_id}")
@@ -100,6 +109,17 @@ def command(
     summary, code = _export(summary, prepared.folder, out)
     click.echo(json.dumps(summary.to_json()) if as_json else conclusion(summary))
     return code
+
+
+def free_port() -> int:
+    """DASHBOARD_PORT when it is free on this machine, else 0 (any)."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", DASHBOARD_PORT))
+        except OSError:
+            return 0
+    return DASHBOARD_PORT
 
 
 def run_session(session: Session) -> Summary | None:

@@ -40,12 +40,15 @@ class NodePlan:
     bootstraps: tuple[str, ...] = ()
     stage: int | None = None
     bootstrap: bool = False
+    dashboard_port: int | None = None  # of the page a bootstrap shows; None: no page
 
 
 def node_command(plan: NodePlan) -> list[str]:
     """The command line of a real node of `plan`."""
     command = [sys.executable, "-m", "swarmnode.cli.main"]
     common = ["--listen", "/ip4/127.0.0.1/tcp/0", "--home", str(plan.home), "--metrics-port", "0", "--name", plan.name]
+    if plan.bootstrap and plan.dashboard_port is not None:
+        return [*command, "coordinator", str(plan.manifest), "--port", str(plan.dashboard_port), *common]
     if plan.bootstrap:
         return [*command, "bootstrap", str(plan.manifest), *common]
     stage = [] if plan.stage is None else ["--stage", str(plan.stage)]

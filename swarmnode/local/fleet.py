@@ -45,6 +45,7 @@ class FleetPlan:
     command: Command = node_command
     start_timeout_s: float = START_TIMEOUT_S
     leave_timeout_s: float = LEAVE_TIMEOUT_S
+    dashboard_port: int | None = None  # the bootstrap also shows the run on a page there
 
 
 def choose_victim(nodes: Sequence[NodeFacts], rng: random.Random) -> tuple[NodeFacts | None, str]:
@@ -76,6 +77,11 @@ class Fleet:
         return [*self.nodes, *([self.bootstrap] if self.bootstrap else [])]
 
     @property
+    def page(self) -> str:
+        """The URL of the run's page; "" when there is none."""
+        return self.bootstrap.ready.dashboard if self.bootstrap is not None and self.bootstrap.ready is not None else ""
+
+    @property
     def alive(self) -> list[Child]:
         return [child for child in self.nodes if child.alive]
 
@@ -91,6 +97,8 @@ class Fleet:
         self.bootstrap = await self._spawn("bootstrap", None, bootstrap=True)
         if not await self._ready([self.bootstrap], stopping):
             return False
+        if self.page:
+            self._note(f"dashboard {self.page}")
         for index in range(self._plan.nodes):
             await self._join(index % self._plan.stages)
         return await self._ready(self.nodes, stopping)
@@ -159,6 +167,7 @@ class Fleet:
             bootstraps=() if bootstrap else self._addresses(),
             stage=stage,
             bootstrap=bootstrap,
+            dashboard_port=self._plan.dashboard_port,
         )
         return await Child.start(plan, self._plan.command(plan))
 

@@ -19,7 +19,7 @@ POLL_S = 0.05
 @dataclass(frozen=True, slots=True)
 class Ready:
     """`addresses` are multiaddrs that end in /p2p/<peer id>; `metrics_address` is host:port; `control` the socket's
-    path; `stage` None while not chosen and for a bootstrap."""
+    path; `stage` None while not chosen and for a bootstrap; `dashboard` the URL of a coordinator's page."""
 
     pid: int
     run_id: str
@@ -28,6 +28,7 @@ class Ready:
     metrics_address: str
     control: str
     stage: int | None = None
+    dashboard: str = ""
 
 
 def write(home: Path, ready: Ready) -> None:

@@ -48,6 +48,7 @@ class Picture:
     tokens_per_s: float
     nodes: tuple[NodeFacts, ...]
     totals: Totals
+    page: str = ""
 
 
 class Screen(Protocol):
@@ -134,7 +135,7 @@ class Session:
         facts = tuple(self.fleet.facts())
         seen = totals(facts)
         self._rate.see(now_s, seen.tokens)
-        return Picture(now_s - self._began_s, ready_s, self._rate.tokens_per_s, facts, seen)
+        return Picture(now_s - self._began_s, ready_s, self._rate.tokens_per_s, facts, seen, self.fleet.page)
 
     def _summary(self) -> Summary:
         facts = self.fleet.facts()

@@ -79,6 +79,8 @@ class LiveScreen:
 def render(picture: Picture) -> Table:
     """The whole swarm as one table, nodes by stage, the dead below the living."""
     table = Table(title=line(picture), title_justify="left", title_style="bold", expand=False)
+    if picture.page:
+        table.caption, table.caption_justify = f"dashboard {picture.page}", "left"
     for heading in ("stage", "node", "peer", "state"):
         table.add_column(heading)
     for heading in ("tokens/s", "steps", "round", "train", "validation", "memory"):

@@ -229,6 +229,8 @@ EVENTS: Final[dict[str, str]] = {
     "data.block": "a block of samples was taken or finished",
     "data.duplicate": "a block was drawn by two feeders",
     "control.leave": "somebody asked this node to leave through its control socket",
+    "dashboard.serving": "the coordinator's page can be opened",
+    "dashboard.history_failed": "the disk refused the coordinator's history; the picture goes on without it",
     "signal.received": "SIGTERM or SIGINT arrived",
 }
 

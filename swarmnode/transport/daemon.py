@@ -201,6 +201,20 @@ class Daemon:
         stream.close()
         return [str(Multiaddr(raw)).partition("/p2p/")[0] for raw in response.identify.addrs]
 
+    async def connections(self) -> dict[PeerId, bool]:
+        """Peers connected now: True for those reached through relays only. Raises Unavailable."""
+        await self._until_running()
+        found: dict[PeerId, bool] = {}
+        try:
+            async with asyncio.timeout(CONTROL_TIMEOUT_S):
+                for info in await self.p2p.list_peers():  # one entry a connection, with the address it goes to
+                    peer = PeerId(info.peer_id.to_base58())
+                    relayed = any("/p2p-circuit" in str(address) for address in info.addrs)
+                    found[peer] = found.get(peer, True) and relayed
+        except (P2PDaemonError, OSError) as error:  # TimeoutError is one
+            raise Unavailable(f"our p2pd does not tell its connections: {error}", 1.0) from None
+        return found
+
     async def answers(self) -> bool:
         """Whether p2pd accepts connections on its control socket right now."""
         try:

@@ -20,6 +20,7 @@ from swarmnode.transport.address import parse_endpoint
 from swarmnode.transport.budget import Budget
 from swarmnode.transport.daemon import CONTROL_BYTES_MAX, DIAL_TIMEOUT_S, Daemon, peer_of, read_delimited
 from swarmnode.transport.frame import Flag, Kind
+from swarmnode.transport.links import LinkBook
 from swarmnode.transport.pool import IDLE_S, Pool
 from swarmnode.transport.serve import HEADER_TIMEOUT_S, Server
 from swarmnode.transport.socketdir import SocketDir
@@ -48,8 +49,9 @@ class Libp2pTransport:
         self._telemetry = telemetry
         self._protocol = f"/swarmnode/{frame.VERSION}/{run_id[:16]}"
         self._traffic: Counter[tuple[str, str]] = Counter()
+        self.links = LinkBook()
         self._budget = Budget(INCOMING_BYTES_MAX, INCOMING_BYTES_PER_PEER_MAX)
-        self._server = Server(run_id, self._budget, self._traffic, telemetry)
+        self._server = Server(run_id, self._budget, self._traffic, telemetry, self.links)
         self._pool = Pool(self._open)
         self._known: OrderedDict[PeerId, tuple[str, ...]] = OrderedDict()
         self._incoming = 0
@@ -222,8 +224,10 @@ class Libp2pTransport:
             self._pool.drop(peer, stream, suspect=isinstance(error, RemoteFault | ConnectionError))
             raise
         finally:
-            self._traffic[method, "sent"] += stream.bytes_out - bytes_out
-            self._traffic[method, "received"] += stream.consumed - bytes_in
+            sent, received = stream.bytes_out - bytes_out, stream.consumed - bytes_in
+            self._traffic[method, "sent"] += sent
+            self._traffic[method, "received"] += received
+            self.links.moved(peer, sent=sent, received=received, now_s=asyncio.get_running_loop().time())
         if in_step and not stream.buffered and Flag.LAST not in flags:
             self._pool.give(peer, stream)
         else:

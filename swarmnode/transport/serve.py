@@ -13,6 +13,7 @@ from swarmnode.ports import Answer, Call, Handler, Telemetry, WireTensor
 from swarmnode.transport import frame
 from swarmnode.transport.budget import Budget
 from swarmnode.transport.frame import PREAMBLE, Flag, Kind
+from swarmnode.transport.links import LinkBook
 from swarmnode.transport.stream import Stream
 from swarmnode.wire import call_pb2 as wire
 
@@ -55,7 +56,15 @@ async def answer(peer: PeerId, method: str, handler: Handler, call: Call, teleme
 class Server:
     """Answers what comes in on streams. One call at a time on each; many streams at once."""
 
-    def __init__(self, run_id: RunId, budget: Budget, traffic: Counter[tuple[str, str]], telemetry: Telemetry | None):
+    def __init__(
+        self,
+        run_id: RunId,
+        budget: Budget,
+        traffic: Counter[tuple[str, str]],
+        telemetry: Telemetry | None,
+        links: LinkBook,
+    ) -> None:
+        self._links = links
         self._run_id = run_id
         self._budget = budget
         self._traffic = traffic
@@ -116,8 +125,10 @@ class Server:
                 del tensors
                 await self._send(stream, reply.header, reply.tensors)
         finally:
-            self._traffic[method, "received"] += stream.consumed - bytes_in
-            self._traffic[method, "sent"] += stream.bytes_out - bytes_out
+            received, sent = stream.consumed - bytes_in, stream.bytes_out - bytes_out
+            self._traffic[method, "received"] += received
+            self._traffic[method, "sent"] += sent
+            self._links.moved(peer, sent=sent, received=received, now_s=asyncio.get_running_loop().time())
         return True
 
     async def _handle(self, stream: Stream, peer: PeerId, method: str, handler: Handler, call: Call) -> Answer:

@@ -24,59 +24,60 @@ _sym_db = _symbol_database.Default()
 
 from swarmnode.wire import access_pb2 as swarmnode_dot_v1_dot_access__pb2
 from swarmnode.wire import record_pb2 as swarmnode_dot_v1_dot_record__pb2
+from swarmnode.wire import report_pb2 as swarmnode_dot_v1_dot_report__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17swarmnode/v1/call.proto\x12\x0cswarmnode.v1\x1a\x19swarmnode/v1/access.proto\x1a\x19swarmnode/v1/record.proto\"I\n\nTensorSpec\x12\r\n\x05\x64type\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\x04\x12\x0e\n\x06nbytes\x18\x03 \x01(\x04\x12\r\n\x05\x63odec\x18\x04 \x01(\t\"\x89\x05\n\x07Request\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12\x12\n\ntimeout_ms\x18\x03 \x01(\r\x12)\n\x07tensors\x18\x04 \x03(\x0b\x32\x18.swarmnode.v1.TensorSpec\x12(\n\x08progress\x18\x05 \x01(\x0b\x32\x16.swarmnode.v1.Progress\x12*\n\x06record\x18\x06 \x01(\x0b\x32\x1a.swarmnode.v1.SignedRecord\x12\"\n\x04ping\x18\n \x01(\x0b\x32\x12.swarmnode.v1.PingH\x00\x12(\n\x07process\x18\x0b \x01(\x0b\x32\x15.swarmnode.v1.ProcessH\x00\x12*\n\x08\x65xchange\x18\x0c \x01(\x0b\x32\x16.swarmnode.v1.ExchangeH\x00\x12&\n\x06\x63ommit\x18\r \x01(\x0b\x32\x14.swarmnode.v1.CommitH\x00\x12\x31\n\x08snapshot\x18\x0e \x01(\x0b\x32\x1d.swarmnode.v1.SnapshotRequestH\x00\x12+\n\x05\x63hunk\x18\x0f \x01(\x0b\x32\x1a.swarmnode.v1.ChunkRequestH\x00\x12\x31\n\x08manifest\x18\x10 \x01(\x0b\x32\x1d.swarmnode.v1.ManifestRequestH\x00\x12-\n\x06guests\x18( \x01(\x0b\x32\x1b.swarmnode.v1.GuestsRequestH\x00\x12+\n\x05reach\x18) \x01(\x0b\x32\x1a.swarmnode.v1.ReachRequestH\x00\x12/\n\x07receipt\x18* \x01(\x0b\x32\x1c.swarmnode.v1.ReceiptRequestH\x00\x42\x06\n\x04\x62ody\"\x93\x05\n\x05Reply\x12$\n\x06status\x18\x01 \x01(\x0e\x32\x14.swarmnode.v1.Status\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x16\n\x0eretry_after_ms\x18\x03 \x01(\r\x12)\n\x07tensors\x18\x04 \x03(\x0b\x32\x18.swarmnode.v1.TensorSpec\x12(\n\x08progress\x18\x05 \x01(\x0b\x32\x16.swarmnode.v1.Progress\x12*\n\x06record\x18\x06 \x01(\x0b\x32\x1a.swarmnode.v1.SignedRecord\x12\"\n\x04pong\x18\n \x01(\x0b\x32\x12.swarmnode.v1.PongH\x00\x12,\n\tprocessed\x18\x0b \x01(\x0b\x32\x17.swarmnode.v1.ProcessedH\x00\x12,\n\texchanged\x18\x0c \x01(\x0b\x32\x17.swarmnode.v1.ExchangedH\x00\x12,\n\tcommitted\x18\r \x01(\x0b\x32\x17.swarmnode.v1.CommittedH\x00\x12*\n\x08snapshot\x18\x0e \x01(\x0b\x32\x16.swarmnode.v1.SnapshotH\x00\x12$\n\x05\x63hunk\x18\x0f \x01(\x0b\x32\x13.swarmnode.v1.ChunkH\x00\x12\x30\n\x08manifest\x18\x10 \x01(\x0b\x32\x1c.swarmnode.v1.SignedManifestH\x00\x12/\n\x06guests\x18( \x01(\x0b\x32\x1d.swarmnode.v1.SignedGuestListH\x00\x12&\n\x05reach\x18) \x01(\x0b\x32\x15.swarmnode.v1.ReachedH\x00\x12(\n\x07receipt\x18* \x01(\x0b\x32\x15.swarmnode.v1.ReceiptH\x00\x42\x06\n\x04\x62ody\"\x17\n\x04Ping\x12\x0f\n\x07payload\x18\x01 \x01(\x0c\"\x17\n\x04Pong\x12\x0f\n\x07payload\x18\x01 \x01(\x0c\"\xa3\x01\n\x07Process\x12\x15\n\rmicrobatch_id\x18\x01 \x01(\x0c\x12\x0e\n\x06\x66\x65\x65\x64\x65r\x18\x02 \x01(\t\x12\x0f\n\x07samples\x18\x03 \x01(\r\x12&\n\x07purpose\x18\x04 \x01(\x0e\x32\x15.swarmnode.v1.Purpose\x12\x11\n\titinerary\x18\x05 \x03(\r\x12\x10\n\x08position\x18\x06 \x01(\r\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x07 \x01(\r\"p\n\tProcessed\x12\x10\n\x08loss_sum\x18\x01 \x01(\x01\x12\x0e\n\x06tokens\x18\x02 \x01(\x04\x12\x0c\n\x04path\x18\x03 \x03(\t\x12\x0f\n\x07retries\x18\x04 \x01(\r\x12\x10\n\x08onward_s\x18\x05 \x01(\x01\x12\x10\n\x08queued_s\x18\x06 \x01(\x01\"f\n\x08\x45xchange\x12\r\n\x05round\x18\x01 \x01(\x04\x12\r\n\x05stage\x18\x02 \x01(\r\x12\x0c\n\x04view\x18\x03 \x01(\x0c\x12\r\n\x05\x63odec\x18\x04 \x01(\t\x12\x0e\n\x06weight\x18\x05 \x01(\x01\x12\x0f\n\x07samples\x18\x06 \x01(\x04\";\n\tExchanged\x12\r\n\x05round\x18\x01 \x01(\x04\x12\x0e\n\x06weight\x18\x02 \x01(\x01\x12\x0f\n\x07samples\x18\x03 \x01(\x04\"&\n\x06\x43ommit\x12\r\n\x05round\x18\x01 \x01(\x04\x12\r\n\x05\x61pply\x18\x02 \x01(\x08\"+\n\tCommitted\x12\r\n\x05round\x18\x01 \x01(\x04\x12\x0f\n\x07\x61pplied\x18\x02 \x01(\x08\"c\n\x0fSnapshotRequest\x12\r\n\x05stage\x18\x01 \x01(\r\x12\x11\n\tround_min\x18\x02 \x01(\x04\x12\x10\n\x08sections\x18\x03 \x03(\t\x12\r\n\x05\x66irst\x18\x04 \x01(\x04\x12\r\n\x05\x63ount\x18\x05 \x01(\x04\"\xfa\x01\n\x08Snapshot\x12\n\n\x02id\x18\x01 \x01(\x0c\x12\r\n\x05stage\x18\x02 \x01(\r\x12\r\n\x05round\x18\x03 \x01(\x04\x12\x0e\n\x06nbytes\x18\x04 \x01(\x04\x12\x14\n\x0c\x63hunk_nbytes\x18\x05 \x01(\r\x12\x0e\n\x06hashes\x18\x06 \x03(\x0c\x12\x12\n\nparameters\x18\x07 \x01(\x04\x12\x10\n\x08sections\x18\x08 \x03(\t\x12\x13\n\x0binner_steps\x18\t \x01(\x04\x12(\n\x08progress\x18\n \x01(\x0b\x32\x16.swarmnode.v1.Progress\x12\x15\n\rgradient_norm\x18\x0b \x01(\x01\x12\x12\n\nbump_steps\x18\x0c \x01(\r\"2\n\x0c\x43hunkRequest\x12\x13\n\x0bsnapshot_id\x18\x01 \x01(\x0c\x12\r\n\x05index\x18\x02 \x01(\r\"\x16\n\x05\x43hunk\x12\r\n\x05index\x18\x01 \x01(\r\"\x11\n\x0fManifestRequest\"!\n\rGuestsRequest\x12\x10\n\x08sequence\x18\x01 \x01(\x04\"!\n\x0cReachRequest\x12\x11\n\taddresses\x18\x01 \x03(\t\",\n\x07Reached\x12\x0f\n\x07reached\x18\x01 \x03(\t\x12\x10\n\x08observed\x18\x02 \x01(\t\"\x9e\x01\n\x07Receipt\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0e\n\x06server\x18\x02 \x01(\t\x12\x0e\n\x06\x63lient\x18\x03 \x01(\t\x12\x14\n\x0cmicrobatches\x18\x04 \x01(\x04\x12\x0f\n\x07samples\x18\x05 \x01(\x04\x12\x13\n\x0b\x66rom_unix_s\x18\x06 \x01(\x04\x12\x14\n\x0cuntil_unix_s\x18\x07 \x01(\x04\x12\x11\n\tsignature\x18\x08 \x01(\x0c\"\x10\n\x0eReceiptRequest*\x94\x01\n\x06Status\x12\x16\n\x12STATUS_UNSPECIFIED\x10\x00\x12\r\n\tSTATUS_OK\x10\x01\x12\x0f\n\x0bSTATUS_BUSY\x10\x02\x12\x16\n\x12STATUS_UNAVAILABLE\x10\x03\x12\x12\n\x0eSTATUS_REFUSED\x10\x04\x12\x10\n\x0cSTATUS_FAULT\x10\x05\x12\x14\n\x10STATUS_FORBIDDEN\x10\x06*K\n\x07Purpose\x12\x17\n\x13PURPOSE_UNSPECIFIED\x10\x00\x12\x11\n\rPURPOSE_TRAIN\x10\x01\x12\x14\n\x10PURPOSE_VALIDATE\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17swarmnode/v1/call.proto\x12\x0cswarmnode.v1\x1a\x19swarmnode/v1/access.proto\x1a\x19swarmnode/v1/record.proto\x1a\x19swarmnode/v1/report.proto\"I\n\nTensorSpec\x12\r\n\x05\x64type\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\x04\x12\x0e\n\x06nbytes\x18\x03 \x01(\x04\x12\r\n\x05\x63odec\x18\x04 \x01(\t\"\xb8\x05\n\x07Request\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12\x12\n\ntimeout_ms\x18\x03 \x01(\r\x12)\n\x07tensors\x18\x04 \x03(\x0b\x32\x18.swarmnode.v1.TensorSpec\x12(\n\x08progress\x18\x05 \x01(\x0b\x32\x16.swarmnode.v1.Progress\x12*\n\x06record\x18\x06 \x01(\x0b\x32\x1a.swarmnode.v1.SignedRecord\x12\"\n\x04ping\x18\n \x01(\x0b\x32\x12.swarmnode.v1.PingH\x00\x12(\n\x07process\x18\x0b \x01(\x0b\x32\x15.swarmnode.v1.ProcessH\x00\x12*\n\x08\x65xchange\x18\x0c \x01(\x0b\x32\x16.swarmnode.v1.ExchangeH\x00\x12&\n\x06\x63ommit\x18\r \x01(\x0b\x32\x14.swarmnode.v1.CommitH\x00\x12\x31\n\x08snapshot\x18\x0e \x01(\x0b\x32\x1d.swarmnode.v1.SnapshotRequestH\x00\x12+\n\x05\x63hunk\x18\x0f \x01(\x0b\x32\x1a.swarmnode.v1.ChunkRequestH\x00\x12\x31\n\x08manifest\x18\x10 \x01(\x0b\x32\x1d.swarmnode.v1.ManifestRequestH\x00\x12-\n\x06guests\x18( \x01(\x0b\x32\x1b.swarmnode.v1.GuestsRequestH\x00\x12+\n\x05reach\x18) \x01(\x0b\x32\x1a.swarmnode.v1.ReachRequestH\x00\x12/\n\x07receipt\x18* \x01(\x0b\x32\x1c.swarmnode.v1.ReceiptRequestH\x00\x12-\n\x06report\x18P \x01(\x0b\x32\x1b.swarmnode.v1.ReportRequestH\x00\x42\x06\n\x04\x62ody\"\xbb\x05\n\x05Reply\x12$\n\x06status\x18\x01 \x01(\x0e\x32\x14.swarmnode.v1.Status\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x16\n\x0eretry_after_ms\x18\x03 \x01(\r\x12)\n\x07tensors\x18\x04 \x03(\x0b\x32\x18.swarmnode.v1.TensorSpec\x12(\n\x08progress\x18\x05 \x01(\x0b\x32\x16.swarmnode.v1.Progress\x12*\n\x06record\x18\x06 \x01(\x0b\x32\x1a.swarmnode.v1.SignedRecord\x12\"\n\x04pong\x18\n \x01(\x0b\x32\x12.swarmnode.v1.PongH\x00\x12,\n\tprocessed\x18\x0b \x01(\x0b\x32\x17.swarmnode.v1.ProcessedH\x00\x12,\n\texchanged\x18\x0c \x01(\x0b\x32\x17.swarmnode.v1.ExchangedH\x00\x12,\n\tcommitted\x18\r \x01(\x0b\x32\x17.swarmnode.v1.CommittedH\x00\x12*\n\x08snapshot\x18\x0e \x01(\x0b\x32\x16.swarmnode.v1.SnapshotH\x00\x12$\n\x05\x63hunk\x18\x0f \x01(\x0b\x32\x13.swarmnode.v1.ChunkH\x00\x12\x30\n\x08manifest\x18\x10 \x01(\x0b\x32\x1c.swarmnode.v1.SignedManifestH\x00\x12/\n\x06guests\x18( \x01(\x0b\x32\x1d.swarmnode.v1.SignedGuestListH\x00\x12&\n\x05reach\x18) \x01(\x0b\x32\x15.swarmnode.v1.ReachedH\x00\x12(\n\x07receipt\x18* \x01(\x0b\x32\x15.swarmnode.v1.ReceiptH\x00\x12&\n\x06report\x18P \x01(\x0b\x32\x14.swarmnode.v1.ReportH\x00\x42\x06\n\x04\x62ody\"\x17\n\x04Ping\x12\x0f\n\x07payload\x18\x01 \x01(\x0c\"\x17\n\x04Pong\x12\x0f\n\x07payload\x18\x01 \x01(\x0c\"\xa3\x01\n\x07Process\x12\x15\n\rmicrobatch_id\x18\x01 \x01(\x0c\x12\x0e\n\x06\x66\x65\x65\x64\x65r\x18\x02 \x01(\t\x12\x0f\n\x07samples\x18\x03 \x01(\r\x12&\n\x07purpose\x18\x04 \x01(\x0e\x32\x15.swarmnode.v1.Purpose\x12\x11\n\titinerary\x18\x05 \x03(\r\x12\x10\n\x08position\x18\x06 \x01(\r\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x07 \x01(\r\"p\n\tProcessed\x12\x10\n\x08loss_sum\x18\x01 \x01(\x01\x12\x0e\n\x06tokens\x18\x02 \x01(\x04\x12\x0c\n\x04path\x18\x03 \x03(\t\x12\x0f\n\x07retries\x18\x04 \x01(\r\x12\x10\n\x08onward_s\x18\x05 \x01(\x01\x12\x10\n\x08queued_s\x18\x06 \x01(\x01\"f\n\x08\x45xchange\x12\r\n\x05round\x18\x01 \x01(\x04\x12\r\n\x05stage\x18\x02 \x01(\r\x12\x0c\n\x04view\x18\x03 \x01(\x0c\x12\r\n\x05\x63odec\x18\x04 \x01(\t\x12\x0e\n\x06weight\x18\x05 \x01(\x01\x12\x0f\n\x07samples\x18\x06 \x01(\x04\";\n\tExchanged\x12\r\n\x05round\x18\x01 \x01(\x04\x12\x0e\n\x06weight\x18\x02 \x01(\x01\x12\x0f\n\x07samples\x18\x03 \x01(\x04\"&\n\x06\x43ommit\x12\r\n\x05round\x18\x01 \x01(\x04\x12\r\n\x05\x61pply\x18\x02 \x01(\x08\"+\n\tCommitted\x12\r\n\x05round\x18\x01 \x01(\x04\x12\x0f\n\x07\x61pplied\x18\x02 \x01(\x08\"c\n\x0fSnapshotRequest\x12\r\n\x05stage\x18\x01 \x01(\r\x12\x11\n\tround_min\x18\x02 \x01(\x04\x12\x10\n\x08sections\x18\x03 \x03(\t\x12\r\n\x05\x66irst\x18\x04 \x01(\x04\x12\r\n\x05\x63ount\x18\x05 \x01(\x04\"\xfa\x01\n\x08Snapshot\x12\n\n\x02id\x18\x01 \x01(\x0c\x12\r\n\x05stage\x18\x02 \x01(\r\x12\r\n\x05round\x18\x03 \x01(\x04\x12\x0e\n\x06nbytes\x18\x04 \x01(\x04\x12\x14\n\x0c\x63hunk_nbytes\x18\x05 \x01(\r\x12\x0e\n\x06hashes\x18\x06 \x03(\x0c\x12\x12\n\nparameters\x18\x07 \x01(\x04\x12\x10\n\x08sections\x18\x08 \x03(\t\x12\x13\n\x0binner_steps\x18\t \x01(\x04\x12(\n\x08progress\x18\n \x01(\x0b\x32\x16.swarmnode.v1.Progress\x12\x15\n\rgradient_norm\x18\x0b \x01(\x01\x12\x12\n\nbump_steps\x18\x0c \x01(\r\"2\n\x0c\x43hunkRequest\x12\x13\n\x0bsnapshot_id\x18\x01 \x01(\x0c\x12\r\n\x05index\x18\x02 \x01(\r\"\x16\n\x05\x43hunk\x12\r\n\x05index\x18\x01 \x01(\r\"\x11\n\x0fManifestRequest\"!\n\rGuestsRequest\x12\x10\n\x08sequence\x18\x01 \x01(\x04\"!\n\x0cReachRequest\x12\x11\n\taddresses\x18\x01 \x03(\t\",\n\x07Reached\x12\x0f\n\x07reached\x18\x01 \x03(\t\x12\x10\n\x08observed\x18\x02 \x01(\t\"\x9e\x01\n\x07Receipt\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0e\n\x06server\x18\x02 \x01(\t\x12\x0e\n\x06\x63lient\x18\x03 \x01(\t\x12\x14\n\x0cmicrobatches\x18\x04 \x01(\x04\x12\x0f\n\x07samples\x18\x05 \x01(\x04\x12\x13\n\x0b\x66rom_unix_s\x18\x06 \x01(\x04\x12\x14\n\x0cuntil_unix_s\x18\x07 \x01(\x04\x12\x11\n\tsignature\x18\x08 \x01(\x0c\"\x10\n\x0eReceiptRequest*\x94\x01\n\x06Status\x12\x16\n\x12STATUS_UNSPECIFIED\x10\x00\x12\r\n\tSTATUS_OK\x10\x01\x12\x0f\n\x0bSTATUS_BUSY\x10\x02\x12\x16\n\x12STATUS_UNAVAILABLE\x10\x03\x12\x12\n\x0eSTATUS_REFUSED\x10\x04\x12\x10\n\x0cSTATUS_FAULT\x10\x05\x12\x14\n\x10STATUS_FORBIDDEN\x10\x06*K\n\x07Purpose\x12\x17\n\x13PURPOSE_UNSPECIFIED\x10\x00\x12\x11\n\rPURPOSE_TRAIN\x10\x01\x12\x14\n\x10PURPOSE_VALIDATE\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'swarmnode.v1.call_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_STATUS']._serialized_start=2809
-  _globals['_STATUS']._serialized_end=2957
-  _globals['_PURPOSE']._serialized_start=2959
-  _globals['_PURPOSE']._serialized_end=3034
-  _globals['_TENSORSPEC']._serialized_start=95
-  _globals['_TENSORSPEC']._serialized_end=168
-  _globals['_REQUEST']._serialized_start=171
-  _globals['_REQUEST']._serialized_end=820
-  _globals['_REPLY']._serialized_start=823
-  _globals['_REPLY']._serialized_end=1482
-  _globals['_PING']._serialized_start=1484
-  _globals['_PING']._serialized_end=1507
-  _globals['_PONG']._serialized_start=1509
-  _globals['_PONG']._serialized_end=1532
-  _globals['_PROCESS']._serialized_start=1535
-  _globals['_PROCESS']._serialized_end=1698
-  _globals['_PROCESSED']._serialized_start=1700
-  _globals['_PROCESSED']._serialized_end=1812
-  _globals['_EXCHANGE']._serialized_start=1814
-  _globals['_EXCHANGE']._serialized_end=1916
-  _globals['_EXCHANGED']._serialized_start=1918
-  _globals['_EXCHANGED']._serialized_end=1977
-  _globals['_COMMIT']._serialized_start=1979
-  _globals['_COMMIT']._serialized_end=2017
-  _globals['_COMMITTED']._serialized_start=2019
-  _globals['_COMMITTED']._serialized_end=2062
-  _globals['_SNAPSHOTREQUEST']._serialized_start=2064
-  _globals['_SNAPSHOTREQUEST']._serialized_end=2163
-  _globals['_SNAPSHOT']._serialized_start=2166
-  _globals['_SNAPSHOT']._serialized_end=2416
-  _globals['_CHUNKREQUEST']._serialized_start=2418
-  _globals['_CHUNKREQUEST']._serialized_end=2468
-  _globals['_CHUNK']._serialized_start=2470
-  _globals['_CHUNK']._serialized_end=2492
-  _globals['_MANIFESTREQUEST']._serialized_start=2494
-  _globals['_MANIFESTREQUEST']._serialized_end=2511
-  _globals['_GUESTSREQUEST']._serialized_start=2513
-  _globals['_GUESTSREQUEST']._serialized_end=2546
-  _globals['_REACHREQUEST']._serialized_start=2548
-  _globals['_REACHREQUEST']._serialized_end=2581
-  _globals['_REACHED']._serialized_start=2583
-  _globals['_REACHED']._serialized_end=2627
-  _globals['_RECEIPT']._serialized_start=2630
-  _globals['_RECEIPT']._serialized_end=2788
-  _globals['_RECEIPTREQUEST']._serialized_start=2790
-  _globals['_RECEIPTREQUEST']._serialized_end=2806
+  _globals['_STATUS']._serialized_start=2923
+  _globals['_STATUS']._serialized_end=3071
+  _globals['_PURPOSE']._serialized_start=3073
+  _globals['_PURPOSE']._serialized_end=3148
+  _globals['_TENSORSPEC']._serialized_start=122
+  _globals['_TENSORSPEC']._serialized_end=195
+  _globals['_REQUEST']._serialized_start=198
+  _globals['_REQUEST']._serialized_end=894
+  _globals['_REPLY']._serialized_start=897
+  _globals['_REPLY']._serialized_end=1596
+  _globals['_PING']._serialized_start=1598
+  _globals['_PING']._serialized_end=1621
+  _globals['_PONG']._serialized_start=1623
+  _globals['_PONG']._serialized_end=1646
+  _globals['_PROCESS']._serialized_start=1649
+  _globals['_PROCESS']._serialized_end=1812
+  _globals['_PROCESSED']._serialized_start=1814
+  _globals['_PROCESSED']._serialized_end=1926
+  _globals['_EXCHANGE']._serialized_start=1928
+  _globals['_EXCHANGE']._serialized_end=2030
+  _globals['_EXCHANGED']._serialized_start=2032
+  _globals['_EXCHANGED']._serialized_end=2091
+  _globals['_COMMIT']._serialized_start=2093
+  _globals['_COMMIT']._serialized_end=2131
+  _globals['_COMMITTED']._serialized_start=2133
+  _globals['_COMMITTED']._serialized_end=2176
+  _globals['_SNAPSHOTREQUEST']._serialized_start=2178
+  _globals['_SNAPSHOTREQUEST']._serialized_end=2277
+  _globals['_SNAPSHOT']._serialized_start=2280
+  _globals['_SNAPSHOT']._serialized_end=2530
+  _globals['_CHUNKREQUEST']._serialized_start=2532
+  _globals['_CHUNKREQUEST']._serialized_end=2582
+  _globals['_CHUNK']._serialized_start=2584
+  _globals['_CHUNK']._serialized_end=2606
+  _globals['_MANIFESTREQUEST']._serialized_start=2608
+  _globals['_MANIFESTREQUEST']._serialized_end=2625
+  _globals['_GUESTSREQUEST']._serialized_start=2627
+  _globals['_GUESTSREQUEST']._serialized_end=2660
+  _globals['_REACHREQUEST']._serialized_start=2662
+  _globals['_REACHREQUEST']._serialized_end=2695
+  _globals['_REACHED']._serialized_start=2697
+  _globals['_REACHED']._serialized_end=2741
+  _globals['_RECEIPT']._serialized_start=2744
+  _globals['_RECEIPT']._serialized_end=2902
+  _globals['_RECEIPTREQUEST']._serialized_start=2904
+  _globals['_RECEIPTREQUEST']._serialized_end=2920
 # @@protoc_insertion_point(module_scope)

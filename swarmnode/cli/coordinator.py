@@ -1,0 +1,67 @@
+"""`swarmnode coordinator RUN`: a run's meeting point and its page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from swarmnode.cli.bootstrap import signed_manifest
+from swarmnode.cli.options import BOOTSTRAP, DASHBOARD_PORT, FOLDER, LISTEN, OWN_RUN, PORT, NodeOptions
+from swarmnode.local.place import default_cache, default_home
+
+
+@click.command(short_help="show a run on one page, and be its meeting point")
+@click.argument("run", metavar="RUN", type=OWN_RUN)
+@click.option("--port", type=PORT, default=DASHBOARD_PORT, show_default=True, help="Of the page; 0: any free one.")
+@click.option("--bind", "host", help="Address the page listens at.  [default: 127.0.0.1; with --public 0.0.0.0]")
+@click.option("--public", is_flag=True, help="Let other machines open the page. It is read-only; addresses are hidden.")
+@click.option("--listen", type=LISTEN, default="/ip4/0.0.0.0/tcp/0", show_default=True, help="Where peers reach us.")
+@click.option("--peer", "peers", type=BOOTSTRAP, multiple=True, help="A member of the run; may be repeated.")
+@click.option("--home", type=FOLDER, help="Its own folder.  [default: ~/.local/share/swarmnode/coordinator]")
+@click.option("--metrics-port", type=PORT, default=0, show_default="any", help="Prometheus on 127.0.0.1:PORT.")
+@click.option("--name", default="coordinator", show_default=True, help="What people call it.")
+def command(
+    run: str,
+    port: int,
+    host: str | None,
+    public: bool,
+    listen: str,
+    peers: tuple[str, ...],
+    home: Path | None,
+    metrics_port: int,
+    name: str,
+) -> int:
+    """Show RUN on a live web page, hold its directory and give its manifest to joiners, as `bootstrap` does. RUN is a
+    folder of `swarmnode init`, a signed manifest, or with --peer a run id.
+
+    Trains nothing, needs no GPU. Nobody who trains needs it: stop it, and training goes on; start it again, and the
+    picture is back, its history kept in the home. Prints its multiaddrs on stdout, the page's address on stderr.
+    """
+    from swarmnode.cli.launch import launch
+    from swarmnode.local.ready import Ready
+
+    def tell(ready: Ready) -> None:
+        for address in ready.addresses:
+            click.echo(address)
+        click.echo(f"dashboard {ready.dashboard}", err=True)
+        click.echo(f"metrics http://{ready.metrics_address}/metrics", err=True)
+        if ready.addresses:
+            click.echo(f"others join by: swarmnode join {ready.addresses[0]} --run {ready.run_id}", err=True)
+
+    address = host or ("0.0.0.0" if public else "127.0.0.1")
+    options = NodeOptions(
+        run=signed_manifest(run),
+        bootstrap=peers,
+        stage=None,
+        listen=listen,
+        home=home or default_home("coordinator"),
+        metrics_port=metrics_port,
+        cache=default_cache(),
+        name=name,
+        bootstrap_only=True,
+        out=None,
+        dashboard=f"{address}:{port}",
+        public=public,
+    )
+    return launch(options, tell)

@@ -1,0 +1,193 @@
+"""What a person should look at: decisions over one frozen view of the run. Pure; each alarm carries its reason.
+
+Levels: `error` when training is, or will soon be, at a standstill or wrong; `warning` when luck is all that keeps it.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+STAGE_REPLICAS_MIN = 2  # one more than none: the death of a lone replica costs its stage
+SKEW_MAX_S = 1.5  # guess: half of what records and the directory bear (membership.record.CLOCK_SKEW_MAX_S)
+SPIKE_NATS = 0.5  # guess: above the noise of a microbatch's loss early in a run
+SPIKE_DEVIATIONS = 8.0  # guess
+SPIKE_POINTS = 12  # guess: fewer points say nothing of noise
+STALL_S = 60.0  # guess: several microbatch deadlines
+ISLAND_MIN = 2  # nodes; one that talks to nobody is counted as silent
+LONE_SHARE_MAX = 0.5  # guess: a newcomer's round is lone, half of all are not
+LONE_ROUNDS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Alarm:
+    """`kind` is one word, stable as long as the alarm stands; `about` tells alarms of one kind apart."""
+
+    kind: str
+    level: str
+    title: str
+    reason: str
+    about: str = ""
+
+    def to_json(self) -> dict[str, object]:
+        return {"kind": self.kind, "level": self.level, "title": self.title, "reason": self.reason, "about": self.about}
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """The frozen view alarms are decided on. `replicas` by stage that serve; `groups` are names of nodes by island."""
+
+    replicas: Sequence[int]
+    versions: Sequence[str]
+    skews_s: Sequence[tuple[str, float]]  # (name of the node, its clock ahead of ours)
+    silent: Sequence[str]
+    groups: Sequence[Sequence[str]]
+    losses: Sequence[float]  # train loss, oldest first
+    stalled_s: float
+    rounds: Sequence[tuple[int, int]]  # (paired, lone), oldest first
+    trained: bool
+
+
+def alarms(health: Health) -> list[Alarm]:
+    """Everything that is wrong, worst first."""
+    found = [
+        *thin_stages(health.replicas, health.trained),
+        *islands(health.groups),
+        *stalled(health.stalled_s, health.replicas),
+        *loss_spike(health.losses),
+        *lone_rounds(health.rounds, health.replicas),
+        *clock_skew(health.skews_s),
+        *silent_nodes(health.silent, sum(health.replicas)),
+        *version_mix(health.versions),
+    ]
+    return sorted(found, key=lambda alarm: alarm.level != "error")
+
+
+def thin_stages(replicas: Sequence[int], trained: bool) -> list[Alarm]:
+    """A stage nobody serves, and stages that one death would leave so."""
+    if not trained and not any(replicas):
+        return []
+    empty = [stage for stage, count in enumerate(replicas) if count == 0]
+    lonely = [stage for stage, count in enumerate(replicas) if 0 < count < STAGE_REPLICAS_MIN]
+    found = []
+    if empty:
+        found.append(
+            Alarm(
+                "stage_empty",
+                "error",
+                f"Nobody serves {_stages(empty)}",
+                "No microbatch gets through until a node takes it. Newcomers go there by themselves.",
+            )
+        )
+    if lonely:
+        found.append(
+            Alarm(
+                "stage_thin",
+                "warning",
+                f"{_stages(lonely).capitalize()} hang{'s' if len(lonely) == 1 else ''} by one node"
+                + ("" if len(lonely) == 1 else " each"),
+                "If it dies, the stage has to be rebuilt. One more volunteer would settle this.",
+            )
+        )
+    return found
+
+
+def islands(groups: Sequence[Sequence[str]]) -> list[Alarm]:
+    """Training nodes that fall in groups which exchange nothing with each other."""
+    large = [group for group in groups if len(group) >= ISLAND_MIN]
+    if len(large) < 2:
+        return []
+    smaller = large[1]
+    sizes = " and ".join(str(len(group)) for group in large[:4])
+    return [
+        Alarm(
+            "islands",
+            "error",
+            f"The swarm has fallen into {len(large)} islands",
+            f"Groups of {sizes} nodes exchange nothing with each other; one of them: {_names(smaller)}.",
+        )
+    ]
+
+
+def stalled(stalled_s: float, replicas: Sequence[int]) -> list[Alarm]:
+    """Every stage is served and yet no sample is trained."""
+    if stalled_s < STALL_S or not all(replicas):
+        return []
+    reason = f"Every stage has a replica, but for {stalled_s:.0f} s the run's sample count has not grown."
+    return [Alarm("stalled", "error", "Training stands still", reason)]
+
+
+def loss_spike(losses: Sequence[float]) -> list[Alarm]:
+    """The newest training loss is far above what the last ones let one expect."""
+    if len(losses) <= SPIKE_POINTS:
+        return []
+    before, now = losses[-SPIKE_POINTS - 1 : -1], losses[-1]
+    middle = statistics.median(before)
+    deviation = statistics.median(abs(loss - middle) for loss in before)
+    bound = middle + max(SPIKE_NATS, SPIKE_DEVIATIONS * deviation)
+    if now <= bound:
+        return []
+    reason = f"{now:.3f} nats per token after a median of {middle:.3f}; up to {bound:.3f} would pass for noise."
+    return [Alarm("loss_spike", "error" if now > 2 * bound else "warning", "The training loss has jumped", reason)]
+
+
+def lone_rounds(rounds: Sequence[tuple[int, int]], replicas: Sequence[int]) -> list[Alarm]:
+    """Replicas that have partners mostly step alone: they drift apart."""
+    recent = rounds[-LONE_ROUNDS:]
+    paired, lone = sum(pair for pair, _ in recent), sum(alone for _, alone in recent)
+    if len(recent) < LONE_ROUNDS or lone <= LONE_SHARE_MAX * (paired + lone) or min(replicas, default=0) < 2:
+        return []
+    reason = f"{lone} of the last {paired + lone} outer steps found no partner, though every stage has some."
+    return [Alarm("lone_rounds", "warning", "Replicas seldom meet", reason)]
+
+
+def clock_skew(skews_s: Sequence[tuple[str, float]]) -> list[Alarm]:
+    """Clocks far from ours; when most are off by alike, it is ours."""
+    off = sorted(((name, skew) for name, skew in skews_s if abs(skew) > SKEW_MAX_S), key=lambda entry: -abs(entry[1]))
+    if not off:
+        return []
+    if len(off) > 2 and len(off) > len(skews_s) / 2:
+        middle = statistics.median(skew for _, skew in skews_s)
+        reason = f"{len(off)} of {len(skews_s)} nodes' clocks differ by about {middle:+.1f} s. Set it by NTP."
+        return [Alarm("clock_skew", "warning", "This coordinator's clock seems wrong", reason)]
+    told = ", ".join(f"{name} {skew:+.1f} s" for name, skew in off[:3])
+    reason = f"{told}{_more(len(off) - 3)}. Beyond 3 s their records are refused: set them by NTP."
+    return [Alarm("clock_skew", "warning", f"{_nodes(len(off))} with a wrong clock", reason)]
+
+
+def silent_nodes(silent: Sequence[str], serving: int) -> list[Alarm]:
+    """Nodes with a valid record that do not answer."""
+    if not silent:
+        return []
+    many = len(silent) > max(1, serving) / 4
+    reason = f"{_names(silent)}: frozen, killed, or cut off from here. Their records run out by themselves."
+    return [Alarm("silent", "error" if many else "warning", f"{_nodes(len(silent))} not answering", reason)]
+
+
+def version_mix(versions: Sequence[str]) -> list[Alarm]:
+    """More than one version of swarmnode takes part."""
+    counted = Counter(version for version in versions if version)
+    if len(counted) < 2:
+        return []
+    told = ", ".join(f"{count} × {version}" for version, count in counted.most_common(4))
+    reason = f"{told}{_more(len(counted) - 4)}. They may work together; upgrade the few."
+    return [Alarm("version_mix", "warning", f"{len(counted)} versions of swarmnode", reason)]
+
+
+def _stages(stages: Sequence[int]) -> str:
+    told = ", ".join(map(str, stages[:6])) + _more(len(stages) - 6)
+    return f"stage {told}" if len(stages) == 1 else f"stages {told}"
+
+
+def _nodes(count: int) -> str:
+    return "One node" if count == 1 else f"{count} nodes"
+
+
+def _names(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + _more(len(names) - 3)
+
+
+def _more(count: int) -> str:
+    return f" and {count} more" if count > 0 else ""

@@ -1,0 +1,390 @@
+"""What the coordinator knows now: nodes, rounds, timeline, totals. Everything here is plain bookkeeping, no waiting.
+
+`Board` takes in verified records and nodes' reports. What a report says is its node's own claim: sizes are bounded and
+numbers checked here, texts are shown as text only. `take_changes` hands over what is new since it was last asked, to be
+sent to the page and written to the history.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter, deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from swarmnode.dashboard.tally import COUNT_MAX, KEYS, Contribution, counts_of
+from swarmnode.dashboard.timeline import TEXT_CHARS_MAX, Entry, sentence
+from swarmnode.errors import RemoteFault
+from swarmnode.ids import PeerId, short
+from swarmnode.manifest import Manifest
+from swarmnode.membership.progress import Progress
+from swarmnode.model.split import split
+from swarmnode.wire import record_pb2, report_pb2
+from swarmnode.wire.control_pb2 import StatusReply
+
+NODES_MAX = 20_000  # guess: members and those remembered as gone
+GONE_KEEP_S = 120.0  # guess: how long a node that went is still shown among the others
+ENTRIES_KEPT = 400  # guess: of the timeline, in memory; the history has more
+ROUNDS_KEPT = 400
+NAME_CHARS_MAX = 40
+LINKS_MAX = 64
+SILENT_AFTER = 2  # failed calls in a row; guess
+RATE_WINDOW_S = 30.0  # guess: speed is the mean over this
+REPORT_FRESH_S = 60.0  # guess: older reports do not count in means
+SAME_FAULT_S = 60.0  # guess: the same complaint of the same node is shown once in this
+LOSS_MAX = 1e4
+
+LIVING = (
+    record_pb2.NODE_STATE_JOINING,
+    record_pb2.NODE_STATE_SYNCING,
+    record_pb2.NODE_STATE_TRAINING,
+    record_pb2.NODE_STATE_DRAINING,
+)
+
+
+@dataclass(slots=True)
+class Seen:
+    """One node as known here. Times are Unix seconds; `heard_s` is when its newest record came."""
+
+    peer: PeerId
+    stage: int = 0
+    state: int = record_pb2.NODE_STATE_UNSPECIFIED
+    sequence: int = -1
+    speed: float = 0.0
+    queue: int = 0
+    round: int = 0
+    version: str = ""
+    joined_s: float = 0.0
+    expires_s: float = 0.0
+    heard_s: float = 0.0
+    addresses: tuple[str, ...] = ()
+    name: str = ""
+    incarnation: int = 0
+    cursor: int = 0
+    status: StatusReply | None = None
+    answered_s: float = 0.0
+    failures: int = 0
+    rtt_s: float | None = None
+    skew_s: float | None = None
+    links: tuple[report_pb2.LinkReport, ...] = ()
+    why: str = ""
+    gone_s: float | None = None
+    gone_why: str = ""
+
+    @property
+    def living(self) -> bool:
+        return self.gone_s is None and self.state in LIVING
+
+    @property
+    def serving(self) -> bool:
+        return self.gone_s is None and self.state == record_pb2.NODE_STATE_TRAINING
+
+    @property
+    def label(self) -> str:
+        return self.name or short(self.peer)
+
+
+@dataclass(slots=True)
+class Round:
+    """Outer steps of one round. Each partner of a pair counts its own."""
+
+    index: int
+    unix_s: float
+    paired: int = 0
+    lone: int = 0
+    refused: int = 0
+    seconds: float = 0.0
+
+    def to_json(self) -> dict[str, object]:
+        steps = self.paired + self.lone
+        return {
+            "round": self.index,
+            "t": round(self.unix_s, 3),
+            "paired": self.paired,
+            "lone": self.lone,
+            "refused": self.refused,
+            "mean_s": round(self.seconds / steps, 4) if steps else None,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What is new: to be sent and stored. `forgotten` are peers no longer shown."""
+
+    nodes: list[Seen]
+    forgotten: list[PeerId]
+    entries: list[Entry]
+    rounds: list[Round]
+    validations: list[tuple[int, float, float]]
+    contributions: list[tuple[PeerId, Contribution]]
+
+
+@dataclass(slots=True)
+class Board:
+    """The whole picture of one run."""
+
+    manifest: Manifest
+    nodes: dict[PeerId, Seen] = field(default_factory=dict)
+    rounds: dict[int, Round] = field(default_factory=dict)
+    timeline: deque[Entry] = field(default_factory=lambda: deque(maxlen=ENTRIES_KEPT))
+    contributions: dict[PeerId, Contribution] = field(default_factory=dict)
+    totals: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(KEYS, 0)))
+    validations: dict[int, tuple[float, float]] = field(default_factory=dict)  # samples -> (Unix seconds, nats)
+    samples: int = 0
+    grew_s: float = 0.0  # when `samples` last grew, or first was looked at
+    entry_serial: int = 0
+    cursors: dict[PeerId, tuple[int, int]] = field(default_factory=dict)  # (incarnation, last event read) of nodes gone
+    _progress: Progress = field(default_factory=Progress)
+    _rates: deque[tuple[float, int]] = field(default_factory=deque)
+    parameters: tuple[int, ...] = ()
+    _told: dict[tuple[PeerId, str], float] = field(default_factory=dict)
+    _dirty: set[PeerId] = field(default_factory=set)
+    _dirty_rounds: set[int] = field(default_factory=set)
+    _dirty_contributions: set[PeerId] = field(default_factory=set)
+    _forgotten: list[PeerId] = field(default_factory=list)
+    _entries: list[Entry] = field(default_factory=list)
+    _validations: list[tuple[int, float, float]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.parameters = tuple(part.parameters for part in split(self.manifest.model, self.manifest.pipeline.stages))
+
+    # What comes in.
+
+    def heard(self, record: record_pb2.Record, now_s: float) -> None:
+        """Take in a verified record, unless a newer one is known."""
+        peer = PeerId(record.peer_id)
+        node = self.nodes.get(peer)
+        if node is None:
+            if len(self.nodes) >= NODES_MAX or record.state == record_pb2.NODE_STATE_LEFT:
+                return
+            node = self.nodes[peer] = Seen(peer)
+            node.incarnation, node.cursor = self.cursors.pop(peer, (0, 0))
+        if record.sequence <= node.sequence:
+            return
+        if node.gone_s is not None and record.state != record_pb2.NODE_STATE_LEFT:
+            node.gone_s, node.failures, node.gone_why = None, 0, ""
+        node.sequence, node.heard_s = record.sequence, now_s
+        node.stage, node.state = record.stage, record.state
+        node.speed, node.queue, node.round = record.samples_per_second, record.queue, record.round
+        node.version, node.joined_s = clean(record.version), record.joined_unix_ms / 1000.0
+        node.expires_s, node.addresses = record.expires_unix_ms / 1000.0, tuple(record.addresses)
+        if record.state == record_pb2.NODE_STATE_LEFT and node.gone_s is None:
+            node.gone_s, node.gone_why = now_s, "left"
+        self._learn_progress(record.progress)
+        self._dirty.add(peer)
+
+    def reported(self, peer: PeerId, report: report_pb2.Report, now_s: float, rtt_s: float) -> None:
+        """Take in what `peer` answered `rtt_s` after it was asked."""
+        node = self.nodes.get(peer)
+        if node is None:
+            return
+        if report.incarnation != node.incarnation:
+            node.incarnation, node.cursor = report.incarnation, 0
+        node.name = clean(report.name)[:NAME_CHARS_MAX]
+        node.status, node.answered_s, node.failures, node.rtt_s = report.status, now_s, 0, rtt_s
+        node.skew_s = report.unix_ms / 1000.0 - (now_s - rtt_s / 2)
+        node.links = tuple(report.links[:LINKS_MAX])
+        if node.gone_s is not None and node.gone_why != "left":
+            node.gone_s, node.gone_why = None, ""
+        self._count(node, report, now_s)
+        for event in report.events:
+            if event.serial > node.cursor:
+                node.cursor = event.serial
+                self._happened(node, event, now_s)
+        self._dirty.add(peer)
+
+    def silent(self, peer: PeerId, why: str, now_s: float) -> None:
+        """`peer` did not answer. After SILENT_AFTER times in a row that is told."""
+        node = self.nodes.get(peer)
+        if node is None or node.gone_s is not None:
+            return
+        node.failures += 1
+        if node.failures == SILENT_AFTER:
+            self.tell(now_s, node, "departure", "warning", f"does not answer: {clean(why)}")
+        self._dirty.add(peer)
+
+    def expire(self, now_s: float) -> None:
+        """Mark nodes whose record ran out as gone, and forget those gone for GONE_KEEP_S."""
+        for peer, node in list(self.nodes.items()):
+            if node.gone_s is None and node.expires_s <= now_s:
+                node.gone_s, node.gone_why = now_s, "its record ran out"
+                if node.failures < SILENT_AFTER:
+                    self.tell(now_s, node, "departure", "warning", "is gone without a word: its record ran out")
+                self._dirty.add(peer)
+            elif node.gone_s is not None and now_s - node.gone_s > GONE_KEEP_S:
+                del self.nodes[peer]
+                if len(self.cursors) < NODES_MAX:
+                    self.cursors[peer] = (node.incarnation, node.cursor)
+                self._dirty.discard(peer)
+                self._forgotten.append(peer)
+
+    def tell(self, now_s: float, node: Seen | None, kind: str, level: str, text: str) -> None:
+        """Add an entry to the timeline; `node` None speaks of the whole run."""
+        self.entry_serial += 1
+        peer, name, stage = ("", "", None) if node is None else (node.peer, node.label, node.stage)
+        entry = Entry(self.entry_serial, now_s, peer, name, stage, kind, level, text[:TEXT_CHARS_MAX])
+        self.timeline.append(entry)
+        self._entries.append(entry)
+
+    # What is known.
+
+    def living(self) -> list[Seen]:
+        return [node for node in self.nodes.values() if node.living]
+
+    def settle(self, now_s: float) -> None:
+        """Bring the run's sample count and speed up to `now_s`.
+
+        The count is what records add up to, or what half of the nodes say when that is more: a coordinator that
+        started late has not heard of feeders long dead. A single liar moves neither the median nor others' entries.
+        """
+        fresh = (node.status for node in self.living() if self._fresh(node, now_s))
+        said = [status.samples_total for status in fresh if status is not None]
+        known = statistics.median_low(said) if said else 0
+        total = max(self.samples, self._progress.total, known if known <= COUNT_MAX else 0)
+        if total > self.samples or not self.grew_s:
+            self.samples, self.grew_s = total, now_s
+        if not self._rates or now_s - self._rates[-1][0] >= 1.0:
+            self._rates.append((now_s, self.samples))
+        while len(self._rates) > 2 and now_s - self._rates[0][0] > RATE_WINDOW_S:
+            self._rates.popleft()
+
+    def samples_per_s(self) -> float:
+        """Of the whole run, over the last RATE_WINDOW_S."""
+        if len(self._rates) < 2:
+            return 0.0
+        (t0, s0), (t1, s1) = self._rates[0], self._rates[-1]
+        return (s1 - s0) / (t1 - t0) if t1 > t0 else 0.0
+
+    def loss_train(self, now_s: float) -> float | None:
+        """Nats per token: the median of what nodes that know one say."""
+        said = [
+            node.status.loss_train
+            for node in self.living()
+            if node.status is not None and self._fresh(node, now_s) and 0 < node.status.loss_train < LOSS_MAX
+        ]
+        return statistics.median(said) if said else None
+
+    def validation_last(self) -> tuple[int, float] | None:
+        """(samples, nats per token) of the newest measurement."""
+        if not self.validations:
+            return None
+        samples = max(self.validations)
+        return samples, self.validations[samples][1]
+
+    def round_last(self) -> int:
+        return statistics.median_low([node.round for node in self.living()] or [0])
+
+    def take_changes(self) -> Changes:
+        """Everything new since the last time."""
+        changes = Changes(
+            nodes=[self.nodes[peer] for peer in sorted(self._dirty) if peer in self.nodes],
+            forgotten=self._forgotten,
+            entries=self._entries,
+            rounds=[self.rounds[index] for index in sorted(self._dirty_rounds) if index in self.rounds],
+            validations=self._validations,
+            contributions=[(peer, self.contributions[peer]) for peer in sorted(self._dirty_contributions)],
+        )
+        self._dirty, self._dirty_rounds, self._dirty_contributions = set(), set(), set()
+        self._forgotten, self._entries, self._validations = [], [], []
+        return changes
+
+    # How.
+
+    def _fresh(self, node: Seen, now_s: float) -> bool:
+        return now_s - node.answered_s <= max(REPORT_FRESH_S, len(self.nodes) / 5.0)
+
+    def _learn_progress(self, said: record_pb2.Progress) -> None:
+        if said.samples:
+            try:
+                self._progress.merge(Progress.from_wire(said))
+            except RemoteFault:
+                return  # an absurd count: the record itself may still be right
+
+    def _count(self, node: Seen, report: report_pb2.Report, now_s: float) -> None:
+        contribution = self.contributions.get(node.peer)
+        if contribution is None:
+            if len(self.contributions) >= NODES_MAX:
+                return
+            contribution = self.contributions[node.peer] = Contribution(first_unix_s=now_s)
+        contribution.name, contribution.last_unix_s = node.label, now_s
+        parameters = self.parameters[node.stage] if node.stage < len(self.parameters) else 0
+        grown = contribution.tell(report.incarnation, counts_of(report.status.counters), parameters)
+        self.totals.update({key: value for key, value in grown.items() if value})
+        self._dirty_contributions.add(node.peer)
+
+    def _happened(self, node: Seen, event: report_pb2.EventReport, now_s: float) -> None:
+        fields = {clean(key): clean(value) for key, value in event.fields.items()}
+        when = min(event.unix_ms / 1000.0 - (node.skew_s or 0.0), now_s)
+        match event.event:
+            case "exchange.paired" | "exchange.lone" | "exchange.refused":
+                self._exchanged(event.event.partition(".")[2], fields, when)
+            case "validation.done":
+                self._validated(fields, when)
+            case "stage.chosen" | "stage.moved":
+                node.why = fields.get("reason", "")
+        found = sentence(event.event, event.level, fields)
+        if found is None:
+            return
+        if found[0] == "fault":
+            key = (node.peer, event.event)
+            if now_s - self._told.get(key, -SAME_FAULT_S) < SAME_FAULT_S:
+                return
+            if len(self._told) > NODES_MAX:
+                self._told.clear()
+            self._told[key] = now_s
+        self.tell(when, node, found[0], event.level, found[1])
+
+    def _exchanged(self, outcome: str, fields: dict[str, str], when: float) -> None:
+        index, seconds = number(fields.get("round")), number(fields.get("seconds"))
+        if index is None or not 0 <= index <= COUNT_MAX:
+            return
+        at = self.rounds.get(int(index))
+        if at is None:
+            if len(self.rounds) >= ROUNDS_KEPT and index < min(self.rounds):
+                return
+            at = self.rounds[int(index)] = Round(int(index), when)
+            if len(self.rounds) > ROUNDS_KEPT:
+                del self.rounds[min(self.rounds)]
+        setattr(at, outcome, getattr(at, outcome) + 1)
+        at.seconds += seconds if seconds is not None and 0 <= seconds < 1e6 else 0.0
+        self._dirty_rounds.add(int(index))
+
+    def _validated(self, fields: dict[str, str], when: float) -> None:
+        loss, samples = number(fields.get("loss")), number(fields.get("samples_total"))
+        if loss is None or samples is None or not 0 < loss < LOSS_MAX or not 0 <= samples <= COUNT_MAX:
+            return
+        self.validations[int(samples)] = (when, loss)
+        self._validations.append((int(samples), when, loss))
+
+
+def clean(text: str) -> str:
+    """`text` of a stranger without control characters, on one line."""
+    return "".join(character if character.isprintable() else " " for character in text).strip()
+
+
+def number(text: str | None) -> float | None:
+    """A finite number, or None."""
+    try:
+        value = float(text) if text is not None else None
+    except ValueError:
+        return None
+    return value if value is not None and abs(value) != float("inf") and value == value else None
+
+
+def parties(links: Iterable[tuple[PeerId, PeerId]], members: Iterable[PeerId]) -> list[set[PeerId]]:
+    """`members` grouped by whom they can reach over `links` of any length, the largest group first."""
+    leader = {member: member for member in members}
+
+    def find(member: PeerId) -> PeerId:
+        while leader[member] != member:
+            leader[member] = leader[leader[member]]
+            member = leader[member]
+        return member
+
+    for one, other in links:
+        if one in leader and other in leader:
+            leader[find(one)] = find(other)
+    groups: dict[PeerId, set[PeerId]] = {}
+    for member in leader:
+        groups.setdefault(find(member), set()).add(member)
+    return sorted(groups.values(), key=lambda group: (-len(group), min(group)))

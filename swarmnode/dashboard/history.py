@@ -1,0 +1,187 @@
+"""The coordinator's memory on disk: one SQLite file a run, so that a restart brings the picture back.
+
+Curves are thinned as they age, the timeline is cut, and a disk that refuses costs history, never the coordinator. What
+a node counted and how far its events were read are written in one transaction, so that nothing counts twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sqlite3
+from collections.abc import Callable
+from dataclasses import astuple, dataclass
+from pathlib import Path
+
+from swarmnode.dashboard.board import Board, Changes, Round
+from swarmnode.dashboard.tally import Contribution
+from swarmnode.dashboard.timeline import Entry
+from swarmnode.errors import LocalFault
+from swarmnode.ids import PeerId
+
+POINTS_MAX = 4000
+"""Points of the curves. When there are more, every second of the older half goes. Guess: 0.3 MB."""
+
+ENTRIES_MAX = 20_000
+PRUNE_EVERY = 200
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT);
+CREATE TABLE IF NOT EXISTS point (
+    t REAL PRIMARY KEY, samples INTEGER, tokens_per_s REAL, train REAL, nodes INTEGER, serving INTEGER, round INTEGER,
+    sent REAL, gossip REAL);
+CREATE TABLE IF NOT EXISTS validation (samples INTEGER PRIMARY KEY, t REAL, loss REAL);
+CREATE TABLE IF NOT EXISTS entry (
+    serial INTEGER PRIMARY KEY, t REAL, peer TEXT, name TEXT, stage INTEGER, kind TEXT, level TEXT, text TEXT);
+CREATE TABLE IF NOT EXISTS round (
+    number INTEGER PRIMARY KEY, t REAL, paired INTEGER, lone INTEGER, refused INTEGER, seconds REAL);
+CREATE TABLE IF NOT EXISTS node (peer TEXT PRIMARY KEY, incarnation INTEGER, cursor INTEGER, addresses TEXT);
+CREATE TABLE IF NOT EXISTS contribution (peer TEXT PRIMARY KEY, name TEXT, first REAL, last REAL, lives TEXT);
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """The run at one moment. `train` is nats per token, `sent` and `gossip` bytes so far."""
+
+    unix_s: float
+    samples: int
+    tokens_per_s: float
+    train: float | None
+    nodes: int
+    serving: int
+    round: int
+    sent: float
+    gossip: float
+
+    def to_json(self) -> list[object]:
+        """[t, samples, tokens_per_s, train, nodes, serving, round, sent, gossip]"""
+        train = None if self.train is None else round(self.train, 4)
+        return [round(self.unix_s, 1), self.samples, round(self.tokens_per_s, 1), train, *astuple(self)[4:]]
+
+
+class History:
+    """Use `History.open(path, run_id)`; `restore` fills a board, `write` adds what is new, `close` ends it.
+
+    `points` are all there are, oldest first. `told` is called once with the reason when the disk refuses.
+    """
+
+    def __init__(self, database: sqlite3.Connection, told: Callable[[str], None]) -> None:
+        self._database = database
+        self._told = told
+        self._failed = False
+        self._writes = 0
+        self.points: list[Point] = []
+
+    @classmethod
+    def open(cls, path: Path, run_id: str, told: Callable[[str], None]) -> History:
+        """The history at `path`, made when missing. Raises LocalFault when it cannot be, or is of another run."""
+        try:
+            database = sqlite3.connect(path, isolation_level=None)
+            database.execute("PRAGMA journal_mode=WAL")
+            database.execute("PRAGMA synchronous=NORMAL")
+            database.executescript(_SCHEMA)
+            row = database.execute("SELECT value FROM meta WHERE key='run'").fetchone()
+            if row is None:
+                database.execute("INSERT INTO meta VALUES ('run', ?)", (run_id,))
+        except sqlite3.Error as error:
+            raise LocalFault(f"{path} cannot be opened: {error}; move it away to begin anew") from None
+        if row is not None and row[0] != run_id:
+            raise LocalFault(f"{path} is of run {row[0][:16]}; give another --home")
+        return cls(database, told)
+
+    def restore(self, board: Board) -> None:
+        """Put everything kept back into `board` and `points`. Raises LocalFault for a damaged file."""
+        try:
+            self._restore(board)
+        except (sqlite3.Error, ValueError, TypeError) as error:
+            raise LocalFault(f"the coordinator's history is damaged ({error}); move it away to begin anew") from None
+
+    def _restore(self, board: Board) -> None:
+        run = self._database.execute
+        self.points = [Point(*row) for row in run("SELECT * FROM point ORDER BY t")]
+        if self.points:
+            board.samples = self.points[-1].samples
+        for samples, t, loss in run("SELECT * FROM validation"):
+            board.validations[samples] = (t, loss)
+        for row in reversed(
+            run("SELECT * FROM entry ORDER BY serial DESC LIMIT ?", (board.timeline.maxlen,)).fetchall()
+        ):
+            board.timeline.append(Entry(*row))
+            board.entry_serial = row[0]
+        for row in run("SELECT * FROM round ORDER BY number"):
+            board.rounds[row[0]] = Round(*row)
+        for peer, incarnation, cursor, _ in run("SELECT * FROM node"):
+            board.cursors[PeerId(peer)] = (incarnation, cursor)
+        for peer, name, first, last, lives in run("SELECT * FROM contribution"):
+            kept = Contribution(name, first, last, {int(life): counts for life, counts in json.loads(lives).items()})
+            board.contributions[PeerId(peer)] = kept
+            for counts in kept.lives.values():
+                board.totals.update(counts)
+
+    def addresses(self) -> list[str]:
+        """Multiaddrs, ending in /p2p/PEER, of the nodes seen last: where to look for the run after a restart."""
+        rows = self._database.execute("SELECT peer, addresses FROM node ORDER BY rowid DESC LIMIT 32").fetchall()
+        return [f"{address}/p2p/{peer}" for peer, text in rows for address in json.loads(text)[:2]]
+
+    def write(self, changes: Changes, point: Point | None) -> None:
+        """Add what is new, all of it or nothing. A disk that refuses is told once."""
+        if point is not None:
+            self.points.append(point)
+        dropped = self._thin()
+        try:
+            self._database.execute("BEGIN")
+            self._write(changes, point, dropped)
+            self._database.execute("COMMIT")
+            self._failed = False
+        except sqlite3.Error as error:
+            with contextlib.suppress(sqlite3.Error):
+                self._database.execute("ROLLBACK")
+            if not self._failed:
+                self._failed = True
+                self._told(str(error))
+
+    def _write(self, changes: Changes, point: Point | None, dropped: list[float]) -> None:
+        many = self._database.executemany
+        if point is not None:
+            many("INSERT OR REPLACE INTO point VALUES (?,?,?,?,?,?,?,?,?)", [astuple(point)])
+        many("DELETE FROM point WHERE t=?", [(t,) for t in dropped])
+        many("INSERT OR REPLACE INTO validation VALUES (?,?,?)", changes.validations)
+        many("INSERT OR REPLACE INTO entry VALUES (?,?,?,?,?,?,?,?)", [astuple(entry) for entry in changes.entries])
+        many("INSERT OR REPLACE INTO round VALUES (?,?,?,?,?,?)", [astuple(at) for at in changes.rounds])
+        many(
+            "INSERT OR REPLACE INTO node VALUES (?,?,?,?)",
+            [(node.peer, node.incarnation, node.cursor, json.dumps(node.addresses)) for node in changes.nodes],
+        )
+        many(
+            "INSERT OR REPLACE INTO contribution VALUES (?,?,?,?,?)",
+            [
+                (peer, told.name, told.first_unix_s, told.last_unix_s, json.dumps(told.lives))
+                for peer, told in changes.contributions
+            ],
+        )
+        self._writes += 1
+        if self._writes % PRUNE_EVERY == 0:
+            self._database.execute(
+                "DELETE FROM entry WHERE serial <= (SELECT MAX(serial) FROM entry) - ?", (ENTRIES_MAX,)
+            )
+
+    def entries_before(self, serial: int, most: int) -> list[Entry]:
+        """Older lines of the timeline, newest first."""
+        rows = self._database.execute(
+            "SELECT * FROM entry WHERE serial < ? ORDER BY serial DESC LIMIT ?", (serial, most)
+        )
+        return [Entry(*row) for row in rows]
+
+    def close(self) -> None:
+        with contextlib.suppress(sqlite3.Error):
+            self._database.close()
+
+    def _thin(self) -> list[float]:
+        """Drop every second point of the older half when there are too many; their times."""
+        if len(self.points) <= POINTS_MAX:
+            return []
+        half = len(self.points) // 2
+        dropped = [point.unix_s for point in self.points[1:half:2]]
+        self.points = self.points[0:half:2] + self.points[half:]
+        return dropped

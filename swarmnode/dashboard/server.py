@@ -1,0 +1,249 @@
+"""The web server: one page, its assets, a read-only JSON API described by openapi.json, and a stream of what changes.
+
+There is no method that changes anything: whoever can reach the port can look, and no more. Bound to this machine
+(the default) only requests that name this machine as their host are answered, so that a web page elsewhere cannot read
+it through a visitor's browser; `public` answers everybody and leaves out the nodes' addresses.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import gzip
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from importlib import resources
+from typing import NamedTuple
+
+from aiohttp import web
+
+from swarmnode.dashboard import view
+from swarmnode.dashboard.live import Live
+from swarmnode.errors import UsageError
+from swarmnode.ids import PeerId
+from swarmnode.wire import record_pb2
+
+STREAMS_MAX = 512  # open pages; guess: each costs 40 kB and 20 us a second (test-lab section 5)
+STREAMS_PER_ADDRESS_MAX = 24
+SHUTDOWN_S = 1.0  # after the streams were ended; a response takes milliseconds
+WRITE_TIMEOUT_S = 20.0  # a page that takes nothing for so long is gone
+ENTRIES_MAX = 500
+POINTS_MAX = 4000
+LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
+
+HEADERS = {
+    "Content-Security-Policy": "default-src 'self'; img-src 'self' data:; object-src 'none'; base-uri 'none'; "
+    "form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+}
+
+TYPES = {
+    ".html": "text/html",
+    ".css": "text/css",
+    ".js": "text/javascript",
+    ".svg": "image/svg+xml",
+    ".json": "application/json",
+    ".txt": "text/plain",
+}
+
+
+class Asset(NamedTuple):
+    """One file of the wheel, in memory."""
+
+    body: bytes
+    packed: bytes
+    kind: str
+    tag: str
+
+
+def load_assets() -> dict[str, Asset]:
+    """All files of static/, by name."""
+    found = {}
+    for entry in (resources.files(__package__) / "static").iterdir():
+        kind = TYPES.get("." + entry.name.rpartition(".")[2])
+        if kind is not None and entry.is_file():
+            body = entry.read_bytes()
+            tag = hashlib.sha256(body).hexdigest()[:16]
+            found[entry.name] = Asset(body, gzip.compress(body, 6, mtime=0), kind, f'"{tag}"')
+    return found
+
+
+class DashboardServer:
+    """Serves `live`. `run` is what view.run gives; `signed` the run's manifest."""
+
+    def __init__(self, live: Live, run: view.Json, signed: record_pb2.SignedManifest, *, public: bool) -> None:
+        self._live = live
+        self._run = run
+        self._signed = signed
+        self._public = public
+        self._assets = load_assets()
+        self._streams: Counter[str] = Counter()
+        self._runner: web.AppRunner | None = None
+
+    async def start(self, host: str, port: int) -> str:
+        """Listen on `host`:`port` (0: any free one); returns the page's URL. Raises UsageError when it cannot."""
+        self._runner = web.AppRunner(self.app(), access_log=None, shutdown_timeout=SHUTDOWN_S, handle_signals=False)
+        await self._runner.setup()
+        try:
+            await web.TCPSite(self._runner, host, port, backlog=256).start()
+        except (OSError, OverflowError) as error:
+            await self._runner.cleanup()
+            busy = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
+            reason = "is in use" if busy else f"cannot be had ({error})"
+            raise UsageError(f"{host}:{port} {reason}: give another port for the dashboard, or 0") from None
+        bound = self._runner.addresses[0][1]
+        shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
+        return f"http://{shown}:{bound}/"
+
+    async def close(self) -> None:
+        """End every stream, then the server."""
+        self._live.close()
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._runner = None
+
+    def app(self) -> web.Application:
+        """The routes, all of them GET (and HEAD)."""
+        app = web.Application(middlewares=[self._guard], client_max_size=1024)
+        app.on_shutdown.append(self._end_streams)
+        get = app.router.add_get
+        get("/", self._page)
+        get("/node/{peer}", self._page)
+        get("/static/{name}", self._asset)
+        get("/healthz", self._healthz)
+        get("/api/v1/openapi.json", self._openapi)
+        get("/api/v1/run", self._json(lambda request: self._run))
+        get("/api/v1/picture", self._json(lambda request: self._live.picture()))
+        get("/api/v1/summary", self._json(lambda request: view.summary(self._live.board, self._live.now_s())))
+        get("/api/v1/nodes", self._json(lambda request: {"nodes": self._nodes()}))
+        get("/api/v1/nodes/{peer}", self._json(self._node))
+        get("/api/v1/links", self._json(lambda request: {"links": view.links(self._live.board)}))
+        get("/api/v1/rounds", self._json(lambda request: {"rounds": view.recent_rounds(self._live.board)}))
+        get("/api/v1/curves", self._json(self._curves))
+        get("/api/v1/timeline", self._json(self._timeline))
+        get("/api/v1/alarms", self._json(lambda request: {"alarms": [a.to_json() for a in self._live.alarms]}))
+        get("/api/v1/contributors", self._json(lambda request: {"contributors": view.contributors(self._live.board)}))
+        get("/api/v1/manifest", self._json(self._manifest))
+        get("/api/v1/stream", self._stream)
+        return app
+
+    @web.middleware
+    async def _guard(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        if not self._public and _host(request.host) not in LOCAL_HOSTS:
+            raise web.HTTPForbidden(text="this dashboard is for this machine; start it with --public to share it\n")
+        response = await handler(request)
+        if not response.prepared:
+            response.headers.update(HEADERS)
+        return response
+
+    async def _end_streams(self, app: web.Application) -> None:
+        self._live.close()
+
+    async def _healthz(self, request: web.Request) -> web.Response:
+        return web.Response(text="ok\n")
+
+    async def _page(self, request: web.Request) -> web.Response:
+        return self._send(request, self._assets["index.html"])
+
+    async def _openapi(self, request: web.Request) -> web.Response:
+        return self._send(request, self._assets["openapi.json"])
+
+    async def _asset(self, request: web.Request) -> web.Response:
+        asset = self._assets.get(request.match_info["name"])
+        if asset is None:
+            raise web.HTTPNotFound(text="no such file\n")
+        return self._send(request, asset)
+
+    def _send(self, request: web.Request, asset: Asset) -> web.Response:
+        headers = {"ETag": asset.tag, "Cache-Control": "no-cache", "Vary": "Accept-Encoding"}
+        if request.headers.get("If-None-Match") == asset.tag:
+            return web.Response(status=304, headers=headers)
+        packed = "gzip" in request.headers.get("Accept-Encoding", "")
+        if packed:
+            headers["Content-Encoding"] = "gzip"
+        body = asset.packed if packed else asset.body
+        return web.Response(body=body, content_type=asset.kind, charset="utf-8", headers=headers)
+
+    def _json(self, make: Callable[[web.Request], view.Json]) -> Callable[[web.Request], Awaitable[web.Response]]:
+        async def handler(request: web.Request) -> web.Response:
+            text = json.dumps(make(request), separators=(",", ":"), allow_nan=False)
+            response = web.Response(text=text, content_type="application/json", headers={"Cache-Control": "no-store"})
+            response.enable_compression()
+            return response
+
+        return handler
+
+    def _nodes(self) -> list[view.Json]:
+        return [view.node_row(node) for node in self._live.board.nodes.values()]
+
+    def _node(self, request: web.Request) -> view.Json:
+        node = self._live.board.nodes.get(PeerId(request.match_info["peer"]))
+        if node is None:
+            raise web.HTTPNotFound(text='{"error":"no such node is here now"}', content_type="application/json")
+        return view.node_detail(self._live.board, node, self._live.now_s(), private=not self._public)
+
+    def _curves(self, request: web.Request) -> view.Json:
+        most = _number(request, "points", 600, POINTS_MAX)
+        return {
+            "points": view.series(self._live.history.points, most),
+            "validations": view.validation_series(self._live.board),
+        }
+
+    def _timeline(self, request: web.Request) -> view.Json:
+        most = _number(request, "limit", 100, ENTRIES_MAX)
+        before = _number(request, "before", 2**53, 2**53)
+        return {"entries": [entry.to_json() for entry in self._live.history.entries_before(before, most)]}
+
+    def _manifest(self, request: web.Request) -> view.Json:
+        signed = self._signed
+        return {
+            "manifest": json.loads(signed.manifest) if signed.manifest else {},
+            "owner": signed.owner.hex(),
+            "signature": signed.signature.hex(),
+        }
+
+    async def _stream(self, request: web.Request) -> web.StreamResponse:
+        remote = request.remote or ""
+        if self._live.pages >= STREAMS_MAX or self._streams[remote] >= STREAMS_PER_ADDRESS_MAX:
+            raise web.HTTPServiceUnavailable(text="too many open pages\n", headers={"Retry-After": "10"})
+        headers = {**HEADERS, "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        response = web.StreamResponse(headers=headers)
+        response.content_type = "text/event-stream"
+        self._streams[remote] += 1
+        queue = self._live.subscribe()
+        try:
+            with contextlib.suppress(ConnectionError, TimeoutError):  # the page went away
+                await response.prepare(request)
+                await response.write(b"retry: 2000\n\n")
+                while (message := await queue.get()) is not None:
+                    async with asyncio.timeout(WRITE_TIMEOUT_S):
+                        await response.write(message)
+        finally:
+            self._live.unsubscribe(queue)
+            self._streams[remote] -= 1
+            if not self._streams[remote]:
+                del self._streams[remote]
+        return response
+
+
+def _host(header: str) -> str:
+    """The host a request names, without port and brackets."""
+    if header.startswith("["):
+        return header[1:].partition("]")[0]
+    return header.rpartition(":")[0] if header.count(":") == 1 else header
+
+
+def _number(request: web.Request, key: str, default: int, most: int) -> int:
+    text = request.query.get(key, str(default))
+    if not text.isdecimal() or len(text) > 16:
+        raise web.HTTPBadRequest(
+            text=json.dumps({"error": f"{key}: a whole number up to {most}"}), content_type="application/json"
+        )
+    return max(1, min(int(text), most))

@@ -1,0 +1,86 @@
+// Puts the parts together: what changed decides what is drawn; addresses decide which view is shown.
+
+import * as charts from "./charts.js";
+import * as links from "./links.js";
+import * as node from "./node.js";
+import * as panels from "./panels.js";
+import * as swarm from "./swarm.js";
+import { connect, listen } from "./store.js";
+
+const PARTS = {
+  run: [panels.header, panels.footer],
+  connection: [panels.header],
+  summary: [panels.header, panels.numbers],
+  nodes: [swarm.update],
+  points: [charts.update],
+  alarms: [panels.alarms],
+  links: [links.update],
+  rounds: [panels.rounds],
+  entries: [panels.timeline],
+  contributors: [panels.people],
+};
+
+listen((what) => {
+  const todo = new Set([...what].flatMap((part) => PARTS[part] || []));
+  for (const draw of todo) draw();
+});
+
+// One document, two views.
+function route() {
+  const found = location.pathname.match(/^\/node\/([1-9A-HJ-NP-Za-km-z]+)$/);
+  document.getElementById("view-run").hidden = Boolean(found);
+  document.getElementById("view-node").hidden = !found;
+  if (found) node.show(found[1]);
+  else {
+    node.hide();
+    charts.update();
+    links.update();
+  }
+}
+
+function visit(address) {
+  history.pushState(null, "", address);
+  route();
+  scrollTo(0, 0);
+  document.getElementById("main").focus({ preventScroll: true });
+}
+
+document.addEventListener("click", (event) => {
+  const link = event.target.closest("a");
+  if (!link || event.defaultPrevented || event.button || event.metaKey || event.ctrlKey || event.shiftKey) return;
+  const address = link.getAttribute("href");
+  if (address === "/" || address.startsWith("/node/")) {
+    event.preventDefault();
+    visit(address);
+  }
+});
+document.addEventListener("visit", (event) => visit(event.detail));
+addEventListener("popstate", route);
+
+// Theme: the system's, until the reader chooses.
+const dark = matchMedia("(prefers-color-scheme: dark)");
+function themed() {
+  charts.rebuild();
+  links.update();
+}
+document.getElementById("theme").addEventListener("click", () => {
+  const now = document.documentElement.dataset.theme || (dark.matches ? "dark" : "light");
+  const next = now === "dark" ? "light" : "dark";
+  document.documentElement.dataset.theme = next;
+  try { localStorage.setItem("theme", next); } catch { /* not kept */ }
+  themed();
+});
+dark.addEventListener("change", themed);
+
+document.querySelectorAll('input[name="axis"]').forEach((input) => input.addEventListener("change", () => charts.setAxis(input.value)));
+document.getElementById("copy").addEventListener("click", async (event) => {
+  try {
+    await navigator.clipboard.writeText(document.getElementById("join-line").textContent);
+    event.target.textContent = "copied";
+  } catch { event.target.textContent = "select it"; }
+  setTimeout(() => { event.target.textContent = "copy"; }, 2000);
+});
+
+panels.kinds();
+route();
+connect();

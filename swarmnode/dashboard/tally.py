@@ -1,0 +1,86 @@
+"""What each node has done, added up over its lives: the contributors' table and the totals of the run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from swarmnode.metrics import name
+from swarmnode.metrics.name import series
+
+COUNT_MAX = 1e18
+"""Above this a claim is not believed: no machine counts so far."""
+
+DENSE_BYTES = 8.0
+"""Per parameter and exchange as NoLoCo publishes it: pseudo-gradient and slow weights in fp32 [paper]."""
+
+SERIES: Mapping[str, str] = {
+    "fed": name.SAMPLES,
+    "steps": name.INNER_STEPS,
+    "done": series(name.MICROBATCHES, outcome="done"),
+    "lost": series(name.MICROBATCHES, outcome="lost"),
+    "retried": series(name.MICROBATCHES, outcome="retried"),
+    "paired": series(name.EXCHANGES, outcome="paired"),
+    "lone": series(name.EXCHANGES, outcome="lone"),
+    "recoveries": series(name.RECOVERIES, method="replica"),
+    "sent_pipeline": series(name.LINK_BYTES, kind="pipeline", direction="sent"),
+    "sent_gossip": series(name.LINK_BYTES, kind="gossip", direction="sent"),
+    "sent_state": series(name.LINK_BYTES, kind="state", direction="sent"),
+    "sent_control": series(name.LINK_BYTES, kind="control", direction="sent"),
+}
+"""Our word for a count, and the series of a status that holds it."""
+
+KEYS = (*SERIES, "worked_s", "dense")
+SENT = tuple(key for key in KEYS if key.startswith("sent_"))
+
+
+def counts_of(counters: Mapping[str, float]) -> dict[str, float]:
+    """What a status counts, by our words. Absurd values count as nothing."""
+    found = {key: _believable(counters.get(metric, 0.0)) for key, metric in SERIES.items()}
+    worked = sum(_believable(value) for key, value in counters.items() if key.startswith(name.COMPUTE_SECONDS))
+    return {**found, "worked_s": worked}
+
+
+def _believable(value: float) -> float:
+    return value if math.isfinite(value) and 0.0 <= value <= COUNT_MAX else 0.0
+
+
+@dataclass(slots=True)
+class Contribution:
+    """Of one peer: `lives` maps an incarnation to the counts it last told. Times are Unix seconds."""
+
+    name: str = ""
+    first_unix_s: float = 0.0
+    last_unix_s: float = 0.0
+    lives: dict[int, dict[str, float]] = field(default_factory=dict)
+
+    def tell(self, incarnation: int, counts: Mapping[str, float], parameters: int) -> dict[str, float]:
+        """Take in what a life has counted so far; returns what is new by key. Counts that shrink are kept as they were.
+
+        `parameters` of the stage it serves price what an exchange would have sent uncompressed.
+        """
+        life = self.lives.setdefault(incarnation, dict.fromkeys(KEYS, 0.0))
+        grown = {key: max(0.0, value - life.get(key, 0.0)) for key, value in counts.items()}
+        grown["dense"] = grown.get("paired", 0.0) * DENSE_BYTES * parameters
+        for key, value in grown.items():
+            life[key] = life.get(key, 0.0) + value
+        return grown
+
+    def total(self, key: str) -> float:
+        return sum(life.get(key, 0.0) for life in self.lives.values())
+
+    def to_json(self, peer: str) -> dict[str, object]:
+        return {
+            "peer": peer,
+            "name": self.name,
+            "first": round(self.first_unix_s, 3),
+            "last": round(self.last_unix_s, 3),
+            "lives": len(self.lives),
+            "steps": round(self.total("steps")),
+            "fed": round(self.total("fed")),
+            "worked_s": round(self.total("worked_s"), 1),
+            "sent": round(sum(self.total(key) for key in SENT)),
+            "exchanges": round(self.total("paired")),
+            "receipts": None,  # signed accounts of work take the place of these claims when the run makes them
+        }

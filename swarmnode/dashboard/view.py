@@ -1,0 +1,234 @@
+"""The board as JSON, as the API and the page's event stream say it. Pure; the shapes are in openapi.json."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from swarmnode.dashboard.alarm import Health
+from swarmnode.dashboard.board import SILENT_AFTER, Board, Seen, parties
+from swarmnode.dashboard.history import Point
+from swarmnode.dashboard.tally import SENT
+from swarmnode.ids import PeerId
+from swarmnode.wire import record_pb2, report_pb2
+
+LINKS_SHOWN_MAX = 1500  # guess: more than can be told apart on a screen
+ROUNDS_SHOWN = 60
+LINK_KINDS = {report_pb2.LINK_KIND_DIRECT: "direct", report_pb2.LINK_KIND_RELAYED: "relayed"}
+
+Json = dict[str, object]
+
+
+def state_of(node: Seen) -> str:
+    """The word of the page: a NodeState, or `gone`, `silent`."""
+    if node.gone_s is not None:
+        return "left" if node.gone_why == "left" else "gone"
+    if node.failures >= SILENT_AFTER:
+        return "silent"
+    return record_pb2.NodeState.Name(node.state)[11:].lower()
+
+
+def node_row(node: Seen) -> Json:
+    """One node, short: what the grid shows of it."""
+    status = node.status
+    return {
+        "peer": node.peer,
+        "name": node.label,
+        "stage": node.stage,
+        "state": state_of(node),
+        "speed": round(node.speed, 2),
+        "queue": node.queue,
+        "round": node.round,
+        "version": node.version,
+        "joined": round(node.joined_s, 1),
+        "rtt_ms": None if node.rtt_s is None else round(1000 * node.rtt_s, 1),
+        "skew_s": None if node.skew_s is None else round(node.skew_s, 2),
+        "loss": None if status is None or not 0 < status.loss_train < 1e4 else round(status.loss_train, 4),
+        "steps": 0 if status is None else status.inner_steps,
+        "memory": 0 if status is None else status.resident_nbytes,
+        "why": node.why,
+    }
+
+
+def summary(board: Board, now_s: float) -> Json:
+    """The numbers on top of the page."""
+    manifest = board.manifest
+    living = board.living()
+    rate, last = board.samples_per_s(), board.validation_last()
+    target = manifest.inner.decay_samples
+    first = min(board.validations, default=None)
+    sent = {key.removeprefix("sent_"): round(board.totals[key]) for key in SENT}
+    return {
+        "t": round(now_s, 3),
+        "samples": board.samples,
+        "samples_target": target,
+        "tokens": board.samples * manifest.model.context,
+        "tokens_per_s": round(rate * manifest.model.context, 1),
+        "time_left_s": round(max(0, target - board.samples) / rate, 1) if rate > 0 else None,
+        "loss_train": rounded(board.loss_train(now_s)),
+        "loss_validation": None if last is None else rounded(last[1]),
+        "loss_validation_first": None if first is None else rounded(board.validations[first][1]),
+        "round": board.round_last(),
+        "nodes": len(living),
+        "serving": sum(node.serving for node in living),
+        "replicas": replicas(board),
+        "paired": round(board.totals["paired"]),
+        "lone": round(board.totals["lone"]),
+        "recoveries": round(board.totals["recoveries"]),
+        "microbatches": {key: round(board.totals[key]) for key in ("done", "lost", "retried")},
+        "sent": sent,
+        "gossip_dense": round(board.totals["dense"]),
+    }
+
+
+def run(board: Board, run_id: str, join: Sequence[str], version: str) -> Json:
+    """What does not change while the coordinator runs."""
+    manifest = board.manifest
+    return {
+        "run_id": run_id,
+        "name": manifest.name,
+        "stages": manifest.pipeline.stages,
+        "context": manifest.model.context,
+        "parameters": sum(board.parameters),
+        "stage_parameters": list(board.parameters),
+        "layers": manifest.model.layers,
+        "width": manifest.model.width,
+        "round_samples": manifest.gossip.round_samples,
+        "method": manifest.gossip.method,
+        "codec": manifest.gossip.codec,
+        "data": manifest.data.source,
+        "join": list(join),
+        "version": version,
+    }
+
+
+def replicas(board: Board) -> list[int]:
+    """How many nodes serve each stage; those that do not answer do not count."""
+    counts = [0] * board.manifest.pipeline.stages
+    for node in board.nodes.values():
+        if node.serving and node.failures < SILENT_AFTER and node.stage < len(counts):
+            counts[node.stage] += 1
+    return counts
+
+
+def links(board: Board) -> list[Json]:
+    """Links between nodes that live, busiest first, each told once: by whichever end has seen more."""
+    found: dict[tuple[PeerId, PeerId], Json] = {}
+    for node in board.living():
+        for link in node.links:
+            other = PeerId(link.peer_id)
+            if other not in board.nodes or other == node.peer or not board.nodes[other].living:
+                continue
+            pair = (node.peer, other) if node.peer < other else (other, node.peer)
+            forth, back = link.sent_nbytes, link.received_nbytes
+            total = forth + back
+            kept = found.get(pair)
+            if kept is not None and kept["nbytes"] >= total:  # type: ignore[operator]
+                if kept["latency_ms"] is None and link.latency_s > 0:
+                    kept["latency_ms"] = round(1000 * link.latency_s, 2)
+                continue
+            latency = round(1000 * link.latency_s, 2) if link.latency_s > 0 else (kept or {}).get("latency_ms")
+            found[pair] = {
+                "a": pair[0],
+                "b": pair[1],
+                "nbytes": total,
+                "a_to_b": forth if pair[0] == node.peer else back,
+                "latency_ms": latency,
+                "kind": LINK_KINDS.get(link.kind, "unknown"),
+            }
+    return sorted(found.values(), key=lambda row: (-row["nbytes"], row["a"], row["b"]))[:LINKS_SHOWN_MAX]  # type: ignore[operator]
+
+
+def contributors(board: Board) -> list[Json]:
+    """Everybody who ever took part, most work first."""
+    rows = [told.to_json(peer) for peer, told in board.contributions.items()]
+    return sorted(rows, key=lambda row: (-row["worked_s"], row["peer"]))  # type: ignore[operator]
+
+
+def recent_rounds(board: Board) -> list[Json]:
+    """The last ROUNDS_SHOWN rounds, oldest first."""
+    return [board.rounds[index].to_json() for index in sorted(board.rounds)[-ROUNDS_SHOWN:]]
+
+
+def series(points: Sequence[Point], most: int) -> list[list[object]]:
+    """At most about `most` of `points`, evenly thinned; the last one always. See `Point.to_json` for the columns."""
+    step = max(1, -(-len(points) // max(1, most)))
+    kept = list(points[::step])
+    if points and kept[-1] is not points[-1]:
+        kept.append(points[-1])
+    return [point.to_json() for point in kept]
+
+
+def validation_series(board: Board) -> list[list[object]]:
+    """[samples, t, nats per token] of every measurement, oldest first."""
+    return [[samples, round(t, 1), rounded(loss)] for samples, (t, loss) in sorted(board.validations.items())]
+
+
+def node_detail(board: Board, node: Seen, now_s: float, *, private: bool) -> Json:
+    """Everything known of one node. Addresses are left out when strangers read (`private` False)."""
+    status = node.status
+    contribution = board.contributions.get(node.peer)
+    return {
+        **node_row(node),
+        "answered_s_ago": round(now_s - node.answered_s, 1) if node.answered_s else None,
+        "heard_s_ago": round(now_s - node.heard_s, 1),
+        "addresses": list(node.addresses) if private else [],
+        "gone_why": node.gone_why,
+        "up_s": 0.0 if status is None else round(status.uptime_s, 1),
+        "tokens_per_s": 0.0 if status is None else round(status.tokens_per_second, 1),
+        "counters": {} if status is None else {key: rounded(value) for key, value in sorted(status.counters.items())},
+        "links": links_of(node, board),
+        "entries": [entry.to_json() for entry in reversed(board.timeline) if entry.peer == node.peer][:100],
+        "contribution": None if contribution is None else contribution.to_json(node.peer),
+    }
+
+
+def links_of(node: Seen, board: Board) -> list[Json]:
+    """The links `node` told of, busiest first."""
+    rows: list[Json] = []
+    for link in node.links:
+        other = board.nodes.get(PeerId(link.peer_id))
+        rows.append(
+            {
+                "peer": link.peer_id,
+                "name": other.label if other is not None else "",
+                "stage": other.stage if other is not None else None,
+                "sent": link.sent_nbytes,
+                "received": link.received_nbytes,
+                "latency_ms": round(1000 * link.latency_s, 2) if link.latency_s > 0 else None,
+                "kind": LINK_KINDS.get(link.kind, "unknown"),
+            }
+        )
+    return rows
+
+
+def health(board: Board, points: Sequence[Point], now_s: float) -> Health:
+    """The frozen view that alarms are decided on."""
+    answering = [node for node in board.living() if node.failures < SILENT_AFTER]
+    told = [node for node in answering if node.serving and node.status is not None and node.links]
+    pairs = ((node.peer, PeerId(link.peer_id)) for node in told for link in node.links)
+    label = {node.peer: node.label for node in told}
+    rounds = [board.rounds[index] for index in sorted(board.rounds)]
+    return Health(
+        replicas=replicas(board),
+        versions=[node.version for node in answering],
+        skews_s=[(node.label, node.skew_s) for node in answering if node.skew_s is not None],
+        silent=sorted(node.label for node in board.living() if node.failures >= SILENT_AFTER),
+        groups=[sorted(label[peer] for peer in group) for group in parties(pairs, label)],
+        losses=[point.train for point in points[-64:] if point.train is not None],
+        stalled_s=now_s - board.grew_s if board.grew_s else 0.0,
+        rounds=[(at.paired, at.lone) for at in rounds[-8:]],
+        trained=board.samples > 0,
+    )
+
+
+def rounded(value: float | None) -> float | None:
+    """Six digits, or None for what JSON cannot hold."""
+    if value is None or value != value or abs(value) == float("inf"):
+        return None
+    return float(f"{value:.6g}")
+
+
+def timeline(board: Board, most: int) -> list[Json]:
+    """The newest entries, newest first."""
+    return [entry.to_json() for entry in itertools.islice(reversed(board.timeline), most)]

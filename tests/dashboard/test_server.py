@@ -1,0 +1,200 @@
+"""The server over a crowd of made-up nodes: answers fit the OpenAPI document, streams live, nothing can be changed."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import re
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import jsonschema
+import pytest
+
+from swarmnode.bench.crowd import Crowd
+from swarmnode.dashboard import server
+from tests.dashboard.watched import RUN, TINY, watched
+
+STATIC = resources.files("swarmnode.dashboard") / "static"
+DOCUMENT = json.loads((STATIC / "openapi.json").read_text())
+
+
+def fits(body: object, schema: dict[str, Any]) -> None:
+    """Raise when `body` is not what the document says."""
+    whole = {**schema, "components": DOCUMENT["components"], "$schema": "https://json-schema.org/draft/2020-12/schema"}
+    jsonschema.Draft202012Validator(whole).validate(body)
+
+
+def crowd(nodes: int = 6) -> Crowd:
+    made = Crowd(TINY, RUN, nodes)
+    for _ in range(40):
+        made.train(1.0)
+    return made
+
+
+async def messages(response: aiohttp.ClientResponse, count: int) -> list[tuple[str, Any]]:
+    found: list[tuple[str, Any]] = []
+    event = ""
+    async with asyncio.timeout(60):
+        async for raw in response.content:
+            line = raw.decode().rstrip("\n")
+            if line.startswith("event: "):
+                event = line[7:]
+            elif line.startswith("data: "):
+                found.append((event, json.loads(line[6:])))
+                if len(found) == count:
+                    break
+    return found
+
+
+def test_every_answer_fits_the_document(tmp_path: Path) -> None:
+    async def body() -> None:
+        here = crowd()
+        await here.announce()
+        async with watched(here, tmp_path) as w, aiohttp.ClientSession(w.board.url) as session:
+            await w.everybody_answered()
+            w.board.live.tick()
+            peer = here.people[0].identity.peer_id
+            for path, operations in DOCUMENT["paths"].items():
+                assert set(operations) == {"get"}, "read-only"
+                if path.endswith("/stream"):
+                    continue
+                async with session.get(path.replace("{peer}", peer)) as answer:
+                    assert answer.status == 200, path
+                    assert answer.headers["X-Content-Type-Options"] == "nosniff"
+                    fits(
+                        await answer.json(),
+                        operations["get"]["responses"]["200"]["content"]["application/json"]["schema"],
+                    )
+            for path, code in (
+                ("/api/v1/nodes/x", 404),
+                ("/api/v1/curves?points=-1", 400),
+                ("/api/v1/timeline?limit=a", 400),
+            ):
+                async with session.get(path) as answer:
+                    assert answer.status == code
+                    fits(await answer.json(), {"$ref": "#/components/schemas/Error"})
+            async with session.get("/api/v1/summary") as answer:
+                summary = await answer.json()
+            assert summary["serving"] == 6 and summary["replicas"] == [3, 3]
+            assert summary["samples"] == here.samples and 0 < summary["loss_train"] < 6
+            assert summary["paired"] > 0 and summary["gossip_dense"] > 0
+
+    asyncio.run(body())
+
+
+def test_the_stream_begins_with_everything_and_goes_on_with_changes(tmp_path: Path) -> None:
+    async def body() -> None:
+        here = crowd()
+        await here.announce()
+        async with watched(here, tmp_path) as w, aiohttp.ClientSession(w.board.url) as session:
+            await w.everybody_answered()
+            async with session.get("/api/v1/stream") as stream:
+                assert stream.content_type == "text/event-stream"
+                first, *rest = await messages(stream, 7)
+            assert first[0] == "picture" and len(first[1]["nodes"]) == 6
+            fits(first[1], {"$ref": "#/components/schemas/Picture"})
+            for kind, change in rest:
+                assert kind == "change"
+                fits(change, {"$ref": "#/components/schemas/Change"})
+            assert any("links" in change for _, change in rest) and any("point" in change for _, change in rest)
+            await w.until(lambda: w.board.live.pages == 0, "the closed page is forgotten")
+
+    asyncio.run(body())
+
+
+def test_open_pages_do_not_delay_the_end(tmp_path: Path) -> None:
+    async def body() -> float:
+        here = crowd(2)
+        loop = asyncio.get_running_loop()
+        async with aiohttp.ClientSession() as session:
+            async with watched(here, tmp_path) as w:
+                streams = [await session.get(w.board.url + "api/v1/stream") for _ in range(5)]
+                await asyncio.gather(*(messages(stream, 1) for stream in streams))
+                begun = loop.time()
+            took = loop.time() - begun
+            for stream in streams:
+                await stream.content.read()
+                assert stream.content.at_eof()
+        return took
+
+    # Without ending the streams aiohttp waits SHUTDOWN_S and more for them.
+    assert asyncio.run(body()) < 20
+
+
+def test_nothing_can_be_changed_and_strangers_read_nothing_local(tmp_path: Path) -> None:
+    async def body() -> None:
+        async with watched(crowd(2), tmp_path) as w, aiohttp.ClientSession(w.board.url) as session:
+            assert w.board.url.startswith("http://127.0.0.1:")
+            for method in ("POST", "PUT", "PATCH", "DELETE"):
+                for path in ("/", "/api/v1/run", "/api/v1/nodes/x", "/static/app.js"):
+                    async with session.request(method, path) as answer:
+                        assert answer.status == 405, (method, path)
+            for host, status in (("evil.example", 403), ("localhost", 200), ("127.0.0.1:9", 200), ("[::1]:9", 200)):
+                async with session.get("/api/v1/run", headers={"Host": host}) as answer:
+                    assert answer.status == status, host
+            for path in ("/static/../server.py", "/static/%2e%2e%2fserver.py", "/static/VENDOR.md", "/etc/passwd"):
+                async with session.get(path) as answer:
+                    assert answer.status == 404, path
+
+    asyncio.run(body())
+
+
+def test_public_pages_answer_everybody_and_hide_addresses(tmp_path: Path) -> None:
+    async def body(public: bool) -> list[str]:
+        here = crowd(2)
+        await here.announce()
+        home = tmp_path / str(public)
+        home.mkdir()
+        async with watched(here, home, public=public) as w, aiohttp.ClientSession(w.board.url) as session:
+            await w.everybody_answered()
+            host = {"Host": "swarm.example"} if public else {}
+            async with session.get(f"/api/v1/nodes/{here.people[0].identity.peer_id}", headers=host) as answer:
+                return (await answer.json())["addresses"]
+
+    assert asyncio.run(body(False)) == ["/ip4/10.0.0.1/tcp/4001"]
+    assert asyncio.run(body(True)) == []
+
+
+def test_assets_are_small_ours_and_unchanged() -> None:
+    assets = server.load_assets()
+    assert sum(len(asset.body) for asset in assets.values()) < 1_000_000
+    page = assets["index.html"].body.decode()
+    for wanted in re.findall(r'(?:src|href)="(/static/[^"]+)"', page):
+        assert wanted.removeprefix("/static/") in assets, wanted
+    for name, asset in assets.items():
+        if name.endswith((".html", ".css", ".js")) and not name.startswith("uplot"):
+            outside = re.findall(rb"https?://[^\s\"'<)]+", asset.body)
+            assert not [url for url in outside if b"www.w3.org" not in url], name
+    vendored = re.findall(r"^    ([0-9a-f]{64})  (uplot\.min\.\w+)$", (STATIC / "VENDOR.md").read_text(), re.M)
+    assert len(vendored) == 2
+    for digest, name in vendored:
+        assert hashlib.sha256(assets[name].body).hexdigest() == digest
+    assert b"MIT License" in assets["uplot.LICENSE.txt"].body
+
+
+def test_a_port_in_use_is_one_clear_error(tmp_path: Path) -> None:
+    from swarmnode.dashboard.start import Place, dashboard
+    from swarmnode.errors import UsageError
+
+    async def body() -> None:
+        here = crowd(1)
+        async with watched(here, tmp_path) as w:
+            port = int(w.board.url.rstrip("/").rpartition(":")[2])
+            (tmp_path / "other").mkdir()
+            with pytest.raises(UsageError, match=f"127.0.0.1:{port} is in use"):
+                async with dashboard(
+                    TINY, RUN, w_signed(), tmp_path / "other", Place(port=port),
+                    transport=here.people[0].transport, directory=here.directory, clock=here.clock, telemetry=w.quiet,
+                ):  # fmt: skip
+                    pass
+
+    def w_signed() -> Any:
+        from swarmnode.wire.record_pb2 import SignedManifest
+
+        return SignedManifest()
+
+    asyncio.run(body())
