@@ -62,9 +62,9 @@ class Server:
         budget: Budget,
         traffic: Counter[tuple[str, str]],
         telemetry: Telemetry | None,
-        links: LinkBook,
+        links: LinkBook | None = None,
     ) -> None:
-        self._links = links
+        self._links = links or LinkBook()
         self._run_id = run_id
         self._budget = budget
         self._traffic = traffic
