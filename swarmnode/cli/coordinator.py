@@ -46,16 +46,18 @@ def command(
             click.echo(address)
         click.echo(f"dashboard {ready.dashboard}", err=True)
         click.echo(f"metrics http://{ready.metrics_address}/metrics", err=True)
-        if ready.addresses:
-            click.echo(f"others join by: swarmnode join {ready.addresses[0]} --run {ready.run_id}", err=True)
+        click.echo(
+            f"others join by the line on the page, or that this prints: swarmnode invite {run} --home {home}", err=True
+        )
 
+    home = home or default_home("coordinator")
     address = host or ("0.0.0.0" if public else "127.0.0.1")
     options = NodeOptions(
         run=signed_manifest(run),
         bootstrap=peers,
         stage=None,
         listen=listen,
-        home=home or default_home("coordinator"),
+        home=home,
         metrics_port=metrics_port,
         cache=default_cache(),
         name=name,

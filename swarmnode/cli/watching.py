@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 
 from swarmnode.cli.desk import Process
+from swarmnode.membership.invite import Invite, encode
 from swarmnode.node.report import REPORT_LINKS_MAX, Reporter
 from swarmnode.ports import Clock
 from swarmnode.transport.links import measure
@@ -45,7 +46,8 @@ async def watch(process: Process, addresses: Sequence[str], clock: Clock, stack:
     options = process.options
     assert options.dashboard is not None
     host, _, port = options.dashboard.rpartition(":")
-    join = [f"swarmnode join {addresses[0]} --run {process.run_id}"] if addresses else []
+    invite = Invite(process.run_id, process.signed.owner, tuple(addresses))
+    join = [f"swarmnode join {encode(invite)}"] if addresses else []
     opened = await stack.enter_async_context(
         dashboard(
             process.manifest,
