@@ -78,6 +78,21 @@ FIELDS: tuple[Field, ...] = (
     Field("pipeline", "window_max", whole(1, 65_536), "Microbatches a feeder keeps under way, at most.", "guess"),
     Field("pipeline", "validation_samples", whole(1, 1 << 20), "Held-out samples in one validation.", "guess"),
     Field(
+        "pipeline",
+        "rebalance_period_s",
+        real(0.0, 86_400.0),
+        "Seconds between two looks whether a node should move to a needier stage; 0: nobody moves.",
+        "SWARM, arXiv 2301.11913, section 4.4",
+    ),
+    Field(
+        "pipeline",
+        "rebalance_ratio",
+        real(1.0, 100.0),
+        "A node moves when the fastest stage is so many times as fast as the slowest.",
+        "guess",
+    ),
+    Field("pipeline", "min_keep", whole(1, 65_536), "Replicas a stage keeps when one moves away.", "guess"),
+    Field(
         "data",
         "source",
         one_of("python-stdlib", "text", "jsonl", "shards"),

@@ -30,6 +30,9 @@ class PipelineSpec:
     epsilon: float = 0.1
     window_max: int = 16
     validation_samples: int = 64
+    rebalance_period_s: float = 300.0
+    rebalance_ratio: float = 1.1
+    min_keep: int = 2
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,7 @@ class Member:
     joined_unix_s: float = 0.0
     round_stride: int = 1
     kept_round: int | None = None  # of the snapshot of the next stage that it keeps
+    moving_to: int | None = None  # the stage it has decided to move to
 
     @staticmethod
     def of(record: wire.Record) -> Member:
@@ -59,6 +60,7 @@ class Member:
             joined_unix_s=record.joined_unix_ms / 1000.0,
             round_stride=max(1, record.round_stride),
             kept_round=record.kept_round if record.HasField("kept_round") else None,
+            moving_to=record.moving_to if record.HasField("moving_to") else None,
         )
 
 

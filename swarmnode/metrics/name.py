@@ -188,6 +188,8 @@ EVENTS: Final[dict[str, str]] = {
     "p2pd.died": "the libp2p daemon died; it is started again",
     "p2pd.restarted": "the libp2p daemon runs again and handlers are registered",
     "stage.chosen": "this node decided which stage to serve, and why",
+    "stage.moving": "this node decided to move to a needier stage, and why; it fetches that one's state",
+    "stage.stays": "this node does not move after all, and why",
     "stage.moved": "this node left its stage for a needier one",
     "stage.lost": "a stage has no replica alive any more",
     "stage.back": "a lost stage is served again: after how long, and the loss before and after",

@@ -12,9 +12,11 @@ from swarmnode.ids import PeerId, RunId
 from swarmnode.manifest import Manifest
 from swarmnode.membership.liveness import late
 from swarmnode.membership.progress import Progress
+from swarmnode.membership.swarm import Swarm
 from swarmnode.metrics import name
 from swarmnode.node.lifecycle import donors_of
 from swarmnode.node.line import Line
+from swarmnode.node.moving import Brought
 from swarmnode.node.presence import Presence
 from swarmnode.ports import Clock, Compute, Neighbour, Priority, Replica, State, Telemetry
 from swarmnode.recovery.download import Accept, DownloadLimits, download
@@ -66,6 +68,28 @@ class Arrival:
         async with asyncio.TaskGroup() as tasks:
             asked = [(peer, tasks.create_task(late(self._line, self._run_id, peer))) for peer in peers[:ASKED_MAX]]
         return frozenset(peer for peer, answer in asked if answer.result() is None) | frozenset(peers[ASKED_MAX:])
+
+    async def living(self, swarm: Swarm) -> Swarm:
+        """`swarm` without members that answer no ping."""
+        peers = [member.peer for member in swarm.members() if member.peer != self._presence.me]
+        answering = await self.answering(peers) if len(peers) <= ASKED_MAX else frozenset(peers)
+        gone = [peer for peer in peers if peer not in answering]
+        if gone:
+            self._telemetry.event("peer.gone", peers=gone, reason="no answer to a ping")
+        return Swarm.of((member for member in swarm.members() if member.peer not in gone), len(swarm.stages))
+
+    async def begin_with(self, brought: Brought | None, replica: Replica, stage: int) -> tuple[bool, int]:
+        """(newcomer, last round done) once `replica` holds the state of `stage`: the one brought along, or what is to
+        be had. Raises Unavailable."""
+        if brought is not None and brought.state is not None:
+            try:
+                await self._loading(replica)(brought.state)
+                self._presence.progress.merge(Progress.from_wire(brought.offer.progress))
+                return self._manifest.gossip.method != "none", brought.offer.round
+            except RemoteFault as fault:
+                self._telemetry.event("state.failed", level="warning", stage=stage, lied=True, reason=str(fault))
+        arrived = await self.begin(replica, stage)
+        return arrived.newcomer, arrived.done
 
     async def begin(self, replica: Replica, stage: int) -> Arrived:
         """The state of `stage` in `replica`. Raises Unavailable when it is nowhere to be had."""

@@ -3,42 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from swarmnode.data.blocks import BlockLedger
 from swarmnode.errors import Unavailable
 from swarmnode.gossip.exchange import Gossip
-from swarmnode.identity import Identity
 from swarmnode.ids import PeerId, RunId, seeded
 from swarmnode.manifest import Manifest
-from swarmnode.membership.swarm import Swarm
 from swarmnode.metrics import name
-from swarmnode.node.arrival import ASKED_MAX, Arrival
+from swarmnode.node.arrival import Arrival
+from swarmnode.node.feeding import feeding
 from swarmnode.node.lifecycle import ready_to_serve
 from swarmnode.node.line import Line
 from swarmnode.node.measuring import measuring
+from swarmnode.node.moving import Brought, Moving, costs
 from swarmnode.node.presence import Presence
+from swarmnode.node.probe import probing
 from swarmnode.node.speed import Speed
+from swarmnode.node.world import World
 from swarmnode.pipeline.backlog import Backlog
-from swarmnode.pipeline.feeder import Feeder, Samples
+from swarmnode.pipeline.feeder import Feeder
 from swarmnode.pipeline.hop import Hop
 from swarmnode.pipeline.onward import Onward
 from swarmnode.pipeline.rebalance import choose_stage
-from swarmnode.ports import (
-    Answer,
-    Call,
-    Clock,
-    Compute,
-    Directory,
-    Handler,
-    Priority,
-    Replica,
-    Telemetry,
-    Transport,
-)
+from swarmnode.ports import Answer, Call, Handler, Priority, Replica
 from swarmnode.recovery.donor import SnapshotDonor
 from swarmnode.recovery.keeper import Keeper
 from swarmnode.recovery.snapshot import Snapshot
@@ -48,33 +37,14 @@ Part = TypeVar("Part")
 
 DRAIN_S = 8.0  # guess: what is held is finished within this; a microbatch takes a second or two at the demo's size
 MEASURE_SHARE = 0.2  # guess: of the announce period, between two looks at bytes by kind
-PROBES = 4  # the first forward is slower, others may be disturbed: the fastest counts
-
-
-class Probing(Protocol):
-    """Makes a replica do one microbatch forward on made-up data, to be timed."""
-
-    def __call__(self, replica: Replica, manifest: Manifest, stage: int) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class World:
-    """All a node needs from outside (ports.py). `replica`, `samples` and `probe` are called on the compute thread."""
-
-    transport: Transport
-    directory: Directory
-    compute: Compute
-    clock: Clock
-    telemetry: Telemetry
-    identity: Identity
-    replica: Callable[[int], Replica]
-    samples: Callable[[], Samples]
-    probe: Probing
-    save: Callable[[Replica, int, int, int], Awaitable[None]]  # replica, stage, round, samples of the run
 
 
 class _Stopped(Exception):
     """Ends the node's task group after a clean leave."""
+
+
+class _Moved(Exception):
+    """Ends the task group of one stage when the node goes to another."""
 
 
 class Node:
@@ -96,11 +66,13 @@ class Node:
         self._swarm = self.presence.book.swarm
         self._replica: Replica | None = None
         self._backlog: Backlog | None = None
-        self._ledger: BlockLedger | None = None
         self._donor: SnapshotDonor | None = None
         self.hop: Hop | None = None
         self.gossip: Gossip | None = None
         self.feeder: Feeder | None = None
+        self._turn: asyncio.Task[Brought] | None = None
+        self._stays = 0  # stages left so far
+        self._leaving = False
         self._register()
 
     @property
@@ -145,39 +117,91 @@ class Node:
         """
         try:
             async with asyncio.TaskGroup() as tasks:
-                joining = tasks.create_task(self._join(tasks, stage))
+                living = tasks.create_task(self._live(tasks, stage))
                 await stop.wait()
-                joining.cancel()
+                self._leaving = True
+                (self._turn or living).cancel()
                 await self._leave()
                 raise _Stopped
         except* _Stopped:
             pass
 
-    async def _join(self, tasks: asyncio.TaskGroup, stage: int | None) -> None:
-        """Choose, measure, come by the state, then start everything this node does; returns when it serves."""
+    async def _live(self, tasks: asyncio.TaskGroup, stage: int | None) -> None:
+        """Choose a stage and serve it, then the next one, until cancelled."""
+        presence, brought = self.presence, None
+        presence.self.addresses = await self.line.addresses()
+        stage = await self._choose(stage)
+        every_s = max(1.0, MEASURE_SHARE * self.manifest.limits.announce_period_s)
+        tasks.create_task(measuring(self.line, self._swarm, self.samples_total, self._telemetry, every_s))
+        while True:
+            brought = await self._stay(stage, brought)
+            stage = brought.stage
+
+    async def _stay(self, stage: int, brought: Brought | None) -> Brought:
+        """This node's time at one stage. Returns what it takes along when it has left for another."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                self._turn = turn = tasks.create_task(self._join(tasks, stage, brought))
+                await asyncio.wait({turn})
+                if not turn.cancelled():
+                    brought = turn.result()
+                    await self._withdraw(brought)
+                if self._leaving:
+                    await asyncio.Event().wait()  # `run` takes its leave of all that goes on here
+                raise _Moved
+        except* _Moved:
+            pass
+        assert brought is not None
+        self._vacate()
+        return brought
+
+    async def _join(self, tasks: asyncio.TaskGroup, stage: int, brought: Brought | None) -> Brought:
+        """Measure, come by the state, then start everything this node does; returns when it is needed elsewhere."""
         us, presence, world = self.presence.self, self.presence, self._world
-        us.addresses = await self.line.addresses()
-        self.stage = us.stage = stage = await self._choose(stage)
-        presence.set_state(record_pb2.NODE_STATE_JOINING, "stage chosen")
+        self.stage = us.stage = stage
+        presence.set_state(record_pb2.NODE_STATE_JOINING, "stage chosen" if brought is None else brought.reason)
         tasks.create_task(presence.announcing())
         # From now on: a download outlives donors, and must hear of new ones (simulated: everything, seed 104).
         tasks.create_task(presence.watching(sorted({0, stage, min(stage + 1, self.manifest.pipeline.stages - 1)})))
         replica = await world.compute.run(Priority.OUTER, 0, partial(world.replica, stage))
-        probed = await self._probe(replica, stage)
+        probed = await probing(replica, self.manifest, stage, world.probe, world.compute, self._telemetry)
         us.speed = lambda: probed
-        arrived = await self.arrival.begin(replica, stage)
-        newcomer, done = arrived.newcomer, arrived.done
+        newcomer, done = await self.arrival.begin_with(brought, replica, stage)
         self._replica = replica
         hop, gossip = self._assemble(tasks, replica, stage, newcomer=newcomer, done=done)
         tasks.create_task(gossip.run())
-        every_s = max(1.0, MEASURE_SHARE * self.manifest.limits.announce_period_s)
-        tasks.create_task(measuring(self.line, self._swarm, self.samples_total, self._telemetry, every_s))
         if newcomer:
             await self._sync(gossip, stage)
         if stage == 0:
             await self._start_feeding(tasks, hop, gossip, done)
         presence.set_state(record_pb2.NODE_STATE_TRAINING, "ready")
         self._telemetry.event("node.ready", serves=stage)
+        rng = seeded(self.manifest.seed, "moving", self.me, presence.incarnation, self._stays)
+        return await Moving(
+            self.manifest, self.run_id, presence, self.line, replica.parameters_of, gossip, self._telemetry, rng
+        ).run()
+
+    async def _withdraw(self, brought: Brought) -> None:
+        """Take no new work at this stage, and finish what is held."""
+        self.presence.set_state(record_pb2.NODE_STATE_DRAINING, f"moves to stage {brought.stage}")
+        held = 0
+        try:
+            async with asyncio.timeout(DRAIN_S):
+                await self.presence.announce()  # under the key of this stage, before it is announced elsewhere
+                await self._finish("this node moves to another stage")
+        except TimeoutError:
+            held = len(self._backlog) if self._backlog is not None else 0
+        self._telemetry.event("stage.moved", source=self.stage, target=brought.stage, cut=held, reason=brought.reason)
+
+    def _vacate(self) -> None:
+        """Nothing is left of the stage that was served."""
+        us = self.presence.self
+        if self._donor is not None:
+            self._donor.close()
+        us.blocks, us.queue, us.moving_to = (lambda: None), (lambda: 0), None
+        self.presence.heard_blocks = lambda peer, blocks: None
+        self._replica = self._backlog = self._donor = self.hop = self.gossip = self.feeder = None
+        self._stays += 1
 
     def _assemble(
         self, tasks: asyncio.TaskGroup, replica: Replica, stage: int, *, newcomer: bool, done: int
@@ -241,36 +265,11 @@ class Node:
         await self.presence.look(range(self.manifest.pipeline.stages))
         reason = "asked for"
         if stage is None:
-            costs = tuple(1.0 for _ in range(self.manifest.pipeline.stages))
-            living = await self._living(self._swarm())
-            stage, reason = choose_stage(living, costs, seeded(self.manifest.seed, "stage", self.me))
+            rng = seeded(self.manifest.seed, "stage", self.me)
+            stage, reason = choose_stage(await self.arrival.living(self._swarm()), costs(self.manifest), rng)
         self._telemetry.gauge(name.STAGE, float(stage))
         self._telemetry.event("stage.chosen", serves=stage, reason=reason)
         return stage
-
-    async def _living(self, swarm: Swarm) -> Swarm:
-        """`swarm` without members that answer no ping."""
-        peers = [member.peer for member in swarm.members() if member.peer != self.me]
-        answering = await self.arrival.answering(peers) if len(peers) <= ASKED_MAX else frozenset(peers)
-        gone = [peer for peer in peers if peer not in answering]
-        if gone:
-            self._telemetry.event("peer.gone", peers=gone, reason="no answer to a ping")
-        return Swarm.of((member for member in swarm.members() if member.peer not in gone), len(swarm.stages))
-
-    async def _probe(self, replica: Replica, stage: int) -> float:
-        """Samples per second of this machine on its stage: forward, and backward at about twice its cost."""
-        loop = asyncio.get_running_loop()
-        batch = self.manifest.inner.microbatch
-        seconds = float("inf")
-        for _ in range(PROBES):
-            begun = loop.time()
-            await self._world.compute.run(
-                Priority.OUTER, batch, partial(self._world.probe, replica, self.manifest, stage)
-            )
-            seconds = min(seconds, loop.time() - begun)
-        rate = batch / max(1e-6, 3.0 * seconds)
-        self._telemetry.event("node.probe", samples_per_second=round(rate, 2))
-        return rate
 
     async def _sync(self, gossip: Gossip, stage: int) -> None:
         """Receive one round at weight 0 before serving (design section 6)."""
@@ -300,7 +299,7 @@ class Node:
         self.feeder = Feeder(
             self.manifest,
             self.me,
-            presence.incarnation,
+            presence.incarnation + self._stays,
             hop,
             samples,
             ledger,
@@ -309,25 +308,7 @@ class Node:
             self._telemetry,
         )
         presence.heard_blocks = self.feeder.heard
-        tasks.create_task(self._feeding(self.feeder, gossip, done))
-
-    async def _feeding(self, feeder: Feeder, gossip: Gossip, done: int) -> None:
-        """Measure the held-out loss before anything is trained, then feed, and measure again after each round."""
-        if self.samples_total() == 0 and feeder.validates(0):
-            await feeder.validate(0)
-        async with asyncio.TaskGroup() as tasks:
-            validating = tasks.create_task(self._validating(feeder, gossip, done))
-            await feeder.run()
-            validating.cancel()
-
-    async def _validating(self, feeder: Feeder, gossip: Gossip, validated: int) -> None:
-        while True:
-            gossip.finished.clear()
-            if gossip.done > validated and feeder.validates(gossip.done):
-                await feeder.validate(self.samples_total())
-            validated = max(validated, gossip.done)
-            if not gossip.finished.is_set():
-                await gossip.finished.wait()
+        tasks.create_task(feeding(self.feeder, gossip, self.samples_total, done))
 
     async def _leave(self) -> None:
         """Refuse new work, finish what is held, save, say goodbye; what does not fit in the time is cut, and said."""
@@ -338,11 +319,7 @@ class Node:
             self._telemetry.event("node.draining", held=held)
         try:
             async with asyncio.timeout_at(loop.time() + DRAIN_S):
-                if self.feeder is not None:
-                    await self.feeder.drain()
-                if self._backlog is not None:
-                    self._backlog.refusing = "this node is leaving"
-                    await self._backlog.empty()
+                await self._finish("this node is leaving")
         except TimeoutError:
             held = len(self._backlog) if self._backlog is not None else 0
             self._telemetry.event("node.draining", level="warning", cut=held, reason=f"not done in {DRAIN_S:g} s")
@@ -353,6 +330,14 @@ class Node:
             self.presence.set_state(record_pb2.NODE_STATE_LEFT, "told to go")
             await self.presence.announce()
         self._telemetry.event("node.left")
+
+    async def _finish(self, reason: str) -> None:
+        """Refuse new work for `reason`; returns when all that is held is done."""
+        if self.feeder is not None:
+            await self.feeder.drain()
+        if self._backlog is not None:
+            self._backlog.refusing = reason
+            await self._backlog.empty()
 
     # ---- what goes on all the time
 
@@ -381,3 +366,6 @@ def _there(part: Part | None) -> Part:
     if part is None:
         raise Unavailable("this node has no stage yet")
     return part
+
+
+__all__ = ["Node", "World"]

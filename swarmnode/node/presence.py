@@ -36,6 +36,7 @@ class Self_:
     blocks: Callable[[], record_pb2.Blocks | None] = lambda: None
     kept_round: Callable[[], int | None] = lambda: None  # of the snapshot of the next stage kept here
     addresses: list[str] = field(default_factory=list)
+    moving_to: int | None = None
 
 
 class Presence:
@@ -83,6 +84,10 @@ class Presence:
         self.self.state = state
         self._telemetry.gauge(name.STATE, float(state))
         self._telemetry.event("node.state", state=record_pb2.NodeState.Name(state)[11:].lower(), reason=reason)
+        self.changed()
+
+    def changed(self) -> None:
+        """Something of our record changed: it is signed anew and announced at once."""
         self._signed = None
         self.record()
         self._announce_now.set()
@@ -117,6 +122,7 @@ class Presence:
             joined_unix_ms=self._joined_unix_ms,
             version=__version__,
             progress=self.progress.entry(self.me),
+            moving_to=us.moving_to,
         )
         if (kept_round := us.kept_round()) is not None:
             record.kept_round = kept_round

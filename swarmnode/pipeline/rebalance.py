@@ -1,35 +1,158 @@
-"""Which stage a node should serve. Pure; SWARM's rule (arXiv 2301.11913, section 3.2): help the weakest stage."""
+"""Which stage a node should serve. Pure; SWARM's rule (arXiv 2301.11913, section 3.2): help the weakest stage.
+
+SWARM compares queues and moves the least loaded node. Here stages are compared by what their replicas can do, the
+samples per second they announce: queues follow from the same numbers and from the feeders' windows besides, and with
+machines of five to one the node that moves has to be the one that fits the gap, or the next period moves it back.
+"""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from swarmnode.membership.swarm import Swarm
+from swarmnode.ids import PeerId, short
+from swarmnode.membership.swarm import SERVING, Member, Swarm
 
 Reason = str
 ALIKE = 1.5  # guess: speeds are measured on busy machines; within this factor the count of replicas decides
+GAIN_MIN = 0.05  # guess: the weaker of the two stages gets at least so much faster; speeds are known to a few percent
+LASTS_S = 1800.0  # guess: a gain lasts about so long (at 16 %/h, one node in twelve has changed by then)
+AWAY_S = 70.0  # guess: draining, and a round received at weight 0 (node.lifecycle.SYNC_WAIT_MAX_S)
+DOWNLOAD_RATE = 5e6  # guess: bytes per second from a volunteer's uplink, until this node has downloaded a state itself
 
 
-def choose_stage(swarm: Swarm, costs: tuple[float, ...], rng: random.Random) -> tuple[int, Reason]:
-    """The stage a joiner should serve: an empty one first, else the one with the least speed per cost.
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """The manifest's: `ratio` of the strongest stage to the weakest from which a node moves, and `min_keep` replicas
+    that stay."""
 
-    `costs` are the stages' relative costs per sample. A stage's speed is the samples per second its replicas announced;
-    one that announced none counts as the mean of those that did. Among stages whose speeds are alike the one with the
-    fewest replicas; ties are broken by `rng`, so that joiners who see the same swarm do not all go to the same place.
-    """
+    ratio: float
+    min_keep: int
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """`peer` goes from `source` to `target`; the weaker of the two has `before` and will have `after` samples/s, of
+    which the mover brings `speed`."""
+
+    peer: PeerId
+    source: int
+    target: int
+    before: float
+    after: float
+    speed: float
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Samples per second and replicas of every stage, those on their way counted where they go."""
+
+    capacity: tuple[float, ...]
+    replicas: tuple[int, ...]
+    mean: float  # samples per second of a replica that announced none
+
+    def speed(self, member: Member) -> float:
+        return member.samples_per_second or self.mean
+
+
+def load(swarm: Swarm, costs: Sequence[float], without: PeerId | None = None) -> Load:
+    """What the stages can do, `without` left out. `costs` are the stages' relative costs per sample: a node that moves
+    is as much faster there as the stage is cheaper."""
     known = [m.samples_per_second for m in swarm.members() if m.samples_per_second > 0.0]
     mean = sum(known) / len(known) if known else 1.0
-    capacity: list[float] = []
+    capacity, replicas = [0.0] * len(swarm.stages), [0] * len(swarm.stages)
     for stage in range(len(swarm.stages)):
-        capacity.append(sum(m.samples_per_second or mean for m in swarm.coming(stage)))
-    empty = [stage for stage, value in enumerate(capacity) if not swarm.coming(stage)]
+        for member in swarm.coming(stage):
+            if member.peer == without:
+                continue
+            there = stage
+            if member.moving_to is not None and member.moving_to < len(capacity):
+                there = member.moving_to
+            capacity[there] += (member.samples_per_second or mean) * costs[stage] / costs[there]
+            replicas[there] += 1
+    return Load(tuple(capacity), tuple(replicas), mean)
+
+
+def choose_stage(swarm: Swarm, costs: Sequence[float], rng: random.Random) -> tuple[int, Reason]:
+    """The stage a joiner should serve: an empty one first, else the one with the least samples per second.
+
+    Among stages that are ALIKE the one with the fewest replicas; ties are broken by `rng`, so that joiners who see the
+    same swarm do not all go to the same place.
+    """
+    now = load(swarm, costs)
+    capacity, replicas = now.capacity, now.replicas
+    empty = [stage for stage, count in enumerate(replicas) if not count]
     if empty:
         # Costlier stages first: they are the ones that will need more than one replica.
         dearest = max(costs[stage] for stage in empty)
         stage = rng.choice([stage for stage in empty if costs[stage] == dearest])
         return stage, f"stage {stage} has no replica"
     needy = [stage for stage, value in enumerate(capacity) if value <= min(capacity) * ALIKE]
-    fewest = min(len(swarm.coming(stage)) for stage in needy)
-    stage = rng.choice([stage for stage in needy if len(swarm.coming(stage)) == fewest])
-    listing = ", ".join(f"{value:.1f}" for value in capacity)
-    return stage, f"stage {stage} is the slowest: samples/s by stage {listing}"
+    fewest = min(replicas[stage] for stage in needy)
+    stage = rng.choice([stage for stage in needy if replicas[stage] == fewest])
+    return stage, f"stage {stage} is the slowest: samples/s by stage {_listing(capacity)}"
+
+
+def plan_move(swarm: Swarm, costs: Sequence[float], rules: Rules) -> tuple[Move | None, Reason]:
+    """The one move that helps most, or None and why nobody moves. Nodes that see the same swarm name the same mover.
+
+    The target is an empty stage, else the weakest. Of all nodes in stages stronger than it by more than the ratio, and
+    with replicas to spare, the one that leaves the weaker of the two strongest: it fills the gap and opens none. Every
+    such move raises the weaker stage and leaves the other above it, so that in a swarm whose speeds do not change moves
+    come to an end, and no move can be taken back by the next.
+    """
+    now = load(swarm, costs)
+    capacity = now.capacity
+    empty = [stage for stage, count in enumerate(now.replicas) if not count]
+    target = max(empty, key=lambda s: (costs[s], -s)) if empty else min(range(len(capacity)), key=capacity.__getitem__)
+    best: Move | None = None
+    for source, here in enumerate(swarm.stages):
+        if source == target or now.replicas[source] <= rules.min_keep:
+            continue
+        if not empty and capacity[source] <= rules.ratio * capacity[target]:
+            continue
+        for member in here:
+            if member.state != SERVING or member.moving_to is not None:
+                continue
+            move = _move(now, costs, member, target)
+            if best is None or (move.after, move.peer) > (best.after, best.peer):
+                best = move
+    if best is None or best.after < (1.0 + GAIN_MIN) * best.before:
+        return None, f"no move helps: samples/s by stage {_listing(capacity)}"
+    what = "is empty" if empty else "is the slowest"
+    reason = f"stage {target} {what} (samples/s by stage {_listing(capacity)}); "
+    return best, reason + f"with {short(best.peer)} it would have {capacity[target] + best.speed:.3g}"
+
+
+def still_good(swarm: Swarm, costs: Sequence[float], move: Move, rules: Rules) -> tuple[bool, Reason]:
+    """Whether `move`, found some time ago, still helps: asked again when the state has come."""
+    now = load(swarm, costs, without=move.peer)
+    if now.replicas[move.source] < rules.min_keep:
+        return False, f"stage {move.source} would keep {now.replicas[move.source]} replicas; at least {rules.min_keep}"
+    own = move.speed * costs[move.target] / costs[move.source]
+    before = min(now.capacity[move.target], now.capacity[move.source] + own)
+    after = min(now.capacity[move.target] + move.speed, now.capacity[move.source])
+    listing = f"stages {move.source} and {move.target} without it have {now.capacity[move.source]:.3g} and"
+    listing += f" {now.capacity[move.target]:.3g} samples/s, it brings {move.speed:.3g}"
+    return after >= (1.0 + GAIN_MIN / 2.0) * before, listing
+
+
+def worth_it(move: Move, download_s: float) -> tuple[bool, Reason]:
+    """Whether what `move` gains outlives the download of the state and the mover's time away from work."""
+    gained = (move.after - move.before) * (LASTS_S - download_s)
+    lost = move.speed * AWAY_S
+    reason = f"{gained:.3g} samples gained in {LASTS_S:g} s less a download of {download_s:.3g} s, {lost:.3g} lost away"
+    return gained > lost, reason
+
+
+def _move(now: Load, costs: Sequence[float], member: Member, target: int) -> Move:
+    own = now.speed(member)
+    brings = own * costs[member.stage] / costs[target]
+    before = min(now.capacity[target], now.capacity[member.stage])
+    after = min(now.capacity[target] + brings, now.capacity[member.stage] - own)
+    return Move(member.peer, member.stage, target, before, after, brings)
+
+
+def _listing(capacity: Sequence[float]) -> str:
+    return ", ".join(f"{value:.3g}" for value in capacity)

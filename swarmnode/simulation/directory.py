@@ -84,9 +84,7 @@ class SimDirectory:
         if shelf.happens("record lost", habits.loses):
             return False
         peer = PeerId(own.peer_id)
-        for stage, entries in shelf.stages.items():
-            if stage != own.stage:
-                entries.pop(peer, None)
+        # What it said under another stage's key stays there until it expires, as in the DHT.
         entry = shelf.stages.setdefault(own.stage, {}).setdefault(peer, _Entry(self._plug))
         entry.plug = self._plug
         if entry.versions and entry.versions[-1][1] >= expires:

@@ -20,6 +20,7 @@ from swarmnode.simulation.clock import OWNER, Deadlock, SerialTask, Standstill, 
 from swarmnode.simulation.directory import Habits, Shelf
 from swarmnode.simulation.fault import FAULTS
 from swarmnode.simulation.fleet import Kind
+from swarmnode.simulation.geography import Nat
 from swarmnode.simulation.inhabitant import Inhabitant, SkewedClock
 from swarmnode.simulation.law import Laws
 from swarmnode.simulation.machine import Meter
@@ -126,6 +127,8 @@ class World:
         so only `stage_lost` takes the last one."""
         stage = victim.stage
         others = [p for p in self.living() if p.training and p.stage == stage and p is not victim and p not in also]
+        # Nobody can fetch a state from one that cannot be dialled (simulated: everything, seed 104).
+        others = [p for p in others if p.kind.address.nat is not Nat.UNREACHABLE]
         if stage is not None and not any(not self.loop.frozen(p.label) for p in others):
             self.struck["spared"] += 1
             return False

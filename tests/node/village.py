@@ -101,6 +101,7 @@ class Village:
         self.run = run
         self.network = MemoryNetwork()
         self.people: list[Villager] = []
+        self.made: list[Recording] = []  # every replica there ever was
         self.samples: dict[PeerId, list[int]] = defaultdict(list)
         self._stack = contextlib.AsyncExitStack()
 
@@ -117,12 +118,10 @@ class Village:
         async def save(replica: Replica, stage: int, round_index: int, total: int) -> None:
             saved.append((stage, round_index, total))
 
-        made: list[Recording] = []
-
         def replica(stage: int) -> Replica:
-            made.append((kind or Recording)(self.run, stage))
-            villager.replica = made[-1]
-            return made[-1]
+            villager.replica = (kind or Recording)(self.run, stage)
+            self.made.append(villager.replica)
+            return villager.replica
 
         world = World(
             transport=transport,

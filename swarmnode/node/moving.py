@@ -1,0 +1,172 @@
+"""A node changes its stage: it finds out alone that it should, and fetches the new state while it serves the old stage
+(design section 3, rebalancing). The decisions are pipeline/rebalance.py's."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from swarmnode.errors import Unavailable
+from swarmnode.gossip.exchange import Gossip
+from swarmnode.ids import PeerId, RunId
+from swarmnode.manifest import Manifest
+from swarmnode.metrics import name
+from swarmnode.model.split import split
+from swarmnode.node.lifecycle import donors_of
+from swarmnode.node.presence import Presence
+from swarmnode.pipeline.rebalance import DOWNLOAD_RATE, Move, Rules, plan_move, still_good, worth_it
+from swarmnode.ports import State, Telemetry, Transport
+from swarmnode.recovery.download import DownloadLimits, download
+from swarmnode.recovery.snapshot import snapshot_nbytes
+from swarmnode.wire import call_pb2 as wire
+from swarmnode.wire import record_pb2
+
+WAIT_SHARE = 0.1  # guess: of the period, the longest random wait against simultaneous movers
+EMPTY_LOOKS = 2  # guess: announce periods in a row that a stage has nobody before nodes look who should go there
+
+
+@dataclass(frozen=True, slots=True)
+class Brought:
+    """What a node takes along to its new stage; no `state` when nobody there has one."""
+
+    stage: int
+    reason: str
+    state: State | None
+    offer: wire.Snapshot
+
+
+def costs(manifest: Manifest) -> tuple[float, ...]:
+    """The stages' costs per sample, relative."""
+    return tuple(part.cost for part in split(manifest.model, manifest.pipeline.stages))
+
+
+class Moving:
+    """Watches the balance of the stages for one node. `run` returns once it is time to go."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        run_id: RunId,
+        presence: Presence,
+        line: Transport,
+        parameters: Callable[[int], int],
+        gossip: Gossip,
+        telemetry: Telemetry,
+        rng: random.Random,
+    ) -> None:
+        """`parameters` of a stage, as its replicas count them; `gossip` runs the rounds at the present one."""
+        self._manifest = manifest
+        self._run_id = run_id
+        self._presence = presence
+        self._line = line
+        self._parameters = parameters
+        self._gossip = gossip
+        self._telemetry = telemetry
+        self._rng = rng
+        self._costs = costs(manifest)
+        pipeline = manifest.pipeline
+        self._rules = Rules(pipeline.rebalance_ratio, pipeline.min_keep)
+        self._rate = DOWNLOAD_RATE
+
+    @property
+    def _period_s(self) -> float:
+        return self._manifest.pipeline.rebalance_period_s
+
+    async def run(self) -> Brought:
+        """Wait until this node should serve another stage and has that one's state, and a round here is just over."""
+        if self._period_s <= 0.0 or self._manifest.pipeline.stages < 2:
+            await asyncio.Event().wait()
+        while True:
+            await self._wait()
+            move, _ = self._plan()
+            if move is None:
+                continue
+            longest_s = min(WAIT_SHARE * self._period_s, self._manifest.limits.announce_period_s)
+            await asyncio.sleep(longest_s * self._rng.random())
+            await self._look()
+            move, reason = self._plan()
+            if move is None:
+                continue
+            brought = await self._prepare(move, reason)
+            if brought is not None:
+                return brought
+
+    async def _wait(self) -> None:
+        """About a period; not so long when a stage stands empty."""
+        loop, seen = asyncio.get_running_loop(), 0
+        end = loop.time() + self._period_s * (0.9 + 0.2 * self._rng.random())
+        while (left_s := end - loop.time()) > 0 and seen < EMPTY_LOOKS:
+            await asyncio.sleep(min(left_s, self._manifest.limits.announce_period_s))
+            seen = 0 if all(self._presence.book.swarm().stages) else seen + 1
+
+    def _plan(self) -> tuple[Move | None, str]:
+        """This node's own move, if it is the one to move now."""
+        presence = self._presence
+        if presence.self.state != record_pb2.NODE_STATE_TRAINING:
+            return None, "not training"
+        move, reason = plan_move(presence.book.swarm(), self._costs, self._rules)
+        return (move, reason) if move is not None and move.peer == presence.me else (None, reason)
+
+    async def _look(self) -> None:
+        await self._presence.look(range(self._manifest.pipeline.stages))
+
+    async def _prepare(self, move: Move, reason: str) -> Brought | None:
+        """Fetch the state of the new stage, then look again; None when this node stays."""
+        parameters = self._parameters(move.target)
+        good, why = worth_it(move, snapshot_nbytes(parameters) / self._rate)
+        if not good:
+            self._stay(move, why)
+            return None
+        self._telemetry.event("stage.moving", source=move.source, target=move.target, reason=reason)
+        self._say(move.target)
+        if not self._presence.book.swarm().stages[move.target]:  # nothing to fetch: the new stay brings the stage back
+            return Brought(move.target, reason, None, wire.Snapshot())
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+        try:
+            state, offer = await download(
+                self._line,
+                lambda: self._donors(move.target),
+                move.target,
+                self._run_id,
+                parameters,
+                DownloadLimits(),
+                self._telemetry,
+            )
+        except Unavailable as error:
+            self._stay(move, str(error))
+            return None
+        seconds = loop.time() - begun
+        self._rate = offer.nbytes / max(1e-3, seconds)
+        await self._after_a_round()
+        await self._look()
+        good, why = still_good(self._presence.book.swarm(), self._costs, move, self._rules)
+        if not good:
+            self._stay(move, why)
+            return None
+        self._telemetry.count(name.RECOVERIES, method="replica")
+        return Brought(move.target, f"{reason}; {why}", state, offer)
+
+    async def _after_a_round(self) -> None:
+        """Until a round is over, a period at most: what was learnt since the last one would be lost to the others."""
+        gossip, done = self._gossip, self._gossip.done
+        try:
+            async with asyncio.timeout(self._period_s):
+                while gossip.done == done:
+                    gossip.finished.clear()
+                    await gossip.finished.wait()
+        except TimeoutError:
+            pass
+
+    def _donors(self, stage: int) -> Sequence[PeerId]:
+        return donors_of(self._presence.book.swarm(), stage, self._presence.me)
+
+    def _say(self, moving_to: int | None) -> None:
+        self._presence.self.moving_to = moving_to
+        self._presence.changed()
+
+    def _stay(self, move: Move, why: str) -> None:
+        self._say(None)
+        self._telemetry.event("stage.stays", source=move.source, target=move.target, reason=why)

@@ -1,0 +1,27 @@
+"""The world as one node sees it: the ports, and what makes its replica and reads its text."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from swarmnode.identity import Identity
+from swarmnode.node.probe import Probing
+from swarmnode.pipeline.feeder import Samples
+from swarmnode.ports import Clock, Compute, Directory, Replica, Telemetry, Transport
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """All a node needs from outside (ports.py). `replica`, `samples` and `probe` are called on the compute thread."""
+
+    transport: Transport
+    directory: Directory
+    compute: Compute
+    clock: Clock
+    telemetry: Telemetry
+    identity: Identity
+    replica: Callable[[int], Replica]
+    samples: Callable[[], Samples]
+    probe: Probing
+    save: Callable[[Replica, int, int, int], Awaitable[None]]  # replica, stage, round, samples of the run

@@ -1,0 +1,103 @@
+"""Whole nodes change their stage: the right one goes, with a verified state, and nothing is lost or counted twice."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+
+from swarmnode.manifest import Manifest
+from swarmnode.wire import record_pb2
+
+from .village import Village, manifest, village
+
+
+def moving_manifest(**pipeline: object) -> Manifest:
+    run = manifest()
+    given = {"rebalance_period_s": 1.0, "rebalance_ratio": 1.1, "min_keep": 1} | pipeline
+    return dataclasses.replace(run, pipeline=dataclasses.replace(run.pipeline, **given))  # type: ignore[arg-type]
+
+
+def said(v: Village, event: str) -> list[tuple[int, dict[str, object]]]:
+    return [(i, fields) for i, p in enumerate(v.people) for e, fields in p.quiet.events if e == event]
+
+
+def test_a_node_moves_to_the_weakest_stage_and_serves_there() -> None:
+    """Three replicas at stage 0, one at each other: one of the three goes, and trains where it came."""
+
+    async def body() -> None:
+        async with village(moving_manifest()) as v:
+            for stage in (0, 0, 0, 0, 1, 2):
+                v.add(stage)
+            await v.until(lambda: bool(said(v, "stage.moved")), "a move", timeout_s=90)
+            (index, fields) = said(v, "stage.moved")[0]
+            mover = v.people[index]
+            assert fields["source"] == 0 and fields["target"] in (1, 2) and "is the slowest" in str(fields["reason"])
+            await v.until(
+                lambda: mover.node.stage == fields["target"] and mover.node.state == record_pb2.NODE_STATE_TRAINING,
+                "it serves its new stage",
+                timeout_s=90,
+            )
+            assert any(event == "state.downloaded" for event, _ in mover.quiet.events), "it brought the state along"
+            assert mover.node.feeder is None, "it feeds no more"
+            hop = mover.node.hop
+            await v.until(lambda: hop is not None and hop.samples > 0, "it trains there", timeout_s=90)
+            served = {p.node.stage for p in v.people}
+            assert served == {0, 1, 2}
+            await v.leave()
+            assert all(len(p.saved) == 1 for p in v.people)
+            stages = [p.saved[0][0] for p in v.people]
+            assert stages[index] == mover.node.stage
+
+    asyncio.run(asyncio.wait_for(body(), 240))
+
+
+def test_nobody_moves_when_stages_are_even_or_it_is_switched_off() -> None:
+    async def body() -> None:
+        off = moving_manifest(rebalance_period_s=0.0)
+        async with village(off) as v:
+            for stage in (0, 0, 0, 1, 2):
+                v.add(stage)
+            await v.until(lambda: v.total() >= 256, "256 samples", timeout_s=90)
+            assert not said(v, "stage.moving")
+            await v.leave()
+
+    asyncio.run(asyncio.wait_for(body(), 120))
+
+
+def test_a_node_told_to_go_while_it_moves_leaves_cleanly() -> None:
+    async def body() -> None:
+        async with village(moving_manifest()) as v:
+            for stage in (0, 0, 0, 0, 1, 2):
+                v.add(stage)
+            await v.until(lambda: bool(said(v, "stage.moving")), "a node that moves", timeout_s=90)
+            mover = v.people[said(v, "stage.moving")[0][0]]
+            mover.stop.set()
+            assert mover.task is not None
+            await asyncio.wait_for(mover.task, 60)
+            assert mover.node.state == record_pb2.NODE_STATE_LEFT
+            before = v.total()
+            await v.until(lambda: v.total() >= before + 128, "the others go on", timeout_s=90)
+            await v.leave()
+
+    asyncio.run(asyncio.wait_for(body(), 240))
+
+
+def test_gradients_are_counted_once_across_a_move() -> None:
+    """Every microbatch fed is counted by one replica of stage 1, wherever nodes went meanwhile."""
+
+    async def body() -> None:
+        async with village(moving_manifest()) as v:
+            for stage in (0, 1, 1, 1, 1, 2):
+                v.add(stage)
+            counted: dict[int, int] = {}
+            await v.until(lambda: bool(said(v, "stage.moved")), "a move", timeout_s=90)
+            before = v.total()
+            await v.until(lambda: v.total() >= before + 128, "progress after the move", timeout_s=90)
+            await v.leave()
+            fed = v.total()
+            for replica in v.made:
+                counted[replica.stage.part.stage] = counted.get(replica.stage.part.stage, 0) + replica.counted
+            assert counted[0] == fed
+            assert counted[1] == fed
+
+    asyncio.run(asyncio.wait_for(body(), 240))

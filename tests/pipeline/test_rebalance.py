@@ -1,0 +1,169 @@
+"""Who moves where: against a dumb twin that tries everything, and whole histories that must come to rest."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from swarmnode.ids import PeerId
+from swarmnode.membership.swarm import Member, Swarm
+from swarmnode.pipeline.rebalance import (
+    GAIN_MIN,
+    LASTS_S,
+    Move,
+    Rules,
+    choose_stage,
+    load,
+    plan_move,
+    still_good,
+    worth_it,
+)
+from swarmnode.wire import record_pb2
+
+TRAINING = record_pb2.NODE_STATE_TRAINING
+
+
+def member(name: int, stage: int, speed: float, **more: object) -> Member:
+    given = {"state": TRAINING, "sequence": 1, "expires_unix_s": 1e12, "queue": 0, "round_index": 0} | more
+    return Member(peer=PeerId(f"peer{name:04}"), stage=stage, samples_per_second=speed, **given)  # type: ignore[arg-type]
+
+
+def swarm_of(members: list[Member], stages: int) -> Swarm:
+    return Swarm.of(members, stages)
+
+
+def moved(members: list[Member], move: Move, costs: list[float]) -> list[Member]:
+    """The members once `move` is over."""
+    return [
+        dataclasses.replace(
+            m, stage=move.target, samples_per_second=m.samples_per_second * costs[move.source] / costs[move.target]
+        )
+        if m.peer == move.peer
+        else m
+        for m in members
+    ]
+
+
+@st.composite
+def fleets(draw: st.DrawFn) -> tuple[list[Member], list[float]]:
+    stages = draw(st.integers(2, 5))
+    speeds = draw(st.lists(st.floats(0.5, 20.0), min_size=stages, max_size=24))
+    places = [draw(st.integers(0, stages - 1)) for _ in speeds]
+    costs = [draw(st.floats(0.5, 2.0)) for _ in range(stages)]
+    return [member(i, s, v) for i, (s, v) in enumerate(zip(places, speeds, strict=True))], costs
+
+
+@given(fleets(), st.floats(1.0, 2.0), st.integers(1, 3))
+@settings(max_examples=150, deadline=None)
+def test_a_swarm_of_constant_speeds_comes_to_rest(
+    given: tuple[list[Member], list[float]], ratio: float, min_keep: int
+) -> None:
+    """No thrash: each move lifts the weaker of two stages, so none is taken back, and they end."""
+    members, costs = given
+    rules = Rules(ratio, min_keep)
+    stages = len(costs)
+    for _ in range(20 * len(members) * stages):
+        move, reason = plan_move(swarm_of(members, stages), costs, rules)
+        assert reason
+        if move is None:
+            break
+        before = load(swarm_of(members, stages), costs)
+        members = moved(members, move, costs)
+        after = load(swarm_of(members, stages), costs)
+        pair = (move.source, move.target)
+        assert min(after.capacity[s] for s in pair) >= (1 + GAIN_MIN) * min(before.capacity[s] for s in pair) * 0.999
+        assert after.replicas[move.source] >= min_keep
+    else:
+        raise AssertionError("still moving")
+
+
+@given(fleets(), st.floats(1.0, 2.0), st.integers(1, 3))
+@settings(max_examples=150, deadline=None)
+def test_the_plan_is_the_best_of_all_moves(
+    given: tuple[list[Member], list[float]], ratio: float, min_keep: int
+) -> None:
+    members, costs = given
+    stages = len(costs)
+    now = load(swarm_of(members, stages), costs)
+    move, _ = plan_move(swarm_of(members, stages), costs, Rules(ratio, min_keep))
+    if not all(now.replicas):
+        able = [m for m in members if now.replicas[m.stage] > min_keep]
+        assert (move is not None) == bool(able)
+        assert move is None or not now.replicas[move.target]
+        return
+    weakest = min(range(stages), key=lambda s: now.capacity[s])
+    best = 0.0
+    for m in members:
+        if m.stage == weakest or now.replicas[m.stage] <= min_keep:
+            continue
+        if now.capacity[m.stage] <= ratio * now.capacity[weakest]:
+            continue
+        gets = now.capacity[weakest] + m.samples_per_second * costs[m.stage] / costs[weakest]
+        best = max(best, min(gets, now.capacity[m.stage] - m.samples_per_second))
+    if move is None:
+        assert best < (1 + GAIN_MIN) * now.capacity[weakest]
+    else:
+        assert move.target == weakest and move.after == best
+        assert still_good(swarm_of(members, stages), costs, move, Rules(ratio, min_keep))[0]
+
+
+@given(fleets(), st.randoms(use_true_random=False))
+@settings(max_examples=60, deadline=None)
+def test_measured_speeds_that_tremble_do_not_send_a_node_to_and_fro(
+    given: tuple[list[Member], list[float]], rng: random.Random
+) -> None:
+    """With two percent of noise on every speed, a node is never sent straight back where it came from."""
+    members, costs = given
+    stages = len(costs)
+    last: Move | None = None
+    for _ in range(40):
+        told = [
+            dataclasses.replace(m, samples_per_second=m.samples_per_second * (0.99 + 0.02 * rng.random()))
+            for m in members
+        ]
+        move, _ = plan_move(swarm_of(told, stages), costs, Rules(1.1, 1))
+        if move is not None:
+            assert last is None or (move.peer, move.target) != (last.peer, last.source)
+            members, last = moved(members, move, costs), move
+
+
+def test_a_node_on_its_way_counts_where_it_goes() -> None:
+    """Everybody sees it coming: a second one does not follow it."""
+    fleet = [member(0, 0, 4.0), member(1, 0, 4.0), member(2, 0, 4.0), member(3, 1, 4.0), member(4, 1, 0.1)]
+    move, reason = plan_move(swarm_of(fleet, 2), [1.0, 1.0], Rules(1.5, 1))
+    assert move is not None and move.source == 0 and "stage 1 is the slowest" in reason
+    going = [dataclasses.replace(m, moving_to=1) if m.peer == move.peer else m for m in fleet]
+    assert plan_move(swarm_of(going, 2), [1.0, 1.0], Rules(1.5, 1))[0] is None
+    stage, _ = choose_stage(swarm_of(going, 2), [1.0, 1.0], random.Random(0))
+    assert stage == 0, "a joiner: two stay here, three will be there, speeds alike"
+
+
+def test_an_empty_stage_comes_first() -> None:
+    fleet = [member(i, i % 2, 1.0 + i) for i in range(6)]
+    move, reason = plan_move(swarm_of(fleet, 3), [1.0] * 3, Rules(100.0, 2))
+    assert move is not None and move.target == 2 and "is empty" in reason
+    assert plan_move(swarm_of(moved(fleet, move, [1.0] * 3), 3), [1.0] * 3, Rules(100.0, 2))[0] is None
+    one_each = [member(i, i, 1.0) for i in range(2)]
+    assert plan_move(swarm_of(one_each, 3), [1.0] * 3, Rules(1.1, 1))[0] is None, "min_keep holds"
+
+
+def test_a_move_that_the_download_eats_up_is_not_made() -> None:
+    move = Move(PeerId("p"), 0, 1, before=1.0, after=2.0, speed=1.0)
+    assert worth_it(move, 60.0)[0]
+    good, reason = worth_it(move, LASTS_S)
+    assert not good and "download" in reason
+
+
+def test_joiners_spread_over_stages_that_are_alike() -> None:
+    fleet = [member(i, i % 3, 5.0) for i in range(9)]
+    chosen = {choose_stage(swarm_of(fleet, 3), [1.0] * 3, random.Random(seed))[0] for seed in range(20)}
+    assert chosen == {0, 1, 2}
+
+
+def test_every_node_names_the_same_mover() -> None:
+    fleet = [member(i, 0 if i < 8 else 1, 1.0 + i % 3) for i in range(12)]
+    plans = {plan_move(swarm_of(list(order), 2), [1.0, 1.0], Rules(1.1, 2))[0] for order in (fleet, fleet[::-1])}
+    assert len(plans) == 1 and None not in plans
