@@ -145,13 +145,26 @@ class Compute(Protocol):
 
 
 class Store(Protocol):
-    """This node's own disk: small named blobs, written whole or not at all."""
+    """Named blobs on this node's disk, in a folder that nodes share, or in a bucket; each is written whole or not at
+    all. Names are relative, "/" between their parts."""
 
-    async def write(self, name: str, parts: Sequence[bytes | memoryview]) -> None:
-        """Write, flush, fsync, rename. Raises LocalFault with the path and the reason (disk full, read only)."""
+    async def write(self, name: str, parts: Sequence[bytes | memoryview]) -> str:
+        """Write, flush, fsync, rename; returns the SHA-256 (hex) of what was written. Raises LocalFault with the path
+        and the reason (disk full, read only)."""
         ...
 
-    async def read(self, name: str) -> bytes | None: ...
+    async def read(self, name: str, sha256: str | None = None) -> bytes | None:
+        """None when there is no such blob. Raises DataError when it does not have the hash `sha256`, LocalFault when it
+        cannot be read."""
+        ...
+
+    async def names(self, prefix: str = "") -> dict[str, int]:
+        """Sizes of the blobs whose name begins with `prefix`, by name, sorted. Raises LocalFault."""
+        ...
+
+    async def delete(self, name: str) -> None:
+        """Nothing when there is no such blob. Raises LocalFault."""
+        ...
 
 
 class Clock(Protocol):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import os
 import signal
@@ -32,16 +33,19 @@ from swarmnode.gossip.compression import kernel
 from swarmnode.ids import PeerId, RunId
 from swarmnode.local import ready
 from swarmnode.local.supervisor import Supervisor
-from swarmnode.manifest import read_signed, verify
+from swarmnode.manifest import Manifest, read_signed, verify
 from swarmnode.metrics.exporter import PrometheusTelemetry
 from swarmnode.metrics.recent import Recent
 from swarmnode.model.export import StageLabel, save_stage, stage_state_dict
 from swarmnode.node import probe
+from swarmnode.node.bucket import is_url, open_store
 from swarmnode.node.compute import ThreadCompute
 from swarmnode.node.greeting import Greeting
 from swarmnode.node.node import Node, World
 from swarmnode.node.reading import CorpusSamples
 from swarmnode.node.replica import TorchReplica
+from swarmnode.node.resuming import check, find_resumptions
+from swarmnode.node.saver import Saving
 from swarmnode.ports import Call, Replica
 from swarmnode.transport import identity as key_file
 from swarmnode.transport.address import parse_bootstraps
@@ -143,7 +147,7 @@ async def _live(
 ) -> None:
     """The node, or for a bootstrap nothing but the directory; a transport beyond repair ends either."""
     options, telemetry = process.options, process.telemetry
-    node = None if options.bootstrap_only else _node(process, stack)
+    node = None if options.bootstrap_only else _node(process, await _saving(process), stack)
     if node is None:
         telemetry.readiness = lambda: (True, "bootstrap")
     desk.open(process, node)
@@ -169,7 +173,26 @@ async def _live(
         attending.cancel()
 
 
-def _node(process: Process, stack: contextlib.AsyncExitStack) -> Node:
+async def _saving(process: Process) -> Saving:
+    """Where this node saves the run's checkpoints and which one it starts from. Raises UsageError, DataError."""
+    options, manifest = process.options, process.manifest
+    where = _checkpoints(options, manifest)
+    resumption = None
+    if options.resume:
+        resumption = (await find_resumptions(options.resume, process.run_id))[0]
+        check(resumption, manifest, process.run_id, other=options.resume_other, where=options.resume)
+    signed = base64.b64encode(process.signed.SerializeToString(deterministic=True)).decode()
+    return Saving(open_store(where, _data_folder(options)) if where else None, resumption, signed)
+
+
+def _checkpoints(options: NodeOptions, manifest: Manifest) -> str:
+    """Where to save, "" for nowhere. A folder in a manifest is one of whoever wrote it: nodes that got the manifest
+    over the network do not write there."""
+    own = is_url(manifest.checkpoint.url) or Path(options.run).is_file()
+    return options.checkpoints or (manifest.checkpoint.url if own else "")
+
+
+def _node(process: Process, saving: Saving, stack: contextlib.AsyncExitStack) -> Node:
     """The node on its real ports."""
     options, manifest, telemetry = process.options, process.manifest, process.telemetry
     compute = ThreadCompute(telemetry)
@@ -185,6 +208,7 @@ def _node(process: Process, stack: contextlib.AsyncExitStack) -> Node:
         samples=lambda: CorpusSamples(open_corpus(manifest, _data_folder(options), options.cache), manifest),
         probe=probe.forward,
         save=partial(_save, options.home, process.run_id, process.transport.peer_id),
+        saving=saving,
     )
     return Node(manifest, process.run_id, world)
 

@@ -67,7 +67,9 @@ class Desk:
         reply.home = str(self._options.home)
         return reply
 
-    def leave(self, reason: str) -> None:
-        """Begin to leave."""
+    def leave(self, reason: str, checkpoint: str) -> None:
+        """Begin to leave; with the stage saved in `checkpoint` before, unless that is ""."""
+        if self._node is not None:
+            self._node.final = checkpoint
         self.process.telemetry.event("control.leave", reason=reason)
         self._stop.set()

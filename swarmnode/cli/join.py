@@ -21,6 +21,9 @@ from swarmnode.local.place import default_cache, default_home
 @click.option("--metrics-port", type=PORT, default=0, show_default="any", help="Prometheus, /healthz, /readyz.")
 @click.option("--metrics-host", type=HOST, default="127.0.0.1", show_default=True, help="Who may ask: 0.0.0.0 all.")
 @click.option("--name", default=socket.gethostname, show_default="host name", help="What people call this node.")
+@click.option("--checkpoints", default="", metavar="URL", help="Save the run there.  [default: the manifest's place]")
+@click.option("--resume", default="", metavar="URL", help="Start from the newest checkpoint there.")
+@click.option("--resume-other", is_flag=True, help="Also from one of another run with the same model.")
 @click.option("--cache", type=FOLDER, help="Folder of tokens.  [default: ~/.cache/swarmnode]")
 def command(
     words: tuple[str, ...],
@@ -32,6 +35,9 @@ def command(
     metrics_port: int,
     metrics_host: str,
     name: str,
+    checkpoints: str,
+    resume: str,
+    resume_other: bool,
     cache: Path | None,
 ) -> int:
     """Join the run that INVITE (a line of `swarmnode invite`) is for, train until told to leave.
@@ -42,6 +48,9 @@ def command(
 
     SIGTERM and Ctrl-C leave cleanly: what is held is finished, the stage is saved in the home. The second one exits at
     once. Says on stderr where its metrics and its control socket are.
+
+    URL is a folder (one that nodes share, for a run on several machines) or s3://BUCKET/PREFIX, with keys and endpoint
+    from the environment. A stage that nobody serves is read from the checkpoint; everything else comes from peers.
     """
     from swarmnode.cli.joining import find_invite
     from swarmnode.cli.launch import launch
@@ -72,6 +81,9 @@ def command(
         bootstrap_only=False,
         out=None,
         metrics_host=metrics_host,
+        checkpoints=checkpoints,
+        resume=resume,
+        resume_other=resume_other,
     )
     return launch(options, tell)
 

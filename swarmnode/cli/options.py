@@ -25,6 +25,7 @@ class NodeOptions:
     """All a node process is told.
 
     `run` is the path of a signed manifest or a run id of 64 hex digits (then the manifest comes from a bootstrap).
+    `checkpoints` is where it saves the run ("": where the manifest says), `resume` what it starts from.
     `home` is the node's own folder: identity key, events.jsonl, control socket, saved state. `stage` None lets it
     choose. `invite` says whose run it is, and may hold leave to take part.
     """
@@ -43,6 +44,9 @@ class NodeOptions:
     invite: Invite | None = None
     dashboard: str | None = None  # HOST:PORT of the page a coordinator serves
     public: bool = False  # the page answers other machines, too
+    checkpoints: str = ""
+    resume: str = ""
+    resume_other: bool = False
 
 
 def check_listen(text: str) -> str:

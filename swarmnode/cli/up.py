@@ -16,6 +16,7 @@ import click
 from swarmnode.cli.duration import Duration
 from swarmnode.cli.options import DASHBOARD_PORT, FOLDER, STAGES_MAX
 from swarmnode.errors import SwarmnodeError
+from swarmnode.ids import RunId
 from swarmnode.local.place import default_cache
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 EXIT_INTERRUPTED = 130
 EXIT_FAILED = 70
+CHECKPOINTS = "checkpoints"
 NODES_MAX = 256
 COUNT = click.IntRange(min=1)
 
@@ -48,6 +50,13 @@ COUNT = click.IntRange(min=1)
     show_default=True,
     help="Show the run on a page at 127.0.0.1:7070, or at any free port when that one is taken.",
 )
+@click.option(
+    "--resume",
+    metavar="URL",
+    help="Go on from the newest checkpoint there: an earlier session's folder, a folder of checkpoints, s3://BUCKET/PREFIX."
+    " Without RUN it is the same run; any --nodes and --stages will do.",
+)
+@click.option("--checkpoints", default="", metavar="URL", help="Where to save.  [default: in the session's folder]")
 @click.option("--out", type=FOLDER, help="Folder of the exported model.  [default: model, in the session's folder]")
 @click.option("--cache", type=FOLDER, help="Folder of tokens.  [default: ~/.cache/swarmnode]")
 @click.option("--json", "as_json", is_flag=True, help="End with one JSON object on stdout; progress goes to stderr.")
@@ -60,6 +69,8 @@ def command(
     samples: int | None,
     kill_every_s: float | None,
     dashboard: bool,
+    resume: str | None,
+    checkpoints: str,
     out: Path | None,
     cache: Path | None,
     as_json: bool,
@@ -76,18 +87,22 @@ def command(
     of replicas, each partner counts its own}, microbatches {done, lost, retried, duplicate},
     samples_duplicate (of blocks two feeders finished), recoveries,
     bytes {pipeline, gossip, state, control: sent}, killed, stopped, exit_reasons by node, folder, model,
-    failure.
+    failure, checkpoint (where it was saved last).
     """
     from rich.console import Console
 
     from swarmnode.local.child import node_command
     from swarmnode.local.fleet import FleetPlan
     from swarmnode.local.folder import prepare
+    from swarmnode.local.resumed import resume as resume_from
     from swarmnode.local.session import Conditions, Session
     from swarmnode.local.view import PlainScreen, conclusion, screen_for
 
     stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-    prepared = prepare(run, nodes, stages, stamp)
+    screen = PlainScreen(sys.stderr) if as_json else screen_for(Console(), sys.stdout)
+    resumed = resume_from(resume, run, nodes, stages, stamp, screen.note) if resume else None
+    prepared = resumed.prepared if resumed else prepare(run, nodes, stages, stamp)
+    own = str((prepared.folder / CHECKPOINTS).resolve())
     plan = FleetPlan(
         folder=prepared.folder,
         manifest=prepared.signed,
@@ -97,16 +112,21 @@ def command(
         seed=prepared.manifest.seed,
         command=node_command,
         dashboard_port=free_port() if dashboard else None,
+        checkpoints=checkpoints or prepared.manifest.checkpoint.url or own,
+        resume=resumed.where if resumed else "",
     )
-    screen = PlainScreen(sys.stderr) if as_json else screen_for(Console(), sys.stdout)
     screen.note(f"run {prepared.run_id}")
     screen.note(f"folder {prepared.folder}: events.jsonl, stderr.log of every node")
+    if resumed:
+        checkpoint = resumed.resumption.checkpoint
+        screen.note(f"goes on from {checkpoint.label}: {checkpoint.samples} samples, {checkpoint.nbytes / 1e6:.1f} MB")
     conditions = Conditions(for_s, rounds, samples)
     session = Session(plan, conditions, screen, run=prepared.run_id, kill_every_s=kill_every_s)
     summary = run_session(session)
     if summary is None:
         return EXIT_INTERRUPTED
     summary, code = _export(summary, prepared.folder, out)
+    summary = dataclasses.replace(summary, checkpoint=_last_checkpoint(plan.checkpoints, prepared.run_id))
     click.echo(json.dumps(summary.to_json()) if as_json else conclusion(summary))
     return code
 
@@ -128,6 +148,17 @@ def run_session(session: Session) -> Summary | None:
         return asyncio.run(session.run())
     except asyncio.CancelledError:
         return None
+
+
+def _last_checkpoint(where: str, run_id: RunId) -> str | None:
+    """Where the newest checkpoint of the session lies, None when there is none."""
+    from swarmnode.node.resuming import find_resumptions
+
+    try:
+        newest = asyncio.run(find_resumptions(where, run_id))[0]
+    except SwarmnodeError:
+        return None
+    return f"{newest.store}/{newest.base}".rstrip("/")
 
 
 def _export(summary: Summary, folder: Path, out: Path | None) -> tuple[Summary, int]:

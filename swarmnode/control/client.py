@@ -60,9 +60,11 @@ class ControlClient:
             raise _explain(error, self._home, timeout_s) from None
         return reply
 
-    async def leave(self, reason: str, *, timeout_s: float = TIMEOUT_S) -> None:
+    async def leave(self, reason: str, checkpoint: str = "", *, timeout_s: float = TIMEOUT_S) -> None:
+        """As above; `checkpoint` is the label under which it saves its stage before it goes."""
+        request = control_pb2.LeaveRequest(reason=reason, checkpoint=checkpoint)
         try:
-            await self._stub.Leave(control_pb2.LeaveRequest(reason=reason), timeout=timeout_s)
+            await self._stub.Leave(request, timeout=timeout_s)
         except grpc.RpcError as error:
             raise _explain(error, self._home, timeout_s) from None
 

@@ -31,7 +31,7 @@ class Api(Protocol):
 
     def status(self) -> control_pb2.StatusReply: ...
 
-    def leave(self, reason: str) -> None: ...
+    def leave(self, reason: str, checkpoint: str) -> None: ...
 
 
 class ControlServer:
@@ -105,7 +105,7 @@ class _Servicer(control_pb2_grpc.ControlServicer):
         return self._api.status()
 
     async def Leave(self, request: control_pb2.LeaveRequest, context: object) -> control_pb2.LeaveReply:
-        self._api.leave(request.reason[:REASON_CHARACTERS_MAX])
+        self._api.leave(request.reason[:REASON_CHARACTERS_MAX], request.checkpoint[:REASON_CHARACTERS_MAX])
         return control_pb2.LeaveReply()
 
 

@@ -122,6 +122,11 @@ class BlockLedger:
             own = sorted(own[:RECORD_ENTRIES_MAX])
         return record_pb2.Blocks(finished_below=self._frontier, finished=own)
 
+    def finished(self) -> record_pb2.Blocks:
+        """All that is known to be finished, by whomever: what a checkpoint remembers."""
+        above = sorted(block for block in self._own | self._others if block >= self._frontier)
+        return record_pb2.Blocks(finished_below=self._frontier, finished=above[:CLAIMS_MAX])
+
     def _checked(self, feeder: PeerId, blocks: record_pb2.Blocks, frontier_max: int | None) -> set[int]:
         below, claims = blocks.finished_below, blocks.finished
         if frontier_max is not None and below > frontier_max:

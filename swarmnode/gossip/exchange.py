@@ -170,9 +170,16 @@ class Gossip:
             if member.peer == peer:
                 self._gone[peer] = member.sequence
 
+    async def beyond(self, round_index: int) -> None:
+        """Wait until a later round than `round_index` is done."""
+        async with self._met:
+            await self._met.wait_for(lambda: self.done > round_index)
+
     async def _round(self, round_index: int) -> None:
         if self._manifest.gossip.method == "none":
             self.done = round_index
+            async with self._met:
+                self._met.notify_all()
             self.finished.set()
             return
         members = self._members(round_index)

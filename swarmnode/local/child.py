@@ -41,6 +41,8 @@ class NodePlan:
     stage: int | None = None
     bootstrap: bool = False
     dashboard_port: int | None = None  # of the page a bootstrap shows; None: no page
+    checkpoints: str = ""
+    resume: str = ""
 
 
 def node_command(plan: NodePlan) -> list[str]:
@@ -53,7 +55,9 @@ def node_command(plan: NodePlan) -> list[str]:
         return [*command, "bootstrap", str(plan.manifest), *common]
     stage = [] if plan.stage is None else ["--stage", str(plan.stage)]
     join = ["join", *plan.bootstraps, "--run", str(plan.manifest), "--cache", str(plan.cache)]
-    return [*command, *join, *stage, *common]
+    saving = ["--checkpoints", plan.checkpoints] if plan.checkpoints else []
+    resuming = ["--resume", plan.resume, "--resume-other"] if plan.resume else []
+    return [*command, *join, *stage, *common, *saving, *resuming]
 
 
 def environment() -> dict[str, str]:
@@ -135,15 +139,16 @@ class Child:
         except SwarmnodeError:
             pass  # not yet, no more, or frozen: `alive` and the age of `status` tell
 
-    async def leave(self, reason: str) -> None:
-        """Take its last words and ask it to leave; SIGTERM when its control socket does not answer."""
+    async def leave(self, reason: str, checkpoint: str = "") -> None:
+        """Take its last words and ask it to leave, with its stage saved in `checkpoint` unless that is ""; SIGTERM when
+        its control socket does not answer."""
         await self.poll()
         if not self.alive:
             return
         try:
             if self._client is None:
                 self._client = ControlClient(self.plan.home)
-            await self._client.leave(reason, timeout_s=LEAVE_TIMEOUT_S)
+            await self._client.leave(reason, checkpoint, timeout_s=LEAVE_TIMEOUT_S)
         except SwarmnodeError:
             self.signal(signal.SIGTERM)
 

@@ -14,6 +14,7 @@ from swarmnode.errors import LocalFault
 from swarmnode.ids import seeded
 from swarmnode.local.child import STDERR_NAME, Child, NodePlan, node_command, tail
 from swarmnode.local.summary import NodeFacts
+from swarmnode.recovery import checkpoint
 
 START_TIMEOUT_S = 120.0
 """Until a process says it can be reached. Eight at once took 17 s on two cores (measured, test-lab section 7)."""
@@ -43,6 +44,8 @@ class FleetPlan:
     cache: Path
     seed: int = 0
     command: Command = node_command
+    checkpoints: str = ""
+    resume: str = ""
     start_timeout_s: float = START_TIMEOUT_S
     leave_timeout_s: float = LEAVE_TIMEOUT_S
     dashboard_port: int | None = None  # the bootstrap also shows the run on a page there
@@ -133,17 +136,28 @@ class Fleet:
         Feeders go first, while the other stages still serve what is under way; the bootstrap goes last. Statuses are
         taken as long as nodes answer. Nothing is left running.
         """
+        label = self._final_label()
+        savers = {child.stage: child for child in self.nodes if child.alive and child.trained} if label else {}
         feeders = [child for child in self.nodes if child.stage == 0]
         for wave in (feeders, [child for child in self.nodes if child not in feeders]):
             async with asyncio.TaskGroup() as group:
                 for child in wave:
                     if child.alive:
-                        group.create_task(child.leave(reason))
+                        last = savers.get(child.stage) is child
+                        group.create_task(child.leave(reason, label if last else ""))
             await self._wait(wave, self._plan.leave_timeout_s)
             await self._terminate(wave)
         if self.bootstrap is not None:
             await self._terminate([self.bootstrap])
         await self.reap()
+
+    def _final_label(self) -> str:
+        """Of the checkpoint that one replica of each stage saves when everything ends; "" when there is none to be."""
+        said = [child.status for child in self.nodes if child.status is not None]
+        trained = max((status.samples_total for status in said), default=0)
+        if not self._plan.checkpoints or trained == 0:
+            return ""
+        return checkpoint.label(max(status.round for status in said), final=True)
 
     def kill(self) -> None:
         """SIGKILL everything, now."""
@@ -168,6 +182,8 @@ class Fleet:
             stage=stage,
             bootstrap=bootstrap,
             dashboard_port=self._plan.dashboard_port,
+            checkpoints="" if bootstrap else self._plan.checkpoints,
+            resume="" if bootstrap else self._plan.resume,
         )
         return await Child.start(plan, self._plan.command(plan))
 

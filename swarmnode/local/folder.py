@@ -34,7 +34,7 @@ def prepare(run: Path | None, nodes: int, stages: int | None, stamp: str) -> Run
     made, NotPermitted when it cannot be.
     """
     if run is None:
-        return _prepare_demo(nodes, stages, stamp)
+        return _prepare_new(PRESETS["demo"], nodes, stages, stamp)
     if (run / MANIFEST_FILE).exists():
         return _prepare_folder(run, nodes, stages, stamp)
     if (run / SIGNED_FILE).exists():
@@ -44,8 +44,18 @@ def prepare(run: Path | None, nodes: int, stages: int | None, stamp: str) -> Run
     return _prepare_signed(run, nodes, stages, RUNS, stamp)
 
 
-def _prepare_demo(nodes: int, stages: int | None, stamp: str) -> RunFolder:
-    manifest = _checked(_with_stages(PRESETS["demo"], stages), nodes)
+def prepare_given(signed: SignedManifest, nodes: int, stages: int | None, stamp: str) -> RunFolder:
+    """As `prepare` of a signed manifest that lies nowhere yet; with other `stages` it is signed anew, as a new run."""
+    manifest, _ = manifests.verify(signed, None)
+    if _with_stages(manifest, stages) != manifest:
+        return _prepare_new(manifest, nodes, stages, stamp)
+    folder = _fresh(RUNS, f"{_checked(manifest, nodes).name}-{stamp}")
+    manifests.write_signed(folder / SIGNED_FILE, signed)
+    return RunFolder(manifest, manifests.verify(signed, None)[1], folder / SIGNED_FILE, folder)
+
+
+def _prepare_new(given: Manifest, nodes: int, stages: int | None, stamp: str) -> RunFolder:
+    manifest = _checked(_with_stages(given, stages), nodes)
     folder = _fresh(RUNS, f"{manifest.name}-{stamp}")
     manifests.init(folder, manifest)
     signed = manifests.sign_folder(folder)

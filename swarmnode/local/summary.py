@@ -125,6 +125,7 @@ class Summary:
     exit_reasons: Mapping[str, str]
     model: str | None = None
     failure: str | None = None
+    checkpoint: str | None = None
 
     def to_json(self) -> dict[str, object]:
         """One JSON object, the keys of which are documented in `swarmnode up --help`."""
@@ -151,4 +152,5 @@ class Summary:
             "folder": self.folder,
             "model": self.model,
             "failure": self.failure,
+            "checkpoint": self.checkpoint,
         }

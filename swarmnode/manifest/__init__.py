@@ -14,6 +14,7 @@ from swarmnode.manifest.folder import (
 from swarmnode.manifest.preset import PRESETS
 from swarmnode.manifest.signed import canonical, parse_signed, read_signed, run_id_of, sign, verify
 from swarmnode.manifest.spec import (
+    CheckpointSpec,
     DataSpec,
     GossipSpec,
     InnerSpec,
@@ -30,6 +31,7 @@ __all__ = [
     "MANIFEST_FILE",
     "PRESETS",
     "SIGNED_FILE",
+    "CheckpointSpec",
     "DataSpec",
     "GossipSpec",
     "InnerSpec",

@@ -37,6 +37,7 @@ TABLES = {
     "data": "What text is read, and how it becomes tokens.",
     "inner": "Inner steps: AdamW of one replica on its own accumulated gradient.",
     "gossip": "Rounds: how the replicas of a stage meet (NoLoCo, arXiv 2506.10911).",
+    "checkpoint": "Where and how often the whole run is saved, so that it can be stopped and go on.",
     "limits": "Bounds that every node keeps.",
     "recovery": "How a stage comes back when all its replicas died.",
 }
@@ -162,6 +163,16 @@ FIELDS: tuple[Field, ...] = (
     ),
     Field("gossip", "round_samples", whole(1, COUNT_MAX), "Samples of the whole run in a round.", "guess"),
     Field("gossip", "round_seconds_min", real(0.0, 86_400.0), "Seconds between rounds, at least.", "guess"),
+    Field(
+        "checkpoint",
+        "url",
+        matching(r"[ -~]{0,1024}", "at most 1024 printable ASCII characters"),
+        'Where checkpoints are saved: a folder that nodes share, or s3://BUCKET/PREFIX (keys from the environment); "":'
+        " nowhere, unless a node is told by --checkpoints. A folder is taken only by nodes that have this file.",
+        "none: volunteers cannot write there",
+    ),
+    Field("checkpoint", "every_rounds", whole(1, COUNT_MAX), "Rounds between two checkpoints.", "guess"),
+    Field("checkpoint", "keep", whole(1, 1_000_000), "Checkpoints kept; older ones are deleted.", "guess"),
     Field("limits", "microbatch_timeout_s", _SECONDS, "Seconds a microbatch may take, there and back.", "guess"),
     Field("limits", "hop_timeout_min_s", _SECONDS, "Seconds a hop may take, at least.", "guess"),
     Field(

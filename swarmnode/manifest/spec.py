@@ -94,6 +94,15 @@ class RecoverySpec:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckpointSpec:
+    """Where and how often the whole run is saved."""
+
+    url: str = ""
+    every_rounds: int = 10
+    keep: int = 3
+
+
+@dataclass(frozen=True, slots=True)
 class LimitsSpec:
     """Bounds that every node of the run keeps."""
 
@@ -118,5 +127,6 @@ class Manifest:
     data: DataSpec = field(default_factory=DataSpec)
     inner: InnerSpec = field(default_factory=InnerSpec)
     gossip: GossipSpec = field(default_factory=GossipSpec)
+    checkpoint: CheckpointSpec = field(default_factory=CheckpointSpec)
     limits: LimitsSpec = field(default_factory=LimitsSpec)
     recovery: RecoverySpec = field(default_factory=RecoverySpec)

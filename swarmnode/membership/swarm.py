@@ -32,6 +32,7 @@ class Member:
     round_stride: int = 1
     kept_round: int | None = None  # of the snapshot of the next stage that it keeps
     moving_to: int | None = None  # the stage it has decided to move to
+    saves: bool = False
 
     @staticmethod
     def of(record: wire.Record) -> Member:
@@ -61,6 +62,7 @@ class Member:
             round_stride=max(1, record.round_stride),
             kept_round=record.kept_round if record.HasField("kept_round") else None,
             moving_to=record.moving_to if record.HasField("moving_to") else None,
+            saves=record.saves_checkpoints,
         )
 
 

@@ -157,13 +157,23 @@ RECOVERIES = _counter(
     "swarmnode_recoveries_total",
     "recoveries",
     "Times this node got a stage's state, by method.",
-    method=("replica", "ring", "disk", "checkfree", "fresh"),
+    method=("replica", "ring", "disk", "checkpoint", "checkfree", "fresh"),
 )
 LOOP_LAG_SECONDS = _histogram(
     "swarmnode_loop_lag_seconds",
     "seconds",
     "How late the event loop ran a timer.",
     *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5),  # 5 ms is a quiet p99 (hivemind.md, measured)
+)
+CHECKPOINTS = _counter(
+    "swarmnode_checkpoints_total",
+    "checkpoints",
+    "Checkpoints of this replica's stage, saved or failed; complete: it was the last stage missing.",
+    outcome=("saved", "complete", "failed"),
+)
+CHECKPOINT_SECONDS = _gauge("swarmnode_checkpoint_seconds", "seconds", "Time the last checkpoint of this stage took.")
+CHECKPOINT_PAUSE_SECONDS = _gauge(
+    "swarmnode_checkpoint_pause_seconds", "seconds", "Time training stood still for the last checkpoint."
 )
 RESIDENT_BYTES = _gauge("swarmnode_resident_bytes", "bytes", "Resident memory of this process, p2pd not included.")
 EVENTS_DROPPED = _counter("swarmnode_events_dropped_total", "events", "Log lines lost because the disk refused them.")
@@ -204,6 +214,11 @@ EVENTS: Final[dict[str, str]] = {
     "recovery.began": "a lost stage is being brought back: how, and why so",
     "recovery.rung": "one way to bring a stage back did not work; the next is tried",
     "recovery.kept": "a fresh snapshot of the next stage is kept here, or why not",
+    "checkpoint.saved": "this replica's stage is in a checkpoint",
+    "checkpoint.complete": "every stage of a checkpoint is saved: it can be resumed",
+    "checkpoint.failed": "this replica's stage could not be saved; the checkpoints before are as they were",
+    "checkpoint.pruned": "old checkpoints were deleted to stay within the budget",
+    "checkpoint.loaded": "the stage's state was read from a checkpoint",
     "recovery.done": "a stage's state came back, and how",
     "recovery.failed": "a stage's state cannot be brought back",
     "microbatch.lost": "no way onward was found before the deadline",

@@ -18,6 +18,7 @@ from swarmnode.node.lifecycle import donors_of
 from swarmnode.node.line import Line
 from swarmnode.node.moving import Brought
 from swarmnode.node.presence import Presence
+from swarmnode.node.saver import Saving, resume
 from swarmnode.ports import Clock, Compute, Neighbour, Priority, Replica, State, Telemetry
 from swarmnode.recovery.download import Accept, DownloadLimits, download
 from swarmnode.recovery.keeper import to_keep
@@ -61,6 +62,7 @@ class Arrival:
         self._telemetry = telemetry
         self._swarm = presence.book.swarm
         self._failed: set[Rung] = set()
+        self.saving = Saving()  # what this node was told about checkpoints
         self._nbytes = 0  # received for the state, by the rung in work
 
     async def answering(self, peers: Sequence[PeerId]) -> frozenset[PeerId]:
@@ -149,9 +151,15 @@ class Arrival:
             ends=tuple(peer for _, peer in sorted(kept, reverse=True)) if replica.ends_of(stage)[1] else None,
             below=stage > 0 and any(m.peer in answer for m in before),
             above=stage < stages - 1 and any(m.peer in answer for m in swarm.serving(stage + 1)),
+            saved_round=self._saved_round(),
             failed=frozenset(self._failed),
             waited_s=waited_s,
         )
+
+    def _saved_round(self) -> int | None:
+        """Of the checkpoint we were told to resume, in rounds of this run."""
+        given = self.saving.resume
+        return None if given is None else given.checkpoint.samples // self._manifest.gossip.round_samples
 
     async def _overtaken(self, stage: int) -> bool:
         """Whether somebody else brought the stage back while we did: then theirs is the state, ours is dropped."""
@@ -173,6 +181,12 @@ class Arrival:
                 keepers = [peer for _, peer in sight.kept]
                 offer = await self._download(replica, sight.stage, lambda: keepers, accept=self._loading(replica))
                 self._presence.progress.merge(Progress.from_wire(offer[1].progress))
+            case Rung.CHECKPOINT:
+                assert self.saving.resume is not None
+                shapes = self.saving.shapes(self._manifest, sight.stage)
+                state = await resume(self.saving.resume, shapes, self._telemetry, sight.stage)
+                self._nbytes = sum(section.nbytes for section in state.sections.values())
+                await self._compute.run(Priority.OUTER, 0, lambda: replica.load(state))
             case Rung.CHECKFREE:
                 await self._rebuild(sight, replica)
             case Rung.FRESH:

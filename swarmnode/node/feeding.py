@@ -9,13 +9,15 @@ from swarmnode.gossip.exchange import Gossip
 from swarmnode.pipeline.feeder import Feeder
 
 
-async def feeding(feeder: Feeder, gossip: Gossip, samples_total: Callable[[], int], done: int) -> None:
-    """Measure the held-out loss before anything is trained, then feed, and measure again after each round past `done`.
+async def feeding(feeder: Feeder, gossip: Gossip, samples_total: Callable[[], int], done: int, resumed: bool) -> None:
+    """Measure the held-out loss before anything is trained (or after a checkpoint was `resumed`), then feed, and measure
+    again after each round past `done`.
 
     Returns when the feeder is drained.
     """
-    if samples_total() == 0 and feeder.validates(0):
-        await feeder.validate(0)
+    trained = samples_total()
+    if (trained == 0 or resumed) and feeder.validates(0):
+        await feeder.validate(trained)
     async with asyncio.TaskGroup() as tasks:
         validating = tasks.create_task(_validating(feeder, gossip, samples_total, done))
         await feeder.run()

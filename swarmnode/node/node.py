@@ -20,6 +20,7 @@ from swarmnode.node.measuring import measuring
 from swarmnode.node.moving import Brought, Moving, costs
 from swarmnode.node.presence import Presence
 from swarmnode.node.probe import probing
+from swarmnode.node.saver import Saver, Subject
 from swarmnode.node.speed import Speed
 from swarmnode.node.world import World
 from swarmnode.pipeline.backlog import Backlog
@@ -63,10 +64,13 @@ class Node:
         )
         self.presence.progressed = self._progressed
         self.arrival = Arrival(manifest, run_id, self.line, self.presence, world.compute, world.clock, world.telemetry)
+        self.arrival.saving = world.saving
         self._swarm = self.presence.book.swarm
         self._replica: Replica | None = None
         self._backlog: Backlog | None = None
         self._donor: SnapshotDonor | None = None
+        self._saver: Saver | None = None
+        self.final = ""  # the checkpoint in which the stage is saved before leaving
         self.hop: Hop | None = None
         self.gossip: Gossip | None = None
         self.feeder: Feeder | None = None
@@ -130,6 +134,7 @@ class Node:
         """Choose a stage and serve it, then the next one, until cancelled."""
         presence, brought = self.presence, None
         presence.self.addresses = await self.line.addresses()
+        self._world.saving.begin(presence, self.manifest)
         stage = await self._choose(stage)
         every_s = max(1.0, MEASURE_SHARE * self.manifest.limits.announce_period_s)
         tasks.create_task(measuring(self.line, self._swarm, self.samples_total, self._telemetry, every_s))
@@ -170,6 +175,8 @@ class Node:
         self._replica = replica
         hop, gossip = self._assemble(tasks, replica, stage, newcomer=newcomer, done=done)
         tasks.create_task(gossip.run())
+        if self._saver is not None:
+            tasks.create_task(self._saver.run())
         if newcomer:
             await self._sync(gossip, stage)
         if stage == 0:
@@ -200,7 +207,7 @@ class Node:
             self._donor.close()
         us.blocks, us.queue, us.moving_to = (lambda: None), (lambda: 0), None
         self.presence.heard_blocks = lambda peer, blocks: None
-        self._replica = self._backlog = self._donor = self.hop = self.gossip = self.feeder = None
+        self._replica = self._backlog = self._donor = self._saver = self.hop = self.gossip = self.feeder = None
         self._stays += 1
 
     def _assemble(
@@ -242,6 +249,10 @@ class Node:
         self.presence.self.round_index = lambda: gossip.done
         self.presence.self.round_stride = lambda: gossip.stride
         self._backlog, self.hop, self.gossip = backlog, hop, gossip
+        if world.saving.store is not None:
+            subject = Subject(stage, replica, gossip, self.presence.progress, lambda: self.feeder)
+            args = manifest, self.run_id, self.me, world.saving, subject, world.compute, self._swarm, telemetry
+            self._saver = Saver(*args)
         return hop, gossip
 
     def _keeper(self, replica: Replica, stage: int) -> Keeper:
@@ -308,7 +319,7 @@ class Node:
             self._telemetry,
         )
         presence.heard_blocks = self.feeder.heard
-        tasks.create_task(feeding(self.feeder, gossip, self.samples_total, done))
+        tasks.create_task(feeding(self.feeder, gossip, self.samples_total, done, self._world.saving.resume is not None))
 
     async def _leave(self) -> None:
         """Refuse new work, finish what is held, save, say goodbye; what does not fit in the time is cut, and said."""
@@ -326,6 +337,8 @@ class Node:
         if self._replica is not None and self.gossip is not None and self.stage is not None:
             await self._world.save(self._replica, self.stage, self.gossip.done, self.samples_total())
             self._telemetry.event("state.saved", round=self.gossip.done, samples_total=self.samples_total())
+        if self._saver is not None and self.final:
+            await self._saver.save(self.final, alone=True)
         if self.stage is not None:
             self.presence.set_state(record_pb2.NODE_STATE_LEFT, "told to go")
             await self.presence.announce()

@@ -37,6 +37,7 @@ class Self_:
     kept_round: Callable[[], int | None] = lambda: None  # of the snapshot of the next stage kept here
     addresses: list[str] = field(default_factory=list)
     moving_to: int | None = None
+    saves_checkpoints: bool = False
 
 
 class Presence:
@@ -123,6 +124,7 @@ class Presence:
             version=__version__,
             progress=self.progress.entry(self.me),
             moving_to=us.moving_to,
+            saves_checkpoints=us.saves_checkpoints,
         )
         if (kept_round := us.kept_round()) is not None:
             record.kept_round = kept_round

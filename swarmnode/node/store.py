@@ -1,50 +1,159 @@
-"""This node's own disk as a port: small named blobs, written whole or not at all."""
+"""Blobs as a port: in a folder of this machine or one that nodes share, written whole or not at all."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import hashlib
 import os
 import pathlib
+import queue
+import threading
 from collections.abc import Sequence
 
-from swarmnode.errors import LocalFault
+from swarmnode.errors import DataError, LocalFault
+
+PIECE_NBYTES = 8 << 20  # guess: written and hashed side by side in pieces of this size
+WRITE_AHEAD = 4
+PARTIAL = ".part"
 
 
 class FolderStore:
-    """ports.Store in one folder. Names are plain file names."""
+    """ports.Store in one folder, made when something is first written. Reads and writes run in threads of their own."""
 
-    def __init__(self, folder: pathlib.Path) -> None:
+    def __init__(self, folder: pathlib.Path, advice: str = "free space or choose another --home") -> None:
         self._folder = folder
+        self._advice = advice
 
-    async def write(self, name: str, parts: Sequence[bytes | memoryview]) -> None:
-        await asyncio.to_thread(self._write, name, parts)
+    async def write(self, name: str, parts: Sequence[bytes | memoryview]) -> str:
+        return await asyncio.to_thread(self._write, name, parts)
 
-    async def read(self, name: str) -> bytes | None:
-        return await asyncio.to_thread(self._read, name)
+    async def read(self, name: str, sha256: str | None = None) -> bytes | None:
+        return await asyncio.to_thread(self._read, name, sha256)
+
+    async def names(self, prefix: str = "") -> dict[str, int]:
+        return await asyncio.to_thread(self._names, prefix)
+
+    async def delete(self, name: str) -> None:
+        await asyncio.to_thread(self._delete, name)
 
     def _path(self, name: str) -> pathlib.Path:
-        assert name and os.sep not in name and name not in (".", ".."), f"bad blob name {name!r}"
-        return self._folder / name
+        return self._folder / checked(name)
 
-    def _write(self, name: str, parts: Sequence[bytes | memoryview]) -> None:
+    def _write(self, name: str, parts: Sequence[bytes | memoryview]) -> str:
         path = self._path(name)
-        torn = path.with_name(path.name + ".part")
+        partial = path.with_name(f"{path.name}.{os.getpid()}{PARTIAL}")
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            with open(torn, "wb") as file:
-                for part in parts:
-                    file.write(part)
-                file.flush()
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with Hashing() as hashing, open(partial, "wb", buffering=0) as file:
+                for piece in pieces(parts):
+                    hashing.add(piece)
+                    _write_all(file.fileno(), piece)
                 os.fsync(file.fileno())
-            os.replace(torn, path)
+            os.replace(partial, path)
+            _sync_folder(path.parent)
         except OSError as error:
-            torn.unlink(missing_ok=True)
-            raise LocalFault(f"cannot write {path}: {error.strerror}; free space or choose another --home") from error
+            with contextlib.suppress(OSError):
+                partial.unlink(missing_ok=True)
+            raise LocalFault(f"cannot write {path}: {error.strerror or error}; {self._advice}") from error
+        return hashing.hex
 
-    def _read(self, name: str) -> bytes | None:
+    def _read(self, name: str, sha256: str | None) -> bytes | None:
+        path = self._path(name)
         try:
-            return self._path(name).read_bytes()
+            data = path.read_bytes()
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise LocalFault(f"cannot read {self._path(name)}: {error.strerror}") from error
+            raise LocalFault(f"cannot read {path}: {error.strerror or error}") from error
+        check_hash(str(path), data, sha256)
+        return data
+
+    def _names(self, prefix: str) -> dict[str, int]:
+        found: dict[str, int] = {}
+        folder = self._folder / prefix.rpartition("/")[0]
+        try:
+            for path in folder.rglob("*"):
+                name = path.relative_to(self._folder).as_posix()
+                if name.startswith(prefix) and not name.endswith(PARTIAL):
+                    with contextlib.suppress(FileNotFoundError):  # deleted meanwhile by another node
+                        if path.is_file():
+                            found[name] = path.stat().st_size
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            raise LocalFault(f"cannot list {folder}: {error.strerror or error}") from error
+        return dict(sorted(found.items()))
+
+    def _delete(self, name: str) -> None:
+        path = self._path(name)
+        try:
+            path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                path.parent.rmdir()  # only when it is empty
+        except OSError as error:
+            raise LocalFault(f"cannot delete {path}: {error.strerror or error}") from error
+
+    def __str__(self) -> str:
+        return str(self._folder)
+
+
+class Hashing:
+    """SHA-256 of what is added, in a thread beside the one that writes (each takes a core at full speed)."""
+
+    def __init__(self) -> None:
+        self.hex = ""
+        self._queue: queue.Queue[memoryview | None] = queue.Queue(WRITE_AHEAD)
+        self._thread = threading.Thread(target=self._run, name="hashing", daemon=True)
+
+    def add(self, piece: memoryview) -> None:
+        self._queue.put(piece)
+
+    def _run(self) -> None:
+        whole = hashlib.sha256()
+        while (piece := self._queue.get()) is not None:
+            whole.update(piece)
+        self.hex = whole.hexdigest()
+
+    def __enter__(self) -> Hashing:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._queue.put(None)
+        self._thread.join()
+
+
+def checked(name: str) -> str:
+    """`name`, a relative one that leads nowhere else."""
+    parts = name.split("/")
+    assert all(part and part not in (".", "..") and "\\" not in part for part in parts), f"bad blob name {name!r}"
+    return name
+
+
+def check_hash(where: str, data: bytes, sha256: str | None) -> None:
+    """Raises DataError unless `data` has the hash `sha256` (None: any)."""
+    if sha256 is not None and (found := hashlib.sha256(data).hexdigest()) != sha256:
+        raise DataError(
+            f"{where}: damaged: its SHA-256 is {found[:16]}..., not {sha256[:16]}...; use another checkpoint"
+        )
+
+
+def pieces(parts: Sequence[bytes | memoryview]) -> list[memoryview]:
+    """`parts` as views of at most PIECE_NBYTES."""
+    views = [memoryview(part).cast("B") for part in parts]
+    return [view[start : start + PIECE_NBYTES] for view in views for start in range(0, view.nbytes, PIECE_NBYTES)]
+
+
+def _write_all(descriptor: int, piece: memoryview) -> None:
+    while piece.nbytes:
+        piece = piece[os.write(descriptor, piece) :]
+
+
+def _sync_folder(folder: pathlib.Path) -> None:
+    """So that the new name survives a power cut too."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

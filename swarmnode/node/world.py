@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from swarmnode.identity import Identity
 from swarmnode.node.probe import Probing
+from swarmnode.node.saver import Saving
 from swarmnode.pipeline.feeder import Samples
 from swarmnode.ports import Clock, Compute, Directory, Replica, Telemetry, Transport
 
@@ -25,3 +26,4 @@ class World:
     samples: Callable[[], Samples]
     probe: Probing
     save: Callable[[Replica, int, int, int], Awaitable[None]]  # replica, stage, round, samples of the run
+    saving: Saving = field(default_factory=Saving)

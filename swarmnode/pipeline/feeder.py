@@ -123,6 +123,10 @@ class Feeder:
         self._ledger.merge(peer, blocks)
         self._count_duplicates()
 
+    def finished(self) -> record_pb2.Blocks:
+        """Blocks known to be finished, by whomever."""
+        return self._ledger.finished()
+
     def _count_duplicates(self) -> None:
         """Blocks that two feeders finished because their views differed: reported, never undone."""
         new = self._ledger.duplicates - self._duplicates

@@ -23,9 +23,13 @@ class Rung(enum.StrEnum):
     REPLICA = "replica"  # a living replica's snapshot
     RING = "ring"  # the snapshot that a node of the stage before keeps
     DISK = "disk"  # this node's own disk
+    CHECKPOINT = "checkpoint"  # the checkpoint this node was told to resume
     CHECKFREE = "checkfree"  # rebuilt from its neighbours
     WAIT = "wait"  # not yet: look again
     STOP = "stop"  # nothing is left to try
+
+
+PLACES = {Rung.DISK: "on this disk", Rung.RING: "kept in the ring", Rung.CHECKPOINT: "in the checkpoint"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +47,7 @@ class Sight:
     kept: tuple[tuple[int, PeerId], ...] = ()  # (round, node that answers and keeps a snapshot of it)
     ends: tuple[PeerId, ...] | None = None  # who keeps embedding or head, latest first; None: the stage has none
     disk_round: int | None = None  # of the state on our own disk
+    saved_round: int | None = None  # of the checkpoint this node was told to resume
     below: bool = False  # the stage before serves and answers
     above: bool = False  # the stage after does
     failed: frozenset[Rung] = frozenset()  # rungs that broke when tried
@@ -54,6 +59,8 @@ def climb(sight: Sight, spec: RecoverySpec) -> tuple[Rung, str]:
     stage = sight.stage
     if sight.samples_total == 0:
         return Rung.FRESH, "the run has not trained yet: initialised from the seed"
+    if sight.saved_round == sight.round_now:
+        return Rung.CHECKPOINT, "the run goes on from the checkpoint in this very round"
     if sight.donors and Rung.REPLICA not in sight.failed:
         return Rung.REPLICA, f"{len(sight.donors)} replicas of stage {stage} are alive"
     if sight.unsure:
@@ -83,7 +90,11 @@ def _snapshot(sight: Sight, rounds_max: int) -> tuple[Rung | None, str]:
     kept = max((round_index for round_index, _ in sight.kept), default=None)
     found = [
         (round_index, rung)
-        for rung, round_index in ((Rung.RING, kept), (Rung.DISK, sight.disk_round))
+        for rung, round_index in (
+            (Rung.RING, kept),
+            (Rung.DISK, sight.disk_round),
+            (Rung.CHECKPOINT, sight.saved_round),
+        )
         if round_index is not None and rung not in sight.failed
     ]
     if not found:
@@ -93,8 +104,8 @@ def _snapshot(sight: Sight, rounds_max: int) -> tuple[Rung | None, str]:
     if age > rounds_max:
         return None, f"the newest snapshot of it is {age} rounds old (at most {rounds_max})"
     # The own disk costs no link, so it wins a tie.
-    rung = Rung.DISK if (newest, Rung.DISK) in found else Rung.RING
-    return rung, f"a snapshot {age} rounds old is {'on this disk' if rung is Rung.DISK else 'kept in the ring'}"
+    rung = next(rung for rung in PLACES if (newest, rung) in found)
+    return rung, f"a snapshot {age} rounds old is {PLACES[rung]}"
 
 
 def neighbours_suffice(sight: Sight) -> tuple[bool, str]:

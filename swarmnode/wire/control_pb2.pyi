@@ -12,10 +12,12 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class LeaveRequest(_message.Message):
-    __slots__ = ("reason",)
+    __slots__ = ("reason", "checkpoint")
     REASON_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
     reason: str
-    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+    checkpoint: str
+    def __init__(self, reason: _Optional[str] = ..., checkpoint: _Optional[str] = ...) -> None: ...
 
 class LeaveReply(_message.Message):
     __slots__ = ()

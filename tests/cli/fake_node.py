@@ -71,7 +71,7 @@ class FakeNode:
             },
         )
 
-    def leave(self, reason: str) -> None:
+    def leave(self, reason: str, checkpoint: str = "") -> None:
         if self.mode != "deaf" and not self.stop.is_set():
             (self.home / "asked").write_text(str(time.monotonic_ns()))
             self.stop.set()

@@ -35,7 +35,7 @@ class Daemon:
     def server(self, home: pathlib.Path) -> ControlServer:
         return ControlServer(home, self)
 
-    def leave(self, reason: str) -> None:
+    def leave(self, reason: str, checkpoint: str) -> None:
         self.reasons.append(reason)
 
 

@@ -19,6 +19,7 @@ from swarmnode.node.compute import ThreadCompute
 from swarmnode.node.greeting import Greeting
 from swarmnode.node.node import Node, World
 from swarmnode.node.replica import TorchReplica
+from swarmnode.node.saver import Saving
 from swarmnode.ports import Replica, Tape, WireTensor
 from swarmnode.transport.memory import MemoryDirectory, MemoryNetwork, MemoryTransport
 from swarmnode.wire import record_pb2
@@ -103,6 +104,7 @@ class Village:
         self.people: list[Villager] = []
         self.made: list[Recording] = []  # every replica there ever was
         self.samples: dict[PeerId, list[int]] = defaultdict(list)
+        self.saving = Saving()  # of those added from now on
         self._stack = contextlib.AsyncExitStack()
 
     def add(self, stage: int | None, kind: type[Recording] | None = None) -> Villager:
@@ -134,6 +136,7 @@ class Village:
             samples=lambda: Numbers(self.run),
             probe=probe.forward,
             save=save,
+            saving=self.saving,
         )
         villager = Villager(Node(self.run, RUN, world), transport, quiet, saved=saved)
         villager.task = asyncio.get_running_loop().create_task(villager.node.run(villager.stop, stage))

@@ -1,0 +1,63 @@
+"""`swarmnode up --resume`: which checkpoint, and the folder of the session that goes on from it."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from google.protobuf.message import DecodeError
+
+from swarmnode.errors import DataError, UsageError
+from swarmnode.local.folder import RunFolder, prepare, prepare_given
+from swarmnode.manifest import verify
+from swarmnode.node import resuming
+from swarmnode.node.saver import Resumption
+from swarmnode.wire.record_pb2 import SignedManifest
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """A session that goes on from `where`, a folder or URL that every node of it can read."""
+
+    prepared: RunFolder
+    where: str
+    resumption: Resumption
+
+
+def resume(
+    text: str, run: Path | None, nodes: int, stages: int | None, stamp: str, note: Callable[[str], None]
+) -> Resumed:
+    """The newest intact checkpoint at `text` (every byte is read), and a session of `run` to go on from it: of the
+    checkpoint's own manifest when `run` is None. Raises UsageError, DataError, ManifestError.
+    """
+    resumption = asyncio.run(_choose(text, note))
+    origin = resumption.checkpoint.origin
+    where = f"{resumption.store}/{resumption.base}".rstrip("/")
+    if run is None:
+        prepared = prepare_given(_signed(origin.manifest, where), nodes, stages, stamp)
+        if any(not Path(path).is_absolute() for path in prepared.manifest.data.paths):
+            raise UsageError(f"--resume {text}: run {origin.run_name!r} reads files beside its manifest: give RUN too")
+    else:
+        prepared = prepare(run, nodes, stages, stamp)
+    resuming.check(resumption, prepared.manifest, prepared.run_id, other=True, where=where)
+    if prepared.run_id != origin.run_id:
+        note(f"goes on from run {origin.run_id[:16]} ({origin.run_name}, {origin.stages} stages) as a new run")
+    return Resumed(prepared, where, resumption)
+
+
+async def _choose(text: str, note: Callable[[str], None]) -> Resumption:
+    return await resuming.intact(await resuming.find_resumptions(text, None, note), note)
+
+
+def _signed(text: str, where: str) -> SignedManifest:
+    """The signed manifest in a checkpoint."""
+    try:
+        signed = SignedManifest.FromString(base64.b64decode(text, validate=True))
+    except (binascii.Error, DecodeError):
+        raise DataError(f"{where}: its manifest cannot be read; give RUN, the folder of the run") from None
+    verify(signed, None)
+    return signed

@@ -1,0 +1,75 @@
+"""Which checkpoint `--resume` means, and whether this run can go on from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from swarmnode.errors import DataError, RemoteFault, UsageError
+from swarmnode.ids import RunId
+from swarmnode.manifest import Manifest
+from swarmnode.node.bucket import is_url, open_store
+from swarmnode.node.saver import Resumption
+from swarmnode.recovery import checkpoint as form
+from swarmnode.recovery import saving
+
+Note = Callable[[str], None]
+
+FOLDER = "checkpoints"  # of a session of `up`, beside its nodes' homes
+
+
+async def find_resumptions(text: str, run_id: RunId | None, note: Note = lambda text: None) -> list[Resumption]:
+    """Checkpoints at `text`, the newest first, at least one: `text` is a checkpoint's folder, a folder or URL of
+    several, or the folder of an `up` session. `note` is told of newer ones that are torn.
+
+    Raises UsageError, DataError, LocalFault.
+    """
+    if not is_url(text):
+        path = Path(text).expanduser()  # noqa: ASYNC240  once, before anything else
+        if not path.is_dir():
+            raise UsageError(f"--resume {text}: no such folder")
+        if (path / FOLDER).is_dir() and not (path / form.ROOT).is_file():
+            path /= FOLDER
+        text = str(path.resolve())
+    store = open_store(text, Path())
+    found = await saving.find(store)
+    good = saving.usable(found, text, run_id)
+    for each in found[::-1]:
+        if each.fault is None:
+            break
+        note(f"{each.name} cannot be used: {each.fault}")
+    for base, checkpoint in good:
+        try:
+            saving.progress_of(checkpoint)
+        except RemoteFault as fault:
+            raise DataError(f"{text}/{base}{form.ROOT}: {fault}") from None
+    return [Resumption(store, base, checkpoint) for base, checkpoint in good]
+
+
+async def intact(candidates: list[Resumption], note: Note) -> Resumption:
+    """The newest of `candidates` whose every byte is as it was saved. Raises DataError when none is."""
+    for resumption in candidates:
+        try:
+            await saving.verify(resumption.store, resumption.base, resumption.checkpoint)
+        except* DataError as group:
+            failure = _first(group)
+        else:
+            return resumption
+        note(f"{resumption.checkpoint.label} cannot be used: {failure}")
+    raise failure
+
+
+def _first(group: BaseExceptionGroup[DataError]) -> DataError:
+    error = group.exceptions[0]
+    return _first(error) if isinstance(error, BaseExceptionGroup) else error
+
+
+def check(resumption: Resumption, manifest: Manifest, run_id: RunId, *, other: bool, where: str) -> None:
+    """Raises DataError unless `manifest`, run `run_id`, can go on from it; another run's only if `other`."""
+    form.check_fits(resumption.checkpoint, manifest, where)
+    theirs = resumption.checkpoint.origin
+    if theirs.run_id != run_id and not other:
+        raise DataError(
+            f"{where}: a checkpoint of run {theirs.run_id[:16]} ({theirs.run_name}), not of {run_id[:16]}; say"
+            " --resume-other to go on from it in this run"
+        )

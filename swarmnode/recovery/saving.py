@@ -1,0 +1,270 @@
+"""Checkpoints to and from a store: a stage's files, the text that makes them one, and what to take when resuming."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from swarmnode.errors import DataError
+from swarmnode.ids import PeerId, RunId
+from swarmnode.membership.progress import Progress
+from swarmnode.ports import State, Store
+from swarmnode.recovery import checkpoint as form
+from swarmnode.recovery import tensorfile
+from swarmnode.recovery.checkpoint import Checkpoint, Origin, ShardFile, StagePart
+from swarmnode.recovery.snapshot import SECTIONS
+from swarmnode.recovery.tensorfile import Shape
+from swarmnode.wire import record_pb2
+
+PARALLEL = 2  # measured: files at once; a third adds nothing on two cores (bench checkpoint)
+
+Shapes = Mapping[str, Shape]
+Moved = Callable[[int], None]  # told of bytes as they are written or read
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """What a replica has to save besides its state."""
+
+    stage: int
+    round: int
+    peer: PeerId
+    progress: record_pb2.Progress
+    blocks: record_pb2.Blocks
+
+
+def _ignore(nbytes: int) -> None:
+    pass
+
+
+async def save_stage(
+    store: Store,
+    place: str,
+    state: State,
+    shapes: Shapes,
+    holding: Holding,
+    *,
+    shard_nbytes: int = form.SHARD_NBYTES,
+    moved: Moved = _ignore,
+) -> StagePart:
+    """Write a stage's files below `place`, then its stage-N.json. Nobody may write to `state` meanwhile.
+
+    Raises LocalFault when the store does not take it; what was written is then deleted again.
+    """
+    gate = asyncio.Semaphore(PARALLEL)
+    written: list[str] = []
+
+    async def write(cut: form.Cut) -> ShardFile:
+        async with gate:
+            head = tensorfile.header(cut.tensors, {"format": "pt", "section": cut.section, "stage": str(holding.stage)})
+            data = memoryview(state.sections[cut.section]).cast("B")[cut.start : cut.end]
+            written.append(f"{place}/{cut.name}")
+            sha256 = await store.write(written[-1], [head, data])
+            moved(len(head) + data.nbytes)
+            return ShardFile(cut.name, cut.section, len(head) + data.nbytes, sha256, cut.tensors)
+
+    done = False
+    try:
+        async with asyncio.TaskGroup() as group:
+            cuts = form.cuts(holding.stage, holding.peer, shapes, shard_nbytes)
+            tasks = [group.create_task(write(cut)) for cut in cuts]
+        part = StagePart(
+            stage=holding.stage,
+            round=holding.round,
+            peer=holding.peer,
+            inner_steps=state.inner_steps,
+            gradient_norm=state.gradient_norm,
+            bump_steps=state.bump_steps,
+            progress=dict(holding.progress.samples),
+            blocks_below=holding.blocks.finished_below,
+            blocks=tuple(holding.blocks.finished),
+            files=tuple(task.result() for task in tasks),
+        )
+        await store.write(f"{place}/{form.part_name(holding.stage)}", [form.to_text(part)])
+        done = True
+        return part
+    finally:
+        if not done:
+            for name in written:
+                await store.delete(name)
+
+
+async def complete(store: Store, origin: Origin, label: str) -> Checkpoint | None:
+    """Write checkpoint.json if every stage's part is there; None when one is missing. Whoever comes last writes it; two
+    who come last write the same."""
+    place = form.place(origin.run_id, label)
+    parts: list[StagePart] = []
+    for stage in range(origin.stages):
+        name = f"{place}/{form.part_name(stage)}"
+        data = await store.read(name)
+        if data is None:
+            return None
+        parts.append(form.part_of(data, name))
+    progress = Progress()
+    for part in parts:
+        progress.merge(Progress.from_wire(record_pb2.Progress(samples=part.progress)))
+    made = Checkpoint(
+        origin=origin,
+        label=label,
+        round=max(part.round for part in parts),
+        samples=progress.total,
+        progress=dict(progress.to_wire().samples),
+        parts=tuple(parts),
+    )
+    await store.write(f"{place}/{form.ROOT}", [form.to_text(made)])
+    return made
+
+
+async def prune(store: Store, run_id: RunId, keep: int) -> list[str]:
+    """Delete checkpoints of `run_id` beyond the newest `keep`, each one's checkpoint.json first, so that none is ever
+    seen half. Returns their labels."""
+    sizes = await store.names(f"{run_id[: form.RUN_CHARACTERS]}/")
+    files: dict[str, list[str]] = {}
+    for name in sizes:
+        label = name.split("/")[1]
+        files.setdefault(label, []).append(name)
+    complete = [label for label, names in files.items() if any(name.endswith(f"/{form.ROOT}") for name in names)]
+    gone = form.expired(complete, files.keys(), keep)
+    for label in gone:
+        for name in sorted(files[label], key=lambda name: not name.endswith(form.ROOT)):
+            await store.delete(name)
+    return gone
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A checkpoint as it lies in a store. `fault` says why it cannot be used, None when it can as far as sizes tell."""
+
+    name: str  # of its checkpoint.json
+    checkpoint: Checkpoint | None
+    fault: str | None
+
+
+async def find(store: Store) -> list[Found]:
+    """All checkpoints below `store`, of any run, the newest last; torn and foreign ones with what is wrong."""
+    sizes = await store.names()
+    found: list[Found] = []
+    for name in sizes:
+        if name == form.ROOT or name.endswith(f"/{form.ROOT}"):
+            try:
+                data = await store.read(name)
+                if data is None:
+                    continue
+                checkpoint = form.checkpoint_of(data, name)
+            except DataError as error:
+                found.append(Found(name, None, str(error)))
+                continue
+            base = name.removesuffix(form.ROOT)
+            here = {
+                f"{checkpoint.place}/{key.removeprefix(base)}": n for key, n in sizes.items() if key.startswith(base)
+            }
+            found.append(Found(name, checkpoint, form.missing(checkpoint, here)))
+    return sorted(found, key=lambda f: (f.checkpoint.samples if f.checkpoint else -1, f.name))
+
+
+def usable(found: list[Found], where: str, run_id: RunId | None = None) -> list[tuple[str, Checkpoint]]:
+    """(folder, checkpoint) of those to go on from, the newest first; with several runs there those of `run_id`.
+
+    Raises DataError that says what there is instead.
+    """
+    good = [
+        (each.name.removesuffix(form.ROOT), each.checkpoint) for each in found if each.checkpoint and not each.fault
+    ]
+    if not good:
+        if found:
+            raise DataError(f"{where}: no checkpoint that can be used: {found[-1].name}: {found[-1].fault}")
+        raise DataError(f"{where}: no checkpoint there (a folder with {form.ROOT})")
+    runs = {checkpoint.origin.run_id for _, checkpoint in good}
+    if len(runs) > 1:
+        good = [(base, checkpoint) for base, checkpoint in good if checkpoint.origin.run_id == run_id]
+        if not good:
+            listed = ", ".join(run[: form.RUN_CHARACTERS] for run in sorted(runs))
+            raise DataError(f"{where}: checkpoints of {len(runs)} runs; give the folder of one of them: {listed}")
+    return good[::-1]
+
+
+async def load_stage(
+    store: Store, base: str, checkpoint: Checkpoint, shapes: Shapes, *, moved: Moved = _ignore
+) -> State:
+    """The state of a stage of `shapes` from a checkpoint cut in any way; `base` is the folder of its files in `store`.
+
+    Every file is verified against its hash. Raises DataError that names the file when one is missing, damaged or
+    does not hold what it should; LocalFault when the store cannot be read.
+    """
+    size = sum(tensorfile.nbytes_of(shape) for shape in shapes.values())
+    plan = [(section, form.sources(checkpoint, shapes, section)) for section in SECTIONS]
+    flats: dict[str, npt.NDArray[np.uint8]] = {section: np.empty(size, np.uint8) for section in SECTIONS}
+    gate = asyncio.Semaphore(PARALLEL)
+    places: dict[str, tuple[int, int]] = {}
+    start = 0
+    for name, shape in shapes.items():
+        end = start + tensorfile.nbytes_of(shape)
+        places[name] = (start, end)
+        start = end
+
+    async def read(section: str, file: ShardFile) -> None:
+        async with gate:
+            where = f"{base}{file.name}"
+            data = await store.read(where, file.sha256)
+            if data is None:
+                raise DataError(f"{where}: missing; use another checkpoint")
+            tensors, _ = tensorfile.read(data, where)
+            for name in file.tensors.keys() & places.keys():
+                begin, end = places[name]
+                held = tensors.get(name)
+                if held is None or held[1].nbytes != end - begin:
+                    raise DataError(f"{where}: does not hold {name} as {form.ROOT} says; use another checkpoint")
+                flats[section][begin:end] = np.frombuffer(held[1], np.uint8)
+            moved(len(data))
+
+    async with asyncio.TaskGroup() as group:
+        for section, files in plan:
+            for file in files:
+                group.create_task(read(section, file))
+    parts = [part for part in checkpoint.parts if any(f.tensors.keys() & shapes.keys() for f in part.files)]
+    sections = {section: flat.data.toreadonly() for section, flat in flats.items()}
+    bump_steps = min(part.bump_steps for part in parts)
+    return State(sections, inner_steps=_steps(parts), gradient_norm=_norm(parts), bump_steps=bump_steps)
+
+
+def _steps(parts: list[StagePart]) -> int:
+    """Of a stage put together from several: the least (AdamW's bias correction errs to the careful side)."""
+    return min(part.inner_steps for part in parts)
+
+
+def _norm(parts: list[StagePart]) -> float:
+    """An estimate until the first steps correct it: the root mean square of those it is put together from."""
+    return float(np.sqrt(np.mean([part.gradient_norm**2 for part in parts])))
+
+
+def progress_of(checkpoint: Checkpoint) -> Progress:
+    """Samples of the run when it was saved. Raises RemoteFault when they are absurd."""
+    return Progress.from_wire(record_pb2.Progress(samples=checkpoint.progress))
+
+
+async def verify(store: Store, base: str, checkpoint: Checkpoint, *, moved: Moved = _ignore) -> None:
+    """Read every file and compare its hash. Raises DataError that names the first one that is not as it was."""
+    gate = asyncio.Semaphore(PARALLEL)
+
+    async def read(file: ShardFile) -> None:
+        async with gate:
+            if await store.read(f"{base}{file.name}", file.sha256) is None:
+                raise DataError(f"{base}{file.name}: missing; use another checkpoint")
+            moved(file.nbytes)
+
+    async with asyncio.TaskGroup() as group:
+        for file in checkpoint.files:
+            group.create_task(read(file))
+
+
+def blocks_of(checkpoint: Checkpoint, block_samples: int) -> record_pb2.Blocks:
+    """Which blocks of `block_samples` samples are finished; with another size of block only whole ones below."""
+    part = max(checkpoint.parts, key=lambda part: (part.blocks_below, len(part.blocks)))
+    size = checkpoint.origin.block_samples
+    if size != block_samples:
+        return record_pb2.Blocks(finished_below=part.blocks_below * size // block_samples)
+    return record_pb2.Blocks(finished_below=part.blocks_below, finished=part.blocks)

@@ -1,0 +1,358 @@
+"""Checkpoints without nodes: what is decided, what is written, what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarmnode.errors import DataError, LocalFault
+from swarmnode.ids import PeerId, RunId
+from swarmnode.manifest import DataSpec, Manifest, ModelSpec, PipelineSpec
+from swarmnode.model.split import parameter_shapes, split
+from swarmnode.node.store import FolderStore
+from swarmnode.ports import State
+from swarmnode.recovery import checkpoint as form
+from swarmnode.recovery import saving, tensorfile
+from swarmnode.recovery.checkpoint import Checkpoint, Origin
+from swarmnode.recovery.saving import Holding
+from swarmnode.recovery.snapshot import SECTIONS
+from swarmnode.wire import record_pb2
+
+RUN = RunId("ab" * 32)
+MODEL = ModelSpec(layers=5, width=32, heads=4, kv_heads=2, ffn=48, context=16, vocabulary=50)
+PEERS = [PeerId(f"12D3KooWpeer{i:08d}") for i in range(6)]
+
+
+def run_of(stages: int) -> Manifest:
+    return Manifest(model=MODEL, pipeline=PipelineSpec(stages=stages))
+
+
+def shapes_of(stages: int, stage: int) -> dict[str, tuple[int, ...]]:
+    return parameter_shapes(MODEL, split(MODEL, stages)[stage])
+
+
+def numbers(section: str, name: str, shape: tuple[int, ...]) -> np.ndarray:
+    seed = int.from_bytes(hashlib.sha256(f"{section} {name}".encode()).digest()[:4], "big")
+    return np.random.default_rng(seed).random(shape, dtype=np.float32)
+
+
+def state_of(stages: int, stage: int, steps: int = 7) -> State:
+    """A state in which every parameter has numbers of its own, wherever it lies."""
+    shapes = shapes_of(stages, stage)
+    sections = {
+        section: memoryview(np.concatenate([numbers(section, n, s).ravel() for n, s in shapes.items()])).cast("B")
+        for section in SECTIONS
+    }
+    return State(sections, inner_steps=steps, gradient_norm=1.5)
+
+
+def holding(stage: int, samples: int = 640) -> Holding:
+    progress = record_pb2.Progress(samples={PEERS[0]: samples, PEERS[1]: 64})
+    blocks = record_pb2.Blocks(finished_below=9, finished=[11, 12]) if stage == 0 else record_pb2.Blocks()
+    return Holding(stage, 12, PEERS[stage], progress, blocks)
+
+
+async def save(store: FolderStore, stages: int, label: str = "round-000000012", shard_nbytes: int = 8192) -> Checkpoint:
+    origin = Origin.of(run_of(stages), RUN)
+    made = None
+    for stage in range(stages):
+        assert made is None, "not complete before the last stage"
+        state, shapes = state_of(stages, stage), shapes_of(stages, stage)
+        await saving.save_stage(store, form.place(RUN, label), state, shapes, holding(stage), shard_nbytes=shard_nbytes)
+        made = await saving.complete(store, origin, label)
+    assert made is not None
+    return made
+
+
+# ---- decisions
+
+
+@given(st.integers(0, 200), st.integers(0, 200), st.integers(1, 50))
+def test_a_checkpoint_is_due_at_the_newest_multiple_after_the_last(done: int, saved: int, every: int) -> None:
+    due = form.due(done, saved, every)
+    multiples = [r for r in range(saved + 1, done + 1) if r % every == 0]
+    assert due == (multiples[-1] if multiples else None)
+
+
+@given(st.sets(st.sampled_from(PEERS), min_size=1), st.integers(0, 40), st.permutations(PEERS))
+def test_everybody_names_the_same_saver(able: set[PeerId], number: int, shuffled: Sequence[PeerId]) -> None:
+    label = form.label(number)
+    order = form.order(RUN, 1, label, able)
+    assert order == form.order(RUN, 1, label, [peer for peer in shuffled if peer in able]) and set(order) == able
+    at_once = [peer for peer in order if form.turn(order, peer, able, 0.0, 10.0)[0]]
+    assert at_once == order[:1], "one saves, the others wait"
+    for rank, peer in enumerate(order):
+        assert form.turn(order, peer, able, 10.0 * rank, 10.0)[0], "each one's time comes"
+        assert form.turn(order, peer, able - set(order[:rank]), 0.0, 10.0)[0], "at once when those before are gone"
+
+
+def test_the_work_goes_round() -> None:
+    first = {form.order(RUN, 0, form.label(number), PEERS)[0] for number in range(100)}
+    assert first == set(PEERS)
+
+
+@given(st.sets(st.integers(0, 30)), st.sets(st.integers(0, 30)), st.integers(1, 5))
+def test_the_budget_keeps_the_newest_and_never_what_is_under_way(whole: set[int], torn: set[int], keep: int) -> None:
+    complete = [form.label(n) for n in whole]
+    present = [form.label(n) for n in whole | torn]
+    gone = form.expired(complete, present, keep)
+    kept = sorted(set(present) - set(gone))
+    assert sorted(complete)[-keep:] == [label for label in kept if label in complete]
+    newest = max(complete, default="")
+    assert all(label > newest for label in kept if label not in complete) or not complete
+
+
+def test_labels_are_in_the_order_of_rounds() -> None:
+    labels = [form.label(2), form.label(10), form.label(10, final=True), form.label(11)]
+    assert labels == sorted(labels)
+
+
+# ---- there and back
+
+
+@pytest.mark.parametrize(("saved", "loaded"), [(3, 3), (3, 1), (1, 5), (2, 3), (5, 2)])
+def test_any_cut_loads_any_other(tmp_path: Path, saved: int, loaded: int) -> None:
+    async def body() -> None:
+        store = FolderStore(tmp_path)
+        await save(store, saved)
+        (base, checkpoint), *rest = saving.usable(await saving.find(store), "here")
+        assert not rest and checkpoint.samples == 704 and checkpoint.round == 12
+        for stage in range(loaded):
+            state = await saving.load_stage(store, base, checkpoint, shapes_of(loaded, stage))
+            wanted = state_of(loaded, stage)
+            assert {k: bytes(v) for k, v in state.sections.items()} == {k: bytes(v) for k, v in wanted.sections.items()}
+            assert state.inner_steps == 7 and state.gradient_norm == 1.5
+
+    asyncio.run(body())
+
+
+def test_the_files_are_safetensors_to_others(tmp_path: Path) -> None:
+    safetensors = pytest.importorskip("safetensors.numpy")
+    checkpoint = asyncio.run(save(FolderStore(tmp_path), 2))
+    seen: dict[str, np.ndarray] = {}
+    for path in tmp_path.rglob("theta-*.safetensors"):
+        seen |= safetensors.load_file(path)
+    shapes = parameter_shapes(MODEL, split(MODEL, 1)[0])
+    assert {name: value.shape for name, value in seen.items()} == shapes
+    assert all(np.array_equal(value, numbers("theta", name, value.shape)) for name, value in seen.items())
+    assert sum(path.stat().st_size for path in tmp_path.rglob("*.safetensors")) == checkpoint.nbytes
+    assert max(file.nbytes for file in checkpoint.files if len(file.tensors) > 1) < 8192 + 2048, "shards are bounded"
+    assert not list(tmp_path.rglob("*.part"))
+
+
+def test_blocks_and_samples_go_on(tmp_path: Path) -> None:
+    checkpoint = asyncio.run(save(FolderStore(tmp_path), 2))
+    same = saving.blocks_of(checkpoint, checkpoint.origin.block_samples)
+    assert same.finished_below == 9 and list(same.finished) == [11, 12]
+    halves = saving.blocks_of(checkpoint, checkpoint.origin.block_samples // 2)
+    assert halves.finished_below == 18 and not halves.finished
+    assert saving.progress_of(checkpoint).total == 704
+
+
+def test_old_ones_go_and_the_newest_stay(tmp_path: Path) -> None:
+    async def body() -> None:
+        store = FolderStore(tmp_path)
+        for number in (10, 20, 30, 40):
+            await save(store, 2, form.label(number), shard_nbytes=1 << 20)
+        await store.write(f"{form.place(RUN, form.label(15))}/stage-0.json", [b"never finished"])
+        await store.write(f"{form.place(RUN, form.label(50))}/stage-0.json", [b"under way"])
+        assert await saving.prune(store, RUN, 2) == [form.label(10), form.label(15), form.label(20)]
+        left = {name.split("/")[1] for name in await store.names()}
+        assert left == {form.label(30), form.label(40), form.label(50)}
+        good = saving.usable(await saving.find(store), "here")
+        assert [checkpoint.label for _, checkpoint in good] == [form.label(40), form.label(30)]
+
+    asyncio.run(body())
+
+
+# ---- what goes wrong
+
+
+class Failing(FolderStore):
+    """A disk that is full after `room` bytes, or loses and tears what it said it had written."""
+
+    room = 1 << 40
+
+    async def write(self, name: str, parts: Sequence[bytes | memoryview]) -> str:
+        nbytes = sum(memoryview(part).nbytes for part in parts)
+        if nbytes > self.room:
+            raise LocalFault(f"cannot write {name}: No space left on device; free space or save elsewhere")
+        self.room -= nbytes
+        return await super().write(name, parts)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.9, 0.999])
+def test_a_full_disk_leaves_the_one_before(tmp_path: Path, share: float) -> None:
+    async def body() -> None:
+        store = Failing(tmp_path)
+        before = await save(store, 1, form.label(10))
+        store.room = int(share * before.nbytes)
+        place = form.place(RUN, form.label(20))
+        with pytest.raises(ExceptionGroup) as caught:
+            await saving.save_stage(store, place, state_of(1, 0), shapes_of(1, 0), holding(0), shard_nbytes=8192)
+        assert caught.group_contains(LocalFault, match="No space left on device")
+        assert not [name for name in await store.names() if form.label(20) in name], "what was written is gone again"
+        _, good = saving.usable(await saving.find(store), "here")[0]
+        assert good == before
+        await saving.verify(store, f"{before.place}/", before)
+
+    asyncio.run(body())
+
+
+def damage(tmp_path: Path, what: str) -> str:
+    """Harm the newest of two checkpoints; what the complaint must hold."""
+    folder = tmp_path / form.place(RUN, form.label(20))
+    shard = sorted(folder.glob("exp_avg-*.safetensors"))[0]
+    root = folder / form.ROOT
+    match what:
+        case "a shard is cut off":
+            shard.write_bytes(shard.read_bytes()[:-5])
+            return f"{shard.name} has"
+        case "a shard is lost":
+            shard.unlink()
+            return f"{shard.name} is missing"
+        case "the manifest is cut off":
+            root.write_bytes(root.read_bytes()[:-20])
+            return "not JSON"
+        case "the manifest is of another format":
+            root.write_text(json.dumps(json.loads(root.read_text()) | {"format": 99}))
+            return "format 99"
+        case "the manifest lacks a stage":
+            tree = json.loads(root.read_text())
+            root.write_text(json.dumps(tree | {"parts": tree["parts"][:1]}))
+            return "holds stages"
+    raise AssertionError(what)
+
+
+TORN = (
+    "a shard is cut off",
+    "a shard is lost",
+    "the manifest is cut off",
+    "the manifest is of another format",
+    "the manifest lacks a stage",
+)
+
+
+@pytest.mark.parametrize("what", TORN)
+def test_a_torn_one_is_passed_over_for_the_one_before(tmp_path: Path, what: str) -> None:
+    async def body() -> None:
+        store = FolderStore(tmp_path)
+        await save(store, 2, form.label(10))
+        await save(store, 2, form.label(20))
+        complaint = damage(tmp_path, what)
+        found = await saving.find(store)
+        assert any(each.fault is not None and complaint in each.fault for each in found)
+        assert saving.usable(found, "here")[0][1].label == form.label(10)
+
+    asyncio.run(body())
+
+
+def test_one_flipped_bit_is_found(tmp_path: Path) -> None:
+    async def body() -> None:
+        store = FolderStore(tmp_path)
+        checkpoint = await save(store, 2)
+        path = sorted(tmp_path.rglob("momentum-*.safetensors"))[1]
+        raw = bytearray(path.read_bytes())
+        raw[-3] ^= 4
+        path.write_bytes(raw)
+        for work in (
+            saving.verify(store, f"{checkpoint.place}/", checkpoint),
+            saving.load_stage(store, f"{checkpoint.place}/", checkpoint, shapes_of(1, 0)),
+        ):
+            with pytest.raises(ExceptionGroup) as caught:
+                await work
+            assert caught.group_contains(DataError, match=rf"{path.name}: damaged: its SHA-256 is")
+
+    asyncio.run(body())
+
+
+def test_another_model_is_refused_in_one_line(tmp_path: Path) -> None:
+    checkpoint = asyncio.run(save(FolderStore(tmp_path), 2))
+    form.check_fits(checkpoint, run_of(5), "here")
+    wider = replace(run_of(2), model=replace(MODEL, ffn=64))
+    with pytest.raises(DataError, match=r"here: a checkpoint of another model: model.ffn is 48 there and 64 in"):
+        form.check_fits(checkpoint, wider, "here")
+    with pytest.raises(DataError, match="another language"):
+        form.check_fits(checkpoint, replace(run_of(2), data=DataSpec(tokenizer="other.json")), "here")
+    with pytest.raises(DataError, match="another model"):
+        form.sources(checkpoint, {"model.layers.9.mlp.up_proj.weight": (48, 32)}, "theta")
+    with pytest.raises(DataError, match="another model"):
+        form.sources(checkpoint, {"model.layers.1.mlp.up_proj.weight": (64, 32)}, "theta")
+
+
+def test_nothing_there_and_several_runs_are_said(tmp_path: Path) -> None:
+    async def body() -> None:
+        store = FolderStore(tmp_path)
+        with pytest.raises(DataError, match="here: no checkpoint there"):
+            saving.usable(await saving.find(store), "here")
+        await save(store, 2)
+        other = RunId("cd" * 32)
+        for path in list((tmp_path / RUN[:16]).rglob("*")):
+            if path.is_file():
+                to = tmp_path / other[:16] / path.relative_to(tmp_path / RUN[:16])
+                to.parent.mkdir(parents=True, exist_ok=True)
+                to.write_bytes(path.read_bytes().replace(RUN.encode(), other.encode()))
+        found = await saving.find(store)
+        with pytest.raises(DataError, match="checkpoints of 2 runs; give the folder of one of them: abab"):
+            saving.usable(found, "here")
+        assert saving.usable(found, "here", other)[0][1].origin.run_id == other
+
+    asyncio.run(body())
+
+
+@given(st.binary(max_size=200))
+def test_rubbish_is_no_checkpoint_and_no_tensors(data: bytes) -> None:
+    for read in (form.checkpoint_of, form.part_of, tensorfile.read):
+        with pytest.raises(DataError, match="x: "):
+            read(data, "x")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("samples", -1),
+        ("round", 1.5),
+        ("label", None),
+        ("progress", {"a": "b"}),
+        ("parts", [{"files": 3}]),
+        ("origin", {"model": {"layers": "many"}}),
+    ],
+)
+def test_each_field_is_checked(tmp_path: Path, key: str, value: object) -> None:
+    checkpoint = asyncio.run(save(FolderStore(tmp_path), 1))
+    tree = json.loads(form.to_text(checkpoint))
+    assert form.checkpoint_of(json.dumps(tree).encode(), "x") == checkpoint
+    with pytest.raises(DataError, match="x: "):
+        form.checkpoint_of(json.dumps(tree | {key: value}).encode(), "x")
+
+
+def test_a_tensor_that_lies_about_its_place_is_refused() -> None:
+    good = tensorfile.header({"a": (2, 3)}, {}) + bytes(24)
+    assert tensorfile.read(good, "x")[0]["a"][0] == (2, 3)
+    with pytest.raises(DataError, match="cut off"):
+        tensorfile.read(good[:-1], "x")
+    with pytest.raises(DataError, match="not float32"):
+        tensorfile.read(good.replace(b'"F32"', b'"F16"'), "x")
+    with pytest.raises(DataError, match="a header of"):
+        tensorfile.read(b"\xff" * 7 + b"\0" + bytes(100), "x")
+
+
+def test_names_lead_nowhere_else(tmp_path: Path) -> None:
+    for name in ("../x", "/etc/x", "a//b", "a/../b"):
+        with pytest.raises(AssertionError, match="bad blob name"):
+            asyncio.run(FolderStore(tmp_path).write(name, [b""]))
+
+
+def test_a_folder_that_cannot_be_written_says_so(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(LocalFault, match=r"cannot write .*file/x: .*; free space or"):
+        asyncio.run(FolderStore(tmp_path / "file").write("x", [b"data"]))
