@@ -10,7 +10,7 @@ from swarmnode.pipeline.feeder import Feeder
 
 
 async def feeding(feeder: Feeder, gossip: Gossip, samples_total: Callable[[], int], done: int, resumed: bool) -> None:
-    """Measure the held-out loss before anything is trained (or after a checkpoint was `resumed`), then feed, and measure
+    """Measure the held-out loss before anything is trained (or a checkpoint was `resumed`), then feed, and measure
     again after each round past `done`.
 
     Returns when the feeder is drained.
