@@ -139,6 +139,12 @@ class Book:
             self._remove(self._members.pop(peer))
         return gone
 
+    def bury(self, peer: PeerId) -> None:
+        """`peer` is gone although its record has not run out: out of the view until it says something newer."""
+        known = self._members.get(peer)
+        if known is not None:
+            self._remove(known)
+
     def changed(self) -> list[int]:
         """Stages where anything changed since this was last asked, in order."""
         changed = sorted(self._changed)

@@ -211,6 +211,7 @@ EVENTS: Final[dict[str, str]] = {
     "state.saved": "this replica's state is on disk",
     "state.fresh": "the stage's state was initialised from the seed",
     "recovery.waiting": "a lost stage's state cannot be taken yet, and why",
+    "recovery.loss": "the training loss before a stage was lost and after it came back",
     "recovery.began": "a lost stage is being brought back: how, and why so",
     "recovery.rung": "one way to bring a stage back did not work; the next is tried",
     "recovery.kept": "a fresh snapshot of the next stage is kept here, or why not",

@@ -19,6 +19,7 @@ from swarmnode.node.line import Line
 from swarmnode.node.moving import Brought
 from swarmnode.node.presence import Presence
 from swarmnode.node.saver import Saving, resume
+from swarmnode.pipeline.itinerary import partner
 from swarmnode.ports import Clock, Compute, Neighbour, Priority, Replica, State, Telemetry
 from swarmnode.recovery.download import Accept, DownloadLimits, download
 from swarmnode.recovery.keeper import to_keep
@@ -197,9 +198,12 @@ class Arrival:
 
     async def _rebuild(self, sight: Sight, replica: Replica) -> None:
         """CheckFree: the slow weights of the neighbours, and the mirrored embedding or head, become this stage."""
-        neighbours = []
+        neighbours, method = [], self._manifest.recovery.method
+        twin = partner(sight.stage, sight.stages) if self._manifest.recovery.itinerary == "swapped" else None
+        if twin is not None:  # CheckFree+: it has learned this stage's work on odd microbatches
+            method = "copy"
         for stage, serves in ((sight.stage - 1, sight.below), (sight.stage + 1, sight.above)):
-            if serves:
+            if serves and twin in (None, stage):
                 donors = partial(self._still, (), stage)
                 state, offer = await self._download(replica, stage, donors, cut=SLOW)
                 neighbours.append(Neighbour(stage, state.sections["phi"], offer.gradient_norm))
@@ -208,7 +212,6 @@ class Arrival:
             cut = Cut(SLOW.sections, *replica.ends_of(sight.stage))
             keepers = sight.ends
             mirrored = (await self._download(replica, sight.stage, lambda: keepers, cut=cut))[0].sections["phi"]
-        method = self._manifest.recovery.method
         await self._compute.run(Priority.OUTER, 0, lambda: replica.rebuild(method, neighbours, mirrored))
 
     async def _download(
@@ -244,7 +247,10 @@ class Arrival:
         return lambda state: self._compute.run(Priority.OUTER, 0, lambda: replica.load(state))
 
     def _method(self, rung: Rung) -> str:
-        return self._manifest.recovery.method if rung is Rung.CHECKFREE else str(rung)
+        if rung is not Rung.CHECKFREE:
+            return str(rung)
+        spec = self._manifest.recovery
+        return f"{spec.method}, swapped" if spec.itinerary == "swapped" else spec.method
 
     def _say(self, arrived: Arrived, stage: int, reason: str, seconds: float) -> None:
         if arrived.rung is Rung.FRESH:

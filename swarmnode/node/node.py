@@ -21,11 +21,13 @@ from swarmnode.node.moving import Brought, Moving, costs
 from swarmnode.node.presence import Presence
 from swarmnode.node.probe import probing
 from swarmnode.node.saver import Saver, Subject
+from swarmnode.node.rollcall import RollCall
 from swarmnode.node.speed import Speed
 from swarmnode.node.world import World
 from swarmnode.pipeline.backlog import Backlog
 from swarmnode.pipeline.feeder import Feeder
 from swarmnode.pipeline.hop import Hop
+from swarmnode.pipeline.itinerary import successors
 from swarmnode.pipeline.onward import Onward
 from swarmnode.pipeline.rebalance import choose_stage
 from swarmnode.ports import Answer, Call, Handler, Priority, Replica
@@ -77,6 +79,9 @@ class Node:
         self._turn: asyncio.Task[Brought] | None = None
         self._stays = 0  # stages left so far
         self._leaving = False
+        self.rollcall = RollCall(
+            manifest, self.presence, self.arrival.answering, world.clock, world.telemetry, lambda: self.feeder
+        )
         self._register()
 
     @property
@@ -167,7 +172,7 @@ class Node:
         presence.set_state(record_pb2.NODE_STATE_JOINING, "stage chosen" if brought is None else brought.reason)
         tasks.create_task(presence.announcing())
         # From now on: a download outlives donors, and must hear of new ones (simulated: everything, seed 104).
-        tasks.create_task(presence.watching(sorted({0, stage, min(stage + 1, self.manifest.pipeline.stages - 1)})))
+        tasks.create_task(presence.watching(self._watched(stage)))
         replica = await world.compute.run(Priority.OUTER, 0, partial(world.replica, stage))
         probed = await probing(replica, self.manifest, stage, world.probe, world.compute, self._telemetry)
         us.speed = lambda: probed
@@ -177,6 +182,7 @@ class Node:
         tasks.create_task(gossip.run())
         if self._saver is not None:
             tasks.create_task(self._saver.run())
+        tasks.create_task(self.rollcall.run())
         if newcomer:
             await self._sync(gossip, stage)
         if stage == 0:
@@ -255,6 +261,12 @@ class Node:
             self._saver = Saver(*args)
         return hop, gossip
 
+    def _watched(self, stage: int) -> list[int]:
+        """Stages whose records matter most to a replica of `stage`: the feeders', its own, where it sends work."""
+        stages, spec = self.manifest.pipeline.stages, self.manifest.recovery
+        onward = successors(stage, stages, swapped=spec.itinerary == "swapped", skips=spec.while_lost == "skip")
+        return sorted({0, stage, *onward})
+
     def _keeper(self, replica: Replica, stage: int) -> Keeper:
         next_stage = (stage + 1) % self.manifest.pipeline.stages
         keeper = Keeper(
@@ -317,6 +329,7 @@ class Node:
             self._swarm,
             self._fed,
             self._telemetry,
+            self.rollcall.lost,
         )
         presence.heard_blocks = self.feeder.heard
         tasks.create_task(feeding(self.feeder, gossip, self.samples_total, done, self._world.saving.resume is not None))

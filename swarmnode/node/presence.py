@@ -174,6 +174,14 @@ class Presence:
             self._telemetry.event("peer.gone", peer=peer, reason="its record expired")
         self._view_changed()
 
+    def bury(self, peers: Iterable[PeerId]) -> None:
+        """`peers` answer no more: out of the book and the routers until they say something newer."""
+        for peer in peers:
+            self.book.bury(peer)
+            self.blocks_heard.pop(peer, None)
+            self._telemetry.event("peer.gone", peer=peer, reason="silent, and answers no ping")
+        self._view_changed()
+
     def learn(self, signed: record_pb2.SignedRecord) -> None:
         """Take in a record. Raises RemoteFault when it is forged, expired or of another run."""
         if self._take_in(signed):

@@ -15,6 +15,7 @@ from swarmnode.manifest import Manifest
 from swarmnode.membership.swarm import Swarm
 from swarmnode.metrics import name
 from swarmnode.pipeline.hop import Hop
+from swarmnode.pipeline.itinerary import itinerary
 from swarmnode.pipeline.onward import Carried
 from swarmnode.pipeline.route import Ema
 from swarmnode.pipeline.window import Window
@@ -24,6 +25,7 @@ from swarmnode.wire import record_pb2
 
 RATE_SPAN_S = 10.0  # guess: tokens per second are averaged over this
 LOST_PAUSE_S = 0.2  # guess: after a loss, before anything new is started
+LOSSES_KEPT = 64  # guess: enough to compare the loss before and after a stage was lost
 VALIDATORS = 2  # guess: feeders that measure the held-out loss after a round
 VALIDATING_MAX = 2  # guess: held-out microbatches under way at once
 
@@ -60,8 +62,11 @@ class Feeder:
         swarm: Callable[[], Swarm],
         counted: Callable[[int], None],
         telemetry: Telemetry,
+        lost: Callable[[], Sequence[int]] = tuple,
     ) -> None:
+        """`lost` tells which stages have no replica now; microbatches leave them out where the manifest says so."""
         self._manifest = manifest
+        self._lost = lost
         self._me = me
         self._incarnation = incarnation
         self._hop = hop
@@ -81,6 +86,8 @@ class Feeder:
         self.draining = False
         self._running = False
         self.loss = Ema(0.05)
+        self.done = 0  # microbatches that came back
+        self.losses: deque[float] = deque(maxlen=LOSSES_KEPT)  # nats per token of the last of them
         self._recent: deque[tuple[float, int]] = deque()
         self.validation: tuple[float, int] | None = None  # nats per token, samples of the run by then
         self.validation_first: float | None = None
@@ -205,6 +212,8 @@ class Feeder:
         now, tokens = asyncio.get_running_loop().time(), carried.tokens
         self.window.completed(seconds, carried.queued_s, self._machines())
         self.loss.add(carried.loss_sum / max(1, tokens))
+        self.done += 1
+        self.losses.append(carried.loss_sum / max(1, tokens))
         self._recent.append((now, tokens))
         self._telemetry.count(name.MICROBATCHES, outcome="done")
         self._telemetry.count(name.TOKENS, tokens)
@@ -229,11 +238,16 @@ class Feeder:
             feeder=self._me,
             samples=tokens.shape[0],
             purpose=purpose,
-            itinerary=range(self._manifest.pipeline.stages),
+            itinerary=self._itinerary(),
             position=0,
         )
         deadline = asyncio.get_running_loop().time() + self._manifest.limits.microbatch_timeout_s
         return await self._hop.carry(process, tokens, tokens, deadline)
+
+    def _itinerary(self) -> tuple[int, ...]:
+        spec = self._manifest.recovery
+        lost = self._lost() if spec.while_lost == "skip" else ()
+        return itinerary(self._manifest.pipeline.stages, self._serial, swapped=spec.itinerary == "swapped", lost=lost)
 
     async def _change(self) -> None:
         self._changed.clear()

@@ -11,6 +11,7 @@ from swarmnode.ids import MICROBATCH_ID_BYTES, MicrobatchId, PeerId
 from swarmnode.manifest import Manifest
 from swarmnode.metrics import name
 from swarmnode.pipeline.backlog import Backlog, Held
+from swarmnode.pipeline.itinerary import fault
 from swarmnode.pipeline.onward import Carried, Onward
 from swarmnode.pipeline.route import Ema
 from swarmnode.ports import Answer, Call, Compute, Priority, Replica, StepReport, Tape, Telemetry, WireTensor
@@ -203,8 +204,10 @@ class Hop:
         model, stages = self._manifest.model, self._manifest.pipeline.stages
         if len(process.microbatch_id) != MICROBATCH_ID_BYTES:
             raise RemoteFault(f"microbatch id of {len(process.microbatch_id)} bytes; {MICROBATCH_ID_BYTES} are due")
-        if not 1 <= len(process.itinerary) <= stages or process.position >= len(process.itinerary):
+        if len(process.itinerary) > stages or process.position >= len(process.itinerary):
             raise RemoteFault(f"position {process.position} of an itinerary of {len(process.itinerary)} stages")
+        if (wrong := fault(process.itinerary, stages)) is not None:
+            raise RemoteFault(wrong)
         if process.itinerary[process.position] != self._stage:
             wanted = process.itinerary[process.position]
             raise RemoteFault(f"microbatch for stage {wanted} sent to a replica of stage {self._stage}")

@@ -49,7 +49,7 @@ def rebuild(
         sources = {
             other: named[other][f"model.layers.{counterpart(parts[other], part, position)}.{rest}"] for other in given
         }
-        piece.copy_(_one(method, sources, norms, nearer(part, position, tuple(given))).reshape(-1))
+        piece.copy_(combine(method, sources, norms, nearer(part, position, tuple(given))).reshape(-1))
         assert math.prod(shape) == piece.numel()
     return flat
 
@@ -72,7 +72,8 @@ def nearer(part: Part, position: int, given: tuple[int, ...]) -> int:
     return (below or above)[0] if first_half or not above else above[0]
 
 
-def _one(method: str, sources: Mapping[int, Tensor], norms: Mapping[int, float], nearest: int) -> Tensor:
+def combine(method: str, sources: Mapping[int, Tensor], norms: Mapping[int, float], nearest: int) -> Tensor:
+    """One tensor from those of the stages in `sources`: that of `nearest`, or their mean as `method` says."""
     if method == "copy" or len(sources) == 1:
         return sources[nearest]
     weights = {stage: norms[stage] if method == "weighted" else 1.0 for stage in sources}

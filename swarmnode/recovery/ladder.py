@@ -70,6 +70,8 @@ def climb(sight: Sight, spec: RecoverySpec) -> tuple[Rung, str]:
     if not sight.settled:
         return Rung.WAIT, f"no replica of stage {stage} answers; others may be about to bring it back"
     lost = f"no replica of stage {stage} answers"
+    if sight.round_now == 0:
+        return Rung.FRESH, f"{lost}, and the run has not finished a round: initialised from the seed"
     rung, why = _snapshot(sight, spec.snapshot_rounds_max)
     if rung is not None:
         return rung, f"{lost}; {why}"
@@ -149,13 +151,24 @@ def first_builder(stage: tuple[Member, ...], answering: Collection[PeerId], me: 
     return first.peer if first is not None and first.peer != me else None
 
 
+def overdue(stage: tuple[Member, ...], now_unix_s: float, limits: LimitsSpec) -> bool:
+    """Whether `stage` has replicas, and none of them was heard of within LOST_PERIODS announce periods: time to ask
+    whether any is alive. Those that join or say goodbye do not count."""
+    serving = [member for member in stage if member.state == record_pb2.NODE_STATE_TRAINING]
+    return bool(serving) and all(member.expires_unix_s - now_unix_s <= _left_s(limits) for member in serving)
+
+
+def _left_s(limits: LimitsSpec) -> float:
+    """What a record of LOST_PERIODS announce periods' age has to live."""
+    return limits.record_ttl_s - LOST_PERIODS * limits.announce_period_s
+
+
 def silent(stage: tuple[Member, ...], answering: Collection[PeerId], now_unix_s: float, limits: LimitsSpec) -> int:
     """Serving replicas that do not answer and whose record is younger than LOST_PERIODS announce periods: they may only
     be out of reach for a moment."""
-    left_s = limits.record_ttl_s - LOST_PERIODS * limits.announce_period_s  # what a record of that age has to live
     return sum(
         member.state == record_pb2.NODE_STATE_TRAINING
         and member.peer not in answering
-        and member.expires_unix_s - now_unix_s > left_s
+        and member.expires_unix_s - now_unix_s > _left_s(limits)
         for member in stage
     )

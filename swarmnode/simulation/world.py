@@ -123,13 +123,19 @@ class World:
         return living[int(rng.random() * len(living))] if living else None
 
     def spares(self, victim: Inhabitant, also: Sequence[Inhabitant] = ()) -> bool:
-        """Whether its stage keeps a replica without it and without `also`: the node cannot bring back a lost stage yet,
-        so only `stage_lost` takes the last one."""
-        stage = victim.stage
-        others = [p for p in self.living() if p.training and p.stage == stage and p is not victim and p not in also]
+        """Whether what is lost with it and with `also` can come back: its stage keeps a replica, or, where the run
+        rebuilds stages, both stages beside it do (in a ring: the last keeps what is needed to rebuild the first). Only
+        `stage_lost` strikes harder."""
+        stage, stages = victim.stage, self.scenario.manifest.pipeline.stages
+        if stage is None:
+            return True
+        others = [p for p in self.living() if p.training and p is not victim and p not in also]
         # Nobody can fetch a state from one that cannot be dialled (simulated: everything, seed 104).
-        others = [p for p in others if p.kind.address.nat is not Nat.UNREACHABLE]
-        if stage is not None and not any(not self.loop.frozen(p.label) for p in others):
+        able = [p for p in others if p.kind.address.nat is not Nat.UNREACHABLE and not self.loop.frozen(p.label)]
+        served = {person.stage for person in able}
+        beside = {(stage - 1) % stages, (stage + 1) % stages}
+        rebuilds = self.scenario.manifest.recovery.method != "none" and beside <= served - {stage}
+        if stage not in served and not rebuilds:
             self.struck["spared"] += 1
             return False
         return True

@@ -58,6 +58,31 @@ def test_a_stage_comes_back_from_the_ring(stage: int) -> None:
     asyncio.run(asyncio.wait_for(body(), 2 * BOUND_S))
 
 
+def test_swapped_and_skipping_microbatches_train_while_a_stage_is_away() -> None:
+    run = with_recovery(manifest(stages=4), itinerary="swapped", while_lost="skip", keepers=0)
+    run = replace(run, model=replace(run.model, layers=4))
+
+    async def body() -> None:
+        async with village(run) as v:
+            for stage in range(4):
+                v.add(stage)
+            await v.until(lambda: v.total() >= 256, "256 samples")
+            await lose(v, 2)
+            await v.until(lambda: bool(told(v.people[0], "stage.lost")), "the loss is noticed", BOUND_S)
+            before = v.total()
+            await v.until(lambda: v.total() >= before + 128, "training goes on without the stage", BOUND_S)
+            joiner = v.add(None)
+            await back(v, [joiner])
+            assert told(joiner, "recovery.done")[0]["method"] == "copy, swapped"
+            await v.until(lambda: bool(told(v.people[0], "recovery.loss")), "loss before and after is told", BOUND_S)
+            hop = joiner.node.hop
+            assert hop is not None
+            await v.until(lambda: hop.samples > 0, "the rebuilt stage trains")
+            await v.leave()
+
+    asyncio.run(asyncio.wait_for(body(), 2 * BOUND_S))
+
+
 def test_an_inner_stage_is_rebuilt_from_its_neighbours(method: str = "weighted") -> None:
     run = with_recovery(manifest(), method=method, keepers=0)
 

@@ -46,6 +46,8 @@ def member(peer: str, stage: int = 1, state: record_pb2.NodeState = TRAINING, **
         ({"kept": ((18, B),), "disk_round": 17}, Rung.RING),
         ({"kept": ((18, B),), "disk_round": 17, "failed": frozenset({Rung.RING})}, Rung.DISK),
         ({}, Rung.CHECKFREE),
+        ({"round_now": 0}, Rung.FRESH),
+        ({"round_now": 0, "unsure": 1}, Rung.WAIT),
         ({"above": False}, Rung.WAIT),
         ({"above": False, "waited_s": 1e3}, Rung.STOP),
         ({"above": False, "waited_s": 1e3, "kept": ((20, B),)}, Rung.RING),
@@ -91,7 +93,7 @@ def test_no_rung_is_tried_that_cannot_hold(sight: Sight) -> None:
     rung, _ = climb(sight, SPEC)
     if rung in (Rung.RING, Rung.DISK, Rung.CHECKFREE):
         assert not sight.donors or Rung.REPLICA in sight.failed
-        assert not sight.unsure and sight.builder is None and sight.settled and sight.samples_total
+        assert not sight.unsure and sight.builder is None and sight.settled and sight.samples_total and sight.round_now
     if rung not in (Rung.WAIT, Rung.STOP, Rung.FRESH):
         assert rung not in sight.failed
     if rung is Rung.RING:

@@ -1,0 +1,57 @@
+"""Which stages a microbatch visits, in order: straight on; swapped, as CheckFree+ wants it; or without a lost stage."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+SKIPPED_SHARE_MAX = 1 / 3  # SkipPipe, arXiv 2502.19913: more costs more than waiting
+
+
+def swaps(stages: int) -> tuple[tuple[int, int], ...]:
+    """The pairs of inner stages that change places on odd microbatches: the first two and the last two, so that each
+    learns its partner's work and can be copied in its stead (CheckFree+, arXiv 2506.15461). The first and last stage
+    hold embedding and head and stay; pairs that would overlap are one."""
+    if stages < 4:
+        return ()
+    first, last = (1, 2), (stages - 3, stages - 2)
+    return (first,) if last[0] <= first[1] else (first, last)
+
+
+def partner(stage: int, stages: int) -> int | None:
+    """The stage that changes places with `stage`, None when it keeps its own."""
+    for pair in swaps(stages):
+        if stage in pair:
+            return pair[1] if stage == pair[0] else pair[0]
+    return None
+
+
+def itinerary(stages: int, serial: int, *, swapped: bool = False, lost: Sequence[int] = ()) -> tuple[int, ...]:
+    """The way of the feeder's microbatch number `serial`. `lost` inner stages are left out, the lowest first, as long
+    as no more than SKIPPED_SHARE_MAX of all are; the first and the last stage never are."""
+    way = list(range(stages))
+    if swapped and serial % 2:
+        for a, b in swaps(stages):
+            way[a], way[b] = way[b], way[a]
+    room = int(stages * SKIPPED_SHARE_MAX)
+    left_out = [stage for stage in sorted(lost) if 0 < stage < stages - 1][:room]
+    return tuple(stage for stage in way if stage not in left_out)
+
+
+def successors(stage: int, stages: int, *, swapped: bool, skips: bool) -> tuple[int, ...]:
+    """The stages that a microbatch may go to from `stage`, ascending: those whose replicas must be known well."""
+    ways = [itinerary(stages, serial, swapped=swapped) for serial in (0, 1)]
+    found = {way[way.index(stage) + 1] for way in ways if way[-1] != stage}
+    if skips:
+        found |= {way[i] for way in ways for i in [way.index(stage) + 2] if i < stages}
+    return tuple(sorted(found))
+
+
+def fault(way: Sequence[int], stages: int) -> str | None:
+    """What is wrong with an itinerary that came from outside, or None."""
+    if not way or way[0] != 0 or way[-1] != stages - 1:
+        return f"an itinerary that does not lead from stage 0 to stage {stages - 1}"
+    if len(set(way)) != len(way) or any(stage >= stages for stage in way):
+        return f"an itinerary that visits a stage twice or one that is not among {stages}"
+    if stages - len(way) > int(stages * SKIPPED_SHARE_MAX):
+        return f"an itinerary of {len(way)} of {stages} stages; a third may be left out"
+    return None
