@@ -20,8 +20,8 @@ from swarmnode.node.measuring import measuring
 from swarmnode.node.moving import Brought, Moving, costs
 from swarmnode.node.presence import Presence
 from swarmnode.node.probe import probing
-from swarmnode.node.saver import Saver, Subject
 from swarmnode.node.rollcall import RollCall
+from swarmnode.node.saver import Saver, Subject
 from swarmnode.node.speed import Speed
 from swarmnode.node.world import World
 from swarmnode.pipeline.backlog import Backlog
