@@ -9,6 +9,8 @@ from typing import Any
 
 import click
 
+from swarmnode.cli.duration import Duration
+
 JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
 
@@ -80,6 +82,18 @@ def attack(preset: str, attacks: str, codec: str, undefended: bool, text: str | 
     bench = importlib.import_module("swarmnode.bench.attack")
     names = tuple(name.strip() for name in attacks.split(",")) if attacks else tuple(bench.ATTACKS)
     _print(bench.run(preset, names, codec, undefended, text, lambda line: click.echo(line, err=True)), as_json)
+
+
+@command.command()
+@click.option("--nodes", type=click.IntRange(2, 5000), default=1000, show_default=True, help="Made-up nodes.")
+@click.option("--look", "look_s", type=Duration(), default=0.0, help="Only serve the page this long: 10m.")
+@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Of the page.")
+@JSON
+def dashboard(nodes: int, look_s: float, port: int, as_json: bool) -> None:
+    """What the coordinator's page costs with a thousand nodes: share of a core of the server, main-thread time of an
+    update in Chromium (playwright), first paint, bytes of assets."""
+    bench = importlib.import_module("swarmnode.bench.dashboard")
+    _print(bench.run(nodes, lambda line: click.echo(line, err=True), look_s, port), as_json)
 
 
 def _run(what: str) -> dict[str, Any]:

@@ -25,7 +25,7 @@ VERBS: Mapping[str, str] = {
     "export": "make a Hugging Face model of a run's saved stages",
     "simulate": "a whole swarm in virtual time, in a storm drawn from a seed",
     "plan": "stages, speed, days and traffic of a fleet",
-    "bench": "measure this machine: the swarm, the transport",
+    "bench": "measure this machine: the swarm, the transport, the page",
 }
 
 

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+
+from swarmnode.ids import PeerId
 
 STAGE_REPLICAS_MIN = 2  # one more than none: the death of a lone replica costs its stage
 SKEW_MAX_S = 1.5  # guess: half of what records and the directory bear (membership.record.CLOCK_SKEW_MAX_S)
@@ -191,3 +193,22 @@ def _names(names: Sequence[str]) -> str:
 
 def _more(count: int) -> str:
     return f" and {count} more" if count > 0 else ""
+
+
+def parties(links: Iterable[tuple[PeerId, PeerId]], members: Iterable[PeerId]) -> list[set[PeerId]]:
+    """`members` grouped by whom they can reach over `links` of any length, the largest group first."""
+    leader = {member: member for member in members}
+
+    def find(member: PeerId) -> PeerId:
+        while leader[member] != member:
+            leader[member] = leader[leader[member]]
+            member = leader[member]
+        return member
+
+    for one, other in links:
+        if one in leader and other in leader:
+            leader[find(one)] = find(other)
+    groups: dict[PeerId, set[PeerId]] = {}
+    for member in leader:
+        groups.setdefault(find(member), set()).add(member)
+    return sorted(groups.values(), key=lambda group: (-len(group), min(group)))

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter, deque
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from swarmnode.dashboard.claim import brief, clean, named, number
 from swarmnode.dashboard.tally import COUNT_MAX, KEYS, Contribution, counts_of
 from swarmnode.dashboard.timeline import TEXT_CHARS_MAX, Entry, sentence
 from swarmnode.errors import RemoteFault
@@ -30,6 +30,7 @@ NAME_CHARS_MAX = 40
 LINKS_MAX = 64
 SILENT_AFTER = 2  # failed calls in a row; guess
 RATE_WINDOW_S = 30.0  # guess: speed is the mean over this
+SETTLE_S = 8.0  # guess: until everybody's count was heard after a start; longer only makes the first speed late
 REPORT_FRESH_S = 60.0  # guess: older reports do not count in means
 SAME_FAULT_S = 60.0  # guess: the same complaint of the same node is shown once in this
 LOSS_MAX = 1e4
@@ -135,6 +136,7 @@ class Board:
     entry_serial: int = 0
     cursors: dict[PeerId, tuple[int, int]] = field(default_factory=dict)  # (incarnation, last event read) of nodes gone
     _progress: Progress = field(default_factory=Progress)
+    _began_s: float = 0.0
     _rates: deque[tuple[float, int]] = field(default_factory=deque)
     parameters: tuple[int, ...] = ()
     _told: dict[tuple[PeerId, str], float] = field(default_factory=dict)
@@ -200,7 +202,7 @@ class Board:
             return
         node.failures += 1
         if node.failures == SILENT_AFTER:
-            self.tell(now_s, node, "departure", "warning", f"does not answer: {clean(why)}")
+            self.tell(now_s, node, "departure", "warning", self._named(f"does not answer: {brief(clean(why))}"))
         self._dirty.add(peer)
 
     def expire(self, now_s: float) -> None:
@@ -243,6 +245,9 @@ class Board:
         total = max(self.samples, self._progress.total, known if known <= COUNT_MAX else 0)
         if total > self.samples or not self.grew_s:
             self.samples, self.grew_s = total, now_s
+        self._began_s = self._began_s or now_s
+        if now_s - self._began_s < SETTLE_S:
+            self._rates.clear()  # what was trained before we came is no speed
         if not self._rates or now_s - self._rates[-1][0] >= 1.0:
             self._rates.append((now_s, self.samples))
         while len(self._rates) > 2 and now_s - self._rates[0][0] > RATE_WINDOW_S:
@@ -313,7 +318,7 @@ class Board:
         self._dirty_contributions.add(node.peer)
 
     def _happened(self, node: Seen, event: report_pb2.EventReport, now_s: float) -> None:
-        fields = {clean(key): clean(value) for key, value in event.fields.items()}
+        fields = {clean(key): brief(clean(value)) for key, value in event.fields.items()}
         when = min(event.unix_ms / 1000.0 - (node.skew_s or 0.0), now_s)
         match event.event:
             case "exchange.paired" | "exchange.lone" | "exchange.refused":
@@ -332,7 +337,11 @@ class Board:
             if len(self._told) > NODES_MAX:
                 self._told.clear()
             self._told[key] = now_s
-        self.tell(when, node, found[0], event.level, found[1])
+        self.tell(when, node, found[0], event.level, self._named(found[1]))
+
+    def _named(self, text: str) -> str:
+        """`text` with the names of nodes in the place of their ids, whole or short."""
+        return named(text, lambda end: next((n.label for peer, n in self.nodes.items() if peer.endswith(end)), None))
 
     def _exchanged(self, outcome: str, fields: dict[str, str], when: float) -> None:
         index, seconds = number(fields.get("round")), number(fields.get("seconds"))
@@ -355,36 +364,3 @@ class Board:
             return
         self.validations[int(samples)] = (when, loss)
         self._validations.append((int(samples), when, loss))
-
-
-def clean(text: str) -> str:
-    """`text` of a stranger without control characters, on one line."""
-    return "".join(character if character.isprintable() else " " for character in text).strip()
-
-
-def number(text: str | None) -> float | None:
-    """A finite number, or None."""
-    try:
-        value = float(text) if text is not None else None
-    except ValueError:
-        return None
-    return value if value is not None and abs(value) != float("inf") and value == value else None
-
-
-def parties(links: Iterable[tuple[PeerId, PeerId]], members: Iterable[PeerId]) -> list[set[PeerId]]:
-    """`members` grouped by whom they can reach over `links` of any length, the largest group first."""
-    leader = {member: member for member in members}
-
-    def find(member: PeerId) -> PeerId:
-        while leader[member] != member:
-            leader[member] = leader[leader[member]]
-            member = leader[member]
-        return member
-
-    for one, other in links:
-        if one in leader and other in leader:
-            leader[find(one)] = find(other)
-    groups: dict[PeerId, set[PeerId]] = {}
-    for member in leader:
-        groups.setdefault(find(member), set()).add(member)
-    return sorted(groups.values(), key=lambda group: (-len(group), min(group)))

@@ -5,15 +5,16 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from swarmnode.dashboard.alarm import Health
-from swarmnode.dashboard.board import SILENT_AFTER, Board, Seen, parties
+from swarmnode.dashboard.alarm import Health, parties
+from swarmnode.dashboard.board import SILENT_AFTER, Board, Seen
 from swarmnode.dashboard.history import Point
 from swarmnode.dashboard.tally import SENT
 from swarmnode.ids import PeerId
 from swarmnode.wire import record_pb2, report_pb2
 
-LINKS_SHOWN_MAX = 1500  # guess: more than can be told apart on a screen
+LINKS_SHOWN_MAX = 600  # guess: more than can be told apart on a screen
 ROUNDS_SHOWN = 60
+ISLANDS_SHARE = 0.9  # guess: of the serving nodes must have told their links before islands are spoken of
 LINK_KINDS = {report_pb2.LINK_KIND_DIRECT: "direct", report_pb2.LINK_KIND_RELAYED: "relayed"}
 
 Json = dict[str, object]
@@ -205,7 +206,9 @@ def links_of(node: Seen, board: Board) -> list[Json]:
 def health(board: Board, points: Sequence[Point], now_s: float) -> Health:
     """The frozen view that alarms are decided on."""
     answering = [node for node in board.living() if node.failures < SILENT_AFTER]
-    told = [node for node in answering if node.serving and node.status is not None and node.links]
+    told = [node for node in answering if node.serving and node.links]
+    if len(told) < ISLANDS_SHARE * sum(node.serving for node in answering):
+        told = []
     pairs = ((node.peer, PeerId(link.peer_id)) for node in told for link in node.links)
     label = {node.peer: node.label for node in told}
     rounds = [board.rounds[index] for index in sorted(board.rounds)]

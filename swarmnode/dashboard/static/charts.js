@@ -34,7 +34,10 @@ function draw(id, data, options) {
     charts.set(id, chart);
   } else {
     if (chart.width !== width) chart.setSize({ width, height: host.clientHeight });
-    chart.setData(data);
+    const { min, max } = chart.scales.x;
+    const zoomed = chart.data[0].length > 1 && (min > chart.data[0][0] || max < chart.data[0][chart.data[0].length - 1]);
+    chart.setData(data, !zoomed); // who looks at a part of the curve keeps it; a double click shows all again
+    if (zoomed) chart.setScale("x", { min, max });
   }
 }
 
@@ -68,20 +71,20 @@ function speedData() {
 
 function axes(values) {
   const line = { stroke: colour("muted"), font: "12px system-ui", grid: { stroke: colour("line"), width: 1 }, ticks: { show: false } };
-  const across = { ...line, grid: { show: false }, space: 90 };
-  return [across, { ...line, size: 56, values, space: 36 }];
+  const across = { ...line, grid: { show: false }, space: 96, size: 30 };
+  return [across, { ...line, size: 50, values, space: 40 }];
 }
 
 function lossOptions() {
   const byTime = axis === "time";
-  const bottom = axes((_, ticks) => ticks.map((tick) => loss(tick)));
+  const bottom = axes((_, ticks) => ticks.map((tick) => tick.toFixed(ticks[1] - ticks[0] < 0.1 ? 2 : 1)));
   if (!byTime) bottom[0].values = (_, ticks) => ticks.map((tick) => count(tick));
   else bottom[0].values = timeValues();
   return {
     scales: { x: { time: byTime } },
     axes: bottom,
     legend: { show: false },
-    padding: [12, 12, 0, 0],
+    padding: [12, 26, 0, 0],
     cursor: { points: { size: 7 }, drag: { x: true, y: false } },
     series: [
       {},
@@ -102,7 +105,7 @@ function speedOptions() {
     axes: bottom,
     scales: { y: { range: (_, low, high) => [0, Math.max(1, high) * 1.1] } },
     legend: { show: false },
-    padding: [8, 12, 0, 0],
+    padding: [8, 26, 0, 0],
     cursor: { points: { size: 7 }, drag: { x: true, y: false } },
     series: [{}, { stroke: colour("train"), width: 1.6, fill: colour("wash"), points: { show: false } }],
     plugins: [tip((u, index) => [["tokens/s", count(u.data[1][index]), "train"]])],
