@@ -171,7 +171,10 @@ def _browse(url: str) -> dict[str, Any]:
             " window.longest = Math.max(window.longest, task.duration); }).observe({type: 'longtask'});"
         )
         page.goto(url)
-        page.wait_for_function("performance.getEntriesByName('swarmnode-update').length >= 3", timeout=60_000)
+        for _ in range(600):  # the page's security policy forbids waiting for a condition inside it
+            if page.evaluate("performance.getEntriesByName('swarmnode-update').length") >= 3:
+                break
+            page.wait_for_timeout(100)
         paint = page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime")
         session = page.context.new_cdp_session(page)
         session.send("Performance.enable")
@@ -179,10 +182,8 @@ def _browse(url: str) -> dict[str, Any]:
         before = _metrics(session)
         page.wait_for_timeout(1000 * (WINDOW_S - 8))
         after = _metrics(session)
-        spent = [
-            float(each)
-            for each in page.evaluate("performance.getEntriesByName('swarmnode-update').map(m => m.duration)")
-        ]
+        measured = page.evaluate("performance.getEntriesByName('swarmnode-update').map((each) => each.duration)")
+        spent = [float(each) for each in measured]
         longest = float(page.evaluate("window.longest"))
         browser.close()
     updates = max(1, len(spent))

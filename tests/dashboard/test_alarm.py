@@ -1,0 +1,125 @@
+"""Alarms: literals in, reasons out; and what no picture may do to them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarmnode.dashboard.alarm import Health, alarms, parties
+from swarmnode.ids import PeerId
+
+WELL = Health(
+    replicas=[2, 3, 2],
+    versions=["0.1.0"] * 7,
+    skews_s=[(f"n{index}", 0.01 * index) for index in range(7)],
+    silent=[],
+    groups=[["a", "b", "c"]],
+    losses=[5.0 - 0.1 * index for index in range(30)],
+    stalled_s=3.0,
+    rounds=[(6, 1)] * 8,
+    trained=True,
+)
+
+
+def kinds(**changed: object) -> list[tuple[str, str]]:
+    return [(alarm.kind, alarm.level) for alarm in alarms(replace(WELL, **changed))]
+
+
+def test_a_healthy_run_is_quiet() -> None:
+    assert kinds() == []
+    assert kinds(replicas=[0, 0, 0], trained=False, groups=[]) == [], "a run that has not begun is no cause for alarm"
+
+
+def test_stages_by_how_many_serve_them() -> None:
+    assert kinds(replicas=[2, 1, 2]) == [("stage_thin", "warning")]
+    assert kinds(replicas=[2, 1, 0]) == [("stage_empty", "error"), ("stage_thin", "warning")]
+    told = alarms(replace(WELL, replicas=[1, 1, 2]))[0]
+    assert told.title == "Stages 0, 1 hang by one node each"
+    assert alarms(replace(WELL, replicas=[2, 1, 2]))[0].title == "Stage 1 hangs by one node"
+
+
+def test_islands_need_two_groups_of_two() -> None:
+    assert kinds(groups=[["a", "b"], ["c"]]) == []
+    found = alarms(replace(WELL, groups=[["a", "b", "e"], ["c", "d"]]))
+    assert [alarm.kind for alarm in found] == ["islands"]
+    assert "3 and 2 nodes" in found[0].reason and "c, d" in found[0].reason
+
+
+def test_a_loss_spike_is_judged_by_the_noise_before_it() -> None:
+    calm = [2.0] * 20
+    assert kinds(losses=[*calm, 2.4]) == []
+    assert kinds(losses=[*calm, 2.6]) == [("loss_spike", "warning")]
+    assert kinds(losses=[*calm, 9.0]) == [("loss_spike", "error")]
+    noisy = [2.0, 2.4] * 10
+    assert kinds(losses=[*noisy, 2.9]) == []
+    assert kinds(losses=[9.0] * 5) == [], "too few points to judge"
+
+
+def test_a_standstill_is_told_only_when_every_stage_is_served() -> None:
+    assert kinds(stalled_s=90.0) == [("stalled", "error")]
+    assert kinds(stalled_s=90.0, replicas=[2, 0, 2]) == [("stage_empty", "error")]
+
+
+def test_clocks_theirs_or_ours() -> None:
+    skews = [("a", 4.0), *[(f"n{index}", 0.0) for index in range(6)]]
+    found = alarms(replace(WELL, skews_s=skews))
+    assert found[0].title == "One node with a wrong clock" and "a +4.0 s" in found[0].reason
+    found = alarms(replace(WELL, skews_s=[(f"n{index}", -7.0) for index in range(6)]))
+    assert found[0].title == "This coordinator's clock seems wrong" and "-7.0 s" in found[0].reason
+
+
+def test_silence_versions_and_lone_rounds() -> None:
+    assert kinds(silent=["a"]) == [("silent", "warning")]
+    assert kinds(silent=["a", "b", "c"]) == [("silent", "error")]
+    assert kinds(versions=["0.1.0", "0.1.0", "0.2.0"]) == [("version_mix", "warning")]
+    assert "2 × 0.1.0, 1 × 0.2.0" in alarms(replace(WELL, versions=["0.1.0", "0.1.0", "0.2.0"]))[0].reason
+    assert kinds(rounds=[(1, 6)] * 5) == [("lone_rounds", "warning")]
+    assert kinds(rounds=[(1, 6)] * 5, replicas=[2, 1, 2]) == [("stage_thin", "warning")], "who has no partner is lone"
+
+
+NAMES = st.lists(st.text(min_size=1, max_size=5), max_size=5)
+
+
+@given(
+    st.builds(
+        Health,
+        replicas=st.lists(st.integers(0, 4), min_size=1, max_size=6),
+        versions=st.lists(st.sampled_from(["", "0.1.0", "0.2.0"]), max_size=6),
+        skews_s=st.lists(st.tuples(st.text(max_size=5), st.floats(-1e9, 1e9)), max_size=6),
+        silent=NAMES,
+        groups=st.lists(NAMES, max_size=4),
+        losses=st.lists(st.floats(0, 1e4), max_size=40),
+        stalled_s=st.floats(0, 1e9),
+        rounds=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=8),
+        trained=st.booleans(),
+    )
+)
+def test_any_picture_gives_alarms_with_reasons_worst_first(health: Health) -> None:
+    found = alarms(health)
+    assert all(alarm.title and alarm.reason and alarm.level in ("error", "warning") for alarm in found)
+    levels = [alarm.level for alarm in found]
+    assert levels == sorted(levels), "errors before warnings"
+    assert len({(alarm.kind, alarm.about) for alarm in found}) == len(found), "an alarm can be told from the others"
+
+
+PEERS = st.integers(0, 9).map(lambda index: PeerId(str(index)))
+
+
+@given(st.lists(st.tuples(PEERS, PEERS), max_size=30), st.sets(PEERS, max_size=10))
+def test_parties_are_what_walking_finds(links: list[tuple[PeerId, PeerId]], members: set[PeerId]) -> None:
+    def walk(start: PeerId) -> frozenset[PeerId]:
+        seen, edge = {start}, [start]
+        while edge:
+            at = edge.pop()
+            for a, b in links:
+                for one, other in ((a, b), (b, a)):
+                    if one == at and other in members and other not in seen:
+                        seen.add(other)
+                        edge.append(other)
+        return frozenset(seen)
+
+    found = parties(links, members)
+    assert {frozenset(group) for group in found} == {walk(member) for member in members}
+    assert [len(group) for group in found] == sorted((len(group) for group in found), reverse=True)

@@ -1,0 +1,248 @@
+"""The board's bookkeeping, and the history that brings it back: nothing lost, nothing counted twice."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from swarmnode.bench.crowd import BEGINNING_UNIX_S, Crowd, Person
+from swarmnode.dashboard import view
+from swarmnode.dashboard.board import GONE_KEEP_S, NAME_CHARS_MAX, Board, Changes
+from swarmnode.dashboard.claim import brief, named
+from swarmnode.dashboard.history import POINTS_MAX, History, Point
+from swarmnode.dashboard.tally import Contribution, counts_of
+from swarmnode.dashboard.timeline import KINDS, sentence
+from swarmnode.errors import LocalFault
+from swarmnode.ids import PeerId
+from swarmnode.membership.record import check_record
+from swarmnode.metrics import name
+from swarmnode.metrics.name import EVENTS, series
+from swarmnode.wire import control_pb2, record_pb2, report_pb2
+from tests.dashboard.watched import RUN, TINY
+
+NOW = BEGINNING_UNIX_S
+
+
+def record(crowd: Crowd, person: Person, **changed: object) -> record_pb2.Record:
+    made = record_pb2.Record()
+    made.CopyFrom(check_record(crowd.record(person, 15.0), run_id=RUN))
+    for key, value in changed.items():
+        setattr(made, key, value)
+    return made
+
+
+def report(serial: int = 0, event: str = "", level: str = "info", **fields: str) -> report_pb2.Report:
+    made = report_pb2.Report(incarnation=1, unix_ms=int(NOW * 1000), name="ada", status=control_pb2.StatusReply())
+    if event:
+        made.events.append(
+            report_pb2.EventReport(serial=serial, unix_ms=int(NOW * 1000), event=event, level=level, fields=fields)
+        )
+    return made
+
+
+class Fixture:
+    """A board that has heard one node."""
+
+    def __init__(self) -> None:
+        async def make() -> None:
+            self.crowd = Crowd(TINY, RUN, 2)
+            self.person = self.crowd.people[0]
+            self.board = Board(TINY)
+            self.board.heard(record(self.crowd, self.person, expires_unix_ms=int((NOW + 15) * 1000)), NOW)
+
+        asyncio.run(make())
+        self.peer = PeerId(self.person.identity.peer_id)
+
+    def texts(self) -> list[str]:
+        return [entry.text for entry in self.board.timeline]
+
+
+@pytest.fixture
+def one() -> Fixture:
+    return Fixture()
+
+
+def test_a_node_comes_is_silent_and_goes(one: Fixture) -> None:
+    board, peer = one.board, one.peer
+    assert view.state_of(board.nodes[peer]) == "training" and view.replicas(board) == [1, 0]
+    board.silent(peer, "x cannot be reached at /ip4/1.2.3.4/tcp/1: failed to dial: failed to dial p", NOW + 1)
+    assert view.state_of(board.nodes[peer]) == "training", "one unanswered question is no silence"
+    board.silent(peer, "x cannot be reached at /ip4/1.2.3.4/tcp/1: failed to dial: failed to dial p", NOW + 2)
+    assert view.state_of(board.nodes[peer]) == "silent" and view.replicas(board) == [0, 0]
+    assert one.texts() == ["does not answer: x cannot be reached at its address"]
+    board.reported(peer, report(), NOW + 3, 0.01)
+    assert view.state_of(board.nodes[peer]) == "training" and board.nodes[peer].label == "ada"
+    board.expire(NOW + 16)
+    assert view.state_of(board.nodes[peer]) == "gone" and not board.living()
+    assert "without a word" in one.texts()[-1]
+    board.expire(NOW + 17 + GONE_KEEP_S)
+    assert peer not in board.nodes and board.take_changes().forgotten == [peer]
+
+
+def test_who_says_goodbye_is_not_missed(one: Fixture) -> None:
+    said = record_pb2.Record(peer_id=one.peer, sequence=10**9, state=record_pb2.NODE_STATE_LEFT, stage=0)
+    one.board.heard(said, NOW + 1)
+    one.board.expire(NOW + 60)
+    assert view.state_of(one.board.nodes[one.peer]) == "left" and one.texts() == []
+
+
+def test_an_older_record_changes_nothing(one: Fixture) -> None:
+    board = one.board
+    board.take_changes()
+    stale = record_pb2.Record(peer_id=one.peer, sequence=0, state=record_pb2.NODE_STATE_LEFT)
+    board.heard(stale, NOW + 1)
+    assert board.nodes[one.peer].living and not board.take_changes().nodes
+
+
+def test_each_event_is_read_once(one: Fixture) -> None:
+    board, peer = one.board, one.peer
+    for _ in range(3):
+        board.reported(peer, report(7, "exchange.paired", round="4", seconds="0.5"), NOW, 0.0)
+    board.reported(peer, report(8, "exchange.lone", round="4", seconds="0.1"), NOW, 0.0)
+    board.reported(peer, report(9, "validation.done", loss="3.5", samples_total="512"), NOW, 0.0)
+    assert board.rounds[4].to_json() == {
+        "round": 4, "t": NOW, "paired": 1, "lone": 1, "refused": 0, "mean_s": 0.3,
+    }  # fmt: skip
+    assert board.validation_last() == (512, 3.5)
+    again = report(1, "exchange.paired", round="5", seconds="0.5")
+    again.incarnation = 2
+    board.reported(peer, again, NOW, 0.0)
+    assert board.rounds[5].paired == 1, "a new life counts its events from one again"
+
+
+def test_claims_that_cannot_be_are_not_believed(one: Fixture) -> None:
+    board, peer = one.board, one.peer
+    told = report()
+    told.name = "e\u202evil\n<script>" * 20
+    told.status.loss_train = math.nan
+    told.status.samples_total = 2**63
+    told.status.counters.update({name.INNER_STEPS: math.inf, name.SAMPLES: -5.0, "made up": 1.0})
+    for serial, (event, fields) in enumerate(
+        [
+            ("exchange.paired", {"round": "nan"}),
+            ("exchange.paired", {"round": "1e300"}),
+            ("exchange.paired", {"round": "-3"}),
+            ("validation.done", {"loss": "-1", "samples_total": "5"}),
+            ("validation.done", {"loss": "inf", "samples_total": "5"}),
+            ("no.such.event", {"reason": "x" * 9999}),
+        ],
+        1,
+    ):
+        told.events.append(report_pb2.EventReport(serial=serial, event=event, level="error", fields=fields))
+    board.reported(peer, told, NOW, 0.0)
+    board.settle(NOW)
+    node = board.nodes[peer]
+    assert (len(node.name) <= NAME_CHARS_MAX and node.name.isprintable()) or "\u202e" not in node.name
+    assert board.loss_train(NOW) is None and board.samples == 0
+    assert not board.rounds and not board.validations
+    assert board.totals["steps"] == 0 and board.totals["fed"] == 0
+    assert all(len(text) <= 240 for text in one.texts())
+
+
+def test_the_same_complaint_is_shown_once_a_minute(one: Fixture) -> None:
+    for serial in range(1, 50):
+        one.board.reported(one.peer, report(serial, "peer.banned", "warning", peer=one.peer, reason="slow"), NOW, 0.0)
+    assert one.texts() == ["sends ada no work for now: slow"]
+
+
+@pytest.mark.parametrize("event", sorted(EVENTS))
+def test_every_event_has_a_sentence_or_is_meant_to_have_none(event: str) -> None:
+    for level in ("info", "warning", "error"):
+        found = sentence(event, level, {})
+        assert found is None or (found[0] in KINDS and found[1])
+
+
+def test_texts_name_nodes_and_hide_addresses() -> None:
+    peer = "12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN"
+    names = {peer[-8:]: "ada"}
+    assert named(f"a call of {peer} and kx6nXTNN", lambda end: names.get(end[-8:])) == "a call of ada and kx6nXTNN"
+    assert named(f"from {peer[-8:]}", lambda end: names.get(end[-8:])) == "from ada"
+    assert brief("no /ip4/1.2.3.4/tcp/9/p2p/x, or /dns4/a.b/tcp/1") == "no its address or its address"
+
+
+def test_contributions_add_up_over_lives() -> None:
+    told = Contribution()
+    counters = {name.INNER_STEPS: 5.0, series(name.EXCHANGES, outcome="paired"): 2.0}
+    assert told.tell(1, counts_of(counters), 100)["dense"] == 1600.0
+    assert told.tell(1, counts_of(counters), 100)["steps"] == 0.0
+    told.tell(2, counts_of({name.INNER_STEPS: 3.0}), 100)
+    told.tell(1, counts_of({name.INNER_STEPS: 1.0}), 100)
+    assert told.total("steps") == 8.0 and told.to_json("p")["lives"] == 2
+
+
+def test_a_restart_brings_everything_back(one: Fixture, tmp_path: Path) -> None:
+    board, peer = one.board, one.peer
+    told = report(7, "exchange.paired", round="4", seconds="0.5")
+    told.status.counters[name.INNER_STEPS] = 40.0
+    board.reported(peer, told, NOW, 0.0)
+    board.reported(peer, report(9, "validation.done", loss="3.5", samples_total="512"), NOW, 0.0)
+    board.samples = 512
+    board.tell(NOW, None, "alarm", "warning", "something")
+    history = History.open(tmp_path / "h", RUN, print)
+    history.write(board.take_changes(), Point(NOW, 512, 9.0, 4.0, 1, 1, 4, 10.0, 1.0))
+    history.close()
+
+    again, board = Board(TINY), one.board
+    history = History.open(tmp_path / "h", RUN, print)
+    history.restore(again)
+    assert again.samples == 512 and again.validations == board.validations and again.rounds == board.rounds
+    assert list(again.timeline) == list(board.timeline) and again.entry_serial == board.entry_serial
+    assert again.totals == board.totals and again.totals["steps"] == 40
+    assert [point.samples for point in history.points] == [512]
+    again.heard(_record(one), NOW + 1)
+    again.reported(peer, told, NOW + 1, 0.0)
+    assert again.rounds[4].paired == 1 and again.totals["steps"] == 40, "what was read before is not counted again"
+    history.close()
+
+
+def _record(one: Fixture) -> record_pb2.Record:
+    return record_pb2.Record(
+        peer_id=one.peer, sequence=10**9, state=record_pb2.NODE_STATE_TRAINING, expires_unix_ms=int((NOW + 30) * 1000)
+    )
+
+
+def test_another_run_and_a_damaged_file_are_told(tmp_path: Path) -> None:
+    History.open(tmp_path / "h", RUN, print).close()
+    with pytest.raises(LocalFault, match="is of run abab"):
+        History.open(tmp_path / "h", "cd" * 32, print)
+    (tmp_path / "bad").write_bytes(b"not a database" * 999)
+    with pytest.raises(LocalFault, match="cannot be opened"):
+        History.open(tmp_path / "bad", RUN, print)
+    history = History.open(tmp_path / "torn", RUN, print)
+    history.close()
+    with sqlite3.connect(tmp_path / "torn") as database:
+        database.execute("INSERT INTO contribution VALUES ('p', 'n', 1, 2, 'no json')")
+    history = History.open(tmp_path / "torn", RUN, print)
+    with pytest.raises(LocalFault, match="damaged"):
+        history.restore(Board(TINY))
+    history.close()
+
+
+def test_a_disk_that_refuses_is_told_once_and_survived(tmp_path: Path) -> None:
+    told: list[str] = []
+    history = History.open(tmp_path / "h", RUN, told.append)
+    history.close()  # every write from now on fails
+    nothing = Changes([], [], [], [], [], [])
+    for index in range(3):
+        history.write(nothing, Point(NOW + index, index, 0.0, None, 0, 0, 0, 0.0, 0.0))
+    assert len(told) == 1 and len(history.points) == 3
+
+
+def test_curves_are_thinned_as_they_age(tmp_path: Path) -> None:
+    history = History.open(tmp_path / "h", RUN, print)
+    nothing = Changes([], [], [], [], [], [])
+    for index in range(POINTS_MAX + 5):
+        history.write(nothing, Point(NOW + index, index, 0.0, None, 0, 0, 0, 0.0, 0.0))
+    assert len(history.points) <= POINTS_MAX
+    kept = [point.samples for point in history.points]
+    assert kept == sorted(kept) and kept[0] == 0 and kept[-1] == POINTS_MAX + 4
+    history.close()
+    again = History.open(tmp_path / "h", RUN, print)
+    again.restore(Board(TINY))
+    assert again.points == history.points
+    assert len(view.series(again.points, 100)) <= 102
+    again.close()
