@@ -11,7 +11,13 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Final
+
+EXIT_PREEMPTED: Final = 30
+"""The machine was taken away, and nothing was lost by it."""
+
+EXIT_PREEMPTED_INCOMPLETE: Final = 31
+"""The machine was taken away before everything was brought home."""
 
 
 class SwarmnodeError(Exception):

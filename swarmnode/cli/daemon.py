@@ -8,19 +8,24 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+import click
 import torch
 
 from swarmnode import __version__
 from swarmnode.cli.desk import Desk, Process
 from swarmnode.cli.options import RUN_ID, NodeOptions
+from swarmnode.cli.watched import acknowledge, watched
 from swarmnode.cli.watching import tell_watchers, watch
 from swarmnode.control.service import ControlServer
 from swarmnode.data.corpus import open_corpus
 from swarmnode.errors import (
+    EXIT_PREEMPTED,
+    EXIT_PREEMPTED_INCOMPLETE,
     LocalFault,
     ManifestError,
     RemoteFault,
@@ -40,8 +45,10 @@ from swarmnode.model.export import StageLabel, save_stage, stage_state_dict
 from swarmnode.node import probe
 from swarmnode.node.bucket import is_url, open_store
 from swarmnode.node.compute import ThreadCompute
+from swarmnode.node.drain import Farewell
 from swarmnode.node.greeting import Greeting
 from swarmnode.node.node import Node, World
+from swarmnode.node.notice import Kind, Notice, Notices, of_signal
 from swarmnode.node.reading import CorpusSamples
 from swarmnode.node.replica import TorchReplica
 from swarmnode.node.resuming import check, find_resumptions
@@ -75,29 +82,47 @@ async def run_node(options: NodeOptions) -> int:
 
     SIGTERM and SIGINT leave cleanly; the second one exits at once. Raises a SwarmnodeError it cannot go on with.
     """
-    stop = asyncio.Event()
+    notices = Notices()
+    signals = 0
 
     def signalled(number: signal.Signals) -> None:
-        if stop.is_set():
+        nonlocal signals
+        signals += number != signal.SIGUSR1
+        if signals > 1:
             os._exit(128 + number)
-        stop.set()
+        notices.give(of_signal(number, os.environ, options.grace_s, time.time()))
 
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
         loop.add_signal_handler(number, signalled, number)
     torch.set_num_threads(1)  # more than one a node process runs slower (measured, test-lab section 7)
-    desk = Desk(options, stop)
+    desk = Desk(options, notices)
     control = ControlServer(options.home, desk)
     control.hold()  # before anything in the home is touched: another daemon may live there
     try:
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(control.stop)
             ready.clear(options.home)
-            process = await _start(options, stack)
-            await _live(process, control, desk, stop, stack)
+            process = await _unless_told(_start(options, stack), notices)
+            farewell = await _live(process, control, desk, notices, stack) if process is not None else None
     except BaseExceptionGroup as group:
         raise _first(group) from group
-    return 0
+    assert notices.told is not None
+    click.echo(f"left: {notices.told.reason}{'' if farewell is None else farewell.text()}", err=True)
+    if notices.told.kind is not Kind.PREEMPT:
+        return 0
+    return EXIT_PREEMPTED if farewell is None or farewell.clean else EXIT_PREEMPTED_INCOMPLETE
+
+
+async def _unless_told(starting: Coroutine[Any, Any, Process], notices: Notices) -> Process | None:
+    """What `starting` gives, or None when a notice says go before it is done: there is nothing to bring home yet."""
+    async with asyncio.TaskGroup() as tasks:
+        started, told = tasks.create_task(starting), tasks.create_task(notices.wait())
+        await asyncio.wait({started, told}, return_when=asyncio.FIRST_COMPLETED)
+        told.cancel()
+        if not started.done():
+            started.cancel()
+    return None if started.cancelled() else started.result()
 
 
 async def _start(options: NodeOptions, stack: contextlib.AsyncExitStack) -> Process:
@@ -143,14 +168,20 @@ async def _start(options: NodeOptions, stack: contextlib.AsyncExitStack) -> Proc
 
 
 async def _live(
-    process: Process, control: ControlServer, desk: Desk, stop: asyncio.Event, stack: contextlib.AsyncExitStack
-) -> None:
+    process: Process, control: ControlServer, desk: Desk, notices: Notices, stack: contextlib.AsyncExitStack
+) -> Farewell | None:
     """The node, or for a bootstrap nothing but the directory; a transport beyond repair ends either."""
     options, telemetry = process.options, process.telemetry
     node = None if options.bootstrap_only else _node(process, await _saving(process), stack)
     if node is None:
         telemetry.readiness = lambda: (True, "bootstrap")
     desk.open(process, node)
+
+    def give(notice: Notice) -> None:
+        if notices.give(notice):
+            fields = {"source": notice.source, "kind": notice.kind, "left_s": notice.deadline_s, "id": notice.id}
+            telemetry.event("notice.received", level="warning", **fields, reason=notice.reason)
+
     socket = await control.start()
     peer = process.transport.peer_id
     addresses = tuple(f"{address}/p2p/{peer}" for address in await process.transport.addresses())
@@ -168,9 +199,20 @@ async def _live(
     async with asyncio.TaskGroup() as tasks:
         failing = tasks.create_task(process.transport.wait_failed())
         attending = tasks.create_task(Supervisor().attend(lambda: telemetry.readiness()[1]))
-        await (stop.wait() if node is None else node.run(stop, options.stage))
+        watcher = await watched(options.notice, options.notice_url, SystemClock(), telemetry, stack)
+        watching = tasks.create_task(watcher.run(give)) if watcher is not None else None
+        farewell = None
+        if node is None:
+            await notices.wait()
+        else:
+            farewell = await node.run(notices, options.stage)
+        if watching is not None and watcher is not None:
+            watching.cancel()
+            assert notices.told is not None
+            await acknowledge(watcher, notices.told, telemetry)
         failing.cancel()
         attending.cancel()
+    return farewell
 
 
 async def _saving(process: Process) -> Saving:

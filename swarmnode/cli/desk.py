@@ -13,6 +13,7 @@ from swarmnode.manifest import Manifest
 from swarmnode.metrics.exporter import PrometheusTelemetry
 from swarmnode.metrics.recent import Recent
 from swarmnode.node.node import Node
+from swarmnode.node.notice import Notices
 from swarmnode.transport.directory import DhtDirectory
 from swarmnode.transport.libp2p import Libp2pTransport
 from swarmnode.wire import control_pb2, record_pb2
@@ -36,9 +37,9 @@ class Process:
 class Desk:
     """control.service.Api of one daemon. Before `open` every question is answered by Unavailable."""
 
-    def __init__(self, options: NodeOptions, stop: asyncio.Event) -> None:
+    def __init__(self, options: NodeOptions, notices: Notices) -> None:
         self._options = options
-        self._stop = stop
+        self._notices = notices
         self._process: Process | None = None
         self._node: Node | None = None
         self._started_s = asyncio.get_running_loop().time()
@@ -72,4 +73,4 @@ class Desk:
         if self._node is not None:
             self._node.final = checkpoint
         self.process.telemetry.event("control.leave", reason=reason)
-        self._stop.set()
+        self._notices.leave(reason)

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import click
 
-from swarmnode.cli.options import BOOTSTRAP, FOLDER, HOST, LISTEN, PORT, RUN, STAGE, NodeOptions
+from swarmnode.cli.duration import Duration
+from swarmnode.cli.options import BOOTSTRAP, FOLDER, HOST, LISTEN, PORT, RUN, STAGE, URL, NodeOptions
 from swarmnode.local.place import default_cache, default_home
+from swarmnode.node.notice import GRACE_S
 
 
 @click.command(short_help="join a run with this machine")
@@ -25,6 +27,28 @@ from swarmnode.local.place import default_cache, default_home
 @click.option("--resume", default="", metavar="URL", help="Start from the newest checkpoint there.")
 @click.option("--resume-other", is_flag=True, help="Also from one of another run with the same model.")
 @click.option("--cache", type=FOLDER, help="Folder of tokens.  [default: ~/.cache/swarmnode]")
+@click.option(
+    "--notice",
+    type=click.Choice(["auto", "aws", "gcp", "azure", "none"]),
+    default="auto",
+    show_default=True,
+    envvar="SWARMNODE_NOTICE",
+    help="Cloud that says when it takes this machine away; auto: the one this machine is of.",
+)
+@click.option(
+    "--notice-url",
+    type=URL,
+    envvar="SWARMNODE_NOTICE_URL",
+    help="Where its metadata service is; `swarmnode fake-metadata` is one to rehearse with.",
+)
+@click.option(
+    "--grace",
+    type=Duration(),
+    default=GRACE_S,
+    show_default="30s",
+    envvar="SWARMNODE_GRACE",
+    help="Time between SIGTERM and SIGKILL on this machine.",
+)
 def command(
     words: tuple[str, ...],
     run: str | None,
@@ -39,6 +63,9 @@ def command(
     resume: str,
     resume_other: bool,
     cache: Path | None,
+    notice: str,
+    notice_url: str | None,
+    grace: float,
 ) -> int:
     """Join the run that INVITE (a line of `swarmnode invite`) is for, train until told to leave.
 
@@ -46,8 +73,10 @@ def command(
     and without arguments it is taken from SWARMNODE_INVITE. Without an invite: give --run and a BOOTSTRAP, a multiaddr
     that ends in /p2p/PEER_ID.
 
-    SIGTERM and Ctrl-C leave cleanly: what is held is finished, the stage is saved in the home. The second one exits at
-    once. Says on stderr where its metrics and its control socket are.
+    SIGTERM and Ctrl-C leave cleanly: what is held is finished, what was learnt is passed on, the stage is saved in the
+    home. The second one exits at once. A cloud's notice that the machine will be taken away does the same within the
+    time it gives; exit code 30 then says that nothing was lost, 31 that something was. Says on stderr where its metrics
+    and its control socket are.
 
     URL is a folder (one that nodes share, for a run on several machines) or s3://BUCKET/PREFIX, with keys and endpoint
     from the environment. A stage that nobody serves is read from the checkpoint; everything else comes from peers.
@@ -84,6 +113,9 @@ def command(
         checkpoints=checkpoints,
         resume=resume,
         resume_other=resume_other,
+        notice=notice,
+        notice_url=notice_url,
+        grace_s=grace,
     )
     return launch(options, tell)
 

@@ -22,6 +22,7 @@ VERBS: Mapping[str, str] = {
     "coordinator": "show a run on one page, and be its meeting point",
     "invite": "one line that lets others join a run",
     "status": "what the node on this machine does",
+    "fake-metadata": "play a cloud that takes machines away, to rehearse with",
     "export": "make a Hugging Face model of a run's saved stages",
     "simulate": "a whole swarm in virtual time, in a storm drawn from a seed",
     "plan": "stages, speed, days and traffic of a fleet",
@@ -38,7 +39,7 @@ class Verbs(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in VERBS:
             return None
-        found = importlib.import_module(f"swarmnode.cli.{cmd_name}").command
+        found = importlib.import_module(f"swarmnode.cli.{cmd_name.replace('-', '_')}").command
         assert isinstance(found, click.Command)
         return found
 

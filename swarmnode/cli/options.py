@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from swarmnode.node.notice import GRACE_S
+
 if TYPE_CHECKING:
     from swarmnode.membership.invite import Invite
 
@@ -27,7 +29,9 @@ class NodeOptions:
     `run` is the path of a signed manifest or a run id of 64 hex digits (then the manifest comes from a bootstrap).
     `checkpoints` is where it saves the run ("": where the manifest says), `resume` what it starts from.
     `home` is the node's own folder: identity key, events.jsonl, control socket, saved state. `stage` None lets it
-    choose. `invite` says whose run it is, and may hold leave to take part.
+    choose. `invite` says whose run it is, and may hold leave to take part. `notice` is the cloud whose notices of
+    preemption are watched, at `notice_url` instead of the cloud's own address; `grace_s` is the time between SIGTERM
+    and SIGKILL.
     """
 
     run: str
@@ -47,6 +51,9 @@ class NodeOptions:
     checkpoints: str = ""
     resume: str = ""
     resume_other: bool = False
+    notice: str = "none"
+    notice_url: str | None = None
+    grace_s: float = GRACE_S
 
 
 def check_listen(text: str) -> str:
@@ -117,6 +124,13 @@ def _check_port(text: str) -> None:
         raise ValueError(f"port {text[:20]!r} is not between 0 and {PORT_MAX}")
 
 
+def check_url(text: str) -> str:
+    """`text`, the base URL of a metadata service: http://HOST[:PORT]. Raises ValueError."""
+    if not re.match(r"https?://[^/\s?#]+/?\Z", text):
+        raise ValueError("say http://HOST:PORT, as `swarmnode fake-metadata` prints it")
+    return text.rstrip("/")
+
+
 class Checked(click.ParamType[str]):
     """A parameter that one of the checks above accepts."""
 
@@ -137,6 +151,7 @@ BOOTSTRAP = Checked("multiaddr", check_bootstrap)
 RUN = Checked("run", check_run)
 HOST = Checked("ip", check_ip)
 OWN_RUN = Checked("run", check_own_run)
+URL = Checked("url", check_url)
 FOLDER = click.Path(file_okay=False, path_type=Path)
 PORT = click.IntRange(0, PORT_MAX)
 STAGE = click.IntRange(0, STAGES_MAX - 1)

@@ -126,20 +126,37 @@ class Gossip:
         self._meeting: _Meeting | None = None
         self._met = asyncio.Condition()
         self.finished = asyncio.Event()  # set after each round; whoever waits clears it
+        self._resting = False
+        self._idle = asyncio.Event()  # no round is under way
+        self._idle.set()
 
     def progressed(self) -> None:
         """The run's sample count grew: look whether a round is due."""
         self._wake.set()
 
+    @property
+    def exchange_s(self) -> float:
+        """What an exchange with a partner takes, smoothed; 0 before the first."""
+        return self._pace.exchange_s
+
+    async def rest(self) -> None:
+        """Begin no round any more; returns when the one under way is over."""
+        self._resting = True
+        await self._idle.wait()
+
     async def run(self) -> None:
         """Round after round until cancelled. A newcomer begins at the pace of those who are here."""
         here = self._swarm().stages[self._stage]
         self.stride = max((member.round_stride for member in here), default=1)
-        while True:
+        while not self._resting:
             due, _ = self._rounds.due(self._samples_total(), self.done, self.stride)
             if due is not None:
-                await self._round(due)
-                self._keep_pace()
+                self._idle.clear()
+                try:
+                    await self._round(due)
+                    self._keep_pace()
+                finally:
+                    self._idle.set()
                 continue
             self._wake.clear()
             await self._wake.wait()

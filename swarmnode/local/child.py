@@ -13,7 +13,7 @@ from pathlib import Path
 
 import swarmnode
 from swarmnode.control.client import ControlClient
-from swarmnode.errors import LocalFault, SwarmnodeError
+from swarmnode.errors import EXIT_PREEMPTED, EXIT_PREEMPTED_INCOMPLETE, LocalFault, SwarmnodeError
 from swarmnode.local import leash, ready
 from swarmnode.local.ready import Ready
 from swarmnode.wire.control_pb2 import StatusReply
@@ -43,6 +43,7 @@ class NodePlan:
     dashboard_port: int | None = None  # of the page a bootstrap shows; None: no page
     checkpoints: str = ""
     resume: str = ""
+    flags: tuple[str, ...] = ("--notice", "none")  # of `join`; many nodes on one machine would all be told
 
 
 def node_command(plan: NodePlan) -> list[str]:
@@ -54,7 +55,7 @@ def node_command(plan: NodePlan) -> list[str]:
     if plan.bootstrap:
         return [*command, "bootstrap", str(plan.manifest), *common]
     stage = [] if plan.stage is None else ["--stage", str(plan.stage)]
-    join = ["join", *plan.bootstraps, "--run", str(plan.manifest), "--cache", str(plan.cache)]
+    join = ["join", *plan.bootstraps, "--run", str(plan.manifest), "--cache", str(plan.cache), *plan.flags]
     saving = ["--checkpoints", plan.checkpoints] if plan.checkpoints else []
     resuming = ["--resume", plan.resume, "--resume-other"] if plan.resume else []
     return [*command, *join, *stage, *common, *saving, *resuming]
@@ -194,6 +195,8 @@ def explain(code: int, last_line: str) -> str:
     """How a process ended, from its return code and the last line of its stderr."""
     if code == 0:
         return "left"
+    if code in (EXIT_PREEMPTED, EXIT_PREEMPTED_INCOMPLETE):
+        return "preempted" if code == EXIT_PREEMPTED else f"preempted, incomplete: {last_line}"
     how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit {code}"
     return f"{how}: {last_line}" if last_line else how
 

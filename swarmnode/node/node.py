@@ -13,11 +13,13 @@ from swarmnode.ids import PeerId, RunId, seeded
 from swarmnode.manifest import Manifest
 from swarmnode.metrics import name
 from swarmnode.node.arrival import Arrival
+from swarmnode.node.drain import Farewell, Parts, drain, duties
 from swarmnode.node.feeding import feeding
 from swarmnode.node.lifecycle import ready_to_serve
 from swarmnode.node.line import Line
 from swarmnode.node.measuring import measuring
 from swarmnode.node.moving import Brought, Moving, costs
+from swarmnode.node.notice import Notice, Notices
 from swarmnode.node.presence import Presence
 from swarmnode.node.probe import probing
 from swarmnode.node.rollcall import RollCall
@@ -38,7 +40,7 @@ from swarmnode.wire import record_pb2
 
 Part = TypeVar("Part")
 
-DRAIN_S = 8.0  # guess: what is held is finished within this; a microbatch takes a second or two at the demo's size
+DRAIN_S = 8.0  # guess: before a move, what is held is finished within this
 MEASURE_SHARE = 0.2  # guess: of the announce period, between two looks at bytes by kind
 
 
@@ -119,21 +121,25 @@ class Node:
 
     # ---- life
 
-    async def run(self, stop: asyncio.Event, stage: int | None = None) -> None:
-        """Live until `stop` is set, then leave: finish what is held, save, say goodbye. `stage` None: the neediest.
+    async def run(self, notices: Notices, stage: int | None = None) -> Farewell:
+        """Live until a notice says go, then leave within its time. `stage` None: the neediest.
 
         Raises Unavailable when the stage's state is nowhere to be had, LocalFault when this machine fails.
         """
+        farewell: Farewell | None = None
         try:
             async with asyncio.TaskGroup() as tasks:
                 living = tasks.create_task(self._live(tasks, stage))
-                await stop.wait()
+                notices.advised = lambda advice: self._prepare(tasks)
+                notice = await notices.wait()
                 self._leaving = True
                 (self._turn or living).cancel()
-                await self._leave()
+                farewell = await self._leave(notices, notice)
                 raise _Stopped
         except* _Stopped:
             pass
+        assert farewell is not None
+        return farewell
 
     async def _live(self, tasks: asyncio.TaskGroup, stage: int | None) -> None:
         """Choose a stage and serve it, then the next one, until cancelled."""
@@ -334,28 +340,31 @@ class Node:
         presence.heard_blocks = self.feeder.heard
         tasks.create_task(feeding(self.feeder, gossip, self.samples_total, done, self._world.saving.resume is not None))
 
-    async def _leave(self) -> None:
-        """Refuse new work, finish what is held, save, say goodbye; what does not fit in the time is cut, and said."""
-        loop = asyncio.get_running_loop()
-        held = len(self._backlog) if self._backlog is not None else 0
+    async def _leave(self, notices: Notices, notice: Notice) -> Farewell:
+        """Refuse new work, then bring home what fits in the time (drain.py)."""
+        farewell, tasks = Farewell(notice), []
+        self._telemetry.event("node.draining", source=notice.source, reason=notice.reason, left_s=notices.left_s())
         if self.stage is not None:
-            self.presence.set_state(record_pb2.NODE_STATE_DRAINING, "told to go")
-            self._telemetry.event("node.draining", held=held)
-        try:
-            async with asyncio.timeout_at(loop.time() + DRAIN_S):
-                await self._finish("this node is leaving")
-        except TimeoutError:
-            held = len(self._backlog) if self._backlog is not None else 0
-            self._telemetry.event("node.draining", level="warning", cut=held, reason=f"not done in {DRAIN_S:g} s")
-        if self._replica is not None and self.gossip is not None and self.stage is not None:
-            await self._world.save(self._replica, self.stage, self.gossip.done, self.samples_total())
-            self._telemetry.event("state.saved", round=self.gossip.done, samples_total=self.samples_total())
-        if self._saver is not None and self.final:
+            self.presence.set_state(record_pb2.NODE_STATE_DRAINING, notice.reason)
+        if self._backlog is not None and self._replica is not None and self.gossip is not None:
+            parts = Parts(self._replica, self.gossip, self._backlog, self.feeder, self._save)
+            parts.refuse()
+            tasks = duties(parts, farewell)
+        await drain(farewell, tasks, notices, self.presence, self._telemetry)
+        farewell.tell(self._telemetry)
+        return farewell
+
+    def _prepare(self, tasks: asyncio.TaskGroup) -> None:
+        """This machine may be taken away soon, perhaps without another word: have the stage on disk."""
+        if self._replica is not None and self.gossip is not None:
+            tasks.create_task(self._save())
+
+    async def _save(self) -> None:
+        assert self._replica is not None and self.gossip is not None and self.stage is not None
+        await self._world.save(self._replica, self.stage, self.gossip.done, self.samples_total())
+        self._telemetry.event("state.saved", round=self.gossip.done, samples_total=self.samples_total())
+        if self._leaving and self._saver is not None and self.final:
             await self._saver.save(self.final, alone=True)
-        if self.stage is not None:
-            self.presence.set_state(record_pb2.NODE_STATE_LEFT, "told to go")
-            await self.presence.announce()
-        self._telemetry.event("node.left")
 
     async def _finish(self, reason: str) -> None:
         """Refuse new work for `reason`; returns when all that is held is done."""

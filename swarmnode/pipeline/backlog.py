@@ -60,9 +60,15 @@ class Backlog:
         self._empty = asyncio.Event()
         self._empty.set()
         self.refusing: str | None = None  # why no new microbatch is taken (draining)
+        self.finished = 0  # microbatches answered, ever
 
     def __len__(self) -> int:
         return sum(self._by_position.values())
+
+    @property
+    def seconds(self) -> float:
+        """What a microbatch takes here, there and back, smoothed."""
+        return self._seconds
 
     async def empty(self) -> None:
         """Returns when nothing is held."""
@@ -122,6 +128,7 @@ class Backlog:
                 self._unknown, self._first_s, self._seconds = False, None, loop.time() - begun
             self._seconds += 0.1 * (loop.time() - begun - self._seconds)
             self._keep(key, held, answer)
+            self.finished += 1
             held.answer.set_result(answer)
         except SwarmnodeError as error:
             if held.committed:

@@ -80,6 +80,7 @@ class Feeder:
         self._pending: deque[_Piece] = deque()
         self._left: dict[int, int] = {}  # block -> microbatches not yet done
         self._under_way = 0
+        self.finished = 0  # microbatches whose gradient came back, ever
         self._changed = asyncio.Event()
         self._drained = asyncio.Event()
         self.window = Window(manifest.pipeline.stages + 1, manifest.pipeline.window_max)
@@ -109,10 +110,19 @@ class Feeder:
             self._under_way += 1
             tasks.create_task(self._carry(self._next()))
 
-    async def drain(self) -> None:
-        """Start nothing new; returns when all that is under way came back."""
+    @property
+    def under_way(self) -> int:
+        """Microbatches started and not back yet."""
+        return self._under_way
+
+    def stop(self) -> None:
+        """Start nothing new."""
         self.draining = True
         self._changed.set()
+
+    async def drain(self) -> None:
+        """Start nothing new; returns when all that is under way came back."""
+        self.stop()
         if self._running:
             await self._drained.wait()
 
@@ -210,6 +220,7 @@ class Feeder:
 
     def _done(self, piece: _Piece, carried: Carried, seconds: float) -> None:
         now, tokens = asyncio.get_running_loop().time(), carried.tokens
+        self.finished += 1
         self.window.completed(seconds, carried.queued_s, self._machines())
         self.loss.add(carried.loss_sum / max(1, tokens))
         self.done += 1

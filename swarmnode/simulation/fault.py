@@ -93,7 +93,7 @@ async def take_away(world: World, victims: Sequence[Inhabitant], notice_s: float
     """They are told, then killed when the notice is over; replacements come."""
     if notice_s > 0.0:
         for victim in victims:
-            victim.leave()
+            victim.leave(notice_s)
         await asyncio.sleep(notice_s)
     for victim in victims:
         if victim.alive:

@@ -11,9 +11,12 @@ from typing import TYPE_CHECKING, Any
 from swarmnode.errors import LocalFault, Unavailable
 from swarmnode.identity import Identity
 from swarmnode.ids import digest, seeded
+from swarmnode.node.drain import Farewell
 from swarmnode.node.greeting import Greeting
 from swarmnode.node.node import Node
 from swarmnode.node.node import World as Ports
+from swarmnode.node.notice import GRACE_S, Notice, Notices
+from swarmnode.node.notice import Kind as NoticeKind
 from swarmnode.ports import Replica
 from swarmnode.simulation.clock import owned
 from swarmnode.simulation.directory import SimDirectory
@@ -68,7 +71,8 @@ class Inhabitant:
         self.transport: SimTransport | None = None
         self.plug: Plug | None = None
         self.serving_since: float | None = None
-        self._stop = asyncio.Event()
+        self._notices = Notices()
+        self.farewell: Farewell | None = None  # how its last life ended, when it left of itself
 
     # ---- its life
 
@@ -78,7 +82,8 @@ class Inhabitant:
         world, kind = self.world, self.kind
         self.alive, self.leaving = True, False
         self.lives += 1
-        self._stop = asyncio.Event()
+        self._notices = Notices()
+        self.farewell = None
         context = owned(self.label)
         self.plug = world.network.plug(self.label, self.identity.peer_id, kind.address, kind.up, kind.down)
         self.plug.context = context
@@ -115,7 +120,7 @@ class Inhabitant:
         world = self.world
         why: str | None = None
         try:
-            await node.run(self._stop, stage)
+            self.farewell = await node.run(self._notices, stage)
         except* (Unavailable, LocalFault) as group:
             why = _leaf(group)
         except* Exception as group:  # noqa: BLE001  anything else is a bug of the node
@@ -144,12 +149,16 @@ class Inhabitant:
         if self.task is not None:
             self.task.cancel()
 
-    def leave(self) -> None:
-        """SIGTERM."""
+    def leave(self, notice_s: float | None = None) -> None:
+        """SIGTERM, or with `notice_s` word that the machine will be taken away by then."""
         if self.alive:
             self.leaving = True
-            # set in the node's own context, as a signal handler of its process would
-            self.world.loop.call_soon(self._stop.set, context=owned(self.label))
+            if notice_s is None:
+                notice = Notice("signal", NoticeKind.LEAVE, GRACE_S, "SIGTERM")
+            else:
+                notice = Notice("simulation", NoticeKind.PREEMPT, notice_s, "preempted")
+            # given in the node's own context, as a signal handler of its process would
+            self.world.loop.call_soon(self._notices.give, notice, context=owned(self.label))
 
     def freeze(self) -> None:
         """SIGSTOP."""

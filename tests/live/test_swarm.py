@@ -16,8 +16,8 @@ import psutil
 import pytest
 
 from swarmnode import manifest as manifests
-from swarmnode.local.child import Child
-from swarmnode.local.fleet import Fleet, FleetPlan
+from swarmnode.local.child import Child, node_command
+from swarmnode.local.fleet import Command, Fleet, FleetPlan
 from swarmnode.local.summary import count, totals
 from swarmnode.manifest import PRESETS, SIGNED_FILE
 from swarmnode.metrics import name
@@ -29,13 +29,21 @@ BOUND_S = 90.0  # for one condition, on a machine that others load
 class Swarm:
     """Four nodes in two stages, and the bounds within which they must do what is waited for."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, nodes: int = 4, command: Command = node_command) -> None:
         preset = PRESETS["tiny"]
         manifests.init(folder, preset)
         manifests.sign_folder(folder)
         self.notes: list[str] = []
         self.fleet = Fleet(
-            FleetPlan(folder, folder / SIGNED_FILE, 4, preset.pipeline.stages, folder / "cache", preset.seed),
+            FleetPlan(
+                folder,
+                folder / SIGNED_FILE,
+                nodes,
+                preset.pipeline.stages,
+                folder / "cache",
+                preset.seed,
+                command=command,
+            ),
             self.notes.append,
         )
         self.started: list[psutil.Process] = []

@@ -16,8 +16,10 @@ from swarmnode.ids import PeerId, RunId
 from swarmnode.manifest import GossipSpec, InnerSpec, LimitsSpec, Manifest, ModelSpec, PipelineSpec
 from swarmnode.node import probe
 from swarmnode.node.compute import ThreadCompute
+from swarmnode.node.drain import Farewell
 from swarmnode.node.greeting import Greeting
 from swarmnode.node.node import Node, World
+from swarmnode.node.notice import Kind, Notices
 from swarmnode.node.replica import TorchReplica
 from swarmnode.node.saver import Saving
 from swarmnode.ports import Replica, Tape, WireTensor
@@ -82,8 +84,8 @@ class Villager:
     node: Node
     transport: MemoryTransport
     quiet: Quiet
-    stop: asyncio.Event = field(default_factory=asyncio.Event)
-    task: asyncio.Task[None] | None = None
+    notices: Notices = field(default_factory=Notices)
+    task: asyncio.Task[Farewell] | None = None
     saved: list[tuple[int, int, int]] = field(default_factory=list)
     replica: Recording | None = None
 
@@ -139,7 +141,7 @@ class Village:
             saving=self.saving,
         )
         villager = Villager(Node(self.run, RUN, world), transport, quiet, saved=saved)
-        villager.task = asyncio.get_running_loop().create_task(villager.node.run(villager.stop, stage))
+        villager.task = asyncio.get_running_loop().create_task(villager.node.run(villager.notices, stage))
         self.people.append(villager)
         return villager
 
@@ -149,7 +151,7 @@ class Village:
         for feeding in (True, False):
             group = [p for p in living if (p.node.stage == 0) is feeding]
             for person in group:
-                person.stop.set()
+                person.notices.leave("the test is over", Kind.STOP)
             await asyncio.gather(*(p.task for p in group if p.task is not None))
 
     async def until(self, condition: Callable[[], bool], what: str, timeout_s: float = 60.0) -> None:

@@ -22,6 +22,7 @@ HOMES = {
     "prometheus_client": ("swarmnode.metrics.exporter",),
     "tokenizers": ("swarmnode.data.tokens",),
     "safetensors": ("swarmnode.model.export",),
+    "aiohttp": ("swarmnode.cloud",),
     "transformers": (),
     "rich": ("swarmnode.cli", "swarmnode.local"),
     "click": ("swarmnode.cli",),

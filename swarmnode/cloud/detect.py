@@ -1,0 +1,74 @@
+"""Which cloud this machine is of: by its firmware's own words, so that outside of clouds nothing is sent anywhere."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+
+from swarmnode.cloud.client import Metadata
+from swarmnode.cloud.watch import AZURE_HEADERS, AZURE_NAME, GCP_HEADERS, GCP_INSTANCE, Aws, Azure, Gcp, Watcher
+from swarmnode.errors import RemoteFault, Unavailable
+from swarmnode.ports import Clock, Telemetry
+
+DMI = Path("/sys/class/dmi/id")
+DMI_FIELDS = ("sys_vendor", "bios_vendor", "board_vendor", "product_name", "chassis_asset_tag")
+AZURE_ASSET_TAG = "7783-7084-3265-9085-8269-3286-77"  # Hyper-V at home has Microsoft's name but not this tag
+PROBE_TIMEOUT_S = 2.0  # guess: a metadata service is a millisecond away
+CLOUDS = ("aws", "gcp", "azure")
+
+
+def read_dmi(folder: Path = DMI) -> dict[str, str]:
+    """What the firmware says of the machine; nothing where there is no such folder."""
+    found = {}
+    for field in DMI_FIELDS:
+        try:
+            found[field] = (folder / field).read_text(errors="replace").strip()
+        except OSError:
+            continue
+    return found
+
+
+def by_dmi(dmi: Mapping[str, str]) -> str | None:
+    """The cloud whose firmware says so, or None."""
+    if dmi.get("chassis_asset_tag") == AZURE_ASSET_TAG:
+        return "azure"
+    vendors = [dmi.get(field, "").lower() for field in DMI_FIELDS]
+    if any(vendor.startswith("amazon") for vendor in vendors):
+        return "aws"
+    if any(vendor.startswith("google") for vendor in vendors):
+        return "gcp"
+    return None
+
+
+async def by_asking(metadata: Metadata) -> str | None:
+    """The first of CLOUDS that answers at `metadata`, or None within PROBE_TIMEOUT_S."""
+    async with asyncio.TaskGroup() as tasks:
+        asked = [(cloud, tasks.create_task(_answers(metadata, cloud))) for cloud in CLOUDS]
+    return next((cloud for cloud, answer in asked if answer.result()), None)
+
+
+async def _answers(metadata: Metadata, cloud: str) -> bool:
+    method, path, headers = {
+        "aws": ("PUT", "latest/api/token", {"X-aws-ec2-metadata-token-ttl-seconds": "60"}),
+        "gcp": ("GET", f"{GCP_INSTANCE}/preempted", GCP_HEADERS),
+        "azure": ("GET", AZURE_NAME, AZURE_HEADERS),
+    }[cloud]
+    try:
+        answer = await metadata.ask(method, path, headers, timeout_s=PROBE_TIMEOUT_S)
+    except (RemoteFault, Unavailable):
+        return False
+    return answer.status == 200
+
+
+def watcher_of(cloud: str, metadata: Metadata, clock: Clock, telemetry: Telemetry) -> Watcher:
+    """The watcher for one of CLOUDS."""
+    match cloud:
+        case "aws":
+            return Aws(metadata, clock, telemetry)
+        case "gcp":
+            return Gcp(metadata, telemetry)
+        case "azure":
+            return Azure(metadata, clock, telemetry)
+        case _:
+            raise AssertionError(f"no cloud {cloud!r}")

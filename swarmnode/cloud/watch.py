@@ -1,0 +1,201 @@
+"""Watching a cloud for word that this machine will be taken away. What each cloud says is read in node/notice.py."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+from swarmnode.cloud.client import Metadata, Response
+from swarmnode.errors import RemoteFault, Unavailable
+from swarmnode.node import notice
+from swarmnode.node.notice import Notice
+from swarmnode.ports import Clock, Telemetry
+
+TIMEOUT_S = 5.0  # guess: these services answer in milliseconds
+PAUSE_MAX_S = 60.0  # guess: how rarely a service that fails is asked, at last
+PAUSE_GROWTH = 2.0
+
+AWS_PERIOD_S = 5.0  # AWS: "we recommend that you check every 5 seconds"
+AWS_TOKEN_TTL_S = 300  # of 1 to 21600
+AWS_TOKEN_SHARE = 0.75  # of its time to live, until a new one is fetched
+GCP_HANG_S = 60.0  # how long one question waits for a change
+GCP_PERIOD_S = 1.0  # between two questions: an emulator may answer at once
+AZURE_PERIOD_S = 1.0  # Azure: "once per second"
+AZURE_FIRST_S = 130.0  # Azure: the first answer may take two minutes
+AZURE_EVENTS = "metadata/scheduledevents?api-version=2020-07-01"
+AZURE_NAME = "metadata/instance/compute/name?api-version=2021-02-01&format=text"
+AZURE_MACHINE = re.compile(r"[\w.-]{1,128}\Z")
+AZURE_HEADERS = {"Metadata": "true"}
+GCP_HEADERS = {"Metadata-Flavor": "Google"}
+GCP_INSTANCE = "computeMetadata/v1/instance"
+
+Give = Callable[[Notice], object]
+
+
+class Watcher(Protocol):
+    """One cloud's watcher."""
+
+    source: str
+
+    async def run(self, give: Give) -> None:
+        """Give every notice there is, until cancelled."""
+        ...
+
+    async def acknowledge(self, told: Notice) -> bool:
+        """Tell the cloud that this machine is ready to go now. Whether there was anything to tell."""
+        ...
+
+
+class Aws:
+    """EC2 spot: the interruption notice and the rebalance recommendation, with IMDSv2 tokens."""
+
+    source = "aws"
+
+    def __init__(self, metadata: Metadata, clock: Clock, telemetry: Telemetry, period_s: float = AWS_PERIOD_S) -> None:
+        self._metadata = metadata
+        self._clock = clock
+        self._telemetry = telemetry
+        self._period_s = period_s
+        self._token = ""
+        self._token_until = 0.0
+
+    async def run(self, give: Give) -> None:
+        await asking(lambda: self._look(give), self._period_s, self._telemetry, self.source)
+
+    async def acknowledge(self, told: Notice) -> bool:
+        return False
+
+    async def _look(self, give: Give) -> None:
+        action = await self._get("latest/meta-data/spot/instance-action")
+        found = notice.aws_action(action.status, action.body, self._clock.unix_s())
+        if found is None:
+            advice = await self._get("latest/meta-data/events/recommendations/rebalance")
+            found = notice.aws_rebalance(advice.status, advice.body)
+        if found is not None:
+            give(found)
+
+    async def _get(self, path: str) -> Response:
+        for _ in range(2):
+            token = await self.token()
+            headers = {"X-aws-ec2-metadata-token": token}
+            answer = await self._metadata.ask("GET", path, headers, timeout_s=TIMEOUT_S)
+            if answer.status != 401:
+                break
+            self._token = ""  # expired before its time
+        return answer
+
+    async def token(self) -> str:
+        """A session token, kept for a part of its time to live. Raises RemoteFault when none is given."""
+        now = asyncio.get_running_loop().time()
+        if not self._token or now >= self._token_until:
+            headers = {"X-aws-ec2-metadata-token-ttl-seconds": str(AWS_TOKEN_TTL_S)}
+            answer = await self._metadata.ask("PUT", "latest/api/token", headers, timeout_s=TIMEOUT_S)
+            token = answer.body.strip()
+            if answer.status != 200 or not token.isascii() or not token.isprintable() or not token:
+                raise RemoteFault(f"api/token answers HTTP {answer.status} and no token: is IMDS switched off?")
+            self._token, self._token_until = token, now + AWS_TOKEN_SHARE * AWS_TOKEN_TTL_S
+        return self._token
+
+
+class Gcp:
+    """Compute Engine: `preempted` and `maintenance-event`, each by a question that waits for a change."""
+
+    source = "gcp"
+
+    def __init__(
+        self, metadata: Metadata, telemetry: Telemetry, period_s: float = GCP_PERIOD_S, hang_s: float = GCP_HANG_S
+    ) -> None:
+        self._metadata = metadata
+        self._telemetry = telemetry
+        self._period_s = period_s
+        self._hang_s = hang_s
+
+    async def run(self, give: Give) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            for key, read in (("preempted", notice.gcp_preempted), ("maintenance-event", notice.gcp_maintenance)):
+                tasks.create_task(self._watch(key, read, give))
+
+    async def acknowledge(self, told: Notice) -> bool:
+        return False
+
+    async def _watch(self, key: str, read: Callable[[int, str], Notice | None], give: Give) -> None:
+        etag = ""
+
+        async def look() -> None:
+            nonlocal etag
+            # The first question is answered at once; later ones when the value is not that of `etag` any more.
+            wait = f"?wait_for_change=true&timeout_sec={self._hang_s:.0f}&last_etag={etag}" if etag else ""
+            timeout_s = TIMEOUT_S + (self._hang_s if etag else 0.0)
+            known, etag = etag, ""  # after a failure ask anew, without waiting
+            answer = await self._metadata.ask("GET", f"{GCP_INSTANCE}/{key}{wait}", GCP_HEADERS, timeout_s=timeout_s)
+            if answer.headers.get("metadata-flavor") != "Google":
+                raise RemoteFault(f"instance/{key} is not answered by Google's metadata service")
+            found = read(answer.status, answer.body)
+            if found is not None and answer.headers.get("etag", "") != known:
+                give(found)
+            etag = answer.headers.get("etag", "")
+            if not etag.isascii() or not etag.replace("-", "").replace("_", "").isalnum():
+                etag = ""
+
+        await asking(look, self._period_s, self._telemetry, self.source)
+
+
+class Azure:
+    """Scheduled Events, of this machine only: a scale set tells everybody of everybody."""
+
+    source = "azure"
+
+    def __init__(
+        self, metadata: Metadata, clock: Clock, telemetry: Telemetry, period_s: float = AZURE_PERIOD_S
+    ) -> None:
+        self._metadata = metadata
+        self._clock = clock
+        self._telemetry = telemetry
+        self._period_s = period_s
+        self._machine = ""
+        self._first = True
+
+    async def run(self, give: Give) -> None:
+        await asking(lambda: self._look(give), self._period_s, self._telemetry, self.source)
+
+    async def acknowledge(self, told: Notice) -> bool:
+        if not told.id:
+            return False
+        body = json.dumps({"StartRequests": [{"EventId": told.id}]})
+        answer = await self._metadata.ask("POST", AZURE_EVENTS, AZURE_HEADERS, timeout_s=TIMEOUT_S, body=body)
+        if answer.status != 200:
+            raise RemoteFault(f"scheduledevents answers HTTP {answer.status} to our readiness")
+        return True
+
+    async def _look(self, give: Give) -> None:
+        if not self._machine:
+            answer = await self._metadata.ask("GET", AZURE_NAME, AZURE_HEADERS, timeout_s=TIMEOUT_S)
+            if answer.status != 200 or not AZURE_MACHINE.match(answer.body.strip()):
+                raise RemoteFault(f"compute/name answers HTTP {answer.status}: which machine this is, is not known")
+            self._machine = answer.body.strip()
+        timeout_s = AZURE_FIRST_S if self._first else TIMEOUT_S
+        answer = await self._metadata.ask("GET", AZURE_EVENTS, AZURE_HEADERS, timeout_s=timeout_s)
+        self._first = False
+        found, _ = notice.azure_events(answer.status, answer.body, self._machine, self._clock.unix_s())
+        if found is not None:
+            give(found)
+
+
+async def asking(look: Callable[[], Awaitable[None]], period_s: float, telemetry: Telemetry, source: str) -> None:
+    """`look` every `period_s` until cancelled. A service that fails is asked ever more rarely; each reason is told
+    once."""
+    pause_s, told = period_s, ""
+    while True:
+        try:
+            await look()
+        except (RemoteFault, Unavailable) as error:
+            if str(error) != told:
+                told = str(error)
+                telemetry.event("notice.unreadable", level="warning", source=source, reason=told)
+            pause_s = min(PAUSE_MAX_S, PAUSE_GROWTH * pause_s)
+        else:
+            pause_s = period_s
+        await asyncio.sleep(pause_s)

@@ -1,0 +1,61 @@
+"""Real nodes on machines that clouds take away: each cloud's notice is heard, answered, and survived."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from swarmnode.cloud.fake import FakeMetadata
+from swarmnode.local.child import Child, NodePlan, node_command
+from tests.live.test_swarm import Swarm, trains
+
+PLAYS = {"node-00": "aws", "node-01": "gcp", "node-02": "azure"}
+
+
+class WallClock:
+    def unix_s(self) -> float:
+        return time.time()
+
+
+def events(child: Child, event: str) -> list[dict[str, object]]:
+    lines = (child.plan.home / "events.jsonl").read_text().splitlines()
+    return [found["fields"] for line in lines if (found := json.loads(line))["event"] == event]
+
+
+def test_machines_are_taken_away_by_three_clouds(tmp_path: Path) -> None:
+    async def body() -> None:
+        fakes = {name: FakeMetadata(WallClock(), f"vm-{name}", 60.0) for name in PLAYS}
+        urls = {name: await fake.start() for name, fake in fakes.items()}
+
+        def command(plan: NodePlan) -> Sequence[str]:
+            if plan.name in PLAYS:
+                plan = dataclasses.replace(plan, flags=("--notice", PLAYS[plan.name], "--notice-url", urls[plan.name]))
+            return node_command(plan)
+
+        swarm = Swarm(tmp_path, nodes=5, command=command)
+        fleet = swarm.fleet
+        try:
+            assert await fleet.start(asyncio.Event())
+            await swarm.progress(128, "from the start")
+            for name in ("node-00", "node-02", "node-01"):
+                child = next(child for child in fleet.nodes if child.name == name)
+                await swarm.until(lambda child=child: trains(child), f"{name} trains")
+                await fakes[name].say("preempt")
+                await swarm.until(lambda child=child: child.reason != "", f"{name} leaves")
+                assert child.reason == "preempted", child.reason
+                last = events(child, "node.left")[-1]
+                assert last["cut"] == [] and last["finished"] == last["held"]
+                assert list(child.plan.home.glob("stage-*.safetensors")), "and has saved its stage"
+                await swarm.progress(64, f"after {name} was taken away")
+            assert len(fakes["node-02"].played.approved) == 1, "Azure was told that the machine may go"
+        finally:
+            await fleet.stop("the test is over")
+            await fleet.reap()
+            for fake in fakes.values():
+                await fake.close()
+
+    asyncio.run(body())

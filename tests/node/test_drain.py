@@ -1,0 +1,32 @@
+"""What leaving is made of, and what of it is cut when time is short."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarmnode.node.drain import plan
+
+SECONDS = st.integers(0, 1000).map(lambda n: n / 8)
+
+
+def twin(expected_s: list[float], left_s: float) -> int:
+    """How many steps fit, counted from the front."""
+    fit = 0
+    for count in range(len(expected_s) + 1):
+        if sum(expected_s[:count]) <= left_s:
+            fit = count
+    return fit
+
+
+@given(st.lists(SECONDS, max_size=5), SECONDS)
+def test_what_does_not_fit_is_cut_from_the_end(expected_s: list[float], left_s: float) -> None:
+    limits, reason = plan(expected_s, left_s)
+    fit = twin(expected_s, left_s)
+    assert len(limits) == (max(1, fit) if expected_s else 0), "the first is tried whatever it may take"
+    for index, limit in enumerate(limits[:fit]):
+        assert limit >= expected_s[index]
+        later = sum(expected_s[index + 1 : fit])
+        done = sum(expected_s[:index])
+        assert done + limit + later <= left_s + 1e-9, "a step may not use what later ones need"
+    assert (fit == len(expected_s)) is ("cut" not in reason and "only" not in reason)
