@@ -22,7 +22,7 @@ HOMES = {
     "prometheus_client": ("swarmnode.metrics.exporter",),
     "tokenizers": ("swarmnode.data.tokens",),
     "safetensors": ("swarmnode.model.export",),
-    "aiohttp": ("swarmnode.cloud",),
+    "aiohttp": ("swarmnode.cloud", "swarmnode.dashboard"),
     "transformers": (),
     "rich": ("swarmnode.cli", "swarmnode.local"),
     "click": ("swarmnode.cli",),
