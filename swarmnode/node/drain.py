@@ -155,7 +155,7 @@ class Parts:
 
     def finished(self) -> int:
         """Microbatches that came to their end here, ever."""
-        return self.backlog.finished + (self.feeder.finished if self.feeder is not None else 0)
+        return self.backlog.finished + (self.feeder.returned if self.feeder is not None else 0)
 
     def refuse(self) -> None:
         """From now on nothing new is begun."""

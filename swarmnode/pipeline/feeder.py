@@ -80,7 +80,7 @@ class Feeder:
         self._pending: deque[_Piece] = deque()
         self._left: dict[int, int] = {}  # block -> microbatches not yet done
         self._under_way = 0
-        self.finished = 0  # microbatches whose gradient came back, ever
+        self.returned = 0  # microbatches whose gradient came back, ever
         self._changed = asyncio.Event()
         self._drained = asyncio.Event()
         self.window = Window(manifest.pipeline.stages + 1, manifest.pipeline.window_max)
@@ -220,7 +220,7 @@ class Feeder:
 
     def _done(self, piece: _Piece, carried: Carried, seconds: float) -> None:
         now, tokens = asyncio.get_running_loop().time(), carried.tokens
-        self.finished += 1
+        self.returned += 1
         self.window.completed(seconds, carried.queued_s, self._machines())
         self.loss.add(carried.loss_sum / max(1, tokens))
         self.done += 1
