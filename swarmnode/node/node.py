@@ -15,7 +15,6 @@ from swarmnode.metrics import name
 from swarmnode.node.arrival import Arrival
 from swarmnode.node.drain import Farewell, Parts, drain, duties
 from swarmnode.node.feeding import feeding
-from swarmnode.node.lifecycle import ready_to_serve
 from swarmnode.node.line import Line
 from swarmnode.node.measuring import measuring
 from swarmnode.node.moving import Brought, Moving, costs
@@ -25,6 +24,7 @@ from swarmnode.node.probe import probing
 from swarmnode.node.rollcall import RollCall
 from swarmnode.node.saver import Saver, Subject
 from swarmnode.node.speed import Speed
+from swarmnode.node.syncing import syncing
 from swarmnode.node.world import World
 from swarmnode.pipeline.backlog import Backlog
 from swarmnode.pipeline.feeder import Feeder
@@ -42,6 +42,9 @@ Part = TypeVar("Part")
 
 DRAIN_S = 8.0  # guess: before a move, what is held is finished within this
 MEASURE_SHARE = 0.2  # guess: of the announce period, between two looks at bytes by kind
+
+
+GIVING = (record_pb2.NODE_STATE_TRAINING, record_pb2.NODE_STATE_DRAINING)
 
 
 class _Stopped(Exception):
@@ -115,7 +118,7 @@ class Node:
             self.line.serve(method, handler, tensor_bytes_max=tensor_bytes_max)
 
     async def _serve_process(self, peer: PeerId, call: Call) -> Answer:
-        if self.state not in (record_pb2.NODE_STATE_TRAINING, record_pb2.NODE_STATE_DRAINING):
+        if self.state not in GIVING:
             raise Unavailable("this node does not serve yet")
         return await _there(self.hop).serve(peer, call)
 
@@ -190,7 +193,7 @@ class Node:
             tasks.create_task(self._saver.run())
         tasks.create_task(self.rollcall.run())
         if newcomer:
-            await self._sync(gossip, stage)
+            await syncing(gossip, presence, stage, self.manifest.limits.announce_period_s, self._telemetry)
         if stage == 0:
             await self._start_feeding(tasks, hop, gossip, done)
         presence.set_state(record_pb2.NODE_STATE_TRAINING, "ready")
@@ -300,24 +303,6 @@ class Node:
         self._telemetry.event("stage.chosen", serves=stage, reason=reason)
         return stage
 
-    async def _sync(self, gossip: Gossip, stage: int) -> None:
-        """Receive one round at weight 0 before serving (design section 6)."""
-        begun = asyncio.get_running_loop().time()
-        self.presence.set_state(record_pb2.NODE_STATE_SYNCING, "state loaded")
-        while True:
-            gossip.finished.clear()
-            waited_s, received = asyncio.get_running_loop().time() - begun, not gossip.newcomer
-            ready, reason = ready_to_serve(self._swarm(), stage, self.me, received=received, waited_s=waited_s)
-            if ready:
-                gossip.newcomer = False
-                self._telemetry.event("node.state", state="synced", reason=reason)
-                return
-            try:
-                async with asyncio.timeout(self.manifest.limits.announce_period_s):
-                    await gossip.finished.wait()
-            except TimeoutError:
-                pass
-
     async def _start_feeding(self, tasks: asyncio.TaskGroup, hop: Hop, gossip: Gossip, done: int) -> None:
         presence = self.presence
         samples = await self._world.compute.run(Priority.OUTER, 0, self._world.samples)
@@ -379,7 +364,7 @@ class Node:
     async def _take_snapshot(self) -> Snapshot:
         """An immutable copy of the replica for a joiner. Raises Unavailable when there is none to give."""
         replica, gossip, stage = self._replica, self.gossip, self.stage
-        if replica is None or gossip is None or stage is None or self.state != record_pb2.NODE_STATE_TRAINING:
+        if replica is None or gossip is None or stage is None or self.state not in GIVING:
             raise Unavailable("this node has no state to give")
         while True:
             done = gossip.done

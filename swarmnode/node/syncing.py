@@ -1,0 +1,31 @@
+"""What a newcomer with its state does before it serves: it receives one round."""
+
+from __future__ import annotations
+
+import asyncio
+
+from swarmnode.gossip.exchange import Gossip
+from swarmnode.node.lifecycle import ready_to_serve
+from swarmnode.node.presence import Presence
+from swarmnode.ports import Telemetry
+from swarmnode.wire import record_pb2
+
+
+async def syncing(gossip: Gossip, presence: Presence, stage: int, period_s: float, telemetry: Telemetry) -> None:
+    """Receive one round at weight 0 before serving (design section 6); looks anew at least every `period_s`."""
+    begun = asyncio.get_running_loop().time()
+    presence.set_state(record_pb2.NODE_STATE_SYNCING, "state loaded")
+    while True:
+        gossip.finished.clear()
+        waited_s, received = asyncio.get_running_loop().time() - begun, not gossip.newcomer
+        swarm = presence.book.swarm()
+        ready, reason = ready_to_serve(swarm, stage, presence.me, received=received, waited_s=waited_s)
+        if ready:
+            gossip.newcomer = False
+            telemetry.event("node.state", state="synced", reason=reason)
+            return
+        try:
+            async with asyncio.timeout(period_s):
+                await gossip.finished.wait()
+        except TimeoutError:
+            pass
