@@ -42,6 +42,23 @@ def kill(as_json: bool) -> None:
 
 
 @command.command()
+@click.option("--runs", type=click.IntRange(1, 1000), default=1, show_default=True, help="Lives, one seed each.")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the first life.")
+@JSON
+def chaos(runs: int, seed: int, as_json: bool) -> None:
+    """Whole lives of a local swarm under real faults (processes killed, frozen, cut off, told to go, disks full). Laws
+    are checked in the logs afterwards; exit code 1 if any was broken."""
+    bench = importlib.import_module("swarmnode.bench.chaos")
+    lives = []
+    for number in range(seed, seed + runs):
+        lives.append(bench.run(number, lambda text: click.echo(f"  {text}", err=True)))
+        click.echo(f"life {number}: {lives[-1]['laws broken'] or 'no law broken'}", err=True)
+    _print({"lives": lives}, as_json)
+    if any(life["laws broken"] for life in lives):
+        raise SystemExit(1)
+
+
+@command.command()
 @JSON
 def codec(as_json: bool) -> None:
     """Encoding and decoding speed of every gossip codec on one core, against copying memory in the same run."""

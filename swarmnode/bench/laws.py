@@ -1,0 +1,101 @@
+"""What must never be read in the logs that nodes leave, whatever was done to them: checked after the storm.
+
+The simulator checks more while it rages (simulation/law.py); these are the laws that event logs can tell.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from swarmnode.ids import PeerId, short
+
+LOG_NAME = "events.jsonl"
+Event = dict[str, Any]
+
+
+def read_log(home: Path) -> list[Event]:
+    """The events of one node, oldest first; a last line that a kill cut short is left out."""
+    events: list[Event] = []
+    for path in (home / f"{LOG_NAME}.1", home / LOG_NAME):
+        if path.exists():
+            for line in path.read_text(errors="replace").splitlines():
+                try:
+                    events.append(json.loads(line))
+                except ValueError:
+                    continue
+    return events
+
+
+def broken(homes: Sequence[Path]) -> list[str]:
+    """One sentence for every law that the nodes of `homes` broke."""
+    logs = [log for log in map(read_log, homes) if log]
+    by_peer = {log[-1]["node"]: log for log in logs if log[-1]["node"]}
+    found: list[str] = []
+    for log in by_peer.values():
+        found += _rounds_in_order(log) + _nothing_after_the_end(log) + _state_as_given(log, by_peer)
+    return found + _pairs_agree(by_peer)
+
+
+def _rounds_in_order(log: Sequence[Event]) -> list[str]:
+    """A node is in one exchange at a time: its rounds only grow."""
+    rounds = [e["fields"]["round"] for e in log if e["event"] in ("exchange.paired", "exchange.lone")]
+    return [f"{_who(log)} was in round {b} after round {a}" for a, b in pairwise(rounds) if b <= a]
+
+
+def _nothing_after_the_end(log: Sequence[Event]) -> list[str]:
+    names = [event["event"] for event in log]
+    if "node.left" not in names:
+        return []
+    after = [each for each in names[names.index("node.left") + 1 :] if each.split(".")[0] in ("exchange", "microbatch")]
+    return [f"{_who(log)} went on after it had left: {', '.join(after)}"] if after else []
+
+
+def _state_as_given(log: Sequence[Event], by_peer: dict[str, list[Event]]) -> list[str]:
+    """What a newcomer loaded is what a donor says it gave: the same stage at the same round."""
+    found = []
+    for event in log:
+        if event["event"] == "state.downloaded" and (donor := by_peer.get(event["fields"]["peer"])) is not None:
+            given = [e["fields"]["round"] for e in donor if e["event"] == "state.served"]
+            if event["fields"]["round"] not in given:
+                found.append(
+                    f"{_who(log)} loaded round {event['fields']['round']} of {_who(donor)}, which gave {given}"
+                )
+    return found
+
+
+def _pairs_agree(by_peer: dict[str, list[Event]]) -> list[str]:
+    """Who steps with a partner is that partner's partner in the round; only a commit that was lost may differ."""
+    met = {
+        (peer, event["fields"]["round"]): event["fields"]["peer"]
+        for peer, log in by_peer.items()
+        for event in log
+        if event["event"] == "exchange.paired"
+    }
+    finished = {
+        (peer, event["fields"]["round"])
+        for peer, log in by_peer.items()
+        for event in log
+        if event["event"] in ("exchange.paired", "exchange.lone")
+    }
+    found = []
+    for (peer, round_index), other in met.items():
+        theirs = met.get((other, round_index))
+        if theirs == peer or (other, round_index) not in finished:
+            continue  # they agree, or the partner was killed before it could say
+        if theirs is None and _lost_a_commit(by_peer[peer], round_index):
+            continue
+        said = f"paired with {short(PeerId(theirs))}" if theirs else "was alone"
+        found.append(f"{short(PeerId(peer))} paired with {short(PeerId(other))} in round {round_index}, who {said}")
+    return found
+
+
+def _lost_a_commit(log: Sequence[Event], round_index: int) -> bool:
+    return any(e["event"] == "exchange.onesided" and e["fields"]["round"] == round_index for e in log)
+
+
+def _who(log: Sequence[Event]) -> str:
+    return short(log[-1]["node"])

@@ -1,0 +1,76 @@
+"""The laws that logs can tell: each is kept by a good pair of logs, and broken by one changed line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from swarmnode.bench.laws import broken
+
+A, B = "12D3KooWaaaaaaaa", "12D3KooWbbbbbbbb"
+
+
+def event(what: str, **fields: Any) -> dict[str, Any]:
+    return {"event": what, "fields": fields}
+
+
+def logs() -> dict[str, list[dict[str, Any]]]:
+    return {
+        A: [
+            event("exchange.paired", round=1, peer=B),
+            event("exchange.lone", round=2),
+            event("state.served", peer=B, round=2),
+            event("exchange.paired", round=4, peer=B),
+            event("node.left"),
+        ],
+        B: [
+            event("exchange.paired", round=1, peer=A),
+            event("state.downloaded", peer=A, round=2),
+            event("exchange.paired", round=4, peer=A),
+            event("exchange.paired", round=5, peer="12D3KooWdeaddead"),  # killed before it could say
+        ],
+    }
+
+
+def told(folder: Path, given: dict[str, list[dict[str, Any]]]) -> list[str]:
+    homes = []
+    for peer, events in given.items():
+        home = folder / peer
+        home.mkdir()
+        lines = [json.dumps({**each, "node": peer}) for each in events]
+        (home / "events.jsonl").write_text("\n".join(lines) + '\n{"event": "exchange.pa')  # torn by a kill
+        homes.append(home)
+    return broken(homes)
+
+
+def test_kept(tmp_path: Path) -> None:
+    assert told(tmp_path, logs()) == []
+
+
+@pytest.mark.parametrize(
+    ("peer", "index", "changed", "says"),
+    [
+        (A, 3, event("exchange.paired", round=2, peer=B), "was in round 2 after round 2"),
+        (A, 4, event("node.left"), "went on after it had left: exchange.lone"),
+        (B, 1, event("state.downloaded", peer=A, round=3), "loaded round 3 of"),
+        (B, 2, event("exchange.lone", round=4), "in round 4, who was alone"),
+        (B, 2, event("exchange.paired", round=4, peer="12D3KooWcccccccc"), "in round 4, who paired with cccccccc"),
+    ],
+)
+def test_broken(tmp_path: Path, peer: str, index: int, changed: dict[str, Any], says: str) -> None:
+    given = logs()
+    given[peer][index] = changed
+    if changed["event"] == "node.left":
+        given[peer].append(event("exchange.lone", round=9))
+    found = told(tmp_path, given)
+    assert len(found) == 1 and says in found[0], found
+
+
+def test_a_lost_commit_may_differ(tmp_path: Path) -> None:
+    given = logs()
+    given[B][2] = event("exchange.lone", round=4)
+    given[A].insert(3, event("exchange.onesided", round=4))
+    assert told(tmp_path, given) == []

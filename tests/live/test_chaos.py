@@ -1,0 +1,24 @@
+"""One life of a swarm of real processes under the storm: twelve kinds of fault, twenty processes killed, laws kept."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from swarmnode.bench import chaos
+
+SEED = 1
+
+
+@pytest.mark.timeout(900)
+def test_a_swarm_lives_through_the_storm() -> None:
+    found = chaos.run(SEED, print)
+    print(json.dumps(found, indent=1))
+    assert found["laws broken"] == []
+    assert found["kills"] >= chaos.KILLS_MIN
+    assert set(found["faults"]) == set(chaos.FAULTS)
+    assert found["microbatches"]["done"] > 500
+    assert found["exchanges"]["paired"] > 10, "replicas met"
+    loss = found["validation loss, nats"]
+    assert loss["last"] < loss["first"] - 1.0
