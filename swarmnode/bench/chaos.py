@@ -16,6 +16,7 @@ import statistics
 import tempfile
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,7 @@ class Life:
     note: Note
     kills: int = 0
     stood_still_s: list[float] = field(default_factory=list)
+    lost_s: list[float] = field(default_factory=list)  # seconds from a stage's death to the next useful step
     done: list[str] = field(default_factory=list)
     _joining: list[Child] = field(default_factory=list)
     processes: dict[int, psutil.Process] = field(default_factory=dict)
@@ -187,6 +189,23 @@ async def kill_newcomer(life: Life) -> None:
     await life.kill(newcomer, "kill of a newcomer")
 
 
+async def lose_stage(life: Life, stage: int) -> None:
+    """All replicas of `stage` at once; newcomers find it lost and bring it back."""
+    loop = asyncio.get_running_loop()
+    await life.whole()
+    victims = [child for child in life.fleet.alive if child.stage == stage]
+    begun = loop.time()
+    for victim in victims:
+        victim.signal(signal.SIGKILL, told=f"kill of all of stage {stage}")
+        life.kills += 1
+    for victim in victims:
+        await life.newcomer(victim)
+    await life.until(lambda: bool(life.training(stage)), f"stage {stage} is served again")
+    before = life.steps()
+    await life.until(lambda: life.steps() > before, f"a useful step with the new stage {stage}")
+    life.lost_s.append(loop.time() - begun)
+
+
 async def kill_daemon(life: Life) -> None:
     """The p2pd of a node: it is started again by the node, and calls go on."""
     victim = await life.anyone()
@@ -273,6 +292,9 @@ FAULTS: dict[str, Callable[[Life], Awaitable[None]]] = {
     "partner killed": kill_partner,
     "donor killed": kill_donor,
     "newcomer killed": kill_newcomer,
+    "first stage killed": partial(lose_stage, stage=0),
+    "middle stage killed": partial(lose_stage, stage=1),
+    "last stage killed": partial(lose_stage, stage=STAGES - 1),
     "p2pd killed": kill_daemon,
     "bootstrap killed": kill_bootstrap,
     "told to go": drain,
@@ -304,6 +326,7 @@ def run(seed: int = 0, note: Note = lambda text: None) -> dict[str, Any]:
         "kills": life.kills,
         "faults": life.done,
         "stood still, s": _spread(life.stood_still_s),
+        "stage lost to served, s": _spread(life.lost_s),
         "microbatches": dict(seen.microbatches),
         "exchanges": dict(seen.exchanges),
         "validation loss, nats": {"first": seen.loss_validation_first, "last": seen.loss_validation},
