@@ -193,6 +193,8 @@ async def lose_stage(life: Life, stage: int) -> None:
     """All replicas of `stage` at once; newcomers find it lost and bring it back."""
     loop = asyncio.get_running_loop()
     await life.whole()
+    # Whoever keeps a snapshot of it for this case has had the time to take one.
+    await life.until(lambda: any(_keeps(child, stage) for child in life.fleet.alive), f"a snapshot of stage {stage}")
     victims = [child for child in life.fleet.alive if child.stage == stage]
     begun = loop.time()
     for victim in victims:
@@ -334,6 +336,25 @@ def run(seed: int = 0, note: Note = lambda text: None) -> dict[str, Any]:
     }
 
 
+def row(life: dict[str, Any]) -> dict[str, Any]:
+    """One line of the table: what `run` found, shortened."""
+    still, lost = life["stood still, s"], life["stage lost to served, s"]
+    return {
+        "seed": life["seed"],
+        "kills": life["kills"],
+        "kinds": len(set(life["faults"])),
+        "stood still p50, s": still.get("p50"),
+        "p95, s": still.get("p95"),
+        "stage lost to served p50, s": lost.get("p50"),
+        "max, s": lost.get("max"),
+        "done": life["microbatches"].get("done"),
+        "lost": life["microbatches"].get("lost"),
+        "paired": life["exchanges"].get("paired"),
+        "loss": life["validation loss, nats"]["last"],
+        "laws broken": len(life["laws broken"]),
+    }
+
+
 async def _live(life: Life) -> None:
     try:
         await life.fleet.start(asyncio.Event())
@@ -379,6 +400,11 @@ async def _works_again(life: Life, child: Child) -> None:
     )
     if not child.alive:
         raise LocalFault(f"{child.name} ended: {child.reason}")
+
+
+def _keeps(child: Child, stage: int) -> bool:
+    events = [event for event in read_log(child.plan.home) if event["event"] == "recovery.kept"]
+    return any(event["fields"]["of_stage"] == stage and event["fields"]["nbytes"] for event in events)
 
 
 def _state(child: Child) -> int | None:

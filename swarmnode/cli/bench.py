@@ -53,7 +53,7 @@ def chaos(runs: int, seed: int, as_json: bool) -> None:
     for number in range(seed, seed + runs):
         lives.append(bench.run(number, lambda text: click.echo(f"  {text}", err=True)))
         click.echo(f"life {number}: {lives[-1]['laws broken'] or 'no law broken'}", err=True)
-    _print({"lives": lives}, as_json)
+    _print({"lives": lives if as_json else [bench.row(life) for life in lives]}, as_json)
     if any(life["laws broken"] for life in lives):
         raise SystemExit(1)
 
