@@ -7,6 +7,7 @@ import json
 import pytest
 
 from swarmnode.bench import chaos
+from swarmnode.bench.storm import FAULTS
 
 SEED = 1
 
@@ -17,7 +18,7 @@ def test_a_swarm_lives_through_the_storm() -> None:
     print(json.dumps(found, indent=1))
     assert found["laws broken"] == []
     assert found["kills"] >= chaos.KILLS_MIN
-    assert set(found["faults"]) == set(chaos.FAULTS)
+    assert set(found["faults"]) == set(FAULTS)
     assert found["microbatches"]["done"] > 500
     assert found["exchanges"]["paired"] > 10, "replicas met"
     loss = found["validation loss, nats"]

@@ -1,0 +1,325 @@
+"""One swarm of real processes, and the real faults that can be done to it: each says what it waits for afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import signal
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import psutil
+
+from swarmnode.bench.laws import read_log
+from swarmnode.errors import LocalFault
+from swarmnode.local.child import Child
+from swarmnode.local.fleet import Fleet
+from swarmnode.local.summary import count, totals
+from swarmnode.metrics import name
+from swarmnode.wire.record_pb2 import NODE_STATE_TRAINING
+
+NODES, STAGES = 7, 3
+BOUND_S = 120.0  # for one condition, on a machine that others load
+POLL_S = 0.05
+FREEZE_S = 6.0  # longer than a ping's time-out
+SAMPLES_BETWEEN = 64  # trained between two faults: each of them must be survived, not only all together
+
+Note = Callable[[str], None]
+
+
+@dataclass(slots=True)
+class Life:
+    """One swarm and what was done to it."""
+
+    fleet: Fleet
+    chance: random.Random
+    note: Note
+    kills: int = 0
+    stood_still_s: list[float] = field(default_factory=list)
+    lost_s: list[float] = field(default_factory=list)  # seconds from a stage's death to the next useful step
+    done: list[str] = field(default_factory=list)
+    _joining: list[Child] = field(default_factory=list)
+    processes: dict[int, psutil.Process] = field(default_factory=dict)
+    sent_away: set[str] = field(default_factory=set)  # nodes that were told to go
+
+    async def until(self, condition: Callable[[], bool], what: str) -> None:
+        """Wait for `condition`. Raises LocalFault, with what every node is at, after BOUND_S."""
+        try:
+            async with asyncio.timeout(BOUND_S):
+                while True:
+                    await self.fleet.poll()
+                    self._remember()
+                    await self._join_again()
+                    if condition():
+                        return
+                    await asyncio.sleep(POLL_S)
+        except TimeoutError:
+            at = "; ".join(f"{c.name} stage {c.stage} {c.reason or _state(c)}" for c in self.fleet.everybody)
+            raise LocalFault(f"not within {BOUND_S:g} s: {what} ({at})") from None
+
+    def training(self, stage: int | None = None) -> list[Child]:
+        found = [child for child in self.fleet.alive if _state(child) == NODE_STATE_TRAINING]
+        return [child for child in found if stage is None or child.stage == stage]
+
+    def steps(self) -> int:
+        return count(self.fleet.facts(), name.MICROBATCHES, outcome="done")
+
+    def samples(self) -> int:
+        return totals(self.fleet.facts()).samples
+
+    async def spare(self, stage: int) -> Child:
+        """A replica of `stage` that another one outlives, drawn by chance."""
+        await self.until(lambda: len(self.training(stage)) > 1, f"two replicas of stage {stage}")
+        return self.chance.choice(self.training(stage))
+
+    async def anyone(self) -> Child:
+        """As `spare`, of whatever stage has one."""
+
+        def stages() -> list[int]:
+            return [stage for stage in range(STAGES) if len(self.training(stage)) > 1]
+
+        await self.until(lambda: bool(stages()), "a stage with two replicas")
+        return await self.spare(self.chance.choice(stages()))
+
+    async def kill(self, victim: Child, told: str) -> None:
+        """SIGKILL, then the time to the next useful step, then a newcomer in its place."""
+        loop = asyncio.get_running_loop()
+        await self.fleet.poll()
+        before, begun = self.steps(), loop.time()
+        victim.signal(signal.SIGKILL, told=told)
+        self.kills += 1
+        await self.until(lambda: self.steps() > before, f"a useful step after {told}")
+        self.stood_still_s.append(loop.time() - begun)
+        await self.newcomer(victim)
+
+    async def newcomer(self, gone: Child) -> Child:
+        await self.fleet.replace(gone)
+        self._joining.append(self.fleet.nodes[-1])
+        return self.fleet.nodes[-1]
+
+    async def progress(self, what: str) -> None:
+        await self.fleet.poll()
+        before = self.samples()
+        await self.until(lambda: self.samples() >= before + SAMPLES_BETWEEN, f"{SAMPLES_BETWEEN} more samples {what}")
+
+    async def whole(self) -> None:
+        """Until every newcomer has become a replica, or ended by our hand."""
+        await self.until(
+            lambda: all(_state(c) == NODE_STATE_TRAINING or not c.alive for c in self._joining), "newcomers train"
+        )
+        for child in self._joining:
+            if not child.alive and child.told is None and child.name not in self.sent_away:
+                raise LocalFault(f"{child.name} ended: {child.reason}")
+        self._joining = [child for child in self._joining if child.alive and not child.trained]
+
+    async def _join_again(self) -> None:
+        """A newcomer that ended because all it was told of had died meanwhile: its volunteer tries again."""
+        for child in [child for child in self._joining if not child.alive and child.reason.startswith("exit 21")]:
+            dead = {c.ready.peer_id for c in self.fleet.everybody if c.ready is not None and not c.alive}
+            if all(address.rpartition("/")[2] in dead for address in child.plan.bootstraps):
+                self._joining.remove(child)
+                await self.newcomer(child)
+
+    def _remember(self) -> None:
+        """Every process of ours, p2pd included, to see at the end that none is left."""
+        for child in self.fleet.everybody:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if child.alive:
+                    process = psutil.Process(child.pid)
+                    for each in (process, *process.children(recursive=True)):
+                        self.processes.setdefault(each.pid, each)
+
+
+async def kill_replica(life: Life) -> None:
+    await life.kill(await life.spare(life.chance.choice(range(1, STAGES))), "kill of a replica")
+
+
+async def kill_feeder(life: Life) -> None:
+    await life.kill(await life.spare(0), "kill of a feeder")
+
+
+async def kill_partner(life: Life) -> None:
+    """A replica, in the very moment when a round has ended: exchanges are under way."""
+    victim = await life.anyone()
+    await life.fleet.poll()
+    at = totals(life.fleet.facts()).round
+    await life.until(lambda: totals(life.fleet.facts()).round > at, "the next round")
+    await life.kill(victim, "kill of a pair partner")
+
+
+async def kill_donor(life: Life) -> None:
+    """Whoever gives a newcomer its state, as soon as the newcomer says who that is."""
+    gone = await life.anyone()
+    await life.kill(gone, "kill of a replica")
+    newcomer = life.fleet.nodes[-1]
+    peers = {child.status.peer_id: child for child in life.fleet.nodes if child.status is not None}
+
+    def donor() -> Child | None:
+        said = [event for event in read_log(newcomer.plan.home) if event["event"] == "state.donor"]
+        return peers.get(said[-1]["fields"]["peer"]) if said else None
+
+    await life.until(lambda: donor() is not None or newcomer.trained, "a newcomer names its donor")
+    victim = donor()
+    if victim is not None and victim.alive and len(life.training(victim.stage)) > 1:
+        await life.kill(victim, "kill of a donor")
+
+
+async def kill_newcomer(life: Life) -> None:
+    """A node that is still joining: others must not wait for it."""
+    gone = await life.anyone()
+    await life.kill(gone, "kill of a replica")
+    newcomer = life.fleet.nodes[-1]
+    await life.until(lambda: newcomer.ready is not None, "a newcomer can be reached")
+    await life.kill(newcomer, "kill of a newcomer")
+
+
+async def lose_stage(life: Life, stage: int) -> None:
+    """All replicas of `stage` at once; newcomers find it lost and bring it back."""
+    loop = asyncio.get_running_loop()
+    await life.whole()
+    # Whoever keeps a snapshot of it for this case has had the time to take one.
+    await life.until(lambda: any(_keeps(child, stage) for child in life.fleet.alive), f"a snapshot of stage {stage}")
+    victims = [child for child in life.fleet.alive if child.stage == stage]
+    begun = loop.time()
+    for victim in victims:
+        victim.signal(signal.SIGKILL, told=f"kill of all of stage {stage}")
+        life.kills += 1
+    for victim in victims:
+        await life.newcomer(victim)
+    await life.until(lambda: bool(life.training(stage)), f"stage {stage} is served again")
+    before = life.steps()
+    await life.until(lambda: life.steps() > before, f"a useful step with the new stage {stage}")
+    life.lost_s.append(loop.time() - begun)
+
+
+async def kill_daemon(life: Life) -> None:
+    """The p2pd of a node: it is started again by the node, and calls go on."""
+    victim = await life.anyone()
+    with contextlib.suppress(psutil.NoSuchProcess):
+        for process in psutil.Process(victim.pid).children(recursive=True):
+            if "p2pd" in process.name():
+                process.send_signal(signal.SIGKILL)
+                life.kills += 1
+    before = victim.status.inner_steps if victim.status is not None else 0
+    await life.until(
+        lambda: not victim.alive or (victim.status is not None and victim.status.inner_steps > before + 1),
+        f"{victim.name} works again with a new p2pd",
+    )
+    if not victim.alive:
+        raise LocalFault(f"{victim.name} ended with its p2pd: {victim.reason}")
+
+
+async def kill_bootstrap(life: Life) -> None:
+    """Only once in a life, and newcomers are told of living nodes beside it."""
+    bootstrap = life.fleet.bootstrap
+    if bootstrap is not None and bootstrap.alive:
+        bootstrap.signal(signal.SIGKILL, told="kill of the bootstrap")
+        life.kills += 1
+        await life.until(lambda: not bootstrap.alive, "the bootstrap is gone")
+
+
+async def drain(life: Life) -> None:
+    """SIGTERM: the node finishes what it holds, saves and leaves."""
+    victim = await life.anyone()
+    life.sent_away.add(victim.name)
+    victim.signal(signal.SIGTERM)
+    await life.until(lambda: not victim.alive, f"{victim.name} leaves when told")
+    if victim.reason != "left":
+        raise LocalFault(f"{victim.name} was told by SIGTERM and ended: {victim.reason}")
+    await life.newcomer(victim)
+
+
+async def freeze(life: Life) -> None:
+    """SIGSTOP for longer than a ping waits, then SIGCONT: routed around meanwhile, taken back afterwards."""
+    victim = await life.anyone()
+    before = life.steps()
+    with _stopped([psutil.Process(victim.pid)]):
+        await asyncio.sleep(FREEZE_S)
+        await life.until(lambda: life.steps() > before, "steps while a node is frozen")
+    await _works_again(life, victim)
+
+
+async def cut_off(life: Life) -> None:
+    """The p2pd of a node stopped for a while: its links are dead, it is not."""
+    victim = await life.anyone()
+    before = life.steps()
+    children = [p for p in psutil.Process(victim.pid).children(recursive=True) if "p2pd" in p.name()]
+    with _stopped(children):
+        await asyncio.sleep(FREEZE_S)
+        await life.until(lambda: life.steps() > before, "steps while a node is cut off")
+    await _works_again(life, victim)
+
+
+async def slow(life: Life) -> None:
+    """A node that gets a fifth of its time: it gets less work, and nobody waits for it."""
+    victim = await life.anyone()
+    before = life.steps()
+    for _ in range(15):
+        with _stopped([psutil.Process(victim.pid)]):
+            await asyncio.sleep(0.2)
+        await asyncio.sleep(0.05)
+    await life.until(lambda: life.steps() > before, "steps while a node is slow")
+
+
+async def full_disk(life: Life) -> None:
+    """A node whose files may not grow: it goes on training and leaves all the same, though it could not save."""
+    victim = await life.anyone()
+    psutil.Process(victim.pid).rlimit(psutil.RLIMIT_FSIZE, (1, psutil.RLIM_INFINITY))
+    await life.progress("while a node's disk is full")
+    victim.told = "left without saving"
+    victim.signal(signal.SIGTERM)
+    await life.until(lambda: not victim.alive, f"{victim.name} leaves though its disk is full")
+    await life.newcomer(victim)
+
+
+FAULTS: dict[str, Callable[[Life], Awaitable[None]]] = {
+    "replica killed": kill_replica,
+    "feeder killed": kill_feeder,
+    "partner killed": kill_partner,
+    "donor killed": kill_donor,
+    "newcomer killed": kill_newcomer,
+    "first stage killed": partial(lose_stage, stage=0),
+    "middle stage killed": partial(lose_stage, stage=1),
+    "last stage killed": partial(lose_stage, stage=STAGES - 1),
+    "p2pd killed": kill_daemon,
+    "bootstrap killed": kill_bootstrap,
+    "told to go": drain,
+    "frozen": freeze,
+    "cut off": cut_off,
+    "slow": slow,
+    "disk full": full_disk,
+}
+
+
+@contextlib.contextmanager
+def _stopped(processes: Sequence[psutil.Process]) -> Any:
+    try:
+        for process in processes:
+            process.suspend()
+        yield
+    finally:
+        for process in processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.resume()
+
+
+async def _works_again(life: Life, child: Child) -> None:
+    before = child.status.inner_steps if child.status is not None else 0
+    await life.until(
+        lambda: not child.alive or (child.status is not None and child.status.inner_steps > before),
+        f"{child.name} works again",
+    )
+    if not child.alive:
+        raise LocalFault(f"{child.name} ended: {child.reason}")
+
+
+def _keeps(child: Child, stage: int) -> bool:
+    events = [event for event in read_log(child.plan.home) if event["event"] == "recovery.kept"]
+    return any(event["fields"]["of_stage"] == stage and event["fields"]["nbytes"] for event in events)
+
+
+def _state(child: Child) -> int | None:
+    return child.status.state if child.status is not None else None
