@@ -1,7 +1,7 @@
 """Lives of a local swarm under a storm of real faults: processes killed, frozen, starved, cut off, told to go.
 
-`swarmnode bench chaos` runs life after life, each with an order of faults (bench/storm.py) drawn from its seed, at least
-`KILLS_MIN` processes killed in each, and prints one line a life: what was done, how long the swarm stood still, and which
+`swarmnode bench chaos` runs life after life, each with an order of faults (bench/storm.py) drawn from its seed and at
+least `KILLS_MIN` processes killed, and prints one line a life: what was done, how long the swarm stood still, and which
 law was broken, if any (bench/laws.py, read from the logs that the nodes left). A useful step is a microbatch whose
 gradient came back to a feeder.
 """
