@@ -20,7 +20,7 @@ from swarmnode import __version__
 from swarmnode.cli.desk import Desk, Process
 from swarmnode.cli.options import RUN_ID, NodeOptions
 from swarmnode.cli.watched import acknowledge, watched
-from swarmnode.cli.watching import tell_watchers, watch
+from swarmnode.cli.watching import rejoin, remembered, tell_watchers, watch
 from swarmnode.control.service import ControlServer
 from swarmnode.data.corpus import open_corpus
 from swarmnode.errors import (
@@ -155,14 +155,16 @@ async def _start(options: NodeOptions, stack: contextlib.AsyncExitStack) -> Proc
     if options.stage is not None and options.stage >= manifest.pipeline.stages:
         raise UsageError(f"--stage {options.stage}: this run has stages 0 to {manifest.pipeline.stages - 1}")
     Greeting(signed).serve(transport)
-    directory = await DhtDirectory.create(
+    join = partial(
+        DhtDirectory.create,
         transport,
-        bootstraps,
-        run_id,
-        manifest.pipeline.stages,
+        run_id=run_id,
+        stages=manifest.pipeline.stages,
         ttl_max_s=manifest.limits.record_ttl_s,
         telemetry=telemetry,
     )
+    known = remembered(options, run_id) if options.dashboard is not None else ()
+    directory = await (rejoin(join, known) if known else join(bootstraps))
     stack.push_async_callback(directory.close)
     return Process(options, run_id, manifest, transport, directory, telemetry, metrics_address, recent, signed)
 

@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from swarmnode.cli.desk import Process
+from swarmnode.cli.options import NodeOptions
+from swarmnode.errors import Unreachable, UsageError
+from swarmnode.ids import PeerId, RunId
 from swarmnode.membership.invite import Invite, encode
 from swarmnode.node.report import REPORT_LINKS_MAX, Reporter
 from swarmnode.ports import Clock
+from swarmnode.transport.address import parse_bootstraps
+from swarmnode.transport.directory import DhtDirectory
 from swarmnode.transport.links import measure
 from swarmnode.wire import control_pb2, report_pb2
+
+REJOIN_TIMEOUT_S = 10.0
+"""For any of the nodes of last time to answer. Guess: those that live do at once."""
+
+Members = Sequence[tuple[PeerId, list[str]]]
 
 
 def tell_watchers(process: Process, status: Callable[[], control_pb2.StatusReply], clock: Clock) -> None:
@@ -62,3 +72,28 @@ async def watch(process: Process, addresses: Sequence[str], clock: Clock, stack:
         )
     )
     return opened.url
+
+
+def remembered(options: NodeOptions, run_id: RunId) -> Members:
+    """A coordinator's meeting points: those it was told, and the nodes it saw last before it was stopped."""
+    from swarmnode.dashboard.history import History
+    from swarmnode.dashboard.start import history_path
+
+    path = history_path(options.home, run_id)
+    if not path.is_file():
+        return ()
+    with contextlib.closing(History.open(path, run_id, lambda reason: None)) as history:
+        usable = list(options.bootstrap)
+        for address in history.addresses():
+            with contextlib.suppress(UsageError):  # nodes say what they like
+                parse_bootstraps([address])
+                usable.append(address)
+        return parse_bootstraps(usable)
+
+
+async def rejoin(join: Callable[..., Awaitable[DhtDirectory]], known: Members) -> DhtDirectory:
+    """A directory that joined through any of `known`; one that begins anew when none is left."""
+    try:
+        return await join(known, join_timeout_s=REJOIN_TIMEOUT_S)
+    except Unreachable:
+        return await join(())

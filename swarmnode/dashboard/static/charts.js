@@ -35,7 +35,8 @@ function draw(id, data, options) {
   } else {
     if (chart.width !== width) chart.setSize({ width, height: host.clientHeight });
     const { min, max } = chart.scales.x;
-    const zoomed = chart.data[0].length > 1 && (min > chart.data[0][0] || max < chart.data[0][chart.data[0].length - 1]);
+    const [first, last] = [chart.data[0][0], chart.data[0][chart.data[0].length - 1]];
+    const zoomed = chart.data[0].length > 1 && (min > first || max < last);
     chart.setData(data, !zoomed); // who looks at a part of the curve keeps it; a double click shows all again
     if (zoomed) chart.setScale("x", { min, max });
   }
@@ -81,7 +82,7 @@ function lossOptions() {
   if (!byTime) bottom[0].values = (_, ticks) => ticks.map((tick) => count(tick));
   else bottom[0].values = timeValues();
   return {
-    scales: { x: { time: byTime } },
+    scales: { x: { time: byTime, range: (_, low, high) => [low, Math.max(high, low + (byTime ? 30 : 100))] } },
     axes: bottom,
     legend: { show: false },
     padding: [12, 26, 0, 0],
@@ -103,7 +104,7 @@ function speedOptions() {
   bottom[0].values = timeValues();
   return {
     axes: bottom,
-    scales: { y: { range: (_, low, high) => [0, Math.max(1, high) * 1.1] } },
+    scales: { x: { range: (_, low, high) => [low, Math.max(high, low + 30)] }, y: { range: (_, low, high) => [0, Math.max(1, high) * 1.1] } },
     legend: { show: false },
     padding: [8, 26, 0, 0],
     cursor: { points: { size: 7 }, drag: { x: true, y: false } },

@@ -1,0 +1,119 @@
+"""The coordinator with real processes: it shows a run, dies, is not missed, comes back and remembers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from swarmnode import manifest as manifests
+from swarmnode.local.child import Child
+from swarmnode.local.fleet import Fleet, FleetPlan
+from swarmnode.local.summary import count
+from swarmnode.manifest import PRESETS, SIGNED_FILE
+from swarmnode.metrics import name
+
+BOUND_S = 120.0
+
+
+class Watched:
+    """Two nodes, a stage each, and their coordinator."""
+
+    def __init__(self, folder: Path) -> None:
+        preset = PRESETS["tiny"]
+        manifests.init(folder, preset)
+        manifests.sign_folder(folder)
+        plan = FleetPlan(
+            folder, folder / SIGNED_FILE, 2, preset.pipeline.stages, folder / "cache", preset.seed, dashboard_port=0
+        )
+        self.plan = plan
+        self.notes: list[str] = []
+        self.fleet = Fleet(plan, self.notes.append)
+
+    def samples(self) -> int:
+        return count(self.fleet.facts(), name.SAMPLES)
+
+    async def until(self, condition: Callable[[], bool], what: str) -> None:
+        try:
+            async with asyncio.timeout(BOUND_S):
+                while not condition():
+                    await self.fleet.poll()
+                    await asyncio.sleep(0.1)
+        except TimeoutError:
+            raise AssertionError(f"not within {BOUND_S:g} s: {what}; {self.notes}") from None
+
+    async def picture(self, condition: Callable[[dict[str, Any]], bool], what: str) -> dict[str, Any]:
+        """The page's picture, once `condition` holds."""
+        found: dict[str, Any] = {}
+        try:
+            async with asyncio.timeout(BOUND_S), aiohttp.ClientSession(self.fleet.page) as session:
+                while True:
+                    async with session.get("/api/v1/picture") as answer:
+                        found = await answer.json()
+                    if condition(found):
+                        return found
+                    await asyncio.sleep(0.2)
+        except TimeoutError:
+            raise AssertionError(f"not within {BOUND_S:g} s: {what}; {json.dumps(found)[:2000]}") from None
+
+
+@pytest.mark.timeout(420)  # on a machine that others load
+def test_training_never_needs_its_coordinator(tmp_path: Path) -> None:
+    async def body() -> None:
+        here = Watched(tmp_path)
+        fleet = here.fleet
+        try:
+            assert await fleet.start(asyncio.Event())
+            assert fleet.page.startswith("http://127.0.0.1:") and f"dashboard {fleet.page}" in here.notes
+            before = await here.picture(
+                lambda seen: (
+                    seen["summary"]["samples"] > 128
+                    and seen["summary"]["serving"] == 2
+                    and len(seen["points"]) >= 3
+                    and any(link["kind"] == "direct" and link["latency_ms"] for link in seen["links"])
+                    and (seen["summary"]["loss_validation"] or 9) < (seen["summary"]["loss_validation_first"] or 0)
+                ),
+                "the page shows a run whose loss falls, and a measured link",
+            )
+            assert {row["name"] for row in before["nodes"]} == {"node-00", "node-01"}
+            assert {"move", "arrival"} <= {entry["kind"] for entry in before["entries"]}
+            assert [row for row in before["contributors"] if row["worked_s"] > 0 and row["steps"] > 0]
+
+            old = fleet.bootstrap
+            assert old is not None
+            old.signal(signal.SIGKILL)
+            await here.until(lambda: not old.alive, "the coordinator is gone")
+            await old.bury()
+            trained = here.samples()
+            await here.until(lambda: here.samples() >= trained + 256, "training goes on without it")
+
+            fleet.bootstrap = await Child.start(old.plan, here.plan.command(old.plan))
+            again = fleet.bootstrap
+            await here.until(lambda: again.ready is not None or not again.alive, "it is back")
+            after = await here.picture(
+                lambda seen: seen["summary"]["serving"] == 2 and seen["summary"]["samples"] >= trained + 256,
+                "the picture is back, and current",
+            )
+            assert after["points"][0] == before["points"][0], "its history too"
+            serials = {entry["serial"] for entry in after["entries"]}
+            assert {entry["serial"] for entry in before["entries"]} <= serials
+            work = {row["peer"]: row["worked_s"] for row in before["contributors"]}
+            assert all(row["worked_s"] >= work[row["peer"]] for row in after["contributors"] if row["peer"] in work)
+
+            async with aiohttp.ClientSession(fleet.page) as session, session.get("/api/v1/stream") as stream:
+                await stream.content.readline()
+                again.signal(signal.SIGTERM)
+                await here.until(lambda: not again.alive, "it ends though a page is open")
+            await again.bury()
+            assert again.reason == "left"
+        finally:
+            await fleet.stop("the test is over")
+            await fleet.reap()
+
+    asyncio.run(body())
