@@ -242,13 +242,25 @@ class Packet:
     tensors: Sequence[WireTensor]
 
 
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """On one packet: how much of the partner's distance is taken (0: refused), the step that decided (robust.py), and
+    why."""
+
+    keep: float
+    step: str
+    reason: str
+
+
 @dataclass(slots=True)
 class OuterReport:
-    """Of one outer step: replicas averaged (own included), norms of own pseudo-gradient and of the step taken."""
+    """Of one outer step: replicas averaged (own included), norms of own pseudo-gradient and of the step taken, and the
+    verdict on each packet in the order they were given."""
 
     members: int
     delta_norm: float
     step_norm: float
+    verdicts: Sequence[Verdict] = ()
 
 
 class Replica(Protocol):
@@ -327,6 +339,7 @@ class Replica(Protocol):
         ...
 
     def apply(self, round_index: int, own_weight: float, packets: Sequence[Packet]) -> OuterReport:
-        """The outer step of the round `message` marked; no packets makes it a lone step. What theta gained since
-        the boundary is kept. Raises RemoteFault (and changes nothing) when a packet is misshapen or not finite."""
+        """The outer step of the round `message` marked; no packets, or none that is believed, makes it a lone step.
+        What theta gained since the boundary is kept. Raises RemoteFault (and changes nothing) when a packet is
+        misshapen or not finite."""
         ...

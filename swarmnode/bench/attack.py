@@ -177,19 +177,20 @@ class AttackedVillage(Village):
         return said
 
     def step(self, replica: int, round_index: int, packets: Sequence[Packet]) -> None:
-        lies = sum(id(packet.tensors) in self._liar_of for packet in packets)
-        if replica in LIARS:
-            lies = 0
-        else:
-            self.lies += lies
-            self.honest_packets += len(packets) - lies
+        lies = [id(packet.tensors) in self._liar_of for packet in packets]
         try:
-            super().step(replica, round_index, packets)
+            verdicts = self.outers[replica].apply(round_index, 1.0, packets).verdicts
+            keeps = [verdict.keep for verdict in verdicts]
         except RemoteFault:
-            if replica not in LIARS:
-                self.refused_lies += lies
-                self.refused_honest += len(packets) - lies
+            keeps = [0.0] * len(packets)
             super().step(replica, round_index, [])
+        if replica in LIARS:
+            return
+        for lie, keep in zip(lies, keeps, strict=True):
+            self.lies += lie
+            self.honest_packets += not lie
+            self.refused_lies += lie and keep == 0.0
+            self.refused_honest += not lie and keep == 0.0
 
 
 def measure(

@@ -11,7 +11,7 @@ from swarmnode.gossip.outer.diloco import DiLoCo
 from swarmnode.gossip.outer.mean import DeltaMean
 from swarmnode.gossip.outer.method import Outer
 from swarmnode.gossip.outer.noloco import NoLoCo
-from swarmnode.gossip.robust import Guard
+from swarmnode.gossip.robust import guard
 from swarmnode.manifest import GossipSpec
 
 NONE = "none"
@@ -25,7 +25,7 @@ def outer(gossip: GossipSpec, theta: torch.Tensor, sender: str = "") -> Outer:
     Raises ManifestError for an unknown method or codec, or parameters that do not go together."""
     found = _outer(gossip, theta)
     found.sender = sender
-    found.guard = Guard() if gossip.acceptance == "guarded" else None
+    found.guard = guard(gossip.acceptance)
     return found
 
 

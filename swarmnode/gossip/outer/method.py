@@ -68,7 +68,8 @@ class Outer(ABC):
     @abstractmethod
     def apply(self, round_index: int, own_weight: float, packets: Sequence[Packet]) -> OuterReport:
         """The outer step of the boundary `message` marked; what theta gained since is kept. Without packets of positive
-        weight it is a lone step. Raises RemoteFault, having changed nothing, when a packet is bad."""
+        weight that the guard believes it is a lone step. Raises RemoteFault, having changed nothing, when a packet is
+        misshapen."""
 
     @torch.no_grad()
     def reset(self, phi: torch.Tensor, momentum: torch.Tensor) -> None:

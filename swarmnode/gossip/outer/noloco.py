@@ -8,11 +8,11 @@ from typing import ClassVar
 
 import torch
 
-from swarmnode.errors import ManifestError, RemoteFault
+from swarmnode.errors import ManifestError
 from swarmnode.gossip.compression import Codec
 from swarmnode.gossip.outer.method import Outer, check_weight
 from swarmnode.gossip.robust import Measures
-from swarmnode.ports import OuterReport, Packet, WireTensor
+from swarmnode.ports import OuterReport, Packet, Verdict, WireTensor
 
 BLOCK_CPU = 1 << 18  # elements; measured best of 2^12 .. 2^19: 8 M parameters in 19 ms (2^15: 29 ms, 2^12: 107 ms)
 BLOCK_DEVICE = 1 << 24  # guess: enough to fill an accelerator, 64 MiB of scratch
@@ -79,13 +79,13 @@ class NoLoCo(Outer):
         assert 0.0 <= own_weight <= 1.0, f"own weight {own_weight}"
         for packet in packets:
             self.check(packet)
-        givers = [(packet.weight, self._parts(packet)) for packet in packets if packet.weight > 0.0]
-        keeps = self._judge(own_weight, [parts for _, parts in givers])
-        givers = [giver for giver, keep in zip(givers, keeps, strict=True) if keep > 0.0]
+        verdicts = [self._judge(own_weight, packet) for packet in packets]
+        taken = [(packet, verdict.keep) for packet, verdict in zip(packets, verdicts, strict=True) if verdict.keep > 0]
+        givers = [(packet.weight, self._parts(packet)) for packet, _ in taken]
         total = own_weight + sum(weight for weight, _ in givers)
         own_share = own_weight / total if givers else 1.0
         shares = [(weight / total, parts) for weight, parts in givers]
-        self._keeps = [keep for keep in keeps if keep > 0.0]
+        self._keeps = [keep for _, keep in taken]
         delta_squared = step_squared = 0.0
         for start in self._starts:
             squares = self._step(start, own_share, shares)
@@ -96,25 +96,30 @@ class NoLoCo(Outer):
             members=len(givers) + (own_share > 0.0),
             delta_norm=math.sqrt(delta_squared),
             step_norm=math.sqrt(step_squared),
+            verdicts=verdicts,
         )
 
-    def _judge(self, own_weight: float, given: Sequence[list[Sequence[WireTensor]]]) -> list[float]:
-        """How much of each packet's distance to take, 0 for none. Raises RemoteFault when the only one is refused."""
-        if self.guard is None or not self._theta_alone or own_weight == 0.0:
-            return [1.0] * len(given)
-        verdicts = [self.guard.judge(self.measure(parts[0])) for parts in given]
-        if len(verdicts) == 1 and verdicts[0].keep == 0.0:
-            raise RemoteFault(f"not believed ({verdicts[0].step}): {verdicts[0].reason}")
-        return [verdict.keep for verdict in verdicts]
+    def _judge(self, own_weight: float, packet: Packet) -> Verdict:
+        """What to take of a checked packet."""
+        if packet.weight == 0.0:
+            return Verdict(0.0, "newcomer", "a newcomer gives nothing")
+        if self.guard is None:
+            return Verdict(1.0, "accepted", "whatever is well-formed")
+        return self.guard.judge(self.measure(packet, judged_by_own=own_weight > 0.0))
 
-    def measure(self, tensors: Sequence[WireTensor]) -> Measures:
-        """What the guard needs to know of a checked packet of theta; one pass of decoding."""
-        own = norm = gap = product = 0.0
+    def measure(self, packet: Packet, *, judged_by_own: bool = True) -> Measures:
+        """What the guard needs to know of a checked packet; one pass of decoding. A newcomer has learned nothing to
+        judge by."""
+        own = norm = gap = product = weights = 0.0
+        parts = self._parts(packet)
         for start in self._starts:
             end = min(start + self._block, self.parameters)
             phi, boundary = self.phi[start:end], self._boundary[start:end]
             delta, other, theirs = (scratch[: end - start] for scratch in self._scratch)
-            self.codec.read(tensors, start, theirs, boundary)
+            self.codec.read(parts[0], start, theirs, boundary)
+            if len(parts) == 2:
+                self.codec.read(parts[1], start, other)
+                theirs.add_(other)
             torch.sub(boundary, phi, out=delta)
             own += torch.dot(delta, delta).item()
             torch.sub(theirs, boundary, out=other)
@@ -122,7 +127,10 @@ class NoLoCo(Outer):
             theirs.sub_(phi)
             norm += torch.dot(theirs, theirs).item()
             product += torch.dot(theirs, delta).item()
-        return Measures(math.sqrt(own), math.sqrt(norm), math.sqrt(gap), product)
+            weights += torch.dot(phi, phi).item()
+        if not judged_by_own:
+            own = product = 0.0
+        return Measures(*map(math.sqrt, (own, norm, gap)), product, math.sqrt(weights))
 
     def _parts(self, packet: Packet) -> list[Sequence[WireTensor]]:
         """The packet's wire tensors by flat buffer, [theta] or [D, phi]; the codec's check sees a wrong number."""
@@ -148,9 +156,10 @@ class NoLoCo(Outer):
             m.add_(mean.sub_(phi), alpha=self.beta)
         else:
             mean.mul_(own_share)
-            self._add(start, mean, theirs, [(share, parts[0]) for share, parts in shares])
+            ours = self._delta[start:end]
+            self._add(start, mean, theirs, [(share, parts[0]) for share, parts in shares], ours)
             torch.mul(phi, own_share, out=pull)
-            self._add(start, pull, theirs, [(share, parts[1]) for share, parts in shares])
+            self._add(start, pull, theirs, [(share, parts[1]) for share, parts in shares], phi)
             m.add_(mean, alpha=self.beta).add_(pull.sub_(phi), alpha=self.gamma)
         theta.sub_(boundary)  # the gain
         phi.add_(m)
@@ -163,10 +172,11 @@ class NoLoCo(Outer):
         mean: torch.Tensor,
         theirs: torch.Tensor,
         shares: Sequence[tuple[float, Sequence[WireTensor]]],
-        ours: torch.Tensor | None = None,
+        ours: torch.Tensor,
     ) -> None:
+        """Add the decoded packets to `mean`, those clipped drawn back towards `ours`."""
         for (share, tensors), keep in zip(shares, self._keeps, strict=True):
             self.codec.read(tensors, start, theirs, ours)
-            if keep < 1.0 and ours is not None:
-                torch.lerp(ours, theirs, keep, out=theirs)  # clipped
+            if keep < 1.0:
+                torch.lerp(ours, theirs, keep, out=theirs)
             mean.add_(theirs, alpha=share)

@@ -1,0 +1,44 @@
+"""What we think of peers as partners: trust falls with packets that were refused and comes back with time.
+
+    trust <- FALL trust                                        a packet refused or misshapen
+    1 - trust <- (1 - trust) 2^(-t / HALF_LIFE_S)              t seconds later
+
+A peer below LEAST is left out of our pairs until it is above again: an honest one that was misjudged is back within
+minutes, and a liar is met ever more rarely. Nothing is told to others: hearsay would be one more thing to lie about.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from swarmnode.ids import PeerId, short
+
+FALL = 0.5  # guess: two refusals in a row leave a peer out, one does not
+LEAST = 0.4  # guess
+HALF_LIFE_S = 600.0  # guess: of what a peer is still short of full trust
+PEERS_MAX = 4096  # guess: remembered at once; those trusted most are forgotten first
+
+
+@dataclass(slots=True)
+class Standings:
+    """One replica's view of its partners, by the event loop's seconds."""
+
+    _trust: dict[PeerId, tuple[float, float]] = field(default_factory=dict)  # trust, as of when
+
+    def trust(self, peer: PeerId, now_s: float) -> float:
+        """1: nothing is held against `peer`; towards 0 with each packet refused."""
+        value, since_s = self._trust.get(peer, (1.0, now_s))
+        return float(1.0 - (1.0 - value) * 2.0 ** ((since_s - now_s) / HALF_LIFE_S))
+
+    def refused(self, peer: PeerId, now_s: float) -> float:
+        """A packet of `peer` was refused; returns what trust is left."""
+        left = FALL * self.trust(peer, now_s)
+        self._trust[peer] = (left, now_s)
+        if len(self._trust) > PEERS_MAX:
+            del self._trust[max(self._trust, key=lambda known: (self.trust(known, now_s), known))]
+        return left
+
+    def meets(self, peer: PeerId, now_s: float) -> tuple[bool, str]:
+        """(whether to meet `peer`, the reason)."""
+        trust = self.trust(peer, now_s)
+        return trust >= LEAST, f"trust in {short(peer)} is {trust:.2f}, {LEAST:g} is least"
