@@ -12,8 +12,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from swarmnode.errors import RemoteFault, Unavailable
+from swarmnode.gossip.acceptance import Acceptance
 from swarmnode.gossip.pairing import partner, view_hash
 from swarmnode.gossip.round import Rounds
+from swarmnode.identity import Identity
 from swarmnode.ids import PeerId, RunId, short
 from swarmnode.manifest import Manifest
 from swarmnode.membership.liveness import patiently
@@ -29,6 +31,7 @@ from swarmnode.ports import (
     Replica,
     Telemetry,
     Transport,
+    Verdict,
     WireTensor,
 )
 from swarmnode.wire import call_pb2 as wire
@@ -102,6 +105,7 @@ class Gossip:
         samples_here: Callable[[], int],
         telemetry: Telemetry,
         *,
+        identity: Identity,
         done: int,
         newcomer: bool,
     ) -> None:
@@ -115,6 +119,9 @@ class Gossip:
         self._samples_total = samples_total
         self._samples_here = samples_here
         self._telemetry = telemetry
+        self.acceptance = Acceptance(run_id, stage, identity, transport, telemetry)
+        self.serve_receipt = self.acceptance.serve_receipt
+        self._tasks = asyncio.TaskGroup()  # of `run`
         self.done = done  # the last round finished
         self.newcomer = newcomer  # this replica's first round counts nothing of its own
         self._rounds = Rounds(manifest.gossip.round_samples)
@@ -148,6 +155,10 @@ class Gossip:
         """Round after round until cancelled. A newcomer begins at the pace of those who are here."""
         here = self._swarm().stages[self._stage]
         self.stride = max((member.round_stride for member in here), default=1)
+        async with self._tasks:
+            await self._run()
+
+    async def _run(self) -> None:
         while not self._resting:
             due, _ = self._rounds.due(self._samples_total(), self.done, self.stride)
             if due is not None:
@@ -171,13 +182,15 @@ class Gossip:
             self.stride = stride
 
     def _members(self, round_index: int) -> tuple[PeerId, ...]:
-        """Who meets at `round_index`: replicas whose stride it is a multiple of, without those known to be gone."""
+        """Who meets at `round_index`: replicas whose stride it is a multiple of, without those known to be gone and
+        those whose packets were refused too often."""
         swarm, me = self._swarm(), self._transport.peer_id
         here = set(swarm.gossiping(self._stage))
         for member in swarm.stages[self._stage]:
             if member.peer == me:
                 continue
-            if round_index % member.round_stride or self._gone.get(member.peer, -1) >= member.sequence:
+            gone = self._gone.get(member.peer, -1) >= member.sequence
+            if gone or round_index % member.round_stride or not self.acceptance.meets(member.peer):
                 here.discard(member.peer)
         return tuple(sorted(here))
 
@@ -223,7 +236,8 @@ class Gossip:
                     self._lost(other)
         if packets:
             self._pace.exchanged(loop.time() - begun)
-        report, reason, packets = await self._apply(round_index, weight, packets, reason)
+        report, reason = await self._apply(round_index, weight, packets, reason)
+        taken = other is not None and self.acceptance.judged(self._tasks, round_index, other, packets, report)
         self._samples_before += samples
         self.done = round_index
         # Also after a lone step: where rounds are slow, a newcomer that waited for a pair stood by for minutes
@@ -231,23 +245,26 @@ class Gossip:
         self.newcomer = False
         async with self._met:
             self._met.notify_all()  # whoever asks for this round is told that it is over
-        self._report(round_index, other if packets else None, report, reason, loop.time() - begun)
+        self._report(round_index, other if taken else None, report, reason, loop.time() - begun)
         self.finished.set()
 
     async def _apply(
         self, round_index: int, weight: float, packets: list[Packet], reason: str
-    ) -> tuple[OuterReport, str, list[Packet]]:
+    ) -> tuple[OuterReport, str]:
         """The outer step; a packet that cannot be believed makes it a lone one."""
 
         def step(given: Sequence[Packet]) -> OuterReport:
             return self._replica.apply(round_index, weight, given)
 
         try:
-            return await self._compute.run(Priority.OUTER, 0, lambda: step(packets)), reason, packets
+            report = await self._compute.run(Priority.OUTER, 0, lambda: step(packets))
         except RemoteFault as fault:
-            self._telemetry.count(name.PEER_FAULTS, kind="packet")
-            self._telemetry.event("exchange.refused", level="warning", round=round_index, reason=str(fault))
-            return await self._compute.run(Priority.OUTER, 0, lambda: step([])), f"packet refused: {fault}", []
+            report = await self._compute.run(Priority.OUTER, 0, lambda: step([]))
+            report.verdicts = [Verdict(0.0, "misshapen", str(fault)) for _ in packets]
+        for verdict in report.verdicts:
+            if verdict.keep == 0.0:
+                reason = f"packet refused ({verdict.step}): {verdict.reason}"
+        return report, reason
 
     async def _call(
         self,

@@ -74,8 +74,8 @@ class GossipSpec:
     alpha: float = 0.5
     beta: float = 0.7
     gamma: float = 0.7
-    codec: str = "bf16"
-    acceptance: str = "all"
+    codec: str = "modular4"
+    acceptance: str = "clipped"
     round_samples: int = 1024
     round_seconds_min: float = 2.0
 

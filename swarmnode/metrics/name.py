@@ -124,6 +124,12 @@ EXCHANGES = _counter(
     "Outer steps of this replica: paired (each partner counts its own) or lone.",
     outcome=("paired", "lone"),
 )
+PACKETS = _counter(
+    "swarmnode_packets_total",
+    "packets",
+    "Packets of partners, by the step of acceptance that decided (gossip/robust.py).",
+    step=("accepted", "clipped", "norm", "direction", "loss", "misshapen", "newcomer"),
+)
 ONESIDED_COMMITS = _counter(
     "swarmnode_onesided_commits_total",
     "exchanges",
@@ -244,6 +250,9 @@ EVENTS: Final[dict[str, str]] = {
     "exchange.lone": "an outer step alone, and why",
     "exchange.onesided": "a partner may have applied an exchange that this replica did not, or the reverse",
     "exchange.refused": "a partner's handshake or packet was refused",
+    "exchange.clipped": "a partner's packet was taken in part only",
+    "receipt.given": "we signed what we made of a partner's packet",
+    "receipt.got": "a partner signed what it made of our packet",
     "peer.found": "a peer appeared",
     "peer.gone": "a peer's record expired or it said it left",
     "peer.fault": "a peer broke the protocol, died, or sent what cannot be believed",

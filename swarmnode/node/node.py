@@ -111,6 +111,7 @@ class Node:
             ("process", self._serve_process, nbytes_max),
             ("exchange", lambda peer, call: _there(self.gossip).serve_exchange(peer, call), nbytes_max),
             ("commit", lambda peer, call: _there(self.gossip).serve_commit(peer, call), 0),
+            ("packet_receipt", lambda peer, call: _there(self.gossip).serve_receipt(peer, call), 0),
             ("snapshot", lambda peer, call: _there(self._donor).offer(peer, call), 0),
             ("chunk", lambda peer, call: _there(self._donor).chunk(peer, call), 0),
         ]
@@ -244,6 +245,7 @@ class Node:
             self.samples_total,
             lambda: hop.samples,
             telemetry,
+            identity=world.identity,
             done=done,
             newcomer=newcomer,
         )

@@ -15,9 +15,21 @@ from typing import Protocol
 import numpy as np
 
 from swarmnode.errors import RemoteFault
+from swarmnode.gossip.robust import ALL, Guard, Measures
 from swarmnode.manifest import Manifest
 from swarmnode.model.split import Part, split
-from swarmnode.ports import LossResult, Neighbour, OuterReport, Packet, Replica, State, StepReport, Tape, WireTensor
+from swarmnode.ports import (
+    LossResult,
+    Neighbour,
+    OuterReport,
+    Packet,
+    Replica,
+    State,
+    StepReport,
+    Tape,
+    Verdict,
+    WireTensor,
+)
 from swarmnode.recovery.snapshot import ITEMSIZE, SECTIONS
 from swarmnode.simulation.machine import Meter
 
@@ -26,9 +38,12 @@ ROW = struct.Struct(f"<{2 + 2 * DIMENSIONS}d")  # replica, round, theta, phi: wh
 ROW_BYTES = 64
 MARK = struct.Struct("<Q")
 BOUNDARY = {"bf16": ("bf16", 2), "fp32": ("f32", 4)}
+# Bytes a parameter, about: a scale a block, few escapes.
+CODEC_BYTES = {"int8": 1.03, "modular6": 0.8, "modular4": 0.56, "modular3": 0.43}
 STATE_TRAFFIC = 2 * len(SECTIONS) * ITEMSIZE  # bytes of memory traffic per parameter to copy a state
 STEP_TRAFFIC = 28  # bytes per parameter: AdamW reads four and writes three float32
 OUTER_TRAFFIC = 40
+WEIGHTS_NORM = 1.0  # of a fresh replica: its numbers are what was added to them
 DRIFT, NOISE = 1e-3, 1e-3  # of an inner step, in every dimension
 
 Vector = tuple[float, ...]
@@ -120,6 +135,7 @@ class FakeReplica:
         self.phi: Vector = self.theta
         self.momentum: Vector = self.theta
         self._marked: tuple[int, Vector] | None = None
+        self._guard = Guard(direction=False) if manifest.gossip.acceptance != ALL else None
         self._version = 0
         self.accumulated = 0
         self.recomputed = 0
@@ -223,9 +239,14 @@ class FakeReplica:
         self._marked = (round_index, self.theta)
         self._witness.boundary(self.number, self.stage, round_index)
         gossip = self._manifest.gossip
-        dtype, itemsize = BOUNDARY[gossip.codec]
         row = _row(self.number, round_index, self.theta, self.phi)
-        return [fake(dtype, (self._true,), itemsize, row)] * (1 if gossip.gamma == gossip.beta else 2)
+        if gossip.codec in BOUNDARY:
+            dtype, itemsize = BOUNDARY[gossip.codec]
+            tensor = fake(dtype, (self._true,), itemsize, row)
+        else:
+            nbytes = max(1, round(CODEC_BYTES[gossip.codec] * self._true / ROW_BYTES)) * ROW_BYTES
+            tensor = WireTensor("f32", (self._true,), repeated(row, nbytes), gossip.codec)
+        return [tensor] * (1 if gossip.gamma == gossip.beta else 2)
 
     def apply(self, round_index: int, own_weight: float, packets: Sequence[Packet]) -> OuterReport:
         assert self._marked is not None and self._marked[0] == round_index, f"{self._marked} is not {round_index}"
@@ -233,7 +254,12 @@ class FakeReplica:
         boundary = self._marked[1]
         self._marked = None
         self._witness.applied(self.number, self.stage, round_index, [(int(row[0]), int(row[1])) for row in rows])
-        givers = [(p.weight, row) for p, row in zip(packets, rows, strict=True) if p.weight > 0.0]
+        verdicts = [self._judge(own_weight, p.weight, row, boundary) for p, row in zip(packets, rows, strict=True)]
+        givers = [
+            (p.weight, self._drawn_back(row, boundary, verdict.keep))
+            for p, row, verdict in zip(packets, rows, verdicts, strict=True)
+            if verdict.keep > 0.0
+        ]
         total = own_weight + sum(weight for weight, _ in givers)
         own = own_weight / total if givers else 1.0
         gossip, at = self._manifest.gossip, 2 + DIMENSIONS
@@ -248,7 +274,25 @@ class FakeReplica:
             theta.append(self.phi[k] + m + self.theta[k] - boundary[k])
         self.theta, self.phi, self.momentum = tuple(theta), tuple(phi), tuple(momentum)
         self._version += 1
-        return OuterReport(len(givers) + (own > 0.0), 0.0, 0.0)
+        return OuterReport(len(givers) + (own > 0.0), 0.0, 0.0, verdicts)
+
+    def _judge(self, own_weight: float, weight: float, row: Vector, boundary: Vector) -> Verdict:
+        """The real guard's verdict, by distance alone: in so few dimensions honest directions differ by chance."""
+        if weight == 0.0:
+            return Verdict(0.0, "newcomer", "a newcomer gives nothing")
+        if self._guard is None:
+            return Verdict(1.0, "accepted", "whatever is well-formed")
+        theirs = row[2 : 2 + DIMENSIONS]
+        own = math.dist(boundary, self.phi) if own_weight > 0.0 else 0.0
+        weights_norm = math.hypot(WEIGHTS_NORM, *self.phi)
+        return self._guard.judge(
+            Measures(own, math.dist(theirs, self.phi), math.dist(theirs, boundary), 0.0, weights_norm)
+        )
+
+    def _drawn_back(self, row: Vector, boundary: Vector, keep: float) -> Vector:
+        """A packet of which only `keep` of the distance to our own is believed."""
+        ours = (*row[:2], *boundary, *self.phi)
+        return tuple(mine + keep * (their - mine) for mine, their in zip(ours, row, strict=True))
 
     def _open(self, packet: Packet) -> Vector:
         if not packet.tensors or packet.tensors[0].shape != (self._true,):

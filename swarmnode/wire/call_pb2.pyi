@@ -49,7 +49,7 @@ class TensorSpec(_message.Message):
     def __init__(self, dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., nbytes: _Optional[int] = ..., codec: _Optional[str] = ...) -> None: ...
 
 class Request(_message.Message):
-    __slots__ = ("version", "run_id", "timeout_ms", "tensors", "progress", "record", "ping", "process", "exchange", "commit", "snapshot", "chunk", "manifest", "guests", "reach", "receipt", "report")
+    __slots__ = ("version", "run_id", "timeout_ms", "tensors", "progress", "record", "ping", "process", "exchange", "commit", "snapshot", "chunk", "manifest", "guests", "reach", "receipt", "packet_receipt", "report")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
@@ -66,6 +66,7 @@ class Request(_message.Message):
     GUESTS_FIELD_NUMBER: _ClassVar[int]
     REACH_FIELD_NUMBER: _ClassVar[int]
     RECEIPT_FIELD_NUMBER: _ClassVar[int]
+    PACKET_RECEIPT_FIELD_NUMBER: _ClassVar[int]
     REPORT_FIELD_NUMBER: _ClassVar[int]
     version: int
     run_id: str
@@ -83,11 +84,12 @@ class Request(_message.Message):
     guests: GuestsRequest
     reach: ReachRequest
     receipt: ReceiptRequest
+    packet_receipt: PacketReceipt
     report: _report_pb2.ReportRequest
-    def __init__(self, version: _Optional[int] = ..., run_id: _Optional[str] = ..., timeout_ms: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., progress: _Optional[_Union[_record_pb2.Progress, _Mapping]] = ..., record: _Optional[_Union[_record_pb2.SignedRecord, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., process: _Optional[_Union[Process, _Mapping]] = ..., exchange: _Optional[_Union[Exchange, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., snapshot: _Optional[_Union[SnapshotRequest, _Mapping]] = ..., chunk: _Optional[_Union[ChunkRequest, _Mapping]] = ..., manifest: _Optional[_Union[ManifestRequest, _Mapping]] = ..., guests: _Optional[_Union[GuestsRequest, _Mapping]] = ..., reach: _Optional[_Union[ReachRequest, _Mapping]] = ..., receipt: _Optional[_Union[ReceiptRequest, _Mapping]] = ..., report: _Optional[_Union[_report_pb2.ReportRequest, _Mapping]] = ...) -> None: ...
+    def __init__(self, version: _Optional[int] = ..., run_id: _Optional[str] = ..., timeout_ms: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., progress: _Optional[_Union[_record_pb2.Progress, _Mapping]] = ..., record: _Optional[_Union[_record_pb2.SignedRecord, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., process: _Optional[_Union[Process, _Mapping]] = ..., exchange: _Optional[_Union[Exchange, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., snapshot: _Optional[_Union[SnapshotRequest, _Mapping]] = ..., chunk: _Optional[_Union[ChunkRequest, _Mapping]] = ..., manifest: _Optional[_Union[ManifestRequest, _Mapping]] = ..., guests: _Optional[_Union[GuestsRequest, _Mapping]] = ..., reach: _Optional[_Union[ReachRequest, _Mapping]] = ..., receipt: _Optional[_Union[ReceiptRequest, _Mapping]] = ..., packet_receipt: _Optional[_Union[PacketReceipt, _Mapping]] = ..., report: _Optional[_Union[_report_pb2.ReportRequest, _Mapping]] = ...) -> None: ...
 
 class Reply(_message.Message):
-    __slots__ = ("status", "reason", "retry_after_ms", "tensors", "progress", "record", "pong", "processed", "exchanged", "committed", "snapshot", "chunk", "manifest", "guests", "reach", "receipt", "report")
+    __slots__ = ("status", "reason", "retry_after_ms", "tensors", "progress", "record", "pong", "processed", "exchanged", "committed", "snapshot", "chunk", "manifest", "guests", "reach", "receipt", "packet_receipt", "report")
     STATUS_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     RETRY_AFTER_MS_FIELD_NUMBER: _ClassVar[int]
@@ -104,6 +106,7 @@ class Reply(_message.Message):
     GUESTS_FIELD_NUMBER: _ClassVar[int]
     REACH_FIELD_NUMBER: _ClassVar[int]
     RECEIPT_FIELD_NUMBER: _ClassVar[int]
+    PACKET_RECEIPT_FIELD_NUMBER: _ClassVar[int]
     REPORT_FIELD_NUMBER: _ClassVar[int]
     status: Status
     reason: str
@@ -121,8 +124,9 @@ class Reply(_message.Message):
     guests: _access_pb2.SignedGuestList
     reach: Reached
     receipt: Receipt
+    packet_receipt: PacketReceiptTaken
     report: _report_pb2.Report
-    def __init__(self, status: _Optional[_Union[Status, str]] = ..., reason: _Optional[str] = ..., retry_after_ms: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., progress: _Optional[_Union[_record_pb2.Progress, _Mapping]] = ..., record: _Optional[_Union[_record_pb2.SignedRecord, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., processed: _Optional[_Union[Processed, _Mapping]] = ..., exchanged: _Optional[_Union[Exchanged, _Mapping]] = ..., committed: _Optional[_Union[Committed, _Mapping]] = ..., snapshot: _Optional[_Union[Snapshot, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., manifest: _Optional[_Union[_record_pb2.SignedManifest, _Mapping]] = ..., guests: _Optional[_Union[_access_pb2.SignedGuestList, _Mapping]] = ..., reach: _Optional[_Union[Reached, _Mapping]] = ..., receipt: _Optional[_Union[Receipt, _Mapping]] = ..., report: _Optional[_Union[_report_pb2.Report, _Mapping]] = ...) -> None: ...
+    def __init__(self, status: _Optional[_Union[Status, str]] = ..., reason: _Optional[str] = ..., retry_after_ms: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., progress: _Optional[_Union[_record_pb2.Progress, _Mapping]] = ..., record: _Optional[_Union[_record_pb2.SignedRecord, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., processed: _Optional[_Union[Processed, _Mapping]] = ..., exchanged: _Optional[_Union[Exchanged, _Mapping]] = ..., committed: _Optional[_Union[Committed, _Mapping]] = ..., snapshot: _Optional[_Union[Snapshot, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., manifest: _Optional[_Union[_record_pb2.SignedManifest, _Mapping]] = ..., guests: _Optional[_Union[_access_pb2.SignedGuestList, _Mapping]] = ..., reach: _Optional[_Union[Reached, _Mapping]] = ..., receipt: _Optional[_Union[Receipt, _Mapping]] = ..., packet_receipt: _Optional[_Union[PacketReceiptTaken, _Mapping]] = ..., report: _Optional[_Union[_report_pb2.Report, _Mapping]] = ...) -> None: ...
 
 class Ping(_message.Message):
     __slots__ = ("payload",)
@@ -313,5 +317,37 @@ class Receipt(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., server: _Optional[str] = ..., client: _Optional[str] = ..., microbatches: _Optional[int] = ..., samples: _Optional[int] = ..., from_unix_s: _Optional[int] = ..., until_unix_s: _Optional[int] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class ReceiptRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class PacketReceipt(_message.Message):
+    __slots__ = ("run_id", "stage", "round", "giver", "receiver", "accepted", "keep", "step", "reason", "samples", "nbytes", "signature")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    GIVER_FIELD_NUMBER: _ClassVar[int]
+    RECEIVER_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    KEEP_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    NBYTES_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    stage: int
+    round: int
+    giver: str
+    receiver: str
+    accepted: bool
+    keep: float
+    step: str
+    reason: str
+    samples: int
+    nbytes: int
+    signature: bytes
+    def __init__(self, run_id: _Optional[str] = ..., stage: _Optional[int] = ..., round: _Optional[int] = ..., giver: _Optional[str] = ..., receiver: _Optional[str] = ..., accepted: _Optional[bool] = ..., keep: _Optional[float] = ..., step: _Optional[str] = ..., reason: _Optional[str] = ..., samples: _Optional[int] = ..., nbytes: _Optional[int] = ..., signature: _Optional[bytes] = ...) -> None: ...
+
+class PacketReceiptTaken(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

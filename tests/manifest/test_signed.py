@@ -51,7 +51,7 @@ def test_round_trip() -> None:
 
 def test_the_id_is_of_content_and_owner() -> None:
     # Written down: another byte in the canonical form is another run.
-    assert verify(sign(Manifest(), KEY), None)[1] == "8151632bed2af545544fb8eec1131b86acd539ad82504f20968405bd51e30fb4"
+    assert verify(sign(Manifest(), KEY), None)[1] == "895258dc496cdbdb497c0e0357f5610efe0a1fe8653a96fc17199ceeb83f2f88"
     assert verify(sign(Manifest(), OTHER), None)[1] != verify(sign(Manifest(), KEY), None)[1]
     assert verify(sign(Manifest(seed=1), KEY), None)[1] != verify(sign(Manifest(), KEY), None)[1]
 

@@ -90,6 +90,42 @@ def test_a_bad_packet_makes_a_lone_step() -> None:
     asyncio.run(asyncio.wait_for(body(), 120))
 
 
+class Flipped(Recording):
+    """Tells its partner the opposite of what it learned."""
+
+    def message(self, round_index: int) -> list[WireTensor]:
+        outer = self.outer
+        outer.message(round_index)
+        return outer.codec.encode(2 * outer.phi - outer.theta, reference=outer.phi, seed=round_index)
+
+
+def test_a_liar_is_refused_and_told_so_and_then_left_out() -> None:
+    async def body() -> None:
+        async with village(manifest(codec="modular4", acceptance="guarded")) as v:
+            for stage in (0, 1, 2):
+                v.add(stage)
+            liar, honest = v.add(2, Flipped), v.people[2]
+
+            def told(event: str, who: int) -> list[dict[str, object]]:
+                return [fields for said, fields in v.people[who].quiet.events if said == event]
+
+            def left_out() -> bool:
+                gossip = honest.node.gossip
+                return gossip is not None and not gossip.acceptance.meets(liar.node.me)
+
+            await v.until(left_out, "the liar is left out")
+            refused = told("exchange.refused", 2)
+            assert {f["step"] for f in refused} == {"direction"} and {f["peer"] for f in refused} == {liar.node.me}
+            got = [f for f in told("receipt.got", 3) if not f["accepted"]]
+            assert got and got[0]["step"] == "direction" and got[0]["peer"] == honest.node.me
+            assert honest.quiet.total("swarmnode_packets_total", step="direction") == len(refused)
+            before = v.total()
+            await v.until(lambda: v.total() >= before + 256, "progress without the liar")
+            await v.leave()
+
+    asyncio.run(asyncio.wait_for(body(), 120))
+
+
 @pytest.mark.parametrize(
     "spoil",
     [

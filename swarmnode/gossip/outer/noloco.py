@@ -130,7 +130,7 @@ class NoLoCo(Outer):
             weights += torch.dot(phi, phi).item()
         if not judged_by_own:
             own = product = 0.0
-        return Measures(*map(math.sqrt, (own, norm, gap)), product, math.sqrt(weights))
+        return Measures(math.sqrt(own), math.sqrt(norm), math.sqrt(gap), product, math.sqrt(weights))
 
     def _parts(self, packet: Packet) -> list[Sequence[WireTensor]]:
         """The packet's wire tensors by flat buffer, [theta] or [D, phi]; the codec's check sees a wrong number."""
@@ -156,6 +156,7 @@ class NoLoCo(Outer):
             m.add_(mean.sub_(phi), alpha=self.beta)
         else:
             mean.mul_(own_share)
+            assert self._delta is not None
             ours = self._delta[start:end]
             self._add(start, mean, theirs, [(share, parts[0]) for share, parts in shares], ours)
             torch.mul(phi, own_share, out=pull)

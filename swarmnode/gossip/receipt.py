@@ -1,0 +1,59 @@
+"""Receipts for packets: who received one signs whether it was believed, and gives that to whom it came from.
+
+A volunteer can show by them what its work was worth to others, and sees why it was refused. They prove what receivers
+said, not that it was just: colluding peers can praise each other.
+"""
+
+from __future__ import annotations
+
+from swarmnode.errors import RemoteFault
+from swarmnode.identity import SIGNATURE_BYTES, Identity, verify
+from swarmnode.ids import PeerId, RunId
+from swarmnode.ports import Packet, Verdict
+from swarmnode.wire import call_pb2 as wire
+
+RECEIPT_BYTES_MAX = 1024
+TEXT_MAX = 160  # characters of a reason
+_DOMAIN = b"swarmnode/packet-receipt/v1\0"
+
+
+def receipt(
+    identity: Identity, run_id: RunId, stage: int, round_index: int, giver: PeerId, packet: Packet, verdict: Verdict
+) -> wire.PacketReceipt:
+    """What `identity` made of a packet of `giver`, signed."""
+    found = wire.PacketReceipt(
+        run_id=run_id,
+        stage=stage,
+        round=round_index,
+        giver=giver,
+        receiver=identity.peer_id,
+        accepted=verdict.keep > 0.0,
+        keep=verdict.keep,
+        step=verdict.step,
+        reason=verdict.reason[:TEXT_MAX],
+        samples=packet.samples,
+        nbytes=sum(tensor.nbytes for tensor in packet.tensors),
+    )
+    found.signature = identity.sign(_signed(found))
+    return found
+
+
+def check_receipt(found: wire.PacketReceipt, run_id: RunId, giver: PeerId, receiver: PeerId) -> None:
+    """Raises RemoteFault unless `receiver` signed `found` for a packet of `giver` in this run; cheapest first."""
+    if found.ByteSize() > RECEIPT_BYTES_MAX:
+        raise RemoteFault(f"receipt of {found.ByteSize()} bytes; at most {RECEIPT_BYTES_MAX}")
+    names = (found.run_id, found.giver, found.receiver)
+    if names != (run_id, giver, receiver):
+        raise RemoteFault(f"receipt for (run, giver, receiver) {names}; {(run_id, giver, receiver)} are due")
+    if not 0.0 <= found.keep <= 1.0 or found.accepted != (found.keep > 0.0):
+        raise RemoteFault(f"receipt that says accepted = {found.accepted} and keep = {found.keep}")
+    if len(found.signature) != SIGNATURE_BYTES or not verify(receiver, _signed(found), found.signature):
+        raise RemoteFault(f"receipt of {receiver} is forged: its signature does not verify")
+
+
+def _signed(found: wire.PacketReceipt) -> bytes:
+    """The bytes that are signed: all fields but the signature."""
+    bare = wire.PacketReceipt()
+    bare.CopyFrom(found)
+    bare.ClearField("signature")
+    return _DOMAIN + bare.SerializeToString(deterministic=True)
