@@ -45,12 +45,8 @@ class DeltaCodec(Codec):
             return packet(self.name, flat.numel(), self.code(flat, seed))
         if self.residual is None or self.residual.numel() != flat.numel():
             self.residual = torch.zeros(flat.numel())
-        self.residual.mul_(DECAY).add_(flat)
-        message = packet(self.name, flat.numel(), self.code(self.residual, seed))
-        sent = torch.empty_like(self.residual)
-        self.read(message, 0, sent)
-        self.residual.sub_(sent)
-        return message
+        torch.add(flat, self.residual, alpha=DECAY, out=self.residual)
+        return packet(self.name, flat.numel(), self.code(self.residual, seed))
 
     def check(self, tensors: Sequence[WireTensor], parameters: int) -> None:
         nbytes = self.nbytes(parameters)
@@ -62,12 +58,16 @@ class DeltaCodec(Codec):
     ) -> None:
         parameters = tensors[0].shape[0]
         assert start % self.unit == 0 and (out.numel() % self.unit == 0 or start + out.numel() == parameters)
-        data = np.frombuffer(tensors[0].data, np.uint8)
+        self.uncode_into(np.frombuffer(tensors[0].data, np.uint8), parameters, start, out)
+
+    def uncode_into(self, data: Bytes, parameters: int, start: int, out: torch.Tensor) -> None:
+        """Elements of inspected `data` from `start` on into `out`."""
         out.copy_(self.uncode(data, parameters, start, start + out.numel()))
 
     @abstractmethod
     def code(self, flat: torch.Tensor, seed: int) -> Bytes:
-        """The packet of `flat` float32 [P] on the CPU: `nbytes(P)` bytes of their own."""
+        """The packet of `flat` float32 [P] on the CPU: `nbytes(P)` bytes of their own. With `feedback`, `flat` is the
+        residual, and what is sent is taken from it."""
 
     @abstractmethod
     def inspect(self, data: Bytes, parameters: int) -> None:

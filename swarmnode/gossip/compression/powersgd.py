@@ -55,7 +55,9 @@ class PowerSGD(DeltaCodec):
         right = self._before.clone()
         if float(right.norm()) == 0.0:
             self._before = None
-        return torch.cat([left.reshape(-1), right.view(-1)]).numpy().view(np.uint8).copy()
+        wire: Bytes = torch.cat([left.reshape(-1), right.view(-1)]).numpy().view(np.uint8).copy()
+        flat.sub_(self.uncode(wire, flat.numel(), 0, flat.numel()))
+        return wire
 
     def _factors(self, data: Bytes, parameters: int) -> tuple[torch.Tensor, torch.Tensor]:
         rows, _ = self._shape(parameters)
