@@ -2,7 +2,8 @@
 
 The bound of a pass is the bytes it must read and write over the traffic of a copy (which reads and writes each byte):
 float32 weights in, slow weights too for a relative codec, a residual in and out, the packet out; decoding the reverse.
-thread, the best of several rounds in which everything takes turns, so that a busy machine slows all alike.
+CPU seconds of one thread, the best of several rounds in which everything takes turns, so that a busy machine slows all
+alike.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from swarmnode.errors import RemoteFault, Unavailable
 from swarmnode.gossip.acceptance import Acceptance
 from swarmnode.gossip.pairing import partner, view_hash
-from swarmnode.gossip.round import Rounds
+from swarmnode.gossip.round import Pace, Rounds
 from swarmnode.identity import Identity
 from swarmnode.ids import PeerId, RunId, short
 from swarmnode.manifest import Manifest
@@ -38,7 +38,6 @@ from swarmnode.wire import call_pb2 as wire
 
 PARTNER_PATIENCE_S = 2.0  # guess: a partner that has not called by then is asked whether it lives
 EXCHANGES_PER_ROUND = 2.0  # guess: rounds are so far apart that exchanges, waiting included, take at most half of them
-SMOOTHING = 0.5  # guess: of the newest round's seconds and samples in their averages
 COMMIT_TIMEOUT_S = 5.0  # guess: a commit is one small message
 REPLY_SLACK_BYTES = 4096
 
@@ -61,32 +60,6 @@ class _Meeting:
         if not self.verdict.done():
             self.verdict.set_result(apply)
             self.arrived.set()
-
-
-@dataclass(slots=True)
-class _Pace:
-    """How fast the run's samples come and how long exchanges take, smoothed over rounds."""
-
-    samples_per_second: float = 0.0
-    exchange_s: float = 0.0
-    _boundary: tuple[float, int] | None = None
-
-    def boundary(self, now_s: float, samples: int) -> None:
-        if self._boundary is not None and now_s > self._boundary[0]:
-            rate = (samples - self._boundary[1]) / (now_s - self._boundary[0])
-            self.samples_per_second = _smoothed(self.samples_per_second, rate)
-        self._boundary = (now_s, samples)
-
-    def seconds(self, samples: int) -> float:
-        """What the run needs for `samples`, infinite while that is not known."""
-        return samples / self.samples_per_second if self.samples_per_second > 0 else float("inf")
-
-    def exchanged(self, seconds: float) -> None:
-        self.exchange_s = _smoothed(self.exchange_s, seconds)
-
-
-def _smoothed(average: float, value: float) -> float:
-    return value if average == 0.0 else average + SMOOTHING * (value - average)
 
 
 class Gossip:
@@ -126,7 +99,7 @@ class Gossip:
         self.newcomer = newcomer  # this replica's first round counts nothing of its own
         self._rounds = Rounds(manifest.gossip.round_samples)
         self.stride = 1  # this replica meets at multiples of it; announced in its record
-        self._pace = _Pace()
+        self._pace = Pace()
         self._gone: dict[PeerId, int] = {}  # partners that could not be reached, until a record newer than this
         self._samples_before = 0
         self._wake = asyncio.Event()

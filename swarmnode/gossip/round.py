@@ -15,6 +15,8 @@ NARROWING = (
     1.5  # guess: the stride falls only when half of it would do this much more than well, so that it does not flap
 )
 
+SMOOTHING = 0.5  # guess: of the newest round's seconds and samples in their averages
+
 
 @dataclass(frozen=True, slots=True)
 class Rounds:
@@ -64,3 +66,29 @@ class Rounds:
             stride //= 2
         seconds = self.round_samples / samples_per_second if samples_per_second > 0 else float("inf")
         return stride, f"a round takes {seconds:.3g} s, {seconds_min:.3g} s are needed: every {stride}"
+
+
+@dataclass(slots=True)
+class Pace:
+    """How fast the run's samples come and how long exchanges take, smoothed over rounds."""
+
+    samples_per_second: float = 0.0
+    exchange_s: float = 0.0
+    _boundary: tuple[float, int] | None = None
+
+    def boundary(self, now_s: float, samples: int) -> None:
+        if self._boundary is not None and now_s > self._boundary[0]:
+            rate = (samples - self._boundary[1]) / (now_s - self._boundary[0])
+            self.samples_per_second = _smoothed(self.samples_per_second, rate)
+        self._boundary = (now_s, samples)
+
+    def seconds(self, samples: int) -> float:
+        """What the run needs for `samples`, infinite while that is not known."""
+        return samples / self.samples_per_second if self.samples_per_second > 0 else float("inf")
+
+    def exchanged(self, seconds: float) -> None:
+        self.exchange_s = _smoothed(self.exchange_s, seconds)
+
+
+def _smoothed(average: float, value: float) -> float:
+    return value if average == 0.0 else average + SMOOTHING * (value - average)
