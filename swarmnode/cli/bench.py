@@ -1,4 +1,4 @@
-"""`swarmnode bench swarm|transport|codec|gossip|attack`: numbers of this machine."""
+"""`swarmnode bench swarm|transport|checkpoint|codec|gossip|attack`: numbers of this machine."""
 
 from __future__ import annotations
 
@@ -56,6 +56,20 @@ def chaos(runs: int, seed: int, as_json: bool) -> None:
     _print({"lives": lives if as_json else [bench.row(life) for life in lives]}, as_json)
     if any(life["laws broken"] for life in lives):
         raise SystemExit(1)
+
+
+@command.command()
+@click.option(
+    "--preset", type=click.Choice(("tiny", "demo", "small")), default="small", show_default=True, help="Model."
+)
+@click.option("--repeats", type=click.IntRange(1, 100), default=3, show_default=True, help="Of each; medians count.")
+@click.option("--folder", type=click.Path(exists=True, file_okay=False, path_type=Path), help="On the disk to measure.")
+@JSON
+def checkpoint(preset: str, repeats: int, folder: Path | None, as_json: bool) -> None:
+    """The pause of training for a checkpoint against an inner step; saving and loading a stage against the same disk,
+    written and read plainly in the same run."""
+    bench = importlib.import_module("swarmnode.bench.checkpoint")
+    _print(bench.run(preset, repeats, folder), as_json)
 
 
 @command.command()

@@ -1,0 +1,137 @@
+"""A whole swarm of real processes stops, and goes on elsewhere: through a bucket, with other stages, after mistakes."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from swarmnode import manifest as manifests
+from swarmnode.local.child import environment
+from swarmnode.manifest import PRESETS, CheckpointSpec
+
+BOUND_S = 240.0
+BUCKET = "swarm"
+
+
+@pytest.fixture
+def bucket() -> Iterator[dict[str, str]]:
+    """What a process needs in its environment to reach an S3 of our own that is not on the internet."""
+    server = pytest.importorskip("moto.server").ThreadedMotoServer(port=0, verbose=False)
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server.start()
+    host, port = server.get_host_and_port()
+    variables = {
+        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
+        "AWS_ACCESS_KEY_ID": "key",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "no_proxy": host,
+    }
+    try:
+        botocore = pytest.importorskip("botocore.session").get_session()
+        client = botocore.create_client(
+            "s3",
+            "us-east-1",
+            endpoint_url=variables["AWS_ENDPOINT_URL"],
+            aws_access_key_id="key",
+            aws_secret_access_key="s",
+        )
+        client.create_bucket(Bucket=BUCKET)
+        yield variables
+    finally:
+        server.stop()
+
+
+def swarmnode(folder: Path, variables: dict[str, str], *arguments: str) -> tuple[int, str, str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "swarmnode.cli.main", *arguments],
+        cwd=folder,
+        env={**environment(), **variables},
+        capture_output=True,
+        text=True,
+        timeout=BOUND_S,
+        check=False,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def up(folder: Path, variables: dict[str, str], *arguments: str) -> dict[str, Any]:
+    common = ["--json", "--no-dashboard", "--cache", str(folder / "cache")]
+    code, out, error = swarmnode(folder, variables, "up", *arguments, *common)
+    assert code == 0, error
+    found: dict[str, Any] = json.loads(out)
+    assert found["failure"] is None and set(found["exit_reasons"].values()) == {"left"}, found
+    return found
+
+
+def events(folder: Path, event: str) -> list[dict[str, Any]]:
+    found = []
+    for path in folder.rglob("events.jsonl"):
+        rows = map(json.loads, path.read_text().splitlines())
+        found += [row["fields"] for row in rows if row["event"] == event]
+    return found
+
+
+@pytest.mark.timeout(400)
+def test_a_swarm_stops_and_goes_on_from_a_bucket_with_other_stages(tmp_path: Path, bucket: dict[str, str]) -> None:
+    preset = PRESETS["tiny"]
+    gossip = replace(preset.gossip, round_samples=128, round_seconds_min=0.0)
+    run = tmp_path / "run"
+    manifests.init(run, replace(preset, gossip=gossip, checkpoint=CheckpointSpec(f"s3://{BUCKET}/all", 1, 2)))
+    first = up(tmp_path, bucket, str(run), "--nodes", "3", "--samples", "500")
+    assert first["checkpoint"].startswith(f"s3://{BUCKET}/all/{first['run'][:16]}/round-")
+    assert first["checkpoint"].endswith("-final") and not (run / "checkpoints").exists()
+    assert events(Path(tmp_path / first["folder"]), "checkpoint.pruned"), "the budget is kept"
+    assert not events(Path(tmp_path / first["folder"]), "checkpoint.failed")
+
+    layers = preset.model.layers
+    second = up(
+        tmp_path,
+        bucket,
+        "--resume",
+        f"s3://{BUCKET}/all",
+        "--nodes",
+        str(layers),
+        "--stages",
+        str(layers),
+        "--samples",
+        "800",
+    )
+    loaded = events(tmp_path / second["folder"], "checkpoint.loaded")
+    assert sorted(row["stage"] for row in loaded) == list(range(layers)) != list(range(preset.pipeline.stages))
+    counted = {row["samples_total"] for row in loaded}
+    assert len(counted) == 1 and counted.pop() >= first["samples"] >= 500
+    assert second["samples"] >= 800 and second["run"] != first["run"]
+    # The curve goes on: where it stood, not at the beginning (which is above 5), and further down.
+    assert second["loss_validation_first"] < first["loss_validation_first"] - 1.0
+    assert second["loss_validation_first"] < first["loss_validation_last"] + 0.3
+
+
+def test_mistakes_with_resume_are_one_line(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    wide = tmp_path / "wide"
+    manifests.init(wide, PRESETS["tiny"])
+    cases = {
+        ("up", "--resume", "nowhere"): (2, "--resume nowhere: no such folder"),
+        ("up", "--resume", "empty"): (78, "no checkpoint there"),
+        ("up", "--resume", "ftp://host/x"): (2, "is no place for checkpoints"),
+        ("up", "--resume", "s3://swarm/x"): (70, "cannot list s3://swarm/x"),
+        ("up", str(wide), "--checkpoints", "gs://b/x"): (2, "needs the package gcsfs"),
+    }
+    unreachable = {"AWS_ENDPOINT_URL": "http://127.0.0.1:1", "AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s"}
+    unreachable |= {"AWS_MAX_ATTEMPTS": "1", "no_proxy": "127.0.0.1", "AWS_DEFAULT_REGION": "us-east-1"}
+    for arguments, (code, words) in cases.items():
+        got, _, error = swarmnode(tmp_path, unreachable, *arguments)
+        lines = [line for line in error.splitlines() if line.startswith("swarmnode:")]
+        assert "Traceback" not in error and len(lines) == 1, f"{arguments}: {error}"
+        assert (got, words in lines[0]) == (code, True), f"{arguments}: exit {got}: {error}"
+    assert not (tmp_path / "runs").exists() or not os.listdir(tmp_path / "runs")
