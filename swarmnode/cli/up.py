@@ -94,6 +94,7 @@ def command(
     from swarmnode.local.child import node_command
     from swarmnode.local.fleet import FleetPlan
     from swarmnode.local.folder import prepare
+    from swarmnode.local.resumed import check_store
     from swarmnode.local.resumed import resume as resume_from
     from swarmnode.local.session import Conditions, Session
     from swarmnode.local.view import PlainScreen, conclusion, screen_for
@@ -103,6 +104,7 @@ def command(
     resumed = resume_from(resume, run, nodes, stages, stamp, screen.note) if resume else None
     prepared = resumed.prepared if resumed else prepare(run, nodes, stages, stamp)
     own = str((prepared.folder / CHECKPOINTS).resolve())
+    check_store(checkpoints or prepared.manifest.checkpoint.url or own, prepared.signed.parent)
     plan = FleetPlan(
         folder=prepared.folder,
         manifest=prepared.signed,

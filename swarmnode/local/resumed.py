@@ -15,6 +15,7 @@ from swarmnode.errors import DataError, UsageError
 from swarmnode.local.folder import RunFolder, prepare, prepare_given
 from swarmnode.manifest import verify
 from swarmnode.node import resuming
+from swarmnode.node.bucket import open_store
 from swarmnode.node.saver import Resumption
 from swarmnode.wire.record_pb2 import SignedManifest
 
@@ -47,6 +48,11 @@ def resume(
     if prepared.run_id != origin.run_id:
         note(f"goes on from run {origin.run_id[:16]} ({origin.run_name}, {origin.stages} stages) as a new run")
     return Resumed(prepared, where, resumption)
+
+
+def check_store(where: str, relative_to: Path) -> None:
+    """Raises UsageError, LocalFault when checkpoints cannot be kept at `where`: before anything is started."""
+    asyncio.run(open_store(where, relative_to).names())
 
 
 async def _choose(text: str, note: Callable[[str], None]) -> Resumption:
