@@ -46,10 +46,10 @@ class Acceptance:
     ) -> bool:
         """Count, log, remember and, in one of `tasks`, sign the verdicts on `other`'s packets. Returns whether the
         replicas met: one of them was taken, or a newcomer had nothing to give."""
-        for packet, verdict in zip(packets, report.verdicts, strict=True):
+        for packet, verdict in zip(packets, report.verdicts, strict=False):  # verdicts on what leavers gave follow
             self._count(round_index, other, verdict)
             tasks.create_task(self._give(round_index, other, packet, verdict))
-        return any(verdict.keep > 0.0 or verdict.step == NEWCOMER for verdict in report.verdicts)
+        return any(verdict.keep > 0.0 or verdict.step == NEWCOMER for verdict in report.verdicts[: len(packets)])
 
     def _count(self, round_index: int, other: PeerId, verdict: Verdict) -> None:
         step, reason = verdict.step, verdict.reason

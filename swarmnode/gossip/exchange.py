@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 from swarmnode.errors import RemoteFault, Unavailable
 from swarmnode.gossip.acceptance import Acceptance
+from swarmnode.gossip.bequest import Bequests
+from swarmnode.gossip.meeting import Meeting
 from swarmnode.gossip.pairing import partner, view_hash
 from swarmnode.gossip.round import Pace, Rounds
 from swarmnode.identity import Identity
@@ -40,26 +41,6 @@ PARTNER_PATIENCE_S = 2.0  # guess: a partner that has not called by then is aske
 EXCHANGES_PER_ROUND = 2.0  # guess: rounds are so far apart that exchanges, waiting included, take at most half of them
 COMMIT_TIMEOUT_S = 5.0  # guess: a commit is one small message
 REPLY_SLACK_BYTES = 4096
-
-
-@dataclass(slots=True)
-class _Meeting:
-    """The responder's side of one round: its packet for the caller, and the caller's packet once it came."""
-
-    round_index: int
-    partner: PeerId
-    tensors: Sequence[WireTensor]
-    weight: float
-    samples: int
-    packet: Packet | None = None
-    arrived: asyncio.Event = field(default_factory=asyncio.Event)
-    verdict: asyncio.Future[bool] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
-
-    def end(self, apply: bool) -> None:
-        """The caller's word on this exchange; the first one counts."""
-        if not self.verdict.done():
-            self.verdict.set_result(apply)
-            self.arrived.set()
 
 
 class Gossip:
@@ -103,9 +84,11 @@ class Gossip:
         self._gone: dict[PeerId, int] = {}  # partners that could not be reached, until a record newer than this
         self._samples_before = 0
         self._wake = asyncio.Event()
-        self._meeting: _Meeting | None = None
+        self._meeting: Meeting | None = None
         self._met = asyncio.Condition()
         self.finished = asyncio.Event()  # set after each round; whoever waits clears it
+        self.bequests = Bequests(manifest, stage, lambda: self.next_round, telemetry)
+        self.serve_bequest = self.bequests.serve
         self._resting = False
         self._idle = asyncio.Event()  # no round is under way
         self._idle.set()
@@ -118,6 +101,29 @@ class Gossip:
     def exchange_s(self) -> float:
         """What an exchange with a partner takes, smoothed; 0 before the first."""
         return self._pace.exchange_s
+
+    @property
+    def next_round(self) -> int:
+        """The round this replica takes part in next, if none is skipped."""
+        return (self.done // self.stride + 1) * self.stride
+
+    @property
+    def unsent(self) -> int:
+        """Samples trained here since the last round: no other replica has a part of them."""
+        met = self._manifest.gossip.method != "none" and not self.newcomer
+        return self._samples_here() - self._samples_before if met else 0
+
+    async def parting(self) -> tuple[wire.Bequest, Sequence[WireTensor]]:
+        """After `rest`: what was learnt since the last round, as the message this replica would send in its next."""
+
+        def message() -> Sequence[WireTensor]:
+            if self._replica.accumulated:
+                self._replica.step(self._samples_total())
+            return self._replica.message(self.next_round)
+
+        codec = self._manifest.gossip.codec
+        said = wire.Bequest(round=self.next_round, stage=self._stage, codec=codec, samples=self.unsent)
+        return said, await self._compute.run(Priority.OUTER, 0, message)
 
     async def rest(self) -> None:
         """Begin no round any more; returns when the one under way is over."""
@@ -209,7 +215,8 @@ class Gossip:
                     self._lost(other)
         if packets:
             self._pace.exchanged(loop.time() - begun)
-        report, reason = await self._apply(round_index, weight, packets, reason)
+        left = self.bequests.take(round_index, samples)
+        report, reason = await self._apply(round_index, weight, [*packets, *left], reason)
         taken = other is not None and self.acceptance.judged(self._tasks, round_index, other, packets, report)
         self._samples_before += samples
         self.done = round_index
@@ -287,7 +294,7 @@ class Gossip:
         self, other: PeerId, round_index: int, tensors: Sequence[WireTensor], weight: float, samples: int
     ) -> Packet:
         """The responder's side: stand ready for `other` until it has called and committed."""
-        meeting = _Meeting(round_index, other, tensors, weight, samples)
+        meeting = Meeting(round_index, other, tensors, weight, samples)
         async with self._met:
             self._meeting = meeting
             self._met.notify_all()
@@ -317,7 +324,7 @@ class Gossip:
         reply = wire.Exchanged(round=meeting.round_index, weight=meeting.weight, samples=meeting.samples)
         return Answer(wire.Reply(exchanged=reply), meeting.tensors)
 
-    async def _meet(self, peer: PeerId, round_index: int) -> _Meeting:
+    async def _meet(self, peer: PeerId, round_index: int) -> Meeting:
         """Our side of the round `peer` asks for, once it is there."""
         async with self._met:
             while True:
@@ -371,7 +378,7 @@ class Gossip:
         )
 
 
-async def _verdict(meeting: _Meeting, within_s: float) -> bool:
+async def _verdict(meeting: Meeting, within_s: float) -> bool:
     """What the caller says of its exchange. Raises Unavailable when it does not call `within_s`."""
     try:
         async with asyncio.timeout(within_s if within_s < float("inf") else None):

@@ -130,6 +130,9 @@ PACKETS = _counter(
     "Packets of partners, by the step of acceptance that decided (gossip/robust.py).",
     step=("accepted", "clipped", "norm", "direction", "loss", "misshapen", "newcomer"),
 )
+BEQUESTS = _counter(
+    "swarmnode_bequests_total", "exchanges", "Times this node, leaving, gave what it had learnt to another replica."
+)
 ONESIDED_COMMITS = _counter(
     "swarmnode_onesided_commits_total",
     "exchanges",
@@ -246,6 +249,10 @@ EVENTS: Final[dict[str, str]] = {
     "inner.skipped": "an inner step was skipped: the gradient was not finite",
     "round.boundary": "a round ended; this replica paired or not, and why",
     "round.stride": "rounds come faster or slower than replicas can meet: takes part in only every second, fourth, ...",
+    "bequest.given": "a leaver gave what it learnt since its last round to a replica that stays",
+    "bequest.merged": "what a leaver learnt counts in this round here",
+    "bequest.stale": "what a leaver learnt came for another round and is dropped",
+    "handover.done": "the last replica of a stage leaves; its state is kept by another node",
     "exchange.paired": "an outer step with a partner",
     "exchange.lone": "an outer step alone, and why",
     "exchange.onesided": "a partner may have applied an exchange that this replica did not, or the reverse",

@@ -8,19 +8,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from swarmnode.errors import SwarmnodeError
-from swarmnode.gossip.exchange import Gossip
 from swarmnode.ids import PeerId, short
 from swarmnode.node.notice import Notice, Notices
 from swarmnode.node.presence import Presence
-from swarmnode.pipeline.backlog import Backlog
-from swarmnode.pipeline.feeder import Feeder
-from swarmnode.ports import Replica, Telemetry
+from swarmnode.ports import Telemetry
 from swarmnode.wire import record_pb2
 
 GOODBYE_S = 0.5  # guess: of the time left, for the record that says we are gone
-FINISH_MARGIN = 2.0  # guess: what is held may take twice as long as one microbatch usually takes
-SAVED_BYTES = 4  # of a parameter
-SAVE_BYTES_PER_S = 1e8  # guess: a cloud disk of the cheapest kind
 GOODBYE_MAX_S = 5.0  # guess: a directory that stores nothing by then may learn of it by our record's end
 
 
@@ -137,50 +131,3 @@ def _cut(farewell: Farewell, task: Task, reason: str, telemetry: Telemetry) -> N
     undone = task.undone()
     farewell.cut.append(f"{task.step}: {undone} ({reason})")
     telemetry.event("drain.cut", level="warning", step=task.step, undone=undone, reason=reason)
-
-
-@dataclass(slots=True)
-class Parts:
-    """What a node that serves has to bring home. `save` writes the stage to this machine's disk."""
-
-    replica: Replica
-    gossip: Gossip
-    backlog: Backlog
-    feeder: Feeder | None
-    save: Callable[[], Awaitable[None]]
-
-    def held(self) -> int:
-        """Microbatches in work here."""
-        return len(self.backlog) + (self.feeder.under_way if self.feeder is not None else 0)
-
-    def finished(self) -> int:
-        """Microbatches that came to their end here, ever."""
-        return self.backlog.finished + (self.feeder.returned if self.feeder is not None else 0)
-
-    def refuse(self) -> None:
-        """From now on nothing new is begun."""
-        self.backlog.refusing = "this node is leaving"
-        if self.feeder is not None:
-            self.feeder.stop()
-
-
-def duties(parts: Parts, farewell: Farewell) -> list[Task]:
-    """What leaving means for a node that serves, in order; `farewell` is filled in as it goes."""
-    before = parts.finished()
-    farewell.held = parts.held()
-
-    async def finish() -> None:
-        try:
-            if parts.feeder is not None:
-                await parts.feeder.drain()
-            await parts.backlog.empty()
-        finally:
-            farewell.finished = min(farewell.held, parts.finished() - before)
-
-    finish_s = FINISH_MARGIN * parts.backlog.seconds if farewell.held else 0.0
-    save_s = parts.replica.parameters * SAVED_BYTES / SAVE_BYTES_PER_S
-    return [
-        Task(Step.FINISH, finish_s, finish, lambda: f"{parts.held()} of {farewell.held} microbatches"),
-        Task(Step.EXCHANGE, parts.gossip.exchange_s, parts.gossip.rest, lambda: "the round under way"),
-        Task(Step.SAVE, save_s, parts.save, lambda: "the stage is not on disk"),
-    ]

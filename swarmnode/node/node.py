@@ -13,7 +13,8 @@ from swarmnode.ids import PeerId, RunId, seeded
 from swarmnode.manifest import Manifest
 from swarmnode.metrics import name
 from swarmnode.node.arrival import Arrival
-from swarmnode.node.drain import Farewell, Parts, drain, duties
+from swarmnode.node.drain import Farewell, drain
+from swarmnode.node.duties import Parts, duties
 from swarmnode.node.feeding import feeding
 from swarmnode.node.line import Line
 from swarmnode.node.measuring import measuring
@@ -77,6 +78,7 @@ class Node:
         self._backlog: Backlog | None = None
         self._donor: SnapshotDonor | None = None
         self._saver: Saver | None = None
+        self.keeper: Keeper | None = None
         self.final = ""  # the checkpoint in which the stage is saved before leaving
         self.hop: Hop | None = None
         self.gossip: Gossip | None = None
@@ -110,6 +112,8 @@ class Node:
         handlers: list[tuple[str, Handler, int]] = [
             ("process", self._serve_process, nbytes_max),
             ("exchange", lambda peer, call: _there(self.gossip).serve_exchange(peer, call), nbytes_max),
+            ("bequest", lambda peer, call: _there(self.gossip).serve_bequest(peer, call), nbytes_max),
+            ("handover", lambda peer, call: _there(self.keeper).inherit(peer, call), 0),
             ("commit", lambda peer, call: _there(self.gossip).serve_commit(peer, call), 0),
             ("packet_receipt", lambda peer, call: _there(self.gossip).serve_receipt(peer, call), 0),
             ("snapshot", lambda peer, call: _there(self._donor).offer(peer, call), 0),
@@ -207,13 +211,15 @@ class Node:
     async def _withdraw(self, brought: Brought) -> None:
         """Take no new work at this stage, and finish what is held."""
         self.presence.set_state(record_pb2.NODE_STATE_DRAINING, f"moves to stage {brought.stage}")
-        held = 0
+        parts, held = self._parts(), 0
+        assert parts is not None
+        parts.refuse()
         try:
             async with asyncio.timeout(DRAIN_S):
                 await self.presence.announce()  # under the key of this stage, before it is announced elsewhere
-                await self._finish("this node moves to another stage")
+                await parts.finish()
         except TimeoutError:
-            held = len(self._backlog) if self._backlog is not None else 0
+            held = parts.held()
         self._telemetry.event("stage.moved", source=self.stage, target=brought.stage, cut=held, reason=brought.reason)
 
     def _vacate(self) -> None:
@@ -249,8 +255,8 @@ class Node:
             done=done,
             newcomer=newcomer,
         )
-        self.keeper = self._keeper(replica, stage)
-        tasks.create_task(self.keeper.run())
+        self.keeper = keeper = self._keeper(replica, stage)
+        tasks.create_task(keeper.run())
         self._donor = SnapshotDonor(
             self.run_id,
             stage,
@@ -259,7 +265,7 @@ class Node:
             # help that this replica needs (simulated: everything, seeds 9 and 11).
             lambda work: world.compute.run(Priority.OUTER, 0, work),
             telemetry,
-            kept=self.keeper.kept,
+            kept=keeper.kept,
         )
         self.presence.self.speed = Speed(hop, world.compute, self.presence.self.speed())
         self.presence.self.queue = lambda: world.compute.waiting
@@ -333,13 +339,21 @@ class Node:
         self._telemetry.event("node.draining", source=notice.source, reason=notice.reason, left_s=notices.left_s())
         if self.stage is not None:
             self.presence.set_state(record_pb2.NODE_STATE_DRAINING, notice.reason)
-        if self._backlog is not None and self._replica is not None and self.gossip is not None:
-            parts = Parts(self._replica, self.gossip, self._backlog, self.feeder, self._save)
+        if (parts := self._parts()) is not None:
             parts.refuse()
             tasks = duties(parts, farewell)
         await drain(farewell, tasks, notices, self.presence, self._telemetry)
         farewell.tell(self._telemetry)
         return farewell
+
+    def _parts(self) -> Parts | None:
+        """What there is to bring home; None before this node serves."""
+        replica, gossip, donor, backlog = self._replica, self.gossip, self._donor, self._backlog
+        if replica is None or gossip is None or donor is None or backlog is None or self.stage is None:
+            return None
+        rng = seeded(self.manifest.seed, "leaving", self.me, gossip.done)
+        serving = replica, gossip, donor, backlog, self.feeder
+        return Parts(self.run_id, self.stage, self.line, self._swarm, *serving, self._save, self._telemetry, rng)
 
     def _prepare(self, tasks: asyncio.TaskGroup) -> None:
         """This machine may be taken away soon, perhaps without another word: have the stage on disk."""
@@ -352,14 +366,6 @@ class Node:
         self._telemetry.event("state.saved", round=self.gossip.done, samples_total=self.samples_total())
         if self._leaving and self._saver is not None and self.final:
             await self._saver.save(self.final, alone=True)
-
-    async def _finish(self, reason: str) -> None:
-        """Refuse new work for `reason`; returns when all that is held is done."""
-        if self.feeder is not None:
-            await self.feeder.drain()
-        if self._backlog is not None:
-            self._backlog.refusing = reason
-            await self._backlog.empty()
 
     # ---- what goes on all the time
 

@@ -4,19 +4,24 @@ that a stage whose replicas all die at once need not be guessed (design section 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from swarmnode.errors import Unavailable
+from swarmnode.errors import RemoteFault, Unavailable
 from swarmnode.ids import PeerId, RunId
 from swarmnode.manifest import Manifest, RecoverySpec
 from swarmnode.membership.swarm import Swarm
-from swarmnode.ports import Telemetry, Transport
+from swarmnode.ports import Answer, Call, Telemetry, Transport
 from swarmnode.recovery.download import DownloadLimits, download
 from swarmnode.recovery.ladder import keepers
 from swarmnode.recovery.snapshot import SLOW, WHOLE, Cut, Snapshot, snapshot_nbytes
+from swarmnode.wire import call_pb2
 
 GENTLE = DownloadLimits(attempts_max=2, parallel=1, pause_s=1.0)
 """Nobody waits for it: one chunk at a time, and when a donor is busy another day will do. Guess."""
+
+
+URGENT = DownloadLimits(attempts_max=3, pause_s=0.1)
+"""The donor is about to go. Guess."""
 
 
 def to_keep(bytes_max: int, parameters: int, ends: tuple[int, int]) -> tuple[Cut | None, str]:
@@ -99,22 +104,38 @@ class Keeper:
                 await self._renew(self._cut, reason)
             await asyncio.sleep(self._period_s)
 
+    async def inherit(self, peer: PeerId, call: Call) -> Answer:
+        """Handler of "handover": keep the state of `peer`, the last replica of the stage after ours, which leaves.
+
+        Returns when it is here. Raises Unavailable when states are not kept whole here."""
+        asked = call.header.handover
+        if asked.stage != self.stage:
+            raise RemoteFault(f"handover of stage {asked.stage}; stage {self.stage} is kept here")
+        if self._cut != WHOLE or self._alone:
+            raise Unavailable(f"of stage {self.stage} is kept {self._reason}")
+        offer = await self._fetch(WHOLE, [peer], URGENT, "its last replica leaves")
+        return Answer(call_pb2.Reply(handed=call_pb2.Handed(round=offer.round)))
+
     async def _renew(self, cut: Cut, reason: str) -> None:
-        begun = asyncio.get_running_loop().time()
         try:
-            state, offer = await download(
-                self._transport,
-                lambda: [member.peer for member in self._swarm().serving(self.stage)],
-                self.stage,
-                self._run_id,
-                self._parameters,
-                GENTLE,
-                self._telemetry,
-                cut=cut,
-            )
+            await self._fetch(cut, [member.peer for member in self._swarm().serving(self.stage)], GENTLE, reason)
         except Unavailable as error:
             self._telemetry.event("recovery.kept", level="warning", of_stage=self.stage, nbytes=0, reason=str(error))
-            return
+
+    async def _fetch(
+        self, cut: Cut, donors: Sequence[PeerId], limits: DownloadLimits, reason: str
+    ) -> call_pb2.Snapshot:
+        begun = asyncio.get_running_loop().time()
+        state, offer = await download(
+            self._transport,
+            lambda: donors,
+            self.stage,
+            self._run_id,
+            self._parameters,
+            limits,
+            self._telemetry,
+            cut=cut,
+        )
         self._snapshot = Snapshot.received(offer, state)
         self._telemetry.event(
             "recovery.kept",
@@ -124,3 +145,4 @@ class Keeper:
             seconds=round(asyncio.get_running_loop().time() - begun, 3),
             reason=reason,
         )
+        return offer

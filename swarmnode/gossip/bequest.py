@@ -1,0 +1,110 @@
+"""What a leaver learnt since its last round, given to one replica that stays: the leaver's last exchange.
+
+A round would need both sides at a boundary; the leaver has no time for that. It marks a boundary of its own and sends
+the message it would have sent at the next round. Who gets it averages it into its own next round as one more packet,
+weighted by the samples behind it: as if the two had met then. It counts only in the round it was made for, so that no
+stale tensors are averaged (design section 5).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from swarmnode.errors import Busy, RemoteFault, SwarmnodeError, Unavailable
+from swarmnode.ids import PeerId, RunId, short
+from swarmnode.manifest import Manifest
+from swarmnode.metrics import name
+from swarmnode.ports import Answer, Call, Packet, Telemetry, Transport, WireTensor
+from swarmnode.wire import call_pb2 as wire
+
+KEPT_MAX = 2  # guess: leavers one replica hears out in a round; others ask another
+RETRY_S = 1.0
+TIMEOUT_S = 20.0  # guess: as an exchange
+SHARE_MAX = 1.0  # a leaver counts at most as much as a replica that stays
+
+
+@dataclass(slots=True)
+class _Bequest:
+    peer: PeerId
+    round_index: int
+    samples: int
+    tensors: Sequence[WireTensor]
+
+
+class Bequests:
+    """What leavers gave this replica for its next round."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        stage: int,
+        next_round: Callable[[], int],
+        telemetry: Telemetry,
+    ) -> None:
+        self._manifest = manifest
+        self._stage = stage
+        self._next_round = next_round
+        self._telemetry = telemetry
+        self._kept: list[_Bequest] = []
+
+    async def serve(self, peer: PeerId, call: Call) -> Answer:
+        """Handler of "bequest". Raises Unavailable for another round than our next, Busy when enough are kept."""
+        asked = call.header.bequest
+        if asked.stage != self._stage:
+            raise RemoteFault(f"bequest for stage {asked.stage} sent to a replica of stage {self._stage}")
+        if asked.codec != self._manifest.gossip.codec:
+            raise RemoteFault(f"bequest in codec {asked.codec[:16]!r}; this run uses {self._manifest.gossip.codec}")
+        due = self._next_round()
+        if asked.round != due:
+            raise Unavailable(f"round {due} comes next here, not {asked.round}")
+        kept = [bequest for bequest in self._kept if bequest.peer != peer and bequest.round_index == due]
+        if len(kept) >= KEPT_MAX:
+            raise Busy(f"{KEPT_MAX} leavers gave theirs already", RETRY_S)
+        self._kept = [*kept, _Bequest(peer, due, asked.samples, call.tensors)]
+        return Answer(wire.Reply(bequeathed=wire.Bequeathed(round=due)))
+
+    def take(self, round_index: int, samples: int) -> list[Packet]:
+        """What counts in `round_index`, for a replica that trained `samples` in it; the rest is dropped, and said."""
+        kept, self._kept = self._kept, []
+        packets = []
+        for bequest in kept:
+            good = bequest.round_index == round_index
+            self._telemetry.event(
+                "bequest.merged" if good else "bequest.stale",
+                level="info" if good else "warning",
+                peer=bequest.peer,
+                round=round_index,
+                made_for=bequest.round_index,
+                samples=bequest.samples,
+            )
+            if good:
+                weight = min(SHARE_MAX, bequest.samples / max(1, samples))
+                packets.append(Packet(weight, bequest.samples, bequest.tensors))
+        return packets
+
+
+async def bequeath(
+    transport: Transport,
+    run_id: RunId,
+    heirs: Sequence[PeerId],
+    message: wire.Bequest,
+    tensors: Sequence[WireTensor],
+    telemetry: Telemetry,
+    rng: random.Random,
+) -> PeerId:
+    """Give `tensors` to one of `heirs`, whoever takes them first in a random order. Raises Unavailable when nobody
+    does."""
+    reason = "no other replica of the stage is here"
+    for heir in rng.sample(sorted(heirs), len(heirs)):
+        request = wire.Request(run_id=run_id, bequest=message)
+        try:
+            await transport.call(heir, Call(request, tensors), timeout_s=TIMEOUT_S, reply_bytes_max=0)
+        except SwarmnodeError as error:
+            reason = f"{short(heir)}: {error}"
+            continue
+        telemetry.count(name.BEQUESTS)
+        telemetry.event("bequest.given", peer=heir, round=message.round, samples=message.samples)
+        return heir
+    raise Unavailable(reason)

@@ -1,0 +1,30 @@
+"""The responder's side of an exchange."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from swarmnode.ids import PeerId
+from swarmnode.ports import Packet, WireTensor
+
+
+@dataclass(slots=True)
+class Meeting:
+    """The responder's side of one round: its packet for the caller, and the caller's packet once it came."""
+
+    round_index: int
+    partner: PeerId
+    tensors: Sequence[WireTensor]
+    weight: float
+    samples: int
+    packet: Packet | None = None
+    arrived: asyncio.Event = field(default_factory=asyncio.Event)
+    verdict: asyncio.Future[bool] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+    def end(self, apply: bool) -> None:
+        """The caller's word on this exchange; the first one counts."""
+        if not self.verdict.done():
+            self.verdict.set_result(apply)
+            self.arrived.set()
