@@ -1,4 +1,4 @@
-"""`swarmnode bench swarm|transport|checkpoint|codec|gossip|attack`: numbers of this machine."""
+"""`swarmnode bench swarm|transport|kill|chaos|recovery|checkfree|checkpoint|codec|gossip|attack`: this machine in numbers."""
 
 from __future__ import annotations
 
@@ -70,6 +70,27 @@ def checkpoint(preset: str, repeats: int, folder: Path | None, as_json: bool) ->
     written and read plainly in the same run."""
     bench = importlib.import_module("swarmnode.bench.checkpoint")
     _print(bench.run(preset, repeats, folder), as_json)
+
+
+@command.command()
+@JSON
+def recovery(as_json: bool) -> None:
+    """Seconds a stage stays away when all its replicas are killed: the middle, first and last of a local swarm."""
+    _print(_run("recovery"), as_json)
+
+
+@command.command()
+@click.option("--preset", default="quick", show_default=True, help="tiny (seconds), quick (minutes) or standard.")
+@click.option("--seeds", type=click.IntRange(1, 100), default=None, help="Seeds 0 to N-1; default: the preset's.")
+@click.option("--jobs", type=click.IntRange(1, 64), default=2, show_default=True, help="Processes, a thread each.")
+@click.option("--text", type=click.Path(exists=True), default=None, help="A text file or a folder of .txt files.")
+@JSON
+def checkfree(preset: str, seeds: int | None, jobs: int, text: str | None, as_json: bool) -> None:
+    """What lost stages cost by each way of going on: roll-back to checkpoints, redundant computation, and rebuilding
+    from neighbours (CheckFree); held-out nats at the same simulated wall time."""
+    bench = importlib.import_module("swarmnode.bench.checkfree")
+    found = bench.run(preset, seeds, jobs, text, lambda line: click.echo(line, err=True))
+    _print(found if as_json else {key: value for key, value in found.items() if key != "lives"}, as_json)
 
 
 @command.command()

@@ -28,6 +28,7 @@ from swarmnode.recovery.snapshot import SLOW, WHOLE, Cut
 from swarmnode.wire import call_pb2 as wire
 
 LOOK_SHARE = 0.25  # guess: of the announce period, between two looks at a stage that has no replica
+SETTLE_SHARE = 0.5  # guess: of the announce period, that others who bring the same stage back have to hear of us
 ASKED_MAX = 64  # guess: members a joiner pings before it believes their records; in larger swarms one more or less
 TRIES_MAX = 3  # guess: times state is sought from living replicas before this process gives up
 
@@ -147,7 +148,7 @@ class Arrival:
             donors=tuple(peer for peer in donors_of(swarm, stage, me) if peer in answer),
             unsure=silent(swarm.stages[stage], answer, self._clock.unix_s(), self._manifest.limits),
             builder=first_builder(swarm.stages[stage], answer, me),
-            settled=waited_s >= self._manifest.limits.announce_period_s,
+            settled=waited_s >= SETTLE_SHARE * self._manifest.limits.announce_period_s,
             kept=tuple(sorted(kept, reverse=True)) if cut == WHOLE else (),
             ends=tuple(peer for _, peer in sorted(kept, reverse=True)) if replica.ends_of(stage)[1] else None,
             below=stage > 0 and any(m.peer in answer for m in before),

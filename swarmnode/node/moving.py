@@ -24,7 +24,8 @@ from swarmnode.wire import call_pb2 as wire
 from swarmnode.wire import record_pb2
 
 WAIT_SHARE = 0.1  # guess: of the period, the longest random wait against simultaneous movers
-EMPTY_LOOKS = 2  # guess: announce periods in a row that a stage has nobody before nodes look who should go there
+EMPTY_SHARE = 0.25  # guess: of the announce period, between two looks for an empty stage, which stops all training
+EMPTY_LOOKS = 2  # guess: looks in a row that a stage has nobody; the roll call has buried its dead before
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +84,8 @@ class Moving:
             move, _ = self._plan()
             if move is None:
                 continue
-            longest_s = min(WAIT_SHARE * self._period_s, self._manifest.limits.announce_period_s)
+            share = 1.0 if self._presence.book.swarm().coming(move.target) else EMPTY_SHARE
+            longest_s = min(WAIT_SHARE * self._period_s, share * self._manifest.limits.announce_period_s)
             await asyncio.sleep(longest_s * self._rng.random())
             await self._look()
             move, reason = self._plan()
@@ -98,7 +100,7 @@ class Moving:
         loop, seen = asyncio.get_running_loop(), 0
         end = loop.time() + self._period_s * (0.9 + 0.2 * self._rng.random())
         while (left_s := end - loop.time()) > 0 and seen < EMPTY_LOOKS:
-            await asyncio.sleep(min(left_s, self._manifest.limits.announce_period_s))
+            await asyncio.sleep(min(left_s, EMPTY_SHARE * self._manifest.limits.announce_period_s))
             seen = 0 if all(self._presence.book.swarm().stages) else seen + 1
 
     def _plan(self) -> tuple[Move | None, str]:

@@ -108,7 +108,8 @@ def plan_move(swarm: Swarm, costs: Sequence[float], rules: Rules) -> tuple[Move 
     target = max(empty, key=lambda s: (costs[s], -s)) if empty else min(range(len(capacity)), key=capacity.__getitem__)
     best: Move | None = None
     for source, here in enumerate(swarm.stages):
-        if source == target or now.replicas[source] <= rules.min_keep:
+        # An empty stage stops the whole run: for it a stage gives up all but its last replica.
+        if source == target or now.replicas[source] <= (1 if empty else rules.min_keep):
             continue
         if not empty and capacity[source] <= rules.ratio * capacity[target]:
             continue

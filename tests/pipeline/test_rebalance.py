@@ -75,7 +75,7 @@ def test_a_swarm_of_constant_speeds_comes_to_rest(
         after = load(swarm_of(members, stages), costs)
         pair = (move.source, move.target)
         assert min(after.capacity[s] for s in pair) >= (1 + GAIN_MIN) * min(before.capacity[s] for s in pair) * 0.999
-        assert after.replicas[move.source] >= min_keep
+        assert after.replicas[move.source] >= (min_keep if all(before.replicas) else 1)
     else:
         raise AssertionError("still moving")
 
@@ -90,7 +90,7 @@ def test_the_plan_is_the_best_of_all_moves(
     now = load(swarm_of(members, stages), costs)
     move, _ = plan_move(swarm_of(members, stages), costs, Rules(ratio, min_keep))
     if not all(now.replicas):
-        able = [m for m in members if now.replicas[m.stage] > min_keep]
+        able = [m for m in members if now.replicas[m.stage] > 1]  # a gap stops the run: all but the last may go
         assert (move is not None) == bool(able)
         assert move is None or not now.replicas[move.target]
         return
