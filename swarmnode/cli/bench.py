@@ -1,4 +1,4 @@
-"""`swarmnode bench swarm|transport|kill|chaos|recovery|checkfree|checkpoint|codec|gossip|attack`: this machine in numbers."""
+"""`swarmnode bench WHAT`: numbers of this machine."""
 
 from __future__ import annotations
 
