@@ -59,20 +59,19 @@ def run(seed: int = 0, note: Note = lambda text: None) -> dict[str, Any]:
 
 def row(life: dict[str, Any]) -> dict[str, Any]:
     """One line of the table: what `run` found, shortened."""
-    still, lost = life["stood still, s"], life["stage lost to served, s"]
+    still, back = life["stood still, s"], life["stage lost to served, s"]
+    done = life["microbatches"]
     return {
         "seed": life["seed"],
         "kills": life["kills"],
         "kinds": len(set(life["faults"])),
-        "stood still p50, s": still.get("p50"),
-        "p95, s": still.get("p95"),
-        "stage lost to served p50, s": lost.get("p50"),
-        "max, s": lost.get("max"),
-        "done": life["microbatches"].get("done"),
-        "lost": life["microbatches"].get("lost"),
+        "still s, p50 p95": f"{still['p50']:.2g} {still['p95']:.2g}" if still else "",
+        "stage back s, p50 max": f"{back['p50']:.2g} {back['max']:.2g}" if back else "",
+        "done": done.get("done"),
+        "lost": done.get("lost"),
         "paired": life["exchanges"].get("paired"),
         "loss": life["validation loss, nats"]["last"],
-        "laws broken": len(life["laws broken"]),
+        "broken": len(life["laws broken"]),
     }
 
 
