@@ -71,7 +71,7 @@ def row(life: dict[str, Any]) -> dict[str, Any]:
         "lost": done.get("lost"),
         "paired": life["exchanges"].get("paired"),
         "loss": life["validation loss, nats"]["last"],
-        "broken": len(life["laws broken"]),
+        "laws": len(life["laws broken"]),
     }
 
 
