@@ -24,12 +24,13 @@ from swarmnode.ids import seeded
 from swarmnode.local.fleet import Fleet, FleetPlan
 from swarmnode.local.summary import totals
 from swarmnode.manifest import PRESETS, SIGNED_FILE
+from swarmnode.ports import Clock
 
 KILLS_MIN = 20
 
 
-def run(seed: int = 0, note: Note = lambda text: None) -> dict[str, Any]:
-    """One life. {"seed", "kills", "faults", "stood still, s": {p50, p95, max}, "microbatches", "laws broken": [...]}.
+def run(clock: Clock, seed: int = 0, note: Note = lambda text: None) -> dict[str, Any]:
+    """One life; `clock` is the wall's. Laws broken are in "laws broken", a sentence each; seconds as p50, p95, max.
 
     Raises LocalFault when a condition is not met in time: a node that does not come back, a swarm that stands still.
     """
@@ -38,8 +39,10 @@ def run(seed: int = 0, note: Note = lambda text: None) -> dict[str, Any]:
         folder = Path(folder_name)
         manifests.init(folder, manifest)
         manifests.sign_folder(folder)
-        plan = FleetPlan(folder, folder / SIGNED_FILE, NODES, STAGES, folder / "cache", seed)
-        life = Life(Fleet(plan, note), seeded("chaos", seed), note)
+        life = Life(seeded("chaos", seed), note, clock)
+        life.fleet = Fleet(
+            FleetPlan(folder, folder / SIGNED_FILE, NODES, STAGES, folder / "cache", seed, life.command), note
+        )
         asyncio.run(_live(life))
         laws = broken([child.plan.home for child in life.fleet.nodes])
         left = _left_running(life)
@@ -93,6 +96,7 @@ async def _live(life: Life) -> None:
     finally:
         await life.fleet.stop("the storm is over")
         await life.fleet.reap()
+        await life.close()
 
 
 def _left_running(life: Life) -> list[str]:

@@ -7,18 +7,20 @@ import contextlib
 import random
 import signal
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import psutil
 
 from swarmnode.bench.laws import read_log
+from swarmnode.cloud.fake import FakeMetadata
 from swarmnode.errors import LocalFault
-from swarmnode.local.child import Child
+from swarmnode.local.child import Child, NodePlan, node_command
 from swarmnode.local.fleet import Fleet
 from swarmnode.local.summary import count, totals
 from swarmnode.metrics import name
+from swarmnode.ports import Clock
 from swarmnode.wire.record_pb2 import NODE_STATE_TRAINING
 
 NODES, STAGES = 7, 3
@@ -27,6 +29,9 @@ POLL_S = 0.05
 FREEZE_S = 6.0  # longer than a ping's time-out
 SAMPLES_BETWEEN = 64  # trained between two faults: each of them must be survived, not only all together
 
+CLOUDS = ("aws", "gcp", "azure")
+NOTICE_S = 60.0
+
 Note = Callable[[str], None]
 
 
@@ -34,15 +39,17 @@ Note = Callable[[str], None]
 class Life:
     """One swarm and what was done to it."""
 
-    fleet: Fleet
     chance: random.Random
     note: Note
+    clock: Clock
+    fleet: Fleet = field(init=False)
     kills: int = 0
     stood_still_s: list[float] = field(default_factory=list)
     lost_s: list[float] = field(default_factory=list)  # seconds from a stage's death to the next useful step
     done: list[str] = field(default_factory=list)
     _joining: list[Child] = field(default_factory=list)
     processes: dict[int, psutil.Process] = field(default_factory=dict)
+    clouds: dict[str, tuple[str, str, FakeMetadata]] = field(default_factory=dict)  # by node: cloud, URL, its fake
     sent_away: set[str] = field(default_factory=set)  # nodes that were told to go
 
     async def until(self, condition: Callable[[], bool], what: str) -> None:
@@ -96,9 +103,24 @@ class Life:
         await self.newcomer(victim)
 
     async def newcomer(self, gone: Child) -> Child:
+        """A fresh node, on a machine of one of three clouds in turn."""
+        called = f"node-{len(self.fleet.nodes):02d}"
+        fake = FakeMetadata(self.clock, f"vm-{called}", NOTICE_S)
+        self.clouds[called] = (CLOUDS[len(self.clouds) % len(CLOUDS)], await fake.start(), fake)
         await self.fleet.replace(gone)
         self._joining.append(self.fleet.nodes[-1])
         return self.fleet.nodes[-1]
+
+    def command(self, plan: NodePlan) -> Sequence[str]:
+        """The command line of a node, told of its cloud's metadata service."""
+        if plan.name in self.clouds:
+            cloud, url, _ = self.clouds[plan.name]
+            plan = replace(plan, flags=("--notice", cloud, "--notice-url", url))
+        return node_command(plan)
+
+    async def close(self) -> None:
+        for _, _, fake in self.clouds.values():
+            await fake.close()
 
     async def progress(self, what: str) -> None:
         await self.fleet.poll()
@@ -232,6 +254,27 @@ async def drain(life: Life) -> None:
     await life.newcomer(victim)
 
 
+async def preempt(life: Life) -> None:
+    """A cloud's notice: the node brings home what it has and is gone before its time."""
+    await life.whole()
+
+    def able() -> list[Child]:
+        spare = [child for stage in range(STAGES) if len(found := life.training(stage)) > 1 for child in found]
+        return [child for child in spare if child.name in life.clouds]
+
+    if not any(child.name in life.clouds for child in life.fleet.alive):
+        gone = await life.anyone()
+        await life.kill(gone, "kill of a replica")  # so that a node on a cloud takes its place
+    await life.until(lambda: bool(able()), "a node on a cloud that another replica outlives")
+    victim = life.chance.choice(able())
+    life.sent_away.add(victim.name)
+    await life.clouds[victim.name][2].say("preempt")
+    await life.until(lambda: not victim.alive, f"{victim.name} leaves when its cloud says so")
+    if not victim.reason.startswith("preempted"):
+        raise LocalFault(f"{victim.name} was told by its cloud to go and ended: {victim.reason}")
+    await life.newcomer(victim)
+
+
 async def freeze(life: Life) -> None:
     """SIGSTOP for longer than a ping waits, then SIGCONT: routed around meanwhile, taken back afterwards."""
     victim = await life.anyone()
@@ -287,6 +330,7 @@ FAULTS: dict[str, Callable[[Life], Awaitable[None]]] = {
     "p2pd killed": kill_daemon,
     "bootstrap killed": kill_bootstrap,
     "told to go": drain,
+    "preempted by its cloud": preempt,
     "frozen": freeze,
     "cut off": cut_off,
     "slow": slow,

@@ -48,10 +48,12 @@ def kill(as_json: bool) -> None:
 def chaos(runs: int, seed: int, as_json: bool) -> None:
     """Whole lives of a local swarm under real faults (processes killed, frozen, cut off, told to go, disks full). Laws
     are checked in the logs afterwards; exit code 1 if any was broken."""
+    from swarmnode.cli.daemon import SystemClock
+
     bench = importlib.import_module("swarmnode.bench.chaos")
     lives = []
     for number in range(seed, seed + runs):
-        lives.append(bench.run(number, lambda text: click.echo(f"  {text}", err=True)))
+        lives.append(bench.run(SystemClock(), number, lambda text: click.echo(f"  {text}", err=True)))
         click.echo(f"life {number}: {lives[-1]['laws broken'] or 'no law broken'}", err=True)
     _print({"lives": lives if as_json else [bench.row(life) for life in lives]}, as_json)
     if any(life["laws broken"] for life in lives):

@@ -8,13 +8,14 @@ import pytest
 
 from swarmnode.bench import chaos
 from swarmnode.bench.storm import FAULTS
+from swarmnode.cli.daemon import SystemClock
 
 SEED = 1
 
 
 @pytest.mark.timeout(900)
 def test_a_swarm_lives_through_the_storm() -> None:
-    found = chaos.run(SEED, print)
+    found = chaos.run(SystemClock(), SEED, print)
     print(json.dumps(found, indent=1))
     assert found["laws broken"] == []
     assert found["kills"] >= chaos.KILLS_MIN
