@@ -45,6 +45,7 @@ class NodeOptions:
     bootstrap_only: bool
     out: Path | None
     metrics_host: str = "127.0.0.1"
+    reachability: str = "auto"
     invite: Invite | None = None
     dashboard: str | None = None  # HOST:PORT of the page a coordinator serves
     public: bool = False  # the page answers other machines, too

@@ -149,6 +149,7 @@ EXCHANGE_SECONDS = _histogram(
 INFO = _gauge("swarmnode_info", "", "Always 1; says which run and version.", run=FREE, version=FREE)
 STAGE = _gauge("swarmnode_stage", "", "Stage this node serves; -1 when it serves none.")
 STATE = _gauge("swarmnode_state", "", "NodeState: 1 joining, 2 syncing, 3 training, 4 draining, 5 left.")
+REACH = _gauge("swarmnode_reach", "", "How others reach this node: 1 directly, 0.5 by relays, 0 not or unknown.")
 PEERS = _gauge("swarmnode_peers", "peers", "Peers with an unexpired record.")
 STAGES = _gauge("swarmnode_stages", "stages", "Stages of the run.")
 STAGES_EMPTY = _gauge("swarmnode_stages_empty", "stages", "Stages that nobody serves, as this node sees the swarm.")
@@ -208,6 +209,8 @@ EVENTS: Final[dict[str, str]] = {
     "bootstrap.unreachable": "a bootstrap did not answer; it is tried again",
     "directory.announced": "our record was stored",
     "directory.failed": "our record could not be stored or others' could not be read; tried again",
+    "directory.merged": "a peer that the directory had lost answers: parts of the swarm come together again",
+    "node.reach": "whether others can reach this node, and how",
     "record.refused": "a stale, forged or malformed record was dropped",
     "call.failed": "a handler of ours failed; its caller was told the type of the error only",
     "p2pd.died": "the libp2p daemon died; it is started again",

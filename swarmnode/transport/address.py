@@ -60,21 +60,55 @@ def parse_endpoint(text: str) -> Endpoint:
     return Endpoint(family, host, int(port))
 
 
+def is_circuit(address: str) -> bool:
+    """Whether `address` leads through a relay: /ip4/.../tcp/.../p2p/RELAY/p2p-circuit."""
+    return address.endswith("/p2p-circuit")
+
+
+def is_relayed(address: str) -> bool:
+    """Whether a connection from `address` came through a relay."""
+    return "/p2p-circuit" in address
+
+
+def dialable_of(addresses: Sequence[str]) -> list[str]:
+    """Those of `addresses` that can be dialled, as `dialable` writes them."""
+    found = []
+    for address in addresses:
+        with contextlib.suppress(UsageError):
+            found.append(dialable(address))
+    return found
+
+
+def dialable(text: str) -> str:
+    """`text`, a direct address or one through a relay, with or without the peer's own /p2p/ID at its end, without it.
+
+    Raises UsageError."""
+    address, circuit, _ = text.strip().partition("/p2p-circuit")
+    if not circuit:
+        return str(parse_endpoint(address.partition("/p2p/")[0]))
+    relay, endpoint = parse_bootstrap(address)
+    return f"{endpoint}/p2p/{relay}/p2p-circuit"
+
+
 def parse_bootstrap(text: str) -> tuple[PeerId, str]:
     """(peer, address) of `/ip4/1.2.3.4/tcp/4001/p2p/12D3KooW...`. Raises UsageError."""
-    address, separator, peer = text.strip().partition("/p2p/")
+    address, separator, peer = text.strip().rpartition("/p2p/")
     if not separator:
         raise UsageError(
             f"bootstrap {text[:128]!r} does not say who is there; write it like {_EXAMPLE}/p2p/12D3KooW..."
         )
-    endpoint = parse_endpoint(address)
-    if endpoint.port == 0:
-        raise UsageError(f"bootstrap {text[:128]!r}: port 0 cannot be reached; give the port it listens on")
+    if is_circuit(address):
+        found = dialable(address)
+    else:
+        endpoint = parse_endpoint(address)
+        if endpoint.port == 0:
+            raise UsageError(f"bootstrap {text[:128]!r}: port 0 cannot be reached; give the port it listens on")
+        found = str(endpoint)
     try:
         public_key_of(PeerId(peer))
     except RemoteFault as fault:
         raise UsageError(f"bootstrap {text[:128]!r}: {fault}") from None
-    return PeerId(peer), str(endpoint)
+    return PeerId(peer), found
 
 
 def parse_bootstraps(texts: Sequence[str]) -> list[tuple[PeerId, list[str]]]:
@@ -94,7 +128,10 @@ async def first_that_accepts(addresses: Sequence[str]) -> str | None:
     p2pd waits 5 s and more after a dial that was refused; asking the port first keeps a joiner from waiting so long
     for a bootstrap that starts a moment later.
     """
-    for endpoint in map(parse_endpoint, addresses):
+    for address in addresses:
+        if is_circuit(address):
+            return address  # whether the relay still has a place for it, only a dial can tell
+        endpoint = parse_endpoint(address)
         with contextlib.suppress(OSError, TimeoutError):
             async with asyncio.timeout(PROBE_TIMEOUT_S):
                 _, writer = await asyncio.open_connection(endpoint.host, endpoint.port)

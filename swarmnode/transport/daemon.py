@@ -25,7 +25,7 @@ from swarmnode.identity import peer_id_bytes
 from swarmnode.ids import PeerId, short
 from swarmnode.transport import patches
 from swarmnode.transport.address import Endpoint, check_listenable, parse_endpoint
-from swarmnode.transport.p2pd import launch
+from swarmnode.transport.p2pd import Footing, launch
 from swarmnode.transport.stream import Stream
 
 CONTROL_TIMEOUT_S = 5.0  # guess: p2pd answers its own machine within a millisecond
@@ -52,10 +52,12 @@ class Daemon:
     sockets: Path
     listen: Sequence[str]
     announce: Sequence[str] = ()
+    footing: Footing = Footing()  # noqa: RUF009  frozen
     p2p: Any = None
     handlers: dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]] = field(default_factory=dict)
     stream_handlers: dict[str, Path] = field(default_factory=dict)
     running: asyncio.Event = field(default_factory=asyncio.Event)
+    changing: bool = False
 
     async def start(self) -> None:
         """Start p2pd and register every handler. Raises UsageError (bad address), LocalFault (port in use, no p2pd)."""
@@ -64,7 +66,7 @@ class Daemon:
         for endpoint in map(parse_endpoint, self.listen):
             check_listenable(endpoint)
         try:
-            self.p2p = await launch(self.identity_path, self.sockets, self.listen, self.announce)
+            self.p2p = await launch(self.identity_path, self.sockets, self.listen, self.announce, self.footing)
         except (P2PDaemonError, OSError) as error:
             raise LocalFault(f"p2pd does not start on {', '.join(self.listen)}: {error}") from error
         try:
@@ -92,6 +94,14 @@ class Daemon:
                 child.kill()
             await child.wait()
 
+    async def change(self, footing: Footing, announce: Sequence[str]) -> None:
+        """Stand differently in the network: p2pd is ended and started again, as after a death. Raises Unavailable."""
+        self.footing, self.announce, self.changing = footing, tuple(announce), True
+        self.running.clear()
+        with contextlib.suppress(ProcessLookupError):
+            self.p2p._child.terminate()
+        await self._until_running()
+
     @property
     def pid(self) -> int:
         assert self.p2p is not None, "p2pd is not running"
@@ -104,7 +114,10 @@ class Daemon:
         while True:
             code = await self.p2p._child.wait()
             self.running.clear()
-            died(code)
+            if self.changing:
+                self.changing = False
+            else:
+                died(code)
             deaths = [when for when in deaths if when > loop.time() - RESTARTS_WINDOW_S] + [loop.time()]
             if len(deaths) > RESTARTS_MAX:
                 raise LocalFault(f"p2pd died {len(deaths)} times in {RESTARTS_WINDOW_S:.0f} s (exit code {code})")
@@ -117,6 +130,8 @@ class Daemon:
         """Listen next time where others know us: a port 0 becomes the port it was given."""
         ports: dict[str, int] = {}
         for address in self.p2p._visible_maddrs or ():
+            if "p2p-circuit" in address:
+                continue  # the port in it is the relay's
             with contextlib.suppress(ValueError, KeyError):
                 ports.setdefault("ip4" if "ip4" in address else "ip6", int(address["tcp"]))
         kept = []
@@ -196,10 +211,10 @@ class Daemon:
         stream.close()
 
     async def addresses(self) -> list[str]:
-        """Our multiaddrs as p2pd sees them now. Raises Unavailable."""
+        """Our multiaddrs as p2pd sees them now, circuits among them. Raises Unavailable."""
         stream, response = await self._ask(_IDENTIFY, CONTROL_TIMEOUT_S)
         stream.close()
-        return [str(Multiaddr(raw)).partition("/p2p/")[0] for raw in response.identify.addrs]
+        return [str(Multiaddr(raw)) for raw in response.identify.addrs]
 
     async def connections(self) -> dict[PeerId, bool]:
         """Peers connected now: True for those reached through relays only. Raises Unavailable."""

@@ -27,7 +27,8 @@ from swarmnode.errors import LocalFault, RemoteFault, Unavailable, Unreachable
 from swarmnode.ids import PeerId, RunId, digest64, short
 from swarmnode.membership.record import CLOCK_SKEW_MAX_S, SIGNED_BYTES_MAX, check_record, open_record
 from swarmnode.ports import Telemetry
-from swarmnode.transport.address import first_that_accepts
+from swarmnode.transport.address import dialable_of, first_that_accepts
+from swarmnode.transport.contact import Contacts, whom_to_try
 from swarmnode.transport.libp2p import Libp2pTransport
 from swarmnode.wire import record_pb2 as wire
 
@@ -121,10 +122,14 @@ class DhtDirectory:
         shards: int,
         ttl_max_s: float,
         telemetry: Telemetry | None,
+        contacts: Contacts,
     ) -> None:
         self._transport = transport
         self._node = node
         self._bootstrap = [(peer, addresses) for peer, addresses in bootstrap if peer != transport.peer_id]
+        self.contacts = contacts
+        for peer, addresses in self._bootstrap:
+            contacts.tell(peer, addresses)
         self._run_id = run_id
         self._shards = shards
         self._ttl_max_s = ttl_max_s
@@ -143,8 +148,11 @@ class DhtDirectory:
         ttl_max_s: float = TTL_MAX_S,
         join_timeout_s: float = JOIN_TIMEOUT_S,
         telemetry: Telemetry | None = None,
+        contacts: Contacts | None = None,
     ) -> DhtDirectory:
         """A directory that has joined through one of `bootstrap`, or begins one when there is none.
+
+        `contacts` are peers of former times: asked when no bootstrap answers, and again and again when they are lost.
 
         Starts the transport: from here on others may learn this node's address. Raises Unreachable when no bootstrap
         answers within `join_timeout_s`, LocalFault when this machine's clock is off.
@@ -161,7 +169,7 @@ class DhtDirectory:
             reuse_get_requests=False,
         )
         transport.start()
-        directory = cls(transport, node, bootstrap, run_id, shards, ttl_max_s, telemetry)
+        directory = cls(transport, node, bootstrap, run_id, shards, ttl_max_s, telemetry, contacts or Contacts())
         try:
             await directory._join(join_timeout_s)
         except BaseException:
@@ -217,6 +225,7 @@ class DhtDirectory:
                 continue  # it passed the validator, so it has just expired
             if record.stage == stage:
                 newest[record.peer_id] = signed
+                self._hear(PeerId(record.peer_id), record.addresses)
         return [newest[peer] for peer in sorted(newest)]
 
     async def _entries(self, key: str) -> list[bytes]:
@@ -254,13 +263,37 @@ class DhtDirectory:
             ) from None
 
     async def _ask_bootstraps(self, reasons: dict[PeerId, str]) -> bool:
-        """Meet every bootstrap that answers, and through them our neighbours. False when none answers."""
+        """Meet every bootstrap that answers, else a peer of former times, and through them our neighbours."""
         met = await asyncio.gather(*(self._meet(peer, addresses, reasons) for peer, addresses in self._bootstrap))
+        if not any(met):
+            met = [await self._try_lost()]
         if any(met):
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LOOKUP_TIMEOUT_S):
-                    await self._node.find_nearest_nodes([self._node.node_id])
+            await self._look_around()
         return any(met)
+
+    async def _look_around(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LOOKUP_TIMEOUT_S):
+                await self._node.find_nearest_nodes([self._node.node_id])
+
+    async def _try_lost(self) -> bool:
+        """Dial those who should be here and are not; True when one answers."""
+        now, here = get_dht_time(), self._here()
+        lost = whom_to_try(self.contacts.known, here, now)
+        met = await asyncio.gather(*(self._meet(peer, self.contacts.known[peer].addresses, {}) for peer in lost))
+        for peer, answered in zip(lost, met, strict=True):
+            self.contacts.tried(peer, answered, now)
+            if answered and here:
+                self._event("directory.merged", "info", peer=short(peer), here=len(here))
+        return any(met)
+
+    def _here(self) -> set[PeerId]:
+        return {PeerId(peer.to_base58()) for peer in self._node.protocol.routing_table.peer_id_to_uid}
+
+    def _hear(self, peer: PeerId, addresses: Sequence[str]) -> None:
+        if peer != self._transport.peer_id:
+            self._transport.remember(peer, addresses)
+            self.contacts.hear(peer, dialable_of(addresses), get_dht_time())
 
     async def _meet(self, peer: PeerId, addresses: Sequence[str], reasons: dict[PeerId, str]) -> bool:
         try:
@@ -274,6 +307,8 @@ class DhtDirectory:
             if "local time" in str(error):
                 raise LocalFault(f"this machine's clock or {short(peer)}'s is off: {error}; set it by NTP") from None
             met, reasons[peer] = None, str(error)
+        if all(peer != told for told, _ in self._bootstrap):
+            return met is not None
         self._event(
             "bootstrap.unreachable" if met is None else "bootstrap.connected",
             "warning" if met is None else "info",
@@ -283,11 +318,13 @@ class DhtDirectory:
         return met is not None
 
     async def _keep_joined(self) -> None:
-        """Ask the bootstraps again whenever no neighbour is left: a partition healed, p2pd or everybody restarted."""
+        """Look for those who are lost: a partition healed, p2pd or everybody restarted, two swarms were one."""
         while True:
-            await asyncio.sleep(REJOIN_PERIOD_S)
-            if not len(self._node.protocol.routing_table.peer_id_to_uid):
+            if not self._here():
                 await self._rejoin()
+            elif await self._try_lost():
+                await self._look_around()
+            await asyncio.sleep(REJOIN_PERIOD_S)
 
     async def _rejoin(self) -> None:
         """Forget whom hivemind thinks unresponsive (it was our p2pd), and ask the bootstraps."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 
 from hivemind.proto import p2pd_pb2
+from hivemind.utils.multiaddr import Multiaddr
 
 from swarmnode.errors import Busy, LocalFault, PeerTimeout, RemoteFault, Unavailable, UsageError
 from swarmnode.identity import Identity
@@ -16,16 +17,19 @@ from swarmnode.ids import PeerId, RunId, short
 from swarmnode.metrics import name
 from swarmnode.ports import Answer, Call, Handler, Telemetry
 from swarmnode.transport import frame
-from swarmnode.transport.address import parse_endpoint
+from swarmnode.transport.address import dialable, dialable_of, is_circuit, is_relayed, parse_endpoint
 from swarmnode.transport.budget import Budget
 from swarmnode.transport.daemon import CONTROL_BYTES_MAX, DIAL_TIMEOUT_S, Daemon, peer_of, read_delimited
 from swarmnode.transport.frame import Flag, Kind
 from swarmnode.transport.links import LinkBook
+from swarmnode.transport.p2pd import Footing
 from swarmnode.transport.pool import IDLE_S, Pool
 from swarmnode.transport.serve import HEADER_TIMEOUT_S, Server
 from swarmnode.transport.socketdir import SocketDir
 from swarmnode.transport.stream import Stream
 
+ADDRESSES_MAX = 6  # with the circuits as many as a record holds
+CIRCUITS_MAX = 2  # each is 90 characters of a record of 1 KiB
 CONNECT_ATTEMPTS = 3  # guess; the caller of `connect` has a bound of its own
 CONNECT_DELAY_S = 0.2
 KNOWN_PEERS_MAX = 1024  # peers whose addresses are remembered; guess: above the replicas of a few stages
@@ -54,6 +58,7 @@ class Libp2pTransport:
         self._server = Server(run_id, self._budget, self._traffic, telemetry, self.links)
         self._pool = Pool(self._open)
         self._known: OrderedDict[PeerId, tuple[str, ...]] = OrderedDict()
+        self._observed: OrderedDict[PeerId, str] = OrderedDict()
         self._incoming = 0
         self._started = asyncio.Event()
         self._listener: asyncio.Server | None = None
@@ -71,19 +76,22 @@ class Libp2pTransport:
         listen: Sequence[str] = ("/ip4/127.0.0.1/tcp/0",),
         *,
         announce: Sequence[str] = (),
+        footing: Footing | None = None,
         telemetry: Telemetry | None = None,
     ) -> Libp2pTransport:
         """A transport that can call others, and answers them after `start`.
 
         `identity_path` is the key file of `identity` (transport/identity.py), which p2pd reads itself; `announce`
-        replaces the addresses others are told. Raises UsageError (a bad address), LocalFault (a port in use, no p2pd).
+        replaces the addresses others are told; `footing` says how p2pd stands in the network.
+
+        Raises UsageError (a bad address), LocalFault (a port in use, no p2pd).
         """
         for text in (*listen, *announce):
             parse_endpoint(text)
         if not listen:
             raise UsageError("no address to listen on; give at least one, such as /ip4/127.0.0.1/tcp/0")
         sockets = SocketDir()
-        daemon = Daemon(identity_path, sockets.path, tuple(listen), tuple(announce))
+        daemon = Daemon(identity_path, sockets.path, tuple(listen), tuple(announce), footing or Footing())
         transport = cls(daemon, sockets, identity.peer_id, run_id, telemetry)
         try:
             await daemon.start()
@@ -165,8 +173,29 @@ class Libp2pTransport:
         return self._daemon
 
     async def addresses(self) -> list[str]:
-        """Multiaddrs (without /p2p) at which others reach this node, TCP only. Raises Unavailable (p2pd is down)."""
-        return [address for address in await self._daemon.addresses() if "/tcp/" in address]
+        """Multiaddrs (without /p2p/US) at which others reach this node: direct ones over TCP, then at most CIRCUITS_MAX
+        through relays. Raises Unavailable (p2pd is down)."""
+        direct, circuits = [], []
+        for text in await self._daemon.addresses():
+            with contextlib.suppress(UsageError):
+                address = dialable(text)
+                (circuits if is_circuit(address) else direct).append(address)
+        return list(dict.fromkeys(direct))[:ADDRESSES_MAX] + list(dict.fromkeys(circuits))[:CIRCUITS_MAX]
+
+    async def stand(self, footing: Footing, announce: Sequence[str] = ()) -> None:
+        """Stand differently in the network from now on: p2pd starts again (0.5 s). Raises Unavailable."""
+        await self._daemon.change(footing, announce)
+
+    def observed(self, peer: PeerId) -> str:
+        """The IP address that the latest stream of `peer` to us came from, "" when none did or it came by a relay."""
+        address = self._observed.get(peer, "")
+        parts = address.split("/")
+        return parts[2] if not is_relayed(address) and len(parts) > 2 and parts[1] in ("ip4", "ip6") else ""
+
+    def remember(self, peer: PeerId, addresses: Sequence[str]) -> None:
+        """Where `peer` says it is, for the day when p2pd has lost it; nothing is dialled."""
+        if peer != self._peer_id and addresses:
+            self._remember(peer, tuple(addresses))
 
     def serve(self, method: str, handler: Handler, *, tensor_bytes_max: int) -> None:
         """Answer calls of `method` with at most `tensor_bytes_max` bytes of tensors. Before `start`, or later."""
@@ -174,10 +203,7 @@ class Libp2pTransport:
 
     async def connect(self, peer: PeerId, addresses: Sequence[str]) -> None:
         """Make `peer` reachable at `addresses`, which are remembered. Raises Unavailable after CONNECT_ATTEMPTS."""
-        usable = []
-        for address in addresses:
-            with contextlib.suppress(UsageError):
-                usable.append(str(parse_endpoint(address.partition("/p2p/")[0])))
+        usable = dialable_of(addresses)
         if not usable:
             raise Unavailable(f"{short(peer)} gave no address that can be used")
         self._remember(peer, tuple(usable))
@@ -249,8 +275,8 @@ class Libp2pTransport:
         try:
             return await self._daemon.open_stream(peer, self._protocol, DIAL_TIMEOUT_S)
         except RemoteFault as fault:
-            known = self._known.get(peer)
-            if known is None or "cannot be reached" not in str(fault):
+            known = dialable_of(self._known.get(peer, ()))
+            if not known or "cannot be reached" not in str(fault):
                 raise
             await self._daemon.dial(peer, known)
             return await self._daemon.open_stream(peer, self._protocol, DIAL_TIMEOUT_S)
@@ -275,6 +301,7 @@ class Libp2pTransport:
             async with asyncio.timeout(HEADER_TIMEOUT_S):
                 info = p2pd_pb2.StreamInfo.FromString(await read_delimited(stream, CONTROL_BYTES_MAX))
             peer = peer_of(info.peer)
+            self._observe(peer, info.addr)
             await self._started.wait()
             await self._server.attend(stream, peer)
         except (ConnectionError, TimeoutError, RemoteFault):
@@ -282,6 +309,15 @@ class Libp2pTransport:
         finally:
             self._incoming -= 1
             stream.abort()
+
+    def _observe(self, peer: PeerId, raw: bytes) -> None:
+        try:
+            self._observed[peer] = str(Multiaddr(raw))
+        except ValueError:
+            self._observed[peer] = ""
+        self._observed.move_to_end(peer)
+        if len(self._observed) > KNOWN_PEERS_MAX:
+            self._observed.popitem(last=False)
 
     # Keeping alive.
 

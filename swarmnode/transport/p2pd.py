@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,34 @@ STARTUP_TIMEOUT_S = 60.0  # guess: eight nodes starting on two busy cores; alone
 UNARY_BYTES_MAX = 4 << 20  # hivemind's default: what a DHT message may hold
 
 
-async def launch(identity_path: Path, sockets: Path, listen: Sequence[str], announce: Sequence[str]) -> Any:
+@dataclass(frozen=True, slots=True)
+class Footing:
+    """How p2pd stands in the network.
+
+    "local": nothing but its own addresses (a swarm on one machine). "open": asks the router for a port (UPnP), dials
+    through relays, punches holes. "public": the same, and is a relay for others, without libp2p's limits of 128 KiB a
+    circuit. "private": keeps a place at `relays` (multiaddrs with /p2p/ID), through which others reach it.
+    """
+
+    kind: str = "local"
+    relays: tuple[str, ...] = ()
+
+    def options(self) -> dict[str, Any]:
+        """p2pd's flags for it. Its own search for relays (relayDiscovery) waits up to 3 minutes: off."""
+        found: dict[str, Any] = {"autonat": False, "natPortMap": False, "relay": False}
+        if self.kind == "local":
+            return found
+        found = {"autonat": True, "natPortMap": True, "relay": True, "relayDiscovery": False, "relayService": False}
+        if self.kind == "public":
+            found |= {"forceReachabilityPublic": True, "relayService": True, "relayMaxCircuits": 256}
+        if self.kind == "private":
+            found |= {"forceReachabilityPrivate": True, "autoRelay": True, "trustedRelays": ",".join(self.relays)}
+        return found
+
+
+async def launch(
+    identity_path: Path, sockets: Path, listen: Sequence[str], announce: Sequence[str], footing: Footing
+) -> Any:
     """A running hivemind P2P. Raises P2PDaemonError, OSError.
 
     `P2P.create` puts its sockets in /tmp and leaves p2pd in our process group, where Ctrl-C kills it before the node
@@ -30,7 +58,7 @@ async def launch(identity_path: Path, sockets: Path, listen: Sequence[str], anno
     p2p._client_listen_maddr = Multiaddr(f"/unix{sockets}/client")
     try:
         async with asyncio.timeout(STARTUP_TIMEOUT_S):
-            await _start_child(p2p, _arguments(identity_path, p2p._daemon_listen_maddr, listen, announce))
+            await _start_child(p2p, _arguments(identity_path, p2p._daemon_listen_maddr, listen, announce, footing))
             p2p._client = await Client.create(
                 control_maddr=p2p._daemon_listen_maddr,
                 listen_maddr=p2p._client_listen_maddr,
@@ -46,7 +74,9 @@ async def launch(identity_path: Path, sockets: Path, listen: Sequence[str], anno
     return p2p
 
 
-def _arguments(identity_path: Path, control: Any, listen: Sequence[str], announce: Sequence[str]) -> list[str]:
+def _arguments(
+    identity_path: Path, control: Any, listen: Sequence[str], announce: Sequence[str], footing: Footing
+) -> list[str]:
     options = {
         "id": str(identity_path),
         "listen": control,
@@ -54,9 +84,7 @@ def _arguments(identity_path: Path, control: Any, listen: Sequence[str], announc
         "dhtServer": True,
         "b": False,
         "connManager": True,
-        "autonat": False,
-        "natPortMap": False,
-        "relay": False,
+        **footing.options(),
         "tls": True,
         "idleTimeout": f"{STARTUP_TIMEOUT_S:.0f}s",  # without the node's connection it ends by itself
         "persistentConnMaxMsgSize": UNARY_BYTES_MAX,

@@ -1,0 +1,136 @@
+"""Whom this node has ever met: kept on disk, tried again when the directory has lost them.
+
+A node that starts while every bootstrap is down finds the run by them; two halves of a swarm that lost sight of each
+other ("islands") come together again as soon as one node of either knows one address of the other.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import OrderedDict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from swarmnode.errors import RemoteFault
+from swarmnode.identity import public_key_of
+from swarmnode.ids import PeerId
+from swarmnode.transport.address import dialable_of
+
+CONTACTS_MAX = 256  # guess: 60 KiB of disk
+ADDRESSES_MAX = 8
+AGE_MAX_S = 14 * 86_400.0  # guess: home connections change their address within days
+STALE_S = 60.0  # guess: a member that is here is heard of more often (announce periods are seconds)
+RETRY_MIN_S = 10.0
+RETRY_MAX_S = 600.0
+AT_ONCE_MAX = 4  # guess: dials a period, so that a long list of the dead costs nothing
+FILE_BYTES_MAX = 1 << 20
+
+
+@dataclass(slots=True)
+class Contact:
+    """Where a peer was, when it was last heard of, and how often in vain it was tried since."""
+
+    addresses: tuple[str, ...]
+    seen_unix_s: float
+    failures: int = 0
+    tried_unix_s: float = 0.0
+    fixed: bool = False  # a bootstrap we were told of: never forgotten
+
+
+def whom_to_try(contacts: Mapping[PeerId, Contact], here: Collection[PeerId], now_unix_s: float) -> list[PeerId]:
+    """Contacts of whom nothing is heard any more and whose turn it is: told ones first, then the latest seen.
+
+    After each failure it is twice as long until the next try, from RETRY_MIN_S to RETRY_MAX_S.
+    """
+    due = [
+        (not contact.fixed, -contact.seen_unix_s, peer)
+        for peer, contact in contacts.items()
+        if peer not in here
+        and now_unix_s - contact.seen_unix_s >= STALE_S
+        and now_unix_s - contact.tried_unix_s >= min(RETRY_MAX_S, RETRY_MIN_S * 2.0 ** min(contact.failures, 16))
+    ]
+    return [peer for _, _, peer in sorted(due)[:AT_ONCE_MAX]]
+
+
+def islands(views: Mapping[PeerId, Collection[PeerId]]) -> list[frozenset[PeerId]]:
+    """The parts of a swarm that know nothing of each other, largest first; one part is a whole swarm.
+
+    `views` says of each node whom it sees. Seeing is enough in one direction: a record that travels one way soon
+    travels back.
+    """
+    parts: list[set[PeerId]] = []
+    for node, seen in views.items():
+        joined = {node, *(peer for peer in seen if peer in views)}
+        apart = []
+        for part in parts:
+            if part & joined:
+                joined |= part
+            else:
+                apart.append(part)
+        parts = [*apart, joined]
+    return sorted((frozenset(part) for part in parts), key=lambda part: (-len(part), min(part)))
+
+
+@dataclass(slots=True)
+class Contacts:
+    """The list of one node."""
+
+    known: OrderedDict[PeerId, Contact] = field(default_factory=OrderedDict)
+
+    def tell(self, peer: PeerId, addresses: Sequence[str]) -> None:
+        """A person (or the local network) says that `peer` is there: it is tried at once."""
+        found = self.known.get(peer)
+        if found is not None and set(addresses) <= set(found.addresses):
+            return
+        merged = dict.fromkeys((*addresses, *(found.addresses if found else ())))
+        self.known[peer] = Contact(tuple(merged)[:ADDRESSES_MAX], found.seen_unix_s if found else 0.0, fixed=True)
+
+    def hear(self, peer: PeerId, addresses: Iterable[str], now_unix_s: float) -> None:
+        """`peer` is here now, at `addresses` (none: where it was)."""
+        found = self.known.get(peer)
+        kept = tuple(addresses)[:ADDRESSES_MAX] or (found.addresses if found else ())
+        if kept:
+            self.known[peer] = Contact(kept, now_unix_s, fixed=found is not None and found.fixed)
+            self.known.move_to_end(peer)
+        while len(self.known) > CONTACTS_MAX:
+            self.known.pop(next((peer for peer, one in self.known.items() if not one.fixed), next(iter(self.known))))
+
+    def tried(self, peer: PeerId, met: bool, now_unix_s: float) -> None:
+        """What came of a try."""
+        if met:
+            self.hear(peer, (), now_unix_s)
+        elif (contact := self.known.get(peer)) is not None:
+            contact.failures, contact.tried_unix_s = contact.failures + 1, now_unix_s
+
+    def save(self, path: Path) -> bool:
+        """Write the file whole, readable by its owner. False when the disk refuses: it is only a help."""
+        rows = [
+            {"peer": p, "addresses": c.addresses, "seen_unix_s": round(c.seen_unix_s)} for p, c in self.known.items()
+        ]
+        fresh = path.with_suffix(".new")
+        try:
+            with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+                json.dump(rows, file)
+            fresh.replace(path)
+        except OSError:
+            return False
+        return True
+
+    @classmethod
+    def load(cls, path: Path, now_unix_s: float) -> Contacts:
+        """What the file holds that makes sense and is not too old; nothing when there is none."""
+        contacts = cls()
+        try:
+            with path.open() as file:
+                rows = json.loads(file.read(FILE_BYTES_MAX))
+            for row in rows[:CONTACTS_MAX]:
+                peer, seen_unix_s = PeerId(row["peer"]), float(row["seen_unix_s"])
+                addresses = dialable_of([str(address) for address in row["addresses"]])
+                public_key_of(peer)
+                if addresses and 0 <= now_unix_s - seen_unix_s <= AGE_MAX_S:
+                    contacts.known[peer] = Contact(tuple(addresses[:ADDRESSES_MAX]), seen_unix_s)
+        except (OSError, ValueError, TypeError, KeyError, RemoteFault):
+            pass  # a file from elsewhere, or torn: what was read before it counts
+        return contacts
