@@ -8,7 +8,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import torch
 
 from swarmnode import __version__
 from swarmnode.cli.desk import Desk, Process
+from swarmnode.cli.footing import CONTACTS_ASKED_MAX, CONTACTS_FILE, first_footing, keep_current, settle
 from swarmnode.cli.options import RUN_ID, NodeOptions
 from swarmnode.cli.watched import acknowledge, watched
 from swarmnode.cli.watching import rejoin, remembered, tell_watchers, watch
@@ -56,8 +57,10 @@ from swarmnode.node.saver import Saving
 from swarmnode.ports import Call, Replica
 from swarmnode.transport import identity as key_file
 from swarmnode.transport.address import parse_bootstraps
+from swarmnode.transport.contact import Contacts
 from swarmnode.transport.directory import DhtDirectory
 from swarmnode.transport.libp2p import Libp2pTransport
+from swarmnode.transport.reach import Helper
 from swarmnode.wire import call_pb2 as wire
 from swarmnode.wire import record_pb2
 
@@ -140,12 +143,16 @@ async def _start(options: NodeOptions, stack: contextlib.AsyncExitStack) -> Proc
     )
     stack.push_async_callback(telemetry.close)
     metrics_address = await telemetry.serve(options.metrics_port, options.metrics_host)
+    reachability = "public" if options.bootstrap_only else options.reachability
+    footing = first_footing(options.listen, reachability)
     transport = await Libp2pTransport.create(
-        options.home / KEY_FILE, identity, run_id, [options.listen], telemetry=telemetry
+        options.home / KEY_FILE, identity, run_id, [options.listen], footing=footing, telemetry=telemetry
     )
     stack.push_async_callback(transport.close)
+    contacts = Contacts.load(options.home / CONTACTS_FILE, time.time())
+    known = [*bootstraps, *((peer, list(one.addresses)) for peer, one in contacts.latest(CONTACTS_ASKED_MAX))]
     if signed is None:
-        signed = await fetch_manifest(transport, bootstraps, run_id)
+        signed = await fetch_manifest(transport, known, run_id)
     manifest, _ = verify(signed, run_id)
     if options.invite is not None and signed.owner != options.invite.owner:
         raise ManifestError("the invite names another owner than the run's manifest: ask the organiser for a new one")
@@ -155,6 +162,8 @@ async def _start(options: NodeOptions, stack: contextlib.AsyncExitStack) -> Proc
     if options.stage is not None and options.stage >= manifest.pipeline.stages:
         raise UsageError(f"--stage {options.stage}: this run has stages 0 to {manifest.pipeline.stages - 1}")
     Greeting(signed).serve(transport)
+    Helper(transport.observed).serve(transport)
+    await settle(transport, known, footing, reachability, telemetry)
     join = partial(
         DhtDirectory.create,
         transport,
@@ -162,9 +171,10 @@ async def _start(options: NodeOptions, stack: contextlib.AsyncExitStack) -> Proc
         stages=manifest.pipeline.stages,
         ttl_max_s=manifest.limits.record_ttl_s,
         telemetry=telemetry,
+        contacts=contacts,
     )
-    known = remembered(options, run_id) if options.dashboard is not None else ()
-    directory = await (rejoin(join, known) if known else join(bootstraps))
+    former = remembered(options, run_id) if options.dashboard is not None else ()
+    directory = await (rejoin(join, former) if former else join(bootstraps))
     stack.push_async_callback(directory.close)
     return Process(options, run_id, manifest, transport, directory, telemetry, metrics_address, recent, signed)
 
@@ -200,6 +210,10 @@ async def _live(
     telemetry.event("node.started", addresses=addresses, version=__version__, pid=os.getpid(), name=options.name)
     async with asyncio.TaskGroup() as tasks:
         failing = tasks.create_task(process.transport.wait_failed())
+        moved: Callable[[list[str]], None] = (lambda now: None) if node is None else node.moved
+        keeping = tasks.create_task(
+            keep_current(process.transport, process.directory.contacts, options.home, moved),
+        )
         attending = tasks.create_task(Supervisor().attend(lambda: telemetry.readiness()[1]))
         watcher = await watched(options.notice, options.notice_url, SystemClock(), telemetry, stack)
         watching = tasks.create_task(watcher.run(give)) if watcher is not None else None
@@ -212,8 +226,8 @@ async def _live(
             watching.cancel()
             assert notices.told is not None
             await acknowledge(watcher, notices.told, telemetry)
-        failing.cancel()
-        attending.cancel()
+        for task in (failing, keeping, attending):
+            task.cancel()
     return farewell
 
 

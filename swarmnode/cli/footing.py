@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ipaddress
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ HELPERS_MAX = 4
 UPNP_WAIT_S = 6.0  # guess: how long a home router takes to open a port
 RELAY_WAIT_S = 20.0  # guess: measured 1.8 s to a place at a relay
 ADDRESSES_PERIOD_S = 30.0
+CONTACTS_ASKED_MAX = 8  # guess: dead ones cost up to 10 s each, and only where no bootstrap answers
 CONTACTS_FILE = "contacts.json"
 
 CHOICES = ("auto", "public", "private")
@@ -96,8 +98,8 @@ async def _by_relay(
             pass
     _tell(Reach.PRIVATE, reason, telemetry)
     raise Unreachable(
-        f"others cannot reach this machine ({reason}) and no bootstrap relays for it: open a TCP port in the router and "
-        "firewall and listen there (--listen /ip4/0.0.0.0/tcp/4001); or --reachability public if you know better"
+        f"others cannot reach this machine ({reason}) and no bootstrap relays for it: open a TCP port in the router "
+        "and firewall and listen there (--listen /ip4/0.0.0.0/tcp/4001); or --reachability public if you know better"
     )
 
 
@@ -113,10 +115,8 @@ async def keep_current(
     """Tell `moved` our addresses of now, and keep `contacts` on disk, until cancelled."""
     try:
         while True:
-            try:
+            with contextlib.suppress(Unavailable):  # p2pd starts again; next time
                 moved(await transport.addresses())
-            except Unavailable:
-                pass  # p2pd starts again; next time
             await asyncio.to_thread(contacts.save, home / CONTACTS_FILE)
             await asyncio.sleep(ADDRESSES_PERIOD_S)
     finally:

@@ -21,6 +21,13 @@ from swarmnode.node.notice import GRACE_S
 @click.option("--listen", type=LISTEN, default="/ip4/0.0.0.0/tcp/0", show_default=True, help="Where peers reach us.")
 @click.option("--home", type=FOLDER, help="The node's own folder.  [default: ~/.local/share/swarmnode/node]")
 @click.option("--metrics-port", type=PORT, default=0, show_default="any", help="Prometheus, /healthz, /readyz.")
+@click.option(
+    "--reachability",
+    type=click.Choice(["auto", "public", "private"]),
+    default="auto",
+    show_default=True,
+    help="auto: others try, and relays are used if they cannot; public: they can; private: by relays.",
+)
 @click.option("--metrics-host", type=HOST, default="127.0.0.1", show_default=True, help="Who may ask: 0.0.0.0 all.")
 @click.option("--name", default=socket.gethostname, show_default="host name", help="What people call this node.")
 @click.option("--checkpoints", default="", metavar="URL", help="Save the run there.  [default: the manifest's place]")
@@ -57,6 +64,7 @@ def command(
     listen: str,
     home: Path | None,
     metrics_port: int,
+    reachability: str,
     metrics_host: str,
     name: str,
     checkpoints: str,
@@ -116,6 +124,7 @@ def command(
         notice=notice,
         notice_url=notice_url,
         grace_s=grace,
+        reachability=reachability,
     )
     return launch(options, tell)
 

@@ -104,6 +104,10 @@ class Contacts:
         elif (contact := self.known.get(peer)) is not None:
             contact.failures, contact.tried_unix_s = contact.failures + 1, now_unix_s
 
+    def latest(self, count: int) -> list[tuple[PeerId, Contact]]:
+        """The `count` heard of last."""
+        return sorted(self.known.items(), key=lambda item: -item[1].seen_unix_s)[:count]
+
     def save(self, path: Path) -> bool:
         """Write the file whole, readable by its owner. False when the disk refuses: it is only a help."""
         rows = [

@@ -24,7 +24,7 @@ from swarmnode.errors import LocalFault, RemoteFault, Unavailable
 from swarmnode.identity import peer_id_bytes
 from swarmnode.ids import PeerId, short
 from swarmnode.transport import patches
-from swarmnode.transport.address import Endpoint, check_listenable, parse_endpoint
+from swarmnode.transport.address import Endpoint, check_listenable, is_circuit, parse_bootstrap, parse_endpoint
 from swarmnode.transport.p2pd import Footing, launch
 from swarmnode.transport.stream import Stream
 
@@ -41,6 +41,7 @@ RESTART_DELAY_S = 0.1
 RESTART_WAIT_S = 15.0  # how long calls wait for it; guess: it takes 0.5 s, and more on a busy machine
 
 
+_P2P, _P2P_CIRCUIT = 421, 290  # codes of the multiaddr table
 _IDENTIFY = p2pd_pb2.Request(type=p2pd_pb2.Request.IDENTIFY)
 
 
@@ -98,6 +99,7 @@ class Daemon:
         """Stand differently in the network: p2pd is ended and started again, as after a death. Raises Unavailable."""
         self.footing, self.announce, self.changing = footing, tuple(announce), True
         self.running.clear()
+        self.p2p._reader_task.cancel()  # it would tell the user of the end that we ask for
         with contextlib.suppress(ProcessLookupError):
             self.p2p._child.terminate()
         await self._until_running()
@@ -201,7 +203,7 @@ class Daemon:
     async def dial(self, peer: PeerId, addresses: Sequence[str]) -> None:
         """Connect to `peer` at one of `addresses`. Raises RemoteFault."""
         connecting = p2pd_pb2.ConnectRequest(
-            peer=peer_id_bytes(peer), addrs=[Multiaddr(a).to_bytes() for a in addresses], timeout=round(DIAL_TIMEOUT_S)
+            peer=peer_id_bytes(peer), addrs=[_binary(a) for a in addresses], timeout=round(DIAL_TIMEOUT_S)
         )
         try:
             request = p2pd_pb2.Request(type=p2pd_pb2.Request.CONNECT, connect=connecting)
@@ -323,6 +325,16 @@ async def read_delimited(stream: Stream, nbytes_max: int) -> bytes:
     if length > nbytes_max:
         raise ConnectionResetError(f"p2pd announced a message of {length} bytes; at most {nbytes_max}")
     return await stream.read(length)
+
+
+def _binary(address: str) -> bytes:
+    """`address` in libp2p's binary form. hivemind writes the relay's id inside a circuit as a CID, which p2pd cannot
+    read."""
+    if not is_circuit(address):
+        return bytes(Multiaddr(address).to_bytes())
+    relay, endpoint = parse_bootstrap(address.removesuffix("/p2p-circuit"))
+    raw = peer_id_bytes(relay)
+    return bytes(Multiaddr(endpoint).to_bytes()) + _varint(_P2P) + _varint(len(raw)) + raw + _varint(_P2P_CIRCUIT)
 
 
 def _varint(value: int) -> bytes:

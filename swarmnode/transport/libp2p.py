@@ -175,7 +175,8 @@ class Libp2pTransport:
     async def addresses(self) -> list[str]:
         """Multiaddrs (without /p2p/US) at which others reach this node: direct ones over TCP, then at most CIRCUITS_MAX
         through relays. Raises Unavailable (p2pd is down)."""
-        direct, circuits = [], []
+        direct: list[str] = []
+        circuits: list[str] = []
         for text in await self._daemon.addresses():
             with contextlib.suppress(UsageError):
                 address = dialable(text)

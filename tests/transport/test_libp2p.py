@@ -173,6 +173,9 @@ def test_p2pd_of_either_side_killed_is_started_again(tmp_path: Path) -> None:
             def event(self, event: str, *, level: str = "info", **fields: object) -> None:
                 events.append(event)
 
+            def count(self, metric: str, value: float = 1.0, **labels: str) -> None:
+                pass
+
         async with pair(tmp_path) as (here, peer):
             here._telemetry = Listener()  # type: ignore[assignment]
             addresses = await here.addresses()

@@ -1,0 +1,139 @@
+"""Contacts: kept on disk, tried again in good time; islands found, and healed over a real DHT."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarmnode.identity import Identity
+from swarmnode.ids import PeerId
+from swarmnode.membership.record import sign_record
+from swarmnode.transport import contact, directory
+from swarmnode.transport.contact import CONTACTS_MAX, Contact, Contacts, islands, whom_to_try
+from swarmnode.transport.directory import DhtDirectory
+
+from .contract import RUN, record_of
+from .test_contract import node
+from .test_libp2p import run
+
+NOW = 1_000_000.0
+A, B, C = (PeerId(name) for name in "abc")
+peers = st.sampled_from([PeerId(f"p{i}") for i in range(7)])
+
+
+@given(st.dictionaries(peers, st.frozensets(peers)))
+def test_islands_are_the_connected_parts(views: dict[PeerId, frozenset[PeerId]]) -> None:
+    """Against a dumb twin: labels spread until nothing changes."""
+    label = {peer: peer for peer in views}
+    for _ in range(len(views) ** 2):
+        for peer, seen in views.items():
+            for other in seen & views.keys():
+                label[peer] = label[other] = min(label[peer], label[other])
+    found = islands(views)
+    assert sorted(sorted(part) for part in found) == sorted(
+        sorted(p for p in views if label[p] == name) for name in set(label.values())
+    )
+    assert [len(part) for part in found] == sorted((len(part) for part in found), reverse=True)
+
+
+def test_whom_to_try() -> None:
+    def lost(**more: float) -> Contact:
+        return Contact(("/ip4/1.2.3.4/tcp/5",), **{"seen_unix_s": NOW - 3600, **more})  # type: ignore[arg-type]
+
+    assert whom_to_try({A: lost()}, set(), NOW) == [A]
+    assert whom_to_try({A: lost()}, {A}, NOW) == [], "it is here"
+    assert whom_to_try({A: lost(seen_unix_s=NOW - 5)}, set(), NOW) == [], "it was heard just now"
+    for failures, wait_s in ((1, 20), (3, 80), (40, 600)):
+        assert whom_to_try({A: lost(failures=failures, tried_unix_s=NOW - wait_s + 1)}, set(), NOW) == []
+        assert whom_to_try({A: lost(failures=failures, tried_unix_s=NOW - wait_s)}, set(), NOW) == [A]
+    told = Contact(("/ip4/1.2.3.4/tcp/5",), 0.0, fixed=True)
+    assert whom_to_try({A: lost(), B: lost(seen_unix_s=NOW - 100), C: told}, set(), NOW) == [C, B, A]
+    assert len(whom_to_try({PeerId(str(i)): lost() for i in range(100)}, set(), NOW)) == contact.AT_ONCE_MAX
+
+
+def test_contacts_survive_on_disk_and_nonsense_does_not(tmp_path: Path) -> None:
+    path = tmp_path / "contacts.json"
+    one, two, old = (Identity.generate().peer_id for _ in range(3))
+    contacts = Contacts()
+    contacts.hear(one, ["/ip4/1.2.3.4/tcp/5"], NOW)
+    contacts.hear(old, ["/ip4/1.2.3.4/tcp/6"], NOW - contact.AGE_MAX_S - 1)
+    contacts.tell(two, ["/ip4/1.2.3.4/tcp/7"])
+    contacts.hear(two, [], NOW)
+    assert contacts.save(path) and path.stat().st_mode & 0o777 == 0o600
+    found = Contacts.load(path, NOW + 1)
+    assert {peer: one.addresses for peer, one in found.known.items()} == {
+        one: ("/ip4/1.2.3.4/tcp/5",),
+        two: ("/ip4/1.2.3.4/tcp/7",),
+    }
+    assert found.latest(1)[0][0] in (one, two)
+    good = json.loads(path.read_text())[0]
+    for rows in ("", "{}", "7", [good, 7], [{**good, "peer": "nobody"}], [{**good, "addresses": ["/unix/x"]}]):
+        path.write_text(json.dumps(rows) if rows else "")
+        assert len(Contacts.load(path, NOW).known) <= 1
+    assert Contacts.load(tmp_path / "none", NOW).known == {}
+    assert not contacts.save(tmp_path / "missing" / "contacts.json")
+
+
+def test_the_list_is_bounded_and_forgets_told_ones_last() -> None:
+    contacts = Contacts()
+    contacts.tell(A, ["/ip4/1.2.3.4/tcp/5"])
+    chance = random.Random(0)
+    for i in range(3 * CONTACTS_MAX):
+        contacts.hear(PeerId(f"p{chance.randrange(10**9)}"), ["/ip4/1.2.3.4/tcp/5"], NOW + i)
+    assert len(contacts.known) == CONTACTS_MAX and A in contacts.known
+
+
+@pytest.mark.swarm
+def test_two_islands_become_one_when_a_node_hears_of_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four nodes, two and two, with a bootstrap each; then one of them is told one address."""
+    monkeypatch.setattr(directory, "REJOIN_PERIOD_S", 0.2)
+
+    async def main() -> None:
+        async with AsyncExitStack() as living:
+            nodes = [await living.enter_async_context(node()) for _ in range(4)]
+            directories: list[DhtDirectory] = []
+            for index, (transport, _) in enumerate(nodes):
+                first = nodes[index // 2 * 2][0]
+                known = [] if first is transport else [(first.peer_id, await first.addresses())]
+                made = await DhtDirectory.create(transport, known, RUN, 1)
+                living.push_async_callback(made.close)
+                directories.append(made)
+
+            async def announce(sequence: int) -> None:
+                for made, (_, me) in zip(directories, nodes, strict=True):
+                    await made.announce(sign_record(record_of(me, time.time(), sequence=sequence, ttl_s=60), me))
+
+            async def views() -> dict[PeerId, set[PeerId]]:
+                found = {}
+                for made, (_, me) in zip(directories, nodes, strict=True):
+                    records = [record_of_signed.record for record_of_signed in await made.lookup(0)]
+                    found[me.peer_id] = {peer_in(raw) for raw in records}
+                return found
+
+            await announce(1)
+            assert [len(part) for part in islands(await views())] == [2, 2]
+            directories[3].contacts.tell(nodes[1][0].peer_id, await nodes[1][0].addresses())
+            for sequence in range(2, 100):
+                await announce(sequence)
+                seen = await views()
+                if all(len(view) == 4 for view in seen.values()):
+                    break
+                await asyncio.sleep(0.2)
+            assert [len(part) for part in islands(seen)] == [4]
+            assert all(len(view) == 4 for view in seen.values())
+
+    run(main)
+
+
+def peer_in(raw: bytes) -> PeerId:
+    from swarmnode.wire import record_pb2
+
+    return PeerId(record_pb2.Record.FromString(raw).peer_id)

@@ -1,0 +1,143 @@
+"""Who can be reached: what helpers' answers come to, and a real helper that tries the asker's own address only."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from pathlib import Path
+
+import pytest
+
+from swarmnode.cli import footing
+from swarmnode.errors import Busy, Refused, Unreachable
+from swarmnode.ports import Call
+from swarmnode.transport.address import Endpoint, dialable, parse_bootstrap
+from swarmnode.transport.p2pd import Footing
+from swarmnode.transport.reach import Helper, Reach, Seen, ask, greets, ports_of, verdict
+from swarmnode.wire import call_pb2 as wire
+
+from .test_contract import node
+from .test_libp2p import run
+
+OUT, BACK = "81.2.3.4", "192.168.1.7"
+PEER = "12D3KooWMhLtgoPf2FHypfY8NntC2gsgQ4DdXEQWUojEhqVorubJ"
+
+
+@pytest.mark.parametrize(
+    ("seen", "reach"),
+    [
+        ([], Reach.UNKNOWN),
+        ([Seen(BACK, ("/ip4/192.168.1.7/tcp/1",))], Reach.LOCAL),
+        ([Seen(BACK, ())], Reach.PRIVATE),
+        ([Seen(OUT, ())], Reach.PRIVATE),
+        ([Seen(OUT, ("/ip4/81.2.3.4/tcp/1",))], Reach.PUBLIC),
+        ([Seen(OUT, ()), Seen(OUT, ("/ip4/81.2.3.4/tcp/1",))], Reach.PUBLIC),
+        ([Seen(BACK, ("/ip4/192.168.1.7/tcp/1",)), Seen(OUT, ())], Reach.PRIVATE),
+        ([Seen("not an address", ())], Reach.PRIVATE),
+    ],
+)
+def test_a_verdict_does_not_depend_on_the_order_of_answers(seen: list[Seen], reach: Reach) -> None:
+    for order in itertools.permutations(seen):
+        found, reason = verdict(order)
+        assert found is reach and reason
+
+
+def test_ports_are_those_of_direct_addresses() -> None:
+    addresses = [f"/ip4/1.2.3.4/tcp/{port}" for port in (5, 6, 5, 7, 8, 9)] + [
+        f"/ip4/9.9.9.9/tcp/1/p2p/{PEER}/p2p-circuit"
+    ]
+    assert ports_of(["/dns4/x/udp/3", "nonsense", *addresses]) == [5, 6, 7, 8]
+
+
+def test_addresses_through_relays_are_addresses() -> None:
+    circuit = f"/ip4/1.2.3.4/tcp/5/p2p/{PEER}/p2p-circuit"
+    assert dialable(circuit) == dialable(f"{circuit}/p2p/{PEER}") == circuit
+    assert dialable(f"/ip4/1.2.3.4/tcp/5/p2p/{PEER}") == "/ip4/1.2.3.4/tcp/5"
+    assert parse_bootstrap(f"{circuit}/p2p/{PEER}") == (PEER, circuit)
+
+
+def test_a_helper_reaches_who_can_be_reached() -> None:
+    async def main() -> None:
+        async with node() as (here, _), node() as (helper, _):
+            Helper(helper.observed).serve(helper)
+            helper.start()
+            await here.connect(helper.peer_id, await helper.addresses())
+            (seen,) = await ask(here, [helper.peer_id])
+            assert seen.observed == "127.0.0.1"
+            assert list(seen.reached) == await here.addresses()
+            assert verdict([seen])[0] is Reach.LOCAL
+            request = Call(wire.Request(reach=wire.ReachRequest(addresses=["/ip4/127.0.0.1/tcp/1"])))
+            with pytest.raises(Busy):  # nobody makes us knock all the time
+                await here.call(helper.peer_id, request, timeout_s=10, reply_bytes_max=0)
+            many = Call(wire.Request(reach=wire.ReachRequest(addresses=["/ip4/127.0.0.1/tcp/1"] * 5)))
+            with pytest.raises(Refused, match="at most 4"):
+                await here.call(helper.peer_id, many, timeout_s=10, reply_bytes_max=0)
+
+    run(main)
+
+
+def test_what_accepts_and_is_no_libp2p_does_not_count() -> None:
+    async def main() -> None:
+        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(b"220 a mail server\r\n" + b"x" * 100_000)
+            await reader.read()
+            writer.close()
+
+        async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            assert not await greets(Endpoint("ip4", "127.0.0.1", port))
+        assert not await greets(Endpoint("ip4", "127.0.0.1", port)), "nobody there"
+
+    run(main)
+
+
+class Heard:
+    def __init__(self) -> None:
+        self.events: list[tuple[str, dict[str, object]]] = []
+
+    def event(self, event: str, *, level: str = "info", **fields: object) -> None:
+        self.events.append((event, fields))
+
+    def count(self, metric: str, value: float = 1.0, **labels: str) -> None: ...
+
+    def gauge(self, metric: str, value: float, **labels: str) -> None: ...
+
+    def observe(self, metric: str, value: float, **labels: str) -> None: ...
+
+
+def test_a_node_nobody_reaches_says_so_instead_of_joining(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(footing, "RELAY_WAIT_S", 2.0)
+
+    async def main() -> None:
+        heard = Heard()
+        async with node() as (here, _), node() as (other, _):  # `other` is no relay
+            other.start()
+            before = await here.addresses()
+            known = [(other.peer_id, await other.addresses())]
+            with pytest.raises(Unreachable, match="open a TCP port"):
+                await footing.settle(here, known, Footing("open"), "private", heard)
+            assert heard.events == [("node.reach", {"reach": "private", "reason": "as it was told"})]
+            assert await here.addresses() == before, "p2pd came back where it was"
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("listen", "choice", "kind"),
+    [
+        ("/ip4/127.0.0.1/tcp/0", "auto", "local"),
+        ("/ip4/127.0.0.1/tcp/0", "public", "local"),
+        ("/ip4/0.0.0.0/tcp/0", "auto", "open"),
+        ("/ip6/::/tcp/0", "private", "open"),
+        ("/ip4/0.0.0.0/tcp/4001", "public", "public"),
+    ],
+)
+def test_the_first_footing(listen: str, choice: str, kind: str) -> None:
+    assert footing.first_footing(listen, choice) == Footing(kind)
+
+
+def test_a_footing_is_flags_of_p2pd(tmp_path: Path) -> None:
+    assert not any(Footing().options().values())
+    assert Footing("public").options()["relayService"] and "autoRelay" not in Footing("public").options()
+    private = Footing("private", ("/ip4/1.2.3.4/tcp/5/p2p/X", "/ip4/1.2.3.5/tcp/5/p2p/Y")).options()
+    assert private["trustedRelays"] == "/ip4/1.2.3.4/tcp/5/p2p/X,/ip4/1.2.3.5/tcp/5/p2p/Y"
