@@ -47,8 +47,8 @@ class Footing:
         """What p2pd needs of its environment for it.
 
         p2pd starts two relay services, one with its flags' limits and one with libp2p's default of 128 KiB a circuit,
-        and peers get the one that started last. On several processors that is chance (the wrong one in 2 of 5 starts on a
-        busy machine), on one it is the right one (8 of 8, measured): a relay runs p2pd on one.
+        and peers get the one that started last. On several processors that is chance (the wrong one in 2 of 5 starts on
+        a busy machine), on one it is the right one (8 of 8, measured): a relay runs p2pd on one.
         """
         return {"GOMAXPROCS": "1"} if self.kind == "public" else {}
 
