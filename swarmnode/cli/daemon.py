@@ -210,7 +210,7 @@ async def _live(
     telemetry.event("node.started", addresses=addresses, version=__version__, pid=os.getpid(), name=options.name)
     async with asyncio.TaskGroup() as tasks:
         failing = tasks.create_task(process.transport.wait_failed())
-        moved: Callable[[list[str]], None] = (lambda now: None) if node is None else node.moved
+        moved: Callable[[list[str]], None] = (lambda now: None) if node is None else node.presence.moved
         keeping = tasks.create_task(
             keep_current(process.transport, process.directory.contacts, options.home, moved),
         )

@@ -95,10 +95,6 @@ class Node:
     def state(self) -> record_pb2.NodeState:
         return self.presence.self.state
 
-    def moved(self, addresses: list[str]) -> None:
-        """Others reach this node at `addresses` from now on."""
-        self.presence.self.addresses = addresses
-
     def samples_total(self) -> int:
         """Samples the whole run has trained, as far as known here."""
         return self.presence.progress.total

@@ -80,6 +80,10 @@ class Presence:
         """Differs between two lives of the same key."""
         return self._joined_unix_ms
 
+    def moved(self, addresses: list[str]) -> None:
+        """Others reach this node at `addresses` from now on."""
+        self.self.addresses = addresses
+
     def set_state(self, state: record_pb2.NodeState, reason: str) -> None:
         """Change the state others see; announced at once."""
         self.self.state = state
