@@ -1,48 +1,70 @@
-"""`swarmnode export RUN_DIR --out DIR`: saved stages become a model."""
+"""`swarmnode export SOURCE --out DIR`: what is kept of a run becomes a model."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 
 import click
 
-from swarmnode.errors import UsageError
+from swarmnode.cli.progress import bar
+from swarmnode.local.gathered import KINDS, Note
+
+KIND = click.option("--from", "kind", type=click.Choice(KINDS), default="auto", show_default=True, help="What to take.")
 
 
-@click.command(short_help="make a Hugging Face model of a run's saved stages")
-@click.argument("folder", metavar="RUN_DIR", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.command(short_help="make a Hugging Face model of what is kept of a run")
+@click.argument("source", metavar="SOURCE")
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), required=True, help="Where the model goes.")
-def command(folder: Path, out: Path) -> None:
-    """Merge what the nodes of a run saved when they left (stage-*.safetensors anywhere below RUN_DIR) into one model
-    that transformers' LlamaForCausalLM loads. Prints where it is.
+@KIND
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def command(source: str, out: Path, kind: str, as_json: bool) -> None:
+    """Merge SOURCE into one model that transformers' AutoModelForCausalLM and AutoTokenizer load. Prints where it is.
+
+    SOURCE is the folder of a session or a run (what its nodes saved when they left: replicas of a stage are averaged;
+    when a stage is missing there, its newest checkpoint), or a checkpoint: a folder or s3://BUCKET/PREFIX, which a
+    swarm that runs goes on writing. --json: model, kind, run, round, samples, parameters, replicas.
     """
-    click.echo(export_run(folder, out))
+    with bar("reading") as moved:
+        found = export_model(source, out, kind, lambda text: click.echo(text, err=True), moved)
+    click.echo(json.dumps(found) if as_json else found["model"])
 
 
-def export_run(folder: Path, out: Path) -> Path:
-    """Merge the stages saved below `folder` into a model in `out`; returns `out`.
+def export_run(folder: Path, out: Path, note: Note = lambda text: None) -> Path:
+    """Export what is kept in the folder of a session; returns `out`."""
+    return Path(str(export_model(str(folder), out, "auto", note)["model"]))
 
-    Raises UsageError when the run's manifest or every saved stage is missing, and what the merge raises.
+
+def export_model(
+    source: str, out: Path, kind: str, note: Note, moved: Callable[[int, int], None] = lambda done, of: None
+) -> dict[str, object]:
+    """Merge `source` into a model in `out`; returns what --json prints.
+
+    Raises UsageError when there is nothing to merge, and what the merge raises.
     """
-    from swarmnode.manifest import MANIFEST_FILE, SIGNED_FILE, read_manifest, read_signed
+    from swarmnode.local.gathered import gather
+    from swarmnode.model.export import write_model
+    from swarmnode.model.gather import merged
 
-    if (folder / SIGNED_FILE).is_file():
-        _, manifest = read_signed(folder / SIGNED_FILE)
-    elif (folder / MANIFEST_FILE).is_file():
-        manifest = read_manifest(folder / MANIFEST_FILE)
-    else:
-        raise UsageError(f"{folder} has neither {SIGNED_FILE} nor {MANIFEST_FILE}: is it the folder of a run?")
-    files = sorted(folder.rglob("stage-*.safetensors"))
-    if not files:
-        raise UsageError(f"no saved stage (stage-*.safetensors) below {folder}: nodes save theirs when they leave")
-    from swarmnode.model.export import export
-
-    export(files, manifest, out, tokenizer=_tokenizer(folder, manifest.data.tokenizer))
-    return out
+    found, folder = gather(source, kind, note, moved)
+    about = {
+        "kind": found.kind,
+        "run_id": found.run_id,
+        "run_name": found.manifest.name,
+        "round": found.round,
+        "samples": found.samples,
+        "replicas": found.replicas,
+    }
+    parameters = write_model(
+        merged(found), found.manifest, out, _tokenizer(folder, found.manifest.data.tokenizer), about
+    )
+    return {"model": str(out), "parameters": parameters, **about}
 
 
 def _tokenizer(folder: Path, name: str) -> Path | None:
-    """The tokenizer's file, relative to the run's folder: `folder`, or the one above for a session of `up`."""
+    """The tokenizer's file: relative to the run's folder, or beside the model when that was exported before."""
     if name == "bytes":
         return None
-    return next((base / name for base in (folder, folder.parent) if (base / name).is_file()), folder / name)
+    places = (folder / name, folder / "tokenizer.json", folder.parent / name)
+    return next((path for path in places if path.is_file()), folder / name)

@@ -160,7 +160,7 @@ def _last_checkpoint(where: str, run_id: RunId) -> str | None:
         newest = asyncio.run(find_resumptions(where, run_id))[0]
     except SwarmnodeError:
         return None
-    return f"{newest.store}/{newest.base}".rstrip("/")
+    return newest.where
 
 
 def _export(summary: Summary, folder: Path, out: Path | None) -> tuple[Summary, int]:

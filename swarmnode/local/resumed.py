@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import binascii
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from google.protobuf.message import DecodeError
-
-from swarmnode.errors import DataError, UsageError
+from swarmnode.errors import UsageError
 from swarmnode.local.folder import RunFolder, prepare, prepare_given
-from swarmnode.manifest import verify
+from swarmnode.local.gathered import manifest_in
 from swarmnode.node import resuming
 from swarmnode.node.bucket import open_store
 from swarmnode.node.saver import Resumption
-from swarmnode.wire.record_pb2 import SignedManifest
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +32,9 @@ def resume(
     """
     resumption = asyncio.run(_choose(text, note))
     origin = resumption.checkpoint.origin
-    where = f"{resumption.store}/{resumption.base}".rstrip("/")
+    where = resumption.where
     if run is None:
-        prepared = prepare_given(_signed(origin.manifest, where), nodes, stages, stamp)
+        prepared = prepare_given(manifest_in(resumption), nodes, stages, stamp)
         if any(not Path(path).is_absolute() for path in prepared.manifest.data.paths):
             raise UsageError(f"--resume {text}: run {origin.run_name!r} reads files beside its manifest: give RUN too")
     else:
@@ -57,13 +52,3 @@ def check_store(where: str, relative_to: Path) -> None:
 
 async def _choose(text: str, note: Callable[[str], None]) -> Resumption:
     return await resuming.intact(await resuming.find_resumptions(text, None, note), note)
-
-
-def _signed(text: str, where: str) -> SignedManifest:
-    """The signed manifest in a checkpoint."""
-    try:
-        signed = SignedManifest.FromString(base64.b64decode(text, validate=True))
-    except (binascii.Error, DecodeError):
-        raise DataError(f"{where}: its manifest cannot be read; give RUN, the folder of the run") from None
-    verify(signed, None)
-    return signed

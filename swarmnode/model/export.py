@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from swarmnode.errors import DataError, LocalFault
-from swarmnode.manifest import Manifest, ModelSpec
-from swarmnode.model.split import parameter_shapes, split
+from swarmnode.manifest import MANIFEST_FILE, Manifest, ModelSpec, template
 from swarmnode.model.stage import StageReplica
 
 
@@ -29,16 +28,6 @@ class StageLabel:
     round: int
     samples: int
     peer: str
-
-
-@dataclass(frozen=True, slots=True)
-class ExportReport:
-    """Of one export: parameters written, files averaged for each stage, the largest round and samples seen."""
-
-    parameters: int
-    replicas: tuple[int, ...]
-    round: int
-    samples: int
 
 
 def stage_state_dict(replica: StageReplica, flat: Tensor | None = None) -> dict[str, Tensor]:
@@ -75,18 +64,29 @@ def load_stage(path: Path) -> tuple[StageLabel, dict[str, Tensor]]:
     return label, tensors
 
 
-def export(
-    stage_files: Sequence[Path], manifest: Manifest, out_dir: Path, *, run_id: str = "", tokenizer: Path | None = None
-) -> ExportReport:
-    """Write `out_dir` as a Hugging Face model folder: config.json, generation_config.json, model.safetensors and the
-    tokenizer: a copy of the file `tokenizer`, or of the run's byte tokenizer made here.
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """All tensors of a safetensors file. Raises DataError that names it when it is not there or not such a file."""
+    try:
+        return safetensors.torch.load_file(path)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
+    except safetensors.SafetensorError as error:
+        raise DataError(f"{path}: not a safetensors file ({error}); export again") from error
 
-    Several files of one stage are averaged (plain mean). Raises DataError when a stage has no file, files are of
-    different runs (or not of `run_id`), a file does not hold the parameters the manifest asks for, or `tokenizer`
-    cannot be read; and LocalFault when the disk does not take the result.
+
+def write_model(
+    tensors: Mapping[str, Tensor],
+    manifest: Manifest,
+    out_dir: Path,
+    tokenizer: Path | None = None,
+    about: Mapping[str, object] | None = None,
+) -> int:
+    """Write `out_dir` as a Hugging Face model folder: config.json, generation_config.json, model.safetensors and the
+    tokenizer: a copy of the file `tokenizer`, or of the run's byte tokenizer made here; beside them manifest.toml and
+    `about` in swarmnode.json, for `eval` and `generate`. Returns the number of parameters.
+
+    Raises DataError when `tokenizer` cannot be read, LocalFault when the disk does not take the result.
     """
-    labels, merged = merge(stage_files, manifest, run_id)
-    replicas = tuple(sum(label.stage == stage for label in labels) for stage in range(manifest.pipeline.stages))
     tokens = _tokenizer_json(manifest, tokenizer)
     try:
         out_dir.mkdir(parents=True, exist_ok=True)
@@ -98,57 +98,10 @@ def export(
         _write_json(out_dir / "tokenizer_config.json", limits)
     _write_json(out_dir / "config.json", huggingface_config(manifest.model))
     _write_json(out_dir / "generation_config.json", {"do_sample": True})
-    _write(out_dir / "model.safetensors", safetensors.torch.save(merged, {"format": "pt"}))
-    return ExportReport(
-        parameters=sum(tensor.numel() for tensor in merged.values()),
-        replicas=replicas,
-        round=max(label.round for label in labels),
-        samples=max(label.samples for label in labels),
-    )
-
-
-def merge(
-    stage_files: Sequence[Path], manifest: Manifest, run_id: str = ""
-) -> tuple[list[StageLabel], dict[str, Tensor]]:
-    """The labels of `stage_files` and the whole model's parameters by name, each the mean over its stage's files.
-    Raises DataError as `export` does."""
-    parts = split(manifest.model, manifest.pipeline.stages)
-    counts = [0] * len(parts)
-    labels: list[StageLabel] = []
-    merged: dict[str, Tensor] = {}
-    for path in stage_files:
-        label, tensors = load_stage(path)
-        run_id = run_id or label.run_id
-        if label.run_id != run_id:
-            raise DataError(f"{path}: belongs to run {label.run_id[:12]}, not to run {run_id[:12]}; leave it out")
-        if not 0 <= label.stage < len(parts):
-            raise DataError(f"{path}: of stage {label.stage}; the manifest has stages 0 to {len(parts) - 1}")
-        _check_tensors(path, tensors, parameter_shapes(manifest.model, parts[label.stage]))
-        labels.append(label)
-        counts[label.stage] += 1
-        for name, tensor in tensors.items():  # a running mean: two copies of a stage in memory, however many files
-            mean = merged.setdefault(name, torch.zeros_like(tensor, dtype=torch.float64))
-            mean.add_(tensor.double() - mean, alpha=1.0 / counts[label.stage])
-    if missing := [str(stage) for stage, count in enumerate(counts) if count == 0]:
-        raise DataError(
-            f"no file of stage {', '.join(missing)} among {len(stage_files)} given: a model needs all of its"
-            f" {len(parts)} stages; add a file saved by a node of each"
-        )
-    return labels, {name: mean.float() for name, mean in merged.items()}
-
-
-def _check_tensors(path: Path, tensors: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]]) -> None:
-    found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    wrong = sorted(name for name in found.keys() | shapes.keys() if found.get(name) != shapes.get(name))
-    if wrong:
-        name = wrong[0]
-        raise DataError(
-            f"{path}: parameter {name} has shape {found.get(name, 'missing')} where the manifest asks for"
-            f" {shapes.get(name, 'none')} ({len(wrong)} differ): is this the run's own manifest?"
-        )
-    bad = [name for name, tensor in tensors.items() if not torch.isfinite(tensor).all()]
-    if bad:
-        raise DataError(f"{path}: parameter {bad[0]} is not finite ({len(bad)} such): leave this file out")
+    _write(out_dir / MANIFEST_FILE, template(manifest).encode())
+    _write_json(out_dir / "swarmnode.json", dict(about or {}))
+    _write(out_dir / "model.safetensors", safetensors.torch.save(dict(tensors), {"format": "pt"}))
+    return sum(tensor.numel() for tensor in tensors.values())
 
 
 def huggingface_config(model: ModelSpec) -> dict[str, object]:

@@ -52,16 +52,17 @@ async def intact(candidates: list[Resumption], note: Note) -> Resumption:
         try:
             await saving.verify(resumption.store, resumption.base, resumption.checkpoint)
         except* DataError as group:
-            failure = _first(group)
+            failure = first_of(group)
         else:
             return resumption
         note(f"{resumption.checkpoint.label} cannot be used: {failure}")
     raise failure
 
 
-def _first(group: BaseExceptionGroup[DataError]) -> DataError:
+def first_of(group: BaseExceptionGroup[DataError]) -> DataError:
+    """The first error in `group`."""
     error = group.exceptions[0]
-    return _first(error) if isinstance(error, BaseExceptionGroup) else error
+    return first_of(error) if isinstance(error, BaseExceptionGroup) else error
 
 
 def check(resumption: Resumption, manifest: Manifest, run_id: RunId, *, other: bool, where: str) -> None:

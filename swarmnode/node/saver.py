@@ -38,6 +38,11 @@ class Resumption:
     base: str
     checkpoint: Checkpoint
 
+    @property
+    def where(self) -> str:
+        """The folder or URL of this checkpoint alone."""
+        return f"{self.store}/{self.base}".rstrip("/")
+
     def progress(self) -> Progress:
         """Samples of the run when it was saved."""
         return saving.progress_of(self.checkpoint)

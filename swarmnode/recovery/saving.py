@@ -23,6 +23,7 @@ from swarmnode.wire import record_pb2
 PARALLEL = 2  # measured: files at once; a third adds nothing on two cores (bench checkpoint)
 
 Shapes = Mapping[str, Shape]
+Tensors = dict[str, tuple[Shape, memoryview]]
 Moved = Callable[[int], None]  # told of bytes as they are written or read
 
 
@@ -185,6 +186,29 @@ def usable(found: list[Found], where: str, run_id: RunId | None = None) -> list[
             listed = ", ".join(run[: form.RUN_CHARACTERS] for run in sorted(runs))
             raise DataError(f"{where}: checkpoints of {len(runs)} runs; give the folder of one of them: {listed}")
     return good[::-1]
+
+
+async def load_tensors(
+    store: Store, base: str, checkpoint: Checkpoint, section: str, *, moved: Moved = _ignore
+) -> Tensors:
+    """Shape and bytes of every parameter in `section`, of all stages. Raises DataError, LocalFault as `load_stage`."""
+    gate = asyncio.Semaphore(PARALLEL)
+    found: dict[str, tuple[Shape, memoryview]] = {}
+
+    async def read(file: ShardFile) -> None:
+        async with gate:
+            where = f"{base}{file.name}"
+            data = await store.read(where, file.sha256)
+            if data is None:
+                raise DataError(f"{where}: missing; use another checkpoint")
+            found.update(tensorfile.read(data, where)[0])
+            moved(len(data))
+
+    async with asyncio.TaskGroup() as group:
+        for file in checkpoint.files:
+            if file.section == section:
+                group.create_task(read(file))
+    return found
 
 
 async def load_stage(

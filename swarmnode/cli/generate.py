@@ -1,0 +1,92 @@
+"""`swarmnode generate SOURCE`: text from an exported model, as it comes."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import click
+
+from swarmnode.cli.export import KIND
+from swarmnode.cli.progress import bar
+
+if TYPE_CHECKING:
+    from swarmnode.data.tokens import Tokenizer
+
+
+@click.command(short_help="text from an exported model, or from a checkpoint")
+@click.argument("source", metavar="SOURCE")
+@click.option("--prompt", help="What to go on from.  [default: stdin]")
+@click.option("--tokens", type=click.IntRange(1, 1 << 20), default=200, show_default=True, help="At most so many.")
+@click.option("--temperature", type=click.FloatRange(0, 100), default=0.8, show_default=True, help="0: the likeliest.")
+@click.option("--top-k", type=click.IntRange(0), default=0, show_default="all", help="Among the K likeliest.")
+@click.option("--top-p", type=click.FloatRange(0, 1, min_open=True), default=0.95, show_default=True, help="Nucleus.")
+@click.option(
+    "--seed", type=click.IntRange(0, (1 << 63) - 1), default=0, show_default=True, help="The same text again."
+)
+@KIND
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object at the end: text, tokens, tokens_per_s.")
+def command(
+    source: str,
+    prompt: str | None,
+    tokens: int,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    seed: int,
+    kind: str,
+    as_json: bool,
+) -> None:
+    """Continue --prompt with the model in SOURCE (as `export` takes it: an exported model, a session's folder, a
+    checkpoint). Text goes to stdout as it comes, the prompt first."""
+    from swarmnode.cli.export import _tokenizer
+    from swarmnode.data.tokens import open_tokenizer
+    from swarmnode.local.gathered import gather
+    from swarmnode.model.gather import merged
+    from swarmnode.model.sample import Sampling, generate, whole_model
+
+    given = prompt if prompt is not None else sys.stdin.read()
+    with bar("reading") as moved:
+        found, folder = gather(source, kind, lambda text: click.echo(text, err=True), moved)
+    model, path = found.manifest.model, _tokenizer(folder, found.manifest.data.tokenizer)
+    tokenizer = open_tokenizer("bytes", folder) if path is None else open_tokenizer(path.name, path.parent)
+    llama = whole_model(model, merged(found))
+    ids = [int(token) for token in tokenizer.encode(given)]
+    sampling = Sampling(temperature, top_k, top_p, seed)
+    begun, made = time.perf_counter(), []
+    if not as_json:
+        click.echo(given, nl=False)
+
+    def counted() -> Iterator[int]:
+        for token in generate(llama, model, ids, tokens, sampling, tokenizer.separator):
+            made.append(token)
+            yield token
+
+    pieces = []
+    for piece in spoken(tokenizer, counted()):
+        pieces.append(piece)
+        if not as_json:
+            click.echo(piece, nl=False)
+    rate = len(made) / max(1e-9, time.perf_counter() - begun)
+    if as_json:
+        click.echo(json.dumps({"text": given + "".join(pieces), "tokens": len(made), "tokens_per_s": round(rate, 1)}))
+    else:
+        click.echo()
+
+
+def spoken(tokenizer: Tokenizer, tokens: Iterator[int]) -> Iterator[str]:
+    """Text as soon as it is sure: a character of several tokens waits for its last one."""
+    ids: list[int] = []
+    start = shown = 0
+    for token in tokens:
+        ids.append(token)
+        before, now = tokenizer.decode(ids[start:shown]), tokenizer.decode(ids[start:])
+        if len(now) > len(before) and (not now.endswith("\ufffd") or len(ids) - shown > 8):
+            yield now[len(before) :]
+            start, shown = shown, len(ids)
+    rest = tokenizer.decode(ids[start:])[len(tokenizer.decode(ids[start:shown])) :]
+    if rest:
+        yield rest

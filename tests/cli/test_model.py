@@ -1,0 +1,172 @@
+"""`export`, `eval` and `generate` on what a small run has left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from swarmnode import manifest as manifests
+from swarmnode.cli.generate import spoken
+from swarmnode.cli.main import main
+from swarmnode.data.tokens import ByteTokenizer
+from swarmnode.ids import PeerId
+from swarmnode.manifest import SIGNED_FILE, DataSpec, Manifest, PipelineSpec
+from swarmnode.model.export import StageLabel, save_stage, stage_state_dict
+from swarmnode.node.replica import TorchReplica
+from swarmnode.node.store import FolderStore
+from swarmnode.recovery import checkpoint as form
+from swarmnode.recovery import saving
+from swarmnode.recovery.saving import Holding
+from swarmnode.wire import record_pb2
+from tests.model.tiny import TINY, token_batch, train_on
+
+RUN = Manifest(
+    name="left",
+    model=replace(TINY, vocabulary=256),
+    pipeline=PipelineSpec(stages=3, boundary="fp32", validation_samples=8),
+    data=DataSpec(source="text", paths=("words.txt",), validation_fraction=0.3),
+)
+
+
+@pytest.fixture(scope="module")
+def session(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A session's folder: a checkpoint, and what two replicas of each stage saved."""
+    folder = tmp_path_factory.mktemp("run")
+    for number in range(40):
+        (folder / "words").mkdir(exist_ok=True)
+        (folder / "words" / f"{number}.txt").write_text(f"the quick brown fox {number} jumps over the lazy dog\n" * 20)
+    run = replace(RUN, data=replace(RUN.data, paths=("words",)))
+    manifests.init(folder, run)
+    signed = manifests.sign_folder(folder)
+    run_id = manifests.verify(signed, None)[1]
+    place = folder / "up-1"
+    place.mkdir()
+    manifests.write_signed(place / SIGNED_FILE, signed)
+    replicas = [TorchReplica(run, stage) for stage in range(3)]
+    for peer in ("peerAAAA", "peerBBBB"):
+        train_on([replica.stage for replica in replicas], token_batch(run.model, seed=len(peer) + ord(peer[-1])))
+        for stage, replica in enumerate(replicas):
+            replica.step(100)
+            (place / peer).mkdir(exist_ok=True)
+            label = StageLabel(run_id, stage, 4, 512, peer)
+            save_stage(place / peer / f"stage-{stage}-{peer}.safetensors", stage_state_dict(replica.stage), label)
+    store = FolderStore(place / "checkpoints")
+    origin = form.Origin.of(run, run_id, base64.b64encode(signed.SerializeToString()).decode())
+
+    async def keep() -> None:
+        for stage, replica in enumerate(replicas):
+            progress = record_pb2.Progress(samples={"peerBBBB": 640})
+            holding = Holding(stage, 5, PeerId("peerBBBB"), progress, record_pb2.Blocks())
+            where = form.place(run_id, form.label(5))
+            await saving.save_stage(store, where, replica.snapshot(), replica.stage.shapes, holding)
+        assert await saving.complete(store, origin, form.label(5)) is not None
+
+    asyncio.run(keep())
+    return place
+
+
+@pytest.fixture
+def said(capsys: pytest.CaptureFixture[str]) -> Iterator[object]:
+    def run(*arguments: str) -> tuple[int, str, str]:
+        code = main(list(arguments))
+        out, error = capsys.readouterr()
+        return code, out, error
+
+    yield run
+
+
+LOGITS = """
+import json, sys, torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+model, tokenizer = AutoModelForCausalLM.from_pretrained(sys.argv[1]), AutoTokenizer.from_pretrained(sys.argv[1])
+ids = tokenizer("the quick", return_tensors="pt")["input_ids"]
+with torch.no_grad():
+    print(json.dumps([ids[0].tolist(), model(ids).logits[0, -1].tolist()]))
+"""
+
+
+def test_export_gives_transformers_the_same_logits(session: Path, tmp_path: Path, said) -> None:  # type: ignore[no-untyped-def]
+    pytest.importorskip("transformers")
+    import torch
+
+    from swarmnode.local.gathered import gather
+    from swarmnode.model.gather import merged
+    from swarmnode.model.sample import whole_model
+
+    for kind in ("stages", "checkpoint"):
+        out = tmp_path / kind
+        code, text, _ = said("export", str(session), "--out", str(out), "--from", kind, "--json")
+        assert code == 0 and json.loads(text)["replicas"] == (2 if kind == "stages" else 1)
+        done = subprocess.run(
+            [sys.executable, "-c", LOGITS, str(out)], capture_output=True, text=True, timeout=150, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        ids, theirs = json.loads(done.stdout.splitlines()[-1])
+        assert ids == list(b"the quick")
+        found, _ = gather(str(session), kind, print)
+        with torch.no_grad():
+            ours = whole_model(found.manifest.model, merged(found))(torch.tensor([ids]))[0, -1]
+        torch.testing.assert_close(ours, torch.tensor(theirs), rtol=0, atol=1e-5)
+
+
+def test_eval_tells_the_mean_from_the_replicas(session: Path, tmp_path: Path, said) -> None:  # type: ignore[no-untyped-def]
+    cache = ["--cache", str(tmp_path / "cache"), "--json"]
+    code, text, error = said("eval", str(session), *cache)
+    assert code == 0, error
+    found = json.loads(text)
+    assert found["kind"] == "saved stages" and found["samples"] == 512 and found["tokens"] == 8 * TINY.context
+    assert len(found["replicas"]) == 2 and found["spread"] > 0
+    losses = [row["loss"] for row in found["replicas"]]
+    assert min(losses) - 0.5 < found["merged"]["loss"] < max(losses) + 0.5
+    code, text, _ = said("eval", str(session / "checkpoints"), "--data", str(session.parent), *cache)
+    kept = json.loads(text)
+    assert kept["kind"] == "checkpoint round-000000005" and kept["replicas"] == [] and kept["samples"] == 640
+    assert kept["merged"]["loss"] == pytest.approx(losses[1]), "the checkpoint is the second replica's"
+    said("export", str(session), "--out", str(tmp_path / "model"))
+    code, text, error = said("eval", str(tmp_path / "model"), "--data", str(session.parent), *cache)
+    assert json.loads(text)["merged"]["loss"] == pytest.approx(found["merged"]["loss"], abs=1e-5), error
+
+
+def test_generate_says_the_same_for_the_same_seed(session: Path, said) -> None:  # type: ignore[no-untyped-def]
+    ask = ["generate", str(session), "--prompt", "the ", "--tokens", "12"]
+    texts = [said(*ask, "--seed", seed)[1] for seed in ("1", "1", "2")]
+    assert texts[0] == texts[1] != texts[2] and texts[0].startswith("the ")
+    code, text, _ = said(*ask, "--json", "--seed", "1")
+    assert code == 0 and json.loads(text)["text"] + "\n" == texts[0]
+
+
+def test_a_missing_stage_comes_from_the_checkpoint_or_is_named(session: Path, tmp_path: Path, said) -> None:  # type: ignore[no-untyped-def]
+    import shutil
+
+    copy = tmp_path / "up-1"
+    shutil.copytree(session, copy)
+    for path in copy.rglob("stage-1-*.safetensors"):
+        path.unlink()
+    code, text, error = said("export", str(copy), "--out", str(tmp_path / "model"), "--json")
+    assert code == 0 and json.loads(text)["kind"].startswith("checkpoint") and "looking for a checkpoint" in error
+    shutil.rmtree(copy / "checkpoints")
+    for source, kind, words in (
+        (copy, "auto", "a model needs a replica of each of its stages"),
+        (copy, "checkpoint", "no checkpoint there"),
+        (tmp_path / "nowhere", "auto", "no such folder"),
+        (tmp_path / "model", "stages", "no saved stage"),
+    ):
+        code, _, error = said("export", str(source), "--out", str(tmp_path / "x"), "--from", kind)
+        assert code != 0 and words in error and "Traceback" not in error, error
+    assert not (tmp_path / "x").exists()
+
+
+def test_characters_are_said_whole() -> None:
+    text = "naïve 中文 \N{SNOWMAN} end"
+    pieces = list(spoken(ByteTokenizer(), iter(text.encode())))
+    assert "".join(pieces) == text and all("\ufffd" not in piece for piece in pieces)
+    broken = list(spoken(ByteTokenizer(), iter(b"a\xff\xfeb")))
+    assert "".join(broken) == b"a\xff\xfeb".decode(errors="replace")
