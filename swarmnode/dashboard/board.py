@@ -11,8 +11,8 @@ import statistics
 from collections import Counter, deque
 from dataclasses import dataclass, field
 
-from swarmnode.dashboard.claim import brief, clean, named, number
-from swarmnode.dashboard.tally import COUNT_MAX, KEYS, Contribution, counts_of
+from swarmnode.dashboard.claim import NUMBER_MAX, brief, clean, named, number, sane
+from swarmnode.dashboard.tally import KEYS, Contribution, counts_of
 from swarmnode.dashboard.timeline import TEXT_CHARS_MAX, Entry, sentence
 from swarmnode.errors import RemoteFault
 from swarmnode.ids import PeerId, short
@@ -27,7 +27,7 @@ GONE_KEEP_S = 120.0  # guess: how long a node that went is still shown among the
 ENTRIES_KEPT = 400  # guess: of the timeline, in memory; the history has more
 ROUNDS_KEPT = 400
 NAME_CHARS_MAX = 40
-LINKS_MAX = 64
+LATE_S = 86_400.0  # no event is shown as older than this when it is first heard of
 SILENT_AFTER = 2  # failed calls in a row; guess
 RATE_WINDOW_S = 30.0  # guess: speed is the mean over this
 SETTLE_S = 8.0  # guess: until everybody's count was heard after a start; longer only makes the first speed late
@@ -167,7 +167,7 @@ class Board:
             node.gone_s, node.failures, node.gone_why = None, 0, ""
         node.sequence, node.heard_s = record.sequence, now_s
         node.stage, node.state = record.stage, record.state
-        node.speed, node.queue, node.round = record.samples_per_second, record.queue, record.round
+        node.speed, node.queue, node.round = record.samples_per_second, record.queue, min(record.round, NUMBER_MAX)
         node.version, node.joined_s = clean(record.version), record.joined_unix_ms / 1000.0
         node.expires_s, node.addresses = record.expires_unix_ms / 1000.0, tuple(record.addresses)
         if record.state == record_pb2.NODE_STATE_LEFT and node.gone_s is None:
@@ -180,12 +180,13 @@ class Board:
         node = self.nodes.get(peer)
         if node is None:
             return
+        report = sane(report)
         if report.incarnation != node.incarnation:
             node.incarnation, node.cursor = report.incarnation, 0
         node.name = clean(report.name)[:NAME_CHARS_MAX]
         node.status, node.answered_s, node.failures, node.rtt_s = report.status, now_s, 0, rtt_s
         node.skew_s = report.unix_ms / 1000.0 - (now_s - rtt_s / 2)
-        node.links = tuple(report.links[:LINKS_MAX])
+        node.links = tuple(report.links)
         if node.gone_s is not None and node.gone_why != "left":
             node.gone_s, node.gone_why = None, ""
         self._count(node, report, now_s)
@@ -242,7 +243,7 @@ class Board:
         fresh = (node.status for node in self.living() if self._fresh(node, now_s))
         said = [status.samples_total for status in fresh if status is not None]
         known = statistics.median_low(said) if said else 0
-        total = max(self.samples, self._progress.total, known if known <= COUNT_MAX else 0)
+        total = max(self.samples, self._progress.total, known)
         if total > self.samples or not self.grew_s:
             self.samples, self.grew_s = total, now_s
         self._began_s = self._began_s or now_s
@@ -319,7 +320,7 @@ class Board:
 
     def _happened(self, node: Seen, event: report_pb2.EventReport, now_s: float) -> None:
         fields = {clean(key): brief(clean(value)) for key, value in event.fields.items()}
-        when = min(event.unix_ms / 1000.0 - (node.skew_s or 0.0), now_s)
+        when = max(now_s - LATE_S, min(event.unix_ms / 1000.0 - (node.skew_s or 0.0), now_s))
         match event.event:
             case "exchange.paired" | "exchange.lone" | "exchange.refused":
                 self._exchanged(event.event.partition(".")[2], fields, when)
@@ -345,7 +346,7 @@ class Board:
 
     def _exchanged(self, outcome: str, fields: dict[str, str], when: float) -> None:
         index, seconds = number(fields.get("round")), number(fields.get("seconds"))
-        if index is None or not 0 <= index <= COUNT_MAX:
+        if index is None or not 0 <= index <= NUMBER_MAX:
             return
         at = self.rounds.get(int(index))
         if at is None:
@@ -360,7 +361,7 @@ class Board:
 
     def _validated(self, fields: dict[str, str], when: float) -> None:
         loss, samples = number(fields.get("loss")), number(fields.get("samples_total"))
-        if loss is None or samples is None or not 0 < loss < LOSS_MAX or not 0 <= samples <= COUNT_MAX:
+        if loss is None or samples is None or not 0 < loss < LOSS_MAX or not 0 <= samples <= NUMBER_MAX:
             return
         self.validations[int(samples)] = (when, loss)
         self._validations.append((int(samples), when, loss))

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
+
+from swarmnode.metrics.name import LEVELS
+from swarmnode.wire import report_pb2
+
+LINKS_MAX = 64
+EVENTS_MAX = 256
+NUMBER_MAX = 2**53  # what JavaScript holds, and SQLite
 
 _ID = re.compile(r"\b(12D3Koo[1-9A-HJ-NP-Za-km-z]{45}|[1-9A-HJ-NP-Za-km-z]{8})\b")
 _ADDRESS = re.compile(r"/(?:ip4|ip6|dns[46]?)/\S+")
@@ -31,3 +39,30 @@ def number(text: str | None) -> float | None:
     except ValueError:
         return None
     return value if value is not None and abs(value) != float("inf") and value == value else None
+
+
+def sane(report: report_pb2.Report) -> report_pb2.Report:
+    """`report` with numbers that are not finite, or that no honest node counts, set to nothing; no more links and
+    events than are taken, of levels that are known."""
+    status = report.status
+    for field, value in status.ListFields():
+        if isinstance(value, float) and not math.isfinite(value):
+            status.ClearField(field.name)
+    for key in [key for key, value in status.counters.items() if not math.isfinite(value)]:
+        del status.counters[key]
+    del report.links[LINKS_MAX:]
+    for link in report.links:
+        if not math.isfinite(link.latency_s):
+            link.latency_s = 0.0
+    report.incarnation %= NUMBER_MAX
+    report.unix_ms = min(report.unix_ms, NUMBER_MAX)
+    status.samples_total = status.samples_total if status.samples_total <= NUMBER_MAX else 0
+    status.inner_steps = status.inner_steps if status.inner_steps <= NUMBER_MAX else 0
+    status.resident_nbytes = status.resident_nbytes if status.resident_nbytes <= NUMBER_MAX else 0
+    for index in reversed(range(len(report.events))):
+        event = report.events[index]
+        if index >= EVENTS_MAX or event.serial > NUMBER_MAX:
+            del report.events[index]
+        elif event.level not in LEVELS:
+            event.level = "info"
+    return report

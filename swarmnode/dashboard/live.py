@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from swarmnode.dashboard import view
 from swarmnode.dashboard.alarm import Alarm, alarms
@@ -33,6 +33,7 @@ class Live:
         self._clock = clock
         self._pages: set[asyncio.Queue[bytes | None]] = set()
         self._ticks = 0
+        self._made: dict[str, bytes] = {}
         self._seen_alarms: dict[tuple[str, str], str] = {}
 
     @property
@@ -49,6 +50,7 @@ class Live:
 
     def tick(self) -> None:
         """One heartbeat."""
+        self._made.clear()
         board, now_s = self.board, self.now_s()
         board.settle(now_s)
         self._decide_alarms(now_s)
@@ -59,10 +61,16 @@ class Live:
             self._send("change", self._news(changes, point, now_s))
         self._ticks += 1
 
+    def once_a_tick(self, key: str, make: Callable[[], bytes]) -> bytes:
+        """What `make` gave first since the last heartbeat: however many ask, the work is done once."""
+        if key not in self._made:
+            self._made[key] = make()
+        return self._made[key]
+
     def subscribe(self) -> asyncio.Queue[bytes | None]:
         """A queue of encoded messages, the first of which is the whole picture; None ends it."""
         queue: asyncio.Queue[bytes | None] = asyncio.Queue(QUEUE_MAX)
-        queue.put_nowait(encode("picture", self.picture()))
+        queue.put_nowait(self.once_a_tick("stream", lambda: encode("picture", self.picture())))
         self._pages.add(queue)
         return queue
 

@@ -32,6 +32,7 @@ SHUTDOWN_S = 1.0  # after the streams were ended; a response takes milliseconds
 WRITE_TIMEOUT_S = 20.0  # a page that takes nothing for so long is gone
 ENTRIES_MAX = 500
 POINTS_MAX = 4000
+PACKED_FROM = 2048  # bytes; below that gzip saves no packet
 LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
 
 HEADERS = {
@@ -172,11 +173,21 @@ class DashboardServer:
         return web.Response(body=body, content_type=asset.kind, charset="utf-8", headers=headers)
 
     def _json(self, make: Callable[[web.Request], view.Json]) -> Callable[[web.Request], Awaitable[web.Response]]:
+        """A handler that answers what `make` gives, made and packed once a heartbeat for all who ask alike."""
+
         async def handler(request: web.Request) -> web.Response:
-            text = json.dumps(make(request), separators=(",", ":"), allow_nan=False)
-            response = web.Response(text=text, content_type="application/json", headers={"Cache-Control": "no-store"})
-            response.enable_compression()
-            return response
+            def text() -> bytes:
+                return json.dumps(make(request), separators=(",", ":"), allow_nan=False).encode()
+
+            headers = {"Cache-Control": "no-store", "Vary": "Accept-Encoding"}
+            if request.query_string:
+                return web.Response(body=text(), content_type="application/json", headers=headers)
+            body = self._live.once_a_tick(request.path, text)
+            if len(body) > PACKED_FROM and "gzip" in request.headers.get("Accept-Encoding", ""):
+                plain = body
+                body = self._live.once_a_tick(request.path + "#gzip", lambda: gzip.compress(plain, 4, mtime=0))
+                headers["Content-Encoding"] = "gzip"
+            return web.Response(body=body, content_type="application/json", headers=headers)
 
         return handler
 

@@ -15,21 +15,25 @@ COUNT_MAX = 1e18
 DENSE_BYTES = 8.0
 """Per parameter and exchange as NoLoCo publishes it: pseudo-gradient and slow weights in fp32 [paper]."""
 
-SERIES: Mapping[str, str] = {
-    "fed": name.SAMPLES,
-    "steps": name.INNER_STEPS,
-    "done": series(name.MICROBATCHES, outcome="done"),
-    "lost": series(name.MICROBATCHES, outcome="lost"),
-    "retried": series(name.MICROBATCHES, outcome="retried"),
-    "paired": series(name.EXCHANGES, outcome="paired"),
-    "lone": series(name.EXCHANGES, outcome="lone"),
-    "recoveries": series(name.RECOVERIES, method="replica"),
-    "sent_pipeline": series(name.LINK_BYTES, kind="pipeline", direction="sent"),
-    "sent_gossip": series(name.LINK_BYTES, kind="gossip", direction="sent"),
-    "sent_state": series(name.LINK_BYTES, kind="state", direction="sent"),
-    "sent_control": series(name.LINK_BYTES, kind="control", direction="sent"),
+SERIES: Mapping[str, tuple[str, ...]] = {
+    "fed": (name.SAMPLES,),
+    "steps": (name.INNER_STEPS,),
+    "done": (series(name.MICROBATCHES, outcome="done"),),
+    "lost": (series(name.MICROBATCHES, outcome="lost"),),
+    "retried": (series(name.MICROBATCHES, outcome="retried"),),
+    "paired": (series(name.EXCHANGES, outcome="paired"),),
+    "lone": (series(name.EXCHANGES, outcome="lone"),),
+    "recoveries": tuple(
+        series(name.RECOVERIES, method=method)
+        for method in name.METRICS[name.RECOVERIES].labels["method"]
+        if method != "fresh"
+    ),
+    "sent_pipeline": (series(name.LINK_BYTES, kind="pipeline", direction="sent"),),
+    "sent_gossip": (series(name.LINK_BYTES, kind="gossip", direction="sent"),),
+    "sent_state": (series(name.LINK_BYTES, kind="state", direction="sent"),),
+    "sent_control": (series(name.LINK_BYTES, kind="control", direction="sent"),),
 }
-"""Our word for a count, and the series of a status that holds it."""
+"""Our word for a count, and the series of a status that add up to it."""
 
 KEYS = (*SERIES, "worked_s", "dense")
 SENT = tuple(key for key in KEYS if key.startswith("sent_"))
@@ -37,7 +41,7 @@ SENT = tuple(key for key in KEYS if key.startswith("sent_"))
 
 def counts_of(counters: Mapping[str, float]) -> dict[str, float]:
     """What a status counts, by our words. Absurd values count as nothing."""
-    found = {key: _believable(counters.get(metric, 0.0)) for key, metric in SERIES.items()}
+    found = {key: sum(_believable(counters.get(one, 0.0)) for one in summed) for key, summed in SERIES.items()}
     worked = sum(_believable(value) for key, value in counters.items() if key.startswith(name.COMPUTE_SECONDS))
     return {**found, "worked_s": worked}
 

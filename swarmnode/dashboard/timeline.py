@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -14,17 +15,28 @@ KINDS = ("arrival", "departure", "move", "recovery", "preemption", "checkpoint",
 """What the page lets one filter by."""
 
 SILENT = frozenset(
-    {"peer.gone", "peer.found", "node.state", "node.started", "bootstrap.unreachable", "directory.failed"}
+    {
+        "bootstrap.unreachable",
+        "checkpoint.pruned",
+        "checkpoint.saved",
+        "directory.failed",
+        "drain.done",
+        "node.started",
+        "node.state",
+        "notice.acknowledged",
+        "notice.watching",
+        "peer.found",
+        "peer.gone",
+        "recovery.kept",
+        "stage.stays",
+    }
 )
-"""Never shown: the coordinator sees the same itself, or each node says it about each other."""
+"""Never shown: the coordinator sees the same itself, each node says it of each other, or it is one step of many."""
 
 _PREFIXES = {
-    "preempt": "preemption",
     "notice": "preemption",
     "drain": "preemption",
-    "handover": "preemption",
     "recovery": "recovery",
-    "checkfree": "recovery",
     "checkpoint": "checkpoint",
 }
 
@@ -64,35 +76,74 @@ def sentence(event: str, level: str, fields: Mapping[str, str]) -> tuple[str, st
         kind = _PREFIXES.get(event.partition(".")[0], "fault" if level in ("warning", "error") else "")
         if not kind:
             return None
-        found = kind, f"{EVENTS.get(event, event)}{_because(fields)}"
+        found = kind, f"says: {EVENTS.get(event, event)}{_because(fields)}"
     kind, text = found
     return kind, text[:TEXT_CHARS_MAX]
 
 
 def _known(event: str, fields: Mapping[str, str]) -> tuple[str, str] | None:
+    """What is said in words of its own; the rest is said in those of metrics/name.py."""
+    told = _Told(fields)
     match event:
         case "node.ready":
-            return "arrival", f"serves stage {fields.get('serves', '?')}"
+            return "arrival", told("serves stage {serves}")
         case "node.draining" if "cut" not in fields:
-            return "departure", f"is leaving; finishes {fields.get('held', '0')} microbatches it holds"
+            return "departure", "is leaving" + told.because
         case "node.left":
             return "departure", "has left"
         case "stage.chosen":
-            return "move", f"took stage {fields.get('serves', '?')}{_because(fields)}"
+            return "move", told("took stage {serves}") + told.because
+        case "stage.moving":
+            return "move", told("moves from stage {source} to stage {target}") + told.because
         case "stage.moved":
-            to = fields.get("to", fields.get("serves", "?"))
-            return "move", f"moved to stage {to}{_because(fields)}"
-        case "recovery.done" if fields.get("method") == "replica":
+            return "move", told("has moved to stage {target}") + told.because
+        case "stage.lost":
+            return "recovery", told("finds that nobody serves stage {of_stage} any more") + told.because
+        case "stage.back":
+            return "recovery", told("finds stage {of_stage} served again after {seconds} s")
+        case "recovery.began":
+            return "recovery", told("brings stage {stage} back by {method}") + told.because
+        case "recovery.done":
             size = f", {nbytes_text(fields['nbytes'])}" if "nbytes" in fields else ""
-            return "recovery", f"got its stage from a replica in {fields.get('seconds', '?')} s{size}"
+            source = "a replica" if fields.get("method") == "replica" else told("{method}")
+            return "recovery", told(f"got its stage from {source} in {{seconds}} s{size}")
+        case "recovery.loss":
+            return "recovery", told(
+                "saw the loss at {loss_before} before stage {of_stage} was lost, {loss_after} after"
+            )
+        case "notice.received":
+            return "preemption", told("was told by {source} that it will be taken away") + told.because
+        case "drain.cut":
+            return "preemption", told("had no time for one step of leaving, {step}") + told.because
+        case "checkpoint.complete":
+            return "checkpoint", "completed a checkpoint"
         case "peer.banned":
-            return "fault", f"sends {_who(fields)} no work for now{_because(fields)}"
+            return "fault", f"sends {_who(fields)} no work for now{told.because}"
         case "exchange.refused":
-            return "fault", f"refused an exchange in round {fields.get('round', '?')}{_because(fields)}"
+            return "fault", told("refused an exchange in round {round}") + told.because
         case "exchange.onesided":
-            return "fault", f"cannot tell whether {_who(fields)} applied round {fields.get('round', '?')}"
+            return "fault", f"cannot tell whether {_who(fields)}" + told(" applied round {round}")
         case _:
             return None
+
+
+class _Told:
+    """Fields put into a sentence; those that are missing are a question mark."""
+
+    def __init__(self, fields: Mapping[str, str]) -> None:
+        self._fields = fields
+        self.because = _because(fields)
+
+    def __call__(self, text: str) -> str:
+        return text.format_map(defaultdict(lambda: "?", {key: _short(value) for key, value in self._fields.items()}))
+
+
+def _short(value: str) -> str:
+    """Numbers to three digits behind the point."""
+    try:
+        return f"{float(value):.3f}".rstrip("0").rstrip(".")
+    except ValueError:
+        return value
 
 
 def _who(fields: Mapping[str, str]) -> str:

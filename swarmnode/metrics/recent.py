@@ -19,10 +19,12 @@ TOO_MANY = frozenset(
     {
         "data.block",
         "directory.announced",
+        "drain.done",
         "inner.step",
         "microbatch.duplicate",
         "microbatch.retried",
         "node.loop_lag",
+        "recovery.kept",
         "round.boundary",
         "state.download",
         "tape.released",

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import sqlite3
 from pathlib import Path
 
 import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
 
 from swarmnode.bench.crowd import BEGINNING_UNIX_S, Crowd, Person
 from swarmnode.dashboard import view
 from swarmnode.dashboard.board import GONE_KEEP_S, NAME_CHARS_MAX, Board, Changes
 from swarmnode.dashboard.claim import brief, named
 from swarmnode.dashboard.history import POINTS_MAX, History, Point
+from swarmnode.dashboard.live import Live
 from swarmnode.dashboard.tally import Contribution, counts_of
 from swarmnode.dashboard.timeline import KINDS, sentence
 from swarmnode.errors import LocalFault
@@ -22,7 +26,7 @@ from swarmnode.membership.record import check_record
 from swarmnode.metrics import name
 from swarmnode.metrics.name import EVENTS, series
 from swarmnode.wire import control_pb2, record_pb2, report_pb2
-from tests.dashboard.watched import RUN, TINY
+from tests.dashboard.watched import RUN, TINY, fits
 
 NOW = BEGINNING_UNIX_S
 
@@ -246,3 +250,63 @@ def test_curves_are_thinned_as_they_age(tmp_path: Path) -> None:
     assert again.points == history.points
     assert len(view.series(again.points, 100)) <= 102
     again.close()
+
+
+TEXT = st.text(max_size=20)
+STATUSES = st.builds(
+    control_pb2.StatusReply,
+    samples_total=st.integers(0, 2**64 - 1),
+    uptime_s=st.floats(),
+    tokens_per_second=st.floats(),
+    loss_train=st.floats(),
+    inner_steps=st.integers(0, 2**64 - 1),
+    resident_nbytes=st.integers(0, 2**64 - 1),
+    counters=st.dictionaries(TEXT | st.sampled_from([name.INNER_STEPS, name.SAMPLES]), st.floats(), max_size=5),
+)
+LINKS = st.builds(
+    report_pb2.LinkReport,
+    peer_id=TEXT | st.sampled_from([Fixture().peer]),
+    sent_nbytes=st.integers(0, 2**64 - 1),
+    received_nbytes=st.integers(0, 2**64 - 1),
+    latency_s=st.floats(),
+    kind=st.integers(0, 2),
+)
+HAPPENINGS = st.builds(
+    report_pb2.EventReport,
+    serial=st.integers(0, 2**64 - 1),
+    unix_ms=st.integers(0, 2**64 - 1),
+    event=TEXT | st.sampled_from(sorted(EVENTS)),
+    level=TEXT | st.sampled_from(["info", "warning", "error"]),
+    fields=st.dictionaries(
+        TEXT | st.sampled_from(["round", "reason", "peer", "nbytes", "seconds", "loss", "samples_total", "serves"]),
+        TEXT | st.floats().map(str) | st.integers().map(str),
+        max_size=6,
+    ),
+)
+REPORTS = st.builds(
+    report_pb2.Report,
+    incarnation=st.integers(0, 2**64 - 1),
+    unix_ms=st.integers(0, 2**64 - 1),
+    name=TEXT,
+    status=STATUSES,
+    links=st.lists(LINKS, max_size=3),
+    events=st.lists(HAPPENINGS, max_size=4),
+)
+
+
+@settings(max_examples=60, phases=[Phase.explicit, Phase.reuse, Phase.generate])  # shrinking would outlast the test
+@given(st.lists(REPORTS, min_size=1, max_size=4))
+def test_no_report_breaks_the_picture(reports: list[report_pb2.Report]) -> None:
+    """Whatever nodes say: the board takes it, the page gets JSON that fits its document, the history stores it."""
+    one, refused = Fixture(), []
+    history = History.open(Path(":memory:"), RUN, refused.append)
+    live = Live(one.board, history, one.crowd.clock)
+    live.now_s = lambda: NOW + 1  # type: ignore[method-assign]
+    for said in reports:
+        one.board.reported(one.peer, said, NOW, 0.01)
+        live.tick()
+    fits(json.loads(json.dumps(live.picture(), allow_nan=False)), {"$ref": "#/components/schemas/Picture"})
+    detail = view.node_detail(one.board, one.board.nodes[one.peer], NOW, private=True)
+    fits(json.loads(json.dumps(detail, allow_nan=False)), {"$ref": "#/components/schemas/NodeDetail"})
+    assert refused == []
+    history.close()

@@ -11,21 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-import jsonschema
 import pytest
 
 from swarmnode.bench.crowd import Crowd
 from swarmnode.dashboard import server
-from tests.dashboard.watched import RUN, TINY, watched
+from tests.dashboard.watched import DOCUMENT, RUN, TINY, fits, watched
 
 STATIC = resources.files("swarmnode.dashboard") / "static"
-DOCUMENT = json.loads((STATIC / "openapi.json").read_text())
-
-
-def fits(body: object, schema: dict[str, Any]) -> None:
-    """Raise when `body` is not what the document says."""
-    whole = {**schema, "components": DOCUMENT["components"], "$schema": "https://json-schema.org/draft/2020-12/schema"}
-    jsonschema.Draft202012Validator(whole).validate(body)
 
 
 def crowd(nodes: int = 6) -> Crowd:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
+from typing import Any
 
+import jsonschema
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from swarmnode.bench.crowd import Crowd
@@ -64,3 +68,12 @@ async def watched(
         telemetry=quiet,
     ) as board:
         yield Watched(crowd, board, quiet)
+
+
+DOCUMENT = json.loads((resources.files("swarmnode.dashboard") / "static" / "openapi.json").read_text())
+
+
+def fits(body: object, schema: dict[str, Any]) -> None:
+    """Raise when `body` is not what the document says."""
+    whole = {**schema, "components": DOCUMENT["components"], "$schema": "https://json-schema.org/draft/2020-12/schema"}
+    jsonschema.Draft202012Validator(whole).validate(body)

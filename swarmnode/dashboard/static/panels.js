@@ -40,7 +40,7 @@ export function numbers() {
   write(at("n-progress"), `${(100 * share).toFixed(share < 0.1 ? 1 : 0)} %`);
   write(at("n-left"), `${count(summary.samples)} of ${count(summary.samples_target)} samples${summary.time_left_s === null ? "" : ` · ${duration(summary.time_left_s)} left`}`);
   at("meter").setAttribute("aria-valuenow", (100 * share).toFixed(1));
-  at("meter").firstElementChild.style.width = `${100 * share}%`;
+  at("meter").firstElementChild.style.transform = `scaleX(${share.toFixed(5)})`;
   const sent = Object.values(summary.sent).reduce((sum, value) => sum + value, 0);
   write(at("traffic-note"), `${bytes(sent)} sent in all · ${count(summary.microbatches.retried)} microbatches rerouted, ${count(summary.microbatches.lost)} lost`);
 }

@@ -100,7 +100,7 @@ function fill(tile, node, dense, fastest) {
   write(parts.name, node.name);
   write(parts.speed, node.state === "training" ? `${node.speed.toFixed(1)}/s` : node.state);
   write(parts.facts, `${plural(node.queue, "waiting", "waiting")} · round ${node.round}`);
-  parts.bar.style.width = `${(100 * share).toFixed(0)}%`;
+  parts.bar.style.transform = `scaleX(${share.toFixed(2)})`;
 }
 
 // One tab stop for all nodes; arrow keys go on from there.
