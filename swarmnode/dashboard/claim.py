@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable
 
@@ -11,6 +10,7 @@ from swarmnode.wire import report_pb2
 
 LINKS_MAX = 64
 EVENTS_MAX = 256
+LATENCY_MAX_S = 3600.0
 NUMBER_MAX = 2**53  # what JavaScript holds, and SQLite
 
 _ID = re.compile(r"\b(12D3Koo[1-9A-HJ-NP-Za-km-z]{45}|[1-9A-HJ-NP-Za-km-z]{8})\b")
@@ -46,13 +46,13 @@ def sane(report: report_pb2.Report) -> report_pb2.Report:
     events than are taken, of levels that are known."""
     status = report.status
     for field, value in status.ListFields():
-        if isinstance(value, float) and not math.isfinite(value):
+        if isinstance(value, float) and not abs(value) <= NUMBER_MAX:  # NaN is not, either
             status.ClearField(field.name)
-    for key in [key for key, value in status.counters.items() if not math.isfinite(value)]:
+    for key in [key for key, value in status.counters.items() if not abs(value) <= NUMBER_MAX]:
         del status.counters[key]
     del report.links[LINKS_MAX:]
     for link in report.links:
-        if not math.isfinite(link.latency_s):
+        if not 0.0 <= link.latency_s <= LATENCY_MAX_S:
             link.latency_s = 0.0
     report.incarnation %= NUMBER_MAX
     report.unix_ms = min(report.unix_ms, NUMBER_MAX)
