@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from swarmnode.errors import RemoteFault, Unavailable
+from swarmnode.errors import DataError, LocalFault, RemoteFault, Unavailable
 from swarmnode.ids import PeerId, RunId
 from swarmnode.manifest import Manifest
 from swarmnode.membership.liveness import late
@@ -18,18 +18,23 @@ from swarmnode.node.lifecycle import donors_of
 from swarmnode.node.line import Line
 from swarmnode.node.moving import Brought
 from swarmnode.node.presence import Presence
-from swarmnode.node.saver import Saving, resume
+from swarmnode.node.saver import Resumption, Saving, resume
 from swarmnode.pipeline.itinerary import partner
 from swarmnode.ports import Clock, Compute, Neighbour, Priority, Replica, State, Telemetry
+from swarmnode.recovery.checkpoint import ROOT
 from swarmnode.recovery.download import Accept, DownloadLimits, download
 from swarmnode.recovery.keeper import to_keep
 from swarmnode.recovery.ladder import Rung, Sight, climb, first_builder, silent
-from swarmnode.recovery.snapshot import SLOW, WHOLE, Cut
+from swarmnode.recovery.saving import find
+from swarmnode.recovery.snapshot import SLOW, WHOLE, Cut, Snapshot
 from swarmnode.wire import call_pb2 as wire
+from swarmnode.wire import record_pb2
 
 LOOK_SHARE = 0.25  # guess: of the announce period, between two looks at a stage that has no replica
 SETTLE_SHARE = 0.5  # guess: of the announce period, that others who bring the same stage back have to hear of us
 ASKED_MAX = 64  # guess: members a joiner pings before it believes their records; in larger swarms one more or less
+POLITE = DownloadLimits(rest=0.5)
+"""A joiner of a stage that others serve leaves a third of its donor's uplink to training at any time. Guess."""
 TRIES_MAX = 3  # guess: times state is sought from living replicas before this process gives up
 
 
@@ -65,6 +70,9 @@ class Arrival:
         self._swarm = presence.book.swarm
         self._failed: set[Rung] = set()
         self.saving = Saving()  # what this node was told about checkpoints
+        self.received: Snapshot | None = None  # as a living replica gave it
+        self._disk: Resumption | None = None
+        self._looked = False
         self._nbytes = 0  # received for the state, by the rung in work
 
     async def answering(self, peers: Sequence[PeerId]) -> frozenset[PeerId]:
@@ -115,7 +123,7 @@ class Arrival:
                 self._telemetry.event("recovery.began", stage=stage, method=self._method(rung), reason=reason)
             try:
                 arrived = await self._climb(rung, sight, replica)
-            except (Unavailable, RemoteFault) as error:
+            except (Unavailable, RemoteFault, DataError) as error:
                 self._telemetry.event("recovery.rung", level="warning", stage=stage, method=rung, reason=str(error))
                 if rung is Rung.REPLICA:
                     tries += 1
@@ -140,12 +148,13 @@ class Arrival:
         before = swarm.serving((stage - 1) % stages)
         cut, _ = to_keep(self._manifest.recovery.snapshot_bytes_max, replica.parameters, replica.ends_of(stage))
         kept = [(m.kept_round, m.peer) for m in before if m.kept_round is not None and m.peer in answer]
+        donors = tuple(peer for peer in donors_of(swarm, stage, me) if peer in answer)
         return Sight(
             stage,
             stages,
             total,
             round_now,
-            donors=tuple(peer for peer in donors_of(swarm, stage, me) if peer in answer),
+            donors=donors,
             unsure=silent(swarm.stages[stage], answer, self._clock.unix_s(), self._manifest.limits),
             builder=first_builder(swarm.stages[stage], answer, me),
             settled=waited_s >= SETTLE_SHARE * self._manifest.limits.announce_period_s,
@@ -153,10 +162,26 @@ class Arrival:
             ends=tuple(peer for _, peer in sorted(kept, reverse=True)) if replica.ends_of(stage)[1] else None,
             below=stage > 0 and any(m.peer in answer for m in before),
             above=stage < stages - 1 and any(m.peer in answer for m in swarm.serving(stage + 1)),
+            disk_round=await self._disk_round() if total and not donors else None,
             saved_round=self._saved_round(),
             failed=frozenset(self._failed),
             waited_s=waited_s,
         )
+
+    async def _disk_round(self) -> int | None:
+        """Of the newest whole checkpoint of this run where this node saves its own, in rounds; looked for once."""
+        store = self.saving.store
+        if store is not None and not self._looked:
+            self._looked = True
+            try:
+                for found in reversed(await find(store)):
+                    kept = found.checkpoint
+                    if kept is not None and found.fault is None and kept.origin.run_id == self._run_id:
+                        self._disk = Resumption(store, found.name.removesuffix(ROOT), kept)
+                        break
+            except (DataError, LocalFault) as error:
+                self._telemetry.event("recovery.rung", level="warning", method=Rung.DISK, reason=str(error))
+        return None if self._disk is None else self._disk.checkpoint.samples // self._manifest.gossip.round_samples
 
     def _saved_round(self) -> int | None:
         """Of the checkpoint we were told to resume, in rounds of this run."""
@@ -176,17 +201,21 @@ class Arrival:
         match rung:
             case Rung.REPLICA:
                 donors = partial(self._still, sight.donors, sight.stage)
-                offer = await self._download(replica, sight.stage, donors, accept=self._loading(replica))
-                self._presence.progress.merge(Progress.from_wire(offer[1].progress))
-                return Arrived(newcomer, offer[1].round, rung)
+                state, offer = await self._download(
+                    replica, sight.stage, donors, accept=self._loading(replica), limits=POLITE
+                )
+                self._presence.progress.merge(Progress.from_wire(offer.progress))
+                self.received = Snapshot.received(offer, state)
+                return Arrived(newcomer, offer.round, rung)
             case Rung.RING:
                 keepers = [peer for _, peer in sight.kept]
-                offer = await self._download(replica, sight.stage, lambda: keepers, accept=self._loading(replica))
-                self._presence.progress.merge(Progress.from_wire(offer[1].progress))
-            case Rung.CHECKPOINT:
-                assert self.saving.resume is not None
+                _, offer = await self._download(replica, sight.stage, lambda: keepers, accept=self._loading(replica))
+                self._presence.progress.merge(Progress.from_wire(offer.progress))
+            case Rung.CHECKPOINT | Rung.DISK:
+                saved = self.saving.resume if rung is Rung.CHECKPOINT else self._disk
+                assert saved is not None
                 shapes = self.saving.shapes(self._manifest, sight.stage)
-                state = await resume(self.saving.resume, shapes, self._telemetry, sight.stage)
+                state = await resume(saved, shapes, self._telemetry, sight.stage)
                 self._nbytes = sum(section.nbytes for section in state.sections.values())
                 await self._compute.run(Priority.OUTER, 0, lambda: replica.load(state))
             case Rung.CHECKFREE:
@@ -223,6 +252,7 @@ class Arrival:
         *,
         cut: Cut = WHOLE,
         accept: Accept | None = None,
+        limits: DownloadLimits | None = None,
     ) -> tuple[State, wire.Snapshot]:
         parameters = replica.parameters_of(stage)
         state, offer = await download(
@@ -231,10 +261,11 @@ class Arrival:
             stage,
             self._run_id,
             parameters,
-            DownloadLimits(),
+            limits or DownloadLimits(),
             self._telemetry,
             cut=cut,
             accept=accept,
+            helpers=lambda: self._helpers(stage),
         )
         self._nbytes += offer.nbytes
         return state, offer
@@ -243,6 +274,12 @@ class Arrival:
         """Donors of `stage` as they are known now, those that answered a moment ago first."""
         now = donors_of(self._swarm(), stage, self._presence.me)
         return [peer for peer in now if peer in seen] + [peer for peer in now if peer not in seen]
+
+    def _helpers(self, stage: int) -> list[PeerId]:
+        """Who may hold the very bytes a donor offers: joiners that came a moment before, then the others."""
+        members = self._swarm().stages[stage]
+        syncing = [m.peer for m in members if m.state == record_pb2.NODE_STATE_SYNCING]
+        return syncing + [m.peer for m in members if m.state == record_pb2.NODE_STATE_TRAINING]
 
     def _loading(self, replica: Replica) -> Accept:
         return lambda state: self._compute.run(Priority.OUTER, 0, lambda: replica.load(state))

@@ -266,6 +266,7 @@ class Node:
             lambda work: world.compute.run(Priority.OUTER, 0, work),
             telemetry,
             kept=keeper.kept,
+            received=self.arrival.received,
         )
         self.presence.self.speed = Speed(hop, world.compute, self.presence.self.speed())
         self.presence.self.queue = lambda: world.compute.waiting

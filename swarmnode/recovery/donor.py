@@ -52,7 +52,10 @@ class SnapshotDonor:
         telemetry: Telemetry,
         limits: DonorLimits = DonorLimits(),
         kept: Callable[[int], Snapshot | None] = lambda stage: None,
+        received: Snapshot | None = None,
     ) -> None:
+        """`received` is what this replica itself began with: others that still pull the same get it here too, so that
+        many joiners at once do not all hang on one donor."""
         self._run_id = run_id
         self._stage = stage
         self._take = take
@@ -65,6 +68,9 @@ class SnapshotDonor:
         self._pulling: dict[PeerId, float] = {}  # when each downloader last asked
         self._making = asyncio.Lock()
         self._timer: asyncio.TimerHandle | None = None
+        if received is not None:
+            self._kept.append(_Kept(received, float("-inf"), self._now_s(), {WHOLE: received}))
+            self._arm()
 
     def serve(self, transport: Transport) -> None:
         """Register both handlers."""
@@ -119,6 +125,10 @@ class SnapshotDonor:
             for part in kept.parts.values()
             if part.id == asked.snapshot_id
         ]
+        if not found and asked.stage != self._stage and (other := self._other(asked.stage)) is not None:
+            kept = self._of_other(asked.stage, 0)
+            if other.id == asked.snapshot_id:
+                found = [(kept, kept.parts.setdefault(WHOLE, other))]
         if not found:
             raise Unavailable(f"snapshot {asked.snapshot_id[:4].hex()} is not kept here any more")
         kept, part = found[0]
@@ -160,6 +170,8 @@ class SnapshotDonor:
         if not self._kept or self._kept[-1].snapshot.round_index < round_min:
             return None
         newest = self._kept[-1]
+        if newest.made_s == float("-inf"):  # what we received: of before we trained
+            return None
         fresh = self._now_s() - newest.made_s <= self._limits.fresh_s
         return newest if fresh or self._full() else None
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from swarmnode.errors import Busy, PeerTimeout, RemoteFault, Unavailable
@@ -28,7 +28,9 @@ class DownloadLimits:
     fruitful: float = 0.05  # share of the chunks that makes an attempt worth another
     failures_max: int = 3  # fruitless attempts at one donor; one that lied is not asked again at all
     chunk_retries_max: int = 2  # times one chunk is asked for again before the attempt has failed
-    parallel: int = 4  # chunks under way at once
+    parallel: int = 4  # chunks under way at once, from one donor
+    helpers: int = 3  # peers besides the donor that are asked for the same bytes
+    rest: float = 0.0  # seconds of rest after a chunk for each second it took: 1.0 leaves half of the donor's uplink
     offer_timeout_s: float = 60.0  # the donor copies and hashes its state in this time
     offer_patience_s: float = 2.0  # then it is asked whether it lives
     chunk_timeout_s: float = 20.0
@@ -61,16 +63,19 @@ async def download(
     round_min: int = 0,
     accept: Accept | None = None,
     cut: Cut = WHOLE,
+    helpers: Callable[[], Sequence[PeerId]] = tuple,
 ) -> tuple[State, wire.Snapshot]:
     """The state of a replica of `stage` with `parameters` elements, or the part `cut` of it, every chunk verified, and
     what its donor said.
 
     `donors` is asked again before each attempt and returns the best first. A snapshot that broke off is gone on with at
-    the same donor; chunks are kept for as long as the same hashes are offered, by whomever. `accept` takes the state
+    the same donor; chunks are kept for as long as the same hashes are offered, by whomever. `helpers` may hold the very
+    same snapshot (joiners that came a moment before): each is asked for chunks of it until it refuses. `accept` takes
+    the state
     (loads it, say) and raises RemoteFault when its numbers cannot be believed: the donor has lied, another is asked.
     Raises Unavailable when the attempts are used up or nobody is left to ask.
     """
-    puller = _Puller(transport, stage, run_id, parameters, limits, telemetry, round_min, accept, cut)
+    puller = _Puller(transport, stage, run_id, parameters, limits, telemetry, round_min, accept, cut, helpers)
     failures: Counter[PeerId] = Counter()
     fruitless = 0
     reason = "nobody serves it"
@@ -121,6 +126,7 @@ class _Puller:
         round_min: int,
         accept: Accept | None,
         cut: Cut,
+        helpers: Callable[[], Sequence[PeerId]],
     ) -> None:
         self._transport = transport
         self._stage = stage
@@ -131,6 +137,8 @@ class _Puller:
         self._round_min = round_min
         self._accept = accept
         self._cut = cut
+        self._helpers = helpers
+        self._useless: set[PeerId] = set()  # helpers that lied
         self._offer = wire.Snapshot()
         self._data = bytearray()
         self._have: set[int] = set()
@@ -151,12 +159,17 @@ class _Puller:
             self._begin(offer)
         self.going_on = None
         before = self.received
-        missing = iter([index for index in range(len(offer.hashes)) if index not in self._have])
+        missing = deque(index for index in range(len(offer.hashes)) if index not in self._have)
         failure: _Lie | _Failed | None = None
+        helpers = self._able_helpers(donor)
         try:
-            async with asyncio.TaskGroup() as group:
-                for _ in range(min(self._limits.parallel, len(offer.hashes))):
-                    group.create_task(self._work(donor, offer, missing))
+            while missing:  # again, when a helper gave up on the last ones
+                async with asyncio.TaskGroup() as group:
+                    for _ in range(min(self._limits.parallel, len(missing))):
+                        group.create_task(self._work(donor, offer, missing))
+                    for helper in helpers:
+                        group.create_task(self._help(helper, offer, missing))
+                helpers = []
         except* (_Lie, _Failed) as failures:
             failure = _first(failures)
         if failure is not None:
@@ -211,33 +224,64 @@ class _Puller:
             self._have = {index for index in self._have if old.hashes[index] == offer.hashes[index]}
         self._offer = offer
 
-    async def _work(self, donor: PeerId, offer: wire.Snapshot, missing: Iterator[int]) -> None:
+    def _able_helpers(self, donor: PeerId) -> list[PeerId]:
+        unfit = {donor, self._transport.peer_id, *self._useless}
+        return [peer for peer in self._helpers() if peer not in unfit][: self._limits.helpers]
+
+    async def _help(self, helper: PeerId, offer: wire.Snapshot, missing: deque[int]) -> None:
+        """As `_work`, from a peer that may not have the snapshot: what it does not give is left to the donor."""
+        try:
+            await self._work(helper, offer, missing, retries=0)
+        except _Failed:
+            pass
+        except _Lie as lie:
+            self._useless.add(helper)
+            self._telemetry.count(name.PEER_FAULTS, kind="state")
+            self._telemetry.event(
+                "state.failed", level="warning", peer=helper, stage=self._stage, lied=True, reason=str(lie)
+            )
+
+    async def _work(self, donor: PeerId, offer: wire.Snapshot, missing: deque[int], retries: int | None = None) -> None:
         """Pull one missing chunk after the other until none is left."""
-        chunks = len(offer.hashes)
-        every = max(1, chunks // REPORTS)
-        for index in missing:
-            data = await self._chunk(donor, offer, index)
+        loop = asyncio.get_running_loop()
+        retries = self._limits.chunk_retries_max if retries is None else retries
+        while missing:
+            index = missing.popleft()
+            begun = loop.time()
+            try:
+                data = await self._chunk(donor, offer, index, retries)
+            except (_Lie, _Failed):
+                missing.append(index)
+                raise
             start, end = chunk_span(offer, index)
             self._data[start:end] = data
             self._have.add(index)
             self.received += 1
-            self._telemetry.count(name.SNAPSHOT_BYTES, end - start, direction="received")
-            if len(self._have) % every == 0:
-                self._telemetry.event(
-                    "state.download",
-                    peer=donor,
-                    stage=self._stage,
-                    chunks=len(self._have),
-                    of=chunks,
-                    nbytes=offer.nbytes,
-                )
+            self._report(donor, offer, end - start)
+            if self._limits.rest and missing:
+                await asyncio.sleep(self._limits.rest * (loop.time() - begun))
 
-    async def _chunk(self, donor: PeerId, offer: wire.Snapshot, index: int) -> memoryview | bytes | bytearray:
+    def _report(self, donor: PeerId, offer: wire.Snapshot, nbytes: int) -> None:
+        chunks = len(offer.hashes)
+        self._telemetry.count(name.SNAPSHOT_BYTES, nbytes, direction="received")
+        if len(self._have) % max(1, chunks // REPORTS) == 0:
+            self._telemetry.event(
+                "state.download",
+                peer=donor,
+                stage=self._stage,
+                chunks=len(self._have),
+                of=chunks,
+                nbytes=offer.nbytes,
+            )
+
+    async def _chunk(
+        self, donor: PeerId, offer: wire.Snapshot, index: int, retries: int
+    ) -> memoryview | bytes | bytearray:
         """One verified chunk. A busy or slow donor is asked again; one that no longer has the snapshot, or died, is
         not."""
         start, end = chunk_span(offer, index)
-        request = wire.ChunkRequest(snapshot_id=offer.id, index=index)
-        for attempt in range(1, self._limits.chunk_retries_max + 2):
+        request = wire.ChunkRequest(snapshot_id=offer.id, index=index, stage=self._stage)
+        for attempt in range(1, retries + 2):
             try:
                 answer = await self._transport.call(
                     donor,
@@ -247,7 +291,7 @@ class _Puller:
                 )
                 break
             except (RemoteFault, Unavailable) as error:
-                again = isinstance(error, (PeerTimeout, Busy)) and attempt <= self._limits.chunk_retries_max
+                again = isinstance(error, (PeerTimeout, Busy)) and attempt <= retries
                 if not again:
                     soon = not isinstance(error, (PeerTimeout, Unavailable))
                     raise _Failed(f"chunk {index} of {len(offer.hashes)}: {error}", soon=soon) from error

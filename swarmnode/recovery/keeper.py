@@ -16,8 +16,9 @@ from swarmnode.recovery.ladder import keepers
 from swarmnode.recovery.snapshot import SLOW, WHOLE, Cut, Snapshot, snapshot_nbytes
 from swarmnode.wire import call_pb2
 
-GENTLE = DownloadLimits(attempts_max=2, parallel=1, pause_s=1.0)
-"""Nobody waits for it: one chunk at a time, and when a donor is busy another day will do. Guess."""
+GENTLE = DownloadLimits(attempts_max=2, parallel=1, pause_s=1.0, rest=3.0)
+"""Nobody waits for it: one chunk at a time on a quarter of the line, and when a donor is busy another day will do.
+Guess."""
 
 
 URGENT = DownloadLimits(attempts_max=3, pause_s=0.1)

@@ -267,12 +267,14 @@ class Snapshot(_message.Message):
     def __init__(self, id: _Optional[bytes] = ..., stage: _Optional[int] = ..., round: _Optional[int] = ..., nbytes: _Optional[int] = ..., chunk_nbytes: _Optional[int] = ..., hashes: _Optional[_Iterable[bytes]] = ..., parameters: _Optional[int] = ..., sections: _Optional[_Iterable[str]] = ..., inner_steps: _Optional[int] = ..., progress: _Optional[_Union[_record_pb2.Progress, _Mapping]] = ..., gradient_norm: _Optional[float] = ..., bump_steps: _Optional[int] = ...) -> None: ...
 
 class ChunkRequest(_message.Message):
-    __slots__ = ("snapshot_id", "index")
+    __slots__ = ("snapshot_id", "index", "stage")
     SNAPSHOT_ID_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
     snapshot_id: bytes
     index: int
-    def __init__(self, snapshot_id: _Optional[bytes] = ..., index: _Optional[int] = ...) -> None: ...
+    stage: int
+    def __init__(self, snapshot_id: _Optional[bytes] = ..., index: _Optional[int] = ..., stage: _Optional[int] = ...) -> None: ...
 
 class Chunk(_message.Message):
     __slots__ = ("index",)

@@ -101,3 +101,30 @@ def test_an_inner_stage_is_rebuilt_from_its_neighbours(method: str = "weighted")
             await v.leave()
 
     asyncio.run(asyncio.wait_for(body(), 2 * BOUND_S))
+
+
+def test_of_two_neighbours_lost_at_once_only_what_is_kept_comes_back() -> None:
+    run = with_recovery(manifest())
+
+    async def body() -> None:
+        async with village(run) as v:
+            for index in range(4):
+                v.add(index % 3)
+            v.add(0)
+            await v.until(lambda: v.total() >= 512, "512 samples")
+            here = lambda stage: [p for p in v.people if p.node.stage == stage]  # noqa: E731
+            # Stage 1's is kept by stage 0, which lives; stage 2's, and its head, by stage 1, which dies with it.
+            await v.until(lambda: any(p.node.keeper.kept_round for p in here(0)), "a snapshot is kept")
+            await lose(v, 1)
+            await lose(v, 2)
+            first, second = v.add(1), v.add(2)
+            await v.until(lambda: bool(told(first, "recovery.done")), "stage 1 is back", BOUND_S)
+            assert told(first, "recovery.done")[0]["method"] == "ring"
+
+            def waits() -> bool:
+                reasons = [str(fields["reason"]) for fields in told(second, "recovery.waiting")]
+                return any("nobody keeps its embedding or head" in reason for reason in reasons)
+
+            await v.until(waits, "stage 2 waits for somebody who keeps its head, and says so", BOUND_S)
+
+    asyncio.run(asyncio.wait_for(body(), 2 * BOUND_S))
