@@ -55,7 +55,7 @@ class Health:
 def alarms(health: Health) -> list[Alarm]:
     """Everything that is wrong, worst first."""
     found = [
-        *thin_stages(health.replicas, health.trained),
+        *thin_stages(health.replicas, health.trained or health.stalled_s >= STALL_S),
         *islands(health.groups),
         *stalled(health.stalled_s, health.replicas),
         *loss_spike(health.losses),
@@ -67,9 +67,9 @@ def alarms(health: Health) -> list[Alarm]:
     return sorted(found, key=lambda alarm: alarm.level != "error")
 
 
-def thin_stages(replicas: Sequence[int], trained: bool) -> list[Alarm]:
-    """A stage nobody serves, and stages that one death would leave so."""
-    if not trained and not any(replicas):
+def thin_stages(replicas: Sequence[int], begun: bool) -> list[Alarm]:
+    """A stage nobody serves, and stages that one death would leave so; not while a run assembles."""
+    if not begun:
         return []
     empty = [stage for stage, count in enumerate(replicas) if count == 0]
     lonely = [stage for stage, count in enumerate(replicas) if 0 < count < STAGE_REPLICAS_MIN]

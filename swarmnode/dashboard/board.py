@@ -203,7 +203,8 @@ class Board:
             return
         node.failures += 1
         if node.failures == SILENT_AFTER:
-            self.tell(now_s, node, "departure", "warning", self._named(f"does not answer: {brief(clean(why))}"))
+            reason = brief(clean(why)).removeprefix(short(peer)).strip()
+            self.tell(now_s, node, "departure", "warning", self._named(f"does not answer: {reason}"))
         self._dirty.add(peer)
 
     def expire(self, now_s: float) -> None:

@@ -30,6 +30,9 @@ def kinds(**changed: object) -> list[tuple[str, str]]:
 def test_a_healthy_run_is_quiet() -> None:
     assert kinds() == []
     assert kinds(replicas=[0, 0, 0], trained=False, groups=[]) == [], "a run that has not begun is no cause for alarm"
+    assert kinds(replicas=[1, 0, 0], trained=False) == [], "nor one that assembles"
+    assert kinds(replicas=[1, 0, 1], trained=False, stalled_s=90.0)[0] == ("stage_empty", "error"), "for ever"
+    assert kinds(replicas=[0, 0, 0]) == [("stage_empty", "error")], "but one that everybody left"
 
 
 def test_stages_by_how_many_serve_them() -> None:
