@@ -241,6 +241,7 @@ EVENTS: Final[dict[str, str]] = {
     "recovery.done": "a stage's state came back, and how",
     "recovery.failed": "a stage's state cannot be brought back",
     "microbatch.lost": "no way onward was found before the deadline",
+    "microbatch.moved": "a replica was late near the deadline; its call was cancelled and another replica is asked",
     "microbatch.retried": "a hop repaired the way onward",
     "microbatch.duplicate": "a microbatch arrived a second time and was not counted again",
     "microbatch.refused": "a microbatch was refused: wrong shape, dtype, position or not finite",

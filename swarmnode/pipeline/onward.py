@@ -6,20 +6,21 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from swarmnode.errors import Busy, MicrobatchLost, Refused, RemoteFault, Unavailable
+from swarmnode.errors import Busy, MicrobatchLost, PeerTimeout, Refused, RemoteFault, Unavailable
 from swarmnode.ids import PeerId, short
 from swarmnode.manifest import LimitsSpec
 from swarmnode.membership.liveness import patiently
 from swarmnode.metrics import name
+from swarmnode.pipeline.patience import patience
 from swarmnode.pipeline.route import Router
 from swarmnode.ports import Call, Telemetry, Transport, WireTensor
 from swarmnode.wire import call_pb2 as wire
 
-TIMEOUT_FACTOR = 4.0  # guess: a node later than four times what is expected of it is pinged
 WAIT_MIN_S = 0.005  # guess: a Busy answer without a hint is not asked again sooner
 WAIT_MAX_S = 0.5  # guess: how long to wait before looking at the replicas again
 FINISH_SHARE = 0.9  # guess: share of the deadline left that the next hop may use; the rest is for our own backward
 REPLY_SLACK_BYTES = 4096
+TIMEOUT_SLACK_S = 1.0  # guess: we give up before the transport does
 
 
 @dataclass(slots=True)
@@ -66,7 +67,8 @@ class Onward:
                 await asyncio.sleep(min(left_s, max(WAIT_MIN_S, min(WAIT_MAX_S, router.ready_in_s(loop.time())))))
                 continue
             try:
-                carried = await self._ask(peer, router, process, y, tokens, left_s)
+                others = router.able(loop.time(), {*tried, peer})
+                carried = await self._ask(peer, router, process, y, tokens, left_s, others)
                 carried.retries += retries
                 carried.onward_s = loop.time() - begun
                 return carried
@@ -98,12 +100,19 @@ class Onward:
         )
 
     async def _ask(
-        self, peer: PeerId, router: Router, process: wire.Process, y: WireTensor, tokens: WireTensor, left_s: float
+        self,
+        peer: PeerId,
+        router: Router,
+        process: wire.Process,
+        y: WireTensor,
+        tokens: WireTensor,
+        left_s: float,
+        others: bool,
     ) -> Carried:
         loop = asyncio.get_running_loop()
         hops = len(process.itinerary) - process.position - 1
         expected_s = router.expected_s(peer, process.samples) or 0.0
-        patience_s = max(self._limits.hop_timeout_min_s, TIMEOUT_FACTOR * expected_s) * hops
+        waits = patience(expected_s, hops, self._limits.hop_timeout_min_s, left_s, others)
         onward = wire.Process()
         onward.CopyFrom(process)
         onward.position += 1
@@ -112,10 +121,18 @@ class Onward:
         call = self._transport.call(
             peer,
             Call(wire.Request(run_id=self._run_id, process=onward), (y, tokens)),
-            timeout_s=left_s,
+            timeout_s=left_s + TIMEOUT_SLACK_S,
             reply_bytes_max=y.nbytes + REPLY_SLACK_BYTES,
         )
-        answer = await patiently(self._transport, self._run_id, peer, call, patience_s)
+        try:
+            async with asyncio.timeout(waits.give_up_s):
+                answer = await patiently(self._transport, self._run_id, peer, call, waits.ping_s)
+        except TimeoutError:
+            late = f"{short(peer)} has not done the microbatch in {waits.give_up_s:.1f} s"
+            if waits.blames:
+                raise PeerTimeout(f"{late}, though it answers pings") from None
+            self._telemetry.event("microbatch.moved", peer=peer, others=others, reason=late)
+            raise Unavailable(late) from None
         report = answer.header.processed
         train = process.purpose == wire.PURPOSE_TRAIN
         gradient = _gradient(answer.tensors, y, peer) if train else None

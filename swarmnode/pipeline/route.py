@@ -108,6 +108,10 @@ class Router:
             return None, f"all {len(self._peers)} replicas are busy, banned or tried"
         return self._charge(chosen, samples), "least virtual runtime"
 
+    def able(self, now: float, exclude: Collection[PeerId]) -> bool:
+        """Whether somebody not in `exclude` could be chosen now."""
+        return any(peer not in exclude and self._able(peer, now) for peer in self._peers)
+
     def completed(self, peer: PeerId, samples: int, seconds: float) -> None:
         """It answered: `seconds` of its own work and queue for `samples`."""
         known = self._peers.get(peer)

@@ -133,6 +133,16 @@ async def hang(world: World, spec: FaultSpec, rng: random.Random) -> None:
         victim.thaw()
 
 
+async def gray(world: World, spec: FaultSpec, rng: random.Random) -> None:
+    """A node takes microbatches in and never answers them for `seconds`; everything else it does as ever."""
+    if (victim := world.victim(rng)) is not None and victim.transport is not None:
+        world.say("fault.gray", victim)
+        deaf = victim.transport.deaf
+        deaf.add("process")
+        await world.pass_s(spec.seconds)
+        deaf.discard("process")
+
+
 async def clog(world: World, spec: FaultSpec, rng: random.Random) -> None:
     """A line carries only `factor` (0: a tenth) of its bandwidth for `seconds`."""
     victim = world.victim(rng)
@@ -285,6 +295,7 @@ FAULTS: Mapping[str, Strike] = {
         stage_lost,
         slow,
         hang,
+        gray,
         clog,
         partition,
         one_way,

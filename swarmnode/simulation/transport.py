@@ -61,6 +61,7 @@ class SimTransport:
         self._serving: dict[Conversation, None] = {}
         self._traffic: Counter[tuple[str, str]] = Counter()
         self.forge: Forge | None = None
+        self.deaf: set[str] = set()  # methods taken in and never answered
         self.acted: Callable[[str], None] = lambda what: None  # told of a call made after the end
         network.transports[plug] = self
 
@@ -202,6 +203,8 @@ class SimTransport:
             served = self._served.get(method)
             if served is None:
                 raise RemoteFault(f"method {method!r} is not served here")
+            if method in self.deaf:
+                await asyncio.Event().wait()
             handler, tensor_bytes_max = served
             frame.check_tensors(request.tensors, tensor_bytes_max)
             done = await handler(conversation.caller.peer_id, Call(request, frame.copies(conversation.tensors)))

@@ -1,0 +1,35 @@
+"""How long a hop waits: pure arithmetic."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarmnode.pipeline.patience import GRAY_FACTOR, TIMEOUT_FACTOR, patience
+
+SECONDS = st.floats(0.001, 1000.0)
+
+
+@given(SECONDS, st.integers(1, 8), SECONDS, SECONDS, st.booleans())
+def test_nobody_waits_past_the_deadline_and_nobody_is_blamed_for_it(
+    expected_s: float, hops: int, minimum_s: float, left_s: float, others: bool
+) -> None:
+    found = patience(expected_s, hops, minimum_s, left_s, others)
+    assert 0.0 < found.give_up_s <= left_s
+    if others:
+        assert found.give_up_s <= left_s and left_s - found.give_up_s >= min(left_s / 2, minimum_s) - 1e-9
+    if found.blames:
+        assert found.give_up_s >= GRAY_FACTOR * TIMEOUT_FACTOR * expected_s - 1e-9, "slow is not gray"
+
+
+@given(SECONDS, st.integers(2, 8), SECONDS, st.booleans())
+def test_the_hop_nearer_the_end_gives_up_first(expected_s: float, hops: int, minimum_s: float, others: bool) -> None:
+    far = patience(expected_s, hops, minimum_s, 1e9, others)
+    near = patience(expected_s, hops - 1, minimum_s, 1e9, True)
+    assert near.ping_s <= far.ping_s
+    assert near.give_up_s < far.give_up_s
+
+
+def test_a_hung_node_is_pinged_after_four_times_what_it_needs() -> None:
+    assert patience(0.5, 1, 0.1, 60.0, True).ping_s == 2.0
+    assert patience(0.5, 1, 5.0, 60.0, True).ping_s == 5.0
