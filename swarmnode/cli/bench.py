@@ -75,6 +75,17 @@ def checkpoint(preset: str, repeats: int, folder: Path | None, as_json: bool) ->
 
 
 @command.command()
+@click.option("--live", is_flag=True, help="Also nodes of a local swarm, some minutes.")
+@click.option("--seeds", type=click.IntRange(1, 100), default=2, show_default=True, help="Simulated lives a notice.")
+@JSON
+def drain(live: bool, seeds: int, as_json: bool) -> None:
+    """Share of in-flight work and of unsent learning that a machine brings home when it is taken away with 120, 30, 5
+    or 0 s of notice."""
+    bench = importlib.import_module("swarmnode.bench.drain")
+    _print(bench.run(live, seeds, lambda line: click.echo(line, err=True)), as_json)
+
+
+@command.command()
 @JSON
 def recovery(as_json: bool) -> None:
     """Seconds a stage stays away when all its replicas are killed: the middle, first and last of a local swarm."""

@@ -222,6 +222,7 @@ async def _live(
             await notices.wait()
         else:
             farewell = await node.run(notices, options.stage)
+        desk.left.set_result(farewell)
         if watching is not None and watcher is not None:
             watching.cancel()
             assert notices.told is not None

@@ -12,8 +12,9 @@ from swarmnode.ids import RunId
 from swarmnode.manifest import Manifest
 from swarmnode.metrics.exporter import PrometheusTelemetry
 from swarmnode.metrics.recent import Recent
+from swarmnode.node.drain import Farewell
 from swarmnode.node.node import Node
-from swarmnode.node.notice import Notices
+from swarmnode.node.notice import Kind, Notice, Notices
 from swarmnode.transport.directory import DhtDirectory
 from swarmnode.transport.libp2p import Libp2pTransport
 from swarmnode.wire import control_pb2, record_pb2
@@ -42,6 +43,7 @@ class Desk:
         self._notices = notices
         self._process: Process | None = None
         self._node: Node | None = None
+        self.left: asyncio.Future[Farewell | None] = asyncio.get_running_loop().create_future()
         self._started_s = asyncio.get_running_loop().time()
 
     def open(self, process: Process, node: Node | None) -> None:
@@ -68,9 +70,27 @@ class Desk:
         reply.home = str(self._options.home)
         return reply
 
-    def leave(self, reason: str, checkpoint: str) -> None:
-        """Begin to leave; with the stage saved in `checkpoint` before, unless that is ""."""
+    def leave(self, reason: str, checkpoint: str, stopping: bool) -> None:
+        """Begin to leave, with the stage saved in `checkpoint` before unless that is ""; `stopping`: as does the whole
+        run."""
         if self._node is not None:
             self._node.final = checkpoint
         self.process.telemetry.event("control.leave", reason=reason)
-        self._notices.leave(reason)
+        self._notices.leave(reason, Kind.STOP if stopping else Kind.LEAVE)
+
+    async def drain(self, notice_s: float, reason: str) -> control_pb2.DrainReply:
+        """Leave as if the machine were taken away in `notice_s`; returns when this node has left."""
+        self.process.telemetry.event("control.leave", reason=reason, notice_s=notice_s)
+        self._notices.give(Notice("control", Kind.PREEMPT, notice_s, reason or "swarmnode drain"))
+        farewell = await asyncio.shield(self.left)
+        if farewell is None:  # a bootstrap, or a node that had not begun
+            return control_pb2.DrainReply()
+        return control_pb2.DrainReply(
+            held=farewell.held,
+            finished=farewell.finished,
+            unsent=farewell.unsent,
+            sent=farewell.sent,
+            heir=farewell.heir,
+            cut=farewell.cut,
+            seconds=farewell.seconds,
+        )

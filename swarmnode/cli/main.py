@@ -22,6 +22,7 @@ VERBS: Mapping[str, str] = {
     "coordinator": "show a run on one page, and be its meeting point",
     "invite": "one line that lets others join a run",
     "status": "what the node on this machine does",
+    "drain": "tell the node on this machine that the machine will be taken away",
     "fake-metadata": "play a cloud that takes machines away, to rehearse with",
     "export": "make a Hugging Face model of what is kept of a run",
     "eval": "held-out loss of the merged model and of each replica",

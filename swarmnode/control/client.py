@@ -44,6 +44,19 @@ def leave(home: Path, reason: str, *, timeout_s: float = TIMEOUT_S) -> None:
             raise _explain(error, home, timeout_s) from None
 
 
+def drain(home: Path, notice_s: float, reason: str) -> control_pb2.DrainReply:
+    """Tell the daemon of `home` that its machine will be taken away in `notice_s`; returns how it left. Raises as
+    `status` does, Unavailable when it has not left by then."""
+    with grpc.insecure_channel(f"unix:{address.find(home)}", options=OPTIONS) as channel:
+        stub = control_pb2_grpc.ControlStub(channel)
+        request = control_pb2.DrainRequest(notice_s=notice_s, reason=reason)
+        try:
+            reply: control_pb2.DrainReply = stub.Drain(request, timeout=notice_s + TIMEOUT_S)
+        except grpc.RpcError as error:
+            raise _explain(error, home, notice_s + TIMEOUT_S) from None
+    return reply
+
+
 class ControlClient:
     """The same two calls from an event loop, over one connection that is kept until `close`."""
 
@@ -60,9 +73,12 @@ class ControlClient:
             raise _explain(error, self._home, timeout_s) from None
         return reply
 
-    async def leave(self, reason: str, checkpoint: str = "", *, timeout_s: float = TIMEOUT_S) -> None:
-        """As above; `checkpoint` is the label under which it saves its stage before it goes."""
-        request = control_pb2.LeaveRequest(reason=reason, checkpoint=checkpoint)
+    async def leave(
+        self, reason: str, checkpoint: str = "", *, stopping: bool = False, timeout_s: float = TIMEOUT_S
+    ) -> None:
+        """As above; `checkpoint` is the label under which it saves its stage before it goes; `stopping`: so does the
+        whole run."""
+        request = control_pb2.LeaveRequest(reason=reason, checkpoint=checkpoint, stopping=stopping)
         try:
             await self._stub.Leave(request, timeout=timeout_s)
         except grpc.RpcError as error:

@@ -31,7 +31,11 @@ class Api(Protocol):
 
     def status(self) -> control_pb2.StatusReply: ...
 
-    def leave(self, reason: str, checkpoint: str) -> None: ...
+    def leave(self, reason: str, checkpoint: str, stopping: bool) -> None: ...
+
+    async def drain(self, notice_s: float, reason: str) -> control_pb2.DrainReply:
+        """The one question that waits: until this node has left."""
+        ...
 
 
 class ControlServer:
@@ -105,8 +109,12 @@ class _Servicer(control_pb2_grpc.ControlServicer):
         return self._api.status()
 
     async def Leave(self, request: control_pb2.LeaveRequest, context: object) -> control_pb2.LeaveReply:
-        self._api.leave(request.reason[:REASON_CHARACTERS_MAX], request.checkpoint[:REASON_CHARACTERS_MAX])
+        reason, checkpoint = request.reason[:REASON_CHARACTERS_MAX], request.checkpoint[:REASON_CHARACTERS_MAX]
+        self._api.leave(reason, checkpoint, request.stopping)
         return control_pb2.LeaveReply()
+
+    async def Drain(self, request: control_pb2.DrainRequest, context: object) -> control_pb2.DrainReply:
+        return await self._api.drain(max(0.0, request.notice_s), request.reason[:REASON_CHARACTERS_MAX])
 
 
 def _take(home: Path) -> int:

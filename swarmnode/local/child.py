@@ -149,7 +149,7 @@ class Child:
         try:
             if self._client is None:
                 self._client = ControlClient(self.plan.home)
-            await self._client.leave(reason, checkpoint, timeout_s=LEAVE_TIMEOUT_S)
+            await self._client.leave(reason, checkpoint, stopping=True, timeout_s=LEAVE_TIMEOUT_S)
         except SwarmnodeError:
             self.signal(signal.SIGTERM)
 

@@ -78,6 +78,18 @@ class Farewell:
         parts += [f"the stage is with {short(PeerId(self.heir))}"] if self.heir else []
         return "".join(f"; {part}" for part in [*parts, *(f"cut {cut}" for cut in self.cut)])
 
+    def begin(self, left_s: float, telemetry: Telemetry) -> None:
+        """What there is to bring home, in the log."""
+        told = self.notice
+        telemetry.event(
+            "node.draining",
+            source=told.source,
+            reason=told.reason,
+            left_s=round(left_s, 3),
+            held=self.held,
+            unsent=self.unsent,
+        )
+
     def tell(self, telemetry: Telemetry) -> None:
         """The last line of the log."""
         telemetry.event(

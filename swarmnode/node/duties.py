@@ -84,7 +84,8 @@ def heirs(swarm: Swarm, stage: int, me: PeerId) -> tuple[list[PeerId], str]:
 
 
 def duties(parts: Parts, farewell: Farewell) -> list[Task]:
-    """What leaving means for `parts`, in order; `farewell` is filled in as it goes."""
+    """Take no new work, and what leaving means for `parts`, in order; `farewell` is filled in as it goes."""
+    parts.refuse()
     before, gossip, me = parts.finished(), parts.gossip, parts.line.peer_id
     farewell.held, farewell.unsent = parts.held(), gossip.unsent
     stopping = farewell.notice.kind is Kind.STOP

@@ -84,6 +84,7 @@ class Node:
         self.gossip: Gossip | None = None
         self.feeder: Feeder | None = None
         self._turn: asyncio.Task[Brought] | None = None
+        self.farewell: Farewell | None = None  # once it leaves
         self._stays = 0  # stages left so far
         self._leaving = False
         self.rollcall = RollCall(
@@ -336,13 +337,12 @@ class Node:
 
     async def _leave(self, notices: Notices, notice: Notice) -> Farewell:
         """Refuse new work, then bring home what fits in the time (drain.py)."""
-        farewell, tasks = Farewell(notice), []
-        self._telemetry.event("node.draining", source=notice.source, reason=notice.reason, left_s=notices.left_s())
+        self.farewell = farewell = Farewell(notice)
         if self.stage is not None:
             self.presence.set_state(record_pb2.NODE_STATE_DRAINING, notice.reason)
-        if (parts := self._parts()) is not None:
-            parts.refuse()
-            tasks = duties(parts, farewell)
+        parts = self._parts()
+        tasks = duties(parts, farewell) if parts is not None else []
+        farewell.begin(notices.left_s(), self._telemetry)
         await drain(farewell, tasks, notices, self.presence, self._telemetry)
         farewell.tell(self._telemetry)
         return farewell

@@ -11,6 +11,7 @@ from swarmnode.ports import WireTensor
 from swarmnode.simulation.geography import Cut
 from swarmnode.simulation.replica import MARK, ROW, ROW_BYTES, first, repeated
 from swarmnode.simulation.scenario import FaultSpec
+from swarmnode.simulation.taken import Taken
 from swarmnode.simulation.transport import Forge
 
 if TYPE_CHECKING:
@@ -91,6 +92,7 @@ async def stage_lost(world: World, spec: FaultSpec, rng: random.Random) -> None:
 
 async def take_away(world: World, victims: Sequence[Inhabitant], notice_s: float, back_s: float) -> None:
     """They are told, then killed when the notice is over; replacements come."""
+    world.taken += [Taken.of(victim, notice_s) for victim in victims]
     if notice_s > 0.0:
         for victim in victims:
             victim.leave(notice_s)

@@ -28,6 +28,7 @@ from swarmnode.simulation.network import Network
 from swarmnode.simulation.outcome import Outcome, Sample, Sums
 from swarmnode.simulation.replica import FakeReplica, FakeSamples, Metered
 from swarmnode.simulation.scenario import FaultSpec, Scenario
+from swarmnode.simulation.taken import Taken
 from swarmnode.simulation.trace import Trace
 
 RESTART_S = 30.0  # guess: a supervisor's pause after a process that gave up
@@ -55,6 +56,7 @@ class World:
         self.parts = split(scenario.manifest.model, scenario.manifest.pipeline.stages)
         remember(max(2048, 8 * scenario.nodes))
         self.people: list[Inhabitant] = []
+        self.taken: list[Taken] = []  # machines taken away, and what they had to lose
         self.struck: Counter[str] = Counter()
         self.curve: list[Sample] = []
         self.flop_done = 0.0  # by lives that have ended

@@ -12,16 +12,44 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class LeaveRequest(_message.Message):
-    __slots__ = ("reason", "checkpoint")
+    __slots__ = ("reason", "checkpoint", "stopping")
     REASON_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
+    STOPPING_FIELD_NUMBER: _ClassVar[int]
     reason: str
     checkpoint: str
-    def __init__(self, reason: _Optional[str] = ..., checkpoint: _Optional[str] = ...) -> None: ...
+    stopping: bool
+    def __init__(self, reason: _Optional[str] = ..., checkpoint: _Optional[str] = ..., stopping: _Optional[bool] = ...) -> None: ...
 
 class LeaveReply(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class DrainRequest(_message.Message):
+    __slots__ = ("notice_s", "reason")
+    NOTICE_S_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    notice_s: float
+    reason: str
+    def __init__(self, notice_s: _Optional[float] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class DrainReply(_message.Message):
+    __slots__ = ("held", "finished", "unsent", "sent", "heir", "cut", "seconds")
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    UNSENT_FIELD_NUMBER: _ClassVar[int]
+    SENT_FIELD_NUMBER: _ClassVar[int]
+    HEIR_FIELD_NUMBER: _ClassVar[int]
+    CUT_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    held: int
+    finished: int
+    unsent: int
+    sent: int
+    heir: str
+    cut: _containers.RepeatedScalarFieldContainer[str]
+    seconds: float
+    def __init__(self, held: _Optional[int] = ..., finished: _Optional[int] = ..., unsent: _Optional[int] = ..., sent: _Optional[int] = ..., heir: _Optional[str] = ..., cut: _Optional[_Iterable[str]] = ..., seconds: _Optional[float] = ...) -> None: ...
 
 class PeerStatus(_message.Message):
     __slots__ = ("peer_id", "stage", "state", "samples_per_second", "queue", "round", "latency_s", "banned")

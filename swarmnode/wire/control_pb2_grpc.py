@@ -44,6 +44,11 @@ class ControlStub:
                 request_serializer=swarmnode_dot_v1_dot_control__pb2.LeaveRequest.SerializeToString,
                 response_deserializer=swarmnode_dot_v1_dot_control__pb2.LeaveReply.FromString,
                 _registered_method=True)
+        self.Drain = channel.unary_unary(
+                '/swarmnode.v1.Control/Drain',
+                request_serializer=swarmnode_dot_v1_dot_control__pb2.DrainRequest.SerializeToString,
+                response_deserializer=swarmnode_dot_v1_dot_control__pb2.DrainReply.FromString,
+                _registered_method=True)
         self.Pause = channel.unary_unary(
                 '/swarmnode.v1.Control/Pause',
                 request_serializer=swarmnode_dot_v1_dot_control__pb2.PauseRequest.SerializeToString,
@@ -87,6 +92,13 @@ class ControlServicer:
 
     def Leave(self, request, context):
         """Leave cleanly: finish what is held, save, go. Returns when leaving has begun.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Drain(self, request, context):
+        """This machine will be taken away: bring home what can be within the time given. Returns when the node has left.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -145,6 +157,11 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.Leave,
                     request_deserializer=swarmnode_dot_v1_dot_control__pb2.LeaveRequest.FromString,
                     response_serializer=swarmnode_dot_v1_dot_control__pb2.LeaveReply.SerializeToString,
+            ),
+            'Drain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Drain,
+                    request_deserializer=swarmnode_dot_v1_dot_control__pb2.DrainRequest.FromString,
+                    response_serializer=swarmnode_dot_v1_dot_control__pb2.DrainReply.SerializeToString,
             ),
             'Pause': grpc.unary_unary_rpc_method_handler(
                     servicer.Pause,
@@ -231,6 +248,33 @@ class Control:
             '/swarmnode.v1.Control/Leave',
             swarmnode_dot_v1_dot_control__pb2.LeaveRequest.SerializeToString,
             swarmnode_dot_v1_dot_control__pb2.LeaveReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Drain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/swarmnode.v1.Control/Drain',
+            swarmnode_dot_v1_dot_control__pb2.DrainRequest.SerializeToString,
+            swarmnode_dot_v1_dot_control__pb2.DrainReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -19,7 +19,7 @@ import uvloop
 from swarmnode.control import address, client
 from swarmnode.control.service import ControlServer
 from swarmnode.errors import LocalFault, NoDaemon, NotPermitted, Unavailable, UsageError
-from swarmnode.wire.control_pb2 import StatusReply
+from swarmnode.wire.control_pb2 import DrainReply, StatusReply
 
 LOOPS: list[Callable[[], asyncio.AbstractEventLoop]] = [asyncio.new_event_loop, uvloop.new_event_loop]
 
@@ -35,8 +35,12 @@ class Daemon:
     def server(self, home: pathlib.Path) -> ControlServer:
         return ControlServer(home, self)
 
-    def leave(self, reason: str, checkpoint: str) -> None:
+    def leave(self, reason: str, checkpoint: str, stopping: bool) -> None:
         self.reasons.append(reason)
+
+    async def drain(self, notice_s: float, reason: str) -> DrainReply:
+        self.reasons.append(f"{reason} in {notice_s:g} s")
+        return DrainReply(held=2, finished=1, cut=["finish: 1 of 2 microbatches"])
 
 
 @contextlib.asynccontextmanager
@@ -194,3 +198,13 @@ def test_another_user_is_refused() -> None:
                 assert output.decode().strip() == "NotPermitted 77"
 
         asyncio.run(scenario())
+
+
+def test_drain_waits_for_how_it_left(tmp_path: pathlib.Path) -> None:
+    async def scenario() -> None:
+        async with serving(tmp_path) as (daemon, _):
+            reply = await asyncio.to_thread(client.drain, tmp_path, 12.0, "rehearsal")
+            assert (reply.held, reply.finished, list(reply.cut)) == (2, 1, ["finish: 1 of 2 microbatches"])
+            assert daemon.reasons == ["rehearsal in 12 s"]
+
+    asyncio.run(scenario())

@@ -1,0 +1,146 @@
+"""What a machine that is taken away brings home: the share of the microbatches it held that were finished, and of what
+it had learnt since its last round that another replica got, by the length of the notice. Simulated: dozens of
+preemptions of home machines; live: nodes of a local swarm, killed when their notice is over, as a cloud does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import signal
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from swarmnode import manifest as manifests
+from swarmnode.control import client
+from swarmnode.errors import LocalFault, SwarmnodeError
+from swarmnode.local.child import Child
+from swarmnode.local.fleet import Fleet, FleetPlan
+from swarmnode.local.place import default_cache
+from swarmnode.local.summary import count
+from swarmnode.manifest import PRESETS, SIGNED_FILE
+from swarmnode.metrics import name
+from swarmnode.simulation.scenario import FaultSpec, find, read_scenario, shorter
+from swarmnode.simulation.taken import Taken
+from swarmnode.simulation.world import World, simulate
+from swarmnode.wire.record_pb2 import NODE_STATE_TRAINING
+
+NOTICES_S = (120.0, 30.0, 5.0, 0.0)
+TARGETS = {120.0: 1.0, 30.0: 1.0, 5.0: 0.9}  # issue 5
+SCENARIO = "churn-16"
+SIMULATED_S = 300.0
+EVERY_S = 15.0
+NODES = 6
+BOUND_S = 120.0
+
+
+def run(live: bool, seeds: int, note: Callable[[str], None]) -> dict[str, Any]:
+    """{"simulated": [a row a notice], "live": [...]}: shares saved, against the targets."""
+    found: dict[str, Any] = {"simulated": [_simulated(notice_s, seeds, note) for notice_s in NOTICES_S]}
+    if live:
+        found["live"] = _live(note)
+    return found
+
+
+def _row(notice_s: float, taken: int, held: int, finished: int, unsent: int, sent: int) -> dict[str, Any]:
+    target = TARGETS.get(notice_s)
+    return {
+        "notice s": notice_s,
+        "nodes taken": taken,
+        "microbatches held": held,
+        "finished": finished / held if held else 1.0,
+        "samples unsent": unsent,
+        "passed on": sent / unsent if unsent else 1.0,
+        "target": "reported" if target is None else target,
+    }
+
+
+def _simulated(notice_s: float, seeds: int, note: Callable[[str], None]) -> dict[str, Any]:
+    """Preemptions of machines, one every EVERY_S, all with the same notice."""
+    scenario = shorter(read_scenario(find(SCENARIO)), SIMULATED_S)
+    moments = tuple(EVERY_S * k for k in range(4, int(SIMULATED_S / EVERY_S)))
+    faults = {"preempt": FaultSpec(at_s=moments, notices_s=(notice_s,), back_s=30.0)}
+    taken: list[Taken] = []
+
+    def look(world: World) -> None:
+        taken.extend(one for one in world.taken if one.node is not None)
+
+    for seed in range(seeds):
+        outcome = simulate(dataclasses.replace(scenario, faults=faults), seed, look=look)
+        note(f"{notice_s:g} s, seed {seed}: {len(taken)} taken, {'; '.join(outcome.failures) or 'every law held'}")
+    held, finished = sum(one.held for one in taken), sum(one.finished for one in taken)
+    unsent, sent = sum(one.unsent for one in taken), sum(one.sent for one in taken)
+    return _row(notice_s, len(taken), held, finished, unsent, sent)
+
+
+def _live(note: Callable[[str], None], preset: str = "demo") -> list[dict[str, Any]]:
+    manifest = PRESETS[preset]
+    with tempfile.TemporaryDirectory(prefix="swarmnode-bench-") as folder_name:
+        folder = Path(folder_name)
+        manifests.init(folder, manifest)
+        manifests.sign_folder(folder)
+        plan = FleetPlan(folder, folder / SIGNED_FILE, NODES, manifest.pipeline.stages, default_cache(), manifest.seed)
+        return asyncio.run(_measure(Fleet(plan, lambda text: None), manifest.pipeline.stages, note))
+
+
+async def _measure(fleet: Fleet, stages: int, note: Callable[[str], None]) -> list[dict[str, Any]]:
+    rows = []
+    try:
+        await fleet.start(asyncio.Event())
+        await _until(fleet, lambda: count(fleet.facts(), name.MICROBATCHES, outcome="done") > 20, "twenty microbatches")
+        for index, notice_s in enumerate(NOTICES_S[:-1]):
+            found = [await _take(fleet, (index + k) % stages, notice_s, note) for k in range(2)]
+            rows.append(_row(notice_s, len(found), *(sum(column) for column in zip(*found, strict=True))))
+    finally:
+        await fleet.stop("measured")
+        await fleet.reap()
+    return rows
+
+
+async def _take(fleet: Fleet, stage: int, notice_s: float, note: Callable[[str], None]) -> Sequence[int]:
+    """(held, finished, unsent, sent) of a replica of `stage`, told and killed when its time is over."""
+    await _until(fleet, lambda: len(_replicas(fleet, stage)) >= 2, f"two replicas of stage {stage}")
+    victim = _replicas(fleet, stage)[0]
+    home = victim.plan.home
+
+    def drain() -> None:
+        try:
+            client.drain(home, notice_s, "bench drain")
+        except SwarmnodeError as error:
+            note(f"{victim.name}: {error}")
+
+    draining = asyncio.to_thread(drain)
+    try:
+        async with asyncio.timeout(notice_s):
+            await draining
+    except TimeoutError:
+        victim.signal(signal.SIGKILL, told="its notice was over")
+    await _until(fleet, lambda: not victim.alive, f"the end of {victim.name}")
+    lines = [json.loads(line) for line in (home / "events.jsonl").read_text().splitlines()]
+    begun = [line["fields"] for line in lines if line["event"] == "node.draining"][-1]
+    ended = [line["fields"] for line in lines if line["event"] == "node.left"]
+    left = ended[-1] if ended else {**begun, "finished": 0, "sent": 0}
+    note(f"{notice_s:g} s, {victim.name} of stage {stage}: {left}")
+    await fleet.replace(victim)
+    return left["held"], left["finished"], left["unsent"], left["sent"]
+
+
+def _replicas(fleet: Fleet, stage: int) -> list[Child]:
+    return [
+        child
+        for child in fleet.alive
+        if child.status is not None and child.status.state == NODE_STATE_TRAINING and child.stage == stage
+    ]
+
+
+async def _until(fleet: Fleet, condition: Callable[[], bool], what: str) -> None:
+    try:
+        async with asyncio.timeout(BOUND_S):
+            while not condition():
+                await fleet.poll()
+                await asyncio.sleep(0.05)
+    except TimeoutError:
+        raise LocalFault(f"not within {BOUND_S:g} s: {what}") from None

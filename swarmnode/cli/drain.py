@@ -1,0 +1,46 @@
+"""`swarmnode drain`: tell the node on this machine that the machine will be taken away."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from swarmnode.cli.duration import Duration
+from swarmnode.cli.options import FOLDER
+from swarmnode.errors import EXIT_PREEMPTED_INCOMPLETE
+from swarmnode.local.place import default_home
+from swarmnode.node.notice import GRACE_S
+
+
+@click.command(short_help="tell the node on this machine that the machine will be taken away")
+@click.option("--home", type=FOLDER, help="The node's own folder.  [default: ~/.local/share/swarmnode/node]")
+@click.option("--notice", type=Duration(), default=GRACE_S, show_default="30s", help="Until the machine is gone.")
+@click.option("--reason", default="swarmnode drain", show_default=True, help="For the node's log.")
+@click.option("--json", "as_json", is_flag=True, help="Print how it left as one JSON object.")
+def command(home: Path | None, notice: float, reason: str, as_json: bool) -> int:
+    """Have the node that lives in --home leave within --notice, and wait until it has: what it holds is finished, what
+    it learnt goes to another replica, the last replica of a stage hands its state over, the stage is saved. What does
+    not fit is cut from the end, and said. For a preStop hook, a batch script's trap, or before you switch a machine
+    off.
+
+    Exit code 0 when nothing was lost, 31 when something was cut, 69 when no node lives there.
+    """
+    from swarmnode.control import client
+
+    reply = client.drain(home or default_home("node"), notice, reason)
+    if as_json:
+        from google.protobuf.json_format import MessageToDict
+
+        found = MessageToDict(reply, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
+        click.echo(json.dumps(found, sort_keys=True))
+    else:
+        click.echo(f"left in {reply.seconds:.1f} s", err=True)
+        click.echo(f"{reply.finished} of {reply.held} microbatches finished", err=True)
+        click.echo(f"{reply.sent} of {reply.unsent} samples learnt since the last round passed on", err=True)
+        if reply.heir:
+            click.echo(f"the stage's state is kept by {reply.heir}", err=True)
+        for cut in reply.cut:
+            click.echo(f"cut: {cut}", err=True)
+    return EXIT_PREEMPTED_INCOMPLETE if reply.cut else 0
