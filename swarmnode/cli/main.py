@@ -29,6 +29,8 @@ VERBS: Mapping[str, str] = {
     "generate": "text from an exported model, or from a checkpoint",
     "simulate": "a whole swarm in virtual time, in a storm drawn from a seed",
     "plan": "stages, speed, days and traffic of a fleet",
+    "report": "the logs of this machine's nodes in one file, to send to somebody",
+    "replay": "several nodes' logs as one timeline",
     "bench": "measure this machine: the swarm, the transport, the page",
 }
 

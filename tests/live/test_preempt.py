@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import signal
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from swarmnode.cloud.fake import FakeMetadata
+from swarmnode.control import client
 from swarmnode.local.child import Child, NodePlan, node_command
 from tests.live.test_swarm import Swarm, trains
 
@@ -57,5 +59,42 @@ def test_machines_are_taken_away_by_three_clouds(tmp_path: Path) -> None:
             await fleet.reap()
             for fake in fakes.values():
                 await fake.close()
+
+    asyncio.run(body())
+
+
+def test_a_node_that_stands_still_is_gone_round_and_another_drains(tmp_path: Path) -> None:
+    async def body() -> None:
+        swarm = Swarm(tmp_path)
+        fleet = swarm.fleet
+        try:
+            assert await fleet.start(asyncio.Event())
+            await swarm.progress(128, "from the start")
+            await swarm.until(lambda: len(swarm.of_stage(1)) == 2, "two replicas of stage 1")
+            still = swarm.of_stage(1)[0]
+            assert still.ready is not None and still.status is not None
+            steps, peer = still.status.inner_steps, still.ready.peer_id
+            still.signal(signal.SIGSTOP)
+            try:
+                await swarm.progress(128, "while a replica of stage 1 stands still")
+                feeders = swarm.of_stage(0)
+                await swarm.until(
+                    lambda: any(fields["peer"] == peer for c in feeders for fields in events(c, "peer.banned")),
+                    "the one that stands still is banned",
+                )
+            finally:
+                still.signal(signal.SIGCONT)
+            await swarm.until(
+                lambda: still.status is not None and still.status.inner_steps > steps, "it works again when it runs"
+            )
+            drained = swarm.of_stage(0)[0]
+            reply = await asyncio.to_thread(client.drain, drained.plan.home, 60.0, "the test wants it")
+            assert not reply.cut and reply.finished == reply.held and reply.sent == reply.unsent, reply
+            await swarm.until(lambda: drained.reason != "", "the node told has left")
+            assert drained.reason == "preempted", drained.reason
+            await swarm.progress(64, "after one was drained")
+        finally:
+            await fleet.stop("the test is over")
+            await fleet.reap()
 
     asyncio.run(body())

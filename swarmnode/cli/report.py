@@ -1,0 +1,35 @@
+"""`swarmnode report`: the logs of nodes on this machine in one file, to be sent to somebody."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from swarmnode.cli.options import FOLDER
+from swarmnode.local.place import default_home
+
+FILE = click.Path(dir_okay=False, path_type=Path)
+
+
+@click.command(short_help="the logs of this machine's nodes in one file, to send to somebody")
+@click.argument("folders", metavar="[HOME]...", nargs=-1, type=FOLDER)
+@click.option("--out", type=FILE, default=Path("swarmnode-report.tar.gz"), show_default=True, help="The file.")
+@click.option("--reveal", is_flag=True, help="Leave addresses, names and paths in: for yourself only.")
+def command(folders: tuple[Path, ...], out: Path, reveal: bool) -> None:
+    """Bundle the logs of the nodes that live in HOME (or in folders of HOME; default: the one node of this user), with
+    versions of what is installed. Addresses, host and user names, paths of homes and secrets are replaced, the same one
+    by the same word; keys, weights and data are never put in. Look into it before you send it:
+
+    \b
+      tar xzf swarmnode-report.tar.gz -O | less
+      swarmnode replay swarmnode-report.tar.gz
+    """
+    from swarmnode.local import bundle
+
+    hide = None if reveal else bundle.redactor()
+    found = bundle.homes(folders or (default_home("node"), default_home("bootstrap")))
+    inside = bundle.write(out, found, hide)
+    hidden = "" if hide is None else f", {hide.hidden} addresses, names and secrets hidden"
+    click.echo(f"{out}: {len(inside)} files of {len(found)} nodes{hidden}", err=True)
+    click.echo(str(out))

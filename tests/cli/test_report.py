@@ -1,0 +1,119 @@
+"""Logs in one file without what is nobody's business, and as one timeline."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import tarfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarmnode.cli.main import main
+from swarmnode.local import timeline
+from swarmnode.local.redact import HIDDEN, Redactor
+
+PEERS = (
+    "12D3KooWAaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
+    "12D3KooWBbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb",
+)
+
+
+def line(second: int, node: str, event: str, level: str = "info", **fields: object) -> str:
+    at = f"2026-11-21T12:00:{second:02d}.000Z"
+    whole = {"ts": at, "level": level, "event": event, "run": "ab", "node": node, "stage": 1, "fields": fields}
+    return json.dumps(whole)
+
+
+@pytest.fixture
+def homes(tmp_path: Path) -> Path:
+    for index, peer in enumerate(PEERS):
+        home = tmp_path / "run" / f"node-{index:02d}"
+        home.mkdir(parents=True)
+        lines = [
+            line(index, peer, "node.started", name=f"node-{index}", addresses=["/ip4/203.0.113.7/tcp/4001"]),
+            line(20 - index, peer, "peer.banned", "warning", peer=PEERS[1 - index], reason="late"),
+        ]
+        (home / "events.jsonl").write_text("\n".join(lines) + "\n{torn")
+        (home / "node.key").write_text("secret key")
+        (home / "stderr.log").write_text("joined by swarm1." + "A" * 60 + " from 203.0.113.7\n")
+    return tmp_path / "run"
+
+
+def test_a_report_holds_logs_and_neither_keys_nor_addresses(homes: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = homes.parent / "out.tar.gz"
+    assert main(["report", str(homes), "--out", str(out)]) == 0
+    with tarfile.open(out) as bundle:
+        names = bundle.getnames()
+        text = "".join(bundle.extractfile(name).read().decode() for name in names)  # type: ignore[union-attr]
+    assert "00-node-00/events.jsonl" in names and not [name for name in names if "key" in name]
+    assert "203.0.113.7" not in text and "AAAAAAAA" not in text and "secret key" not in text
+    assert text.count("ip4-1") == 4, "the same address is the same word everywhere"
+    assert PEERS[0] in text
+    assert "hidden" in capsys.readouterr().err
+    assert main(["report", str(homes), "--out", str(out), "--reveal"]) == 0
+    assert main(["report", str(homes / "nothing"), "--out", str(out)]) == 2
+
+
+@pytest.mark.parametrize("what", ["folder", "bundle", "files"])
+def test_a_replay_is_one_timeline(homes: Path, capsys: pytest.CaptureFixture[str], what: str) -> None:
+    paths = [str(home / "events.jsonl") for home in sorted(homes.iterdir())] if what == "files" else [str(homes)]
+    if what == "bundle":
+        paths = [str(homes.parent / "out.tar.gz")]
+        assert main(["report", str(homes), "--out", paths[0]]) == 0
+        capsys.readouterr()
+    assert main(["replay", *paths]) == 0
+    said = capsys.readouterr()
+    lines = said.out.splitlines()
+    assert [row.split()[1] for row in lines] == ["node-0", "node-1", "node-1", "node-0"]
+    assert "peer=node-0" in lines[2], "peers are called by their names"
+    assert said.err.count("1 lines could not be read") == 2
+    assert main(["replay", *paths, "--level", "warning", "--node", "node-1", "--json"]) == 0
+    found = [json.loads(row) for row in capsys.readouterr().out.splitlines()]
+    assert [(row["name"], row["event"]) for row in found] == [("node-1", "peer.banned")]
+    assert main(["replay", *paths, "--event", "node.*"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 2
+
+
+def test_what_is_no_log_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "x").write_bytes(b"\x00\xff rubbish")
+    assert main(["replay", str(tmp_path / "x")]) == 2
+    assert "no events there" in capsys.readouterr().err
+
+
+SPECIAL = ("127.", "0.", "169.254.169.254", "255.255.255.255")
+
+
+@given(st.ip_addresses(), st.sampled_from(["", "a ", '{"held":3} ', "at 12:04:05.123Z "]))
+def test_no_address_gets_through(address: ipaddress.IPv4Address | ipaddress.IPv6Address, before: str) -> None:
+    text = str(address)
+    if text.startswith(SPECIAL) or text in ("::", "::1"):
+        return
+    said = Redactor().text(f"{before}/ip/{text}/tcp/1")
+    assert text not in said and said.startswith(before)
+
+
+def test_what_is_hidden_and_what_is_not() -> None:
+    hide = Redactor([("/home/ada", "~"), ("ada", "user")]).text
+    assert hide("s3://key:pass@minio/x") == f"s3://{HIDDEN}@minio/x"
+    assert hide('{"api_key": "abc", "tokens": 12}') == f'{{"api_key": "{HIDDEN}", "tokens": 12}}'
+    assert hide("/home/ada/run of ada at 12:04:05Z, version 1.2.3") == "~/run of user at 12:04:05Z, version 1.2.3"
+    assert hide("/dns4/home.example.org/tcp/1 127.0.0.1 ::1 AKIAABCDEFGHIJKLMNOP") == (
+        f"/dns4/host-1/tcp/1 127.0.0.1 ::1 {HIDDEN}"
+    )
+
+
+@given(st.lists(st.lists(st.tuples(st.integers(0, 59), st.sampled_from(PEERS)), max_size=6), max_size=4))
+def test_merging_keeps_each_nodes_order(logs: list[list[tuple[int, str]]]) -> None:
+    read = [
+        timeline.parse(str(i), [line(second, peer, "x", log=i, at=k) for k, (second, peer) in enumerate(log)])
+        for i, log in enumerate(logs)
+    ]
+    merged = list(timeline.merge(read))
+    assert len(merged) == sum(map(len, logs))
+    assert [row.at for row in merged] == sorted(row.at for row in merged)
+    for i in range(len(logs)):
+        own = [row.fields["at"] for row in merged if row.fields["log"] == i]
+        assert own == sorted(own)
