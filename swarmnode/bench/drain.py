@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from swarmnode import manifest as manifests
-from swarmnode.control import client
 from swarmnode.errors import LocalFault, SwarmnodeError
 from swarmnode.local.child import Child
 from swarmnode.local.fleet import Fleet, FleetPlan
@@ -106,17 +105,11 @@ async def _take(fleet: Fleet, stage: int, notice_s: float, note: Callable[[str],
     victim = _replicas(fleet, stage)[0]
     home = victim.plan.home
 
-    def drain() -> None:
-        try:
-            client.drain(home, notice_s, "bench drain")
-        except SwarmnodeError as error:
-            note(f"{victim.name}: {error}")
-
-    draining = asyncio.to_thread(drain)
     try:
         async with asyncio.timeout(notice_s):
-            await draining
-    except TimeoutError:
+            await victim.drain(notice_s, "bench drain")
+    except (TimeoutError, SwarmnodeError) as error:
+        note(f"{victim.name} is killed: {error or 'its notice was over'}")
         victim.signal(signal.SIGKILL, told="its notice was over")
     await _until(fleet, lambda: not victim.alive, f"the end of {victim.name}")
     lines = [json.loads(line) for line in (home / "events.jsonl").read_text().splitlines()]

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import swarmnode
+from swarmnode.control import client
 from swarmnode.control.client import ControlClient
 from swarmnode.errors import EXIT_PREEMPTED, EXIT_PREEMPTED_INCOMPLETE, LocalFault, SwarmnodeError
 from swarmnode.local import leash, ready
 from swarmnode.local.ready import Ready
-from swarmnode.wire.control_pb2 import StatusReply
+from swarmnode.wire.control_pb2 import DrainReply, StatusReply
 from swarmnode.wire.record_pb2 import NODE_STATE_TRAINING
 
 STATUS_TIMEOUT_S = 2.0
@@ -152,6 +153,11 @@ class Child:
             await self._client.leave(reason, checkpoint, stopping=True, timeout_s=LEAVE_TIMEOUT_S)
         except SwarmnodeError:
             self.signal(signal.SIGTERM)
+
+    async def drain(self, notice_s: float, reason: str) -> DrainReply:
+        """Tell it that its machine will be taken away in `notice_s`; returns how it left. Raises Unavailable when it
+        has not by then."""
+        return await asyncio.to_thread(client.drain, self.plan.home, notice_s, reason)
 
     def signal(self, number: signal.Signals, told: str | None = None) -> None:
         """Send `number` to the process itself, if it still runs; `told` is then why it ended."""
