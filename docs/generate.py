@@ -6,6 +6,10 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from swarmnode import errors
+from swarmnode.cli import main as command_line
+from swarmnode.manifest.field import FIELDS, TABLES
+from swarmnode.manifest.spec import Manifest
 from swarmnode.metrics import name
 
 HERE = Path(__file__).parent
@@ -48,7 +52,69 @@ def metrics() -> str:
     return "\n".join(lines) + "\n"
 
 
-PAGES = {"metrics.md": metrics}
+def exit_codes() -> str:
+    """Every exit code, from the errors that have it."""
+    meanings: dict[int, list[str]] = {0: ["Done, or left cleanly."]}
+    for error in vars(errors).values():
+        ours = isinstance(error, type) and issubclass(error, errors.SwarmnodeError) and "exit_code" in vars(error)
+        if ours and error is not errors.SwarmnodeError:
+            meanings.setdefault(error.exit_code, []).append((error.__doc__ or "").splitlines()[0])
+    meanings |= {code: [meaning] for code, meaning in OTHER_CODES.items() if code not in meanings}
+    lines = [
+        MADE.format(source="swarmnode/errors.py"),
+        "# Exit codes\n",
+        "stdout is for data, stderr for words; an error is one line there that says what, where, and what to change.",
+        "`SWARMNODE_DEBUG=1` shows where it came from.\n",
+        *table(
+            ("code", "meaning", "again?"),
+            ((f"`{c}`", " ".join(meanings[c]), AGAIN.get(c, "")) for c in sorted(meanings)),
+        ),
+        "\nA service manager should start a node again after every code but those marked *no*, as `deploy/systemd` does.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+OTHER_CODES = {
+    30: "Preempted, and everything was brought home in time.",
+    31: "Preempted, and time was too short for something; the log says what.",
+    command_line.EXIT_INTERRUPTED: "Ended by Ctrl-C before there was anything to leave.",
+    143: "Ended at once by a second SIGTERM (a second Ctrl-C: 130).",
+}
+AGAIN = dict.fromkeys((2, 10, 20, 30, 31, 77, 78), "no") | dict.fromkeys((21, 69, 70, 75), "yes")
+
+
+def manifest() -> str:
+    """Every field of a manifest."""
+    lines = [
+        MADE.format(source="swarmnode/manifest/field.py"),
+        "# Manifest\n",
+        "One training job, in TOML. Every field is optional. `swarmnode init` writes one with all of this as comments;",
+        "once signed it is frozen, and its hash is the run's id. All mistakes in one are told at once.",
+    ]
+    defaults = Manifest()
+    for key in ("", *TABLES):
+        rows = [field for field in FIELDS if field.table == key]
+        if not rows:
+            continue
+        place = getattr(defaults, key) if key else defaults
+        lines += ["", f"## [{key}]\n\n{TABLES[key]}\n" if key else ""]
+        lines += table(
+            ("field", "default", "allowed", "meaning", "the default is"),
+            ((f"`{f.key}`", f"`{shown(getattr(place, f.key))}`", f.check.allowed, f.meaning, f.origin) for f in rows),
+        )
+    return "\n".join(lines) + "\n"
+
+
+def shown(value: object) -> str:
+    """`value` as TOML writes it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return f'"{value}"'
+    return str(list(value)) if isinstance(value, tuple) else str(value)
+
+
+PAGES = {"metrics.md": metrics, "exit-codes.md": exit_codes, "manifest.md": manifest}
 
 
 def main(folder: Path) -> None:

@@ -1,0 +1,133 @@
+"""What the pages say to type works: shell blocks behind `<!-- run -->` are run, at a small size, page by page.
+
+`<!-- run [background] [until=REGEX] [sed=EXPRESSION] -->`: `sed` makes a command small for the test; a background one
+is waited for until it says REGEX, ended by SIGTERM after the page, and must then leave cleanly.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+BOUND_S = 170.0
+BLOCK = re.compile(r"<!-- run(?P<options>[^\n]*?) -->\n```sh\n(?P<text>.*?)```", re.DOTALL)
+LINK = re.compile(r"\]\(([^)#\s]+)(?:#([^)]*))?\)")
+PAGES = sorted([*(ROOT / "docs").glob("*.md"), *(ROOT / "examples").rglob("*.md"), ROOT / "README.md"])
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One shell block as the test runs it."""
+
+    text: str
+    background: bool
+    until: str
+
+
+def blocks(page: Path) -> list[Block]:
+    found = []
+    for match in BLOCK.finditer(page.read_text()):
+        options, _, sed = match["options"].strip().partition("sed=")
+        text = match["text"]
+        if sed:
+            text = subprocess.run(["sed", sed], input=text, capture_output=True, text=True, check=True).stdout
+            assert text != match["text"], f"{page.name}: {sed} changes nothing"
+        words = dict(word.partition("=")[::2] for word in options.split())
+        assert words.keys() <= {"background", "until"}, f"{page.name}: {options}"
+        found.append(Block(text, "background" in words, words.get("until", "")))
+    return found
+
+
+def id_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+@pytest.mark.swarm
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=id_of)
+def test_what_a_page_says_to_type(page: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    cache = tmp_path_factory.getbasetemp() / "cache"  # tokens are made once for all pages
+    environ = os.environ | {"PATH": path, "HOME": str(tmp_path), "XDG_CACHE_HOME": str(cache)}
+    for example in page.parent.glob("*.*ml"):  # what a page's own folder holds is there
+        if page.parent != ROOT:
+            (tmp_path / example.name).write_text(example.read_text())
+    for table in page.parent.glob("*.csv"):
+        (tmp_path / table.name).write_text(table.read_text())
+    running: list[tuple[Block, subprocess.Popen[bytes], Path]] = []
+    try:
+        for number, block in enumerate(blocks(page)):
+            log = tmp_path / f"block-{number}.log"
+            command = ["bash", "-euo", "pipefail", "-c", ("exec " if block.background else "") + block.text]
+            with log.open("wb") as out:
+                process = subprocess.Popen(
+                    command, cwd=tmp_path, env=environ, stdin=subprocess.DEVNULL, stdout=out, stderr=out
+                )
+            if block.background:
+                running.append((block, process, log))
+                wait_for(block, process, log)
+            else:
+                running.append((block, process, log))
+                code = process.wait(BOUND_S)
+                running.pop()
+                assert code == 0, f"{block.text}\nended with {code}\n{log.read_text()[-3000:]}"
+        for block, process, log in reversed(running):
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(BOUND_S) == 0, f"{block.text}\n{log.read_text()[-3000:]}"
+    finally:
+        for _, process, _ in running:
+            process.kill()
+            process.wait()
+
+
+def wait_for(block: Block, process: subprocess.Popen[bytes], log: Path) -> None:
+    end = time.monotonic() + BOUND_S
+    while not re.search(block.until, log.read_text()):
+        assert process.poll() is None, f"{block.text}\nended with {process.returncode}\n{log.read_text()[-3000:]}"
+        assert time.monotonic() < end, f"{block.text}\ndid not say {block.until!r}\n{log.read_text()[-3000:]}"
+        time.sleep(0.1)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=id_of)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target, anchor in LINK.findall(page.read_text()):
+        if "://" in target:
+            continue
+        path = (page.parent / target).resolve()
+        assert path.exists(), f"{page.name} links to {target}"
+        if anchor and path.suffix == ".md":
+            heads = re.findall(r"^#+ (.*)$", path.read_text(), re.MULTILINE)
+            anchors = {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+            assert anchor in anchors, f"{page.name} links to {target}#{anchor}"
+
+
+def test_verbs_and_flags_in_pages_exist() -> None:
+    """Every `swarmnode VERB --flag` in a page, run by the tests or not."""
+    import importlib
+
+    from swarmnode.cli.main import VERBS
+
+    for page in PAGES:
+        for verb, rest in re.findall(r"\bswarmnode ([a-z-]+)((?: [^\n`|;>#]*)?)", page.read_text()):
+            if verb in VERBS:
+                command = importlib.import_module(f"swarmnode.cli.{verb.replace('-', '_')}").command
+                parameters = [
+                    *command.params,
+                    *(p for c in getattr(command, "commands", {}).values() for p in c.params),
+                ]
+                known = {word for p in parameters for word in (*p.opts, *p.secondary_opts)} | {"--help"}
+                used = set(re.findall(r"(?<!\S)(--[a-z][a-z-]*)", rest))
+                assert used <= known, f"{page.name}: swarmnode {verb} has no {sorted(used - known)}"
+
+
+def test_the_readme_stays_one_screen() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 110
