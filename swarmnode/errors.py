@@ -38,6 +38,12 @@ class ManifestError(SwarmnodeError):
     exit_code: ClassVar[int] = 78
 
 
+class ConfigError(SwarmnodeError):
+    """The config file is malformed, or sets what does not exist."""
+
+    exit_code: ClassVar[int] = 78
+
+
 class DataError(SwarmnodeError):
     """A data source, shard or tokenizer cannot be used."""
 
@@ -95,9 +101,14 @@ class Refused(RemoteFault):
 
 
 class Forbidden(Refused):
-    """A peer says that we may not take part in the run, or we say it of a peer."""
+    """A peer says that we may not take part in the run, or we say it of a peer. `evidence` is the owner's signed guest
+    list, serialised, when it is the list that says so."""
 
     exit_code: ClassVar[int] = 77
+
+    def __init__(self, message: str, evidence: bytes = b"") -> None:
+        super().__init__(message)
+        self.evidence = evidence
 
 
 class Unavailable(SwarmnodeError):

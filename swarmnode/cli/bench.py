@@ -108,6 +108,20 @@ def checkfree(preset: str, seeds: int | None, jobs: int, text: str | None, as_js
 
 @command.command()
 @JSON
+def knock(as_json: bool) -> None:
+    """What 10,000 connection attempts a minute by peers that may not take part cost a node in CPU and memory."""
+    _print(_run("knock"), as_json)
+
+
+@command.command()
+@JSON
+def limit(as_json: bool) -> None:
+    """How closely --max-up is kept: half a minute each at 5, 20 and 100 Mbit/s."""
+    _print(_run("limit"), as_json)
+
+
+@command.command()
+@JSON
 def codec(as_json: bool) -> None:
     """Encoding and decoding speed of every gossip codec on one core, against copying memory in the same run."""
     _print(_run("codec"), as_json)

@@ -18,8 +18,12 @@ import torch
 
 from swarmnode import __version__
 from swarmnode.cli.desk import Desk, Process
+from swarmnode.cli.entrance import make_door, pass_of_invite
 from swarmnode.cli.footing import CONTACTS_ASKED_MAX, CONTACTS_FILE, first_footing, keep_current, settle
 from swarmnode.cli.options import RUN_ID, NodeOptions
+from swarmnode.cli.permission import stay_permitted
+from swarmnode.cli.regulating import make_regulator, moved_nbytes
+from swarmnode.cli.thanking import thanking
 from swarmnode.cli.watched import acknowledge, watched
 from swarmnode.cli.watching import rejoin, remembered, tell_watchers, watch
 from swarmnode.control.service import ControlServer
@@ -27,8 +31,10 @@ from swarmnode.data.corpus import open_corpus
 from swarmnode.errors import (
     EXIT_PREEMPTED,
     EXIT_PREEMPTED_INCOMPLETE,
+    Forbidden,
     LocalFault,
     ManifestError,
+    NotPermitted,
     RemoteFault,
     SwarmnodeError,
     Unavailable,
@@ -38,12 +44,14 @@ from swarmnode.errors import (
 from swarmnode.gossip.compression import kernel
 from swarmnode.ids import PeerId, RunId
 from swarmnode.local import ready
+from swarmnode.local.sensors import Sensors, Usage
 from swarmnode.local.supervisor import Supervisor
 from swarmnode.manifest import Manifest, read_signed, verify
 from swarmnode.metrics.exporter import PrometheusTelemetry
 from swarmnode.metrics.recent import Recent
+from swarmnode.model.device import check_device
 from swarmnode.model.export import StageLabel, save_stage, stage_state_dict
-from swarmnode.node import probe
+from swarmnode.node import guests, probe
 from swarmnode.node.bucket import is_url, open_store
 from swarmnode.node.compute import ThreadCompute
 from swarmnode.node.drain import Farewell
@@ -98,6 +106,7 @@ async def run_node(options: NodeOptions) -> int:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
         loop.add_signal_handler(number, signalled, number)
+    check_device(options.device)
     torch.set_num_threads(1)  # more than one a node process runs slower (measured, test-lab section 7)
     desk = Desk(options, notices)
     control = ControlServer(options.home, desk)
@@ -151,6 +160,8 @@ async def _start(options: NodeOptions, stack: contextlib.AsyncExitStack) -> Proc
     stack.push_async_callback(transport.close)
     contacts = Contacts.load(options.home / CONTACTS_FILE, time.time())
     known = [*bootstraps, *((peer, list(one.addresses)) for peer, one in contacts.latest(CONTACTS_ASKED_MAX))]
+    if options.invite is not None:
+        transport.own_pass = pass_of_invite(options.invite, identity.peer_id)
     if signed is None:
         signed = await fetch_manifest(transport, known, run_id)
     manifest, _ = verify(signed, run_id)
@@ -161,7 +172,19 @@ async def _start(options: NodeOptions, stack: contextlib.AsyncExitStack) -> Proc
         await asyncio.to_thread(kernel.build)  # a second, once a machine; without a compiler torch does it, slower
     if options.stage is not None and options.stage >= manifest.pipeline.stages:
         raise UsageError(f"--stage {options.stage}: this run has stages 0 to {manifest.pipeline.stages - 1}")
-    Greeting(signed).serve(transport)
+    door = make_door(manifest, run_id, signed.owner, options, identity, SystemClock())
+    transport.let_in(door)
+    for peer, addresses in bootstraps if not door.rules.is_open else ():
+        with contextlib.suppress(RemoteFault, Unavailable):  # who is not there yet is asked again later
+            await transport.connect(peer, addresses)
+            try:
+                await guests.ask(door, transport, peer)
+            except Forbidden as refusal:
+                guests.take_evidence(door, refusal)
+    permit, reason = door.judge(identity.peer_id, door.mine)
+    if not permit:
+        raise NotPermitted(f"run {run_id[:16]}: {reason}")
+    Greeting(signed, door).serve(transport)
     Helper(transport.observed).serve(transport)
     await settle(transport, known, footing, reachability, telemetry)
     join = partial(
@@ -172,11 +195,12 @@ async def _start(options: NodeOptions, stack: contextlib.AsyncExitStack) -> Proc
         ttl_max_s=manifest.limits.record_ttl_s,
         telemetry=telemetry,
         contacts=contacts,
+        door=door,
     )
     former = remembered(options, run_id) if options.dashboard is not None else ()
     directory = await (rejoin(join, former) if former else join(bootstraps))
     stack.push_async_callback(directory.close)
-    return Process(options, run_id, manifest, transport, directory, telemetry, metrics_address, recent, signed)
+    return Process(options, run_id, manifest, transport, directory, telemetry, metrics_address, recent, signed, door)
 
 
 async def _live(
@@ -187,6 +211,10 @@ async def _live(
     node = None if options.bootstrap_only else _node(process, await _saving(process), stack)
     if node is None:
         telemetry.readiness = lambda: (True, "bootstrap")
+    usage = Usage(options.home, lambda: moved_nbytes(process.transport))
+    if node is not None:
+        desk.regulator = make_regulator(process, node, Sensors(usage, SystemClock()))
+        stack.callback(usage.save)
     desk.open(process, node)
 
     def give(notice: Notice) -> None:
@@ -209,26 +237,33 @@ async def _live(
     stack.callback(ready.clear, options.home)
     telemetry.event("node.started", addresses=addresses, version=__version__, pid=os.getpid(), name=options.name)
     async with asyncio.TaskGroup() as tasks:
-        failing = tasks.create_task(process.transport.wait_failed())
         moved: Callable[[list[str]], None] = (lambda now: None) if node is None else node.presence.moved
-        keeping = tasks.create_task(
-            keep_current(process.transport, process.directory.contacts, options.home, moved),
-        )
-        attending = tasks.create_task(Supervisor().attend(lambda: telemetry.readiness()[1]))
         watcher = await watched(options.notice, options.notice_url, SystemClock(), telemetry, stack)
-        watching = tasks.create_task(watcher.run(give)) if watcher is not None else None
+        watching = [tasks.create_task(watcher.run(give))] if watcher is not None else []
+        others = [
+            tasks.create_task(process.transport.wait_failed()),
+            tasks.create_task(Supervisor().attend(lambda: telemetry.readiness()[1])),
+            tasks.create_task(keep_current(process.transport, process.directory.contacts, options.home, moved)),
+            tasks.create_task(stay_permitted(process, node, notices)),
+            tasks.create_task(desk.finished()),
+            *([tasks.create_task(desk.regulator.run())] if desk.regulator is not None else []),
+            *([tasks.create_task(thanking(process, node, SystemClock()))] if node is not None else []),
+        ]
         farewell = None
         if node is None:
             await notices.wait()
         else:
             farewell = await node.run(notices, options.stage)
         desk.left.set_result(farewell)
-        if watching is not None and watcher is not None:
-            watching.cancel()
+        for task in watching:
+            task.cancel()
+        if watcher is not None:
             assert notices.told is not None
             await acknowledge(watcher, notices.told, telemetry)
-        for task in (failing, keeping, attending):
+        for task in others:
             task.cancel()
+    if process.forbidden:
+        raise NotPermitted(f"run {process.run_id[:16]}: {process.forbidden[0]}")
     return farewell
 
 
@@ -263,11 +298,12 @@ def _node(process: Process, saving: Saving, stack: contextlib.AsyncExitStack) ->
         clock=SystemClock(),
         telemetry=telemetry,
         identity=key_file.load(options.home / KEY_FILE),
-        replica=partial(TorchReplica, manifest, sender=process.transport.peer_id),
+        replica=partial(TorchReplica, manifest, device=options.device, sender=process.transport.peer_id),
         samples=lambda: CorpusSamples(open_corpus(manifest, _data_folder(options), options.cache), manifest),
         probe=probe.forward,
         save=partial(_save, options.home, process.run_id, process.transport.peer_id),
         saving=saving,
+        door=process.door,
     )
     return Node(manifest, process.run_id, world)
 
@@ -310,6 +346,8 @@ async def fetch_manifest(
                             timeout_s=MANIFEST_TIMEOUT_S,
                             reply_bytes_max=0,
                         )
+                    except Forbidden as error:
+                        raise NotPermitted(f"run {run_id[:16]}: {error}") from None
                     except (RemoteFault, Unavailable) as error:
                         reason = str(error)
                         continue

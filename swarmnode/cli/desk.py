@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from swarmnode.cli.describe import describe
+from swarmnode.cli.examining import examine
 from swarmnode.cli.options import NodeOptions
-from swarmnode.errors import Unavailable
+from swarmnode.errors import Unavailable, UsageError
 from swarmnode.ids import RunId
 from swarmnode.manifest import Manifest
+from swarmnode.manifest.field import FIELDS
+from swarmnode.manifest.text import value_of
+from swarmnode.membership.door import Door
 from swarmnode.metrics.exporter import PrometheusTelemetry
 from swarmnode.metrics.recent import Recent
 from swarmnode.node.drain import Farewell
+from swarmnode.node.limits import show
 from swarmnode.node.node import Node
 from swarmnode.node.notice import Kind, Notice, Notices
+from swarmnode.node.regulator import Regulator
+from swarmnode.transport.address import parse_bootstraps
 from swarmnode.transport.directory import DhtDirectory
 from swarmnode.transport.libp2p import Libp2pTransport
 from swarmnode.wire import control_pb2, record_pb2
@@ -33,6 +41,8 @@ class Process:
     metrics_address: str
     recent: Recent
     signed: record_pb2.SignedManifest
+    door: Door
+    forbidden: list[str] = field(default_factory=list)  # why we may take part no longer, at most one
 
 
 class Desk:
@@ -45,6 +55,8 @@ class Desk:
         self._node: Node | None = None
         self.left: asyncio.Future[Farewell | None] = asyncio.get_running_loop().create_future()
         self._started_s = asyncio.get_running_loop().time()
+        self.regulator: Regulator | None = None
+        self.finishing = asyncio.Event()
 
     def open(self, process: Process, node: Node | None) -> None:
         """Answer from now on; `node` None is a bootstrap."""
@@ -68,6 +80,8 @@ class Desk:
             self._started_s,
         )
         reply.home = str(self._options.home)
+        if self.regulator is not None:
+            reply.limits.CopyFrom(self.limits())
         return reply
 
     def leave(self, reason: str, checkpoint: str, stopping: bool) -> None:
@@ -94,3 +108,70 @@ class Desk:
             cut=farewell.cut,
             seconds=farewell.seconds,
         )
+
+    def _regulated(self) -> Regulator:
+        if self.regulator is None:
+            raise UsageError("a bootstrap has no limits: it neither trains nor moves tensors")
+        return self.regulator
+
+    def pause(self, for_s: float, reason: str) -> control_pb2.LimitsReply:
+        """Stand aside, for a time or until told."""
+        self._regulated().pause(for_s, reason)
+        return self.limits()
+
+    def resume(self) -> control_pb2.LimitsReply:
+        """Take a pause back."""
+        self._regulated().resume()
+        return self.limits()
+
+    def change(self, changed: Mapping[str, str]) -> control_pb2.LimitsReply:
+        """Change limits. Raises UsageError."""
+        try:
+            if changed:
+                self._regulated().change(changed)
+        except ValueError as error:
+            raise UsageError(str(error)) from None
+        return self.limits()
+
+    def limits(self) -> control_pb2.LimitsReply:
+        """The limits and what they come to now."""
+        regulator = self._regulated()
+        verdict, reading = regulator.verdict, regulator.reading
+        reply = control_pb2.LimitsReply(limits=show(regulator.limits), running=verdict.running, reason=verdict.reason)
+        if reading is not None:
+            reply.quota_used_nbytes = reading.used_nbytes
+            reply.temperature_c = reading.temperature_c or 0.0
+            if verdict.until_unix_s is not None:
+                reply.until_s = max(0.0, verdict.until_unix_s - reading.unix_s)
+        return reply
+
+    def finish(self, reason: str) -> None:
+        """Begin to finish all that is held, then leave."""
+        self.process.telemetry.event("control.leave", reason=reason)
+        self.finishing.set()
+
+    async def finished(self) -> None:
+        """Returns when `finish` was asked for and all that was held is done."""
+        await self.finishing.wait()
+        if self._node is not None:
+            if self.regulator is not None:
+                self.regulator.stand_back()
+            await self._node.pausing.finish("told to finish")
+        self._notices.leave("told to finish")
+
+    def config(self) -> control_pb2.ConfigReply:
+        """What this daemon was started with, and the run's manifest."""
+        process = self.process
+        settings = [control_pb2.Setting(name=n, value=v, origin=o) for n, v, o in self._options.settings]
+        settings += [
+            control_pb2.Setting(name=field.name, value=str(value_of(process.manifest, field.name)), origin="manifest")
+            for field in FIELDS
+        ]
+        return control_pb2.ConfigReply(settings=settings)
+
+    async def examine(self, peers_max: int) -> control_pb2.ExamineReply:
+        """Ask peers how they are reached and whether they reach us."""
+        members = [] if self._node is None else list(self._node.presence.book.swarm().members())
+        known = [(member.peer, member.stage) for member in members if member.peer != self.process.transport.peer_id]
+        known += [(peer, 0) for peer, _ in parse_bootstraps(self._options.bootstrap)]
+        return await examine(self.process.transport, list(dict(known).items())[:peers_max])

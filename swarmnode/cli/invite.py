@@ -2,49 +2,117 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from swarmnode.cli.options import BOOTSTRAP, FOLDER, OWN_RUN
-from swarmnode.errors import UsageError
+from swarmnode.cli.duration import Duration
+from swarmnode.cli.options import BOOTSTRAP, FOLDER, check_own_run, check_peer
+from swarmnode.errors import NotPermitted, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from swarmnode.ids import RunId
+    from swarmnode.membership.invite import Invite
 
 _LOCAL = re.compile(r"/(ip4/127\.|ip6/::1/|ip4/0\.)")
+EXPIRES_S = 30 * 86_400.0  # guess
 
 
 @click.command(short_help="one line that lets others join a run")
-@click.argument("run", metavar="RUN", type=OWN_RUN)
+@click.argument("run", metavar="RUN | INVITE | -")
 @click.option("--bootstrap", "bootstraps", type=BOOTSTRAP, multiple=True, help="Where joiners begin; may be repeated.")
 @click.option("--home", type=FOLDER, help="Home of the run's bootstrap on this machine, asked for its addresses.")
-def command(run: str, bootstraps: tuple[str, ...], home: Path | None) -> None:
+@click.option(
+    "--expires", "expires_s", type=Duration(), default=EXPIRES_S, show_default="30d", help="How long it lets in."
+)
+@click.option("--machines", type=click.IntRange(0, 1_000_000), default=0, help="How many it lets in.  [default: any]")
+@click.option("--machine", metavar="PEER_ID", help="Only for this machine (`swarmnode identity` there prints its id).")
+def command(
+    run: str, bootstraps: tuple[str, ...], home: Path | None, expires_s: float, machines: int, machine: str | None
+) -> None:
     """Print an invite to RUN, a folder of `swarmnode init` or a signed manifest: all that `swarmnode join` needs.
 
-    Without --bootstrap the addresses of the bootstrap that runs on this machine are taken.
+    Without --bootstrap the addresses of the bootstrap that runs on this machine are taken. An invite to a run that is
+    not open (access.mode in the manifest) holds a secret and ends after --expires; `swarmnode guests` takes it back.
+    With an INVITE of that kind ("-" reads it from stdin) and --machine, who holds it makes one that is of use on one
+    machine only, so that the secret need not go there.
     """
+    from swarmnode.membership.invite import decode, encode, looks_like_invite
+
+    peer = None if machine is None else check_peer(machine)
+    if run == "-" or looks_like_invite(run):
+        invite = decode(sys.stdin.read() if run == "-" else run)
+        if peer is None or invite.grant is None:
+            raise click.UsageError("an invite with a secret, and --machine, make an invite for one machine")
+    else:
+        invite = _of_run(Path(_own_run(run)), bootstraps, home, expires_s, machines)
+    if peer is not None and invite.grant is not None:
+        invite = _for_machine(invite, peer)
+    if all(_LOCAL.match(address) for address in invite.bootstraps):
+        _say("every address in it is of this machine alone: others cannot use it; give --bootstrap")
+    click.echo(encode(invite))
+    _explain(invite)
+
+
+def _own_run(text: str) -> str:
+    try:
+        found = check_own_run(text)
+    except ValueError as error:
+        raise click.UsageError(f"{text[:100]!r}: {error}") from None
+    if not Path(found).exists():
+        raise click.UsageError(f"{text[:100]!r}: an invite is made from the run's folder or its signed manifest")
+    return found
+
+
+def _of_run(run: Path, bootstraps: tuple[str, ...], home: Path | None, expires_s: float, machines: int) -> Invite:
+    """An invite to `run`; with a fresh secret when it is not open. Raises NotPermitted without its owner's key."""
+    from swarmnode import owner
+    from swarmnode.identity import Identity
     from swarmnode.local.place import default_home
     from swarmnode.manifest import read_signed, verify
     from swarmnode.manifest.folder import signed_of
-    from swarmnode.membership.invite import Invite, encode
+    from swarmnode.membership.access import sign_grant
+    from swarmnode.membership.invite import Invite
 
-    signed, _ = read_signed(signed_of(Path(run)))
+    path = signed_of(run)
+    signed, manifest = read_signed(path)
     _, run_id = verify(signed, None)
     addresses = bootstraps or _running(home or default_home("bootstrap"), run_id)
-    if all(_LOCAL.match(address) for address in addresses):
-        _say("every address in it is of this machine alone: others cannot use it; give --bootstrap")
-    click.echo(encode(Invite(run_id, signed.owner, tuple(addresses))))
-    _say("whoever has this line can join: swarmnode join INVITE")
+    invite = Invite(run_id, signed.owner, tuple(addresses))
+    if manifest.access.mode == "open":
+        return invite
+    key_path = path.parent / owner.FILE_NAME
+    if not key_path.exists():
+        raise NotPermitted(f"{run} is by invitation, and only its owner invites: {key_path} is not here")
+    key = owner.load_owner(key_path)
+    if owner.public_bytes(key) != signed.owner:
+        raise NotPermitted(f"{key_path} is not the key that {path} is signed with")
+    delegate = Identity.generate()
+    grant = sign_grant(key, run_id, delegate, int(time.time() + expires_s), machines)
+    return dataclasses.replace(invite, grant=grant, secret=delegate.seed)
+
+
+def _for_machine(invite: Invite, peer: str) -> Invite:
+    """`invite` with a pass for `peer` in place of its secret."""
+    from swarmnode.identity import Identity
+    from swarmnode.ids import PeerId
+    from swarmnode.membership.access import sign_pass
+
+    assert invite.grant is not None
+    machine, delegate = PeerId(peer), Identity.of_seed(invite.secret)
+    machine_pass = sign_pass(delegate, invite.run_id, invite.grant, machine, invite.grant.expires_unix_s)
+    return dataclasses.replace(invite, grant=None, secret=b"", machine_pass=machine_pass, machine=machine)
 
 
 def _running(home: Path, run_id: RunId) -> Sequence[str]:
-    """Addresses of the bootstrap in `home`, those that only this machine can reach last and left out if possible."""
+    """Addresses of the bootstrap in `home`; those that only this machine can reach are left out if others are there."""
     from swarmnode.local import ready
 
     found = ready.read(home)
@@ -59,6 +127,19 @@ def _running(home: Path, run_id: RunId) -> Sequence[str]:
     return far or found.addresses
 
 
+def _explain(invite: Invite) -> None:
+    from swarmnode.membership.access import grant_name
+
+    shown = invite.grant or (invite.machine_pass.grant if invite.machine_pass is not None else None)
+    if shown is None:
+        _say("whoever has this line can join: swarmnode join INVITE")
+        return
+    until = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(shown.expires_unix_s))
+    who = (
+        f"machine {invite.machine}" if invite.machine is not None else "whoever has this line: keep it like a password"
+    )
+    _say(f"lets in {who}, until {until}; take it back with: swarmnode guests RUN --revoke {grant_name(shown).hex()}")
+
+
 def _say(text: str) -> None:
     click.echo(text, err=True)
-    sys.stderr.flush()

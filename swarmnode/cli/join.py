@@ -8,7 +8,9 @@ from pathlib import Path
 import click
 
 from swarmnode.cli.duration import Duration
+from swarmnode.cli.limiting import given_limits, limit_options
 from swarmnode.cli.options import BOOTSTRAP, FOLDER, HOST, LISTEN, PORT, RUN, STAGE, URL, NodeOptions
+from swarmnode.cli.origin import origins
 from swarmnode.local.place import default_cache, default_home
 from swarmnode.node.notice import GRACE_S
 
@@ -56,6 +58,8 @@ from swarmnode.node.notice import GRACE_S
     envvar="SWARMNODE_GRACE",
     help="Time between SIGTERM and SIGKILL on this machine.",
 )
+@click.option("--device", default="cpu", show_default=True, metavar="cpu|cuda|cuda:1|mps", help="Where it works.")
+@limit_options
 def command(
     words: tuple[str, ...],
     run: str | None,
@@ -74,6 +78,8 @@ def command(
     notice: str,
     notice_url: str | None,
     grace: float,
+    device: str,
+    **limits: str | None,
 ) -> int:
     """Join the run that INVITE (a line of `swarmnode invite`) is for, train until told to leave.
 
@@ -125,6 +131,9 @@ def command(
         notice_url=notice_url,
         grace_s=grace,
         reachability=reachability,
+        device=device,
+        limits=given_limits(limits),
+        settings=origins(click.get_current_context()),
     )
     return launch(options, tell)
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 import click
 
 from swarmnode import __version__
+from swarmnode.cli.origin import bind, defaults_for
 from swarmnode.errors import SwarmnodeError
 
 EXIT_INTERRUPTED = 130
@@ -21,9 +22,23 @@ VERBS: Mapping[str, str] = {
     "bootstrap": "be a run's first meeting point",
     "coordinator": "show a run on one page, and be its meeting point",
     "invite": "one line that lets others join a run",
+    "guests": "whom the run's owner lets in, and whom no more",
+    "identity": "this machine's peer id",
+    "doctor": "can this machine take part, and as what",
     "status": "what the node on this machine does",
     "drain": "tell the node on this machine that the machine will be taken away",
     "fake-metadata": "play a cloud that takes machines away, to rehearse with",
+    "top": "the same, live",
+    "pause": "let the node stand aside until it is told to resume",
+    "resume": "take a pause back",
+    "snooze": "let the node stand aside for a time",
+    "finish": "finish all that is held, then leave",
+    "leave": "leave cleanly, within seconds",
+    "limit": "show or change the limits of the running node",
+    "logs": "what the node says",
+    "receipts": "what this node did for others, signed by them",
+    "config": "settings, and where each comes from",
+    "completion": "make the shell complete verbs and options",
     "export": "make a Hugging Face model of what is kept of a run",
     "eval": "held-out loss of the merged model and of each replica",
     "generate": "text from an exported model, or from a checkpoint",
@@ -46,6 +61,8 @@ class Verbs(click.Group):
             return None
         found = importlib.import_module(f"swarmnode.cli.{cmd_name.replace('-', '_')}").command
         assert isinstance(found, click.Command)
+        bind(found)
+        ctx.default_map = {**(ctx.default_map or {}), cmd_name: defaults_for(cmd_name, found)}
         return found
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

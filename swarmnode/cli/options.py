@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from swarmnode.errors import RemoteFault
 from swarmnode.node.notice import GRACE_S
 
 if TYPE_CHECKING:
@@ -47,6 +49,9 @@ class NodeOptions:
     metrics_host: str = "127.0.0.1"
     reachability: str = "auto"
     invite: Invite | None = None
+    device: str = "cpu"
+    limits: Mapping[str, str] = field(default_factory=dict)
+    settings: tuple[tuple[str, str, str], ...] = ()  # name, value, origin
     dashboard: str | None = None  # HOST:PORT of the page a coordinator serves
     public: bool = False  # the page answers other machines, too
     checkpoints: str = ""
@@ -104,6 +109,20 @@ def check_ip(text: str) -> str:
         return str(ipaddress.ip_address(text))
     except ValueError:
         raise ValueError("not an IP address; 127.0.0.1 is this machine alone, 0.0.0.0 everybody") from None
+
+
+def check_peer(text: str) -> str:
+    """`text`, a peer id. Raises click.UsageError."""
+    from swarmnode.identity import public_key_of
+    from swarmnode.ids import PeerId
+
+    try:
+        public_key_of(PeerId(text))
+    except RemoteFault:
+        raise click.UsageError(
+            f"{text[:60]!r} is not a peer id (12D3KooW..., as `swarmnode identity` prints it)"
+        ) from None
+    return text
 
 
 def check_own_run(text: str) -> str:

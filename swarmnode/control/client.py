@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import grpc
 import grpc.aio
+from google.protobuf.message import Message
 
 from swarmnode.control import address
-from swarmnode.errors import LocalFault, SwarmnodeError, Unavailable
+from swarmnode.errors import LocalFault, SwarmnodeError, Unavailable, UsageError
 from swarmnode.wire import control_pb2, control_pb2_grpc
 
 TIMEOUT_S = 5.0
@@ -57,6 +59,20 @@ def drain(home: Path, notice_s: float, reason: str) -> control_pb2.DrainReply:
     return reply
 
 
+def ask(home: Path, method: str, request: Message, *, timeout_s: float = TIMEOUT_S) -> Any:
+    """The daemon of `home`'s reply to `method` of the Control service.
+
+    Raises as `status` does, UsageError for a request the daemon does not accept, Unavailable for one it cannot serve
+    now.
+    """
+    with grpc.insecure_channel(f"unix:{address.find(home)}", options=OPTIONS) as channel:
+        stub = control_pb2_grpc.ControlStub(channel)
+        try:
+            return getattr(stub, method)(request, timeout=timeout_s)
+        except grpc.RpcError as error:
+            raise _explain(error, home, timeout_s) from None
+
+
 class ControlClient:
     """The same two calls from an event loop, over one connection that is kept until `close`."""
 
@@ -95,6 +111,10 @@ def _explain(error: grpc.RpcError, home: Path, timeout_s: float) -> SwarmnodeErr
             return address.no_daemon(home)
         case grpc.StatusCode.DEADLINE_EXCEEDED:
             return Unavailable(f"the daemon at {home} did not answer within {timeout_s:g} s: frozen, or too busy")
+        case grpc.StatusCode.INVALID_ARGUMENT:
+            return UsageError(error.details() or "the daemon does not accept that")
+        case grpc.StatusCode.FAILED_PRECONDITION:
+            return Unavailable(error.details() or "not now")
         case grpc.StatusCode.UNIMPLEMENTED:
             return LocalFault(f"the daemon at {home} is another version: restart it")
         case _:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import fcntl
+import math
 import os
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import grpc
 import grpc.aio
 
 from swarmnode.control import address
-from swarmnode.errors import LocalFault, UsageError
+from swarmnode.errors import LocalFault, Unavailable, UsageError
 from swarmnode.wire import control_pb2, control_pb2_grpc
 
 REQUEST_BYTES_MAX = 64 << 10
@@ -22,8 +24,18 @@ STOP_GRACE_S = 0.5
 """What a call in flight (the one that asked us to leave, often) has to finish. Guess."""
 
 REASON_CHARACTERS_MAX = 200
+PAUSE_MAX_S = 366 * 86400.0
+EXAMINED_MAX = 16  # peers asked in one examination; guess: a few seconds
 
 LOCK_NAME = "control.lock"
+
+T = TypeVar("T")
+
+
+class Context(Protocol):
+    """Of grpc.aio, as far as it is used here."""
+
+    async def abort(self, code: grpc.StatusCode, details: str) -> None: ...
 
 
 class Api(Protocol):
@@ -36,6 +48,18 @@ class Api(Protocol):
     async def drain(self, notice_s: float, reason: str) -> control_pb2.DrainReply:
         """The one question that waits: until this node has left."""
         ...
+
+    def pause(self, for_s: float, reason: str) -> control_pb2.LimitsReply: ...
+
+    def resume(self) -> control_pb2.LimitsReply: ...
+
+    def finish(self, reason: str) -> None: ...
+
+    def change(self, changed: Mapping[str, str]) -> control_pb2.LimitsReply: ...
+
+    def config(self) -> control_pb2.ConfigReply: ...
+
+    async def examine(self, peers_max: int) -> control_pb2.ExamineReply: ...
 
 
 class ControlServer:
@@ -115,6 +139,39 @@ class _Servicer(control_pb2_grpc.ControlServicer):
 
     async def Drain(self, request: control_pb2.DrainRequest, context: object) -> control_pb2.DrainReply:
         return await self._api.drain(max(0.0, request.notice_s), request.reason[:REASON_CHARACTERS_MAX])
+
+    async def Pause(self, request: control_pb2.PauseRequest, context: Context) -> control_pb2.LimitsReply:
+        if not (math.isfinite(request.for_s) and 0 <= request.for_s <= PAUSE_MAX_S):
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a pause is at most a year long; 0: until resume")
+        reason = request.reason[:REASON_CHARACTERS_MAX]
+        return await _told(lambda: self._api.pause(request.for_s, reason), context)
+
+    async def Resume(self, request: control_pb2.ResumeRequest, context: Context) -> control_pb2.LimitsReply:
+        return await _told(self._api.resume, context)
+
+    async def Finish(self, request: control_pb2.FinishRequest, context: Context) -> control_pb2.LeaveReply:
+        await _told(lambda: self._api.finish(request.reason[:REASON_CHARACTERS_MAX]), context)
+        return control_pb2.LeaveReply()
+
+    async def Limit(self, request: control_pb2.LimitRequest, context: Context) -> control_pb2.LimitsReply:
+        return await _told(lambda: self._api.change(dict(request.changed)), context)
+
+    async def Config(self, request: control_pb2.ConfigRequest, context: Context) -> control_pb2.ConfigReply:
+        return await _told(self._api.config, context)
+
+    async def Examine(self, request: control_pb2.ExamineRequest, context: Context) -> control_pb2.ExamineReply:
+        return await self._api.examine(min(request.peers_max or EXAMINED_MAX, EXAMINED_MAX))
+
+
+async def _told(answer: Callable[[], T], context: Context) -> T:
+    """`answer`'s value; an error of ours becomes the status that the client makes the same error of."""
+    try:
+        return answer()
+    except UsageError as error:
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+    except Unavailable as error:
+        await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+    raise AssertionError("abort raises")
 
 
 def _take(home: Path) -> int:

@@ -85,6 +85,7 @@ class Gossip:
         self._samples_before = 0
         self._wake = asyncio.Event()
         self._meeting: Meeting | None = None
+        self.held = False  # while this node is paused: no rounds
         self._met = asyncio.Condition()
         self.finished = asyncio.Event()  # set after each round; whoever waits clears it
         self.bequests = Bequests(manifest, stage, lambda: self.next_round, telemetry)
@@ -140,7 +141,7 @@ class Gossip:
     async def _run(self) -> None:
         while not self._resting:
             due, _ = self._rounds.due(self._samples_total(), self.done, self.stride)
-            if due is not None:
+            if due is not None and not self.held:
                 self._idle.clear()
                 try:
                     await self._round(due)

@@ -177,6 +177,13 @@ def nbytes_text(nbytes: float) -> str:
     return f"{nbytes:.1f} TB"
 
 
+def limits_text(status: StatusReply) -> str:
+    """The limits that are set, and why it is paused if it is."""
+    limits = ", ".join(f"{name} {text}" for name, text in sorted(status.limits.limits.items())) or "none"
+    paused = status.limits.reason if status.limits.reason and not status.limits.running else ""
+    return f"paused: {paused}\n{limits}" if paused else limits
+
+
 def status_tables(status: StatusReply) -> list[Table]:
     """What one node says of itself, its counters that are not zero, and the peers it knows."""
     facts = Table(title=f"{status.run_name} {status.run_id[:16]}", title_justify="left", show_header=False)
@@ -211,6 +218,7 @@ def _status_rows(status: StatusReply) -> list[tuple[str, str]]:
         ("loss, train", loss_text(status.loss_train or None)),
         ("loss, validation", loss_text(status.loss_validation or None)),
         ("memory", nbytes_text(status.resident_nbytes)),
+        ("limits", limits_text(status)),
         ("metrics", f"http://{status.metrics_address}/metrics"),
         ("addresses", "\n".join(status.addresses)),
     ]

@@ -14,6 +14,7 @@ from swarmnode.manifest.folder import (
 from swarmnode.manifest.preset import PRESETS
 from swarmnode.manifest.signed import canonical, parse_signed, read_signed, run_id_of, sign, verify
 from swarmnode.manifest.spec import (
+    AccessSpec,
     CheckpointSpec,
     DataSpec,
     GossipSpec,
@@ -32,6 +33,7 @@ __all__ = [
     "PRESETS",
     "SIGNED_FILE",
     "CheckpointSpec",
+    "AccessSpec",
     "DataSpec",
     "GossipSpec",
     "InnerSpec",

@@ -40,6 +40,7 @@ TABLES = {
     "checkpoint": "Where and how often the whole run is saved, so that it can be stopped and go on.",
     "limits": "Bounds that every node keeps.",
     "recovery": "How a stage comes back when all its replicas died.",
+    "access": "Who may take part (docs/security.md).",
 }
 
 _LLAMA = "LLaMA, arXiv 2302.13971, section 2"
@@ -238,6 +239,14 @@ FIELDS: tuple[Field, ...] = (
         one_of("wait", "skip"),
         "What microbatches do while a stage is lost; skip: leave it out (never the first or last, at most a third).",
         "guess",
+    ),
+    Field(
+        "access",
+        "mode",
+        one_of("open", "invited"),
+        "open: whoever has an invite or an address; invited: only machines with an invite the owner signed, or named in"
+        " the owner's guest list.",
+        "the least trouble among friends",
     ),
 )
 BY_NAME = {field.name: field for field in FIELDS}

@@ -66,10 +66,15 @@ def signed_of(run: pathlib.Path) -> pathlib.Path:
 
 def write_signed(path: pathlib.Path, signed: record_pb2.SignedManifest) -> None:
     """`signed` as a file, replaced whole. Raises NotPermitted when it cannot be written."""
+    write_whole(path, signed.SerializeToString(deterministic=True))
+
+
+def write_whole(path: pathlib.Path, raw: bytes) -> None:
+    """`raw` as a file, whole or not at all. Raises NotPermitted when it cannot be written."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with partial.open("wb") as file:
-            file.write(signed.SerializeToString(deterministic=True))
+            file.write(raw)
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)

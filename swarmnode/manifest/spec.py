@@ -117,6 +117,13 @@ class LimitsSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class AccessSpec:
+    """Who may take part."""
+
+    mode: str = "open"
+
+
+@dataclass(frozen=True, slots=True)
 class Manifest:
     """One training job. `Manifest()` is the demo."""
 
@@ -130,3 +137,4 @@ class Manifest:
     checkpoint: CheckpointSpec = field(default_factory=CheckpointSpec)
     limits: LimitsSpec = field(default_factory=LimitsSpec)
     recovery: RecoverySpec = field(default_factory=RecoverySpec)
+    access: AccessSpec = field(default_factory=AccessSpec)

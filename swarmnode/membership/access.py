@@ -22,7 +22,7 @@ from swarmnode.ids import PeerId, RunId, digest
 from swarmnode.wire import access_pb2 as wire
 
 PASS_BYTES_MAX = 512
-GUEST_LIST_BYTES_MAX = 1 << 20  # guess: 15,000 peer ids
+GUEST_LIST_BYTES_MAX = 256 << 10  # guess: 4,000 peer ids; for more there are invites
 GUESTS_MAX = 10_000
 GRANT_NAME_BYTES = 8
 SKEW_S = 300  # guess: clocks of volunteers, for things that live for days

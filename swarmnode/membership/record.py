@@ -10,9 +10,10 @@ from google.protobuf.message import DecodeError
 from swarmnode.errors import RemoteFault
 from swarmnode.identity import SIGNATURE_BYTES, Identity, verify
 from swarmnode.ids import PeerId, RunId
+from swarmnode.wire import access_pb2 as access
 from swarmnode.wire import record_pb2 as wire
 
-SIGNED_BYTES_MAX = 1024  # hivemind.md: DHT values of at most 1 KiB keep a dictionary of 500 quick
+SIGNED_BYTES_MAX = 1280  # hivemind.md: DHT values of about 1 KiB keep a dictionary of 500 quick; a pass adds 190 bytes
 ADDRESSES_MAX = 8  # record.proto
 ADDRESS_CHARACTERS_MAX = 256  # guess: /dns4/<a long name>/tcp/<port>
 CLOCK_SKEW_MAX_S = 3.0  # hivemind lets clocks differ by as much when a node joins
@@ -74,6 +75,11 @@ def _check(raw: bytes, signature: bytes, run_id: RunId) -> wire.Record:
     if not verify(PeerId(record.peer_id), _DOMAIN + raw, signature):
         raise RemoteFault(f"record of {record.peer_id[:64]!r} is forged: its signature does not verify")
     return record
+
+
+def pass_of(record: wire.Record) -> access.Pass | None:
+    """The pass `record` carries, not verified; None when it carries none."""
+    return getattr(record, "pass") if record.HasField("pass") else None
 
 
 def _fault(record: wire.Record) -> str | None:

@@ -145,6 +145,12 @@ class Book:
         if known is not None:
             self._remove(known)
 
+    def forget(self, peer: PeerId) -> None:
+        """Drop what is known of `peer`, until its next record."""
+        member = self._members.pop(peer, None)
+        if member is not None:
+            self._remove(member)
+
     def changed(self) -> list[int]:
         """Stages where anything changed since this was last asked, in order."""
         changed = sorted(self._changed)

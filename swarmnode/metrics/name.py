@@ -148,8 +148,8 @@ EXCHANGE_SECONDS = _histogram(
 # The node.
 INFO = _gauge("swarmnode_info", "", "Always 1; says which run and version.", run=FREE, version=FREE)
 STAGE = _gauge("swarmnode_stage", "", "Stage this node serves; -1 when it serves none.")
-STATE = _gauge("swarmnode_state", "", "NodeState: 1 joining, 2 syncing, 3 training, 4 draining, 5 left.")
 REACH = _gauge("swarmnode_reach", "", "How others reach this node: 1 directly, 0.5 by relays, 0 not or unknown.")
+STATE = _gauge("swarmnode_state", "", "NodeState: 1 joining, 2 syncing, 3 training, 4 draining, 5 left, 10 paused.")
 PEERS = _gauge("swarmnode_peers", "peers", "Peers with an unexpired record.")
 STAGES = _gauge("swarmnode_stages", "stages", "Stages of the run.")
 STAGES_EMPTY = _gauge("swarmnode_stages_empty", "stages", "Stages that nobody serves, as this node sees the swarm.")
@@ -211,6 +211,13 @@ EVENTS: Final[dict[str, str]] = {
     "directory.failed": "our record could not be stored or others' could not be read; tried again",
     "directory.merged": "a peer that the directory had lost answers: parts of the swarm come together again",
     "node.reach": "whether others can reach this node, and how",
+    "node.paused": "the node stands aside, and why; its replica stays in memory",
+    "node.resumed": "the node works again after a pause",
+    "limits.changed": "somebody changed this node's limits",
+    "limits.verdict": "this node's limits let it run, or not",
+    "receipt.failed": "a peer we worked for was asked for a receipt in vain",
+    "guests.changed": "the owner's guest list changed; peers it bans are turned out",
+    "guests.failed": "a peer was asked for the guest list in vain; another is asked later",
     "record.refused": "a stale, forged or malformed record was dropped",
     "call.failed": "a handler of ours failed; its caller was told the type of the error only",
     "p2pd.died": "the libp2p daemon died; it is started again",

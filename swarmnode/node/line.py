@@ -9,7 +9,9 @@ from collections.abc import Callable, Sequence
 from swarmnode.errors import RemoteFault
 from swarmnode.ids import PeerId
 from swarmnode.membership.progress import Progress
+from swarmnode.membership.receipt import Work
 from swarmnode.ports import Answer, Call, Handler, Transport
+from swarmnode.wire import call_pb2 as wire
 from swarmnode.wire import record_pb2
 
 SEEN_MAX = 4096  # guess: peers whose last seen record sequence is remembered
@@ -34,6 +36,7 @@ class Line:
         self._learn = learn
         self._progressed = progressed
         self._seen: dict[PeerId, int] = {}
+        self.work = Work()
 
     @property
     def peer_id(self) -> PeerId:
@@ -52,6 +55,8 @@ class Line:
         async def with_news(peer: PeerId, call: Call) -> Answer:
             self._hear(call.header.progress, call.header.record if call.header.HasField("record") else None)
             answer = await handler(peer, call)
+            if method == "process":
+                self.work.served(peer)
             fresh = record_pb2.SignedRecord()
             said = self._say(peer, fresh)
             # A cached answer may be sent twice: its header is not ours to change.
@@ -70,6 +75,8 @@ class Line:
             call.header.ClearField("record")
         answer = await self._transport.call(peer, call, timeout_s=timeout_s, reply_bytes_max=reply_bytes_max)
         self._hear(answer.header.progress, answer.header.record if answer.header.HasField("record") else None)
+        if call.header.HasField("process") and call.header.process.purpose == wire.PURPOSE_TRAIN:
+            self.work.received(peer, call.header.process.samples)
         return answer
 
     def _say(self, peer: PeerId, into: record_pb2.SignedRecord) -> bool:

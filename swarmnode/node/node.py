@@ -20,6 +20,7 @@ from swarmnode.node.line import Line
 from swarmnode.node.measuring import measuring
 from swarmnode.node.moving import Brought, Moving, costs
 from swarmnode.node.notice import Notice, Notices
+from swarmnode.node.pausing import Pausing, Serving
 from swarmnode.node.presence import Presence
 from swarmnode.node.probe import probing
 from swarmnode.node.rollcall import RollCall
@@ -66,20 +67,19 @@ class Node:
         self.me = world.transport.peer_id
         self._world = world
         self._telemetry = world.telemetry
-        self.presence = Presence(manifest, run_id, world.directory, world.clock, world.identity, world.telemetry)
-        self.line = Line(
-            world.transport, self.presence.progress, self.presence.record, self.presence.learn, self._progressed
-        )
-        self.presence.progressed = self._progressed
-        self.arrival = Arrival(manifest, run_id, self.line, self.presence, world.compute, world.clock, world.telemetry)
+        us = self.presence = Presence(manifest, run_id, world.directory, world.clock, world.identity, world.telemetry)
+        us.door, us.progressed = world.door, self._progressed
+        self.line = Line(world.transport, us.progress, us.record, us.learn, self._progressed)
+        self.arrival = Arrival(manifest, run_id, self.line, us, world.compute, world.clock, world.telemetry)
         self.arrival.saving = world.saving
-        self._swarm = self.presence.book.swarm
+        self._swarm = us.book.swarm
         self._replica: Replica | None = None
         self._backlog: Backlog | None = None
         self._donor: SnapshotDonor | None = None
         self._saver: Saver | None = None
         self.keeper: Keeper | None = None
         self.final = ""  # the checkpoint in which the stage is saved before leaving
+        self.pausing = Pausing(us, world.telemetry)
         self.hop: Hop | None = None
         self.gossip: Gossip | None = None
         self.feeder: Feeder | None = None
@@ -124,7 +124,7 @@ class Node:
             self.line.serve(method, handler, tensor_bytes_max=tensor_bytes_max)
 
     async def _serve_process(self, peer: PeerId, call: Call) -> Answer:
-        if self.state not in GIVING:
+        if self.state not in (*GIVING, record_pb2.NODE_STATE_PAUSED):
             raise Unavailable("this node does not serve yet")
         return await _there(self.hop).serve(peer, call)
 
@@ -153,6 +153,7 @@ class Node:
     async def _live(self, tasks: asyncio.TaskGroup, stage: int | None) -> None:
         """Choose a stage and serve it, then the next one, until cancelled."""
         presence, brought = self.presence, None
+        await self.pausing.going.wait()
         presence.self.addresses = await self.line.addresses()
         self._world.saving.begin(presence, self.manifest)
         stage = await self._choose(stage)
@@ -269,11 +270,11 @@ class Node:
             kept=keeper.kept,
             received=self.arrival.received,
         )
-        self.presence.self.speed = Speed(hop, world.compute, self.presence.self.speed())
-        self.presence.self.queue = lambda: world.compute.waiting
-        self.presence.self.round_index = lambda: gossip.done
-        self.presence.self.round_stride = lambda: gossip.stride
-        self._backlog, self.hop, self.gossip = backlog, hop, gossip
+        us = self.presence.self
+        us.speed, us.queue = Speed(hop, world.compute, us.speed()), lambda: world.compute.waiting
+        us.round_index, us.round_stride = lambda: gossip.done, lambda: gossip.stride
+        serving = manifest, stage, replica, backlog, gossip, lambda: self.feeder, self.keeper, self.arrival
+        self._backlog, self.hop, self.gossip, self.pausing.parts = backlog, hop, gossip, Serving(*serving)
         if world.saving.store is not None:
             subject = Subject(stage, replica, gossip, self.presence.progress, lambda: self.feeder)
             args = manifest, self.run_id, self.me, world.saving, subject, world.compute, self._swarm, telemetry

@@ -11,8 +11,9 @@ from swarmnode.errors import RemoteFault
 from swarmnode.identity import Identity
 from swarmnode.ids import PeerId, RunId, seeded
 from swarmnode.manifest import Manifest
+from swarmnode.membership.door import Door
 from swarmnode.membership.progress import Progress
-from swarmnode.membership.record import open_record, sign_record
+from swarmnode.membership.record import open_record, pass_of, sign_record
 from swarmnode.membership.swarm import Book
 from swarmnode.metrics import name
 from swarmnode.pipeline.route import Router
@@ -38,6 +39,7 @@ class Self_:
     addresses: list[str] = field(default_factory=list)
     moving_to: int | None = None
     saves_checkpoints: bool = False
+    allowance: record_pb2.Allowance | None = None  # limits others should expect
 
 
 class Presence:
@@ -73,6 +75,7 @@ class Presence:
         self._sequence = self._joined_unix_ms
         self._signed: record_pb2.SignedRecord | None = None
         self._signed_at = float("-inf")
+        self.door: Door | None = None  # None: everybody may take part
         self._announce_now = asyncio.Event()
 
     @property
@@ -132,6 +135,10 @@ class Presence:
         )
         if (kept_round := us.kept_round()) is not None:
             record.kept_round = kept_round
+        if us.allowance is not None:
+            record.allowance.CopyFrom(us.allowance)
+        if self.door is not None and self.door.mine is not None:
+            getattr(record, "pass").CopyFrom(self.door.mine)
         blocks = us.blocks()
         if blocks is not None:
             record.blocks.CopyFrom(blocks)
@@ -186,6 +193,18 @@ class Presence:
             self._telemetry.event("peer.gone", peer=peer, reason="silent, and answers no ping")
         self._view_changed()
 
+    def turn_out(self) -> None:
+        """The owner's rules have changed: forget whom the door permits no more."""
+        if self.door is None:
+            return
+        for member in list(self.book.swarm().members()):
+            permit, reason = self.door.judge(member.peer)
+            if member.peer != self.me and not permit:
+                self.book.forget(member.peer)
+                self.blocks_heard.pop(member.peer, None)
+                self._telemetry.event("peer.gone", peer=member.peer, reason=reason)
+        self._view_changed()
+
     def learn(self, signed: record_pb2.SignedRecord) -> None:
         """Take in a record. Raises RemoteFault when it is forged, expired or of another run."""
         if self._take_in(signed):
@@ -200,6 +219,10 @@ class Presence:
             ttl_max_s=10.0 * self._manifest.limits.record_ttl_s,
         )
         peer = PeerId(record.peer_id)
+        if self.door is not None:
+            permit, reason = self.door.judge(peer, pass_of(record))
+            if not permit:
+                raise RemoteFault(f"record of {peer}: {reason}")
         if peer == self.me or not self.book.learn(record):
             return False
         if record.progress.samples:

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from swarmnode.identity import Identity
+from swarmnode.membership.door import Door
 from swarmnode.node.probe import Probing
 from swarmnode.node.saver import Saving
 from swarmnode.pipeline.feeder import Samples
@@ -27,3 +28,4 @@ class World:
     probe: Probing
     save: Callable[[Replica, int, int, int], Awaitable[None]]  # replica, stage, round, samples of the run
     saving: Saving = field(default_factory=Saving)
+    door: Door | None = None  # None: everybody may take part

@@ -85,6 +85,7 @@ class Feeder:
         self._drained = asyncio.Event()
         self.window = Window(manifest.pipeline.stages + 1, manifest.pipeline.window_max)
         self.draining = False
+        self._held = False
         self._running = False
         self.loss = Ema(0.05)
         self.done = 0  # microbatches that came back
@@ -104,7 +105,7 @@ class Feeder:
 
     async def _start_all(self, tasks: asyncio.TaskGroup) -> None:
         while not self.draining:
-            if self._under_way >= self.window.size:
+            if self._held or self._under_way >= self.window.size:
                 await self._change()
                 continue
             self._under_way += 1
@@ -114,6 +115,11 @@ class Feeder:
     def under_way(self) -> int:
         """Microbatches started and not back yet."""
         return self._under_way
+
+    def hold(self, held: bool) -> None:
+        """Start nothing new while `held`; what is under way goes on."""
+        self._held = held
+        self._changed.set()
 
     def stop(self) -> None:
         """Start nothing new."""

@@ -83,6 +83,7 @@ class Keeper:
         self._parameters = parameters
         self._cut, self._reason = to_keep(self._spec.snapshot_bytes_max, parameters, ends)
         self._snapshot: Snapshot | None = None
+        self.held = False  # while this node is paused: nothing is downloaded
 
     def kept(self, stage: int) -> Snapshot | None:
         """What is kept of `stage`, for the donor."""
@@ -101,7 +102,7 @@ class Keeper:
         while True:
             me, now = self._transport.peer_id, self._round_now()
             due, reason = renewal(self._swarm(), self.stage, me, self._run_id, self._spec, now, self.kept_round)
-            if due:
+            if due and not self.held:
                 await self._renew(self._cut, reason)
             await asyncio.sleep(self._period_s)
 

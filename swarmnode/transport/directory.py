@@ -25,7 +25,8 @@ from hivemind.utils.timed_storage import get_dht_time
 
 from swarmnode.errors import LocalFault, RemoteFault, Unavailable, Unreachable
 from swarmnode.ids import PeerId, RunId, digest64, short
-from swarmnode.membership.record import CLOCK_SKEW_MAX_S, SIGNED_BYTES_MAX, check_record, open_record
+from swarmnode.membership.door import Door
+from swarmnode.membership.record import CLOCK_SKEW_MAX_S, SIGNED_BYTES_MAX, check_record, open_record, pass_of
 from swarmnode.ports import Telemetry
 from swarmnode.transport.address import dialable_of, first_that_accepts
 from swarmnode.transport.contact import Contacts, whom_to_try
@@ -59,8 +60,9 @@ class RecordValidator(RecordValidatorBase):  # type: ignore[misc]
     drops them itself, by its own clock.
     """
 
-    def __init__(self, run_id: RunId, stages: int, shards: int, ttl_max_s: float) -> None:
+    def __init__(self, run_id: RunId, stages: int, shards: int, ttl_max_s: float, door: Door | None = None) -> None:
         self._run_id = run_id
+        self._door = door
         self._shards = shards
         self._ttl_max_s = ttl_max_s
         self._places = {
@@ -83,6 +85,7 @@ class RecordValidator(RecordValidatorBase):  # type: ignore[misc]
             subkey == record.peer_id
             and (record.stage, shard_of(PeerId(record.peer_id), self._shards)) == place
             and round(entry.expiration_time * 1000) == record.expires_unix_ms
+            and (self._door is None or self._door.judge(PeerId(record.peer_id), pass_of(record))[0])
         )
 
     def _open(self, value: bytes) -> wire.Record:
@@ -147,6 +150,7 @@ class DhtDirectory:
         shards: int = SHARDS,
         ttl_max_s: float = TTL_MAX_S,
         join_timeout_s: float = JOIN_TIMEOUT_S,
+        door: Door | None = None,
         telemetry: Telemetry | None = None,
         contacts: Contacts | None = None,
     ) -> DhtDirectory:
@@ -160,7 +164,7 @@ class DhtDirectory:
         node = await DHTNode.create(
             p2p=transport.daemon,
             node_id=DHTID.generate(source=transport.peer_id),
-            record_validator=RecordValidator(run_id, stages, shards, ttl_max_s),
+            record_validator=RecordValidator(run_id, stages, shards, ttl_max_s, door),
             wait_timeout=RPC_TIMEOUT_S,
             cache_locally=False,
             cache_nearest=0,

@@ -1,5 +1,6 @@
 """Our framing on a raw stream: what one call looks like in bytes (design section 11).
 
+    pass       (kind 3) once, first, on a stream to a run that is not open: who the caller is allowed to be
     preamble   "SWRM"  version u8  kind u8  flags u16  header_nbytes u32        12 bytes, big endian
     header     protobuf Request or Reply, at most 1 MiB; its TensorSpecs say what follows
     tensors    the raw bytes of each, in order, nothing between them
@@ -19,10 +20,13 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from swarmnode.errors import Busy, Refused, RemoteFault, Unavailable
+from swarmnode.errors import Busy, Forbidden, Refused, RemoteFault, Unavailable
 from swarmnode.ids import PeerId, RunId, short
+from swarmnode.membership.access import PASS_BYTES_MAX
+from swarmnode.membership.door import parse_pass
 from swarmnode.ports import WireTensor, check_spec
 from swarmnode.transport.stream import Stream
+from swarmnode.wire import access_pb2 as access
 from swarmnode.wire import call_pb2 as wire
 
 MAGIC = b"SWRM"
@@ -41,6 +45,7 @@ PREAMBLE = struct.Struct(">4sBBHI")
 class Kind(enum.IntEnum):
     REQUEST = 1
     REPLY = 2
+    PASS = 3
 
 
 class Flag(enum.IntFlag):
@@ -67,6 +72,25 @@ def open_preamble(raw: bytes, kind: Kind) -> tuple[int, Flag]:
     if header_nbytes > HEADER_BYTES_MAX:
         raise RemoteFault(f"header of {header_nbytes} bytes announced; at most {HEADER_BYTES_MAX}")
     return header_nbytes, Flag(flags)
+
+
+def kind_of(raw: bytes) -> int:
+    """The kind a preamble claims, nothing checked."""
+    return raw[5]
+
+
+def seal_pass(shown: access.Pass) -> bytes:
+    """`shown` as the first frame of a stream."""
+    raw = shown.SerializeToString()
+    return preamble(Kind.PASS, len(raw)) + raw
+
+
+async def receive_pass(stream: Stream, first: bytes) -> access.Pass:
+    """The pass whose preamble is `first`. Raises RemoteFault before anything longer than a pass is read."""
+    nbytes, _ = open_preamble(first, Kind.PASS)
+    if nbytes > PASS_BYTES_MAX:
+        raise RemoteFault(f"pass of {nbytes} bytes announced; at most {PASS_BYTES_MAX}")
+    return parse_pass(await stream.read(nbytes))
 
 
 def seal_request(header: wire.Request, tensors: Sequence[WireTensor], run_id: RunId, timeout_s: float) -> bytes:
@@ -142,6 +166,8 @@ def allocate(specs: Iterable[wire.TensorSpec]) -> list[WireTensor]:
 def reply_of(error: Busy | Unavailable | RemoteFault) -> wire.Reply:
     """How a handler's refusal travels. The text goes to the peer."""
     match error:
+        case Forbidden():
+            status = wire.STATUS_FORBIDDEN
         case Busy():
             status = wire.STATUS_BUSY
         case Unavailable():
@@ -150,11 +176,14 @@ def reply_of(error: Busy | Unavailable | RemoteFault) -> wire.Reply:
             status = wire.STATUS_REFUSED
     retry_after_s = error.retry_after_s if isinstance(error, Unavailable) else 0.0
     retry_after_ms = math.ceil(min(max(retry_after_s, 0.0), RETRY_AFTER_MAX_S) * 1000)
-    return wire.Reply(status=status, reason=str(error)[:REASON_CHARACTERS_MAX], retry_after_ms=retry_after_ms)
+    reply = wire.Reply(status=status, reason=str(error)[:REASON_CHARACTERS_MAX], retry_after_ms=retry_after_ms)
+    if isinstance(error, Forbidden) and error.evidence:
+        reply.guests.ParseFromString(error.evidence)
+    return reply
 
 
 def raise_for(peer: PeerId, reply: wire.Reply) -> None:
-    """Raise what `peer` says in `reply`, unless it is OK: Busy, Unavailable, Refused or another RemoteFault."""
+    """Raise what `peer` says in `reply`, unless it is OK: Busy, Unavailable, Refused, Forbidden, RemoteFault."""
     said = "".join(c if c.isprintable() else "?" for c in reply.reason[:REASON_CHARACTERS_MAX])
     retry_after_s = min(reply.retry_after_ms / 1000.0, RETRY_AFTER_MAX_S)
     match reply.status:
@@ -166,6 +195,9 @@ def raise_for(peer: PeerId, reply: wire.Reply) -> None:
             raise Unavailable(f"{short(peer)} is not available: {said}", retry_after_s)
         case wire.STATUS_REFUSED:
             raise Refused(f"{short(peer)} refused: {said}")
+        case wire.STATUS_FORBIDDEN:
+            evidence = reply.guests.SerializeToString() if reply.HasField("guests") else b""
+            raise Forbidden(f"{short(peer)} does not let us in: {said}", evidence)
         case wire.STATUS_FAULT:
             raise RemoteFault(f"{short(peer)} failed: {said}")
         case _:

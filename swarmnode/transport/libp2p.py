@@ -14,6 +14,7 @@ from hivemind.utils.multiaddr import Multiaddr
 from swarmnode.errors import Busy, LocalFault, PeerTimeout, RemoteFault, Unavailable, UsageError
 from swarmnode.identity import Identity
 from swarmnode.ids import PeerId, RunId, short
+from swarmnode.membership.door import Door
 from swarmnode.metrics import name
 from swarmnode.ports import Answer, Call, Handler, Telemetry
 from swarmnode.transport import frame
@@ -27,6 +28,8 @@ from swarmnode.transport.pool import IDLE_S, Pool
 from swarmnode.transport.serve import HEADER_TIMEOUT_S, Server
 from swarmnode.transport.socketdir import SocketDir
 from swarmnode.transport.stream import Stream
+from swarmnode.transport.throttle import Throttle
+from swarmnode.wire import access_pb2 as access
 
 ADDRESSES_MAX = 6  # with the circuits as many as a record holds
 CIRCUITS_MAX = 2  # each is 90 characters of a record of 1 KiB
@@ -60,6 +63,8 @@ class Libp2pTransport:
         self._known: OrderedDict[PeerId, tuple[str, ...]] = OrderedDict()
         self._observed: OrderedDict[PeerId, str] = OrderedDict()
         self._incoming = 0
+        self.throttle = Throttle()
+        self.own_pass: access.Pass | None = None  # shown first on every stream we open
         self._started = asyncio.Event()
         self._listener: asyncio.Server | None = None
         self._group: asyncio.TaskGroup | None = None
@@ -144,6 +149,11 @@ class Libp2pTransport:
         path = self._sockets.path / "in"
         self._listener = await asyncio.get_running_loop().create_unix_server(lambda: Stream(self._accept), str(path))
         await self._daemon.serve_streams(self._protocol, path)
+
+    def let_in(self, door: Door) -> None:
+        """Serve only whom `door` permits, and show others its own pass. Before `start`; without it all are served."""
+        self._server.door = door
+        self.own_pass = door.mine
 
     def start(self) -> None:
         """Answer calls from now on: every handler is registered. `DhtDirectory.create` does it, too."""
@@ -272,6 +282,14 @@ class Libp2pTransport:
             return Answer(header, await frame.receive_tensors(stream, header.tensors)), flags
 
     async def _open(self, peer: PeerId) -> Stream:
+        """A new stream, our pass shown on it."""
+        stream = await self._reach(peer)
+        stream.throttle = self.throttle
+        if self.own_pass is not None:
+            await stream.write(frame.seal_pass(self.own_pass))
+        return stream
+
+    async def _reach(self, peer: PeerId) -> Stream:
         """A new stream; when p2pd has lost the peer's addresses or connection, once more after dialling again."""
         try:
             return await self._daemon.open_stream(peer, self._protocol, DIAL_TIMEOUT_S)
@@ -304,6 +322,7 @@ class Libp2pTransport:
             peer = peer_of(info.peer)
             self._observe(peer, info.addr)
             await self._started.wait()
+            stream.throttle = self.throttle
             await self._server.attend(stream, peer)
         except (ConnectionError, TimeoutError, RemoteFault):
             pass

@@ -7,12 +7,14 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from swarmnode.errors import Busy, RemoteFault, Unavailable
+from swarmnode.errors import Busy, Forbidden, RemoteFault, Unavailable
 from swarmnode.ids import PeerId, RunId, short
+from swarmnode.membership.door import Door
 from swarmnode.ports import Answer, Call, Handler, Telemetry, WireTensor
 from swarmnode.transport import frame
 from swarmnode.transport.budget import Budget
 from swarmnode.transport.frame import PREAMBLE, Flag, Kind
+from swarmnode.transport.knocking import Knocking
 from swarmnode.transport.links import LinkBook
 from swarmnode.transport.stream import Stream
 from swarmnode.wire import call_pb2 as wire
@@ -20,6 +22,7 @@ from swarmnode.wire import call_pb2 as wire
 IDLE_S = 180.0  # guess: well above pool.IDLE_S, so that it is the caller who closes a stream nobody uses
 HEADER_TIMEOUT_S = 20.0  # guess: 1 MiB at 0.5 Mbit/s
 GOODBYE_TIMEOUT_S = 5.0  # guess: how long a refused caller may take to end the stream
+STRANGER_TIMEOUT_S = 10.0  # guess: what a peer may take to show its pass
 STREAMS_PER_PEER_MAX = 128  # guess: twice pool.IN_USE_MAX
 
 
@@ -71,6 +74,8 @@ class Server:
         self._telemetry = telemetry
         self._served: dict[str, Served] = {}
         self._streams_of: Counter[PeerId] = Counter()
+        self.door: Door | None = None  # None while the manifest is not known: nobody is served yet
+        self.knocking = Knocking()
 
     def register(self, method: str, handler: Handler, tensor_bytes_max: int) -> None:
         assert method in wire.Request.DESCRIPTOR.fields_by_name, f"{method!r} is not a method of wire.Request"
@@ -83,9 +88,9 @@ class Server:
         try:
             if self._streams_of[peer] > STREAMS_PER_PEER_MAX:
                 await self._refuse(stream, Busy(f"more than {STREAMS_PER_PEER_MAX} streams from one peer", 1.0))
-            else:
-                while await self._serve_one(stream, peer):
-                    pass
+            elif (first := await self._enter(stream, peer)) is not None:
+                while await self._serve_one(stream, peer, first):
+                    first = None
         except (ConnectionError, TimeoutError):
             pass
         except MemoryError:
@@ -97,14 +102,42 @@ class Server:
                 del self._streams_of[peer]
             stream.abort()  # a peaceful end comes from the caller, so nothing of value is on its way
 
-    async def _serve_one(self, stream: Stream, peer: PeerId) -> bool:
-        """One request and its reply. False when nothing more can be read from this stream."""
-        async with asyncio.timeout(IDLE_S):
-            first = await stream.read(PREAMBLE.size)
+    async def _enter(self, stream: Stream, peer: PeerId) -> bytes | None:
+        """The preamble of the first request, when `peer` may take part; nothing longer than a pass is read before.
+
+        None when it may not: it was told why, or was dropped when it knocks too often.
+        """
+        now, door = asyncio.get_running_loop().time(), self.door
+        permit, reason = (True, "") if door is None else door.judge(peer)
+        if not (self.knocking.stream(peer, now) if permit else self.knocking.stranger(peer, now)):
+            return None
+        try:
+            async with asyncio.timeout(IDLE_S if permit else STRANGER_TIMEOUT_S):
+                first = await stream.read(PREAMBLE.size)
+                if frame.kind_of(first) == Kind.PASS:
+                    shown = await frame.receive_pass(stream, first)
+                    if door is not None:
+                        permit, reason = door.judge(peer, shown)
+                    if permit:
+                        first = await stream.read(PREAMBLE.size)
+            if not permit:
+                raise Forbidden(reason) if door is None else door.refusal(peer, reason)
+        except RemoteFault as refusal:
+            await self._refuse(stream, refusal)
+            return None
+        return first
+
+    async def _serve_one(self, stream: Stream, peer: PeerId, first: bytes | None) -> bool:
+        """One request and its reply; `first` is its preamble when it was read already. False when nothing more can be
+        read from this stream."""
+        if first is None:
+            async with asyncio.timeout(IDLE_S):
+                first = await stream.read(PREAMBLE.size)
         bytes_in, bytes_out = stream.consumed - PREAMBLE.size, stream.bytes_out
         try:
             async with asyncio.timeout(HEADER_TIMEOUT_S):
                 raw, _ = await frame.receive_header(stream, Kind.REQUEST, first)
+            self._check(peer)
             method, request = frame.open_request(raw, self._run_id)
             served = self._served.get(method)
             if served is None:
@@ -130,6 +163,15 @@ class Server:
             self._traffic[method, "sent"] += sent
             self._links.moved(peer, sent=sent, received=received, now_s=asyncio.get_running_loop().time())
         return True
+
+    def _check(self, peer: PeerId) -> None:
+        """Before each call: the owner's words may have changed, a pass run out. Raises Forbidden, Busy."""
+        if self.door is not None:
+            permit, reason = self.door.judge(peer)
+            if not permit:
+                raise self.door.refusal(peer, reason)
+        if not self.knocking.call(peer, asyncio.get_running_loop().time()):
+            raise Busy("more calls a second than one peer may make", 1.0)
 
     async def _handle(self, stream: Stream, peer: PeerId, method: str, handler: Handler, call: Call) -> Answer:
         """The handler's answer; it is cancelled as soon as the stream is lost: the caller gave up, or died."""

@@ -10,6 +10,8 @@ import asyncio
 from collections.abc import Callable
 from typing import cast
 
+from swarmnode.transport.throttle import Throttle
+
 LOOKAHEAD_BYTES = 16 << 10  # what may arrive before anybody asks for it; guess: small calls fit, big ones copy little
 FRAME_BYTES = 512 << 10  # hivemind.md: frames of 256 KiB to 1 MiB
 STALL_S = 30.0  # no byte for so long ends a transfer; guess: above a frozen peer's hiccup, below p2pd's own 39.9 s
@@ -38,6 +40,7 @@ class Stream(asyncio.BufferedProtocol):
         "_writing_paused",
         "bytes_in",
         "bytes_out",
+        "throttle",
     )
 
     def __init__(self, accepted: Callable[[Stream], None] | None = None) -> None:
@@ -56,6 +59,7 @@ class Stream(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self.bytes_in = 0
         self.bytes_out = 0
+        self.throttle: Throttle | None = None  # of calls; what we say to our own p2pd is not counted
 
     # What asyncio calls.
 
@@ -72,6 +76,8 @@ class Stream(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         self.bytes_in += nbytes
+        if self.throttle is not None:
+            self.throttle.down.total_nbytes += nbytes
         if self._target is not None:
             self._filled += nbytes
             if self._filled == len(self._target):
@@ -138,6 +144,15 @@ class Stream(asyncio.BufferedProtocol):
 
     async def read_into(self, target: memoryview) -> None:
         """Fill `target` (flat bytes). Raises ConnectionResetError when the stream is lost or stalls for STALL_S."""
+        if self.throttle is not None and self.throttle.down.bps is not None:
+            while len(target) > (nbytes := self.throttle.down.piece_nbytes):
+                await self.throttle.down.spend(nbytes)
+                await self._fill(target[:nbytes])
+                target = target[nbytes:]
+            await self.throttle.down.spend(len(target))
+        await self._fill(target)
+
+    async def _fill(self, target: memoryview) -> None:
         ready = min(self.buffered, len(target))
         target[:ready] = self._lookahead[self._start : self._start + ready]
         self._skip(ready)
@@ -174,7 +189,13 @@ class Stream(asyncio.BufferedProtocol):
         """
         for part in parts:
             view = memoryview(part)
-            for offset in range(0, len(view), FRAME_BYTES):
+            offset = 0
+            while offset < len(view):
+                frame = view[
+                    offset : offset + (FRAME_BYTES if self.throttle is None else self.throttle.up.piece_nbytes)
+                ]
+                if self.throttle is not None and self.throttle.up.bps is not None:
+                    await self.throttle.up.spend(len(frame))
                 while self._writing_paused:
                     self._check()
                     if self.buffered:
@@ -185,10 +206,12 @@ class Stream(asyncio.BufferedProtocol):
                     finally:
                         self._writer = None
                 self._check()
-                frame = view[offset : offset + FRAME_BYTES]
                 assert self._transport is not None
                 self._transport.write(frame)
+                offset += len(frame)
                 self.bytes_out += len(frame)
+                if self.throttle is not None:
+                    self.throttle.up.total_nbytes += len(frame)
         return True
 
     def close(self) -> None:

@@ -229,11 +229,11 @@ class PeerExam(_message.Message):
     def __init__(self, peer_id: _Optional[str] = ..., stage: _Optional[int] = ..., latency_s: _Optional[float] = ..., down_bps: _Optional[float] = ..., fault: _Optional[str] = ...) -> None: ...
 
 class ExamineReply(_message.Message):
-    __slots__ = ("peers", "reached", "unreached")
+    __slots__ = ("peers", "reach", "reason")
     PEERS_FIELD_NUMBER: _ClassVar[int]
-    REACHED_FIELD_NUMBER: _ClassVar[int]
-    UNREACHED_FIELD_NUMBER: _ClassVar[int]
+    REACH_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
     peers: _containers.RepeatedCompositeFieldContainer[PeerExam]
-    reached: _containers.RepeatedScalarFieldContainer[str]
-    unreached: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, peers: _Optional[_Iterable[_Union[PeerExam, _Mapping]]] = ..., reached: _Optional[_Iterable[str]] = ..., unreached: _Optional[_Iterable[str]] = ...) -> None: ...
+    reach: str
+    reason: str
+    def __init__(self, peers: _Optional[_Iterable[_Union[PeerExam, _Mapping]]] = ..., reach: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
+
+import psutil
+import pytest
 
 from swarmnode import manifest as manifests
 from swarmnode.local.child import Child, NodePlan, environment, node_command
-from swarmnode.manifest import PRESETS, SIGNED_FILE
+from swarmnode.manifest import PRESETS, SIGNED_FILE, AccessSpec
+from swarmnode.membership.access import grant_name
+from swarmnode.membership.invite import decode
 from tests.live.test_mistakes import said
 
 BOUND_S = 120.0
@@ -90,6 +97,13 @@ def test_a_stranger_joins_with_one_line(tmp_path: Path) -> None:
             assert stranger.status is not None
             assert all("/p2p/" in address for address in stranger.status.addresses)
 
+            seen = json.loads(await output_of("doctor", line, "--json", "--home", str(tmp_path / "patient")))
+            assert seen["exit_code"] == 0 and seen["stages"] == [0, 1] and seen["tokens_per_s"] > 0, seen
+            assert seen["verdict"].startswith("you can hold stages 0-1, about "), seen
+            seen = json.loads(await output_of("doctor", "--json", "--home", str(home)))
+            peers = next(check for check in seen["checks"] if check["name"] == "peers")
+            assert peers["ok"] and any(check["name"] == "reach" for check in seen["checks"]), seen
+
             # Its home is taken: a second one there says so, and does not disturb it.
             code, error = await said("join", line, "--home", str(home), *HERE)
             assert (code, "another swarmnode" in error) == (2, True), error
@@ -103,5 +117,68 @@ def test_a_stranger_joins_with_one_line(tmp_path: Path) -> None:
             assert (code, "is of run" in error) == (2, True), error
         finally:
             await end(children)
+
+    asyncio.run(body())
+
+
+@pytest.mark.timeout(400)
+def test_a_run_by_invitation(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    manifests.init(folder, replace(PRESETS["tiny"], access=AccessSpec(mode="invited")))
+    manifests.sign_folder(folder)
+    signed = folder / SIGNED_FILE
+    boot = str(tmp_path / "boot")
+
+    async def body() -> None:
+        plan = NodePlan("bootstrap", tmp_path / "boot", signed, tmp_path / "cache", bootstrap=True)
+        bootstrap = await Child.start(plan, node_command(plan))
+        children = [bootstrap]
+        try:
+            await until(children, lambda: bootstrap.ready is not None, "the bootstrap is up")
+            assert bootstrap.ready is not None
+            line = (await output_of("invite", str(folder), "--home", boot)).strip()
+            secret_file = tmp_path / "invite"
+            secret_file.write_text(line)
+            secret_file.chmod(0o600)
+
+            for number in range(2):  # one by a file, one on the command line, which hides it
+                home = tmp_path / f"n{number}"
+                plan = NodePlan(f"node-{number}", home, signed, tmp_path / "cache")
+                by = ["--invite-file", str(secret_file)] if number == 0 else [line]
+                command = [sys.executable, "-m", "swarmnode.cli.main", "join", *by, "--stage", str(number)]
+                children.append(await Child.start(plan, [*command, "--home", str(home), *HERE]))
+            await until(children, lambda: all(map(worked, children[1:])), "two nodes with an invite train")
+            for child in children:
+                for process in [psutil.Process(child.pid), *psutil.Process(child.pid).children(recursive=True)]:
+                    assert line not in " ".join(process.cmdline()), "no command line shows the secret"
+                    assert line not in str(process.environ())
+                for path in child.plan.home.rglob("*"):
+                    assert not path.is_file() or line.encode() not in path.read_bytes(), f"{path} holds the secret"
+
+            other = await output_of("identity", "--home", str(tmp_path / "other"))
+            bound = (await output_of("invite", "-", "--machine", other.strip(), stdin=line)).strip()
+            here = bootstrap.ready.addresses[0]
+            cases = {
+                "no invite": ["join", here, "--run", bootstrap.ready.run_id],
+                "another machine's invite": ["join", bound],
+                "a file that others can read": ["join", "--invite-file", str(tmp_path / "open")],
+            }
+            (tmp_path / "open").write_text(line)
+            (tmp_path / "open").chmod(0o644)
+            found = await asyncio.gather(
+                *(said(*case, "--home", str(tmp_path / f"c{at}"), *HERE) for at, case in enumerate(cases.values()))
+            )
+            for name, (code, error) in zip(cases, found, strict=True):
+                assert code == 77 and "Traceback" not in error, f"{name}: exit {code}: {error}"
+
+            name = grant_name(decode(line).grant).hex()  # type: ignore[arg-type]
+            assert f"revoked {name}" in await output_of("guests", str(folder), "--revoke", name)
+            for child in children[1:]:
+                assert await child.wait(BOUND_S), "whose invite was taken back leaves"
+                await child.bury()
+                assert "exit 77" in child.reason and "taken back" in child.reason, child.reason
+        finally:
+            await end([child for child in children if child.alive])
 
     asyncio.run(body())

@@ -1,0 +1,156 @@
+"""`swarmnode doctor [INVITE]`: can this machine take part, and as what?"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from swarmnode.cli.options import FOLDER
+from swarmnode.local.place import default_home
+
+if TYPE_CHECKING:
+    from swarmnode.cli.checkup import Check
+    from swarmnode.manifest import Manifest
+    from swarmnode.membership.invite import Invite
+
+PROBE_TIMES = 3
+
+
+@click.command(short_help="can this machine take part, and as what")
+@click.argument("words", metavar="[INVITE | -]", nargs=-1)
+@click.option("--invite-file", type=click.Path(dir_okay=False, path_type=Path), help="Read the invite from this file.")
+@click.option("--device", default="cpu", show_default=True, metavar="cpu|cuda|cuda:1", help="Where it would work.")
+@click.option("--home", type=FOLDER, help="The node's own folder.  [default: ~/.local/share/swarmnode/node]")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object: checks, stages, tokens_per_s, verdict.")
+def command(words: tuple[str, ...], invite_file: Path | None, device: str, home: Path | None, as_json: bool) -> int:
+    """Check this machine, and with an INVITE the way to its run; say what it can do, and how to mend what fails.
+
+    With an INVITE: whether a bootstrap answers, whether we may take part, which stages fit into memory, how many tokens
+    a second one of them would do here. Of a node that runs in --home: how far its peers are, and whether they can dial
+    it. Exit codes: 0 it can take part, 20 this machine cannot, 21 nobody is reachable, 77 not permitted.
+    """
+    from swarmnode.cli.checkup import exit_code, machine
+    from swarmnode.cli.joining import find_invite
+
+    place = home or default_home("node")
+    invite = find_invite(words, invite_file)
+    if words and invite is None:
+        raise click.UsageError(f"{words[0][:60]!r} is not an invite: one line, as `swarmnode invite` prints it")
+    checks = list(machine(place, device))
+    found: dict[str, object] = {}
+    verdict = "this machine can take part"
+    if invite is not None:
+        checks += asyncio.run(_of_run(invite, place, device, found))
+        verdict = str(found.get("verdict", verdict))
+    checks += _of_daemon(place)
+    code = exit_code(checks)
+    if code:
+        verdict = "this machine cannot take part yet: " + "; ".join(c.name for c in checks if c.ok is False)
+    if as_json:
+        rows = [dataclasses.asdict(check) for check in checks]
+        click.echo(json.dumps({"checks": rows, **found, "verdict": verdict, "exit_code": code}))
+        return code
+    for check in checks:
+        mark = {True: "ok", False: "FAILS", None: "?"}[check.ok]
+        click.echo(f"{mark:>5}  {check.name:<10} {check.says}")
+        if check.fix and check.ok is not True:
+            click.echo(f"{'':>5}  {'':<10} fix: {check.fix}")
+    click.echo(verdict)
+    return code
+
+
+async def _of_run(invite: Invite, home: Path, device: str, found: dict[str, object]) -> list[Check]:
+    """Reachability, permission, stages and speed. What it finds for programs goes into `found`."""
+    from swarmnode.cli.checkup import Check, fit, stages_text
+    from swarmnode.cli.daemon import fetch_manifest
+    from swarmnode.cli.entrance import pass_of_invite
+    from swarmnode.errors import NotPermitted, SwarmnodeError
+    from swarmnode.manifest import verify
+    from swarmnode.transport import identity as key_file
+    from swarmnode.transport.address import parse_bootstraps
+    from swarmnode.transport.libp2p import Libp2pTransport
+
+    loop, checks = asyncio.get_running_loop(), []
+    # The node's own key, so that permission is its own; where it runs already, another would disturb it: a copy.
+    identity = key_file.load_or_create(home / "node.key")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "node.key"
+        path.touch(mode=0o600)
+        path.write_bytes((home / "node.key").read_bytes())
+        transport = await Libp2pTransport.create(path, identity, invite.run_id, ["/ip4/127.0.0.1/tcp/0"])
+        try:
+            transport.own_pass = pass_of_invite(invite, identity.peer_id)
+            begun = loop.time()
+            signed = await fetch_manifest(transport, parse_bootstraps(invite.bootstraps), invite.run_id)
+            manifest, _ = verify(signed, invite.run_id)
+            checks.append(Check("run", True, f"{manifest.name} answers in {1000 * (loop.time() - begun):.0f} ms"))
+            checks.append(Check("permission", True, f"{manifest.access.mode}: this machine may take part"))
+        except SwarmnodeError as error:
+            name = "permission" if isinstance(error, NotPermitted) else "run"
+            fix = "ask the organiser for a new invite" if name == "permission" else "is the run up, and the network?"
+            return [Check(name, False, str(error), fix, error.exit_code)]
+        finally:
+            await transport.close()
+    free = _free_nbytes(device)
+    fits = fit(manifest, free)
+    needed = f"{min(fits.needed) / 1e9:.2f} to {max(fits.needed) / 1e9:.2f} GB a stage, {free / 1e9:.1f} free"
+    checks.append(Check("stages", bool(fits.stages), needed, "no stage fits: a machine with more memory is needed", 20))
+    if fits.stages:
+        speed = await asyncio.to_thread(_tokens_per_s, manifest, fits.stages[len(fits.stages) // 2], device)
+        checks.append(Check("speed", True, f"{speed:,.0f} tokens/s on stage {fits.stages[len(fits.stages) // 2]}"))
+        verdict = f"you can hold stages {stages_text(fits.stages)}, about {speed:,.0f} tokens/s"
+        found |= {"stages": list(fits.stages), "tokens_per_s": speed, "verdict": verdict}
+    return checks
+
+
+def _free_nbytes(device: str) -> int:
+    import psutil
+
+    from swarmnode.model.device import free_nbytes
+
+    return free_nbytes(device) or int(psutil.virtual_memory().available)
+
+
+def _tokens_per_s(manifest: Manifest, stage: int, device: str) -> float:
+    """As a node measures itself when it joins: forward, and backward at twice its cost."""
+    import time
+
+    from swarmnode.model.device import use_one_thread
+    from swarmnode.node.probe import forward
+    from swarmnode.node.replica import TorchReplica
+
+    use_one_thread()
+    replica = TorchReplica(manifest, stage, device)
+    seconds = float("inf")
+    for _ in range(PROBE_TIMES):
+        begun = time.perf_counter()
+        forward(replica, manifest, stage)
+        seconds = min(seconds, time.perf_counter() - begun)
+    return manifest.inner.microbatch * manifest.model.context / (3.0 * seconds)
+
+
+def _of_daemon(home: Path) -> list[Check]:
+    """Peers of a node that runs here; nothing when none does."""
+    from swarmnode.cli.checkup import Check
+    from swarmnode.control import client
+    from swarmnode.errors import NoDaemon
+    from swarmnode.wire.control_pb2 import ExamineRequest
+
+    try:
+        reply = client.ask(home, "Examine", ExamineRequest(peers_max=8), timeout_s=40.0)
+    except NoDaemon:
+        return []
+    answering = [exam for exam in reply.peers if not exam.fault]
+    slowest = max((exam.latency_s for exam in answering), default=0.0)
+    says = f"{len(answering)} of {len(reply.peers)} answer, the slowest in {1000 * slowest:.0f} ms"
+    checks = [Check("peers", bool(answering) if reply.peers else None, says, "is the network up?", 21)]
+    fix = "let TCP in (router, firewall) and give --listen a fixed port; without, it works through relays, slower"
+    good = {"public": True, "local": True, "relayed": None, "private": None}.get(reply.reach)
+    checks.append(Check("reach", good, f"{reply.reach}: {reply.reason}", "" if good else fix))
+    return checks

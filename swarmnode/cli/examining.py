@@ -1,0 +1,43 @@
+"""What `doctor` asks of a running daemon: how far its peers are, and whether they reach it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from swarmnode.errors import RemoteFault, Unavailable
+from swarmnode.ids import PeerId
+from swarmnode.ports import Call, Transport
+from swarmnode.transport.reach import ask, verdict
+from swarmnode.wire import call_pb2 as wire
+from swarmnode.wire import control_pb2
+
+TIMEOUT_S = 12.0
+PINGS = 3  # the first may open a stream: the quickest counts
+HELPERS_MAX = 4
+
+
+async def examine(transport: Transport, peers: Sequence[tuple[PeerId, int]]) -> control_pb2.ExamineReply:
+    """Latency to each of `peers` (id, stage), and how those that answer come to us when they try."""
+    async with asyncio.TaskGroup() as tasks:
+        exams = [tasks.create_task(_exam(transport, peer, stage)) for peer, stage in peers]
+    reply = control_pb2.ExamineReply(peers=[exam.result() for exam in exams])
+    helpers = [PeerId(exam.peer_id) for exam in reply.peers if not exam.fault]
+    reach, reply.reason = verdict(await ask(transport, helpers[:HELPERS_MAX]))
+    reply.reach = str(reach)
+    return reply
+
+
+async def _exam(transport: Transport, peer: PeerId, stage: int) -> control_pb2.PeerExam:
+    exam = control_pb2.PeerExam(peer_id=peer, stage=stage)
+    loop, best = asyncio.get_running_loop(), float("inf")
+    try:
+        for _ in range(PINGS):
+            begun = loop.time()
+            await transport.call(peer, Call(wire.Request(ping=wire.Ping())), timeout_s=TIMEOUT_S, reply_bytes_max=0)
+            best = min(best, loop.time() - begun)
+    except (RemoteFault, Unavailable) as error:
+        exam.fault = str(error)
+        return exam
+    exam.latency_s = best
+    return exam

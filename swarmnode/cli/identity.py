@@ -1,0 +1,19 @@
+"""`swarmnode identity`: the id of this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from swarmnode.cli.options import FOLDER
+from swarmnode.local.place import default_home
+
+
+@click.command(short_help="this machine's peer id")
+@click.option("--home", type=FOLDER, help="The node's own folder.  [default: ~/.local/share/swarmnode/node]")
+def command(home: Path | None) -> None:
+    """Print the peer id of the node that lives, or will live, in --home; its key is made there if there is none."""
+    from swarmnode.transport.identity import load_or_create
+
+    click.echo(load_or_create((home or default_home("node")) / "node.key").peer_id)

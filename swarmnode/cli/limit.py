@@ -1,0 +1,35 @@
+"""`swarmnode limit --max-up 20Mbit`: the limits of the running node."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from swarmnode.cli.limiting import given_limits, limit_options
+from swarmnode.cli.options import FOLDER
+from swarmnode.local.place import default_home
+
+
+@click.command(short_help="show or change the limits of the running node")
+@limit_options
+@click.option("--home", type=FOLDER, help="The node's own folder.  [default: ~/.local/share/swarmnode/node]")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def command(home: Path | None, as_json: bool, **limits: str | None) -> None:
+    """Change limits of the node that lives in --home ("none" lifts one), at once and until it stops; print all of them.
+
+    For good, give them to `join` or write them in the config file. Without options nothing changes.
+    """
+    from swarmnode.cli.verdict import ask_limits
+    from swarmnode.wire.control_pb2 import LimitRequest
+
+    reply = ask_limits(home or default_home("node"), "Limit", LimitRequest(changed=given_limits(limits)))
+    if as_json:
+        from google.protobuf.json_format import MessageToDict
+
+        found = MessageToDict(reply, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
+        click.echo(json.dumps(found, sort_keys=True))
+        return
+    for name, text in sorted(reply.limits.items()):
+        click.echo(f"{name} {text}")

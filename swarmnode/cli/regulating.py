@@ -1,0 +1,26 @@
+"""The regulator of a daemon, put together: limits from its options, rates to its transport."""
+
+from __future__ import annotations
+
+from swarmnode.cli.desk import Process
+from swarmnode.node.limits import Limits, change
+from swarmnode.node.node import Node
+from swarmnode.node.regulator import Regulator, Sense
+from swarmnode.transport.libp2p import Libp2pTransport
+from swarmnode.transport.throttle import OVERHEAD
+
+
+def moved_nbytes(transport: Libp2pTransport) -> int:
+    """Bytes of calls both ways, what p2pd and TCP add to them included by estimate."""
+    return int(OVERHEAD * (transport.throttle.up.total_nbytes + transport.throttle.down.total_nbytes))
+
+
+def make_regulator(process: Process, node: Node, sense: Sense) -> Regulator:
+    """Keeps the limits of `options`; rates go to the transport."""
+    throttle = process.transport.throttle
+
+    def rates(limits: Limits) -> None:
+        throttle.up.bps, throttle.down.bps = limits.max_up_bps, limits.max_down_bps
+
+    limits = change(Limits(), process.options.limits)
+    return Regulator(limits, sense, node.pausing, node.presence, process.telemetry, rates)

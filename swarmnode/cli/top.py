@@ -1,0 +1,42 @@
+"""`swarmnode top`: the node on this machine, live."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import click
+
+from swarmnode.cli.duration import Duration
+from swarmnode.cli.options import FOLDER
+from swarmnode.errors import UsageError
+from swarmnode.local.place import default_home
+
+
+@click.command(short_help="what the node on this machine does, live")
+@click.option("--every", "every_s", type=Duration(), default=1.0, show_default="1s", help="Time between two looks.")
+@click.option("--times", type=click.IntRange(1), help="Look so often, then stop.  [default: until Ctrl-C]")
+@click.option("--home", type=FOLDER, help="The node's own folder.  [default: ~/.local/share/swarmnode/node]")
+def command(every_s: float, times: int | None, home: Path | None) -> None:
+    """Show stage, state, speed, losses, limits and peers of the node that lives in --home, until Ctrl-C.
+
+    It needs a terminal; `status --json` is for programs.
+    """
+    from rich.console import Console
+    from rich.live import Live
+
+    from swarmnode.control import client
+    from swarmnode.local.gauges import Watch, picture
+
+    console = Console()
+    if not console.is_terminal and times is None:
+        raise UsageError("top is for a terminal: ask `swarmnode status --json`, or say --times 1")
+    place, watch, left = home or default_home("node"), Watch(), times
+    with Live(console=console, auto_refresh=False, screen=times is None and sys.stdout.isatty()) as live:
+        while left is None or left > 0:
+            watch.add(time.monotonic(), client.status(place))
+            live.update(picture(watch), refresh=True)
+            left = None if left is None else left - 1
+            if left != 0:
+                time.sleep(every_s)

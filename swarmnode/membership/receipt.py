@@ -1,0 +1,91 @@
+"""Receipts: what one peer did for another, signed by the one it was done for.
+
+Each node counts the microbatches others worked off for it; asked, it signs the totals. Whoever did the work keeps the
+newest receipt of each client. A client may lie upwards for its friends, so receipts thank; they do not pay.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from swarmnode.errors import RemoteFault
+from swarmnode.identity import SIGNATURE_BYTES, Identity, verify
+from swarmnode.ids import PeerId, RunId, digest
+from swarmnode.wire import call_pb2 as wire
+
+PEERS_MAX = 1024  # guess: peers whose work is counted at a time
+_DOMAIN = b"swarmnode/receipt/v1\0"
+
+
+@dataclass(slots=True)
+class Done:
+    """By one peer for us."""
+
+    microbatches: int = 0
+    samples: int = 0
+
+
+class Work:
+    """What others did for this node, and for whom it worked, in this life."""
+
+    def __init__(self) -> None:
+        self.done: OrderedDict[PeerId, Done] = OrderedDict()
+        self.clients: OrderedDict[PeerId, None] = OrderedDict()
+
+    def received(self, peer: PeerId, samples: int) -> None:
+        """`peer` brought a microbatch's gradient back."""
+        done = self.done.setdefault(peer, Done())
+        done.microbatches += 1
+        done.samples += samples
+        self.done.move_to_end(peer)
+        if len(self.done) > PEERS_MAX:
+            self.done.popitem(last=False)
+
+    def served(self, peer: PeerId) -> None:
+        """We worked for `peer`."""
+        self.clients[peer] = None
+        self.clients.move_to_end(peer)
+        if len(self.clients) > PEERS_MAX:
+            self.clients.popitem(last=False)
+
+
+def sign_receipt(
+    identity: Identity, run_id: RunId, server: PeerId, done: Done, from_unix_s: int, until_unix_s: int
+) -> wire.Receipt:
+    """What `server` did for us between the two moments."""
+    receipt = wire.Receipt(
+        run_id=run_id,
+        server=server,
+        client=identity.peer_id,
+        microbatches=done.microbatches,
+        samples=done.samples,
+        from_unix_s=from_unix_s,
+        until_unix_s=until_unix_s,
+    )
+    receipt.signature = identity.sign(_DOMAIN + _digest(receipt))
+    return receipt
+
+
+def check_receipt(receipt: wire.Receipt, run_id: RunId, server: PeerId) -> None:
+    """Raises RemoteFault unless `receipt` is one for `server`, of this run, signed by the client it names."""
+    if receipt.run_id != run_id or receipt.server != server or receipt.client == server:
+        raise RemoteFault("a receipt of another run, or for another node")
+    if receipt.until_unix_s < receipt.from_unix_s or receipt.samples < receipt.microbatches:
+        raise RemoteFault("a receipt that contradicts itself")
+    if len(receipt.signature) != SIGNATURE_BYTES or not verify(
+        PeerId(receipt.client), _DOMAIN + _digest(receipt), receipt.signature
+    ):
+        raise RemoteFault(f"a receipt that {receipt.client[-8:]!r} did not sign")
+
+
+def _digest(receipt: wire.Receipt) -> bytes:
+    return digest(
+        receipt.run_id,
+        receipt.server,
+        receipt.client,
+        receipt.microbatches,
+        receipt.samples,
+        receipt.from_unix_s,
+        receipt.until_unix_s,
+    )

@@ -1,0 +1,43 @@
+"""The device a replica works on: whether PyTorch has it, what it is called, how much memory it has left."""
+
+from __future__ import annotations
+
+import torch
+
+from swarmnode.errors import HardwareFault, UsageError
+
+KINDS = ("cpu", "cuda", "mps", "xpu")
+
+
+def check_device(device: str) -> None:
+    """Raises UsageError for a device PyTorch does not know, HardwareFault for one that is not here."""
+    if device.partition(":")[0] not in KINDS:
+        raise UsageError(f"--device {device[:40]!r}: say cpu, cuda, cuda:1 or mps")
+    try:
+        torch.empty(1, device=torch.device(device))
+    except (RuntimeError, AssertionError, ValueError) as error:
+        reason = (str(error).splitlines() or ["?"])[0][:160]
+        raise HardwareFault(f"--device {device[:40]}: {reason}; `swarmnode doctor` says more") from None
+
+
+def has_cuda() -> bool:
+    """Whether this PyTorch sees an NVIDIA GPU."""
+    return torch.cuda.is_available()
+
+
+def device_text(device: str) -> str:
+    """`PyTorch 2.5, NVIDIA H200, 139 GiB`, of a device that is here."""
+    if device.startswith("cuda"):
+        found = torch.cuda.get_device_properties(torch.device(device))
+        return f"PyTorch {torch.__version__}, {found.name}, {found.total_memory >> 30} GiB"
+    return f"PyTorch {torch.__version__}, {device}"
+
+
+def free_nbytes(device: str) -> int | None:
+    """Memory of a CUDA device that nobody uses; None for others, which share the machine's."""
+    return int(torch.cuda.mem_get_info(torch.device(device))[0]) if device.startswith("cuda") else None
+
+
+def use_one_thread() -> None:
+    """As node processes do: more than one a process runs slower (measured, test-lab section 7)."""
+    torch.set_num_threads(1)

@@ -1,0 +1,316 @@
+"""What a volunteer lets the run have, and whether the node may run now. Pure: limits and a frozen reading in, a verdict
+with its reason out; nobody here reads a clock, a sensor or a counter.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from swarmnode.wire import record_pb2
+
+DAY_S = 86_400
+COOL_C = 5.0  # guess: degrees below the limit before work goes on, so that it does not flutter
+FREE_SHARE = 0.05  # guess: the same for memory
+QUOTA_SHARE = 0.995  # of the quota: the rest is for saying that we pause; so it stops within 1 %
+QUOTA_AHEAD_S = 2.0  # what is under way when the quota is near still goes through; guess: two readings
+YIELD_MAX = 16
+
+_HOURS = re.compile(r"(\d{1,2})(?::(\d{2}))?-(\d{1,2})(?::(\d{2}))?\Z")
+_AMOUNT = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)\Z")
+_RATE = re.compile(r"(\d+(?:\.\d+)?)\s*([kKmMgG]?)([bB]its?|[bB]|)(?:/s|ps)?\Z")
+_THOUSANDS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9}
+_BYTES = {"b": 1, "kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
+
+Span = tuple[int, int]
+"""Seconds of the local day from and to; from > to goes past midnight."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """`hours` empty: always. Rates are bits a second, `quota_nbytes` is of a local day, both directions together."""
+
+    hours: tuple[Span, ...] = ()
+    max_up_bps: float | None = None
+    max_down_bps: float | None = None
+    quota_nbytes: int | None = None
+    max_temp_c: float | None = None
+    max_memory_nbytes: int | None = None
+    yield_to: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """The machine at one moment. What cannot be measured is None, and no limit on it can be kept.
+
+    `asked_until_unix_s`: a person asked to pause until then (infinity: until told), None when nobody did.
+    `running` is what the node does now, for limits that must not flutter.
+    """
+
+    unix_s: float
+    utc_offset_s: int
+    running: bool = True
+    used_nbytes: int = 0
+    nbytes_per_s: float = 0.0
+    temperature_c: float | None = None
+    memory_nbytes: int = 0
+    processes: frozenset[str] = frozenset()
+    asked_until_unix_s: float | None = None
+    asked_reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """`until_unix_s` is when it changes by itself as far as can be foreseen: None when it cannot."""
+
+    running: bool
+    until_unix_s: float | None
+    reason: str
+
+
+def decide(limits: Limits, reading: Reading) -> Verdict:
+    """Whether to run now. With several reasons to pause, the one that lasts longest is told."""
+    pauses = [verdict for check in _CHECKS if (verdict := check(limits, reading)) is not None]
+    if not pauses:
+        return Verdict(True, _closes(limits.hours, reading), "within its limits")
+    return max(pauses, key=lambda verdict: math.inf if verdict.until_unix_s is None else verdict.until_unix_s)
+
+
+def allowance(limits: Limits, verdict: Verdict, now_unix_s: float) -> record_pb2.Allowance | None:
+    """What others should know of it; None when there is nothing to expect."""
+    until = verdict.until_unix_s
+    known = int(until) if until is not None and now_unix_s < until < now_unix_s + 400 * DAY_S else 0
+    told = record_pb2.Allowance(
+        up_bps=int(limits.max_up_bps or 0),
+        down_bps=int(limits.max_down_bps or 0),
+        pauses_unix_s=known if verdict.running else 0,
+        resumes_unix_s=0 if verdict.running else known,
+    )
+    return told if told.ByteSize() else None
+
+
+def _asked(limits: Limits, reading: Reading) -> Verdict | None:
+    until = reading.asked_until_unix_s
+    if until is None or until <= reading.unix_s:
+        return None
+    return Verdict(False, None if math.isinf(until) else until, reading.asked_reason or "asked to")
+
+
+def _hours(limits: Limits, reading: Reading) -> Verdict | None:
+    if not limits.hours:
+        return None
+    second = _second(reading)
+    if any(_within(span, second) for span in limits.hours):
+        return None
+    wait_s = min((begin - second) % DAY_S for begin, _ in limits.hours)
+    return Verdict(False, reading.unix_s + wait_s, f"outside its hours ({show_hours(limits.hours)})")
+
+
+def _quota(limits: Limits, reading: Reading) -> Verdict | None:
+    if limits.quota_nbytes is None:
+        return None
+    coming = reading.nbytes_per_s * QUOTA_AHEAD_S if reading.running else 0.0
+    if reading.used_nbytes + coming < QUOTA_SHARE * limits.quota_nbytes:
+        return None
+    until = reading.unix_s + DAY_S - _second(reading)
+    return Verdict(False, until, f"the day's quota of {show_nbytes(limits.quota_nbytes)} is used up")
+
+
+def _temperature(limits: Limits, reading: Reading) -> Verdict | None:
+    if limits.max_temp_c is None or reading.temperature_c is None:
+        return None
+    bound = limits.max_temp_c if reading.running else limits.max_temp_c - COOL_C
+    if reading.temperature_c <= bound:
+        return None
+    return Verdict(False, None, f"{reading.temperature_c:.0f} °C, at most {limits.max_temp_c:g} are allowed")
+
+
+def _memory(limits: Limits, reading: Reading) -> Verdict | None:
+    if limits.max_memory_nbytes is None:
+        return None
+    bound = limits.max_memory_nbytes if reading.running else limits.max_memory_nbytes * (1 - FREE_SHARE)
+    if reading.memory_nbytes <= bound:
+        return None
+    held, allowed = show_nbytes(reading.memory_nbytes), show_nbytes(limits.max_memory_nbytes)
+    return Verdict(False, None, f"it holds {held} of memory, at most {allowed} are allowed")
+
+
+def _yield(limits: Limits, reading: Reading) -> Verdict | None:
+    for name in limits.yield_to:
+        if name in reading.processes:
+            return Verdict(False, None, f"{name} runs")
+    return None
+
+
+_CHECKS: tuple[Callable[[Limits, Reading], Verdict | None], ...] = (
+    _asked,
+    _hours,
+    _quota,
+    _temperature,
+    _memory,
+    _yield,
+)
+
+
+def _second(reading: Reading) -> float:
+    """Second of the local day."""
+    return (reading.unix_s + reading.utc_offset_s) % DAY_S
+
+
+def _within(span: Span, second: float) -> bool:
+    begin, end = span
+    return begin <= second < end if begin < end else second >= begin or second < end
+
+
+def _closes(hours: tuple[Span, ...], reading: Reading) -> float | None:
+    """When the hours that hold now end, spans that touch counted as one; None when they never do."""
+    second, passed = _second(reading), 0.0
+    for _ in range(2 * len(hours)):
+        here = [span for span in hours if _within(span, (second + passed) % DAY_S)]
+        if not here:
+            break
+        passed += max((end - second - passed) % DAY_S or DAY_S for _, end in here)
+        if passed >= DAY_S:
+            return None
+    return reading.unix_s + passed if hours else None
+
+
+# ---- as people write them
+
+
+def parse_hours(text: str) -> tuple[Span, ...]:
+    """`22-07`, `22:30-07:15`, `0-6,12-14`. Raises ValueError."""
+    spans = []
+    for part in text.split(","):
+        found = _HOURS.match(part.strip())
+        if found is None:
+            raise ValueError("say 22-07, 22:30-07:15 or 0-6,12-14 (local time)")
+        numbers = [int(number or 0) for number in found.groups()]
+        begin, end = numbers[0] * 3600 + numbers[1] * 60, numbers[2] * 3600 + numbers[3] * 60
+        if max(begin, end) > DAY_S or max(numbers[1], numbers[3]) > 59:
+            raise ValueError(f"{part.strip()!r} is not of a day: hours are 0 to 24, minutes 0 to 59")
+        if begin % DAY_S == end % DAY_S:
+            raise ValueError(f"{part.strip()!r} is empty, or always: leave it out for always")
+        spans.append((begin % DAY_S, end % DAY_S))
+    return tuple(spans)
+
+
+def parse_rate(text: str) -> float:
+    """Bits a second of `20Mbit`, `500kbit`, `2MB` (bytes a second) or a plain number of bits. Raises ValueError."""
+    found = _RATE.match(text.strip())
+    if found is None:
+        raise ValueError("say 20Mbit, 500kbit or 2MB (a second)")
+    rate = float(found.group(1)) * _THOUSANDS[found.group(2).lower()] * (8 if found.group(3) == "B" else 1)
+    if not 64e3 <= rate <= 1e12:
+        raise ValueError("a rate is 64kbit to 1000Gbit: below that not even a record gets through")
+    return rate
+
+
+def parse_nbytes(text: str) -> int:
+    """Bytes of `50GB`, `512MiB`. Raises ValueError."""
+    found = _AMOUNT.match(text.strip())
+    unit = _BYTES.get(found.group(2).lower()) if found else None
+    if found is None or unit is None:
+        raise ValueError("say 50GB or 512MiB")
+    nbytes = float(found.group(1)) * unit
+    if not 1e6 <= nbytes <= 1e15:
+        raise ValueError("1MB to 1000TB are allowed")
+    return int(nbytes)
+
+
+def parse_quota(text: str) -> int:
+    """Bytes a day of `50GB/day` or `50GB`. Raises ValueError."""
+    try:
+        return parse_nbytes(text.strip().removesuffix("/day").removesuffix("/d"))
+    except ValueError as error:
+        raise ValueError(str(error).replace("50GB", "50GB/day")) from None
+
+
+def parse_temperature(text: str) -> float:
+    """Degrees Celsius of `80` or `80C`. Raises ValueError."""
+    found = _AMOUNT.match(text.strip().replace("°", ""))
+    if found is None or found.group(2).lower() not in ("", "c") or not 30 <= float(found.group(1)) <= 110:
+        raise ValueError("say 80 or 80C; 30 to 110 are allowed")
+    return float(found.group(1))
+
+
+def parse_names(text: str) -> tuple[str, ...]:
+    """Program names of `steam,blender`. Raises ValueError."""
+    names = tuple(dict.fromkeys(part.strip().lower() for part in text.split(",") if part.strip()))
+    if not 0 < len(names) <= YIELD_MAX or any(len(name) > 64 or "/" in name for name in names):
+        raise ValueError(f"say steam,blender: 1 to {YIELD_MAX} names of programs as `ps` shows them")
+    return names
+
+
+def show_hours(hours: tuple[Span, ...]) -> str:
+    def clock(second: int) -> str:
+        return f"{second // 3600:02}" + (f":{second // 60 % 60:02}" if second % 3600 else "")
+
+    return ",".join(f"{clock(begin)}-{clock(end)}" for begin, end in hours)
+
+
+def show_rate(bps: float) -> str:
+    for unit, size in (("Gbit", 1e9), ("Mbit", 1e6), ("kbit", 1e3)):
+        if bps >= size:
+            return f"{bps / size:.10g}{unit}"
+    return f"{bps:.10g}bit"
+
+
+def show_nbytes(nbytes: float) -> str:
+    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
+        if nbytes >= size:
+            return f"{nbytes / size:.10g}{unit}"
+    return f"{nbytes:.0f}B"
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One limit as people name it: its field, how it is read and how it is shown."""
+
+    field: str
+    parse: Callable[[str], object]
+    show: Callable[..., str]
+    help: str
+
+
+KINDS: Mapping[str, Kind] = {
+    "hours": Kind("hours", parse_hours, show_hours, "Run only then, local time: 22-07."),
+    "max-up": Kind("max_up_bps", parse_rate, show_rate, "Send at most this fast: 20Mbit."),
+    "max-down": Kind("max_down_bps", parse_rate, show_rate, "Receive at most this fast: 100Mbit."),
+    "quota": Kind(
+        "quota_nbytes", parse_quota, lambda n: f"{show_nbytes(n)}/day", "Bytes of a day, both ways: 50GB/day."
+    ),
+    "max-temp": Kind("max_temp_c", parse_temperature, lambda c: f"{c:g}C", "Pause above this: 80C."),
+    "max-memory": Kind("max_memory_nbytes", parse_nbytes, show_nbytes, "Hold at most this much memory: 6GB."),
+    "yield-to": Kind("yield_to", parse_names, ",".join, "Pause while one of these runs: steam,blender."),
+}
+
+
+def change(limits: Limits, changed: Mapping[str, str]) -> Limits:
+    """`limits` with those in `changed` as written; "" and "none" lift one. Raises ValueError that names it."""
+    values: dict[str, object] = {}
+    for name, text in changed.items():
+        kind = KINDS.get(name)
+        if kind is None:
+            raise ValueError(f"{name[:40]!r} is no limit; there are {', '.join(KINDS)}")
+        if text.strip().lower() in ("", "none"):
+            values[kind.field] = getattr(Limits(), kind.field)
+            continue
+        try:
+            values[kind.field] = kind.parse(text[:200])
+        except ValueError as error:
+            raise ValueError(f"--{name} {text[:60]!r}: {error}") from None
+    return dataclasses.replace(limits, **values)  # type: ignore[arg-type]
+
+
+def show(limits: Limits) -> dict[str, str]:
+    """The limits that are set, as `change` reads them."""
+    none = Limits()
+    return {
+        name: kind.show(value)
+        for name, kind in KINDS.items()
+        if (value := getattr(limits, kind.field)) != getattr(none, kind.field)
+    }

@@ -1,0 +1,104 @@
+"""Keeps a node within its volunteer's limits: reads the machine, decides (limits.py), pauses and resumes, and tells."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import math
+from collections.abc import Awaitable, Callable, Mapping
+
+from swarmnode.errors import Unavailable
+from swarmnode.node.limits import Limits, Reading, Verdict, allowance, change, decide
+from swarmnode.node.pausing import Pausing
+from swarmnode.node.presence import Presence
+from swarmnode.ports import Telemetry
+
+PERIOD_S = 1.0  # between readings: half of limits.QUOTA_AHEAD_S
+
+Sense = Callable[[Limits], Awaitable[Reading]]
+"""The machine now; what none of the limits asks for need not be measured."""
+
+
+class Regulator:
+    """`change`, `pause` and `resume` are what people ask for; `run` makes it so."""
+
+    def __init__(
+        self,
+        limits: Limits,
+        sense: Sense,
+        pausing: Pausing,
+        presence: Presence,
+        telemetry: Telemetry,
+        changed: Callable[[Limits], None] = lambda limits: None,
+        period_s: float = PERIOD_S,
+    ) -> None:
+        """`changed` is told the limits at once and whenever they change: for rates, which the transport keeps."""
+        self.limits = limits
+        self.reading: Reading | None = None
+        self.verdict = Verdict(True, None, "starting")
+        self._sense = sense
+        self._pausing = pausing
+        self._presence = presence
+        self._telemetry = telemetry
+        self._changed = changed
+        self._period_s = period_s
+        self._asked_until_unix_s: float | None = None
+        self._asked_reason = ""
+        self._now = asyncio.Event()
+        self._standing_back = False
+        changed(limits)
+
+    def change(self, changed: Mapping[str, str]) -> None:
+        """Set or lift limits, as written on the command line. Raises ValueError, and changes nothing then."""
+        self.limits = change(self.limits, changed)
+        self._changed(self.limits)
+        self._telemetry.event("limits.changed", **{name.replace("-", "_"): text for name, text in changed.items()})
+        self._now.set()
+
+    def pause(self, for_s: float, reason: str) -> None:
+        """Pause for so long; 0: until `resume`. Raises Unavailable before the machine was read for the first time."""
+        if self.reading is None:
+            raise Unavailable("this daemon is still starting")
+        self._asked_until_unix_s = self.reading.unix_s + for_s if for_s > 0 else math.inf
+        self._asked_reason = reason
+        self._decide(self.reading)
+
+    def resume(self) -> None:
+        """Take back a person's pause. Limits still hold."""
+        self._asked_until_unix_s = None
+        if self.reading is not None:
+            self._decide(self.reading)
+
+    def stand_back(self) -> None:
+        """Leave the node as it is from now on: it is finishing."""
+        self._standing_back = True
+
+    async def run(self) -> None:
+        """Read, decide, act, for ever."""
+        while True:
+            self._now.clear()
+            await self.once()
+            try:
+                async with asyncio.timeout(self._period_s):
+                    await self._now.wait()
+            except TimeoutError:
+                pass
+
+    async def once(self) -> None:
+        """One reading and what follows from it."""
+        reading = await self._sense(self.limits)
+        self._decide(dataclasses.replace(reading, running=self.verdict.running))
+        if self._standing_back:
+            return
+        await self._pausing.apply(self.verdict.running, self.verdict.reason)
+
+    def _decide(self, reading: Reading) -> None:
+        before = self.verdict
+        self.reading = dataclasses.replace(
+            reading, asked_until_unix_s=self._asked_until_unix_s, asked_reason=self._asked_reason
+        )
+        self.verdict = decide(self.limits, self.reading)
+        self._presence.self.allowance = allowance(self.limits, self.verdict, reading.unix_s)
+        if self.verdict.running != before.running:
+            self._telemetry.event("limits.verdict", running=self.verdict.running, reason=self.verdict.reason)
+            self._now.set()

@@ -1,0 +1,58 @@
+"""Rates a volunteer allows: bytes that streams send and receive wait here for their turn, in the order they came.
+
+Each piece reserves the next free time of its direction; nothing accumulates but BURST_S of idle time, so the rate holds
+over any second. p2pd, Noise, yamux and TCP add to what is counted here; OVERHEAD is charged for them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+OVERHEAD = 1.03  # guess: 12 + 18 bytes a frame of 64 KiB at most, 52 of 1,500 for TCP/IP, half of which loopback saves
+BURST_S = 0.05
+PIECE_S = 0.02  # a piece takes so long at the rate: several streams take turns within a tenth of a second
+PIECE_BYTES_MIN, PIECE_BYTES_MAX = 2 << 10, 512 << 10
+
+
+class Pacer:
+    """One direction. `total_nbytes` counts everything that passed, whether or not there is a rate."""
+
+    def __init__(self) -> None:
+        self.total_nbytes = 0
+        self._nbytes_per_s: float | None = None
+        self._free_s = 0.0
+
+    @property
+    def bps(self) -> float | None:
+        """Bits a second allowed, None for any number."""
+        return None if self._nbytes_per_s is None else self._nbytes_per_s * 8
+
+    @bps.setter
+    def bps(self, bps: float | None) -> None:
+        self._nbytes_per_s = None if bps is None else bps / 8
+        self._free_s = min(self._free_s, asyncio.get_running_loop().time() + BURST_S)
+
+    @property
+    def piece_nbytes(self) -> int:
+        """How much to move at a time."""
+        if self._nbytes_per_s is None:
+            return PIECE_BYTES_MAX
+        return int(min(PIECE_BYTES_MAX, max(PIECE_BYTES_MIN, self._nbytes_per_s * PIECE_S)))
+
+    async def spend(self, nbytes: int) -> None:
+        """Returns when `nbytes` may pass."""
+        if self._nbytes_per_s is None:
+            return
+        now = asyncio.get_running_loop().time()
+        begin = max(self._free_s, now - BURST_S)
+        self._free_s = begin + nbytes * OVERHEAD / self._nbytes_per_s
+        if begin > now:
+            await asyncio.sleep(begin - now)
+
+
+class Throttle:
+    """Both directions of one transport."""
+
+    def __init__(self) -> None:
+        self.up = Pacer()
+        self.down = Pacer()

@@ -1,0 +1,39 @@
+"""Seconds' worth of fuzzing: damaged valid inputs, and what Hypothesis thinks of. `python -m tests.fuzz` does more."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from swarmnode.ids import seeded
+from tests.fuzz.mutate import inputs
+from tests.fuzz.targets import targets
+
+NAMES = (*("frame", "record", "pass", "guests", "invite", "manifest", "signed manifest", "packet", "control"),)
+COUNT = {"manifest": 60, "packet": 300}  # slower ones
+
+
+def test_every_target_is_tested() -> None:
+    assert set(NAMES) == set(targets())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_damaged_input_is_refused_quietly(name: str) -> None:
+    target = targets()[name]
+    for raw in inputs(target.seeds, COUNT.get(name, 1500), seeded("fuzz", name)):
+        target.take(raw)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(raw=st.binary(max_size=300))
+def test_any_bytes_are_refused_quietly(name: str, raw: bytes) -> None:
+    targets()[name].take(raw)
+
+
+@pytest.mark.parametrize("name", ["invite", "manifest"])
+@settings(max_examples=60, deadline=None)
+@given(text=st.text(max_size=200))
+def test_any_text_is_refused_quietly(name: str, text: str) -> None:
+    targets()[name].take(text.encode("utf-8", "replace"))

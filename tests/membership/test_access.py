@@ -1,0 +1,161 @@
+"""Who may take part: the decision against a dumb twin, signatures that must not be transferable, bounds on memory."""
+
+from __future__ import annotations
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarmnode import owner
+from swarmnode.errors import RemoteFault
+from swarmnode.identity import Identity
+from swarmnode.ids import PeerId, RunId
+from swarmnode.membership import door as door_module
+from swarmnode.membership.access import (
+    SKEW_S,
+    Guests,
+    Rules,
+    grant_name,
+    open_guests,
+    permitted,
+    sign_grant,
+    sign_guests,
+    sign_pass,
+)
+from swarmnode.membership.door import Door, parse_pass
+from swarmnode.wire import access_pb2 as wire
+
+OWNER = Ed25519PrivateKey.from_private_bytes(b"o" * 32)
+KEY = owner.public_bytes(OWNER)
+STRANGER = Ed25519PrivateKey.from_private_bytes(b"x" * 32)
+RUN = RunId("ab" * 32)
+DELEGATE = Identity.of_seed(b"d" * 32)
+ME, OTHER = (Identity.of_seed(bytes([n]) * 32).peer_id for n in (1, 2))
+NOW = 1_000_000.0
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = NOW
+
+    def unix_s(self) -> float:
+        return self.now
+
+
+def a_pass(
+    machine: PeerId = ME,
+    run: RunId = RUN,
+    signer: Ed25519PrivateKey = OWNER,
+    expires: int = int(NOW) + 1000,
+    machines: int = 0,
+    delegate: Identity = DELEGATE,
+) -> wire.Pass:
+    return sign_pass(delegate, run, sign_grant(signer, run, DELEGATE, expires, machines), machine, expires)
+
+
+@given(
+    is_open=st.booleans(),
+    allowed=st.booleans(),
+    banned=st.booleans(),
+    shows=st.booleans(),
+    revoked=st.booleans(),
+    mine=st.booleans(),
+    by_owner=st.booleans(),
+    by_delegate=st.booleans(),
+    left_s=st.integers(-2 * SKEW_S, 2 * SKEW_S),
+)
+def test_permitted_agrees_with_a_dumb_twin(
+    is_open: bool,
+    allowed: bool,
+    banned: bool,
+    shows: bool,
+    revoked: bool,
+    mine: bool,
+    by_owner: bool,
+    by_delegate: bool,
+    left_s: int,
+) -> None:
+    shown = a_pass(
+        ME if mine else OTHER,
+        signer=OWNER if by_owner else STRANGER,
+        expires=int(NOW) + left_s,
+        delegate=DELEGATE if by_delegate else Identity.of_seed(b"e" * 32),
+    )
+    guests = Guests(
+        1,
+        frozenset([ME] if allowed else []),
+        frozenset([ME] if banned else []),
+        frozenset([grant_name(shown.grant)] if revoked else []),
+    )
+    found, reason = permitted(Rules(RUN, KEY, is_open, guests), ME, shown if shows else None, NOW)
+    good = shows and not revoked and mine and by_owner and by_delegate and left_s > -SKEW_S
+    assert found == (not banned and (is_open or allowed or good)), reason
+
+
+def test_a_pass_is_of_no_use_in_another_run_or_longer_than_its_grant() -> None:
+    rules = Rules(RUN, KEY, False)
+    assert permitted(rules, ME, a_pass(), NOW)[0]
+    assert not permitted(rules, ME, a_pass(run=RunId("cd" * 32)), NOW)[0]
+    longer = a_pass()
+    longer.expires_unix_s += 10**6
+    assert not permitted(rules, ME, longer, NOW)[0]
+    longer.grant.expires_unix_s += 10**6
+    assert not permitted(rules, ME, longer, NOW)[0]
+    assert not permitted(rules, ME, a_pass(), NOW + 1000 + SKEW_S)[0], "it ends"
+
+
+def test_a_grant_lets_in_so_many_machines() -> None:
+    door = Door(Rules(RUN, KEY, False), Clock())
+    assert door.judge(ME, a_pass(ME, machines=1))[0]
+    assert not door.judge(OTHER, a_pass(OTHER, machines=1))[0]
+    assert door.judge(ME)[0], "who showed a pass need not show it again"
+    assert not door.judge(OTHER)[0]
+
+
+def test_the_guest_list_counts_at_once_and_only_forwards() -> None:
+    door = Door(Rules(RUN, KEY, False), Clock())
+    assert door.judge(ME, a_pass())[0] and not door.judge(OTHER)[0]
+    assert door.learn(sign_guests(OWNER, RUN, Guests(2, allowed=frozenset([OTHER]))))
+    assert door.judge(OTHER)[0]
+    assert door.learn(sign_guests(OWNER, RUN, Guests(3, revoked=frozenset([grant_name(a_pass().grant)]))))
+    assert not door.judge(ME)[0] and not door.judge(OTHER)[0]
+    assert not door.learn(sign_guests(OWNER, RUN, Guests(2, allowed=frozenset([OTHER])))), "an old list is no news"
+    assert not door.judge(OTHER)[0]
+
+
+def test_only_the_owner_writes_guest_lists() -> None:
+    guests = Guests(5, banned=frozenset([ME]))
+    assert open_guests(sign_guests(OWNER, RUN, guests), RUN, KEY) == guests
+    for signed in (
+        sign_guests(STRANGER, RUN, guests),
+        sign_guests(OWNER, RunId("cd" * 32), guests),
+        wire.SignedGuestList(list=b"\xff" * 20, signature=OWNER.sign(b"swarmnode/guests/v1\0" + b"\xff" * 20)),
+        wire.SignedGuestList(list=b"x" * (2 << 20), signature=b"s" * 64),
+    ):
+        with pytest.raises(RemoteFault, match="guest list"):
+            open_guests(signed, RUN, KEY)
+
+
+def test_ten_thousand_passes_are_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(door_module, "PASSES_MAX", 50)
+    door = Door(Rules(RUN, KEY, False), Clock())
+    for number in range(200):
+        peer = Identity.of_seed(number.to_bytes(32, "big")).peer_id
+        assert door.judge(peer, a_pass(peer))[0]
+        assert not door.judge(PeerId(peer[::-1]), a_pass(peer, signer=STRANGER))[0]
+    assert len(door._passes) == 50
+    assert sum(map(len, door._machines.values())) == 50
+
+
+@given(st.binary(max_size=600))
+def test_no_bytes_break_a_pass(raw: bytes) -> None:
+    try:
+        shown = parse_pass(raw)
+    except RemoteFault:
+        return
+    assert not permitted(Rules(RUN, KEY, False), ME, shown, NOW)[0]
+
+
+def test_a_pass_fits_a_record() -> None:
+    assert a_pass(machines=1000).ByteSize() <= 230

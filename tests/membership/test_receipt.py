@@ -1,0 +1,87 @@
+"""Receipts: signed by the client, of use to one server, kept through restarts; counted by whole nodes."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarmnode.errors import LocalFault, RemoteFault
+from swarmnode.identity import Identity
+from swarmnode.ids import RunId
+from swarmnode.local.receipts import FILE_NAME, Receipts, read
+from swarmnode.membership.receipt import PEERS_MAX, Done, Work, check_receipt, sign_receipt
+from swarmnode.node.thanks import Thanks
+from swarmnode.wire import call_pb2 as wire
+from tests.node.village import RUN, LoopClock, manifest, village
+
+CLIENT, SERVER, OTHER = (Identity.of_seed(bytes([n]) * 32) for n in (1, 2, 3))
+DONE = Done(3, 12)
+
+
+def one(run: RunId = RUN, until: int = 20) -> wire.Receipt:
+    return sign_receipt(CLIENT, run, SERVER.peer_id, DONE, 10, until)
+
+
+@given(st.sampled_from(["microbatches", "samples", "until_unix_s", "from_unix_s"]), st.integers(0, 1 << 40))
+def test_no_number_in_it_can_be_changed(field: str, value: int) -> None:
+    receipt = one()
+    check_receipt(receipt, RUN, SERVER.peer_id)
+    if getattr(receipt, field) == value:
+        return
+    setattr(receipt, field, value)
+    with pytest.raises(RemoteFault, match="receipt"):
+        check_receipt(receipt, RUN, SERVER.peer_id)
+
+
+def test_it_is_of_use_to_one_server_in_one_run() -> None:
+    for run, server in ((RunId("ef" * 32), SERVER.peer_id), (RUN, OTHER.peer_id)):
+        with pytest.raises(RemoteFault, match="another"):
+            check_receipt(one(), run, server)
+    forged = one()
+    forged.client = OTHER.peer_id
+    with pytest.raises(RemoteFault, match="did not sign"):
+        check_receipt(forged, RUN, SERVER.peer_id)
+
+
+def test_the_newest_of_a_client_is_kept(tmp_path: Path) -> None:
+    kept = Receipts(tmp_path)
+    for until in (20, 30, 40):
+        kept.keep(one(until=until))
+    Receipts(tmp_path).keep(one(RunId("ef" * 32)))
+    assert sorted((r.run_id, r.until_unix_s) for r in read(tmp_path)) == [(RUN, 40), ("ef" * 32, 20)]
+    (tmp_path / FILE_NAME).write_bytes(b"\0\0\0\x09torn")
+    with pytest.raises(LocalFault, match="damaged"):
+        Receipts(tmp_path)
+
+
+def test_strangers_do_not_grow_the_books() -> None:
+    work = Work()
+    for number in range(3 * PEERS_MAX):
+        work.received(Identity.of_seed(number.to_bytes(32, "big")).peer_id, 4)
+    assert len(work.done) == PEERS_MAX
+
+
+def test_whole_nodes_thank_each_other() -> None:
+    async def body() -> None:
+        async with village(manifest(stages=2)) as v:
+            people = [v.add(number % 2) for number in range(3)]
+            got: list[wire.Receipt] = []
+            thanks = [
+                Thanks(RUN, Identity.of_seed(bytes([at + 1]) * 32), p.node.line.work, LoopClock(), p.quiet, got.append)
+                for at, p in enumerate(people)
+            ]
+            for one, person in zip(thanks, people, strict=True):
+                one.serve(person.transport)
+            await v.until(lambda: v.total() > 200, "they train")
+            await thanks[1].once(people[1].transport)
+            assert {receipt.client for receipt in got} <= {people[0].node.me, people[2].node.me} and got
+            hop = people[1].node.hop
+            assert hop is not None and sum(receipt.samples for receipt in got) <= hop.samples + 64
+            assert sum(receipt.samples for receipt in got) > 100, "nearly all it did is thanked for"
+            await v.leave()
+
+    asyncio.run(body())

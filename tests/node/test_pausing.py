@@ -1,0 +1,129 @@
+"""A replica stands aside and comes back: in whole nodes; and a regulator that decides when, on a clock of our own."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from swarmnode.errors import Unavailable
+from swarmnode.node.limits import Limits, Reading, change
+from swarmnode.node.pausing import Pausing
+from swarmnode.node.regulator import Regulator
+from swarmnode.simulation.clock import VirtualLoop
+from swarmnode.wire import record_pb2
+from tests.node.village import Villager, manifest, village
+
+NOON = 1_700_000_000 // 86_400 * 86_400 + 43_200
+
+
+def trains(person: Villager) -> bool:
+    return person.node.state == record_pb2.NODE_STATE_TRAINING
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+def test_a_replica_pauses_catches_up_and_goes_on(stage: int) -> None:
+    async def body() -> None:
+        async with village(manifest(stages=2)) as v:
+            for number in range(4):
+                v.add(number % 2)
+            await v.until(lambda: all(map(trains, v.people)) and v.total() > 64, "everybody trains")
+            aside = next(person for person in v.people if person.node.stage == stage)
+            await aside.node.pausing.apply(False, "asked to")
+            assert aside.node.pausing.paused
+            steps = aside.node.hop.inner_steps if aside.node.hop else 0
+            rounds = aside.node.gossip.done if aside.node.gossip else 0
+            before = v.total()
+            others = [person for person in v.people if person is not aside]
+            await v.until(
+                lambda: v.total() > before + 3 * 128 and all(o.node.gossip.done > rounds + 1 for o in others),  # type: ignore[union-attr]
+                "the others go on without it",
+            )
+            assert aside.node.hop is not None and aside.node.hop.inner_steps <= steps + 1, "it does nothing meanwhile"
+            assert aside.node.gossip is not None and aside.node.gossip.done <= rounds + 1
+            # As a regulator does it: asked again until it is so.
+            while not trains(aside):
+                await aside.node.pausing.apply(True, "resumed")
+            assert aside.node.gossip.done > rounds, "it took the rounds it had missed from another"
+            steps = aside.node.hop.inner_steps
+            await v.until(lambda: aside.node.hop.inner_steps > steps + 1, "it works again")  # type: ignore[union-attr]
+            lost = sum(p.quiet.total("swarmnode_microbatches_total", outcome="lost") for p in v.people)
+            assert lost == 0
+            await v.leave()
+
+    asyncio.run(body())
+
+
+class Sky:
+    """A machine whose readings are written by the test."""
+
+    def __init__(self) -> None:
+        self.reading = Reading(NOON, 0)
+
+    async def __call__(self, limits: Limits) -> Reading:
+        now = NOON + asyncio.get_running_loop().time()
+        return Reading(now, 0, used_nbytes=self.reading.used_nbytes, temperature_c=self.reading.temperature_c)
+
+
+class FakePresence:
+    """Just enough of node.presence.Presence: a state and who is told."""
+
+    def __init__(self) -> None:
+        self.self = self
+        self.state = record_pb2.NODE_STATE_TRAINING
+        self.stage = 0
+        self.allowance: record_pb2.Allowance | None = None
+        self.said: list[tuple[float, int]] = []
+
+    def set_state(self, state: int, reason: str) -> None:
+        self.state = state  # type: ignore[assignment]
+        self.said.append((asyncio.get_running_loop().time(), state))
+
+
+def test_hours_and_people_on_the_simulated_clock() -> None:
+    """Two days: hours 22-07, a snooze at night; every change of state within a second of when it is due."""
+
+    async def body() -> None:
+        from tests.pipeline.quiet import Quiet
+
+        presence, quiet = FakePresence(), Quiet()
+        pausing = Pausing(presence, quiet)  # type: ignore[arg-type]
+        regulator = Regulator(change(Limits(), {"hours": "22-07"}), Sky(), pausing, presence, quiet)  # type: ignore[arg-type]
+        with pytest.raises(Unavailable, match="starting"):
+            regulator.pause(0, "too early")
+        async with asyncio.TaskGroup() as tasks:
+            running = tasks.create_task(regulator.run())
+            await asyncio.sleep(5)
+            assert presence.allowance is not None and presence.allowance.resumes_unix_s == NOON + 10 * 3600
+            await asyncio.sleep(11 * 3600)  # 23:00
+            regulator.pause(3600, "snoozed")
+            assert not regulator.verdict.running and regulator.verdict.reason == "snoozed"
+            await asyncio.sleep(2 * 3600)  # 01:00
+            regulator.pause(0, "asked to")
+            await asyncio.sleep(3600)
+            regulator.resume()
+            await asyncio.sleep(86_400)
+            regulator.change({"hours": "none"})
+            await asyncio.sleep(2)
+            with pytest.raises(ValueError, match="hours"):
+                regulator.change({"hours": "noon"})
+            running.cancel()
+        paused, trains_ = record_pb2.NODE_STATE_PAUSED, record_pb2.NODE_STATE_TRAINING
+        due = [
+            (0, paused),
+            (10, trains_),  # 22:00
+            (11, paused),  # snoozed at 23:00
+            (12, trains_),
+            (13, paused),  # asked to at 01:00
+            (14, trains_),
+            (19, paused),  # 07:00
+            (34, trains_),  # 22:00 of the next day
+        ]
+        for (at_s, state), (hour, wanted) in zip(presence.said, due, strict=True):
+            assert state == wanted and abs(at_s - hour * 3600) <= 12, (presence.said, due)
+
+    loop = VirtualLoop()
+    try:
+        loop.run_until_complete(body())
+    finally:
+        loop.close()

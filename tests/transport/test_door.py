@@ -1,0 +1,126 @@
+"""The door of the real transport: who may not take part is told why, before anything longer than a pass is read."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+import uvloop
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from swarmnode import owner
+from swarmnode.errors import Forbidden, RemoteFault
+from swarmnode.identity import Identity
+from swarmnode.ids import PeerId
+from swarmnode.membership.access import Guests, Rules, sign_grant, sign_guests, sign_pass
+from swarmnode.membership.door import Door
+from swarmnode.transport import frame
+from swarmnode.transport.frame import Kind
+from swarmnode.transport.knocking import Bucket, Knocking
+from swarmnode.transport.libp2p import Libp2pTransport
+from swarmnode.wire import access_pb2
+
+from .contract import RUN, ping, pong
+from .test_contract import WallClock, node
+
+OWNER = Ed25519PrivateKey.from_private_bytes(b"o" * 32)
+DELEGATE = Identity.of_seed(b"d" * 32)
+
+
+def a_pass(machine: PeerId) -> access_pb2.Pass:
+    until = int(time.time()) + 1000
+    return sign_pass(DELEGATE, RUN, sign_grant(OWNER, RUN, DELEGATE, until), machine, until)
+
+
+def a_door(mine: access_pb2.Pass | None = None) -> Door:
+    return Door(Rules(RUN, owner.public_bytes(OWNER), is_open=False), WallClock(), mine)
+
+
+async def call(here: Libp2pTransport, there: Libp2pTransport) -> None:
+    await here.call(there.peer_id, ping(), timeout_s=20, reply_bytes_max=0)
+
+
+@pytest.mark.swarm
+def test_only_those_with_a_pass_are_served() -> None:
+    async def main() -> None:
+        async with asyncio.timeout(120), node() as (there, _), node() as (here, _), node() as (stranger, _):
+            door = a_door()
+            there.let_in(door)
+            there.serve("ping", pong, tensor_bytes_max=0)
+            for transport in (there, here, stranger):
+                transport.start()
+            for transport in (here, stranger):
+                await transport.connect(there.peer_id, await there.addresses())
+            with pytest.raises(Forbidden, match="by invitation") as caught:
+                await call(stranger, there)
+            assert caught.value.exit_code == 77
+            with pytest.raises(Forbidden, match="by invitation"):
+                await call(here, there)
+            here.let_in(a_door(a_pass(here.peer_id)))
+            stranger.let_in(a_door(a_pass(here.peer_id)))
+            await call(here, there)
+            with pytest.raises(Forbidden, match="another machine's"):
+                await call(stranger, there)
+
+            # It announces a header of 1 MiB and sends none of it: refused at its first twelve bytes.
+            stream = await stranger.daemon.open_stream(there.peer_id, stranger._protocol, 10)
+            await stream.write(frame.preamble(Kind.REQUEST, frame.HEADER_BYTES_MAX))
+            raw, _ = await frame.receive_header(stream, Kind.REPLY)
+            assert "by invitation" in frame.open_reply(raw).reason
+            stream.abort()
+
+            # A pass of a megabyte is not read either.
+            stream = await stranger.daemon.open_stream(there.peer_id, stranger._protocol, 10)
+            await stream.write(frame.preamble(Kind.PASS, frame.HEADER_BYTES_MAX))
+            raw, _ = await frame.receive_header(stream, Kind.REPLY)
+            assert "at most 512" in frame.open_reply(raw).reason
+            stream.abort()
+
+            # Banned while its stream is open and warm: the next call on it is refused.
+            await call(here, there)
+            door.learn(sign_guests(OWNER, RUN, Guests(1, banned=frozenset([here.peer_id]))))
+            with pytest.raises(Forbidden, match="banned") as caught:
+                await call(here, there)
+            told = access_pb2.SignedGuestList.FromString(caught.value.evidence)
+            assert a_door().learn(told), "with the owner's own words"
+            door.learn(sign_guests(OWNER, RUN, Guests(2, allowed=frozenset([stranger.peer_id]))))
+            await call(here, there)
+            await call(stranger, there)
+
+    uvloop.run(main())
+
+
+@pytest.mark.swarm
+def test_who_knocks_too_often_is_not_even_answered() -> None:
+    async def main() -> None:
+        async with asyncio.timeout(120), node() as (there, _), node() as (stranger, _):
+            there.let_in(a_door())
+            there.serve("ping", pong, tensor_bytes_max=0)
+            there.start()
+            stranger.start()
+            await stranger.connect(there.peer_id, await there.addresses())
+            told = 0
+            for _ in range(60):
+                with pytest.raises(RemoteFault) as caught:
+                    await call(stranger, there)
+                told += isinstance(caught.value, Forbidden)
+            assert 8 <= told < 60
+            assert there._server.knocking.dropped >= 60 - told - 1
+            while there._server._streams_of:  # nothing is kept of those turned away; the bound is the test's
+                await asyncio.sleep(0.05)
+
+    uvloop.run(main())
+
+
+def test_a_bucket_is_a_rate() -> None:
+    bucket = Bucket(rate=10.0, burst=5.0, tokens=5.0, at_s=0.0)
+    taken = sum(bucket.take(step / 1000) for step in range(10_000))
+    assert taken == pytest.approx(10.0 * 10.0 + 5.0, abs=1)
+
+
+def test_ten_thousand_keys_are_no_memory() -> None:
+    knocking = Knocking()
+    answered = sum(knocking.stranger(PeerId(f"peer-{number}"), number / 1000) for number in range(10_000))
+    assert answered <= 64 + 20 * 10 + 1, "all strangers together have one rate"
+    assert len(knocking._buckets) <= 4096

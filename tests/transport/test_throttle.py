@@ -1,0 +1,73 @@
+"""Rates hold: the pacer on a virtual clock, and bytes between two real transports."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+import uvloop
+
+from swarmnode.ports import Call
+from swarmnode.simulation.clock import VirtualLoop
+from swarmnode.transport.throttle import OVERHEAD, Pacer
+from swarmnode.wire import call_pb2 as wire
+
+from .contract import MIB, echo, process, tensor
+from .test_contract import node
+
+RATE = 40e6  # bits a second
+
+
+@pytest.mark.parametrize("tasks", [1, 7])
+def test_a_pacer_keeps_its_rate_whoever_asks(tasks: int) -> None:
+    async def body() -> None:
+        pacer = Pacer()
+        pacer.bps = 20e6
+        loop = asyncio.get_running_loop()
+        passed = 0
+
+        async def stream() -> None:
+            nonlocal passed
+            while loop.time() < 30:
+                await pacer.spend(pacer.piece_nbytes)
+                passed += pacer.piece_nbytes
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(tasks):
+                group.create_task(stream())
+        assert passed * 8 * OVERHEAD / loop.time() == pytest.approx(20e6, rel=0.01)
+        pacer.bps = None
+        before = loop.time()
+        await pacer.spend(1 << 40)
+        assert loop.time() == before
+
+    loop = VirtualLoop()
+    try:
+        loop.run_until_complete(body())
+    finally:
+        loop.close()
+
+
+@pytest.mark.swarm
+@pytest.mark.parametrize("way", ["up", "down"])
+def test_bytes_take_as_long_as_the_rate_allows(way: str) -> None:
+    """4 MiB at 40 Mbit/s take no less than their time; how much more, `bench limit` measures on a quiet machine."""
+
+    async def main() -> None:
+        async with asyncio.timeout(120), node() as (there, _), node() as (here, _):
+            there.serve("process", echo, tensor_bytes_max=64 << 20)
+            there.start()
+            here.start()
+            await here.connect(there.peer_id, await there.addresses())
+            await here.call(there.peer_id, process(tensor(1024)), timeout_s=60, reply_bytes_max=MIB)
+            (here.throttle.up if way == "up" else here.throttle.down).bps = RATE
+            loop = asyncio.get_running_loop()
+            begun, sent = loop.time(), here.throttle.up.total_nbytes
+            request = Call(wire.Request(process=wire.Process(samples=1)), [tensor(4 * MIB)])
+            answer = await here.call(there.peer_id, request, timeout_s=100, reply_bytes_max=4 * MIB)
+            assert answer.tensors[0].nbytes == 4 * MIB
+            assert loop.time() - begun >= 0.95 * 4 * MIB * 8 / RATE
+            assert here.throttle.up.total_nbytes - sent >= 4 * MIB
+            assert here.throttle.down.total_nbytes >= 4 * MIB
+
+    uvloop.run(main())
