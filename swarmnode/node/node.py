@@ -71,8 +71,7 @@ class Node:
         us.door, us.progressed = world.door, self._progressed
         self.line = Line(world.transport, us.progress, us.record, us.learn, self._progressed)
         self.arrival = Arrival(manifest, run_id, self.line, us, world.compute, world.clock, world.telemetry)
-        self.arrival.saving = world.saving
-        self._swarm = us.book.swarm
+        self.arrival.saving, self._swarm = world.saving, us.book.swarm
         self._replica: Replica | None = None
         self._backlog: Backlog | None = None
         self._donor: SnapshotDonor | None = None
