@@ -101,8 +101,9 @@ class Refused(RemoteFault):
 
 
 class Forbidden(Refused):
-    """A peer says that we may not take part in the run, or we say it of a peer. `evidence` is the owner's signed guest
-    list, serialised, when it is the list that says so."""
+    """A peer may not take part in the run, or we may not.
+
+    `evidence` is the owner's signed guest list, serialised, when it is the list that says so."""
 
     exit_code: ClassVar[int] = 77
 
