@@ -38,6 +38,12 @@ class ManifestError(SwarmnodeError):
     exit_code: ClassVar[int] = 78
 
 
+class ManifestVersionError(ManifestError):
+    """The manifest was made by another version of swarmnode."""
+
+    exit_code: ClassVar[int] = 10
+
+
 class ConfigError(SwarmnodeError):
     """The config file is malformed, or sets what does not exist."""
 

@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from google.protobuf.message import DecodeError
 
 from swarmnode import owner as owner_key
-from swarmnode.errors import ManifestError
+from swarmnode.errors import ManifestError, ManifestVersionError
 from swarmnode.ids import RunId, digest
 from swarmnode.manifest.field import FIELDS
 from swarmnode.manifest.spec import Manifest
@@ -80,10 +80,12 @@ def from_canonical(raw: bytes) -> Manifest:
     except (ValueError, RecursionError):
         raise ManifestError("signed manifest: not JSON; ask the run's organiser for it again") from None
     if not isinstance(tree, dict) or tree.pop("format", None) != FORMAT:
-        raise ManifestError(f"signed manifest of another format than {FORMAT}: made by another version of swarmnode")
+        raise ManifestVersionError(
+            f"signed manifest of another format than {FORMAT}: made by another version of swarmnode"
+        )
     manifest = from_tree(tree, "signed manifest")
     if canonical(manifest) != raw:
-        raise ManifestError("signed manifest: not in canonical form: made by another version of swarmnode")
+        raise ManifestVersionError("signed manifest: not in canonical form: made by another version of swarmnode")
     return manifest
 
 
@@ -98,7 +100,7 @@ def parse_signed(raw: bytes, origin: str, expected_run_id: RunId | None) -> tupl
     try:
         manifest, _ = verify(signed, expected_run_id)
     except ManifestError as error:
-        raise ManifestError(f"{origin}: {error}") from None
+        raise type(error)(f"{origin}: {error}") from None
     return signed, manifest
 
 
