@@ -12,6 +12,7 @@ from swarmnode.membership.receipt import Done, Work, check_receipt, sign_receipt
 from swarmnode.ports import Answer, Call, Clock, Telemetry, Transport
 from swarmnode.wire import call_pb2 as wire
 
+FIRST_S = 4.0  # guess: who looks in just after joining sees thanks
 PERIOD_S = 30.0  # guess: between two rounds of asking; a kill loses the receipts of so long
 TIMEOUT_S = 5.0
 CLIENTS_MAX = 32  # asked in one round; guess: the feeders and hops before us
@@ -49,11 +50,13 @@ class Thanks:
             wire.Reply(receipt=sign_receipt(self._identity, self._run_id, peer, done, self._began_unix_s, until))
         )
 
-    async def collect(self, transport: Transport, period_s: float = PERIOD_S) -> None:
-        """Ask those we worked for, for ever."""
+    async def collect(self, transport: Transport) -> None:
+        """Ask those we worked for, for ever: soon at first, then every PERIOD_S."""
+        period_s = FIRST_S
         while True:
             await asyncio.sleep(period_s)
             await self.once(transport)
+            period_s = min(PERIOD_S, 2.0 * period_s)
 
     async def once(self, transport: Transport) -> None:
         """Ask each of the last CLIENTS_MAX clients once."""
