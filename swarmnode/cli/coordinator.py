@@ -7,14 +7,14 @@ from pathlib import Path
 import click
 
 from swarmnode.cli.bootstrap import signed_manifest
-from swarmnode.cli.options import BOOTSTRAP, DASHBOARD_PORT, FOLDER, LISTEN, OWN_RUN, PORT, NodeOptions
+from swarmnode.cli.options import BOOTSTRAP, DASHBOARD_PORT, FOLDER, HOST, LISTEN, OWN_RUN, PORT, NodeOptions
 from swarmnode.local.place import default_cache, default_home
 
 
 @click.command(short_help="show a run on one page, and be its meeting point")
 @click.argument("run", metavar="RUN", type=OWN_RUN)
 @click.option("--port", type=PORT, default=DASHBOARD_PORT, show_default=True, help="Of the page; 0: any free one.")
-@click.option("--bind", "host", help="Address the page listens at.  [default: 127.0.0.1; with --public 0.0.0.0]")
+@click.option("--bind", "host", type=HOST, help="Where the page listens.  [default: 127.0.0.1, --public: 0.0.0.0]")
 @click.option("--public", is_flag=True, help="Let other machines open the page. It is read-only; addresses are hidden.")
 @click.option("--listen", type=LISTEN, default="/ip4/0.0.0.0/tcp/0", show_default=True, help="Where peers reach us.")
 @click.option("--peer", "peers", type=BOOTSTRAP, multiple=True, help="A member of the run; may be repeated.")

@@ -18,6 +18,7 @@ POINT_EVERY = 2  # ticks between two points of the curves
 LINKS_EVERY = 5  # ticks between two pictures of the links
 POINTS_SENT = 1200  # guess: more than a screen has columns
 ENTRIES_SENT = 120
+CONTRIBUTORS_SENT = 100  # those who gave most; the API has all
 QUEUE_MAX = 16  # messages a page may be behind before it is cut off and comes back; guess
 
 Message = tuple[str, bytes]
@@ -94,7 +95,7 @@ class Live:
             "links": view.links(board),
             "rounds": view.recent_rounds(board),
             "entries": view.timeline(board, ENTRIES_SENT),
-            "contributors": view.contributors(board),
+            "contributors": view.contributors(board)[:CONTRIBUTORS_SENT],
         }
 
     def _news(self, changes: Changes, point: Point | None, now_s: float) -> view.Json:
@@ -117,7 +118,7 @@ class Live:
             news["entries"] = [entry.to_json() for entry in changes.entries]
         if self._ticks % LINKS_EVERY == 0:
             news["links"] = view.links(self.board)
-            news["contributors"] = view.contributors(self.board)
+            news["contributors"] = view.contributors(self.board)[:CONTRIBUTORS_SENT]
         return news
 
     def _point(self, now_s: float) -> Point:

@@ -97,7 +97,7 @@ export function line(entry) {
 }
 
 export function people() {
-  const list = state.contributors;
+  const list = state.contributors; // the hundred who gave most
   const most = Math.max(1e-9, ...list.map((row) => row.worked_s));
   document.querySelector("#people tbody").replaceChildren(...list.slice(0, PEOPLE_MAX).map((row) => {
     const share = element("i", { class: "share" });
