@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -25,6 +26,7 @@ from swarmnode.ports import Packet, WireTensor
 LIARS = (2, 5)  # of 8
 REPLAYED = 5  # rounds
 ALIE_Z = 1.0  # standard deviations; guess, not the formula of arXiv 1902.06156
+ABSENT = "absent"  # no attack, and LIARS never meet anybody: what is left when a guard refuses all they say
 DRIP = 0.3  # of |D| a round, always the same way
 
 PRESETS = {
@@ -142,11 +144,11 @@ class AttackedVillage(Village):
         text: tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]],
         attack: str | None,
         *,
-        guarded: bool,
+        acceptance: str,
     ) -> None:
-        if attack is not None and attack not in ATTACKS:
+        if attack not in (None, ABSENT, *ATTACKS):
             raise UsageError(f"attack {attack!r}; there are {', '.join(ATTACKS)}")
-        found = replace(spec(codec), acceptance="guarded" if guarded else "all")
+        found = replace(spec(codec), acceptance=acceptance)
         super().__init__(size, seed, lambda theta: outer(found, theta), text)
         self.attack = attack
         self.past: dict[int, list[Tensor]] = {}
@@ -160,7 +162,10 @@ class AttackedVillage(Village):
     def round(self, round_index: int) -> None:
         """One boundary, with lies if there is an attack."""
         self._liar_of.clear()
-        self.meet(round_index, LIARS if self.attack else (), self._lie)
+        if self.attack == ABSENT:
+            self.meet(round_index, absent=LIARS)
+        else:
+            self.meet(round_index, LIARS if self.attack else (), self._lie)
 
     def _lie(self, round_index: int, liar: int, message: list[WireTensor]) -> list[WireTensor]:
         assert self.attack is not None
@@ -198,12 +203,11 @@ def measure(
     attack: str | None,
     codec: str,
     text: tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]],
-    *,
-    guarded: bool,
+    acceptance: str,
     seed: int = 0,
 ) -> dict[str, Any]:
     """One training under one attack: nats of the honest replicas, and what was refused."""
-    village = AttackedVillage(size, seed, codec, text, attack, guarded=guarded)
+    village = AttackedVillage(size, seed, codec, text, attack, acceptance=acceptance)
     for round_index in range(1, size.rounds + 1):
         village.learn(size.inner_steps)
         village.round(round_index)
@@ -219,36 +223,50 @@ def run(
     preset: str = "quick",
     attacks: Sequence[str] = tuple(ATTACKS),
     codec: str = "noloco/modular4",
-    undefended: bool = True,
+    acceptances: Sequence[str] = ("guarded", "clipped", "all"),
+    seeds: int = 1,
     text: str | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
-    """{"clean", "clean guarded", "attacks": [a row each]}: costs in nats over the clean run without a guard."""
+    """{"reference": [...], "attacks": [a row each]}: costs in nats, means over seeds, over a run of the same seed
+    without attack in which the liars are absent. A guard can do no better: their text is lost either way."""
     if preset not in PRESETS:
         raise UsageError(f"preset {preset!r}; there are {', '.join(PRESETS)}")
     kernel.build()
     torch.set_num_threads(1)
-    size, data, rows = PRESETS[preset], read_text(text), []
-    clean = measure(size, None, codec, data, guarded=False)["nats"]
-    guarded_clean = measure(size, None, codec, data, guarded=True)
-    say(f"clean: {clean:.4f} nats, guarded {guarded_clean['nats']:.4f}")
+    size, data = PRESETS[preset], read_text(text)
+
+    def each(attack: str | None, acceptance: str) -> list[dict[str, Any]]:
+        found = [measure(size, attack, codec, data, acceptance, seed) for seed in range(seeds)]
+        say(f"{attack or 'clean'}, {acceptance}: " + ", ".join(f"{row['nats']:.4f}" for row in found))
+        return found
+
+    absent = each(ABSENT, "all")
+    clean = each(None, "all")
+
+    def over(rows: Sequence[dict[str, Any]], base: Sequence[dict[str, Any]]) -> float:
+        return statistics.fmean(row["nats"] - least["nats"] for row, least in zip(rows, base, strict=True))
+
+    references = [{"run": "all honest, believed", "nats": statistics.fmean(row["nats"] for row in clean)}]
+    references.append({"run": "liars absent", "nats": statistics.fmean(row["nats"] for row in absent)})
+    for acceptance in acceptances:
+        if acceptance != "all":
+            rows = each(None, acceptance)
+            refused = statistics.fmean(row["honest refused"] for row in rows)
+            references.append(
+                {
+                    "run": f"all honest, {acceptance} ({refused:.1%} refused)",
+                    "nats": references[0]["nats"] + over(rows, clean),  # type: ignore[operator]
+                }
+            )
+    table = []
     for attack in attacks:
-        with_guard = measure(size, attack, codec, data, guarded=True)
-        without = measure(size, attack, codec, data, guarded=False)["nats"] if undefended else math.nan
-        rows.append(
-            {
-                "attack": attack,
-                "cost guarded": with_guard["nats"] - clean,
-                "cost undefended": without - clean,
-                "lies refused": with_guard["lies refused"],
-                "honest refused": with_guard["honest refused"],
-            }
-        )
-        say(f"{attack}: {rows[-1]['cost guarded']:+.4f} guarded, {rows[-1]['cost undefended']:+.4f} without")
-    return {
-        "clean nats": clean,
-        "cost of the guard": guarded_clean["nats"] - clean,
-        "honest refused without attack": guarded_clean["honest refused"],
-        "codec": codec,
-        "attacks": rows,
-    }
+        row: dict[str, Any] = {"attack": attack}
+        for acceptance in acceptances:
+            found = each(attack, acceptance)
+            row[f"cost, {acceptance}"] = over(found, absent)
+            if acceptance == "guarded":
+                row["lies refused"] = statistics.fmean(one["lies refused"] for one in found)
+                row["honest refused"] = statistics.fmean(one["honest refused"] for one in found)
+        table.append(row)
+    return {"codec": codec, "seeds": seeds, "reference": references, "attacks": table}

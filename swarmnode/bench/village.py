@@ -173,8 +173,10 @@ class Village:
                 group["lr"] = size.learning_rate * min(1.0, self.steps / size.warmup) * course
             self._adamw.step()
 
-    def meet(self, round_index: int, liars: Sequence[int] = (), lie: Liar | None = None) -> None:
-        """The boundary of `round_index` at every replica, then every outer step."""
+    def meet(
+        self, round_index: int, liars: Sequence[int] = (), lie: Liar | None = None, absent: Sequence[int] = ()
+    ) -> None:
+        """The boundary of `round_index` at every replica, then every outer step; the `absent` step alone."""
         if not self.outers:
             return
         messages = []
@@ -183,7 +185,10 @@ class Village:
             self.nbytes += sum(tensor.nbytes for tensor in message)
             messages.append(lie(round_index, i, message) if lie is not None and i in liars else message)
         numbers = {name: i for i, name in enumerate(self.names)}
-        for group in groups(self.run_id, 0, round_index, self.names, self.outers[0].group_size):
+        present = [name for name in self.names if numbers[name] not in absent]
+        for away in absent:
+            self.step(away, round_index, [])
+        for group in groups(self.run_id, 0, round_index, present, self.outers[0].group_size):
             members = [numbers[name] for name in group]
             for me in members:
                 packets = [Packet(1.0, 0, messages[other]) for other in members if other != me]

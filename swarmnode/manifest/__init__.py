@@ -3,6 +3,7 @@
 `parse` and `template` are for people (TOML), `canonical`, `sign` and `verify` for nodes, `init` for organisers.
 """
 
+from swarmnode.manifest.field import BOUNDARY_BLOCK, boundary_nbytes
 from swarmnode.manifest.folder import (
     MANIFEST_FILE,
     SIGNED_FILE,
@@ -28,6 +29,7 @@ from swarmnode.manifest.spec import (
 from swarmnode.manifest.text import MANIFEST_BYTES_MAX, parse, template
 
 __all__ = [
+    "BOUNDARY_BLOCK",
     "MANIFEST_BYTES_MAX",
     "MANIFEST_FILE",
     "PRESETS",
@@ -42,6 +44,7 @@ __all__ = [
     "ModelSpec",
     "PipelineSpec",
     "RecoverySpec",
+    "boundary_nbytes",
     "canonical",
     "init",
     "parse",

@@ -72,8 +72,8 @@ FIELDS: tuple[Field, ...] = (
     Field(
         "pipeline",
         "boundary",
-        one_of("bf16", "fp32"),
-        "Numbers in which activations and gradients travel between stages.",
+        one_of("bf16", "fp32", "int8", "fp8"),
+        "Numbers in which activations and gradients travel between stages; int8 and fp8: with a step for each 64.",
         "guess",
     ),
     Field("pipeline", "epsilon", real(0.0, 1.0), "Share of hops routed uniformly, so that routes mix.", "guess"),
@@ -261,10 +261,20 @@ class Across:
     allowed: Callable[[Manifest], str]
 
 
+BOUNDARY_BLOCK = 64  # numbers of a token's vector that share a step; as in the codecs of gossip
+
+
+def boundary_nbytes(kind: str, tokens: int, width: int) -> int:
+    """Bytes of `tokens` vectors of `width` between stages, in pipeline.boundary = `kind`."""
+    if kind in ("int8", "fp8"):
+        return tokens * (width + 2 * -(-width // BOUNDARY_BLOCK))
+    return tokens * width * {"bf16": 2, "fp32": 4}[kind]
+
+
 def _boundary_nbytes(m: Manifest) -> int:
     """Bytes of one microbatch's activations at most, with its tokens."""
-    width_nbytes = m.model.width * (4 if m.pipeline.boundary == "fp32" else 2)
-    return m.inner.microbatch * (m.model.context + 1) * (width_nbytes + 4)
+    tokens = m.inner.microbatch * (m.model.context + 1)
+    return boundary_nbytes(m.pipeline.boundary, tokens, m.model.width) + 4 * tokens
 
 
 ACROSS: tuple[Across, ...] = (

@@ -15,11 +15,12 @@ from torch import Tensor
 
 from swarmnode.errors import LocalFault, RemoteFault
 from swarmnode.manifest import Manifest, ModelSpec
+from swarmnode.model.boundary import decode_boundary, encode_boundary
 from swarmnode.model.llama import Llama, initial
 from swarmnode.model.optimizer import FlatAdamW, corrected_ema
 from swarmnode.model.schedule import learning_rate
 from swarmnode.model.split import Part, parameter_shapes, split
-from swarmnode.model.tensor import DTYPES, decode_activation, decode_tokens, encode
+from swarmnode.model.tensor import decode_tokens
 from swarmnode.ports import LossResult, StepReport, Tape, WireTensor
 
 
@@ -93,9 +94,7 @@ class StageReplica:
         self.bump_steps = 0  # inner steps left at a higher rate
         self._accumulated = 0
         self._autocast = autocast
-        self._boundary = (
-            "f64" if dtype == torch.float64 else {"bf16": "bf16", "fp32": "f32"}[manifest.pipeline.boundary]
-        )
+        self._boundary = "fp64" if dtype == torch.float64 else manifest.pipeline.boundary
 
     def _module(self, dtype: torch.dtype) -> Llama:
         """The stage's layers, their parameters views of theta and their gradients of grad."""
@@ -150,7 +149,7 @@ class StageReplica:
         if self.part.has_embedding:
             return decode_tokens(x, model.context, model.vocabulary, f"input of stage {self.part.stage}")[:, :-1]
         shape = (None, model.context, model.width)
-        return decode_activation(x, self._boundary, shape, f"input of stage {self.part.stage}")
+        return decode_boundary(x, self._boundary, shape, f"input of stage {self.part.stage}")
 
     def _run(self, kept: Tensor, *, train: bool) -> tuple[Tensor, Tensor]:
         """(module input, module output), with a graph when training; the input is then a leaf that wants a gradient,
@@ -162,7 +161,7 @@ class StageReplica:
             return leaf, self.module(leaf)
 
     def _to_wire(self, tensor: Tensor) -> WireTensor:
-        return encode(tensor.detach().to(DTYPES[self._boundary]))
+        return encode_boundary(tensor, self._boundary)
 
     def forward(self, x: WireTensor, *, keep: bool, graph: bool = True) -> tuple[WireTensor, Tape | None]:
         """Not the last stage: the activations for the next one, and with `keep` a tape for `backward`, which without
@@ -197,7 +196,7 @@ class StageReplica:
         model = self.manifest.model
         self._check_samples(samples, tape.kept)
         shape = (samples, model.context, model.width)
-        dy = decode_activation(gradient, self._boundary, shape, f"gradient for stage {self.part.stage}")
+        dy = decode_boundary(gradient, self._boundary, shape, f"gradient for stage {self.part.stage}")
         if tape.output is None or tape.leaf is None or tape.version != self.version:
             self.release(tape)
             tape.leaf, tape.output = self._run(tape.kept, train=True)

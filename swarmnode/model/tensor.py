@@ -71,7 +71,7 @@ def check_finite(tensor: Tensor, what: str) -> None:
         raise RemoteFault(f"{what}: not finite or beyond ±{MAGNITUDE_MAX:g} (least {least:g}, most {most:g})")
 
 
-def _check_spec(wire: WireTensor, dtypes: tuple[str, ...], shape: tuple[int | None, ...], what: str) -> None:
+def check_shape(wire: WireTensor, dtypes: tuple[str, ...], shape: tuple[int | None, ...], what: str) -> None:
     """Raises RemoteFault unless `wire` has one of `dtypes` and `shape`, in which None is any positive size."""
     if wire.dtype not in dtypes:
         raise RemoteFault(f"{what}: dtype {wire.dtype[:16]!r} where {' or '.join(dtypes)} belongs")
@@ -86,7 +86,7 @@ def _check_spec(wire: WireTensor, dtypes: tuple[str, ...], shape: tuple[int | No
 def decode_activation(wire: WireTensor, dtype: str, shape: tuple[int | None, ...], what: str) -> Tensor:
     """Activations or their gradient, checked: of `dtype` and `shape` (None: any positive size) and finite.
     Raises RemoteFault that names `what`."""
-    _check_spec(wire, (dtype,), shape, what)
+    check_shape(wire, (dtype,), shape, what)
     tensor = decode(wire)
     check_finite(tensor, what)
     return tensor
@@ -94,7 +94,7 @@ def decode_activation(wire: WireTensor, dtype: str, shape: tuple[int | None, ...
 
 def decode_tokens(wire: WireTensor, context: int, vocabulary: int, what: str) -> Tensor:
     """Token ids [B, context + 1] as int64, checked to be below `vocabulary`. Raises RemoteFault that names `what`."""
-    _check_spec(wire, ("u16", "u32"), (None, context + 1), what)
+    check_shape(wire, ("u16", "u32"), (None, context + 1), what)
     tokens = decode(wire).to(torch.int64)
     if (most := int(tokens.max())) >= vocabulary:
         raise RemoteFault(f"{what}: token id {most} where the vocabulary has {vocabulary}")

@@ -6,13 +6,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from swarmnode.manifest import Manifest
+from swarmnode.manifest import Manifest, boundary_nbytes
 from swarmnode.model.split import Part, split
 from swarmnode.recovery.snapshot import snapshot_nbytes
 from swarmnode.simulation.calm import balanced
 from swarmnode.simulation.fleet import Kind
 
-BOUNDARY_BYTES = {"bf16": 2, "fp32": 4}
 CODEC_BYTES = {"fp32": 4.0, "bf16": 2.0, "int8": 1.07, "e3m0": 0.57, "modular4": 0.57}  # about: a scale a block
 STATE_COPIES = 1.5  # guess: the replica (20 B a parameter) and, at times, half of a snapshot of it
 ACTIVATIONS = 16  # guess: bytes of a tape per element of the residual stream and layer, bf16
@@ -82,7 +81,7 @@ def plan(manifest: Manifest, fleet: Sequence[Kind], tokens: float, share: float 
 def _sample_bytes(manifest: Manifest, part: Part, stages: int) -> float:
     """Bytes a stage sends for a sample: activations and tokens onwards, the gradient back."""
     model = manifest.model
-    one_way = model.context * model.width * BOUNDARY_BYTES[manifest.pipeline.boundary]
+    one_way = boundary_nbytes(manifest.pipeline.boundary, model.context, model.width)
     onwards = one_way + 2 * (model.context + 1) if part.stage < stages - 1 else 0
     return float(onwards + (one_way if part.stage > 0 else 0))
 

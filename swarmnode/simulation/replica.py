@@ -16,7 +16,7 @@ import numpy as np
 
 from swarmnode.errors import RemoteFault
 from swarmnode.gossip.robust import ALL, Guard, Measures
-from swarmnode.manifest import Manifest
+from swarmnode.manifest import Manifest, boundary_nbytes
 from swarmnode.model.split import Part, split
 from swarmnode.ports import (
     LossResult,
@@ -130,7 +130,6 @@ class FakeReplica:
         self._true = part.parameters
         self._state_share = state_share
         self.parameters = self._held(part)
-        self._boundary_dtype, self._itemsize = BOUNDARY[manifest.pipeline.boundary]
         self.theta: Vector = (0.0,) * DIMENSIONS
         self.phi: Vector = self.theta
         self.momentum: Vector = self.theta
@@ -167,7 +166,11 @@ class FakeReplica:
     def _activations(self, samples: int, mark: int) -> WireTensor:
         model = self._manifest.model
         row = MARK.pack(mark)
-        return fake(self._boundary_dtype, (samples, model.context, model.width), self._itemsize, row)
+        kind, shape = self._manifest.pipeline.boundary, (samples, model.context, model.width)
+        if kind in BOUNDARY:
+            return fake(BOUNDARY[kind][0], shape, BOUNDARY[kind][1], row)
+        nbytes = -(-boundary_nbytes(kind, samples * model.context, model.width) // MARK.size) * MARK.size
+        return WireTensor("f32", shape, repeated(row, nbytes), kind)
 
     def forward(self, x: WireTensor, *, keep: bool, graph: bool = True) -> tuple[WireTensor, Tape | None]:
         mark = MARK.unpack(first(x.data, MARK.size))[0]

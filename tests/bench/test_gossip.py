@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from swarmnode.bench import attack, codec, gossip
+from swarmnode.bench import attack, boundary, codec, gossip
 from swarmnode.bench.village import Size, Village, losses, shapes
 from swarmnode.errors import UsageError
 
@@ -87,20 +87,34 @@ def test_bench_codec_measures_every_codec() -> None:
 @pytest.mark.parametrize("name", ["sign flip", "scale -100", "nan", "malformed", "inner product"])
 @pytest.mark.parametrize("coding", ["noloco/fp32", "noloco/modular4"])
 def test_the_guard_refuses(name: str, coding: str) -> None:
-    found = attack.measure(TINY, name, coding, TEXT, guarded=True)
+    found = attack.measure(TINY, name, coding, TEXT, "guarded")
     assert found["lies refused"] >= (0.9 if "modular" in coding or name == "inner product" else 1.0)
     assert found["nats"] < math.log(256)
 
 
 @pytest.mark.parametrize("name", sorted(attack.ATTACKS))
 def test_every_attack_runs_and_honest_replicas_stay_finite(name: str) -> None:
-    found = attack.measure(replace(TINY, rounds=2, inner_steps=2), name, "noloco/modular4", TEXT, guarded=True)
+    found = attack.measure(replace(TINY, rounds=2, inner_steps=2), name, "noloco/modular4", TEXT, "guarded")
     assert math.isfinite(found["nats"])
 
 
+def test_absent_liars_change_nothing_for_the_others() -> None:
+    village = attack.AttackedVillage(TINY, 0, "noloco/fp32", TEXT, attack.ABSENT, acceptance="all")
+    village.learn(1)
+    village.round(1)
+    assert village.lies == 0 and village.outers[attack.LIARS[0]].round is None
+
+
 def test_honest_packets_are_believed() -> None:
-    found = attack.measure(TINY, None, "noloco/modular4", TEXT, guarded=True)
+    found = attack.measure(TINY, None, "noloco/modular4", TEXT, "guarded")
     assert found["honest refused"] <= 0.15  # a few, at a size where chance is loud; bench attack has the number
+
+
+def test_bench_boundary_counts_bytes() -> None:
+    found = boundary.run(("fp32", "int8"), seeds=1, steps=3)
+    exact, coded = found["boundaries"]
+    assert exact["bytes/token and boundary"] == 2 * 4 * 96 and coded["bytes/token and boundary"] == 2 * (96 + 4)
+    assert math.isfinite(coded["nats"])
 
 
 def test_parallel_replicas_stay_equal() -> None:

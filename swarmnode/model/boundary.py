@@ -1,0 +1,66 @@
+"""Activations and their gradients between stages, in the manifest's `pipeline.boundary`: whole numbers, or a byte each.
+
+    int8    q = round(x / s), s = max|x| / 127            [8-bit blockwise: arXiv 2110.02861, linear codes]
+    fp8     q = e4m3(x / s),  s = max|x| / 448            [format: arXiv 2209.05433]
+
+with a step s (bfloat16) for every 64 neighbours in a token's vector: outlying channels spoil their own block only. To
+the nearest both ways, so that nothing is drawn. On the wire: the steps of all tokens, then one byte an element,
+1.03 a number; codec "int8" or "fp8", dtype "f32" and the shape of what they stand for.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from swarmnode.errors import RemoteFault
+from swarmnode.manifest import BOUNDARY_BLOCK, boundary_nbytes
+from swarmnode.model.tensor import DTYPES, check_finite, check_shape, decode_activation, encode
+from swarmnode.ports import WireTensor
+
+LARGEST = {"int8": 127.0, "fp8": 448.0}
+STEP_LEAST = 2.0**-100  # of a block of zeros
+RAW = {"fp32": "f32", "bf16": "bf16", "fp64": "f64"}
+
+
+def encode_boundary(tensor: Tensor, kind: str) -> WireTensor:
+    """`tensor` [B, T, D] for the next stage or the one before, in memory of its own where it is coded."""
+    if kind in RAW:
+        return encode(tensor.detach().to(DTYPES[RAW[kind]]))
+    x = tensor.detach().float()
+    rows, width = x.shape[0] * x.shape[1], x.shape[2]
+    blocks = -(-width // BOUNDARY_BLOCK)
+    x = F.pad(x.reshape(rows, width), (0, blocks * BOUNDARY_BLOCK - width)).view(rows, blocks, BOUNDARY_BLOCK)
+    most = LARGEST[kind]
+    steps = (x.abs().amax(2) / most).clamp_(min=STEP_LEAST).to(torch.bfloat16)
+    scaled = (x / steps.float().unsqueeze(2)).clamp_(-most, most).view(rows, -1)[:, :width]
+    codes = scaled.round_().to(torch.int8) if kind == "int8" else scaled.to(torch.float8_e4m3fn)
+    wire = np.empty(boundary_nbytes(kind, rows, width), np.uint8)
+    cut = 2 * rows * blocks
+    wire[:cut] = steps.view(torch.uint8).cpu().numpy().reshape(-1)
+    wire[cut:] = codes.contiguous().view(torch.uint8).cpu().numpy().reshape(-1)
+    return WireTensor("f32", tuple(tensor.shape), wire.data.toreadonly(), kind)
+
+
+def decode_boundary(wire: WireTensor, kind: str, shape: tuple[int | None, ...], what: str) -> Tensor:
+    """Activations or their gradient [B, T, D], checked: of `shape` (None: any positive size) and finite; bfloat16 when
+    they were coded, which is finer than the codes. Raises RemoteFault that names `what`."""
+    if kind in RAW:
+        return decode_activation(wire, RAW[kind], shape, what)
+    if wire.codec != kind:
+        raise RemoteFault(f"{what}: codec {wire.codec[:16]!r} where {kind} belongs")
+    check_shape(wire, ("f32",), shape, what)
+    batch, length, width = wire.shape
+    rows, blocks = batch * length, -(-width // BOUNDARY_BLOCK)
+    if wire.nbytes != (expected := boundary_nbytes(kind, rows, width)):
+        raise RemoteFault(f"{what}: {wire.nbytes} bytes where {expected} belong")
+    data = torch.frombuffer(wire.data, dtype=torch.uint8)
+    cut = 2 * rows * blocks
+    steps = data[:cut].clone().view(torch.bfloat16).view(rows, blocks, 1).float()
+    codes = data[cut:].view(torch.int8 if kind == "int8" else torch.float8_e4m3fn).view(rows, width)
+    x = F.pad(codes.float(), (0, blocks * BOUNDARY_BLOCK - width)).view(rows, blocks, BOUNDARY_BLOCK).mul_(steps)
+    x = x.view(rows, -1)[:, :width].reshape(batch, length, width)
+    check_finite(x, what)
+    return x.to(torch.bfloat16)

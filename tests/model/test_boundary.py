@@ -1,0 +1,129 @@
+"""Activations as they travel: bounds, bytes, and whatever a peer may send instead."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from swarmnode.errors import RemoteFault
+from swarmnode.manifest import InnerSpec, Manifest, ModelSpec, PipelineSpec, boundary_nbytes
+from swarmnode.model.boundary import decode_boundary, encode_boundary
+from swarmnode.model.stage import StageReplica
+from swarmnode.model.tensor import MAGNITUDE_MAX
+from swarmnode.ports import WireTensor
+
+CODED = ["int8", "fp8"]
+ERROR = {"int8": 0.5 / 127 + 2**-8, "fp8": 2**-4 + 2**-8}  # of a block's largest; fp8 of each number itself
+SHAPE = (None, None, None)
+
+
+def normal(shape: tuple[int, ...], seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("kind", CODED)
+@given(
+    batch=st.integers(1, 3),
+    length=st.integers(1, 5),
+    width=st.sampled_from([2, 63, 64, 65, 192]),
+    exponent=st.integers(-30, 16),
+)
+@settings(max_examples=30)
+def test_error_is_bounded_and_bytes_are_the_formula(
+    kind: str, batch: int, length: int, width: int, exponent: int
+) -> None:
+    x = normal((batch, length, width), exponent) * 2.0**exponent
+    wire = encode_boundary(x, kind)
+    assert (wire.codec, wire.dtype, wire.shape) == (kind, "f32", (batch, length, width))
+    assert wire.nbytes == boundary_nbytes(kind, batch * length, width)
+    out = decode_boundary(wire, kind, (batch, length, width), "x").float()
+    for start in range(0, width, 64):
+        part, got = x[..., start : start + 64], out[..., start : start + 64]
+        most = part.abs().amax(2, keepdim=True)
+        bound = most * ERROR[kind] if kind == "int8" else part.abs() * ERROR[kind] + most * 2**-10
+        assert ((got - part).abs() <= bound).all()
+
+
+@pytest.mark.parametrize("kind", ["fp32", "bf16", "fp64"])
+def test_whole_numbers_travel_as_they_are(kind: str) -> None:
+    x = normal((2, 3, 8)).to(torch.bfloat16)
+    assert torch.equal(decode_boundary(encode_boundary(x, kind), kind, (2, 3, 8), "x").to(torch.bfloat16), x)
+
+
+def test_one_outlier_spoils_its_own_block_only() -> None:
+    x = normal((1, 1, 128))
+    x[0, 0, 5] = 1e4
+    out = decode_boundary(encode_boundary(x, "int8"), "int8", (1, 1, 128), "x").float()
+    assert float((out - x)[..., 64:].abs().max()) < 0.03
+
+
+def test_layout_is_frozen() -> None:
+    x = torch.tensor([127.0, -1.0, 0.0, 63.5]).view(1, 1, 4)
+    assert bytes(encode_boundary(x, "int8").data).hex() == "803f" + "7fff0040"  # step 1.0; 127, -1, 0, 64 (to even)
+    assert bytes(encode_boundary(x * 448 / 127, "fp8").data).hex() == "803f" + "7ec60076"
+
+
+@pytest.mark.parametrize("kind", CODED)
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda w: replace(w, codec="raw"),
+        lambda w: replace(w, dtype="u8"),
+        lambda w: replace(w, shape=(2, 3, 7)),
+        lambda w: replace(w, shape=(6, 8)),
+        lambda w: replace(w, shape=(2, 0, 8)),
+        lambda w: replace(w, data=bytes(w.data)[:-1]),
+        lambda w: replace(w, data=bytes(w.data) + b"\0"),
+        lambda w: replace(w, data=b"\xc0\x7f" * 6 + bytes(w.data)[12:]),
+        lambda w: replace(w, data=b"\x7f\x7f" * 6 + bytes(w.data)[12:]),
+    ],
+)
+def test_what_is_wrong_is_refused(kind: str, spoil: object) -> None:
+    wire = encode_boundary(normal((2, 3, 8)), kind)
+    with pytest.raises(RemoteFault, match="input of a test"):
+        decode_boundary(spoil(wire), kind, (None, 3, 8), "input of a test")  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("kind", CODED)
+@given(data=st.binary(min_size=60, max_size=60))
+def test_any_bytes_are_refused_or_finite(kind: str, data: bytes) -> None:
+    try:
+        out = decode_boundary(WireTensor("f32", (2, 3, 8), data, kind), kind, (2, 3, 8), "x")
+    except RemoteFault:
+        return
+    assert out.isfinite().all() and float(out.abs().max()) <= MAGNITUDE_MAX * 1.01
+
+
+def trained(kind: str) -> tuple[float, list[torch.Tensor]]:
+    """(mean loss of the last steps, gradient of each stage at the first step) of two stages with bytes between."""
+    model = ModelSpec(layers=2, width=32, heads=4, kv_heads=2, ffn=48, context=16, vocabulary=50)
+    inner = InnerSpec(microbatch=4, inner_batch=4, warmup_samples=16, decay_samples=100_000)
+    run = Manifest(seed=1, model=model, pipeline=PipelineSpec(stages=2, boundary=kind), inner=inner)
+    first, last = StageReplica(run, 0), StageReplica(run, 1)
+    losses, gradients = [], []
+    for step in range(60):
+        rows = (torch.arange(4).unsqueeze(1) * 7 + step * 28 + torch.arange(17)) % 50
+        tokens = WireTensor("u16", (4, 17), rows.numpy().astype("<u2").tobytes())
+        y, tape = first.forward(tokens, keep=True)
+        found = last.loss(y, tokens, 4, train=True)
+        assert found.gradient is not None and tape is not None
+        first.backward(tape, found.gradient, 4)
+        if not step:
+            gradients = [first.grad.clone(), last.grad.clone()]
+        first.step(step * 4)
+        last.step(step * 4)
+        losses.append(found.loss_sum / found.tokens)
+    return sum(losses[-5:]) / 5, gradients
+
+
+def test_two_stages_train_as_well_with_a_byte_between() -> None:
+    exact, wanted = trained("fp32")
+    for kind in CODED:
+        nats, gradients = trained(kind)
+        assert abs(nats - exact) < 0.05
+        for got, right in zip(gradients, wanted, strict=True):
+            assert float((got - right).norm() / right.norm()) < (0.02 if kind == "int8" else 0.06)
