@@ -7,17 +7,26 @@ import torch
 from swarmnode.errors import ManifestError
 from swarmnode.gossip.compression import codec
 from swarmnode.gossip.outer.average import Average
+from swarmnode.gossip.outer.delayed import DelayedNesterov
 from swarmnode.gossip.outer.diloco import DiLoCo
+from swarmnode.gossip.outer.eager import Eager
+from swarmnode.gossip.outer.edit import EDiT
 from swarmnode.gossip.outer.mean import DeltaMean
 from swarmnode.gossip.outer.method import Outer
 from swarmnode.gossip.outer.noloco import NoLoCo
+from swarmnode.gossip.outer.streaming import Streaming
 from swarmnode.gossip.robust import guard
 from swarmnode.manifest import GossipSpec
 
 NONE = "none"
 """No outer steps: replicas never meet. The slow side is kept all the same, so that snapshots have one shape."""
 
-METHODS = (NoLoCo.name, DiLoCo.name, Average.name, DeltaMean.name, NONE)
+KIN: dict[str, type[Streaming | Eager | DelayedNesterov | EDiT]] = {
+    kind.name: kind for kind in (Streaming, Eager, DelayedNesterov, EDiT)
+}
+"""Of DiLoCo: packets of pseudo-gradients, momentum alpha, weight beta."""
+
+METHODS = (NoLoCo.name, DiLoCo.name, Average.name, DeltaMean.name, *KIN, NONE)
 
 
 def outer(gossip: GossipSpec, theta: torch.Tensor, sender: str = "") -> Outer:
@@ -42,8 +51,10 @@ def _outer(gossip: GossipSpec, theta: torch.Tensor) -> Outer:
             return DiLoCo(theta, coder, gossip.alpha, gossip.beta)
         case DeltaMean.name:
             return DeltaMean(theta, coder)
+        case name if name in KIN:
+            return KIN[name](theta, coder, gossip.alpha, gossip.beta)
         case _:
             raise ManifestError(f"gossip.method is {gossip.method!r}; known: {', '.join(METHODS)}")
 
 
-__all__ = ["METHODS", "NONE", "Average", "DeltaMean", "DiLoCo", "NoLoCo", "Outer", "outer"]
+__all__ = ["KIN", "METHODS", "NONE", "Average", "DeltaMean", "DiLoCo", "NoLoCo", "Outer", "outer"]

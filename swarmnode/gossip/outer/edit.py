@@ -1,0 +1,67 @@
+"""EDiT's penalty: who is loud counts for less, who is much louder than usual for nothing, and nobody for too much.
+
+    G_j = |C(D_j)| ;   dropped when (log G_j - mu) / sigma > Z, mu and sigma by EMA over what was taken
+    w_j = exp(-G_j / mean G) / sum ;   D = sum w_j C(D_j) ;   D <- D min(1, CLIP / (|D| / mean G))
+
+[arXiv 2412.07210, section 3.3; there norms are not divided by their mean, which ties the temperature to their size.]
+Every member sees the same packets and so decides alike. When all are dropped the round changes nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+
+from swarmnode.gossip.compression import Codec
+from swarmnode.gossip.outer.mean import DeltaMean, Share
+
+Z = 3.0  # paper
+EMA = 0.02  # paper
+DEVIATION_LEAST = 0.2  # guess: of the logarithm
+CLIP = 10.0  # paper, there of the norm itself
+HISTORY_LEAST = 5  # guess: rounds before anybody is dropped
+
+
+class EDiT(DeltaMean):
+    """DiLoCo with penalised packets."""
+
+    name: ClassVar[str] = "edit"
+
+    def __init__(self, theta: torch.Tensor, codec: Codec, alpha: float, beta: float) -> None:
+        super().__init__(theta, codec, alpha, beta)
+        self._mu, self._variance, self._rounds = 0.0, 0.0, 0
+
+    def _norm(self, tensors: Share) -> float:
+        squared = 0.0
+        for start in range(0, self.parameters, self._block):
+            theirs = self._theirs[: min(self._block, self.parameters - start)]
+            self.codec.read(tensors[1], start, theirs)
+            squared += torch.dot(theirs, theirs).item()
+        return math.sqrt(squared)
+
+    def _shares(self, given: Sequence[Share]) -> list[Share]:
+        norms = [max(self._norm(share), 1e-30) for share in given]
+        kept = [(norm, share) for norm, share in zip(norms, given, strict=True) if self._usual(math.log(norm))]
+        if not kept:
+            return []
+        self._remember([math.log(norm) for norm, _ in kept])
+        mean = sum(norm for norm, _ in kept) / len(kept)
+        raw = [weight * math.exp(-norm / mean) for norm, (weight, _) in kept]
+        loudest = sum(w / sum(raw) * norm for w, (norm, _) in zip(raw, kept, strict=True))  # at least |D|
+        scale = min(1.0, CLIP * mean / loudest) / sum(raw)
+        return [(w * scale, tensors) for w, (_, (_, tensors)) in zip(raw, kept, strict=True)]
+
+    def _usual(self, value: float) -> bool:
+        deviation = max(math.sqrt(self._variance), DEVIATION_LEAST)
+        return self._rounds < HISTORY_LEAST or (value - self._mu) / deviation <= Z
+
+    def _remember(self, values: Sequence[float]) -> None:
+        self._rounds += 1
+        for value in values:
+            weight = max(EMA, 1.0 / (self._rounds * len(values)))
+            moved = value - self._mu
+            self._mu += weight * moved
+            self._variance = (1.0 - weight) * (self._variance + weight * moved * moved)

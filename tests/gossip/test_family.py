@@ -1,0 +1,141 @@
+"""DiLoCo's kin against their equations, by hand, and members that must stay equal."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from swarmnode.gossip.compression import codec
+from swarmnode.gossip.outer import outer
+from swarmnode.gossip.outer.delayed import DelayedNesterov
+from swarmnode.gossip.outer.eager import Eager
+from swarmnode.gossip.outer.edit import HISTORY_LEAST, EDiT
+from swarmnode.gossip.outer.mean import DeltaMean
+from swarmnode.gossip.outer.period import bounded, quadratic
+from swarmnode.gossip.outer.streaming import Streaming
+from swarmnode.manifest import GossipSpec
+from swarmnode.ports import OuterReport, Packet
+
+SIZE = 3 * 4096 + 100
+ALPHA, BETA = 0.5, 0.7
+
+
+def normal(seed: int, scale: float = 1.0) -> torch.Tensor:
+    return torch.randn(SIZE, generator=torch.Generator().manual_seed(seed)) * scale
+
+
+def meet(round_index: int, members: list[DeltaMean]) -> list[OuterReport]:
+    messages = [member.message(round_index) for member in members]
+    reports = []
+    for i, member in enumerate(members):
+        packets = [Packet(1.0, 0, message) for j, message in enumerate(messages) if j != i]
+        reports.append(member.apply(round_index, 1.0, packets))
+    return reports
+
+
+def learn(round_index: int, members: list[DeltaMean], scales: tuple[float, ...] = (1.0, 1.0)) -> list[torch.Tensor]:
+    """Inner steps of chance; returns every member's D."""
+    for i, member in enumerate(members):
+        member.theta.add_(normal(100 * round_index + i, 1e-2 * scales[i]))
+    return [member.theta - member.phi for member in members]
+
+
+def test_streaming_moves_one_fragment_a_round() -> None:
+    members: list[DeltaMean] = [Streaming(normal(0), codec("fp32"), ALPHA, BETA, fragments=4) for _ in range(2)]
+    bounds = [0, 4096, 8192, 12288, SIZE]
+    for r in range(1, 9):
+        d = learn(r, members)
+        before = [(m.phi.clone(), m.theta.clone(), m.momentum.clone()) for m in members]
+        assert all(sum(t.nbytes for t in m.message(r)) <= m.message_nbytes == 4 * 4096 for m in members)
+        meet(r, members)
+        inside = torch.zeros(SIZE, dtype=torch.bool)
+        inside[bounds[r % 4] : bounds[r % 4 + 1]] = True
+        for member, (phi, theta, m) in zip(members, before, strict=True):
+            assert torch.equal(member.phi[~inside], phi[~inside]) and torch.equal(member.theta[~inside], theta[~inside])
+            stepped = phi + ALPHA * m + BETA * (d[0] + d[1]) / 2
+            torch.testing.assert_close(member.phi[inside], stepped[inside])
+            torch.testing.assert_close(member.theta[inside], (0.5 * theta + 0.5 * stepped)[inside])
+    assert torch.equal(members[0].phi, members[1].phi)
+
+
+def test_one_fragment_without_merging_is_diloco() -> None:
+    streams: list[DeltaMean] = [Streaming(normal(0), codec("fp32"), ALPHA, BETA, fragments=1, merge=0.0) for _ in "ab"]
+    plain = [DeltaMean(normal(0), codec("fp32"), ALPHA, BETA) for _ in "ab"]
+    for r in range(1, 4):
+        learn(r, streams)
+        learn(r, plain)
+        meet(r, streams)
+        meet(r, plain)
+    torch.testing.assert_close(streams[0].theta, plain[0].theta)
+
+
+def test_eager_takes_the_others_a_round_late() -> None:
+    members: list[DeltaMean] = [Eager(normal(0), codec("fp32"), 0.0, 1.0) for _ in range(2)]
+    late: list[torch.Tensor] | None = None
+    for r in range(1, 5):
+        d = learn(r, members)
+        phis = [member.phi.clone() for member in members]
+        meet(r, members)
+        for i, member in enumerate(members):
+            wanted = phis[i] + (d[i] if late is None else (d[i] + late[1 - i]) / 2)
+            torch.testing.assert_close(member.phi, wanted)
+        late = d
+
+
+def test_delayed_momentum_comes_every_few_rounds() -> None:
+    members: list[DeltaMean] = [DelayedNesterov(normal(0), codec("fp32"), ALPHA, BETA, every=3) for _ in range(2)]
+    phi, m, buffer = members[0].phi.clone(), torch.zeros(SIZE), torch.zeros(SIZE)
+    for r in range(1, 8):
+        d = learn(r, members)
+        mean = (d[0] + d[1]) / 2
+        meet(r, members)
+        phi, buffer = phi + BETA * mean, buffer + mean
+        if r % 3 == 0:
+            m = ALPHA * m + buffer / 3
+            phi, buffer = phi + ALPHA * BETA * m, torch.zeros(SIZE)
+        torch.testing.assert_close(members[0].phi, phi)
+    assert torch.equal(members[0].phi, members[1].phi)
+
+
+def test_edit_leaves_out_who_is_much_louder_than_usual() -> None:
+    members: list[DeltaMean] = [EDiT(normal(0), codec("fp32"), 0.0, 1.0) for _ in range(3)]
+    for r in range(1, HISTORY_LEAST + 3):
+        learn(r, members, (1.0, 1.0, 1.0))
+        meet(r, members)
+    phi, d = members[0].phi.clone(), learn(99, members, (1.0, 1.0, 1e4))
+    meet(99, members)
+    assert float((members[0].phi - phi).norm()) < 2 * float(d[0].norm())
+    assert all(torch.equal(members[0].phi, other.phi) for other in members[1:])
+
+
+def test_edit_of_equal_norms_is_the_mean_and_the_loud_count_less() -> None:
+    members: list[DeltaMean] = [EDiT(normal(0), codec("fp32"), 0.0, 1.0) for _ in range(2)]
+    phi, d = members[0].phi.clone(), learn(1, members, (1.0, 2.0))
+    meet(1, members)
+    norms = [float(x.norm()) for x in d]
+    raw = [math.exp(-2 * norm / sum(norms)) for norm in norms]
+    wanted = phi + (raw[0] * d[0] + raw[1] * d[1]) / sum(raw)
+    torch.testing.assert_close(members[0].phi, wanted)
+
+
+@pytest.mark.parametrize("method", ["streaming", "eager", "delayed", "edit", "diloco", "sparseloco"])
+@pytest.mark.parametrize("coding", ["e3m0", "topk64"])
+def test_every_method_pulls_towards_what_all_want(method: str, coding: str) -> None:
+    wanted = normal(7)
+    members = [outer(GossipSpec(method=method, codec=coding, acceptance="all"), normal(0), f"r{i}") for i in range(3)]
+    start = float((members[0].theta - wanted).norm())
+    for r in range(1, 41):
+        for member in members:
+            member.theta.add_(0.05 * (wanted - member.theta))
+        meet(r, members)  # type: ignore[arg-type]
+    assert float((members[0].theta - wanted).norm()) < 0.7 * start
+
+
+def test_rounds_grow_as_the_rate_falls() -> None:
+    assert [quadratic(rate, 0.01, 4) for rate in (1.0, 4e-3, 2e-3, 1e-3)] == [4, 6, 25, 100]
+    assert quadratic(0.0, 0.01, 4, most=500) == quadratic(1e-9, 0.01, 4, most=500) == 500
+    assert bounded(16, 3.0, 4, 64)[0] == 8 and bounded(5, 3.0, 4, 64)[0] == 4
+    assert bounded(16, 0.5, 4, 64)[0] == 32 and bounded(40, 0.5, 4, 64)[0] == 64
+    assert bounded(16, 1.0, 4, 64) == (16, "partners lie 1 |D| apart")
