@@ -22,8 +22,8 @@ from swarmnode.simulation.clock import owned
 from swarmnode.simulation.directory import SimDirectory
 from swarmnode.simulation.fleet import Kind
 from swarmnode.simulation.machine import Disk, Machine, Meter
+from swarmnode.simulation.metered import Metered
 from swarmnode.simulation.network import Plug
-from swarmnode.simulation.replica import Metered
 from swarmnode.simulation.trace import Ear
 from swarmnode.simulation.transport import SimTransport
 from swarmnode.wire import record_pb2

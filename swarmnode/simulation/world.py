@@ -24,9 +24,10 @@ from swarmnode.simulation.geography import Nat
 from swarmnode.simulation.inhabitant import Inhabitant, SkewedClock
 from swarmnode.simulation.law import Laws
 from swarmnode.simulation.machine import Meter
+from swarmnode.simulation.metered import Metered
 from swarmnode.simulation.network import Network
 from swarmnode.simulation.outcome import Outcome, Sample, Sums
-from swarmnode.simulation.replica import FakeReplica, FakeSamples, Metered
+from swarmnode.simulation.replica import FakeReplica, FakeSamples
 from swarmnode.simulation.scenario import FaultSpec, Scenario
 from swarmnode.simulation.taken import Taken
 from swarmnode.simulation.trace import Trace

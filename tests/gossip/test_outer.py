@@ -17,6 +17,7 @@ from swarmnode.gossip.compression import codec
 from swarmnode.gossip.compression.dense import Dense
 from swarmnode.gossip.outer import DiLoCo, NoLoCo, Outer, noloco, outer
 from swarmnode.gossip.pairing import groups
+from swarmnode.gossip.robust import Guard
 from swarmnode.ids import PeerId, RunId
 from swarmnode.manifest import GossipSpec
 from swarmnode.ports import Packet
@@ -325,7 +326,8 @@ def test_messages_own_their_memory(count: int) -> None:
 def test_from_the_manifest() -> None:
     theta = torch.zeros(3)
     found = outer(GossipSpec(), theta)
-    assert isinstance(found, NoLoCo) and found.codec.name == "bf16" and found.message_nbytes == 6
+    assert isinstance(found, NoLoCo) and found.codec.name == "modular4" and found.guard == Guard(direction=False)
+    assert outer(GossipSpec(codec="bf16"), theta).message_nbytes == 6
     assert isinstance(outer(GossipSpec(method="diloco", codec="fp32"), theta), DiLoCo)
     with pytest.raises(ManifestError, match=r"'mean'.*noloco, diloco"):
         outer(GossipSpec(method="mean"), theta)

@@ -1,0 +1,104 @@
+"""A wrapper that meters any replica's cost and shows the laws its state's comings and goings."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+from swarmnode.model.split import Part
+from swarmnode.ports import LossResult, Neighbour, OuterReport, Packet, Replica, State, StepReport, Tape, WireTensor
+from swarmnode.recovery.snapshot import ITEMSIZE, SECTIONS
+from swarmnode.simulation.machine import Meter
+from swarmnode.simulation.replica import Witness
+
+STATE_TRAFFIC = 2 * len(SECTIONS) * ITEMSIZE  # bytes of memory traffic per parameter to copy a state
+STEP_TRAFFIC = 28  # bytes per parameter: AdamW reads four and writes three float32
+OUTER_TRAFFIC = 40
+
+
+class Metered:
+    """Any replica, its cost charged to `meter` and its state's comings and goings shown to the laws."""
+
+    def __init__(
+        self, inner: Replica, part: Part, context: int, meter: Meter, witness: Witness, number: int, work_factor: float
+    ) -> None:
+        self.inner = inner
+        self.number = number
+        self._meter = meter
+        self._witness = witness
+        self._flops = part.cost * context * work_factor  # forward, of one sample
+        self._nbytes = float(part.parameters)
+        meter.state_nbytes = self._nbytes * len(SECTIONS) * ITEMSIZE
+
+    @property
+    def parameters(self) -> int:
+        return self.inner.parameters
+
+    @property
+    def accumulated(self) -> int:
+        return self.inner.accumulated
+
+    @property
+    def recomputed(self) -> int:
+        return self.inner.recomputed
+
+    def forward(self, x: WireTensor, *, keep: bool, graph: bool = True) -> tuple[WireTensor, Tape | None]:
+        self._meter.add(self._flops * x.shape[0])
+        return self.inner.forward(x, keep=keep)
+
+    def backward(self, tape: Tape, gradient: WireTensor, samples: int) -> WireTensor | None:
+        before = self.inner.recomputed
+        given = self.inner.backward(tape, gradient, samples)
+        self._meter.add((2.0 + self.inner.recomputed - before) * self._flops * samples)
+        return given
+
+    def loss(self, x: WireTensor, tokens: WireTensor, samples: int, *, train: bool) -> LossResult:
+        self._meter.add((3.0 if train else 1.0) * self._flops * samples)
+        return self.inner.loss(x, tokens, samples, train=train)
+
+    def release(self, tape: Tape) -> None:
+        self.inner.release(tape)
+
+    def step(self, samples_total: int) -> StepReport:
+        self._meter.add(nbytes=STEP_TRAFFIC * self._nbytes)
+        return self.inner.step(samples_total)
+
+    def snapshot(self) -> State:
+        self._meter.add(nbytes=STATE_TRAFFIC * self._nbytes)
+        state = self.inner.snapshot()
+        self._witness.given(_digest(state))
+        return state
+
+    def load(self, state: State) -> None:
+        self._meter.add(nbytes=STATE_TRAFFIC * self._nbytes)
+        self.inner.load(state)
+        self._witness.taken(self.number, _digest(state))
+
+    def parameters_of(self, stage: int) -> int:
+        return self.inner.parameters_of(stage)
+
+    def ends_of(self, stage: int) -> tuple[int, int]:
+        return self.inner.ends_of(stage)
+
+    def rebuild(self, method: str, neighbours: Sequence[Neighbour], ends: memoryview | None) -> None:
+        self._meter.add(nbytes=STATE_TRAFFIC * self._nbytes)
+        self.inner.rebuild(method, neighbours, ends)
+
+    def message(self, round_index: int) -> Sequence[WireTensor]:
+        self._meter.add(nbytes=OUTER_TRAFFIC * self._nbytes)
+        return self.inner.message(round_index)
+
+    def apply(self, round_index: int, own_weight: float, packets: Sequence[Packet]) -> OuterReport:
+        self._meter.add(nbytes=OUTER_TRAFFIC * self._nbytes)
+        return self.inner.apply(round_index, own_weight, packets)
+
+    def probe(self, samples: int) -> None:
+        """One microbatch forward on made-up data, to be timed."""
+        self._meter.add(self._flops * samples)
+
+
+def _digest(state: State) -> bytes:
+    whole = hashlib.sha256()
+    for name in SECTIONS:
+        whole.update(state.sections[name])
+    return whole.digest()
