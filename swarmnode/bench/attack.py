@@ -21,10 +21,12 @@ from swarmnode.bench.village import Size, Village, read_text
 from swarmnode.errors import RemoteFault, UsageError
 from swarmnode.gossip.compression import kernel
 from swarmnode.gossip.outer import outer
+from swarmnode.gossip.standing import Standings
 from swarmnode.ports import Packet, WireTensor
 
 LIARS = (2, 5)  # of 8
 REPLAYED = 5  # rounds
+ROUND_S = 30.0  # guess: seconds a round takes where standings recover with time
 ALIE_Z = 1.0  # standard deviations; guess, not the formula of arXiv 1902.06156
 ABSENT = "absent"  # no attack, and LIARS never meet anybody: what is left when a guard refuses all they say
 DRIP = 0.3  # of |D| a round, always the same way
@@ -134,7 +136,8 @@ ATTACKS: dict[str, Attack] = {
 
 
 class AttackedVillage(Village):
-    """A village in which LIARS send what `attack` says, and packets that are refused make a lone step."""
+    """A village in which LIARS send what `attack` says; a packet refused makes a lone step and lowers its sender's
+    standing."""
 
     def __init__(
         self,
@@ -153,6 +156,7 @@ class AttackedVillage(Village):
         self.attack = attack
         self.past: dict[int, list[Tensor]] = {}
         self.refused_lies = self.lies = self.refused_honest = self.honest_packets = 0
+        self.standings = [Standings() for _ in range(size.replicas)]
         self._liar_of: dict[int, bool] = {}
 
     def _batch(self, replica: int) -> Tensor:
@@ -162,10 +166,19 @@ class AttackedVillage(Village):
     def round(self, round_index: int) -> None:
         """One boundary, with lies if there is an attack."""
         self._liar_of.clear()
+        lying = self.attack not in (None, ABSENT)
+        self.meet(round_index, LIARS if lying else (), self._lie)
+
+    def view(self, replica: int, round_index: int) -> Sequence[int]:
+        """All but those whose packets were refused lately; liars meet whoever meets them."""
+        everybody = range(self.size.replicas)
         if self.attack == ABSENT:
-            self.meet(round_index, absent=LIARS)
-        else:
-            self.meet(round_index, LIARS if self.attack else (), self._lie)
+            return [replica] if replica in LIARS else [i for i in everybody if i not in LIARS]
+        if replica in LIARS:
+            return everybody
+        now_s = round_index * ROUND_S
+        standings, names = self.standings[replica], self.names
+        return [i for i in everybody if i == replica or standings.meets(names[i], now_s)[0]]
 
     def _lie(self, round_index: int, liar: int, message: list[WireTensor]) -> list[WireTensor]:
         assert self.attack is not None
@@ -181,21 +194,23 @@ class AttackedVillage(Village):
         self._liar_of[id(said)] = True
         return said
 
-    def step(self, replica: int, round_index: int, packets: Sequence[Packet]) -> None:
-        lies = [id(packet.tensors) in self._liar_of for packet in packets]
+    def step(self, replica: int, round_index: int, packets: Sequence[Packet], senders: Sequence[int]) -> None:
         try:
             verdicts = self.outers[replica].apply(round_index, 1.0, packets).verdicts
             keeps = [verdict.keep for verdict in verdicts]
         except RemoteFault:
             keeps = [0.0] * len(packets)
-            super().step(replica, round_index, [])
+            super().step(replica, round_index, [], [])
         if replica in LIARS:
             return
-        for lie, keep in zip(lies, keeps, strict=True):
+        for packet, sender, keep in zip(packets, senders, keeps, strict=True):
+            lie = id(packet.tensors) in self._liar_of
             self.lies += lie
             self.honest_packets += not lie
             self.refused_lies += lie and keep == 0.0
             self.refused_honest += not lie and keep == 0.0
+            if keep == 0.0:
+                self.standings[replica].refused(self.names[sender], round_index * ROUND_S)
 
 
 def measure(

@@ -37,12 +37,20 @@ DEFAULT = (
     "noloco/modular6",
     "noloco/modular4",
     "noloco/modular3",
+    "average/modular4",
+    "diloco/int8",
+    "sparseloco/topk",
+    "streaming/e3m0",
+    "eager/e3m0",
+    "delayed/e3m0",
+    "edit/e3m0",
 )
+LOOKS = 10  # times a run is looked at on its way, for the comparison at equal bytes
 
 PRESETS: dict[str, tuple[Size, int]] = {
     # (what is trained, seeds); minutes on 2 cores with --jobs 2, reckoned from the CPU seconds measured for one run
-    "quick": (replace(Size(), batch=4), 1),  # 8 runs of 25 CPU s: 2 to 5 minutes
-    "standard": (Size(), 3),  # 24 runs of 43 CPU s: 9 minutes, more on a busy machine
+    "quick": (replace(Size(), batch=4), 1),  # 15 runs of 25 CPU s: 4 to 10 minutes
+    "standard": (Size(), 3),  # 45 runs of 43 CPU s: 17 minutes, more on a busy machine
     "long": (
         replace(Size(), width=128, heads=4, ffn=352, layers=4, context=128, rounds=120, inner_steps=25),
         3,
@@ -83,21 +91,29 @@ def measure(run: Run) -> dict[str, Any]:
     size = run.size
     village = Village(size, run.seed, maker(run.what), read_text(run.text), together=run.what == PARALLEL)
     began, gossip_s = time.process_time(), 0.0
+    curve: list[tuple[float, float]] = []
+
+    def sent() -> float:
+        """Bytes a parameter and replica so far; in parallel a gradient in fp32 each step, however it is reduced."""
+        if run.what == PARALLEL:
+            return 4.0 * village.steps
+        return village.nbytes / (village.parameters * size.replicas)
+
     for round_index in range(1, size.rounds + 1):
         village.learn(size.inner_steps)
         before = time.process_time()
         village.meet(round_index)
         gossip_s += time.process_time() - before
+        if round_index % max(1, size.rounds // LOOKS) == 0:
+            curve.append((sent(), village.validate([])[1]))
     nats, merged = village.validate()
-    sent = village.nbytes / (village.parameters * size.replicas * size.rounds)
-    if run.what == PARALLEL:
-        sent = 4.0 * size.inner_steps  # a gradient in fp32 each step, however it is reduced
     return {
         "what": run.what,
         "seed": run.seed,
         "nats": nats,
         "merged": merged,
-        "bytes_per_parameter_round": sent,
+        "bytes_per_parameter_round": sent() / size.rounds,
+        "curve": curve,
         "cpu_s": time.process_time() - began,
         "gossip_cpu_s": gossip_s,
     }
@@ -150,6 +166,7 @@ def _all(todo: Sequence[Run], jobs: int) -> Any:
 def table(runs: Sequence[dict[str, Any]], whats: Sequence[str]) -> list[dict[str, Any]]:
     """A row a method: mean and spread over seeds, and the difference to noloco/fp32 of the same seed."""
     base = {row["seed"]: row["nats"] for row in runs if row["what"] == "noloco/fp32"}
+    budget = _budget(runs)
     rows = []
     for what in whats:
         mine = [row for row in runs if row["what"] == what]
@@ -164,11 +181,23 @@ def table(runs: Sequence[dict[str, Any]], whats: Sequence[str]) -> list[dict[str
                 "over fp32": statistics.fmean(over) if over else math.nan,
                 "its error": statistics.stdev(over) / math.sqrt(len(over)) if len(over) > 1 else math.nan,
                 "merged": statistics.fmean(row["merged"] for row in mine),
+                "merged at equal bytes": statistics.fmean(_at(row["curve"], budget) for row in mine),
                 "bytes/param/round": statistics.fmean(row["bytes_per_parameter_round"] for row in mine),
                 "gossip CPU s": statistics.fmean(row["gossip_cpu_s"] for row in mine),
             }
         )
     return rows
+
+
+def _budget(runs: Sequence[dict[str, Any]]) -> float:
+    """Bytes a parameter that everybody who sends anything has spent at the end: what the thriftiest sends in all."""
+    return min((row["curve"][-1][0] for row in runs if row["curve"] and row["curve"][-1][0] > 0.0), default=0.0)
+
+
+def _at(curve: Sequence[tuple[float, float]], budget: float) -> float:
+    """Nats of the replicas' average when `budget` was spent: the last look before that, or the first of all."""
+    within = [nats for sent, nats in curve if sent <= budget * (1 + 1e-9)]
+    return within[-1] if within else curve[0][1] if curve else math.nan
 
 
 def page(result: dict[str, Any]) -> str:

@@ -173,10 +173,9 @@ class Village:
                 group["lr"] = size.learning_rate * min(1.0, self.steps / size.warmup) * course
             self._adamw.step()
 
-    def meet(
-        self, round_index: int, liars: Sequence[int] = (), lie: Liar | None = None, absent: Sequence[int] = ()
-    ) -> None:
-        """The boundary of `round_index` at every replica, then every outer step; the `absent` step alone."""
+    def meet(self, round_index: int, liars: Sequence[int] = (), lie: Liar | None = None) -> None:
+        """The boundary of `round_index` at every replica, then every outer step. Those meet who each count the other as
+        one of their group, by their own view of who is there."""
         if not self.outers:
             return
         messages = []
@@ -184,17 +183,21 @@ class Village:
             message = outer.message(round_index)
             self.nbytes += sum(tensor.nbytes for tensor in message)
             messages.append(lie(round_index, i, message) if lie is not None and i in liars else message)
-        numbers = {name: i for i, name in enumerate(self.names)}
-        present = [name for name in self.names if numbers[name] not in absent]
-        for away in absent:
-            self.step(away, round_index, [])
-        for group in groups(self.run_id, 0, round_index, present, self.outers[0].group_size):
-            members = [numbers[name] for name in group]
-            for me in members:
-                packets = [Packet(1.0, 0, messages[other]) for other in members if other != me]
-                self.step(me, round_index, packets)
+        size = self.outers[0].group_size
+        circles = []
+        for me, name in enumerate(self.names):
+            members = [self.names[i] for i in self.view(me, round_index)]
+            found = next(group for group in groups(self.run_id, 0, round_index, members, size) if name in group)
+            circles.append({self.names.index(other) for other in found})
+        for me, circle in enumerate(circles):
+            others = [other for other in sorted(circle) if other != me and me in circles[other]]
+            self.step(me, round_index, [Packet(1.0, 0, messages[other]) for other in others], others)
 
-    def step(self, replica: int, round_index: int, packets: Sequence[Packet]) -> None:
+    def view(self, replica: int, round_index: int) -> Sequence[int]:
+        """Whom `replica` may meet, itself included; overridden where not everybody is trusted."""
+        return range(self.size.replicas)
+
+    def step(self, replica: int, round_index: int, packets: Sequence[Packet], senders: Sequence[int]) -> None:
         """The outer step of one replica; overridden where packets may be refused."""
         self.outers[replica].apply(round_index, 1.0, packets)
 
@@ -207,8 +210,12 @@ class Village:
 
     @torch.no_grad()
     def validate(self, replicas: Sequence[int] | None = None) -> tuple[float, float]:
-        """(mean nats per held-out byte of the replicas, nats of their average). The same text always."""
+        """(mean nats per held-out byte of the replicas, nats of their average). The same text always. With no replicas
+        the mean is not a number, and the average that of all."""
         rows = self.theta.detach()
+        if replicas is not None and not replicas:
+            merged = float(losses(self.size, rows.mean(0, keepdim=True), self._validation[None])[0])
+            return math.nan, merged
         rows = rows if replicas is None else rows[list(replicas)]
         each = [float(losses(self.size, row[None], self._validation[None])[0]) for row in rows]
         merged = float(losses(self.size, rows.mean(0, keepdim=True), self._validation[None])[0])
