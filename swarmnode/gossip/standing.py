@@ -4,9 +4,8 @@
     1 - trust <- (1 - trust) 2^(-t / HALF_LIFE_S)              t seconds later
 
 A peer below LEAST is left out of our pairs until it is above again: an honest one that was misjudged is back within
-minutes, and a liar is met ever more rarely: it is by not meeting it, more than by refusing what it says, that its harm
-ends (measured: a sign flip by a quarter, all refused, cost 0.019 nat of lone rounds). Nothing is told to others:
-hearsay would be one more thing to lie about.
+minutes, and a liar is met ever more rarely. Nothing is told to others: hearsay would be one more thing to lie about. So
+who leaves a peer out alone mostly has no partner in the rounds in which it would have met it: a lone step either way.
 """
 
 from __future__ import annotations
@@ -16,9 +15,7 @@ from dataclasses import dataclass, field
 from swarmnode.ids import PeerId, short
 
 FALL = 0.5  # guess
-LEAST = (
-    0.6  # guess: one refusal leaves a peer out for three minutes, a second for eight. A round with a liar is a lost one
-)
+LEAST = 0.4  # guess: two refusals in a row leave a peer out, one does not: 1 to 4 % of honest packets are refused
 HALF_LIFE_S = 600.0  # guess: of what a peer is still short of full trust
 PEERS_MAX = 4096  # guess: remembered at once; those trusted most are forgotten first
 

@@ -14,13 +14,13 @@ from swarmnode.ids import PeerId
 A, B = PeerId("a"), PeerId("b")
 
 
-def test_a_refusal_leaves_a_peer_out_until_time_has_passed() -> None:
+def test_two_refusals_leave_a_peer_out_until_time_has_passed() -> None:
     standings = Standings()
     assert standings.meets(A, 0.0)[0]
-    assert standings.refused(A, 10.0) == FALL and not standings.meets(A, 10.0)[0]
+    assert standings.refused(A, 10.0) == FALL and standings.meets(A, 10.0)[0]
     assert standings.refused(A, 10.0) == FALL**2
     met, reason = standings.meets(A, 10.0)
-    assert not met and reason == "trust in a is 0.25, 0.6 is least"
+    assert not met and reason == "trust in a is 0.25, 0.4 is least"
     assert standings.meets(B, 10.0)[0]
     back_s = HALF_LIFE_S * math.log2((1 - FALL**2) / (1 - LEAST))
     assert not standings.meets(A, 10.0 + 0.99 * back_s)[0] and standings.meets(A, 10.0 + 1.01 * back_s)[0]
