@@ -9,8 +9,9 @@ from pathlib import Path
 import click
 
 from swarmnode.cli.progress import bar
-from swarmnode.local.gathered import KINDS, Note
 
+Note = Callable[[str], None]
+KINDS = ("auto", "stages", "checkpoint")
 KIND = click.option("--from", "kind", type=click.Choice(KINDS), default="auto", show_default=True, help="What to take.")
 
 

@@ -17,12 +17,12 @@ from swarmnode.node import resuming
 from swarmnode.node.bucket import is_url
 from swarmnode.node.saver import Resumption
 from swarmnode.recovery import saving
+from swarmnode.recovery.checkpoint import ROOT
 from swarmnode.wire.record_pb2 import SignedManifest
 
 if TYPE_CHECKING:
     from swarmnode.model.gather import Gathered
 
-KINDS = ("auto", "stages", "checkpoint")
 ABOUT = "swarmnode.json"
 
 Note = Callable[[str], None]
@@ -60,11 +60,13 @@ def gather(source: str, kind: str, note: Note, moved: Moved = lambda done, of: N
         raise failure
     try:
         return _of_checkpoint(source, note, moved), data_folder(folder)
-    except (DataError, UsageError) as error:
+    except (DataError, UsageError):
         if failure is not None:
             raise failure from None
+        if any(folder.rglob(ROOT)):
+            raise  # there is a checkpoint, and it says what is wrong with it
         raise UsageError(
-            f"{source}: neither an exported model, nor saved stages (stage-*.safetensors), nor a checkpoint: {error}"
+            f"no saved stage (stage-*.safetensors), no checkpoint and no exported model in {source}"
         ) from None
 
 

@@ -98,7 +98,7 @@ MISTAKES = [
     (["join", BOOTSTRAP, "--run", "ab" * 32, "--metrics-port", "70000"], 2, "--metrics-port"),
     (["join", BOOTSTRAP, "--run", "ab" * 32, "--stage", "-1"], 2, "--stage"),
     (["bootstrap"], 2, "RUN"),
-    (["export", ".", "--out", "model"], 2, "neither an exported model, nor saved stages"),
+    (["export", ".", "--out", "model"], 2, "no saved stage"),
     (["status", "--home", "here"], 69, "no daemon at here"),
 ]
 

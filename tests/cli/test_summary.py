@@ -169,6 +169,7 @@ def test_the_json_has_what_the_issue_asks_for() -> None:
         "exit_reasons": {"node-00": "left", "node-01": "left", "node-02": "killed by --kill"},
         "folder": "runs/x",
         "model": "runs/x/model",
+        "checkpoint": None,
         "failure": None,
     }
 
