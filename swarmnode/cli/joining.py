@@ -2,7 +2,7 @@
 
 A command line can be read by everybody on a machine (`ps`). An invite with a secret that came on ours is put into a
 pipe and the program started again with the pipe's number in its place, so that it is there for a fraction of a second
-only; stdin (`join -`), a file and SWARMNODE_INVITE never show it at all.
+only, and so is one from SWARMNODE_INVITE; stdin (`join -`) and a file never show it at all.
 """
 
 from __future__ import annotations
@@ -36,25 +36,33 @@ def find_invite(words: Sequence[str], file: Path | None) -> Invite | None:
             return decode(pipe.read(2 * INVITE_CHARACTERS_MAX).decode("ascii", "replace"))
     if words and looks_like_invite("".join(words)):
         invite = decode("".join(words))
-        if invite.is_secret and Path("/proc/self/cmdline").exists():
-            _hide(words, sys.argv)
+        if invite.is_secret:
+            _hide("".join(words), words, sys.argv)
         return invite
     if not words and VARIABLE in os.environ:
-        # Taken out of the environment, so that no child and no dump of it shows the secret.
-        return decode(os.environ.pop(VARIABLE))
+        text = os.environ.pop(VARIABLE)
+        invite = decode(text)
+        if invite.is_secret:  # taken out, so that no child and no dump of the environment shows it
+            _hide(text, (), sys.argv)
+        return invite
     return None
 
 
-def _hide(words: Sequence[str], argv: Sequence[str]) -> None:
-    """Start this program again with `words` read from a pipe. Returns when it was not started by that command line."""
+def _hide(invite: str, words: Sequence[str], argv: Sequence[str]) -> None:
+    """Start this program again with `invite` read from a pipe in place of `words`.
+
+    Returns where processes cannot be looked at, and when this one was not started by that command line.
+    """
+    if not Path("/proc/self/cmdline").exists() or "join" not in argv[1:]:
+        return
     rest = [argument for argument in argv[1:] if argument not in words]
     if len(rest) + len(words) != len(argv) - 1:
         return
     reading, writing = os.pipe()
-    os.write(writing, "".join(words).encode())
+    os.write(writing, "".join(invite.split()).encode())
     os.close(writing)
     os.set_inheritable(reading, True)
-    at = rest.index("join") + 1 if "join" in rest else len(rest)
+    at = rest.index("join") + 1
     command = [*rest[:at], f"{_BY_PIPE}{reading}", *rest[at:]]
     sys.stdout.flush()
     sys.stderr.flush()
