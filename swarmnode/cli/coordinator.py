@@ -19,7 +19,8 @@ from swarmnode.local.place import default_cache, default_home
 @click.option("--listen", type=LISTEN, default="/ip4/0.0.0.0/tcp/0", show_default=True, help="Where peers reach us.")
 @click.option("--peer", "peers", type=BOOTSTRAP, multiple=True, help="A member of the run; may be repeated.")
 @click.option("--home", type=FOLDER, help="Its own folder.  [default: ~/.local/share/swarmnode/coordinator]")
-@click.option("--metrics-port", type=PORT, default=0, show_default="any", help="Prometheus on 127.0.0.1:PORT.")
+@click.option("--metrics-port", type=PORT, default=0, show_default="any", help="Prometheus, /healthz, /readyz.")
+@click.option("--metrics-host", type=HOST, default="127.0.0.1", show_default=True, help="Who may ask: 0.0.0.0 all.")
 @click.option("--name", default="coordinator", show_default=True, help="What people call it.")
 def command(
     run: str,
@@ -30,6 +31,7 @@ def command(
     peers: tuple[str, ...],
     home: Path | None,
     metrics_port: int,
+    metrics_host: str,
     name: str,
 ) -> int:
     """Show RUN on a live web page, hold its directory and give its manifest to joiners, as `bootstrap` does. RUN is a
@@ -63,6 +65,7 @@ def command(
         name=name,
         bootstrap_only=True,
         out=None,
+        metrics_host=metrics_host,
         dashboard=f"{address}:{port}",
         public=public,
     )

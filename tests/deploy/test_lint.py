@@ -209,7 +209,9 @@ def command_lines() -> Iterator[tuple[str, str, list[str]]]:
         text = path.read_text().replace("\\\n", " ")
         text = re.sub(r"(?m)^\s*#.*$", "", text)
         text = text.replace("SWARMNODE_FLAGS=", "swarmnode join ")  # what the unit splits into words
-        for verb, words in re.findall(r"\bswarmnode\"? (join|bootstrap|init|invite|coordinator|up) ([^\n|>']*)", text):
+        for verb, words in re.findall(
+            r"\bswarmnode\"? (join|bootstrap|init|invite|coordinator|drain|up) ([^\n|>']*)", text
+        ):
             yield path.name, verb, words.split()
     for name, document in documents():
         for container in document.get("spec", {}).get("template", {}).get("spec", {}).get("containers", ()):

@@ -82,6 +82,7 @@ def script(name: str, folder: pathlib.Path, **environ: str) -> subprocess.Popen[
     path = f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}"
     more = {"PATH": path, "HOME_DIR": str(folder), "SHARE": str(folder.parent / "share"), "METRICS_HOST": "127.0.0.1"}
     more |= {"SWARMNODE_METRICS_PORT": "0", "LISTEN": "/ip4/127.0.0.1/tcp/0"}
+    more |= {"BIND": "127.0.0.1", "PORT": "0"}
     with (folder / "stderr").open("wb") as errors:
         return subprocess.Popen(["sh", str(COMPOSE / name)], env={**os.environ, **more, **environ}, stderr=errors)
 
