@@ -16,6 +16,7 @@ from swarmnode.local.place import default_cache, default_home
 @click.option("--peer", "peers", type=BOOTSTRAP, multiple=True, help="Another bootstrap of the run; may be repeated.")
 @click.option("--home", type=FOLDER, help="The node's own folder.  [default: ~/.local/share/swarmnode/bootstrap]")
 @click.option("--metrics-port", type=PORT, default=0, show_default="any", help="Prometheus, /healthz, /readyz.")
+@click.option("--lan", is_flag=True, help="Find members in this network by multicast, and be found.")
 @click.option("--metrics-host", type=HOST, default="127.0.0.1", show_default=True, help="Who may ask: 0.0.0.0 all.")
 @click.option("--name", default="bootstrap", show_default=True, help="What people call this node.")
 def command(
@@ -24,6 +25,7 @@ def command(
     peers: tuple[str, ...],
     home: Path | None,
     metrics_port: int,
+    lan: bool,
     metrics_host: str,
     name: str,
 ) -> int:
@@ -54,6 +56,7 @@ def command(
         bootstrap_only=True,
         out=None,
         metrics_host=metrics_host,
+        lan=lan,
     )
     return launch(options, tell)
 

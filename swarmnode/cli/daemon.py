@@ -19,7 +19,7 @@ import torch
 from swarmnode import __version__
 from swarmnode.cli.desk import Desk, Process
 from swarmnode.cli.entrance import make_door, pass_of_invite
-from swarmnode.cli.footing import CONTACTS_ASKED_MAX, CONTACTS_FILE, first_footing, keep_current, settle
+from swarmnode.cli.footing import CONTACTS_ASKED_MAX, CONTACTS_FILE, first_footing, keep_current, listen_around, settle
 from swarmnode.cli.options import RUN_ID, NodeOptions
 from swarmnode.cli.permission import stay_permitted
 from swarmnode.cli.regulating import make_regulator, moved_nbytes
@@ -162,6 +162,8 @@ async def _start(options: NodeOptions, stack: contextlib.AsyncExitStack) -> Proc
     known = [*bootstraps, *((peer, list(one.addresses)) for peer, one in contacts.latest(CONTACTS_ASKED_MAX))]
     if options.invite is not None:
         transport.own_pass = pass_of_invite(options.invite, identity.peer_id)
+    if options.lan:
+        await listen_around(transport, run_id, contacts, known)
     if signed is None:
         signed = await fetch_manifest(transport, known, run_id)
     manifest, _ = verify(signed, run_id)
@@ -337,7 +339,7 @@ async def fetch_manifest(
     try:
         async with asyncio.timeout(MANIFEST_WAIT_S):
             while True:
-                for peer, addresses in bootstraps:
+                for peer, addresses in list(bootstraps):  # the local network may add to them
                     try:
                         await transport.connect(peer, addresses)
                         answer = await transport.call(

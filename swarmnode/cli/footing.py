@@ -9,9 +9,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from swarmnode.errors import RemoteFault, Unavailable, Unreachable
-from swarmnode.ids import PeerId
+from swarmnode.ids import PeerId, RunId
 from swarmnode.metrics import name
 from swarmnode.ports import Telemetry
+from swarmnode.transport import lan
 from swarmnode.transport.address import parse_endpoint
 from swarmnode.transport.contact import Contacts
 from swarmnode.transport.libp2p import Libp2pTransport
@@ -23,6 +24,7 @@ UPNP_WAIT_S = 6.0  # guess: how long a home router takes to open a port
 RELAY_WAIT_S = 20.0  # guess: measured 1.8 s to a place at a relay
 ADDRESSES_PERIOD_S = 30.0
 CONTACTS_ASKED_MAX = 8  # guess: dead ones cost up to 10 s each, and only where no bootstrap answers
+KNOWN_MAX = 64  # guess
 CONTACTS_FILE = "contacts.json"
 
 CHOICES = ("auto", "public", "private")
@@ -107,6 +109,20 @@ def _tell(reach: Reach, reason: str, telemetry: Telemetry) -> Reach:
     telemetry.gauge(name.REACH, _LEVEL.get(reach, 0.0))
     telemetry.event("node.reach", reach=reach, reason=reason)
     return reach
+
+
+async def listen_around(
+    transport: Libp2pTransport, run_id: RunId, contacts: Contacts, known: list[tuple[PeerId, list[str]]]
+) -> None:
+    """Say on the local network that we are here; who else is goes into `contacts`, and into `known` for joining."""
+    own = await transport.addresses()
+
+    def hint(peer: PeerId, addresses: list[str]) -> None:
+        contacts.hint(peer, addresses)
+        if (peer, addresses) not in known and len(known) < KNOWN_MAX:
+            known.append((peer, addresses))
+
+    transport.spawn(lan.announce(run_id, transport.peer_id, lambda: own, hint))
 
 
 async def keep_current(

@@ -30,6 +30,7 @@ from swarmnode.node.notice import GRACE_S
     show_default=True,
     help="auto: others try, and relays are used if they cannot; public: they can; private: by relays.",
 )
+@click.option("--lan", is_flag=True, help="Find members in this network by multicast, and be found.")
 @click.option("--metrics-host", type=HOST, default="127.0.0.1", show_default=True, help="Who may ask: 0.0.0.0 all.")
 @click.option("--name", default=socket.gethostname, show_default="host name", help="What people call this node.")
 @click.option("--checkpoints", default="", metavar="URL", help="Save the run there.  [default: the manifest's place]")
@@ -69,6 +70,7 @@ def command(
     home: Path | None,
     metrics_port: int,
     reachability: str,
+    lan: bool,
     metrics_host: str,
     name: str,
     checkpoints: str,
@@ -124,6 +126,7 @@ def command(
         bootstrap_only=False,
         out=None,
         metrics_host=metrics_host,
+        lan=lan,
         checkpoints=checkpoints,
         resume=resume,
         resume_other=resume_other,

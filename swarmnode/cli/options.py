@@ -48,6 +48,7 @@ class NodeOptions:
     out: Path | None
     metrics_host: str = "127.0.0.1"
     reachability: str = "auto"
+    lan: bool = False
     invite: Invite | None = None
     device: str = "cpu"
     limits: Mapping[str, str] = field(default_factory=dict)

@@ -80,12 +80,17 @@ class Contacts:
     known: OrderedDict[PeerId, Contact] = field(default_factory=OrderedDict)
 
     def tell(self, peer: PeerId, addresses: Sequence[str]) -> None:
-        """A person (or the local network) says that `peer` is there: it is tried at once."""
+        """A person says that `peer` is there: it is tried at once, and never forgotten."""
+        self.hint(peer, addresses)
+        self.known[peer].fixed = True
+
+    def hint(self, peer: PeerId, addresses: Sequence[str]) -> None:
+        """Somebody says that `peer` is there: it is tried at once if it is not here."""
         found = self.known.get(peer)
-        if found is not None and set(addresses) <= set(found.addresses):
-            return
-        merged = dict.fromkeys((*addresses, *(found.addresses if found else ())))
-        self.known[peer] = Contact(tuple(merged)[:ADDRESSES_MAX], found.seen_unix_s if found else 0.0, fixed=True)
+        if found is None or not set(addresses) <= set(found.addresses):
+            merged = dict.fromkeys((*addresses, *(found.addresses if found else ())))
+            known = found is not None and found.fixed
+            self.known[peer] = Contact(tuple(merged)[:ADDRESSES_MAX], found.seen_unix_s if found else 0.0, fixed=known)
 
     def hear(self, peer: PeerId, addresses: Iterable[str], now_unix_s: float) -> None:
         """`peer` is here now, at `addresses` (none: where it was)."""

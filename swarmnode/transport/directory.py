@@ -250,6 +250,7 @@ class DhtDirectory:
 
     async def _join(self, timeout_s: float) -> None:
         if not self._bootstrap:
+            await self._try_lost()
             return
         reasons: dict[PeerId, str] = {}
         try:

@@ -1,0 +1,104 @@
+"""Finding members of a run in one's own network without a bootstrap: a datagram to a multicast group, now and then.
+
+A beacon says run, peer and TCP port; the address is the datagram's own. It is a hint like any other: who is dialled
+proves who it is by its key, and a liar costs a few failed dials. TTL 1 keeps it in the network.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import socket
+import struct
+from collections.abc import Callable, Sequence
+
+from swarmnode.errors import RemoteFault
+from swarmnode.identity import public_key_of
+from swarmnode.ids import PeerId, RunId
+from swarmnode.transport.reach import ports_of
+
+GROUP, PORT = "239.192.83.87", 40183  # of the organisation-local scope, RFC 2365; the port is a guess at a free one
+PERIOD_S = 5.0  # guess
+BEACON_BYTES_MAX = 200
+HINTS_MAX = 32  # peers taken from beacons in one life, so that a flood of them displaces nobody; guess
+RUN_CHARACTERS = 16
+_MAGIC = "swarmnode1"
+
+Hint = Callable[[PeerId, list[str]], None]
+
+
+def beacon(run_id: RunId, peer: PeerId, port: int) -> bytes:
+    """What is sent."""
+    return f"{_MAGIC} {run_id[:RUN_CHARACTERS]} {peer} {port}".encode()
+
+
+def read_beacon(raw: bytes, source: str, run_id: RunId, me: PeerId) -> tuple[PeerId, list[str]] | None:
+    """(peer, addresses) of a beacon of this run from somebody else, None for anything else."""
+    if len(raw) > BEACON_BYTES_MAX or not raw.isascii():
+        return None
+    words = raw.decode().split(" ")
+    if len(words) != 4 or words[:2] != [_MAGIC, run_id[:RUN_CHARACTERS]] or words[2] == me:
+        return None
+    peer, port = PeerId(words[2]), words[3]
+    try:
+        public_key_of(peer)
+        ipaddress.IPv4Address(source)
+    except (RemoteFault, ValueError):
+        return None
+    if not (port.isdecimal() and 0 < int(port) <= 65535):
+        return None
+    return peer, [f"/ip4/{source}/tcp/{int(port)}"]
+
+
+class _Ear(asyncio.DatagramProtocol):
+    def __init__(self, run_id: RunId, me: PeerId, hint: Hint) -> None:
+        self._run_id, self._me, self._hint = run_id, me, hint
+        self._heard: set[PeerId] = set()
+
+    def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
+        found = read_beacon(data, addr[0], self._run_id, self._me)
+        if found is not None and (found[0] in self._heard or len(self._heard) < HINTS_MAX):
+            self._heard.add(found[0])
+            self._hint(*found)
+
+    def error_received(self, exc: Exception) -> None:
+        pass  # no route, no network: the next beacon may find one
+
+
+async def announce(run_id: RunId, me: PeerId, addresses: Callable[[], Sequence[str]], hint: Hint) -> None:
+    """Send beacons and pass on those of others, until cancelled. Returns at once where there is no multicast."""
+    loop = asyncio.get_running_loop()
+    transport = None
+    try:
+        transport, _ = await loop.create_datagram_endpoint(lambda: _Ear(run_id, me, hint), sock=_socket())
+        while True:
+            for port in ports_of(addresses())[:1]:
+                with contextlib.suppress(OSError):
+                    transport.sendto(beacon(run_id, me, port), (GROUP, PORT))
+            await asyncio.sleep(PERIOD_S)
+    except OSError:
+        return
+    finally:
+        if transport is not None:
+            transport.close()
+
+
+def _socket() -> socket.socket:
+    """Several nodes of one machine may listen. Raises OSError where multicast is not to be had."""
+    made = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if hasattr(socket, "SO_REUSEPORT"):
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        made.bind(("", PORT))
+        made.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_TTL, 1)
+        made.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_LOOP, 1)
+        made.setsockopt(
+            socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, struct.pack("4sl", socket.inet_aton(GROUP), socket.INADDR_ANY)
+        )
+        made.setblocking(False)
+    except OSError:
+        made.close()
+        raise
+    return made
