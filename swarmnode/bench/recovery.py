@@ -12,6 +12,7 @@ import signal
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +26,17 @@ from swarmnode.manifest import PRESETS, SIGNED_FILE
 from swarmnode.metrics import name
 from swarmnode.model.split import split
 from swarmnode.recovery.snapshot import snapshot_nbytes
-from swarmnode.wire.record_pb2 import NODE_STATE_TRAINING
 
 TARGET_S = 10.0  # issue 5: lost with a spare node around -> served
-SETTLE_SAMPLES = 1024  # guess: trained between two losses
+SETTLE_SAMPLES = 512  # guess: trained between two losses
 METHODS = ("replica", "ring", "disk", "checkpoint", "checkfree", "fresh")
 
 
-def run(preset: str = "demo", losses: int = 3) -> dict[str, Any]:
-    """{"losses": [a row each], "served after, s": {p50, p95, max}, "target, s", "validation loss, nats": ...}."""
+def run(preset: str = "demo", losses: int = 3, say: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
+    """{"losses": [a row each], "served after, s": {p50, p95, max}, "target, s", "validation loss, nats": ...}.
+
+    `say` is told of each loss when it is over.
+    """
     manifest = PRESETS[preset]
     stages = manifest.pipeline.stages
     parts = split(manifest.model, stages)
@@ -45,14 +48,17 @@ def run(preset: str = "demo", losses: int = 3) -> dict[str, Any]:
         manifests.sign_folder(folder)
         plan = FleetPlan(folder, folder / SIGNED_FILE, NODES, stages, default_cache(), manifest.seed)
         wanted = [order[number % len(order)] for number in range(losses)]
-        return asyncio.run(_measure(Fleet(plan, lambda text: None), wanted, nbytes))
+        return asyncio.run(_measure(Fleet(plan, lambda text: None), wanted, nbytes, say))
 
 
-async def _measure(fleet: Fleet, stages: list[int], nbytes: list[int]) -> dict[str, Any]:
+async def _measure(fleet: Fleet, stages: list[int], nbytes: list[int], say: Callable[[str], None]) -> dict[str, Any]:
     try:
         await fleet.start(asyncio.Event())
         await _trained(fleet, SETTLE_SAMPLES)
-        rows = [await _lose(fleet, stage, nbytes[stage]) for stage in stages]
+        rows = []
+        for stage in stages:
+            rows.append(await _lose(fleet, stage, nbytes[stage]))
+            say(", ".join(f"{key} {value}" for key, value in rows[-1].items()))
         await fleet.poll()
         seen = totals(fleet.facts())
     finally:
@@ -97,7 +103,6 @@ async def _lose(fleet: Fleet, stage: int, nbytes: int) -> dict[str, Any]:
     loss_after = _loss(fleet)
     for victim in victims:
         await fleet.replace(victim)
-    await _until(fleet, lambda: len(fleet.alive) == sum(map(bool, _trains(fleet))), "everybody trains")
     await _trained(fleet, SETTLE_SAMPLES)
     return {
         "stage": stage,
@@ -110,10 +115,6 @@ async def _lose(fleet: Fleet, stage: int, nbytes: int) -> dict[str, Any]:
         "loss at once": loss_after,
         f"after {SETTLE_SAMPLES} samples": _loss(fleet),
     }
-
-
-def _trains(fleet: Fleet) -> list[bool]:
-    return [child.status is not None and child.status.state == NODE_STATE_TRAINING for child in fleet.alive]
 
 
 def _recoveries(fleet: Fleet) -> Counter[str]:

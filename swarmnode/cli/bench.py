@@ -87,7 +87,8 @@ def drain(live: bool, seeds: int, as_json: bool) -> None:
 @JSON
 def recovery(as_json: bool) -> None:
     """Seconds a stage stays away when all its replicas are killed: the middle, first and last of a local swarm."""
-    _print(_run("recovery"), as_json)
+    bench = importlib.import_module("swarmnode.bench.recovery")
+    _print(bench.run(say=lambda line: click.echo(line, err=True)), as_json)
 
 
 @command.command()

@@ -5,8 +5,30 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from swarmnode.data.blocks import BlockLedger
 from swarmnode.gossip.exchange import Gossip
+from swarmnode.ids import PeerId
+from swarmnode.manifest import Manifest
+from swarmnode.node.presence import Presence
 from swarmnode.pipeline.feeder import Feeder
+from swarmnode.wire import record_pb2
+
+UNHEARD = PeerId("unheard")  # in whose name the blocks of feeders nobody heard of are remembered
+
+
+def ledger_of(presence: Presence, manifest: Manifest) -> BlockLedger:
+    """What a feeder begins with: all that was heard of finished blocks.
+
+    When all feeders died and their records with them, nothing was: then as many blocks count as finished as the run's
+    samples fill. Near that frontier some are drawn again or left out, but nothing begins from the start.
+    """
+    ledger = BlockLedger(presence.me, manifest.seed)
+    for peer, blocks in presence.blocks_heard.items():
+        ledger.merge(peer, blocks)
+    if not presence.blocks_heard:
+        below = presence.progress.total // manifest.data.block_samples
+        ledger.merge(UNHEARD, record_pb2.Blocks(finished_below=below))
+    return ledger
 
 
 async def feeding(feeder: Feeder, gossip: Gossip, samples_total: Callable[[], int], done: int, resumed: bool) -> None:

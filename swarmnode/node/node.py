@@ -6,7 +6,6 @@ import asyncio
 from functools import partial
 from typing import TypeVar
 
-from swarmnode.data.blocks import BlockLedger
 from swarmnode.errors import Unavailable
 from swarmnode.gossip.exchange import Gossip
 from swarmnode.ids import PeerId, RunId, seeded
@@ -15,7 +14,7 @@ from swarmnode.metrics import name
 from swarmnode.node.arrival import Arrival
 from swarmnode.node.drain import Farewell, drain
 from swarmnode.node.duties import Parts, duties
-from swarmnode.node.feeding import feeding
+from swarmnode.node.feeding import feeding, ledger_of
 from swarmnode.node.line import Line
 from swarmnode.node.measuring import measuring
 from swarmnode.node.moving import Brought, Moving, costs
@@ -316,9 +315,7 @@ class Node:
     async def _start_feeding(self, tasks: asyncio.TaskGroup, hop: Hop, gossip: Gossip, done: int) -> None:
         presence = self.presence
         samples = await self._world.compute.run(Priority.OUTER, 0, self._world.samples)
-        ledger = BlockLedger(self.me, self.manifest.seed)
-        for peer, blocks in presence.blocks_heard.items():
-            ledger.merge(peer, blocks)
+        ledger = ledger_of(presence, self.manifest)
         presence.self.blocks = ledger.record
         self.feeder = Feeder(
             self.manifest,

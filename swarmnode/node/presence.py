@@ -186,10 +186,10 @@ class Presence:
         self._view_changed()
 
     def bury(self, peers: Iterable[PeerId]) -> None:
-        """`peers` answer no more: out of the book and the routers until they say something newer."""
+        """`peers` answer no more: out of the book and the routers until they say something newer. What they finished
+        is remembered: a feeder may have to go on from there."""
         for peer in peers:
             self.book.bury(peer)
-            self.blocks_heard.pop(peer, None)
             self._telemetry.event("peer.gone", peer=peer, reason="silent, and answers no ping")
         self._view_changed()
 

@@ -52,6 +52,9 @@ def test_a_stage_comes_back_from_the_ring(stage: int) -> None:
             await back(v, joiners)
             methods = sorted(str(told(j, "recovery.done")[0]["method"]) for j in joiners)
             assert methods == ["replica", "ring"], "one builds, the other copies it"
+            if stage == 0:
+                blocks = joiners[0].node.presence.self.blocks()
+                assert blocks is not None and blocks.finished_below > 0, "no feeder begins from the first sample again"
             assert losses(v)[-1] < losses(v)[0] - 1.0
             await v.leave()
 
