@@ -29,6 +29,7 @@ from swarmnode.recovery.snapshot import snapshot_nbytes
 
 TARGET_S = 10.0  # issue 5: lost with a spare node around -> served
 SETTLE_SAMPLES = 512  # guess: trained between two losses
+FIRST_SAMPLES = 4096  # four rounds of the demo: before the first nobody keeps anything
 METHODS = ("replica", "ring", "disk", "checkpoint", "checkfree", "fresh")
 
 
@@ -54,7 +55,7 @@ def run(preset: str = "demo", losses: int = 3, say: Callable[[str], None] = lamb
 async def _measure(fleet: Fleet, stages: list[int], nbytes: list[int], say: Callable[[str], None]) -> dict[str, Any]:
     try:
         await fleet.start(asyncio.Event())
-        await _trained(fleet, SETTLE_SAMPLES)
+        await _trained(fleet, FIRST_SAMPLES)
         rows = []
         for stage in stages:
             rows.append(await _lose(fleet, stage, nbytes[stage]))

@@ -80,6 +80,9 @@ def climb(sight: Sight, spec: RecoverySpec) -> tuple[Rung, str]:
     if Rung.CHECKFREE in sight.failed:
         return Rung.STOP, f"{lost}, {why}, and rebuilding it from its neighbours failed"
     able, needs = neighbours_suffice(sight)
+    if sight.ends == () and sight.round_now <= spec.snapshot_rounds:
+        # Keepers come by the first snapshots about now; so early, a new embedding or head loses little.
+        return Rung.FRESH, f"{lost}, {why}; {needs}, and the run is {sight.round_now} rounds old: begun from the seed"
     if able:
         return Rung.CHECKFREE, f"{lost}, {why}; {needs}"
     if sight.waited_s < NEIGHBOUR_WAIT_S:

@@ -53,6 +53,7 @@ def member(peer: str, stage: int = 1, state: record_pb2.NodeState = TRAINING, **
         ({"above": False, "waited_s": 1e3, "kept": ((20, B),)}, Rung.RING),
         ({"stage": 0, "ends": (C,), "below": False}, Rung.CHECKFREE),
         ({"stage": 0, "ends": (), "below": False, "waited_s": 1e3}, Rung.STOP),
+        ({"stage": 0, "ends": (), "below": False, "round_now": 4}, Rung.FRESH),
         ({"stage": 3, "ends": (C,), "above": False}, Rung.CHECKFREE),
         ({"failed": frozenset({Rung.CHECKFREE})}, Rung.STOP),
         ({"stage": 0, "stages": 1, "below": False, "above": False, "waited_s": 1e3}, Rung.STOP),
