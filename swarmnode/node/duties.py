@@ -20,8 +20,8 @@ from swarmnode.recovery.donor import SnapshotDonor
 from swarmnode.recovery.snapshot import snapshot_nbytes
 from swarmnode.wire import call_pb2 as wire
 
-FINISH_MARGIN = 2.0  # guess: what is held may take twice as long as one microbatch usually takes
-EXCHANGE_S = 0.5  # guess: until the first exchange with a partner is over
+MARGIN = 2.0  # guess: what is held, or an exchange, may take twice as long as usually
+EXCHANGE_S = 1.0  # guess: at least, with its turn on a busy device; an exchange of a round itself may take 0.1 s
 UPLINK_BYTES_PER_S = 5e6  # guess: a volunteer's uplink
 SAVED_BYTES = 4  # of a parameter
 SAVE_BYTES_PER_S = 1e8  # guess: a cloud disk of the cheapest kind
@@ -127,10 +127,10 @@ def duties(parts: Parts, farewell: Farewell) -> list[Task]:
 
     nbytes = snapshot_nbytes(parts.replica.parameters)
     tasks = [
-        Task(Step.FINISH, FINISH_MARGIN * parts.backlog.seconds if farewell.held else 0.0, finish, count),
+        Task(Step.FINISH, MARGIN * parts.backlog.seconds if farewell.held else 0.0, finish, count),
         Task(
             Step.EXCHANGE,
-            (gossip.exchange_s or EXCHANGE_S) if farewell.unsent else 0.0,
+            max(EXCHANGE_S, MARGIN * gossip.exchange_s) if farewell.unsent or farewell.held else 0.0,
             exchange,
             lambda: f"{farewell.unsent - farewell.sent} samples learnt",
         ),

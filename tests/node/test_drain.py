@@ -19,9 +19,11 @@ def twin(expected_s: list[float], left_s: float) -> int:
     return fit
 
 
-@given(st.lists(SECONDS, max_size=5), SECONDS)
-def test_what_does_not_fit_is_cut_from_the_end(expected_s: list[float], left_s: float) -> None:
-    limits, reason = plan(expected_s, left_s)
+@given(st.lists(SECONDS, max_size=5), SECONDS, st.booleans())
+def test_what_does_not_fit_is_cut_from_the_end(expected_s: list[float], left_s: float, partly: bool) -> None:
+    limits, reason = plan(expected_s, left_s, partly)
+    if partly and expected_s:
+        expected_s = [min(expected_s[0], left_s / 2), *expected_s[1:]]
     fit = twin(expected_s, left_s)
     assert len(limits) == (max(1, fit) if expected_s else 0), "the first is tried whatever it may take"
     for index, limit in enumerate(limits[:fit]):
@@ -30,3 +32,8 @@ def test_what_does_not_fit_is_cut_from_the_end(expected_s: list[float], left_s: 
         done = sum(expected_s[:index])
         assert done + limit + later <= left_s + 1e-9, "a step may not use what later ones need"
     assert (fit == len(expected_s)) is ("cut" not in reason and "only" not in reason)
+
+
+def test_held_work_leaves_time_for_what_takes_little() -> None:
+    limits, _ = plan([10.0, 0.5, 0.1], 4.0, True)
+    assert limits[0] == 3.4 and len(limits) == 3
