@@ -8,6 +8,7 @@ stale tensors are averaged (design section 5).
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ from swarmnode.wire import call_pb2 as wire
 KEPT_MAX = 2  # guess: leavers one replica hears out in a round; others ask another
 RETRY_S = 1.0
 TIMEOUT_S = 20.0  # guess: as an exchange
+ATTEMPTS_MAX = 8  # guess, with the pause: some seconds, which the notice may cut
+PAUSE_S = 0.5
 SHARE_MAX = 1.0  # a leaver counts at most as much as a replica that stays
 
 
@@ -94,17 +97,22 @@ async def bequeath(
     telemetry: Telemetry,
     rng: random.Random,
 ) -> PeerId:
-    """Give `tensors` to one of `heirs`, whoever takes them first in a random order. Raises Unavailable when nobody
-    does."""
+    """Give `tensors` to one of `heirs`, whoever takes them first in a random order. Raises Unavailable if nobody does.
+
+    Asked again some times: who is a round behind will have done it in a moment.
+    """
     reason = "no other replica of the stage is here"
-    for heir in rng.sample(sorted(heirs), len(heirs)):
-        request = wire.Request(run_id=run_id, bequest=message)
-        try:
-            await transport.call(heir, Call(request, tensors), timeout_s=TIMEOUT_S, reply_bytes_max=0)
-        except SwarmnodeError as error:
-            reason = f"{short(heir)}: {error}"
-            continue
-        telemetry.count(name.BEQUESTS)
-        telemetry.event("bequest.given", peer=heir, round=message.round, samples=message.samples)
-        return heir
+    request = wire.Request(run_id=run_id, bequest=message)
+    for attempt in range(ATTEMPTS_MAX):
+        if attempt:
+            await asyncio.sleep(PAUSE_S)
+        for heir in rng.sample(sorted(heirs), len(heirs)):
+            try:
+                await transport.call(heir, Call(request, tensors), timeout_s=TIMEOUT_S, reply_bytes_max=0)
+            except SwarmnodeError as error:
+                reason = f"{short(heir)}: {error}"
+                continue
+            telemetry.count(name.BEQUESTS)
+            telemetry.event("bequest.given", peer=heir, round=message.round, samples=message.samples)
+            return heir
     raise Unavailable(reason)

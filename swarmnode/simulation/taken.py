@@ -34,6 +34,6 @@ class Taken:
 
     @property
     def sent(self) -> int:
-        """Of `unsent`, by the end."""
+        """Of `unsent`, by the end: in a round that came meanwhile, or as a bequest."""
         farewell = self.node.farewell if self.node is not None else None
-        return self.unsent if farewell is not None and farewell.sent >= farewell.unsent > 0 else 0
+        return 0 if farewell is None else self.unsent - min(self.unsent, farewell.unsent - farewell.sent)
