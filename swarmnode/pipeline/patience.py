@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 TIMEOUT_FACTOR = 4.0  # issue 5: a node later than four times what is expected of it is pinged
-GRAY_FACTOR = 4.0  # guess: one that is so many times later still, and answers pings, does everything but its work
+GRAY_FACTOR = 2.0  # guess: one that is so many times later still, and answers pings, does everything but its work
 AGAIN_FACTOR = 2.0  # guess: what another replica needs, in terms of what this one was expected to need
 
 
@@ -31,9 +31,10 @@ def patience(expected_s: float, hops: int, minimum_s: float, left_s: float, othe
     deadline. `others`: another replica could take it. Hops nearer the end give up first: theirs is the repair."""
     whole_s = expected_s * hops
     ping_s = max(minimum_s, TIMEOUT_FACTOR * whole_s)
-    gray_s = GRAY_FACTOR * ping_s * hops
+    gray_s = (GRAY_FACTOR + hops) * ping_s
     if not others:
         return Patience(ping_s, left_s, left_s >= gray_s)
-    reserve_s = min(left_s / 2.0, max(minimum_s, AGAIN_FACTOR * whole_s))
+    # Less is kept back far from the end: the hops between get the time to repair before this one does.
+    reserve_s = min(left_s / (1.0 + hops), max(minimum_s, AGAIN_FACTOR * whole_s))
     give_up_s = min(gray_s, left_s - reserve_s)
     return Patience(ping_s, give_up_s, give_up_s >= gray_s)
