@@ -363,7 +363,7 @@ class Node:
         await self._world.save(self._replica, self.stage, self.gossip.done, self.samples_total())
         self._telemetry.event("state.saved", round=self.gossip.done, samples_total=self.samples_total())
         if self._leaving and self._saver is not None and self.final:
-            await self._saver.save(self.final, alone=True)
+            await self._saver.save(self.final)
 
     # ---- what goes on all the time
 
@@ -385,6 +385,8 @@ class Node:
     def _progressed(self) -> None:
         if self.gossip is not None:
             self.gossip.progressed()
+        if self._saver is not None:
+            self._saver.progressed()
 
 
 def _there(part: Part | None) -> Part:

@@ -26,6 +26,7 @@ from swarmnode.recovery.snapshot import snapshot_nbytes
 from swarmnode.wire import record_pb2
 
 PATIENCE_S = 20.0  # guess: until the next replica saves what the one before it has not
+BOUNDARY_WAIT_S = 5.0  # guess: an outer step takes a second or two
 PATIENCE_RATE = 2e7  # guess: bytes a second of a slow disk or bucket, for large states
 RESUMED = PeerId("checkpoint")  # in whose name the blocks finished before are remembered
 
@@ -114,46 +115,68 @@ class Saver:
         self._telemetry = telemetry
         self._origin = Origin.of(manifest, run_id, saving_.signed)
         self._shapes = saving_.shapes(manifest, subject.stage)
+        self._wake = asyncio.Event()
         self._time = asyncio.get_running_loop().time
         self._patience_s = PATIENCE_S + snapshot_nbytes(subject.replica.parameters) / PATIENCE_RATE
 
+    def progressed(self) -> None:
+        """The run's sample count grew: look whether a checkpoint is due."""
+        self._wake.set()
+
     async def run(self) -> None:
         """Checkpoint after checkpoint until cancelled."""
-        every = self._manifest.checkpoint.every_rounds
-        gossip = self._subject.gossip
-        saved = gossip.done
+        saved = self._round()
         while True:
-            await gossip.beyond(saved)
-            due = form.due(gossip.done, saved, every)
-            if due is not None:
-                await self.save(form.label(due))
-            saved = max(gossip.done, due or 0)
+            self._wake.clear()
+            due = self._due(saved)
+            if due is None:
+                await self._wake.wait()
+                continue
+            saved = due
+            await self.save(form.label(due), due)
 
-    async def save(self, label: str, *, alone: bool = False) -> None:
-        """Save `label` when it is this replica's turn; `alone`: now. A store that refuses is said, not raised."""
+    async def save(self, label: str, due: int | None = None) -> None:
+        """Save `label` when it is this replica's turn; without the round `due`, now. A store that refuses is said,
+        not raised."""
         try:
-            reason = "asked for" if alone else await self._turn(label)
+            reason = "asked for" if due is None else await self._turn(label, due)
             if reason is not None:
                 await self._save(label, reason)
         except* (LocalFault, DataError) as group:
             self._failed(label, group)
 
-    async def _turn(self, label: str) -> str | None:
-        """Why this replica saves; None once another did."""
+    def _round(self) -> int:
+        """The run's round, which everybody sees alike; replicas may take only every second or fourth of their own."""
+        return self._subject.progress.total // self._manifest.gossip.round_samples
+
+    def _due(self, saved: int) -> int | None:
+        return form.due(self._round(), saved, self._manifest.checkpoint.every_rounds)
+
+    async def _turn(self, label: str, due: int) -> str | None:
+        """Why this replica saves; None once another did, or when the next checkpoint is due."""
         loop = asyncio.get_running_loop()
         begun = loop.time()
         stage = self._subject.stage
         able = [member.peer for member in self._swarm().stages[stage] if member.saves and member.state in GOSSIPING]
         order = form.order(self._run_id, stage, label, {*able, self._me})
-        while True:
+        while self._due(due) is None:
             alive = [member.peer for member in self._swarm().serving(stage)]
             mine, reason = form.turn(order, self._me, alive, loop.time() - begun, self._patience_s)
             if mine:
                 part = await self._store.read(f"{self._place(label)}/{form.part_name(stage)}")
+                if part is None:
+                    await self._boundary(due)
                 return reason if part is None else None
-            if loop.time() - begun >= self._patience_s * len(order):
-                return None
             await asyncio.sleep(self._manifest.limits.announce_period_s)
+        return None
+
+    async def _boundary(self, due: int) -> None:
+        """Wait for this replica's own end of the round, a moment at most."""
+        try:
+            async with asyncio.timeout(BOUNDARY_WAIT_S):
+                await self._subject.gossip.beyond(due - 1)
+        except TimeoutError:
+            pass
 
     async def _save(self, label: str, reason: str) -> None:
         loop = asyncio.get_running_loop()

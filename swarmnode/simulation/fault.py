@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from swarmnode.simulation.world import World
 
 Strike = Callable[["World", FaultSpec, random.Random], Awaitable[None]]
+DARK_S = 5.0  # until the tasks of all that were killed are gone
 SLOWEST = 20.0  # the issue's: a slow device is 2 to 20 times as slow
 
 
@@ -271,6 +272,19 @@ async def full(world: World, spec: FaultSpec, rng: random.Random) -> None:
         victim.disk.capacity = capacity
 
 
+async def blackout(world: World, spec: FaultSpec, rng: random.Random) -> None:
+    """Every machine dies at once, and the shared disk loses its last `count` writes; after `back_s` all start again,
+    from the newest checkpoint that is whole."""
+    struck = world.living()
+    world.say("fault.blackout", *struck)
+    for person in struck:
+        person.kill(silent=True)
+    world.bucket.betray(spec.count)
+    world.shelf.stages.clear()
+    await world.pass_s(max(spec.back_s, DARK_S))
+    await world.resume(struck)
+
+
 async def forget(world: World, spec: FaultSpec, rng: random.Random) -> None:
     """The directory loses `share` of a stage's records."""
     stage = int(rng.random() * world.scenario.manifest.pipeline.stages)
@@ -306,6 +320,7 @@ FAULTS: Mapping[str, Strike] = {
         corrupt,
         liar,
         full,
+        blackout,
         forget,
         bootstrap_gone,
     )

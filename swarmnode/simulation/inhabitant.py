@@ -107,6 +107,7 @@ class Inhabitant:
             samples=world.samples,
             probe=_probe,
             save=self._save,
+            saving=world.saving(),
         )
         self.node = Node(world.scenario.manifest, world.run_id, ports)
         self.task = world.loop.create_task(self._live(self.node, stage), name=self.label, context=context)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import heapq
 import random
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from swarmnode.errors import LocalFault
+from swarmnode.errors import DataError, LocalFault
 from swarmnode.ports import Priority
 
 T = TypeVar("T")
@@ -139,33 +140,56 @@ class Machine:
 
 
 class Disk:
-    """What survives of a node: ports.Store. It fills up, tears a write that a crash interrupts, loses what was not
-    synced."""
+    """What survives of a node, or a folder that all share: ports.Store. It fills up, tears a write that a crash
+    interrupts, and in `betray` loses what it said was synced."""
 
     def __init__(self, capacity: int, rate: float = 2e8) -> None:
         self.capacity = capacity
         self._rate = rate
-        self._blobs: dict[str, bytes] = {}
+        self._blobs: dict[str, bytes] = {}  # the one written longest ago first
         self.torn = 0
 
     @property
     def used(self) -> int:
         return sum(map(len, self._blobs.values()))
 
-    async def write(self, name: str, parts: Sequence[bytes | memoryview]) -> None:
+    async def write(self, name: str, parts: Sequence[bytes | memoryview]) -> str:
         """Whole or not at all: it becomes visible once it is synced. Raises LocalFault when the disk is full."""
         nbytes = sum(memoryview(part).nbytes for part in parts)
         if self.used - len(self._blobs.get(name, b"")) + nbytes > self.capacity:
             raise LocalFault(f"cannot write {name}: no space left; free space or choose another --home")
+        data = b"".join(parts)
         try:
             await asyncio.sleep(nbytes / self._rate)
         except asyncio.CancelledError:
             self.torn += 1
             raise
-        self._blobs[name] = b"".join(parts)
+        self._blobs.pop(name, None)
+        self._blobs[name] = data
+        return hashlib.sha256(data).hexdigest()
 
-    async def read(self, name: str) -> bytes | None:
-        return self._blobs.get(name)
+    async def read(self, name: str, sha256: str | None = None) -> bytes | None:
+        data = self._blobs.get(name)
+        if data is not None:
+            await asyncio.sleep(len(data) / self._rate)
+            if sha256 is not None and hashlib.sha256(data).hexdigest() != sha256:
+                raise DataError(f"{name}: damaged; use another checkpoint")
+        return data
+
+    async def names(self, prefix: str = "") -> dict[str, int]:
+        return {name: len(data) for name, data in sorted(self._blobs.items()) if name.startswith(prefix)}
+
+    async def delete(self, name: str) -> None:
+        self._blobs.pop(name, None)
+
+    def betray(self, count: int) -> None:
+        """A power cut behind a disk that lied: the last `count` blobs written are gone, the one before is cut off."""
+        names = list(self._blobs)
+        for name in names[len(names) - count :] if count else []:
+            del self._blobs[name]
+        if count and len(names) > count:
+            kept = names[len(names) - count - 1]
+            self._blobs[kept] = self._blobs[kept][: len(self._blobs[kept]) // 2]
 
     def wipe(self) -> None:
         self._blobs.clear()

@@ -106,6 +106,11 @@ class FakeTape:
     version: int
 
 
+def fake_parameters(part: Part, state_share: float) -> int:
+    """Elements that a fake replica of `part` keeps of its state."""
+    return max(64, round(part.parameters * state_share) // 64 * 64)
+
+
 class FakeReplica:
     """ports.Replica without arithmetic on activations. Its weights are DIMENSIONS numbers that drift and tremble with
     each inner step and take NoLoCo's outer steps for real, so that spread and means can be watched."""
@@ -134,8 +139,7 @@ class FakeReplica:
         self.gradient_norm = 0.0
 
     def _held(self, part: Part) -> int:
-        """Elements that stand for those of a replica of `part`."""
-        return max(64, round(part.parameters * self._state_share) // 64 * 64)
+        return fake_parameters(part, self._state_share)
 
     def parameters_of(self, stage: int) -> int:
         return self._held(split(self._manifest.model, self._manifest.pipeline.stages)[stage])

@@ -62,6 +62,7 @@ class Scenario:
     state_share: float = 1.0  # share of a state's bytes kept in memory here; on the wire all of them count
     memory_gbps: float = 100.0  # memory traffic, GB/s
     noise: float = 0.05  # spread of compute times
+    checkpoints: bool = False  # nodes save the run on a disk that all share
     placement: str = "balanced"  # of the first nodes; "chosen": each chooses
     fleet: tuple[Kind, ...] = ()
     manifest: Manifest = field(default_factory=Manifest)

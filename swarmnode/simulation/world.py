@@ -10,11 +10,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 
+from swarmnode.errors import DataError
 from swarmnode.ids import RunId, digest, seeded
 from swarmnode.membership.record import remember
 from swarmnode.metrics import name
 from swarmnode.model.split import split
+from swarmnode.node.saver import Resumption, Saving
 from swarmnode.pipeline.feeder import Samples
+from swarmnode.recovery import saving
 from swarmnode.simulation import calm
 from swarmnode.simulation.clock import OWNER, Deadlock, SerialTask, Standstill, VirtualLoop
 from swarmnode.simulation.directory import Habits, Shelf
@@ -23,11 +26,11 @@ from swarmnode.simulation.fleet import Kind
 from swarmnode.simulation.geography import Nat
 from swarmnode.simulation.inhabitant import Inhabitant, SkewedClock
 from swarmnode.simulation.law import Laws
-from swarmnode.simulation.machine import Meter
+from swarmnode.simulation.machine import Disk, Meter
 from swarmnode.simulation.metered import Metered
 from swarmnode.simulation.network import Network
 from swarmnode.simulation.outcome import Outcome, Sample, Sums
-from swarmnode.simulation.replica import FakeReplica, FakeSamples
+from swarmnode.simulation.replica import FakeReplica, FakeSamples, fake_parameters
 from swarmnode.simulation.scenario import FaultSpec, Scenario
 from swarmnode.simulation.taken import Taken
 from swarmnode.simulation.trace import Trace
@@ -59,6 +62,9 @@ class World:
         self.people: list[Inhabitant] = []
         self.taken: list[Taken] = []  # machines taken away, and what they had to lose
         self.struck: Counter[str] = Counter()
+        self.bucket = Disk(1 << 42)
+        self.resumption: Resumption | None = None
+        self.resumed: list[int] = []  # samples of the checkpoints gone on from
         self.curve: list[Sample] = []
         self.flop_done = 0.0  # by lives that have ended
         self.validations: list[tuple[float, float, int]] = []  # (time, loss, samples of the run)
@@ -69,6 +75,7 @@ class World:
         self._feeders = 0
         self.trace.listeners["exchange.onesided"] = self._onesided
         self.trace.listeners["validation.done"] = self._validated
+        self.trace.listeners["checkpoint.loaded"] = self._loaded
 
     # ---- what inhabitants ask of the world
 
@@ -115,6 +122,30 @@ class World:
             if isinstance(task, SerialTask) and task.context.get(OWNER) == person.label and not task.done():
                 what = f"{person.label} has ended and {task.get_coro()} goes on"
                 self.laws.breaks("no task outlives its process", what, person.label)
+
+    def saving(self) -> Saving:
+        """What a node that starts now is told about checkpoints."""
+        if not self.scenario.checkpoints:
+            return Saving()
+        layout = None if self.scenario.tensors == "torch" else self._layout
+        return Saving(self.bucket, self.resumption, layout=layout)
+
+    def _layout(self, stage: int) -> dict[str, tuple[int, ...]]:
+        """A fake state is one tensor of the elements it keeps here."""
+        return {f"stage-{stage}": (fake_parameters(self.parts[stage], self.scenario.state_share),)}
+
+    async def resume(self, people: Sequence[Inhabitant]) -> None:
+        """Start `people` again from the newest whole checkpoint on the shared disk, or from nothing."""
+        try:
+            base, checkpoint = saving.usable(await saving.find(self.bucket), "the shared disk")[0]
+        except DataError as error:
+            self.trace.say("world", "checkpoint.none", {"reason": str(error)})
+        else:
+            self.resumption = Resumption(self.bucket, base, checkpoint)
+            self.resumed.append(checkpoint.samples)
+        for person in people:
+            if not person.alive and not person.gone and not self._over.is_set():
+                person.start(person.stage if self.scenario.placement == "balanced" else None)
 
     # ---- what faults do
 
@@ -288,6 +319,13 @@ class World:
 
     def _validated(self, now: float, label: str, event: str, fields: dict[str, object]) -> None:
         self.validations.append((now, float(str(fields["loss"])), int(str(fields["samples_total"]))))
+
+    def _loaded(self, now: float, label: str, event: str, fields: dict[str, object]) -> None:
+        self.laws.checks += 1
+        given = self.resumption.checkpoint.samples if self.resumption is not None else None
+        if fields["samples_total"] != given:
+            what = f"{label} went on from {fields['samples_total']} samples, not from {given}"
+            self.laws.breaks("all go on from one checkpoint", what, label)
 
     def stages_served(self) -> list[int]:
         """Nodes that train, by stage."""

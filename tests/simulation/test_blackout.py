@@ -1,0 +1,103 @@
+"""Checkpoints in storms: everything dies at once, the disk lies and fills up, the run goes on where it was saved."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from swarmnode.simulation.outcome import Outcome
+from swarmnode.simulation.scenario import FaultSpec, find, parse_scenario, read_scenario
+from swarmnode.simulation.world import World, simulate
+
+FLEET = [{"count": 6, "flops": 1e10, "up_mbps": 1000, "down_mbps": 1000}]
+
+
+def live(seed: int, **changes: object) -> tuple[Outcome, World, list[tuple[str, dict[str, object]]]]:
+    """A life of the scenario blackout, its world, and what was said of checkpoints."""
+    seen: list[World] = []
+    said: list[tuple[str, dict[str, object]]] = []
+
+    def look(world: World) -> None:
+        seen.append(world)
+
+    scenario = dataclasses.replace(read_scenario(find("blackout")), **changes)  # type: ignore[arg-type]
+    outcome = simulate(scenario, seed, look=look)
+    return outcome, seen[0], said
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_swarm_that_died_goes_on_from_what_is_whole(seed: int) -> None:
+    outcome, world, _ = live(seed)
+    assert not outcome.failures, outcome.failures
+    assert len(world.resumed) == 2 and 0 < world.resumed[0] < world.resumed[1]
+    assert world.trace.total("swarmnode_checkpoints_total") > 10
+    last = max(person.node.samples_total() for person in world.people if person.alive and person.node is not None)
+    assert last > world.resumed[1], "the counter goes on"
+
+
+def test_without_a_checkpoint_it_begins_anew_and_says_so() -> None:
+    outcome, world, _ = live(4, faults={"blackout": FaultSpec(at_s=(40.0,), count=1 << 20, back_s=20.0)}, seconds=200.0)
+    assert not outcome.failures and world.resumed == []
+
+
+def test_a_full_disk_stops_no_training() -> None:
+    scenario = parse_scenario(
+        {
+            "fleet": FLEET,
+            "seconds": 200,
+            "work_factor": 20,
+            "checkpoints": True,
+            "manifest": {"checkpoint": {"every_rounds": 1}, "inner": {"inner_batch": 128}},
+        },
+        "test",
+        find("calm").parent,
+        "full",
+    )
+
+    def shrink(world: World) -> None:
+        assert world.trace.total("swarmnode_checkpoints_total", outcome="failed") > 0
+
+    import swarmnode.simulation.world as module
+
+    class Small(module.Disk):
+        def __init__(self, capacity: int) -> None:
+            super().__init__(40_000_000 if capacity > 1 << 40 else capacity)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "Disk", Small)
+        outcome = simulate(scenario, 5, look=shrink)
+    assert not outcome.failures, outcome.failures
+
+
+def test_real_tensors_survive_a_blackout() -> None:
+    model = {"layers": 3, "width": 32, "heads": 2, "kv_heads": 1, "ffn": 48, "context": 16, "vocabulary": 64}
+    scenario = parse_scenario(
+        {
+            "fleet": [{"count": 4, "flops": 2e7, "up_mbps": 100, "down_mbps": 100}],
+            "seconds": 240,
+            "tensors": "torch",
+            "checkpoints": True,
+            "manifest": {
+                "data": {"tokenizer": "./x.json"},
+                "model": model,
+                "pipeline": {"stages": 2, "validation_samples": 32},
+                "inner": {"microbatch": 4, "inner_batch": 16, "warmup_samples": 64, "learning_rate": 0.01},
+                "gossip": {"round_samples": 256},
+                "checkpoint": {"every_rounds": 1, "keep": 2},
+            },
+            "faults": {"blackout": {"at_s": [150.0], "count": 3, "back_s": 10.0}},
+            "bounds": {"throughput": 0.0},
+        },
+        "test",
+        find("calm").parent,
+        "real",
+    )
+    seen: list[World] = []
+    outcome = simulate(scenario, 1, look=seen.append)
+    assert not outcome.failures, outcome.failures
+    (resumed,) = seen[0].resumed
+    before = [loss for at, loss, samples in seen[0].validations if at < 150.0 and samples <= resumed]
+    after = [loss for at, loss, _ in seen[0].validations if at > 160.0]
+    assert before and after and after[0] < before[0] - 0.5, "it stands where it was saved, not at the beginning"
+    assert abs(after[0] - before[-1]) < 0.35 and after[-1] < before[-1]
