@@ -103,7 +103,7 @@ class Fleet:
         if self.page:
             self._note(f"dashboard {self.page}")
         for index in range(self._plan.nodes):
-            await self._join(index % self._plan.stages)
+            await self._join(index % self._plan.stages, self._plan.resume)
         return await self._ready(self.nodes, stopping)
 
     async def poll(self) -> list[Child]:
@@ -127,7 +127,7 @@ class Fleet:
 
     async def replace(self, gone: Child) -> None:
         """Start a fresh node in the place of `gone`; it chooses its stage itself."""
-        child = await self._join(None)
+        child = await self._join(None, resume="")  # peers have the state of now
         self._note(f"{child.name} joins in the place of {gone.name}")
 
     async def stop(self, reason: str) -> None:
@@ -172,7 +172,7 @@ class Fleet:
                 await child.wait(REAP_TIMEOUT_S)
         await self._bury()
 
-    async def _spawn(self, name: str, stage: int | None, *, bootstrap: bool = False) -> Child:
+    async def _spawn(self, name: str, stage: int | None, *, bootstrap: bool = False, resume: str = "") -> Child:
         plan = NodePlan(
             name=name,
             home=self._plan.folder / name,
@@ -183,12 +183,12 @@ class Fleet:
             bootstrap=bootstrap,
             dashboard_port=self._plan.dashboard_port,
             checkpoints="" if bootstrap else self._plan.checkpoints,
-            resume="" if bootstrap else self._plan.resume,
+            resume=resume,
         )
         return await Child.start(plan, self._plan.command(plan))
 
-    async def _join(self, stage: int | None) -> Child:
-        child = await self._spawn(f"node-{len(self.nodes):02d}", stage)
+    async def _join(self, stage: int | None, resume: str) -> Child:
+        child = await self._spawn(f"node-{len(self.nodes):02d}", stage, resume=resume)
         self.nodes.append(child)
         return child
 

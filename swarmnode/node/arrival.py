@@ -183,6 +183,17 @@ class Arrival:
                 self._telemetry.event("recovery.rung", level="warning", method=Rung.DISK, reason=str(error))
         return None if self._disk is None else self._disk.checkpoint.samples // self._manifest.gossip.round_samples
 
+    async def _read_checkpoint(self, sight: Sight, saved: Resumption) -> State:
+        """The stage's state from the checkpoint. When the whole run goes on from it, one that cannot be read stops this
+        node: DataError, LocalFault. Later there are other ways: Unavailable."""
+        shapes = self.saving.shapes(self._manifest, sight.stage)
+        try:
+            return await resume(saved, shapes, self._telemetry, sight.stage)
+        except (DataError, LocalFault) as error:
+            if sight.saved_round == sight.round_now:
+                raise
+            raise Unavailable(f"{error}") from error
+
     def _saved_round(self) -> int | None:
         """Of the checkpoint we were told to resume, in rounds of this run."""
         given = self.saving.resume
@@ -214,8 +225,7 @@ class Arrival:
             case Rung.CHECKPOINT | Rung.DISK:
                 saved = self.saving.resume if rung is Rung.CHECKPOINT else self._disk
                 assert saved is not None
-                shapes = self.saving.shapes(self._manifest, sight.stage)
-                state = await resume(saved, shapes, self._telemetry, sight.stage)
+                state = await self._read_checkpoint(sight, saved)
                 self._nbytes = sum(section.nbytes for section in state.sections.values())
                 await self._compute.run(Priority.OUTER, 0, lambda: replica.load(state))
             case Rung.CHECKFREE:
