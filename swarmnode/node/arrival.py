@@ -185,14 +185,12 @@ class Arrival:
 
     async def _read_checkpoint(self, sight: Sight, saved: Resumption) -> State:
         """The stage's state from the checkpoint. When the whole run goes on from it, one that cannot be read stops this
-        node: DataError, LocalFault. Later there are other ways: Unavailable."""
+        node: LocalFault. Later there are other ways: Unavailable."""
         shapes = self.saving.shapes(self._manifest, sight.stage)
         try:
             return await resume(saved, shapes, self._telemetry, sight.stage)
         except (DataError, LocalFault) as error:
-            if sight.saved_round == sight.round_now:
-                raise
-            raise Unavailable(f"{error}") from error
+            raise (LocalFault if sight.saved_round == sight.round_now else Unavailable)(str(error)) from error
 
     def _saved_round(self) -> int | None:
         """Of the checkpoint we were told to resume, in rounds of this run."""

@@ -60,6 +60,8 @@ def climb(sight: Sight, spec: RecoverySpec) -> tuple[Rung, str]:
     if sight.samples_total == 0:
         return Rung.FRESH, "the run has not trained yet: initialised from the seed"
     if sight.saved_round == sight.round_now and Rung.CHECKPOINT not in sight.failed:
+        if not sight.settled:  # one that comes late may not have heard yet how far the others are
+            return Rung.WAIT, "a checkpoint of this very round; others may be further"
         return Rung.CHECKPOINT, "the run goes on from the checkpoint in this very round"
     if sight.donors and Rung.REPLICA not in sight.failed:
         return Rung.REPLICA, f"{len(sight.donors)} replicas of stage {stage} are alive"
