@@ -32,7 +32,7 @@ def test_a_swarm_that_died_goes_on_from_what_is_whole(seed: int) -> None:
 
 
 def test_without_a_checkpoint_it_begins_anew_and_says_so() -> None:
-    outcome, world = live(4, faults={"blackout": FaultSpec(at_s=(40.0,), count=1 << 20, back_s=20.0)}, seconds=200.0)
+    outcome, world = live(4, faults={"blackout": FaultSpec(at_s=(40.0,), count=1 << 20, back_s=20.0)}, seconds=80.0)
     assert not outcome.failures and world.resumed == []
 
 
@@ -40,10 +40,10 @@ def test_a_full_disk_stops_no_training() -> None:
     scenario = parse_scenario(
         {
             "fleet": FLEET,
-            "seconds": 200,
-            "work_factor": 20,
+            "seconds": 100,
+            "work_factor": 2,
             "checkpoints": True,
-            "manifest": {"checkpoint": {"every_rounds": 1}, "inner": {"inner_batch": 128}},
+            "manifest": {"checkpoint": {"every_rounds": 1}, "gossip": {"round_samples": 256}},
         },
         "test",
         find("calm").parent,
@@ -57,7 +57,7 @@ def test_a_full_disk_stops_no_training() -> None:
 
     class Small(module.Disk):
         def __init__(self, capacity: int) -> None:
-            super().__init__(40_000_000 if capacity > 1 << 40 else capacity)
+            super().__init__(30_000_000 if capacity > 1 << 40 else capacity)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "Disk", Small)
