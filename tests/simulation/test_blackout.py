@@ -63,36 +63,3 @@ def test_a_full_disk_stops_no_training() -> None:
         patch.setattr(module, "Disk", Small)
         outcome = simulate(scenario, 5, look=shrink)
     assert not outcome.failures, outcome.failures
-
-
-def test_real_tensors_survive_a_blackout() -> None:
-    model = {"layers": 3, "width": 32, "heads": 2, "kv_heads": 1, "ffn": 48, "context": 16, "vocabulary": 64}
-    scenario = parse_scenario(
-        {
-            "fleet": [{"count": 4, "flops": 2e7, "up_mbps": 100, "down_mbps": 100}],
-            "seconds": 240,
-            "tensors": "torch",
-            "checkpoints": True,
-            "manifest": {
-                "data": {"tokenizer": "./x.json"},
-                "model": model,
-                "pipeline": {"stages": 2, "validation_samples": 32},
-                "inner": {"microbatch": 4, "inner_batch": 16, "warmup_samples": 64, "learning_rate": 0.01},
-                "gossip": {"round_samples": 256},
-                "checkpoint": {"every_rounds": 1, "keep": 2},
-            },
-            "faults": {"blackout": {"at_s": [150.0], "count": 3, "back_s": 10.0}},
-            "bounds": {"throughput": 0.0},
-        },
-        "test",
-        find("calm").parent,
-        "real",
-    )
-    seen: list[World] = []
-    outcome = simulate(scenario, 1, look=seen.append)
-    assert not outcome.failures, outcome.failures
-    (resumed,) = seen[0].resumed
-    before = [loss for at, loss, samples in seen[0].validations if at < 150.0 and samples <= resumed]
-    after = [loss for at, loss, _ in seen[0].validations if at > 160.0]
-    assert before and after and after[0] < before[0] - 0.5, "it stands where it was saved, not at the beginning"
-    assert abs(after[0] - before[-1]) < 0.35 and after[-1] < before[-1]
