@@ -121,6 +121,14 @@ def limit(as_json: bool) -> None:
 
 @command.command()
 @JSON
+def agreement(as_json: bool) -> None:
+    """Six node processes on this machine, and the same six simulated with the speeds the live ones measured: tokens per
+    second and bytes per token of both."""
+    _print(_run("agreement"), as_json)
+
+
+@command.command()
+@JSON
 def codec(as_json: bool) -> None:
     """Encoding and decoding speed of every gossip codec on one core, against copying memory in the same run."""
     _print(_run("codec"), as_json)

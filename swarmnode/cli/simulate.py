@@ -27,8 +27,17 @@ NODES_MAX = 100_000
 @click.option("--for", "for_s", type=Duration(), help="Length of the storm in virtual time.  [default: the scenario's]")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--report", type=click.Path(dir_okay=False, path_type=Path), help="Write an HTML page with plots.")
+@click.option(
+    "--without-faults", is_flag=True, help="The same without storm beside it, and the losses at equal samples."
+)
 @click.option("--against", type=click.IntRange(min=0), metavar="SEED", help="Show a second seed beside the first.")
 @click.option("--against-scenario", metavar="SCENARIO", help="Show a second scenario beside the first.")
+@click.option(
+    "--rebalance",
+    "periods",
+    metavar="SECONDS,...",
+    help="One life for each pipeline.rebalance_period_s given (0: nobody moves), and how well nodes were placed.",
+)
 @click.option("--sweep", "sweep_s", type=Duration(), help="Seed after seed from --seed on, for so much real time.")
 def command(
     name: str,
@@ -37,8 +46,10 @@ def command(
     for_s: float | None,
     as_json: bool,
     report: Path | None,
+    without_faults: bool,
     against: int | None,
     against_scenario: str | None,
+    periods: str | None,
     sweep_s: float | None,
 ) -> int:
     """Run a scenario: nodes on simulated machines and links, what befalls them drawn from --seed.
@@ -49,12 +60,16 @@ def command(
     scenario = _scenario(name, nodes, for_s)
     if sweep_s is not None:
         return _sweep(scenario, name, seed, sweep_s, _flags(nodes, for_s), as_json)
+    if periods is not None:
+        return _rebalance(scenario, seed, periods, as_json)
     from swarmnode.simulation.world import simulate
 
     outcomes = [simulate(scenario, seed)]
     if against is not None or against_scenario is not None:
         other = _scenario(against_scenario or name, nodes, for_s)
         outcomes.append(simulate(other, seed if against is None else against))
+    if without_faults:
+        outcomes.append(simulate(dataclasses.replace(scenario, name=f"{scenario.name}, no faults", faults={}), seed))
     if report is not None:
         from swarmnode.simulation.report import page
 
@@ -64,6 +79,8 @@ def command(
         click.echo(json.dumps(found[0] if len(found) == 1 else found))
     else:
         _table(outcomes)
+        if without_faults:
+            _losses(outcomes[0], outcomes[-1])
     for outcome in outcomes:
         _tell(outcome, name, _flags(nodes, for_s))
     return EXIT_BROKEN if any(outcome.failures for outcome in outcomes) else 0
@@ -110,6 +127,17 @@ def _table(outcomes: list[Outcome]) -> None:
     Console().print(table, highlight=False)
 
 
+def _losses(stormy: Outcome, calm: Outcome) -> None:
+    """Held-out loss of two lives after as many samples, the most that both have reached."""
+    reached = min(max((samples for _, _, samples in life.validations), default=0) for life in (stormy, calm))
+    ours, theirs = stormy.loss_at(reached), calm.loss_at(reached)
+    if ours is not None and theirs is not None:
+        click.echo(
+            f"held-out loss after {reached:,} samples: {ours:.4f} nats, without faults {theirs:.4f}: "
+            f"{ours / theirs - 1.0:+.2%}"
+        )
+
+
 def _sweep(scenario: Scenario, name: str, seed: int, seconds: float, flags: str, as_json: bool) -> int:
     """Lives from `seed` on until `seconds` of real time are over; the broken ones are named."""
     from swarmnode.simulation.sweep import sweep
@@ -126,3 +154,36 @@ def _sweep(scenario: Scenario, name: str, seed: int, seconds: float, flags: str,
             f"{found.virtual_s:.0f} s of virtual time in {found.cpu_s:.0f} CPU s; broken: {found.broken or 'none'}"
         )
     return EXIT_BROKEN if found.broken else 0
+
+
+def _rebalance(scenario: Scenario, seed: int, periods: str, as_json: bool) -> int:
+    """The same life with nodes that move every so often."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from swarmnode.simulation.world import simulate
+
+    try:
+        wanted = [float(text) for text in periods.split(",")]
+    except ValueError:
+        raise click.BadParameter(f"{periods!r}: seconds with commas between, as 0,300,60") from None
+    table = Table("rebalanced every", "share of the optimum", "of it worked off", "moves", "machines ever", "CPU s")
+    found = []
+    for period_s in wanted:
+        pipeline = dataclasses.replace(scenario.manifest.pipeline, rebalance_period_s=period_s)
+        manifest = dataclasses.replace(scenario.manifest, pipeline=pipeline)
+        outcome = simulate(dataclasses.replace(scenario, manifest=manifest), seed)
+        found.append({"period_s": period_s} | outcome.to_json())
+        table.add_row(
+            f"{period_s:g} s" if period_s else "never",
+            f"{outcome.share_placed:.3f}",
+            f"{outcome.share:.3f}",
+            str(outcome.storm.moves),
+            str(outcome.nodes_ever),
+            f"{outcome.cpu_s:.0f}",
+        )
+    if as_json:
+        click.echo(json.dumps(found))
+    else:
+        Console().print(table)
+    return EXIT_BROKEN if any(outcome["failures"] for outcome in found) else 0

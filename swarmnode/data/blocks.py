@@ -8,7 +8,11 @@ gaps.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Iterable
+
+import numpy as np
+import numpy.typing as npt
 
 from swarmnode.errors import RemoteFault
 from swarmnode.ids import PeerId, digest64
@@ -26,10 +30,39 @@ REACH_MAX = 4 * AHEAD_MAX
 CLAIMS_MAX = 1024
 """Finished blocks accepted in a record of another feeder."""
 
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
 
 def owner(block: int, feeders: Collection[PeerId], seed: int) -> PeerId:
     """The feeder among `feeders` (not empty, in any order) that draws `block`."""
-    return max(feeders, key=lambda feeder: (digest64(seed, "block", block, feeder), feeder))
+    return owners(block, 1, feeders, seed)[0][0]
+
+
+def owners(first: int, count: int, feeders: Collection[PeerId], seed: int) -> list[tuple[PeerId, PeerId]]:
+    """(owner, who would be it without that one) of blocks `first` up to `first` + `count`; twice the same if alone.
+
+    A feeder's number for a block is its own hash, mixed with the block's number by a bijection of 64 bits (Steele, Lea
+    and Flood 2014, splitmix64): a hash for each pair took 50 ms with 125 feeders.
+    """
+    order = sorted(feeders)
+    keys = np.array([_key(feeder, seed) for feeder in order], np.uint64)
+    blocks = np.arange(first, first + count, dtype=np.uint64)
+    numbers = _mix(keys[None, :] ^ _mix(blocks * GOLDEN + GOLDEN)[:, None])  # (count, feeders)
+    best = numbers.argmax(axis=1)
+    numbers[np.arange(count), best] = 0
+    second = numbers.argmax(axis=1) if len(order) > 1 else best
+    return [(order[i], order[j]) for i, j in zip(best.tolist(), second.tolist(), strict=True)]
+
+
+@functools.lru_cache(maxsize=4096)
+def _key(feeder: PeerId, seed: int) -> int:
+    return digest64(seed, "block", feeder)
+
+
+def _mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
 
 
 class BlockLedger:
@@ -50,7 +83,7 @@ class BlockLedger:
         self._under_way: set[int] = set()
         self._counted: set[int] = set()
         self._view: frozenset[PeerId] = frozenset()
-        self._owners: dict[int, PeerId] = {}
+        self._owners: dict[int, tuple[PeerId, PeerId]] = {}
 
     @property
     def frontier(self) -> int:
@@ -75,8 +108,8 @@ class BlockLedger:
                 return self._begin(block), "own"
         rest = [block for block in range(end - 1, self._frontier - 1, -1) if self._is_open(block)]
         for block in rest:
-            others = self._view - {self._owner(block)}
-            if owner(block, others, self._seed) == self.me:
+            self._owner(block)
+            if self._owners[block][1] == self.me:
                 return self._begin(block), "overdue"
         if rest:
             return self._begin(rest[0]), "overdue"
@@ -159,8 +192,9 @@ class BlockLedger:
 
     def _owner(self, block: int) -> PeerId:
         if block not in self._owners:
-            self._owners[block] = owner(block, self._view, self._seed)
-        return self._owners[block]
+            here = owners(block, AHEAD_MAX, self._view, self._seed)
+            self._owners.update(zip(range(block, block + AHEAD_MAX), here, strict=True))
+        return self._owners[block][0]
 
     def _advance(self) -> None:
         """Move the frontier over what is finished, and forget what lies behind."""

@@ -37,6 +37,9 @@ class Progress:
         self._folded: dict[str, int] = {}
         self._base = 0
         self._counted = 0  # by `own` in this life
+        self.version = 0  # grows with each change of an entry or of the base
+        self._versions: dict[str, int] = {}  # of the entries, when each changed last
+        self._base_version = 0
         self._total = 0
 
     @property
@@ -72,13 +75,25 @@ class Progress:
             if feeder == self._own and samples > self._samples.get(feeder, 0):
                 samples += self._counted
             self._raise_entry(feeder, samples)
-        self._base += max(0, other._total - self._sum())
+        self._raise_base(max(0, other._total - self._sum()))
         return self._settle()
 
     def to_wire(self) -> record_pb2.Progress:
         """All entries, at most `entries_max` with the floor, which is there only once something was folded."""
         message = record_pb2.Progress(samples=self._samples)
         if self._base:
+            message.samples[FLOOR] = self._total
+        return message
+
+    def news(self, since: int) -> record_pb2.Progress:
+        """What has changed after `version` was `since`; with 0, everything. As good as `to_wire` for whoever knows the
+        rest, and small however many feeders there are."""
+        message = record_pb2.Progress()
+        for feeder in reversed(self._samples):  # the entry changed last comes last
+            if self._versions[feeder] <= since:
+                break
+            message.samples[feeder] = self._samples[feeder]
+        if self._base and self._base_version > since:
             message.samples[FLOOR] = self._total
         return message
 
@@ -103,6 +118,7 @@ class Progress:
                 floor = samples
             else:
                 progress._samples[feeder] = samples
+                progress._versions[feeder] = 0
         known = progress._sum()
         if known > SAMPLES_MAX:
             raise RemoteFault(f"progress of {known} samples in all; at most {SAMPLES_MAX}")
@@ -122,6 +138,14 @@ class Progress:
         if samples > self._samples.get(feeder, -1):
             self._samples.pop(feeder, None)
             self._samples[feeder] = samples
+            self.version += 1
+            self._versions[feeder] = self.version
+
+    def _raise_base(self, samples: int) -> None:
+        if samples:
+            self._base += samples
+            self.version += 1
+            self._base_version = self.version
 
     def _settle(self) -> int:
         """Fold what does not fit, then take the new total."""
@@ -129,8 +153,9 @@ class Progress:
             idle = [feeder for feeder in self._samples if feeder != self._own]
             for feeder in idle[: len(self._samples) - (self._entries_max - 1)]:
                 samples = self._samples.pop(feeder)
+                del self._versions[feeder]
                 self._folded[feeder] = samples
-                self._base += samples
+                self._raise_base(samples)
             for feeder in list(self._folded)[: max(0, len(self._folded) - FOLDED_MAX)]:
                 del self._folded[feeder]
         total = self._sum()

@@ -10,6 +10,7 @@ from google.protobuf.message import DecodeError
 from swarmnode.errors import RemoteFault
 from swarmnode.identity import SIGNATURE_BYTES, Identity, verify
 from swarmnode.ids import PeerId, RunId
+from swarmnode.membership import swarm
 from swarmnode.wire import access_pb2 as access
 from swarmnode.wire import record_pb2 as wire
 
@@ -100,6 +101,7 @@ def _fault(record: wire.Record) -> str | None:
 
 
 def remember(count: int) -> None:
-    """Keep `count` verified records instead of VERIFIED_MAX: for a process that holds many nodes."""
+    """Keep `count` verified records and their members, not the few that one node needs: for a process of many nodes."""
     global _check
+    swarm.MADE_MAX = count
     _check = functools.lru_cache(maxsize=count)(_check.__wrapped__)

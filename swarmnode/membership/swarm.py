@@ -12,7 +12,7 @@ SERVING = wire.NODE_STATE_TRAINING
 GOSSIPING = (wire.NODE_STATE_TRAINING, wire.NODE_STATE_SYNCING)
 COMING = (wire.NODE_STATE_TRAINING, wire.NODE_STATE_SYNCING, wire.NODE_STATE_JOINING)
 
-MADE_MAX = 4096  # guess: members kept to be found again, about 1 KiB each
+MADE_MAX = 4096  # guess: members kept to be found again, about 1 KiB each; simulation raises it
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +74,19 @@ class Swarm:
     """All members by stage, each stage sorted by peer id. A snapshot: it never changes."""
 
     stages: tuple[tuple[Member, ...], ...]
+    _serving: tuple[tuple[Member, ...], ...]
+
+    @staticmethod
+    def frozen(stages: Iterable[tuple[Member, ...]], before: Swarm | None = None) -> Swarm:
+        """Of members sorted by peer id in each stage; what is the same as in `before` is shared with it."""
+        whole = tuple(stages)
+        serving = tuple(
+            before._serving[i]
+            if before is not None and members is before.stages[i]
+            else tuple([member for member in members if member.state == SERVING])
+            for i, members in enumerate(whole)
+        )
+        return Swarm(whole, serving)
 
     @staticmethod
     def of(members: Iterable[Member], stages: int) -> Swarm:
@@ -81,11 +94,11 @@ class Swarm:
         for member in members:
             if member.stage < stages:
                 by_stage[member.stage].append(member)
-        return Swarm(tuple(tuple(sorted(stage, key=lambda m: m.peer)) for stage in by_stage))
+        return Swarm.frozen(tuple(sorted(stage, key=lambda m: m.peer)) for stage in by_stage)
 
     def serving(self, stage: int) -> tuple[Member, ...]:
         """Replicas that take microbatches."""
-        return tuple(member for member in self.stages[stage] if member.state == SERVING)
+        return self._serving[stage]
 
     def gossiping(self, stage: int) -> tuple[PeerId, ...]:
         """Replicas that take part in the stage's rounds."""
@@ -113,7 +126,12 @@ class Book:
         self._present: list[dict[PeerId, Member]] = [{} for _ in range(stages)]  # by stage, without those that left
         self._stale = set(range(stages))  # stages whose part of `_frozen` is out of date
         self._changed = set(range(stages))  # stages that changed since `changed` was asked
-        self._frozen = Swarm(tuple(() for _ in range(stages)))
+        self._frozen = Swarm.frozen(() for _ in range(stages))
+
+    def has(self, record: wire.Record) -> bool:
+        """Whether this very record is the newest of its peer here: the quick way through a look-up's many."""
+        made = _made.get(id(record))
+        return made is not None and made[0] is record and self._members.get(made[1].peer) is made[1]
 
     def learn(self, record: wire.Record) -> bool:
         """Keep `record` if it is newer than what we have. True when it changed what we know."""
@@ -167,7 +185,7 @@ class Book:
             for stage in self._stale:
                 present = self._present[stage]
                 stages[stage] = tuple([present[peer] for peer in sorted(present)])
-            self._frozen = Swarm(tuple(stages))
+            self._frozen = Swarm.frozen(stages, self._frozen)
             self._stale.clear()
         return self._frozen
 

@@ -275,7 +275,7 @@ EVENTS: Final[dict[str, str]] = {
     "peer.gone": "a peer's record expired or it said it left",
     "peer.fault": "a peer broke the protocol, died, or sent what cannot be believed",
     "peer.banned": "a peer gets no work until it publishes a newer record",
-    "peer.unbanned": "a banned peer published a newer record",
+    "peer.unbanned": "a banned peer published a newer record or answered a ping",
     "data.opened": "the data source is open",
     "data.block": "a block of samples was taken or finished",
     "data.duplicate": "a block was drawn by two feeders",

@@ -96,6 +96,7 @@ class Arrival:
         if brought is not None and brought.state is not None:
             try:
                 await self._loading(replica)(brought.state)
+                brought.state = None  # as large as the replica itself
                 self._presence.progress.merge(Progress.from_wire(brought.offer.progress))
                 return self._manifest.gossip.method != "none", brought.offer.round
             except RemoteFault as fault:

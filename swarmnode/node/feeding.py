@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from swarmnode.data.blocks import BlockLedger
 from swarmnode.gossip.exchange import Gossip
 from swarmnode.ids import PeerId
 from swarmnode.manifest import Manifest
 from swarmnode.node.presence import Presence
+from swarmnode.node.world import World
 from swarmnode.pipeline.feeder import Feeder
+from swarmnode.pipeline.hop import Hop
+from swarmnode.ports import Priority
 from swarmnode.wire import record_pb2
 
 UNHEARD = PeerId("unheard")  # in whose name the blocks of feeders nobody heard of are remembered
@@ -29,6 +32,35 @@ def ledger_of(presence: Presence, manifest: Manifest) -> BlockLedger:
         below = presence.progress.total // manifest.data.block_samples
         ledger.merge(UNHEARD, record_pb2.Blocks(finished_below=below))
     return ledger
+
+
+async def feeder_of(
+    manifest: Manifest,
+    presence: Presence,
+    world: World,
+    hop: Hop,
+    incarnation: int,
+    counted: Callable[[int], None],
+    lost: Callable[[], Sequence[int]],
+) -> Feeder:
+    """A feeder with its text open that knows what others have finished; `presence` tells it of them from now on."""
+    samples = await world.compute.run(Priority.OUTER, 0, world.samples)
+    ledger = ledger_of(presence, manifest)
+    presence.self.blocks = ledger.record
+    feeder = Feeder(
+        manifest,
+        presence.me,
+        incarnation,
+        hop,
+        samples,
+        ledger,
+        presence.book.swarm,
+        counted,
+        world.telemetry,
+        lost,
+    )
+    presence.heard_blocks = feeder.heard
+    return feeder
 
 
 async def feeding(feeder: Feeder, gossip: Gossip, samples_total: Callable[[], int], done: int, resumed: bool) -> None:

@@ -1,5 +1,6 @@
-"""The transport as a node uses it: every call and answer also carries the sender's progress and, when the other side
-has not seen it yet, its signed record, so that routers and rounds need not poll the directory (design section 6)."""
+"""The transport as a node uses it: every call and answer also carries news of the sender's progress and its signed
+record, when the other side has not seen it yet, so that routers and rounds need not poll the directory (design section
+6)."""
 
 from __future__ import annotations
 
@@ -37,6 +38,7 @@ class Line:
         self._progressed = progressed
         self._seen: dict[PeerId, int] = {}
         self.work = Work()
+        self._told: dict[PeerId, int] = {}  # version of our progress that a peer was told
 
     @property
     def peer_id(self) -> PeerId:
@@ -62,7 +64,7 @@ class Line:
             # A cached answer may be sent twice: its header is not ours to change.
             header = type(answer.header)()
             header.CopyFrom(answer.header)
-            header.progress.CopyFrom(self._progress.to_wire())
+            header.progress.CopyFrom(self._news(peer))
             if said:
                 header.record.CopyFrom(fresh)
             return Answer(header, answer.tensors)
@@ -70,14 +72,27 @@ class Line:
         self._transport.serve(method, with_news, tensor_bytes_max=tensor_bytes_max)
 
     async def call(self, peer: PeerId, call: Call, *, timeout_s: float, reply_bytes_max: int) -> Answer:
-        call.header.progress.CopyFrom(self._progress.to_wire())
+        call.header.progress.CopyFrom(self._news(peer))
         if not self._say(peer, call.header.record):
             call.header.ClearField("record")
-        answer = await self._transport.call(peer, call, timeout_s=timeout_s, reply_bytes_max=reply_bytes_max)
+        try:
+            answer = await self._transport.call(peer, call, timeout_s=timeout_s, reply_bytes_max=reply_bytes_max)
+        except RemoteFault:
+            self._told.pop(peer, None)  # it may not have had the news
+            raise
         self._hear(answer.header.progress, answer.header.record if answer.header.HasField("record") else None)
         if call.header.HasField("process") and call.header.process.purpose == wire.PURPOSE_TRAIN:
             self.work.received(peer, call.header.process.samples)
         return answer
+
+    def _news(self, peer: PeerId) -> record_pb2.Progress:
+        """What `peer` has not been told of our progress. A counter of many feeders would outweigh most calls, and word
+        of it that gets lost comes again with the feeder's next sample or record."""
+        if len(self._told) >= SEEN_MAX:
+            self._told.clear()
+        news = self._progress.news(self._told.get(peer, 0))
+        self._told[peer] = self._progress.version
+        return news
 
     def _say(self, peer: PeerId, into: record_pb2.SignedRecord) -> bool:
         """Put our record into a message to `peer` unless it has had this one."""

@@ -17,7 +17,8 @@ KIND_OF_METHOD: Mapping[str, str] = {
     "snapshot": "state",
     "chunk": "state",
 }
-PERIOD_S = 1.0
+PERIOD_MIN_S = 1.0
+SHARE = 0.2  # guess: of the announce period, between two looks
 
 
 async def measuring(
@@ -25,10 +26,11 @@ async def measuring(
     swarm: Callable[[], Swarm],
     samples_total: Callable[[], int],
     telemetry: Telemetry,
-    period_s: float = PERIOD_S,
+    announce_period_s: float,
 ) -> None:
     """Keep the gauges current until cancelled."""
     loop = asyncio.get_running_loop()
+    period_s = max(PERIOD_MIN_S, SHARE * announce_period_s)
     before: dict[tuple[str, str], int] = {}
     while True:
         asked = loop.time()

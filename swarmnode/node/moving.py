@@ -24,13 +24,14 @@ from swarmnode.wire import call_pb2 as wire
 from swarmnode.wire import record_pb2
 
 WAIT_SHARE = 0.1  # guess: of the period, the longest random wait against simultaneous movers
+ROUND_WAIT_MAX_S = 60.0  # guess, as lifecycle.SYNC_WAIT_MAX_S
 EMPTY_SHARE = 0.25  # guess: of the announce period, between two looks for an empty stage, which stops all training
 EMPTY_LOOKS = 2  # guess: looks in a row that a stage has nobody; the roll call has buried its dead before
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Brought:
-    """What a node takes along to its new stage; no `state` when nobody there has one."""
+    """What a node takes along to its new stage; no `state` when nobody there has one, or once it is loaded."""
 
     stage: int
     reason: str
@@ -70,6 +71,7 @@ class Moving:
         pipeline = manifest.pipeline
         self._rules = Rules(pipeline.rebalance_ratio, pipeline.min_keep)
         self._rate = DOWNLOAD_RATE
+        self._since_s, self._since_total = asyncio.get_running_loop().time(), presence.progress.total
 
     @property
     def _period_s(self) -> float:
@@ -108,7 +110,7 @@ class Moving:
         presence = self._presence
         if presence.self.state != record_pb2.NODE_STATE_TRAINING:
             return None, "not training"
-        move, reason = plan_move(presence.book.swarm(), self._costs, self._rules)
+        move, reason = plan_move(presence.book.swarm(), self._costs, self._rules, presence.me)
         return (move, reason) if move is not None and move.peer == presence.me else (None, reason)
 
     async def _look(self) -> None:
@@ -152,15 +154,25 @@ class Moving:
         return Brought(move.target, f"{reason}; {why}", state, offer)
 
     async def _after_a_round(self) -> None:
-        """Until a round is over, a period at most: what was learnt since the last one would be lost to the others."""
+        """Until a round is over, if one is expected within ROUND_WAIT_MAX_S: what was learnt since the last would be
+        lost to the others; but where rounds take an hour the weak stage cannot wait."""
         gossip, done = self._gossip, self._gossip.done
+        if self._next_round_s() > ROUND_WAIT_MAX_S:
+            return
         try:
-            async with asyncio.timeout(self._period_s):
+            async with asyncio.timeout(min(self._period_s, ROUND_WAIT_MAX_S)):
                 while gossip.done == done:
                     gossip.finished.clear()
                     await gossip.finished.wait()
         except TimeoutError:
             pass
+
+    def _next_round_s(self) -> float:
+        """Seconds until the run's next round at the rate of samples seen since this node came to its stage."""
+        total, size = self._presence.progress.total, self._manifest.gossip.round_samples
+        seconds = asyncio.get_running_loop().time() - self._since_s
+        rate = (total - self._since_total) / seconds if seconds > 0.0 else 0.0
+        return (size - total % size) / rate if rate > 0.0 else float("inf")
 
     def _donors(self, stage: int) -> Sequence[PeerId]:
         return donors_of(self._presence.book.swarm(), stage, self._presence.me)

@@ -14,11 +14,12 @@ from swarmnode.metrics import name
 from swarmnode.node.arrival import Arrival
 from swarmnode.node.drain import Farewell, drain
 from swarmnode.node.duties import Parts, duties
-from swarmnode.node.feeding import feeding, ledger_of
+from swarmnode.node.feeding import feeder_of, feeding
 from swarmnode.node.line import Line
 from swarmnode.node.measuring import measuring
 from swarmnode.node.moving import Brought, Moving, costs
 from swarmnode.node.notice import Notice, Notices
+from swarmnode.node.pardoning import pardoning
 from swarmnode.node.pausing import Pausing, Serving
 from swarmnode.node.presence import Presence
 from swarmnode.node.probe import probing
@@ -42,7 +43,6 @@ from swarmnode.wire import record_pb2
 Part = TypeVar("Part")
 
 DRAIN_S = 8.0  # guess: before a move, what is held is finished within this
-MEASURE_SHARE = 0.2  # guess: of the announce period, between two looks at bytes by kind
 
 
 GIVING = (record_pb2.NODE_STATE_TRAINING, record_pb2.NODE_STATE_DRAINING)
@@ -155,8 +155,9 @@ class Node:
         presence.self.addresses = await self.line.addresses()
         self._world.saving.begin(presence, self.manifest)
         stage = await self._choose(stage)
-        every_s = max(1.0, MEASURE_SHARE * self.manifest.limits.announce_period_s)
-        tasks.create_task(measuring(self.line, self._swarm, self.samples_total, self._telemetry, every_s))
+        period_s = self.manifest.limits.announce_period_s
+        tasks.create_task(measuring(self.line, self._swarm, self.samples_total, self._telemetry, period_s))
+        tasks.create_task(pardoning(self.line, self.run_id, presence.routers, self._telemetry, period_s))
         while True:
             brought = await self._stay(stage, brought)
             stage = brought.stage
@@ -200,7 +201,9 @@ class Node:
         if newcomer:
             await syncing(gossip, presence, stage, self.manifest.limits.announce_period_s, self._telemetry)
         if stage == 0:
-            await self._start_feeding(tasks, hop, gossip, done)
+            number, lost = presence.incarnation + self._stays, self.rollcall.lost
+            self.feeder = await feeder_of(self.manifest, presence, world, hop, number, self._fed, lost)
+            tasks.create_task(feeding(self.feeder, gossip, self.samples_total, done, world.saving.resume is not None))
         presence.set_state(record_pb2.NODE_STATE_TRAINING, "ready")
         self._telemetry.event("node.ready", serves=stage)
         rng = seeded(self.manifest.seed, "moving", self.me, presence.incarnation, self._stays)
@@ -311,26 +314,6 @@ class Node:
         self._telemetry.gauge(name.STAGE, float(stage))
         self._telemetry.event("stage.chosen", serves=stage, reason=reason)
         return stage
-
-    async def _start_feeding(self, tasks: asyncio.TaskGroup, hop: Hop, gossip: Gossip, done: int) -> None:
-        presence = self.presence
-        samples = await self._world.compute.run(Priority.OUTER, 0, self._world.samples)
-        ledger = ledger_of(presence, self.manifest)
-        presence.self.blocks = ledger.record
-        self.feeder = Feeder(
-            self.manifest,
-            self.me,
-            presence.incarnation + self._stays,
-            hop,
-            samples,
-            ledger,
-            self._swarm,
-            self._fed,
-            self._telemetry,
-            self.rollcall.lost,
-        )
-        presence.heard_blocks = self.feeder.heard
-        tasks.create_task(feeding(self.feeder, gossip, self.samples_total, done, self._world.saving.resume is not None))
 
     async def _leave(self, notices: Notices, notice: Notice) -> Farewell:
         """Refuse new work, then bring home what fits in the time (drain.py)."""

@@ -13,8 +13,8 @@ from swarmnode.ids import PeerId, RunId, seeded
 from swarmnode.manifest import Manifest
 from swarmnode.membership.door import Door
 from swarmnode.membership.progress import Progress
-from swarmnode.membership.record import open_record, pass_of, sign_record
-from swarmnode.membership.swarm import Book
+from swarmnode.membership.record import check_record, open_record, pass_of, sign_record
+from swarmnode.membership.swarm import SERVING, Book
 from swarmnode.metrics import name
 from swarmnode.pipeline.route import Router
 from swarmnode.ports import Clock, Directory, Telemetry
@@ -177,7 +177,8 @@ class Presence:
         for records in found:
             for signed in records:
                 try:
-                    self._take_in(signed)
+                    if not self.book.has(check_record(signed, run_id=self._run_id)):
+                        self._take_in(signed)
                 except RemoteFault as fault:
                     self._telemetry.event("record.refused", level="warning", reason=str(fault))
         for peer in self.book.expire(self._clock.unix_s()):
@@ -207,11 +208,18 @@ class Presence:
 
     def learn(self, signed: record_pb2.SignedRecord) -> None:
         """Take in a record. Raises RemoteFault when it is forged, expired or of another run."""
-        if self._take_in(signed):
-            self._view_changed()
+        peer = self._take_in(signed)
+        if peer is None:
+            return
+        member = self.book.member(peer)
+        for stage, router in enumerate(self.routers):
+            if member is not None and member.stage == stage and member.state == SERVING:
+                router.learn(member)
+            else:
+                router.forget(peer)
 
-    def _take_in(self, signed: record_pb2.SignedRecord) -> bool:
-        """`learn` without telling the routers: of many records at once they are told once."""
+    def _take_in(self, signed: record_pb2.SignedRecord) -> PeerId | None:
+        """`learn` without telling the routers: of many records at once they are told once. Who it told something of."""
         record = open_record(
             signed,
             run_id=self._run_id,
@@ -224,7 +232,7 @@ class Presence:
             if not permit:
                 raise RemoteFault(f"record of {peer}: {reason}")
         if peer == self.me or not self.book.learn(record):
-            return False
+            return None
         if record.progress.samples:
             before = self.progress.total
             if self.progress.merge(Progress.from_wire(record.progress)) > before:
@@ -232,7 +240,7 @@ class Presence:
         if record.HasField("blocks"):
             self.blocks_heard[peer] = record.blocks
             self.heard_blocks(peer, record.blocks)
-        return True
+        return peer
 
     def _view_changed(self) -> None:
         swarm = self.book.swarm()

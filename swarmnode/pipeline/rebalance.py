@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from swarmnode.ids import PeerId, short
-from swarmnode.membership.swarm import SERVING, Member, Swarm
+from swarmnode.membership.swarm import COMING, SERVING, Member, Swarm
 
 Reason = str
-ALIKE = 1.5  # guess: speeds are measured on busy machines; within this factor the count of replicas decides
-GAIN_MIN = 0.05  # guess: the weaker of the two stages gets at least so much faster; speeds are known to a few percent
+ALIKE = 1.1  # guess: speeds are measured on busy machines; within this factor the count of replicas decides
+NEARLY = 0.75  # guess: a node that brings so much of what the best mover would may go in its place, and sooner
 LASTS_S = 1800.0  # guess: a gain lasts about so long (at 16 %/h, one node in twelve has changed by then)
 AWAY_S = 70.0  # guess: draining, and a round received at weight 0 (node.lifecycle.SYNC_WAIT_MAX_S)
 DOWNLOAD_RATE = 5e6  # guess: bytes per second from a volunteer's uplink, until this node has downloaded a state itself
@@ -29,6 +29,12 @@ class Rules:
 
     ratio: float
     min_keep: int
+
+    @property
+    def gain_min(self) -> float:
+        """The weaker of the two stages gets faster by at least this share: half of what is thought uneven, or measured
+        speeds that tremble would move nodes to and fro."""
+        return (self.ratio - 1.0) / 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,16 +65,15 @@ class Load:
 def load(swarm: Swarm, costs: Sequence[float], without: PeerId | None = None) -> Load:
     """What the stages can do, `without` left out. `costs` are the stages' relative costs per sample: a node that moves
     is as much faster there as the stage is cheaper."""
-    known = [m.samples_per_second for m in swarm.members() if m.samples_per_second > 0.0]
+    known = [m.samples_per_second for stage in swarm.stages for m in stage if m.samples_per_second > 0.0]
     mean = sum(known) / len(known) if known else 1.0
-    capacity, replicas = [0.0] * len(swarm.stages), [0] * len(swarm.stages)
-    for stage in range(len(swarm.stages)):
-        for member in swarm.coming(stage):
-            if member.peer == without:
+    stages = len(swarm.stages)
+    capacity, replicas = [0.0] * stages, [0] * stages
+    for stage, members in enumerate(swarm.stages):
+        for member in members:
+            if member.state not in COMING or member.peer == without:
                 continue
-            there = stage
-            if member.moving_to is not None and member.moving_to < len(capacity):
-                there = member.moving_to
+            there = member.moving_to if member.moving_to is not None and member.moving_to < stages else stage
             capacity[there] += (member.samples_per_second or mean) * costs[stage] / costs[there]
             replicas[there] += 1
     return Load(tuple(capacity), tuple(replicas), mean)
@@ -94,35 +99,38 @@ def choose_stage(swarm: Swarm, costs: Sequence[float], rng: random.Random) -> tu
     return stage, f"stage {stage} is the slowest: samples/s by stage {_listing(capacity)}"
 
 
-def plan_move(swarm: Swarm, costs: Sequence[float], rules: Rules) -> tuple[Move | None, Reason]:
-    """The one move that helps most, or None and why nobody moves. Nodes that see the same swarm name the same mover.
+def plan_move(
+    swarm: Swarm, costs: Sequence[float], rules: Rules, me: PeerId | None = None
+) -> tuple[Move | None, Reason]:
+    """The one move that helps most, or None and why nobody moves; that of `me` if it is NEARLY as good: nodes look at
+    different times, and the first who will do need not wait for the best.
 
-    The target is an empty stage, else the weakest. Of all nodes in stages stronger than it by more than the ratio, and
-    with replicas to spare, the one that leaves the weaker of the two strongest: it fills the gap and opens none. Every
-    such move raises the weaker stage and leaves the other above it, so that in a swarm whose speeds do not change moves
-    come to an end, and no move can be taken back by the next.
+    The target is an empty stage, else the weakest; the source the strongest with replicas to spare, if it is stronger
+    by more than the ratio. Of its nodes the one goes that leaves the weaker of the two strongest: it fills the gap and
+    opens none. Every such move raises the weaker stage and leaves the other above it, so that in a swarm whose speeds
+    do not change moves come to an end, and no move can be taken back by the next.
     """
     now = load(swarm, costs)
-    capacity = now.capacity
-    empty = [stage for stage, count in enumerate(now.replicas) if not count]
+    capacity, replicas = now.capacity, now.replicas
+    empty = [stage for stage, count in enumerate(replicas) if not count]
     target = max(empty, key=lambda s: (costs[s], -s)) if empty else min(range(len(capacity)), key=capacity.__getitem__)
-    best: Move | None = None
-    for source, here in enumerate(swarm.stages):
-        # An empty stage stops the whole run: for it a stage gives up all but its last replica.
-        if source == target or now.replicas[source] <= (1 if empty else rules.min_keep):
-            continue
-        if not empty and capacity[source] <= rules.ratio * capacity[target]:
-            continue
-        for member in here:
-            if member.state != SERVING or member.moving_to is not None:
-                continue
-            move = _move(now, costs, member, target)
-            if best is None or (move.after, move.peer) > (best.after, best.peer):
-                best = move
-    if best is None or best.after < (1.0 + GAIN_MIN) * best.before:
-        return None, f"no move helps: samples/s by stage {_listing(capacity)}"
+    keep = 1 if empty else rules.min_keep  # an empty stage stops the whole run: a stage gives all but its last replica
+    able = [stage for stage, count in enumerate(replicas) if stage != target and count > keep]
+    source = max(able, key=capacity.__getitem__, default=target)
+    listing = _listing(capacity)
+    if not empty and capacity[source] <= rules.ratio * capacity[target]:
+        return None, f"stages are alike: samples/s by stage {listing}"
+    movers = [m for m in swarm.stages[source] if m.state == SERVING and m.moving_to is None] if source != target else []
+    moves = [_move(now, costs, m, target) for m in movers]
+    best = max(moves, key=lambda move: (move.after, move.peer), default=None)
+    if best is None or best.after < (1.0 + rules.gain_min) * best.before or best.after <= best.before:
+        return None, f"no move helps: samples/s by stage {listing}"
+    own = next((move for move in moves if move.peer == me), None)
+    good = max(best.before + NEARLY * (best.after - best.before), (1.0 + rules.gain_min) * best.before)
+    if own is not None and own.after >= good:
+        best = own
     what = "is empty" if empty else "is the slowest"
-    reason = f"stage {target} {what} (samples/s by stage {_listing(capacity)}); "
+    reason = f"stage {target} {what} (samples/s by stage {listing}); "
     return best, reason + f"with {short(best.peer)} it would have {capacity[target] + best.speed:.3g}"
 
 
@@ -136,7 +144,7 @@ def still_good(swarm: Swarm, costs: Sequence[float], move: Move, rules: Rules) -
     after = min(now.capacity[move.target] + move.speed, now.capacity[move.source])
     listing = f"stages {move.source} and {move.target} without it have {now.capacity[move.source]:.3g} and"
     listing += f" {now.capacity[move.target]:.3g} samples/s, it brings {move.speed:.3g}"
-    return after >= (1.0 + GAIN_MIN / 2.0) * before, listing
+    return after >= (1.0 + rules.gain_min / 2.0) * before, listing
 
 
 def worth_it(move: Move, download_s: float) -> tuple[bool, Reason]:

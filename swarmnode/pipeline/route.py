@@ -67,20 +67,60 @@ class Router:
         self._heap: list[tuple[float, float, int, PeerId]] = []
         self._serial = 0
         self._all = Ema()
+        self._banned: dict[PeerId, None] = {}  # those banned not long ago, oldest first
 
     def update(self, members: Iterable[Member]) -> None:
         """Learn who serves the stage now. A newcomer enters at the least virtual runtime: no flood, no famine."""
         present = {member.peer: member for member in members}
         for peer in [peer for peer in self._peers if peer not in present]:
             del self._peers[peer]
-        least = min((entry.runtime for entry in self._peers.values()), default=0.0)
-        for peer, member in present.items():
-            known = self._peers.get(peer)
-            if known is None:
-                self._peers[peer] = _Peer(member, least, 0, Ema())
-                self._push(peer)
-            else:
-                known.member = member
+        least = self._least()
+        for member in present.values():
+            self._enter(member, least)
+
+    def learn(self, member: Member) -> None:
+        """One replica that serves the stage, by its newest record."""
+        known = self._peers.get(member.peer)
+        if known is None:
+            self._enter(member, self._least())
+        else:
+            known.member = member
+
+    def forget(self, peer: PeerId) -> None:
+        """It does not serve the stage any more."""
+        self._peers.pop(peer, None)
+
+    def due(self, now: float, limit: int) -> list[PeerId]:
+        """Peers, `limit` at most, whose ban is over by time and that have not published a newer record since: a ping
+        finds out whether they live (`pardon`)."""
+        if not self._banned:
+            return []
+        over = [
+            peer
+            for peer in self._banned
+            if (known := self._peers.get(peer)) is not None
+            and known.member.sequence <= known.banned_sequence
+            and known.banned_until <= now
+        ]
+        self._banned = {peer: None for peer in self._banned if peer in self._peers and self.banned(peer, now)}
+        return over[:limit]
+
+    def pardon(self, peer: PeerId) -> None:
+        """It answered a ping: as good as a newer record. If it breaks again, the next ban is twice as long."""
+        known = self._peers.get(peer)
+        if known is not None:
+            known.banned_sequence = -1
+
+    def _least(self) -> float:
+        return min((entry.runtime for entry in self._peers.values()), default=0.0)
+
+    def _enter(self, member: Member, least: float) -> None:
+        known = self._peers.get(member.peer)
+        if known is None:
+            self._peers[member.peer] = _Peer(member, least, 0, Ema())
+            self._push(member.peer)
+        else:
+            known.member = member
 
     def choose(self, now: float, samples: int, exclude: Collection[PeerId] = ()) -> tuple[PeerId | None, str]:
         """The replica for a microbatch of `samples`, charged at once; or None and why nobody can take it."""
@@ -135,6 +175,7 @@ class Router:
         known.faults_in_row += 1
         known.banned_sequence = known.member.sequence
         known.banned_until = now + seconds
+        self._banned[peer] = None
         return seconds
 
     def banned(self, peer: PeerId, now: float) -> bool:

@@ -2,12 +2,9 @@
 
 By Little's law `window * queued / round trip` is the number of our microbatches that only wait in queues; it is kept
 between two bounds. TCP Vegas (Brakmo and Peterson, 1995, section 3.2) estimates the same number from the least round
-trip
-ever seen, which must do for routers that say nothing; our hops report how long a microbatch waited. (The estimate by
-least
-round trip takes a slower replica for a queue: in a fleet of 1:3 speeds it held the window at 2 and the machines at 20
-% of
-their capacity; simulated, examples/churn-16.toml.)
+trip ever seen, which must do for routers that say nothing; our hops report how long a microbatch waited. (The estimate
+by least round trip takes a slower replica for a queue: in a fleet of 1:3 speeds it held the window at 2 and the
+machines at 20 % of their capacity; simulated, examples/churn-16.toml.)
 """
 
 from __future__ import annotations

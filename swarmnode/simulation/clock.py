@@ -1,10 +1,8 @@
 """Virtual time: an asyncio event loop that jumps to the next timer when everybody waits. One seed, one order of events.
 
 What makes it repeat: callbacks run in the order they were asked for; timers of equal deadline in an order drawn from
-the
-seed; tasks hash by serial number, so that the sets inside `asyncio.TaskGroup` and `asyncio.wait` are walked in one
-order;
-nothing from outside can wake it. A process may be frozen (SIGSTOP): what it is due is kept until it is thawed.
+the seed; tasks hash by serial number, so that the sets inside `asyncio.TaskGroup` and `asyncio.wait` are walked in one
+order; nothing from outside can wake it. A process may be frozen (SIGSTOP): what it is due is kept until it is thawed.
 
 Needs the standard library only, so that it can be checked on other Python versions without an environment.
 """

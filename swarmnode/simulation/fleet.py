@@ -11,7 +11,19 @@ from pathlib import Path
 from swarmnode.errors import UsageError
 from swarmnode.simulation.geography import RTT_MS_PLACES, Address, Nat
 
-COLUMNS = ("name", "count", "flops", "up_mbps", "down_mbps", "region", "access_ms", "nat", "life_h", "memory_gb")
+COLUMNS = (
+    "name",
+    "count",
+    "flops",
+    "up_mbps",
+    "down_mbps",
+    "region",
+    "access_ms",
+    "nat",
+    "life_h",
+    "memory_gb",
+    "stage",
+)
 REQUIRED = ("count", "flops", "up_mbps", "down_mbps")
 COUNT_MAX = 100_000
 
@@ -29,6 +41,7 @@ class Kind:
     address: Address
     life_h: float = math.inf
     memory_gb: float = 24.0
+    stage: int | None = None  # where its machines begin; None: where they are needed
 
 
 def read_fleet(path: Path) -> tuple[Kind, ...]:
@@ -85,6 +98,7 @@ def _kind(row: dict[str, str], where: str, number: int) -> Kind:
         address=Address(region, real("access_ms", 5.0, 0.0) / 1000.0, Nat(nat)),
         life_h=real("life_h", math.inf, 1e-6),
         memory_gb=real("memory_gb", 24.0, 1e-3),
+        stage=int(real("stage", 0.0, 0.0)) if (row.get("stage") or "").strip() else None,
     )
 
 

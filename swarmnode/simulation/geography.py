@@ -72,22 +72,25 @@ class Reach:
 
     def __init__(self) -> None:
         self.cuts: list[Cut] = []
-        self._called: set[tuple[str, str]] = set()
+        self._called: dict[str, set[str]] = {}  # by nodes that nobody can dial: whom they called themselves
 
     def blocked(self, sender: str, receiver: str) -> bool:
         """Whether a message between the two gets lost on the way just now."""
         return any(cut.blocks(sender, receiver) for cut in self.cuts) if self.cuts else False
 
-    def can_dial(self, sender: str, receiver: str, nat: Nat) -> bool:
-        """Whether `sender` can open a stream to `receiver`, who is behind `nat`; remembers that it did."""
-        if nat is Nat.UNREACHABLE and (receiver, sender) not in self._called:
+    def can_dial(self, sender: str, sender_nat: Nat, receiver: str, receiver_nat: Nat) -> bool:
+        """Whether `sender` can open a stream to `receiver`; remembers whom an unreachable one called."""
+        if receiver_nat is Nat.UNREACHABLE and sender not in self._called.get(receiver, ()):
             return False
-        self._called.add((sender, receiver))
+        if sender_nat is Nat.UNREACHABLE:
+            self._called.setdefault(sender, set()).add(receiver)
         return True
 
     def forget(self, label: str) -> None:
         """The connections of `label` are gone: it died."""
-        self._called = {pair for pair in self._called if label not in pair}
+        self._called.pop(label, None)
+        for called in self._called.values():
+            called.discard(label)
 
     def heal(self, cut: Cut) -> None:
         if cut in self.cuts:

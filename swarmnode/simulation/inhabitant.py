@@ -1,5 +1,4 @@
-"""One machine in the virtual world with the daemon's own coroutines on it: begins, crashes, freezes, leaves, comes
-back."""
+"""One machine in the virtual world, the daemon's own coroutines on it: begins, crashes, freezes, leaves, returns."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 Processor sharing in virtual time (Kleinrock 1967; fair queueing's `V(t)`, Demers et al. 1989): each byte of every flow
 costs one unit of V, which advances at rate / flows, so a flow of n bytes ends when V has grown by n. A change of rate
-or
-of the number of flows changes how fast V runs and nothing else: O(log flows) an event, one timer a link.
+or of the number of flows changes how fast V runs and nothing else: O(log flows) an event, one timer a link.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
 """The internet between simulated nodes: bandwidth shared by flows, latency, loss, cuts; every header is serialised as
-on
-the real wire, so that bytes are true. Calls are small state machines; one future and one task (the handler) each.
+on the real wire, so that bytes are true. Calls are small state machines; one future and one task (the handler) each.
 """
 
 from __future__ import annotations
@@ -108,8 +107,7 @@ class Network:
 
     def carry(self, sender: Plug, receiver: Plug, nbytes: int, arrive: Callable[[], None]) -> Parcel:
         """Move `nbytes`; `arrive` is called at the receiver's end unless the parcel is dropped. Whether the way is cut
-        is
-        asked at both ends, by the caller."""
+        is asked at both ends, by the caller."""
         parcel = Parcel()
         latency_s = self.latency_s(sender, receiver)
         up, down = sender.up, receiver.down

@@ -34,6 +34,7 @@ class Sums:
     paired: float = 0.0
     lone: float = 0.0
     recoveries: float = 0.0
+    moves: int = 0
     bytes: dict[str, int] = field(default_factory=dict)
 
     @classmethod
@@ -57,6 +58,7 @@ class Sums:
             paired=total(name.EXCHANGES, "paired"),
             lone=total(name.EXCHANGES, "lone"),
             recoveries=total(name.RECOVERIES, "replica"),
+            moves=world.trace.by_event["stage.moved"],
             bytes=dict(sorted(nbytes.items())),
         )
 
@@ -136,10 +138,28 @@ class Outcome:
         """The same over all living machines, had each been where it is needed."""
         return _over(self.curve, self.storm.at_s, lambda sample: sample.ideal)
 
+    def loss_at(self, samples: int) -> float | None:
+        """Held-out loss after `samples` of the run, between the two measurements around them; None outside of them."""
+        points = sorted({(count, loss) for _, loss, count in self.validations})
+        for (before, high), (after, low) in itertools.pairwise(points):
+            if before <= samples <= after:
+                return high + (low - high) * (samples - before) / max(1, after - before)
+        return None
+
+    @property
+    def share_placed(self) -> float:
+        """What the training machines could have done where they were, over what all the living could have done, each
+        where it is needed: the share of optimal throughput that SWARM's authors report for rebalancing."""
+        storm = [sample for sample in self.curve if sample.at_s <= self.storm.at_s]
+        could = sum(a.optimum * (b.at_s - a.at_s) for a, b in itertools.pairwise(storm))
+        best = sum(a.ideal * (b.at_s - a.at_s) for a, b in itertools.pairwise(storm))
+        return could / best if best else 0.0
+
     def to_json(self) -> dict[str, Any]:
         found = dataclasses.asdict(self)
         found["share_of_optimum"] = self.share
         found["share_of_ideal"] = self.share_ideal
+        found["share_placed"] = self.share_placed
         found["callbacks_per_cpu_s"] = self.callbacks / max(1e-9, self.cpu_s)
         return found
 

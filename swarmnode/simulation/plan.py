@@ -119,8 +119,7 @@ def _stage(manifest: Manifest, part: Part, here: Sequence[Kind], samples_per_s: 
 def survival_of_a_day(here: Sequence[Kind], back_s: float) -> float:
     """Odds that a stage keeps a replica for a day, if each of its machines lives its mean life (exponential) and is
     replaced after `back_s`: machines fail and come back independently, so all are away at once in a share prod(u) of
-    the
-    time, and such a moment begins at rate prod(u) * sum(1 / back) (the birth-death chain's rate out of the last
+    the time, and such a moment begins at rate prod(u) * sum(1 / back) (the birth-death chain's rate out of the last
     state)."""
     if not here:
         return 0.0

@@ -139,6 +139,8 @@ def _check(scenario: Scenario, origin: str) -> None:
     if scenario.placement not in ("balanced", "chosen"):
         raise UsageError(f'{origin}: placement = {scenario.placement!r}; "balanced" or "chosen" belong there')
     stages = scenario.manifest.pipeline.stages
+    if any(kind.stage is not None and kind.stage >= stages for kind in scenario.fleet):
+        raise UsageError(f"{origin}: a machine at stage {stages} or above; there are stages 0 to {stages - 1}")
     if scenario.nodes < stages:
         raise UsageError(f"{origin}: {scenario.nodes} machines for {stages} stages; one a stage is the least")
 

@@ -9,13 +9,14 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from swarmnode import header as frame
 from swarmnode.errors import LocalFault, PeerTimeout, RemoteFault, Unavailable
 from swarmnode.ids import PeerId, RunId, short
 from swarmnode.ports import Answer, Call, Handler, Telemetry, WireTensor
-from swarmnode.simulation import header as frame
 from swarmnode.simulation.network import Network, Parcel, Plug
 from swarmnode.wire import call_pb2 as wire
 
+PREAMBLE_BYTES = 12  # as transport/frame.py's
 Forge = Callable[[str, wire.Request | wire.Reply, Sequence[WireTensor]], Sequence[WireTensor]]
 """What a liar does to the tensors it sends: (method, header, tensors) -> tensors."""
 
@@ -125,7 +126,7 @@ class SimTransport:
         answered = frame.open_reply(raw_reply)
         frame.check_tensors(answered.tensors, reply_bytes_max)
         frame.raise_for(peer, answered)
-        return Answer(answered, frame.copies(given))
+        return Answer(answered, copies(given))
 
     def _begin(
         self, peer: PeerId, method: str, raw: bytes, tensors: Sequence[WireTensor], reply: asyncio.Future[Any]
@@ -135,12 +136,14 @@ class SimTransport:
         if plug is None:
             _fail(reply, f"{short(peer)} cannot be reached")
             return None
-        nbytes = frame.PREAMBLE_BYTES + len(raw) + self._weigh(method, tensors)
+        nbytes = PREAMBLE_BYTES + len(raw) + self._weigh(method, tensors)
         self._traffic[method, "sent"] += nbytes
         conversation = Conversation(self, plug, method, raw, tensors, nbytes, reply)
         if network.reach.blocked(self.plug.label, plug.label) or (not plug.alive and plug.silent):
             return conversation  # lost on the way; the caller's patience ends it
-        if not plug.alive or not network.reach.can_dial(self.plug.label, plug.label, plug.address.nat):
+        if not plug.alive or not network.reach.can_dial(
+            self.plug.label, self.plug.address.nat, plug.label, plug.address.nat
+        ):
             round_trip_s = network.latency_s(self.plug, plug) + network.latency_s(plug, self.plug)
             self._loop.call_later(round_trip_s, _fail, reply, f"{short(peer)} cannot be reached")
             return conversation
@@ -198,7 +201,7 @@ class SimTransport:
         task, method = conversation.task, conversation.method
         assert task is not None
         try:
-            request = frame.open_request(conversation.raw, self._run_id)
+            _, request = frame.open_request(conversation.raw, self._run_id)
             conversation.timer = self._loop.call_later(request.timeout_ms / 1000.0, task.cancel)
             served = self._served.get(method)
             if served is None:
@@ -207,7 +210,7 @@ class SimTransport:
                 await asyncio.Event().wait()
             handler, tensor_bytes_max = served
             frame.check_tensors(request.tensors, tensor_bytes_max)
-            done = await handler(conversation.caller.peer_id, Call(request, frame.copies(conversation.tensors)))
+            done = await handler(conversation.caller.peer_id, Call(request, copies(conversation.tensors)))
             header, tensors = done.header, done.tensors
             if header.status == wire.STATUS_UNSPECIFIED:
                 header.status = wire.STATUS_OK
@@ -230,7 +233,7 @@ class SimTransport:
         if self.forge is not None and tensors:
             tensors = self.forge(conversation.method, header, tensors)
         raw = frame.seal_reply(header, tensors)
-        nbytes = frame.PREAMBLE_BYTES + len(raw) + self._weigh(conversation.method, tensors)
+        nbytes = PREAMBLE_BYTES + len(raw) + self._weigh(conversation.method, tensors)
         self._traffic[conversation.method, "sent"] += nbytes
         caller, reply = conversation.caller, conversation.reply
         network, plug = self._network, self.plug
@@ -272,3 +275,13 @@ def _fail(reply: asyncio.Future[Any], reason: str) -> None:
 
 def _cancel(task: asyncio.Task[None]) -> None:
     task.cancel()
+
+
+def copies(tensors: Sequence[WireTensor]) -> list[WireTensor]:
+    """What arrives is memory of its own. Fake tensors (declared bytes over a repeated pattern) have none to copy."""
+    return [
+        WireTensor(
+            t.dtype, t.shape, memoryview(bytearray(t.data)) if memoryview(t.data).contiguous else t.data, t.codec
+        )
+        for t in tensors
+    ]

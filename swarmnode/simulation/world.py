@@ -262,7 +262,8 @@ class World:
         order = sorted(range(len(kinds)), key=lambda index: (rng.random(), index))
         stages = calm.balanced([kinds[index].flops for index in order], [part.cost for part in self.parts])
         for index, stage in zip(order, stages, strict=True):
-            self.join(kinds[index], stage if self.scenario.placement == "balanced" else None)
+            placed = stage if self.scenario.placement == "balanced" else None
+            self.join(kinds[index], placed if kinds[index].stage is None else kinds[index].stage)
             await asyncio.sleep(self.scenario.join_s / len(kinds))
 
     async def _storm(self, kind: str, spec: FaultSpec) -> None:

@@ -13,30 +13,32 @@ answering side leaves only after the caller's next request, or its end (hivemind
 from __future__ import annotations
 
 import enum
-import math
 import struct
 from collections.abc import Iterable, Sequence
 
 import numpy as np
-from google.protobuf.message import DecodeError
 
-from swarmnode.errors import Busy, Forbidden, Refused, RemoteFault, Unavailable
-from swarmnode.ids import PeerId, RunId, short
+from swarmnode.errors import RemoteFault
+from swarmnode.header import (
+    HEADER_BYTES_MAX,
+    TENSORS_MAX,
+    VERSION,
+    check_tensors,
+    open_reply,
+    open_request,
+    raise_for,
+    reply_of,
+    seal_reply,
+    seal_request,
+)
 from swarmnode.membership.access import PASS_BYTES_MAX
 from swarmnode.membership.door import parse_pass
-from swarmnode.ports import WireTensor, check_spec
+from swarmnode.ports import WireTensor
 from swarmnode.transport.stream import Stream
 from swarmnode.wire import access_pb2 as access
 from swarmnode.wire import call_pb2 as wire
 
 MAGIC = b"SWRM"
-VERSION = 1
-HEADER_BYTES_MAX = 1 << 20  # guess: 1000 records fit
-TENSORS_MAX = 64  # guess: an exchange of every outer method here needs fewer than 8
-CODEC_CHARACTERS_MAX = 32
-REASON_CHARACTERS_MAX = 512
-TIMEOUT_MAX_S = 3600.0  # guess: nothing here waits an hour for one call
-RETRY_AFTER_MAX_S = 60.0
 _SMALL_BYTES = 64 << 10  # tensors up to here are joined with the header into one write
 
 PREAMBLE = struct.Struct(">4sBBHI")
@@ -93,67 +95,6 @@ async def receive_pass(stream: Stream, first: bytes) -> access.Pass:
     return parse_pass(await stream.read(nbytes))
 
 
-def seal_request(header: wire.Request, tensors: Sequence[WireTensor], run_id: RunId, timeout_s: float) -> bytes:
-    """Fill in version, run, timeout and tensor specs of `header`; the serialised header. Asserts our own bounds."""
-    assert len(tensors) <= TENSORS_MAX, f"{len(tensors)} tensors in one call; at most {TENSORS_MAX}"
-    header.version = VERSION
-    header.run_id = run_id
-    header.timeout_ms = max(1, math.ceil(min(timeout_s, TIMEOUT_MAX_S) * 1000))
-    del header.tensors[:]
-    header.tensors.extend(tensor.spec() for tensor in tensors)
-    return header.SerializeToString()
-
-
-def seal_reply(header: wire.Reply, tensors: Sequence[WireTensor]) -> bytes:
-    assert len(tensors) <= TENSORS_MAX, f"{len(tensors)} tensors in one reply; at most {TENSORS_MAX}"
-    del header.tensors[:]
-    header.tensors.extend(tensor.spec() for tensor in tensors)
-    return header.SerializeToString()
-
-
-def open_request(raw: bytes, run_id: RunId) -> tuple[str, wire.Request]:
-    """(method, header). Raises RemoteFault for one that does not parse, is of another run or asks for nothing."""
-    header = wire.Request()
-    try:
-        header.ParseFromString(raw)
-    except DecodeError:
-        raise RemoteFault("request header that does not parse") from None
-    if header.version != VERSION:
-        raise RemoteFault(f"protocol version {header.version}; this node speaks {VERSION}: update the older of the two")
-    if header.run_id != run_id:
-        raise RemoteFault(f"wrong run {header.run_id[:16]!r}: this node trains run {run_id[:16]!r}")
-    method = header.WhichOneof("body")
-    if method is None:
-        raise RemoteFault("request without a method this version knows")
-    if not 0 < header.timeout_ms <= TIMEOUT_MAX_S * 1000:
-        raise RemoteFault(f"timeout of {header.timeout_ms} ms; from 1 ms to {TIMEOUT_MAX_S:.0f} s are allowed")
-    return str(method), header
-
-
-def open_reply(raw: bytes) -> wire.Reply:
-    """The header. Raises RemoteFault for one that does not parse, or refuses with tensors behind it."""
-    header = wire.Reply()
-    try:
-        header.ParseFromString(raw)
-    except DecodeError:
-        raise RemoteFault("reply header that does not parse") from None
-    if header.status != wire.STATUS_OK and header.tensors:
-        raise RemoteFault("a reply that is not OK cannot carry tensors")
-    return header
-
-
-def check_tensors(specs: Iterable[wire.TensorSpec], nbytes_max: int) -> int:
-    """The bytes all `specs` announce together. Raises RemoteFault when they are too many or too large."""
-    total = 0
-    for count, spec in enumerate(specs, start=1):
-        if count > TENSORS_MAX:
-            raise RemoteFault(f"more than {TENSORS_MAX} tensors in one message")
-        if len(spec.codec) > CODEC_CHARACTERS_MAX:
-            raise RemoteFault(f"codec name of {len(spec.codec)} characters; at most {CODEC_CHARACTERS_MAX}")
-        total += check_spec(spec, nbytes_max - total)
-    return total
-
-
 def allocate(specs: Iterable[wire.TensorSpec]) -> list[WireTensor]:
     """Empty tensors for `specs`, which `check_tensors` has passed. Writable, aligned, and not zeroed first: numpy asks
     for huge pages above 4 MiB, a bytearray would touch every page twice."""
@@ -161,47 +102,6 @@ def allocate(specs: Iterable[wire.TensorSpec]) -> list[WireTensor]:
         WireTensor(spec.dtype, tuple(spec.shape), np.empty(spec.nbytes, np.uint8).data, spec.codec or "raw")
         for spec in specs
     ]
-
-
-def reply_of(error: Busy | Unavailable | RemoteFault) -> wire.Reply:
-    """How a handler's refusal travels. The text goes to the peer."""
-    match error:
-        case Forbidden():
-            status = wire.STATUS_FORBIDDEN
-        case Busy():
-            status = wire.STATUS_BUSY
-        case Unavailable():
-            status = wire.STATUS_UNAVAILABLE
-        case RemoteFault():
-            status = wire.STATUS_REFUSED
-    retry_after_s = error.retry_after_s if isinstance(error, Unavailable) else 0.0
-    retry_after_ms = math.ceil(min(max(retry_after_s, 0.0), RETRY_AFTER_MAX_S) * 1000)
-    reply = wire.Reply(status=status, reason=str(error)[:REASON_CHARACTERS_MAX], retry_after_ms=retry_after_ms)
-    if isinstance(error, Forbidden) and error.evidence:
-        reply.guests.ParseFromString(error.evidence)
-    return reply
-
-
-def raise_for(peer: PeerId, reply: wire.Reply) -> None:
-    """Raise what `peer` says in `reply`, unless it is OK: Busy, Unavailable, Refused, Forbidden, RemoteFault."""
-    said = "".join(c if c.isprintable() else "?" for c in reply.reason[:REASON_CHARACTERS_MAX])
-    retry_after_s = min(reply.retry_after_ms / 1000.0, RETRY_AFTER_MAX_S)
-    match reply.status:
-        case wire.STATUS_OK:
-            return
-        case wire.STATUS_BUSY:
-            raise Busy(f"{short(peer)} is busy: {said}", retry_after_s)
-        case wire.STATUS_UNAVAILABLE:
-            raise Unavailable(f"{short(peer)} is not available: {said}", retry_after_s)
-        case wire.STATUS_REFUSED:
-            raise Refused(f"{short(peer)} refused: {said}")
-        case wire.STATUS_FORBIDDEN:
-            evidence = reply.guests.SerializeToString() if reply.HasField("guests") else b""
-            raise Forbidden(f"{short(peer)} does not let us in: {said}", evidence)
-        case wire.STATUS_FAULT:
-            raise RemoteFault(f"{short(peer)} failed: {said}")
-        case _:
-            raise RemoteFault(f"{short(peer)} answered with unknown status {reply.status}")
 
 
 async def send(
@@ -237,3 +137,29 @@ async def receive_tensors(stream: Stream, specs: Sequence[wire.TensorSpec]) -> l
         if tensor.nbytes:
             await stream.read_into(memoryview(tensor.data))
     return tensors
+
+
+__all__ = [
+    "HEADER_BYTES_MAX",
+    "PREAMBLE",
+    "TENSORS_MAX",
+    "VERSION",
+    "Flag",
+    "Kind",
+    "allocate",
+    "check_tensors",
+    "kind_of",
+    "open_preamble",
+    "open_reply",
+    "open_request",
+    "preamble",
+    "raise_for",
+    "receive_header",
+    "receive_pass",
+    "receive_tensors",
+    "reply_of",
+    "seal_pass",
+    "seal_reply",
+    "seal_request",
+    "send",
+]

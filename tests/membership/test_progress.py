@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -134,3 +136,23 @@ def test_a_merge_to_an_absurd_total_is_refused_and_learns_nothing() -> None:
     with pytest.raises(RemoteFault, match="in all"):
         ours.merge(Progress.from_wire(wire(B=SAMPLES_MAX // 2)))
     assert ours.total == SAMPLES_MAX // 2 + 1 and "B" not in ours.feeders
+
+
+def test_news_is_what_changed_and_as_good_as_everything() -> None:
+    here, there, told = Progress(), Progress(), 0
+    rng = random.Random(5)
+    for step in range(400):
+        feeder = PeerId(f"feeder{int(rng.random() * 12)}")
+        here.merge(Progress.from_wire(record_pb2.Progress(samples={feeder: step * 8})))
+        if rng.random() < 0.3:
+            news = here.news(told)
+            told = here.version
+            assert len(news.samples) <= 12
+            there.merge(Progress.from_wire(news))
+            assert there.total == here.total and not here.news(told).samples
+    small = Progress(entries_max=4)
+    for number in range(9):
+        small.merge(Progress.from_wire(record_pb2.Progress(samples={f"feeder{number}": 10})))
+    fresh = Progress(entries_max=4)
+    fresh.merge(Progress.from_wire(small.news(0), entries_max=4))
+    assert fresh.total == small.total == 90, "what was folded travels as the floor"

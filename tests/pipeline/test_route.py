@@ -183,3 +183,19 @@ def test_ema_has_no_start_bias(values: list[float]) -> None:
         ema.add(value)
     weights = [0.1 * 0.9 ** (len(values) - 1 - i) for i in range(len(values))]
     assert ema.value == pytest.approx(sum(w * v for w, v in zip(weights, values, strict=True)) / sum(weights))
+
+
+def test_a_banned_peer_that_answers_a_ping_is_chosen_again() -> None:
+    router = Router(random.Random(1), epsilon=0.0)
+    router.update([member("a"), member("b")])
+    seconds = router.ban(PeerId("a"), 10.0)
+    assert router.due(10.0, 8) == [] and router.banned(PeerId("a"), 10.0 + seconds + 1.0)
+    assert router.due(10.0 + seconds, 8) == ["a"]
+    router.pardon(PeerId("a"))
+    assert not router.banned(PeerId("a"), 10.0 + seconds)
+    assert router.due(100.0, 8) == []
+    assert router.ban(PeerId("a"), 100.0) == 2 * seconds, "it broke again without having done any work"
+    router.forget(PeerId("a"))
+    assert router.due(1e6, 8) == [] and len(router) == 1
+    router.learn(member("a"))
+    assert len(router) == 2

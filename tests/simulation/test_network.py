@@ -74,11 +74,11 @@ def test_ways_and_walls() -> None:
     assert rtt_s(home, home) == pytest.approx(0.04)
     assert rtt_s(home, far) == rtt_s(far, home) > 0.23
     reach = Reach()
-    assert not reach.can_dial("a", "b", Nat.UNREACHABLE)
-    assert reach.can_dial("b", "a", Nat.OPEN), "the hidden one calls out ..."
-    assert reach.can_dial("a", "b", Nat.UNREACHABLE), "... and is then reached over its own connection"
+    assert not reach.can_dial("a", Nat.OPEN, "b", Nat.UNREACHABLE)
+    assert reach.can_dial("b", Nat.UNREACHABLE, "a", Nat.OPEN), "the hidden one calls out ..."
+    assert reach.can_dial("a", Nat.OPEN, "b", Nat.UNREACHABLE), "... and is then reached over its own connection"
     reach.forget("b")
-    assert not reach.can_dial("a", "b", Nat.UNREACHABLE)
+    assert not reach.can_dial("a", Nat.OPEN, "b", Nat.UNREACHABLE)
     cut = Cut(frozenset("ab"), frozenset("bc"), both_ways=False)
     reach.cuts.append(cut)
     assert reach.blocked("a", "c") and not reach.blocked("c", "a")

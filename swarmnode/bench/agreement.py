@@ -1,0 +1,134 @@
+"""Does the simulator agree with the world: six node processes on loopback, and the same six in virtual time with the
+speeds that the live ones measured of themselves. Tokens a second should agree within 20 %, bytes a token by kind within
+5 %.
+
+A machine is told to the simulator by what it announced (samples a second, everything it works included) and by how many
+tapes it had to run twice; links are loopback's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from swarmnode import manifest as manifests
+from swarmnode.local.fleet import Fleet, FleetPlan
+from swarmnode.local.place import default_cache
+from swarmnode.local.summary import NodeFacts, count
+from swarmnode.manifest import PRESETS, SIGNED_FILE, Manifest
+from swarmnode.metrics import name
+from swarmnode.model.split import split
+from swarmnode.simulation.fleet import Kind
+from swarmnode.simulation.geography import Address
+from swarmnode.simulation.outcome import Outcome
+from swarmnode.simulation.scenario import Bounds, Scenario
+from swarmnode.simulation.world import simulate
+
+NODES = 6
+WARM_SAMPLES = 1024  # windows have grown, speeds are measured on real work
+MEASURE_S = 40.0
+LOOPBACK_BYTES_S = 5e8  # guess: half of what raw streams do (bench transport), both ends share two cores
+LATENCY_MS = 1.0  # guess: of a call's way through two processes and p2pd
+RATE_WITHIN, BYTES_WITHIN = 0.20, 0.05
+KINDS = ("pipeline", "gossip")
+
+
+def run(measure_s: float = MEASURE_S, preset: str = "demo") -> dict[str, Any]:
+    """{"live", "simulated", "ratio", "agrees"}: tokens a second, and bytes a token by kind."""
+    manifest = PRESETS[preset]
+    with tempfile.TemporaryDirectory(prefix="swarmnode-agreement-") as folder:
+        machines, live = asyncio.run(_live(Path(folder), manifest, measure_s))
+    simulated = _simulated(manifest, machines, measure_s)
+    ratio = {key: simulated[key] / live[key] for key in live if live[key]}
+    agrees = {
+        key: abs(value - 1.0) <= (RATE_WITHIN if key == "tokens_per_s" else BYTES_WITHIN)
+        for key, value in ratio.items()
+    }
+    return {
+        "live": live,
+        "simulated": simulated,
+        "ratio": ratio,
+        "agrees": agrees,
+        "machines": {f"stage {kind.stage}, {kind.name}": f"{kind.flops:.3g} FLOP/s" for kind in machines},
+    }
+
+
+async def _live(folder: Path, manifest: Manifest, measure_s: float) -> tuple[tuple[Kind, ...], dict[str, float]]:
+    """The machines as they found themselves, and what the swarm did in `measure_s`."""
+    manifests.init(folder, manifest)
+    manifests.sign_folder(folder)
+    plan = FleetPlan(folder, folder / SIGNED_FILE, NODES, manifest.pipeline.stages, default_cache(), manifest.seed)
+    fleet = Fleet(plan, lambda text: None)
+    try:
+        await fleet.start(asyncio.Event())
+        while count(fleet.facts(), name.SAMPLES) < WARM_SAMPLES:
+            await fleet.poll()
+            await asyncio.sleep(0.5)
+        loop = asyncio.get_running_loop()
+        begun, first = loop.time(), _sums(fleet.facts())
+        await asyncio.sleep(measure_s)
+        await fleet.poll()
+        wall_s, facts = loop.time() - begun, fleet.facts()
+        return _machines(manifest, facts), _rates(first, _sums(facts), wall_s)
+    finally:
+        await fleet.stop("measured")
+        await fleet.reap()
+
+
+def _sums(facts: list[NodeFacts]) -> Counter[str]:
+    sums: Counter[str] = Counter({"tokens": count(facts, name.TOKENS)})
+    for kind in KINDS:
+        sums[kind] = count(facts, name.LINK_BYTES, kind=kind, direction="sent")
+    return sums
+
+
+def _rates(first: Counter[str], last: Counter[str], wall_s: float) -> dict[str, float]:
+    tokens = max(1, last["tokens"] - first["tokens"])
+    rates = {"tokens_per_s": tokens / wall_s}
+    return rates | {f"{kind} bytes per token": (last[kind] - first[kind]) / tokens for kind in KINDS}
+
+
+def _machines(manifest: Manifest, facts: list[NodeFacts]) -> tuple[Kind, ...]:
+    """One kind of machine a node: the FLOP/s behind the samples a second it announces, at the stage it serves."""
+    parts = split(manifest.model, manifest.pipeline.stages)
+    told = {peer.peer_id: peer.samples_per_second for node in facts if node.status for peer in node.status.peers}
+    kinds = []
+    for node in facts:
+        status = node.status
+        if status is None or status.peer_id not in told:
+            continue
+        part = parts[status.stage]
+        samples = count([node], name.MICROBATCHES, outcome="done") or 1
+        twice = min(1.0, count([node], name.RECOMPUTED_TAPES) / samples) if status.stage == 0 else 0.0
+        flops = told[status.peer_id] * (3.0 + twice) * part.cost * manifest.model.context
+        address = Address("local", LATENCY_MS / 2000.0)
+        kinds.append(Kind(node.name, 1, flops, LOOPBACK_BYTES_S, LOOPBACK_BYTES_S, address, stage=int(status.stage)))
+    return tuple(kinds)
+
+
+def _simulated(manifest: Manifest, machines: tuple[Kind, ...], measure_s: float) -> dict[str, float]:
+    """The same in virtual time: as long to warm up, then as long measured."""
+    scenario = Scenario(
+        "agreement",
+        seconds=2.0 * measure_s,
+        fleet=machines,
+        manifest=manifest,
+        memory_gbps=1e6,  # steps and copies are in the speeds already
+        bounds=Bounds(window_s=1.0, throughput=0.0, spread=1e9),
+    )
+    return _window(simulate(scenario, 0), manifest, measure_s)
+
+
+def _window(outcome: Outcome, manifest: Manifest, measure_s: float) -> dict[str, float]:
+    storm = [sample for sample in outcome.curve if sample.at_s <= outcome.storm.at_s]
+    last = storm[-1]
+    first = min(storm, key=lambda sample: abs(sample.at_s - (last.at_s - measure_s)))
+    context = manifest.model.context
+
+    def sums(sample: Any) -> Counter[str]:
+        return Counter({"tokens": int(sample.samples * context)} | {k: sample.bytes.get(k, 0) for k in KINDS})
+
+    return _rates(sums(first), sums(last), last.at_s - first.at_s)

@@ -1,0 +1,39 @@
+"""Peers that broke are asked again after a while: a ban would else last until their next record, minutes in a large
+swarm (simulated: thousand; 104 honest peers were banned at its end)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from swarmnode.ids import PeerId
+from swarmnode.membership.liveness import late
+from swarmnode.pipeline.route import Router
+from swarmnode.ports import Telemetry, Transport
+
+SHARE = 0.1  # guess: of the announce period, between two rounds of pings ...
+PERIOD_MIN_S, PERIOD_MAX_S = 1.0, 15.0  # ... within these
+AT_ONCE_MAX = 8  # guess: peers pinged in a round, by router
+
+
+async def pardoning(
+    line: Transport, run_id: str, routers: Sequence[Router], telemetry: Telemetry, announce_period_s: float
+) -> None:
+    """Ping those whose ban is over by time alone, until cancelled; who answers may be chosen again."""
+    loop = asyncio.get_running_loop()
+    period_s = min(PERIOD_MAX_S, max(PERIOD_MIN_S, SHARE * announce_period_s))
+
+    async def ask(router: Router, peer: PeerId) -> None:
+        if await late(line, run_id, peer) is None:
+            router.pardon(peer)
+            telemetry.event("peer.unbanned", peer=peer, reason="answers a ping")
+        else:
+            router.ban(peer, loop.time())
+
+    while True:
+        await asyncio.sleep(period_s)
+        due = [(router, peer) for router in routers for peer in router.due(loop.time(), AT_ONCE_MAX)]
+        if due:
+            async with asyncio.TaskGroup() as tasks:
+                for router, peer in due:
+                    tasks.create_task(ask(router, peer))
