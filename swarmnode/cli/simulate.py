@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 EXIT_BROKEN = 70
 NODES_MAX = 100_000
+PROFILE_LINES = 24
 
 
 @click.command(short_help="a whole swarm in virtual time, in a storm drawn from a seed")
@@ -38,6 +39,7 @@ NODES_MAX = 100_000
     metavar="SECONDS,...",
     help="One life for each pipeline.rebalance_period_s given (0: nobody moves), and how well nodes were placed.",
 )
+@click.option("--profile", is_flag=True, help="Also where the CPU time went, by module (the run itself gets slower).")
 @click.option("--sweep", "sweep_s", type=Duration(), help="Seed after seed from --seed on, for so much real time.")
 def command(
     name: str,
@@ -50,6 +52,7 @@ def command(
     against: int | None,
     against_scenario: str | None,
     periods: str | None,
+    profile: bool,
     sweep_s: float | None,
 ) -> int:
     """Run a scenario: nodes on simulated machines and links, what befalls them drawn from --seed.
@@ -64,7 +67,7 @@ def command(
         return _rebalance(scenario, seed, periods, as_json)
     from swarmnode.simulation.world import simulate
 
-    outcomes = [simulate(scenario, seed)]
+    outcomes = [_profiled(scenario, seed) if profile else simulate(scenario, seed)]
     if against is not None or against_scenario is not None:
         other = _scenario(against_scenario or name, nodes, for_s)
         outcomes.append(simulate(other, seed if against is None else against))
@@ -125,6 +128,26 @@ def _table(outcomes: list[Outcome]) -> None:
     for what in dict.fromkeys(key for column in columns for key in column):
         table.add_row(what, *(column.get(what, "") for column in columns))
     Console().print(table, highlight=False)
+
+
+def _profiled(scenario: Scenario, seed: int) -> Outcome:
+    """One life; the shares of its CPU time that were spent in each module, on stderr."""
+    import cProfile
+    import pstats
+    from collections import Counter
+
+    from swarmnode.simulation.world import simulate
+
+    profile = cProfile.Profile()
+    outcome = profile.runcall(simulate, scenario, seed)
+    spent: Counter[str] = Counter()
+    for (file, _, function), (_, _, own_s, _, _) in pstats.Stats(profile).stats.items():  # type: ignore[attr-defined]
+        inside = file.rpartition("/swarmnode/")[2].removesuffix(".py") if "/swarmnode/" in file else ""
+        spent[inside or (function if file == "~" else Path(file).name)] += own_s
+    whole = sum(spent.values())
+    for what, seconds in spent.most_common(PROFILE_LINES):
+        click.echo(f"{seconds / whole:6.1%}  {what}", err=True)
+    return outcome
 
 
 def _losses(stormy: Outcome, calm: Outcome) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import pathlib
 import subprocess
 import sys
 import time
@@ -112,6 +113,37 @@ def test_reports(tmp_path: object, capsys: pytest.CaptureFixture[str]) -> None:
     found = json.loads(capsys.readouterr().out)
     assert found["trace"] == outcome.trace and found["failures"] == []
     assert 0 < found["share_of_optimum"] <= 1.05
+
+
+def test_nodes_that_move_are_placed_better(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Eight machines crowd one stage; only where they may move do they spread, and the command says how well."""
+    file = tmp_path / "crowded.toml"
+    file.write_text(
+        """
+        seconds = 240
+        join_s = 2
+        bounds = { window_s = 5.0, throughput = 0.0 }
+        manifest.pipeline = { stages = 2, window_max = 16 }
+        manifest.limits = { announce_period_s = 5.0, record_ttl_s = 20.0 }
+        [[fleet]]
+        count = 8
+        flops = 1e9
+        up_mbps = 100
+        down_mbps = 100
+        stage = 0
+        [[fleet]]
+        count = 2
+        flops = 1e9
+        up_mbps = 100
+        down_mbps = 100
+        stage = 1
+        """
+    )
+    assert main(["simulate", "--scenario", str(file), "--rebalance", "0,20", "--json"]) == 0
+    never, often = json.loads(capsys.readouterr().out)
+    assert never["storm"]["moves"] == 0 and 2 <= often["storm"]["moves"] <= 6
+    assert often["share_placed"] > never["share_placed"] + 0.2
+    assert often["curve"][-1]["stages"] in ([5, 5], [4, 6], [6, 4]), "they came to rest"
 
 
 def test_mistakes_in_scenarios_are_named() -> None:
