@@ -34,7 +34,9 @@ def run(clock: Clock, seed: int = 0, note: Note = lambda text: None) -> dict[str
 
     Raises LocalFault when a condition is not met in time: a node that does not come back, a swarm that stands still.
     """
-    manifest = replace(PRESETS["tiny"], pipeline=replace(PRESETS["tiny"].pipeline, stages=STAGES))
+    manifest = replace(
+        PRESETS["tiny"], pipeline=replace(PRESETS["tiny"].pipeline, stages=STAGES, rebalance_period_s=10.0)
+    )
     with tempfile.TemporaryDirectory(prefix="swarmnode-chaos-") as folder_name:
         folder = Path(folder_name)
         manifests.init(folder, manifest)

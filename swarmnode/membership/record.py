@@ -54,14 +54,13 @@ def check_record(signed: wire.SignedRecord, *, run_id: RunId) -> wire.Record:
 
     The message returned is shared with whoever hears the same record again: not to be changed.
     """
+    if (nbytes := signed.ByteSize()) > SIGNED_BYTES_MAX:
+        raise RemoteFault(f"record of {nbytes} bytes; at most {SIGNED_BYTES_MAX}")
     return _check(signed.record, signed.signature, run_id)
 
 
 @functools.lru_cache(maxsize=VERIFIED_MAX)
 def _check(raw: bytes, signature: bytes, run_id: RunId) -> wire.Record:
-    nbytes = len(raw) + len(signature)
-    if nbytes > SIGNED_BYTES_MAX:
-        raise RemoteFault(f"record of {nbytes} bytes; at most {SIGNED_BYTES_MAX}")
     if len(signature) != SIGNATURE_BYTES:
         raise RemoteFault(f"record with a signature of {len(signature)} bytes; Ed25519 has {SIGNATURE_BYTES}")
     record = wire.Record()

@@ -17,6 +17,7 @@ from swarmnode.membership.swarm import COMING, SERVING, Member, Swarm
 Reason = str
 ALIKE = 1.1  # guess: speeds are measured on busy machines; within this factor the count of replicas decides
 NEARLY = 0.75  # guess: a node that brings so much of what the best mover would may go in its place, and sooner
+EQUAL = 1.0 + 1e-9  # speeds that differ by rounding alone are the same
 LASTS_S = 1800.0  # guess: a gain lasts about so long (at 16 %/h, one node in twelve has changed by then)
 AWAY_S = 70.0  # guess: draining, and a round received at weight 0 (node.lifecycle.SYNC_WAIT_MAX_S)
 DOWNLOAD_RATE = 5e6  # guess: bytes per second from a volunteer's uplink, until this node has downloaded a state itself
@@ -118,12 +119,12 @@ def plan_move(
     able = [stage for stage, count in enumerate(replicas) if stage != target and count > keep]
     source = max(able, key=capacity.__getitem__, default=target)
     listing = _listing(capacity)
-    if not empty and capacity[source] <= rules.ratio * capacity[target]:
+    if not empty and capacity[source] <= rules.ratio * capacity[target] * EQUAL:
         return None, f"stages are alike: samples/s by stage {listing}"
     movers = [m for m in swarm.stages[source] if m.state == SERVING and m.moving_to is None] if source != target else []
     moves = [_move(now, costs, m, target) for m in movers]
     best = max(moves, key=lambda move: (move.after, move.peer), default=None)
-    if best is None or best.after < (1.0 + rules.gain_min) * best.before or best.after <= best.before:
+    if best is None or best.after < (1.0 + rules.gain_min) * best.before or best.after <= best.before * EQUAL:
         return None, f"no move helps: samples/s by stage {listing}"
     own = next((move for move in moves if move.peer == me), None)
     good = max(best.before + NEARLY * (best.after - best.before), (1.0 + rules.gain_min) * best.before)

@@ -182,6 +182,11 @@ class Router:
         known = self._peers.get(peer)
         return known is not None and (known.member.sequence <= known.banned_sequence or now < known.banned_until)
 
+    def overdue(self, peer: PeerId, now: float) -> bool:
+        """Still banned though the time of its ban is over: it said nothing new, and nobody pardoned it."""
+        known = self._peers.get(peer)
+        return known is not None and known.member.sequence <= known.banned_sequence and known.banned_until <= now
+
     def expected_s(self, peer: PeerId, samples: int) -> float | None:
         """Seconds `peer` is expected to need for `samples`, None before its first answer."""
         known = self._peers.get(peer)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from swarmnode.simulation.outcome import Outcome
     from swarmnode.simulation.world import World
 
+PARDON_S = 2 * 15.0  # two rounds of pings at their rarest (node/pardoning.py)
 LOOK_S = 1.0
 
 
@@ -94,7 +95,7 @@ def _idle(world: World) -> list[str]:
 
 
 def _bans(world: World, outcome: Outcome) -> None:
-    """Nobody honest and reachable is banned any more."""
+    """Nobody honest and reachable stays banned beyond its time and the ping that then lifts the ban."""
 
     def reachable(person: Inhabitant) -> bool:
         return person.kind.address.nat is not Nat.UNREACHABLE
@@ -106,7 +107,7 @@ def _bans(world: World, outcome: Outcome) -> None:
             continue
         for router in person.node.presence.routers:
             for peer, label in honest.items():
-                if router.banned(peer, now):
+                if router.overdue(peer, now - PARDON_S):
                     banned += 1
                     world.laws.breaks("no honest peer is banned", f"{label} by {person.label}", label, person.label)
     outcome.demands["banned"] = banned

@@ -155,7 +155,7 @@ def test_a_missing_stage_comes_from_the_checkpoint_or_is_named(session: Path, tm
     shutil.rmtree(copy / "checkpoints")
     for source, kind, words in (
         (copy, "auto", "a model needs a replica of each of its stages"),
-        (copy, "checkpoint", "no checkpoint there"),
+        (copy, "checkpoint", "no checkpoint"),
         (tmp_path / "nowhere", "auto", "no such folder"),
         (tmp_path / "model", "stages", "no saved stage"),
     ):

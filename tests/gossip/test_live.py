@@ -27,6 +27,6 @@ def test_a_swarm_trains_with(codec: str, acceptance: str) -> None:
             await v.leave()
             assert losses(v)[-1] < math.log(v.run.model.vocabulary) - 0.5, "below a guess at random"
             refused = [fields for p in v.people for event, fields in p.quiet.events if event == "exchange.refused"]
-            assert not [f for f in refused if "not believed" not in str(f["reason"])], refused
+            assert not [f for f in refused if f["step"] != "direction"], refused  # honest ones are, now and then
 
     asyncio.run(asyncio.wait_for(body(), 120))

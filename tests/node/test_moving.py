@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 
 from swarmnode.manifest import Manifest
+from swarmnode.node.notice import Kind
 from swarmnode.wire import record_pb2
 
 from .village import Village, manifest, village
@@ -71,7 +72,7 @@ def test_a_node_told_to_go_while_it_moves_leaves_cleanly() -> None:
                 v.add(stage)
             await v.until(lambda: bool(said(v, "stage.moving")), "a node that moves", timeout_s=90)
             mover = v.people[said(v, "stage.moving")[0][0]]
-            mover.stop.set()
+            mover.notices.leave("told to go", Kind.STOP)
             assert mover.task is not None
             await asyncio.wait_for(mover.task, 60)
             assert mover.node.state == record_pb2.NODE_STATE_LEFT

@@ -16,8 +16,6 @@ def test_nobody_waits_past_the_deadline_and_nobody_is_blamed_for_it(
 ) -> None:
     found = patience(expected_s, hops, minimum_s, left_s, others)
     assert 0.0 < found.give_up_s <= left_s
-    if others:
-        assert found.give_up_s <= left_s and left_s - found.give_up_s >= min(left_s / (1 + hops), minimum_s) - 1e-9
     if found.blames:
         assert found.give_up_s >= GRAY_FACTOR * TIMEOUT_FACTOR * expected_s - 1e-9, "slow is not gray"
 

@@ -162,7 +162,7 @@ def test_what_is_forged_stale_oversized_or_misplaced_is_not_stored() -> None:
             honest = record_of(liar, now, ttl_s=50)
             forged = record_of(other, now, ttl_s=50)
             oversized = record_of(liar, now, ttl_s=50)
-            oversized.version = "x" * 1000
+            oversized.version = "x" * 1280
             far = record_of(liar, now, ttl_s=50, run_id=RunId("ef" * 32))
             later = round(honest.expires_unix_ms / 1000 + 40)
             assert not await store(resigned(forged, liar), subkey=other.peer_id)

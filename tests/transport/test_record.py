@@ -48,7 +48,7 @@ def test_what_is_signed_opens() -> None:
         ({"state": 99}, "unknown state 99"),
         ({"stage": 1, "blocks": wire.Blocks(finished=[1])}, "only feeders"),
         ({"progress": wire.Progress(samples={OTHER.peer_id: 9})}, "progress of somebody else"),
-        ({"version": "x" * 1000}, f"at most {SIGNED_BYTES_MAX}"),
+        ({"version": "x" * 1280}, f"at most {SIGNED_BYTES_MAX}"),
         ({"peer_id": OTHER.peer_id}, "forged"),
         ({"peer_id": "nobody"}, "forged"),
     ],
