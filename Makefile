@@ -10,6 +10,10 @@ UNCOMPILED := /(tests|pip|mypy)/|/transformers/models/(?!llama|auto)
 # One thread a process: two processes of two threads each run slower than two of one (shared spin barriers).
 export OMP_NUM_THREADS := 1
 
+PYTEST = $(BIN)/python -m pytest -q -p no:cacheprovider
+# Real processes, for seconds to minutes each.
+LIVE := tests/live tests/docs
+
 .PHONY: help setup demo test check proto docs bench soak clean
 .DEFAULT_GOAL := help
 
@@ -44,8 +48,11 @@ $(LINT): $(STAMP)
 demo: setup
 	@$(BIN)/swarmnode up --nodes 6 --stages 3 --for 180s --kill 60s --out runs/demo
 
+# Two halves side by side, a core each: tests with real processes mostly wait. The second half's report comes last.
 test: setup $(LINT)
-	@$(BIN)/python -m pytest -q -p no:cacheprovider tests
+	@mkdir -p build; $(PYTEST) $(LIVE) > build/live-tests.txt 2>&1 & live=$$!; trap 'kill $$live' INT TERM; \
+	$(PYTEST) tests $(addprefix --ignore=,$(LIVE)); rest=$$?; \
+	wait $$live; code=$$?; cat build/live-tests.txt; test $$rest = 0 && test $$code = 0
 
 check: setup
 	@$(BIN)/python -m pytest -q -p no:cacheprovider tests/tidy
