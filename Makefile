@@ -14,12 +14,13 @@ PYTEST = $(BIN)/python -m pytest -q -p no:cacheprovider
 # Real processes, for seconds to minutes each.
 LIVE := tests/live tests/docs
 
-.PHONY: help setup demo test check proto docs bench soak clean
+.PHONY: help setup demo test chaos check proto docs bench soak clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo    a local swarm of 6 node processes trains a language model, loses one, and exports it"
 	@echo "make test    everything CI runs: format, lint, types, floors, stale code, and all tests"
+	@echo "make chaos   one life of a swarm under sixteen kinds of real faults, some minutes"
 	@echo "make check   only the quick part: format, lint, types, floors, stale code"
 	@echo "make setup   install into .venv (the others do it when needed)"
 	@echo "make proto   generate swarmnode/wire again from proto/"
@@ -54,6 +55,9 @@ test: setup $(LINT)
 	$(PYTEST) tests $(addprefix --ignore=,$(LIVE)); rest=$$?; \
 	wait $$live; code=$$?; cat build/live-tests.txt; test $$rest = 0 && test $$code = 0
 
+chaos: setup
+	@SWARMNODE_CHAOS=1 $(BIN)/python -m pytest -q -p no:cacheprovider tests/live/test_chaos.py
+
 check: setup
 	@$(BIN)/python -m pytest -q -p no:cacheprovider tests/tidy
 
@@ -71,6 +75,7 @@ bench: setup
 
 soak: setup
 	@$(BIN)/swarmnode up --nodes 6 --stages 3 --for 30m --kill 30s --out runs/soak
+	@$(BIN)/swarmnode bench chaos --runs 50
 	@$(BIN)/python -m tests.fuzz 1000000
 	@$(BIN)/swarmnode simulate --scenario everything --seed $(SEED) --sweep 1h
 

@@ -79,6 +79,11 @@ class Life:
 
     async def spare(self, stage: int) -> Child:
         """A replica of `stage` that another one outlives, drawn by chance."""
+        await self.fleet.poll()
+        if len(self.training(stage)) < 2:
+            await self.whole()
+        if len(self.training(stage)) < 2:  # kills came faster than nodes move: one more volunteer joins
+            await self.newcomer(self.fleet.nodes[-1])
         await self.until(lambda: len(self.training(stage)) > 1, f"two replicas of stage {stage}")
         return self.chance.choice(self.training(stage))
 
