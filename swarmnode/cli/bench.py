@@ -9,6 +9,8 @@ from typing import Any
 
 import click
 
+from swarmnode.cli.duration import Duration
+
 JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
 
@@ -178,6 +180,18 @@ def attack(preset: str, attacks: str, codec: str, acceptance: str, seeds: int, t
     believing = tuple(word.strip() for word in acceptance.split(","))
     found = bench.run(preset, names, codec, believing, seeds, text, lambda line: click.echo(line, err=True))
     _print(found, as_json)
+
+
+@command.command()
+@click.option("--nodes", type=click.IntRange(2, 5000), default=1000, show_default=True, help="Made-up nodes.")
+@click.option("--look", "look_s", type=Duration(), default=0.0, help="Only serve the page this long: 10m.")
+@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Of the page.")
+@JSON
+def dashboard(nodes: int, look_s: float, port: int, as_json: bool) -> None:
+    """What the coordinator's page costs with a thousand nodes: share of a core of the server, main-thread time of an
+    update in Chromium (playwright), first paint, bytes of assets."""
+    bench = importlib.import_module("swarmnode.bench.dashboard")
+    _print(bench.run(nodes, lambda line: click.echo(line, err=True), look_s, port), as_json)
 
 
 def _run(what: str) -> dict[str, Any]:
