@@ -15,17 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from swarmnode import manifest as manifests
-from swarmnode.errors import LocalFault, SwarmnodeError
-from swarmnode.local.child import Child
+from swarmnode.bench import watching
+from swarmnode.errors import SwarmnodeError
 from swarmnode.local.fleet import Fleet, FleetPlan
 from swarmnode.local.place import default_cache
-from swarmnode.local.summary import count
 from swarmnode.manifest import PRESETS, SIGNED_FILE
-from swarmnode.metrics import name
 from swarmnode.simulation.scenario import FaultSpec, find, read_scenario, shorter
 from swarmnode.simulation.taken import Taken
 from swarmnode.simulation.world import World, simulate
-from swarmnode.wire.record_pb2 import NODE_STATE_TRAINING
 
 NOTICES_S = (120.0, 30.0, 5.0, 0.0)
 TARGETS = {120.0: 1.0, 30.0: 1.0, 5.0: 0.9}  # issue 5
@@ -33,7 +30,6 @@ SCENARIO = "churn-16"
 SIMULATED_S = 180.0
 EVERY_S = 10.0
 NODES = 6
-BOUND_S = 120.0
 
 
 def run(live: bool, seeds: int, note: Callable[[str], None]) -> dict[str, Any]:
@@ -93,7 +89,7 @@ async def _measure(fleet: Fleet, stages: int, batch: int, note: Callable[[str], 
     rows = []
     try:
         await fleet.start(asyncio.Event())
-        await _until(fleet, lambda: count(fleet.facts(), name.MICROBATCHES, outcome="done") > 20, "twenty microbatches")
+        await watching.until(fleet, lambda: watching.done(fleet) > 20, "twenty microbatches")
         for index, notice_s in enumerate(NOTICES_S[:-1]):
             found = [await _take(fleet, (index + k) % stages, notice_s, note) for k in range(2)]
             rows.append(_row(notice_s, batch, len(found), *(sum(column) for column in zip(*found, strict=True))))
@@ -105,8 +101,8 @@ async def _measure(fleet: Fleet, stages: int, batch: int, note: Callable[[str], 
 
 async def _take(fleet: Fleet, stage: int, notice_s: float, note: Callable[[str], None]) -> Sequence[int]:
     """(held, finished, unsent, sent) of a replica of `stage`, told and killed when its time is over."""
-    await _until(fleet, lambda: len(_replicas(fleet, stage)) >= 2, f"two replicas of stage {stage}")
-    victim = _replicas(fleet, stage)[0]
+    await watching.until(fleet, lambda: len(watching.replicas(fleet, stage)) >= 2, f"two replicas of stage {stage}")
+    victim = watching.replicas(fleet, stage)[0]
     home = victim.plan.home
 
     try:
@@ -115,7 +111,7 @@ async def _take(fleet: Fleet, stage: int, notice_s: float, note: Callable[[str],
     except (TimeoutError, SwarmnodeError) as error:
         note(f"{victim.name} is killed: {error or 'its notice was over'}")
         victim.signal(signal.SIGKILL, told="its notice was over")
-    await _until(fleet, lambda: not victim.alive, f"the end of {victim.name}")
+    await watching.until(fleet, lambda: not victim.alive, f"the end of {victim.name}")
     lines = [json.loads(line) for line in (home / "events.jsonl").read_text().splitlines()]
     begun = [line["fields"] for line in lines if line["event"] == "node.draining"][-1]
     ended = [line["fields"] for line in lines if line["event"] == "node.left"]
@@ -123,21 +119,3 @@ async def _take(fleet: Fleet, stage: int, notice_s: float, note: Callable[[str],
     note(f"{notice_s:g} s, {victim.name} of stage {stage}: {left}")
     await fleet.replace(victim)
     return left["held"], left["finished"], left["unsent"], left["sent"]
-
-
-def _replicas(fleet: Fleet, stage: int) -> list[Child]:
-    return [
-        child
-        for child in fleet.alive
-        if child.status is not None and child.status.state == NODE_STATE_TRAINING and child.stage == stage
-    ]
-
-
-async def _until(fleet: Fleet, condition: Callable[[], bool], what: str) -> None:
-    try:
-        async with asyncio.timeout(BOUND_S):
-            while not condition():
-                await fleet.poll()
-                await asyncio.sleep(0.05)
-    except TimeoutError:
-        raise LocalFault(f"not within {BOUND_S:g} s: {what}") from None

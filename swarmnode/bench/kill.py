@@ -10,28 +10,23 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-import statistics
 import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from swarmnode import manifest as manifests
+from swarmnode.bench import watching
+from swarmnode.bench.watching import BOUND_S, POLL_S
 from swarmnode.errors import LocalFault
-from swarmnode.local.child import Child
 from swarmnode.local.fleet import Fleet, FleetPlan
 from swarmnode.local.place import default_cache
-from swarmnode.local.summary import count, totals
+from swarmnode.local.summary import totals
 from swarmnode.manifest import PRESETS, SIGNED_FILE
-from swarmnode.metrics import name
-from swarmnode.wire.record_pb2 import NODE_STATE_TRAINING
 
 KILLS = 10
 NODES = 6
 WATCH_S = 10.0
-POLL_S = 0.05
-BOUND_S = 120.0
 TARGET_P95_S = 5.0
 
 
@@ -49,7 +44,7 @@ def run(kills: int = KILLS, preset: str = "demo") -> dict[str, Any]:
 async def _measure(fleet: Fleet, stages: int, kills: int) -> dict[str, Any]:
     try:
         await fleet.start(asyncio.Event())
-        await _until(fleet, lambda: _done(fleet) > 20, "the first twenty microbatches")
+        await watching.until(fleet, lambda: watching.done(fleet) > 20, "the first twenty microbatches")
         rows = [await _kill(fleet, number % stages) for number in range(kills)]
         await fleet.poll()
         seen = totals(fleet.facts())
@@ -58,8 +53,8 @@ async def _measure(fleet: Fleet, stages: int, kills: int) -> dict[str, Any]:
         await fleet.reap()
     return {
         "kills": rows,
-        "next useful step, s": _spread([row["next step s"] for row in rows]),
-        "longest pause, s": _spread([row["longest pause s"] for row in rows]),
+        "next useful step, s": watching.spread([row["next step s"] for row in rows]),
+        "longest pause, s": watching.spread([row["longest pause s"] for row in rows]),
         "target p95, s": TARGET_P95_S,
         "validation loss, nats": {"first": seen.loss_validation_first, "last": seen.loss_validation},
         "microbatches": dict(seen.microbatches),
@@ -70,11 +65,11 @@ async def _measure(fleet: Fleet, stages: int, kills: int) -> dict[str, Any]:
 
 async def _kill(fleet: Fleet, stage: int) -> dict[str, Any]:
     """Kill a replica of `stage` once it has two, watch, let a newcomer take its place."""
-    await _until(fleet, lambda: len(_replicas(fleet, stage)) >= 2, f"two replicas of stage {stage}")
-    victim = _replicas(fleet, stage)[0]
+    await watching.until(fleet, lambda: len(watching.replicas(fleet, stage)) >= 2, f"two replicas of stage {stage}")
+    victim = watching.replicas(fleet, stage)[0]
     loop = asyncio.get_running_loop()
     await fleet.poll()
-    before = _done(fleet)
+    before = watching.done(fleet)
     victim.signal(signal.SIGKILL, told="killed by bench")
     killed_s = last_s = loop.time()
     first: float | None = None
@@ -83,7 +78,7 @@ async def _kill(fleet: Fleet, stage: int) -> dict[str, Any]:
         if now > killed_s + BOUND_S:
             raise LocalFault(f"no useful step within {BOUND_S:g} s of the death of {victim.name} (stage {stage})")
         await fleet.poll()
-        done, now = _done(fleet), loop.time()
+        done, now = watching.done(fleet), loop.time()
         if done > seen:
             first = now - killed_s if first is None else first
             pause = max(pause, now - last_s)
@@ -96,37 +91,6 @@ async def _kill(fleet: Fleet, stage: int) -> dict[str, Any]:
         "next step s": round(first, 3),
         "longest pause s": round(max(pause, loop.time() - last_s), 3),
         "microbatches in the next 10 s": seen - before,
-    }
-
-
-def _done(fleet: Fleet) -> int:
-    return count(fleet.facts(), name.MICROBATCHES, outcome="done")
-
-
-def _replicas(fleet: Fleet, stage: int) -> list[Child]:
-    return [
-        child
-        for child in fleet.alive
-        if child.status is not None and child.status.state == NODE_STATE_TRAINING and child.stage == stage
-    ]
-
-
-async def _until(fleet: Fleet, condition: Callable[[], bool], what: str) -> None:
-    try:
-        async with asyncio.timeout(BOUND_S):
-            while not condition():
-                await fleet.poll()
-                await asyncio.sleep(POLL_S)
-    except TimeoutError:
-        raise LocalFault(f"not within {BOUND_S:g} s: {what}") from None
-
-
-def _spread(values: list[float]) -> dict[str, float]:
-    ordered = sorted(values)
-    return {
-        "p50": statistics.median(ordered),
-        "p95": ordered[min(len(ordered) - 1, round(0.95 * (len(ordered) - 1)))],
-        "max": ordered[-1],
     }
 
 

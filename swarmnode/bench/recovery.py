@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from swarmnode import manifest as manifests
-from swarmnode.bench.kill import NODES, _done, _replicas, _spread, _until
+from swarmnode.bench import watching
+from swarmnode.bench.kill import NODES
 from swarmnode.errors import LocalFault
 from swarmnode.local.fleet import Fleet, FleetPlan
 from swarmnode.local.place import default_cache
@@ -67,7 +68,7 @@ async def _measure(fleet: Fleet, stages: list[int], nbytes: list[int], say: Call
         await fleet.reap()
     return {
         "losses": rows,
-        "served after, s": _spread([row["served after s"] for row in rows]),
+        "served after, s": watching.spread([row["served after s"] for row in rows]),
         "target, s": TARGET_S,
         "validation loss, nats": {"first": seen.loss_validation_first, "last": seen.loss_validation},
         "microbatches": dict(seen.microbatches),
@@ -77,28 +78,28 @@ async def _measure(fleet: Fleet, stages: list[int], nbytes: list[int], say: Call
 async def _trained(fleet: Fleet, samples: int) -> None:
     await fleet.poll()
     before = count(fleet.facts(), name.SAMPLES)
-    await _until(fleet, lambda: count(fleet.facts(), name.SAMPLES) >= before + samples, f"{samples} samples")
+    await watching.until(fleet, lambda: count(fleet.facts(), name.SAMPLES) >= before + samples, f"{samples} samples")
 
 
 async def _lose(fleet: Fleet, stage: int, nbytes: int) -> dict[str, Any]:
     """Kill every replica of `stage`, wait until it is served and a microbatch has come through, replace the dead."""
-    await _until(fleet, lambda: len(_replicas(fleet, stage)) >= 2, f"two replicas of stage {stage}")
-    victims = _replicas(fleet, stage)
+    await watching.until(fleet, lambda: len(watching.replicas(fleet, stage)) >= 2, f"two replicas of stage {stage}")
+    victims = watching.replicas(fleet, stage)
 
     def back() -> bool:
-        return any(child not in victims for child in _replicas(fleet, stage))
+        return any(child not in victims for child in watching.replicas(fleet, stage))
 
     await fleet.poll()
-    before, loss, done = _recoveries(fleet), _loss(fleet), _done(fleet)
+    before, loss, done = _recoveries(fleet), _loss(fleet), watching.done(fleet)
     for victim in victims:
         victim.signal(signal.SIGKILL, told="killed by bench")
     loop = asyncio.get_running_loop()
     killed_s = loop.time()
-    await _until(fleet, back, f"stage {stage} is served again")
+    await watching.until(fleet, back, f"stage {stage} is served again")
     served_s = loop.time() - killed_s
     await fleet.poll()
-    done = _done(fleet)
-    await _until(fleet, lambda: _done(fleet) > done, f"a microbatch has come through stage {stage}")
+    done = watching.done(fleet)
+    await watching.until(fleet, lambda: watching.done(fleet) > done, f"a microbatch has come through stage {stage}")
     useful_s = loop.time() - killed_s
     how = _recoveries(fleet) - before
     loss_after = _loss(fleet)
