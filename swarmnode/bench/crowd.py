@@ -11,6 +11,7 @@ from swarmnode import __version__
 from swarmnode.identity import Identity
 from swarmnode.ids import RunId, seeded
 from swarmnode.manifest import Manifest
+from swarmnode.membership.receipt import Done, sign_receipt
 from swarmnode.membership.record import sign_record
 from swarmnode.metrics import name
 from swarmnode.metrics.name import series
@@ -85,7 +86,9 @@ class Crowd:
             clock,
             speed=self._rng.uniform(4.0, 40.0),
         )
-        reporter = Reporter(lambda: self._facts(person), person.recent, incarnation=1)
+        reporter = Reporter(
+            lambda: self._facts(person), person.recent, 1, lambda serial, most: self._receipts(person, serial, most)
+        )
         transport.serve("report", reporter.answer, tensor_bytes_max=0)
         return person
 
@@ -156,6 +159,19 @@ class Crowd:
 
     def _grow(self, person: Person, key: str, value: float) -> None:
         person.counters[key] = person.counters.get(key, 0.0) + value
+
+    def _receipts(self, person: Person, serial: int, most: int) -> tuple[int, list[bytes]]:
+        """What each friend of another stage has to thank for, whenever there was work since."""
+        begun = time.thread_time()
+        found, now_s = [], int(self.clock.unix_s())
+        for friend in person.friends[:most] if person.steps > serial else ():
+            if friend.stage != person.stage:
+                done = Done(person.steps, person.steps * self.manifest.inner.microbatch)
+                identity = person.identity.peer_id
+                receipt = sign_receipt(friend.identity, self.run_id, identity, done, int(BEGINNING_UNIX_S), now_s)
+                found.append(receipt.SerializeToString())
+        self.cpu_s += time.thread_time() - begun
+        return person.steps, found
 
     def _facts(self, person: Person) -> report_pb2.Report:
         begun = time.thread_time()

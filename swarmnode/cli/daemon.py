@@ -44,6 +44,7 @@ from swarmnode.errors import (
 from swarmnode.gossip.compression import kernel
 from swarmnode.ids import PeerId, RunId
 from swarmnode.local import ready
+from swarmnode.local.receipts import Receipts
 from swarmnode.local.sensors import Sensors, Usage
 from swarmnode.local.supervisor import Supervisor
 from swarmnode.manifest import Manifest, read_signed, verify
@@ -228,8 +229,9 @@ async def _live(
     peer = process.transport.peer_id
     addresses = tuple(f"{address}/p2p/{peer}" for address in await process.transport.addresses())
     page = await watch(process, addresses, SystemClock(), stack) if options.dashboard is not None else ""
+    kept = Receipts(options.home)
     if node is not None:
-        tell_watchers(process, desk.status, SystemClock())
+        tell_watchers(process, desk.status, kept, SystemClock())
     ready.write(
         options.home,
         ready.Ready(
@@ -249,7 +251,7 @@ async def _live(
             tasks.create_task(stay_permitted(process, node, notices)),
             tasks.create_task(desk.finished()),
             *([tasks.create_task(desk.regulator.run())] if desk.regulator is not None else []),
-            *([tasks.create_task(thanking(process, node, SystemClock()))] if node is not None else []),
+            *([tasks.create_task(thanking(process, node, kept, SystemClock()))] if node is not None else []),
         ]
         farewell = None
         if node is None:

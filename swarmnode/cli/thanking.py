@@ -10,10 +10,9 @@ from swarmnode.ports import Clock
 from swarmnode.transport import identity as key_file
 
 
-async def thanking(process: Process, node: Node, clock: Clock) -> None:
-    """Sign what others did for this node, collect what it did for others, until cancelled."""
+async def thanking(process: Process, node: Node, kept: Receipts, clock: Clock) -> None:
+    """Sign what others did for this node, collect in `kept` what it did for others, until cancelled."""
     identity = key_file.load(process.options.home / "node.key")
-    kept = Receipts(process.options.home)
     thanks = Thanks(process.run_id, identity, node.line.work, clock, process.telemetry, kept.keep)
     thanks.serve(process.transport)
     await thanks.collect(process.transport)

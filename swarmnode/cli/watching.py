@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import Awaitable, Callable, Sequence
 
 from swarmnode.cli.desk import Process
 from swarmnode.cli.options import NodeOptions
 from swarmnode.errors import Unreachable, UsageError
 from swarmnode.ids import PeerId, RunId
+from swarmnode.local.receipts import Receipts
 from swarmnode.membership.invite import Invite, encode
 from swarmnode.node.report import REPORT_LINKS_MAX, Reporter
 from swarmnode.ports import Clock
@@ -24,7 +26,9 @@ REJOIN_TIMEOUT_S = 10.0
 Members = Sequence[tuple[PeerId, list[str]]]
 
 
-def tell_watchers(process: Process, status: Callable[[], control_pb2.StatusReply], clock: Clock) -> None:
+def tell_watchers(
+    process: Process, status: Callable[[], control_pb2.StatusReply], kept: Receipts, clock: Clock
+) -> None:
     """Answer coordinators that ask this node how it is, and keep its links measured for them."""
     transport = process.transport
     loop = asyncio.get_running_loop()
@@ -44,7 +48,8 @@ def tell_watchers(process: Process, status: Callable[[], control_pb2.StatusReply
             links=transport.links.report(REPORT_LINKS_MAX, loop.time()),
         )
 
-    reporter = Reporter(facts, process.recent, int(clock.unix_s() * 1000))
+    receipts = functools.partial(kept.after, process.run_id)
+    reporter = Reporter(facts, process.recent, int(clock.unix_s() * 1000), receipts)
     transport.serve("report", reporter.answer, tensor_bytes_max=0)
     transport.spawn(measure(transport, transport.daemon.connections, transport.links))
 

@@ -7,19 +7,21 @@ sent to the page and written to the history.
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 from collections import Counter, deque
 from dataclasses import dataclass, field
 
 from swarmnode.dashboard.claim import NUMBER_MAX, brief, clean, named, number, sane
+from swarmnode.dashboard.ledger import Ledger
 from swarmnode.dashboard.tally import KEYS, Contribution, counts_of
 from swarmnode.dashboard.timeline import TEXT_CHARS_MAX, Entry, sentence
 from swarmnode.errors import RemoteFault
-from swarmnode.ids import PeerId, short
+from swarmnode.ids import PeerId, RunId, short
 from swarmnode.manifest import Manifest
 from swarmnode.membership.progress import Progress
 from swarmnode.model.split import split
-from swarmnode.wire import record_pb2, report_pb2
+from swarmnode.wire import call_pb2, record_pb2, report_pb2
 from swarmnode.wire.control_pb2 import StatusReply
 
 NODES_MAX = 20_000  # guess: members and those remembered as gone
@@ -34,6 +36,7 @@ SETTLE_S = 8.0  # guess: until everybody's count was heard after a start; longer
 REPORT_FRESH_S = 60.0  # guess: older reports do not count in means
 SAME_FAULT_S = 60.0  # guess: the same complaint of the same node is shown once in this
 LOSS_MAX = 1e4
+NO_RUN = RunId("")  # of which no receipt is one
 
 LIVING = (
     record_pb2.NODE_STATE_JOINING,
@@ -62,6 +65,7 @@ class Seen:
     name: str = ""
     incarnation: int = 0
     cursor: int = 0
+    receipts_after: int = 0
     status: StatusReply | None = None
     answered_s: float = 0.0
     failures: int = 0
@@ -118,6 +122,7 @@ class Changes:
     rounds: list[Round]
     validations: list[tuple[int, float, float]]
     contributions: list[tuple[PeerId, Contribution]]
+    receipts: list[call_pb2.Receipt]
 
 
 @dataclass(slots=True)
@@ -125,6 +130,7 @@ class Board:
     """The whole picture of one run."""
 
     manifest: Manifest
+    run_id: RunId = NO_RUN
     nodes: dict[PeerId, Seen] = field(default_factory=dict)
     rounds: dict[int, Round] = field(default_factory=dict)
     timeline: deque[Entry] = field(default_factory=lambda: deque(maxlen=ENTRIES_KEPT))
@@ -139,15 +145,18 @@ class Board:
     _began_s: float = 0.0
     _rates: deque[tuple[float, int]] = field(default_factory=deque)
     parameters: tuple[int, ...] = ()
+    ledger: Ledger = field(init=False)
     _told: dict[tuple[PeerId, str], float] = field(default_factory=dict)
     _dirty: set[PeerId] = field(default_factory=set)
     _dirty_rounds: set[int] = field(default_factory=set)
     _dirty_contributions: set[PeerId] = field(default_factory=set)
+    _receipts: list[call_pb2.Receipt] = field(default_factory=list)
     _forgotten: list[PeerId] = field(default_factory=list)
     _entries: list[Entry] = field(default_factory=list)
     _validations: list[tuple[int, float, float]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self.ledger = Ledger(self.run_id)
         self.parameters = tuple(part.parameters for part in split(self.manifest.model, self.manifest.pipeline.stages))
 
     # What comes in.
@@ -182,7 +191,7 @@ class Board:
             return
         report = sane(report)
         if report.incarnation != node.incarnation:
-            node.incarnation, node.cursor = report.incarnation, 0
+            node.incarnation, node.cursor, node.receipts_after = report.incarnation, 0, 0
         node.name = clean(report.name)[:NAME_CHARS_MAX]
         node.status, node.answered_s, node.failures, node.rtt_s = report.status, now_s, 0, rtt_s
         node.skew_s = report.unix_ms / 1000.0 - (now_s - rtt_s / 2)
@@ -190,6 +199,7 @@ class Board:
         if node.gone_s is not None and node.gone_why != "left":
             node.gone_s, node.gone_why = None, ""
         self._count(node, report, now_s)
+        self._thanked(node, report, now_s)
         for event in report.events:
             if event.serial > node.cursor:
                 node.cursor = event.serial
@@ -290,9 +300,10 @@ class Board:
             rounds=[self.rounds[index] for index in sorted(self._dirty_rounds) if index in self.rounds],
             validations=self._validations,
             contributions=[(peer, self.contributions[peer]) for peer in sorted(self._dirty_contributions)],
+            receipts=self._receipts,
         )
         self._dirty, self._dirty_rounds, self._dirty_contributions = set(), set(), set()
-        self._forgotten, self._entries, self._validations = [], [], []
+        self._forgotten, self._entries, self._validations, self._receipts = [], [], [], []
         return changes
 
     # How.
@@ -318,6 +329,13 @@ class Board:
         grown = contribution.tell(report.incarnation, counts_of(report.status.counters), parameters)
         self.totals.update({key: value for key, value in grown.items() if value})
         self._dirty_contributions.add(node.peer)
+
+    def _thanked(self, node: Seen, report: report_pb2.Report, now_s: float) -> None:
+        node.receipts_after = report.receipts_serial
+        for raw in report.receipts:
+            with contextlib.suppress(RemoteFault):  # nobody is thanked by it
+                if (new := self.ledger.take(node.peer, raw, self.contributions, now_s)) is not None:
+                    self._receipts.append(new)
 
     def _happened(self, node: Seen, event: report_pb2.EventReport, now_s: float) -> None:
         fields = {clean(key): brief(clean(value)) for key, value in event.fields.items()}

@@ -10,6 +10,7 @@ from swarmnode.wire import report_pb2
 
 LINKS_MAX = 64
 EVENTS_MAX = 256
+RECEIPTS_MAX = 64
 LATENCY_MAX_S = 3600.0
 NUMBER_MAX = 2**53  # what JavaScript holds, and SQLite
 
@@ -51,6 +52,7 @@ def sane(report: report_pb2.Report) -> report_pb2.Report:
     for key in [key for key, value in status.counters.items() if not abs(value) <= NUMBER_MAX]:
         del status.counters[key]
     del report.links[LINKS_MAX:]
+    del report.receipts[RECEIPTS_MAX:]
     for link in report.links:
         if not 0.0 <= link.latency_s <= LATENCY_MAX_S:
             link.latency_s = 0.0

@@ -109,7 +109,10 @@ class Collector:
     async def ask(self, node: Seen) -> None:
         """One report of `node`, or the note that it gave none."""
         loop = asyncio.get_running_loop()
-        question = wire.Request(report=report_pb2.ReportRequest(incarnation=node.incarnation, events_after=node.cursor))
+        asked = report_pb2.ReportRequest(
+            incarnation=node.incarnation, events_after=node.cursor, receipts_after=node.receipts_after
+        )
+        question = wire.Request(report=asked)
         begun = loop.time()
         try:
             try:

@@ -13,11 +13,14 @@ from collections.abc import Callable
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
+from google.protobuf.message import DecodeError
+
 from swarmnode.dashboard.board import Board, Changes, Round
 from swarmnode.dashboard.tally import Contribution
 from swarmnode.dashboard.timeline import Entry
 from swarmnode.errors import LocalFault
 from swarmnode.ids import PeerId
+from swarmnode.wire.call_pb2 import Receipt
 
 POINTS_MAX = 4000
 """Points of the curves. When there are more, every second of the older half goes. Guess: 0.3 MB."""
@@ -37,6 +40,8 @@ CREATE TABLE IF NOT EXISTS round (
     number INTEGER PRIMARY KEY, t REAL, paired INTEGER, lone INTEGER, refused INTEGER, seconds REAL);
 CREATE TABLE IF NOT EXISTS node (peer TEXT PRIMARY KEY, incarnation INTEGER, cursor INTEGER, addresses TEXT);
 CREATE TABLE IF NOT EXISTS contribution (peer TEXT PRIMARY KEY, name TEXT, first REAL, last REAL, lives TEXT);
+CREATE TABLE IF NOT EXISTS receipt (
+    server TEXT, client TEXT, begun INTEGER, raw BLOB, PRIMARY KEY (server, client, begun)) WITHOUT ROWID;
 """
 
 
@@ -94,7 +99,7 @@ class History:
         """Put everything kept back into `board` and `points`. Raises LocalFault for a damaged file."""
         try:
             self._restore(board)
-        except (sqlite3.Error, ValueError, TypeError) as error:
+        except (sqlite3.Error, ValueError, TypeError, DecodeError) as error:
             raise LocalFault(f"the coordinator's history is damaged ({error}); move it away to begin anew") from None
 
     def _restore(self, board: Board) -> None:
@@ -118,6 +123,8 @@ class History:
             board.contributions[PeerId(peer)] = kept
             for counts in kept.lives.values():
                 board.totals.update(counts)
+        for (raw,) in run("SELECT raw FROM receipt"):  # verified before they were written
+            board.ledger.put(Receipt.FromString(raw))
 
     def addresses(self) -> list[str]:
         """Multiaddrs, ending in /p2p/PEER, of the nodes seen last: where to look for the run after a restart."""
@@ -159,6 +166,10 @@ class History:
                 (peer, told.name, told.first_unix_s, told.last_unix_s, json.dumps(told.lives))
                 for peer, told in changes.contributions
             ],
+        )
+        many(
+            "INSERT OR REPLACE INTO receipt VALUES (?,?,?,?)",
+            [(one.server, one.client, one.from_unix_s, one.SerializeToString()) for one in changes.receipts],
         )
         self._writes += 1
         if self._writes % PRUNE_EVERY == 0:

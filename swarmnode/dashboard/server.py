@@ -129,6 +129,7 @@ class DashboardServer:
         get("/api/v1/timeline", self._json(self._timeline))
         get("/api/v1/alarms", self._json(lambda request: {"alarms": [a.to_json() for a in self._live.alarms]}))
         get("/api/v1/contributors", self._json(lambda request: {"contributors": view.contributors(self._live.board)}))
+        get("/api/v1/contributors/{peer}/receipts", self._json(self._receipts))
         get("/api/v1/manifest", self._json(self._manifest))
         get("/api/v1/stream", self._stream)
         return app
@@ -199,6 +200,9 @@ class DashboardServer:
         if node is None:
             raise web.HTTPNotFound(text='{"error":"no such node is here now"}', content_type="application/json")
         return view.node_detail(self._live.board, node, self._live.now_s(), private=not self._public)
+
+    def _receipts(self, request: web.Request) -> view.Json:
+        return view.receipts(self._live.board, PeerId(request.match_info["peer"]))
 
     def _curves(self, request: web.Request) -> view.Json:
         most = _number(request, "points", 600, POINTS_MAX)

@@ -63,7 +63,7 @@ async def dashboard(
     def refused(reason: str) -> None:
         telemetry.event("dashboard.history_failed", level="warning", reason=reason)
 
-    board = Board(manifest)
+    board = Board(manifest, run_id)
     history = History.open(history_path(home, run_id), run_id, refused)
     try:
         history.restore(board)

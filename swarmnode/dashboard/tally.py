@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from swarmnode.dashboard.ledger import Thanks
 from swarmnode.metrics import name
 from swarmnode.metrics.name import series
 
@@ -74,7 +75,8 @@ class Contribution:
     def total(self, key: str) -> float:
         return sum(life.get(key, 0.0) for life in self.lives.values())
 
-    def to_json(self, peer: str) -> dict[str, object]:
+    def to_json(self, peer: str, thanks: Thanks | None) -> dict[str, object]:
+        """What it claims of itself, and what others signed for it."""
         return {
             "peer": peer,
             "name": self.name,
@@ -86,5 +88,5 @@ class Contribution:
             "worked_s": round(self.total("worked_s"), 1),
             "sent": round(sum(self.total(key) for key in SENT)),
             "exchanges": round(self.total("paired")),
-            "receipts": None,  # signed accounts of work take the place of these claims when the run makes them
+            "receipts": None if thanks is None else thanks.to_json(),
         }

@@ -141,9 +141,31 @@ def links(board: Board) -> list[Json]:
 
 
 def contributors(board: Board) -> list[Json]:
-    """Everybody who ever took part, most work first."""
-    rows = [told.to_json(peer) for peer, told in board.contributions.items()]
-    return sorted(rows, key=lambda row: (-row["worked_s"], row["peer"]))  # type: ignore[operator]
+    """Everybody who ever took part: first who was thanked for most samples, then who claims most work."""
+    members = board.contributions
+    rows = [(told, board.ledger.total(peer, members), peer) for peer, told in members.items()]
+    rows.sort(key=lambda row: (-row[1].samples if row[1] else 0, -row[0].total("worked_s"), row[2]))
+    return [told.to_json(peer, thanks) for told, thanks, peer in rows]
+
+
+def receipts(board: Board, peer: PeerId) -> Json:
+    """The receipts that `peer` has shown, as `swarmnode receipts --json` prints them: anybody can check the signatures.
+    `counts`: whether the client took part itself."""
+    rows = [
+        {
+            "run": one.run_id,
+            "server": one.server,
+            "client": one.client,
+            "microbatches": one.microbatches,
+            "samples": one.samples,
+            "from_unix_s": one.from_unix_s,
+            "until_unix_s": one.until_unix_s,
+            "signature": one.signature.hex(),
+            "counts": one.client in board.contributions,
+        }
+        for one in board.ledger.of(peer)
+    ]
+    return {"receipts": sorted(rows, key=lambda row: (-row["samples"], row["client"], row["from_unix_s"]))}  # type: ignore[operator]
 
 
 def recent_rounds(board: Board) -> list[Json]:
@@ -180,7 +202,9 @@ def node_detail(board: Board, node: Seen, now_s: float, *, private: bool) -> Jso
         "counters": {} if status is None else {key: rounded(value) for key, value in sorted(status.counters.items())},
         "links": links_of(node, board),
         "entries": [entry.to_json() for entry in reversed(board.timeline) if entry.peer == node.peer][:100],
-        "contribution": None if contribution is None else contribution.to_json(node.peer),
+        "contribution": None
+        if contribution is None
+        else contribution.to_json(node.peer, board.ledger.total(node.peer, board.contributions)),
     }
 
 

@@ -9,10 +9,11 @@ from pathlib import Path
 from google.protobuf.message import DecodeError
 
 from swarmnode.errors import LocalFault
+from swarmnode.ids import RunId
+from swarmnode.membership.receipt import RECEIPT_BYTES_MAX
 from swarmnode.wire import call_pb2 as wire
 
 FILE_NAME = "receipts.bin"
-RECEIPT_BYTES_MAX = 1024
 FILE_BYTES_MAX = 16 << 20
 
 
@@ -23,12 +24,18 @@ class Receipts:
         """Raises LocalFault when what is there makes no sense."""
         self._path = home / FILE_NAME
         self._kept = {(one.run_id, one.client, one.from_unix_s): one for one in read(home)}
+        self._serials = {key: serial for serial, key in enumerate(self._kept, start=1)}
+        self._serial = len(self._kept)
 
     def keep(self, receipt: wire.Receipt) -> None:
         """Keep it, and write all; a disk that refuses loses no more than the last of them."""
         own = wire.Receipt()
         own.CopyFrom(receipt)
-        self._kept[own.run_id, own.client, own.from_unix_s] = own
+        key = own.run_id, own.client, own.from_unix_s
+        self._kept.pop(key, None)  # the newest is last
+        self._kept[key] = own
+        self._serial += 1
+        self._serials[key] = self._serial
         raw = b"".join(len(one).to_bytes(4, "big") + one for one in map(_raw, self._kept.values()))
         fresh = self._path.with_suffix(f".{os.getpid()}.new")
         try:
@@ -36,6 +43,17 @@ class Receipts:
             os.replace(fresh, self._path)
         except OSError:
             fresh.unlink(missing_ok=True)
+
+    def after(self, run_id: RunId, serial: int, most: int) -> tuple[int, list[bytes]]:
+        """The oldest `most` of `run_id` that came after `serial`, serialised, and the serial of the last of them."""
+        newer = []
+        for key in reversed(self._kept):
+            if self._serials[key] <= serial:
+                break
+            if key[0] == run_id:
+                newer.append(key)
+        told = newer[::-1][:most]
+        return (self._serials[told[-1]] if told else serial), [_raw(self._kept[key]) for key in told]
 
 
 def read(home: Path) -> Iterator[wire.Receipt]:

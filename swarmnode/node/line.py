@@ -59,6 +59,8 @@ class Line:
             answer = await handler(peer, call)
             if method == "process":
                 self.work.served(peer)
+                if call.header.process.feeder == peer and call.header.process.purpose == wire.PURPOSE_TRAIN:
+                    self.work.received(peer, call.header.process.samples)  # it read the data and did the first stage
             fresh = record_pb2.SignedRecord()
             said = self._say(peer, fresh)
             # A cached answer may be sent twice: its header is not ours to change.
@@ -83,6 +85,8 @@ class Line:
         self._hear(answer.header.progress, answer.header.record if answer.header.HasField("record") else None)
         if call.header.HasField("process") and call.header.process.purpose == wire.PURPOSE_TRAIN:
             self.work.received(peer, call.header.process.samples)
+            if call.header.process.feeder == self.peer_id:
+                self.work.served(peer)  # who computes on what we fed signs for that
         return answer
 
     def _news(self, peer: PeerId) -> record_pb2.Progress:

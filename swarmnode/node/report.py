@@ -15,19 +15,28 @@ from swarmnode.wire import report_pb2
 
 REPORT_LINKS_MAX = 64
 REPORT_EVENTS_MAX = 64
+REPORT_RECEIPTS_MAX = 32  # 8 kB; as many as a node renews at a time (thanks.CLIENTS_MAX), so that none is left behind
 FRESH_S = 0.5  # guess: facts are gathered at most this often; a busy node answers from what it said just before
 ANSWERS_PER_S = 50.0  # guess: a flood costs an answer of a few kB each 20 ms at most
 BURST = 20.0
 
 
 class Reporter:
-    """Answers with `facts()`, gathered at most every FRESH_S, and the events asked for.
+    """Answers with `facts()`, gathered at most every FRESH_S, and the events and receipts asked for.
 
-    Raises Busy above ANSWERS_PER_S, whoever asks. `incarnation` differs between two lives of the same key.
+    Raises Busy above ANSWERS_PER_S, whoever asks. `incarnation` differs between two lives of the same key;
+    `receipts(serial, most)` gives those after `serial`, serialised, and the serial of the last of them.
     """
 
-    def __init__(self, facts: Callable[[], report_pb2.Report], recent: Recent, incarnation: int) -> None:
+    def __init__(
+        self,
+        facts: Callable[[], report_pb2.Report],
+        recent: Recent,
+        incarnation: int,
+        receipts: Callable[[int, int], tuple[int, list[bytes]]] = lambda serial, most: (serial, []),
+    ) -> None:
         self._facts = facts
+        self._receipts = receipts
         self._recent = recent
         self._incarnation = incarnation
         self._gathered: report_pb2.Report | None = None
@@ -49,7 +58,10 @@ class Reporter:
         report = report_pb2.Report()
         report.CopyFrom(self._gathered)
         report.incarnation = self._incarnation
-        after = asked.events_after if asked.incarnation == self._incarnation else 0
+        same = asked.incarnation == self._incarnation
+        after = asked.events_after if same else 0
+        report.receipts_serial, receipts = self._receipts(asked.receipts_after if same else 0, REPORT_RECEIPTS_MAX)
+        report.receipts.extend(receipts)
         report.events.extend(_to_wire(event, report) for event in self._recent.after(after, REPORT_EVENTS_MAX))
         return Answer(wire.Reply(report=report))
 

@@ -18,12 +18,14 @@ LINK_KIND_DIRECT: LinkKind
 LINK_KIND_RELAYED: LinkKind
 
 class ReportRequest(_message.Message):
-    __slots__ = ("incarnation", "events_after")
+    __slots__ = ("incarnation", "events_after", "receipts_after")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     EVENTS_AFTER_FIELD_NUMBER: _ClassVar[int]
+    RECEIPTS_AFTER_FIELD_NUMBER: _ClassVar[int]
     incarnation: int
     events_after: int
-    def __init__(self, incarnation: _Optional[int] = ..., events_after: _Optional[int] = ...) -> None: ...
+    receipts_after: int
+    def __init__(self, incarnation: _Optional[int] = ..., events_after: _Optional[int] = ..., receipts_after: _Optional[int] = ...) -> None: ...
 
 class LinkReport(_message.Message):
     __slots__ = ("peer_id", "sent_nbytes", "received_nbytes", "latency_s", "kind")
@@ -63,17 +65,21 @@ class EventReport(_message.Message):
     def __init__(self, serial: _Optional[int] = ..., unix_ms: _Optional[int] = ..., event: _Optional[str] = ..., level: _Optional[str] = ..., stage: _Optional[int] = ..., fields: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class Report(_message.Message):
-    __slots__ = ("incarnation", "unix_ms", "name", "status", "links", "events")
+    __slots__ = ("incarnation", "unix_ms", "name", "status", "links", "events", "receipts", "receipts_serial")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     UNIX_MS_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
     LINKS_FIELD_NUMBER: _ClassVar[int]
     EVENTS_FIELD_NUMBER: _ClassVar[int]
+    RECEIPTS_FIELD_NUMBER: _ClassVar[int]
+    RECEIPTS_SERIAL_FIELD_NUMBER: _ClassVar[int]
     incarnation: int
     unix_ms: int
     name: str
     status: _control_pb2.StatusReply
     links: _containers.RepeatedCompositeFieldContainer[LinkReport]
     events: _containers.RepeatedCompositeFieldContainer[EventReport]
-    def __init__(self, incarnation: _Optional[int] = ..., unix_ms: _Optional[int] = ..., name: _Optional[str] = ..., status: _Optional[_Union[_control_pb2.StatusReply, _Mapping]] = ..., links: _Optional[_Iterable[_Union[LinkReport, _Mapping]]] = ..., events: _Optional[_Iterable[_Union[EventReport, _Mapping]]] = ...) -> None: ...
+    receipts: _containers.RepeatedScalarFieldContainer[bytes]
+    receipts_serial: int
+    def __init__(self, incarnation: _Optional[int] = ..., unix_ms: _Optional[int] = ..., name: _Optional[str] = ..., status: _Optional[_Union[_control_pb2.StatusReply, _Mapping]] = ..., links: _Optional[_Iterable[_Union[LinkReport, _Mapping]]] = ..., events: _Optional[_Iterable[_Union[EventReport, _Mapping]]] = ..., receipts: _Optional[_Iterable[bytes]] = ..., receipts_serial: _Optional[int] = ...) -> None: ...

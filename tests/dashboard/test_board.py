@@ -55,7 +55,7 @@ class Fixture:
         async def make() -> None:
             self.crowd = Crowd(TINY, RUN, 2)
             self.person = self.crowd.people[0]
-            self.board = Board(TINY)
+            self.board = Board(TINY, RUN)
             self.board.heard(record(self.crowd, self.person, expires_unix_ms=int((NOW + 15) * 1000)), NOW)
 
         asyncio.run(make())
@@ -175,7 +175,7 @@ def test_contributions_add_up_over_lives() -> None:
     assert told.tell(1, counts_of(counters), 100)["steps"] == 0.0
     told.tell(2, counts_of({name.INNER_STEPS: 3.0}), 100)
     told.tell(1, counts_of({name.INNER_STEPS: 1.0}), 100)
-    assert told.total("steps") == 8.0 and told.to_json("p")["lives"] == 2
+    assert told.total("steps") == 8.0 and told.to_json("p", None)["lives"] == 2
 
 
 def test_a_restart_brings_everything_back(one: Fixture, tmp_path: Path) -> None:
@@ -230,7 +230,7 @@ def test_a_disk_that_refuses_is_told_once_and_survived(tmp_path: Path) -> None:
     told: list[str] = []
     history = History.open(tmp_path / "h", RUN, told.append)
     history.close()  # every write from now on fails
-    nothing = Changes([], [], [], [], [], [])
+    nothing = Changes([], [], [], [], [], [], [])
     for index in range(3):
         history.write(nothing, Point(NOW + index, index, 0.0, None, 0, 0, 0, 0.0, 0.0))
     assert len(told) == 1 and len(history.points) == 3
@@ -238,7 +238,7 @@ def test_a_disk_that_refuses_is_told_once_and_survived(tmp_path: Path) -> None:
 
 def test_curves_are_thinned_as_they_age(tmp_path: Path) -> None:
     history = History.open(tmp_path / "h", RUN, print)
-    nothing = Changes([], [], [], [], [], [])
+    nothing = Changes([], [], [], [], [], [], [])
     for index in range(POINTS_MAX + 5):
         history.write(nothing, Point(NOW + index, index, 0.0, None, 0, 0, 0, 0.0, 0.0))
     assert len(history.points) <= POINTS_MAX

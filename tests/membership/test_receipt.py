@@ -82,6 +82,11 @@ def test_whole_nodes_thank_each_other() -> None:
             hop = people[1].node.hop
             assert hop is not None and sum(receipt.samples for receipt in got) <= hop.samples + 64
             assert sum(receipt.samples for receipt in got) > 100, "nearly all it did is thanked for"
+            got.clear()
+            await thanks[0].once(people[0].transport)
+            feeder = people[0].node.feeder
+            assert {receipt.client for receipt in got} == {people[1].node.me}, "who reads the data is thanked for it"
+            assert feeder is not None and sum(receipt.microbatches for receipt in got) <= feeder.done + 16
             await v.leave()
 
     asyncio.run(body())

@@ -69,6 +69,7 @@ function render(node, peer) {
       ])),
       panel("Given to the run", node.contribution ? facts([
         ["work", duration(node.contribution.worked_s)], ["inner steps", count(node.contribution.steps)], ["samples fed", count(node.contribution.fed)],
+        ["signed for by others", node.contribution.receipts ? `${count(node.contribution.receipts.samples)} samples, ${plural(node.contribution.receipts.peers, "node")}` : "nothing yet"],
         ["exchanges", count(node.contribution.exchanges)], ["sent", bytes(node.contribution.sent)], ["lives", node.contribution.lives],
       ]) : element("p", { class: "note" }, "nothing yet"), counters)),
     panel("Links", node.links.length ? links : element("p", { class: "note" }, "none in the last minute")),

@@ -98,14 +98,17 @@ export function line(entry) {
 
 export function people() {
   const list = state.contributors; // the hundred who gave most
-  const most = Math.max(1e-9, ...list.map((row) => row.worked_s));
+  const signed = (row) => (row.receipts ? row.receipts.samples : 0);
+  const most = Math.max(1e-9, ...list.map(signed));
   document.querySelector("#people tbody").replaceChildren(...list.slice(0, PEOPLE_MAX).map((row) => {
     const share = element("i", { class: "share" });
-    share.style.width = `${(100 * row.worked_s) / most}%`;
+    share.style.width = `${(100 * signed(row)) / most}%`;
     const here = state.nodes.get(row.peer);
     const name = here ? element("a", { href: `/node/${row.peer}` }, row.name) : element("span", {}, row.name);
     return element("tr", { class: here && !["gone", "left"].includes(here.state) ? "" : "away" },
       element("th", { scope: "row" }, name, element("div", { class: "shares" }, share)),
+      element("td", { class: "r", title: row.receipts ? `signed by ${plural(row.receipts.peers, "node")}` : "no receipt yet" },
+        row.receipts ? element("a", { href: `/api/v1/contributors/${row.peer}/receipts` }, count(signed(row))) : "–"),
       element("td", { class: "r" }, duration(row.worked_s)), element("td", { class: "r" }, count(row.steps)), element("td", { class: "r" }, bytes(row.sent)));
   }));
 }

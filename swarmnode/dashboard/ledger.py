@@ -1,0 +1,96 @@
+"""Receipts by who earned them: each verified once, the newest of a client and a life of it kept. Pure bookkeeping.
+
+What a node says of its own work is a claim; a receipt is what somebody else signed for it (membership/receipt.py). Keys
+cost nothing, so only clients that took part in the run themselves count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator
+from dataclasses import dataclass
+
+from google.protobuf.message import DecodeError
+
+from swarmnode.errors import RemoteFault
+from swarmnode.ids import PeerId, RunId
+from swarmnode.membership.receipt import RECEIPT_BYTES_MAX, check_receipt
+from swarmnode.wire import call_pb2 as wire
+
+KEPT_EACH = 1024  # guess: clients and lives of them whose thanks one node may show
+KEPT_STRANGE = 64  # guess: of these, from clients not yet known to take part
+KEPT_MAX = 100_000  # guess: 60 MB
+
+
+@dataclass(slots=True)
+class Thanks:
+    """By one client, over all its lives, or by all of them."""
+
+    microbatches: int = 0
+    samples: int = 0
+    peers: int = 0
+    last_unix_s: int = 0
+
+    def to_json(self) -> dict[str, object]:
+        return {
+            "samples": self.samples,
+            "microbatches": self.microbatches,
+            "peers": self.peers,
+            "last": self.last_unix_s,
+        }
+
+
+class Ledger:
+    """Of one run."""
+
+    def __init__(self, run_id: RunId) -> None:
+        self._run_id = run_id
+        self._kept: dict[PeerId, dict[tuple[PeerId, int], wire.Receipt]] = {}
+        self._sums: dict[PeerId, dict[PeerId, Thanks]] = {}
+        self._count = 0
+
+    def take(self, server: PeerId, raw: bytes, members: Container[PeerId], now_s: float) -> wire.Receipt | None:
+        """Take in what `server` shows; the receipt when it tells something new. Raises RemoteFault when it is not one
+        for `server`, of this run, signed, of the past; or when there are too many, fewer from those not of `members`.
+        """
+        if len(raw) > RECEIPT_BYTES_MAX:
+            raise RemoteFault(f"a receipt of {len(raw)} bytes; at most {RECEIPT_BYTES_MAX}")
+        try:
+            receipt = wire.Receipt.FromString(raw)
+        except DecodeError:
+            raise RemoteFault("a receipt that is none") from None
+        kept = self._kept.get(server, {}).get((PeerId(receipt.client), receipt.from_unix_s))
+        if kept is not None and receipt.samples <= kept.samples:
+            return None
+        most = KEPT_EACH if receipt.client in members else KEPT_STRANGE
+        if kept is None and (len(self._kept.get(server, ())) >= most or self._count >= KEPT_MAX):
+            raise RemoteFault("too many receipts")
+        check_receipt(receipt, self._run_id, server, now_s)
+        self.put(receipt)
+        return receipt
+
+    def put(self, receipt: wire.Receipt) -> None:
+        """Keep a receipt known to be good."""
+        server, client = PeerId(receipt.server), PeerId(receipt.client)
+        kept = self._kept.setdefault(server, {})
+        before = kept.get((client, receipt.from_unix_s))
+        kept[client, receipt.from_unix_s] = receipt
+        self._count += before is None
+        thanks = self._sums.setdefault(server, {}).setdefault(client, Thanks(peers=1))
+        thanks.samples += receipt.samples - (before.samples if before is not None else 0)
+        thanks.microbatches += receipt.microbatches - (before.microbatches if before is not None else 0)
+        thanks.last_unix_s = max(thanks.last_unix_s, receipt.until_unix_s)
+
+    def total(self, server: PeerId, members: Container[PeerId]) -> Thanks | None:
+        """What `members` signed for `server`; None when it showed nothing that counts."""
+        found = Thanks()
+        for client, thanks in self._sums.get(server, {}).items():
+            if client in members:
+                found.samples += thanks.samples
+                found.microbatches += thanks.microbatches
+                found.peers += 1
+                found.last_unix_s = max(found.last_unix_s, thanks.last_unix_s)
+        return found if found.peers else None
+
+    def of(self, server: PeerId) -> Iterator[wire.Receipt]:
+        """All that `server` showed, for whoever wants to check them again."""
+        yield from self._kept.get(server, {}).values()
