@@ -66,6 +66,7 @@ from swarmnode.node.saver import Saving
 from swarmnode.ports import Call, Replica
 from swarmnode.transport import identity as key_file
 from swarmnode.transport.address import parse_bootstraps
+from swarmnode.transport.capacity import Counterpart
 from swarmnode.transport.contact import Contacts
 from swarmnode.transport.directory import DhtDirectory
 from swarmnode.transport.libp2p import Libp2pTransport
@@ -189,6 +190,7 @@ async def _start(options: NodeOptions, stack: contextlib.AsyncExitStack) -> Proc
         raise NotPermitted(f"run {run_id[:16]}: {reason}")
     Greeting(signed, door).serve(transport)
     Helper(transport.observed).serve(transport)
+    Counterpart().serve(transport)
     await settle(transport, known, footing, reachability, telemetry)
     join = partial(
         DhtDirectory.create,

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import json
+import math
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,10 +19,15 @@ from swarmnode.local.place import default_home
 
 if TYPE_CHECKING:
     from swarmnode.cli.checkup import Check
+    from swarmnode.ids import PeerId
     from swarmnode.manifest import Manifest
     from swarmnode.membership.invite import Invite
+    from swarmnode.transport.capacity import Capacity
+    from swarmnode.transport.libp2p import Libp2pTransport
 
 PROBE_TIMES = 3
+MEASURED_MAX = 3  # bootstraps; guess
+MEASURE_S = 10.0
 
 
 @click.command(short_help="can this machine take part, and as what")
@@ -27,13 +35,16 @@ PROBE_TIMES = 3
 @click.option("--invite-file", type=click.Path(dir_okay=False, path_type=Path), help="Read the invite from this file.")
 @click.option("--device", default="cpu", show_default=True, metavar="cpu|cuda|cuda:1", help="Where it would work.")
 @click.option("--home", type=FOLDER, help="The node's own folder.  [default: ~/.local/share/swarmnode/node]")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object: checks, stages, tokens_per_s, verdict.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print one JSON object: checks, stages, tokens_per_s, up_bps, verdict."
+)
 def command(words: tuple[str, ...], invite_file: Path | None, device: str, home: Path | None, as_json: bool) -> int:
     """Check this machine, and with an INVITE the way to its run; say what it can do, and how to mend what fails.
 
     With an INVITE: whether a bootstrap answers, whether we may take part, which stages fit into memory, how many tokens
-    a second one of them would do here. Of a node that runs in --home: how far its peers are, and whether they can dial
-    it. Exit codes: 0 it can take part, 20 this machine cannot, 21 nobody is reachable, 77 not permitted.
+    a second one of them would do here, and how many the link carries (at most 1.3 MB each way to three bootstraps). Of
+    a node that runs in --home: how far its peers are, what passes to them, and whether they can dial it. Exit codes: 0
+    it can take part, 20 this machine cannot, 21 nobody is reachable, 77 not permitted.
     """
     from swarmnode.cli.checkup import exit_code, machine
     from swarmnode.cli.joining import find_invite
@@ -67,7 +78,7 @@ def command(words: tuple[str, ...], invite_file: Path | None, device: str, home:
 
 async def _of_run(invite: Invite, home: Path, device: str, found: dict[str, object]) -> list[Check]:
     """Reachability, permission, stages and speed. What it finds for programs goes into `found`."""
-    from swarmnode.cli.checkup import Check, fit, stages_text
+    from swarmnode.cli.checkup import Check, fit, link_tokens_per_s, rate_text, stages_text
     from swarmnode.cli.daemon import fetch_manifest
     from swarmnode.cli.entrance import pass_of_invite
     from swarmnode.errors import NotPermitted, SwarmnodeError
@@ -91,6 +102,12 @@ async def _of_run(invite: Invite, home: Path, device: str, found: dict[str, obje
             manifest, _ = verify(signed, invite.run_id)
             checks.append(Check("run", True, f"{manifest.name} answers in {1000 * (loop.time() - begun):.0f} ms"))
             checks.append(Check("permission", True, f"{manifest.access.mode}: this machine may take part"))
+            capacity, why = await _capacity(transport, parse_bootstraps(invite.bootstraps))
+            if capacity is None:
+                checks.append(Check("bandwidth", None, f"not measured: {why}"))
+            else:
+                says = f"{rate_text(capacity.up_bps)} up, {rate_text(capacity.down_bps)} down, {why}"
+                checks.append(Check("bandwidth", True, says))
         except SwarmnodeError as error:
             name = "permission" if isinstance(error, NotPermitted) else "run"
             fix = "ask the organiser for a new invite" if name == "permission" else "is the run up, and the network?"
@@ -102,11 +119,36 @@ async def _of_run(invite: Invite, home: Path, device: str, found: dict[str, obje
     needed = f"{min(fits.needed) / 1e9:.2f} to {max(fits.needed) / 1e9:.2f} GB a stage, {free / 1e9:.1f} free"
     checks.append(Check("stages", bool(fits.stages), needed, "no stage fits: a machine with more memory is needed", 20))
     if fits.stages:
-        speed = await asyncio.to_thread(_tokens_per_s, manifest, fits.stages[len(fits.stages) // 2], device)
-        checks.append(Check("speed", True, f"{speed:,.0f} tokens/s on stage {fits.stages[len(fits.stages) // 2]}"))
-        verdict = f"you can hold stages {stages_text(fits.stages)}, about {speed:,.0f} tokens/s"
-        found |= {"stages": list(fits.stages), "tokens_per_s": speed, "verdict": verdict}
+        stage = fits.stages[len(fits.stages) // 2]
+        speed = await asyncio.to_thread(_tokens_per_s, manifest, stage, device)
+        checks.append(Check("speed", True, f"{speed:,.0f} tokens/s on stage {stage}"))
+        found |= {"stages": list(fits.stages), "compute_tokens_per_s": speed}
+        bound = ""
+        if capacity is not None:
+            carried = link_tokens_per_s(manifest, stage, capacity.up_bps, capacity.down_bps)
+            found |= {"up_bps": capacity.up_bps, "down_bps": capacity.down_bps}
+            found["link_tokens_per_s"] = carried if carried < math.inf else None  # nothing leaves a single stage
+            if carried < speed:
+                bound = f" (its link carries no more; alone the machine could do {speed:,.0f})"
+                speed = carried
+        verdict = f"you can hold stages {stages_text(fits.stages)}, about {speed:,.0f} tokens/s{bound}"
+        found |= {"tokens_per_s": speed, "limited_by": "link" if bound else "compute", "verdict": verdict}
     return checks
+
+
+async def _capacity(
+    transport: Libp2pTransport, bootstraps: Sequence[tuple[PeerId, list[str]]]
+) -> tuple[Capacity | None, str]:
+    """What passes between us and the first few of `bootstraps` that answer, in seconds."""
+    from swarmnode.errors import RemoteFault, Unavailable
+    from swarmnode.transport.capacity import best
+
+    here = []
+    for peer, addresses in bootstraps[:MEASURED_MAX]:
+        with contextlib.suppress(RemoteFault, Unavailable):
+            await transport.connect(peer, addresses)
+            here.append(peer)
+    return await best(transport, here, MEASURE_S)
 
 
 def _free_nbytes(device: str) -> int:
@@ -137,7 +179,7 @@ def _tokens_per_s(manifest: Manifest, stage: int, device: str) -> float:
 
 def _of_daemon(home: Path) -> list[Check]:
     """Peers of a node that runs here; nothing when none does."""
-    from swarmnode.cli.checkup import Check
+    from swarmnode.cli.checkup import Check, rate_text
     from swarmnode.control import client
     from swarmnode.errors import NoDaemon
     from swarmnode.wire.control_pb2 import ExamineRequest
@@ -150,6 +192,11 @@ def _of_daemon(home: Path) -> list[Check]:
     slowest = max((exam.latency_s for exam in answering), default=0.0)
     says = f"{len(answering)} of {len(reply.peers)} answer, the slowest in {1000 * slowest:.0f} ms"
     checks = [Check("peers", bool(answering) if reply.peers else None, says, "is the network up?", 21)]
+    if up := max((exam.up_bps for exam in answering), default=0.0):
+        down = max(exam.down_bps for exam in answering)
+        checks.append(
+            Check("bandwidth", True, f"{rate_text(up)} up, {rate_text(down)} down to its peers, while it works")
+        )
     fix = "let TCP in (router, firewall) and give --listen a fixed port; without, it works through relays, slower"
     good = {"public": True, "local": True, "relayed": None, "private": None}.get(reply.reach)
     checks.append(Check("reach", good, f"{reply.reach}: {reply.reason}", "" if good else fix))

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from swarmnode.errors import RemoteFault, Unavailable
 from swarmnode.ids import PeerId
 from swarmnode.ports import Call, Transport
+from swarmnode.transport.capacity import best
 from swarmnode.transport.reach import ask, verdict
 from swarmnode.wire import call_pb2 as wire
 from swarmnode.wire import control_pb2
@@ -15,6 +16,8 @@ from swarmnode.wire import control_pb2
 TIMEOUT_S = 12.0
 PINGS = 3  # the first may open a stream: the quickest counts
 HELPERS_MAX = 4
+MEASURED_MAX = 2  # guess: of those that answer, the nearest: what limits us shows with any
+MEASURE_S = 8.0
 
 
 async def examine(transport: Transport, peers: Sequence[tuple[PeerId, int]]) -> control_pb2.ExamineReply:
@@ -22,6 +25,11 @@ async def examine(transport: Transport, peers: Sequence[tuple[PeerId, int]]) -> 
     async with asyncio.TaskGroup() as tasks:
         exams = [tasks.create_task(_exam(transport, peer, stage)) for peer, stage in peers]
     reply = control_pb2.ExamineReply(peers=[exam.result() for exam in exams])
+    near = sorted((exam for exam in reply.peers if not exam.fault), key=lambda exam: exam.latency_s)[:MEASURED_MAX]
+    for exam in near:  # one after the other: at once they would share what is measured
+        capacity, _ = await best(transport, [PeerId(exam.peer_id)], MEASURE_S)
+        if capacity is not None:
+            exam.up_bps, exam.down_bps = capacity.up_bps, capacity.down_bps
     helpers = [PeerId(exam.peer_id) for exam in reply.peers if not exam.fault]
     reach, reply.reason = verdict(await ask(transport, helpers[:HELPERS_MAX]))
     reply.reach = str(reach)

@@ -49,7 +49,7 @@ class TensorSpec(_message.Message):
     def __init__(self, dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., nbytes: _Optional[int] = ..., codec: _Optional[str] = ...) -> None: ...
 
 class Request(_message.Message):
-    __slots__ = ("version", "run_id", "timeout_ms", "tensors", "progress", "record", "ping", "process", "exchange", "commit", "snapshot", "chunk", "manifest", "bequest", "handover", "guests", "reach", "receipt", "packet_receipt", "report")
+    __slots__ = ("version", "run_id", "timeout_ms", "tensors", "progress", "record", "ping", "process", "exchange", "commit", "snapshot", "chunk", "manifest", "bequest", "handover", "guests", "reach", "receipt", "measure", "packet_receipt", "report")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
@@ -68,6 +68,7 @@ class Request(_message.Message):
     GUESTS_FIELD_NUMBER: _ClassVar[int]
     REACH_FIELD_NUMBER: _ClassVar[int]
     RECEIPT_FIELD_NUMBER: _ClassVar[int]
+    MEASURE_FIELD_NUMBER: _ClassVar[int]
     PACKET_RECEIPT_FIELD_NUMBER: _ClassVar[int]
     REPORT_FIELD_NUMBER: _ClassVar[int]
     version: int
@@ -88,12 +89,13 @@ class Request(_message.Message):
     guests: GuestsRequest
     reach: ReachRequest
     receipt: ReceiptRequest
+    measure: Measure
     packet_receipt: PacketReceipt
     report: _report_pb2.ReportRequest
-    def __init__(self, version: _Optional[int] = ..., run_id: _Optional[str] = ..., timeout_ms: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., progress: _Optional[_Union[_record_pb2.Progress, _Mapping]] = ..., record: _Optional[_Union[_record_pb2.SignedRecord, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., process: _Optional[_Union[Process, _Mapping]] = ..., exchange: _Optional[_Union[Exchange, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., snapshot: _Optional[_Union[SnapshotRequest, _Mapping]] = ..., chunk: _Optional[_Union[ChunkRequest, _Mapping]] = ..., manifest: _Optional[_Union[ManifestRequest, _Mapping]] = ..., bequest: _Optional[_Union[Bequest, _Mapping]] = ..., handover: _Optional[_Union[Handover, _Mapping]] = ..., guests: _Optional[_Union[GuestsRequest, _Mapping]] = ..., reach: _Optional[_Union[ReachRequest, _Mapping]] = ..., receipt: _Optional[_Union[ReceiptRequest, _Mapping]] = ..., packet_receipt: _Optional[_Union[PacketReceipt, _Mapping]] = ..., report: _Optional[_Union[_report_pb2.ReportRequest, _Mapping]] = ...) -> None: ...
+    def __init__(self, version: _Optional[int] = ..., run_id: _Optional[str] = ..., timeout_ms: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., progress: _Optional[_Union[_record_pb2.Progress, _Mapping]] = ..., record: _Optional[_Union[_record_pb2.SignedRecord, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., process: _Optional[_Union[Process, _Mapping]] = ..., exchange: _Optional[_Union[Exchange, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., snapshot: _Optional[_Union[SnapshotRequest, _Mapping]] = ..., chunk: _Optional[_Union[ChunkRequest, _Mapping]] = ..., manifest: _Optional[_Union[ManifestRequest, _Mapping]] = ..., bequest: _Optional[_Union[Bequest, _Mapping]] = ..., handover: _Optional[_Union[Handover, _Mapping]] = ..., guests: _Optional[_Union[GuestsRequest, _Mapping]] = ..., reach: _Optional[_Union[ReachRequest, _Mapping]] = ..., receipt: _Optional[_Union[ReceiptRequest, _Mapping]] = ..., measure: _Optional[_Union[Measure, _Mapping]] = ..., packet_receipt: _Optional[_Union[PacketReceipt, _Mapping]] = ..., report: _Optional[_Union[_report_pb2.ReportRequest, _Mapping]] = ...) -> None: ...
 
 class Reply(_message.Message):
-    __slots__ = ("status", "reason", "retry_after_ms", "tensors", "progress", "record", "pong", "processed", "exchanged", "committed", "snapshot", "chunk", "manifest", "bequeathed", "handed", "guests", "reach", "receipt", "packet_receipt", "report")
+    __slots__ = ("status", "reason", "retry_after_ms", "tensors", "progress", "record", "pong", "processed", "exchanged", "committed", "snapshot", "chunk", "manifest", "bequeathed", "handed", "guests", "reach", "receipt", "measure", "packet_receipt", "report")
     STATUS_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     RETRY_AFTER_MS_FIELD_NUMBER: _ClassVar[int]
@@ -112,6 +114,7 @@ class Reply(_message.Message):
     GUESTS_FIELD_NUMBER: _ClassVar[int]
     REACH_FIELD_NUMBER: _ClassVar[int]
     RECEIPT_FIELD_NUMBER: _ClassVar[int]
+    MEASURE_FIELD_NUMBER: _ClassVar[int]
     PACKET_RECEIPT_FIELD_NUMBER: _ClassVar[int]
     REPORT_FIELD_NUMBER: _ClassVar[int]
     status: Status
@@ -132,9 +135,10 @@ class Reply(_message.Message):
     guests: _access_pb2.SignedGuestList
     reach: Reached
     receipt: Receipt
+    measure: Measured
     packet_receipt: PacketReceiptTaken
     report: _report_pb2.Report
-    def __init__(self, status: _Optional[_Union[Status, str]] = ..., reason: _Optional[str] = ..., retry_after_ms: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., progress: _Optional[_Union[_record_pb2.Progress, _Mapping]] = ..., record: _Optional[_Union[_record_pb2.SignedRecord, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., processed: _Optional[_Union[Processed, _Mapping]] = ..., exchanged: _Optional[_Union[Exchanged, _Mapping]] = ..., committed: _Optional[_Union[Committed, _Mapping]] = ..., snapshot: _Optional[_Union[Snapshot, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., manifest: _Optional[_Union[_record_pb2.SignedManifest, _Mapping]] = ..., bequeathed: _Optional[_Union[Bequeathed, _Mapping]] = ..., handed: _Optional[_Union[Handed, _Mapping]] = ..., guests: _Optional[_Union[_access_pb2.SignedGuestList, _Mapping]] = ..., reach: _Optional[_Union[Reached, _Mapping]] = ..., receipt: _Optional[_Union[Receipt, _Mapping]] = ..., packet_receipt: _Optional[_Union[PacketReceiptTaken, _Mapping]] = ..., report: _Optional[_Union[_report_pb2.Report, _Mapping]] = ...) -> None: ...
+    def __init__(self, status: _Optional[_Union[Status, str]] = ..., reason: _Optional[str] = ..., retry_after_ms: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., progress: _Optional[_Union[_record_pb2.Progress, _Mapping]] = ..., record: _Optional[_Union[_record_pb2.SignedRecord, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., processed: _Optional[_Union[Processed, _Mapping]] = ..., exchanged: _Optional[_Union[Exchanged, _Mapping]] = ..., committed: _Optional[_Union[Committed, _Mapping]] = ..., snapshot: _Optional[_Union[Snapshot, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., manifest: _Optional[_Union[_record_pb2.SignedManifest, _Mapping]] = ..., bequeathed: _Optional[_Union[Bequeathed, _Mapping]] = ..., handed: _Optional[_Union[Handed, _Mapping]] = ..., guests: _Optional[_Union[_access_pb2.SignedGuestList, _Mapping]] = ..., reach: _Optional[_Union[Reached, _Mapping]] = ..., receipt: _Optional[_Union[Receipt, _Mapping]] = ..., measure: _Optional[_Union[Measured, _Mapping]] = ..., packet_receipt: _Optional[_Union[PacketReceiptTaken, _Mapping]] = ..., report: _Optional[_Union[_report_pb2.Report, _Mapping]] = ...) -> None: ...
 
 class Ping(_message.Message):
     __slots__ = ("payload",)
@@ -327,6 +331,16 @@ class Receipt(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., server: _Optional[str] = ..., client: _Optional[str] = ..., microbatches: _Optional[int] = ..., samples: _Optional[int] = ..., from_unix_s: _Optional[int] = ..., until_unix_s: _Optional[int] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class ReceiptRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Measure(_message.Message):
+    __slots__ = ("reply_nbytes",)
+    REPLY_NBYTES_FIELD_NUMBER: _ClassVar[int]
+    reply_nbytes: int
+    def __init__(self, reply_nbytes: _Optional[int] = ...) -> None: ...
+
+class Measured(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 

@@ -215,18 +215,20 @@ class ExamineRequest(_message.Message):
     def __init__(self, peers_max: _Optional[int] = ...) -> None: ...
 
 class PeerExam(_message.Message):
-    __slots__ = ("peer_id", "stage", "latency_s", "down_bps", "fault")
+    __slots__ = ("peer_id", "stage", "latency_s", "down_bps", "fault", "up_bps")
     PEER_ID_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
     LATENCY_S_FIELD_NUMBER: _ClassVar[int]
     DOWN_BPS_FIELD_NUMBER: _ClassVar[int]
     FAULT_FIELD_NUMBER: _ClassVar[int]
+    UP_BPS_FIELD_NUMBER: _ClassVar[int]
     peer_id: str
     stage: int
     latency_s: float
     down_bps: float
     fault: str
-    def __init__(self, peer_id: _Optional[str] = ..., stage: _Optional[int] = ..., latency_s: _Optional[float] = ..., down_bps: _Optional[float] = ..., fault: _Optional[str] = ...) -> None: ...
+    up_bps: float
+    def __init__(self, peer_id: _Optional[str] = ..., stage: _Optional[int] = ..., latency_s: _Optional[float] = ..., down_bps: _Optional[float] = ..., fault: _Optional[str] = ..., up_bps: _Optional[float] = ...) -> None: ...
 
 class ExamineReply(_message.Message):
     __slots__ = ("peers", "reach", "reason")

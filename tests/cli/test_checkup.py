@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from swarmnode.cli.checkup import Check, exit_code, fit, stages_text
+from swarmnode.cli.checkup import Check, exit_code, fit, link_tokens_per_s, rate_text, stages_text
 from swarmnode.cli.main import main
-from swarmnode.manifest import PRESETS, ModelSpec
+from swarmnode.manifest import PRESETS, ModelSpec, boundary_nbytes
 
 
 @pytest.mark.parametrize(
@@ -55,3 +56,20 @@ def test_a_key_that_others_can_read_is_found(tmp_path: Path, capsys: pytest.Capt
     os.chmod(tmp_path / "node.key", 0o644)
     assert main(["doctor", "--home", str(tmp_path)]) == 77
     assert f"fix: chmod 600 {tmp_path / 'node.key'}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("stages", [1, 2, 4])
+def test_a_link_carries_least_in_the_middle(stages: int) -> None:
+    manifest = replace(PRESETS["demo"], pipeline=replace(PRESETS["demo"].pipeline, stages=stages))
+    carried = [link_tokens_per_s(manifest, stage, 8e6, 8e6) for stage in range(stages)]
+    if stages == 1:
+        assert carried == [math.inf], "nothing leaves a pipeline of one stage"
+        return
+    one_way = boundary_nbytes(manifest.pipeline.boundary, 1, manifest.model.width)
+    assert carried[0] == carried[-1] and 0.8e6 / one_way < carried[0] <= 1e6 / one_way
+    assert all(inner == pytest.approx(carried[0] / 2, rel=0.1) for inner in carried[1:-1])
+    assert link_tokens_per_s(manifest, 0, 4e6, 8e6) < carried[0]
+
+
+def test_rates_as_people_say_them() -> None:
+    assert (rate_text(48.2e6), rate_text(0.61e6), rate_text(1.2e9)) == ("48 Mbit/s", "0.61 Mbit/s", "1,200 Mbit/s")
