@@ -130,10 +130,11 @@ def agreement(as_json: bool) -> None:
 
 
 @command.command()
+@click.option("--extension/--no-extension", default=True, help="With the C kernels, or numpy and torch alone.")
 @JSON
-def codec(as_json: bool) -> None:
+def codec(extension: bool, as_json: bool) -> None:
     """Encoding and decoding speed of every gossip codec on one core, against copying memory in the same run."""
-    _print(_run("codec"), as_json)
+    _print(_run("codec", extension=extension), as_json)
 
 
 @command.command()
@@ -194,8 +195,8 @@ def dashboard(nodes: int, look_s: float, port: int, as_json: bool) -> None:
     _print(bench.run(nodes, lambda line: click.echo(line, err=True), look_s, port), as_json)
 
 
-def _run(what: str) -> dict[str, Any]:
-    found: dict[str, Any] = importlib.import_module(f"swarmnode.bench.{what}").run()
+def _run(what: str, **options: object) -> dict[str, Any]:
+    found: dict[str, Any] = importlib.import_module(f"swarmnode.bench.{what}").run(**options)
     return found
 
 

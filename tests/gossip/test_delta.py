@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
+from typing import cast
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarmnode.errors import ManifestError, RemoteFault
-from swarmnode.gossip.compression import codec
+from swarmnode.gossip.compression import codec, kernel
 from swarmnode.gossip.compression.delta import DECAY, DeltaCodec
 from swarmnode.gossip.compression.topk import TopK, warm_k
 from swarmnode.gossip.outer import Average, DeltaMean, Outer, outer
@@ -80,6 +82,43 @@ def twin(flat: list[float], k: int, chunk: int) -> bytes:
 def test_topk_twin(seed: int) -> None:
     flat = heavy(4096, seed)
     assert bytes(codec("topk64").encode(flat)[0].data) == twin(flat.tolist(), 64, 4096)
+
+
+@pytest.mark.parametrize("name", ["short", "topk64", "topk512"])
+@pytest.mark.parametrize("size", [100, 66 * 4096 + 100])
+@pytest.mark.parametrize(
+    "make",
+    [
+        heavy,
+        lambda size: heavy(size) * 1e9,  # beyond float16
+        lambda size: heavy(size) * 1e-5,  # subnormal there
+        lambda size: heavy(size).mul(100).round(),  # many alike, and zeros
+        torch.zeros,
+        lambda size: torch.arange(size) % 7 - 3.0,
+        lambda size: heavy(size) * 2.0 ** -(torch.arange(size) // 4096 % 30),  # each chunk smaller than the last
+    ],
+)
+def test_c_and_numpy_agree_to_the_bit(
+    name: str, size: int, make: Callable[[int], torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not kernel.build():
+        pytest.skip("no C compiler on this machine")
+
+    def coder() -> DeltaCodec:
+        return Short() if name == "short" else cast(DeltaCodec, codec(name))
+
+    fast = coder()
+    with monkeypatch.context() as patch:
+        patch.setattr(kernel, "load", lambda: None)
+        slow = coder()
+    for _ in range(2):
+        messages = [one.encode(make(size))[0] for one in (fast, slow)]
+        assert bytes(messages[0].data) == bytes(messages[1].data)
+        assert fast.residual is not None and slow.residual is not None and torch.equal(fast.residual, slow.residual)
+        outs = [torch.empty(size), torch.empty(size)]
+        for one, out in zip((fast, slow), outs, strict=True):
+            one.decode([messages[0]], out)
+        assert torch.equal(*outs)
 
 
 @pytest.mark.parametrize(

@@ -45,8 +45,11 @@ class DeltaCodec(Codec):
             return packet(self.name, flat.numel(), self.code(flat, seed))
         if self.residual is None or self.residual.numel() != flat.numel():
             self.residual = torch.zeros(flat.numel())
-        torch.add(flat, self.residual, alpha=DECAY, out=self.residual)
-        return packet(self.name, flat.numel(), self.code(self.residual, seed))
+        return packet(self.name, flat.numel(), self.code_on_top(flat, self.residual, seed))
+
+    def code_on_top(self, flat: torch.Tensor, residual: torch.Tensor, seed: int) -> Bytes:
+        """e <- decay e + D, the packet of e, and what is sent taken from e."""
+        return self.code(residual.mul_(DECAY).add_(flat), seed)
 
     def check(self, tensors: Sequence[WireTensor], parameters: int) -> None:
         nbytes = self.nbytes(parameters)

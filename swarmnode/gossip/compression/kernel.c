@@ -175,7 +175,7 @@ static inline __attribute__((always_inline)) void decode_blocks(const uint8_t *s
             int32_t apart = index[i] < 0 ? -index[i] : index[i];
             most = apart > most ? apart : most;
         }
-        far[r] = (float)most;
+        far[r] = wrapped[r] ? step * (float)(1 << bits) : (float)most * step * (1.0f / 256.0f);
     }
 }
 
@@ -196,4 +196,20 @@ void modular_decode(const uint8_t *steps, const uint8_t *sums, const uint8_t *pl
     if (bits == 3) DECODE(3, 2, 1);
     else if (bits == 4) DECODE(4, 4, 0);
     else if (bits == 6) DECODE(6, 4, 2);
+}
+
+/* What one packet tells about the spread, block by block: `memory` is at least `far`; returns into `told` how many blocks
+   wrapped, and the sum of what share of the range of our own step each lies off, in 65536ths (integers: in any order). */
+void modular_note(const float *far, const uint8_t *wrapped, const float *own, long rows, int bits, float *memory,
+                  int64_t *told) {
+    const float scale = 1.0f / (float)(1 << bits);
+    int64_t shares = 0, count = 0;
+    for (long r = 0; r < rows; r++) {
+        float share = far[r] / own[r] * scale;
+        memory[r] = memory[r] < far[r] ? far[r] : memory[r];
+        shares += (int32_t)((share < 1.0f ? share : 1.0f) * 65536.0f);
+        count += wrapped[r];
+    }
+    told[0] = count;
+    told[1] = shares;
 }

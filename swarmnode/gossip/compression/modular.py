@@ -44,7 +44,7 @@ import torch
 from swarmnode.errors import RemoteFault
 from swarmnode.gossip.compression.bits import PLANES, packed_nbytes
 from swarmnode.gossip.compression.codec import BLOCK_ELEMENTS, CHUNK, TILE, Codec
-from swarmnode.gossip.compression.modulo import Engine, Piece, engine
+from swarmnode.gossip.compression.modulo import SHARES, Engine, Piece, engine
 from swarmnode.gossip.compression.tiles import (
     STEP_LEAST,
     Bytes,
@@ -272,8 +272,6 @@ class Modular(Codec):
             row, count = (piece.start - start) // BLOCK_ELEMENTS, blocks(piece.end - piece.start)
             by_block = (flat[row : row + count] for flat in (steps, wrapped, far))
             code.decode(piece, mine, part, *by_block)
-        far.mul_(steps).mul_(1 / 256)
-        torch.where(wrapped > 0, steps * (1 << self.bits), far, out=far)  # at least half of the range: take it whole
         numbers, step_bytes, codes = self._escapes(data, parameters)
         low, high = np.searchsorted(numbers, (start // BLOCK_ELEMENTS, start // BLOCK_ELEMENTS + rows))
         if high > low:
@@ -282,25 +280,26 @@ class Modular(Codec):
             found *= read_steps(step_bytes[2 * low : 2 * high]).unsqueeze(1)
             far[escaped] = put_blocks(out, escaped, found.to(out.device), reference)
             wrapped[escaped] = 0
-        self._note(start, parameters, far, wrapped)
-        bad = torch.nonzero(wrapped).view(-1)
-        if bad.numel():
-            keep_blocks(out, bad, reference)
+        if self._note(start, parameters, far, wrapped):
+            keep_blocks(out, torch.nonzero(wrapped).view(-1), reference)
 
-    def _note(self, start: int, parameters: int, far: torch.Tensor, wrapped: torch.Tensor) -> None:
-        """Remember by block `far`, how far the farthest element lay from ours, and whether it was `wrapped`."""
+    def _note(self, start: int, parameters: int, far: torch.Tensor, wrapped: torch.Tensor) -> int:
+        """Remember by block how `far` the farthest element lay from ours and whether it was `wrapped`; returns how many
+        were."""
         rows = slice(start // BLOCK_ELEMENTS, start // BLOCK_ELEMENTS + len(far))
         self._far = self._remembered(parameters, far.device)
-        torch.maximum(self._far[rows], far, out=self._far[rows])
-        if self._steps is not None:
-            self.seen.shares += float((far / self._steps[rows]).mul_(1 / (1 << self.bits)).clamp_(max=1.0).sum())
+        known = self._steps is not None and self._steps.device == far.device
+        own = self._steps[rows] if known and self._steps is not None else torch.ones_like(far)
+        count, shares = self._on(far.device).note(far, wrapped, own, self._far[rows])
+        if known:
+            self.seen.shares += shares / SHARES
             self.seen.blocks += wrapped.numel()
-        count = int(wrapped.sum())
         if count:
             self.seen.wrapped += count
             if self._suspects is None:
                 self._suspects = torch.zeros(blocks(parameters), dtype=torch.bool)
             self._suspects[rows] |= wrapped.cpu() > 0
+        return count
 
 
 def _least(flat: torch.Tensor) -> float:

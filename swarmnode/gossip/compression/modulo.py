@@ -15,6 +15,8 @@ from swarmnode.gossip.compression.bits import Packer, packed_nbytes
 from swarmnode.gossip.compression.codec import BLOCK_ELEMENTS, CHUNK
 from swarmnode.gossip.compression.tiles import Bytes, Scratch, read_steps, wire_steps
 
+SHARES = 65536  # whole numbers add up alike in any order
+
 
 @dataclass(frozen=True, slots=True)
 class Piece:
@@ -60,7 +62,14 @@ class Engine(Protocol):
         far: torch.Tensor,
     ) -> None:
         """`piece` into `out`, given our own values `ours`; by block its `steps`, whether its checksum is wrong, and how
-        far the farthest element lies from ours, in 256ths of a step."""
+        far the farthest element lies from ours: where the checksum is wrong, the whole range, at least half of which
+        that is."""
+
+    def note(
+        self, far: torch.Tensor, wrapped: torch.Tensor, own: torch.Tensor, memory: torch.Tensor
+    ) -> tuple[int, int]:
+        """(blocks `wrapped`, the sum over blocks of the share of the range of our step `own` that they are `far` off,
+        in SHARES); `memory` becomes at least `far`."""
 
 
 def engine(bits: int, device: torch.device) -> Engine:
@@ -141,6 +150,14 @@ class KernelEngine:
         )
         if not whole:
             out.copy_(target[: out.numel()])
+
+    def note(
+        self, far: torch.Tensor, wrapped: torch.Tensor, own: torch.Tensor, memory: torch.Tensor
+    ) -> tuple[int, int]:
+        told = (ctypes.c_int64 * 2)()
+        given = (flat.data_ptr() for flat in (far, wrapped, own))
+        self._library.modular_note(*given, len(far), self.bits, memory.data_ptr(), told)
+        return told[0], told[1]
 
 
 class TorchEngine:
@@ -240,5 +257,14 @@ class TorchEngine:
         words.bitwise_and_((1 << (bits + 8)) - 1).sub_(1 << (bits + 7))
         y.copy_(words)
         torch.amax(torch.abs(y, out=self._high[:count]).view(rows, -1), dim=1, out=far)
+        far.mul_(steps).mul_(1 / 256)
+        torch.where(wrapped > 0, steps * (1 << bits), far, out=far)
         y.view(rows, -1).mul_(torch.mul(steps, -1 / 256, out=s.inverse[:rows]).unsqueeze(1))
         out.copy_(y.add_(mine)[: out.numel()])
+
+    def note(
+        self, far: torch.Tensor, wrapped: torch.Tensor, own: torch.Tensor, memory: torch.Tensor
+    ) -> tuple[int, int]:
+        torch.maximum(memory, far, out=memory)
+        share = (far / own).mul_(1 / (1 << self.bits)).clamp_(max=1.0).mul_(SHARES)
+        return int(wrapped.sum()), int(share.to(torch.int32).sum())

@@ -26,7 +26,8 @@ import numpy.typing as npt
 import torch
 
 from swarmnode.errors import RemoteFault
-from swarmnode.gossip.compression.delta import DeltaCodec
+from swarmnode.gossip.compression import kernel
+from swarmnode.gossip.compression.delta import DECAY, DeltaCodec
 from swarmnode.gossip.compression.tiles import Bytes
 from swarmnode.model.tensor import MAGNITUDE_MAX
 
@@ -62,6 +63,7 @@ class TopK(DeltaCodec):
     def __init__(self) -> None:
         super().__init__()
         self._magnitude = np.empty((GROUP, self.chunk), np.float32)
+        self._kernel = kernel.load()
 
     @property
     def _low_bits(self) -> int:
@@ -81,21 +83,33 @@ class TopK(DeltaCodec):
         return -(-parameters // self.chunk) * self.chunk_nbytes
 
     def code(self, flat: torch.Tensor, seed: int) -> Bytes:
-        values, whole = flat.numpy(), flat.numel() // self.chunk
+        return self.code_on_top(torch.zeros_like(flat), flat, seed)
+
+    def code_on_top(self, flat: torch.Tensor, residual: torch.Tensor, seed: int) -> Bytes:
+        """A group at a time, while it is in the caches."""
+        fresh, kept, whole = flat.numpy(), residual.numpy(), flat.numel() // self.chunk
         wire = np.empty((-(-flat.numel() // self.chunk), self.chunk_nbytes), np.uint8)
-        rows = values[: whole * self.chunk].reshape(whole, self.chunk)
+        shape = (whole, self.chunk)
+        rows, news = kept[: whole * self.chunk].reshape(shape), fresh[: whole * self.chunk].reshape(shape)
         for first in range(0, whole, GROUP):
-            self._code_rows(rows[first : first + GROUP], wire[first : min(first + GROUP, whole)])
+            part = slice(first, min(first + GROUP, whole))
+            self._code_rows(news[part], rows[part], wire[part])
         if whole < len(wire):
-            last = np.zeros((1, self.chunk), np.float32)  # filled up with zeros
-            rest = values[whole * self.chunk :]
-            last[0, : rest.size] = rest
-            self._code_rows(last, wire[whole:])
+            last, new = np.zeros((2, 1, self.chunk), np.float32)  # filled up with zeros
+            rest = kept[whole * self.chunk :]
+            last[0, : rest.size], new[0, : rest.size] = rest, fresh[whole * self.chunk :]
+            self._code_rows(new, last, wire[whole:])
             rest[:] = last[0, : rest.size]
         return wire.reshape(-1)
 
-    def _code_rows(self, rows: Floats, out: Rows) -> None:
-        """The chunks `rows` [C, n], from which what is sent is taken, as packets `out` [C, chunk_nbytes]."""
+    def _code_rows(self, fresh: Floats, rows: Floats, out: Rows) -> None:
+        """`rows` <- DECAY rows + fresh, both [C, n]; their packets to `out` [C, chunk_nbytes], taken from `rows`."""
+        if self._kernel is not None:
+            x, e, wire = (array.ctypes.data for array in (fresh, rows, out))
+            self._kernel.topk_encode(x, DECAY, e, len(rows), self.chunk, self.k, wire)
+            return
+        rows *= np.float32(DECAY)
+        rows += fresh
         k = self.k
         places = largest(rows, k, self._magnitude)
         values = np.take_along_axis(rows, places, axis=1)
@@ -154,8 +168,15 @@ class TopK(DeltaCodec):
 
     def uncode_into(self, data: Bytes, parameters: int, start: int, out: torch.Tensor) -> None:
         rows = self._rows(data)[start // self.chunk : -(-(start + out.numel()) // self.chunk)]
-        out.zero_()
         whole = out.numel() // self.chunk
+        if self._kernel is not None and out.device.type == "cpu" and out.dtype == torch.float32:
+            self._kernel.topk_decode(rows.ctypes.data, whole, self.chunk, self.k, out.data_ptr())
+            if whole < len(rows):
+                filled = torch.empty(self.chunk)
+                self._kernel.topk_decode(rows[whole:].ctypes.data, 1, self.chunk, self.k, filled.data_ptr())
+                out[whole * self.chunk :].copy_(filled[: out.numel() - whole * self.chunk])
+            return
+        out.zero_()
         target = out[: whole * self.chunk].view(whole, self.chunk)
         for first in range(0, whole, GROUP):
             places, values = self._sent(rows[first : min(first + GROUP, whole)])
@@ -214,7 +235,7 @@ def _two_means(magnitude: torch.Tensor) -> tuple[Floats, Floats, Flags]:
     counts = torch.arange(1, k, dtype=torch.float64)
     below, total = sums[:, :-1], sums[:, -1:]
     gain = below.square() / counts + (total - below).square() / (k - counts)
-    split = gain.argmax(1, keepdim=True)  # elements 0 … split are the smaller
+    split = torch.from_numpy(gain.numpy().argmax(1, keepdims=True))  # of equal gains the first; 0 … split are smaller
     small = below.gather(1, split).squeeze(1) / (split.squeeze(1) + 1)
     great = (total - below.gather(1, split)).squeeze(1) / (k - 1 - split.squeeze(1))
     greater = torch.zeros_like(order, dtype=torch.bool).scatter_(1, order, torch.arange(k) > split)
