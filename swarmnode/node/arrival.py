@@ -71,6 +71,7 @@ class Arrival:
         self._failed: set[Rung] = set()
         self.saving = Saving()  # what this node was told about checkpoints
         self.received: Snapshot | None = None  # as a living replica gave it
+        self.carried: Snapshot | None = None  # what this node kept of another stage while it served the one before
         self._disk: Resumption | None = None
         self._looked = False
         self._nbytes = 0  # received for the state, by the rung in work
@@ -134,6 +135,7 @@ class Arrival:
             if rung in (Rung.RING, Rung.DISK, Rung.CHECKFREE) and await self._overtaken(stage):
                 continue
             self._say(arrived, stage, reason, loop.time() - begun)
+            self.carried = None
             return arrived
 
     async def _look(self, replica: Replica, stage: int, waited_s: float) -> Sight:
@@ -149,6 +151,8 @@ class Arrival:
         before = swarm.serving((stage - 1) % stages)
         cut, _ = to_keep(self._manifest.recovery.snapshot_bytes_max, replica.parameters, replica.ends_of(stage))
         kept = [(m.kept_round, m.peer) for m in before if m.kept_round is not None and m.peer in answer]
+        if self.carried is not None and self.carried.stage == stage:
+            kept.append((self.carried.round_index, me))
         donors = tuple(peer for peer in donors_of(swarm, stage, me) if peer in answer)
         return Sight(
             stage,
@@ -219,8 +223,8 @@ class Arrival:
                 return Arrived(newcomer, offer.round, rung)
             case Rung.RING:
                 keepers = [peer for _, peer in sight.kept]
-                _, offer = await self._download(replica, sight.stage, lambda: keepers, accept=self._loading(replica))
-                self._presence.progress.merge(Progress.from_wire(offer.progress))
+                _, progress = await self._kept(replica, sight.stage, keepers, WHOLE, self._loading(replica))
+                self._presence.progress.merge(Progress.from_wire(progress))
             case Rung.CHECKPOINT | Rung.DISK:
                 saved = self.saving.resume if rung is Rung.CHECKPOINT else self._disk
                 assert saved is not None
@@ -247,11 +251,30 @@ class Arrival:
                 state, offer = await self._download(replica, stage, donors, cut=SLOW)
                 neighbours.append(Neighbour(stage, state.sections["phi"], offer.gradient_norm))
         mirrored = None
-        if sight.ends is not None:
+        if sight.ends:
             cut = Cut(SLOW.sections, *replica.ends_of(sight.stage))
-            keepers = sight.ends
-            mirrored = (await self._download(replica, sight.stage, lambda: keepers, cut=cut))[0].sections["phi"]
+            mirrored = (await self._kept(replica, sight.stage, sight.ends, cut))[0].sections["phi"]
         await self._compute.run(Priority.OUTER, 0, lambda: replica.rebuild(method, neighbours, mirrored))
+
+    async def _kept(
+        self, replica: Replica, stage: int, keepers: Sequence[PeerId], cut: Cut, accept: Accept | None = None
+    ) -> tuple[State, record_pb2.Progress]:
+        """What the first of `keepers`, latest first, has of `stage`; what this node carries needs no download, and
+        serves when the others fail. Raises Unavailable."""
+        own = self.carried if self._presence.me in keepers else None
+        if own is None or keepers[0] != self._presence.me:
+            try:
+                state, offer = await self._download(replica, stage, lambda: keepers, cut=cut, accept=accept)
+                return state, offer.progress
+            except Unavailable:
+                if own is None:
+                    raise
+        assert own is not None
+        whole = own.parameters == replica.parameters
+        state = (own.part(cut) if whole else own).state
+        if accept is not None:
+            await accept(state)
+        return state, own.progress
 
     async def _download(
         self,

@@ -230,6 +230,7 @@ class Node:
         us = self.presence.self
         if self._donor is not None:
             self._donor.close()
+        self.arrival.carried = self.keeper.snapshot if self.keeper is not None else None
         us.blocks, us.queue, us.moving_to = (lambda: None), (lambda: 0), None
         self.presence.heard_blocks = lambda peer, blocks: None
         self._replica = self._backlog = self._donor = self._saver = self.hop = self.gossip = self.feeder = None
@@ -309,8 +310,8 @@ class Node:
         await self.presence.look(range(self.manifest.pipeline.stages))
         reason = "asked for"
         if stage is None:
-            rng = seeded(self.manifest.seed, "stage", self.me)
-            stage, reason = choose_stage(await self.arrival.living(self._swarm()), costs(self.manifest), rng)
+            rng, min_keep = seeded(self.manifest.seed, "stage", self.me), self.manifest.pipeline.min_keep
+            stage, reason = choose_stage(await self.arrival.living(self._swarm()), costs(self.manifest), min_keep, rng)
         self._telemetry.gauge(name.STAGE, float(stage))
         self._telemetry.event("stage.chosen", serves=stage, reason=reason)
         return stage

@@ -137,9 +137,10 @@ class TorchReplica:
         manifest, stage = self.stage.manifest, self.stage.part.stage
         flat = checkfree.rebuild(manifest.model, self._parts(), stage, method, given, norms)
         first, count = self.ends_of(stage)
-        if count:
-            if ends is None:
-                raise RemoteFault(f"stage {stage} cannot be rebuilt without its embedding or head")
+        if count and ends is None:  # nobody kept them: as they were drawn from the seed
+            flat[first : first + count] = self.stage.theta[first : first + count]
+        elif count:
+            assert ends is not None
             flat[first : first + count] = _flat(ends, count, f"embedding or head of stage {stage}")
         self.stage.theta.copy_(flat)
         self.outer.reset(self.stage.theta, torch.zeros_like(self.stage.theta))

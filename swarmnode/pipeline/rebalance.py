@@ -1,6 +1,7 @@
 """Which stage a node should serve. Pure; SWARM's rule (arXiv 2301.11913, section 3.2): help the weakest stage.
 
-SWARM compares queues and moves the least loaded node. Here stages are compared by what their replicas can do, the
+A stage with fewer than `min_keep` replicas comes before speed: one more death there, and what it learned since the last
+snapshot is gone. SWARM compares queues and moves the least loaded node. Here stages are compared by what their replicas can do, the
 samples per second they announce: queues follow from the same numbers and from the feeders' windows besides, and with
 machines of five to one the node that moves has to be the one that fits the gap, or the next period moves it back.
 """
@@ -26,7 +27,7 @@ DOWNLOAD_RATE = 5e6  # guess: bytes per second from a volunteer's uplink, until 
 @dataclass(frozen=True, slots=True)
 class Rules:
     """The manifest's: `ratio` of the strongest stage to the weakest from which a node moves, and `min_keep` replicas
-    that stay."""
+    that stay, and that every stage should have before speed is looked at."""
 
     ratio: float
     min_keep: int
@@ -41,7 +42,7 @@ class Rules:
 @dataclass(frozen=True, slots=True)
 class Move:
     """`peer` goes from `source` to `target`; the weaker of the two has `before` and will have `after` samples/s, of
-    which the mover brings `speed`."""
+    which the mover brings `speed`. `safety`: the target has too few replicas, whatever their speed."""
 
     peer: PeerId
     source: int
@@ -49,6 +50,7 @@ class Move:
     before: float
     after: float
     speed: float
+    safety: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +82,9 @@ def load(swarm: Swarm, costs: Sequence[float], without: PeerId | None = None) ->
     return Load(tuple(capacity), tuple(replicas), mean)
 
 
-def choose_stage(swarm: Swarm, costs: Sequence[float], rng: random.Random) -> tuple[int, Reason]:
-    """The stage a joiner should serve: an empty one first, else the one with the least samples per second.
+def choose_stage(swarm: Swarm, costs: Sequence[float], min_keep: int, rng: random.Random) -> tuple[int, Reason]:
+    """The stage a joiner should serve: an empty one first, then one with fewer than `min_keep` replicas, else the one
+    with the least samples per second.
 
     Among stages that are ALIKE the one with the fewest replicas; ties are broken by `rng`, so that joiners who see the
     same swarm do not all go to the same place.
@@ -94,6 +97,10 @@ def choose_stage(swarm: Swarm, costs: Sequence[float], rng: random.Random) -> tu
         dearest = max(costs[stage] for stage in empty)
         stage = rng.choice([stage for stage in empty if costs[stage] == dearest])
         return stage, f"stage {stage} has no replica"
+    thin = [stage for stage, count in enumerate(replicas) if count == min(replicas) < min_keep]
+    if thin:
+        stage = rng.choice(thin)
+        return stage, f"stage {stage} has {replicas[stage]} of the {min_keep} replicas that each should have"
     needy = [stage for stage, value in enumerate(capacity) if value <= min(capacity) * ALIKE]
     fewest = min(replicas[stage] for stage in needy)
     stage = rng.choice([stage for stage in needy if replicas[stage] == fewest])
@@ -106,31 +113,33 @@ def plan_move(
     """The one move that helps most, or None and why nobody moves; that of `me` if it is NEARLY as good: nodes look at
     different times, and the first who will do need not wait for the best.
 
-    The target is an empty stage, else the weakest; the source the strongest with replicas to spare, if it is stronger
-    by more than the ratio. Of its nodes the one goes that leaves the weaker of the two strongest: it fills the gap and
+    The target is an empty stage, else one with fewer than `min_keep` replicas, else the weakest; the source the
+    strongest with replicas to spare, if it is stronger by more than the ratio, which only the weakest asks for. Of its nodes the one goes that leaves the weaker of the two strongest: it fills the gap and
     opens none. Every such move raises the weaker stage and leaves the other above it, so that in a swarm whose speeds
     do not change moves come to an end, and no move can be taken back by the next.
     """
     now = load(swarm, costs)
-    capacity, replicas = now.capacity, now.replicas
+    capacity, replicas, stages = now.capacity, now.replicas, len(now.capacity)
     empty = [stage for stage, count in enumerate(replicas) if not count]
-    target = max(empty, key=lambda s: (costs[s], -s)) if empty else min(range(len(capacity)), key=capacity.__getitem__)
+    thin = [stage for stage, count in enumerate(replicas) if count == min(replicas) < rules.min_keep]
+    target = max(empty, key=lambda s: (costs[s], -s)) if empty else min(thin or range(stages), key=capacity.__getitem__)
     keep = 1 if empty else rules.min_keep  # an empty stage stops the whole run: a stage gives all but its last replica
     able = [stage for stage, count in enumerate(replicas) if stage != target and count > keep]
     source = max(able, key=capacity.__getitem__, default=target)
     listing = _listing(capacity)
-    if not empty and capacity[source] <= rules.ratio * capacity[target] * EQUAL:
+    safety = bool(thin) and not empty
+    if not thin and capacity[source] <= rules.ratio * capacity[target] * EQUAL:
         return None, f"stages are alike: samples/s by stage {listing}"
     movers = [m for m in swarm.stages[source] if m.state == SERVING and m.moving_to is None] if source != target else []
-    moves = [_move(now, costs, m, target) for m in movers]
+    moves = [_move(now, costs, m, target, safety) for m in movers]
     best = max(moves, key=lambda move: (move.after, move.peer), default=None)
-    if best is None or best.after < (1.0 + rules.gain_min) * best.before or best.after <= best.before * EQUAL:
+    if best is None or not (safety or _helps(best, rules)):
         return None, f"no move helps: samples/s by stage {listing}"
     own = next((move for move in moves if move.peer == me), None)
-    good = max(best.before + NEARLY * (best.after - best.before), (1.0 + rules.gain_min) * best.before)
-    if own is not None and own.after >= good:
+    good = best.after * NEARLY if safety else best.before + NEARLY * (best.after - best.before)
+    if own is not None and own.after >= good and (safety or _helps(own, rules)):
         best = own
-    what = "is empty" if empty else "is the slowest"
+    what = "is empty" if empty else f"has {replicas[target]} of {rules.min_keep} replicas" if thin else "is the slowest"
     reason = f"stage {target} {what} (samples/s by stage {listing}); "
     return best, reason + f"with {short(best.peer)} it would have {capacity[target] + best.speed:.3g}"
 
@@ -140,6 +149,9 @@ def still_good(swarm: Swarm, costs: Sequence[float], move: Move, rules: Rules) -
     now = load(swarm, costs, without=move.peer)
     if now.replicas[move.source] < rules.min_keep:
         return False, f"stage {move.source} would keep {now.replicas[move.source]} replicas; at least {rules.min_keep}"
+    if move.safety:
+        count = now.replicas[move.target]
+        return count < rules.min_keep, f"stage {move.target} has {count} replicas without it"
     own = move.speed * costs[move.target] / costs[move.source]
     before = min(now.capacity[move.target], now.capacity[move.source] + own)
     after = min(now.capacity[move.target] + move.speed, now.capacity[move.source])
@@ -150,18 +162,25 @@ def still_good(swarm: Swarm, costs: Sequence[float], move: Move, rules: Rules) -
 
 def worth_it(move: Move, download_s: float) -> tuple[bool, Reason]:
     """Whether what `move` gains outlives the download of the state and the mover's time away from work."""
+    if move.safety:
+        return True, "one more death at its stage is not to be risked"
     gained = (move.after - move.before) * (LASTS_S - download_s)
     lost = move.speed * AWAY_S
     reason = f"{gained:.3g} samples gained in {LASTS_S:g} s less a download of {download_s:.3g} s, {lost:.3g} lost away"
     return gained > lost, reason
 
 
-def _move(now: Load, costs: Sequence[float], member: Member, target: int) -> Move:
+def _helps(move: Move, rules: Rules) -> bool:
+    """Whether the weaker of the two stages gets enough faster."""
+    return move.after >= (1.0 + rules.gain_min) * move.before and move.after > move.before * EQUAL
+
+
+def _move(now: Load, costs: Sequence[float], member: Member, target: int, safety: bool) -> Move:
     own = now.speed(member)
     brings = own * costs[member.stage] / costs[target]
     before = min(now.capacity[target], now.capacity[member.stage])
     after = min(now.capacity[target] + brings, now.capacity[member.stage] - own)
-    return Move(member.peer, member.stage, target, before, after, brings)
+    return Move(member.peer, member.stage, target, before, after, brings, safety)
 
 
 def _listing(capacity: Sequence[float]) -> str:

@@ -82,17 +82,17 @@ class Keeper:
         self._telemetry = telemetry
         self._parameters = parameters
         self._cut, self._reason = to_keep(self._spec.snapshot_bytes_max, parameters, ends)
-        self._snapshot: Snapshot | None = None
+        self.snapshot: Snapshot | None = None  # what is kept
         self.held = False  # while this node is paused: nothing is downloaded
 
     def kept(self, stage: int) -> Snapshot | None:
         """What is kept of `stage`, for the donor."""
-        return self._snapshot if stage == self.stage else None
+        return self.snapshot if stage == self.stage else None
 
     @property
     def kept_round(self) -> int | None:
         """Of the snapshot kept, for our record."""
-        return None if self._snapshot is None else self._snapshot.round_index
+        return None if self.snapshot is None else self.snapshot.round_index
 
     async def run(self) -> None:
         """Renew when it is due, until cancelled. Returns at once when nothing may be kept."""
@@ -115,17 +115,19 @@ class Keeper:
             raise RemoteFault(f"handover of stage {asked.stage}; stage {self.stage} is kept here")
         if self._cut != WHOLE or self._alone:
             raise Unavailable(f"of stage {self.stage} is kept {self._reason}")
-        offer = await self._fetch(WHOLE, [peer], URGENT, "its last replica leaves")
+        offer = await self._fetch(WHOLE, [peer], URGENT, "its last replica leaves", round_min=0)
         return Answer(call_pb2.Reply(handed=call_pb2.Handed(round=offer.round)))
 
     async def _renew(self, cut: Cut, reason: str) -> None:
+        donors = [member.peer for member in self._swarm().serving(self.stage)]
+        later = 0 if self.kept_round is None else self.kept_round + 1
         try:
-            await self._fetch(cut, [member.peer for member in self._swarm().serving(self.stage)], GENTLE, reason)
+            await self._fetch(cut, donors, GENTLE, reason, round_min=later)
         except Unavailable as error:
             self._telemetry.event("recovery.kept", level="warning", of_stage=self.stage, nbytes=0, reason=str(error))
 
     async def _fetch(
-        self, cut: Cut, donors: Sequence[PeerId], limits: DownloadLimits, reason: str
+        self, cut: Cut, donors: Sequence[PeerId], limits: DownloadLimits, reason: str, *, round_min: int
     ) -> call_pb2.Snapshot:
         begun = asyncio.get_running_loop().time()
         state, offer = await download(
@@ -136,9 +138,10 @@ class Keeper:
             self._parameters,
             limits,
             self._telemetry,
+            round_min=round_min,
             cut=cut,
         )
-        self._snapshot = Snapshot.received(offer, state)
+        self.snapshot = Snapshot.received(offer, state)
         self._telemetry.event(
             "recovery.kept",
             of_stage=self.stage,

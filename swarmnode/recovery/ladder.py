@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from swarmnode.ids import PeerId, RunId, digest64, short
 from swarmnode.manifest import LimitsSpec, RecoverySpec
@@ -44,7 +44,7 @@ class Sight:
     unsure: int = 0  # replicas that do not answer, heard of less than LOST_PERIODS announce periods ago
     builder: PeerId | None = None  # another node that brings the stage back, or will before us
     settled: bool = True  # others have had the time to hear of us
-    kept: tuple[tuple[int, PeerId], ...] = ()  # (round, node that answers and keeps a snapshot of it)
+    kept: tuple[tuple[int, PeerId], ...] = ()  # (round, node that keeps a snapshot of it, and answers or is this one)
     ends: tuple[PeerId, ...] | None = None  # who keeps embedding or head, latest first; None: the stage has none
     disk_round: int | None = None  # of the state on our own disk
     saved_round: int | None = None  # of the checkpoint this node was told to resume
@@ -89,6 +89,9 @@ def climb(sight: Sight, spec: RecoverySpec) -> tuple[Rung, str]:
         return Rung.CHECKFREE, f"{lost}, {why}; {needs}"
     if sight.waited_s < NEIGHBOUR_WAIT_S:
         return Rung.WAIT, f"{lost}, {why}; {needs}"
+    if neighbours_suffice(replace(sight, ends=None))[0]:
+        # The other stages keep what they have learned; a run that stands still keeps it for nobody.
+        return Rung.CHECKFREE, f"{lost}, {why}; {needs}: that part of it begins from the seed"
     return Rung.STOP, f"{lost}, {why}; {needs}"
 
 

@@ -135,6 +135,11 @@ class Snapshot:
     def id(self) -> bytes:
         return self.manifest().id
 
+    @property
+    def progress(self) -> record_pb2.Progress:
+        """Of the run, when it was made."""
+        return self._progress
+
     def manifest(self) -> wire.Snapshot:
         """What is sent of it first: everything but the bytes."""
         if self._manifest is None:

@@ -131,3 +131,27 @@ def test_of_two_neighbours_lost_at_once_only_what_is_kept_comes_back() -> None:
             await v.until(waits, "stage 2 waits for somebody who keeps its head, and says so", BOUND_S)
 
     asyncio.run(asyncio.wait_for(body(), 2 * BOUND_S))
+
+
+def test_a_node_that_goes_to_a_lost_stage_takes_along_what_it_kept_of_it() -> None:
+    """Two replicas of stage 1, of which the first keeps stage 0: whichever goes there, the snapshot is not lost."""
+    run = with_recovery(manifest(stages=2))
+    run = replace(run, pipeline=replace(run.pipeline, rebalance_period_s=1.0), recovery=replace(run.recovery, keepers=1))
+
+    async def body() -> None:
+        async with village(run) as v:
+            for stage in (0, 1, 1):
+                v.add(stage)
+            first, *others = v.people
+            await v.until(lambda: any(p.node.keeper.kept_round for p in others if p.node.keeper), "a snapshot is kept")
+            await first.die()
+            await v.until(lambda: any(told(p, "recovery.done") for p in others), "stage 0 is back", BOUND_S)
+            mover = next(p for p in others if told(p, "recovery.done"))
+            assert mover.node.stage == 0 and told(mover, "recovery.done")[0]["method"] == "ring"
+            keeper = next(p for p in others if told(p, "recovery.kept"))
+            if mover is keeper:
+                assert told(mover, "recovery.done")[0]["nbytes"] == 0, "nothing had to be downloaded"
+            before = v.total()
+            await v.until(lambda: v.total() >= before + 256, "training goes on", BOUND_S)
+
+    asyncio.run(asyncio.wait_for(body(), 2 * BOUND_S))

@@ -73,7 +73,7 @@ def test_a_swarm_of_constant_speeds_comes_to_rest(
         members = moved(members, move, costs)
         after = load(swarm_of(members, stages), costs)
         pair = (move.source, move.target)
-        if all(before.replicas):
+        if not move.safety and all(before.replicas):
             lifted = min(after.capacity[s] for s in pair) / min(before.capacity[s] for s in pair)
             assert lifted >= 0.999 * (1 + rules.gain_min)
         assert after.replicas[move.source] >= (min_keep if all(before.replicas) else 1)
@@ -95,8 +95,14 @@ def test_the_plan_is_the_best_of_all_moves(
         assert (move is not None) == bool(able)
         assert move is None or not now.replicas[move.target]
         return
-    weakest = min(range(stages), key=lambda s: now.capacity[s])
+    thin = [s for s in range(stages) if now.replicas[s] == min(now.replicas) < min_keep]
+    weakest = min(thin or range(stages), key=lambda s: now.capacity[s])
     spare = [s for s in range(stages) if s != weakest and now.replicas[s] > min_keep]
+    if thin:  # safety before speed: whoever can be spared goes
+        assert (move is not None) == bool(spare)
+        assert move is None or (move.safety and move.target == weakest and worth_it(move, 1e9)[0])
+        assert move is None or still_good(swarm_of(members, stages), costs, move, Rules(ratio, min_keep))[0]
+        return
     strongest = max(spare, key=lambda s: now.capacity[s], default=weakest)
     best = 0.0
     for m in members:
@@ -145,7 +151,7 @@ def test_a_node_on_its_way_counts_where_it_goes() -> None:
     assert move is not None and move.source == 0 and "stage 1 is the slowest" in reason
     going = [dataclasses.replace(m, moving_to=1) if m.peer == move.peer else m for m in fleet]
     assert plan_move(swarm_of(going, 2), [1.0, 1.0], Rules(1.5, 1))[0] is None
-    stage, _ = choose_stage(swarm_of(going, 2), [1.0, 1.0], random.Random(0))
+    stage, _ = choose_stage(swarm_of(going, 2), [1.0, 1.0], 1, random.Random(0))
     assert stage == 0, "a joiner: two stay here, three will be there, speeds alike"
 
 
@@ -153,9 +159,26 @@ def test_an_empty_stage_comes_first() -> None:
     fleet = [member(i, i % 2, 1.0 + i) for i in range(6)]
     move, reason = plan_move(swarm_of(fleet, 3), [1.0] * 3, Rules(100.0, 2))
     assert move is not None and move.target == 2 and "is empty" in reason
-    assert plan_move(swarm_of(moved(fleet, move, [1.0] * 3), 3), [1.0] * 3, Rules(100.0, 2))[0] is None
+    fleet = moved(fleet, move, [1.0] * 3)
+    assert plan_move(swarm_of(fleet, 3), [1.0] * 3, Rules(100.0, 1))[0] is None
+    second, reason = plan_move(swarm_of(fleet, 3), [1.0] * 3, Rules(100.0, 2))
+    assert second is not None and second.target == 2 and "1 of 2 replicas" in reason
+    assert plan_move(swarm_of(moved(fleet, second, [1.0] * 3), 3), [1.0] * 3, Rules(100.0, 2))[0] is None
     one_each = [member(i, i, 1.0) for i in range(2)]
     assert plan_move(swarm_of(one_each, 3), [1.0] * 3, Rules(1.1, 1))[0] is None, "min_keep holds"
+
+
+def test_too_few_replicas_come_before_speed() -> None:
+    """One fast replica at stage 1 outruns three slow ones at stage 0, and is one death from nothing."""
+    fleet = [*(member(i, 0, 1.0) for i in range(3)), member(3, 1, 50.0)]
+    stage, reason = choose_stage(swarm_of(fleet, 2), [1.0, 1.0], 2, random.Random(0))
+    assert stage == 1 and "1 of the 2 replicas" in reason
+    move, reason = plan_move(swarm_of(fleet, 2), [1.0, 1.0], Rules(1.1, 2))
+    assert move is not None and move.safety and (move.source, move.target) == (0, 1) and "1 of 2 replicas" in reason
+    assert still_good(swarm_of(fleet, 2), [1.0, 1.0], move, Rules(1.1, 2))[0]
+    after = moved(fleet, move, [1.0, 1.0])
+    assert not still_good(swarm_of([*after, member(4, 1, 1.0)], 2), [1.0, 1.0], move, Rules(1.1, 2))[0], "another came"
+    assert plan_move(swarm_of(after, 2), [1.0, 1.0], Rules(1.1, 2))[0] is None, "and rests there"
 
 
 def test_a_move_that_the_download_eats_up_is_not_made() -> None:
@@ -167,7 +190,7 @@ def test_a_move_that_the_download_eats_up_is_not_made() -> None:
 
 def test_joiners_spread_over_stages_that_are_alike() -> None:
     fleet = [member(i, i % 3, 5.0) for i in range(9)]
-    chosen = {choose_stage(swarm_of(fleet, 3), [1.0] * 3, random.Random(seed))[0] for seed in range(20)}
+    chosen = {choose_stage(swarm_of(fleet, 3), [1.0] * 3, 2, random.Random(seed))[0] for seed in range(20)}
     assert chosen == {0, 1, 2}
 
 
