@@ -93,7 +93,7 @@ FIELDS: tuple[Field, ...] = (
         "A node moves when the fastest stage is so many times as fast as the slowest.",
         "guess",
     ),
-    Field("pipeline", "min_keep", whole(1, 65_536), "Replicas every stage should have before speed is looked at.", "guess"),
+    Field("pipeline", "min_keep", whole(1, 65_536), "Replicas each stage should have before speed counts.", "guess"),
     Field(
         "data",
         "source",

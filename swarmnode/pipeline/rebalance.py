@@ -1,9 +1,10 @@
 """Which stage a node should serve. Pure; SWARM's rule (arXiv 2301.11913, section 3.2): help the weakest stage.
 
 A stage with fewer than `min_keep` replicas comes before speed: one more death there, and what it learned since the last
-snapshot is gone. SWARM compares queues and moves the least loaded node. Here stages are compared by what their replicas can do, the
-samples per second they announce: queues follow from the same numbers and from the feeders' windows besides, and with
-machines of five to one the node that moves has to be the one that fits the gap, or the next period moves it back.
+snapshot is gone. SWARM compares queues and moves the least loaded node. Here stages are compared by what their replicas
+can do, the samples per second they announce: queues follow from the same numbers and from the feeders' windows besides,
+and with machines of five to one the node that moves has to be the one that fits the gap, or the next period moves it
+back.
 """
 
 from __future__ import annotations
@@ -114,9 +115,10 @@ def plan_move(
     different times, and the first who will do need not wait for the best.
 
     The target is an empty stage, else one with fewer than `min_keep` replicas, else the weakest; the source the
-    strongest with replicas to spare, if it is stronger by more than the ratio, which only the weakest asks for. Of its nodes the one goes that leaves the weaker of the two strongest: it fills the gap and
-    opens none. Every such move raises the weaker stage and leaves the other above it, so that in a swarm whose speeds
-    do not change moves come to an end, and no move can be taken back by the next.
+    strongest with replicas to spare, if it is stronger by more than the ratio, which only the weakest asks for. Of its
+    nodes the one goes that leaves the weaker of the two strongest: it fills the gap and opens none. Every such move
+    raises the weaker stage and leaves the other above it, so that in a swarm whose speeds do not change moves come to
+    an end, and no move can be taken back by the next.
     """
     now = load(swarm, costs)
     capacity, replicas, stages = now.capacity, now.replicas, len(now.capacity)

@@ -136,7 +136,9 @@ def test_of_two_neighbours_lost_at_once_only_what_is_kept_comes_back() -> None:
 def test_a_node_that_goes_to_a_lost_stage_takes_along_what_it_kept_of_it() -> None:
     """Two replicas of stage 1, of which the first keeps stage 0: whichever goes there, the snapshot is not lost."""
     run = with_recovery(manifest(stages=2))
-    run = replace(run, pipeline=replace(run.pipeline, rebalance_period_s=1.0), recovery=replace(run.recovery, keepers=1))
+    run = replace(
+        run, pipeline=replace(run.pipeline, rebalance_period_s=1.0), recovery=replace(run.recovery, keepers=1)
+    )
 
     async def body() -> None:
         async with village(run) as v:
