@@ -115,6 +115,7 @@ def command(
         command=node_command,
         dashboard_port=free_port() if dashboard else None,
         checkpoints=checkpoints or prepared.manifest.checkpoint.url or own,
+        round_samples=prepared.manifest.gossip.round_samples,
         resume=resumed.where if resumed else "",
     )
     screen.note(f"run {prepared.run_id}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import signal
 from collections import Counter
@@ -45,6 +46,7 @@ class FleetPlan:
     seed: int = 0
     command: Command = node_command
     checkpoints: str = ""
+    round_samples: int = 1  # of the manifest; names the checkpoint made at the end
     resume: str = ""
     start_timeout_s: float = START_TIMEOUT_S
     leave_timeout_s: float = LEAVE_TIMEOUT_S
@@ -136,6 +138,7 @@ class Fleet:
         Feeders go first, while the other stages still serve what is under way; the bootstrap goes last. Statuses are
         taken as long as nodes answer. Nothing is left running.
         """
+        await self.poll()
         label = self._final_label()
         savers = {child.stage: child for child in self.nodes if child.alive and child.trained} if label else {}
         feeders = [child for child in self.nodes if child.stage == 0]
@@ -152,12 +155,15 @@ class Fleet:
         await self.reap()
 
     def _final_label(self) -> str:
-        """Of the checkpoint that one replica of each stage saves when everything ends; "" when there is none to be."""
+        """Of the checkpoint that one replica of each stage saves when everything ends; "" when there is none to be.
+
+        Named after the round under way: the checkpoint due at its end may still be saved, and must not be the later.
+        """
         said = [child.status for child in self.nodes if child.status is not None]
         trained = max((status.samples_total for status in said), default=0)
         if not self._plan.checkpoints or trained == 0:
             return ""
-        return checkpoint.label(max(status.round for status in said), final=True)
+        return checkpoint.label(math.ceil(trained / self._plan.round_samples), final=True)
 
     def kill(self) -> None:
         """SIGKILL everything, now."""

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from swarmnode.errors import LocalFault
 from swarmnode.manifest import CheckpointSpec, Manifest
 from swarmnode.node.resuming import find_resumptions
@@ -118,20 +120,23 @@ class Deaf(FolderStore):
         return ""
 
 
+@pytest.mark.timeout(400)
 def test_another_replica_saves_when_the_first_does_not(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("swarmnode.node.saver.PATIENCE_S", 0.5)
+    monkeypatch.setattr("swarmnode.node.saver.PATIENCE_S", 0.01)
 
     async def body() -> None:
-        async with village(run_of(stages=1, every=1)) as v:
+        # Time enough between two checkpoints for patience to run out, also on a fast machine.
+        async with village(run_of(stages=1, every=8)) as v:
             v.saving = Saving(Deaf(tmp_path))
             v.add(0)
             v.saving = Saving(FolderStore(tmp_path))
             v.add(0)
-            await v.until(lambda: len(events(v, "checkpoint.complete")) >= 2, "checkpoints by the other one")
+            await v.until(lambda: len(events(v, "checkpoint.complete")) >= 2, "checkpoints by the other one", 150.0)
             saved = events(v, "checkpoint.saved")
             await v.until(
                 lambda: any("has not saved it within" in str(f["reason"]) for f in events(v, "checkpoint.saved")),
                 "a checkpoint whose turn was the silent one's",
+                150.0,
             )
             assert {fields["stage"] for fields in saved} == {0}
 
