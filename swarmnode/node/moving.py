@@ -16,7 +16,7 @@ from swarmnode.metrics import name
 from swarmnode.model.split import split
 from swarmnode.node.lifecycle import donors_of
 from swarmnode.node.presence import Presence
-from swarmnode.pipeline.rebalance import DOWNLOAD_RATE, Move, Rules, plan_move, still_good, worth_it
+from swarmnode.pipeline.rebalance import DOWNLOAD_RATE, Move, Rules, plan_move, still_good, uneven, worth_it
 from swarmnode.ports import State, Telemetry, Transport
 from swarmnode.recovery.download import DownloadLimits, download
 from swarmnode.recovery.snapshot import snapshot_nbytes
@@ -27,6 +27,7 @@ WAIT_SHARE = 0.1  # guess: of the period, the longest random wait against simult
 ROUND_WAIT_MAX_S = 60.0  # guess, as lifecycle.SYNC_WAIT_MAX_S
 EMPTY_SHARE = 0.25  # guess: of the announce period, between two looks for an empty stage, which stops all training
 EMPTY_LOOKS = 2  # guess: looks in a row that a stage has nobody; the roll call has buried its dead before
+THIN_LOOKS = 20  # guess: looks in a row that a stage has too few and another can spare one; joiners come first
 
 
 @dataclass(slots=True)
@@ -98,12 +99,14 @@ class Moving:
                 return brought
 
     async def _wait(self) -> None:
-        """About a period; not so long when a stage stands empty."""
-        loop, seen = asyncio.get_running_loop(), 0
+        """About a period; not so long when a stage stands empty, or has too few and another can spare one."""
+        loop, empty, thin = asyncio.get_running_loop(), 0, 0
         end = loop.time() + self._period_s * (0.9 + 0.2 * self._rng.random())
-        while (left_s := end - loop.time()) > 0 and seen < EMPTY_LOOKS:
+        while (left_s := end - loop.time()) > 0 and empty < EMPTY_LOOKS and thin < THIN_LOOKS:
             await asyncio.sleep(min(left_s, EMPTY_SHARE * self._manifest.limits.announce_period_s))
-            seen = 0 if all(self._presence.book.swarm().stages) else seen + 1
+            swarm = self._presence.book.swarm()
+            empty = 0 if all(swarm.stages) else empty + 1
+            thin = thin + 1 if uneven(swarm, self._rules) else 0
 
     def _plan(self) -> tuple[Move | None, str]:
         """This node's own move, if it is the one to move now."""

@@ -43,6 +43,7 @@ from swarmnode.wire import record_pb2
 Part = TypeVar("Part")
 
 DRAIN_S = 8.0  # guess: before a move, what is held is finished within this
+DRAIN_TO_EMPTY_S = 0.5  # guess: while a stage stands empty little can be finished, and everybody waits for the mover
 
 
 GIVING = (record_pb2.NODE_STATE_TRAINING, record_pb2.NODE_STATE_DRAINING)
@@ -218,8 +219,10 @@ class Node:
         assert parts is not None
         parts.refuse()
         try:
-            async with asyncio.timeout(DRAIN_S):
+            async with asyncio.timeout(DRAIN_S) as patience:
                 await self.presence.announce()  # under the key of this stage, before it is announced elsewhere
+                if brought.state is None:
+                    patience.reschedule(asyncio.get_running_loop().time() + DRAIN_TO_EMPTY_S)
                 await parts.finish()
         except TimeoutError:
             held = parts.held()

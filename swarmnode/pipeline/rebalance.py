@@ -108,6 +108,12 @@ def choose_stage(swarm: Swarm, costs: Sequence[float], min_keep: int, rng: rando
     return stage, f"stage {stage} is the slowest: samples/s by stage {_listing(capacity)}"
 
 
+def uneven(swarm: Swarm, rules: Rules) -> bool:
+    """Whether a stage has fewer than `min_keep` replicas while another has more; cheap, for a look every second."""
+    counts = [len(stage) for stage in swarm.stages]
+    return min(counts) < rules.min_keep < max(counts)
+
+
 def plan_move(
     swarm: Swarm, costs: Sequence[float], rules: Rules, me: PeerId | None = None
 ) -> tuple[Move | None, Reason]:

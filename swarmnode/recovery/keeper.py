@@ -115,19 +115,18 @@ class Keeper:
             raise RemoteFault(f"handover of stage {asked.stage}; stage {self.stage} is kept here")
         if self._cut != WHOLE or self._alone:
             raise Unavailable(f"of stage {self.stage} is kept {self._reason}")
-        offer = await self._fetch(WHOLE, [peer], URGENT, "its last replica leaves", round_min=0)
+        offer = await self._fetch(WHOLE, [peer], URGENT, "its last replica leaves")
         return Answer(call_pb2.Reply(handed=call_pb2.Handed(round=offer.round)))
 
     async def _renew(self, cut: Cut, reason: str) -> None:
         donors = [member.peer for member in self._swarm().serving(self.stage)]
-        later = 0 if self.kept_round is None else self.kept_round + 1
         try:
-            await self._fetch(cut, donors, GENTLE, reason, round_min=later)
+            await self._fetch(cut, donors, GENTLE, reason)
         except Unavailable as error:
             self._telemetry.event("recovery.kept", level="warning", of_stage=self.stage, nbytes=0, reason=str(error))
 
     async def _fetch(
-        self, cut: Cut, donors: Sequence[PeerId], limits: DownloadLimits, reason: str, *, round_min: int
+        self, cut: Cut, donors: Sequence[PeerId], limits: DownloadLimits, reason: str
     ) -> call_pb2.Snapshot:
         begun = asyncio.get_running_loop().time()
         state, offer = await download(
@@ -138,7 +137,6 @@ class Keeper:
             self._parameters,
             limits,
             self._telemetry,
-            round_min=round_min,
             cut=cut,
         )
         self.snapshot = Snapshot.received(offer, state)

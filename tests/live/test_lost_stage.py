@@ -20,7 +20,7 @@ def test_the_first_and_the_last_stage_come_back(tmp_path: Path) -> None:
             await swarm.progress(512, "from the start")
             brought_back = 0
             for stage in (1, 0):
-                await swarm.until(lambda stage=stage: len(swarm.of_stage(stage)) == 2, f"two replicas of {stage}")
+                await swarm.until(lambda: [len(swarm.of_stage(s)) for s in (0, 1)] == [2, 2], "two replicas of each")
                 victims = swarm.of_stage(stage)
                 for victim in victims:
                     victim.signal(signal.SIGKILL)
