@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import signal
 from pathlib import Path
 
@@ -33,8 +34,9 @@ def test_the_first_and_the_last_stage_come_back(tmp_path: Path) -> None:
                 for victim in victims:
                     await fleet.replace(victim)
             done = totals(fleet.facts())
-            assert done.loss_validation_first is not None and done.loss_validation is not None
-            assert done.loss_validation < done.loss_validation_first - 1.0, "nothing learned was lost"
+            # Of those that live: who saw the first loss, near that of a guess among 256 bytes, may have been killed.
+            assert done.loss_validation is not None
+            assert done.loss_validation < math.log(256) - 1.0, "nothing learned was lost"
         finally:
             swarm._remember()
             await fleet.stop("the test is over")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import shutil
 import signal
@@ -145,8 +146,8 @@ def test_a_swarm_survives_and_leaves_nothing(tmp_path: Path) -> None:
             await swarm.progress(256, "without the bootstrap")
 
             done = totals(fleet.facts())
-            assert done.loss_validation_first is not None and done.loss_validation is not None
-            assert done.loss_validation < done.loss_validation_first - 1.0
+            # Of those that live: who saw the first loss, near that of a guess among 256 bytes, may have been killed.
+            assert done.loss_validation is not None and done.loss_validation < math.log(256) - 1.0
         finally:
             swarm._remember()
             await fleet.stop("the test is over")
