@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -111,7 +112,7 @@ def test_a_swarm_stops_and_goes_on_from_a_bucket_with_other_stages(tmp_path: Pat
     assert len(counted) == 1 and counted.pop() >= first["samples"] >= 2000
     assert second["samples"] >= first["samples"] + 300 and second["run"] != first["run"]
     # The curve goes on: where it stood, not at the beginning (which is above 5), and further down.
-    assert second["loss_validation_first"] < first["loss_validation_first"] - 1.0
+    assert second["loss_validation_first"] < math.log(256) - 1.0
     assert second["loss_validation_first"] < first["loss_validation_last"] + 0.3
 
 
