@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import math
 import os
 import platform
 import shutil
@@ -13,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from swarmnode.errors import HardwareFault, NotPermitted, Unreachable, UsageError
-from swarmnode.manifest import Manifest, boundary_nbytes
+from swarmnode.manifest import Manifest
 
 MEMORY_MIN_NBYTES = 700 << 20  # measured: a node of the demo holds 450 MB, p2pd 65
 DISK_MIN_NBYTES = 1 << 30  # guess: logs, tokens of a small corpus, a saved stage
@@ -148,18 +147,10 @@ def fit(manifest: Manifest, free_nbytes: int) -> Fit:
 
 
 def link_tokens_per_s(manifest: Manifest, stage: int, up_bps: float, down_bps: float) -> float:
-    """Tokens a second that a link carries for a replica of `stage`, microbatches alone (gossip is a few per cent).
+    """Tokens a second that a link carries for a replica of `stage`, microbatches alone; inf in a single stage."""
+    from swarmnode.pipeline.allowed import link_samples_per_s
 
-    Activations go up to the next stage and their gradient comes back; the stage before brings the same to us.
-    """
-    context = manifest.model.context
-    state = boundary_nbytes(manifest.pipeline.boundary, context, manifest.model.width)
-    tokens = 2 * (context + 1)  # at most 4 bytes each, mostly 2
-    first, last = stage == 0, stage == manifest.pipeline.stages - 1
-    up = (0 if last else state + tokens) + (0 if first else state)
-    down = (0 if last else state) + (0 if first else state + tokens)
-    rates = [bps / (8.0 * nbytes) for bps, nbytes in ((up_bps, up), (down_bps, down)) if nbytes]
-    return context * min(rates, default=math.inf)
+    return manifest.model.context * link_samples_per_s(manifest, stage, up_bps, down_bps)
 
 
 def rate_text(bps: float) -> str:

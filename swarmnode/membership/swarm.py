@@ -33,6 +33,7 @@ class Member:
     kept_round: int | None = None  # of the snapshot of the next stage that it keeps
     moving_to: int | None = None  # the stage it has decided to move to
     saves: bool = False
+    pauses_unix_s: int = 0  # when its volunteer's limits will make it pause, as it announces; 0: not foreseen
 
     @staticmethod
     def of(record: wire.Record) -> Member:
@@ -63,6 +64,7 @@ class Member:
             kept_round=record.kept_round if record.HasField("kept_round") else None,
             moving_to=record.moving_to if record.HasField("moving_to") else None,
             saves=record.saves_checkpoints,
+            pauses_unix_s=record.allowance.pauses_unix_s,
         )
 
 

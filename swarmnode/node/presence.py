@@ -16,6 +16,7 @@ from swarmnode.membership.progress import Progress
 from swarmnode.membership.record import check_record, open_record, pass_of, sign_record
 from swarmnode.membership.swarm import SERVING, Book
 from swarmnode.metrics import name
+from swarmnode.pipeline.allowed import allowed_samples_per_s
 from swarmnode.pipeline.route import Router
 from swarmnode.ports import Clock, Directory, Telemetry
 from swarmnode.wire import record_pb2
@@ -123,7 +124,7 @@ class Presence:
             stage=us.stage,
             state=us.state,
             addresses=us.addresses[:ADDRESSES_MAX],
-            samples_per_second=us.speed(),
+            samples_per_second=allowed_samples_per_s(self._manifest, us.stage, us.speed(), us.allowance),
             queue=us.queue(),
             round=us.round_index(),
             round_stride=us.round_stride(),
@@ -211,6 +212,7 @@ class Presence:
         peer = self._take_in(signed)
         if peer is None:
             return
+        self._tell_time()
         member = self.book.member(peer)
         for stage, router in enumerate(self.routers):
             if member is not None and member.stage == stage and member.state == SERVING:
@@ -242,7 +244,14 @@ class Presence:
             self.heard_blocks(peer, record.blocks)
         return peer
 
+    def _tell_time(self) -> None:
+        """Records speak of wall clocks, routers of the loop's time."""
+        ahead_s = self._clock.unix_s() - asyncio.get_running_loop().time()
+        for router in self.routers:
+            router.unix_ahead_s = ahead_s
+
     def _view_changed(self) -> None:
+        self._tell_time()
         swarm = self.book.swarm()
         for stage in self.book.changed():
             router = self.routers[stage]

@@ -67,13 +67,15 @@ class Router:
         self._heap: list[tuple[float, float, int, PeerId]] = []
         self._serial = 0
         self._all = Ema()
+        self.unix_ahead_s = 0.0  # Unix time less loop time, for what records say about wall clocks
+        self._pausing: dict[PeerId, None] = {}  # those that announce when they will pause
         self._banned: dict[PeerId, None] = {}  # those banned not long ago, oldest first
 
     def update(self, members: Iterable[Member]) -> None:
         """Learn who serves the stage now. A newcomer enters at the least virtual runtime: no flood, no famine."""
         present = {member.peer: member for member in members}
         for peer in [peer for peer in self._peers if peer not in present]:
-            del self._peers[peer]
+            self.forget(peer)
         least = self._least()
         for member in present.values():
             self._enter(member, least)
@@ -84,11 +86,12 @@ class Router:
         if known is None:
             self._enter(member, self._least())
         else:
-            known.member = member
+            self._renew(known, member)
 
     def forget(self, peer: PeerId) -> None:
         """It does not serve the stage any more."""
         self._peers.pop(peer, None)
+        self._pausing.pop(peer, None)
 
     def due(self, now: float, limit: int) -> list[PeerId]:
         """Peers, `limit` at most, whose ban is over by time and that have not published a newer record since: a ping
@@ -117,13 +120,38 @@ class Router:
     def _enter(self, member: Member, least: float) -> None:
         known = self._peers.get(member.peer)
         if known is None:
-            self._peers[member.peer] = _Peer(member, least, 0, Ema())
+            known = self._peers[member.peer] = _Peer(member, least, 0, Ema())
             self._push(member.peer)
+        self._renew(known, member)
+
+    def _renew(self, known: _Peer, member: Member) -> None:
+        known.member = member
+        if member.pauses_unix_s:
+            self._pausing[member.peer] = None
         else:
-            known.member = member
+            self._pausing.pop(member.peer, None)
+
+    def pausing(self, now: float, samples: int) -> list[PeerId]:
+        """Replicas that would not be done with `samples` before the pause they have announced."""
+        return [
+            peer
+            for peer in self._pausing
+            if self._peers[peer].member.pauses_unix_s < now + self.unix_ahead_s + samples * self._seconds(peer)
+        ]
 
     def choose(self, now: float, samples: int, exclude: Collection[PeerId] = ()) -> tuple[PeerId | None, str]:
-        """The replica for a microbatch of `samples`, charged at once; or None and why nobody can take it."""
+        """The replica for a microbatch of `samples`, charged at once; or None and why nobody can take it.
+
+        Who is about to pause is asked only when nobody else can: it would still finish what it takes.
+        """
+        soon = self.pausing(now, samples) if self._pausing else ()
+        if soon:
+            peer, reason = self._choose(now, samples, {*exclude, *soon})
+            if peer is not None:
+                return peer, reason
+        return self._choose(now, samples, exclude)
+
+    def _choose(self, now: float, samples: int, exclude: Collection[PeerId]) -> tuple[PeerId | None, str]:
         if not self._peers:
             return None, "no replica of the stage is known"
         if self._rng.random() < self._epsilon:
@@ -206,16 +234,18 @@ class Router:
         return self._peers[peer].not_before <= now and not self.banned(peer, now)
 
     def _charge(self, peer: PeerId, samples: int) -> PeerId:
-        known = self._peers[peer]
-        if known.seconds_per_sample.known:
-            seconds = known.seconds_per_sample.value
-        elif known.member.samples_per_second > 0.0:
-            seconds = 1.0 / known.member.samples_per_second
-        else:
-            seconds = self._all.value if self._all.known else UNKNOWN_SECONDS_PER_SAMPLE
-        known.runtime += samples * seconds
+        self._peers[peer].runtime += samples * self._seconds(peer)
         self._push(peer)
         return peer
+
+    def _seconds(self, peer: PeerId) -> float:
+        """For one sample: as it answered so far, else as it announces, else as others answered."""
+        known = self._peers[peer]
+        if known.seconds_per_sample.known:
+            return known.seconds_per_sample.value
+        if known.member.samples_per_second > 0.0:
+            return 1.0 / known.member.samples_per_second
+        return self._all.value if self._all.known else UNKNOWN_SECONDS_PER_SAMPLE
 
     def _push(self, peer: PeerId) -> None:
         known = self._peers[peer]
