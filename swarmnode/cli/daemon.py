@@ -22,6 +22,7 @@ from swarmnode.cli.entrance import make_door, pass_of_invite
 from swarmnode.cli.footing import CONTACTS_ASKED_MAX, CONTACTS_FILE, first_footing, keep_current, listen_around, settle
 from swarmnode.cli.options import RUN_ID, NodeOptions
 from swarmnode.cli.permission import stay_permitted
+from swarmnode.cli.pushing import push_metrics
 from swarmnode.cli.regulating import make_regulator, moved_nbytes
 from swarmnode.cli.thanking import thanking
 from swarmnode.cli.watched import acknowledge, watched
@@ -160,6 +161,7 @@ async def _start(options: NodeOptions, stack: contextlib.AsyncExitStack) -> Proc
         options.home / KEY_FILE, identity, run_id, [options.listen], footing=footing, telemetry=telemetry
     )
     stack.push_async_callback(transport.close)
+    push_metrics(telemetry, transport, run_id, SystemClock(), stack)
     contacts = Contacts.load(options.home / CONTACTS_FILE, time.time())
     known = [*bootstraps, *((peer, list(one.addresses)) for peer, one in contacts.latest(CONTACTS_ASKED_MAX))]
     if options.invite is not None:

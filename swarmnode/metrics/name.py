@@ -215,6 +215,7 @@ EVENTS: Final[dict[str, str]] = {
     "node.resumed": "the node works again after a pause",
     "limits.changed": "somebody changed this node's limits",
     "limits.verdict": "this node's limits let it run, or not",
+    "metrics.push_failed": "metrics could not be pushed by OTLP, and why; the next push tries again",
     "receipt.failed": "a peer we worked for was asked for a receipt in vain",
     "guests.changed": "the owner's guest list changed; peers it bans are turned out",
     "guests.failed": "a peer was asked for the guest list in vain; another is asked later",

@@ -19,7 +19,8 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 HOMES = {
     "hivemind": ("swarmnode.transport", "swarmnode.bench"),
     "grpc": ("swarmnode.control", "swarmnode.wire"),
-    "prometheus_client": ("swarmnode.metrics.exporter",),
+    "prometheus_client": ("swarmnode.metrics.exporter", "swarmnode.metrics.otlp"),
+    "opentelemetry": ("swarmnode.metrics.otlp",),
     "tokenizers": ("swarmnode.data.tokens",),
     "safetensors": ("swarmnode.model.export",),
     "aiohttp": ("swarmnode.cloud", "swarmnode.dashboard"),
@@ -95,7 +96,8 @@ def test_simulated_nodes_know_nothing_of_the_real_world() -> None:
 
 
 def test_every_import_is_a_declared_dependency() -> None:
-    declared = {canonicalize_name(Requirement(text).name) for text in PROJECT["dependencies"]}
+    texts = PROJECT["dependencies"] + PROJECT["optional-dependencies"]["otlp"]  # imported where it is wanted only
+    declared = {canonicalize_name(Requirement(text).name) for text in texts}
     distributions = packages_distributions()
     for package in sorted(m for m in graph().modules if not within(m, ("swarmnode",))):
         root = package.partition(".")[0]
