@@ -49,9 +49,9 @@ function render(node, peer) {
   const title = element("h1", {}, node.name, element("span", { class: `pill state-${node.state}` }, node.state));
   const open = host.querySelector("details")?.open;
   const counters = element("details", open ? { open: "" } : {}, element("summary", {}, `${plural(Object.keys(node.counters).length, "counter")}`),
-    element("div", { class: "scroll" }, element("table", { class: "counters" }, element("tbody", {},
+    element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Its counters, a table" }, element("table", { class: "counters" }, element("tbody", {},
       ...Object.entries(node.counters).map(([key, value]) => element("tr", {}, element("th", { scope: "row" }, key), element("td", { class: "r" }, value.toLocaleString("en")))))))); 
-  const links = element("div", { class: "scroll" }, element("table", {},
+  const links = element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Its links, a table" }, element("table", {},
     element("thead", {}, element("tr", {}, ...["to", "stage", "sent", "received", "round trip", "way"].map((text, index) => element("th", { scope: "col", class: index > 1 && index < 5 ? "r" : "" }, text)))),
     element("tbody", {}, ...node.links.map((link) => element("tr", {},
       element("th", { scope: "row" }, element("a", { href: `/node/${link.peer}` }, link.name || link.peer.slice(-8))),
@@ -73,5 +73,5 @@ function render(node, peer) {
         ["exchanges", count(node.contribution.exchanges)], ["sent", bytes(node.contribution.sent)], ["lives", node.contribution.lives],
       ]) : element("p", { class: "note" }, "nothing yet"), counters)),
     panel("Links", node.links.length ? links : element("p", { class: "note" }, "none in the last minute")),
-    panel("What happened to it", element("ol", { class: "timeline short", tabindex: "0" }, ...(node.entries.length ? node.entries.map(line) : [element("li", { class: "note" }, "nothing yet")]))));
+    panel("What happened to it", element("ol", { class: "timeline short", tabindex: "0", "aria-label": "What happened to it, newest first" }, ...(node.entries.length ? node.entries.map(line) : [element("li", { class: "note" }, "nothing yet")]))));
 }
