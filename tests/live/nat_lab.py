@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-BOUND_S = 150.0
+BOUND_S = 200.0
 CANNOT = 77  # this kernel or machine does not allow it; stderr says what
 
 

@@ -81,7 +81,6 @@ def events(folder: Path, event: str) -> list[dict[str, Any]]:
     return found
 
 
-@pytest.mark.timeout(400)
 def test_a_swarm_stops_and_goes_on_from_a_bucket_with_other_stages(tmp_path: Path, bucket: dict[str, str]) -> None:
     preset = PRESETS["tiny"]
     gossip = replace(preset.gossip, round_samples=256, round_seconds_min=0.0)

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-import pytest
 
 from swarmnode import manifest as manifests
 from swarmnode.local.child import Child
@@ -63,7 +62,6 @@ class Watched:
             raise AssertionError(f"not within {BOUND_S:g} s: {what}; {json.dumps(found)[:2000]}") from None
 
 
-@pytest.mark.timeout(420)  # on a machine that others load
 def test_training_never_needs_its_coordinator(tmp_path: Path) -> None:
     async def body() -> None:
         here = Watched(tmp_path)

@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import psutil
-import pytest
 
 from swarmnode import manifest as manifests
 from swarmnode.local.child import Child, NodePlan, environment, node_command
@@ -121,7 +120,6 @@ def test_a_stranger_joins_with_one_line(tmp_path: Path) -> None:
     asyncio.run(body())
 
 
-@pytest.mark.timeout(400)
 def test_a_run_by_invitation(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     folder.mkdir()

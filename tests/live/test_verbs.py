@@ -7,8 +7,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from swarmnode import manifest as manifests
 from swarmnode.local.child import Child, NodePlan, node_command
 from swarmnode.manifest import PRESETS, SIGNED_FILE
@@ -17,7 +15,10 @@ from tests.live.test_invite import BOUND_S, end, output_of, until, worked
 from tests.live.test_mistakes import said
 
 
-@pytest.mark.timeout(400)
+def used(home: Path) -> int:
+    return int(json.loads((home / "usage.json").read_text())["nbytes"])
+
+
 def test_a_volunteer_rules_over_a_running_node(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
@@ -74,7 +75,7 @@ def test_a_volunteer_rules_over_a_running_node(tmp_path: Path) -> None:
             assert shown == "hours 00-23:59,23:59-00\nquota 1MB/day\n"
             await until(children, lambda: ours.status.state == NODE_STATE_PAUSED, "the quota is used up")  # type: ignore[union-attr]
             assert "quota" in (await status())["limits"]["reason"]
-            assert json.loads((home / "usage.json").read_text())["nbytes"] > 1_000_000
+            await until(children, lambda: used(home) > 1_000_000, "the count is written down")
             await output_of("limit", "--quota", "none", *at)
             await until(children, lambda: ours.status.state == NODE_STATE_TRAINING, "it goes on again")  # type: ignore[union-attr]
 

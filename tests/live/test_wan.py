@@ -14,7 +14,6 @@ from .test_nat import in_lab
 
 
 @pytest.mark.swarm
-@pytest.mark.timeout(500)
 def test_a_partition_is_survived_and_healed(tmp_path: Path) -> None:
     manifests.init(tmp_path / "run", PRESETS["tiny"])
     told = json.loads(in_lab("wan_lab.py", tmp_path, "tc"))
