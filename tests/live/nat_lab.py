@@ -100,7 +100,8 @@ def start(namespace: str, folder: Path, *words: str) -> subprocess.Popen[bytes]:
 
 def events(home: Path) -> list[dict[str, Any]]:
     path = home / "events.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")] if path.exists() else []
+    whole = path.read_text().split("\n")[:-1] if path.exists() else []  # the last line may be half written
+    return [json.loads(line) for line in whole]
 
 
 def wait(condition: Any, what: str, folder: Path) -> Any:

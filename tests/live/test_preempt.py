@@ -24,7 +24,7 @@ class WallClock:
 
 
 def events(child: Child, event: str) -> list[dict[str, object]]:
-    lines = (child.plan.home / "events.jsonl").read_text().splitlines()
+    lines = (child.plan.home / "events.jsonl").read_text().split("\n")[:-1]  # the last may be half written
     return [found["fields"] for line in lines if (found := json.loads(line))["event"] == event]
 
 
