@@ -13,6 +13,8 @@ been folded somewhere before everybody had heard of it.
 
 from __future__ import annotations
 
+import itertools
+import sys
 from collections.abc import Mapping
 
 from swarmnode.errors import RemoteFault
@@ -69,13 +71,26 @@ class Progress:
         what was counted in this life goes on top. Raises RemoteFault, and learns nothing, when the total would be
         absurd.
         """
-        if self._total + other._total > SAMPLES_MAX:
-            raise RemoteFault(f"progress of {other._total} samples in all, here {self._total}; at most {SAMPLES_MAX}")
-        for feeder, samples in other._samples.items():
-            if feeder == self._own and samples > self._samples.get(feeder, 0):
+        return self._merge(other._samples, other._total)
+
+    def merge_wire(self, message: record_pb2.Progress) -> int:
+        """`merge` of what `from_wire` would give, and what either raises; most calls carry one."""
+        told, floor = _checked(message, self._entries_max)
+        return self._merge(told, max(floor, sum(told.values())))
+
+    def _merge(self, told: Mapping[str, int], total: int) -> int:
+        if self._total + total > SAMPLES_MAX:
+            raise RemoteFault(f"progress of {total} samples in all, here {self._total}; at most {SAMPLES_MAX}")
+        known = self._samples.get
+        news = [feeder for feeder, samples in told.items() if samples > known(feeder, -1)]
+        if not news and total <= self._total:
+            return self._total
+        for feeder in news:
+            samples = told[feeder]
+            if feeder == self._own:
                 samples += self._counted
             self._raise_entry(feeder, samples)
-        self._raise_base(max(0, other._total - self._sum()))
+        self._raise_base(max(0, total - self._sum()))
         return self._settle()
 
     def to_wire(self) -> record_pb2.Progress:
@@ -88,11 +103,10 @@ class Progress:
     def news(self, since: int) -> record_pb2.Progress:
         """What has changed after `version` was `since`; with 0, everything. As good as `to_wire` for whoever knows the
         rest, and small however many feeders there are."""
-        message = record_pb2.Progress()
-        for feeder in reversed(self._samples):  # the entry changed last comes last
-            if self._versions[feeder] <= since:
-                break
-            message.samples[feeder] = self._samples[feeder]
+        samples, versions = self._samples, self._versions
+        # The entry changed last comes last.
+        fresh = itertools.takewhile(lambda feeder: versions[feeder] > since, reversed(samples))
+        message = record_pb2.Progress(samples={feeder: samples[feeder] for feeder in fresh})
         if self._base and self._base_version > since:
             message.samples[FLOOR] = self._total
         return message
@@ -105,24 +119,10 @@ class Progress:
     @classmethod
     def from_wire(cls, message: record_pb2.Progress, *, entries_max: int = ENTRIES_MAX) -> Progress:
         """What a peer knows. Raises RemoteFault for too many entries, an impossible feeder id or count."""
-        if len(message.samples) > entries_max:
-            raise RemoteFault(f"progress of {len(message.samples)} entries; at most {entries_max}")
+        told, floor = _checked(message, entries_max)
         progress = cls(entries_max=entries_max)
-        floor = 0
-        for feeder, samples in message.samples.items():
-            if not 0 < len(feeder) <= FEEDER_CHARACTERS_MAX:
-                raise RemoteFault(f"progress names a feeder of {len(feeder)} characters; 1 to {FEEDER_CHARACTERS_MAX}")
-            if samples > SAMPLES_MAX:
-                raise RemoteFault(f"progress of {samples} samples for {feeder[-8:]!r}; at most {SAMPLES_MAX}")
-            if feeder == FLOOR:
-                floor = samples
-            else:
-                progress._samples[feeder] = samples
-                progress._versions[feeder] = 0
-        known = progress._sum()
-        if known > SAMPLES_MAX:
-            raise RemoteFault(f"progress of {known} samples in all; at most {SAMPLES_MAX}")
-        progress._base = max(0, floor - known)
+        progress._samples, progress._versions = told, dict.fromkeys(told, 0)
+        progress._base = max(0, floor - progress._sum())
         progress._settle()
         return progress
 
@@ -137,6 +137,7 @@ class Progress:
             self._base -= self._folded.pop(feeder)  # it feeds again: its entry takes back what the base held for it
         if samples > self._samples.get(feeder, -1):
             self._samples.pop(feeder, None)
+            feeder = sys.intern(feeder)
             self._samples[feeder] = samples
             self.version += 1
             self._versions[feeder] = self.version
@@ -162,3 +163,22 @@ class Progress:
         assert total >= self._total, f"samples of the run shrank from {self._total} to {total}"
         self._total = total
         return total
+
+
+def _checked(message: record_pb2.Progress, entries_max: int) -> tuple[dict[str, int], int]:
+    """(entries, floor) of a peer's message. Raises RemoteFault, see `Progress.from_wire`."""
+    entries = message.samples
+    if len(entries) > entries_max:
+        raise RemoteFault(f"progress of {len(entries)} entries; at most {entries_max}")
+    told = {feeder: entries[feeder] for feeder in entries}
+    lengths = {len(feeder) for feeder in told}
+    if told and not (min(lengths) > 0 and max(lengths) <= FEEDER_CHARACTERS_MAX):
+        wrong = next(length for length in lengths if not 0 < length <= FEEDER_CHARACTERS_MAX)
+        raise RemoteFault(f"progress names a feeder of {wrong} characters; 1 to {FEEDER_CHARACTERS_MAX}")
+    if told and max(told.values()) > SAMPLES_MAX:
+        feeder = max(told, key=told.__getitem__)
+        raise RemoteFault(f"progress of {told[feeder]} samples for {feeder[-8:]!r}; at most {SAMPLES_MAX}")
+    floor = told.pop(FLOOR, 0)
+    if (known := sum(told.values())) > SAMPLES_MAX:
+        raise RemoteFault(f"progress of {known} samples in all; at most {SAMPLES_MAX}")
+    return told, floor

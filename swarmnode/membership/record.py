@@ -41,12 +41,17 @@ def open_record(signed: wire.SignedRecord, *, run_id: RunId, now_unix_s: float, 
     Raises RemoteFault that says what is wrong with it. Clocks may differ by `CLOCK_SKEW_MAX_S`.
     """
     record = check_record(signed, run_id=run_id)
+    check_time(record, now_unix_s, ttl_max_s)
+    return record
+
+
+def check_time(record: wire.Record, now_unix_s: float, ttl_max_s: float) -> None:
+    """Raises RemoteFault when `record` has expired or wants to live longer than `ttl_max_s`."""
     left_s = record.expires_unix_ms / 1000.0 - now_unix_s
     if left_s <= 0:
         raise RemoteFault(f"record of {record.peer_id} expired {-left_s:.1f} s ago")
     if left_s > ttl_max_s + CLOCK_SKEW_MAX_S:
         raise RemoteFault(f"record of {record.peer_id} wants to live {left_s:.0f} s; at most {ttl_max_s:.0f} s")
-    return record
 
 
 def check_record(signed: wire.SignedRecord, *, run_id: RunId) -> wire.Record:
@@ -54,9 +59,13 @@ def check_record(signed: wire.SignedRecord, *, run_id: RunId) -> wire.Record:
 
     The message returned is shared with whoever hears the same record again: not to be changed.
     """
+    if (known := swarm.shared(signed)) is not None:
+        return known[1]
     if (nbytes := signed.ByteSize()) > SIGNED_BYTES_MAX:
         raise RemoteFault(f"record of {nbytes} bytes; at most {SIGNED_BYTES_MAX}")
-    return _check(signed.record, signed.signature, run_id)
+    record = _check(signed.record, signed.signature, run_id)
+    swarm.share(signed, record)
+    return record
 
 
 @functools.lru_cache(maxsize=VERIFIED_MAX)
@@ -100,7 +109,8 @@ def _fault(record: wire.Record) -> str | None:
 
 
 def remember(count: int) -> None:
-    """Keep `count` verified records and their members, not the few that one node needs: for a process of many nodes."""
+    """Keep `count` verified records, not the few that one node needs, and know messages shared in memory by themselves:
+    for a process of many nodes."""
     global _check
-    swarm.MADE_MAX = count
+    swarm.forget_shared(count)
     _check = functools.lru_cache(maxsize=count)(_check.__wrapped__)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import random
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from swarmnode.ids import PeerId
@@ -12,7 +13,9 @@ SERVING = wire.NODE_STATE_TRAINING
 GOSSIPING = (wire.NODE_STATE_TRAINING, wire.NODE_STATE_SYNCING)
 COMING = (wire.NODE_STATE_TRAINING, wire.NODE_STATE_SYNCING, wire.NODE_STATE_JOINING)
 
-MADE_MAX = 4096  # guess: members kept to be found again, about 1 KiB each; simulation raises it
+CROWD_MAX = 64  # guess: replicas known of a stage not our own; to choose among more balances no better
+
+SHARED_MAX = 0  # messages kept to be known again by themselves; a process of many nodes raises it (`remember`)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,21 +37,10 @@ class Member:
     moving_to: int | None = None  # the stage it has decided to move to
     saves: bool = False
     pauses_unix_s: int = 0  # when its volunteer's limits will make it pause, as it announces; 0: not foreseen
+    fed: bool = False  # its record tells of samples or blocks
 
     @staticmethod
     def of(record: wire.Record) -> Member:
-        """Records are shared by those who verified them (`check_record`), and so are their members."""
-        made = _made.get(id(record))
-        if made is not None and made[0] is record:
-            return made[1]
-        member = Member._of(record)
-        if len(_made) >= MADE_MAX:
-            _made.clear()
-        _made[id(record)] = (record, member)
-        return member
-
-    @staticmethod
-    def _of(record: wire.Record) -> Member:
         return Member(
             peer=PeerId(record.peer_id),
             stage=record.stage,
@@ -65,30 +57,59 @@ class Member:
             moving_to=record.moving_to if record.HasField("moving_to") else None,
             saves=record.saves_checkpoints,
             pauses_unix_s=record.allowance.pauses_unix_s,
+            fed=bool(record.progress.samples) or record.HasField("blocks"),
         )
 
 
-_made: dict[int, tuple[wire.Record, Member]] = {}
+Shared = tuple[wire.SignedRecord, wire.Record, Member]
+_shared: dict[int, Shared] = {}
+
+
+def share(signed: wire.SignedRecord, record: wire.Record) -> None:
+    """`signed` holds `record` and has been verified: nodes of this process that get this very message need not look
+    again. Only where messages are shared in memory (simulation)."""
+    if SHARED_MAX:
+        if len(_shared) >= SHARED_MAX:
+            _shared.clear()
+        _shared[id(signed)] = (signed, record, Member.of(record))
+
+
+def shared(signed: wire.SignedRecord) -> Shared | None:
+    """What was found out of this very message before."""
+    known = _shared.get(id(signed))
+    return known if known is not None and known[0] is signed else None
+
+
+def forget_shared(count: int) -> None:
+    """Keep `count` messages from now on, and none of those before."""
+    global SHARED_MAX
+    SHARED_MAX = count
+    _shared.clear()
 
 
 @dataclass(frozen=True, slots=True)
 class Swarm:
-    """All members by stage, each stage sorted by peer id. A snapshot: it never changes."""
+    """All members by stage, each stage sorted by peer id; of crowded stages, some. A snapshot: it never changes."""
 
     stages: tuple[tuple[Member, ...], ...]
     _serving: tuple[tuple[Member, ...], ...]
+    sizes: tuple[int, ...]  # how many there are of each stage, known to us or not
 
     @staticmethod
-    def frozen(stages: Iterable[tuple[Member, ...]], before: Swarm | None = None) -> Swarm:
-        """Of members sorted by peer id in each stage; what is the same as in `before` is shared with it."""
+    def frozen(
+        stages: Iterable[tuple[Member, ...]], before: Swarm | None = None, sizes: Sequence[int] | None = None
+    ) -> Swarm:
+        """Of members sorted by peer id in each stage; what is the same as in `before` is shared with it. `sizes` as far
+        as there are more of a stage than in `stages`."""
         whole = tuple(stages)
+        counts = [len(members) for members in whole]
         serving = tuple(
             before._serving[i]
             if before is not None and members is before.stages[i]
             else tuple([member for member in members if member.state == SERVING])
             for i, members in enumerate(whole)
         )
-        return Swarm(whole, serving)
+        return Swarm(whole, serving, tuple(counts if sizes is None else map(max, counts, sizes)))
 
     @staticmethod
     def of(members: Iterable[Member], stages: int) -> Swarm:
@@ -120,30 +141,66 @@ class Swarm:
 
 
 class Book:
-    """The newest record of every peer we heard of, until it expires. Records come verified."""
+    """The newest record of every peer we heard of, until it expires. Records come verified.
 
-    def __init__(self, stages: int, members_max: int = 65_536) -> None:
+    Of stages other than `own`, CROWD_MAX members are enough: whoever is there first stays until its record runs out.
+    Those that keep a snapshot or are about to move are always known.
+    """
+
+    def __init__(self, stages: int, members_max: int = 65_536, crowd_max: int = CROWD_MAX) -> None:
         self._members_max = members_max
+        self._crowd_max = crowd_max
+        self.own: int | None = None
+        self._sizes = [0] * stages  # what the last look-up of each stage gave, where that was a crowd
         self._members: dict[PeerId, Member] = {}
         self._present: list[dict[PeerId, Member]] = [{} for _ in range(stages)]  # by stage, without those that left
         self._stale = set(range(stages))  # stages whose part of `_frozen` is out of date
         self._changed = set(range(stages))  # stages that changed since `changed` was asked
         self._frozen = Swarm.frozen(() for _ in range(stages))
 
-    def has(self, record: wire.Record) -> bool:
-        """Whether this very record is the newest of its peer here: the quick way through a look-up's many."""
-        made = _made.get(id(record))
-        return made is not None and made[0] is record and self._members.get(made[1].peer) is made[1]
+    def news(self, stage: int, records: Sequence[wire.SignedRecord], rng: random.Random) -> Sequence[wire.SignedRecord]:
+        """What is worth a look of what the directory has of `stage`: the quick way through many. Of a crowd, strangers
+        in an order by `rng`: each node knows others."""
+        crowd = len(records) > self._crowd_max and stage != self.own
+        self._sizes[stage] = len(records) if crowd else 0
+        seen, here = _shared.get, self._members.get
+        found: list[wire.SignedRecord] = []
+        strangers: list[wire.SignedRecord] = []
+        for signed in records:
+            known = seen(id(signed))
+            if known is None or known[0] is not signed:
+                found.append(signed)
+                continue
+            member = known[2]
+            before = here(member.peer)
+            if before is None and crowd:
+                strangers.append(signed)
+            elif before is not member:
+                found.append(signed)
+        if crowd:
+            rng.shuffle(found)
+            room = self._crowd_max - len(self._present[stage])
+            found += rng.sample(strangers, min(max(0, room), len(strangers)))
+        return found
 
-    def learn(self, record: wire.Record) -> bool:
-        """Keep `record` if it is newer than what we have. True when it changed what we know."""
-        peer = PeerId(record.peer_id)
+    def knows(self, record: wire.Record) -> bool:
+        """Whether `record` is no news."""
+        known = self._members.get(PeerId(record.peer_id))
+        return known is not None and known.sequence >= record.sequence
+
+    def learn(self, record: wire.Record, member: Member | None = None) -> bool:
+        """Keep `record` if it is newer than what we have. True when it changed what we know. `member`: as it tells, if
+        that was found out before."""
+        peer = PeerId(record.peer_id) if member is None else member.peer
         known = self._members.get(peer)
-        if known is not None and known.sequence >= record.sequence:
+        if known is not None and known.sequence >= (record if member is None else member).sequence:
             return False
         if known is None and len(self._members) >= self._members_max:
             return False
-        member = Member.of(record)
+        if member is None:
+            member = Member.of(record)
+        if known is None and self._crowded(member):
+            return False
         if known is not None and (known.stage != member.stage or member.state == wire.NODE_STATE_LEFT):
             self._remove(known)
         self._members[peer] = member
@@ -187,9 +244,14 @@ class Book:
             for stage in self._stale:
                 present = self._present[stage]
                 stages[stage] = tuple([present[peer] for peer in sorted(present)])
-            self._frozen = Swarm.frozen(stages, self._frozen)
+            self._frozen = Swarm.frozen(stages, self._frozen, self._sizes)
             self._stale.clear()
         return self._frozen
+
+    def _crowded(self, member: Member) -> bool:
+        if member.stage == self.own or member.kept_round is not None or member.moving_to is not None:
+            return False
+        return member.stage < len(self._present) and len(self._present[member.stage]) >= self._crowd_max
 
     def _remove(self, member: Member) -> None:
         if member.stage < len(self._present) and self._present[member.stage].pop(member.peer, None) is not None:

@@ -6,6 +6,7 @@ slowest stage sets the pace of a pipeline, so the cut minimises the largest cost
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -99,6 +100,7 @@ def parameter_shapes(model: ModelSpec, part: Part) -> Shapes:
     return matrices | norms
 
 
+@functools.lru_cache(maxsize=64)
 def split(model: ModelSpec, stages: int) -> tuple[Part, ...]:
     """The parts of `stages` stages in order; `split(model, 1)[0]` is the whole model.
 

@@ -115,7 +115,7 @@ class Line:
     def _hear(self, progress: record_pb2.Progress, record: record_pb2.SignedRecord | None) -> None:
         if progress.samples:
             before = self._progress.total
-            if self._progress.merge(Progress.from_wire(progress)) > before:
+            if self._progress.merge_wire(progress) > before:
                 self._progressed()
         if record is not None:
             with contextlib.suppress(RemoteFault):  # a stale or odd record: the call itself may still be good

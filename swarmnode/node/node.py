@@ -185,6 +185,7 @@ class Node:
         """Measure, come by the state, then start everything this node does; returns when it is needed elsewhere."""
         us, presence, world = self.presence.self, self.presence, self._world
         self.stage = us.stage = stage
+        presence.attend(stage, self._onward(stage))
         presence.set_state(record_pb2.NODE_STATE_JOINING, "stage chosen" if brought is None else brought.reason)
         tasks.create_task(presence.announcing())
         # From now on: a download outlives donors, and must hear of new ones (simulated: everything, seed 104).
@@ -288,9 +289,12 @@ class Node:
 
     def _watched(self, stage: int) -> list[int]:
         """Stages whose records matter most to a replica of `stage`: the feeders', its own, where it sends work."""
+        return sorted({0, stage, *self._onward(stage)})
+
+    def _onward(self, stage: int) -> list[int]:
+        """Stages that a replica of `stage` sends microbatches to."""
         stages, spec = self.manifest.pipeline.stages, self.manifest.recovery
-        onward = successors(stage, stages, swapped=spec.itinerary == "swapped", skips=spec.while_lost == "skip")
-        return sorted({0, stage, *onward})
+        return sorted(successors(stage, stages, swapped=spec.itinerary == "swapped", skips=spec.while_lost == "skip"))
 
     def _keeper(self, replica: Replica, stage: int) -> Keeper:
         next_stage = (stage + 1) % self.manifest.pipeline.stages

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from swarmnode import __version__
@@ -13,8 +13,8 @@ from swarmnode.ids import PeerId, RunId, seeded
 from swarmnode.manifest import Manifest
 from swarmnode.membership.door import Door
 from swarmnode.membership.progress import Progress
-from swarmnode.membership.record import check_record, open_record, pass_of, sign_record
-from swarmnode.membership.swarm import SERVING, Book
+from swarmnode.membership.record import check_record, check_time, pass_of, sign_record
+from swarmnode.membership.swarm import SERVING, Book, Member, shared
 from swarmnode.metrics import name
 from swarmnode.pipeline.allowed import allowed_samples_per_s
 from swarmnode.pipeline.route import Router
@@ -22,6 +22,7 @@ from swarmnode.ports import Clock, Directory, Telemetry
 from swarmnode.wire import record_pb2
 
 FRESH_SHARE = 0.5  # guess: our record is signed anew on request when older than this share of the announce period
+EMPTY_SHARE = 0.25  # guess: of the announce period, between two looks while a stage that work goes to stands empty
 ADDRESSES_MAX = 8
 
 
@@ -78,6 +79,8 @@ class Presence:
         self._signed_at = float("-inf")
         self.door: Door | None = None  # None: everybody may take part
         self._announce_now = asyncio.Event()
+        self._sends_to: Collection[int] = range(manifest.pipeline.stages)
+        self._chance = seeded(manifest.seed, "look", self.me, self._joined_unix_ms)
 
     @property
     def incarnation(self) -> int:
@@ -87,6 +90,13 @@ class Presence:
     def moved(self, addresses: list[str]) -> None:
         """Others reach this node at `addresses` from now on."""
         self.self.addresses = addresses
+
+    def attend(self, stage: int, sends_to: Collection[int]) -> None:
+        """From now on this node is at `stage`, whose replicas it knows all, and sends work to those of `sends_to`."""
+        self.book.own, self._sends_to = stage, sends_to
+        swarm = self.book.swarm()
+        for other, router in enumerate(self.routers):
+            router.update(swarm.serving(other) if other in sends_to else ())
 
     def set_state(self, state: record_pb2.NodeState, reason: str) -> None:
         """Change the state others see; announced at once."""
@@ -164,22 +174,28 @@ class Presence:
             self._telemetry.event("directory.failed", level="warning", reason="nobody stored our record; tried again")
 
     async def watching(self, stages: Sequence[int]) -> None:
-        """Look `stages` up every announce period, and the others in turn, one a period, until cancelled."""
+        """Look `stages` up every announce period, and the others in turn, one a period, until cancelled. Sooner while
+        there is nobody to send work to: in a swarm that begins, all come at once and see nobody."""
         others = [stage for stage in range(self._manifest.pipeline.stages) if stage not in stages]
         period = 0
         while True:
             await self.look([*stages, *others[period % len(others) :][:1]] if others else stages)
-            await asyncio.sleep(self._manifest.limits.announce_period_s)
+            swarm = self.book.swarm()
+            share = 1.0 if all(swarm.serving(stage) for stage in self._sends_to) else EMPTY_SHARE
+            await asyncio.sleep(share * self._manifest.limits.announce_period_s)
             period += 1
 
     async def look(self, stages: Iterable[int]) -> None:
         """Read what the directory says of `stages` once; forget whose record ran out."""
-        found = await asyncio.gather(*(self._directory.lookup(stage) for stage in stages))
-        for records in found:
-            for signed in records:
+        wanted = list(stages)
+        found = await asyncio.gather(*(self._directory.lookup(stage) for stage in wanted))
+        for stage, records in zip(wanted, found, strict=True):
+            for signed in self.book.news(stage, records, self._chance):
                 try:
-                    if not self.book.has(check_record(signed, run_id=self._run_id)):
-                        self._take_in(signed)
+                    record = check_record(signed, run_id=self._run_id)
+                    known = shared(signed)
+                    if known is not None or not self.book.knows(record):
+                        self._take_in(record, known[2] if known is not None else None)
                 except RemoteFault as fault:
                     self._telemetry.event("record.refused", level="warning", reason=str(fault))
         for peer in self.book.expire(self._clock.unix_s()):
@@ -209,35 +225,34 @@ class Presence:
 
     def learn(self, signed: record_pb2.SignedRecord) -> None:
         """Take in a record. Raises RemoteFault when it is forged, expired or of another run."""
-        peer = self._take_in(signed)
+        peer = self._take_in(check_record(signed, run_id=self._run_id))
         if peer is None:
             return
         self._tell_time()
         member = self.book.member(peer)
-        for stage, router in enumerate(self.routers):
+        for stage in self._sends_to:
+            router = self.routers[stage]
             if member is not None and member.stage == stage and member.state == SERVING:
                 router.learn(member)
             else:
                 router.forget(peer)
 
-    def _take_in(self, signed: record_pb2.SignedRecord) -> PeerId | None:
-        """`learn` without telling the routers: of many records at once they are told once. Who it told something of."""
-        record = open_record(
-            signed,
-            run_id=self._run_id,
-            now_unix_s=self._clock.unix_s(),
-            ttl_max_s=10.0 * self._manifest.limits.record_ttl_s,
-        )
-        peer = PeerId(record.peer_id)
+    def _take_in(self, record: record_pb2.Record, member: Member | None = None) -> PeerId | None:
+        """`learn` of a verified record without telling the routers: of many at once they are told once. Who it told
+        something of. `member`: as the record tells, if that is known."""
+        check_time(record, self._clock.unix_s(), 10.0 * self._manifest.limits.record_ttl_s)
+        peer = PeerId(record.peer_id) if member is None else member.peer
         if self.door is not None:
             permit, reason = self.door.judge(peer, pass_of(record))
             if not permit:
                 raise RemoteFault(f"record of {peer}: {reason}")
-        if peer == self.me or not self.book.learn(record):
+        if peer == self.me or not self.book.learn(record, member):
             return None
+        if member is not None and not member.fed:
+            return peer
         if record.progress.samples:
             before = self.progress.total
-            if self.progress.merge(Progress.from_wire(record.progress)) > before:
+            if self.progress.merge_wire(record.progress) > before:
                 self.progressed()
         if record.HasField("blocks"):
             self.blocks_heard[peer] = record.blocks
@@ -254,5 +269,5 @@ class Presence:
         self._tell_time()
         swarm = self.book.swarm()
         for stage in self.book.changed():
-            router = self.routers[stage]
-            router.update(member for member in swarm.serving(stage) if member.peer != self.me)
+            if stage in self._sends_to:
+                self.routers[stage].update(member for member in swarm.serving(stage) if member.peer != self.me)

@@ -245,8 +245,8 @@ class Feeder:
 
     def _machines(self) -> float:
         """Replicas of the most crowded stage for each feeder: so many this one should keep supplied."""
-        stages = self._swarm().stages
-        return max(len(stage) for stage in stages) / max(1, len(stages[0]))
+        sizes = self._swarm().sizes
+        return max(sizes) / max(1, sizes[0])
 
     async def _send(self, tokens: WireTensor, purpose: wire.Purpose) -> Carried:
         self._serial += 1

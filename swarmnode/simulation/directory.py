@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections import Counter
 from dataclasses import dataclass, field
@@ -50,6 +51,31 @@ class Shelf:
         """The bootstraps are gone: nothing can be stored or found."""
         self.happened: Counter[str] = Counter()
         self.stages: dict[int, dict[PeerId, _Entry]] = {}
+        self._found: dict[int, tuple[float, float, list[record_pb2.SignedRecord]]] = {}  # good until (wall, loop time)
+
+    def changed(self, stage: int) -> None:
+        """What a look-up of `stage` finds is no longer what the last one found."""
+        self._found.pop(stage, None)
+
+    def found(self, stage: int, now: float, loop_now: float) -> list[record_pb2.SignedRecord]:
+        """All that is there of `stage`, when nothing is hidden or forgotten; kept as long as it stays true."""
+        known = self._found.get(stage)
+        if known is not None and now < known[0] and loop_now < known[1]:
+            return known[2]
+        entries = self.stages.get(stage, {})
+        for peer in [peer for peer, entry in entries.items() if entry.versions[-1][1] <= now]:
+            del entries[peer]
+        until, then, found = math.inf, math.inf, []
+        for entry in entries.values():
+            for visible_at, expires, record in reversed(entry.versions):
+                if visible_at > loop_now:
+                    then = min(then, visible_at)
+                elif expires > now:
+                    until = min(until, expires)
+                    found.append(record)
+                    break
+        self._found[stage] = (until, then, found)
+        return found
 
     def happens(self, kind: str, rate: float) -> bool:
         if rate > 0.0 and self.rng.random() < rate:
@@ -63,6 +89,7 @@ class Shelf:
         gone = [peer for peer in sorted(entries) if self.rng.random() < share]
         for peer in gone:
             del entries[peer]
+        self.changed(stage)
         return len(gone)
 
 
@@ -89,6 +116,7 @@ class SimDirectory:
         entry.plug = self._plug
         if entry.versions and entry.versions[-1][1] >= expires:
             return False
+        shelf.changed(own.stage)
         late_s = shelf.rng.expovariate(1.0 / habits.late_s) if habits.late_s else 0.0
         entry.versions = [*entry.versions[-1:], (loop_now + late_s, expires, record)]
         return True
@@ -99,6 +127,8 @@ class SimDirectory:
         if not self._plug.alive or shelf.down or shelf.happens("look-up failed", habits.fails):
             return []
         now, loop_now = shelf.clock.unix_s(), asyncio.get_running_loop().time()
+        if not (shelf.network.reach.cuts or habits.missing or habits.stale):
+            return shelf.found(stage, now, loop_now)
         blocked = shelf.network.reach.blocked if shelf.network.reach.cuts else None
         found, expired = [], []
         entries = shelf.stages.get(stage, {})

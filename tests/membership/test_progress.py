@@ -156,3 +156,25 @@ def test_news_is_what_changed_and_as_good_as_everything() -> None:
     fresh = Progress(entries_max=4)
     fresh.merge(Progress.from_wire(small.news(0), entries_max=4))
     assert fresh.total == small.total == 90, "what was folded travels as the floor"
+
+
+@given(
+    st.dictionaries(st.sampled_from("ABCD"), st.integers(0, 50), max_size=4),
+    st.lists(st.dictionaries(st.sampled_from(["A", "B", "C", "D", "E", FLOOR]), st.integers(0, 99)), max_size=6),
+    st.integers(0, 20),
+)
+def test_merging_from_the_wire_is_merging(own: dict[str, int], told: list[dict[str, int]], counted: int) -> None:
+    quick, slow = Progress(A, entries_max=4), Progress(A, entries_max=4)
+    for progress in (quick, slow):
+        progress.merge(Progress.from_wire(record_pb2.Progress(samples=own)))
+        progress.add(A, counted)
+    for samples in told:
+        message, merged = record_pb2.Progress(samples=samples), None
+        try:
+            merged = slow.merge(Progress.from_wire(message, entries_max=4))
+        except RemoteFault:
+            with pytest.raises(RemoteFault):
+                quick.merge_wire(message)
+        else:
+            assert quick.merge_wire(message) == merged
+        assert quick.to_wire() == slow.to_wire()

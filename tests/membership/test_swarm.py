@@ -1,0 +1,91 @@
+"""The book of records: the newest of every peer, all of our own stage, enough of crowded ones."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+from swarmnode.identity import Identity
+from swarmnode.ids import PeerId, RunId, digest, seeded
+from swarmnode.membership.record import check_record, remember, sign_record
+from swarmnode.membership.swarm import Book, shared
+from swarmnode.wire import record_pb2
+
+RUN = RunId("run")
+CROWD = 8
+
+
+def record(peer: str, stage: int, sequence: int = 1, **more: object) -> record_pb2.Record:
+    state = record_pb2.NODE_STATE_TRAINING
+    return record_pb2.Record(run_id=RUN, peer_id=peer, stage=stage, sequence=sequence, state=state, **more)  # type: ignore[arg-type]
+
+
+def signed(number: int, stage: int, sequence: int = 1) -> record_pb2.SignedRecord:
+    identity = Identity.of_seed(digest("book", number))
+    return sign_record(record(identity.peer_id, stage, sequence), identity)
+
+
+def look(book: Book, stage: int, found: list[record_pb2.SignedRecord], rng: random.Random) -> int:
+    """As Presence.look does; how many records it had to read."""
+    news = book.news(stage, found, rng)
+    for message in news:
+        record, known = check_record(message, run_id=RUN), shared(message)
+        book.learn(record, known[2] if known is not None else None)
+    return len(news)
+
+
+def test_all_of_our_own_stage_and_enough_of_others() -> None:
+    book = Book(2, crowd_max=CROWD)
+    book.own = 0
+    for number in range(20):
+        assert book.learn(record(f"a{number}", 0))
+        assert book.learn(record(f"b{number}", 1)) == (number < CROWD)
+    swarm = book.swarm()
+    assert [len(stage) for stage in swarm.stages] == [20, CROWD]
+    assert book.learn(record("b3", 1, sequence=2)), "whom it knows it hears on"
+    assert not book.learn(record("b19", 1, sequence=2))
+    assert book.learn(record("b19", 1, kept_round=3)), "one that keeps a snapshot is always known"
+    assert book.learn(record("b18", 1, moving_to=0)), "and one that is about to move"
+    book.bury(PeerId("b0"))
+    book.bury(PeerId("b1"))
+    book.bury(PeerId("b2"))
+    assert book.learn(record("b17", 1)), "there is room again"
+
+
+def test_each_node_knows_others_of_a_crowd_and_reads_only_what_is_new() -> None:
+    remember(1024)
+    try:
+        found = [signed(number, 1) for number in range(40)]
+        known: Counter[PeerId] = Counter()
+        for node in range(30):
+            book, rng = Book(2, crowd_max=CROWD), seeded("book", node)
+            look(book, 1, found, rng)
+            swarm = book.swarm()
+            assert len(swarm.stages[1]) == CROWD
+            assert swarm.sizes == (0, 40)
+            known.update(member.peer for member in swarm.stages[1])
+            assert look(book, 1, found, rng) == 0
+            again = [signed(number, 1, sequence=2) for number in range(40)]
+            look(book, 1, again, rng)  # nobody in this process has verified these before
+            assert {member.peer for member in book.swarm().stages[1]} == {member.peer for member in swarm.stages[1]}
+            assert {member.sequence for member in book.swarm().stages[1]} == {2}
+        assert len(known) > 30, "together they know nearly everybody"
+        assert max(known.values()) < 20, "nobody is known to all"
+        small = Book(2, crowd_max=CROWD)
+        look(small, 1, found[:CROWD], seeded("book"))
+        assert small.swarm().sizes == (0, CROWD)
+    finally:
+        remember(2048)
+
+
+def test_without_shared_messages_the_same_is_known() -> None:
+    found = [signed(number, 1) for number in range(40)]
+    remember(0)
+    try:
+        book = Book(2, crowd_max=CROWD)
+        look(book, 1, found, seeded("book"))
+        assert len(book.swarm().stages[1]) == CROWD
+        assert book.swarm().sizes == (0, 40)
+        assert all(book.knows(check_record(message, run_id=RUN)) for message in found) is False
+    finally:
+        remember(2048)
