@@ -57,6 +57,11 @@ class Shelf:
         """What a look-up of `stage` finds is no longer what the last one found."""
         self._found.pop(stage, None)
 
+    def clear(self) -> None:
+        """Nothing is stored any more."""
+        self.stages.clear()
+        self._found.clear()
+
     def found(self, stage: int, now: float, loop_now: float) -> list[record_pb2.SignedRecord]:
         """All that is there of `stage`, when nothing is hidden or forgotten; kept as long as it stays true."""
         known = self._found.get(stage)

@@ -280,7 +280,7 @@ async def blackout(world: World, spec: FaultSpec, rng: random.Random) -> None:
     for person in struck:
         person.kill(silent=True)
     world.bucket.betray(spec.count)
-    world.shelf.stages.clear()
+    world.shelf.clear()
     await world.pass_s(max(spec.back_s, DARK_S))
     await world.resume(struck)
 

@@ -159,17 +159,22 @@ def test_news_is_what_changed_and_as_good_as_everything() -> None:
 
 
 @given(
-    st.dictionaries(st.sampled_from("ABCD"), st.integers(0, 50), max_size=4),
-    st.lists(st.dictionaries(st.sampled_from(["A", "B", "C", "D", "E", FLOOR]), st.integers(0, 99)), max_size=6),
+    st.dictionaries(st.sampled_from("ABCD"), st.integers(0, 50), max_size=3),
+    st.lists(
+        st.tuples(st.dictionaries(st.sampled_from("ABCDE"), st.integers(0, 99), max_size=3), st.integers(0, 200)),
+        max_size=6,
+    ),
     st.integers(0, 20),
 )
-def test_merging_from_the_wire_is_merging(own: dict[str, int], told: list[dict[str, int]], counted: int) -> None:
+def test_merging_from_the_wire_is_merging(
+    own: dict[str, int], told: list[tuple[dict[str, int], int]], counted: int
+) -> None:
     quick, slow = Progress(A, entries_max=4), Progress(A, entries_max=4)
     for progress in (quick, slow):
         progress.merge(Progress.from_wire(record_pb2.Progress(samples=own)))
         progress.add(A, counted)
-    for samples in told:
-        message, merged = record_pb2.Progress(samples=samples), None
+    for samples, floor in told:  # no more entries than a node sends
+        message, merged = record_pb2.Progress(samples=samples | ({FLOOR: floor} if floor > 50 else {})), None
         try:
             merged = slow.merge(Progress.from_wire(message, entries_max=4))
         except RemoteFault:
