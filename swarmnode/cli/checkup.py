@@ -153,6 +153,11 @@ def link_tokens_per_s(manifest: Manifest, stage: int, up_bps: float, down_bps: f
     return manifest.model.context * link_samples_per_s(manifest, stage, up_bps, down_bps)
 
 
+def about(number: float) -> str:
+    """Two digits of it, as far as such a measurement goes: `1,900`."""
+    return f"{float(f'{number:.2g}'):,.0f}" if number >= 10 else f"{number:.2g}"
+
+
 def rate_text(bps: float) -> str:
     """`48 Mbit/s`, `0.6 Mbit/s`."""
     return f"{bps / 1e6:,.0f} Mbit/s" if bps >= 10e6 else f"{bps / 1e6:.2g} Mbit/s"

@@ -78,7 +78,7 @@ def command(words: tuple[str, ...], invite_file: Path | None, device: str, home:
 
 async def _of_run(invite: Invite, home: Path, device: str, found: dict[str, object]) -> list[Check]:
     """Reachability, permission, stages and speed. What it finds for programs goes into `found`."""
-    from swarmnode.cli.checkup import Check, fit, link_tokens_per_s, rate_text, stages_text
+    from swarmnode.cli.checkup import Check, about, fit, link_tokens_per_s, rate_text, stages_text
     from swarmnode.cli.daemon import fetch_manifest
     from swarmnode.cli.entrance import pass_of_invite
     from swarmnode.errors import NotPermitted, SwarmnodeError
@@ -116,7 +116,8 @@ async def _of_run(invite: Invite, home: Path, device: str, found: dict[str, obje
             await transport.close()
     free = _free_nbytes(device)
     fits = fit(manifest, free)
-    needed = f"{min(fits.needed) / 1e9:.2f} to {max(fits.needed) / 1e9:.2f} GB a stage, {free / 1e9:.1f} free"
+    least, most = f"{min(fits.needed) / 1e9:.2g}", f"{max(fits.needed) / 1e9:.2g}"
+    needed = f"{least if least == most else f'{least} to {most}'} GB a stage, {free / 1e9:.1f} free"
     checks.append(Check("stages", bool(fits.stages), needed, "no stage fits: a machine with more memory is needed", 20))
     if fits.stages:
         stage = fits.stages[len(fits.stages) // 2]
@@ -129,9 +130,9 @@ async def _of_run(invite: Invite, home: Path, device: str, found: dict[str, obje
             found |= {"up_bps": capacity.up_bps, "down_bps": capacity.down_bps}
             found["link_tokens_per_s"] = carried if carried < math.inf else None  # nothing leaves a single stage
             if carried < speed:
-                bound = f" (its link carries no more; alone the machine could do {speed:,.0f})"
+                bound = f" (its link carries no more; alone the machine could do {about(speed)})"
                 speed = carried
-        verdict = f"you can hold stages {stages_text(fits.stages)}, about {speed:,.0f} tokens/s{bound}"
+        verdict = f"you can hold stages {stages_text(fits.stages)}, about {about(speed)} tokens/s{bound}"
         found |= {"tokens_per_s": speed, "limited_by": "link" if bound else "compute", "verdict": verdict}
     return checks
 

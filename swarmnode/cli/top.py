@@ -40,3 +40,5 @@ def command(every_s: float, times: int | None, home: Path | None) -> None:
             left = None if left is None else left - 1
             if left != 0:
                 time.sleep(every_s)
+    if not console.is_terminal:
+        console.print()  # rich leaves the last line open there

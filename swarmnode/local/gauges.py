@@ -78,7 +78,7 @@ def picture(watch: Watch) -> Group:
         rows.append(("today", f"{nbytes_text(limits.quota_used_nbytes)} of {limits.limits['quota']}"))
     for key, value in rows:
         facts.add_row(Text(key, style="bold"), Text(value, style="yellow" if key == "paused" else ""))
-    peers = Table("stage", "peer", "state", "samples/s", "queue", "latency", box=None, header_style="bold")
+    peers = Table("stage", "peer", "state", "samples/s", "queue", "a sample in", box=None, header_style="bold")
     for peer in sorted(status.peers, key=lambda peer: (peer.stage, peer.peer_id)):
         peers.add_row(
             str(peer.stage),

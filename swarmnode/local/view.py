@@ -194,11 +194,12 @@ def status_tables(status: StatusReply) -> list[Table]:
         if number:
             counters.add_row(key, f"{number:,.6g}" if number % 1 else f"{number:,.0f}")
     peers = Table(
-        "peer", "stage", "state", "samples/s", "queue", "round", "latency", title="peers", title_justify="left"
+        "peer", "stage", "state", "samples/s", "queue", "round", "answers in", title="peers", title_justify="left"
     )
     for peer in sorted(status.peers, key=lambda peer: (peer.stage, peer.peer_id)):
         state = "banned" if peer.banned else state_name(peer.state)
-        speed, latency = f"{peer.samples_per_second:.1f}", f"{peer.latency_s * 1000:.1f} ms"
+        speed = f"{peer.samples_per_second:.1f}"
+        latency = f"{peer.latency_s * 1000:,.0f} ms a sample" if peer.latency_s else "-"  # nobody asked it yet
         who = short(PeerId(peer.peer_id))
         peers.add_row(who, str(peer.stage), state, speed, str(peer.queue), str(peer.round), latency)
     return [facts, counters, peers]

@@ -47,11 +47,12 @@ class Capacity:
 def rate_bps(transfers: Sequence[Transfer]) -> float:
     """Bits a second, by the largest transfer, less the round trip (the quickest empty one). 0 when nothing was carried.
 
-    At least a quarter of the time counts as transfer, so that a jittery round trip cannot make a link infinitely fast.
+    At least half of the time counts as transfer: where the round trip is most of it, a jittery one could make any link
+    infinitely fast.
     """
     round_trip_s = min((one.seconds for one in transfers if not one.nbytes), default=0.0)
     largest = max(transfers, key=lambda one: one.nbytes, default=Transfer(0, 0.0))
-    return 8.0 * largest.nbytes / max(largest.seconds - round_trip_s, largest.seconds / 4.0, 1e-6)
+    return 8.0 * largest.nbytes / max(largest.seconds - round_trip_s, largest.seconds / 2.0, 1e-6)
 
 
 def noise() -> bytes:
@@ -131,7 +132,9 @@ async def best(transport: Transport, peers: Sequence[PeerId], limit_s: float) ->
         reason = f"not one measurement was done in {limit_s:.0f} s"
     if not found:
         return None, reason
-    return Capacity(max(one.up_bps for one in found), max(one.down_bps for one in found)), f"{len(found)} measured"
+    return Capacity(
+        max(one.up_bps for one in found), max(one.down_bps for one in found)
+    ), f"with {len(found)} of {len(peers)} peers"
 
 
 async def _once(transport: Transport, peer: PeerId, sent: bytes, asked_nbytes: int) -> Transfer:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from swarmnode.cli.checkup import Check, exit_code, fit, link_tokens_per_s, rate_text, stages_text
+from swarmnode.cli.checkup import Check, about, exit_code, fit, link_tokens_per_s, rate_text, stages_text
 from swarmnode.cli.main import main
 from swarmnode.manifest import PRESETS, ModelSpec, boundary_nbytes
 
@@ -73,3 +73,4 @@ def test_a_link_carries_least_in_the_middle(stages: int) -> None:
 
 def test_rates_as_people_say_them() -> None:
     assert (rate_text(48.2e6), rate_text(0.61e6), rate_text(1.2e9)) == ("48 Mbit/s", "0.61 Mbit/s", "1,200 Mbit/s")
+    assert (about(1_938.7), about(12_400), about(87.4), about(3.14)) == ("1,900", "12,000", "87", "3.1")

@@ -34,7 +34,7 @@ def test_a_steady_link_is_found_whatever_its_length(bps: float, round_trip_s: fl
     transfers = [Transfer(nbytes, round_trip_s + 8 * nbytes / bps) for nbytes in SIZES]
     found = rate_bps(transfers)
     assert found <= bps * 1.0001
-    if 8 * SIZES[-1] / bps > round_trip_s / 3:
+    if 8 * SIZES[-1] / bps >= round_trip_s:
         assert found >= bps * 0.999
 
 
@@ -82,7 +82,7 @@ def test_two_transports_measure_each_other() -> None:
             capacity = await measure(here, helper.peer_id)
             assert capacity.up_bps > 0 and capacity.down_bps > 0
             found, of = await best(here, [mute.peer_id, helper.peer_id], 60.0)
-            assert found is not None and of == "1 measured"
+            assert found is not None and of == "with 1 of 2 peers"
             nothing, reason = await best(here, [mute.peer_id], 60.0)
             assert nothing is None and "not served" in reason
             assert (await best(here, [], 1.0))[0] is None
