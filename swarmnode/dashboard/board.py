@@ -28,6 +28,7 @@ NODES_MAX = 20_000  # guess: members and those remembered as gone
 GONE_KEEP_S = 120.0  # guess: how long a node that went is still shown among the others
 ENTRIES_KEPT = 400  # guess: of the timeline, in memory; the history has more
 ROUNDS_KEPT = 400
+VALIDATIONS_KEPT = 2000  # guess: one a round; as many as a curve has room for
 NAME_CHARS_MAX = 40
 LATE_S = 86_400.0  # no event is shown as older than this when it is first heard of
 SILENT_AFTER = 2  # failed calls in a row; guess
@@ -346,7 +347,7 @@ class Board:
             case "validation.done":
                 self._validated(fields, when)
             case "stage.chosen" | "stage.moved":
-                node.why = fields.get("reason", "")
+                node.why = fields.get("reason", "")[:TEXT_CHARS_MAX]
         found = sentence(event.event, event.level, fields)
         if found is None:
             return
@@ -383,4 +384,7 @@ class Board:
         if loss is None or samples is None or not 0 < loss < LOSS_MAX or not 0 <= samples <= NUMBER_MAX:
             return
         self.validations[int(samples)] = (when, loss)
+        if len(self.validations) > VALIDATIONS_KEPT:  # every second of the older half goes
+            for old in sorted(self.validations)[1 : VALIDATIONS_KEPT // 2 : 2]:
+                del self.validations[old]
         self._validations.append((int(samples), when, loss))

@@ -11,6 +11,7 @@ from swarmnode.wire import report_pb2
 LINKS_MAX = 64
 EVENTS_MAX = 256
 RECEIPTS_MAX = 64
+PEER_CHARS_MAX = 64  # a peer id has 52
 LATENCY_MAX_S = 3600.0
 NUMBER_MAX = 2**53  # what JavaScript holds, and SQLite
 
@@ -54,6 +55,7 @@ def sane(report: report_pb2.Report) -> report_pb2.Report:
     del report.links[LINKS_MAX:]
     del report.receipts[RECEIPTS_MAX:]
     for link in report.links:
+        link.peer_id = link.peer_id[:PEER_CHARS_MAX]
         if not 0.0 <= link.latency_s <= LATENCY_MAX_S:
             link.latency_s = 0.0
     report.incarnation %= NUMBER_MAX

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from google.protobuf.message import DecodeError
 
-from swarmnode.dashboard.board import Board, Changes, Round
+from swarmnode.dashboard.board import VALIDATIONS_KEPT, Board, Changes, Round
 from swarmnode.dashboard.tally import Contribution
 from swarmnode.dashboard.timeline import Entry
 from swarmnode.errors import LocalFault
@@ -26,6 +26,7 @@ POINTS_MAX = 4000
 """Points of the curves. When there are more, every second of the older half goes. Guess: 0.3 MB."""
 
 ENTRIES_MAX = 20_000
+VALIDATIONS_MAX = 20_000
 PRUNE_EVERY = 200
 
 _SCHEMA = """
@@ -107,7 +108,7 @@ class History:
         self.points = [Point(*row) for row in run("SELECT * FROM point ORDER BY t")]
         if self.points:
             board.samples = self.points[-1].samples
-        for samples, t, loss in run("SELECT * FROM validation"):
+        for samples, t, loss in run("SELECT * FROM validation ORDER BY t DESC LIMIT ?", (VALIDATIONS_KEPT,)):
             board.validations[samples] = (t, loss)
         for row in reversed(
             run("SELECT * FROM entry ORDER BY serial DESC LIMIT ?", (board.timeline.maxlen,)).fetchall()
@@ -173,6 +174,8 @@ class History:
         )
         self._writes += 1
         if self._writes % PRUNE_EVERY == 0:
+            newest = "SELECT samples FROM validation ORDER BY t DESC LIMIT ?"
+            self._database.execute(f"DELETE FROM validation WHERE samples NOT IN ({newest})", (VALIDATIONS_MAX,))
             self._database.execute(
                 "DELETE FROM entry WHERE serial <= (SELECT MAX(serial) FROM entry) - ?", (ENTRIES_MAX,)
             )

@@ -13,6 +13,9 @@ from swarmnode.metrics.name import series
 COUNT_MAX = 1e18
 """Above this a claim is not believed: no machine counts so far."""
 
+LIVES_MAX = 64
+"""Of one peer told apart; the oldest of more become one, so that inventing lives costs nothing. Guess."""
+
 DENSE_BYTES = 8.0
 """Per parameter and exchange as NoLoCo publishes it: pseudo-gradient and slow weights in fp32 [paper]."""
 
@@ -66,6 +69,10 @@ class Contribution:
         `parameters` of the stage it serves price what an exchange would have sent uncompressed.
         """
         life = self.lives.setdefault(incarnation, dict.fromkeys(KEYS, 0.0))
+        if len(self.lives) > LIVES_MAX:
+            oldest, next_oldest = list(self.lives)[:2]
+            for key, value in self.lives.pop(next_oldest).items():
+                self.lives[oldest][key] = self.lives[oldest].get(key, 0.0) + value
         grown = {key: max(0.0, value - life.get(key, 0.0)) for key, value in counts.items()}
         grown["dense"] = grown.get("paired", 0.0) * DENSE_BYTES * parameters
         for key, value in grown.items():

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from swarmnode.bench.crowd import BEGINNING_UNIX_S, Crowd, Person
 from swarmnode.dashboard import view
-from swarmnode.dashboard.board import GONE_KEEP_S, NAME_CHARS_MAX, Board, Changes
+from swarmnode.dashboard.board import GONE_KEEP_S, NAME_CHARS_MAX, VALIDATIONS_KEPT, Board, Changes
 from swarmnode.dashboard.claim import brief, named
 from swarmnode.dashboard.history import POINTS_MAX, History, Point
 from swarmnode.dashboard.live import Live
-from swarmnode.dashboard.tally import Contribution, counts_of
+from swarmnode.dashboard.tally import LIVES_MAX, Contribution, counts_of
 from swarmnode.dashboard.timeline import KINDS, sentence
 from swarmnode.errors import LocalFault
 from swarmnode.ids import PeerId
@@ -310,3 +310,23 @@ def test_no_report_breaks_the_picture(reports: list[report_pb2.Report]) -> None:
     fits(json.loads(json.dumps(detail, allow_nan=False)), {"$ref": "#/components/schemas/NodeDetail"})
     assert refused == []
     history.close()
+
+
+def test_a_node_that_invents_lives_and_measurements_costs_a_bounded_amount(one: Fixture) -> None:
+    for life in range(1, 200):
+        told = report(1000, "stage.chosen", reason="x" * 100_000)
+        told.links.append(report_pb2.LinkReport(peer_id="y" * 100_000))
+        told.incarnation = life
+        told.status.counters[name.INNER_STEPS] = 1.0
+        for serial in range(1, 21):
+            fields = {"loss": "3.5", "samples_total": str(20 * life + serial)}
+            told.events.append(
+                report_pb2.EventReport(serial=1000 + serial, event="validation.done", level="info", fields=fields)
+            )
+        one.board.reported(one.peer, told, NOW, 0.0)
+    row = view.node_detail(one.board, one.board.nodes[one.peer], NOW, private=True)
+    assert len(json.dumps(row)) < 100_000, "a hundred short entries of its timeline"
+    (contribution,) = one.board.contributions.values()
+    assert len(contribution.lives) == LIVES_MAX and contribution.total("steps") == 199.0, "nothing is lost by it"
+    assert len(one.board.validations) <= VALIDATIONS_KEPT
+    assert max(one.board.validations) == 20 * 199 + 20, "the newest is kept"

@@ -29,6 +29,7 @@ from swarmnode.ports import WireTensor
 from swarmnode.transport import frame
 from swarmnode.transport.frame import PREAMBLE, Flag, Kind
 from swarmnode.wire import access_pb2, call_pb2, control_pb2, record_pb2
+from tests.fuzz.watching import receipts, reports, take_receipt, take_report
 
 RUN = RunId("ab" * 32)
 OWNER = Ed25519PrivateKey.from_private_bytes(b"o" * 32)
@@ -299,6 +300,8 @@ def targets() -> Mapping[str, Target]:
         "signed manifest": Target((signed,), take_signed_manifest),
         "packet": Target(packets(), take_packet),
         "control": Target(control, take_control),
+        "receipt": Target(receipts(), take_receipt),
+        "report": Target(reports(), take_report),
     }
 
 

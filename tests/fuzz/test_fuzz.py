@@ -10,8 +10,11 @@ from swarmnode.ids import seeded
 from tests.fuzz.mutate import inputs
 from tests.fuzz.targets import targets
 
-NAMES = (*("frame", "record", "pass", "guests", "invite", "manifest", "signed manifest", "packet", "control"),)
-COUNT = {"manifest": 60, "packet": 300}  # slower ones
+NAMES = (
+    *("frame", "record", "pass", "guests", "invite", "manifest", "signed manifest", "packet", "control"),
+    *("receipt", "report"),
+)
+COUNT = {"manifest": 60, "packet": 300, "report": 400}  # slower ones
 
 
 def test_every_target_is_tested() -> None:
