@@ -20,6 +20,7 @@ from swarmnode.bench.gossip import spec
 from swarmnode.bench.village import Size, Village, read_text
 from swarmnode.errors import RemoteFault, UsageError
 from swarmnode.gossip.compression import kernel
+from swarmnode.gossip.distrust import Distrust
 from swarmnode.gossip.outer import outer
 from swarmnode.gossip.standing import Standings
 from swarmnode.ports import Packet, WireTensor
@@ -130,6 +131,7 @@ ATTACKS: dict[str, Attack] = {
     "mimic": mimic,
     "slow drip": slow_drip,
     "nan": not_finite,
+    "slander": sign_flip,  # and says it refuses everybody
     "malformed": honest,  # and then bytes are changed
     "label flip": honest,  # of what it learned from reversed text
 }
@@ -157,6 +159,8 @@ class AttackedVillage(Village):
         self.past: dict[int, list[Tensor]] = {}
         self.refused_lies = self.lies = self.refused_honest = self.honest_packets = 0
         self.standings = [Standings() for _ in range(size.replicas)]
+        self.distrust = Distrust()  # what everybody heard
+        self.left_out_honest = 0
         self._liar_of: dict[int, bool] = {}
 
     def _batch(self, replica: int) -> Tensor:
@@ -170,7 +174,7 @@ class AttackedVillage(Village):
         self.meet(round_index, LIARS if lying else (), self._lie)
 
     def view(self, replica: int, round_index: int) -> Sequence[int]:
-        """All but those whose packets were refused lately; liars meet whoever meets them."""
+        """All but those whose packets this replica, or most, refused lately; liars meet whoever meets them."""
         everybody = range(self.size.replicas)
         if self.attack == ABSENT:
             return [replica] if replica in LIARS else [i for i in everybody if i not in LIARS]
@@ -178,7 +182,9 @@ class AttackedVillage(Village):
             return everybody
         now_s = round_index * ROUND_S
         standings, names = self.standings[replica], self.names
-        return [i for i in everybody if i == replica or standings.meets(names[i], now_s)[0]]
+        out = self.distrust.left_out(names, now_s)
+        self.left_out_honest += any(names[i] in out for i in everybody if i not in LIARS)
+        return [i for i in everybody if i == replica or (names[i] not in out and standings.meets(names[i], now_s)[0])]
 
     def _lie(self, round_index: int, liar: int, message: list[WireTensor]) -> list[WireTensor]:
         assert self.attack is not None
@@ -209,8 +215,13 @@ class AttackedVillage(Village):
             self.honest_packets += not lie
             self.refused_lies += lie and keep == 0.0
             self.refused_honest += not lie and keep == 0.0
+            me, other, now_s = self.names[replica], self.names[sender], round_index * ROUND_S
+            self.distrust.heard(other, me, keep > 0.0, now_s)
+            if self.attack == "slander":
+                for liar in LIARS:
+                    self.distrust.heard(me, self.names[liar], False, now_s)
             if keep == 0.0:
-                self.standings[replica].refused(self.names[sender], round_index * ROUND_S)
+                self.standings[replica].refused(other, now_s)
 
 
 def measure(
@@ -231,6 +242,7 @@ def measure(
         "nats": nats if math.isfinite(nats) else math.inf,
         "lies refused": village.refused_lies / max(village.lies, 1),
         "honest refused": village.refused_honest / max(village.honest_packets, 1),
+        "honest left out": village.left_out_honest / (size.rounds * size.replicas),
     }
 
 

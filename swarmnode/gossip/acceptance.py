@@ -1,21 +1,27 @@
-"""What follows from a verdict on a partner's packet: a count, a line in the log, standing, and a signed receipt."""
+"""What follows from a verdict on a partner's packet: a count, a line in the log, standing, and a signed receipt.
+
+The receipt goes to whom the packet came from, and a refusal (or the first acceptance after one) to the stage's other
+replicas too: what most of them refused, all leave out (distrust.py).
+"""
 
 from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from swarmnode.errors import RemoteFault, Unavailable
+from swarmnode.gossip.distrust import Distrust
 from swarmnode.gossip.receipt import check_receipt, receipt
 from swarmnode.gossip.standing import Standings
 from swarmnode.identity import Identity
-from swarmnode.ids import PeerId, RunId
+from swarmnode.ids import PeerId, RunId, digest64
 from swarmnode.metrics import name
 from swarmnode.ports import Answer, Call, OuterReport, Packet, Telemetry, Transport, Verdict
 from swarmnode.wire import call_pb2 as wire
 
 RECEIPT_TIMEOUT_S = 5.0  # guess: one small message; who cannot be told goes without
+HEARERS_MAX = 32  # guess: replicas told of a refusal at once; in larger stages others hear of others
 NEWCOMER = "newcomer"
 
 
@@ -23,18 +29,35 @@ class Acceptance:
     """One replica's dealings with what its partners sent. The verdicts themselves are robust.py's."""
 
     def __init__(
-        self, run_id: RunId, stage: int, identity: Identity, transport: Transport, telemetry: Telemetry
+        self,
+        run_id: RunId,
+        stage: int,
+        identity: Identity,
+        transport: Transport,
+        telemetry: Telemetry,
+        mates: Callable[[], Collection[PeerId]],
     ) -> None:
+        """`mates`: the stage's replicas, as far as is known here."""
         self._run_id = run_id
         self._stage = stage
         self._identity = identity
         self._transport = transport
         self._telemetry = telemetry
+        self._mates = mates
         self.standings = Standings()
+        self.distrust = Distrust()
+        self._out: dict[PeerId, str] = {}  # left out by the stage, as of the last look
 
-    def meets(self, peer: PeerId) -> bool:
-        """Whether `peer` is trusted enough to be met."""
-        return self.standings.meets(peer, asyncio.get_running_loop().time())[0]
+    def left_out(self, members: Collection[PeerId]) -> set[PeerId]:
+        """Of the stage's `members` those not to be met: refused too often by us, or by most of the others."""
+        now_s = asyncio.get_running_loop().time()
+        out = self.distrust.left_out(members, now_s)
+        for peer, reason in out.items():
+            if peer not in self._out:
+                self._telemetry.count(name.PEER_FAULTS, kind="distrusted")
+                self._telemetry.event("peer.left_out", level="warning", peer=peer, reason=reason)
+        self._out = out
+        return {peer for peer in members if peer in out or not self.standings.meets(peer, now_s)[0]}
 
     def judged(
         self,
@@ -48,7 +71,9 @@ class Acceptance:
         replicas met: one of them was taken, or a newcomer had nothing to give."""
         for packet, verdict in zip(packets, report.verdicts, strict=False):  # verdicts on what leavers gave follow
             self._count(round_index, other, verdict)
-            tasks.create_task(self._give(round_index, other, packet, verdict))
+            given = receipt(self._identity, self._run_id, self._stage, round_index, other, packet, verdict)
+            for hearer in (other, *self._hearers(round_index, other, verdict)):
+                tasks.create_task(self._tell(hearer, given))
         return any(verdict.keep > 0.0 or verdict.step == NEWCOMER for verdict in report.verdicts[: len(packets)])
 
     def _count(self, round_index: int, other: PeerId, verdict: Verdict) -> None:
@@ -69,18 +94,43 @@ class Acceptance:
         elif step == "clipped":
             self._telemetry.event("exchange.clipped", round=round_index, peer=other, keep=verdict.keep, reason=reason)
 
-    async def _give(self, round_index: int, other: PeerId, packet: Packet, verdict: Verdict) -> None:
-        given = receipt(self._identity, self._run_id, self._stage, round_index, other, packet, verdict)
+    def _hearers(self, round_index: int, other: PeerId, verdict: Verdict) -> list[PeerId]:
+        """Whom else the verdict on `other`'s packet is news to."""
+        if verdict.step == NEWCOMER:
+            return []
+        me, accepted = self._transport.peer_id, verdict.keep > 0.0
+        news = not accepted or self.distrust.refused_by(other, me)
+        self.distrust.heard(other, me, accepted, asyncio.get_running_loop().time())
+        if not news:
+            return []
+        mates = [peer for peer in self._mates() if peer not in (me, other)]
+        return sorted(mates, key=lambda peer: digest64("hearer", me, round_index, peer))[:HEARERS_MAX]
+
+    async def _tell(self, peer: PeerId, given: wire.PacketReceipt) -> None:
         call = Call(wire.Request(run_id=self._run_id, packet_receipt=given))
         try:
-            await self._transport.call(other, call, timeout_s=RECEIPT_TIMEOUT_S, reply_bytes_max=0)
+            await self._transport.call(peer, call, timeout_s=RECEIPT_TIMEOUT_S, reply_bytes_max=0)
         except (RemoteFault, Unavailable):
             return
-        self._telemetry.event("receipt.given", level="debug", round=round_index, peer=other, step=verdict.step)
+        self._telemetry.event("receipt.given", level="debug", round=given.round, peer=peer, step=given.step)
+
+    def _overheard(self, peer: PeerId, given: wire.PacketReceipt) -> None:
+        """A replica's word on a third one's packet. Only replicas of this stage, as far as is known, have a voice."""
+        giver = PeerId(given.giver)
+        check_receipt(given, self._run_id, giver, peer)
+        if given.stage == self._stage and {giver, peer} <= set(self._mates()):
+            self.distrust.heard(giver, peer, given.accepted, asyncio.get_running_loop().time())
+            self._telemetry.event(
+                "receipt.heard", round=given.round, peer=peer, giver=giver, accepted=given.accepted, step=given.step
+            )
 
     async def serve_receipt(self, peer: PeerId, call: Call) -> Answer:
-        """Handler of method "packet_receipt": what a partner made of our packet, kept in the log with its signature."""
+        """Handler of method "packet_receipt": what a partner made of our packet, kept in the log with its signature, or
+        a replica of another one's packet."""
         given = call.header.packet_receipt
+        if given.giver != self._transport.peer_id:
+            self._overheard(peer, given)
+            return Answer(wire.Reply(packet_receipt=wire.PacketReceiptTaken()))
         check_receipt(given, self._run_id, self._transport.peer_id, peer)
         self._telemetry.event(
             "receipt.got",

@@ -73,7 +73,9 @@ class Gossip:
         self._samples_total = samples_total
         self._samples_here = samples_here
         self._telemetry = telemetry
-        self.acceptance = Acceptance(run_id, stage, identity, transport, telemetry)
+        self.acceptance = Acceptance(
+            run_id, stage, identity, transport, telemetry, lambda: self._swarm().gossiping(stage)
+        )
         self.serve_receipt = self.acceptance.serve_receipt
         self._tasks = asyncio.TaskGroup()  # of `run`
         self.done = done  # the last round finished
@@ -163,14 +165,15 @@ class Gossip:
 
     def _members(self, round_index: int) -> tuple[PeerId, ...]:
         """Who meets at `round_index`: replicas whose stride it is a multiple of, without those known to be gone and
-        those whose packets were refused too often."""
+        those whose packets were refused too often, by us or by most of the others."""
         swarm, me = self._swarm(), self._transport.peer_id
-        here = set(swarm.gossiping(self._stage))
+        gossiping = swarm.gossiping(self._stage)
+        here = set(gossiping) - self.acceptance.left_out(gossiping) | {me}.intersection(gossiping)
         for member in swarm.stages[self._stage]:
             if member.peer == me:
                 continue
             gone = self._gone.get(member.peer, -1) >= member.sequence
-            if gone or round_index % member.round_stride or not self.acceptance.meets(member.peer):
+            if gone or round_index % member.round_stride:
                 here.discard(member.peer)
         return tuple(sorted(here))
 

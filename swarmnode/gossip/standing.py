@@ -4,8 +4,8 @@
     1 - trust <- (1 - trust) 2^(-t / HALF_LIFE_S)              t seconds later
 
 A peer below LEAST is left out of our pairs until it is above again: an honest one that was misjudged is back within
-minutes, and a liar is met ever more rarely. Nothing is told to others: hearsay would be one more thing to lie about. So
-who leaves a peer out alone mostly has no partner in the rounds in which it would have met it: a lone step either way.
+minutes, and a liar is met ever more rarely. This is our own view alone: who leaves a peer out by it mostly has no
+partner in the rounds in which it would have met it, a lone step either way. What most replicas think is distrust.py.
 """
 
 from __future__ import annotations

@@ -270,6 +270,8 @@ EVENTS: Final[dict[str, str]] = {
     "exchange.onesided": "a partner may have applied an exchange that this replica did not, or the reverse",
     "exchange.refused": "a partner's handshake or packet was refused",
     "exchange.clipped": "a partner's packet was taken in part only",
+    "peer.left_out": "most replicas of the stage refused this peer's packets: it is not met any more",
+    "receipt.heard": "a replica signed what it made of another one's packet",
     "receipt.given": "we signed what we made of a partner's packet",
     "receipt.got": "a partner signed what it made of our packet",
     "peer.found": "a peer appeared",

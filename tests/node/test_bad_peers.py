@@ -11,7 +11,7 @@ import pytest
 from swarmnode.errors import RemoteFault
 from swarmnode.ports import LossResult, Packet, WireTensor
 from swarmnode.wire import record_pb2
-from tests.node.village import Recording, manifest, village
+from tests.node.village import Recording, Villager, manifest, village
 
 
 def poisoned(tensor: WireTensor, value: float) -> WireTensor:
@@ -111,7 +111,7 @@ def test_a_liar_is_refused_and_told_so_and_then_left_out() -> None:
 
             def left_out() -> bool:
                 gossip = honest.node.gossip
-                return gossip is not None and not gossip.acceptance.meets(liar.node.me)
+                return gossip is not None and liar.node.me in gossip.acceptance.left_out([liar.node.me])
 
             await v.until(left_out, "the liar is left out")
             refused = told("exchange.refused", 2)
@@ -153,3 +153,30 @@ def test_packets_of_the_wrong_shape_change_nothing() -> None:
     with pytest.raises(RemoteFault):
         replica.apply(1, 1.0, [Packet(1.0, 8, [WireTensor("f32", (3,), bytes(12))])])
     assert replica.digest() == before
+
+
+def test_who_most_refused_is_left_out_by_all() -> None:
+    """Four replicas of the last stage, one of which lies: told of two refusals, the third leaves it out as well."""
+
+    async def body() -> None:
+        async with village(manifest(codec="modular4", acceptance="guarded")) as v:
+            for stage in (0, 1, 2, 2, 2):
+                v.add(stage)
+            liar, honest = v.add(2, Flipped), v.people[2:5]
+
+            def out(person: Villager) -> dict[str, str]:
+                return {
+                    str(f["peer"]): str(f["reason"]) for event, f in person.quiet.events if event == "peer.left_out"
+                }
+
+            await v.until(
+                lambda: all(liar.node.me in out(person) for person in honest), "all honest leave the liar out"
+            )
+            assert all("refused its packets" in out(person)[liar.node.me] for person in honest)
+            heard = [
+                f for event, f in honest[0].quiet.events if event == "receipt.heard" and f["giver"] == liar.node.me
+            ]
+            assert heard, "others told of their refusals"
+            await v.leave()
+
+    asyncio.run(asyncio.wait_for(body(), 120))
