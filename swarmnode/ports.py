@@ -261,6 +261,7 @@ class OuterReport:
     delta_norm: float
     step_norm: float
     verdicts: Sequence[Verdict] = ()
+    probed: float | None = None  # nats that averaging with a packet changed our loss by, where that was tried
 
 
 class Replica(Protocol):

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import statistics
 from collections.abc import Callable, Sequence
@@ -17,11 +18,12 @@ import torch
 from torch import Tensor
 
 from swarmnode.bench.gossip import spec
-from swarmnode.bench.village import Size, Village, read_text
+from swarmnode.bench.village import Size, Village, losses, read_text
 from swarmnode.errors import RemoteFault, UsageError
 from swarmnode.gossip.compression import kernel
 from swarmnode.gossip.distrust import Distrust
 from swarmnode.gossip.outer import outer
+from swarmnode.gossip.robust import GUARDED
 from swarmnode.gossip.standing import Standings
 from swarmnode.ports import Packet, WireTensor
 
@@ -156,6 +158,8 @@ class AttackedVillage(Village):
         found = replace(spec(codec), acceptance=acceptance)
         super().__init__(size, seed, lambda theta: outer(found, theta), text)
         self.attack = attack
+        for i, one in enumerate(self.outers):
+            one.probe = functools.partial(self._change, i) if acceptance == GUARDED else None
         self.past: dict[int, list[Tensor]] = {}
         self.refused_lies = self.lies = self.refused_honest = self.honest_packets = 0
         self.standings = [Standings() for _ in range(size.replicas)]
@@ -166,6 +170,16 @@ class AttackedVillage(Village):
     def _batch(self, replica: int) -> Tensor:
         tokens = super()._batch(replica)
         return 255 - tokens if self.attack == "label flip" and replica in LIARS else tokens
+
+    def _change(self, replica: int, before: Tensor, after: Tensor) -> float:
+        """What a node's own probe tells: nats per byte that the loss on this replica's text rises by."""
+        draws = self._draws[replica].bit_generator
+        state = draws.state  # so that whoever probes trains on the same text as who does not
+        tokens = self._batch(replica).expand(2, -1, -1)
+        draws.state = state
+        with torch.no_grad():
+            found = losses(self.size, torch.stack([before, after]), tokens)
+        return float(found[1] - found[0])
 
     def round(self, round_index: int) -> None:
         """One boundary, with lies if there is an attack."""

@@ -39,6 +39,7 @@ DEFAULT = (
     "noloco/modular3",
     "average/modular4",
     "diloco/int8",
+    "desloc/int8",
     "sparseloco/topk",
     "streaming/e3m0",
     "eager/e3m0",
@@ -107,12 +108,15 @@ def measure(run: Run) -> dict[str, Any]:
         if round_index % max(1, size.rounds // LOOKS) == 0:
             curve.append((sent(), village.validate([])[1]))
     nats, merged = village.validate()
+    per_round = sent() / size.rounds
+    after = village.validate()[0] if village.full_merge(size.rounds + 1) else math.nan
     return {
         "what": run.what,
         "seed": run.seed,
         "nats": nats,
         "merged": merged,
-        "bytes_per_parameter_round": sent() / size.rounds,
+        "after a full merge": after,
+        "bytes_per_parameter_round": per_round,
         "curve": curve,
         "cpu_s": time.process_time() - began,
         "gossip_cpu_s": gossip_s,
@@ -127,31 +131,55 @@ def run(
     text: str | None = None,
     out: Path | None = None,
     say: Callable[[str], None] = lambda line: None,
+    *,
+    resume: bool = False,
 ) -> dict[str, Any]:
-    """{"methods": [a row each], "runs": [...], "preset", "size"}; with `out`, also OUT/gossip.json and gossip.html."""
+    """{"methods": [a row each], "runs": [...], "preset", "size"}; with `out`, also OUT/gossip.json and gossip.html,
+    after each run. With `resume` runs that are there already, of the same size and text, are not done again."""
     if preset not in PRESETS:
         raise UsageError(f"preset {preset!r}; there are {', '.join(PRESETS)}")
     kernel.build()
     for what in whats:
         maker(what)
     size, count = PRESETS[preset]
-    todo = [Run(what, seed, size, text) for seed in range(seeds or count) for what in whats]
-    began, found = time.perf_counter(), []
-    for row in _all(todo, jobs):
+    before = _before(out, size, text) if resume and out is not None else {}
+    found = list(before.get("runs", []))
+    done = {(row["what"], row["seed"]) for row in found}
+    order = [Run(what, seed, size, text) for seed in range(seeds or count) for what in whats]
+    began = time.perf_counter() - before.get("seconds", 0.0)
+
+    def result() -> dict[str, Any]:
+        named = dict.fromkeys([*whats, *(row["what"] for row in found)])
+        return {
+            "methods": table(found, [what for what in named if any(row["what"] == what for row in found)]),
+            "preset": preset,
+            "seconds": time.perf_counter() - began,
+            "size": asdict(size),
+            "text": text,
+            "runs": found,
+        }
+
+    for row in _all([one for one in order if (one.what, one.seed) not in done], jobs):
         found.append(row)
         say(f"{row['what']}, seed {row['seed']}: {row['nats']:.4f} nats, {row['cpu_s']:.0f} CPU s")
-    result = {
-        "methods": table(found, whats),
-        "preset": preset,
-        "seconds": time.perf_counter() - began,
-        "size": asdict(size),
-        "runs": found,
-    }
-    if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
-        (out / "gossip.json").write_text(json.dumps(result, indent=1))
-        (out / "gossip.html").write_text(page(result))
-    return result
+        if out is not None:
+            _write(out, result())
+    return result()
+
+
+def _before(out: Path, size: Size, text: str | None) -> dict[str, Any]:
+    """What is in OUT/gossip.json, if it was measured with the same size and text."""
+    try:
+        found: dict[str, Any] = json.loads((out / "gossip.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if found.get("size") == asdict(size) and found.get("text") == text else {}
+
+
+def _write(out: Path, result: dict[str, Any]) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "gossip.json").write_text(json.dumps(result, indent=1))
+    (out / "gossip.html").write_text(page(result))
 
 
 def _all(todo: Sequence[Run], jobs: int) -> Any:
@@ -181,6 +209,7 @@ def table(runs: Sequence[dict[str, Any]], whats: Sequence[str]) -> list[dict[str
                 "over fp32": statistics.fmean(over) if over else math.nan,
                 "its error": statistics.stdev(over) / math.sqrt(len(over)) if len(over) > 1 else math.nan,
                 "merged": statistics.fmean(row["merged"] for row in mine),
+                "after a full merge": statistics.fmean(row.get("after a full merge", math.nan) for row in mine),
                 "merged at equal bytes": statistics.fmean(_at(row["curve"], budget) for row in mine),
                 "bytes/param/round": statistics.fmean(row["bytes_per_parameter_round"] for row in mine),
                 "gossip CPU s": statistics.fmean(row["gossip_cpu_s"] for row in mine),

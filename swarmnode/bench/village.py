@@ -19,7 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from swarmnode.gossip.outer import Outer
+from swarmnode.gossip.outer import DesLoc, NoLoCo, Outer
+from swarmnode.gossip.outer.merge import full_merge
 from swarmnode.gossip.pairing import groups
 from swarmnode.ids import PeerId, RunId, digest, digest64
 from swarmnode.ports import Packet, WireTensor
@@ -172,6 +173,14 @@ class Village:
             for group in self._adamw.param_groups:
                 group["lr"] = size.learning_rate * min(1.0, self.steps / size.warmup) * course
             self._adamw.step()
+            self._attend()
+
+    def _attend(self) -> None:
+        """Show methods that average moments where those are, once they exist."""
+        state = self._adamw.state.get(self.theta)
+        for i, outer in enumerate(self.outers):
+            if state and isinstance(outer, DesLoc) and not outer.attends:
+                outer.attend(state["exp_avg"][i], state["exp_avg_sq"][i])
 
     def meet(self, round_index: int, liars: Sequence[int] = (), lie: Liar | None = None) -> None:
         """The boundary of `round_index` at every replica, then every outer step. Those meet who each count the other as
@@ -192,6 +201,17 @@ class Village:
         for me, circle in enumerate(circles):
             others = [other for other in sorted(circle) if other != me and me in circles[other]]
             self.step(me, round_index, [Packet(1.0, 0, messages[other]) for other in others], others)
+
+    def full_merge(self, round_index: int) -> bool:
+        """One plain mean over all replicas' messages, at the end; False where the method has none."""
+        mergeable = [outer for outer in self.outers if isinstance(outer, NoLoCo) and not isinstance(outer, DesLoc)]
+        if not mergeable:
+            return False
+        messages = [outer.message(round_index) for outer in mergeable]
+        self.nbytes += sum(tensor.nbytes for message in messages for tensor in message)
+        for me, outer in enumerate(mergeable):
+            full_merge(outer, round_index, 1.0, [Packet(1.0, 0, m) for i, m in enumerate(messages) if i != me])
+        return True
 
     def view(self, replica: int, round_index: int) -> Sequence[int]:
         """Whom `replica` may meet, itself included; overridden where not everybody is trusted."""

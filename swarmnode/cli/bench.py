@@ -153,13 +153,23 @@ def boundary(as_json: bool) -> None:
 @click.option("--jobs", type=click.IntRange(1, 64), default=2, show_default=True, help="Processes, a thread each.")
 @click.option("--text", type=click.Path(exists=True), default=None, help="A text file or a folder of .txt files.")
 @click.option("--out", type=click.Path(path_type=Path), default=Path("runs/gossip"), show_default=True, help="Results.")
+@click.option("--resume", is_flag=True, help="Keep the runs that OUT/gossip.json has already.")
 @JSON
-def gossip(preset: str, methods: str, seeds: int | None, jobs: int, text: str | None, out: Path, as_json: bool) -> None:
+def gossip(
+    preset: str,
+    methods: str,
+    seeds: int | None,
+    jobs: int,
+    text: str | None,
+    out: Path,
+    resume: bool,
+    as_json: bool,
+) -> None:
     """Loss against bytes of gossip methods and codecs: 8 replicas of a small byte model in one process, the same text,
     seeds and steps for all. Writes OUT/gossip.json and OUT/gossip.html (the Pareto front)."""
     bench = importlib.import_module("swarmnode.bench.gossip")
     whats = tuple(methods.split(",")) if methods else bench.DEFAULT
-    found = bench.run(preset, whats, seeds, jobs, text, out, lambda line: click.echo(line, err=True))
+    found = bench.run(preset, whats, seeds, jobs, text, out, lambda line: click.echo(line, err=True), resume=resume)
     _print(found if as_json else {key: found[key] for key in ("methods", "preset", "seconds")}, as_json)
     if not as_json:
         click.echo(f"page: {out / 'gossip.html'}")

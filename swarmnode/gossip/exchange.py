@@ -305,7 +305,7 @@ class Gossip:
         try:
             # Who has not called when the next round is near goes by another view, or is at another round.
             round_s = self._pace.seconds(self.stride * self._manifest.gossip.round_samples)
-            verdict = _verdict(meeting, max(PARTNER_PATIENCE_S, round_s))
+            verdict = meeting.said(max(PARTNER_PATIENCE_S, round_s))
             if not await patiently(self._transport, self._run_id, other, verdict, PARTNER_PATIENCE_S):
                 raise Unavailable("it gave the exchange up, or went on to a later round")
             assert meeting.packet is not None
@@ -370,6 +370,10 @@ class Gossip:
         self._telemetry.count(name.EXCHANGES, outcome=outcome)
         self._telemetry.observe(name.EXCHANGE_SECONDS, seconds)
         self._telemetry.gauge(name.ROUND, float(round_index))
+        if report.probed is not None:
+            refused = any(verdict.step == "loss" for verdict in report.verdicts)
+            self._telemetry.count(name.LOSS_PROBES, outcome="refused" if refused else "kept")
+            self._telemetry.event("exchange.probed", round=round_index, change=report.probed, refused=refused)
         self._telemetry.event(
             f"exchange.{outcome}",
             round=round_index,
@@ -380,16 +384,6 @@ class Gossip:
             step_norm=report.step_norm,
             samples_total=self._samples_total(),
         )
-
-
-async def _verdict(meeting: Meeting, within_s: float) -> bool:
-    """What the caller says of its exchange. Raises Unavailable when it does not call `within_s`."""
-    try:
-        async with asyncio.timeout(within_s if within_s < float("inf") else None):
-            await meeting.arrived.wait()
-    except TimeoutError:
-        raise Unavailable(f"it did not call within {within_s:.3g} s, as long as a round takes") from None
-    return await meeting.verdict
 
 
 def _weight(value: float) -> float:

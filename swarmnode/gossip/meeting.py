@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from swarmnode.errors import Unavailable
 from swarmnode.ids import PeerId
 from swarmnode.ports import Packet, WireTensor
 
@@ -22,6 +23,15 @@ class Meeting:
     packet: Packet | None = None
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
     verdict: asyncio.Future[bool] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+    async def said(self, within_s: float) -> bool:
+        """What the caller says of this exchange. Raises Unavailable when it does not call `within_s`."""
+        try:
+            async with asyncio.timeout(within_s if within_s < float("inf") else None):
+                await self.arrived.wait()
+        except TimeoutError:
+            raise Unavailable(f"it did not call within {within_s:.3g} s, as long as a round takes") from None
+        return await self.verdict
 
     def end(self, apply: bool) -> None:
         """The caller's word on this exchange; the first one counts."""

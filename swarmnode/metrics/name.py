@@ -130,6 +130,12 @@ PACKETS = _counter(
     "Packets of partners, by the step of acceptance that decided (gossip/robust.py).",
     step=("accepted", "clipped", "norm", "direction", "loss", "misshapen", "newcomer"),
 )
+LOSS_PROBES = _counter(
+    "swarmnode_loss_probes_total",
+    "packets",
+    "Packets whose average with our weights was tried on our own text (gossip.acceptance guarded, one round in four).",
+    outcome=("kept", "refused"),
+)
 BEQUESTS = _counter(
     "swarmnode_bequests_total", "exchanges", "Times this node, leaving, gave what it had learnt to another replica."
 )
@@ -269,6 +275,7 @@ EVENTS: Final[dict[str, str]] = {
     "exchange.lone": "an outer step alone, and why",
     "exchange.onesided": "a partner may have applied an exchange that this replica did not, or the reverse",
     "exchange.refused": "a partner's handshake or packet was refused",
+    "exchange.probed": "averaging with a partner was tried on our own text: the change of loss in nats",
     "exchange.clipped": "a partner's packet was taken in part only",
     "peer.left_out": "most replicas of the stage refused this peer's packets: it is not met any more",
     "receipt.heard": "a replica signed what it made of another one's packet",

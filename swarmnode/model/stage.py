@@ -57,6 +57,20 @@ class StageTape:
         return self.kept.nbytes + (self.graph_bytes if self.output is not None else 0)
 
 
+@dataclass(slots=True)
+class Probe:
+    """A microbatch and what tells how good a stage's output on it is."""
+
+    kept: Tensor
+    wanted: Tensor  # the gradient [B, T, D] of the output, or on the last stage the next tokens [B, T]
+
+    def value(self, output: Tensor) -> float:
+        """Nats per token, up to what does not depend on this stage's weights."""
+        if self.wanted.is_floating_point():
+            return float((self.wanted.double() * output.double()).sum()) / len(self.wanted)
+        return float(F.cross_entropy(output.flatten(0, 1).float(), self.wanted.flatten()))
+
+
 class StageReplica:
     """The stage `stage` of `manifest` on `device`, freshly initialised from the manifest's seed.
 
@@ -93,6 +107,8 @@ class StageReplica:
         self.recomputed = 0  # tapes run forward again
         self.bump_steps = 0  # inner steps left at a higher rate
         self._accumulated = 0
+        self.keeps_probe = False  # the last microbatch trained is kept for `probe`
+        self._probe: Probe | None = None
         self._autocast = autocast
         self._boundary = "fp64" if dtype == torch.float64 else manifest.pipeline.boundary
 
@@ -203,7 +219,10 @@ class StageReplica:
             self.recomputed += 1
         output, leaf = tape.output, tape.leaf
         self.release(tape)
-        torch.autograd.backward(output, dy.to(self.device, output.dtype))
+        dy = dy.to(self.device, output.dtype)
+        if self.keeps_probe:
+            self._probe = Probe(tape.kept, dy)
+        torch.autograd.backward(output, dy)
         self._accumulated += samples
         return self._input_gradient(leaf)
 
@@ -229,9 +248,27 @@ class StageReplica:
             raise LocalFault(f"stage {self.part.stage}: the loss is {value} on a finite input: theta has diverged")
         if not train:
             return LossResult(value, targets.numel(), None)
+        if self.keeps_probe:
+            self._probe = Probe(kept, targets.to(self.device))
         torch.autograd.backward(loss_sum, torch.full_like(loss_sum, 1.0 / model.context))
         self._accumulated += samples
         return LossResult(value, targets.numel(), self._input_gradient(leaf))
+
+    def probe(self, before: Tensor, after: Tensor) -> float | None:
+        """Nats per token by which the loss on the last microbatch trained here changes when theta goes from `before` to
+        `after`, both [N]; None when nothing was trained yet. Exact on the last stage; on others to first order,
+        dL/dy · (y' - y), which for a convex loss is the least it can be. Theta is left as it was."""
+        if self._probe is None:
+            return None
+        mine = self.theta.clone()
+        try:
+            values = []
+            for flat in (before, after):
+                self.theta.copy_(flat)
+                values.append(self._probe.value(self._run(self._probe.kept, train=False)[1]))
+        finally:
+            self.theta.copy_(mine)
+        return values[1] - values[0]
 
     def _check_samples(self, samples: int, kept: Tensor) -> None:
         if samples != kept.shape[0]:

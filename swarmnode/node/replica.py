@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from swarmnode.errors import RemoteFault
-from swarmnode.gossip.outer import Outer, outer
+from swarmnode.gossip.outer import DesLoc, Outer, outer
+from swarmnode.gossip.robust import GUARDED
 from swarmnode.manifest import Manifest
 from swarmnode.model.split import Part, split
 from swarmnode.model.stage import BUMP_STEPS, StageReplica
@@ -36,6 +37,10 @@ class TorchReplica:
         """`sender`, the peer id, decides how lossy codecs round: replicas should not all round alike."""
         self.stage = StageReplica(manifest, stage, device, dtype, autocast=autocast)
         self.outer: Outer = outer(manifest.gossip, self.stage.theta, sender)
+        if isinstance(self.outer, DesLoc):
+            self.outer.attend(self.stage.exp_avg, self.stage.exp_avg_sq)
+        if manifest.gossip.acceptance == GUARDED:
+            self.stage.keeps_probe, self.outer.probe = True, self.stage.probe
 
     @property
     def parameters(self) -> int:

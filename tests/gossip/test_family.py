@@ -7,12 +7,15 @@ import math
 import pytest
 import torch
 
+from swarmnode.errors import RemoteFault
 from swarmnode.gossip.compression import codec
-from swarmnode.gossip.outer import outer
+from swarmnode.gossip.outer import DesLoc, NoLoCo, outer
 from swarmnode.gossip.outer.delayed import DelayedNesterov
+from swarmnode.gossip.outer.desloc import EVERY_FIRST, EVERY_SECOND
 from swarmnode.gossip.outer.eager import Eager
 from swarmnode.gossip.outer.edit import HISTORY_LEAST, EDiT
 from swarmnode.gossip.outer.mean import DeltaMean
+from swarmnode.gossip.outer.merge import full_merge
 from swarmnode.gossip.outer.period import bounded, quadratic
 from swarmnode.gossip.outer.streaming import Streaming
 from swarmnode.manifest import GossipSpec
@@ -139,3 +142,65 @@ def test_rounds_grow_as_the_rate_falls() -> None:
     assert bounded(16, 3.0, 4, 64)[0] == 8 and bounded(5, 3.0, 4, 64)[0] == 4
     assert bounded(16, 0.5, 4, 64)[0] == 32 and bounded(40, 0.5, 4, 64)[0] == 64
     assert bounded(16, 1.0, 4, 64) == (16, "partners lie 1 |D| apart")
+
+
+def test_desloc_averages_each_buffer_on_its_own_period() -> None:
+    members, moments = [], []
+    for i in range(3):
+        member = outer(GossipSpec(method="desloc", codec="fp32", acceptance="all"), normal(i), f"r{i}")
+        assert isinstance(member, DesLoc)
+        pair = normal(10 + i), normal(20 + i).square()
+        member.attend(*pair)
+        members.append(member)
+        moments.append(pair)
+    for round_index in range(1, 2 * EVERY_SECOND + 1):
+        for i, member in enumerate(members):
+            member.theta.add_(0.1 * i)
+            moments[i][0].add_(0.1 * i)
+            moments[i][1].mul_(1.0 + 0.1 * i)
+        buffers = [[member.theta, *moments[i]] for i, member in enumerate(members)]
+        before = [[flat.clone() for flat in mine] for mine in buffers]
+        messages = [member.message(round_index) for member in members]
+        due = [True, round_index % EVERY_FIRST == 0, round_index % EVERY_SECOND == 0]
+        assert all(len(message) == sum(due) for message in messages)
+        for i, member in enumerate(members):
+            member.theta.add_(1.0)  # inner steps go on meanwhile
+            moments[i][0].add_(1.0)
+            member.apply(round_index, 1.0, [Packet(1.0, 1, m) for j, m in enumerate(messages) if j != i])
+        for which, (gain, meets) in enumerate(zip((1.0, 1.0, 0.0), due, strict=True)):
+            mean = torch.stack([mine[which] for mine in before]).mean(0)
+            for i, mine in enumerate(buffers):
+                wanted = (mean if meets else before[i][which]) + gain
+                torch.testing.assert_close(mine[which], wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_desloc_refuses_a_second_moment_below_zero_and_one_too_few() -> None:
+    one, other = (outer(GossipSpec(method="desloc", codec="fp32"), normal(i), f"r{i}") for i in range(2))
+    assert isinstance(one, DesLoc) and isinstance(other, DesLoc)
+    for member in (one, other):
+        member.attend(torch.zeros_like(member.theta), torch.zeros_like(member.theta))
+    for value, cut, reason in ((-1.0, None, "negative"), (0.0, 2, "tensors")):
+        other._moments[1][1].fill_(value)
+        one.message(EVERY_SECOND)
+        message = other.message(EVERY_SECOND)[:cut]
+        before = one.theta.clone()
+        with pytest.raises(RemoteFault, match=reason):
+            one.apply(EVERY_SECOND, 1.0, [Packet(1.0, 1, message)])
+        assert torch.equal(one.theta, before)
+
+
+@pytest.mark.parametrize("coding", ["fp32", "modular4"])
+def test_after_a_full_merge_all_are_the_mean(coding: str) -> None:
+    start = normal(0)
+    members = [outer(GossipSpec(codec=coding, acceptance="all"), start.clone(), f"r{i}") for i in range(4)]
+    for i, member in enumerate(members):
+        member.theta.add_(0.01 * normal(i + 1))
+        member.momentum.normal_()
+    mean = torch.stack([member.theta for member in members]).mean(0)
+    messages = [member.message(1) for member in members]
+    for i, member in enumerate(members):
+        assert isinstance(member, NoLoCo)
+        full_merge(member, 1, 1.0, [Packet(1.0, 1, m) for j, m in enumerate(messages) if j != i])
+        assert (member.alpha, member.beta, member.gamma) == (0.5, 0.7, 0.7) and not member.momentum.any()
+        bound = 1e-6 if coding == "fp32" else 0.2 * 0.01
+        assert float((member.theta - mean).abs().mean()) < bound and torch.equal(member.theta, member.phi)

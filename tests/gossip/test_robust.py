@@ -101,9 +101,48 @@ def test_never_more_than_clip(seen: list[tuple[float, float, float, float]]) -> 
 
 def test_loss() -> None:
     guard = Guard()
-    assert guard.judge_loss(2.0, 2.01).keep == 1.0
-    assert guard.judge_loss(2.0, 2.2).step == guard.judge_loss(2.0, math.nan).step == "loss"
+    assert guard.judge_loss(0.01).keep == guard.judge_loss(-3.0).keep == 1.0
+    assert guard.judge_loss(0.2).step == guard.judge_loss(math.nan).step == "loss"
     assert guard.counts["loss"] == 2
+
+
+@pytest.mark.parametrize("gamma", [0.7, 0.4])
+def test_now_and_then_the_average_is_tried_on_our_own_text(gamma: float) -> None:
+    """In a quarter of the rounds; what costs more than LOSS_MOST is refused, and the probe sees the average itself."""
+    tried: list[tuple[torch.Tensor, torch.Tensor]] = []
+    refused = probed = 0
+    a, b = pair("fp32", acceptance="guarded", gamma=gamma)
+    for round_index in range(1, 81):
+        a.theta.add_(0.01)
+        b.theta.add_(0.01)
+        costs = 1.0 if round_index % 2 else 0.0
+
+        def probe(before: torch.Tensor, after: torch.Tensor, costs: float = costs) -> float:
+            tried.append((before.clone(), after.clone()))
+            return costs
+
+        a.probe = probe
+        messages = [one.message(round_index) for one in (a, b)]
+        mine, theirs = a.theta.clone(), b.theta.clone()
+        report = a.apply(round_index, 1.0, [Packet(1.0, 1, messages[1])])
+        b.apply(round_index, 1.0, [Packet(1.0, 1, messages[0])])
+        if report.probed is not None:
+            probed += 1
+            assert report.probed == costs and torch.allclose(tried[-1][1], (mine + theirs) / 2, atol=1e-5)
+            assert torch.equal(tried[-1][0], mine)
+            assert (report.verdicts[0].step == "loss") == (costs > 0) and report.members == (1 if costs > 0 else 2)
+            refused += costs > 0
+    assert 8 <= probed == len(tried) <= 40 and refused
+
+
+def test_a_newcomer_probes_nothing_and_neither_does_who_believes_all() -> None:
+    for acceptance, weight in (("guarded", 0.0), ("all", 1.0)):
+        a, b = pair("fp32", acceptance=acceptance)
+        a.probe = lambda before, after: 1.0
+        for round_index in range(1, 20):
+            message = b.message(round_index)
+            a.message(round_index)
+            assert a.apply(round_index, weight, [Packet(1.0, 1, message)]).probed is None
 
 
 @given(st.lists(st.one_of(st.floats(0, 100), st.just(math.nan), st.just(math.inf)), max_size=9), st.integers(0, 9))

@@ -418,3 +418,25 @@ def test_inner_spec_of_the_demo_is_what_replicas_use():
     stage._accumulated = 2
     report = stage.step(5)
     assert (report.step, report.samples, report.learning_rate, stage.version) == (1, 2, 3e-3, 1)
+
+
+def test_a_probe_foretells_what_other_weights_cost():
+    """Exact on the last stage, to first order on the first; theta and the tapes are left as they were."""
+    stages = stages_of(manifest(stages=2), torch.float64)
+    for stage in stages:
+        stage.keeps_probe = True
+    assert [stage.probe(stage.theta, stage.theta) for stage in stages] == [None, None]
+    tokens = token_batch()
+    train_on(stages, tokens)
+    net = plain_model(stages, torch.float64)
+    before = float(mean_loss(net, tokens))
+    for stage, bound in zip(stages, (0.1, 0.01), strict=True):
+        mine = stage.theta.clone()
+        draw = torch.Generator().manual_seed(stage.part.stage)
+        after = mine + 1e-3 * torch.randn(mine.shape, generator=draw, dtype=mine.dtype)
+        said = stage.probe(mine, after)
+        assert torch.equal(stage.theta, mine)
+        stage.theta.copy_(after)
+        change = float(mean_loss(plain_model(stages, torch.float64), tokens)) - before
+        stage.theta.copy_(mine)
+        assert said is not None and abs(change) > 1e-5 and abs(said - change) < bound * abs(change), (said, change)

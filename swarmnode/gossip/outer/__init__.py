@@ -8,6 +8,7 @@ from swarmnode.errors import ManifestError
 from swarmnode.gossip.compression import codec
 from swarmnode.gossip.outer.average import Average
 from swarmnode.gossip.outer.delayed import DelayedNesterov
+from swarmnode.gossip.outer.desloc import DesLoc
 from swarmnode.gossip.outer.diloco import DiLoCo
 from swarmnode.gossip.outer.eager import Eager
 from swarmnode.gossip.outer.edit import EDiT
@@ -26,7 +27,7 @@ KIN: dict[str, type[Streaming | Eager | DelayedNesterov | EDiT]] = {
 }
 """Of DiLoCo: packets of pseudo-gradients, momentum alpha, weight beta."""
 
-METHODS = (NoLoCo.name, DiLoCo.name, Average.name, DeltaMean.name, *KIN, NONE)
+METHODS = (NoLoCo.name, DiLoCo.name, Average.name, DesLoc.name, DeltaMean.name, *KIN, NONE)
 
 
 def outer(gossip: GossipSpec, theta: torch.Tensor, sender: str = "") -> Outer:
@@ -45,6 +46,8 @@ def _outer(gossip: GossipSpec, theta: torch.Tensor) -> Outer:
             return NoLoCo(theta, coder, gossip.alpha, gossip.beta, gossip.gamma)
         case Average.name:
             return Average(theta, coder)
+        case DesLoc.name:
+            return DesLoc(theta, coder)
         case DiLoCo.name if coder.of_delta:
             return DeltaMean(theta, coder, gossip.alpha, gossip.beta)
         case DiLoCo.name:
@@ -57,4 +60,4 @@ def _outer(gossip: GossipSpec, theta: torch.Tensor) -> Outer:
             raise ManifestError(f"gossip.method is {gossip.method!r}; known: {', '.join(METHODS)}")
 
 
-__all__ = ["KIN", "METHODS", "NONE", "Average", "DeltaMean", "DiLoCo", "NoLoCo", "Outer", "outer"]
+__all__ = ["KIN", "METHODS", "NONE", "Average", "DeltaMean", "DesLoc", "DiLoCo", "NoLoCo", "Outer", "outer"]

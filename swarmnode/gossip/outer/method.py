@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 import torch
@@ -16,6 +16,11 @@ from swarmnode.ids import digest64
 from swarmnode.ports import OuterReport, Packet, WireTensor
 
 WEIGHT_MAX = 1.0  # a newcomer has 0, everybody else 1
+
+
+Probe = Callable[[torch.Tensor, torch.Tensor], float | None]
+"""By how many nats the loss on text of our own is higher with the second weights than with the first, both [P]; None
+when that cannot be said yet."""
 
 
 class Outer(ABC):
@@ -40,6 +45,7 @@ class Outer(ABC):
         self.momentum = torch.zeros_like(self.theta)
         self.round: int | None = None  # of the boundary marked and not yet applied
         self.guard: Guard | None = None  # believes nobody at once; None: whatever passes the codec's checks
+        self.probe: Probe | None = None  # asked about a partner's packet every few rounds
         self.sender = ""  # whose messages these are; replicas round by different chance when it differs
 
     def seed(self, what: str) -> int:

@@ -1,0 +1,115 @@
+"""DES-LOC: weights and AdamW's two moments are averaged, each on a period of its own.
+
+    round r:  theta <- mean(theta) when EVERY_THETA divides r
+              u     <- mean(u)     when EVERY_FIRST does      u: first moment (exp_avg)
+              v     <- mean(v)     when EVERY_SECOND does     v: second moment (exp_avg_sq)
+    each plus what it gained since the boundary
+
+[arXiv 2505.22549, algorithm 1.] A moment of decay beta forgets in 1 / (1 - beta) steps: replicas' slow moments hardly
+differ and need to meet rarely, and averaging them at all keeps the convergence of synchronous AdamW, which averaging
+weights alone does not. Over EVERY_SECOND rounds it sends 1 + 1/3 + 1/6 = 1.5 buffers a round instead of 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+
+from swarmnode.errors import ManifestError, RemoteFault
+from swarmnode.gossip.compression import Codec
+from swarmnode.gossip.outer.average import Average
+from swarmnode.ports import OuterReport, Packet, WireTensor
+
+EVERY_THETA, EVERY_FIRST, EVERY_SECOND = 1, 3, 6  # paper: K_u = 3 K_x, K_v = 6 K_x
+
+
+class DesLoc(Average):
+    """Plain averaging of weights, and of moments every few rounds. Without `moments` it is plain averaging."""
+
+    name: ClassVar[str] = "desloc"
+    group_size: ClassVar[int | None] = None
+
+    def __init__(self, theta: torch.Tensor, codec: Codec) -> None:
+        super().__init__(theta, codec)
+        if codec.relative:
+            raise ManifestError(
+                f"gossip.codec {codec.name} needs a partner that is near; moments of {self.name} are not"
+            )
+        self._moments: list[tuple[int, torch.Tensor]] = []
+        self._marked: list[torch.Tensor] = []  # at the boundary, of those due
+
+    def attend(self, exp_avg: torch.Tensor, exp_avg_sq: torch.Tensor) -> None:
+        """From now on these moments [P], live buffers written in place, are averaged too."""
+        assert exp_avg.shape == exp_avg_sq.shape == self.theta.shape
+        self._moments = [(EVERY_FIRST, exp_avg.detach()), (EVERY_SECOND, exp_avg_sq.detach())]
+
+    @property
+    def attends(self) -> bool:
+        """Whether it has moments to average."""
+        return bool(self._moments)
+
+    def _due(self, round_index: int) -> list[torch.Tensor]:
+        return [moment for every, moment in self._moments if round_index % every == 0]
+
+    @property
+    def message_nbytes(self) -> int:
+        return self.codec.nbytes(self.parameters) * (1 + len(self._moments))
+
+    @torch.no_grad()
+    def message(self, round_index: int) -> list[WireTensor]:
+        found = super().message(round_index)
+        self._marked = [moment.clone() for moment in self._due(round_index)]
+        for number, moment in enumerate(self._marked):
+            found += self.codec.encode(moment, seed=self.seed(f"moment {number}"))
+        return found
+
+    def check(self, packet: Packet) -> None:
+        super().check(packet)
+        assert self.round is not None
+        parts = self._after_theta(packet)
+        if len(parts) != len(self._marked) * self.codec.tensors:
+            raise RemoteFault(f"{self.name} packet of {len(packet.tensors)} tensors in round {self.round}")
+        for number, moment in enumerate(self._due(self.round)):
+            part = self._moment(packet, number)
+            self.codec.check(part, self.parameters)
+            if moment is self._moments[-1][1] and self._least(part) < 0.0:
+                raise RemoteFault(f"{self.name} packet with a negative second moment")
+
+    def _parts(self, packet: Packet) -> list[Sequence[WireTensor]]:
+        return [packet.tensors[: self.codec.tensors]]
+
+    def _after_theta(self, packet: Packet) -> Sequence[WireTensor]:
+        return packet.tensors[self.codec.tensors :]
+
+    def _moment(self, packet: Packet, number: int) -> Sequence[WireTensor]:
+        return self._after_theta(packet)[number * self.codec.tensors : (number + 1) * self.codec.tensors]
+
+    def _least(self, part: Sequence[WireTensor]) -> float:
+        least = 0.0
+        for start in self._starts:
+            block = self._scratch[0][: min(self._block, self.parameters - start)]
+            self.codec.read(part, start, block)
+            least = min(least, float(block.min()))
+        return least
+
+    @torch.no_grad()
+    def apply(self, round_index: int, own_weight: float, packets: Sequence[Packet]) -> OuterReport:
+        report = super().apply(round_index, own_weight, packets)
+        taken = [packet for packet, verdict in zip(packets, report.verdicts, strict=True) if verdict.keep > 0.0]
+        total = own_weight + sum(packet.weight for packet in taken)
+        if not taken:
+            return report
+        for number, (moment, marked) in enumerate(zip(self._due(round_index), self._marked, strict=True)):
+            for start in self._starts:
+                end = min(start + self._block, self.parameters)
+                mean, theirs = (scratch[: end - start] for scratch in self._scratch[:2])
+                torch.mul(marked[start:end], own_weight / total, out=mean)
+                for packet in taken:
+                    self.codec.read(self._moment(packet, number), start, theirs)
+                    mean.add_(theirs, alpha=packet.weight / total)
+                moment[start:end].add_(mean.sub_(marked[start:end]))
+            if moment is self._moments[-1][1]:
+                moment.clamp_(min=0.0)  # what it lost since the boundary may be more than the mean
+        return report
