@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping
 
 from swarmnode.errors import RemoteFault, Unavailable
 from swarmnode.gossip.distrust import Distrust
@@ -60,21 +60,19 @@ class Acceptance:
         return {peer for peer in members if peer in out or not self.standings.meets(peer, now_s)[0]}
 
     def judged(
-        self,
-        tasks: asyncio.TaskGroup,
-        round_index: int,
-        other: PeerId,
-        packets: Sequence[Packet],
-        report: OuterReport,
-    ) -> bool:
-        """Count, log, remember and, in one of `tasks`, sign the verdicts on `other`'s packets. Returns whether the
-        replicas met: one of them was taken, or a newcomer had nothing to give."""
-        for packet, verdict in zip(packets, report.verdicts, strict=False):  # verdicts on what leavers gave follow
+        self, tasks: asyncio.TaskGroup, round_index: int, came: Mapping[PeerId, Packet], report: OuterReport
+    ) -> list[PeerId]:
+        """Count, log, remember and, in one of `tasks`, sign the verdicts on the packets that `came`, the first ones of
+        the report. Returns whom this replica met: whose packet was taken, and newcomers, who had nothing to give."""
+        met = []
+        for (other, packet), verdict in zip(came.items(), report.verdicts, strict=False):  # what leavers gave follows
             self._count(round_index, other, verdict)
             given = receipt(self._identity, self._run_id, self._stage, round_index, other, packet, verdict)
             for hearer in (other, *self._hearers(round_index, other, verdict)):
                 tasks.create_task(self._tell(hearer, given))
-        return any(verdict.keep > 0.0 or verdict.step == NEWCOMER for verdict in report.verdicts[: len(packets)])
+            if verdict.keep > 0.0 or verdict.step == NEWCOMER:
+                met.append(other)
+        return met
 
     def _count(self, round_index: int, other: PeerId, verdict: Verdict) -> None:
         step, reason = verdict.step, verdict.reason

@@ -1,4 +1,5 @@
-"""One replica's rounds: at each boundary meet one random other replica of the stage, or step alone (design section 5).
+"""One replica's rounds: at each boundary meet one random other replica of the stage, or a group of them (gossip.group),
+or step alone (design section 5).
 
 The lower peer id of a pair calls, the other answers with its own packet and applies what it was sent only after the
 caller's commit, so that in the common failures both average or neither does. Inner steps go on meanwhile; the gain is
@@ -13,8 +14,9 @@ from collections.abc import Callable, Sequence
 from swarmnode.errors import RemoteFault, Unavailable
 from swarmnode.gossip.acceptance import Acceptance
 from swarmnode.gossip.bequest import Bequests
+from swarmnode.gossip.calling import Message, check_weight, swap
 from swarmnode.gossip.meeting import Meeting
-from swarmnode.gossip.pairing import partner, view_hash
+from swarmnode.gossip.pairing import partners, view_hash
 from swarmnode.gossip.round import Pace, Rounds
 from swarmnode.identity import Identity
 from swarmnode.ids import PeerId, RunId, short
@@ -39,8 +41,6 @@ from swarmnode.wire import call_pb2 as wire
 
 PARTNER_PATIENCE_S = 2.0  # guess: a partner that has not called by then is asked whether it lives
 EXCHANGES_PER_ROUND = 2.0  # guess: rounds are so far apart that exchanges, waiting included, take at most half of them
-COMMIT_TIMEOUT_S = 5.0  # guess: a commit is one small message
-REPLY_SLACK_BYTES = 4096
 
 
 class Gossip:
@@ -86,7 +86,7 @@ class Gossip:
         self._gone: dict[PeerId, int] = {}  # partners that could not be reached, until a record newer than this
         self._samples_before = 0
         self._wake = asyncio.Event()
-        self._meeting: Meeting | None = None
+        self._meetings: dict[PeerId, Meeting] = {}  # of the round under way, where the others call
         self.held = False  # while this node is paused: no rounds
         self._met = asyncio.Condition()
         self.finished = asyncio.Event()  # set after each round; whoever waits clears it
@@ -197,31 +197,23 @@ class Gossip:
             return
         members = self._members(round_index)
         me = self._transport.peer_id
-        other, reason = partner(self._run_id, self._stage, round_index, members, me)
+        size = self._manifest.gossip.group or None
+        others, reason = partners(self._run_id, self._stage, round_index, members, me, size)
         weight = 0.0 if self.newcomer else 1.0
         samples = self._samples_here() - self._samples_before
         loop = asyncio.get_running_loop()
         begun = loop.time()
         tensors = await self._compute.run(Priority.OUTER, 0, lambda: self._replica.message(round_index))
-        packets: list[Packet] = []
-        if other is not None:
-            try:
-                async with asyncio.timeout(self._manifest.limits.exchange_timeout_s):
-                    if me < other:
-                        packets = [await self._call(other, round_index, members, tensors, weight, samples)]
-                    else:
-                        packets = [await self._await_call(other, round_index, tensors, weight, samples)]
-            except TimeoutError:
-                reason = f"partner {short(other)} did not come within {self._manifest.limits.exchange_timeout_s:g} s"
-            except (RemoteFault, Unavailable) as error:
-                reason = f"partner {short(other)}: {error}"
-                if isinstance(error, RemoteFault):
-                    self._lost(other)
+        codec = self._manifest.gossip.codec
+        ours = Message(round_index, view_hash(members), codec, weight, samples, tensors)
+        came, why = await self._meet_all(others, ours)
+        reason = why or reason
+        packets = list(came.values())
         if packets:
             self._pace.exchanged(loop.time() - begun)
         left = self.bequests.take(round_index, samples)
         report, reason = await self._apply(round_index, weight, [*packets, *left], reason)
-        taken = other is not None and self.acceptance.judged(self._tasks, round_index, other, packets, report)
+        taken = self.acceptance.judged(self._tasks, round_index, came, report)
         self._samples_before += samples
         self.done = round_index
         # Also after a lone step: where rounds are slow, a newcomer that waited for a pair stood by for minutes
@@ -229,7 +221,7 @@ class Gossip:
         self.newcomer = False
         async with self._met:
             self._met.notify_all()  # whoever asks for this round is told that it is over
-        self._report(round_index, other if taken else None, report, reason, loop.time() - begun)
+        self._report(round_index, taken, report, reason, loop.time() - begun)
         self.finished.set()
 
     async def _apply(
@@ -250,68 +242,55 @@ class Gossip:
                 reason = f"packet refused ({verdict.step}): {verdict.reason}"
         return report, reason
 
-    async def _call(
-        self,
-        other: PeerId,
-        round_index: int,
-        members: Sequence[PeerId],
-        tensors: Sequence[WireTensor],
-        weight: float,
-        samples: int,
-    ) -> Packet:
-        """The caller's side: our packet for theirs, then the commit."""
-        exchange = wire.Exchange(
-            round=round_index,
-            stage=self._stage,
-            view=view_hash(members),
-            codec=self._manifest.gossip.codec,
-            weight=weight,
-            samples=samples,
-        )
-        answer = await self._transport.call(
-            other,
-            Call(wire.Request(run_id=self._run_id, exchange=exchange), tensors),
-            timeout_s=self._manifest.limits.exchange_timeout_s,
-            reply_bytes_max=2 * sum(tensor.nbytes for tensor in tensors)
-            + REPLY_SLACK_BYTES,  # theirs may have more escapes
-        )
-        given = answer.header.exchanged
-        if given.round != round_index:
-            raise RemoteFault(f"answered round {given.round} instead of {round_index}")
-        commit = wire.Commit(round=round_index, apply=True)
-        try:
-            await self._transport.call(
-                other,
-                Call(wire.Request(run_id=self._run_id, commit=commit)),
-                timeout_s=COMMIT_TIMEOUT_S,
-                reply_bytes_max=0,
-            )
-        except (RemoteFault, Unavailable) as error:
-            # Theirs is here and good; whether they apply ours is not known. One-sided commits are counted.
-            self._telemetry.count(name.ONESIDED_COMMITS)
-            self._telemetry.event(
-                "exchange.onesided", level="warning", round=round_index, peer=other, reason=str(error)
-            )
-        return Packet(_weight(given.weight), given.samples, answer.tensors)
-
-    async def _await_call(
-        self, other: PeerId, round_index: int, tensors: Sequence[WireTensor], weight: float, samples: int
-    ) -> Packet:
-        """The responder's side: stand ready for `other` until it has called and committed."""
-        meeting = Meeting(round_index, other, tensors, weight, samples)
+    async def _meet_all(self, others: Sequence[PeerId], ours: Message) -> tuple[dict[PeerId, Packet], str]:
+        """(the packets of those of `others` who came before the deadline, in their order; why the last one missing did
+        not). Of every two members the one with the lower id calls; in a group all do at once."""
+        found: dict[PeerId, Packet] = {}
+        why = ""
         async with self._met:
-            self._meeting = meeting
+            for other in others:
+                if other < self._transport.peer_id:
+                    self._meetings[other] = Meeting(ours.round_index, other, ours.tensors, ours.weight, ours.samples)
             self._met.notify_all()
+
+        async def meet(other: PeerId) -> None:
+            nonlocal why
+            try:
+                found[other] = await self._meet_one(other, ours)
+            except (TimeoutError, RemoteFault, Unavailable) as error:
+                late = f"did not come within {self._manifest.limits.exchange_timeout_s:g} s"
+                why = f"partner {short(other)}" + (f" {late}" if isinstance(error, TimeoutError) else f": {error}")
+                if isinstance(error, RemoteFault):
+                    self._lost(other)
+
         try:
-            # Who has not called when the next round is near goes by another view, or is at another round.
-            round_s = self._pace.seconds(self.stride * self._manifest.gossip.round_samples)
-            verdict = meeting.said(max(PARTNER_PATIENCE_S, round_s))
-            if not await patiently(self._transport, self._run_id, other, verdict, PARTNER_PATIENCE_S):
-                raise Unavailable("it gave the exchange up, or went on to a later round")
-            assert meeting.packet is not None
-            return meeting.packet
+            if len(others) == 1:
+                await meet(others[0])
+            else:
+                async with asyncio.TaskGroup() as group:
+                    for other in others:
+                        group.create_task(meet(other))
         finally:
-            self._meeting = None
+            self._meetings.clear()
+        return {other: found[other] for other in others if other in found}, why
+
+    async def _meet_one(self, other: PeerId, ours: Message) -> Packet:
+        """Raises TimeoutError, RemoteFault and Unavailable."""
+        timeout_s = self._manifest.limits.exchange_timeout_s
+        async with asyncio.timeout(timeout_s):
+            if other in self._meetings:
+                return await self._await_call(self._meetings[other])
+            return await swap(self._transport, self._telemetry, self._run_id, self._stage, other, ours, timeout_s)
+
+    async def _await_call(self, meeting: Meeting) -> Packet:
+        """The responder's side: stand ready for a partner until it has called and committed."""
+        # Who has not called when the next round is near goes by another view, or is at another round.
+        round_s = self._pace.seconds(self.stride * self._manifest.gossip.round_samples)
+        verdict = meeting.said(max(PARTNER_PATIENCE_S, round_s))
+        if not await patiently(self._transport, self._run_id, meeting.partner, verdict, PARTNER_PATIENCE_S):
+            raise Unavailable("it gave the exchange up, or went on to a later round")
+        assert meeting.packet is not None
+        return meeting.packet
 
     async def serve_exchange(self, peer: PeerId, call: Call) -> Answer:
         """Handler of method "exchange". Waits a bounded time for our own boundary of that round. Raises Unavailable."""
@@ -323,7 +302,7 @@ class Gossip:
         meeting = await self._meet(peer, asked.round)
         if meeting.packet is not None:
             raise Unavailable("already in this exchange")
-        meeting.packet = Packet(_weight(asked.weight), asked.samples, call.tensors)
+        meeting.packet = Packet(check_weight(asked.weight), asked.samples, call.tensors)
         meeting.arrived.set()
         reply = wire.Exchanged(round=meeting.round_index, weight=meeting.weight, samples=meeting.samples)
         return Answer(wire.Reply(exchanged=reply), meeting.tensors)
@@ -332,16 +311,17 @@ class Gossip:
         """Our side of the round `peer` asks for, once it is there."""
         async with self._met:
             while True:
-                meeting = self._meeting
+                meeting = self._meetings.get(peer)
                 if meeting is not None and meeting.round_index == round_index:
-                    if meeting.partner != peer:
-                        raise Unavailable(f"paired with {short(meeting.partner)} in round {round_index}: another view")
                     return meeting
+                for other, met in self._meetings.items():
+                    if met.round_index == round_index:
+                        raise Unavailable(f"paired with {short(other)} in round {round_index}: another view")
                 if self.done >= round_index:
                     raise Unavailable(f"round {round_index} is over here")
                 if round_index % self.stride:
                     raise Unavailable(f"round {round_index} is none of those met at here, every {self.stride}")
-                if meeting is not None and meeting.partner == peer and round_index > meeting.round_index:
+                if meeting is not None and round_index > meeting.round_index:
                     meeting.end(False)  # we wait for its call of a round that it has left behind
                 ahead = self._rounds.newest(self._samples_total(), self.stride) + self.stride
                 if round_index > ahead:
@@ -351,10 +331,9 @@ class Gossip:
     async def serve_commit(self, peer: PeerId, call: Call) -> Answer:
         """Handler of method "commit": the caller has our packet, so we may apply its own."""
         commit = call.header.commit
-        meeting = self._meeting
+        meeting = self._meetings.get(peer)
         good = (
             meeting is not None
-            and meeting.partner == peer
             and meeting.round_index == commit.round
             and meeting.packet is not None
             and not meeting.verdict.done()
@@ -364,8 +343,10 @@ class Gossip:
         meeting.end(commit.apply)
         return Answer(wire.Reply(committed=wire.Committed(round=commit.round, applied=commit.apply)))
 
-    def _report(self, round_index: int, other: PeerId | None, report: OuterReport, reason: str, seconds: float) -> None:
-        outcome = "paired" if other is not None else "lone"
+    def _report(
+        self, round_index: int, met: Sequence[PeerId], report: OuterReport, reason: str, seconds: float
+    ) -> None:
+        outcome = "paired" if met else "lone"
         self._telemetry.count(name.ROUNDS)
         self._telemetry.count(name.EXCHANGES, outcome=outcome)
         self._telemetry.observe(name.EXCHANGE_SECONDS, seconds)
@@ -377,17 +358,12 @@ class Gossip:
         self._telemetry.event(
             f"exchange.{outcome}",
             round=round_index,
-            peer=other,
+            peer=met[0] if met else None,
             reason=reason,
             seconds=round(seconds, 4),
             delta_norm=report.delta_norm,
             step_norm=report.step_norm,
             samples_total=self._samples_total(),
         )
-
-
-def _weight(value: float) -> float:
-    """A partner's weight: it either counts (1) or is a newcomer (0)."""
-    if value not in (0.0, 1.0):
-        raise RemoteFault(f"packet of weight {value}; 0 or 1 is due")
-    return value
+        if len(met) > 1:
+            self._telemetry.event("exchange.group", round=round_index, peers=list(met))

@@ -164,6 +164,14 @@ FIELDS: tuple[Field, ...] = (
         " refused, too, when it undoes what was learned here (swarmnode/gossip/robust.py).",
         "measured: `swarmnode bench attack`",
     ),
+    Field(
+        "gossip",
+        "group",
+        whole(0, 8),
+        "Replicas that meet in a round: 2: pairs; 3 to 8; 0: all of the stage. Whoever came before"
+        " limits.exchange_timeout_s counts.",
+        "NoLoCo, arXiv 2506.10911",
+    ),
     Field("gossip", "round_samples", whole(1, COUNT_MAX), "Samples of the whole run in a round.", "guess"),
     Field("gossip", "round_seconds_min", real(0.0, 86_400.0), "Seconds between rounds, at least.", "guess"),
     Field(

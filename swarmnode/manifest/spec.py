@@ -76,6 +76,7 @@ class GossipSpec:
     gamma: float = 0.7
     codec: str = "modular4"
     acceptance: str = "clipped"
+    group: int = 2
     round_samples: int = 1024
     round_seconds_min: float = 2.0
 

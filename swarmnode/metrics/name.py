@@ -272,6 +272,7 @@ EVENTS: Final[dict[str, str]] = {
     "bequest.stale": "what a leaver learnt came for another round and is dropped",
     "handover.done": "the last replica of a stage leaves; its state is kept by another node",
     "exchange.paired": "an outer step with a partner",
+    "exchange.group": "who of a group of more than two came to an outer step and was believed",
     "exchange.lone": "an outer step alone, and why",
     "exchange.onesided": "a partner may have applied an exchange that this replica did not, or the reverse",
     "exchange.refused": "a partner's handshake or packet was refused",

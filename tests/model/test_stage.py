@@ -429,7 +429,7 @@ def test_a_probe_foretells_what_other_weights_cost():
     tokens = token_batch()
     train_on(stages, tokens)
     net = plain_model(stages, torch.float64)
-    before = float(mean_loss(net, tokens))
+    before = float(mean_loss(net, tokens).detach())
     for stage, bound in zip(stages, (0.1, 0.01), strict=True):
         mine = stage.theta.clone()
         draw = torch.Generator().manual_seed(stage.part.stage)
@@ -437,6 +437,6 @@ def test_a_probe_foretells_what_other_weights_cost():
         said = stage.probe(mine, after)
         assert torch.equal(stage.theta, mine)
         stage.theta.copy_(after)
-        change = float(mean_loss(plain_model(stages, torch.float64), tokens)) - before
+        change = float(mean_loss(plain_model(stages, torch.float64), tokens).detach()) - before
         stage.theta.copy_(mine)
         assert said is not None and abs(change) > 1e-5 and abs(said - change) < bound * abs(change), (said, change)
