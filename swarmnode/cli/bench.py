@@ -138,6 +138,14 @@ def codec(extension: bool, as_json: bool) -> None:
 
 
 @command.command()
+@click.option("--exchanges", type=click.IntRange(1, 10_000), default=60, show_default=True, help="In pairs, at least.")
+@JSON
+def exchange(exchanges: int, as_json: bool) -> None:
+    """What exchanges cost a live swarm of six processes: bytes against the formula, and whether compute waits."""
+    _print(_run("exchange", exchanges=exchanges), as_json)
+
+
+@command.command()
 @JSON
 def boundary(as_json: bool) -> None:
     """What coded activations cost in loss, bytes and CPU: four stages in one process, three seeds; about a minute."""

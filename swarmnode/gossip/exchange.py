@@ -83,6 +83,7 @@ class Gossip:
         self._rounds = Rounds(manifest.gossip.round_samples)
         self.stride = 1  # this replica meets at multiples of it; announced in its record
         self._pace = Pace()
+        self._ended = (asyncio.get_running_loop().time(), compute.worked_s)  # the last round: when, device seconds
         self._gone: dict[PeerId, int] = {}  # partners that could not be reached, until a record newer than this
         self._samples_before = 0
         self._wake = asyncio.Event()
@@ -202,7 +203,8 @@ class Gossip:
         weight = 0.0 if self.newcomer else 1.0
         samples = self._samples_here() - self._samples_before
         loop = asyncio.get_running_loop()
-        begun = loop.time()
+        begun, worked_s = loop.time(), self._compute.worked_s
+        between = (begun - self._ended[0], worked_s - self._ended[1])
         tensors = await self._compute.run(Priority.OUTER, 0, lambda: self._replica.message(round_index))
         codec = self._manifest.gossip.codec
         ours = Message(round_index, view_hash(members), codec, weight, samples, tensors)
@@ -221,7 +223,9 @@ class Gossip:
         self.newcomer = False
         async with self._met:
             self._met.notify_all()  # whoever asks for this round is told that it is over
-        self._report(round_index, taken, report, reason, loop.time() - begun)
+        self._ended = (loop.time(), self._compute.worked_s)
+        within = (self._ended[0] - begun, self._ended[1] - worked_s)
+        self._report(round_index, taken, report, reason, within, between)
         self.finished.set()
 
     async def _apply(
@@ -344,12 +348,19 @@ class Gossip:
         return Answer(wire.Reply(committed=wire.Committed(round=commit.round, applied=commit.apply)))
 
     def _report(
-        self, round_index: int, met: Sequence[PeerId], report: OuterReport, reason: str, seconds: float
+        self,
+        round_index: int,
+        met: Sequence[PeerId],
+        report: OuterReport,
+        reason: str,
+        within: tuple[float, float],
+        between: tuple[float, float],
     ) -> None:
+        """`within` this round and `between` the last one and it: seconds, and of these those the device worked."""
         outcome = "paired" if met else "lone"
         self._telemetry.count(name.ROUNDS)
         self._telemetry.count(name.EXCHANGES, outcome=outcome)
-        self._telemetry.observe(name.EXCHANGE_SECONDS, seconds)
+        self._telemetry.observe(name.EXCHANGE_SECONDS, within[0])
         self._telemetry.gauge(name.ROUND, float(round_index))
         if report.probed is not None:
             refused = any(verdict.step == "loss" for verdict in report.verdicts)
@@ -360,7 +371,10 @@ class Gossip:
             round=round_index,
             peer=met[0] if met else None,
             reason=reason,
-            seconds=round(seconds, 4),
+            seconds=round(within[0], 4),
+            worked_s=round(within[1], 4),
+            between_s=round(between[0], 4),
+            between_worked_s=round(between[1], 4),
             delta_norm=report.delta_norm,
             step_norm=report.step_norm,
             samples_total=self._samples_total(),

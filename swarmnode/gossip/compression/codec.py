@@ -43,6 +43,10 @@ class Codec(ABC):
     def nbytes(self, parameters: int) -> int:
         """Bytes of the wire tensors of `parameters` elements, at most."""
 
+    def least_nbytes(self, parameters: int) -> int:
+        """At least: what a message has when nothing went wrong before."""
+        return self.nbytes(parameters)
+
     def at(self, round_index: int) -> None:  # noqa: B027 (most codecs are the same in every round)
         """Packets from now on are of this round: a schedule may change how they are coded, alike at all members."""
 

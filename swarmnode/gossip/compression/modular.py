@@ -140,6 +140,10 @@ class Modular(Codec):
         """At most; 70 bytes less for each escape not taken."""
         return self._plain_nbytes(parameters) + ESCAPE_NBYTES * self._escapes_most(parameters)
 
+    def least_nbytes(self, parameters: int) -> int:
+        """Without escapes."""
+        return self._plain_nbytes(parameters)
+
     def _plain_nbytes(self, parameters: int) -> int:
         return HEADER.size + self._tile_nbytes(parameters)
 
