@@ -6,7 +6,8 @@ node ("report" in call.proto, over the same libp2p streams as everything else, t
 REPORTS_PER_S in all, and gets the node's status, its counters, its busiest links and its latest events. The node keeps
 a ring of events and answers from memory; who asks too often gets `Busy`. Pulling was chosen over pushing because a
 node then needs to know no coordinator, any number of them may watch, and the load has one bound in one place. What a
-report says is its node's own claim and is shown as such; records are signed by their node.
+report says is its node's own claim and is shown as such; records are signed by their node, and the receipts in a report
+by those the node worked for (ledger.py).
 
     records, reports ──► collect ──► board ──► live ──► history (SQLite)
                                        │         └────► server ──► page (server-sent events)
