@@ -127,6 +127,7 @@ class Outcome:
     total: Sums = field(default_factory=Sums)
     curve: list[Sample] = field(default_factory=list)
     validations: list[tuple[float, float, int]] = field(default_factory=list)
+    real: bool = False  # tensors: losses mean something
 
     @property
     def share(self) -> float:

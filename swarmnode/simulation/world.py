@@ -309,6 +309,7 @@ class World:
         outcome.struck = dict(sorted((self.struck + self.network.happened + self.shelf.happened).items()))
         outcome.curve = self.curve
         outcome.validations = self.validations
+        outcome.real = self.scenario.tensors == "torch"
         outcome.total = Sums.of(self)
         outcome.nodes_ever = len(self.people)
         outcome.last_events = self.trace.last_of([*outcome.involved[:4], "world"])
