@@ -190,7 +190,8 @@ def _rebalance(scenario: Scenario, seed: int, periods: str, as_json: bool) -> in
         wanted = [float(text) for text in periods.split(",")]
     except ValueError:
         raise click.BadParameter(f"{periods!r}: seconds with commas between, as 0,300,60") from None
-    table = Table("rebalanced every", "share of the optimum", "of it worked off", "moves", "machines ever", "CPU s")
+    columns = ("rebalanced every", "share of the optimum", "= in training", "x evenly placed", "of it worked off")
+    table = Table(*columns, "moves", "machines ever", "CPU s")
     found = []
     for period_s in wanted:
         pipeline = dataclasses.replace(scenario.manifest.pipeline, rebalance_period_s=period_s)
@@ -200,6 +201,8 @@ def _rebalance(scenario: Scenario, seed: int, periods: str, as_json: bool) -> in
         table.add_row(
             f"{period_s:g} s" if period_s else "never",
             f"{outcome.share_placed:.3f}",
+            f"{outcome.share_training:.3f}",
+            f"{outcome.share_even:.3f}",
             f"{outcome.share:.3f}",
             str(outcome.storm.moves),
             str(outcome.nodes_ever),

@@ -51,6 +51,11 @@ def ideal(world: World) -> float:
     return math.fsum(p.kind.flops for p in world.people if p.alive) / math.fsum(_costs(world))
 
 
+def even(world: World) -> float:
+    """The same of those that train now: without those that join, fetch a state or wait for their first round."""
+    return math.fsum(p.kind.flops for p in world.people if p.training) / math.fsum(_costs(world))
+
+
 async def demand(world: World, outcome: Outcome) -> None:
     """Wait for everything that must come back; what does not is a failure."""
     bounds, begun = world.scenario.bounds, world.loop.time()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -71,6 +72,7 @@ class Sample:
     samples: float
     optimum: float  # samples per second that the training machines could do where they are
     ideal: float  # the same if every living machine were where it is needed
+    even: float  # the same of those that train
     busy: float  # FLOP of training done so far
     flops: float  # FLOP/s of the living
     states: dict[str, int]
@@ -93,6 +95,7 @@ class Sample:
             samples=sums.samples,
             optimum=calm.optimum(world),
             ideal=calm.ideal(world),
+            even=calm.even(world),
             busy=sums.flop,
             flops=sum(p.kind.flops for p in world.people if p.alive),
             states={state: states[state] for state in STATES},
@@ -151,16 +154,32 @@ class Outcome:
     def share_placed(self) -> float:
         """What the training machines could have done where they were, over what all the living could have done, each
         where it is needed: the share of optimal throughput that SWARM's authors report for rebalancing."""
+        return self._ratio(lambda sample: sample.optimum, lambda sample: sample.ideal)
+
+    @property
+    def share_training(self) -> float:
+        """Of `share_placed`: what is left once machines that live and do not train (yet) are taken away."""
+        return self._ratio(lambda sample: sample.even, lambda sample: sample.ideal)
+
+    @property
+    def share_even(self) -> float:
+        """Of `share_placed`: how even the stages are; the two multiplied give it, nearly."""
+        return self._ratio(lambda sample: sample.optimum, lambda sample: sample.even)
+
+    def _ratio(self, above: Callable[[Sample], float], below: Callable[[Sample], float]) -> float:
+        """Of two curves' integrals over the storm."""
         storm = [sample for sample in self.curve if sample.at_s <= self.storm.at_s]
-        could = sum(a.optimum * (b.at_s - a.at_s) for a, b in itertools.pairwise(storm))
-        best = sum(a.ideal * (b.at_s - a.at_s) for a, b in itertools.pairwise(storm))
-        return could / best if best else 0.0
+        pairs = list(itertools.pairwise(storm))
+        whole = sum(below(a) * (b.at_s - a.at_s) for a, b in pairs)
+        return sum(above(a) * (b.at_s - a.at_s) for a, b in pairs) / whole if whole else 0.0
 
     def to_json(self) -> dict[str, Any]:
         found = dataclasses.asdict(self)
         found["share_of_optimum"] = self.share
         found["share_of_ideal"] = self.share_ideal
         found["share_placed"] = self.share_placed
+        found["share_training"] = self.share_training
+        found["share_even"] = self.share_even
         found["callbacks_per_cpu_s"] = self.callbacks / max(1e-9, self.cpu_s)
         return found
 
