@@ -32,7 +32,7 @@ STANDSTILL_CALLBACKS = 2_000_000  # guess: more at one moment of virtual time is
 WAITING_SHOWN = 20
 COMPACT_TIMERS = 512  # cancelled timers kept before the heap is rebuilt, if they are the larger part
 FULL_COLLECTION_EVERY = 16
-GARBAGE_CALLBACKS = 2_000_000  # guess: cycles (of exceptions) are collected so often, at fixed points of the run
+GARBAGE_CALLBACKS = 1_000_000  # guess: cycles (of exceptions) are collected so often, at fixed points of the run
 
 
 class Deadlock(RuntimeError):

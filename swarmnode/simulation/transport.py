@@ -182,6 +182,7 @@ class SimTransport:
 
     def _arrive(self, conversation: Conversation) -> None:
         """A request is here, whole."""
+        conversation.parcel = None  # which would else hold it for ever: each knows the other
         network, plug = self._network, self.plug
         if network.reach.blocked(conversation.caller.plug.label, plug.label) or (not plug.alive and plug.silent):
             return
@@ -192,7 +193,6 @@ class SimTransport:
             self._reset(conversation, "broke the stream")
             return
         self._traffic[conversation.method, "received"] += conversation.nbytes
-        conversation.parcel = None
         self._serving[conversation] = None
         conversation.task = self._loop.create_task(self._answer(conversation), context=plug.context)
 
@@ -241,6 +241,7 @@ class SimTransport:
             return
 
         def arrive() -> None:
+            conversation.parcel = None
             if not reply.done() and caller.plug.alive and not network.reach.blocked(plug.label, caller.plug.label):
                 caller._traffic[conversation.method, "received"] += nbytes
                 reply.set_result((raw, tensors))
