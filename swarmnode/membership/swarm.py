@@ -162,7 +162,10 @@ class Book:
         """What is worth a look of what the directory has of `stage`: the quick way through many. Of a crowd, strangers
         in an order by `rng`: each node knows others."""
         crowd = len(records) > self._crowd_max and stage != self.own
-        self._sizes[stage] = len(records) if crowd else 0
+        size = len(records) if crowd else 0
+        if size != self._sizes[stage]:
+            self._sizes[stage] = size
+            self._stale.add(stage)
         seen, here = _shared.get, self._members.get
         found: list[wire.SignedRecord] = []
         strangers: list[wire.SignedRecord] = []

@@ -68,19 +68,22 @@ class Load:
 
 def load(swarm: Swarm, costs: Sequence[float], without: PeerId | None = None) -> Load:
     """What the stages can do, `without` left out. `costs` are the stages' relative costs per sample: a node that moves
-    is as much faster there as the stage is cheaper."""
+    is as much faster there as the stage is cheaper. Of a crowded stage some are known, and stand for all."""
     known = [m.samples_per_second for stage in swarm.stages for m in stage if m.samples_per_second > 0.0]
     mean = sum(known) / len(known) if known else 1.0
     stages = len(swarm.stages)
-    capacity, replicas = [0.0] * stages, [0] * stages
+    capacity, replicas = [0.0] * stages, [0.0] * stages
     for stage, members in enumerate(swarm.stages):
+        each = swarm.sizes[stage] / len(members) if members else 1.0
         for member in members:
             if member.state not in COMING or member.peer == without:
                 continue
-            there = member.moving_to if member.moving_to is not None and member.moving_to < stages else stage
-            capacity[there] += (member.samples_per_second or mean) * costs[stage] / costs[there]
-            replicas[there] += 1
-    return Load(tuple(capacity), tuple(replicas), mean)
+            there, weight = stage, each
+            if member.moving_to is not None and member.moving_to < stages:
+                there, weight = member.moving_to, 1.0  # those are all known
+            capacity[there] += weight * (member.samples_per_second or mean) * costs[stage] / costs[there]
+            replicas[there] += weight
+    return Load(tuple(capacity), tuple(map(round, replicas)), mean)
 
 
 def choose_stage(swarm: Swarm, costs: Sequence[float], min_keep: int, rng: random.Random) -> tuple[int, Reason]:

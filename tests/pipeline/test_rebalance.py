@@ -198,3 +198,14 @@ def test_every_node_names_the_same_mover() -> None:
     fleet = [member(i, 0 if i < 8 else 1, 1.0 + i % 3) for i in range(12)]
     plans = {plan_move(swarm_of(list(order), 2), [1.0, 1.0], Rules(1.1, 2))[0] for order in (fleet, fleet[::-1])}
     assert len(plans) == 1 and None not in plans
+
+
+def test_of_a_crowd_those_known_stand_for_all() -> None:
+    """All 120 of our own stage are known and 60 of 120 of the other: neither is stronger."""
+    crowd = [member(n, 0, 1.0) for n in range(120)] + [member(200 + n, 1, 1.0) for n in range(60)]
+    swarm = Swarm.of(crowd, 2)
+    swarm = Swarm.frozen(swarm.stages, sizes=(0, 120))
+    assert load(swarm, (1.0, 1.0)).capacity == (120.0, 120.0)
+    assert load(swarm, (1.0, 1.0)).replicas == (120, 120)
+    assert plan_move(swarm, (1.0, 1.0), Rules(1.02, 2))[0] is None
+    assert plan_move(Swarm.of(crowd, 2), (1.0, 1.0), Rules(1.02, 2))[0] is not None
