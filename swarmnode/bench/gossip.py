@@ -46,6 +46,7 @@ DEFAULT = (
     "delayed/e3m0",
     "edit/e3m0",
 )
+LABEL_PX = (110, 13)  # that a method's name takes in the drawing
 LOOKS = 10  # times a run is looked at on its way, for the comparison at equal bytes
 
 PRESETS: dict[str, tuple[Size, int]] = {
@@ -232,7 +233,12 @@ def _at(curve: Sequence[tuple[float, float]], budget: float) -> float:
 def page(result: dict[str, Any]) -> str:
     """A page of one drawing, loss against bytes (logarithmic), and the table; nothing is loaded from outside."""
     rows = result["methods"]
-    drawn = [row for row in rows if row["bytes/param/round"] > 0]
+    drawn = [row for row in rows if row["bytes/param/round"] > 0 and row["method"] != PARALLEL]
+    apart = [row for row in rows if row["method"] == PARALLEL]  # far off all others, it would press them together
+    also = "".join(
+        f" Not drawn: synchronous data parallel, {row['nats']:.4f} nats at {row['bytes/param/round']:g} bytes."
+        for row in apart
+    )
     cells = "".join(
         "<tr>" + "".join(f"<td>{html.escape(_cell(value))}</td>" for value in row.values()) + "</tr>" for row in rows
     )
@@ -241,13 +247,15 @@ def page(result: dict[str, Any]) -> str:
         "<!doctype html><meta charset=utf-8><title>swarmnode bench gossip</title><style>body{font:14px sans-serif;"
         "margin:2em}td,th{padding:.2em .8em;text-align:right}td:first-child{text-align:left}</style>"
         f"<h1>Loss against bytes</h1><p>preset {html.escape(result['preset'])}, held-out nats per byte, lower left is"
-        f" better; bars are one standard deviation over seeds; the dashed line is a lone replica.</p>"
-        f"{_drawing(drawn, rows)}<table><tr>{heads}</tr>{cells}</table>"
+        f" better; bars are one standard deviation over seeds; the dashed line is a lone replica.{also}</p>"
+        f"{_drawing(drawn, [row for row in rows if row not in apart])}<table><tr>{heads}</tr>{cells}</table>"
     )
 
 
 def _cell(value: object) -> str:
-    return f"{value:.4f}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return "–" if math.isnan(value) else f"{value:.4f}"
+    return str(value)
 
 
 def _drawing(drawn: Sequence[dict[str, Any]], rows: Sequence[dict[str, Any]]) -> str:
@@ -269,13 +277,18 @@ def _drawing(drawn: Sequence[dict[str, Any]], rows: Sequence[dict[str, Any]]) ->
     parts = []
     best = math.inf
     front = []
+    labels: list[tuple[float, float]] = []
     for at, row in sorted(zip(xs, drawn, strict=True), key=lambda pair: pair[0]):
         spread = 0.0 if math.isnan(row["spread"]) else row["spread"]
         here = y(row["nats"])
+        label = here - 6
+        while any(abs(label - other) < LABEL_PX[1] and abs(x(at) - beside) < LABEL_PX[0] for beside, other in labels):
+            label += 4.0
+        labels.append((x(at), label))
         parts.append(
             f"<line x1={x(at):.1f} x2={x(at):.1f} y1={y(row['nats'] - spread):.1f} y2={y(row['nats'] + spread):.1f}"
             f" stroke=#999 /><circle cx={x(at):.1f} cy={here:.1f} r=5 fill=#06c />"
-            f"<text x={x(at) + 8:.1f} y={here - 6:.1f} font-size=12>{html.escape(row['method'])}</text>"
+            f"<text x={x(at) + 8:.1f} y={label:.1f} font-size=12>{html.escape(row['method'])}</text>"
         )
         if row["nats"] < best:
             best = row["nats"]
