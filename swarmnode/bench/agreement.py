@@ -101,8 +101,9 @@ def _machines(manifest: Manifest, facts: list[NodeFacts]) -> tuple[Kind, ...]:
         if status is None or status.peer_id not in told:
             continue
         part = parts[status.stage]
-        samples = count([node], name.MICROBATCHES, outcome="done") or 1
-        twice = min(1.0, count([node], name.RECOMPUTED_TAPES) / samples) if status.stage == 0 else 0.0
+        # What it worked off is known by its inner steps; the last stage computes loss and gradient at once.
+        worked = count([node], name.INNER_STEPS) * manifest.inner.inner_batch / manifest.inner.microbatch
+        twice = min(1.0, count([node], name.RECOMPUTED_TAPES) / max(1.0, worked))
         flops = told[status.peer_id] * (3.0 + twice) * part.cost * manifest.model.context
         address = Address("local", LATENCY_MS / 2000.0)
         kinds.append(Kind(node.name, 1, flops, LOOPBACK_BYTES_S, LOOPBACK_BYTES_S, address, stage=int(status.stage)))

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from swarmnode.simulation.plan import Plan
 
 SIMULATED_NODES_MAX = 2000
+CPU_S_PER_HOP = 7e-4  # measured: a microbatch at one stage, on a busy machine
+PATIENCE_S = 60.0  # guess: CPU seconds somebody waits for a check
+SIMULATED_S_MIN = 30.0  # windows have grown by then
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
@@ -54,12 +57,23 @@ def command(
 
 
 def _simulated(manifest: Manifest, kinds: tuple[Kind, ...], seconds: float) -> float:
+    from swarmnode.simulation.plan import plan
     from swarmnode.simulation.scenario import Bounds, Scenario
     from swarmnode.simulation.world import simulate
 
     nodes = sum(kind.count for kind in kinds)
     if nodes > SIMULATED_NODES_MAX:
         raise click.BadParameter(f"{nodes} nodes; at most {SIMULATED_NODES_MAX} are simulated", param_hint="--simulate")
+    rate = plan(manifest, kinds, 1.0).tokens_per_s / manifest.model.context / manifest.inner.microbatch
+    cpu_s = rate * seconds * manifest.pipeline.stages * CPU_S_PER_HOP
+    if cpu_s > PATIENCE_S:
+        shorter_s = max(SIMULATED_S_MIN, seconds * PATIENCE_S / cpu_s)
+        click.echo(
+            f"{rate:,.0f} microbatches a second: {seconds:g} s of them would take about {cpu_s / 60.0:.0f} min of one "
+            f"processor; simulated are {min(seconds, shorter_s):.0f} s",
+            err=True,
+        )
+        seconds = min(seconds, shorter_s)
     bounds = Bounds(window_s=1.0, throughput=0.0)
     state_share = min(1.0, 1e6 / max(1.0, manifest.model.layers * manifest.model.width**2))
     scenario = Scenario("plan", seconds=seconds, fleet=kinds, manifest=manifest, bounds=bounds, state_share=state_share)
@@ -69,14 +83,21 @@ def _simulated(manifest: Manifest, kinds: tuple[Kind, ...], seconds: float) -> f
     return (last.samples - first.samples) / max(1.0, last.at_s - first.at_s) * manifest.model.context
 
 
+def _took(days: float) -> str:
+    if days >= 2.0:
+        return f"{days:,.1f} days"
+    return f"{days * 24.0:.1f} hours" if days * 24.0 >= 2.0 else f"{days * 1440.0:.1f} minutes"
+
+
 def _table(found: Plan, tokens: float, measured: float | None) -> None:
     from rich.console import Console
     from rich.table import Table
 
     console = Console()
-    table = Table(
-        "stage", "layers", "parameters", "replicas", "TFLOP/s", "egress/node", "memory/node", "join", "day without loss"
-    )
+    columns = ("stage", "layers", "weights", "nodes", "TFLOP/s", "up, Mb/s", "memory", "join", "kept a day")
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for column in columns:
+        table.add_column(column, justify="right", no_wrap=True)
     for stage in found.stages:
         part = stage.part
         table.add_row(
@@ -85,14 +106,15 @@ def _table(found: Plan, tokens: float, measured: float | None) -> None:
             f"{part.parameters / 1e6:.1f} M",
             str(stage.replicas),
             f"{stage.flops / 1e12:.2f}",
-            f"{stage.egress * 8 / 1e6:.1f} Mb/s",
+            f"{stage.egress * 8 / 1e6:.1f}",
             f"{stage.memory / 1e9:.2f} GB",
             f"{stage.download_s:.0f} s",
             f"{stage.survival:.4%}",
         )
     console.print(table)
+    console.print("up and memory: of each node; kept a day: odds that the stage does not die out\n", highlight=False)
     console.print(
-        f"{found.tokens_per_s:,.0f} tokens/s (limit: {found.limit}); {tokens:.3g} tokens in {found.days:,.2f} days; "
+        f"{found.tokens_per_s:,.0f} tokens/s (limit: {found.limit}); {tokens:.3g} tokens in {_took(found.days)}; "
         f"a day passes without losing a stage with {found.survival:.4%}",
         highlight=False,
     )
