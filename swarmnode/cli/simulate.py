@@ -190,8 +190,8 @@ def _rebalance(scenario: Scenario, seed: int, periods: str, as_json: bool) -> in
         wanted = [float(text) for text in periods.split(",")]
     except ValueError:
         raise click.BadParameter(f"{periods!r}: seconds with commas between, as 0,300,60") from None
-    columns = ("rebalanced every", "share of the optimum", "= in training", "x evenly placed", "of it worked off")
-    table = Table(*columns, "moves", "machines ever", "CPU s")
+    columns = ("every", "of the optimum", "= training", "x even", "worked off", "moves", "machines", "CPU s")
+    table = Table(*columns, box=None, padding=(0, 2, 0, 0))
     found = []
     for period_s in wanted:
         pipeline = dataclasses.replace(scenario.manifest.pipeline, rebalance_period_s=period_s)
