@@ -158,6 +158,11 @@ class Store(Protocol):
         cannot be read."""
         ...
 
+    async def fill(self, name: str, parts: Sequence[memoryview], sha256: str) -> bool:
+        """As `read`, into `parts`, which are filled one after the other: what is large is not copied. False when there
+        is no such blob. Raises DataError also when it has another length; `parts` may then hold anything."""
+        ...
+
     async def names(self, prefix: str = "") -> dict[str, int]:
         """Sizes of the blobs whose name begins with `prefix`, by name, sorted. Raises LocalFault."""
         ...

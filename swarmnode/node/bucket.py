@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from swarmnode.errors import LocalFault, UsageError
 from swarmnode.node.store import FolderStore, check_hash, checked
 from swarmnode.ports import Store
+from swarmnode.recovery.tensorfile import scatter
 
 T = TypeVar("T")
 
@@ -72,10 +73,14 @@ class BucketStore:
                 data: bytes = files.cat_file(self._path(name))
             except FileNotFoundError:
                 return None
-            check_hash(f"{self}/{name}", data, sha256)
+            if sha256 is not None:
+                check_hash(f"{self}/{name}", hashlib.sha256(data).hexdigest(), sha256)
             return data
 
         return await asyncio.to_thread(self._do, "read", name, work)
+
+    async def fill(self, name: str, parts: Sequence[memoryview], sha256: str) -> bool:
+        return scatter(await self.read(name, sha256), parts, f"{self}/{name}")
 
     async def names(self, prefix: str = "") -> dict[str, int]:
         def work(files: Any) -> dict[str, int]:

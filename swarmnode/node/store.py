@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import io
 import os
 import pathlib
 import queue
@@ -30,6 +31,9 @@ class FolderStore:
 
     async def read(self, name: str, sha256: str | None = None) -> bytes | None:
         return await asyncio.to_thread(self._read, name, sha256)
+
+    async def fill(self, name: str, parts: Sequence[memoryview], sha256: str) -> bool:
+        return await asyncio.to_thread(self._fill, name, parts, sha256)
 
     async def names(self, prefix: str = "") -> dict[str, int]:
         return await asyncio.to_thread(self._names, prefix)
@@ -66,8 +70,28 @@ class FolderStore:
             return None
         except OSError as error:
             raise LocalFault(f"cannot read {path}: {error.strerror or error}") from error
-        check_hash(str(path), data, sha256)
+        if sha256 is not None:
+            check_hash(str(path), hashlib.sha256(data).hexdigest(), sha256)
         return data
+
+    def _fill(self, name: str, parts: Sequence[memoryview], sha256: str) -> bool:
+        path = self._path(name)
+        expected = sum(part.nbytes for part in parts)
+        try:
+            with open(path, "rb", buffering=0) as file:
+                size = os.fstat(file.fileno()).st_size
+                if size != expected:
+                    raise DataError(f"{path}: {size} bytes where {expected} belong: cut off? Use another checkpoint")
+                with Hashing() as hashing:
+                    for piece in pieces(parts):
+                        _read_all(file, piece, path)
+                        hashing.add(piece)
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            raise LocalFault(f"cannot read {path}: {error.strerror or error}") from error
+        check_hash(str(path), hashing.hex, sha256)
+        return True
 
     def _names(self, prefix: str) -> dict[str, int]:
         found: dict[str, int] = {}
@@ -99,7 +123,7 @@ class FolderStore:
 
 
 class Hashing:
-    """SHA-256 of what is added, in a thread beside the one that writes (each takes a core at full speed)."""
+    """SHA-256 of what is added, in a thread beside the one that reads or writes (each takes a core at full speed)."""
 
     def __init__(self) -> None:
         self.hex = ""
@@ -131,9 +155,9 @@ def checked(name: str) -> str:
     return name
 
 
-def check_hash(where: str, data: bytes, sha256: str | None) -> None:
-    """Raises DataError unless `data` has the hash `sha256` (None: any)."""
-    if sha256 is not None and (found := hashlib.sha256(data).hexdigest()) != sha256:
+def check_hash(where: str, found: str, sha256: str) -> None:
+    """Raises DataError unless `found`, the hash of what was read at `where`, is `sha256`."""
+    if found != sha256:
         raise DataError(
             f"{where}: damaged: its SHA-256 is {found[:16]}..., not {sha256[:16]}...; use another checkpoint"
         )
@@ -143,6 +167,14 @@ def pieces(parts: Sequence[bytes | memoryview]) -> list[memoryview]:
     """`parts` as views of at most PIECE_NBYTES."""
     views = [memoryview(part).cast("B") for part in parts]
     return [view[start : start + PIECE_NBYTES] for view in views for start in range(0, view.nbytes, PIECE_NBYTES)]
+
+
+def _read_all(file: io.FileIO, piece: memoryview, path: pathlib.Path) -> None:
+    while piece.nbytes:
+        count = file.readinto(piece)
+        if not count:
+            raise DataError(f"{path}: it became shorter while it was read; use another checkpoint")
+        piece = piece[count:]
 
 
 def _write_all(descriptor: int, piece: memoryview) -> None:

@@ -233,6 +233,15 @@ async def load_stage(
     async def read(section: str, file: ShardFile) -> None:
         async with gate:
             where = f"{base}{file.name}"
+            room = _room(file, places)
+            if room is not None:  # as it lies in the file it lies in the flat buffer: read there at once
+                head = bytearray(file.nbytes - (room[1] - room[0]))
+                flat = flats[section].data[room[0] : room[1]]
+                if not await store.fill(where, [memoryview(head), flat], file.sha256):
+                    raise DataError(f"{where}: missing; use another checkpoint")
+                tensorfile.check_head(head, file.tensors, where)
+                moved(file.nbytes)
+                return
             data = await store.read(where, file.sha256)
             if data is None:
                 raise DataError(f"{where}: missing; use another checkpoint")
@@ -253,6 +262,19 @@ async def load_stage(
     sections = {section: flat.data.toreadonly() for section, flat in flats.items()}
     bump_steps = min(part.bump_steps for part in parts)
     return State(sections, inner_steps=_steps(parts), gradient_norm=_norm(parts), bump_steps=bump_steps)
+
+
+def _room(file: ShardFile, places: Mapping[str, tuple[int, int]]) -> tuple[int, int] | None:
+    """The bytes of the flat buffer that the data of `file` fill just as they lie in it; None when they do not."""
+    spans = [places.get(name) for name in file.tensors]
+    if not spans or spans[0] is None:
+        return None
+    begin = end = spans[0][0]
+    for span, shape in zip(spans, file.tensors.values(), strict=True):
+        if span is None or span[0] != end or span[1] - span[0] != tensorfile.nbytes_of(shape):
+            return None
+        end = span[1]
+    return (begin, end) if 0 < file.nbytes - (end - begin) <= tensorfile.HEAD_BYTES_MAX else None
 
 
 def _steps(parts: list[StagePart]) -> int:

@@ -8,12 +8,13 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from swarmnode.errors import DataError
 
 ITEMSIZE = 4
 HEADER_BYTES_MAX = 100_000_000  # the reference reader's own bound
+HEAD_BYTES_MAX = 1 << 24  # guess: of what we wrote ourselves, a hundred bytes for each tensor
 ALIGNMENT = 8
 _LENGTH = struct.Struct("<Q")
 
@@ -61,6 +62,35 @@ def read(data: bytes, origin: str) -> tuple[dict[str, tuple[Shape, memoryview]],
     body = memoryview(data)[begin:]
     found = {name: _tensor(name, row, body, origin) for name, row in table.items()}
     return found, {str(key): str(value) for key, value in metadata.items()} if isinstance(metadata, dict) else {}
+
+
+def check_head(head: bytes | bytearray, tensors: Mapping[str, Shape], origin: str) -> None:
+    """Raises DataError unless `head`, what stands before the data, says that just `tensors` follow, in this order."""
+    try:
+        table = json.loads(head[_LENGTH.size :]) if _LENGTH.unpack_from(head)[0] == len(head) - _LENGTH.size else None
+    except (ValueError, RecursionError, struct.error):
+        table = None
+    start, expected = 0, {}
+    for name, shape in tensors.items():
+        end = start + nbytes_of(shape)
+        expected[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [start, end]}
+        start = end
+    if not isinstance(table, dict) or {key: row for key, row in table.items() if key != "__metadata__"} != expected:
+        raise DataError(f"{origin}: its header does not say what the checkpoint says of it; use another checkpoint")
+
+
+def scatter(data: bytes | None, parts: Sequence[memoryview], origin: str) -> bool:
+    """Copy `data` into `parts`, one after the other; False for None. Raises DataError for another length."""
+    if data is None:
+        return False
+    expected = sum(part.nbytes for part in parts)
+    if len(data) != expected:
+        raise DataError(f"{origin}: {len(data)} bytes where {expected} belong: cut off? Use another checkpoint")
+    start = 0
+    for part in parts:
+        part[:] = data[start : start + part.nbytes]
+        start += part.nbytes
+    return True
 
 
 def _tensor(name: str, row: object, body: memoryview, origin: str) -> tuple[Shape, memoryview]:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from swarmnode.errors import DataError, LocalFault
 from swarmnode.ports import Priority
+from swarmnode.recovery.tensorfile import scatter
 
 T = TypeVar("T")
 WAITING_MAX = 4096  # as node/compute.py
@@ -175,6 +176,9 @@ class Disk:
             if sha256 is not None and hashlib.sha256(data).hexdigest() != sha256:
                 raise DataError(f"{name}: damaged; use another checkpoint")
         return data
+
+    async def fill(self, name: str, parts: Sequence[memoryview], sha256: str) -> bool:
+        return scatter(await self.read(name, sha256), parts, name)
 
     async def names(self, prefix: str = "") -> dict[str, int]:
         return {name: len(data) for name, data in sorted(self._blobs.items()) if name.startswith(prefix)}

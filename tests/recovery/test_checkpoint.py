@@ -149,6 +149,30 @@ def test_the_files_are_safetensors_to_others(tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("*.part"))
 
 
+def test_what_lies_as_it_is_wanted_is_read_in_place(tmp_path: Path) -> None:
+    """Any fault of the file is named as when it is read in one piece."""
+
+    async def body() -> None:
+        store = FolderStore(tmp_path)
+        sha256 = await store.write("a", [b"head", b"data"])
+        head, data = bytearray(4), bytearray(4)
+        assert await store.fill("a", [memoryview(head), memoryview(data)], sha256)
+        assert (head, data) == (b"head", b"data")
+        assert not await store.fill("b", [memoryview(head)], sha256)
+        with pytest.raises(DataError, match="8 bytes where 4 belong"):
+            await store.fill("a", [memoryview(head)], sha256)
+        with pytest.raises(DataError, match="damaged"):
+            await store.fill("a", [memoryview(head), memoryview(data)], "0" * 64)
+
+    asyncio.run(body())
+    tensors = {"x": (2, 3), "y": (5,)}
+    good = tensorfile.header(tensors, {"format": "pt"})
+    tensorfile.check_head(good, tensors, "here")
+    for bad, said in ((good[:-3], tensors), (good, {"x": (3, 2), "y": (5,)}), (good, {"x": (2, 3)}), (b"", tensors)):
+        with pytest.raises(DataError, match="here: its header"):
+            tensorfile.check_head(bad, said, "here")
+
+
 def test_blocks_and_samples_go_on(tmp_path: Path) -> None:
     checkpoint = asyncio.run(save(FolderStore(tmp_path), 2))
     same = saving.blocks_of(checkpoint, checkpoint.origin.block_samples)
