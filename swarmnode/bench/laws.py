@@ -41,9 +41,9 @@ def broken(homes: Sequence[Path]) -> list[str]:
 
 
 def _rounds_in_order(log: Sequence[Event]) -> list[str]:
-    """A node is in one exchange at a time: its rounds only grow."""
-    rounds = [e["fields"]["round"] for e in log if e["event"] in ("exchange.paired", "exchange.lone")]
-    return [f"{_who(log)} was in round {b} after round {a}" for a, b in pairwise(rounds) if b <= a]
+    """A node is in one exchange at a time: its rounds only grow while it serves one stage."""
+    rounds = [(e["stage"], e["fields"]["round"]) for e in log if e["event"] in ("exchange.paired", "exchange.lone")]
+    return [f"{_who(log)} was in round {b} after round {a}" for (s, a), (t, b) in pairwise(rounds) if s == t and b <= a]
 
 
 def _nothing_after_the_end(log: Sequence[Event]) -> list[str]:
@@ -70,21 +70,21 @@ def _state_as_given(log: Sequence[Event], by_peer: dict[str, list[Event]]) -> li
 def _pairs_agree(by_peer: dict[str, list[Event]]) -> list[str]:
     """Who steps with a partner is that partner's partner in the round; only a commit that was lost may differ."""
     met = {
-        (peer, event["fields"]["round"]): event["fields"]["peer"]
+        (peer, event["stage"], event["fields"]["round"]): event["fields"]["peer"]
         for peer, log in by_peer.items()
         for event in log
         if event["event"] == "exchange.paired"
     }
     finished = {
-        (peer, event["fields"]["round"])
+        (peer, event["stage"], event["fields"]["round"])
         for peer, log in by_peer.items()
         for event in log
         if event["event"] in ("exchange.paired", "exchange.lone")
     }
     found = []
-    for (peer, round_index), other in met.items():
-        theirs = met.get((other, round_index))
-        if theirs == peer or (other, round_index) not in finished:
+    for (peer, stage, round_index), other in met.items():
+        theirs = met.get((other, stage, round_index))
+        if theirs == peer or (other, stage, round_index) not in finished:
             continue  # they agree, or the partner was killed before it could say
         if theirs is None and _lost_a_commit(by_peer[peer], round_index):
             continue

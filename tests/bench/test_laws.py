@@ -40,7 +40,7 @@ def told(folder: Path, given: dict[str, list[dict[str, Any]]]) -> list[str]:
     for peer, events in given.items():
         home = folder / peer
         home.mkdir()
-        lines = [json.dumps({**each, "node": peer}) for each in events]
+        lines = [json.dumps({"stage": 0, **each, "node": peer}) for each in events]
         (home / "events.jsonl").write_text("\n".join(lines) + '\n{"event": "exchange.pa')  # torn by a kill
         homes.append(home)
     return broken(homes)
@@ -67,6 +67,13 @@ def test_broken(tmp_path: Path, peer: str, index: int, changed: dict[str, Any], 
         given[peer].append(event("exchange.lone", round=9))
     found = told(tmp_path, given)
     assert len(found) == 1 and says in found[0], found
+
+
+def test_a_round_counts_at_one_stage(tmp_path: Path) -> None:
+    """Who moves may come to the new stage in the very round that is over at the old one."""
+    given = logs()
+    given[A].insert(4, {**event("exchange.lone", round=4), "stage": 1})
+    assert told(tmp_path, given) == []
 
 
 def test_a_lost_commit_may_differ(tmp_path: Path) -> None:
