@@ -9,6 +9,7 @@ gradient came back to a feeder.
 from __future__ import annotations
 
 import asyncio
+import shutil
 import statistics
 import tempfile
 from dataclasses import replace
@@ -37,17 +38,18 @@ def run(clock: Clock, seed: int = 0, note: Note = lambda text: None) -> dict[str
     manifest = replace(
         PRESETS["tiny"], pipeline=replace(PRESETS["tiny"].pipeline, stages=STAGES, rebalance_period_s=10.0)
     )
-    with tempfile.TemporaryDirectory(prefix="swarmnode-chaos-") as folder_name:
-        folder = Path(folder_name)
-        manifests.init(folder, manifest)
-        manifests.sign_folder(folder)
-        life = Life(seeded("chaos", seed), note, clock)
-        life.fleet = Fleet(
-            FleetPlan(folder, folder / SIGNED_FILE, NODES, STAGES, folder / "cache", seed, life.command), note
-        )
-        asyncio.run(_live(life))
-        laws = broken([child.plan.home for child in life.fleet.nodes])
-        left = _left_running(life)
+    folder = Path(tempfile.mkdtemp(prefix="swarmnode-chaos-"))
+    note(f"logs in {folder}; kept if anything goes wrong")
+    manifests.init(folder, manifest)
+    manifests.sign_folder(folder)
+    life = Life(seeded("chaos", seed), note, clock)
+    plan = FleetPlan(folder, folder / SIGNED_FILE, NODES, STAGES, folder / "cache", seed, life.command)
+    life.fleet = Fleet(plan, note)
+    asyncio.run(_live(life))
+    laws = broken([child.plan.home for child in life.fleet.nodes])
+    left = _left_running(life)
+    if not laws and not left:
+        shutil.rmtree(folder)
     seen = totals(life.fleet.facts())
     return {
         "seed": seed,
