@@ -186,6 +186,7 @@ class Node:
         us, presence, world = self.presence.self, self.presence, self._world
         self.stage = us.stage = stage
         presence.attend(stage, self._onward(stage))
+        self._telemetry.gauge(name.STAGE, float(stage))
         presence.set_state(record_pb2.NODE_STATE_JOINING, "stage chosen" if brought is None else brought.reason)
         tasks.create_task(presence.announcing())
         # From now on: a download outlives donors, and must hear of new ones (simulated: everything, seed 104).
@@ -319,7 +320,6 @@ class Node:
         if stage is None:
             rng, min_keep = seeded(self.manifest.seed, "stage", self.me), self.manifest.pipeline.min_keep
             stage, reason = choose_stage(await self.arrival.living(self._swarm()), costs(self.manifest), min_keep, rng)
-        self._telemetry.gauge(name.STAGE, float(stage))
         self._telemetry.event("stage.chosen", serves=stage, reason=reason)
         return stage
 
