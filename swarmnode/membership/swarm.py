@@ -34,6 +34,7 @@ class Member:
     joined_unix_s: float = 0.0
     round_stride: int = 1
     kept_round: int | None = None  # of the snapshot of the next stage that it keeps
+    kept_steps: int = 0  # its inner steps
     moving_to: int | None = None  # the stage it has decided to move to
     saves: bool = False
     pauses_unix_s: int = 0  # when its volunteer's limits will make it pause, as it announces; 0: not foreseen
@@ -54,6 +55,7 @@ class Member:
             joined_unix_s=record.joined_unix_ms / 1000.0,
             round_stride=max(1, record.round_stride),
             kept_round=record.kept_round if record.HasField("kept_round") else None,
+            kept_steps=record.kept_steps,
             moving_to=record.moving_to if record.HasField("moving_to") else None,
             saves=record.saves_checkpoints,
             pauses_unix_s=record.allowance.pauses_unix_s,

@@ -150,9 +150,10 @@ class Arrival:
         round_now = total // self._manifest.gossip.round_samples
         before = swarm.serving((stage - 1) % stages)
         cut, _ = to_keep(self._manifest.recovery.snapshot_bytes_max, replica.parameters, replica.ends_of(stage))
-        kept = [(m.kept_round, m.peer) for m in before if m.kept_round is not None and m.peer in answer]
+        kept = [(m.kept_round, m.kept_steps, m.peer) for m in before if m.kept_round is not None and m.peer in answer]
         if self.carried is not None and self.carried.stage == stage:
-            kept.append((self.carried.round_index, me))
+            kept.append((self.carried.round_index, self.carried.state.inner_steps, me))
+        latest = [(at, peer) for at, _, peer in sorted(kept, reverse=True)]
         donors = tuple(peer for peer in donors_of(swarm, stage, me) if peer in answer)
         return Sight(
             stage,
@@ -163,8 +164,8 @@ class Arrival:
             unsure=silent(swarm.stages[stage], answer, self._clock.unix_s(), self._manifest.limits),
             builder=first_builder(swarm.stages[stage], answer, me),
             settled=waited_s >= SETTLE_SHARE * self._manifest.limits.announce_period_s,
-            kept=tuple(sorted(kept, reverse=True)) if cut == WHOLE else (),
-            ends=tuple(peer for _, peer in sorted(kept, reverse=True)) if replica.ends_of(stage)[1] else None,
+            kept=tuple(latest) if cut == WHOLE else (),
+            ends=tuple(peer for _, peer in latest) if replica.ends_of(stage)[1] else None,
             below=stage > 0 and any(m.peer in answer for m in before),
             above=stage < stages - 1 and any(m.peer in answer for m in swarm.serving(stage + 1)),
             disk_round=await self._disk_round() if total and not donors else None,

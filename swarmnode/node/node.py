@@ -113,7 +113,7 @@ class Node:
             ("process", self._serve_process, nbytes_max),
             ("exchange", lambda peer, call: _there(self.gossip).serve_exchange(peer, call), nbytes_max),
             ("bequest", lambda peer, call: _there(self.gossip).serve_bequest(peer, call), nbytes_max),
-            ("handover", lambda peer, call: _there(self.keeper).inherit(peer, call), 0),
+            ("handover", self._inherit, 0),
             ("commit", lambda peer, call: _there(self.gossip).serve_commit(peer, call), 0),
             ("packet_receipt", lambda peer, call: _there(self.gossip).serve_receipt(peer, call), 0),
             ("snapshot", lambda peer, call: _there(self._donor).offer(peer, call), 0),
@@ -121,6 +121,11 @@ class Node:
         ]
         for method, handler, tensor_bytes_max in handlers:
             self.line.serve(method, handler, tensor_bytes_max=tensor_bytes_max)
+
+    async def _inherit(self, peer: PeerId, call: Call) -> Answer:
+        answer = await _there(self.keeper).inherit(peer, call)
+        self.presence.changed()  # who brings the stage back must know at once who has the latest of it
+        return answer
 
     async def _serve_process(self, peer: PeerId, call: Call) -> Answer:
         if self.state not in (*GIVING, record_pb2.NODE_STATE_PAUSED):
@@ -310,7 +315,7 @@ class Node:
             parameters=replica.parameters_of(next_stage),
             ends=replica.ends_of(next_stage),
         )
-        self.presence.self.kept_round = lambda: keeper.kept_round
+        self.presence.self.kept = lambda: keeper.snapshot
         return keeper
 
     async def _choose(self, stage: int | None) -> int:

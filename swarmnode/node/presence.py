@@ -19,6 +19,7 @@ from swarmnode.metrics import name
 from swarmnode.pipeline.allowed import allowed_samples_per_s
 from swarmnode.pipeline.route import Router
 from swarmnode.ports import Clock, Directory, Telemetry
+from swarmnode.recovery.snapshot import Snapshot
 from swarmnode.wire import record_pb2
 
 FRESH_SHARE = 0.5  # guess: our record is signed anew on request when older than this share of the announce period
@@ -37,7 +38,7 @@ class Self_:
     round_index: Callable[[], int] = lambda: 0
     round_stride: Callable[[], int] = lambda: 1
     blocks: Callable[[], record_pb2.Blocks | None] = lambda: None
-    kept_round: Callable[[], int | None] = lambda: None  # of the snapshot of the next stage kept here
+    kept: Callable[[], Snapshot | None] = lambda: None  # of the next stage
     addresses: list[str] = field(default_factory=list)
     moving_to: int | None = None
     saves_checkpoints: bool = False
@@ -144,8 +145,8 @@ class Presence:
             moving_to=us.moving_to,
             saves_checkpoints=us.saves_checkpoints,
         )
-        if (kept_round := us.kept_round()) is not None:
-            record.kept_round = kept_round
+        if (kept := us.kept()) is not None:
+            record.kept_round, record.kept_steps = kept.round_index, kept.state.inner_steps
         if us.allowance is not None:
             record.allowance.CopyFrom(us.allowance)
         if self.door is not None and self.door.mine is not None:

@@ -139,7 +139,9 @@ class Keeper:
             self._telemetry,
             cut=cut,
         )
-        self.snapshot = Snapshot.received(offer, state)
+        kept = self.snapshot  # a handover may have come while this was on its way
+        if kept is None or (offer.round, offer.inner_steps) >= (kept.round_index, kept.state.inner_steps):
+            self.snapshot = Snapshot.received(offer, state)
         self._telemetry.event(
             "recovery.kept",
             of_stage=self.stage,
