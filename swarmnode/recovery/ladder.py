@@ -154,7 +154,8 @@ def first_builder(stage: tuple[Member, ...], answering: Collection[PeerId], me: 
     for member in others:
         if member.state == record_pb2.NODE_STATE_SYNCING:
             return member.peer
-    joining = [m for m in stage if m.state == record_pb2.NODE_STATE_JOINING and (m in others or m.peer == me)]
+    able = [m for m in stage if m.peer in answering or m.peer == me]
+    joining = [m for m in able if m.state == record_pb2.NODE_STATE_JOINING]
     first = min(joining, key=lambda m: (m.joined_unix_s, m.peer), default=None)
     return first.peer if first is not None and first.peer != me else None
 

@@ -48,7 +48,8 @@ async def save_some(folder: Path, stages: int, nodes: int, count: int = 2) -> Re
         assert len(list(folder.rglob("checkpoint.json"))) <= 2, "the budget holds"
         resumption = await newest(folder)
         assert resumption.checkpoint.label == "round-000000999-final"
-        assert resumption.checkpoint.samples == v.people[0].node.samples_total()
+        # What one feeder fed last another may not have heard of before it left.
+        assert v.people[0].node.samples_total() <= resumption.checkpoint.samples <= v.total()
     return resumption
 
 
