@@ -3,14 +3,15 @@
 A round would need both sides at a boundary; the leaver has no time for that. It marks a boundary of its own and sends
 the message it would have sent at the next round. Who gets it averages it into its own next round as one more packet,
 weighted by the samples behind it: as if the two had met then. It counts only in the round it was made for, so that no
-stale tensors are averaged (design section 5).
+stale tensors are averaged (design section 5); replicas of different strides have different next rounds, so whoever
+gets it says for which one it is to be made.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from swarmnode.errors import Busy, RemoteFault, SwarmnodeError, Unavailable
@@ -25,7 +26,11 @@ RETRY_S = 1.0
 TIMEOUT_S = 20.0  # guess: as an exchange
 ATTEMPTS_MAX = 8  # guess, with the pause: some seconds, which the notice may cut
 PAUSE_S = 0.5
+TRIES_AT_ONE = 3  # guess: the first tells the round, the second is for it unless it has just begun
 SHARE_MAX = 1.0  # a leaver counts at most as much as a replica that stays
+
+Make = Callable[[int | None], Awaitable[tuple[wire.Bequest, Sequence[WireTensor]]]]
+"""What a leaver learnt as a message of the round given, None: its own next one."""
 
 
 @dataclass(slots=True)
@@ -53,7 +58,8 @@ class Bequests:
         self._kept: list[_Bequest] = []
 
     async def serve(self, peer: PeerId, call: Call) -> Answer:
-        """Handler of "bequest". Raises Unavailable for another round than our next, Busy when enough are kept."""
+        """Handler of "bequest". Answers with our next round when it was made for another. Raises Busy when enough are
+        kept."""
         asked = call.header.bequest
         if asked.stage != self._stage:
             raise RemoteFault(f"bequest for stage {asked.stage} sent to a replica of stage {self._stage}")
@@ -61,7 +67,7 @@ class Bequests:
             raise RemoteFault(f"bequest in codec {asked.codec[:16]!r}; this run uses {self._manifest.gossip.codec}")
         due = self._next_round()
         if asked.round != due:
-            raise Unavailable(f"round {due} comes next here, not {asked.round}")
+            return Answer(wire.Reply(bequeathed=wire.Bequeathed(round=due, again=True)))
         kept = [bequest for bequest in self._kept if bequest.peer != peer and bequest.round_index == due]
         if len(kept) >= KEPT_MAX:
             raise Busy(f"{KEPT_MAX} leavers gave theirs already", RETRY_S)
@@ -92,27 +98,33 @@ async def bequeath(
     transport: Transport,
     run_id: RunId,
     heirs: Sequence[PeerId],
-    message: wire.Bequest,
-    tensors: Sequence[WireTensor],
+    make: Make,
     telemetry: Telemetry,
     rng: random.Random,
 ) -> PeerId:
-    """Give `tensors` to one of `heirs`, whoever takes them first in a random order. Raises Unavailable if nobody does.
+    """Give what `make` makes to one of `heirs`, whoever takes it first in a random order. Raises Unavailable if nobody
+    does.
 
-    Asked again some times: who is a round behind will have done it in a moment.
+    Asked again some times: a round may begin there between the answer and the bequest made for it.
     """
     reason = "no other replica of the stage is here"
-    request = wire.Request(run_id=run_id, bequest=message)
+    message, tensors = await make(None)
     for attempt in range(ATTEMPTS_MAX):
         if attempt:
             await asyncio.sleep(PAUSE_S)
         for heir in rng.sample(sorted(heirs), len(heirs)):
-            try:
-                await transport.call(heir, Call(request, tensors), timeout_s=TIMEOUT_S, reply_bytes_max=0)
-            except SwarmnodeError as error:
-                reason = f"{short(heir)}: {error}"
-                continue
-            telemetry.count(name.BEQUESTS)
-            telemetry.event("bequest.given", peer=heir, round=message.round, samples=message.samples)
-            return heir
+            for _ in range(TRIES_AT_ONE):
+                request = wire.Request(run_id=run_id, bequest=message)
+                try:
+                    answer = await transport.call(heir, Call(request, tensors), timeout_s=TIMEOUT_S, reply_bytes_max=0)
+                except SwarmnodeError as error:
+                    reason = f"{short(heir)}: {error}"
+                    break
+                given = answer.header.bequeathed
+                if not given.again:
+                    telemetry.count(name.BEQUESTS)
+                    telemetry.event("bequest.given", peer=heir, round=message.round, samples=message.samples)
+                    return heir
+                reason = f"{short(heir)}: its next round is {given.round}, not {message.round}"
+                message, tensors = await make(given.round)
     raise Unavailable(reason)

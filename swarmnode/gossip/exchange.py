@@ -117,16 +117,18 @@ class Gossip:
         met = self._manifest.gossip.method != "none" and not self.newcomer
         return self._samples_here() - self._samples_before if met else 0
 
-    async def parting(self) -> tuple[wire.Bequest, Sequence[WireTensor]]:
-        """After `rest`: what was learnt since the last round, as the message this replica would send in its next."""
+    async def parting(self, round_index: int | None = None) -> tuple[wire.Bequest, Sequence[WireTensor]]:
+        """After `rest`: what was learnt since the last round, as the message this replica would send in `round_index`,
+        None: its next one."""
+        due = self.next_round if round_index is None else round_index
 
         def message() -> Sequence[WireTensor]:
             if self._replica.accumulated:
                 self._replica.step(self._samples_total())
-            return self._replica.message(self.next_round)
+            return self._replica.message(due)
 
         codec = self._manifest.gossip.codec
-        said = wire.Bequest(round=self.next_round, stage=self._stage, codec=codec, samples=self.unsent)
+        said = wire.Bequest(round=due, stage=self._stage, codec=codec, samples=self.unsent)
         return said, await self._compute.run(Priority.OUTER, 0, message)
 
     async def rest(self) -> None:

@@ -106,8 +106,7 @@ def duties(parts: Parts, farewell: Farewell) -> list[Task]:
         staying = mates(parts.swarm(), parts.stage, me)
         if stopping or not farewell.unsent or not staying:
             return
-        message, tensors = await gossip.parting()
-        await bequeath(parts.line, parts.run_id, staying, message, tensors, parts.telemetry, parts.rng)
+        await bequeath(parts.line, parts.run_id, staying, gossip.parting, parts.telemetry, parts.rng)
         farewell.sent = farewell.unsent
 
     async def handover() -> None:

@@ -389,10 +389,12 @@ class Bequest(_message.Message):
     def __init__(self, round: _Optional[int] = ..., stage: _Optional[int] = ..., codec: _Optional[str] = ..., samples: _Optional[int] = ...) -> None: ...
 
 class Bequeathed(_message.Message):
-    __slots__ = ("round",)
+    __slots__ = ("round", "again")
     ROUND_FIELD_NUMBER: _ClassVar[int]
+    AGAIN_FIELD_NUMBER: _ClassVar[int]
     round: int
-    def __init__(self, round: _Optional[int] = ...) -> None: ...
+    again: bool
+    def __init__(self, round: _Optional[int] = ..., again: _Optional[bool] = ...) -> None: ...
 
 class Handover(_message.Message):
     __slots__ = ("stage",)

@@ -1,0 +1,71 @@
+"""A leaver's last message finds a round to count in, whatever the strides of those who stay."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from swarmnode.errors import Unavailable
+from swarmnode.gossip.bequest import Bequests, bequeath
+from swarmnode.identity import Identity
+from swarmnode.ids import RunId
+from swarmnode.ports import WireTensor
+from swarmnode.transport.memory import MemoryNetwork, MemoryTransport
+from swarmnode.wire import call_pb2 as wire
+from tests.node.village import manifest
+from tests.pipeline.quiet import Quiet
+
+RUN = RunId("ab" * 32)
+
+
+class Leaver:
+    """Counts the rounds its message was made for."""
+
+    def __init__(self) -> None:
+        self.made: list[int] = []
+
+    async def make(self, round_index: int | None) -> tuple[wire.Bequest, Sequence[WireTensor]]:
+        due = 6 if round_index is None else round_index
+        self.made.append(due)
+        said = wire.Bequest(round=due, stage=1, codec=manifest().gossip.codec, samples=40)
+        return said, [WireTensor("f32", (1,), float(due).hex().encode()[:4])]
+
+
+@pytest.mark.parametrize("begins", [False, True])
+def test_a_bequest_is_made_for_the_round_that_comes_next_there(begins: bool) -> None:
+    """Also when that round begins just between the answer and the bequest made for it."""
+
+    async def body() -> None:
+        network, quiet, leaver = MemoryNetwork(), Quiet(), Leaver()
+        peers = [Identity.of_seed(bytes([n]) * 32).peer_id for n in (1, 2)]
+        us, heir = (MemoryTransport(network, peer, RUN, telemetry=quiet) for peer in peers)
+        rounds = iter([28, 32, 32, 32] if begins else [28] * 4)
+        due = next(rounds)
+
+        def next_round() -> int:
+            nonlocal due
+            due, now = next(rounds), due
+            return now
+
+        bequests = Bequests(manifest(), 1, next_round, quiet)
+        heir.serve("bequest", bequests.serve, tensor_bytes_max=100)
+        peer = await bequeath(us, RUN, [heir.peer_id], leaver.make, quiet, random.Random(0))
+        assert peer == heir.peer_id
+        assert leaver.made == ([6, 28, 32] if begins else [6, 28])
+        taken = bequests.take(leaver.made[-1], 80)
+        assert [(packet.weight, packet.samples) for packet in taken] == [(0.5, 40)]
+
+    asyncio.run(body())
+
+
+def test_nobody_takes_it() -> None:
+    async def body() -> None:
+        quiet = Quiet()
+        us = MemoryTransport(MemoryNetwork(), Identity.of_seed(b"1" * 32).peer_id, RUN, telemetry=quiet)
+        with pytest.raises(Unavailable, match="no other replica"):
+            await bequeath(us, RUN, [], Leaver().make, quiet, random.Random(0))
+
+    asyncio.run(body())
