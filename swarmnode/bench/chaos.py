@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import statistics
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +20,7 @@ import psutil
 from swarmnode import manifest as manifests
 from swarmnode.bench.laws import broken
 from swarmnode.bench.storm import BOUND_S, FAULTS, NODES, SAMPLES_BETWEEN, STAGES, Life, Note
+from swarmnode.bench.watching import spread
 from swarmnode.ids import seeded
 from swarmnode.local.fleet import Fleet, FleetPlan
 from swarmnode.local.summary import totals
@@ -109,8 +109,4 @@ def _left_running(life: Life) -> list[str]:
 
 
 def _spread(values: list[float]) -> dict[str, float]:
-    ordered = sorted(values)
-    if not ordered:
-        return {}
-    p95 = ordered[min(len(ordered) - 1, round(0.95 * (len(ordered) - 1)))]
-    return {"p50": round(statistics.median(ordered), 3), "p95": round(p95, 3), "max": round(ordered[-1], 3)}
+    return {key: round(value, 3) for key, value in spread(values).items()} if values else {}

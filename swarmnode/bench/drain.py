@@ -7,19 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import json
 import signal
-import tempfile
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
-from swarmnode import manifest as manifests
 from swarmnode.bench import watching
+from swarmnode.bench.laws import read_log
 from swarmnode.errors import SwarmnodeError
-from swarmnode.local.fleet import Fleet, FleetPlan
-from swarmnode.local.place import default_cache
-from swarmnode.manifest import PRESETS, SIGNED_FILE
+from swarmnode.local.fleet import Fleet
+from swarmnode.manifest import PRESETS
 from swarmnode.simulation.scenario import FaultSpec, find, read_scenario, shorter
 from swarmnode.simulation.taken import Taken
 from swarmnode.simulation.world import World, simulate
@@ -75,14 +71,8 @@ def _simulated(notice_s: float, seeds: int, note: Callable[[str], None]) -> dict
 
 def _live(note: Callable[[str], None], preset: str = "demo") -> list[dict[str, Any]]:
     manifest = PRESETS[preset]
-    with tempfile.TemporaryDirectory(prefix="swarmnode-bench-") as folder_name:
-        folder = Path(folder_name)
-        manifests.init(folder, manifest)
-        manifests.sign_folder(folder)
-        plan = FleetPlan(folder, folder / SIGNED_FILE, NODES, manifest.pipeline.stages, default_cache(), manifest.seed)
-        return asyncio.run(
-            _measure(Fleet(plan, lambda text: None), manifest.pipeline.stages, manifest.inner.microbatch, note)
-        )
+    with watching.fleet_of(manifest, NODES) as fleet:
+        return asyncio.run(_measure(fleet, manifest.pipeline.stages, manifest.inner.microbatch, note))
 
 
 async def _measure(fleet: Fleet, stages: int, batch: int, note: Callable[[str], None]) -> list[dict[str, Any]]:
@@ -112,7 +102,7 @@ async def _take(fleet: Fleet, stage: int, notice_s: float, note: Callable[[str],
         note(f"{victim.name} is killed: {error or 'its notice was over'}")
         victim.signal(signal.SIGKILL, told="its notice was over")
     await watching.until(fleet, lambda: not victim.alive, f"the end of {victim.name}")
-    lines = [json.loads(line) for line in (home / "events.jsonl").read_text().splitlines()]
+    lines = read_log(home)
     begun = [line["fields"] for line in lines if line["event"] == "node.draining"][-1]
     ended = [line["fields"] for line in lines if line["event"] == "node.left"]
     left = ended[-1] if ended else {**begun, "finished": 0, "sent": 0}

@@ -8,19 +8,16 @@ between them.
 from __future__ import annotations
 
 import asyncio
-import json
-import tempfile
 from pathlib import Path
 from typing import Any
 
-from swarmnode import manifest as manifests
 from swarmnode.bench import watching
+from swarmnode.bench.laws import read_log
 from swarmnode.errors import LocalFault
 from swarmnode.gossip.compression import codec
-from swarmnode.local.fleet import Fleet, FleetPlan
-from swarmnode.local.place import default_cache
+from swarmnode.local.fleet import Fleet
 from swarmnode.local.summary import count
-from swarmnode.manifest import PRESETS, SIGNED_FILE, Manifest
+from swarmnode.manifest import PRESETS, Manifest
 from swarmnode.metrics import name
 from swarmnode.model.split import split
 
@@ -32,12 +29,8 @@ IDLE_TARGET = 0.05
 def run(exchanges: int = 60, preset: str = "demo") -> dict[str, Any]:
     """{"bytes": sent and by the formula, "off", "idle during exchanges", ...} over at least `exchanges` in pairs."""
     manifest = PRESETS[preset]
-    with tempfile.TemporaryDirectory(prefix="swarmnode-bench-") as folder_name:
-        folder = Path(folder_name)
-        manifests.init(folder, manifest)
-        manifests.sign_folder(folder)
-        plan = FleetPlan(folder, folder / SIGNED_FILE, NODES, manifest.pipeline.stages, default_cache(), manifest.seed)
-        found = asyncio.run(_measure(Fleet(plan, lambda text: None), exchanges))
+    with watching.fleet_of(manifest, NODES) as fleet:
+        found = asyncio.run(_measure(fleet, exchanges))
     return report(manifest, found)
 
 
@@ -93,5 +86,5 @@ async def _measure(fleet: Fleet, exchanges: int) -> dict[str, Any]:
 
 
 def _events(home: Path) -> list[tuple[str, dict[str, Any]]]:
-    lines = (json.loads(line) for line in (home / "events.jsonl").read_text().splitlines() if line.endswith("}"))
-    return [(line["event"], line["fields"]) for line in lines if line["event"] in ("exchange.paired", "exchange.lone")]
+    kinds = ("exchange.paired", "exchange.lone")
+    return [(line["event"], line["fields"]) for line in read_log(home) if line["event"] in kinds]

@@ -11,18 +11,14 @@ import asyncio
 import json
 import signal
 import sys
-import tempfile
-from pathlib import Path
 from typing import Any
 
-from swarmnode import manifest as manifests
 from swarmnode.bench import watching
 from swarmnode.bench.watching import BOUND_S, POLL_S
 from swarmnode.errors import LocalFault
-from swarmnode.local.fleet import Fleet, FleetPlan
-from swarmnode.local.place import default_cache
+from swarmnode.local.fleet import Fleet
 from swarmnode.local.summary import totals
-from swarmnode.manifest import PRESETS, SIGNED_FILE
+from swarmnode.manifest import PRESETS
 
 KILLS = 10
 NODES = 6
@@ -33,12 +29,8 @@ TARGET_P95_S = 5.0
 def run(kills: int = KILLS, preset: str = "demo") -> dict[str, Any]:
     """{"kills": [a row each], "next step s": {p50, p95, max}, "longest pause s": ..., "losses", "microbatches"}."""
     manifest = PRESETS[preset]
-    with tempfile.TemporaryDirectory(prefix="swarmnode-bench-") as folder_name:
-        folder = Path(folder_name)
-        manifests.init(folder, manifest)
-        manifests.sign_folder(folder)
-        plan = FleetPlan(folder, folder / SIGNED_FILE, NODES, manifest.pipeline.stages, default_cache(), manifest.seed)
-        return asyncio.run(_measure(Fleet(plan, lambda text: None), manifest.pipeline.stages, kills))
+    with watching.fleet_of(manifest, NODES) as fleet:
+        return asyncio.run(_measure(fleet, manifest.pipeline.stages, kills))
 
 
 async def _measure(fleet: Fleet, stages: int, kills: int) -> dict[str, Any]:

@@ -10,20 +10,16 @@ import asyncio
 import json
 import signal
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-from swarmnode import manifest as manifests
 from swarmnode.bench import watching
 from swarmnode.bench.kill import NODES
 from swarmnode.errors import LocalFault
-from swarmnode.local.fleet import Fleet, FleetPlan
-from swarmnode.local.place import default_cache
+from swarmnode.local.fleet import Fleet
 from swarmnode.local.summary import count, totals
-from swarmnode.manifest import PRESETS, SIGNED_FILE
+from swarmnode.manifest import PRESETS
 from swarmnode.metrics import name
 from swarmnode.model.split import split
 from swarmnode.recovery.snapshot import snapshot_nbytes
@@ -44,13 +40,9 @@ def run(preset: str = "demo", losses: int = 3, say: Callable[[str], None] = lamb
     parts = split(manifest.model, stages)
     nbytes = [snapshot_nbytes(part.parameters) for part in parts]
     order = [stages // 2, 0, stages - 1]
-    with tempfile.TemporaryDirectory(prefix="swarmnode-bench-") as folder_name:
-        folder = Path(folder_name)
-        manifests.init(folder, manifest)
-        manifests.sign_folder(folder)
-        plan = FleetPlan(folder, folder / SIGNED_FILE, NODES, stages, default_cache(), manifest.seed)
+    with watching.fleet_of(manifest, NODES) as fleet:
         wanted = [order[number % len(order)] for number in range(losses)]
-        return asyncio.run(_measure(Fleet(plan, lambda text: None), wanted, nbytes, say))
+        return asyncio.run(_measure(fleet, wanted, nbytes, say))
 
 
 async def _measure(fleet: Fleet, stages: list[int], nbytes: list[int], say: Callable[[str], None]) -> dict[str, Any]:

@@ -1,20 +1,37 @@
-"""What benchmarks of a local swarm of processes wait for and count."""
+"""Local swarms of processes for benchmarks: how one is set up, what is waited for and counted."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import statistics
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
+from swarmnode import manifest as manifests
 from swarmnode.errors import LocalFault
 from swarmnode.local.child import Child
-from swarmnode.local.fleet import Fleet
+from swarmnode.local.fleet import Fleet, FleetPlan
+from swarmnode.local.place import default_cache
 from swarmnode.local.summary import count
+from swarmnode.manifest import SIGNED_FILE, Manifest
 from swarmnode.metrics import name
 from swarmnode.wire.record_pb2 import NODE_STATE_TRAINING
 
 POLL_S = 0.05
 BOUND_S = 120.0
+
+
+@contextlib.contextmanager
+def fleet_of(manifest: Manifest, nodes: int) -> Iterator[Fleet]:
+    """A fleet of a fresh run of `manifest`, not started, in a folder that is removed afterwards."""
+    with tempfile.TemporaryDirectory(prefix="swarmnode-bench-") as folder_name:
+        folder = Path(folder_name)
+        manifests.init(folder, manifest)
+        manifests.sign_folder(folder)
+        plan = FleetPlan(folder, folder / SIGNED_FILE, nodes, manifest.pipeline.stages, default_cache(), manifest.seed)
+        yield Fleet(plan, lambda text: None)
 
 
 def done(fleet: Fleet) -> int:

@@ -101,7 +101,7 @@ def choose_stage(swarm: Swarm, costs: Sequence[float], min_keep: int, rng: rando
         dearest = max(costs[stage] for stage in empty)
         stage = rng.choice([stage for stage in empty if costs[stage] == dearest])
         return stage, f"stage {stage} has no replica"
-    thin = [stage for stage, count in enumerate(replicas) if count == min(replicas) < min_keep]
+    thin = _thin(replicas, min_keep)
     if thin:
         stage = rng.choice(thin)
         return stage, f"stage {stage} has {replicas[stage]} of the {min_keep} replicas that each should have"
@@ -132,7 +132,7 @@ def plan_move(
     now = load(swarm, costs)
     capacity, replicas, stages = now.capacity, now.replicas, len(now.capacity)
     empty = [stage for stage, count in enumerate(replicas) if not count]
-    thin = [stage for stage, count in enumerate(replicas) if count == min(replicas) < rules.min_keep]
+    thin = _thin(replicas, rules.min_keep)
     target = max(empty, key=lambda s: (costs[s], -s)) if empty else min(thin or range(stages), key=capacity.__getitem__)
     keep = 1 if empty else rules.min_keep  # an empty stage stops the whole run: a stage gives all but its last replica
     able = [stage for stage, count in enumerate(replicas) if stage != target and count > keep]
@@ -179,6 +179,11 @@ def worth_it(move: Move, download_s: float) -> tuple[bool, Reason]:
     lost = move.speed * AWAY_S
     reason = f"{gained:.3g} samples gained in {LASTS_S:g} s less a download of {download_s:.3g} s, {lost:.3g} lost away"
     return gained > lost, reason
+
+
+def _thin(replicas: Sequence[int], min_keep: int) -> list[int]:
+    """The stages with the fewest replicas, if those are fewer than `min_keep`."""
+    return [stage for stage, count in enumerate(replicas) if count == min(replicas) < min_keep]
 
 
 def _helps(move: Move, rules: Rules) -> bool:
