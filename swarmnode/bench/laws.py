@@ -5,6 +5,7 @@ The simulator checks more while it rages (simulation/law.py); these are the laws
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Sequence
 from itertools import pairwise
@@ -21,13 +22,17 @@ def read_log(home: Path) -> list[Event]:
     """The events of one node, oldest first; a last line that a kill cut short is left out."""
     events: list[Event] = []
     for path in (home / f"{LOG_NAME}.1", home / LOG_NAME):
-        if path.exists():
-            for line in path.read_text(errors="replace").splitlines():
-                try:
-                    events.append(json.loads(line))
-                except ValueError:
-                    continue
+        events += read_lines(path)
     return events
+
+
+def read_lines(path: Path) -> list[Event]:
+    """The JSON objects of `path`, one a line; none of a file that is not there, nor of a line that was cut short."""
+    found: list[Event] = []
+    for line in path.read_text(errors="replace").splitlines() if path.exists() else ():
+        with contextlib.suppress(ValueError):
+            found.append(json.loads(line))
+    return found
 
 
 def broken(homes: Sequence[Path]) -> list[str]:

@@ -44,18 +44,31 @@ def kill(as_json: bool) -> None:
 @command.command()
 @click.option("--runs", type=click.IntRange(1, 1000), default=1, show_default=True, help="Lives, one seed each.")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the first life.")
+@click.option(
+    "--journal",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write each life there, a JSON line; lives of these seeds that it holds are not lived again.",
+)
 @JSON
-def chaos(runs: int, seed: int, as_json: bool) -> None:
+def chaos(runs: int, seed: int, journal: Path | None, as_json: bool) -> None:
     """Whole lives of a local swarm under real faults (processes killed, frozen, cut off, told to go, disks full). Laws
     are checked in the logs afterwards; exit code 1 if any was broken."""
+    from swarmnode.bench.laws import read_lines
     from swarmnode.cli.daemon import SystemClock
 
     bench = importlib.import_module("swarmnode.bench.chaos")
-    lives = []
-    for number in range(seed, seed + runs):
+    seeds = range(seed, seed + runs)
+    before = {life["seed"]: life for life in (read_lines(journal) if journal else ()) if life["seed"] in seeds}
+    lives = list(before.values())
+    for number in (number for number in seeds if number not in before):
         lives.append(bench.run(SystemClock(), number, lambda text: click.echo(f"  {text}", err=True)))
+        if journal is not None:
+            with journal.open("a") as file:
+                file.write(json.dumps(lives[-1]) + "\n")
         click.echo(f"life {number}: {lives[-1]['laws broken'] or 'no law broken'}", err=True)
-    _print({"lives": lives if as_json else [bench.row(life) for life in lives]}, as_json)
+    _print(
+        {"lives": lives if as_json else [bench.row(life) for life in lives], "in a row": bench.in_a_row(lives)}, as_json
+    )
     if any(life["laws broken"] for life in lives):
         raise SystemExit(1)
 
