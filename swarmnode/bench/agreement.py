@@ -9,16 +9,12 @@ tapes it had to run twice; links are loopback's.
 from __future__ import annotations
 
 import asyncio
-import tempfile
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
-from swarmnode import manifest as manifests
-from swarmnode.local.fleet import Fleet, FleetPlan
-from swarmnode.local.place import default_cache
+from swarmnode.bench.watching import Watched, swarm_of
 from swarmnode.local.summary import NodeFacts, count
-from swarmnode.manifest import PRESETS, SIGNED_FILE, Manifest
+from swarmnode.manifest import PRESETS, Manifest
 from swarmnode.metrics import name
 from swarmnode.model.split import split
 from swarmnode.simulation.fleet import Kind
@@ -39,8 +35,8 @@ KINDS = ("pipeline", "gossip")
 def run(measure_s: float = MEASURE_S, preset: str = "demo") -> dict[str, Any]:
     """{"live", "simulated", "ratio", "agrees"}: tokens a second, and bytes a token by kind."""
     manifest = PRESETS[preset]
-    with tempfile.TemporaryDirectory(prefix="swarmnode-agreement-") as folder:
-        machines, live = asyncio.run(_live(Path(folder), manifest, measure_s))
+    with swarm_of(manifest, NODES) as swarm:
+        machines, live = asyncio.run(_live(swarm, manifest, measure_s))
     simulated = _simulated(manifest, machines, measure_s)
     ratio = {key: simulated[key] / live[key] for key in live if live[key]}
     agrees = {
@@ -56,26 +52,17 @@ def run(measure_s: float = MEASURE_S, preset: str = "demo") -> dict[str, Any]:
     }
 
 
-async def _live(folder: Path, manifest: Manifest, measure_s: float) -> tuple[tuple[Kind, ...], dict[str, float]]:
+async def _live(swarm: Watched, manifest: Manifest, measure_s: float) -> tuple[tuple[Kind, ...], dict[str, float]]:
     """The machines as they found themselves, and what the swarm did in `measure_s`."""
-    manifests.init(folder, manifest)
-    manifests.sign_folder(folder)
-    plan = FleetPlan(folder, folder / SIGNED_FILE, NODES, manifest.pipeline.stages, default_cache(), manifest.seed)
-    fleet = Fleet(plan, lambda text: None)
-    try:
-        await fleet.start(asyncio.Event())
-        while count(fleet.facts(), name.SAMPLES) < WARM_SAMPLES:
-            await fleet.poll()
-            await asyncio.sleep(0.5)
+    fleet = swarm.fleet
+    async with swarm.running():
+        await swarm.progress(WARM_SAMPLES, "from the start")
         loop = asyncio.get_running_loop()
         begun, first = loop.time(), _sums(fleet.facts())
         await asyncio.sleep(measure_s)
         await fleet.poll()
         wall_s, facts = loop.time() - begun, fleet.facts()
         return _machines(manifest, facts), _rates(first, _sums(facts), wall_s)
-    finally:
-        await fleet.stop("measured")
-        await fleet.reap()
 
 
 def _sums(facts: list[NodeFacts]) -> Counter[str]:

@@ -16,17 +16,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import psutil
-
-from swarmnode import manifest as manifests
 from swarmnode.bench.laws import broken
-from swarmnode.bench.storm import BOUND_S, FAULTS, NODES, SAMPLES_BETWEEN, STAGES, Life, Note
+from swarmnode.bench.storm import FAULTS, SAMPLES_BETWEEN, STAGES, Life
 from swarmnode.bench.watching import spread
 from swarmnode.errors import LocalFault
 from swarmnode.ids import seeded
-from swarmnode.local.fleet import Fleet, FleetPlan
+from swarmnode.local.fleet import Note
 from swarmnode.local.summary import totals
-from swarmnode.manifest import PRESETS, SIGNED_FILE
+from swarmnode.manifest import PRESETS
 from swarmnode.ports import Clock
 
 KILLS_MIN = 20
@@ -40,24 +37,20 @@ def run(clock: Clock, seed: int = 0, note: Note = lambda text: None) -> dict[str
     )
     folder = Path(tempfile.mkdtemp(prefix="swarmnode-chaos-"))
     note(f"logs in {folder}; kept if anything goes wrong")
-    manifests.init(folder, manifest)
-    manifests.sign_folder(folder)
-    life = Life(seeded("chaos", seed), note, clock)
-    plan = FleetPlan(folder, folder / SIGNED_FILE, NODES, STAGES, folder / "cache", seed, life.command)
-    life.fleet = Fleet(plan, note)
+    life = Life(folder, replace(manifest, seed=seed), seeded("chaos", seed), note, clock)
     try:
         asyncio.run(_live(life))
         laws = []
     except LocalFault as stuck:
         laws = [str(stuck)]
-    laws += broken([child.plan.home for child in life.fleet.nodes]) + _left_running(life)
+    laws += broken([child.plan.home for child in life.fleet.nodes]) + life.left_running()
     if not laws:
         shutil.rmtree(folder)
     seen = totals(life.fleet.facts())
     return {
         "seed": seed,
         "kills": life.kills,
-        "faults": life.done,
+        "faults": life.done_to,
         "stood still, s": _spread(life.stood_still_s),
         "stage lost to served, s": _spread(life.lost_s),
         "microbatches": dict(seen.microbatches),
@@ -92,32 +85,17 @@ def in_a_row(lives: Sequence[dict[str, Any]]) -> int:
 
 async def _live(life: Life) -> None:
     try:
-        await life.fleet.start(asyncio.Event())
-        await life.until(lambda: life.samples() > SAMPLES_BETWEEN, "the first samples")
-        order = sorted(FAULTS)
-        life.chance.shuffle(order)
-        for what in order:
-            await _suffer(life, what)
-        while life.kills < KILLS_MIN:
-            await _suffer(life, life.chance.choice(KILLS_MORE))
-        await life.whole()
+        async with life.running():
+            await life.progress(SAMPLES_BETWEEN, "from the start")
+            order = sorted(FAULTS)
+            life.chance.shuffle(order)
+            for what in order:
+                await life.suffer(what)
+            while life.kills < KILLS_MIN:
+                await life.suffer(life.chance.choice(KILLS_MORE))
+            await life.whole()
     finally:
-        await life.fleet.stop("the storm is over")
-        await life.fleet.reap()
         await life.close()
-
-
-async def _suffer(life: Life, what: str) -> None:
-    begun = life.clock.unix_s()
-    await FAULTS[what](life)
-    life.done.append(what)
-    await life.progress(f"after: {what}")
-    life.note(f"{what}: {life.clock.unix_s() - begun:.1f} s")
-
-
-def _left_running(life: Life) -> list[str]:
-    _, alive = psutil.wait_procs(list(life.processes.values()), timeout=BOUND_S)
-    return [f"process {process.pid} was left running" for process in alive if process.status() != psutil.STATUS_ZOMBIE]
 
 
 def _spread(values: list[float]) -> dict[str, float]:

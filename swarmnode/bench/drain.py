@@ -13,8 +13,8 @@ from typing import Any
 
 from swarmnode.bench import watching
 from swarmnode.bench.laws import read_log
+from swarmnode.bench.watching import Watched
 from swarmnode.errors import SwarmnodeError
-from swarmnode.local.fleet import Fleet
 from swarmnode.manifest import PRESETS
 from swarmnode.simulation.scenario import FaultSpec, find, read_scenario, shorter
 from swarmnode.simulation.taken import Taken
@@ -71,28 +71,24 @@ def _simulated(notice_s: float, seeds: int, note: Callable[[str], None]) -> dict
 
 def _live(note: Callable[[str], None], preset: str = "demo") -> list[dict[str, Any]]:
     manifest = PRESETS[preset]
-    with watching.fleet_of(manifest, NODES) as fleet:
-        return asyncio.run(_measure(fleet, manifest.pipeline.stages, manifest.inner.microbatch, note))
+    with watching.swarm_of(manifest, NODES) as swarm:
+        return asyncio.run(_measure(swarm, manifest.pipeline.stages, manifest.inner.microbatch, note))
 
 
-async def _measure(fleet: Fleet, stages: int, batch: int, note: Callable[[str], None]) -> list[dict[str, Any]]:
+async def _measure(swarm: Watched, stages: int, batch: int, note: Callable[[str], None]) -> list[dict[str, Any]]:
     rows = []
-    try:
-        await fleet.start(asyncio.Event())
-        await watching.until(fleet, lambda: watching.done(fleet) > 20, "twenty microbatches")
+    async with swarm.running():
+        await swarm.until(lambda: swarm.done() > 20, "twenty microbatches")
         for index, notice_s in enumerate(NOTICES_S[:-1]):
-            found = [await _take(fleet, (index + k) % stages, notice_s, note) for k in range(2)]
+            found = [await _take(swarm, (index + k) % stages, notice_s, note) for k in range(2)]
             rows.append(_row(notice_s, batch, len(found), *(sum(column) for column in zip(*found, strict=True))))
-    finally:
-        await fleet.stop("measured")
-        await fleet.reap()
     return rows
 
 
-async def _take(fleet: Fleet, stage: int, notice_s: float, note: Callable[[str], None]) -> Sequence[int]:
+async def _take(swarm: Watched, stage: int, notice_s: float, note: Callable[[str], None]) -> Sequence[int]:
     """(held, finished, unsent, sent) of a replica of `stage`, told and killed when its time is over."""
-    await watching.until(fleet, lambda: len(watching.replicas(fleet, stage)) >= 2, f"two replicas of stage {stage}")
-    victim = watching.replicas(fleet, stage)[0]
+    await swarm.until(lambda: len(swarm.training(stage)) >= 2, f"two replicas of stage {stage}")
+    victim = swarm.training(stage)[0]
     home = victim.plan.home
 
     try:
@@ -101,11 +97,11 @@ async def _take(fleet: Fleet, stage: int, notice_s: float, note: Callable[[str],
     except (TimeoutError, SwarmnodeError) as error:
         note(f"{victim.name} is killed: {error or 'its notice was over'}")
         victim.signal(signal.SIGKILL, told="its notice was over")
-    await watching.until(fleet, lambda: not victim.alive, f"the end of {victim.name}")
+    await swarm.until(lambda: not victim.alive, f"the end of {victim.name}")
     lines = read_log(home)
     begun = [line["fields"] for line in lines if line["event"] == "node.draining"][-1]
     ended = [line["fields"] for line in lines if line["event"] == "node.left"]
     left = ended[-1] if ended else {**begun, "finished": 0, "sent": 0}
     note(f"{notice_s:g} s, {victim.name} of stage {stage}: {left}")
-    await fleet.replace(victim)
+    await swarm.fleet.replace(victim)
     return left["held"], left["finished"], left["unsent"], left["sent"]

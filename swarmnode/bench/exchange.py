@@ -13,9 +13,9 @@ from typing import Any
 
 from swarmnode.bench import watching
 from swarmnode.bench.laws import read_log
+from swarmnode.bench.watching import Watched
 from swarmnode.errors import LocalFault
 from swarmnode.gossip.compression import codec
-from swarmnode.local.fleet import Fleet
 from swarmnode.local.summary import count
 from swarmnode.manifest import PRESETS, Manifest
 from swarmnode.metrics import name
@@ -29,8 +29,8 @@ IDLE_TARGET = 0.05
 def run(exchanges: int = 60, preset: str = "demo") -> dict[str, Any]:
     """{"bytes": sent and by the formula, "off", "idle during exchanges", ...} over at least `exchanges` in pairs."""
     manifest = PRESETS[preset]
-    with watching.fleet_of(manifest, NODES) as fleet:
-        found = asyncio.run(_measure(fleet, exchanges))
+    with watching.swarm_of(manifest, NODES) as swarm:
+        found = asyncio.run(_measure(swarm, exchanges))
     return report(manifest, found)
 
 
@@ -60,22 +60,19 @@ def report(manifest: Manifest, found: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-async def _measure(fleet: Fleet, exchanges: int) -> dict[str, Any]:
+async def _measure(swarm: Watched, exchanges: int) -> dict[str, Any]:
     """{"sent": bytes, "paired": [(stage, fields of its event)], "alone": rounds}, of the same rounds."""
+    fleet = swarm.fleet
 
     def paired() -> int:
         return count(fleet.facts(), name.EXCHANGES, outcome="paired")
 
-    try:
-        await fleet.start(asyncio.Event())
-        await watching.until(fleet, lambda: paired() >= exchanges, f"{exchanges} exchanges")
+    async with swarm.running():
+        await swarm.until(lambda: paired() >= exchanges, f"{exchanges} exchanges")
         homes = [(child.stage, child.plan.home) for child in fleet.alive]
         sent = count(fleet.facts(), name.LINK_BYTES, kind="gossip", direction="sent")
         read = [(stage, _events(home)) for stage, home in homes if stage is not None]
         found = [(stage, event, fields) for stage, events in read for event, fields in events]
-    finally:
-        await fleet.stop("measured")
-        await fleet.reap()
     if not found:
         raise LocalFault("no round in any log")
     return {

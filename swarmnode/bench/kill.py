@@ -14,9 +14,8 @@ import sys
 from typing import Any
 
 from swarmnode.bench import watching
-from swarmnode.bench.watching import BOUND_S, POLL_S
+from swarmnode.bench.watching import BOUND_S, POLL_S, Watched
 from swarmnode.errors import LocalFault
-from swarmnode.local.fleet import Fleet
 from swarmnode.local.summary import totals
 from swarmnode.manifest import PRESETS
 
@@ -29,20 +28,16 @@ TARGET_P95_S = 5.0
 def run(kills: int = KILLS, preset: str = "demo") -> dict[str, Any]:
     """{"kills": [a row each], "next step s": {p50, p95, max}, "longest pause s": ..., "losses", "microbatches"}."""
     manifest = PRESETS[preset]
-    with watching.fleet_of(manifest, NODES) as fleet:
-        return asyncio.run(_measure(fleet, manifest.pipeline.stages, kills))
+    with watching.swarm_of(manifest, NODES) as swarm:
+        return asyncio.run(_measure(swarm, manifest.pipeline.stages, kills))
 
 
-async def _measure(fleet: Fleet, stages: int, kills: int) -> dict[str, Any]:
-    try:
-        await fleet.start(asyncio.Event())
-        await watching.until(fleet, lambda: watching.done(fleet) > 20, "the first twenty microbatches")
-        rows = [await _kill(fleet, number % stages) for number in range(kills)]
-        await fleet.poll()
-        seen = totals(fleet.facts())
-    finally:
-        await fleet.stop("measured")
-        await fleet.reap()
+async def _measure(swarm: Watched, stages: int, kills: int) -> dict[str, Any]:
+    async with swarm.running():
+        await swarm.until(lambda: swarm.done() > 20, "the first twenty microbatches")
+        rows = [await _kill(swarm, number % stages) for number in range(kills)]
+        await swarm.fleet.poll()
+        seen = totals(swarm.fleet.facts())
     return {
         "kills": rows,
         "next useful step, s": watching.spread([row["next step s"] for row in rows]),
@@ -55,13 +50,13 @@ async def _measure(fleet: Fleet, stages: int, kills: int) -> dict[str, Any]:
     }
 
 
-async def _kill(fleet: Fleet, stage: int) -> dict[str, Any]:
+async def _kill(swarm: Watched, stage: int) -> dict[str, Any]:
     """Kill a replica of `stage` once it has two, watch, let a newcomer take its place."""
-    await watching.until(fleet, lambda: len(watching.replicas(fleet, stage)) >= 2, f"two replicas of stage {stage}")
-    victim = watching.replicas(fleet, stage)[0]
+    await swarm.until(lambda: len(swarm.training(stage)) >= 2, f"two replicas of stage {stage}")
+    victim = swarm.training(stage)[0]
     loop = asyncio.get_running_loop()
-    await fleet.poll()
-    before = watching.done(fleet)
+    await swarm.fleet.poll()
+    before = swarm.done()
     victim.signal(signal.SIGKILL, told="killed by bench")
     killed_s = last_s = loop.time()
     first: float | None = None
@@ -69,14 +64,14 @@ async def _kill(fleet: Fleet, stage: int) -> dict[str, Any]:
     while (now := loop.time()) < killed_s + WATCH_S or first is None:
         if now > killed_s + BOUND_S:
             raise LocalFault(f"no useful step within {BOUND_S:g} s of the death of {victim.name} (stage {stage})")
-        await fleet.poll()
-        done, now = watching.done(fleet), loop.time()
+        await swarm.fleet.poll()
+        done, now = swarm.done(), loop.time()
         if done > seen:
             first = now - killed_s if first is None else first
             pause = max(pause, now - last_s)
             seen, last_s = done, now
         await asyncio.sleep(POLL_S)
-    await fleet.replace(victim)
+    await swarm.fleet.replace(victim)
     return {
         "victim": victim.name,
         "stage": stage,

@@ -16,6 +16,7 @@ from typing import Any
 
 from swarmnode.bench import watching
 from swarmnode.bench.kill import NODES
+from swarmnode.bench.watching import Watched
 from swarmnode.errors import LocalFault
 from swarmnode.local.fleet import Fleet
 from swarmnode.local.summary import count, totals
@@ -40,24 +41,20 @@ def run(preset: str = "demo", losses: int = 3, say: Callable[[str], None] = lamb
     parts = split(manifest.model, stages)
     nbytes = [snapshot_nbytes(part.parameters) for part in parts]
     order = [stages // 2, 0, stages - 1]
-    with watching.fleet_of(manifest, NODES) as fleet:
+    with watching.swarm_of(manifest, NODES) as swarm:
         wanted = [order[number % len(order)] for number in range(losses)]
-        return asyncio.run(_measure(fleet, wanted, nbytes, say))
+        return asyncio.run(_measure(swarm, wanted, nbytes, say))
 
 
-async def _measure(fleet: Fleet, stages: list[int], nbytes: list[int], say: Callable[[str], None]) -> dict[str, Any]:
-    try:
-        await fleet.start(asyncio.Event())
-        await _trained(fleet, FIRST_SAMPLES)
+async def _measure(swarm: Watched, stages: list[int], nbytes: list[int], say: Callable[[str], None]) -> dict[str, Any]:
+    async with swarm.running():
+        await swarm.progress(FIRST_SAMPLES, "from the start")
         rows = []
         for stage in stages:
-            rows.append(await _lose(fleet, stage, nbytes[stage]))
+            rows.append(await _lose(swarm, stage, nbytes[stage]))
             say(", ".join(f"{key} {value}" for key, value in rows[-1].items()))
-        await fleet.poll()
-        seen = totals(fleet.facts())
-    finally:
-        await fleet.stop("measured")
-        await fleet.reap()
+        await swarm.fleet.poll()
+        seen = totals(swarm.fleet.facts())
     return {
         "losses": rows,
         "served after, s": watching.spread([row["served after s"] for row in rows]),
@@ -67,37 +64,32 @@ async def _measure(fleet: Fleet, stages: list[int], nbytes: list[int], say: Call
     }
 
 
-async def _trained(fleet: Fleet, samples: int) -> None:
-    await fleet.poll()
-    before = count(fleet.facts(), name.SAMPLES)
-    await watching.until(fleet, lambda: count(fleet.facts(), name.SAMPLES) >= before + samples, f"{samples} samples")
-
-
-async def _lose(fleet: Fleet, stage: int, nbytes: int) -> dict[str, Any]:
+async def _lose(swarm: Watched, stage: int, nbytes: int) -> dict[str, Any]:
     """Kill every replica of `stage`, wait until it is served and a microbatch has come through, replace the dead."""
-    await watching.until(fleet, lambda: len(watching.replicas(fleet, stage)) >= 2, f"two replicas of stage {stage}")
-    victims = watching.replicas(fleet, stage)
+    fleet = swarm.fleet
+    await swarm.until(lambda: len(swarm.training(stage)) >= 2, f"two replicas of stage {stage}")
+    victims = swarm.training(stage)
 
     def back() -> bool:
-        return any(child not in victims for child in watching.replicas(fleet, stage))
+        return any(child not in victims for child in swarm.training(stage))
 
     await fleet.poll()
-    before, loss, done = _recoveries(fleet), _loss(fleet), watching.done(fleet)
+    before, loss = _recoveries(fleet), _loss(fleet)
     for victim in victims:
         victim.signal(signal.SIGKILL, told="killed by bench")
     loop = asyncio.get_running_loop()
     killed_s = loop.time()
-    await watching.until(fleet, back, f"stage {stage} is served again")
+    await swarm.until(back, f"stage {stage} is served again")
     served_s = loop.time() - killed_s
     await fleet.poll()
-    done = watching.done(fleet)
-    await watching.until(fleet, lambda: watching.done(fleet) > done, f"a microbatch has come through stage {stage}")
+    done = swarm.done()
+    await swarm.until(lambda: swarm.done() > done, f"a microbatch has come through stage {stage}")
     useful_s = loop.time() - killed_s
     how = _recoveries(fleet) - before
     loss_after = _loss(fleet)
     for victim in victims:
         await fleet.replace(victim)
-    await _trained(fleet, SETTLE_SAMPLES)
+    await swarm.progress(SETTLE_SAMPLES, f"after stage {stage} was lost")
     return {
         "stage": stage,
         "killed": len(victims),

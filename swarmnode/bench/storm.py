@@ -7,75 +7,62 @@ import contextlib
 import random
 import signal
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import psutil
 
 from swarmnode.bench.laws import read_log
+from swarmnode.bench.watching import Watched, fleet_in, trains
 from swarmnode.cloud.fake import FakeMetadata
 from swarmnode.errors import LocalFault
 from swarmnode.local.child import Child, NodePlan, node_command
-from swarmnode.local.fleet import Fleet
-from swarmnode.local.summary import count, totals
-from swarmnode.metrics import name
+from swarmnode.local.fleet import Note
+from swarmnode.local.summary import totals
+from swarmnode.manifest import Manifest
 from swarmnode.ports import Clock
-from swarmnode.wire.record_pb2 import NODE_STATE_TRAINING
 
 NODES, STAGES = 7, 3
-BOUND_S = 120.0  # for one condition, on a machine that others load
-POLL_S = 0.05
 FREEZE_S = 6.0  # longer than a ping's time-out
 SAMPLES_BETWEEN = 64  # trained between two faults: each of them must be survived, not only all together
 
 CLOUDS = ("aws", "gcp", "azure")
 NOTICE_S = 60.0
 
-Note = Callable[[str], None]
 
-
-@dataclass(slots=True)
-class Life:
+class Life(Watched):
     """One swarm and what was done to it."""
 
-    chance: random.Random
-    note: Note
-    clock: Clock
-    fleet: Fleet = field(init=False)
-    kills: int = 0
-    stood_still_s: list[float] = field(default_factory=list)
-    lost_s: list[float] = field(default_factory=list)  # seconds from a stage's death to the next useful step
-    done: list[str] = field(default_factory=list)
-    _joining: list[Child] = field(default_factory=list)
-    processes: dict[int, psutil.Process] = field(default_factory=dict)
-    clouds: dict[str, tuple[str, str, FakeMetadata]] = field(default_factory=dict)  # by node: cloud, URL, its fake
-    sent_away: set[str] = field(default_factory=set)  # nodes that were told to go
+    def __init__(self, folder: Path, manifest: Manifest, chance: random.Random, note: Note, clock: Clock) -> None:
+        super().__init__(fleet_in(folder, manifest, NODES, note, self.command))
+        self.chance = chance
+        self.note = note
+        self.clock = clock
+        self.kills = 0
+        self.stood_still_s: list[float] = []
+        self.lost_s: list[float] = []  # seconds from a stage's death to the next useful step
+        self.done_to: list[str] = []  # the faults, in their order
+        self.clouds: dict[str, tuple[str, str, FakeMetadata]] = {}  # by node: cloud, URL, its fake
+        self.sent_away: set[str] = set()  # nodes that were told to go
+        self._joining: list[Child] = []
 
-    async def until(self, condition: Callable[[], bool], what: str) -> None:
-        """Wait for `condition`. Raises LocalFault, with what every node is at, after BOUND_S."""
-        try:
-            async with asyncio.timeout(BOUND_S):
-                while True:
-                    await self.fleet.poll()
-                    self._remember()
-                    await self._join_again()
-                    if condition():
-                        return
-                    await asyncio.sleep(POLL_S)
-        except TimeoutError:
-            at = "; ".join(f"{c.name} stage {c.stage} {c.reason or _state(c)}" for c in self.fleet.everybody)
-            raise LocalFault(f"not within {BOUND_S:g} s: {what} ({at})") from None
+    async def suffer(self, what: str) -> None:
+        """One of FAULTS, and what must be trained after it."""
+        begun = self.clock.unix_s()
+        await FAULTS[what](self)
+        self.done_to.append(what)
+        await self.progress(SAMPLES_BETWEEN, f"after: {what}")
+        self.note(f"{what}: {self.clock.unix_s() - begun:.1f} s")
 
-    def training(self, stage: int | None = None) -> list[Child]:
-        found = [child for child in self.fleet.alive if _state(child) == NODE_STATE_TRAINING]
-        return [child for child in found if stage is None or child.stage == stage]
-
-    def steps(self) -> int:
-        return count(self.fleet.facts(), name.MICROBATCHES, outcome="done")
-
-    def samples(self) -> int:
-        return totals(self.fleet.facts()).samples
+    async def meanwhile(self) -> None:
+        """A newcomer that ended because all it was told of had died meanwhile: its volunteer tries again."""
+        for child in [child for child in self._joining if not child.alive and child.reason.startswith("exit 21")]:
+            dead = {c.ready.peer_id for c in self.fleet.everybody if c.ready is not None and not c.alive}
+            if all(address.rpartition("/")[2] in dead for address in child.plan.bootstraps):
+                self._joining.remove(child)
+                await self.newcomer(child)
 
     async def spare(self, stage: int) -> Child:
         """A replica of `stage` that another one outlives, drawn by chance."""
@@ -100,10 +87,10 @@ class Life:
         """SIGKILL, then the time to the next useful step, then a newcomer in its place."""
         loop = asyncio.get_running_loop()
         await self.fleet.poll()
-        before, begun = self.steps(), loop.time()
+        before, begun = self.done(), loop.time()
         victim.signal(signal.SIGKILL, told=told)
         self.kills += 1
-        await self.until(lambda: self.steps() > before, f"a useful step after {told}")
+        await self.until(lambda: self.done() > before, f"a useful step after {told}")
         self.stood_still_s.append(loop.time() - begun)
         await self.newcomer(victim)
 
@@ -127,37 +114,13 @@ class Life:
         for _, _, fake in self.clouds.values():
             await fake.close()
 
-    async def progress(self, what: str) -> None:
-        await self.fleet.poll()
-        before = self.samples()
-        await self.until(lambda: self.samples() >= before + SAMPLES_BETWEEN, f"{SAMPLES_BETWEEN} more samples {what}")
-
     async def whole(self) -> None:
         """Until every newcomer has become a replica, or ended by our hand."""
-        await self.until(
-            lambda: all(_state(c) == NODE_STATE_TRAINING or not c.alive for c in self._joining), "newcomers train"
-        )
+        await self.until(lambda: all(trains(child) or not child.alive for child in self._joining), "newcomers train")
         for child in self._joining:
             if not child.alive and child.told is None and child.name not in self.sent_away:
                 raise LocalFault(f"{child.name} ended: {child.reason}")
         self._joining = [child for child in self._joining if child.alive and not child.trained]
-
-    async def _join_again(self) -> None:
-        """A newcomer that ended because all it was told of had died meanwhile: its volunteer tries again."""
-        for child in [child for child in self._joining if not child.alive and child.reason.startswith("exit 21")]:
-            dead = {c.ready.peer_id for c in self.fleet.everybody if c.ready is not None and not c.alive}
-            if all(address.rpartition("/")[2] in dead for address in child.plan.bootstraps):
-                self._joining.remove(child)
-                await self.newcomer(child)
-
-    def _remember(self) -> None:
-        """Every process of ours, p2pd included, to see at the end that none is left."""
-        for child in self.fleet.everybody:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                if child.alive:
-                    process = psutil.Process(child.pid)
-                    for each in (process, *process.children(recursive=True)):
-                        self.processes.setdefault(each.pid, each)
 
 
 async def kill_replica(life: Life) -> None:
@@ -217,8 +180,8 @@ async def lose_stage(life: Life, stage: int) -> None:
     for victim in victims:
         await life.newcomer(victim)
     await life.until(lambda: bool(life.training(stage)), f"stage {stage} is served again")
-    before = life.steps()
-    await life.until(lambda: life.steps() > before, f"a useful step with the new stage {stage}")
+    before = life.done()
+    await life.until(lambda: life.done() > before, f"a useful step with the new stage {stage}")
     life.lost_s.append(loop.time() - begun)
 
 
@@ -283,40 +246,40 @@ async def preempt(life: Life) -> None:
 async def freeze(life: Life) -> None:
     """SIGSTOP for longer than a ping waits, then SIGCONT: routed around meanwhile, taken back afterwards."""
     victim = await life.anyone()
-    before = life.steps()
+    before = life.done()
     with _stopped([psutil.Process(victim.pid)]):
         await asyncio.sleep(FREEZE_S)
-        await life.until(lambda: life.steps() > before, "steps while a node is frozen")
+        await life.until(lambda: life.done() > before, "steps while a node is frozen")
     await _works_again(life, victim)
 
 
 async def cut_off(life: Life) -> None:
     """The p2pd of a node stopped for a while: its links are dead, it is not."""
     victim = await life.anyone()
-    before = life.steps()
+    before = life.done()
     children = [p for p in psutil.Process(victim.pid).children(recursive=True) if "p2pd" in p.name()]
     with _stopped(children):
         await asyncio.sleep(FREEZE_S)
-        await life.until(lambda: life.steps() > before, "steps while a node is cut off")
+        await life.until(lambda: life.done() > before, "steps while a node is cut off")
     await _works_again(life, victim)
 
 
 async def slow(life: Life) -> None:
     """A node that gets a fifth of its time: it gets less work, and nobody waits for it."""
     victim = await life.anyone()
-    before = life.steps()
+    before = life.done()
     for _ in range(15):
         with _stopped([psutil.Process(victim.pid)]):
             await asyncio.sleep(0.2)
         await asyncio.sleep(0.05)
-    await life.until(lambda: life.steps() > before, "steps while a node is slow")
+    await life.until(lambda: life.done() > before, "steps while a node is slow")
 
 
 async def full_disk(life: Life) -> None:
     """A node whose files may not grow: it goes on training and leaves all the same, though it could not save."""
     victim = await life.anyone()
     psutil.Process(victim.pid).rlimit(psutil.RLIMIT_FSIZE, (1, psutil.RLIM_INFINITY))
-    await life.progress("while a node's disk is full")
+    await life.progress(SAMPLES_BETWEEN, "while a node's disk is full")
     victim.told = "left without saving"
     victim.signal(signal.SIGTERM)
     await life.until(lambda: not victim.alive, f"{victim.name} leaves though its disk is full")
@@ -368,7 +331,3 @@ async def _works_again(life: Life, child: Child) -> None:
 def _keeps(child: Child, stage: int) -> bool:
     events = [event for event in read_log(child.plan.home) if event["event"] == "recovery.kept"]
     return any(event["fields"]["of_stage"] == stage and event["fields"]["nbytes"] for event in events)
-
-
-def _state(child: Child) -> int | None:
-    return child.status.state if child.status is not None else None

@@ -1,62 +1,141 @@
-"""Local swarms of processes for benchmarks: how one is set up, what is waited for and counted."""
+"""Local swarms of processes for benchmarks and tests: how one is set up, waited for, counted, and ended."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
+import math
 import statistics
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+
+import psutil
 
 from swarmnode import manifest as manifests
 from swarmnode.errors import LocalFault
-from swarmnode.local.child import Child
-from swarmnode.local.fleet import Fleet, FleetPlan
+from swarmnode.local.child import Child, node_command
+from swarmnode.local.fleet import Command, Fleet, FleetPlan, Note
 from swarmnode.local.place import default_cache
-from swarmnode.local.summary import count
+from swarmnode.local.summary import count, totals
 from swarmnode.manifest import SIGNED_FILE, Manifest
 from swarmnode.metrics import name
 from swarmnode.wire.record_pb2 import NODE_STATE_TRAINING
 
 POLL_S = 0.05
+LOOK_S = 1.0
+"""Between two looks for processes: each reads the parents of all of this machine's."""
+
 BOUND_S = 120.0
+"""For one condition, on a machine that others load."""
+
+
+class Watched:
+    """One local swarm, what is waited for on it, and every process it ever had."""
+
+    def __init__(self, fleet: Fleet, bound_s: float = BOUND_S) -> None:
+        self.fleet = fleet
+        self.bound_s = bound_s
+        self._processes: dict[int, psutil.Process] = {}
+        self._looked_s = -math.inf
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Started; ended by id at the end, whatever happens within. Raises LocalFault when it does not come up."""
+        try:
+            await self.fleet.start(asyncio.Event())
+            yield
+        finally:
+            self._look()
+            await self.fleet.stop("it is over")
+            await self.fleet.reap()
+
+    async def until(self, condition: Callable[[], bool], what: str) -> None:
+        """Poll until `condition`. Raises LocalFault, with what every node is at, after `bound_s`."""
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(self.bound_s):
+                while True:
+                    await self.fleet.poll()
+                    if loop.time() >= self._looked_s + LOOK_S:
+                        self._looked_s = loop.time()
+                        self._look()
+                    await self.meanwhile()
+                    if condition():
+                        return
+                    await asyncio.sleep(POLL_S)
+        except TimeoutError:
+            at = "; ".join(f"{c.name} stage {c.stage} {c.reason or _state(c)}" for c in self.fleet.everybody)
+            raise LocalFault(f"not within {self.bound_s:g} s: {what} ({at})") from None
+
+    async def meanwhile(self) -> None:
+        """Done at every poll."""
+
+    async def progress(self, samples: int, what: str) -> None:
+        """Until `samples` more have been trained."""
+        await self.fleet.poll()
+        before = self.samples()
+        await self.until(lambda: self.samples() >= before + samples, f"{samples} more samples {what}")
+
+    def done(self) -> int:
+        """Microbatches whose gradient came back to a feeder."""
+        return count(self.fleet.facts(), name.MICROBATCHES, outcome="done")
+
+    def samples(self) -> int:
+        return totals(self.fleet.facts()).samples
+
+    def training(self, stage: int | None = None) -> list[Child]:
+        """Living nodes that train, of `stage` or of all, in the order they were started."""
+        return [child for child in self.fleet.alive if trains(child) and stage in (None, child.stage)]
+
+    def left_running(self) -> list[str]:
+        """A sentence for every process of the swarm, p2pd included, that outlives it."""
+        _, alive = psutil.wait_procs(list(self._processes.values()), timeout=self.bound_s)
+        left = [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
+        return [f"process {process.pid} was left running" for process in left]
+
+    @property
+    def pids(self) -> frozenset[int]:
+        """Of every process it ever had."""
+        return frozenset(self._processes)
+
+    def _look(self) -> None:
+        for child in self.fleet.everybody:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if child.alive:
+                    process = psutil.Process(child.pid)
+                    for each in (process, *process.children(recursive=True)):
+                        self._processes.setdefault(each.pid, each)
+
+
+def trains(child: Child) -> bool:
+    """Whether it says so."""
+    return _state(child) == NODE_STATE_TRAINING
+
+
+def fleet_in(
+    folder: Path,
+    manifest: Manifest,
+    nodes: int,
+    note: Note = lambda text: None,
+    command: Command = node_command,
+    cache: Path | None = None,
+    dashboard_port: int | None = None,
+) -> Fleet:
+    """The fleet of a fresh run of `manifest` in `folder`, not started; `cache` None is this user's."""
+    manifests.init(folder, manifest)
+    manifests.sign_folder(folder)
+    stages, seed = manifest.pipeline.stages, manifest.seed
+    plan = FleetPlan(folder, folder / SIGNED_FILE, nodes, stages, cache or default_cache(), seed, command)
+    return Fleet(dataclasses.replace(plan, dashboard_port=dashboard_port), note)
 
 
 @contextlib.contextmanager
-def fleet_of(manifest: Manifest, nodes: int) -> Iterator[Fleet]:
-    """A fleet of a fresh run of `manifest`, not started, in a folder that is removed afterwards."""
-    with tempfile.TemporaryDirectory(prefix="swarmnode-bench-") as folder_name:
-        folder = Path(folder_name)
-        manifests.init(folder, manifest)
-        manifests.sign_folder(folder)
-        plan = FleetPlan(folder, folder / SIGNED_FILE, nodes, manifest.pipeline.stages, default_cache(), manifest.seed)
-        yield Fleet(plan, lambda text: None)
-
-
-def done(fleet: Fleet) -> int:
-    """Microbatches whose gradient came back to a feeder."""
-    return count(fleet.facts(), name.MICROBATCHES, outcome="done")
-
-
-def replicas(fleet: Fleet, stage: int) -> list[Child]:
-    """Living nodes that train `stage`, in the order they were started."""
-    return [
-        child
-        for child in fleet.alive
-        if child.status is not None and child.status.state == NODE_STATE_TRAINING and child.stage == stage
-    ]
-
-
-async def until(fleet: Fleet, condition: Callable[[], bool], what: str) -> None:
-    """Poll `fleet` until `condition`. Raises LocalFault that names `what` after BOUND_S."""
-    try:
-        async with asyncio.timeout(BOUND_S):
-            while not condition():
-                await fleet.poll()
-                await asyncio.sleep(POLL_S)
-    except TimeoutError:
-        raise LocalFault(f"not within {BOUND_S:g} s: {what}") from None
+def swarm_of(manifest: Manifest, nodes: int) -> Iterator[Watched]:
+    """A swarm of a fresh run of `manifest`, not started, in a folder that is removed afterwards."""
+    with tempfile.TemporaryDirectory(prefix="swarmnode-bench-") as folder:
+        yield Watched(fleet_in(Path(folder), manifest, nodes))
 
 
 def spread(values: list[float]) -> dict[str, float]:
@@ -67,3 +146,7 @@ def spread(values: list[float]) -> dict[str, float]:
         "p95": ordered[min(len(ordered) - 1, round(0.95 * (len(ordered) - 1)))],
         "max": ordered[-1],
     }
+
+
+def _state(child: Child) -> int | None:
+    return child.status.state if child.status is not None else None

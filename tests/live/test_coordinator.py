@@ -11,41 +11,21 @@ from typing import Any
 
 import aiohttp
 
-from swarmnode import manifest as manifests
-from swarmnode.local.child import Child
-from swarmnode.local.fleet import Fleet, FleetPlan
-from swarmnode.local.summary import count
-from swarmnode.manifest import PRESETS, SIGNED_FILE
-from swarmnode.metrics import name
+from swarmnode.bench.watching import Watched, fleet_in
+from swarmnode.local.child import Child, node_command
+from swarmnode.manifest import PRESETS
 
 BOUND_S = 120.0
 
 
-class Watched:
-    """Two nodes, a stage each, and their coordinator."""
+class Shown(Watched):
+    """Two nodes, a stage each, and their coordinator's page."""
 
     def __init__(self, folder: Path) -> None:
-        preset = PRESETS["tiny"]
-        manifests.init(folder, preset)
-        manifests.sign_folder(folder)
-        plan = FleetPlan(
-            folder, folder / SIGNED_FILE, 2, preset.pipeline.stages, folder / "cache", preset.seed, dashboard_port=0
-        )
-        self.plan = plan
         self.notes: list[str] = []
-        self.fleet = Fleet(plan, self.notes.append)
-
-    def samples(self) -> int:
-        return count(self.fleet.facts(), name.SAMPLES)
-
-    async def until(self, condition: Callable[[], bool], what: str) -> None:
-        try:
-            async with asyncio.timeout(BOUND_S):
-                while not condition():
-                    await self.fleet.poll()
-                    await asyncio.sleep(0.1)
-        except TimeoutError:
-            raise AssertionError(f"not within {BOUND_S:g} s: {what}; {self.notes}") from None
+        super().__init__(
+            fleet_in(folder, PRESETS["tiny"], 2, self.notes.append, cache=folder / "cache", dashboard_port=0), BOUND_S
+        )
 
     async def picture(self, condition: Callable[[dict[str, Any]], bool], what: str) -> dict[str, Any]:
         """The page's picture, once `condition` holds."""
@@ -64,10 +44,9 @@ class Watched:
 
 def test_training_never_needs_its_coordinator(tmp_path: Path) -> None:
     async def body() -> None:
-        here = Watched(tmp_path)
+        here = Shown(tmp_path)
         fleet = here.fleet
-        try:
-            assert await fleet.start(asyncio.Event())
+        async with here.running():
             assert fleet.page.startswith("http://127.0.0.1:") and f"dashboard {fleet.page}" in here.notes
             before = await here.picture(
                 lambda seen: (
@@ -91,7 +70,7 @@ def test_training_never_needs_its_coordinator(tmp_path: Path) -> None:
             trained = here.samples()
             await here.until(lambda: here.samples() >= trained + 256, "training goes on without it")
 
-            fleet.bootstrap = await Child.start(old.plan, here.plan.command(old.plan))
+            fleet.bootstrap = await Child.start(old.plan, node_command(old.plan))
             again = fleet.bootstrap
             await here.until(lambda: again.ready is not None or not again.alive, "it is back")
             after = await here.picture(
@@ -110,8 +89,5 @@ def test_training_never_needs_its_coordinator(tmp_path: Path) -> None:
                 await here.until(lambda: not again.alive, "it ends though a page is open")
             await again.bury()
             assert again.reason == "left"
-        finally:
-            await fleet.stop("the test is over")
-            await fleet.reap()
 
     asyncio.run(body())

@@ -10,83 +10,23 @@ import signal
 import subprocess
 import tempfile
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
 
-import psutil
 import pytest
 
-from swarmnode import manifest as manifests
+from swarmnode.bench.watching import Watched, fleet_in, trains
 from swarmnode.local.child import Child, node_command
-from swarmnode.local.fleet import Command, Fleet, FleetPlan
+from swarmnode.local.fleet import Command
 from swarmnode.local.summary import count, totals
-from swarmnode.manifest import PRESETS, SIGNED_FILE
+from swarmnode.manifest import PRESETS
 from swarmnode.metrics import name
-from swarmnode.wire.record_pb2 import NODE_STATE_TRAINING
 
 BOUND_S = 150.0  # for one condition, on a machine that others load
 
 
-class Swarm:
-    """Four nodes in two stages, and the bounds within which they must do what is waited for."""
-
-    def __init__(self, folder: Path, nodes: int = 4, command: Command = node_command) -> None:
-        preset = PRESETS["tiny"]
-        manifests.init(folder, preset)
-        manifests.sign_folder(folder)
-        self.notes: list[str] = []
-        self.fleet = Fleet(
-            FleetPlan(
-                folder,
-                folder / SIGNED_FILE,
-                nodes,
-                preset.pipeline.stages,
-                folder / "cache",
-                preset.seed,
-                command=command,
-            ),
-            self.notes.append,
-        )
-        self.started: list[psutil.Process] = []
-
-    def samples(self) -> int:
-        return count(self.fleet.facts(), name.SAMPLES)
-
-    async def until(self, condition: Callable[[], bool], what: str) -> None:
-        try:
-            async with asyncio.timeout(BOUND_S):
-                while not condition():
-                    await self.fleet.poll()
-                    self._remember()
-                    await asyncio.sleep(0.1)
-        except TimeoutError:
-            said = [
-                f"{child.name}: {child.reason or child.stage} {child.status}"[:600] for child in self.fleet.everybody
-            ]
-            raise AssertionError(f"not within {BOUND_S:g} s: {what}\n" + "\n".join(said)) from None
-
-    async def progress(self, samples: int, what: str) -> None:
-        await self.fleet.poll()
-        before = self.samples()
-        await self.until(lambda: self.samples() >= before + samples, f"{samples} more samples {what}")
-
-    def _remember(self) -> None:
-        """Every process of ours by id, p2pd included, to see at the end that none is left."""
-        known = {process.pid for process in self.started}
-        for child in self.fleet.everybody:
-            if child.alive:
-                try:
-                    whole = [psutil.Process(child.pid), *psutil.Process(child.pid).children(recursive=True)]
-                except psutil.NoSuchProcess:
-                    continue
-                self.started += [process for process in whole if process.pid not in known]
-
-    def of_stage(self, stage: int) -> list[Child]:
-        return [child for child in self.fleet.alive if child.stage == stage and trains(child)]
-
-
-def trains(child: Child) -> bool:
-    return child.status is not None and child.status.state == NODE_STATE_TRAINING
+def swarm_in(folder: Path, nodes: int = 4, command: Command = node_command) -> Watched:
+    """Nodes in two stages, and the bounds within which they must do what is waited for."""
+    return Watched(fleet_in(folder, PRESETS["tiny"], nodes, command=command, cache=folder / "cache"), BOUND_S)
 
 
 def fetch(child: Child, path: str) -> str:
@@ -109,15 +49,14 @@ def check_exposition(child: Child) -> None:
 
 def test_a_swarm_survives_and_leaves_nothing(tmp_path: Path) -> None:
     async def body() -> None:
-        swarm = Swarm(tmp_path)
+        swarm = swarm_in(tmp_path)
         fleet = swarm.fleet
-        try:
-            assert await fleet.start(asyncio.Event())
+        async with swarm.running():
             await swarm.progress(256, "from the start")
 
             for stage in (1, 0):
-                await swarm.until(lambda stage=stage: len(swarm.of_stage(stage)) == 2, f"two replicas of {stage}")
-                victim = swarm.of_stage(stage)[0]
+                await swarm.until(lambda stage=stage: len(swarm.training(stage)) == 2, f"two replicas of {stage}")
+                victim = swarm.training(stage)[0]
                 victim.signal(signal.SIGKILL)
                 await swarm.until(lambda victim=victim: not victim.alive, "the killed node is gone")
                 await swarm.progress(128, f"after the death of a replica of stage {stage}")
@@ -148,22 +87,17 @@ def test_a_swarm_survives_and_leaves_nothing(tmp_path: Path) -> None:
             done = totals(fleet.facts())
             # Of those that live: who saw the first loss, near that of a guess among 256 bytes, may have been killed.
             assert done.loss_validation is not None and done.loss_validation < math.log(256) - 1.0
-        finally:
-            swarm._remember()
-            await fleet.stop("the test is over")
-            await fleet.reap()
         killed = [child for child in fleet.nodes if child.reason.startswith("killed by SIGKILL")]
         assert len(killed) == 2 and all(child.reason == "left" for child in fleet.nodes if child not in killed), {
             child.name: child.reason for child in fleet.nodes
         }
-        _, alive = psutil.wait_procs(swarm.started, timeout=BOUND_S)
-        assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE], "processes left running"
+        assert swarm.left_running() == []
         # What killed nodes could not remove themselves, the next node of this user sweeps.
         homes = {child.plan.home for child in [*killed, fleet.bootstrap] if child is not None}
         files = [path for kind in ("ready.json", "*.sock") for path in tmp_path.rglob(kind)]
         assert {path.parent for path in files} <= homes, "those that left removed their files"
         pids = {str(child.pid) for child in [*killed, fleet.bootstrap] if child is not None}
-        ours = {str(process.pid) for process in swarm.started}
+        ours = {str(pid) for pid in swarm.pids}
         left = [entry for entry in os.listdir(tempfile.gettempdir()) if entry.startswith("swarmnode-p2p-")]
         assert {entry.split("-")[2] for entry in left} & ours <= pids, "those that left removed their sockets"
 
