@@ -14,7 +14,7 @@ import sys
 from typing import Any
 
 from swarmnode.bench import watching
-from swarmnode.bench.watching import BOUND_S, POLL_S, Watched
+from swarmnode.bench.watching import BOUND_S, FINE_S, Watched
 from swarmnode.errors import LocalFault
 from swarmnode.local.summary import totals
 from swarmnode.manifest import PRESETS
@@ -70,7 +70,7 @@ async def _kill(swarm: Watched, stage: int) -> dict[str, Any]:
             first = now - killed_s if first is None else first
             pause = max(pause, now - last_s)
             seen, last_s = done, now
-        await asyncio.sleep(POLL_S)
+        await asyncio.sleep(FINE_S)
     await swarm.fleet.replace(victim)
     return {
         "victim": victim.name,

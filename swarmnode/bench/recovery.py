@@ -16,7 +16,7 @@ from typing import Any
 
 from swarmnode.bench import watching
 from swarmnode.bench.kill import NODES
-from swarmnode.bench.watching import Watched
+from swarmnode.bench.watching import FINE_S, Watched
 from swarmnode.errors import LocalFault
 from swarmnode.local.fleet import Fleet
 from swarmnode.local.summary import count, totals
@@ -79,11 +79,11 @@ async def _lose(swarm: Watched, stage: int, nbytes: int) -> dict[str, Any]:
         victim.signal(signal.SIGKILL, told="killed by bench")
     loop = asyncio.get_running_loop()
     killed_s = loop.time()
-    await swarm.until(back, f"stage {stage} is served again")
+    await swarm.until(back, f"stage {stage} is served again", FINE_S)
     served_s = loop.time() - killed_s
     await fleet.poll()
     done = swarm.done()
-    await swarm.until(lambda: swarm.done() > done, f"a microbatch has come through stage {stage}")
+    await swarm.until(lambda: swarm.done() > done, f"a microbatch has come through stage {stage}", FINE_S)
     useful_s = loop.time() - killed_s
     how = _recoveries(fleet) - before
     loss_after = _loss(fleet)

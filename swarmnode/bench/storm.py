@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 
 from swarmnode.bench.laws import read_log
-from swarmnode.bench.watching import Watched, fleet_in, trains
+from swarmnode.bench.watching import FINE_S, Watched, fleet_in, trains
 from swarmnode.cloud.fake import FakeMetadata
 from swarmnode.errors import LocalFault
 from swarmnode.local.child import Child, NodePlan, node_command
@@ -90,7 +90,7 @@ class Life(Watched):
         before, begun = self.done(), loop.time()
         victim.signal(signal.SIGKILL, told=told)
         self.kills += 1
-        await self.until(lambda: self.done() > before, f"a useful step after {told}")
+        await self.until(lambda: self.done() > before, f"a useful step after {told}", FINE_S)
         self.stood_still_s.append(loop.time() - begun)
         await self.newcomer(victim)
 
@@ -179,9 +179,9 @@ async def lose_stage(life: Life, stage: int) -> None:
         life.kills += 1
     for victim in victims:
         await life.newcomer(victim)
-    await life.until(lambda: bool(life.training(stage)), f"stage {stage} is served again")
+    await life.until(lambda: bool(life.training(stage)), f"stage {stage} is served again", FINE_S)
     before = life.done()
-    await life.until(lambda: life.done() > before, f"a useful step with the new stage {stage}")
+    await life.until(lambda: life.done() > before, f"a useful step with the new stage {stage}", FINE_S)
     life.lost_s.append(loop.time() - begun)
 
 

@@ -23,7 +23,10 @@ from swarmnode.manifest import SIGNED_FILE, Manifest
 from swarmnode.metrics import name
 from swarmnode.wire.record_pb2 import NODE_STATE_TRAINING
 
-POLL_S = 0.05
+POLL_S = 0.2
+FINE_S = 0.05
+"""Between two polls, where seconds are counted; a poll asks every node, and costs each of them."""
+
 LOOK_S = 1.0
 """Between two looks for processes: each reads the parents of all of this machine's."""
 
@@ -51,7 +54,7 @@ class Watched:
             await self.fleet.stop("it is over")
             await self.fleet.reap()
 
-    async def until(self, condition: Callable[[], bool], what: str) -> None:
+    async def until(self, condition: Callable[[], bool], what: str, poll_s: float = POLL_S) -> None:
         """Poll until `condition`. Raises LocalFault, with what every node is at, after `bound_s`."""
         loop = asyncio.get_running_loop()
         try:
@@ -64,7 +67,7 @@ class Watched:
                     await self.meanwhile()
                     if condition():
                         return
-                    await asyncio.sleep(POLL_S)
+                    await asyncio.sleep(poll_s)
         except TimeoutError:
             at = "; ".join(f"{c.name} stage {c.stage} {c.reason or _state(c)}" for c in self.fleet.everybody)
             raise LocalFault(f"not within {self.bound_s:g} s: {what} ({at})") from None

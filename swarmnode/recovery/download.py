@@ -32,8 +32,8 @@ class DownloadLimits:
     helpers: int = 3  # peers besides the donor that are asked for the same bytes
     rest: float = 0.0  # seconds of rest after a chunk for each second it took: 1.0 leaves half of the donor's uplink
     offer_timeout_s: float = 60.0  # the donor copies and hashes its state in this time
-    offer_patience_s: float = 2.0  # then it is asked whether it lives
-    chunk_timeout_s: float = 20.0
+    chunk_timeout_s: float = 40.0  # 1 MiB at 210 kbit/s: what is left of a home's uplink while it trains
+    patience_s: float = 2.0  # of either; then the donor is asked whether it lives
     pause_s: float = 0.5  # before the first repetition; doubles up to pause_max_s
     pause_max_s: float = 8.0
     nbytes_max: int = 1 << 36
@@ -196,7 +196,7 @@ class _Puller:
             reply_bytes_max=0,
         )
         try:
-            answer = await patiently(self._transport, self._run_id, donor, call, self._limits.offer_patience_s)
+            answer = await patiently(self._transport, self._run_id, donor, call, self._limits.patience_s)
         except (RemoteFault, Unavailable) as error:
             raise _Failed(str(error), soon=False) from error
         offer = answer.header.snapshot
@@ -277,22 +277,22 @@ class _Puller:
     async def _chunk(
         self, donor: PeerId, offer: wire.Snapshot, index: int, retries: int
     ) -> memoryview | bytes | bytearray:
-        """One verified chunk. A busy or slow donor is asked again; one that no longer has the snapshot, or died, is
-        not."""
+        """One verified chunk. A slow donor is waited for as long as it lives, a busy one is asked again; one that no
+        longer has the snapshot, or died, is not."""
         start, end = chunk_span(offer, index)
         request = wire.ChunkRequest(snapshot_id=offer.id, index=index, stage=self._stage)
         for attempt in range(1, retries + 2):
             try:
-                answer = await self._transport.call(
+                call = self._transport.call(
                     donor,
                     Call(wire.Request(run_id=self._run_id, chunk=request)),
                     timeout_s=self._limits.chunk_timeout_s,
                     reply_bytes_max=end - start,
                 )
+                answer = await patiently(self._transport, self._run_id, donor, call, self._limits.patience_s)
                 break
             except (RemoteFault, Unavailable) as error:
-                again = isinstance(error, (PeerTimeout, Busy)) and attempt <= retries
-                if not again:
+                if not isinstance(error, (PeerTimeout, Busy)) or attempt > retries:
                     soon = not isinstance(error, (PeerTimeout, Unavailable))
                     raise _Failed(f"chunk {index} of {len(offer.hashes)}: {error}", soon=soon) from error
                 asked_s = error.retry_after_s if isinstance(error, Busy) else 0.0

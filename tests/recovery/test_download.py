@@ -98,6 +98,10 @@ class Link:
         return await self.world.call(self.peer_id, peer, call, timeout_s, reply_bytes_max)
 
 
+async def _pong(peer: PeerId, call: Call) -> Answer:
+    return Answer(wire.Reply())
+
+
 class World:
     def __init__(self) -> None:
         self.handlers: dict[tuple[PeerId, str], Handler] = {}
@@ -116,6 +120,8 @@ class World:
             async with asyncio.timeout(timeout_s):
                 await asyncio.sleep(0.01)
                 handler = self.handlers.get((peer, method))
+                if method == "ping" and any(who == peer for who, _ in self.handlers):
+                    handler = _pong
                 if handler is None:
                     raise RemoteFault(f"{peer} is not there")
 
