@@ -77,6 +77,7 @@ async def download(
     """
     puller = _Puller(transport, stage, run_id, parameters, limits, telemetry, round_min, accept, cut, helpers)
     failures: Counter[PeerId] = Counter()
+    tried: Counter[PeerId] = Counter()
     fruitless = 0
     reason = "nobody serves it"
     for pull in range(limits.pulls_max):
@@ -84,7 +85,8 @@ async def download(
             await asyncio.sleep(_pause_s(limits, fruitless))
         able = [peer for peer in donors() if peer != transport.peer_id and failures[peer] < limits.failures_max]
         if able:
-            donor = puller.going_on if puller.going_on in able else min(able, key=failures.__getitem__)
+            donor = puller.going_on if puller.going_on in able else min(able, key=lambda p: (failures[p], tried[p]))
+            tried[donor] += 1
             telemetry.event("state.donor", peer=donor, stage=stage, attempt=pull + 1, of=len(able))
             before = puller.received
             try:
