@@ -6,10 +6,12 @@
 from __future__ import annotations
 
 import functools
+import json
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,13 +19,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from swarmnode.bench.gossip import spec
+from swarmnode.bench.gossip import in_processes, spec
 from swarmnode.bench.village import Size, Village, losses, read_text
 from swarmnode.errors import RemoteFault, UsageError
 from swarmnode.gossip.compression import kernel
 from swarmnode.gossip.distrust import Distrust
 from swarmnode.gossip.outer import outer
-from swarmnode.gossip.robust import GUARDED
+from swarmnode.gossip.robust import ALL, CLIPPED, GUARDED
 from swarmnode.gossip.standing import Standings
 from swarmnode.ports import Packet, WireTensor
 
@@ -238,21 +240,31 @@ class AttackedVillage(Village):
                 self.standings[replica].refused(other, now_s)
 
 
-def measure(
-    size: Size,
-    attack: str | None,
-    codec: str,
-    text: tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]],
-    acceptance: str,
-    seed: int = 0,
-) -> dict[str, Any]:
-    """One training under one attack: nats of the honest replicas, and what was refused."""
-    village = AttackedVillage(size, seed, codec, text, attack, acceptance=acceptance)
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One training under one attack; all of it crosses to another process."""
+
+    size: Size
+    attack: str | None
+    codec: str
+    acceptance: str
+    seed: int = 0
+    text: str | None = None
+
+
+def measure(run: Run) -> dict[str, Any]:
+    """Nats of the honest replicas, and what was refused."""
+    torch.set_num_threads(1)
+    size = run.size
+    village = AttackedVillage(size, run.seed, run.codec, _text(run.text), run.attack, acceptance=run.acceptance)
     for round_index in range(1, size.rounds + 1):
         village.learn(size.inner_steps)
         village.round(round_index)
     nats, _ = village.validate([i for i in range(size.replicas) if i not in LIARS])
     return {
+        "attack": run.attack,
+        "acceptance": run.acceptance,
+        "seed": run.seed,
         "nats": nats if math.isfinite(nats) else math.inf,
         "lies refused": village.refused_lies / max(village.lies, 1),
         "honest refused": village.refused_honest / max(village.honest_packets, 1),
@@ -260,54 +272,94 @@ def measure(
     }
 
 
+_text = functools.cache(read_text)
+
+
 def run(
     preset: str = "quick",
     attacks: Sequence[str] = tuple(ATTACKS),
     codec: str = "noloco/modular4",
-    acceptances: Sequence[str] = ("guarded", "clipped", "all"),
+    acceptances: Sequence[str] = (GUARDED, CLIPPED, ALL),
     seeds: int = 1,
     text: str | None = None,
     say: Callable[[str], None] = lambda line: None,
+    *,
+    jobs: int = 1,
+    out: Path | None = None,
+    resume: bool = False,
 ) -> dict[str, Any]:
-    """{"reference": [...], "attacks": [a row each]}: costs in nats, means over seeds, over a run of the same seed
-    without attack in which the liars are absent. A guard can do no better: their text is lost either way."""
+    """{"reference": [...], "attacks": [a row each], "runs": [...]}: costs in nats, means and spread over seeds, over a
+    run of the same seed without attack in which the liars are absent. A guard can do no better: their text is lost
+    either way. With `out`, also OUT/attack.json after each run; with `resume` what is there already, of the same size,
+    codec and text, is not done again."""
     if preset not in PRESETS:
         raise UsageError(f"preset {preset!r}; there are {', '.join(PRESETS)}")
+    if wrong := [attack for attack in attacks if attack not in ATTACKS]:
+        raise UsageError(f"attack {wrong[0]!r}; there are {', '.join(ATTACKS)}")
     kernel.build()
-    torch.set_num_threads(1)
-    size, data = PRESETS[preset], read_text(text)
+    size = PRESETS[preset]
+    same = {"size": asdict(size), "codec": codec, "text": text}
+    found = _before(out, same) if resume and out is not None else []
+    done = {(row["attack"], row["acceptance"], row["seed"]) for row in found}
+    wanted: list[tuple[str | None, str]] = [(ABSENT, ALL), (None, ALL)]
+    wanted += [(None, acceptance) for acceptance in acceptances if acceptance != ALL]
+    wanted += [(attack, acceptance) for attack in attacks for acceptance in acceptances]
+    order = [(attack, acceptance, seed) for seed in range(seeds) for attack, acceptance in wanted]
+    todo = [Run(size, attack, codec, how, seed, text) for attack, how, seed in order if (attack, how, seed) not in done]
+    for row in in_processes(measure, todo, jobs):
+        found.append(row)
+        say(f"{row['attack'] or 'clean'}, {row['acceptance']}, seed {row['seed']}: {row['nats']:.4f} nats")
+        if out is not None:
+            out.mkdir(parents=True, exist_ok=True)
+            (out / "attack.json").write_text(json.dumps({**same, "runs": found}, indent=1))
+    return {"codec": codec, "seeds": seeds, **tables(found, attacks, acceptances), "runs": found}
 
-    def each(attack: str | None, acceptance: str) -> list[dict[str, Any]]:
-        found = [measure(size, attack, codec, data, acceptance, seed) for seed in range(seeds)]
-        say(f"{attack or 'clean'}, {acceptance}: " + ", ".join(f"{row['nats']:.4f}" for row in found))
-        return found
 
-    absent = each(ABSENT, "all")
-    clean = each(None, "all")
+def _before(out: Path, same: dict[str, Any]) -> list[dict[str, Any]]:
+    try:
+        found: dict[str, Any] = json.loads((out / "attack.json").read_text())
+    except (OSError, ValueError):
+        return []
+    return list(found["runs"]) if all(found.get(key) == value for key, value in same.items()) else []
 
-    def over(rows: Sequence[dict[str, Any]], base: Sequence[dict[str, Any]]) -> float:
-        return statistics.fmean(row["nats"] - least["nats"] for row, least in zip(rows, base, strict=True))
 
-    references = [{"run": "all honest, believed", "nats": statistics.fmean(row["nats"] for row in clean)}]
-    references.append({"run": "liars absent", "nats": statistics.fmean(row["nats"] for row in absent)})
+def tables(runs: Sequence[dict[str, Any]], attacks: Sequence[str], acceptances: Sequence[str]) -> dict[str, Any]:
+    """{"reference": [...], "attacks": [...]} of `runs`, over the seeds that both sides of a difference have."""
+    nats = {(row["attack"], row["acceptance"], row["seed"]): row["nats"] for row in runs}
+
+    def over(attack: str | None, acceptance: str, base: str | None) -> list[float]:
+        mine = [(seed, value) for (what, how, seed), value in nats.items() if (what, how) == (attack, acceptance)]
+        return [value - nats[base, ALL, seed] for seed, value in mine if (base, ALL, seed) in nats]
+
+    def mean(rows: Sequence[float]) -> float:
+        return statistics.fmean(rows) if rows else math.nan
+
+    def share(attack: str | None, acceptance: str, what: str) -> float:
+        return mean([row[what] for row in runs if (row["attack"], row["acceptance"]) == (attack, acceptance)])
+
+    references = [
+        {"run": "liars absent", "nats": share(ABSENT, ALL, "nats"), "over believed": mean(over(ABSENT, ALL, None))},
+        {"run": "all honest, believed", "nats": share(None, ALL, "nats"), "over believed": 0.0},
+    ]
     for acceptance in acceptances:
-        if acceptance != "all":
-            rows = each(None, acceptance)
-            refused = statistics.fmean(row["honest refused"] for row in rows)
+        if acceptance != ALL:
+            refused = share(None, acceptance, "honest refused")
             references.append(
                 {
                     "run": f"all honest, {acceptance} ({refused:.1%} refused)",
-                    "nats": references[0]["nats"] + over(rows, clean),  # type: ignore[operator]
+                    "nats": share(None, acceptance, "nats"),
+                    "over believed": mean(over(None, acceptance, None)),
                 }
             )
-    table = []
+    rows = []
     for attack in attacks:
         row: dict[str, Any] = {"attack": attack}
         for acceptance in acceptances:
-            found = each(attack, acceptance)
-            row[f"cost, {acceptance}"] = over(found, absent)
-            if acceptance == "guarded":
-                row["lies refused"] = statistics.fmean(one["lies refused"] for one in found)
-                row["honest refused"] = statistics.fmean(one["honest refused"] for one in found)
-        table.append(row)
-    return {"codec": codec, "seeds": seeds, "reference": references, "attacks": table}
+            costs = over(attack, acceptance, ABSENT)
+            row[f"cost, {acceptance}"] = mean(costs)
+            row[f"spread, {acceptance}"] = statistics.stdev(costs) if len(costs) > 1 else math.nan
+        if GUARDED in acceptances:
+            row["lies refused"] = share(attack, GUARDED, "lies refused")
+            row["honest refused"] = share(attack, GUARDED, "honest refused")
+        rows.append(row)
+    return {"reference": references, "attacks": rows}

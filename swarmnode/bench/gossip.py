@@ -13,7 +13,7 @@ import math
 import multiprocessing
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -160,7 +160,7 @@ def run(
             "runs": found,
         }
 
-    for row in _all([one for one in order if (one.what, one.seed) not in done], jobs):
+    for row in in_processes(measure, [one for one in order if (one.what, one.seed) not in done], jobs):
         found.append(row)
         say(f"{row['what']}, seed {row['seed']}: {row['nats']:.4f} nats, {row['cpu_s']:.0f} CPU s")
         if out is not None:
@@ -183,7 +183,8 @@ def _write(out: Path, result: dict[str, Any]) -> None:
     (out / "gossip.html").write_text(page(result))
 
 
-def _all(todo: Sequence[Run], jobs: int) -> Any:
+def in_processes(measure: Callable[[Any], dict[str, Any]], todo: Sequence[Any], jobs: int) -> Iterator[dict[str, Any]]:
+    """What `measure` returns of each of `todo`, in their order, from `jobs` processes."""
     if jobs <= 1:
         yield from map(measure, todo)
         return

@@ -203,15 +203,34 @@ def gossip(
 @click.option("--acceptance", default="guarded,clipped,all", show_default=True, help="Values of gossip.acceptance.")
 @click.option("--seeds", type=click.IntRange(1, 100), default=1, show_default=True, help="Seeds 0 to N-1.")
 @click.option("--text", type=click.Path(exists=True), default=None, help="A text file or a folder of .txt files.")
+@click.option("--jobs", type=click.IntRange(1, 64), default=2, show_default=True, help="Processes, a thread each.")
+@click.option("--out", type=click.Path(path_type=Path), default=Path("runs/attack"), show_default=True, help="Results.")
+@click.option("--resume", is_flag=True, help="Keep the runs that OUT/attack.json has already.")
 @JSON
-def attack(preset: str, attacks: str, codec: str, acceptance: str, seeds: int, text: str | None, as_json: bool) -> None:
+def attack(
+    preset: str,
+    attacks: str,
+    codec: str,
+    acceptance: str,
+    seeds: int,
+    text: str | None,
+    jobs: int,
+    out: Path,
+    resume: bool,
+    as_json: bool,
+) -> None:
     """What a quarter of lying replicas costs the honest ones, by what they believe (gossip.acceptance): held-out nats
     over the same run without the liars."""
     bench = importlib.import_module("swarmnode.bench.attack")
     names = tuple(name.strip() for name in attacks.split(",")) if attacks else tuple(bench.ATTACKS)
     believing = tuple(word.strip() for word in acceptance.split(","))
-    found = bench.run(preset, names, codec, believing, seeds, text, lambda line: click.echo(line, err=True))
-    _print(found, as_json)
+    found = bench.run(
+        *(preset, names, codec, believing, seeds, text, lambda line: click.echo(line, err=True)),
+        jobs=jobs,
+        out=out,
+        resume=resume,
+    )
+    _print(found if as_json else {key: value for key, value in found.items() if key != "runs"}, as_json)
 
 
 @command.command()

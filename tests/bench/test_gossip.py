@@ -33,6 +33,13 @@ TEXT = (
     np.tile(DRAW.integers(32, 64, 97), 300).astype(np.uint8),
     np.tile(DRAW.integers(32, 64, 97), 30).astype(np.uint8),
 )
+BRIEF = replace(TINY, rounds=2, inner_steps=2)
+
+
+@pytest.fixture(autouse=True)
+def _short_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gossip, "read_text", lambda path: TEXT)
+    monkeypatch.setattr(attack, "_text", lambda path: TEXT)
 
 
 def test_replicas_in_a_batch_are_what_they_are_alone() -> None:
@@ -53,7 +60,6 @@ def test_replicas_in_a_batch_are_what_they_are_alone() -> None:
 
 def test_bench_gossip_writes_a_table_and_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(gossip.PRESETS, "quick", (TINY, 2))
-    monkeypatch.setattr(gossip, "read_text", lambda path: TEXT)
     whats = (gossip.ALONE, gossip.PARALLEL, "noloco/fp32", "noloco/modular4")
     said: list[str] = []
     found = gossip.run("quick", whats, out=tmp_path, say=said.append)
@@ -87,15 +93,35 @@ def test_bench_codec_measures_every_codec() -> None:
 @pytest.mark.parametrize("name", ["sign flip", "scale -100", "nan", "malformed", "inner product"])
 @pytest.mark.parametrize("coding", ["noloco/fp32", "noloco/modular4"])
 def test_the_guard_refuses(name: str, coding: str) -> None:
-    found = attack.measure(TINY, name, coding, TEXT, "guarded")
+    found = attack.measure(attack.Run(TINY, name, coding, "guarded"))
     assert found["lies refused"] >= (0.9 if "modular" in coding or name == "inner product" else 1.0)
     assert found["nats"] < math.log(256)
 
 
 @pytest.mark.parametrize("name", sorted(attack.ATTACKS))
 def test_every_attack_runs_and_honest_replicas_stay_finite(name: str) -> None:
-    found = attack.measure(replace(TINY, rounds=2, inner_steps=2), name, "noloco/modular4", TEXT, "guarded")
+    found = attack.measure(attack.Run(BRIEF, name, "noloco/modular4", "guarded"))
     assert math.isfinite(found["nats"])
+
+
+def test_bench_attack_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(attack.PRESETS, "quick", BRIEF)
+    said: list[str] = []
+    attack.run("quick", ("zero",), acceptances=("guarded",), seeds=1, say=said.append, out=tmp_path)
+    assert len(said) == 4  # liars absent; all honest, believed and guarded; the attack
+    found = attack.run(
+        "quick", ("zero",), acceptances=("guarded",), seeds=2, say=said.append, out=tmp_path, resume=True
+    )
+    assert len(said) == 8
+    (row,) = found["attacks"]
+    assert math.isfinite(row["cost, guarded"]) and math.isfinite(row["spread, guarded"])
+    assert [reference["run"].split(" (")[0] for reference in found["reference"]] == [
+        "liars absent",
+        "all honest, believed",
+        "all honest, guarded",
+    ]
+    with pytest.raises(UsageError, match="attack"):
+        attack.run("quick", ("bribe",))
 
 
 def test_absent_liars_change_nothing_for_the_others() -> None:
@@ -106,7 +132,7 @@ def test_absent_liars_change_nothing_for_the_others() -> None:
 
 
 def test_honest_packets_are_believed() -> None:
-    found = attack.measure(TINY, None, "noloco/modular4", TEXT, "guarded")
+    found = attack.measure(attack.Run(TINY, None, "noloco/modular4", "guarded"))
     assert found["honest refused"] <= 0.15  # a few, at a size where chance is loud; bench attack has the number
 
 

@@ -25,4 +25,9 @@ def pool(seed: int) -> torch.Tensor:
 def offset(seed: int, start: int) -> int:
     """Where in the pool the dither of the element `start` lies; that of the rest of its chunk follows."""
     chunk, inside = divmod(start, CHUNK)
-    return ((seed >> 7) + chunk * 37) % OFFSETS * BLOCK_ELEMENTS + inside  # 37: coprime to OFFSETS, so all come
+    return (turn(seed) + chunk * 37) % OFFSETS * BLOCK_ELEMENTS + inside  # 37: coprime to OFFSETS, so all come
+
+
+def turn(seed: int) -> int:
+    """Of the OFFSETS, that of the first chunk."""
+    return (seed >> 7) % OFFSETS

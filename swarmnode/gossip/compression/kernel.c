@@ -179,23 +179,82 @@ static inline __attribute__((always_inline)) void decode_blocks(const uint8_t *s
     }
 }
 
-#define ENCODE(b, l, h) encode_blocks(x, phi, rows, dither, scale, least, b, l, h, steps, sums, plane0, plane1, own)
-#define DECODE(b, l, h) \
-    decode_blocks(steps, sums, plane0, plane1, ours, rows, dither, b, l, h, out, step_out, wrapped, far)
+/* A packet's layout (modular.py), and where dither lies in the pool (dither.py). */
+#define CHUNK (1L << 17)
+#define TILE (1L << 19)
+#define OFFSETS 64
 
-void modular_encode(const float *x, const float *phi, long rows, const uint8_t *dither, float scale,
-                    const float *least, int bits, uint8_t *steps, uint8_t *sums, uint8_t *plane0, uint8_t *plane1, float *own) {
-    if (bits == 3) ENCODE(3, 2, 1);
-    else if (bits == 4) ENCODE(4, 4, 0);
-    else if (bits == 6) ENCODE(6, 4, 2);
+static inline long blocks_of(long elements) { return (elements + N - 1) / N; }
+static inline long least_of(long a, long b) { return a < b ? a : b; }
+static inline const uint8_t *dither_of(const uint8_t *pool, long turn, long chunk) {
+    return pool + (turn + chunk % OFFSETS * 37) % OFFSETS * N;
 }
 
-void modular_decode(const uint8_t *steps, const uint8_t *sums, const uint8_t *plane0, const uint8_t *plane1,
-                    const float *ours, long rows, const uint8_t *dither, int bits, float *out, float *step_out,
-                    uint8_t *wrapped, float *far) {
-    if (bits == 3) DECODE(3, 2, 1);
-    else if (bits == 4) DECODE(4, 4, 0);
-    else if (bits == 6) DECODE(6, 4, 2);
+#define EACH(bits, DO) \
+    do { \
+        if (bits == 3) DO(3, 2, 1); \
+        else if (bits == 4) DO(4, 4, 0); \
+        else if (bits == 6) DO(6, 4, 2); \
+    } while (0)
+#define LOW(bits) ((bits) == 3 ? 2 : 4)
+
+/* One tile of `count` elements, the `chunk`-th chunk of the message the first, to `tile`. */
+void modular_encode(const float *x, const float *phi, long count, const uint8_t *pool, long turn, long chunk, float scale,
+                    const float *least, int bits, uint8_t *tile, float *own) {
+    const long tile_rows = blocks_of(count), low = LOW(bits);
+    uint8_t *steps = tile, *sums = tile + 2 * tile_rows, *plane0 = sums + tile_rows;
+    for (; count > 0; chunk++) {
+        const uint8_t *dither = dither_of(pool, turn, chunk);
+        const long here = least_of(count, CHUNK), whole = blocks_of(here);
+        uint8_t *plane1 = plane0 + PLANE(whole, low);
+        long rows = here / N;
+#define ENCODE(b, l, h) encode_blocks(x, phi, rows, dither, scale, least, b, l, h, steps, sums, plane0, plane1, own)
+        EACH(bits, ENCODE);
+        if (rows < whole) { /* the last block, filled up with zeros */
+            float last[2][N] = {{0}};
+            memcpy(last[0], x + rows * N, (size_t)(here - rows * N) * 4);
+            memcpy(last[1], phi + rows * N, (size_t)(here - rows * N) * 4);
+            x = last[0], phi = last[1];
+            dither += rows * N, least += rows, steps += 2 * rows, sums += rows, own += rows;
+            plane0 += PLANE(rows, low), plane1 += PLANE(rows, bits - low), rows = 1;
+            EACH(bits, ENCODE);
+            return;
+        }
+        x += here, phi += here, count -= here, plane0 += PLANE(rows, bits);
+        least += rows, steps += 2 * rows, sums += rows, own += rows;
+    }
+}
+
+/* Elements [start, end) of a packet of `parameters`, whose tiles begin at `tiles`. */
+void modular_decode(const uint8_t *tiles, long parameters, long start, long end, const float *ours, const uint8_t *pool,
+                    long turn, int bits, float *out, float *step_out, uint8_t *wrapped, float *far) {
+    const long low = LOW(bits);
+    for (long stop; start < end; start = stop) {
+        const long base = start / TILE * TILE, chunk = start / CHUNK * CHUNK, row = (start - base) / N;
+        stop = least_of(chunk + CHUNK, end);
+        const long tile_rows = blocks_of(least_of(TILE, parameters - base)), skipped = (start - chunk) / N;
+        const uint8_t *tile = tiles + base / N * (3 + 8 * bits), *dither = dither_of(pool, turn, chunk / CHUNK) + start - chunk;
+        const uint8_t *steps = tile + 2 * row, *sums = tile + 2 * tile_rows + row;
+        const uint8_t *plane0 = tile + 3 * tile_rows + PLANE((chunk - base) / N, bits);
+        const uint8_t *plane1 = plane0 + PLANE(blocks_of(least_of(CHUNK, parameters - chunk)), low) + PLANE(skipped, bits - low);
+        plane0 += PLANE(skipped, low);
+        long rows = (stop - start) / N;
+#define DECODE(b, l, h) \
+    decode_blocks(steps, sums, plane0, plane1, ours, rows, dither, b, l, h, out, step_out, wrapped, far)
+        EACH(bits, DECODE);
+        if (rows * N < stop - start) {
+            const long left = stop - start - rows * N;
+            float mine[N] = {0}, found[N], *whole = out + rows * N;
+            memcpy(mine, ours + rows * N, (size_t)left * 4);
+            ours = mine, out = found;
+            dither += rows * N, steps += 2 * rows, sums += rows, step_out += rows, wrapped += rows, far += rows;
+            plane0 += PLANE(rows, low), plane1 += PLANE(rows, bits - low), rows = 1;
+            EACH(bits, DECODE);
+            memcpy(whole, found, (size_t)left * 4);
+            return;
+        }
+        ours += stop - start, out += stop - start, step_out += rows, wrapped += rows, far += rows;
+    }
 }
 
 /* What one packet tells about the spread, block by block: `memory` is at least `far`; returns into `told` how many blocks

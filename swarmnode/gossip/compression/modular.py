@@ -42,16 +42,14 @@ import numpy as np
 import torch
 
 from swarmnode.errors import RemoteFault
-from swarmnode.gossip.compression.bits import PLANES, packed_nbytes
-from swarmnode.gossip.compression.codec import BLOCK_ELEMENTS, CHUNK, TILE, Codec
-from swarmnode.gossip.compression.modulo import SHARES, Engine, Piece, engine
+from swarmnode.gossip.compression.codec import BLOCK_ELEMENTS, CHUNK, Codec
+from swarmnode.gossip.compression.modulo import SHARES, Engine, Layout, engine
 from swarmnode.gossip.compression.tiles import (
     STEP_LEAST,
     Bytes,
     blocks,
     check_range,
     check_steps,
-    chunks,
     one_tensor,
     packet,
     read_steps,
@@ -77,7 +75,7 @@ WRAPPED_MOST, KAPPA_RAISE = 0.03, 1.25  # guess; fewer are blocks that moved els
 FAR_MARGIN = 2.5  # the range over the farthest element seen: twice would just reach it; guess
 FAR_KEEP = 0.7  # a round: a block that was far once meets a few more partners before it is forgotten; guess
 
-LEAST_SAMPLE = 16  # each 16th weight, and each 16th block, is looked at; guess
+LEAST_SAMPLE = 16  # each 16th block is looked at; guess
 STEP_RATIO = 2.0**-15  # of the tile's largest weight, at least: float32 keeps the dither's 8 bits beside theta / s
 
 
@@ -147,24 +145,8 @@ class Modular(Codec):
     def _plain_nbytes(self, parameters: int) -> int:
         return HEADER.size + self._tile_nbytes(parameters)
 
-    def _pieces(self, data: Bytes, start: int, end: int, parameters: int, at: int = HEADER.size) -> list[Piece]:
-        """Where in the bytes of a packet, whose tiles begin at `at`, elements [start, end) lie, by chunk."""
-        found = []
-        for first, last in chunks(start, end):
-            base, chunk = first // TILE * TILE, first // CHUNK * CHUNK
-            tile = at + base // TILE * self._tile_nbytes(TILE)
-            tile_rows = blocks(min(TILE, parameters - base))
-            row, rows = (first - base) // BLOCK_ELEMENTS, blocks(last - first)
-            whole = min(CHUNK, blocks(parameters - chunk) * BLOCK_ELEMENTS)
-            sums = tile + 2 * tile_rows
-            plane, planes = sums + tile_rows + packed_nbytes(chunk - base, self.bits), []
-            for width in PLANES[self.bits]:
-                begin = plane + packed_nbytes(first - chunk, width)
-                planes.append(data[begin : begin + packed_nbytes(rows * BLOCK_ELEMENTS, width)])
-                plane += packed_nbytes(whole, width)
-            steps = data[tile + 2 * row : tile + 2 * (row + rows)]
-            found.append(Piece(first, last, steps, data[sums + row : sums + row + rows], planes))
-        return found
+    def _layout(self, data: Bytes, parameters: int) -> Layout:
+        return Layout(data[HEADER.size : self._plain_nbytes(parameters)], parameters, self.bits)
 
     # Sending
 
@@ -184,15 +166,15 @@ class Modular(Codec):
             self._steps = torch.empty(blocks(parameters), device=flat.device)
         self._far = self._remembered(parameters, flat.device)
         code.draw(seed)
-        scale = self.kappa / (1 << self.bits)
+        scale, layout = self.kappa / (1 << self.bits), self._layout(wire, parameters)
         for start, end in tiles(0, parameters):
             rows = slice(start // BLOCK_ELEMENTS, start // BLOCK_ELEMENTS + blocks(end - start))
-            own, usual = self._steps[rows], _usual(flat[start:end], reference[start:end])
+            x, phi, own = flat[start:end], reference[start:end], self._steps[rows]
+            usual, least_step = _sampled(x, phi)
             least = self._far[rows] * (FAR_MARGIN / (1 << self.bits))
             least.clamp_(max=usual * self.kappa_most / (1 << self.bits))  # whatever partners say
-            least.clamp_(min=max(_least(flat[start:end]), scale * usual, STEP_LEAST))
-            pieces = self._pieces(wire, start, end, parameters)
-            code.encode(flat, reference, pieces, scale, least, own)
+            least.clamp_(min=max(least_step, scale * usual, STEP_LEAST))
+            code.encode(x, phi, layout, start, scale, least, own)
         self._far.mul_(FAR_KEEP)
         if escapes.size:
             self._encode_escapes(flat, escapes, seed, wire[plain:])
@@ -267,15 +249,11 @@ class Modular(Codec):
         assert reference is not None and reference.shape == out.shape, "decoded to the value nearest to the reference"
         data, parameters = np.frombuffer(tensors[0].data, np.uint8), tensors[0].shape[0]
         check_range(start, out.numel(), parameters)
-        code, rows, end = self._on(out.device), blocks(out.numel()), start + out.numel()
+        code, rows = self._on(out.device), blocks(out.numel())
         code.draw_back(self._head(data).seed)
         steps, wrapped = torch.empty(rows, device=out.device), torch.empty(rows, dtype=torch.uint8, device=out.device)
         far = torch.empty(rows, device=out.device)
-        for piece in self._pieces(data, start, end, parameters):
-            mine, part = (flat[piece.start - start : piece.end - start] for flat in (reference, out))
-            row, count = (piece.start - start) // BLOCK_ELEMENTS, blocks(piece.end - piece.start)
-            by_block = (flat[row : row + count] for flat in (steps, wrapped, far))
-            code.decode(piece, mine, part, *by_block)
+        code.decode(self._layout(data, parameters), start, reference, out, steps, wrapped, far)
         numbers, step_bytes, codes = self._escapes(data, parameters)
         low, high = np.searchsorted(numbers, (start // BLOCK_ELEMENTS, start // BLOCK_ELEMENTS + rows))
         if high > low:
@@ -306,18 +284,13 @@ class Modular(Codec):
         return count
 
 
-def _least(flat: torch.Tensor) -> float:
-    """Of a tile's weights: the least step for which float32 keeps the dither. 0 when they are not finite."""
-    most = float(flat[::LEAST_SAMPLE].abs().max())
-    return most * STEP_RATIO if math.isfinite(most) else 0.0
-
-
-def _usual(flat: torch.Tensor, reference: torch.Tensor) -> float:
-    """The mean over blocks of a tile of max|D|. 0 when that is not finite."""
+def _sampled(flat: torch.Tensor, reference: torch.Tensor) -> tuple[float, float]:
+    """(the mean over blocks of a tile of max|D|; the least step for which float32 keeps the dither, by the largest
+    weight), of some of its blocks. 0 where that is not finite."""
     whole = max(flat.numel() // BLOCK_ELEMENTS, 1) * BLOCK_ELEMENTS
     rows = [x[:whole].view(-1, min(BLOCK_ELEMENTS, x.numel()))[::LEAST_SAMPLE] for x in (flat, reference)]
-    mean = float((rows[0] - rows[1]).abs().amax(1).mean())
-    return mean if math.isfinite(mean) else 0.0
+    mean, most = float((rows[0] - rows[1]).abs().amax(1).mean()), float(rows[0].abs().max())
+    return mean if math.isfinite(mean) else 0.0, most * STEP_RATIO if math.isfinite(most) else 0.0
 
 
 def _elements(rows: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
 
 from swarmnode.gossip.compression import dither, kernel
-from swarmnode.gossip.compression.bits import Packer, packed_nbytes
-from swarmnode.gossip.compression.codec import BLOCK_ELEMENTS, CHUNK
-from swarmnode.gossip.compression.tiles import Bytes, Scratch, read_steps, wire_steps
+from swarmnode.gossip.compression.bits import PLANES, Packer, packed_nbytes
+from swarmnode.gossip.compression.codec import BLOCK_ELEMENTS, CHUNK, TILE
+from swarmnode.gossip.compression.tiles import Bytes, Scratch, blocks, chunks, read_steps, wire_steps
 
 SHARES = 65536  # whole numbers add up alike in any order
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(NamedTuple):
     """Elements [start, end) of one chunk and where they lie in a packet: whole blocks, the last one filled up."""
 
     start: int
@@ -27,6 +25,40 @@ class Piece:
     steps: Bytes
     sums: Bytes
     planes: Sequence[Bytes]
+
+
+class Layout(NamedTuple):
+    """The bytes of a packet from its first tile on."""
+
+    data: Bytes
+    parameters: int
+    bits: int
+
+    def tile_nbytes(self, elements: int) -> int:
+        return blocks(elements) * (3 + 8 * self.bits)
+
+    def tile_at(self, start: int) -> int:
+        """The byte at which the tile that begins at element `start` does."""
+        return start // TILE * self.tile_nbytes(TILE)
+
+    def pieces(self, start: int, end: int) -> list[Piece]:
+        """Where elements [start, end) lie, by chunk."""
+        found, data = [], self.data
+        for first, last in chunks(start, end):
+            base, chunk = first // TILE * TILE, first // CHUNK * CHUNK
+            tile = self.tile_at(base)
+            tile_rows = blocks(min(TILE, self.parameters - base))
+            row, rows = (first - base) // BLOCK_ELEMENTS, blocks(last - first)
+            whole = min(CHUNK, blocks(self.parameters - chunk) * BLOCK_ELEMENTS)
+            sums = tile + 2 * tile_rows
+            plane, planes = sums + tile_rows + packed_nbytes(chunk - base, self.bits), []
+            for width in PLANES[self.bits]:
+                begin = plane + packed_nbytes(first - chunk, width)
+                planes.append(data[begin : begin + packed_nbytes(rows * BLOCK_ELEMENTS, width)])
+                plane += packed_nbytes(whole, width)
+            steps = data[tile + 2 * row : tile + 2 * (row + rows)]
+            found.append(Piece(first, last, steps, data[sums + row : sums + row + rows], planes))
+        return found
 
 
 class Engine(Protocol):
@@ -44,26 +76,28 @@ class Engine(Protocol):
         self,
         flat: torch.Tensor,
         reference: torch.Tensor,
-        pieces: Sequence[Piece],
+        layout: Layout,
+        start: int,
         scale: float,
         least: torch.Tensor,
         own: torch.Tensor,
     ) -> None:
-        """Write the `pieces` of one tile; steps are scale max|flat - reference|, at least `least` by block, and go to
-        `own`."""
+        """Write the tile that begins at element `start`, whose weights are `flat`; steps are
+        scale max|flat - reference|, at least `least` by block, and go to `own`."""
 
     def decode(
         self,
-        piece: Piece,
+        layout: Layout,
+        start: int,
         ours: torch.Tensor,
         out: torch.Tensor,
         steps: torch.Tensor,
         wrapped: torch.Tensor,
         far: torch.Tensor,
     ) -> None:
-        """`piece` into `out`, given our own values `ours`; by block its `steps`, whether its checksum is wrong, and how
-        far the farthest element lies from ours: where the checksum is wrong, the whole range, at least half of which
-        that is."""
+        """Elements from `start` on into `out`, given our own values `ours`; by block their `steps`, whether the
+        checksum is wrong, and how far the farthest element lies from ours: where it is wrong, the whole range, at least
+        half of which that is."""
 
     def note(
         self, far: torch.Tensor, wrapped: torch.Tensor, own: torch.Tensor, memory: torch.Tensor
@@ -98,58 +132,37 @@ class KernelEngine:
         self,
         flat: torch.Tensor,
         reference: torch.Tensor,
-        pieces: Sequence[Piece],
+        layout: Layout,
+        start: int,
         scale: float,
         least: torch.Tensor,
         own: torch.Tensor,
     ) -> None:
-        s = self.scratch
-        for piece in pieces:
-            x, phi = s.whole(flat[piece.start : piece.end], 0), s.whole(reference[piece.start : piece.end], 1)
-            row = (piece.start - pieces[0].start) // BLOCK_ELEMENTS
-            self._library.modular_encode(
-                x.data_ptr(),
-                phi.data_ptr(),
-                x.numel() // BLOCK_ELEMENTS,
-                s.pool.data_ptr() + dither.offset(s.seed, piece.start),
-                scale,
-                least.data_ptr() + 4 * row,
-                self.bits,
-                piece.steps.ctypes.data,
-                piece.sums.ctypes.data,
-                piece.planes[0].ctypes.data,
-                piece.planes[-1].ctypes.data,
-                own.data_ptr() + 4 * row,
-            )
+        x, phi, s = flat.float().contiguous(), reference.float().contiguous(), self.scratch  # mostly themselves
+        self._library.modular_encode(
+            *(x.data_ptr(), phi.data_ptr(), x.numel(), s.pool.data_ptr(), dither.turn(s.seed), start // CHUNK),
+            *(scale, least.data_ptr(), self.bits, layout.data.ctypes.data + layout.tile_at(start), own.data_ptr()),
+        )
 
     def decode(
         self,
-        piece: Piece,
+        layout: Layout,
+        start: int,
         ours: torch.Tensor,
         out: torch.Tensor,
         steps: torch.Tensor,
         wrapped: torch.Tensor,
         far: torch.Tensor,
     ) -> None:
-        mine = self.scratch.whole(ours)
-        whole = out.dtype == torch.float32 and out.numel() == mine.numel()
-        target = out if whole else self.scratch.floats[1][: mine.numel()]
+        mine = ours.float().contiguous()
+        target = out if out.dtype == torch.float32 and out.is_contiguous() else torch.empty(out.numel())
         self._library.modular_decode(
-            piece.steps.ctypes.data,
-            piece.sums.ctypes.data,
-            piece.planes[0].ctypes.data,
-            piece.planes[-1].ctypes.data,
-            mine.data_ptr(),
-            len(steps),
-            self._back.data_ptr() + dither.offset(self._seed, piece.start),
-            self.bits,
-            target.data_ptr(),
-            steps.data_ptr(),
-            wrapped.data_ptr(),
-            far.data_ptr(),
+            *(layout.data.ctypes.data, layout.parameters, start, start + out.numel(), mine.data_ptr()),
+            *(self._back.data_ptr(), dither.turn(self._seed), self.bits, target.data_ptr()),
+            *(steps.data_ptr(), wrapped.data_ptr(), far.data_ptr()),
         )
-        if not whole:
-            out.copy_(target[: out.numel()])
+        if target is not out:
+            out.copy_(target)
 
     def note(
         self, far: torch.Tensor, wrapped: torch.Tensor, own: torch.Tensor, memory: torch.Tensor
@@ -189,22 +202,26 @@ class TorchEngine:
         self,
         flat: torch.Tensor,
         reference: torch.Tensor,
-        pieces: Sequence[Piece],
+        layout: Layout,
+        start: int,
         scale: float,
         least: torch.Tensor,
         own: torch.Tensor,
     ) -> None:
-        s, base, rows = self.scratch, pieces[0].start, len(own)
+        s, rows, pieces = self.scratch, len(own), layout.pieces(start, start + flat.numel())
         for piece in pieces:
-            x, phi = s.whole(flat[piece.start : piece.end], 0), s.whole(reference[piece.start : piece.end], 1)
+            x, phi = (
+                s.whole(flat[piece.start - start : piece.end - start], 0),
+                s.whole(reference[piece.start - start : piece.end - start], 1),
+            )
             delta = torch.sub(x, phi, out=s.floats[0][: x.numel()]).abs_().view(-1, BLOCK_ELEMENTS)
-            row = (piece.start - base) // BLOCK_ELEMENTS
+            row = (piece.start - start) // BLOCK_ELEMENTS
             torch.amax(delta, dim=1, out=own[row : row + len(delta)])
         torch.maximum(own.mul_(scale), least, out=own)
         wire_steps(own, s.step_bits[:rows], s.wire_steps[: 2 * rows])
         inverse = torch.reciprocal(own, out=s.inverse[:rows])
         for piece in pieces:
-            x, row = s.whole(flat[piece.start : piece.end], 0), (piece.start - base) // BLOCK_ELEMENTS
+            x, row = s.whole(flat[piece.start - start : piece.end - start], 0), (piece.start - start) // BLOCK_ELEMENTS
             count, drawn = x.numel(), s.drawn(s.seed, piece.start, x.numel())
             y = s.floats[0][:count]
             by_block = inverse[row : row + len(drawn)].unsqueeze(1)
@@ -227,6 +244,22 @@ class TorchEngine:
         return sums.remainder_(256)
 
     def decode(
+        self,
+        layout: Layout,
+        start: int,
+        ours: torch.Tensor,
+        out: torch.Tensor,
+        steps: torch.Tensor,
+        wrapped: torch.Tensor,
+        far: torch.Tensor,
+    ) -> None:
+        for piece in layout.pieces(start, start + out.numel()):
+            mine, part = (flat[piece.start - start : piece.end - start] for flat in (ours, out))
+            row, count = (piece.start - start) // BLOCK_ELEMENTS, blocks(piece.end - piece.start)
+            by_block = (flat[row : row + count] for flat in (steps, wrapped, far))
+            self._decode_piece(piece, mine, part, *by_block)
+
+    def _decode_piece(
         self,
         piece: Piece,
         ours: torch.Tensor,

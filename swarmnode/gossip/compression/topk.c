@@ -5,12 +5,17 @@
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
+#if defined(__AVX512F__) || defined(__AVX2__)
+#include <immintrin.h>
+#endif
 
 #define N_MOST 4096
 #define FIRST_BIT 16 /* of the threshold for groups: the upper half of a float32 */
 #define FEW 128 /* measured: sorting by bytes is faster above */
 #define LANES 16
-#define TRIES 8 /* to guess a threshold from the last one */
+#define WORD 64 /* flags at a time */
+#define GUESS 3 /* eighths of k more than k: measured, one chunk of 50 then has too few or too many that reach the guess */
+#define ALIKE (1 << 21) /* a quarter of an octave: chunks farther apart tell nothing of each other; guess */
 
 typedef int32_t Lanes __attribute__((vector_size(4 * LANES))); /* gcc and clang, on any processor */
 
@@ -19,6 +24,13 @@ static inline int32_t magnitude_of(float x) {
     memcpy(&bits, &x, 4);
     bits &= 0x7FFFFFFF;
     return bits < 0x7F800000 ? bits : 0x7F800000; /* what is not a number is as large as infinity */
+}
+
+/* The same in the same order, for numbers that are compared only: the sign shifted out. */
+static inline uint32_t twice_of(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, 4);
+    return bits << 1;
 }
 
 static inline float float_of(int32_t bits) { float x; memcpy(&x, &bits, 4); return x; }
@@ -51,44 +63,100 @@ static int32_t reached(const int32_t *x, long n, int32_t k, int low) {
     return found;
 }
 
+static inline int first_of(uint64_t ones) { return __builtin_ctzll(ones); }
+
+/* Which of 64 numbers are `twice` or more, one bit each, the first the lowest. */
+static inline uint64_t reach_of(const float *x, uint32_t twice) {
+    uint64_t found = 0;
+#ifdef __AVX512F__
+    for (int i = 0; i < 4; i++) {
+        __m512i bits = _mm512_slli_epi32(_mm512_loadu_si512(x + 16 * i), 1);
+        found |= (uint64_t)_mm512_cmpge_epu32_mask(bits, _mm512_set1_epi32((int32_t)twice)) << (16 * i);
+    }
+#elif defined(__AVX2__)
+    const __m256i below = _mm256_set1_epi32((int32_t)(twice >> 1) - 1);
+    for (int i = 0; i < 8; i++) {
+        __m256i bits = _mm256_loadu_si256((const __m256i *)(x + 8 * i));
+        __m256i over = _mm256_cmpgt_epi32(_mm256_and_si256(bits, _mm256_set1_epi32(0x7FFFFFFF)), below);
+        found |= (uint64_t)(uint32_t)_mm256_movemask_ps(_mm256_castsi256_ps(over)) << (8 * i);
+    }
+#else
+    uint8_t flags[WORD];
+    for (int i = 0; i < WORD; i++) flags[i] = twice_of(x[i]) >= twice;
+    for (int i = 0; i < WORD / 8; i++) {
+        uint64_t eight;
+        memcpy(&eight, flags + 8 * i, 8);
+        found |= (eight * 0x0102040810204080u >> 56) << (8 * i);
+    }
+#endif
+    return found;
+}
+
+/* row <- decay row + fresh; meanwhile `words`: which elements reach `least`. Returns how many. */
+static long accumulate(const float *fresh, float decay, float *row, long n, int32_t least, const Next *next, uint64_t *words) {
+    const uint32_t twice = 2 * (uint32_t)least;
+    long count = 0;
+    for (long i = 0; i + WORD <= n; i += WORD) {
+        ask(next, 0, i / WORD, n / WORD);
+        for (long j = i; j < i + WORD; j++) {
+            float kept = row[j] * decay;
+            row[j] = kept + fresh[j];
+        }
+        words[i / WORD] = reach_of(row + i, twice);
+        count += __builtin_popcountll(words[i / WORD]);
+    }
+    for (long j = n / WORD * WORD; j < n; j++) {
+        float kept = row[j] * decay;
+        row[j] = kept + fresh[j];
+    }
+    return n % WORD ? 0 : count;
+}
+
+/* The elements that `words` name, ascending by place: `magnitudes` and `places`. */
+static long named(const float *row, long n, const uint64_t *words, const Next *next, int32_t *magnitudes, uint16_t *places) {
+    long count = 0;
+    for (long i = 0; i < n; i += WORD) {
+        uint64_t ones = words[i / WORD];
+        ask(next, 1, i / WORD, n / WORD);
+        /* Two of each word at once, whether there are so many or not: what branches on chance waits. */
+        const long some = __builtin_popcountll(ones);
+        uint64_t rest = ones & (ones - 1);
+        places[count] = (uint16_t)(i + first_of(ones | (uint64_t)1 << 63));
+        places[count + 1] = (uint16_t)(i + first_of(rest | (uint64_t)1 << 63));
+        for (long j = 2; j < some; j++) {
+            rest &= rest - 1;
+            places[count + j] = (uint16_t)(i + first_of(rest));
+        }
+        count += some;
+    }
+    for (long i = 0; i < count; i++) magnitudes[i] = magnitude_of(row[places[i]]);
+    return count;
+}
+
 /* Those elements of a chunk, ascending by place, that reach some number which at least k do: `magnitudes` and `places`.
-   Groups of every step-th element whose largest is smaller are never looked into (topk.py, `largest`). A `guess` near the
-   k-th largest, from the chunk before, saves time: it changes how many are returned, never which k are largest. */
-static long candidates(const float *row, long n, int32_t k, int32_t guess, const Next *next, int32_t *magnitudes,
-                       uint16_t *places) {
+   Groups of every step-th element whose largest is smaller are never looked into (selection.py). */
+static long searched(const float *row, long n, int32_t k, int32_t *magnitudes, uint16_t *places) {
     int32_t tops[N_MOST];
-    uint16_t groups[N_MOST];
+    uint16_t groups[N_MOST + 1];
     long layers = 1, step = n, chosen = 0, count = 0;
     while (4 * layers * layers * k <= n) { layers *= 2; step /= 2; }
     for (long i = 0; i < step; i++) tops[i] = magnitude_of(row[i]);
-    for (long layer = 1; layer < layers; layer++) {
-        ask(next, 0, layer - 1, layers - 1);
+    for (long layer = 1; layer < layers; layer++)
         for (long i = 0; i < step; i++) {
             int32_t value = magnitude_of(row[layer * step + i]);
             tops[i] = tops[i] > value ? tops[i] : value;
         }
+    const int32_t least = reached(tops, step, k, FIRST_BIT);
+    for (long i = 0; i < step; i++) {
+        groups[chosen] = (uint16_t)i;
+        chosen += tops[i] >= least;
     }
-    int32_t least = guess, found = 0;
-    for (int tries = 0; tries < TRIES && found < k; tries++) {
-        least -= least >> 13; /* some 1 % of a float32 */
-        found = reaching(tops, step, least);
-    }
-    if (found < k || found > 2 * k) least = reached(tops, step, k, FIRST_BIT);
-    for (long part = 0; part < 8; part++) {
-        ask(next, 1, part, 8);
-        for (long i = part * step / 8; i < (part + 1) * step / 8; i++) {
-            groups[chosen] = (uint16_t)i;
-            chosen += tops[i] >= least;
-        }
-    }
-    for (long layer = 0; layer < layers; layer++) {
-        ask(next, 2, layer, layers);
+    for (long layer = 0; layer < layers; layer++)
         for (long i = 0; i < chosen; i++) {
             long place = layer * step + groups[i];
             places[count] = (uint16_t)place;
             count += magnitude_of(row[place]) >= least;
         }
-    }
     for (long i = 0; i < count; i++) magnitudes[i] = magnitude_of(row[places[i]]);
     return count;
 }
@@ -140,16 +208,21 @@ static float float_of_half(uint16_t half) {
 
 /* The exact two-means of the k > 1 magnitudes that `order` names ascending; returns the number of the last smaller one. */
 static long two_means(const int32_t *x, const uint16_t *order, int32_t k, float *means) {
-    double sums[N_MOST], gain[N_MOST], sum = 0.0, best = -1.0;
+    double sums[N_MOST], gain[N_MOST], sum = 0.0;
     for (long j = 0; j < k; j++) sums[j] = sum += (double)float_of(x[order[j]]);
     for (int32_t j = 0; j < k - 1; j++) {
         double above = sum - sums[j];
         gain[j] = sums[j] * sums[j] / (double)(j + 1) + above * above / (double)(k - 1 - j);
     }
-    long split = 0;
+    int64_t bits, best = -1; /* positive doubles are in the order of their bits */
     for (long j = 0; j < k - 1; j++) {
-        split = gain[j] > best ? j : split;
-        best = gain[j] > best ? gain[j] : best;
+        memcpy(&bits, gain + j, 8);
+        best = bits > best ? bits : best;
+    }
+    long split = 0;
+    for (long j = k - 2; j >= 0; j--) { /* of equal ones the first; none where all are not numbers */
+        memcpy(&bits, gain + j, 8);
+        split = bits == best ? j : split;
     }
     means[0] = (float)(sums[split] / (double)(split + 1));
     means[1] = (float)((sum - sums[split]) / (double)(k - 1 - split));
@@ -160,18 +233,25 @@ static int log2_of(long x) { return __builtin_ctzl((unsigned long)x); }
 
 static long chunk_nbytes(long n, long k) { return (k * log2_of(n / k) + 7) / 8 + (2 * k + 7) / 8 + 2 * ((k + 7) / 8) + 4; }
 
-static int32_t encode_chunk(float *row, long n, long k, int32_t guess, const Next *next, uint8_t *out) {
+/* One chunk of `row`, `count` of whose elements `words` name; returns what more than k of a chunk like it would reach. */
+static int32_t encode_chunk(float *row, long n, long k, long count, const uint64_t *words, int32_t guess,
+                            const Next *next, uint8_t *out) {
     int32_t near[N_MOST + LANES];
-    uint16_t where[N_MOST + 1], order[N_MOST + 1], places[N_MOST + 1];
+    uint16_t where[N_MOST + 2], order[N_MOST + 1], places[N_MOST + 1];
     uint8_t part[N_MOST], greater[N_MOST + 1];
     float means[2];
     const int low_bits = log2_of(n / k);
     uint8_t *ones = out + (k * low_bits + 7) / 8, *negative = ones + (2 * k + 7) / 8, *upper = negative + (k + 7) / 8;
-    long count = candidates(row, n, (int32_t)k, guess, next, near, where);
+    if (count < k || count > 2 * k) count = searched(row, n, (int32_t)k, near, where);
+    else named(row, n, words, next, near, where);
     if (count <= FEW) order_few(near, count, next, order);
     else order_many(near, count, order);
     /* The k last are largest; of those equal to the least of them, the first in the chunk are. */
     const int32_t threshold = near[order[count - k]];
+    /* As far below it as the one some way up lies above; of many chunks alike a running mean, for one alone is chance. */
+    int32_t beyond = 2 * threshold - near[order[count - k + k * GUESS / 8]], apart = beyond - guess;
+    guess = apart < ALIKE && apart > -ALIKE ? guess + apart / 8 : beyond;
+    guess = guess > 0 ? guess : 0x7F800000;
     long first = count - k, last = count - k;
     while (first > 0 && near[order[first - 1]] == threshold) first--;
     while (last + 1 < count && near[order[last + 1]] == threshold) last++;
@@ -209,19 +289,17 @@ static int32_t encode_chunk(float *row, long n, long k, int32_t guess, const Nex
         row[places[j]] = value - signed_means[2 * below + greater[j]];
     }
     if (fill) *low = (uint8_t)held;
-    return threshold;
+    return guess;
 }
 
 /* rows <- decay rows + fresh, chunk by chunk, then the packets of that, and what they say taken from it. */
 void topk_encode(const float *fresh, float decay, float *rows, long count, long n, long k, uint8_t *out) {
-    int32_t guess = 0;
+    int32_t guess = 0x7F800000;
+    uint64_t words[N_MOST / WORD];
     for (long nbytes = chunk_nbytes(n, k); count > 0; count--, fresh += n, rows += n, out += nbytes) {
         Next next = {(const char *)(fresh + n), (const char *)(rows + n), count > 1 ? n * 4 : 0};
-        for (long i = 0; i < n; i++) {
-            float kept = rows[i] * decay;
-            rows[i] = kept + fresh[i];
-        }
-        guess = encode_chunk(rows, n, k, guess, &next, out);
+        long found = accumulate(fresh, decay, rows, n, guess, &next, words);
+        guess = encode_chunk(rows, n, k, found, words, guess, &next, out);
     }
 }
 

@@ -28,6 +28,7 @@ import torch
 from swarmnode.errors import RemoteFault
 from swarmnode.gossip.compression import kernel
 from swarmnode.gossip.compression.delta import DECAY, DeltaCodec
+from swarmnode.gossip.compression.selection import Floats, Places, Selector, two_means
 from swarmnode.gossip.compression.tiles import Bytes
 from swarmnode.model.tensor import MAGNITUDE_MAX
 
@@ -35,10 +36,8 @@ CHUNK_ELEMENTS = 4096
 GROUP = 64  # chunks at a time: 1 MiB of float32; measured: half as fast at 256, beyond the caches
 
 Rows = np.ndarray[tuple[int, int], np.dtype[np.uint8]]
-Floats = npt.NDArray[np.float32]
 Halves = npt.NDArray[np.float16]
-Places = npt.NDArray[np.int64]
-Flags = npt.NDArray[np.bool_]
+Bits = npt.NDArray[np.bool_] | npt.NDArray[np.uint8] | Places
 HALF_MOST = 65504.0  # the largest float16
 
 WARM_UP = ((50, 512), (75, 256), (100, 128))  # until round, k: design section 5 (dense first, then thinner)
@@ -62,7 +61,7 @@ class TopK(DeltaCodec):
 
     def __init__(self) -> None:
         super().__init__()
-        self._magnitude = np.empty((GROUP, self.chunk), np.float32)
+        self._selector: Selector | None = None
         self._kernel = kernel.load()
 
     @property
@@ -86,13 +85,14 @@ class TopK(DeltaCodec):
         return self.code_on_top(torch.zeros_like(flat), flat, seed)
 
     def code_on_top(self, flat: torch.Tensor, residual: torch.Tensor, seed: int) -> Bytes:
-        """A group at a time, while it is in the caches."""
+        """A group at a time, while it is in the caches; in C, which takes a chunk at a time, all at once."""
         fresh, kept, whole = flat.numpy(), residual.numpy(), flat.numel() // self.chunk
         wire = np.empty((-(-flat.numel() // self.chunk), self.chunk_nbytes), np.uint8)
         shape = (whole, self.chunk)
         rows, news = kept[: whole * self.chunk].reshape(shape), fresh[: whole * self.chunk].reshape(shape)
-        for first in range(0, whole, GROUP):
-            part = slice(first, min(first + GROUP, whole))
+        group = GROUP if self._kernel is None else max(whole, 1)
+        for first in range(0, whole, group):
+            part = slice(first, min(first + group, whole))
             self._code_rows(news[part], rows[part], wire[part])
         if whole < len(wire):
             last, new = np.zeros((2, 1, self.chunk), np.float32)  # filled up with zeros
@@ -110,23 +110,30 @@ class TopK(DeltaCodec):
             return
         rows *= np.float32(DECAY)
         rows += fresh
-        k = self.k
-        places = largest(rows, k, self._magnitude)
-        values = np.take_along_axis(rows, places, axis=1)
-        small, great, greater = _two_means(torch.from_numpy(np.abs(values)))
-        means = np.stack([small, great], 1).clip(max=HALF_MOST).astype("<f2")
+        k, count = self.k, len(rows)
+        if self._selector is None or self._selector.k != k:
+            self._selector = Selector(k, self.chunk, GROUP)
+        keys = self._selector.largest(rows)
+        means, split = two_means(keys)
+        halves = means.clip(max=HALF_MOST).astype("<f2")
+        # Ascending by place from now on, beside each place whether it is one of the greater.
+        words = (keys & (self.chunk - 1)) << 1
+        words |= np.arange(k) > split[:, None]
+        words.sort(axis=1)
+        places, greater = words >> 1, words & 1
+        flat = places + np.arange(count)[:, None] * self.chunk
+        values = rows.reshape(-1).take(flat)
         negative = values < 0
-        index = places.astype(np.uint16)
+        ones = np.zeros((count, 2 * k), np.uint8)
+        ones.reshape(-1)[(places >> self._low_bits) + (np.arange(k) + np.arange(count)[:, None] * (2 * k))] = 1
         low, high, plane = self._parts()
-        bits = (index[:, :, None] >> np.arange(self._low_bits, dtype=np.uint16)).astype(np.uint8) & 1
-        ones = np.zeros((len(rows), 2 * k), np.uint8)
-        np.put_along_axis(ones, (places >> self._low_bits) + np.arange(k), 1, axis=1)
-        at = 0
-        for piece, size in ((bits.reshape(len(rows), -1), low), (ones, high), (negative, plane), (greater, plane)):
+        out[:, :low] = _side_by_side(places & ((1 << self._low_bits) - 1), self._low_bits)
+        at = low
+        for piece, size in ((ones, high), (negative, plane), (greater.astype(np.bool_), plane)):
             out[:, at : at + size] = np.packbits(piece, axis=1, bitorder="little")
             at += size
-        out[:, at:] = means.view(np.uint8).reshape(len(rows), 4)
-        np.put_along_axis(rows, places, values - _signed(means, greater, negative), axis=1)
+        out[:, at:] = halves.view(np.uint8).reshape(count, 4)
+        rows.reshape(-1)[flat] = values - _signed(halves, greater, negative)
 
     def _rows(self, data: Bytes) -> Rows:
         return data.reshape(-1, self.chunk_nbytes)
@@ -146,25 +153,23 @@ class TopK(DeltaCodec):
             if not ((means >= 0) & (means <= min(MAGNITUDE_MAX, HALF_MOST))).all() or (means[:, 0] > means[:, 1]).any():
                 raise RemoteFault(f"{self.name} packet with magnitudes that are not finite or not in order")
 
-    def _places(self, rows: Rows) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
+    def _places(self, rows: Rows) -> Places:
         low, high, _ = self._parts()
         count, k, width = len(rows), self.k, self._low_bits
         ones = np.unpackbits(rows[:, low : low + high], axis=1, bitorder="little", count=2 * k)
-        upper = np.nonzero(ones)[1].reshape(count, k) - np.arange(k)
-        bits = np.unpackbits(rows[:, :low], axis=1, bitorder="little", count=k * width).reshape(count, k, width)
-        lower = (bits.astype(np.int64) << np.arange(width)).sum(2)
-        found: np.ndarray[tuple[int, int], np.dtype[np.int64]] = (upper << width) | lower
-        return found
+        places = np.flatnonzero(ones).reshape(count, k)
+        places -= np.arange(k) + np.arange(count)[:, None] * (2 * k)
+        places <<= width
+        places |= _one_by_one(rows[:, :low], k, width)
+        return places
 
-    def _sent(self, part: Rows) -> tuple[torch.Tensor, torch.Tensor]:
+    def _sent(self, part: Rows) -> tuple[Places, Floats]:
         """(places in their chunk, values) of chunks of a packet, both [C, k]."""
         low, high, plane = self._parts()
         at = low + high
         negative = np.unpackbits(part[:, at : at + plane], axis=1, bitorder="little", count=self.k)
         greater = np.unpackbits(part[:, at + plane : at + 2 * plane], axis=1, bitorder="little", count=self.k)
-        means = part[:, -4:].copy().view("<f2")
-        values = _signed(means, greater.view(np.bool_), negative.view(np.bool_))
-        return torch.from_numpy(self._places(part)), torch.from_numpy(values)
+        return self._places(part), _signed(part[:, -4:].copy().view("<f2"), greater, negative)
 
     def uncode_into(self, data: Bytes, parameters: int, start: int, out: torch.Tensor) -> None:
         rows = self._rows(data)[start // self.chunk : -(-(start + out.numel()) // self.chunk)]
@@ -176,14 +181,24 @@ class TopK(DeltaCodec):
                 self._kernel.topk_decode(rows[whole:].ctypes.data, 1, self.chunk, self.k, filled.data_ptr())
                 out[whole * self.chunk :].copy_(filled[: out.numel() - whole * self.chunk])
             return
-        out.zero_()
-        target = out[: whole * self.chunk].view(whole, self.chunk)
         for first in range(0, whole, GROUP):
-            places, values = self._sent(rows[first : min(first + GROUP, whole)])
-            target[first : first + GROUP].scatter_(1, places.to(out.device), values.to(out.device, out.dtype))
+            part = rows[first : min(first + GROUP, whole)]
+            self._scatter(part, out[first * self.chunk : (first + len(part)) * self.chunk])
         if whole < len(rows):
-            last = torch.zeros(1, self.chunk).scatter_(1, *self._sent(rows[whole:]))
-            out[whole * self.chunk :].copy_(last.view(-1)[: out.numel() - whole * self.chunk])
+            last = torch.empty(self.chunk)
+            self._scatter(rows[whole:], last)
+            out[whole * self.chunk :].copy_(last[: out.numel() - whole * self.chunk])
+
+    def _scatter(self, part: Rows, out: torch.Tensor) -> None:
+        """What chunks of a packet say into `out`."""
+        out.zero_()
+        places, values = self._sent(part)
+        places += np.arange(len(part))[:, None] * self.chunk
+        if out.device.type == "cpu" and out.dtype == torch.float32:
+            out.numpy()[places.reshape(-1)] = values.reshape(-1)
+        else:
+            found = torch.from_numpy(values).view(-1).to(out.device, out.dtype)
+            out.scatter_(0, torch.from_numpy(places).view(-1).to(out.device), found)
 
     def uncode(self, data: Bytes, parameters: int, start: int, end: int) -> torch.Tensor:
         out = torch.empty(end - start)
@@ -191,55 +206,44 @@ class TopK(DeltaCodec):
         return out
 
 
-def _signed(means: Halves, greater: Flags, negative: Flags) -> Floats:
+def _signed(means: Halves, greater: Bits, negative: Bits) -> Floats:
     """The values that `means` [C, 2] and two bits for each, [C, k], stand for."""
-    means = means.astype(np.float32)
-    values: Floats = np.where(greater, means[:, 1:], means[:, :1])
-    np.negative(values, out=values, where=negative)
-    return values
+    table = np.empty((len(means), 4), np.float32)
+    table[:, :2] = means
+    np.negative(table[:, :2], out=table[:, 2:])
+    which = negative.astype(np.int64)
+    which <<= 1
+    which += greater
+    which += np.arange(0, 4 * len(means), 4)[:, None]
+    found: Floats = table.reshape(-1).take(which)
+    return found
 
 
-def largest(rows: Floats, k: int, scratch: Floats | None = None) -> Places:
-    """The places, ascending, int64 [C, k], of the k largest magnitudes in each of `rows` [C, n]; of equal ones, the
-    first; what is not a number is largest.
-
-    The k largest lie in the k groups with the largest maxima, so that only some 2 n / sqrt(n / k) elements are sorted
-    out; a group is every `step`-th element, so that maxima are those of whole vectors.
-    """
-    count, n = rows.shape
-    magnitude = np.abs(rows, out=None if scratch is None else scratch[:count])
-    group = 1 << ((n // k).bit_length() - 1) // 2
-    step = n // group
-    wide = magnitude.reshape(count, group, step)
-    tops = wide.max(axis=1)
-    chosen = tops >= np.partition(tops, step - k, axis=1)[:, step - k, None]
-    if np.count_nonzero(chosen) == count * k:
-        groups = (np.flatnonzero(chosen) % step).reshape(count, k)
-        at = (np.arange(count) * n)[:, None, None] + (np.arange(group) * step)[:, None] + groups[:, None, :]
-        near = magnitude.reshape(-1).take(at.reshape(count, group * k), mode="clip")
-        taken = near >= np.partition(near, (group - 1) * k, axis=1)[:, (group - 1) * k, None]
-        if np.count_nonzero(taken) == count * k:
-            layer, which = np.divmod((np.flatnonzero(taken) % (group * k)).reshape(count, k), k)
-            places: Places = layer * step + np.take_along_axis(groups, which, axis=1)
-            return places
-    order = np.argsort(-np.nan_to_num(magnitude, nan=np.inf), axis=1, kind="stable")[:, :k]
-    return np.sort(order, axis=1)
+def _side_by_side(codes: Places, width: int) -> Rows:
+    """Codes [C, k] of `width` bits as bytes [C, ceil(k width / 8)], bits from the lowest on."""
+    count, k = codes.shape
+    if k % 8 or width > 8:
+        bits = (codes[:, :, None] >> np.arange(width)).astype(np.uint8) & 1
+        bytes_of: Rows = np.packbits(bits.reshape(count, -1), axis=1, bitorder="little")
+        return bytes_of
+    words = codes.reshape(-1, 8) << np.arange(0, 8 * width, width)  # eight codes are `width` bytes
+    eights = np.bitwise_or.reduce(words, axis=1).astype("<i8").view(np.uint8)
+    packed: Rows = eights.reshape(-1, 8)[:, :width].reshape(count, -1)
+    return packed
 
 
-def _two_means(magnitude: torch.Tensor) -> tuple[Floats, Floats, Flags]:
-    """(mean of the smaller, mean of the greater, whether each is greater) of each row [C, k], split where the squared
-    error is least: the exact two-means of numbers on a line, by prefix sums of the sorted row."""
-    k = magnitude.shape[1]
-    magnitude, order = magnitude.sort(dim=1, stable=True)
-    sums = magnitude.double().cumsum(1)
-    counts = torch.arange(1, k, dtype=torch.float64)
-    below, total = sums[:, :-1], sums[:, -1:]
-    gain = below.square() / counts + (total - below).square() / (k - counts)
-    split = torch.from_numpy(gain.numpy().argmax(1, keepdims=True))  # of equal gains the first; 0 … split are smaller
-    small = below.gather(1, split).squeeze(1) / (split.squeeze(1) + 1)
-    great = (total - below.gather(1, split)).squeeze(1) / (k - 1 - split.squeeze(1))
-    greater = torch.zeros_like(order, dtype=torch.bool).scatter_(1, order, torch.arange(k) > split)
-    return small.float().numpy(), great.float().numpy(), greater.numpy()
+def _one_by_one(data: Rows, k: int, width: int) -> Places:
+    """The inverse: codes int64 [C, k]."""
+    count = len(data)
+    if k % 8 or width > 8:
+        bits = np.unpackbits(data, axis=1, bitorder="little", count=k * width).reshape(count, k, width)
+        codes: Places = (bits.astype(np.int64) << np.arange(width)).sum(2)
+        return codes
+    eights = np.zeros((count * k // 8, 8), np.uint8)
+    eights[:, :width] = data.reshape(-1, width)
+    codes = eights.view("<i8") >> np.arange(0, 8 * width, width)
+    codes &= (1 << width) - 1
+    return codes.reshape(count, k)
 
 
 class TopK64(TopK):
