@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import json
 import textwrap
 import tomllib
@@ -98,6 +99,7 @@ def template(manifest: Manifest | None = None) -> str:
     return "\n".join(lines) + "\n"
 
 
+@functools.cache
 def _comment(field: Field) -> list[str]:
     default = _toml(value_of(Manifest(), field.name))
     says = f"{field.meaning} Allowed: {field.check.allowed}. Default: {default} ({field.origin})."
@@ -166,7 +168,7 @@ def _shown(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, tuple):
         value = list(value)
-    return _clean(json.dumps(value, ensure_ascii=False) if isinstance(value, str | list) else str(value))
+    return _clean(json.dumps(value, ensure_ascii=False, default=str) if isinstance(value, str | list) else str(value))
 
 
 def _clean(text: str) -> str:

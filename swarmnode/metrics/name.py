@@ -227,6 +227,7 @@ EVENTS: Final[dict[str, str]] = {
     "guests.failed": "a peer was asked for the guest list in vain; another is asked later",
     "record.refused": "a stale, forged or malformed record was dropped",
     "call.failed": "a handler of ours failed; its caller was told the type of the error only",
+    "gate.changed": "strangers flood this node's port, or do no longer: what the kernel turns away, and why",
     "p2pd.died": "the libp2p daemon died; it is started again",
     "p2pd.restarted": "the libp2p daemon runs again and handlers are registered",
     "stage.chosen": "this node decided which stage to serve, and why",

@@ -70,6 +70,12 @@ def is_relayed(address: str) -> bool:
     return "/p2p-circuit" in address
 
 
+def ip_of(address: str) -> str:
+    """The IP address that the multiaddr `address` begins with, "" for a name and for what leads through a relay."""
+    parts = address.split("/")
+    return parts[2] if not is_relayed(address) and len(parts) > 2 and parts[1] in ("ip4", "ip6") else ""
+
+
 def dialable_of(addresses: Sequence[str]) -> list[str]:
     """Those of `addresses` that can be dialled, as `dialable` writes them."""
     found = []

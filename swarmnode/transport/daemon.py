@@ -123,24 +123,23 @@ class Daemon:
             deaths = [when for when in deaths if when > loop.time() - RESTARTS_WINDOW_S] + [loop.time()]
             if len(deaths) > RESTARTS_MAX:
                 raise LocalFault(f"p2pd died {len(deaths)} times in {RESTARTS_WINDOW_S:.0f} s (exit code {code})")
-            self._keep_ports()
+            self.listen = list(map(str, self.listening()))  # next time where others know us
             await self.p2p.shutdown()
             await self._start_again()
             await restarted()
 
-    def _keep_ports(self) -> None:
-        """Listen next time where others know us: a port 0 becomes the port it was given."""
+    def listening(self) -> list[Endpoint]:
+        """Where p2pd listens: a port 0 is the port it was given, or 0 when that is not known."""
         ports: dict[str, int] = {}
         for address in self.p2p._visible_maddrs or ():
             if "p2p-circuit" in address:
                 continue  # the port in it is the relay's
             with contextlib.suppress(ValueError, KeyError):
                 ports.setdefault("ip4" if "ip4" in address else "ip6", int(address["tcp"]))
-        kept = []
-        for endpoint in map(parse_endpoint, self.listen):
-            port = endpoint.port or ports.get(endpoint.family, 0)
-            kept.append(str(Endpoint(endpoint.family, endpoint.host, port)))
-        self.listen = kept
+        return [
+            Endpoint(endpoint.family, endpoint.host, endpoint.port or ports.get(endpoint.family, 0))
+            for endpoint in map(parse_endpoint, self.listen)
+        ]
 
     async def _start_again(self) -> None:
         for attempt in range(RESTARTS_MAX):
@@ -211,6 +210,15 @@ class Daemon:
         except P2PDaemonError as error:
             raise RemoteFault(f"{short(peer)} cannot be reached at {', '.join(addresses)}: {error}") from None
         stream.close()
+
+    async def disconnect(self, peer: PeerId) -> None:
+        """End every connection to `peer`. Raises Unavailable."""
+        request = p2pd_pb2.Request(
+            type=p2pd_pb2.Request.DISCONNECT, disconnect=p2pd_pb2.DisconnectRequest(peer=peer_id_bytes(peer))
+        )
+        with contextlib.suppress(P2PDaemonError):  # it has gone by itself
+            stream, _ = await self._ask(request, CONTROL_TIMEOUT_S)
+            stream.close()
 
     async def addresses(self) -> list[str]:
         """Our multiaddrs as p2pd sees them now, circuits among them. Raises Unavailable."""

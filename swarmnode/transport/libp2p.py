@@ -18,10 +18,12 @@ from swarmnode.membership.door import Door
 from swarmnode.metrics import name
 from swarmnode.ports import Answer, Call, Handler, Telemetry
 from swarmnode.transport import frame
-from swarmnode.transport.address import dialable, dialable_of, is_circuit, is_relayed, parse_endpoint
+from swarmnode.transport.address import dialable, dialable_of, ip_of, is_circuit, parse_endpoint
 from swarmnode.transport.budget import Budget
 from swarmnode.transport.daemon import CONTROL_BYTES_MAX, DIAL_TIMEOUT_S, Daemon, peer_of, read_delimited
 from swarmnode.transport.frame import Flag, Kind
+from swarmnode.transport.gate import Gate
+from swarmnode.transport.guard import Guard
 from swarmnode.transport.links import LinkBook
 from swarmnode.transport.p2pd import Footing
 from swarmnode.transport.pool import IDLE_S, Pool
@@ -63,6 +65,8 @@ class Libp2pTransport:
         self._known: OrderedDict[PeerId, tuple[str, ...]] = OrderedDict()
         self._observed: OrderedDict[PeerId, str] = OrderedDict()
         self._incoming = 0
+        self._guard = Guard(daemon, self._friends, self._guarded)
+        self._server.cut_off = self._cut_off
         self.throttle = Throttle()
         self.own_pass: access.Pass | None = None  # shown first on every stream we open
         self._started = asyncio.Event()
@@ -121,6 +125,7 @@ class Libp2pTransport:
             self._group.create_task(self._daemon.supervise(self._p2pd_died, self._p2pd_restarted))
             self._group.create_task(self._daemon.keep_answering())
             self._group.create_task(self._sweep())
+            self._group.create_task(self._guard.watch())
             ready.set()
 
     def _ended(self, root: asyncio.Task[None]) -> None:
@@ -168,6 +173,7 @@ class Libp2pTransport:
             with contextlib.suppress(asyncio.CancelledError, BaseExceptionGroup):
                 await asyncio.shield(asyncio.gather(self._root, return_exceptions=True))
         self._pool.close()
+        self._guard.release()
         await self._daemon.stop()
         self._sockets.remove()
 
@@ -199,9 +205,7 @@ class Libp2pTransport:
 
     def observed(self, peer: PeerId) -> str:
         """The IP address that the latest stream of `peer` to us came from, "" when none did or it came by a relay."""
-        address = self._observed.get(peer, "")
-        parts = address.split("/")
-        return parts[2] if not is_relayed(address) and len(parts) > 2 and parts[1] in ("ip4", "ip6") else ""
+        return ip_of(self._observed.get(peer, ""))
 
     def remember(self, peer: PeerId, addresses: Sequence[str]) -> None:
         """Where `peer` says it is, for the day when p2pd has lost it; nothing is dialled."""
@@ -339,6 +343,26 @@ class Libp2pTransport:
         if len(self._observed) > KNOWN_PEERS_MAX:
             self._observed.popitem(last=False)
 
+    def _friends(self) -> frozenset[str]:
+        """The IP addresses of peers that may take part: where their streams came from, and where they say they are."""
+        door = self._server.door
+        here = {peer for peer in (*self._observed, *self._known) if door is None or door.judge(peer)[0]}
+        told = (ip_of(address) for peer in here for address in self._known.get(peer, ()))
+        return frozenset({*told, *map(self.observed, here)} - {""})
+
+    def _cut_off(self, peer: PeerId) -> None:
+        """End the connection of a stranger that opens stream after stream, and keep its address away."""
+        self._guard.deny(self.observed(peer))
+        self.spawn(self._disconnect(peer))
+
+    async def _disconnect(self, peer: PeerId) -> None:
+        with contextlib.suppress(Unavailable):
+            await self._daemon.disconnect(peer)
+
+    def _guarded(self, reason: str, gate: Gate) -> None:
+        share = round(gate.share, 3)
+        self._event("gate.changed", "warning", reason=reason, strangers_share=share, denied=len(gate.denied))
+
     # Keeping alive.
 
     async def _sweep(self) -> None:
@@ -348,6 +372,7 @@ class Libp2pTransport:
 
     def _p2pd_died(self, code: int | None) -> None:
         self._pool.close()
+        self._guard.release()
         self._event("p2pd.died", "warning", exit_code=code)
 
     async def _p2pd_restarted(self) -> None:

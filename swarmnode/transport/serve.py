@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from swarmnode.errors import Busy, Forbidden, RemoteFault, Unavailable
@@ -74,6 +74,7 @@ class Server:
         self._telemetry = telemetry
         self._served: dict[str, Served] = {}
         self._streams_of: Counter[PeerId] = Counter()
+        self.cut_off: Callable[[PeerId], None] | None = None  # told of a stranger that opens stream after stream
         self.door: Door | None = None  # None while the manifest is not known: nobody is served yet
         self.knocking = Knocking()
 
@@ -110,6 +111,8 @@ class Server:
         now, door = asyncio.get_running_loop().time(), self.door
         permit, reason = (True, "") if door is None else door.judge(peer)
         if not (self.knocking.stream(peer, now) if permit else self.knocking.stranger(peer, now)):
+            if not permit and self.cut_off is not None and self.knocking.is_nuisance(peer):
+                self.cut_off(peer)
             return None
         try:
             async with asyncio.timeout(IDLE_S if permit else STRANGER_TIMEOUT_S):

@@ -1,4 +1,5 @@
-"""`python -m tests.fuzz [COUNT [NAME...]]`: so many damaged inputs for each target (10^6), with the memory they cost.
+"""`python -m tests.fuzz [COUNT [NAME...]]`: so many damaged inputs for each target (10^6), with the share that
+was accepted, the time and the memory they cost.
 
 A failure prints the line that repeats it.
 """
@@ -21,15 +22,20 @@ def main() -> int:
     for name in sys.argv[2:] or list(targets()):
         target = targets()[name]
         begun, rss = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
-        for number, raw in enumerate(inputs(target.seeds, count, seeded("soak", name))):
+        accepted = 0
+        for number, raw in enumerate(inputs(target.seeds, count, seeded("soak", name), target.tokens)):
             try:
-                target.take(raw)
+                accepted += target.take(raw)
             except BaseException:
                 print(f"{name}, input {number}: targets()[{name!r}].take(bytes.fromhex({raw.hex()!r}))")
                 raise
         grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10) - rss
         seconds = time.monotonic() - begun
-        print(f"{name}: {count:,} inputs, {seconds:.0f} s, {grown >> 20} MiB more memory", flush=True)
+        print(
+            f"{name}: {count:,} inputs, {accepted / count:.1%} accepted, the rest refused; no finding; "
+            f"{seconds:.0f} s, {grown >> 20} MiB more memory",
+            flush=True,
+        )
         assert grown < RSS_GROWTH_MAX, f"{name}: {grown >> 20} MiB"
     return 0
 

@@ -11,10 +11,10 @@ from tests.fuzz.mutate import inputs
 from tests.fuzz.targets import targets
 
 NAMES = (
-    *("frame", "record", "pass", "guests", "invite", "manifest", "signed manifest", "packet", "control"),
-    *("receipt", "report"),
+    *("frame", "record", "record inside", "pass", "guests", "guests inside", "invite", "manifest", "signed manifest"),
+    *("manifest inside", "packet", "control", "receipt", "report"),
 )
-COUNT = {"manifest": 60, "packet": 300, "report": 400}  # slower ones
+COUNT = {"manifest": 300, "manifest inside": 300, "packet": 300, "report": 400}  # slower ones
 
 
 def test_every_target_is_tested() -> None:
@@ -24,7 +24,7 @@ def test_every_target_is_tested() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_damaged_input_is_refused_quietly(name: str) -> None:
     target = targets()[name]
-    for raw in inputs(target.seeds, COUNT.get(name, 1500), seeded("fuzz", name)):
+    for raw in inputs(target.seeds, COUNT.get(name, 1500), seeded("fuzz", name), target.tokens):
         target.take(raw)
 
 

@@ -76,11 +76,11 @@ def _board() -> Board:
     return board
 
 
-def take_report(raw: bytes) -> None:
+def take_report(raw: bytes) -> bool:
     try:
         report = report_pb2.Report.FromString(raw)
     except DecodeError:
-        return
+        return False
     board = _board()
     board.reported(SERVER.peer_id, report, NOW, 0.01)
     board.settle(NOW)
@@ -96,6 +96,7 @@ def take_report(raw: bytes) -> None:
         view.validation_series(board)[-5:],
     ]
     assert len(json.dumps(shown, allow_nan=False)) < JSON_BYTES_MAX
+    return True
 
 
 @functools.cache
@@ -103,11 +104,13 @@ def _ledger() -> Ledger:
     return Ledger(RUN)
 
 
-def take_receipt(raw: bytes) -> None:
-    members = {CLIENT.peer_id, OTHER.peer_id}
+def take_receipt(raw: bytes) -> bool:
+    members, accepted = {CLIENT.peer_id, OTHER.peer_id}, True
     try:
         _ledger().take(SERVER.peer_id, raw, members, NOW)
     except RemoteFault as refusal:
         assert str(refusal)
+        accepted = False
     total = _ledger().total(SERVER.peer_id, members)
     assert total is None or (total.samples <= 2400 and total.peers <= 2), "somebody forged a receipt"
+    return accepted

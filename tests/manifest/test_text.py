@@ -188,3 +188,9 @@ def test_checks_accept_only_what_reads_back(name: str, raw: object) -> None:
         assert value_of(parse(template(manifest), "template"), name) == value
     except ManifestError as error:
         assert any(across.names[0] in str(error) for across in ACROSS)
+
+
+def test_values_that_json_does_not_have_are_shown() -> None:
+    """Found by `python -m tests.fuzz`: a date in a list."""
+    assert "2024-05-27" in mistakes("[data]\npaths = [2024-05-27]")
+    assert "07:32" in mistakes("[data]\npaths = [[07:32:00]]")
