@@ -11,8 +11,8 @@ UNCOMPILED := /(tests|pip|mypy)/|/transformers/models/(?!llama|auto)
 export OMP_NUM_THREADS := 1
 
 PYTEST = $(BIN)/python -m pytest -q -p no:cacheprovider
-# Real processes, for seconds to minutes each.
-LIVE := tests/live tests/docs
+# Two cores and much waiting: four at a time, file by file, the long ones first (tests/conftest.py).
+WORKERS ?= 4
 
 .PHONY: help setup demo test chaos check proto docs bench soak clean
 .DEFAULT_GOAL := help
@@ -20,7 +20,7 @@ LIVE := tests/live tests/docs
 help:
 	@echo "make demo    a local swarm of 6 node processes trains a language model, loses one, and exports it"
 	@echo "make test    everything CI runs: format, lint, types, floors, stale code, and all tests"
-	@echo "make chaos   one life of a swarm under sixteen kinds of real faults, some minutes"
+	@echo "make chaos   one life of a swarm under sixteen kinds of real faults, some minutes (SEED=1000)"
 	@echo "make check   only the quick part: format, lint, types, floors, stale code"
 	@echo "make setup   install into .venv (the others do it when needed)"
 	@echo "make proto   generate swarmnode/wire again from proto/"
@@ -49,14 +49,11 @@ $(LINT): $(STAMP)
 demo: setup
 	@$(BIN)/swarmnode up --nodes 6 --stages 3 --for 180s --kill 60s --out runs/demo
 
-# Two halves side by side, a core each: tests with real processes mostly wait. The second half's report comes last.
 test: setup $(LINT)
-	@mkdir -p build; $(PYTEST) $(LIVE) > build/live-tests.txt 2>&1 & live=$$!; trap 'kill $$live' INT TERM; \
-	$(PYTEST) tests $(addprefix --ignore=,$(LIVE)); rest=$$?; \
-	wait $$live; code=$$?; cat build/live-tests.txt; test $$rest = 0 && test $$code = 0
+	@$(PYTEST) -n $(WORKERS) --dist loadfile --no-loadscope-reorder tests
 
 chaos: setup
-	@SWARMNODE_CHAOS=1 $(BIN)/python -m pytest -q -p no:cacheprovider tests/live/test_chaos.py
+	@$(BIN)/swarmnode bench chaos --seed $(SEED)
 
 check: setup
 	@$(BIN)/python -m pytest -q -p no:cacheprovider tests/tidy

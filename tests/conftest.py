@@ -1,6 +1,8 @@
 """For all tests: one thread a process, no deadline that a loaded machine could miss, and no process left behind."""
 
+import contextlib
 import os
+from collections.abc import Iterator
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported, here and in every process that tests start
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -13,16 +15,27 @@ settings.register_profile("swarmnode", deadline=None, print_blob=True)
 settings.load_profile("swarmnode")
 
 GOODBYE_S = 5.0
+LONG = ("tests/live/test_chaos", "tests/live/", "tests/docs/", "tests/simulation/", "tests/node/", "tests/tidy/")
 
 
-def pytest_sessionfinish(session: pytest.Session) -> None:
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The long ones begin, so that no worker is left with one of them at the end."""
+
+    def rank(item: pytest.Item) -> int:
+        path = item.path.as_posix()
+        return next((index for index, part in enumerate(LONG) if part in path), len(LONG))
+
+    items.sort(key=rank)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nothing_left_running() -> Iterator[None]:
     """A process that outlives the tests that started it fails the suite (p2pd leaves within 2 s by itself)."""
+    yield
     _, left = psutil.wait_procs(psutil.Process().children(recursive=True), timeout=GOODBYE_S)
+    told = []
     for process in left:
-        try:
-            print(f"\nleft running by a test, ended now: {process.pid} {' '.join(process.cmdline())[:200]}")
+        with contextlib.suppress(psutil.NoSuchProcess):
+            told.append(f"{process.pid} {' '.join(process.cmdline())[:200]}")
             process.kill()
-        except psutil.NoSuchProcess:
-            continue
-        if session.exitstatus == pytest.ExitCode.OK:
-            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+    assert not told, f"left running by a test, ended now: {told}"

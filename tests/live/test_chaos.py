@@ -1,9 +1,9 @@
-"""One life of a swarm of real processes under the storm: twelve kinds of fault, twenty processes killed, laws kept."""
+"""One life of a swarm of real processes under the storm: sixteen kinds of fault, twenty processes killed, laws kept."""
 
 from __future__ import annotations
 
 import json
-import os
+import math
 
 import pytest
 
@@ -14,9 +14,6 @@ from swarmnode.cli.daemon import SystemClock
 SEED = 1
 
 
-@pytest.mark.skipif(
-    "SWARMNODE_CHAOS" not in os.environ, reason="minutes; make chaos runs it, and make soak fifty lives"
-)
 @pytest.mark.timeout(900)
 def test_a_swarm_lives_through_the_storm() -> None:
     found = chaos.run(SystemClock(), SEED, print)
@@ -26,5 +23,5 @@ def test_a_swarm_lives_through_the_storm() -> None:
     assert set(found["faults"]) == set(FAULTS)
     assert found["microbatches"]["done"] > 500
     assert found["exchanges"]["paired"] > 10, "replicas met"
-    loss = found["validation loss, nats"]
-    assert loss["last"] < loss["first"] - 1.0
+    # Who saw the first loss, near that of a guess among 256 bytes, may have been killed.
+    assert found["validation loss, nats"]["last"] < math.log(256) - 1.0
