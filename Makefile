@@ -20,7 +20,7 @@ WORKERS ?= 4
 help:
 	@echo "make demo    a local swarm of 6 node processes trains a language model, loses one, and exports it"
 	@echo "make test    everything CI runs: format, lint, types, floors, stale code, and all tests"
-	@echo "make chaos   one life of a swarm under sixteen kinds of real faults, some minutes (SEED=1000)"
+	@echo "make chaos   one life of a swarm under seventeen kinds of real faults, some minutes (SEED=1000)"
 	@echo "make check   only the quick part: format, lint, types, floors, stale code"
 	@echo "make setup   install into .venv (the others do it when needed)"
 	@echo "make proto   generate swarmnode/wire again from proto/"
