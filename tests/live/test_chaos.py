@@ -1,4 +1,4 @@
-"""One life of a swarm of real processes under the storm: seventeen kinds of fault, twenty processes killed, laws kept."""
+"""One life of a swarm of real processes in the storm: seventeen kinds of fault, twenty processes killed, laws kept."""
 
 from __future__ import annotations
 
