@@ -17,14 +17,12 @@ import psutil
 from swarmnode.bench.laws import read_log
 from swarmnode.bench.watching import FINE_S, Watched, fleet_in, trains
 from swarmnode.cloud.fake import FakeMetadata
-from swarmnode.control import client
 from swarmnode.errors import LocalFault
 from swarmnode.local.child import Child, NodePlan, node_command
 from swarmnode.local.fleet import Note
 from swarmnode.local.summary import totals
 from swarmnode.manifest import Manifest
 from swarmnode.ports import Clock
-from swarmnode.wire.control_pb2 import LimitRequest
 
 NODES, STAGES = 7, 3
 FREEZE_S = 6.0  # longer than a ping's time-out
@@ -281,9 +279,9 @@ async def slow(life: Life) -> None:
 async def slow_link(life: Life) -> None:
     """A node whose uplink falls to what a voice call takes: others get its work, and it has more again afterwards."""
     victim = await life.anyone()
-    await _limit(victim, "max-up", SLOW_LINK)
+    await victim.limit("max-up", SLOW_LINK)
     await life.progress(4 * SAMPLES_BETWEEN, "while a link is slow")
-    await _limit(victim, "max-up", "none")
+    await victim.limit("max-up", "none")
     await _works_again(life, victim)
 
 
@@ -329,11 +327,6 @@ def _stopped(processes: Sequence[psutil.Process]) -> Any:
         for process in processes:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.resume()
-
-
-async def _limit(child: Child, limit: str, value: str) -> None:
-    request = LimitRequest(changed={limit: value})
-    await asyncio.to_thread(client.ask, child.plan.home, "Limit", request)
 
 
 async def _works_again(life: Life, child: Child) -> None:

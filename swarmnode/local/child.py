@@ -17,7 +17,7 @@ from swarmnode.control.client import ControlClient
 from swarmnode.errors import EXIT_PREEMPTED, EXIT_PREEMPTED_INCOMPLETE, LocalFault, SwarmnodeError
 from swarmnode.local import leash, ready
 from swarmnode.local.ready import Ready
-from swarmnode.wire.control_pb2 import DrainReply, StatusReply
+from swarmnode.wire.control_pb2 import DrainReply, LimitRequest, StatusReply
 from swarmnode.wire.record_pb2 import NODE_STATE_TRAINING
 
 STATUS_TIMEOUT_S = 2.0
@@ -158,6 +158,11 @@ class Child:
         """Tell it that its machine will be taken away in `notice_s`; returns how it left. Raises Unavailable when it
         has not by then."""
         return await asyncio.to_thread(client.drain, self.plan.home, notice_s, reason)
+
+    async def limit(self, limit: str, value: str) -> None:
+        """Change one of its limits, as `swarmnode limit` does. Raises Unavailable when it does not answer."""
+        request = LimitRequest(changed={limit: value})
+        await asyncio.to_thread(client.ask, self.plan.home, "Limit", request)
 
     def signal(self, number: signal.Signals, told: str | None = None) -> None:
         """Send `number` to the process itself, if it still runs; `told` is then why it ended."""
