@@ -33,7 +33,7 @@ CHECKPOINT_STEPS = 100  # issue 5
 DOWN_STEPS = 5.0  # guess: training stands still for so many steps' time while a stage is noticed and brought back
 REDUNDANT = 4.0 / 3.0  # reckoned: each stage's forward is done twice, and backward costs two forwards
 RATES = (0.002, 0.004)  # issue 5: deaths of each stage in each step
-WAYS = ("random", "copy", "average", "weighted", "checkfree+", "identity")
+WAYS = ("random", "copy", "average", "weighted", "swapped", "checkfree+", "identity")
 CLIP, WEIGHT_DECAY, BETAS, EPS = 1.0, 0.1, (0.9, 0.95), 1e-8
 EVERY = 20  # steps between two looks at the held-out loss
 TARGET_SHARE = 0.7  # the loss to reach is what the fault-free run has after this share of its steps
@@ -75,6 +75,21 @@ def deaths(seed: int, rate: float, steps: int, stages: int) -> list[Death]:
     return found
 
 
+def swapping(way: str, stages: int) -> tuple[tuple[int, int], ...]:
+    """The stages that change places on odd microbatches. The paper's stages hold layers only, so that its CheckFree+
+    swaps the very first two and last two; here ("swapped") the first and last stage stay (pipeline/itinerary.py)."""
+    if way == "checkfree+" and stages >= 4:
+        return (0, 1), (stages - 2, stages - 1)
+    return swaps(stages) if way == "swapped" else ()
+
+
+def stands_in(way: str, stage: int, stages: int) -> int | None:
+    """The stage that is copied for a lost one, because it learnt its work: in the paper for the first and the last."""
+    if way == "checkfree+":
+        return {0: 1, stages - 1: stages - 2}.get(stage) if stages >= 4 else None
+    return partner(stage, stages) if way == "swapped" else None
+
+
 class Rows:
     """The rows of one life: weights [R, P], AdamW with a step count of its own for every stage of every row."""
 
@@ -91,21 +106,25 @@ class Rows:
         self.count = torch.zeros(len(ways), size.layers + 1)
         self.bump = torch.zeros(len(ways), size.layers + 1)
         self.norms = torch.zeros(len(ways), size.layers + 1)
-        self.swapped = torch.arange(start.numel())
-        for a, b in swaps(size.layers):
-            self.swapped[self.spans[a]] = torch.arange(self.spans[b].start, self.spans[b].stop)
-            self.swapped[self.spans[b]] = torch.arange(self.spans[a].start, self.spans[a].stop)
+        self.swapped = {way: self._permutation(swapping(way, size.layers)) for way in ("swapped", "checkfree+")}
         self.seed = life.seed
 
+    def _permutation(self, pairs: Sequence[tuple[int, int]]) -> Tensor:
+        found = torch.arange(self.theta.shape[1])
+        for a, b in pairs:
+            found[self.spans[a]] = torch.arange(self.spans[b].start, self.spans[b].stop)
+            found[self.spans[b]] = torch.arange(self.spans[a].start, self.spans[a].stop)
+        return found
+
     def learn(self, step: int, microbatches: Sequence[Tensor]) -> None:
-        """One inner step on two microbatches [B, T + 1], the second one swapped for CheckFree+."""
+        """One inner step on two microbatches [B, T + 1], the second one swapped for ways that swap."""
         rows = len(self.ways)
         gradient = torch.zeros_like(self.theta)
         for odd, tokens in enumerate(microbatches):
             theta = self.theta
             if odd:
                 theta = torch.stack(
-                    [row[self.swapped] if way == "checkfree+" else row for row, (way, _) in zip(theta, self.ways)]  # noqa: B905
+                    [row[self.swapped[way]] if way in self.swapped else row for row, (way, _) in zip(theta, self.ways)]  # noqa: B905
                 )
             loss = losses(self.size, theta, tokens.expand(rows, *tokens.shape)).sum() / len(microbatches)
             gradient += torch.autograd.grad(loss, self.theta)[0]
@@ -140,14 +159,14 @@ class Rows:
         if way == "identity":  # what the layer adds to the residual stream is nothing
             for piece in _outputs(self.size, stage):
                 theta[piece] = 0.0
-        if way in ("copy", "average", "weighted", "checkfree+"):
+        if way in ("copy", "average", "weighted", "swapped", "checkfree+"):
             near = [other for other in (stage - 1, stage + 1) if 0 <= other < self.size.layers]
             norms = {other: float(self.norms[row, other]) for other in near}
-            other = partner(stage, self.size.layers)
-            if way == "checkfree+" and other is not None:
-                theta[span] = theta[self.spans[other]]
+            twin = stands_in(way, stage, self.size.layers)
+            if twin is not None:
+                theta[span] = theta[self.spans[twin]]
             else:
-                _mix(theta, self.size, self.spans, stage, near, norms, "weighted" if way == "checkfree+" else way)
+                _mix(theta, self.size, self.spans, stage, near, norms, "weighted" if way in self.swapped else way)
         for flat in (self.mean, self.square):
             flat[row, span] = 0.0
         self.count[row, stage] = 0

@@ -40,7 +40,14 @@ def test_curves_are_read_between_their_points() -> None:
 
 
 def test_a_death_touches_one_stage_of_one_row() -> None:
-    ways = [("fault-free", 0.0), ("copy", 0.5), ("average", 0.5), ("checkfree+", 0.5), ("identity", 0.5)]
+    ways = [
+        ("fault-free", 0.0),
+        ("copy", 0.5),
+        ("average", 0.5),
+        ("swapped", 0.5),
+        ("identity", 0.5),
+        ("checkfree+", 0.5),
+    ]
     rows = Rows(Life(SIZE, 10, 0), ways)
     tokens = torch.randint(0, 256, (2, 9), generator=torch.Generator().manual_seed(1))
     rows.learn(1, [tokens, tokens])
@@ -52,8 +59,12 @@ def test_a_death_touches_one_stage_of_one_row() -> None:
     outside[here] = False
     assert torch.equal(rows.theta[:, outside], before[:, outside]) and torch.equal(rows.theta[0], before[0])
     assert torch.equal(rows.theta[1, here], before[1, rows.spans[1]]), "copy: the stage before"
-    assert torch.equal(rows.theta[3, here], before[3, rows.spans[1]]), "checkfree+: its partner"
-    assert rows.count[:, 2].tolist() == [1, 0, 0, 0, 0] and rows.count[:, 1].tolist() == [1] * 5
+    assert torch.equal(rows.theta[3, here], before[3, rows.spans[1]]), "swapped: its partner"
+    assert rows.count[:, 2].tolist() == [1, 0, 0, 0, 0, 0] and rows.count[:, 1].tolist() == [1] * 6
+    rows.die(5, 0, 2)
+    assert torch.equal(rows.theta[5, rows.spans[0]], rows.theta[5, rows.spans[1]]), (
+        "checkfree+: the second for the first"
+    )
     rows.learn(2, [tokens, tokens])
     assert rows.theta.isfinite().all()
 
