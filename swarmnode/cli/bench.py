@@ -121,6 +121,23 @@ def checkfree(preset: str, seeds: int | None, jobs: int, text: str | None, as_js
 
 
 @command.command()
+@click.option(
+    "--hours", type=click.FloatRange(0.1, 1000), default=4.0, show_default=True, help="Of each life, virtual."
+)
+@click.option("--seeds", type=click.IntRange(1, 100), default=1, show_default=True, help="Seeds 0 to N-1.")
+@click.option("--jobs", type=click.IntRange(1, 64), default=2, show_default=True, help="Processes, a thread each.")
+@click.option(
+    "--out", type=click.Path(path_type=Path), default=Path("runs/goodput"), show_default=True, help="Results."
+)
+@JSON
+def goodput(hours: float, seeds: int, jobs: int, out: Path, as_json: bool) -> None:
+    """What of a simulated fleet's work remains at 0 to 33 % deaths an hour, by three ways of going on after a lost
+    stage. Writes OUT/goodput.html (the curves). About six CPU minutes."""
+    bench = importlib.import_module("swarmnode.bench.goodput")
+    _print(bench.run(hours, seeds, jobs, out, lambda line: click.echo(line, err=True)), as_json)
+
+
+@command.command()
 @JSON
 def knock(as_json: bool) -> None:
     """What 10,000 connection attempts a minute by peers that may not take part cost a node in CPU and memory."""

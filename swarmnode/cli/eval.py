@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from swarmnode.cli.export import KIND
+from swarmnode.cli.export import GOSSIP, KIND
 from swarmnode.cli.options import FOLDER
 from swarmnode.cli.progress import bar
 from swarmnode.local.place import default_cache
@@ -16,13 +16,22 @@ from swarmnode.local.place import default_cache
 @click.command(short_help="held-out loss of the merged model and of each replica")
 @click.argument("source", metavar="SOURCE")
 @KIND
+@GOSSIP
 @click.option("--samples", type=click.IntRange(1, 1 << 20), help="Held-out samples.  [default: the manifest's]")
 @click.option("--data", type=FOLDER, help="Where the manifest's relative paths begin.  [default: the run's folder]")
 @click.option("--cache", type=FOLDER, help="Folder of tokens.  [default: ~/.cache/swarmnode]")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def command(source: str, kind: str, samples: int | None, data: Path | None, cache: Path | None, as_json: bool) -> None:
+def command(
+    source: str,
+    kind: str,
+    rounds: int,
+    samples: int | None,
+    data: Path | None,
+    cache: Path | None,
+    as_json: bool,
+) -> None:
     """Loss in nats per token on text that is never trained on: of the mean of all replicas in SOURCE (as `export` takes
-    it), and of each whole model that single replicas make, one of each stage.
+    it), and of each whole model that single replicas make, one of each stage; after --gossip-rounds meetings of them.
 
     --json: kind, run, round, samples, tokens, merged {loss, perplexity}, replicas [{replicas, loss}], spread (distance
     of replicas from their mean, as a share of the weights).
@@ -32,6 +41,10 @@ def command(source: str, kind: str, samples: int | None, data: Path | None, cach
 
     with bar("reading") as moved:
         found, folder = gather(source, kind, lambda text: click.echo(text, err=True), moved)
+    if rounds:
+        from swarmnode.local.mixing import mixed
+
+        found = mixed(found, rounds)
     report = evaluate(found, data or folder, cache or default_cache(), samples)
     if as_json:
         click.echo(json.dumps(report.to_json()))

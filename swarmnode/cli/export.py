@@ -13,22 +13,28 @@ from swarmnode.cli.progress import bar
 Note = Callable[[str], None]
 KINDS = ("auto", "stages", "checkpoint")
 KIND = click.option("--from", "kind", type=click.Choice(KINDS), default="auto", show_default=True, help="What to take.")
+GOSSIP = click.option(
+    "--gossip-rounds", "rounds", type=click.IntRange(0, 1000), default=0, help="First let the replicas meet so often."
+)
 
 
 @click.command(short_help="make a Hugging Face model of what is kept of a run")
 @click.argument("source", metavar="SOURCE")
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), required=True, help="Where the model goes.")
 @KIND
+@GOSSIP
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def command(source: str, out: Path, kind: str, as_json: bool) -> None:
+def command(source: str, out: Path, kind: str, rounds: int, as_json: bool) -> None:
     """Merge SOURCE into one model that transformers' AutoModelForCausalLM and AutoTokenizer load. Prints where it is.
 
     SOURCE is the folder of a session or a run (what its nodes saved when they left: replicas of a stage are averaged;
     when a stage is missing there, its newest checkpoint), or a checkpoint: a folder or s3://BUCKET/PREFIX, which a
-    swarm that runs goes on writing. --json: model, kind, run, round, samples, parameters, replicas.
+    swarm that runs goes on writing. With --gossip-rounds the replicas of a stage first meet in pairs without training,
+    by the run's own outer step: each comes closer to their mean. --json: model, kind, run, round, samples, parameters,
+    replicas, gossip_rounds, spread (of replicas around their mean before they are averaged, as a share of the weights).
     """
     with bar("reading") as moved:
-        found = export_model(source, out, kind, lambda text: click.echo(text, err=True), moved)
+        found = export_model(source, out, kind, lambda text: click.echo(text, err=True), moved, rounds)
     click.echo(json.dumps(found) if as_json else found["model"])
 
 
@@ -38,17 +44,24 @@ def export_run(folder: Path, out: Path, note: Note = lambda text: None) -> Path:
 
 
 def export_model(
-    source: str, out: Path, kind: str, note: Note, moved: Callable[[int, int], None] = lambda done, of: None
+    source: str,
+    out: Path,
+    kind: str,
+    note: Note,
+    moved: Callable[[int, int], None] = lambda done, of: None,
+    rounds: int = 0,
 ) -> dict[str, object]:
-    """Merge `source` into a model in `out`; returns what --json prints.
+    """Merge `source` into a model in `out`, after `rounds` of gossip among its replicas; returns what --json prints.
 
     Raises UsageError when there is nothing to merge, and what the merge raises.
     """
     from swarmnode.local.gathered import gather
+    from swarmnode.local.mixing import mixed
     from swarmnode.model.export import write_model
-    from swarmnode.model.gather import merged
+    from swarmnode.model.gather import merged, spread
 
     found, folder = gather(source, kind, note, moved)
+    found = mixed(found, rounds) if rounds else found
     about = {
         "kind": found.kind,
         "run_id": found.run_id,
@@ -56,6 +69,8 @@ def export_model(
         "round": found.round,
         "samples": found.samples,
         "replicas": found.replicas,
+        "gossip_rounds": rounds,
+        "spread": spread(found) if found.replicas > 1 else 0.0,
     }
     parameters = write_model(
         merged(found), found.manifest, out, _tokenizer(folder, found.manifest.data.tokenizer), about

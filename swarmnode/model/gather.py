@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -109,6 +109,18 @@ def chains(gathered: Gathered) -> list[tuple[str, dict[str, Tensor]]]:
         names = " ".join(copy.peer[-8:] for copy in chosen)
         found.append((names, {name: tensors[name] for name in _whole(gathered.manifest.model)}))
     return found
+
+
+def flat(copy: Copy) -> Tensor:
+    """Its parameters in one new tensor [P], float32."""
+    return torch.cat([tensor.reshape(-1).float() for tensor in copy.tensors.values()])
+
+
+def with_flat(copy: Copy, values: Tensor) -> Copy:
+    """`copy` with the parameters in `values` [P], whose memory it shares."""
+    pieces = torch.split(values, [tensor.numel() for tensor in copy.tensors.values()])
+    shaped = (piece.view(tensor.shape) for piece, tensor in zip(pieces, copy.tensors.values(), strict=True))
+    return replace(copy, tensors=dict(zip(copy.tensors, shaped, strict=True)))
 
 
 def spread(gathered: Gathered) -> float:

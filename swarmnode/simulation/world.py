@@ -64,7 +64,7 @@ class World:
         self.struck: Counter[str] = Counter()
         self.bucket = Disk(1 << 42)
         self.resumption: Resumption | None = None
-        self.resumed: list[int] = []  # samples of the checkpoints gone on from
+        self.resumed: list[int] = []  # samples of the checkpoints gone on from; 0: from nothing
         self.curve: list[Sample] = []
         self.flop_done = 0.0  # by lives that have ended
         self.validations: list[tuple[float, float, int]] = []  # (time, loss, samples of the run)
@@ -140,6 +140,7 @@ class World:
             base, checkpoint = saving.usable(await saving.find(self.bucket), "the shared disk")[0]
         except DataError as error:
             self.trace.say("world", "checkpoint.none", {"reason": str(error)})
+            self.resumed.append(0)
         else:
             self.resumption = Resumption(self.bucket, base, checkpoint)
             self.resumed.append(checkpoint.samples)

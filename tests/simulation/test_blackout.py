@@ -33,7 +33,7 @@ def test_a_swarm_that_died_goes_on_from_what_is_whole(seed: int) -> None:
 
 def test_without_a_checkpoint_it_begins_anew_and_says_so() -> None:
     outcome, world = live(4, faults={"blackout": FaultSpec(at_s=(40.0,), count=1 << 20, back_s=20.0)}, seconds=80.0)
-    assert not outcome.failures and world.resumed == []
+    assert not outcome.failures and world.resumed == [0]
 
 
 def test_a_full_disk_stops_no_training() -> None:

@@ -1,0 +1,47 @@
+"""Rounds of gossip without training among the replicas that were saved, as a swarm that stops training would go on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from swarmnode.ids import PeerId, RunId
+
+if TYPE_CHECKING:
+    from swarmnode.model.gather import Copy, Gathered
+
+
+def mixed(found: Gathered, rounds: int) -> Gathered:
+    """`found` after `rounds` in which the copies of each stage meet in pairs by the run's own outer step (NoLoCo with
+    its alpha, beta, gamma; nothing is lost on the wire).
+
+    Without training the mean of all copies stays as it is and each comes closer to it, so that any one of them will
+    do: what a swarm can do where nobody can fetch all.
+    """
+    stages: dict[tuple[str, ...], list[Copy]] = {}
+    for copy in found.copies:
+        stages.setdefault(tuple(copy.tensors), []).append(copy)
+    copies: list[Copy] = []
+    for stage, group in enumerate(stages.values()):
+        copies += _met(found, stage, group, rounds) if len(group) > 1 else group
+    return replace(found, copies=tuple(copies))
+
+
+def _met(found: Gathered, stage: int, group: list[Copy], rounds: int) -> list[Copy]:
+    from swarmnode.gossip.compression import codec
+    from swarmnode.gossip.outer.noloco import NoLoCo
+    from swarmnode.gossip.pairing import pairs
+    from swarmnode.model.gather import flat, with_flat
+    from swarmnode.ports import Packet
+
+    spec = found.manifest.gossip
+    members = {
+        PeerId(f"{at:06d} {copy.peer}"): NoLoCo(flat(copy), codec("fp32"), spec.alpha, spec.beta, spec.gamma)
+        for at, copy in enumerate(group)
+    }
+    for number in range(found.round + 1, found.round + 1 + rounds):
+        sent = {peer: Packet(1.0, 0, member.message(number)) for peer, member in members.items()}
+        for met in pairs(RunId(found.run_id), stage, number, members):
+            for peer in met:
+                members[peer].apply(number, 1.0, [sent[other] for other in met if other != peer])
+    return [with_flat(copy, member.theta) for copy, member in zip(group, members.values(), strict=True)]
