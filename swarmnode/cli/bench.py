@@ -138,6 +138,14 @@ def goodput(hours: float, seeds: int, jobs: int, out: Path, as_json: bool) -> No
 
 
 @command.command()
+@click.option("--preset", type=click.Choice(("tiny", "demo")), default="tiny", show_default=True, help="Model.")
+@JSON
+def join(preset: str, as_json: bool) -> None:
+    """Seconds from `swarmnode join INVITE` in a fresh home to the first accepted microbatch, against a local swarm."""
+    _print(_run("join", preset=preset), as_json)
+
+
+@command.command()
 @JSON
 def knock(as_json: bool) -> None:
     """What 10,000 connection attempts a minute by peers that may not take part cost a node in CPU and memory."""
@@ -147,7 +155,8 @@ def knock(as_json: bool) -> None:
 @command.command()
 @JSON
 def limit(as_json: bool) -> None:
-    """How closely --max-up is kept: half a minute each at 5, 20 and 100 Mbit/s."""
+    """How closely --max-up is kept, half a minute each at 5, 20 and 100 Mbit/s; and how near its --quota a node stops.
+    Seven minutes, of little work."""
     _print(_run("limit"), as_json)
 
 

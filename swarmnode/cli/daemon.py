@@ -23,7 +23,7 @@ from swarmnode.cli.footing import CONTACTS_ASKED_MAX, CONTACTS_FILE, first_footi
 from swarmnode.cli.options import RUN_ID, NodeOptions
 from swarmnode.cli.permission import stay_permitted
 from swarmnode.cli.pushing import push_metrics
-from swarmnode.cli.regulating import make_regulator, moved_nbytes
+from swarmnode.cli.regulating import make_regulator
 from swarmnode.cli.thanking import thanking
 from swarmnode.cli.watched import acknowledge, watched
 from swarmnode.cli.watching import rejoin, remembered, tell_watchers, watch
@@ -218,7 +218,7 @@ async def _live(
     node = None if options.bootstrap_only else _node(process, await _saving(process), stack)
     if node is None:
         telemetry.readiness = lambda: (True, "bootstrap")
-    usage = Usage(options.home, lambda: moved_nbytes(process.transport))
+    usage = Usage(options.home, lambda: process.transport.throttle.moved_nbytes)
     if node is not None:
         desk.regulator = make_regulator(process, node, Sensors(usage, SystemClock()))
         stack.callback(usage.save)

@@ -6,13 +6,6 @@ from swarmnode.cli.desk import Process
 from swarmnode.node.limits import Limits, change
 from swarmnode.node.node import Node
 from swarmnode.node.regulator import Regulator, Sense
-from swarmnode.transport.libp2p import Libp2pTransport
-from swarmnode.transport.throttle import OVERHEAD
-
-
-def moved_nbytes(transport: Libp2pTransport) -> int:
-    """Bytes of calls both ways, what p2pd and TCP add to them included by estimate."""
-    return int(OVERHEAD * (transport.throttle.up.total_nbytes + transport.throttle.down.total_nbytes))
 
 
 def make_regulator(process: Process, node: Node, sense: Sense) -> Regulator:

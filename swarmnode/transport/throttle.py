@@ -56,3 +56,8 @@ class Throttle:
     def __init__(self) -> None:
         self.up = Pacer()
         self.down = Pacer()
+
+    @property
+    def moved_nbytes(self) -> int:
+        """Bytes of calls both ways, what p2pd and TCP add to them included by estimate."""
+        return int(OVERHEAD * (self.up.total_nbytes + self.down.total_nbytes))
