@@ -112,6 +112,11 @@ class Gossip:
         return (self.done // self.stride + 1) * self.stride
 
     @property
+    def left(self) -> int:
+        """Samples of the run until the next round this replica takes part in."""
+        return self._rounds.left(self._samples_total(), self.stride)
+
+    @property
     def unsent(self) -> int:
         """Samples trained here since the last round: no other replica has a part of them."""
         met = self._manifest.gossip.method != "none" and not self.newcomer

@@ -11,6 +11,7 @@ Groups: members in the order of numbers drawn from the same hashes, cut into equ
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +23,10 @@ TOGETHER_MAX = (
 )
 
 
+DRAWS_KEPT = 4096  # guess: of one round, 100 bytes each
+MATCHINGS_KEPT = 8
+
+
 def view_hash(members: Iterable[PeerId]) -> bytes:
     """32 bytes that are equal at two replicas exactly when they saw the same members, in whatever order."""
     return digest("view", *sorted(set(members)))
@@ -29,7 +34,12 @@ def view_hash(members: Iterable[PeerId]) -> bytes:
 
 def draws(run_id: RunId, stage: int, round_index: int, members: Iterable[PeerId]) -> dict[PeerId, int]:
     """64 bits for each member, which nobody else's presence changes; in the order of their names."""
-    return {member: digest64("pairing", run_id, stage, round_index, member) for member in sorted(set(members))}
+    return {member: _draw(run_id, stage, round_index, member) for member in sorted(set(members))}
+
+
+@lru_cache(DRAWS_KEPT)
+def _draw(run_id: RunId, stage: int, round_index: int, member: PeerId) -> int:
+    return digest64("pairing", run_id, stage, round_index, member)
 
 
 def shuffled(run_id: RunId, stage: int, round_index: int, members: Iterable[PeerId]) -> list[PeerId]:
@@ -50,8 +60,11 @@ def groups(
     return [tuple(order[start : start + step]) for start in range(0, len(order), max(step, 1))]
 
 
-def pairs(run_id: RunId, stage: int, round_index: int, members: Iterable[PeerId]) -> list[tuple[PeerId, ...]]:
-    """The pairs of this round, each in the order of names, then those left alone."""
+def pairs(
+    run_id: RunId, stage: int, round_index: int, members: Iterable[PeerId], me: PeerId | None = None
+) -> list[tuple[PeerId, ...]]:
+    """The pairs of this round, each in the order of names, then those left alone; of the part that `me` is in, if it is
+    given."""
     drawn = draws(run_id, stage, round_index, members)
     parts: dict[int, list[PeerId]] = {}
     bits = max(0, (len(drawn) - 1) // TOGETHER_MAX).bit_length()
@@ -60,7 +73,10 @@ def pairs(run_id: RunId, stage: int, round_index: int, members: Iterable[PeerId]
     met: list[tuple[PeerId, ...]] = []
     alone: list[tuple[PeerId, ...]] = []
     for part in parts.values():
-        for member, other in zip(part, _matching(np.array([drawn[m] for m in part], np.uint64)), strict=True):
+        if me is not None and me not in part:
+            continue
+        numbers = np.array([drawn[m] for m in part], np.uint64)
+        for member, other in zip(part, _matching(numbers.tobytes()), strict=True):
             if other < 0:
                 alone.append((member,))
             elif member < part[other]:
@@ -68,8 +84,10 @@ def pairs(run_id: RunId, stage: int, round_index: int, members: Iterable[PeerId]
     return met + alone
 
 
-def _matching(drawn: npt.NDArray[np.uint64]) -> list[int]:
+@lru_cache(MATCHINGS_KEPT)
+def _matching(numbers: bytes) -> tuple[int, ...]:
     """The index of each one's partner, -1 for the odd one out: over and over, those meet who are each other's least."""
+    drawn = np.frombuffer(numbers, np.uint64)
     count = len(drawn)
     never = np.iinfo(np.uint64).max
     number = _mix(drawn[:, None] ^ drawn[None, :])
@@ -83,7 +101,14 @@ def _matching(drawn: npt.NDArray[np.uint64]) -> list[int]:
         mutual = least[least] == np.arange(len(here))
         partner_of[here[mutual]] = here[least[mutual]]
         number, here = number[np.ix_(~mutual, ~mutual)], here[~mutual]
-    return [int(index) for index in partner_of]
+    return tuple(int(index) for index in partner_of)
+
+
+def remember(nodes: int) -> None:
+    """Keep what many nodes of this process find out alike."""
+    global _draw, _matching
+    _draw = lru_cache(max(DRAWS_KEPT, 2 * nodes))(_draw.__wrapped__)
+    _matching = lru_cache(max(MATCHINGS_KEPT, nodes))(_matching.__wrapped__)
 
 
 def _mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
@@ -98,7 +123,8 @@ def partners(
 ) -> tuple[tuple[PeerId, ...], str]:
     """(those `me` meets in this round, maybe nobody; the reason)."""
     count = len(set(members))
-    for group in groups(run_id, stage, round_index, members, size):
+    met = pairs(run_id, stage, round_index, members, me) if size == 2 else None
+    for group in groups(run_id, stage, round_index, members, size) if met is None else met:
         if me in group:
             others = tuple(member for member in group if member != me)
             if others:

@@ -78,18 +78,19 @@ class Progress:
         told, floor = _checked(message, self._entries_max)
         return self._merge(told, max(floor, sum(told.values())))
 
+    def merge_entries(self, told: Mapping[str, int]) -> int:
+        """`merge_wire` of many records at once, each of which tells of its own feeder; they are checked."""
+        return self._merge(told, sum(told.values()))
+
     def _merge(self, told: Mapping[str, int], total: int) -> int:
         if self._total + total > SAMPLES_MAX:
             raise RemoteFault(f"progress of {total} samples in all, here {self._total}; at most {SAMPLES_MAX}")
         known = self._samples.get
-        news = [feeder for feeder, samples in told.items() if samples > known(feeder, -1)]
+        news = [(feeder, samples) for feeder, samples in told.items() if samples > known(feeder, -1)]
         if not news and total <= self._total:
             return self._total
-        for feeder in news:
-            samples = told[feeder]
-            if feeder == self._own:
-                samples += self._counted
-            self._raise_entry(feeder, samples)
+        for feeder, samples in news:
+            self._raise_entry(feeder, samples + self._counted if feeder == self._own else samples)
         self._raise_base(max(0, total - self._sum()))
         return self._settle()
 
@@ -170,8 +171,8 @@ def _checked(message: record_pb2.Progress, entries_max: int) -> tuple[dict[str, 
     entries = message.samples
     if len(entries) > entries_max:
         raise RemoteFault(f"progress of {len(entries)} entries; at most {entries_max}")
-    told = {feeder: entries[feeder] for feeder in entries}
-    lengths = {len(feeder) for feeder in told}
+    told = dict(entries)
+    lengths = set(map(len, told))
     if told and not (min(lengths) > 0 and max(lengths) <= FEEDER_CHARACTERS_MAX):
         wrong = next(length for length in lengths if not 0 < length <= FEEDER_CHARACTERS_MAX)
         raise RemoteFault(f"progress names a feeder of {wrong} characters; 1 to {FEEDER_CHARACTERS_MAX}")

@@ -87,6 +87,45 @@ def forget_shared(count: int) -> None:
     global SHARED_MAX
     SHARED_MAX = count
     _shared.clear()
+    _views.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What one answer of the directory says of a stage, found out once for all nodes of this process that get it."""
+
+    records: Sequence[wire.SignedRecord]
+    members: dict[PeerId, Member]  # in the order of `records`
+    fed: dict[PeerId, wire.Record]  # those that tell of samples or blocks
+    expires_unix_s: tuple[float, float]  # the first and the last to expire
+
+
+_views: dict[int, View] = {}
+VIEWS_MAX = 64
+
+
+def view_of(records: Sequence[wire.SignedRecord]) -> View | None:
+    """The view that this very list gives, when messages are shared in memory (simulation) and all are verified."""
+    known = _views.get(id(records))
+    if known is not None and known.records is records:
+        return known
+    if not SHARED_MAX or not records:
+        return None
+    members: dict[PeerId, Member] = {}
+    fed: dict[PeerId, wire.Record] = {}
+    for signed in records:
+        one = _shared.get(id(signed))
+        if one is None or one[0] is not signed:
+            return None
+        member = one[2]
+        members[member.peer] = member
+        if member.fed:
+            fed[member.peer] = one[1]
+    expires = [member.expires_unix_s for member in members.values()]
+    if len(_views) >= VIEWS_MAX:
+        _views.clear()
+    view = _views[id(records)] = View(records, members, fed, (min(expires), max(expires)))
+    return view
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,10 +203,7 @@ class Book:
         """What is worth a look of what the directory has of `stage`: the quick way through many. Of a crowd, strangers
         in an order by `rng`: each node knows others."""
         crowd = len(records) > self._crowd_max and stage != self.own
-        size = len(records) if crowd else 0
-        if size != self._sizes[stage]:
-            self._sizes[stage] = size
-            self._stale.add(stage)
+        self._sized(stage, len(records) if crowd else 0)
         seen, here = _shared.get, self._members.get
         found: list[wire.SignedRecord] = []
         strangers: list[wire.SignedRecord] = []
@@ -202,8 +238,38 @@ class Book:
             return False
         if known is None and len(self._members) >= self._members_max:
             return False
-        if member is None:
-            member = Member.of(record)
+        return self._keep(known, Member.of(record) if member is None else member)
+
+    def renew(self, stage: int, view: View, me: PeerId, rng: random.Random) -> list[PeerId]:
+        """Learn all that is news in `view` of `stage`; returns whose samples or blocks are to be looked at. As `news`
+        and `learn` one by one, quicker."""
+        crowd = len(view.members) > self._crowd_max and stage != self.own
+        self._sized(stage, len(view.members) if crowd else 0)
+        here = self._members.get
+        found = [new for peer, new in view.members.items() if here(peer) is not new]
+        if crowd:
+            strangers = [new for new in found if here(new.peer) is None]
+            found = [new for new in found if here(new.peer) is not None]
+            rng.shuffle(found)
+            room = self._crowd_max - len(self._present[stage])
+            found += rng.sample(strangers, min(max(0, room), len(strangers)))
+        fed, present = [], self._present[stage]
+        for member in found:
+            peer = member.peer
+            known = here(peer)
+            if peer == me or (known is not None and known.sequence >= member.sequence):
+                continue
+            if known is not None and known.stage == member.stage == stage and member.state != wire.NODE_STATE_LEFT:
+                self._members[peer] = present[peer] = member
+                self._touch(stage)
+            elif (known is None and len(self._members) >= self._members_max) or not self._keep(known, member):
+                continue
+            if member.fed:
+                fed.append(peer)
+        return fed
+
+    def _keep(self, known: Member | None, member: Member) -> bool:
+        peer = member.peer
         if known is None and self._crowded(member):
             return False
         if known is not None and (known.stage != member.stage or member.state == wire.NODE_STATE_LEFT):
@@ -252,6 +318,11 @@ class Book:
             self._frozen = Swarm.frozen(stages, self._frozen, self._sizes)
             self._stale.clear()
         return self._frozen
+
+    def _sized(self, stage: int, size: int) -> None:
+        if size != self._sizes[stage]:
+            self._sizes[stage] = size
+            self._stale.add(stage)
 
     def _crowded(self, member: Member) -> bool:
         if member.stage == self.own or member.kept_round is not None or member.moving_to is not None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from swarmnode.errors import DataError, LocalFault, RemoteFault, Unavailable
-from swarmnode.ids import PeerId, RunId
+from swarmnode.ids import PeerId, RunId, digest64
 from swarmnode.manifest import Manifest
 from swarmnode.membership.liveness import late
 from swarmnode.membership.progress import Progress
@@ -31,6 +31,7 @@ from swarmnode.wire import call_pb2 as wire
 from swarmnode.wire import record_pb2
 
 LOOK_SHARE = 0.25  # guess: of the announce period, between two looks at a stage that has no replica
+FEW = 8  # guess: of a larger stage so many are asked first; if half of them live, the others are believed
 SETTLE_SHARE = 0.5  # guess: of the announce period, that others who bring the same stage back have to hear of us
 ASKED_MAX = 64  # guess: members a joiner pings before it believes their records; in larger swarms one more or less
 POLITE = DownloadLimits(rest=0.5)
@@ -81,6 +82,21 @@ class Arrival:
         async with asyncio.TaskGroup() as tasks:
             asked = [(peer, tasks.create_task(late(self._line, self._run_id, peer))) for peer in peers[:ASKED_MAX]]
         return frozenset(peer for peer, answer in asked if answer.result() is None) | frozenset(peers[ASKED_MAX:])
+
+    async def _answering_near(self, swarm: Swarm, near: Sequence[int]) -> frozenset[PeerId]:
+        """Those of the stages `near` that live, as far as it matters: of a crowd a few tell for all."""
+        me, few, rest = self._presence.me, [], []
+        for stage in dict.fromkeys(near):
+            peers = [member.peer for member in swarm.stages[stage] if member.peer != me]
+            first = digest64("few", me) % max(1, len(peers))  # not always the same ones
+            peers = peers[first:] + peers[:first]
+            few.append(peers[:FEW])
+            rest.append(peers[FEW:])
+        answer = set(await self.answering([peer for peers in few for peer in peers]))
+        for asked, others in zip(few, rest, strict=True):
+            doubtful = 2 * len(answer.intersection(asked)) < len(asked)
+            answer |= await self.answering(others) if doubtful else set(others)
+        return frozenset(answer)
 
     async def living(self, swarm: Swarm) -> Swarm:
         """`swarm` without members that answer no ping."""
@@ -144,8 +160,7 @@ class Arrival:
         near = [(stage + step) % stages for step in (0, -1, 1)]
         await self._presence.look(range(stages) if not waited_s else sorted(set(near)))
         swarm = self._swarm()
-        asked = dict.fromkeys(member.peer for other in near for member in swarm.stages[other] if member.peer != me)
-        answer = await self.answering(tuple(asked))
+        answer = await self._answering_near(swarm, near)
         swarm, total = self._swarm(), self._presence.progress.total  # answers carry records and progress
         round_now = total // self._manifest.gossip.round_samples
         before = swarm.serving((stage - 1) % stages)

@@ -13,12 +13,17 @@ def donors_of(swarm: Swarm, stage: int, me: PeerId) -> tuple[PeerId, ...]:
     return tuple(member.peer for member in swarm.serving(stage) if member.peer != me)
 
 
-def ready_to_serve(swarm: Swarm, stage: int, me: PeerId, *, received: bool, waited_s: float) -> tuple[bool, str]:
-    """Whether a newcomer with its state may take microbatches: after a round at weight 0, or when nobody else can."""
+def ready_to_serve(
+    swarm: Swarm, stage: int, me: PeerId, *, received: bool, waited_s: float, round_in_s: float = 0.0
+) -> tuple[bool, str]:
+    """Whether a newcomer with its state may take microbatches: after a round at weight 0, or when nobody else can, or
+    when the next round is not to be waited for: it comes in `round_in_s` at the earliest."""
     if received:
         return True, "received a round"
     if not donors_of(swarm, stage, me):
         return True, f"nobody else serves stage {stage}"
+    if round_in_s > SYNC_WAIT_MAX_S:
+        return True, f"no round comes within {round_in_s:.0f} s"
     if waited_s >= SYNC_WAIT_MAX_S:
         return True, f"no round came within {SYNC_WAIT_MAX_S:g} s"
     return False, "waiting for the first round"

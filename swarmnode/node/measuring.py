@@ -18,7 +18,7 @@ KIND_OF_METHOD: Mapping[str, str] = {
     "chunk": "state",
 }
 PERIOD_MIN_S = 1.0
-SHARE = 0.2  # guess: of the announce period, between two looks
+SHARE = 0.5  # guess: of the announce period, between two looks
 
 
 async def measuring(

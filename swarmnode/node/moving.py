@@ -16,7 +16,17 @@ from swarmnode.metrics import name
 from swarmnode.model.split import split
 from swarmnode.node.lifecycle import donors_of
 from swarmnode.node.presence import Presence
-from swarmnode.pipeline.rebalance import DOWNLOAD_RATE, Move, Rules, plan_move, still_good, uneven, worth_it
+from swarmnode.pipeline.rebalance import (
+    DOWNLOAD_RATE,
+    Move,
+    Rules,
+    plan_move,
+    serving,
+    shifted,
+    still_good,
+    uneven,
+    worth_it,
+)
 from swarmnode.ports import State, Telemetry, Transport
 from swarmnode.recovery.download import DownloadLimits, download
 from swarmnode.recovery.snapshot import snapshot_nbytes
@@ -27,6 +37,7 @@ WAIT_SHARE = 0.1  # guess: of the period, the longest random wait against simult
 ROUND_WAIT_MAX_S = 60.0  # guess, as lifecycle.SYNC_WAIT_MAX_S
 EMPTY_SHARE = 0.25  # guess: of the announce period, between two looks for an empty stage, which stops all training
 EMPTY_LOOKS = 2  # guess: looks in a row that a stage has nobody; the roll call has buried its dead before
+UNREST = 3  # guess: waits of an announce period after nodes came or went: who came has not told its speed yet
 THIN_LOOKS = 20  # guess: looks in a row that a stage has too few and another can spare one; joiners come first
 
 
@@ -72,6 +83,7 @@ class Moving:
         pipeline = manifest.pipeline
         self._rules = Rules(pipeline.rebalance_ratio, pipeline.min_keep)
         self._rate = DOWNLOAD_RATE
+        self._unrest = 0
         self._since_s, self._since_total = asyncio.get_running_loop().time(), presence.progress.total
 
     @property
@@ -99,12 +111,19 @@ class Moving:
                 return brought
 
     async def _wait(self) -> None:
-        """About a period; not so long when a stage stands empty, or has too few and another can spare one."""
+        """About a period; not so long when a stage stands empty, or has too few and another can spare one, or when
+        nodes came or went: who died should not be missed for a period."""
         loop, empty, thin = asyncio.get_running_loop(), 0, 0
-        end = loop.time() + self._period_s * (0.9 + 0.2 * self._rng.random())
+        before = serving(self._presence.book.swarm())
+        period_s = min(self._period_s, self._manifest.limits.announce_period_s) if self._unrest else self._period_s
+        self._unrest = max(0, self._unrest - 1)
+        end = loop.time() + period_s * (0.9 + 0.2 * self._rng.random())
         while (left_s := end - loop.time()) > 0 and empty < EMPTY_LOOKS and thin < THIN_LOOKS:
             await asyncio.sleep(min(left_s, EMPTY_SHARE * self._manifest.limits.announce_period_s))
             swarm = self._presence.book.swarm()
+            if shifted(before, serving(swarm), self._rules):
+                self._unrest = UNREST
+                return
             empty = 0 if all(swarm.stages) else empty + 1
             thin = thin + 1 if uneven(swarm, self._rules) else 0
 

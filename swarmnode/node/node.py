@@ -33,7 +33,7 @@ from swarmnode.pipeline.feeder import Feeder
 from swarmnode.pipeline.hop import Hop
 from swarmnode.pipeline.itinerary import successors
 from swarmnode.pipeline.onward import Onward
-from swarmnode.pipeline.rebalance import choose_stage
+from swarmnode.pipeline.rebalance import Rules, choose_stage
 from swarmnode.ports import Answer, Call, Handler, Priority, Replica
 from swarmnode.recovery.donor import SnapshotDonor
 from swarmnode.recovery.keeper import Keeper
@@ -207,7 +207,7 @@ class Node:
             tasks.create_task(self._saver.run())
         tasks.create_task(self.rollcall.run())
         if newcomer:
-            await syncing(gossip, presence, stage, self.manifest.limits.announce_period_s, self._telemetry)
+            await syncing(gossip, presence, stage, self.manifest, self._telemetry)
         if stage == 0:
             number, lost = presence.incarnation + self._stays, self.rollcall.lost
             self.feeder = await feeder_of(self.manifest, presence, world, hop, number, self._fed, lost)
@@ -323,8 +323,9 @@ class Node:
         await self.presence.look(range(self.manifest.pipeline.stages))
         reason = "asked for"
         if stage is None:
-            rng, min_keep = seeded(self.manifest.seed, "stage", self.me), self.manifest.pipeline.min_keep
-            stage, reason = choose_stage(await self.arrival.living(self._swarm()), costs(self.manifest), min_keep, rng)
+            rng, pipeline = seeded(self.manifest.seed, "stage", self.me), self.manifest.pipeline
+            swarm, rules = await self.arrival.living(self._swarm()), Rules(pipeline.rebalance_ratio, pipeline.min_keep)
+            stage, reason = choose_stage(swarm, costs(self.manifest), rules, rng)
         self._telemetry.event("stage.chosen", serves=stage, reason=reason)
         return stage
 

@@ -20,7 +20,9 @@ async def pardoning(
     line: Transport, run_id: str, routers: Sequence[Router], telemetry: Telemetry, announce_period_s: float
 ) -> None:
     """Ping those whose ban is over by time alone, until cancelled; who answers may be chosen again."""
-    loop = asyncio.get_running_loop()
+    loop, broke = asyncio.get_running_loop(), asyncio.Event()
+    for router in routers:
+        router.when_banned = broke.set
     period_s = min(PERIOD_MAX_S, max(PERIOD_MIN_S, SHARE * announce_period_s))
 
     async def ask(router: Router, peer: PeerId) -> None:
@@ -31,6 +33,9 @@ async def pardoning(
             router.ban(peer, loop.time())
 
     while True:
+        if not any(router.bans for router in routers):
+            broke.clear()
+            await broke.wait()
         await asyncio.sleep(period_s)
         due = [(router, peer) for router in routers for peer in router.due(loop.time(), AT_ONCE_MAX)]
         if due:

@@ -97,8 +97,7 @@ class Pausing:
             parts.gossip.held, parts.keeper.held = False, False
             parts.gossip.progressed()
             if newcomer:
-                period_s = parts.manifest.limits.announce_period_s
-                await syncing(parts.gossip, self._presence, parts.stage, period_s, self._telemetry)
+                await syncing(parts.gossip, self._presence, parts.stage, parts.manifest, self._telemetry)
             self._hold(parts, False, None)
         self._presence.set_state(record_pb2.NODE_STATE_TRAINING, reason)
         self._telemetry.event("node.resumed", reason=reason)

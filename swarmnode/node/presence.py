@@ -14,7 +14,7 @@ from swarmnode.manifest import Manifest
 from swarmnode.membership.door import Door
 from swarmnode.membership.progress import Progress
 from swarmnode.membership.record import check_record, check_time, pass_of, sign_record
-from swarmnode.membership.swarm import SERVING, Book, Member, shared
+from swarmnode.membership.swarm import SERVING, Book, Member, View, shared, view_of
 from swarmnode.metrics import name
 from swarmnode.pipeline.allowed import allowed_samples_per_s
 from swarmnode.pipeline.route import Router
@@ -191,6 +191,9 @@ class Presence:
         wanted = list(stages)
         found = await asyncio.gather(*(self._directory.lookup(stage) for stage in wanted))
         for stage, records in zip(wanted, found, strict=True):
+            if (view := view_of(records)) is not None and self._believes(view):
+                self._take_view(stage, view)
+                continue
             for signed in self.book.news(stage, records, self._chance):
                 try:
                     record = check_record(signed, run_id=self._run_id)
@@ -203,6 +206,32 @@ class Presence:
             self.blocks_heard.pop(peer, None)
             self._telemetry.event("peer.gone", peer=peer, reason="its record expired")
         self._view_changed()
+
+    def _believes(self, view: View) -> bool:
+        """Whether all of `view` would be taken in, as far as time and the door go; else each is looked at alone."""
+        now, (first, last) = self._clock.unix_s(), view.expires_unix_s
+        return self.door is None and first > now and last <= now + 10.0 * self._manifest.limits.record_ttl_s
+
+    def _take_view(self, stage: int, view: View) -> None:
+        """`_take_in` of all that is news in `view`."""
+        fed = [(peer, view.fed[peer]) for peer in self.book.renew(stage, view, self.me, self._chance)]
+        told: dict[str, int] = {peer: r.progress.samples[peer] for peer, r in fed if r.progress.samples}
+        before = self.progress.total
+        try:
+            if told and self.progress.merge_entries(told) > before:
+                self.progressed()
+        except RemoteFault as fault:
+            self._telemetry.event("record.refused", level="warning", reason=str(fault))
+        for peer, record in fed:
+            if record.HasField("blocks"):
+                self._hear_blocks(peer, record.blocks)
+
+    def _hear_blocks(self, peer: PeerId, blocks: record_pb2.Blocks) -> None:
+        try:
+            self.blocks_heard[peer] = blocks
+            self.heard_blocks(peer, blocks)
+        except RemoteFault as fault:
+            self._telemetry.event("record.refused", level="warning", reason=str(fault))
 
     def bury(self, peers: Iterable[PeerId]) -> None:
         """`peers` answer no more: out of the book and the routers until they say something newer. What they finished

@@ -18,10 +18,12 @@ class Speed:
         # What was probed counts as much as SPEED_SAMPLES of real work.
         self._samples = SPEED_SAMPLES
         self._seconds = SPEED_SAMPLES / max(probed, 1e-9)
-        self._counted = hop.samples
+        self._counted = hop.worked
 
     def __call__(self) -> float:
-        samples, worked_s = self._hop.samples, self._compute.worked_s
+        # In work, not in microbatches back: a node that has just come has done the forwards of many, and would seem
+        # slower than it is by half (simulated: swarm48).
+        samples, worked_s = self._hop.worked, self._compute.worked_s
         self._samples += samples - self._counted
         self._seconds += worked_s - self._worked_s
         self._counted, self._worked_s = samples, worked_s

@@ -5,21 +5,31 @@ from __future__ import annotations
 import asyncio
 
 from swarmnode.gossip.exchange import Gossip
+from swarmnode.manifest import Manifest
 from swarmnode.node.lifecycle import ready_to_serve
+from swarmnode.node.moving import costs
 from swarmnode.node.presence import Presence
+from swarmnode.pipeline.rebalance import load
 from swarmnode.ports import Telemetry
 from swarmnode.wire import record_pb2
 
 
-async def syncing(gossip: Gossip, presence: Presence, stage: int, period_s: float, telemetry: Telemetry) -> None:
-    """Receive one round at weight 0 before serving (design section 6); looks anew at least every `period_s`."""
+async def syncing(gossip: Gossip, presence: Presence, stage: int, manifest: Manifest, telemetry: Telemetry) -> None:
+    """Receive one round at weight 0 before serving (design section 6), unless that is too far away; looks anew at least
+    every announce period."""
+    shares, period_s = costs(manifest), manifest.limits.announce_period_s
     begun = asyncio.get_running_loop().time()
     presence.set_state(record_pb2.NODE_STATE_SYNCING, "state loaded")
     while True:
         gossip.finished.clear()
         waited_s, received = asyncio.get_running_loop().time() - begun, not gossip.newcomer
         swarm = presence.book.swarm()
-        ready, reason = ready_to_serve(swarm, stage, presence.me, received=received, waited_s=waited_s)
+        # The run is at most as fast as its slowest stage says it could be.
+        fastest = min(load(swarm, shares).capacity)
+        round_in_s = gossip.left / fastest if fastest > 0.0 else 0.0
+        ready, reason = ready_to_serve(
+            swarm, stage, presence.me, received=received, waited_s=waited_s, round_in_s=round_in_s
+        )
         if ready:
             gossip.newcomer = False
             telemetry.event("node.state", state="synced", reason=reason)

@@ -19,6 +19,7 @@ from swarmnode.wire import call_pb2 as wire
 
 T = TypeVar("T")
 
+FORWARD_SHARE = 1.0 / 3.0  # of a microbatch's arithmetic: backward costs twice as much
 LOSS_DECAY = 0.05  # guess: smooths over about 20 microbatches
 TOKEN_DTYPES = ("u16", "u32")
 
@@ -51,6 +52,7 @@ class Hop:
         self._tape_nbytes_last = 0  # of the last one with its graph: what the next will take
         self.inner_steps = 0
         self.samples = 0  # trained here since start
+        self.worked = 0.0  # the same in work done, by arithmetic: also of microbatches that are not back yet
         self.loss = Ema(LOSS_DECAY)
 
     async def serve(self, peer: PeerId, call: Call) -> Answer:
@@ -98,6 +100,7 @@ class Hop:
             return y, tape
 
         (y, tape), queued_s = await self._timed(Priority.FORWARD, process.samples, forward)
+        self.worked += FORWARD_SHARE * process.samples
         if tape is None:
             return await self._onward.send(process, y, tokens, deadline)
         nbytes = tape.nbytes
@@ -138,6 +141,7 @@ class Hop:
                 self._onward.blame(carried.peer, process.itinerary[process.position + 1], fault)
                 continue
             carried.queued_s += queued_s
+            self.worked += (1.0 - FORWARD_SHARE) * process.samples
             self._trained(process.samples, step)
             return carried
 
@@ -156,6 +160,7 @@ class Hop:
         # Validation too: all other work of the last stage is backward, and it would never run on a busy replica.
         (carried, step), queued_s = await self._timed(Priority.BACKWARD, process.samples, work)
         carried.queued_s = queued_s
+        self.worked += process.samples if train else FORWARD_SHARE * process.samples
         if train:
             self.loss.add(carried.loss_sum / max(1, carried.tokens))
             self._telemetry.gauge(name.LOSS, self.loss.value, split="train")

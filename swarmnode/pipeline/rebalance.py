@@ -17,7 +17,6 @@ from swarmnode.ids import PeerId, short
 from swarmnode.membership.swarm import COMING, SERVING, Member, Swarm
 
 Reason = str
-ALIKE = 1.1  # guess: speeds are measured on busy machines; within this factor the count of replicas decides
 NEARLY = 0.75  # guess: a node that brings so much of what the best mover would may go in its place, and sooner
 EQUAL = 1.0 + 1e-9  # speeds that differ by rounding alone are the same
 LASTS_S = 1800.0  # guess: a gain lasts about so long (at 16 %/h, one node in twelve has changed by then)
@@ -76,22 +75,24 @@ def load(swarm: Swarm, costs: Sequence[float], without: PeerId | None = None) ->
     for stage, members in enumerate(swarm.stages):
         each = swarm.sizes[stage] / len(members) if members else 1.0
         for member in members:
-            if member.state not in COMING or member.peer == without:
+            moves = member.moving_to is not None and member.moving_to < stages
+            # A mover finishes what it holds before it goes: it drains, and comes all the same.
+            if (member.state not in COMING and not moves) or member.peer == without:
                 continue
             there, weight = stage, each
-            if member.moving_to is not None and member.moving_to < stages:
+            if moves and member.moving_to is not None:
                 there, weight = member.moving_to, 1.0  # those are all known
             capacity[there] += weight * (member.samples_per_second or mean) * costs[stage] / costs[there]
             replicas[there] += weight
     return Load(tuple(capacity), tuple(map(round, replicas)), mean)
 
 
-def choose_stage(swarm: Swarm, costs: Sequence[float], min_keep: int, rng: random.Random) -> tuple[int, Reason]:
+def choose_stage(swarm: Swarm, costs: Sequence[float], rules: Rules, rng: random.Random) -> tuple[int, Reason]:
     """The stage a joiner should serve: an empty one first, then one with fewer than `min_keep` replicas, else the one
     with the least samples per second.
 
-    Among stages that are ALIKE the one with the fewest replicas; ties are broken by `rng`, so that joiners who see the
-    same swarm do not all go to the same place.
+    Among stages alike within the ratio from which nodes move, the one with the fewest replicas; ties are broken by
+    `rng`, so that joiners who see the same swarm do not all go to the same place.
     """
     now = load(swarm, costs)
     capacity, replicas = now.capacity, now.replicas
@@ -101,14 +102,27 @@ def choose_stage(swarm: Swarm, costs: Sequence[float], min_keep: int, rng: rando
         dearest = max(costs[stage] for stage in empty)
         stage = rng.choice([stage for stage in empty if costs[stage] == dearest])
         return stage, f"stage {stage} has no replica"
-    thin = _thin(replicas, min_keep)
+    thin = _thin(replicas, rules.min_keep)
     if thin:
         stage = rng.choice(thin)
-        return stage, f"stage {stage} has {replicas[stage]} of the {min_keep} replicas that each should have"
-    needy = [stage for stage, value in enumerate(capacity) if value <= min(capacity) * ALIKE]
+        return stage, f"stage {stage} has {replicas[stage]} of the {rules.min_keep} replicas that each should have"
+    needy = [stage for stage, value in enumerate(capacity) if value <= min(capacity) * rules.ratio]
     fewest = min(replicas[stage] for stage in needy)
     stage = rng.choice([stage for stage in needy if replicas[stage] == fewest])
     return stage, f"stage {stage} is the slowest: samples/s by stage {_listing(capacity)}"
+
+
+def serving(swarm: Swarm) -> tuple[int, ...]:
+    """How many serve each stage, of crowds as the directory counts them: what `shifted` compares."""
+    return tuple(
+        swarm.sizes[stage] if swarm.sizes[stage] > len(members) else len(swarm.serving(stage))
+        for stage, members in enumerate(swarm.stages)
+    )
+
+
+def shifted(before: Sequence[int], now: Sequence[int], rules: Rules) -> bool:
+    """Whether so many came or went at a stage since `before` that a move may help: more than the gain it must bring."""
+    return any(abs(a - b) > rules.gain_min * max(a, b) for a, b in zip(before, now, strict=True))
 
 
 def uneven(swarm: Swarm, rules: Rules) -> bool:
@@ -123,11 +137,11 @@ def plan_move(
     """The one move that helps most, or None and why nobody moves; that of `me` if it is NEARLY as good: nodes look at
     different times, and the first who will do need not wait for the best.
 
-    The target is an empty stage, else one with fewer than `min_keep` replicas, else the weakest; the source the
-    strongest with replicas to spare, if it is stronger by more than the ratio, which only the weakest asks for. Of its
-    nodes the one goes that leaves the weaker of the two strongest: it fills the gap and opens none. Every such move
-    raises the weaker stage and leaves the other above it, so that in a swarm whose speeds do not change moves come to
-    an end, and no move can be taken back by the next.
+    The target is an empty stage, else one with fewer than `min_keep` replicas, and the source the strongest with
+    replicas to spare; else the weakest, and any source with replicas to spare that is stronger by more than the ratio:
+    the strongest may have no node small enough. The node goes that leaves the weaker of the two strongest: it fills the
+    gap and opens none. Every such move raises the weaker stage and leaves the other above it, so that in a swarm whose
+    speeds do not change moves come to an end, and no move can be taken back by the next.
     """
     now = load(swarm, costs)
     capacity, replicas, stages = now.capacity, now.replicas, len(now.capacity)
@@ -136,12 +150,15 @@ def plan_move(
     target = max(empty, key=lambda s: (costs[s], -s)) if empty else min(thin or range(stages), key=capacity.__getitem__)
     keep = 1 if empty else rules.min_keep  # an empty stage stops the whole run: a stage gives all but its last replica
     able = [stage for stage, count in enumerate(replicas) if stage != target and count > keep]
-    source = max(able, key=capacity.__getitem__, default=target)
     listing = _listing(capacity)
     safety = bool(thin) and not empty
-    if not thin and capacity[source] <= rules.ratio * capacity[target] * EQUAL:
-        return None, f"stages are alike: samples/s by stage {listing}"
-    movers = [m for m in swarm.stages[source] if m.state == SERVING and m.moving_to is None] if source != target else []
+    if thin:
+        sources = sorted(able, key=capacity.__getitem__)[-1:]
+    else:
+        sources = [stage for stage in able if capacity[stage] > rules.ratio * capacity[target] * EQUAL]
+        if not sources:
+            return None, f"stages are alike: samples/s by stage {listing}"
+    movers = [m for s in sources for m in swarm.stages[s] if m.state == SERVING and m.moving_to is None]
     moves = [_move(now, costs, m, target, safety) for m in movers]
     best = max(moves, key=lambda move: (move.after, move.peer), default=None)
     if best is None or not (safety or _helps(best, rules)):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from swarmnode.ids import PeerId
@@ -70,6 +70,7 @@ class Router:
         self.unix_ahead_s = 0.0  # Unix time less loop time, for what records say about wall clocks
         self._pausing: dict[PeerId, None] = {}  # those that announce when they will pause
         self._banned: dict[PeerId, None] = {}  # those banned not long ago, oldest first
+        self.when_banned: Callable[[], object] = lambda: None
 
     def update(self, members: Iterable[Member]) -> None:
         """Learn who serves the stage now. A newcomer enters at the least virtual runtime: no flood, no famine."""
@@ -98,15 +99,14 @@ class Router:
         finds out whether they live (`pardon`)."""
         if not self._banned:
             return []
-        over = [
-            peer
-            for peer in self._banned
-            if (known := self._peers.get(peer)) is not None
-            and known.member.sequence <= known.banned_sequence
-            and known.banned_until <= now
-        ]
+        over = self.overdue(now)
         self._banned = {peer: None for peer in self._banned if peer in self._peers and self.banned(peer, now)}
         return over[:limit]
+
+    @property
+    def bans(self) -> int:
+        """Peers banned not long ago."""
+        return len(self._banned)
 
     def pardon(self, peer: PeerId) -> None:
         """It answered a ping: as good as a newer record. If it breaks again, the next ban is twice as long."""
@@ -204,16 +204,22 @@ class Router:
         known.banned_sequence = known.member.sequence
         known.banned_until = now + seconds
         self._banned[peer] = None
+        self.when_banned()
         return seconds
 
     def banned(self, peer: PeerId, now: float) -> bool:
         known = self._peers.get(peer)
         return known is not None and (known.member.sequence <= known.banned_sequence or now < known.banned_until)
 
-    def overdue(self, peer: PeerId, now: float) -> bool:
-        """Still banned though the time of its ban is over: it said nothing new, and nobody pardoned it."""
-        known = self._peers.get(peer)
-        return known is not None and known.member.sequence <= known.banned_sequence and known.banned_until <= now
+    def overdue(self, now: float) -> list[PeerId]:
+        """Peers still banned though the time of their ban is over: they said nothing new, and nobody pardoned them."""
+        return [
+            peer
+            for peer in self._banned
+            if (known := self._peers.get(peer)) is not None
+            and known.member.sequence <= known.banned_sequence
+            and known.banned_until <= now
+        ]
 
     def expected_s(self, peer: PeerId, samples: int) -> float | None:
         """Seconds `peer` is expected to need for `samples`, None before its first answer."""

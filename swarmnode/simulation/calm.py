@@ -111,8 +111,8 @@ def _bans(world: World, outcome: Outcome) -> None:
         if not person.training or person.node is None:
             continue
         for router in person.node.presence.routers:
-            for peer, label in honest.items():
-                if router.overdue(peer, now - PARDON_S):
+            for peer in router.overdue(now - PARDON_S):
+                if (label := honest.get(peer)) is not None:
                     banned += 1
                     world.laws.breaks("no honest peer is banned", f"{label} by {person.label}", label, person.label)
     outcome.demands["banned"] = banned

@@ -114,10 +114,11 @@ class Machine:
                 value = piece.work()
             except BaseException as caught:  # noqa: BLE001  handed to whoever waits
                 error = caught
-            self._loop.call_later(self._seconds(piece.priority), self._done, piece, value, error)
+            seconds = self._seconds()
+            self._loop.call_later(seconds, self._done, piece, seconds, value, error)
             return
 
-    def _seconds(self, priority: Priority) -> float:
+    def _seconds(self) -> float:
         flops, nbytes = self._meter.take()
         seconds = flops / self.flops + nbytes / self._memory_rate
         if not flops and not nbytes:  # making or hashing a state; arithmetic is metered
@@ -125,12 +126,11 @@ class Machine:
         self.flop += flops
         if self._noise:
             seconds *= 1.0 + self._noise * (2.0 * self._rng.random() - 1.0)
-        seconds *= self.slowness
-        self.busy_s[priority.name.lower()] += seconds
-        return seconds
+        return seconds * self.slowness
 
-    def _done(self, piece: _Piece, value: Any, error: BaseException | None) -> None:
+    def _done(self, piece: _Piece, seconds: float, value: Any, error: BaseException | None) -> None:
         self._busy = False
+        self.busy_s[piece.priority.name.lower()] += seconds
         if not piece.result.done():
             if error is not None:
                 piece.result.set_exception(error)

@@ -103,12 +103,9 @@ def test_the_plan_is_the_best_of_all_moves(
         assert move is None or (move.safety and move.target == weakest and worth_it(move, 1e9)[0])
         assert move is None or still_good(swarm_of(members, stages), costs, move, Rules(ratio, min_keep))[0]
         return
-    strongest = max(spare, key=lambda s: now.capacity[s], default=weakest)
     best = 0.0
     for m in members:
-        if m.stage != strongest or strongest == weakest:
-            continue
-        if now.capacity[strongest] <= ratio * now.capacity[weakest]:
+        if m.stage not in spare or now.capacity[m.stage] <= ratio * now.capacity[weakest]:
             continue
         gets = now.capacity[weakest] + m.samples_per_second * costs[m.stage] / costs[weakest]
         best = max(best, min(gets, now.capacity[m.stage] - m.samples_per_second))
@@ -151,7 +148,7 @@ def test_a_node_on_its_way_counts_where_it_goes() -> None:
     assert move is not None and move.source == 0 and "stage 1 is the slowest" in reason
     going = [dataclasses.replace(m, moving_to=1) if m.peer == move.peer else m for m in fleet]
     assert plan_move(swarm_of(going, 2), [1.0, 1.0], Rules(1.5, 1))[0] is None
-    stage, _ = choose_stage(swarm_of(going, 2), [1.0, 1.0], 1, random.Random(0))
+    stage, _ = choose_stage(swarm_of(going, 2), [1.0, 1.0], Rules(1.1, 1), random.Random(0))
     assert stage == 0, "a joiner: two stay here, three will be there, speeds alike"
 
 
@@ -171,7 +168,7 @@ def test_an_empty_stage_comes_first() -> None:
 def test_too_few_replicas_come_before_speed() -> None:
     """One fast replica at stage 1 outruns three slow ones at stage 0, and is one death from nothing."""
     fleet = [*(member(i, 0, 1.0) for i in range(3)), member(3, 1, 50.0)]
-    stage, reason = choose_stage(swarm_of(fleet, 2), [1.0, 1.0], 2, random.Random(0))
+    stage, reason = choose_stage(swarm_of(fleet, 2), [1.0, 1.0], Rules(1.1, 2), random.Random(0))
     assert stage == 1 and "1 of the 2 replicas" in reason
     move, reason = plan_move(swarm_of(fleet, 2), [1.0, 1.0], Rules(1.1, 2))
     assert move is not None and move.safety and (move.source, move.target) == (0, 1) and "1 of 2 replicas" in reason
@@ -190,7 +187,7 @@ def test_a_move_that_the_download_eats_up_is_not_made() -> None:
 
 def test_joiners_spread_over_stages_that_are_alike() -> None:
     fleet = [member(i, i % 3, 5.0) for i in range(9)]
-    chosen = {choose_stage(swarm_of(fleet, 3), [1.0] * 3, 2, random.Random(seed))[0] for seed in range(20)}
+    chosen = {choose_stage(swarm_of(fleet, 3), [1.0] * 3, Rules(1.1, 2), random.Random(seed))[0] for seed in range(20)}
     assert chosen == {0, 1, 2}
 
 
