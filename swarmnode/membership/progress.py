@@ -21,7 +21,8 @@ from swarmnode.errors import RemoteFault
 from swarmnode.ids import PeerId
 from swarmnode.wire import record_pb2
 
-ENTRIES_MAX = 256  # guess: 256 entries of 60 bytes are 15 KiB, the most that rides on a call
+ENTRIES_MAX = 4096  # guess: of 60 bytes; all of them travel once, with the state a joiner downloads
+NEWS_MAX = 128  # guess: entries that ride on a call, 8 KiB; the newest
 FEEDER_CHARACTERS_MAX = 64  # a base58 Ed25519 peer id has 52
 SAMPLES_MAX = 2**53  # exact as a float64; at a million samples a second, 285 years
 FOLDED_MAX = 4096  # guess: feeders whose late word is still recognised, about 0.5 MiB
@@ -102,13 +103,15 @@ class Progress:
         return message
 
     def news(self, since: int) -> record_pb2.Progress:
-        """What has changed after `version` was `since`; with 0, everything. As good as `to_wire` for whoever knows the
-        rest, and small however many feeders there are."""
+        """What has changed after `version` was `since`, the newest NEWS_MAX of it. As good as `to_wire` for whoever
+        knows the rest, and small however many feeders there are: each tells of itself in its record besides."""
         samples, versions = self._samples, self._versions
         # The entry changed last comes last.
         fresh = itertools.takewhile(lambda feeder: versions[feeder] > since, reversed(samples))
-        message = record_pb2.Progress(samples={feeder: samples[feeder] for feeder in fresh})
-        if self._base and self._base_version > since:
+        newest = list(itertools.islice(fresh, NEWS_MAX))
+        message = record_pb2.Progress(samples={feeder: samples[feeder] for feeder in newest})
+        # With entries left out, the floor would be counted for them, and they themselves when they come.
+        if self._base and self._base_version > since and len(newest) < NEWS_MAX:
             message.samples[FLOOR] = self._total
         return message
 

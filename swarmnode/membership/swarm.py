@@ -253,7 +253,7 @@ class Book:
             rng.shuffle(found)
             room = self._crowd_max - len(self._present[stage])
             found += rng.sample(strangers, min(max(0, room), len(strangers)))
-        fed, present = [], self._present[stage]
+        fed, present, touched = [], self._present[stage], False
         for member in found:
             peer = member.peer
             known = here(peer)
@@ -261,11 +261,13 @@ class Book:
                 continue
             if known is not None and known.stage == member.stage == stage and member.state != wire.NODE_STATE_LEFT:
                 self._members[peer] = present[peer] = member
-                self._touch(stage)
+                touched = True
             elif (known is None and len(self._members) >= self._members_max) or not self._keep(known, member):
                 continue
             if member.fed:
                 fed.append(peer)
+        if touched:
+            self._touch(stage)
         return fed
 
     def _keep(self, known: Member | None, member: Member) -> bool:
@@ -313,8 +315,10 @@ class Book:
         if self._stale:
             stages = list(self._frozen.stages)
             for stage in self._stale:
+                # Kept in order: sorting what is sorted but for a few newcomers is quick.
                 present = self._present[stage]
-                stages[stage] = tuple([present[peer] for peer in sorted(present)])
+                self._present[stage] = present = {peer: present[peer] for peer in sorted(present)}
+                stages[stage] = tuple(present.values())
             self._frozen = Swarm.frozen(stages, self._frozen, self._sizes)
             self._stale.clear()
         return self._frozen

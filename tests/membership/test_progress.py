@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from swarmnode.errors import RemoteFault
 from swarmnode.ids import PeerId
-from swarmnode.membership.progress import ENTRIES_MAX, FLOOR, FOLDED_MAX, SAMPLES_MAX, Progress
+from swarmnode.membership.progress import ENTRIES_MAX, FLOOR, FOLDED_MAX, NEWS_MAX, SAMPLES_MAX, Progress
 from swarmnode.wire import record_pb2
 
 A, B, C = PeerId("A"), PeerId("B"), PeerId("C")
@@ -118,7 +118,7 @@ def test_what_is_remembered_is_bounded() -> None:
 @pytest.mark.parametrize(
     ("samples", "words"),
     [
-        ({f"f{i}": 1 for i in range(ENTRIES_MAX + 1)}, "257 entries"),
+        ({f"f{i}": 1 for i in range(ENTRIES_MAX + 1)}, f"{ENTRIES_MAX + 1} entries"),
         ({"x" * 65: 1}, "65 characters"),
         ({"": 1}, "0 characters"),
         ({"x": SAMPLES_MAX + 1}, str(SAMPLES_MAX + 1)),
@@ -156,6 +156,18 @@ def test_news_is_what_changed_and_as_good_as_everything() -> None:
     fresh = Progress(entries_max=4)
     fresh.merge(Progress.from_wire(small.news(0), entries_max=4))
     assert fresh.total == small.total == 90, "what was folded travels as the floor"
+
+
+def test_a_thousand_feeders_are_counted_exactly_though_a_call_carries_a_few() -> None:
+    here, there = Progress(), Progress()
+    for feeder in range(1000):
+        here.merge(Progress.from_wire(record_pb2.Progress(samples={f"feeder{feeder}": feeder})))
+    news = here.news(0)
+    assert len(news.samples) == NEWS_MAX and "feeder999" in news.samples
+    there.merge_wire(news)
+    assert there.total == sum(range(1000 - NEWS_MAX, 1000))
+    there.merge_entries({f"feeder{feeder}": feeder for feeder in range(1000)})  # as their own records tell
+    assert there.total == here.total == sum(range(1000))
 
 
 @given(

@@ -53,7 +53,7 @@ def test_a_life_is_the_same_in_every_process() -> None:
 
 
 @pytest.mark.timeout(300)
-def test_a_sweep_of_storms_breaks_no_law() -> None:
+def test_a_sweep_of_storms_breaks_no_law(capsys: pytest.CaptureFixture[str]) -> None:
     """Bounded by time, as the machine gives it; at least 1,000 faults where the time suffices for that."""
     scenario = read_scenario(find("everything"))
     begun, failures, lives = time.monotonic(), [], [0]
@@ -63,6 +63,8 @@ def test_a_sweep_of_storms_breaks_no_law() -> None:
         return lives[0] < SWEEP_LIVES and time.monotonic() - begun < SWEEP_S
 
     swept = sweep(scenario, 100, going_on, lambda outcome: failures.append((outcome.seed, outcome.failures)))
+    with capsys.disabled():
+        print(f"\nsweep: {swept.lives} lives, {swept.faults} faults, {swept.laws_checked} checks of laws", end="")
     assert not failures, f"replay: swarmnode simulate --scenario everything --seed {failures[0][0]}"
     if swept.lives == SWEEP_LIVES:
         assert swept.faults >= FAULTS_MIN
