@@ -129,7 +129,7 @@ class Onward:
                 answer = await patiently(self._transport, self._run_id, peer, call, waits.ping_s)
         except TimeoutError:
             late = f"{short(peer)} has not done the microbatch in {waits.give_up_s:.1f} s"
-            if waits.blames:
+            if waits.blames or router.late(peer):
                 raise PeerTimeout(f"{late}, though it answers pings") from None
             self._telemetry.event("microbatch.moved", peer=peer, others=others, reason=late)
             raise Unavailable(late) from None

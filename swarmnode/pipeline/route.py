@@ -20,6 +20,8 @@ EMA_WEIGHT = 0.1  # SWARM's public code: weight of the newest observation
 UNKNOWN_SECONDS_PER_SAMPLE = 1e-3  # guess: only until the first answer of any peer
 BAN_FIRST_S = 1.0  # guess; doubles with each fault in a row, so that a peer that accepts and never answers costs little
 BAN_MAX_S = 60.0  # guess
+LATE_MAX = 2  # guess: microbatches in a row that a peer let pass while the others answered
+OTHERS_MIN = 4  # guess: answers of others meanwhile; where nobody answers, it is not the peer's fault
 
 
 class Ema:
@@ -55,6 +57,8 @@ class _Peer:
     banned_sequence: int = -1  # no choice until its record is newer than this ...
     banned_until: float = 0.0  # ... and loop time is past this
     faults_in_row: int = 0
+    late: int = 0  # microbatches in a row that it had not done by their deadline
+    answers: int = 0  # of all peers, when it was late first
 
 
 class Router:
@@ -67,6 +71,7 @@ class Router:
         self._heap: list[tuple[float, float, int, PeerId]] = []
         self._serial = 0
         self._all = Ema()
+        self._answers = 0
         self.unix_ahead_s = 0.0  # Unix time less loop time, for what records say about wall clocks
         self._pausing: dict[PeerId, None] = {}  # those that announce when they will pause
         self._banned: dict[PeerId, None] = {}  # those banned not long ago, oldest first
@@ -184,9 +189,22 @@ class Router:
         """It answered: `seconds` of its own work and queue for `samples`."""
         known = self._peers.get(peer)
         self._all.add(seconds / samples)
+        self._answers += 1
         if known is not None:
+            known.late = 0
             known.seconds_per_sample.add(seconds / samples)
             known.faults_in_row = 0
+
+    def late(self, peer: PeerId) -> bool:
+        """A microbatch was not done there by its deadline; whether that is `peer`'s fault: not the first time in a row,
+        while others answered."""
+        known = self._peers.get(peer)
+        if known is None:
+            return False
+        if not known.late:
+            known.answers = self._answers
+        known.late += 1
+        return known.late >= LATE_MAX and self._answers >= known.answers + OTHERS_MIN
 
     def delay(self, peer: PeerId, until: float) -> None:
         """It said it was busy until (loop time) `until`."""

@@ -199,3 +199,16 @@ def test_a_banned_peer_that_answers_a_ping_is_chosen_again() -> None:
     assert router.due(1e6, 8) == [] and len(router) == 1
     router.learn(member("a"))
     assert len(router) == 2
+
+
+def test_who_lets_deadlines_pass_while_others_answer_is_to_blame() -> None:
+    router = Router(random.Random(1))
+    router.update([member(f"p{i}") for i in range(3)])
+    gray, other = PeerId("p0"), PeerId("p1")
+    assert not router.late(gray), "once may be chance"
+    assert not router.late(gray), "nobody else answered either"
+    for _ in range(4):
+        router.completed(other, 8, 1.0)
+    assert router.late(gray)
+    router.completed(gray, 8, 1.0)
+    assert not router.late(gray), "it answered: begun anew"
