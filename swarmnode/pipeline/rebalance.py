@@ -149,7 +149,8 @@ def plan_move(
     thin = _thin(replicas, rules.min_keep)
     target = max(empty, key=lambda s: (costs[s], -s)) if empty else min(thin or range(stages), key=capacity.__getitem__)
     keep = 1 if empty else rules.min_keep  # an empty stage stops the whole run: a stage gives all but its last replica
-    able = [stage for stage, count in enumerate(replicas) if stage != target and count > keep]
+    # Of a stage whose relief is only on its way nobody goes: more than `keep` are there and stay.
+    able = [stage for stage, there in enumerate(map(_settled, swarm.stages)) if stage != target and len(there) > keep]
     listing = _listing(capacity)
     safety = bool(thin) and not empty
     if thin:
@@ -158,7 +159,7 @@ def plan_move(
         sources = [stage for stage in able if capacity[stage] > rules.ratio * capacity[target] * EQUAL]
         if not sources:
             return None, f"stages are alike: samples/s by stage {listing}"
-    movers = [m for s in sources for m in swarm.stages[s] if m.state == SERVING and m.moving_to is None]
+    movers = [member for stage in sources for member in _settled(swarm.stages[stage])]
     moves = [_move(now, costs, m, target, safety) for m in movers]
     best = max(moves, key=lambda move: (move.after, move.peer), default=None)
     if best is None or not (safety or _helps(best, rules)):
@@ -196,6 +197,10 @@ def worth_it(move: Move, download_s: float) -> tuple[bool, Reason]:
     lost = move.speed * AWAY_S
     reason = f"{gained:.3g} samples gained in {LASTS_S:g} s less a download of {download_s:.3g} s, {lost:.3g} lost away"
     return gained > lost, reason
+
+
+def _settled(stage: Sequence[Member]) -> list[Member]:
+    return [member for member in stage if member.state == SERVING and member.moving_to is None]
 
 
 def _thin(replicas: Sequence[int], min_keep: int) -> list[int]:

@@ -207,3 +207,11 @@ def test_of_a_crowd_those_known_stand_for_all() -> None:
     assert load(swarm, (1.0, 1.0)).replicas == (120, 120)
     assert plan_move(swarm, (1.0, 1.0), Rules(1.02, 2))[0] is None
     assert plan_move(Swarm.of(crowd, 2), (1.0, 1.0), Rules(1.02, 2))[0] is not None
+
+
+def test_nobody_leaves_a_stage_whose_relief_is_on_its_way() -> None:
+    fleet = [member(0, 0, 4.0, moving_to=2), member(1, 0, 4.0), member(2, 1, 1.0), member(3, 2, 0.5)]
+    assert plan_move(swarm_of(fleet, 3), [1.0] * 3, Rules(1.1, 1))[0] is None
+    arrived = [member(0, 2, 4.0), *fleet[1:]]
+    move, _ = plan_move(swarm_of(arrived, 3), [1.0] * 3, Rules(1.1, 1))
+    assert move is not None and (move.peer, move.target) == ("peer0003", 1)
