@@ -1,13 +1,15 @@
 """What an exchange costs a live swarm: bytes on the wire against the codec's formula, and whether the device waits.
 
-Six node processes, three stages of two replicas. The bytes are those the transport counted as gossip, headers and
-receipts included. Compute idles during exchanges when the device works a smaller share of their time than of the time
-between them.
+Six node processes, three stages of two replicas. The bytes are those the transport counted for rounds, headers and
+receipts included, as each round says in its log. Compute idles during exchanges when the device works a smaller share
+of their time than of the time between them.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,71 +17,94 @@ from swarmnode.bench import watching
 from swarmnode.bench.laws import read_log
 from swarmnode.bench.watching import Watched
 from swarmnode.errors import LocalFault
-from swarmnode.gossip.compression import codec
-from swarmnode.local.summary import count
+from swarmnode.gossip.compression import KINDS, codec
+from swarmnode.local.summary import count, totals
 from swarmnode.manifest import PRESETS, Manifest
 from swarmnode.metrics import name
 from swarmnode.model.split import split
 
 NODES = 6
+CODECS = tuple(kind.name for kind in KINDS if not kind.of_delta)
+"""Those of nodes that meet in pairs; pseudo-gradients are for groups whose slow weights are equal (bench gossip)."""
+
 BYTES_TARGET = 0.02  # issue 4: off the formula, at most
 IDLE_TARGET = 0.05
 
 
-def run(exchanges: int = 60, preset: str = "demo") -> dict[str, Any]:
-    """{"bytes": sent and by the formula, "off", "idle during exchanges", ...} over at least `exchanges` in pairs."""
-    manifest = PRESETS[preset]
-    with watching.swarm_of(manifest, NODES) as swarm:
-        found = asyncio.run(_measure(swarm, exchanges))
-    return report(manifest, found)
+def run(
+    exchanges: int = 60,
+    preset: str = "demo",
+    codecs: Sequence[str] = (),
+    say: Callable[[str], None] = lambda line: None,
+) -> dict[str, Any]:
+    """{"swarms": [a row each], "target off", "target idle"}: a swarm for each of `codecs` (none: the preset's own),
+    over at least `exchanges` in pairs each."""
+    manifest, rows = PRESETS[preset], []
+    for which in codecs or (manifest.gossip.codec,):
+        codec(which)  # refuses what it does not know
+    for which in codecs or (manifest.gossip.codec,):
+        each = replace(manifest, gossip=replace(manifest.gossip, codec=which))
+        with watching.swarm_of(each, NODES) as swarm:
+            rows.append(report(each, asyncio.run(_measure(swarm, exchanges))))
+        say(
+            ", ".join(
+                f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}"
+                for key, value in rows[-1].items()
+            )
+        )
+    return {"swarms": rows, "target off": BYTES_TARGET, "target idle": IDLE_TARGET}
 
 
 def report(manifest: Manifest, found: dict[str, Any]) -> dict[str, Any]:
-    """What `run` returns, of {"sent": bytes, "paired": [(stage, fields of exchange.paired)], "alone": rounds}."""
+    """A row of `run`: bytes sent and by the formula, the share of their time that the device works during exchanges and
+    between them, how much less that is, and the first and the last loss; of {"paired": [(stage, fields of its event)],
+    "lone": alike, "losses": [first and last of training, nats a token]}."""
     parts = split(manifest.model, manifest.pipeline.stages)
     coder = codec(manifest.gossip.codec)
     formula = sum(coder.least_nbytes(parts[stage].parameters) for stage, _ in found["paired"])
-    sent = found["sent"]
     rounds = [fields for _, fields in found["paired"]]
+    sent = sum(fields["sent_bytes"] for fields in rounds)
     share = {
         what: sum(fields[worked] for fields in rounds) / max(sum(fields[seconds] for fields in rounds), 1e-9)
         for what, worked, seconds in (("within", "worked_s", "seconds"), ("between", "between_worked_s", "between_s"))
     }
     return {
         "codec": manifest.gossip.codec,
-        "exchanges": len(rounds),
-        "alone": found["alone"],
-        "bytes sent for gossip": sent,
-        "bytes by the formula": formula,
+        "pairs": len(rounds),
+        "alone": len(found["lone"]),
+        "sent MB": sent / 1e6,
+        "formula": formula / 1e6,
         "off": sent / formula - 1.0,
-        "target off": BYTES_TARGET,
-        "device works, during exchanges": share["within"],
-        "device works, between them": share["between"],
-        "idle because of exchanges": max(0.0, 1.0 - share["within"] / share["between"]),
-        "target idle": IDLE_TARGET,
+        "works": share["within"],
+        "between": share["between"],
+        "idle": max(0.0, 1.0 - share["within"] / share["between"]),
+        "loss": found["losses"][0],
+        "last": found["losses"][1],
     }
 
 
 async def _measure(swarm: Watched, exchanges: int) -> dict[str, Any]:
-    """{"sent": bytes, "paired": [(stage, fields of its event)], "alone": rounds}, of the same rounds."""
-    fleet = swarm.fleet
+    """What `report` makes a row of; all rounds of each node's log, so that bytes and rounds are of the same ones."""
+    fleet, losses = swarm.fleet, list[float]()
 
-    def paired() -> int:
-        return count(fleet.facts(), name.EXCHANGES, outcome="paired")
+    def enough() -> bool:
+        loss = totals(fleet.facts()).loss_train
+        if loss is not None:
+            losses.append(loss)
+        return count(fleet.facts(), name.EXCHANGES, outcome="paired") >= exchanges
 
     async with swarm.running():
-        await swarm.until(lambda: paired() >= exchanges, f"{exchanges} exchanges")
+        await swarm.until(enough, f"{exchanges} exchanges")
         homes = [(child.stage, child.plan.home) for child in fleet.alive]
-        sent = count(fleet.facts(), name.LINK_BYTES, kind="gossip", direction="sent")
         read = [(stage, _events(home)) for stage, home in homes if stage is not None]
         found = [(stage, event, fields) for stage, events in read for event, fields in events]
-    if not found:
-        raise LocalFault("no round in any log")
-    return {
-        "sent": sent,
-        "paired": [(stage, fields) for stage, event, fields in found if event == "exchange.paired"],
-        "alone": sum(event == "exchange.lone" for _, event, _ in found),
-    }
+    paired, lone = (
+        [(stage, fields) for stage, event, fields in found if event == f"exchange.{outcome}"]
+        for outcome in ("paired", "lone")
+    )
+    if not paired or not losses:
+        raise LocalFault("no round in pairs in any log")
+    return {"paired": paired, "lone": lone, "losses": [losses[0], losses[-1]]}
 
 
 def _events(home: Path) -> list[tuple[str, dict[str, Any]]]:

@@ -24,7 +24,7 @@ from torch import Tensor
 from swarmnode.bench.village import Size, Village, read_text
 from swarmnode.errors import UsageError
 from swarmnode.gossip.compression import kernel
-from swarmnode.gossip.outer import Outer, outer
+from swarmnode.gossip.outer import Outer, outer, period
 from swarmnode.manifest import GossipSpec
 
 ALONE, PARALLEL = "alone", "parallel"
@@ -40,19 +40,28 @@ DEFAULT = (
     "average/modular4",
     "diloco/int8",
     "desloc/int8",
+    "sparseloco/fp32",
     "sparseloco/topk",
+    "sparseloco/topk64",
+    "sparseloco/ternary",
+    "sparseloco/powersgd",
+    "keeping/topk",
+    "keeping/topk64",
     "streaming/e3m0",
     "eager/e3m0",
     "delayed/e3m0",
     "edit/e3m0",
+    "noloco/modular4@qsr",
+    "noloco/modular4@bounded",
 )
+H_MOST = 4  # times Size.inner_steps, with a schedule; guess
 LABEL_PX = (110, 13)  # that a method's name takes in the drawing
 LOOKS = 10  # times a run is looked at on its way, for the comparison at equal bytes
 
 PRESETS: dict[str, tuple[Size, int]] = {
     # (what is trained, seeds); minutes on 2 cores with --jobs 2, reckoned from the CPU seconds measured for one run
-    "quick": (replace(Size(), batch=4), 1),  # 15 runs of 25 CPU s: 4 to 10 minutes
-    "standard": (Size(), 3),  # 45 runs of 43 CPU s: 17 minutes, more on a busy machine
+    "quick": (replace(Size(), batch=4), 1),  # 24 runs of 25 CPU s: 5 to 10 minutes
+    "standard": (Size(), 3),  # 72 runs of 43 CPU s: 26 minutes, more on a busy machine
     "long": (
         replace(Size(), width=128, heads=4, ffn=352, layers=4, context=128, rounds=120, inner_steps=25),
         3,
@@ -72,10 +81,28 @@ class Run:
 
 def spec(what: str) -> GossipSpec:
     """The manifest's words for "method/codec". Raises UsageError."""
+    what, at, schedule = what.partition("@")
     method, slash, codec = what.partition("/")
-    if not slash:
-        raise UsageError(f"{what!r} is no method; say {ALONE}, {PARALLEL}, or METHOD/CODEC such as noloco/modular4")
+    if not slash or (at and schedule not in SCHEDULES):
+        raise UsageError(
+            f"{what + at + schedule!r} is no method; say {ALONE}, {PARALLEL}, or METHOD/CODEC such as noloco/modular4, "
+            f"and a schedule of rounds behind it if you like: {', '.join('@' + name for name in SCHEDULES)}"
+        )
     return GossipSpec(method=method, codec=codec)
+
+
+def _quadratic(village: Village, steps: int) -> int:
+    size = village.size
+    growth = size.learning_rate * math.sqrt(size.inner_steps)  # inner_steps at the highest rate
+    return period.quadratic(village.rate, growth, size.inner_steps, H_MOST * size.inner_steps)
+
+
+def _bounded(village: Village, steps: int) -> int:
+    return period.bounded(steps, village.drift, village.size.inner_steps // 2, H_MOST * village.size.inner_steps)[0]
+
+
+SCHEDULES: dict[str, Callable[[Village, int], int]] = {"qsr": _quadratic, "bounded": _bounded}
+"""Inner steps of the next round after one of so many, asked at its boundary."""
 
 
 def maker(what: str) -> Callable[[Tensor], Outer] | None:
@@ -101,22 +128,28 @@ def measure(run: Run) -> dict[str, Any]:
             return 4.0 * village.steps
         return village.nbytes / (village.parameters * size.replicas)
 
-    for round_index in range(1, size.rounds + 1):
-        village.learn(size.inner_steps)
+    total, steps, round_index = size.inner_steps * size.rounds, size.inner_steps, 0
+    schedule = SCHEDULES.get(run.what.partition("@")[2])
+    while village.steps < total:
+        looks = village.steps * LOOKS // total
+        village.learn(min(steps, total - village.steps))
+        steps = schedule(village, steps) if schedule is not None else steps
+        round_index += 1
         before = time.process_time()
         village.meet(round_index)
         gossip_s += time.process_time() - before
-        if round_index % max(1, size.rounds // LOOKS) == 0:
+        if village.steps * LOOKS // total > looks:
             curve.append((sent(), village.validate([])[1]))
     nats, merged = village.validate()
-    per_round = sent() / size.rounds
-    after = village.validate()[0] if village.full_merge(size.rounds + 1) else math.nan
+    per_round = sent() / size.rounds  # of inner_steps each, also where a schedule made fewer
+    after = village.validate()[0] if village.full_merge(round_index + 1) else math.nan
     return {
         "what": run.what,
         "seed": run.seed,
         "nats": nats,
         "merged": merged,
         "after a full merge": after,
+        "rounds": round_index,
         "bytes_per_parameter_round": per_round,
         "curve": curve,
         "cpu_s": time.process_time() - began,
@@ -133,16 +166,19 @@ def run(
     out: Path | None = None,
     say: Callable[[str], None] = lambda line: None,
     *,
+    rounds: int | None = None,
     resume: bool = False,
 ) -> dict[str, Any]:
-    """{"methods": [a row each], "runs": [...], "preset", "size"}; with `out`, also OUT/gossip.json and gossip.html,
-    after each run. With `resume` runs that are there already, of the same size and text, are not done again."""
+    """{"methods": [a row each], "runs": [...], "preset", "size"}, of `rounds` instead of the preset's; with `out`, also
+    OUT/gossip.json and gossip.html, after each run. With `resume` runs that are there already, of the same size and
+    text, are not done again."""
     if preset not in PRESETS:
         raise UsageError(f"preset {preset!r}; there are {', '.join(PRESETS)}")
     kernel.build()
     for what in whats:
         maker(what)
     size, count = PRESETS[preset]
+    size = replace(size, rounds=rounds or size.rounds)
     before = _before(out, size, text) if resume and out is not None else {}
     found = list(before.get("runs", []))
     done = {(row["what"], row["seed"]) for row in found}

@@ -159,7 +159,7 @@ class Village:
 
     def learn(self, steps: int) -> None:
         """Inner steps of every replica on its own text."""
-        size, total = self.size, self.size.inner_steps * self.size.rounds
+        size = self.size
         for _ in range(steps):
             tokens = torch.stack([self._batch(i) for i in range(size.replicas)])
             (gradient,) = torch.autograd.grad(losses(size, self.theta, tokens).sum(), self.theta)
@@ -169,11 +169,24 @@ class Village:
             gradient.mul_((1.0 / (norms + 1e-6)).clamp_(max=1.0))
             self.theta.grad = gradient
             self.steps += 1
-            course = 0.55 + 0.45 * math.cos(math.pi * min(1.0, self.steps / total))
             for group in self._adamw.param_groups:
-                group["lr"] = size.learning_rate * min(1.0, self.steps / size.warmup) * course
+                group["lr"] = self.rate * min(1.0, self.steps / size.warmup)
             self._adamw.step()
             self._attend()
+
+    @property
+    def rate(self) -> float:
+        """The learning rate after the steps done so far, without its warm-up."""
+        done = min(1.0, self.steps / (self.size.inner_steps * self.size.rounds))
+        return self.size.learning_rate * (0.55 + 0.45 * math.cos(math.pi * done))
+
+    @property
+    def drift(self) -> float:
+        """Mean distance of replicas from their average over the mean |D|, at a boundary not yet marked."""
+        theta = self.theta.detach()
+        apart = (theta - theta.mean(0)).norm(dim=1).mean() * math.sqrt(2.0)  # two of them, if they lie independently
+        learned = torch.stack([row - outer.phi for row, outer in zip(theta, self.outers, strict=True)]).norm(dim=1)
+        return float(apart / learned.mean())
 
     def _attend(self) -> None:
         """Show methods that average moments where those are, once they exist."""

@@ -178,10 +178,14 @@ def codec(extension: bool, as_json: bool) -> None:
 
 @command.command()
 @click.option("--exchanges", type=click.IntRange(1, 10_000), default=60, show_default=True, help="In pairs, at least.")
+@click.option("--codec", "codecs", multiple=True, help="gossip.codec, several times for several swarms; all: each.")
 @JSON
-def exchange(exchanges: int, as_json: bool) -> None:
-    """What exchanges cost a live swarm of six processes: bytes against the formula, and whether compute waits."""
-    _print(_run("exchange", exchanges=exchanges), as_json)
+def exchange(exchanges: int, codecs: tuple[str, ...], as_json: bool) -> None:
+    """What exchanges cost a live swarm of six processes, with the demo's codec or others: bytes against the formula,
+    whether compute waits, and the loss before and after."""
+    bench = importlib.import_module("swarmnode.bench.exchange")
+    which = bench.CODECS if codecs == ("all",) else codecs
+    _print(bench.run(exchanges, codecs=which, say=lambda line: click.echo(line, err=True)), as_json)
 
 
 @command.command()
@@ -195,7 +199,8 @@ def boundary(as_json: bool) -> None:
 @click.option(
     "--preset", default="quick", show_default=True, help="quick (minutes), standard (3 seeds) or long (hours)."
 )
-@click.option("--methods", default="", help="METHOD/CODEC,... instead of the default list; alone and parallel too.")
+@click.option("--methods", default="", help="METHOD/CODEC[@SCHEDULE],... instead of the default list.")
+@click.option("--rounds", type=click.IntRange(1, 10_000), default=None, help="Instead of the preset's.")
 @click.option("--seeds", type=click.IntRange(1, 100), default=None, help="Seeds 0 to N-1; default: the preset's.")
 @click.option("--jobs", type=click.IntRange(1, 64), default=2, show_default=True, help="Processes, a thread each.")
 @click.option("--text", type=click.Path(exists=True), default=None, help="A text file or a folder of .txt files.")
@@ -205,6 +210,7 @@ def boundary(as_json: bool) -> None:
 def gossip(
     preset: str,
     methods: str,
+    rounds: int | None,
     seeds: int | None,
     jobs: int,
     text: str | None,
@@ -216,7 +222,9 @@ def gossip(
     seeds and steps for all. Writes OUT/gossip.json and OUT/gossip.html (the Pareto front)."""
     bench = importlib.import_module("swarmnode.bench.gossip")
     whats = tuple(methods.split(",")) if methods else bench.DEFAULT
-    found = bench.run(preset, whats, seeds, jobs, text, out, lambda line: click.echo(line, err=True), resume=resume)
+    found = bench.run(
+        *(preset, whats, seeds, jobs, text, out, lambda line: click.echo(line, err=True)), rounds=rounds, resume=resume
+    )
     _print(found if as_json else {key: found[key] for key in ("methods", "preset", "seconds")}, as_json)
     if not as_json:
         click.echo(f"page: {out / 'gossip.html'}")

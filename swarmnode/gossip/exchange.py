@@ -40,6 +40,7 @@ from swarmnode.ports import (
 from swarmnode.wire import call_pb2 as wire
 
 PARTNER_PATIENCE_S = 2.0  # guess: a partner that has not called by then is asked whether it lives
+METHODS = ("exchange", "commit", "packet_receipt")  # what rounds are made of
 EXCHANGES_PER_ROUND = 2.0  # guess: rounds are so far apart that exchanges, waiting included, take at most half of them
 
 
@@ -84,6 +85,7 @@ class Gossip:
         self.stride = 1  # this replica meets at multiples of it; announced in its record
         self._pace = Pace()
         self._ended = (asyncio.get_running_loop().time(), compute.worked_s)  # the last round: when, device seconds
+        self._sent = 0  # bytes for rounds, by the last one's end
         self._gone: dict[PeerId, int] = {}  # partners that could not be reached, until a record newer than this
         self._samples_before = 0
         self._wake = asyncio.Event()
@@ -354,6 +356,12 @@ class Gossip:
         meeting.end(commit.apply)
         return Answer(wire.Reply(committed=wire.Committed(round=commit.round, applied=commit.apply)))
 
+    def _sent_since(self) -> int:
+        """Bytes that rounds cost since this was last asked; receipts, sent on the side, may count in the next."""
+        by_method = self._transport.bytes_by_method()
+        before, self._sent = self._sent, sum(by_method.get((method, "sent"), 0) for method in METHODS)
+        return self._sent - before
+
     def _report(
         self,
         round_index: int,
@@ -382,6 +390,7 @@ class Gossip:
             worked_s=round(within[1], 4),
             between_s=round(between[0], 4),
             between_worked_s=round(between[1], 4),
+            sent_bytes=self._sent_since(),
             delta_norm=report.delta_norm,
             step_norm=report.step_norm,
             samples_total=self._samples_total(),

@@ -75,7 +75,7 @@ class GossipSpec:
     beta: float = 0.7
     gamma: float = 0.7
     codec: str = "modular4"
-    acceptance: str = "clipped"
+    acceptance: str = "guarded"
     group: int = 2
     round_samples: int = 1024
     round_seconds_min: float = 2.0

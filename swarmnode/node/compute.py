@@ -35,7 +35,8 @@ class ThreadCompute:
         self._queue: list[_Work] = []
         self._serial = 0
         self._waiting = 0
-        self._worked_s = 0.0
+        self._worked_s = 0.0  # in pieces that are done
+        self._since_s: float | None = None  # the piece in work, by the same clock
         self._closing = False
         self._more = threading.Condition()
         self._thread = threading.Thread(target=self._serve, name="compute", daemon=True)
@@ -47,7 +48,9 @@ class ThreadCompute:
 
     @property
     def worked_s(self) -> float:
-        return self._worked_s
+        with self._more:
+            since_s = self._since_s
+            return self._worked_s + (time.perf_counter() - since_s if since_s is not None else 0.0)
 
     async def run(self, priority: Priority, samples: int, work: Callable[[], T]) -> T:
         if self._closing:
@@ -88,6 +91,8 @@ class ThreadCompute:
             if piece.result.cancelled():
                 continue
             begun, began_s = time.thread_time(), time.perf_counter()
+            with self._more:
+                self._since_s = began_s
             value: Any = None
             error: BaseException | None = None
             try:
@@ -95,7 +100,9 @@ class ThreadCompute:
             except BaseException as caught:  # noqa: BLE001  handed to whoever waits; a thread must not swallow it
                 error = caught
             seconds = time.thread_time() - begun
-            self._worked_s += time.perf_counter() - began_s
+            with self._more:
+                self._worked_s += time.perf_counter() - began_s
+                self._since_s = None
             self._loop.call_soon_threadsafe(self._deliver, piece, value, error, seconds)
 
     def _deliver(self, piece: _Work, value: Any, error: BaseException | None, seconds: float) -> None:

@@ -18,6 +18,7 @@ from swarmnode.gossip.compression import codec, kernel
 from swarmnode.gossip.compression.delta import DECAY, DeltaCodec
 from swarmnode.gossip.compression.topk import TopK, warm_k
 from swarmnode.gossip.outer import Average, DeltaMean, Outer, outer
+from swarmnode.gossip.outer.keeping import Keeping
 from swarmnode.manifest import GossipSpec
 from swarmnode.ports import Packet, WireTensor
 
@@ -284,3 +285,50 @@ def test_plain_averaging_is_the_mean() -> None:
         member.theta.add_(1.0)
     meet(members, 1)
     assert all(torch.equal(member.theta, torch.full((4,), 1.5)) for member in members)
+
+
+@pytest.mark.parametrize("name", ["topk64", "topk512", "topk", "powersgd", "e3m0"])
+@pytest.mark.parametrize("times", [1, 3])
+def test_what_is_sent_and_what_is_left_are_what_was_learned_however_often_a_message_is_made(
+    name: str, times: int
+) -> None:
+    """A leaver makes its last message anew for the heir's next round: the one before goes nowhere."""
+    one = DeltaMean(heavy(9000, 1), codec(name))
+    one.theta.add_(heavy(9000, 2))
+    one.message(1)
+    one.apply(1, 1.0, [])
+    one.theta.add_(heavy(9000, 3))
+    coder = cast(DeltaCodec, one.codec)
+    learned = one.theta - one.phi
+    if coder.residual is not None:
+        learned = learned + DECAY * coder.residual
+    for round_index in range(2, 2 + times):
+        one.message(round_index)
+    sent = torch.empty(9000)
+    coder.decode(one.message(60), sent)  # of another k by then, where there is a schedule
+    left = coder.residual if coder.residual is not None else torch.zeros(9000)
+    if coder.feedback:
+        assert float((sent + left - learned).abs().max()) < 1e-6 * float(learned.abs().max())
+    else:
+        assert float((sent - learned).norm()) < 0.3 * float(learned.norm())
+
+
+@pytest.mark.parametrize("name", ["topk64", "topk512", "powersgd"])
+def test_keeping_loses_nothing_and_slow_weights_stay_equal(name: str) -> None:
+    members = [Keeping(heavy(9000, 1), codec(name)) for _ in range(3)]
+    for round_index in range(1, 4):
+        for i, member in enumerate(members):
+            member.theta.add_(heavy(9000, 10 * round_index + i))
+        members[0].message(50)  # goes nowhere
+        messages = [member.message(round_index) for member in members]
+        gains = [heavy(9000, 100 + i) for i in range(3)]
+        for i, member in enumerate(members):
+            sent, learned = torch.empty(9000), member.theta - member.phi
+            member.codec.decode(messages[i], sent)
+            member.theta.add_(gains[i])  # while the exchange runs
+            member.apply(round_index, 1.0, [Packet(1.0, 0, m) for j, m in enumerate(messages) if j != i])
+            wanted = member.phi + DECAY * (learned - sent) + gains[i]
+            assert float((member.theta - wanted).abs().max()) < 1e-6
+        assert torch.equal(members[0].phi, members[1].phi) and torch.equal(members[0].phi, members[2].phi)
+    with pytest.raises(ManifestError, match="leaves nothing out"):
+        Keeping(torch.zeros(8), codec("int8"))

@@ -58,6 +58,9 @@ class Codec(ABC):
         the pseudo-gradient. `seed` (64 bits) decides all that is random in the rounding: give each message its own.
         """
 
+    def take_back(self, tensors: Sequence[WireTensor], flat: torch.Tensor) -> None:  # noqa: B027 (most keep nothing)
+        """The last message, `tensors` made of `flat`, goes nowhere: what the codec keeps for the next is as before."""
+
     @abstractmethod
     def check(self, tensors: Sequence[WireTensor], parameters: int) -> None:
         """Raises RemoteFault unless `tensors` are what `encode` makes of `parameters` finite elements."""

@@ -51,6 +51,16 @@ class DeltaCodec(Codec):
         """e <- decay e + D, the packet of e, and what is sent taken from e."""
         return self.code(residual.mul_(DECAY).add_(flat), seed)
 
+    @torch.no_grad()
+    def take_back(self, tensors: Sequence[WireTensor], flat: torch.Tensor) -> None:
+        """e <- (e + C(e) - D) / decay, up to what float32 rounds."""
+        if not self.feedback:
+            return
+        assert self.residual is not None and self.residual.numel() == flat.numel(), "the last message was another"
+        sent = torch.empty_like(self.residual)
+        self.read(tensors, 0, sent)
+        self.residual.add_(sent).sub_(flat.to("cpu", torch.float32)).div_(DECAY)
+
     def check(self, tensors: Sequence[WireTensor], parameters: int) -> None:
         nbytes = self.nbytes(parameters)
         self.inspect(one_tensor(tensors, self.name, parameters, nbytes, nbytes), parameters)

@@ -249,8 +249,9 @@ static int32_t encode_chunk(float *row, long n, long k, long count, const uint64
     /* The k last are largest; of those equal to the least of them, the first in the chunk are. */
     const int32_t threshold = near[order[count - k]];
     /* As far below it as the one some way up lies above; of many chunks alike a running mean, for one alone is chance. */
-    int32_t beyond = 2 * threshold - near[order[count - k + k * GUESS / 8]], apart = beyond - guess;
-    guess = apart < ALIKE && apart > -ALIKE ? guess + apart / 8 : beyond;
+    const int32_t beyond = threshold - (near[order[count - k + k * GUESS / 8]] - threshold);
+    const int64_t apart = (int64_t)beyond - guess;
+    guess = apart < ALIKE && apart > -ALIKE ? guess + (int32_t)apart / 8 : beyond;
     guess = guess > 0 ? guess : 0x7F800000;
     long first = count - k, last = count - k;
     while (first > 0 && near[order[first - 1]] == threshold) first--;

@@ -12,6 +12,7 @@ from swarmnode.gossip.outer.desloc import DesLoc
 from swarmnode.gossip.outer.diloco import DiLoCo
 from swarmnode.gossip.outer.eager import Eager
 from swarmnode.gossip.outer.edit import EDiT
+from swarmnode.gossip.outer.keeping import Keeping
 from swarmnode.gossip.outer.mean import DeltaMean
 from swarmnode.gossip.outer.method import Outer
 from swarmnode.gossip.outer.noloco import NoLoCo
@@ -27,7 +28,7 @@ KIN: dict[str, type[Streaming | Eager | DelayedNesterov | EDiT]] = {
 }
 """Of DiLoCo: packets of pseudo-gradients, momentum alpha, weight beta."""
 
-METHODS = (NoLoCo.name, DiLoCo.name, Average.name, DesLoc.name, DeltaMean.name, *KIN, NONE)
+METHODS = (NoLoCo.name, DiLoCo.name, Average.name, DesLoc.name, DeltaMean.name, Keeping.name, *KIN, NONE)
 
 
 def outer(gossip: GossipSpec, theta: torch.Tensor, sender: str = "") -> Outer:
@@ -54,6 +55,8 @@ def _outer(gossip: GossipSpec, theta: torch.Tensor) -> Outer:
             return DiLoCo(theta, coder, gossip.alpha, gossip.beta)
         case DeltaMean.name:
             return DeltaMean(theta, coder)
+        case Keeping.name:
+            return Keeping(theta, coder)
         case name if name in KIN:
             return KIN[name](theta, coder, gossip.alpha, gossip.beta)
         case _:

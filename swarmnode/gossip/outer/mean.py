@@ -70,6 +70,9 @@ class DeltaMean(Outer):
 
     @torch.no_grad()
     def message(self, round_index: int) -> list[WireTensor]:
+        if self.round is not None:  # marked and never applied: a bequest made again for the heir's next round
+            first, last = self._span(self.round)
+            self.codec.take_back(self._own, (self._boundary - self.phi)[first:last])
         self._boundary.copy_(self.theta)
         self.round = round_index
         self.codec.at(round_index)
