@@ -19,7 +19,15 @@ import torch
 from swarmnode import __version__
 from swarmnode.cli.desk import Desk, Process
 from swarmnode.cli.entrance import make_door, pass_of_invite
-from swarmnode.cli.footing import CONTACTS_ASKED_MAX, CONTACTS_FILE, first_footing, keep_current, listen_around, settle
+from swarmnode.cli.footing import (
+    CONTACTS_ASKED_MAX,
+    CONTACTS_FILE,
+    first_footing,
+    keep_current,
+    listen_around,
+    settle,
+    stay_reachable,
+)
 from swarmnode.cli.options import RUN_ID, NodeOptions
 from swarmnode.cli.permission import stay_permitted
 from swarmnode.cli.pushing import push_metrics
@@ -193,7 +201,9 @@ async def _start(options: NodeOptions, stack: contextlib.AsyncExitStack) -> Proc
     Greeting(signed, door).serve(transport)
     Helper(transport.observed).serve(transport)
     Counterpart().serve(transport)
-    await settle(transport, known, footing, reachability, telemetry)
+    reach = await settle(transport, known, footing, reachability, telemetry)
+    if footing.kind == "open" and reachability == "auto":
+        transport.spawn(stay_reachable(transport, known, footing, reach, telemetry))
     join = partial(
         DhtDirectory.create,
         transport,

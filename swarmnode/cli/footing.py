@@ -17,12 +17,13 @@ from swarmnode.transport.address import parse_endpoint
 from swarmnode.transport.contact import Contacts
 from swarmnode.transport.libp2p import Libp2pTransport
 from swarmnode.transport.p2pd import Footing
-from swarmnode.transport.reach import Reach, Seen, ask, is_global, verdict
+from swarmnode.transport.reach import AGAIN_S, Reach, Seen, ask, is_global, verdict
 
 HELPERS_MAX = 4
 UPNP_WAIT_S = 6.0  # guess: how long a home router takes to open a port
 RELAY_WAIT_S = 20.0  # guess: measured 1.8 s to a place at a relay
 ADDRESSES_PERIOD_S = 30.0
+REACH_PERIOD_S = 1800.0  # guess: a router forgets an open port without anybody's address changing
 CONTACTS_ASKED_MAX = 8  # guess: dead ones cost up to 10 s each, and only where no bootstrap answers
 KNOWN_MAX = 64  # guess
 CONTACTS_FILE = "contacts.json"
@@ -63,9 +64,37 @@ async def settle(
         # Behind a cloud's one-to-one NAT or an open port of a router p2pd knows only its inner address.
         outer = {address for one in seen if is_global(one.observed) for address in one.reached}
         own = await transport.addresses()
-        if not outer & set(own):
+        if not outer & set(own) or transport.daemon.footing.kind == "private":
             await transport.stand(footing, [*sorted(outer), *own])
     return _tell(reach, reason, telemetry)
+
+
+async def stay_reachable(
+    transport: Libp2pTransport,
+    bootstraps: Sequence[tuple[PeerId, Sequence[str]]],
+    footing: Footing,
+    reach: Reach,
+    telemetry: Telemetry,
+) -> None:
+    """Ask again whenever our addresses have changed, and now and then; stand differently when the answer is another.
+    Until cancelled. A node that works is not ended by it: who nobody reaches any more can still call others."""
+    loop = asyncio.get_running_loop()
+    told, asked_s = frozenset[str](), loop.time()
+    while True:
+        with contextlib.suppress(Unavailable):  # p2pd starts again; next time
+            here = frozenset(await transport.addresses())
+            told = told or here
+            if here != told or loop.time() >= asked_s + REACH_PERIOD_S:
+                asked_s = loop.time()
+                found, _, _ = await _ask(transport, bootstraps)
+                before = Reach.PRIVATE if reach is Reach.RELAYED else reach
+                if found not in (Reach.UNKNOWN, before):
+                    await asyncio.sleep(AGAIN_S)  # helpers are not asked twice at once
+                    reach = Reach.PRIVATE
+                    with contextlib.suppress(Unreachable):
+                        reach = await settle(transport, bootstraps, footing, "auto", telemetry)
+                told = frozenset(await transport.addresses())
+        await asyncio.sleep(ADDRESSES_PERIOD_S)
 
 
 async def _ask(

@@ -20,6 +20,7 @@ from swarmnode.node.moving import Brought
 from swarmnode.node.presence import Presence
 from swarmnode.node.saver import Resumption, Saving, resume
 from swarmnode.pipeline.itinerary import partner
+from swarmnode.pipeline.rebalance import staying
 from swarmnode.ports import Clock, Compute, Neighbour, Priority, Replica, State, Telemetry
 from swarmnode.recovery.checkpoint import ROOT
 from swarmnode.recovery.download import Accept, DownloadLimits, download
@@ -99,7 +100,8 @@ class Arrival:
         return frozenset(answer)
 
     async def living(self, swarm: Swarm) -> Swarm:
-        """`swarm` without members that answer no ping."""
+        """`swarm` without members that answer no ping, or have announced to pause soon."""
+        swarm = staying(swarm, self._clock.unix_s())
         peers = [member.peer for member in swarm.members() if member.peer != self._presence.me]
         answering = await self.answering(peers) if len(peers) <= ASKED_MAX else frozenset(peers)
         gone = [peer for peer in peers if peer not in answering]

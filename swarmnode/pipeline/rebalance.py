@@ -87,6 +87,12 @@ def load(swarm: Swarm, costs: Sequence[float], without: PeerId | None = None) ->
     return Load(tuple(capacity), tuple(map(round, replicas)), mean)
 
 
+def staying(swarm: Swarm, now_unix_s: float) -> Swarm:
+    """`swarm` without members that have announced to pause within LASTS_S: a newcomer is needed where they are."""
+    members = (m for m in swarm.members() if not m.pauses_unix_s or m.pauses_unix_s > now_unix_s + LASTS_S)
+    return Swarm.of(members, len(swarm.stages))
+
+
 def choose_stage(swarm: Swarm, costs: Sequence[float], rules: Rules, rng: random.Random) -> tuple[int, Reason]:
     """The stage a joiner should serve: an empty one first, then one with fewer than `min_keep` replicas, else the one
     with the least samples per second.

@@ -18,6 +18,7 @@ from swarmnode.pipeline.rebalance import (
     choose_stage,
     load,
     plan_move,
+    staying,
     still_good,
     worth_it,
 )
@@ -190,6 +191,14 @@ def test_joiners_spread_over_stages_that_are_alike() -> None:
     fleet = [member(i, i % 3, 5.0) for i in range(9)]
     chosen = {choose_stage(swarm_of(fleet, 3), [1.0] * 3, Rules(1.1, 2), random.Random(seed))[0] for seed in range(20)}
     assert chosen == {0, 1, 2}
+
+
+def test_who_is_about_to_pause_does_not_count_for_a_joiner() -> None:
+    now = 1e9
+    fleet = [member(i, i % 2, 5.0, pauses_unix_s=int(now + 60) if i % 2 == 0 else 0) for i in range(6)]
+    chosen, reason = choose_stage(staying(swarm_of(fleet, 2), now), [1.0, 1.0], Rules(1.1, 1), random.Random(1))
+    assert chosen == 0 and "no replica" in reason
+    assert staying(swarm_of(fleet, 2), now - LASTS_S) == swarm_of(fleet, 2), "in half an hour and more"
 
 
 def test_every_node_names_the_same_mover() -> None:

@@ -11,6 +11,7 @@ import pytest
 from swarmnode.cli import footing
 from swarmnode.errors import Busy, Refused, Unreachable
 from swarmnode.ports import Call
+from swarmnode.transport import reach
 from swarmnode.transport.address import Endpoint, dialable, parse_bootstrap
 from swarmnode.transport.p2pd import Footing
 from swarmnode.transport.reach import Helper, Reach, Seen, ask, greets, ports_of, verdict
@@ -118,6 +119,29 @@ def test_a_node_nobody_reaches_says_so_instead_of_joining(monkeypatch: pytest.Mo
                 await footing.settle(here, known, Footing("open"), "private", heard)
             assert heard.events == [("node.reach", {"reach": "private", "reason": "as it was told"})]
             assert await here.addresses() == before, "p2pd came back where it was"
+
+    run(main)
+
+
+def test_a_node_that_comes_to_be_reached_finds_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module, constant in (
+        (footing, "REACH_PERIOD_S"),
+        (footing, "ADDRESSES_PERIOD_S"),
+        (footing, "AGAIN_S"),
+        (reach, "AGAIN_S"),
+    ):
+        monkeypatch.setattr(module, constant, 0.0)
+
+    async def main() -> None:
+        heard = Heard()
+        async with node() as (here, _), node() as (helper, _):
+            Helper(helper.observed).serve(helper)
+            helper.start()
+            known = [(helper.peer_id, await helper.addresses())]
+            here.spawn(footing.stay_reachable(here, known, Footing("open"), Reach.PRIVATE, heard))
+            while not heard.events:  # the bound is run's
+                await asyncio.sleep(0.02)
+            assert heard.events[0][1]["reach"] == "local"
 
     run(main)
 
