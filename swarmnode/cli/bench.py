@@ -138,6 +138,13 @@ def goodput(hours: float, seeds: int, jobs: int, out: Path, as_json: bool) -> No
 
 
 @command.command()
+@JSON
+def fresh(as_json: bool) -> None:
+    """Seconds from `git clone` to a live page on which the loss falls: clones this very clone, and runs `make demo`."""
+    _print(_run("fresh"), as_json)
+
+
+@command.command()
 @click.option("--preset", type=click.Choice(("tiny", "demo")), default="tiny", show_default=True, help="Model.")
 @JSON
 def join(preset: str, as_json: bool) -> None:
