@@ -5,14 +5,13 @@ package index's speed, too).
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
 import re
 import signal
-import subprocess
 import tempfile
-import time
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -32,36 +31,43 @@ def run() -> dict[str, Any]:
     source = Path(swarmnode.__file__).resolve().parents[1]
     if not (source / ".git").exists():
         raise UsageError(f"{source} is no clone: there is nothing to clone from")
-    begun = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="swarmnode-fresh-") as folder:
-        clone, log = Path(folder) / "clone", Path(folder) / "log"
-        subprocess.run(["git", "clone", "-q", str(source), str(clone)], check=True)
-        with log.open("wb") as out:
-            demo = subprocess.Popen(["make", "demo"], cwd=clone, stdout=out, stderr=out, start_new_session=True)
-        try:
-            return {**_watch(demo, log, begun), "target_s": TARGET_S}
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(demo.pid, signal.SIGINT)
-            demo.wait(60)
+        return {**asyncio.run(_measure(source, Path(folder))), "target_s": TARGET_S}
 
 
-def _watch(demo: subprocess.Popen[bytes], log: Path, begun: float) -> dict[str, Any]:
+async def _measure(source: Path, folder: Path) -> dict[str, Any]:
+    clone, log = folder / "clone", folder / "log"
+    begun = asyncio.get_running_loop().time()
+    cloning = await asyncio.create_subprocess_exec("git", "clone", "-q", str(source), str(clone))
+    if await cloning.wait():
+        raise LocalFault(f"{source} cannot be cloned")
+    with log.open("wb") as out:
+        demo = await asyncio.create_subprocess_exec(
+            "make", "demo", cwd=clone, stdout=out, stderr=out, start_new_session=True
+        )
+    try:
+        return await _watch(demo, log, begun)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(demo.pid, signal.SIGINT)
+        await demo.wait()
+
+
+async def _watch(demo: asyncio.subprocess.Process, log: Path, begun: float) -> dict[str, Any]:
+    loop = asyncio.get_running_loop()
     row: dict[str, Any] = {}
     page, losses = "", list[float]()
-    while (now := time.monotonic() - begun) < BOUND_S:
-        if demo.poll() is not None:
-            break
-        if not page and (found := _PAGE.search(log.read_text(errors="replace"))):
+    while demo.returncode is None and (now := loop.time() - begun) < BOUND_S:
+        if not page and (found := _PAGE.search(_text(log))):
             page, row["page told, s"] = found[0], now
-        loss = _loss(page) if page else None
+        loss = await asyncio.to_thread(_loss, page) if page else None
         if loss is not None and loss not in losses[-1:]:
             row.setdefault("first loss, s", now)
             losses.append(loss)
             if loss < losses[0] - FALLEN_NATS:
                 return {**row, "loss falls, s": now, "losses": [losses[0], loss]}
-        time.sleep(POLL_S)
-    raise LocalFault(f"no falling loss after {now:.0f} s: {log.read_text(errors='replace')[-300:]}")
+        await asyncio.sleep(POLL_S)
+    raise LocalFault(f"no falling loss: {_text(log)[-300:]}")
 
 
 def _loss(page: str) -> float | None:
@@ -71,3 +77,7 @@ def _loss(page: str) -> float | None:
     except (OSError, ValueError, KeyError):
         return None
     return float(loss) if loss is not None else None
+
+
+def _text(log: Path) -> str:
+    return log.read_text(errors="replace")
