@@ -66,13 +66,13 @@ def scenario(life: Life) -> Scenario:
     machines = moments(life.seed, "machines", life.rate, MACHINES, life.hours)
     tree = {
         "seconds": life.hours * 3600.0,
-        "work_factor": 500.0,
+        "work_factor": 1000.0,
         "checkpoints": rolls_back,
         "fleet": [{"name": "volunteer", "count": MACHINES, "flops": "2e11", "up_mbps": 100, "down_mbps": 300}],
         "manifest": {
             "pipeline": {"stages": STAGES, "window_max": 16},
-            "inner": {"inner_batch": 64},
-            "gossip": {"round_samples": 512, "round_seconds_min": 60.0},
+            "inner": {"inner_batch": 32},
+            "gossip": {"round_samples": 256, "round_seconds_min": 60.0},
             "limits": {"announce_period_s": 30.0, "record_ttl_s": 120.0},
             **POLICIES[life.policy],
         },
