@@ -73,7 +73,8 @@ def _state_as_given(log: Sequence[Event], by_peer: dict[str, list[Event]]) -> li
 
 
 def _pairs_agree(by_peer: dict[str, list[Event]]) -> list[str]:
-    """Who steps with a partner is that partner's partner in the round; only a commit that was lost may differ."""
+    """Who steps with a partner is that partner's partner in the round; only a commit that was lost may differ, or a
+    packet that was not believed."""
     met = {
         (peer, event["stage"], event["fields"]["round"]): event["fields"]["peer"]
         for peer, log in by_peer.items()
@@ -86,11 +87,19 @@ def _pairs_agree(by_peer: dict[str, list[Event]]) -> list[str]:
         for event in log
         if event["event"] in ("exchange.paired", "exchange.lone")
     }
+    refused = {
+        (peer, event["stage"], event["fields"]["round"])
+        for peer, log in by_peer.items()
+        for event in log
+        if event["event"] == "exchange.refused"
+    }
     found = []
     for (peer, stage, round_index), other in met.items():
         theirs = met.get((other, stage, round_index))
         if theirs == peer or (other, stage, round_index) not in finished:
             continue  # they agree, or the partner was killed before it could say
+        if theirs is None and (other, stage, round_index) in refused:
+            continue  # it did not believe what it got (gossip.acceptance)
         if theirs is None and _lost_a_commit(by_peer[peer], round_index):
             continue
         said = f"paired with {short(PeerId(theirs))}" if theirs else "was alone"

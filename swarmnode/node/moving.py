@@ -12,6 +12,7 @@ from swarmnode.errors import Unavailable
 from swarmnode.gossip.exchange import Gossip
 from swarmnode.ids import PeerId, RunId
 from swarmnode.manifest import Manifest
+from swarmnode.membership.liveness import late
 from swarmnode.metrics import name
 from swarmnode.model.split import split
 from swarmnode.node.lifecycle import donors_of
@@ -22,6 +23,7 @@ from swarmnode.pipeline.rebalance import (
     Rules,
     plan_move,
     serving,
+    settled,
     shifted,
     still_good,
     uneven,
@@ -38,6 +40,7 @@ ROUND_WAIT_MAX_S = 60.0  # guess, as lifecycle.SYNC_WAIT_MAX_S
 EMPTY_SHARE = 0.25  # guess: of the announce period, between two looks for an empty stage, which stops all training
 EMPTY_LOOKS = 2  # guess: looks in a row that a stage has nobody; the roll call has buried its dead before
 UNREST = 3  # guess: waits of an announce period after nodes came or went: who came has not told its speed yet
+MATES_MAX = 8  # guess: replicas of the own stage that are asked whether they stay; one will do
 THIN_LOOKS = 20  # guess: looks in a row that a stage has too few and another can spare one; joiners come first
 
 
@@ -148,6 +151,10 @@ class Moving:
         self._telemetry.event("stage.moving", source=move.source, target=move.target, reason=reason)
         self._say(move.target)
         if not self._presence.book.swarm().stages[move.target]:  # nothing to fetch: the new stay brings the stage back
+            good, why = await self._replaced(move.source)
+            if not good:
+                self._stay(move, why)
+                return None
             return Brought(move.target, reason, None, wire.Snapshot())
         loop = asyncio.get_running_loop()
         begun = loop.time()
@@ -174,6 +181,21 @@ class Moving:
             return None
         self._telemetry.count(name.RECOVERIES, method="replica")
         return Brought(move.target, f"{reason}; {why}", state, offer)
+
+    async def _replaced(self, stage: int) -> tuple[bool, str]:
+        """Whether another replica of `stage`, ours, is sure to stay: it answers, and does not go itself.
+
+        We have said that we go; the answers bring the others' records of now. So of two who go at the same time at
+        least one hears of the other, and who hears stays: all of them may, and look again after a random wait. Without
+        this both replicas of a stage were seen to leave for an empty one, and what it had learned was gone.
+        """
+        me, run_id = self._presence.me, self._run_id
+        mates = [member.peer for member in self._presence.book.swarm().serving(stage) if member.peer != me]
+        async with asyncio.TaskGroup() as tasks:
+            asked = {peer: tasks.create_task(late(self._line, run_id, peer)) for peer in mates[:MATES_MAX]}
+        staying = {member.peer for member in settled(self._presence.book.swarm().stages[stage])}
+        found = [peer for peer, answer in asked.items() if answer.result() is None and peer in staying]
+        return bool(found), f"{len(found)} of the {len(mates)} others of stage {stage} answer and stay"
 
     async def _after_a_round(self) -> None:
         """Until a round is over, if one is expected within ROUND_WAIT_MAX_S: what was learnt since the last would be

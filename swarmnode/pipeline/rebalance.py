@@ -156,7 +156,7 @@ def plan_move(
     target = max(empty, key=lambda s: (costs[s], -s)) if empty else min(thin or range(stages), key=capacity.__getitem__)
     keep = 1 if empty else rules.min_keep  # an empty stage stops the whole run: a stage gives all but its last replica
     # Of a stage whose relief is only on its way nobody goes: more than `keep` are there and stay.
-    able = [stage for stage, there in enumerate(map(_settled, swarm.stages)) if stage != target and len(there) > keep]
+    able = [stage for stage, there in enumerate(map(settled, swarm.stages)) if stage != target and len(there) > keep]
     listing = _listing(capacity)
     safety = bool(thin) and not empty
     if thin:
@@ -165,12 +165,14 @@ def plan_move(
         sources = [stage for stage in able if capacity[stage] > rules.ratio * capacity[target] * EQUAL]
         if not sources:
             return None, f"stages are alike: samples/s by stage {listing}"
-    movers = [member for stage in sources for member in _settled(swarm.stages[stage])]
+    movers = [member for stage in sources for member in settled(swarm.stages[stage])]
     moves = [_move(now, costs, m, target, safety) for m in movers]
     best = max(moves, key=lambda move: (move.after, move.peer), default=None)
     if best is None or not (safety or _helps(best, rules)):
         return None, f"no move helps: samples/s by stage {listing}"
     own = next((move for move in moves if move.peer == me), None)
+    if own is not None and len(settled(swarm.stages[own.source])) <= keep + 1:
+        own = None  # two who go at the same time would leave too few
     good = best.after * NEARLY if safety else best.before + NEARLY * (best.after - best.before)
     if own is not None and own.after >= good and (safety or _helps(own, rules)):
         best = own
@@ -205,7 +207,8 @@ def worth_it(move: Move, download_s: float) -> tuple[bool, Reason]:
     return gained > lost, reason
 
 
-def _settled(stage: Sequence[Member]) -> list[Member]:
+def settled(stage: Sequence[Member]) -> list[Member]:
+    """Those that serve their stage and have not said that they go."""
     return [member for member in stage if member.state == SERVING and member.moving_to is None]
 
 
