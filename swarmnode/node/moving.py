@@ -183,19 +183,20 @@ class Moving:
         return Brought(move.target, f"{reason}; {why}", state, offer)
 
     async def _replaced(self, stage: int) -> tuple[bool, str]:
-        """Whether another replica of `stage`, ours, is sure to stay: it answers, and does not go itself.
+        """Whether another replica of `stage`, ours, is sure to stay: it answers, and has not announced that it goes.
 
-        We have said that we go; the answers bring the others' records of now. So of two who go at the same time at
-        least one hears of the other, and who hears stays: all of them may, and look again after a random wait. Without
-        this both replicas of a stage were seen to leave for an empty one, and what it had learned was gone.
+        We announce that we go before we look. So of two who go at the same time at least one hears of the other, and
+        who hears stays: both may, and look again after a random wait. Without this both replicas of a stage were seen
+        to leave for an empty one, and what it had learned was gone.
         """
         me, run_id = self._presence.me, self._run_id
-        mates = [member.peer for member in self._presence.book.swarm().serving(stage) if member.peer != me]
+        await self._presence.announce()
+        await self._presence.look([stage])
+        mates = [member.peer for member in settled(self._presence.book.swarm().stages[stage]) if member.peer != me]
         async with asyncio.TaskGroup() as tasks:
             asked = {peer: tasks.create_task(late(self._line, run_id, peer)) for peer in mates[:MATES_MAX]}
-        staying = {member.peer for member in settled(self._presence.book.swarm().stages[stage])}
-        found = [peer for peer, answer in asked.items() if answer.result() is None and peer in staying]
-        return bool(found), f"{len(found)} of the {len(mates)} others of stage {stage} answer and stay"
+        found = [peer for peer, answer in asked.items() if answer.result() is None]
+        return bool(found), f"of the others of stage {stage} {len(mates)} mean to stay, and {len(found)} of them answer"
 
     async def _after_a_round(self) -> None:
         """Until a round is over, if one is expected within ROUND_WAIT_MAX_S: what was learnt since the last would be

@@ -31,6 +31,7 @@ class Laws:
         self.notified: Callable[[], None] = lambda: None
         self._counted: set[tuple[int, int]] = set()
         self._boundary: dict[int, int] = {}
+        self._stepped: dict[int, int] = {}
         self._applied: dict[tuple[int, int], list[tuple[int, int]]] = {}  # (replica, round) -> packets
         self._takers: dict[tuple[int, int], int] = {}  # (giver, round) -> who applied its packet
         self._given: set[bytes] = set()
@@ -65,9 +66,11 @@ class Laws:
     # ---- rounds
 
     def boundary(self, replica: int, stage: int, round_index: int) -> None:
+        """A round may be marked after a later one only by who leaves: its message is made again for the round that is
+        next at whoever takes it (gossip/bequest.py), and neither was applied."""
         self.checks += 1
         before = self._boundary.get(replica, -1)
-        if round_index <= before:
+        if round_index == before or round_index <= self._stepped.get(replica, -1):
             label = self._label(replica)
             self.breaks("rounds only go on", f"{label} marked round {round_index} after {before}", label)
         self._boundary[replica] = round_index
@@ -76,6 +79,7 @@ class Laws:
         """`replica` took its outer step of `round_index` with `packets`: (giver, the round it was made in)."""
         self.checks += 1
         label = self._label(replica)
+        self._stepped[replica] = round_index
         self._applied[replica, round_index] = list(packets)
         for giver, made_in in packets:
             other = self._label(giver)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import random
 
 from swarmnode.manifest import Manifest
+from swarmnode.node.moving import Moving
 from swarmnode.node.notice import Kind
 from swarmnode.wire import record_pb2
 
-from .village import Village, manifest, village
+from .village import RUN, Village, manifest, village
 
 
 def moving_manifest(**pipeline: object) -> Manifest:
@@ -100,5 +102,34 @@ def test_gradients_are_counted_once_across_a_move() -> None:
                 counted[replica.stage.part.stage] = counted.get(replica.stage.part.stage, 0) + replica.counted
             assert counted[0] == fed
             assert counted[1] == fed
+
+    asyncio.run(asyncio.wait_for(body(), 240))
+
+
+def test_who_leaves_asks_whether_another_stays() -> None:
+    """Both replicas of a stage want to go to an empty one: who hears that of the other stays, and so of a dead one."""
+
+    async def body() -> None:
+        async with village(moving_manifest(rebalance_period_s=0.0)) as v:
+            here, other = v.add(1), v.add(1)
+            for stage in (0, 2):
+                v.add(stage)
+            await v.until(lambda: v.total() >= 64, "64 samples", timeout_s=90)
+            node, presence = here.node, other.node.presence
+            assert node.gossip is not None
+            moving = Moving(
+                v.run, RUN, node.presence, node.line, lambda stage: 0, node.gossip, here.quiet, random.Random(0)
+            )
+            assert (await moving._replaced(1))[0]
+            presence.self.moving_to = 2
+            await presence.announce()
+            assert not (await moving._replaced(1))[0], "the other goes, too"
+            presence.self.moving_to = None
+            await presence.announce()
+            assert (await moving._replaced(1))[0]
+            await other.die()
+            good, why = await moving._replaced(1)
+            assert not good and "0 of them answer" in why
+            await v.leave()
 
     asyncio.run(asyncio.wait_for(body(), 240))

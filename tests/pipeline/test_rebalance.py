@@ -207,6 +207,19 @@ def test_every_node_names_the_same_mover() -> None:
     assert len(plans) == 1 and None not in plans
 
 
+def test_of_a_stage_with_nobody_to_spare_but_one_only_the_best_goes() -> None:
+    """Two who look at the same time must not both think that they will do."""
+    costs, rules = (1.0, 1.0, 1.0), Rules(1.1, 2)
+    pair = [member(0, 0, 5.0), member(1, 2, 10.0), member(2, 2, 9.9)]
+    best, _ = plan_move(swarm_of(pair, 3), costs, rules)
+    assert best is not None and best.target == 1 and best.source == 2
+    for me in (1, 2):
+        found, _ = plan_move(swarm_of(pair, 3), costs, rules, PeerId(f"peer{me:04}"))
+        assert found == best
+    found, _ = plan_move(swarm_of([*pair, member(3, 2, 9.8)], 3), costs, rules, PeerId("peer0003"))
+    assert found is not None and found.peer == "peer0003", "of three any that is nearly as good"
+
+
 def test_of_a_crowd_those_known_stand_for_all() -> None:
     """All 120 of our own stage are known and 60 of 120 of the other: neither is stronger."""
     crowd = [member(n, 0, 1.0) for n in range(120)] + [member(200 + n, 1, 1.0) for n in range(60)]
