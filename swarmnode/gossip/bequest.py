@@ -30,7 +30,8 @@ TRIES_AT_ONE = 3  # guess: the first tells the round, the second is for it unles
 SHARE_MAX = 1.0  # a leaver counts at most as much as a replica that stays
 
 Make = Callable[[int | None], Awaitable[tuple[wire.Bequest, Sequence[WireTensor]]]]
-"""What a leaver learnt as a message of the round given, None: its own next one."""
+"""What a leaver learnt as a message of the round given, None: its own next one. Raises Unavailable for one that is over
+for the leaver."""
 
 
 @dataclass(slots=True)
@@ -126,5 +127,8 @@ async def bequeath(
                     telemetry.event("bequest.given", peer=heir, round=message.round, samples=message.samples)
                     return heir
                 reason = f"{short(heir)}: its next round is {given.round}, not {message.round}"
-                message, tensors = await make(given.round)
+                try:
+                    message, tensors = await make(given.round)
+                except Unavailable:
+                    break  # it is behind; it may have come on at the next attempt
     raise Unavailable(reason)

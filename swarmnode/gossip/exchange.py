@@ -126,8 +126,10 @@ class Gossip:
 
     async def parting(self, round_index: int | None = None) -> tuple[wire.Bequest, Sequence[WireTensor]]:
         """After `rest`: what was learnt since the last round, as the message this replica would send in `round_index`,
-        None: its next one."""
+        None: its next one. Raises Unavailable for a round that is over here: one packet a round."""
         due = self.next_round if round_index is None else round_index
+        if due <= self.done:
+            raise Unavailable(f"round {due} is over here")
 
         def message() -> Sequence[WireTensor]:
             if self._replica.accumulated:

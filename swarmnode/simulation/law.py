@@ -66,11 +66,12 @@ class Laws:
     # ---- rounds
 
     def boundary(self, replica: int, stage: int, round_index: int) -> None:
-        """A round may be marked after a later one only by who leaves: its message is made again for the round that is
-        next at whoever takes it (gossip/bequest.py), and neither was applied."""
+        """A round may be marked after a later one that was not applied: the message of who leaves is made again for
+        the round that is next at whoever takes it (gossip/bequest.py)."""
         self.checks += 1
         before = self._boundary.get(replica, -1)
-        if round_index == before or round_index <= self._stepped.get(replica, -1):
+        applied = self._stepped.get(replica, -1) >= before
+        if round_index == before or (round_index < before and applied):
             label = self._label(replica)
             self.breaks("rounds only go on", f"{label} marked round {round_index} after {before}", label)
         self._boundary[replica] = round_index
