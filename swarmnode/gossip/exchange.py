@@ -136,8 +136,7 @@ class Gossip:
                 self._replica.step(self._samples_total())
             return self._replica.message(due)
 
-        codec = self._manifest.gossip.codec
-        said = wire.Bequest(round=due, stage=self._stage, codec=codec, samples=self.unsent)
+        said = wire.Bequest(round=due, stage=self._stage, codec=self._manifest.gossip.codec, samples=self.unsent)
         return said, await self._compute.run(Priority.OUTER, 0, message)
 
     async def rest(self) -> None:
