@@ -11,8 +11,8 @@ UNCOMPILED := /(tests|pip|mypy)/|/transformers/models/(?!llama|auto)
 export OMP_NUM_THREADS := 1
 
 PYTEST = $(BIN)/python -m pytest -q -p no:cacheprovider
-# Two cores and much waiting: four at a time, file by file, the long ones first (tests/conftest.py).
-WORKERS ?= 4
+# Real processes, for seconds to minutes each.
+LIVE := tests/live tests/docs
 
 .PHONY: help setup demo test chaos check proto docs bench soak clean
 .DEFAULT_GOAL := help
@@ -49,8 +49,12 @@ $(LINT): $(STAMP)
 demo: setup
 	@$(BIN)/swarmnode up --nodes 6 --stages 3 --for 180s --kill 60s --out runs/demo
 
+# Two halves side by side, a core each: tests with real processes mostly wait. The second half's report comes last.
+# (More side by side takes longer: swarms train at full speed for as long as each test waits. Measured, four workers.)
 test: setup $(LINT)
-	@$(PYTEST) -n $(WORKERS) --dist loadfile --no-loadscope-reorder tests
+	@mkdir -p build; $(PYTEST) $(LIVE) > build/live-tests.txt 2>&1 & live=$$!; trap 'kill $$live' INT TERM; \
+	$(PYTEST) tests $(addprefix --ignore=,$(LIVE)); rest=$$?; \
+	wait $$live; code=$$?; cat build/live-tests.txt; test $$rest = 0 && test $$code = 0
 
 chaos: setup
 	@$(BIN)/swarmnode bench chaos --seed $(SEED)

@@ -15,17 +15,6 @@ settings.register_profile("swarmnode", deadline=None, print_blob=True)
 settings.load_profile("swarmnode")
 
 GOODBYE_S = 5.0
-LONG = ("tests/live/test_chaos", "tests/live/", "tests/docs/", "tests/simulation/", "tests/node/", "tests/tidy/")
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The long ones begin, so that no worker is left with one of them at the end."""
-
-    def rank(item: pytest.Item) -> int:
-        path = item.path.as_posix()
-        return next((index for index, part in enumerate(LONG) if part in path), len(LONG))
-
-    items.sort(key=rank)
 
 
 @pytest.fixture(scope="session", autouse=True)
