@@ -10,6 +10,7 @@ from swarmnode.errors import Unavailable
 from swarmnode.gossip.exchange import Gossip
 from swarmnode.ids import PeerId, RunId, seeded
 from swarmnode.manifest import Manifest
+from swarmnode.membership.liveness import heed_cancellation
 from swarmnode.metrics import name
 from swarmnode.node.arrival import Arrival
 from swarmnode.node.drain import Farewell, drain
@@ -182,6 +183,9 @@ class Node:
                 raise _Moved
         except* _Moved:
             pass
+        heed_cancellation()
+        if self._leaving:
+            await asyncio.Event().wait()  # nowhere else any more
         assert brought is not None
         self._vacate()
         return brought
