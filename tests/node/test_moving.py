@@ -114,8 +114,10 @@ def test_who_leaves_asks_whether_another_stays() -> None:
             here, other = v.add(1), v.add(1)
             for stage in (0, 2):
                 v.add(stage)
-            await v.until(lambda: v.total() >= 64, "64 samples", timeout_s=90)
+            training = record_pb2.NODE_STATE_TRAINING
+            await v.until(lambda: {p.node.state for p in v.people} == {training}, "all train", timeout_s=90)
             node, presence = here.node, other.node.presence
+            await presence.announce()
             assert node.gossip is not None
             moving = Moving(
                 v.run, RUN, node.presence, node.line, lambda stage: 0, node.gossip, here.quiet, random.Random(0)
