@@ -67,11 +67,3 @@ async def _outcome(work: Coroutine[Any, Any, T]) -> tuple[T | None, SwarmnodeErr
         return await work, None
     except SwarmnodeError as error:
         return None, error
-
-
-def heed_cancellation() -> None:
-    """Raises CancelledError when the task of this call has been cancelled. To be called after `except*`: a TaskGroup
-    that is cancelled while it ends with an error of its own lets the cancellation fall (Python before 3.13)."""
-    task = asyncio.current_task()
-    if task is not None and task.cancelling():
-        raise asyncio.CancelledError

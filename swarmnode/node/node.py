@@ -10,7 +10,6 @@ from swarmnode.errors import Unavailable
 from swarmnode.gossip.exchange import Gossip
 from swarmnode.ids import PeerId, RunId, seeded
 from swarmnode.manifest import Manifest
-from swarmnode.membership.liveness import heed_cancellation
 from swarmnode.metrics import name
 from swarmnode.node.arrival import Arrival
 from swarmnode.node.drain import Farewell, drain
@@ -87,9 +86,9 @@ class Node:
         self.farewell: Farewell | None = None  # once it leaves
         self._stays = 0  # stages left so far
         self._leaving = False
-        self.rollcall = RollCall(
-            manifest, self.presence, self.arrival.answering, world.clock, world.telemetry, lambda: self.feeder
-        )
+        self._gone = asyncio.Event()
+        asked = self.arrival.answering
+        self.rollcall = RollCall(manifest, self.presence, asked, world.clock, world.telemetry, lambda: self.feeder)
         self._register()
 
     @property
@@ -133,8 +132,6 @@ class Node:
             raise Unavailable("this node does not serve yet")
         return await _there(self.hop).serve(peer, call)
 
-    # ---- life
-
     async def run(self, notices: Notices, stage: int | None = None) -> Farewell:
         """Live until a notice says go, then leave within its time. `stage` None: the neediest.
 
@@ -145,10 +142,13 @@ class Node:
             async with asyncio.TaskGroup() as tasks:
                 living = tasks.create_task(self._live(tasks, stage))
                 notices.advised = lambda advice: self._prepare(tasks)
-                notice = await notices.wait()
-                self._leaving = True
-                (self._turn or living).cancel()
-                farewell = await self._leave(notices, notice)
+                try:
+                    notice = await notices.wait()
+                    self._leaving = True
+                    (self._turn or living).cancel()
+                    farewell = await self._leave(notices, notice)
+                finally:
+                    self._gone.set()
                 raise _Stopped
         except* _Stopped:
             pass
@@ -179,13 +179,13 @@ class Node:
                     brought = turn.result()
                     await self._withdraw(brought)
                 if self._leaving:
-                    await asyncio.Event().wait()  # `run` takes its leave of all that goes on here
+                    await self._gone.wait()  # `run` takes its leave of all that goes on here
                 raise _Moved
         except* _Moved:
             pass
-        heed_cancellation()
-        if self._leaving:
-            await asyncio.Event().wait()  # nowhere else any more
+        if self._leaving or self._gone.is_set():
+            await self._gone.wait()
+            raise asyncio.CancelledError  # which a group that ends with an error lets fall (before Python 3.13)
         assert brought is not None
         self._vacate()
         return brought

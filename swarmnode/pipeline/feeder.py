@@ -12,7 +12,6 @@ from swarmnode.data.blocks import BlockLedger
 from swarmnode.errors import MicrobatchLost, RemoteFault, Unavailable
 from swarmnode.ids import PeerId, digest64, microbatch_id
 from swarmnode.manifest import Manifest
-from swarmnode.membership.liveness import heed_cancellation
 from swarmnode.membership.swarm import Swarm
 from swarmnode.metrics import name
 from swarmnode.pipeline.hop import Hop
@@ -176,7 +175,6 @@ class Feeder:
                 ongoing += [tasks.create_task(one(tokens)) for tokens in self._samples.held_out()]
         except* (Unavailable, RemoteFault) as group:
             failure = group.exceptions[0]
-        heed_cancellation()
         if failure is not None:
             self._telemetry.event("validation.failed", level="warning", reason=str(failure))
             return None

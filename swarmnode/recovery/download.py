@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from swarmnode.errors import Busy, PeerTimeout, RemoteFault, Unavailable
 from swarmnode.ids import PeerId, RunId, short
-from swarmnode.membership.liveness import heed_cancellation, patiently
+from swarmnode.membership.liveness import patiently
 from swarmnode.metrics import name
 from swarmnode.ports import Call, State, Telemetry, Transport
 from swarmnode.recovery.snapshot import WHOLE, Cut, assemble, check_chunk, check_offer, chunk_span
@@ -174,7 +174,6 @@ class _Puller:
                 helpers = []
         except* (_Lie, _Failed) as failures:
             failure = _first(failures)
-        heed_cancellation()
         if failure is not None:
             if isinstance(failure, _Failed) and failure.soon and self.received > before:
                 self.going_on = donor

@@ -208,10 +208,13 @@ def test_a_denied_address_does_not_reach_p2pd_while_others_do() -> None:
 
             async def greeted(source: str) -> bool:
                 try:
-                    reader, writer = await asyncio.open_connection(address.host, address.port, local_addr=(source, 0))
-                    greeting = await reader.read(64)
-                    writer.transport.abort()
-                except OSError:
+                    async with asyncio.timeout(5):  # what is dropped without a word is tried for minutes
+                        reader, writer = await asyncio.open_connection(
+                            address.host, address.port, local_addr=(source, 0)
+                        )
+                        greeting = await reader.read(64)
+                        writer.transport.abort()
+                except OSError:  # a time-out is one
                     return False
                 return b"multistream" in greeting
 
