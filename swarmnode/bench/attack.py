@@ -232,12 +232,14 @@ class AttackedVillage(Village):
             self.refused_lies += lie and keep == 0.0
             self.refused_honest += not lie and keep == 0.0
             me, other, now_s = self.names[replica], self.names[sender], round_index * ROUND_S
-            self.distrust.heard(other, me, keep > 0.0, now_s)
+            self.distrust.heard(other, me, round_index, keep > 0.0, now_s)
             if self.attack == "slander":
                 for liar in LIARS:
-                    self.distrust.heard(me, self.names[liar], False, now_s)
+                    self.distrust.heard(me, self.names[liar], round_index, False, now_s)
             if keep == 0.0:
                 self.standings[replica].refused(other, now_s)
+            else:
+                self.standings[replica].taken(other, now_s)
 
 
 @dataclass(frozen=True, slots=True)

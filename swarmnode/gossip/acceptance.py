@@ -66,7 +66,7 @@ class Acceptance:
         the report. Returns whom this replica met: whose packet was taken, and newcomers, who had nothing to give."""
         met = []
         for (other, packet), verdict in zip(came.items(), report.verdicts, strict=False):  # what leavers gave follows
-            self._count(round_index, other, verdict)
+            self._weigh(round_index, other, verdict)
             given = receipt(self._identity, self._run_id, self._stage, round_index, other, packet, verdict)
             for hearer in (other, *self._hearers(round_index, other, verdict)):
                 tasks.create_task(self._tell(hearer, given))
@@ -74,11 +74,13 @@ class Acceptance:
                 met.append(other)
         return met
 
-    def _count(self, round_index: int, other: PeerId, verdict: Verdict) -> None:
-        step, reason = verdict.step, verdict.reason
+    def _weigh(self, round_index: int, other: PeerId, verdict: Verdict) -> None:
+        step, reason, now_s = verdict.step, verdict.reason, asyncio.get_running_loop().time()
         self._telemetry.count(name.PACKETS, step=step)
-        if verdict.keep == 0.0 and step != NEWCOMER:
-            trust = round(self.standings.refused(other, asyncio.get_running_loop().time()), 3)
+        if verdict.keep > 0.0:
+            self.standings.taken(other, now_s)
+        elif step != NEWCOMER:
+            trust = round(self.standings.refused(other, now_s), 3)
             self._telemetry.count(name.PEER_FAULTS, kind="packet")
             self._telemetry.event(
                 "exchange.refused",
@@ -89,7 +91,7 @@ class Acceptance:
                 reason=reason,
                 trust=trust,
             )
-        elif step == "clipped":
+        if step == "clipped":
             self._telemetry.event("exchange.clipped", round=round_index, peer=other, keep=verdict.keep, reason=reason)
 
     def _hearers(self, round_index: int, other: PeerId, verdict: Verdict) -> list[PeerId]:
@@ -98,7 +100,7 @@ class Acceptance:
             return []
         me, accepted = self._transport.peer_id, verdict.keep > 0.0
         news = not accepted or self.distrust.refused_by(other, me)
-        self.distrust.heard(other, me, accepted, asyncio.get_running_loop().time())
+        self.distrust.heard(other, me, round_index, accepted, asyncio.get_running_loop().time())
         if not news:
             return []
         mates = [peer for peer in self._mates() if peer not in (me, other)]
@@ -117,7 +119,7 @@ class Acceptance:
         giver = PeerId(given.giver)
         check_receipt(given, self._run_id, giver, peer)
         if given.stage == self._stage and {giver, peer} <= set(self._mates()):
-            self.distrust.heard(giver, peer, given.accepted, asyncio.get_running_loop().time())
+            self.distrust.heard(giver, peer, given.round, given.accepted, asyncio.get_running_loop().time())
             self._telemetry.event(
                 "receipt.heard", round=given.round, peer=peer, giver=giver, accepted=given.accepted, step=given.step
             )

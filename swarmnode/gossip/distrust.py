@@ -3,11 +3,14 @@
 Every refusal is signed by who refused (receipt.py) and told to the stage, and so is the first packet that the same
 receiver took again. Of a stage with n members beside the giver
 
-    left out   when at least n // 2 + 1 of them, each by its last word, of at most AGE_S ago, refused it
+    left out   when at least n // 2 + 1 of them, each by its last word, of at most AGE_S ago, refused it,
+               in at least ROUNDS_LEAST different rounds among them since each took its last packet
 
 and who is left out has no voice about others. Then nobody loses rounds by meeting it, and all count the same members.
-Fewer than half cannot shut out anybody, whatever they sign; an honest replica that one or two misjudge stays. After
-AGE_S a liar is met again by a few, who tell.
+Fewer than half cannot shut out anybody, whatever they sign; an honest replica that one or two misjudge stays. So does
+one that fell behind and is refused by all in the same rounds: what it sends points back to where they come from, but
+it takes what they send and catches up. Shut out at once it never would. After AGE_S a liar is met again by a few, who
+tell.
 """
 
 from __future__ import annotations
@@ -19,28 +22,38 @@ from swarmnode.ids import PeerId
 
 AGE_S = 900.0  # guess: with rounds of a minute a liar is met again every quarter of an hour
 REFUSERS_LEAST = 2  # one voice never shuts out anybody
+ROUNDS_LEAST = 12  # measured (five replicas, rounds of 3 inner steps): who fell behind was refused in up to ten rounds
 GIVERS_MAX = 4096  # guess: remembered at once; those refused longest ago are forgotten first
+
+
+@dataclass(slots=True)
+class Voice:
+    """One receiver's refusals since it last took a packet of the giver: when the last one was, and the latest rounds."""
+
+    last_s: float
+    rounds: tuple[int, ...]
 
 
 @dataclass(slots=True)
 class Distrust:
     """What this replica heard, its own verdicts included, by the event loop's seconds."""
 
-    _refused: dict[PeerId, dict[PeerId, float]] = field(default_factory=dict)  # giver -> receiver -> when
+    _refused: dict[PeerId, dict[PeerId, Voice]] = field(default_factory=dict)  # giver -> receiver -> what it refused
 
-    def heard(self, giver: PeerId, receiver: PeerId, accepted: bool, now_s: float) -> None:
-        """`receiver` took or refused a packet of `giver`."""
+    def heard(self, giver: PeerId, receiver: PeerId, round_index: int, accepted: bool, now_s: float) -> None:
+        """`receiver` took or refused the packet of `giver` in a round."""
         if giver == receiver:
             return
         voices = self._refused.setdefault(giver, {})
         if accepted:
             voices.pop(receiver, None)
         else:
-            voices[receiver] = now_s
+            known = voices[receiver].rounds if receiver in voices else ()
+            voices[receiver] = Voice(now_s, tuple(sorted({*known, round_index}))[-ROUNDS_LEAST:])
         if not voices:
             del self._refused[giver]
         if len(self._refused) > GIVERS_MAX:
-            del self._refused[min(self._refused, key=lambda one: (max(self._refused[one].values()), one))]
+            del self._refused[min(self._refused, key=lambda one: (max(v.last_s for v in self._refused[one].values()), one))]
 
     def refused_by(self, giver: PeerId, receiver: PeerId) -> bool:
         """Whether `receiver`'s last word on `giver` was a refusal."""
@@ -57,10 +70,13 @@ class Distrust:
             more = {}
             for giver in sorted(voters & self._refused.keys()):
                 voices = self._refused[giver]
-                against = sum(1 for one, when in voices.items() if one in voters and now_s - when <= AGE_S)
+                against = [v for one, v in voices.items() if one in voters and now_s - v.last_s <= AGE_S]
                 needed = max(REFUSERS_LEAST, (len(voters) - 1) // 2 + 1)
-                if against >= needed:
-                    more[giver] = f"{against} of {len(voters) - 1} refused its packets, {needed} suffice"
+                rounds = len({index for voice in against for index in voice.rounds})
+                if len(against) >= needed and rounds >= ROUNDS_LEAST:
+                    more[giver] = (
+                        f"{len(against)} of {len(voters) - 1} refused its packets, {needed} suffice, in {rounds} rounds"
+                    )
             if not more:
                 return found
             found |= more

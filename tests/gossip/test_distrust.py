@@ -5,17 +5,18 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnode.gossip.distrust import AGE_S, GIVERS_MAX, REFUSERS_LEAST, Distrust
+from swarmnode.gossip.distrust import AGE_S, GIVERS_MAX, REFUSERS_LEAST, ROUNDS_LEAST, Distrust
 from swarmnode.ids import PeerId
 
 NAMES = [PeerId(f"peer{i}") for i in range(8)]
 
 
-def told(*words: tuple[int, int, bool], at_s: float = 0.0) -> Distrust:
-    """`words`: (giver, receiver, accepted)."""
+def told(*words: tuple[int, int, bool], rounds: int = ROUNDS_LEAST, at_s: float = 0.0) -> Distrust:
+    """`words`: (giver, receiver, accepted), each said in every one of so many rounds."""
     found = Distrust()
     for giver, receiver, accepted in words:
-        found.heard(NAMES[giver], NAMES[receiver], accepted, at_s)
+        for round_index in range(1, rounds + 1):
+            found.heard(NAMES[giver], NAMES[receiver], round_index, accepted, at_s)
     return found
 
 
@@ -23,7 +24,23 @@ def test_half_and_one_suffice_and_less_does_not() -> None:
     three = [(0, receiver, False) for receiver in (1, 2, 3)]
     assert not told(*three).left_out(NAMES, 0.0)
     out = told(*three, (0, 4, False)).left_out(NAMES, 0.0)
-    assert out == {NAMES[0]: "4 of 7 refused its packets, 4 suffice"}
+    assert out == {NAMES[0]: "4 of 7 refused its packets, 4 suffice, in 12 rounds"}
+
+
+def test_who_fell_behind_is_refused_by_all_in_the_same_rounds_and_stays() -> None:
+    everybody = [(0, receiver, False) for receiver in range(1, 8)]
+    assert not told(*everybody, rounds=ROUNDS_LEAST - 1).left_out(NAMES, 0.0)
+    assert told(*everybody).left_out(NAMES, 0.0).keys() == {NAMES[0]}
+
+
+def test_of_pairs_each_refusal_is_in_a_round_of_its_own() -> None:
+    heard = Distrust()
+    for round_index in range(ROUNDS_LEAST):
+        assert not heard.left_out(NAMES, 0.0)
+        heard.heard(NAMES[0], NAMES[1 + round_index % 7], round_index, False, 0.0)
+    assert heard.left_out(NAMES, 0.0).keys() == {NAMES[0]}
+    heard.heard(NAMES[0], NAMES[1], ROUNDS_LEAST, True, 0.0)
+    assert not heard.left_out(NAMES, 0.0), "what the first one refused before it took a packet is forgotten"
 
 
 def test_one_voice_shuts_out_nobody_however_small_the_stage() -> None:
@@ -42,7 +59,7 @@ def test_the_last_word_counts_and_words_age() -> None:
 
 def test_strangers_and_the_giver_itself_have_no_voice() -> None:
     heard = told(*[(0, receiver, False) for receiver in (0, 1, 2, 3)])
-    heard.heard(NAMES[0], PeerId("stranger"), False, 0.0)
+    heard.heard(NAMES[0], PeerId("stranger"), 1, False, 0.0)
     assert not heard.left_out(NAMES, 0.0)
 
 
@@ -58,26 +75,34 @@ def test_a_minority_of_slanderers_shuts_out_nobody_and_is_silenced_when_left_out
     assert NAMES[1] not in told(*slander, *refused, *misjudged).left_out(NAMES, 0.0)
 
 
-words = st.tuples(st.integers(0, 7), st.integers(0, 7), st.booleans(), st.sampled_from([0.0, 500.0, 1000.0]))
+# (giver, receiver, first round of the ten it is said in, accepted, when)
+words = st.tuples(
+    st.integers(0, 7), st.integers(0, 7), st.integers(0, 9), st.booleans(), st.sampled_from([0.0, 500.0, 1000.0])
+)
 
 
 @given(st.lists(words, max_size=60), st.integers(1, 8))
-def test_twin(said: list[tuple[int, int, bool, float]], count: int) -> None:
+def test_twin(said: list[tuple[int, int, int, bool, float]], count: int) -> None:
     """A list of all words, read again for each question."""
-    said = sorted(said, key=lambda word: word[3])
+    said = sorted(said, key=lambda word: word[4])
     heard = Distrust()
-    for giver, receiver, accepted, when in said:
-        heard.heard(NAMES[giver], NAMES[receiver], accepted, when)
+    for giver, receiver, first, accepted, when in said:
+        for round_index in range(first, first + 10):
+            heard.heard(NAMES[giver], NAMES[receiver], round_index, accepted, when)
     members, now_s, out = NAMES[:count], 1000.0, set[PeerId]()
     while True:
         voters = [m for m in range(count) if NAMES[m] not in out]
         more = set()
         for giver in voters:
-            against = 0
+            against, rounds = 0, set[int]()
             for receiver in voters:
                 mine = [word for word in said if word[:2] == (giver, receiver) and giver != receiver]
-                against += bool(mine) and not mine[-1][2] and now_s - mine[-1][3] <= AGE_S
-            if against >= max(REFUSERS_LEAST, (len(voters) - 1) // 2 + 1):
+                last = max((i for i, word in enumerate(mine) if word[3]), default=-1)
+                if mine[last + 1 :] and now_s - mine[-1][4] <= AGE_S:
+                    against += 1
+                    told_in = {index for word in mine[last + 1 :] for index in range(word[2], word[2] + 10)}
+                    rounds |= set(sorted(told_in)[-ROUNDS_LEAST:])
+            if against >= max(REFUSERS_LEAST, (len(voters) - 1) // 2 + 1) and len(rounds) >= ROUNDS_LEAST:
                 more.add(NAMES[giver])
         if not more:
             break
@@ -88,6 +113,6 @@ def test_twin(said: list[tuple[int, int, bool, float]], count: int) -> None:
 def test_memory_is_bounded() -> None:
     heard = Distrust()
     for i in range(GIVERS_MAX + 10):
-        heard.heard(PeerId(f"giver{i}"), NAMES[0], False, float(i))
+        heard.heard(PeerId(f"giver{i}"), NAMES[0], 1, False, float(i))
     assert not heard.refused_by(PeerId("giver0"), NAMES[0])
     assert heard.refused_by(PeerId(f"giver{GIVERS_MAX + 9}"), NAMES[0])
