@@ -19,7 +19,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from swarmnode.bench.gossip import in_processes, spec
+from swarmnode.bench.gossip import in_processes, measured_before, spec
 from swarmnode.bench.village import Size, Village, losses, read_text
 from swarmnode.errors import RemoteFault, UsageError
 from swarmnode.gossip.compression import kernel
@@ -29,6 +29,7 @@ from swarmnode.gossip.robust import ALL, CLIPPED, GUARDED
 from swarmnode.gossip.standing import Standings
 from swarmnode.ports import Packet, WireTensor
 
+RESULTS = "attack.json"
 LIARS = (2, 5)  # of 8
 REPLAYED = 5  # rounds
 ROUND_S = 30.0  # guess: seconds a round takes where standings recover with time
@@ -301,7 +302,7 @@ def run(
     kernel.build()
     size = PRESETS[preset]
     same = {"size": asdict(size), "codec": codec, "text": text}
-    found = _before(out, same) if resume and out is not None else []
+    found = list(measured_before(out / RESULTS, **same).get("runs", [])) if resume and out is not None else []
     done = {(row["attack"], row["acceptance"], row["seed"]) for row in found}
     wanted: list[tuple[str | None, str]] = [(ABSENT, ALL), (None, ALL)]
     wanted += [(None, acceptance) for acceptance in acceptances if acceptance != ALL]
@@ -313,16 +314,8 @@ def run(
         say(f"{row['attack'] or 'clean'}, {row['acceptance']}, seed {row['seed']}: {row['nats']:.4f} nats")
         if out is not None:
             out.mkdir(parents=True, exist_ok=True)
-            (out / "attack.json").write_text(json.dumps({**same, "runs": found}, indent=1))
+            (out / RESULTS).write_text(json.dumps({**same, "runs": found}, indent=1))
     return {"codec": codec, "seeds": seeds, **tables(found, attacks, acceptances), "runs": found}
-
-
-def _before(out: Path, same: dict[str, Any]) -> list[dict[str, Any]]:
-    try:
-        found: dict[str, Any] = json.loads((out / "attack.json").read_text())
-    except (OSError, ValueError):
-        return []
-    return list(found["runs"]) if all(found.get(key) == value for key, value in same.items()) else []
 
 
 def tables(runs: Sequence[dict[str, Any]], attacks: Sequence[str], acceptances: Sequence[str]) -> dict[str, Any]:

@@ -56,6 +56,7 @@ DEFAULT = (
 )
 H_MOST = 4  # times Size.inner_steps, with a schedule; guess
 LABEL_PX = (110, 13)  # that a method's name takes in the drawing
+RESULTS = "gossip.json"
 LOOKS = 10  # times a run is looked at on its way, for the comparison at equal bytes
 
 PRESETS: dict[str, tuple[Size, int]] = {
@@ -179,7 +180,7 @@ def run(
         maker(what)
     size, count = PRESETS[preset]
     size = replace(size, rounds=rounds or size.rounds)
-    before = _before(out, size, text) if resume and out is not None else {}
+    before = measured_before(out / RESULTS, size=asdict(size), text=text) if resume and out is not None else {}
     found = list(before.get("runs", []))
     done = {(row["what"], row["seed"]) for row in found}
     order = [Run(what, seed, size, text) for seed in range(seeds or count) for what in whats]
@@ -204,18 +205,18 @@ def run(
     return result()
 
 
-def _before(out: Path, size: Size, text: str | None) -> dict[str, Any]:
-    """What is in OUT/gossip.json, if it was measured with the same size and text."""
+def measured_before(results: Path, **same: object) -> dict[str, Any]:
+    """What is in `results`, if it was measured with all of `same`."""
     try:
-        found: dict[str, Any] = json.loads((out / "gossip.json").read_text())
+        found: dict[str, Any] = json.loads(results.read_text())
     except (OSError, ValueError):
         return {}
-    return found if found.get("size") == asdict(size) and found.get("text") == text else {}
+    return found if all(found.get(key) == value for key, value in same.items()) else {}
 
 
 def _write(out: Path, result: dict[str, Any]) -> None:
     out.mkdir(parents=True, exist_ok=True)
-    (out / "gossip.json").write_text(json.dumps(result, indent=1))
+    (out / RESULTS).write_text(json.dumps(result, indent=1))
     (out / "gossip.html").write_text(page(result))
 
 

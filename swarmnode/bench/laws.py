@@ -26,6 +26,11 @@ def read_log(home: Path) -> list[Event]:
     return events
 
 
+def told(home: Path, event: str) -> list[dict[str, Any]]:
+    """The fields of every `event` of one node, oldest first."""
+    return [found["fields"] for found in read_log(home) if found["event"] == event]
+
+
 def read_lines(path: Path) -> list[Event]:
     """The JSON objects of `path`, one a line; none of a file that is not there, nor of a line that was cut short."""
     found: list[Event] = []

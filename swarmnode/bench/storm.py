@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 
-from swarmnode.bench.laws import read_log
+from swarmnode.bench.laws import told
 from swarmnode.bench.watching import FINE_S, Watched, fleet_in, trains
 from swarmnode.cloud.fake import FakeMetadata
 from swarmnode.errors import LocalFault
@@ -149,8 +149,8 @@ async def kill_donor(life: Life) -> None:
     peers = {child.status.peer_id: child for child in life.fleet.nodes if child.status is not None}
 
     def donor() -> Child | None:
-        said = [event for event in read_log(newcomer.plan.home) if event["event"] == "state.donor"]
-        return peers.get(said[-1]["fields"]["peer"]) if said else None
+        said = told(newcomer.plan.home, "state.donor")
+        return peers.get(said[-1]["peer"]) if said else None
 
     await life.until(lambda: donor() is not None or newcomer.trained, "a newcomer names its donor")
     victim = donor()
@@ -172,7 +172,7 @@ async def lose_stage(life: Life, stage: int) -> None:
     loop = asyncio.get_running_loop()
     await life.whole()
     # Whoever keeps a snapshot of it for this case has had the time to take one.
-    await life.until(lambda: any(_keeps(child, stage) for child in life.fleet.alive), f"a snapshot of stage {stage}")
+    await life.until(lambda: life.keeps(stage), f"a snapshot of stage {stage}")
     victims = [child for child in life.fleet.alive if child.stage == stage]
     begun = loop.time()
     for victim in victims:
@@ -337,8 +337,3 @@ async def _works_again(life: Life, child: Child) -> None:
     )
     if not child.alive:
         raise LocalFault(f"{child.name} ended: {child.reason}")
-
-
-def _keeps(child: Child, stage: int) -> bool:
-    events = [event for event in read_log(child.plan.home) if event["event"] == "recovery.kept"]
-    return any(event["fields"]["of_stage"] == stage and event["fields"]["nbytes"] for event in events)

@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 
 from swarmnode import manifest as manifests
+from swarmnode.bench.laws import told
 from swarmnode.errors import LocalFault
 from swarmnode.local.child import Child, node_command
 from swarmnode.local.fleet import Command, Fleet, FleetPlan, Note
@@ -91,6 +92,11 @@ class Watched:
     def training(self, stage: int | None = None) -> list[Child]:
         """Living nodes that train, of `stage` or of all, in the order they were started."""
         return [child for child in self.fleet.alive if trains(child) and stage in (None, child.stage)]
+
+    def keeps(self, stage: int) -> bool:
+        """Whether somebody who lives keeps a snapshot of `stage`; until then it is begun anew when it is lost."""
+        kept = (fields for child in self.fleet.alive for fields in told(child.plan.home, "recovery.kept"))
+        return any(fields["of_stage"] == stage and fields["nbytes"] for fields in kept)
 
     def left_running(self) -> list[str]:
         """A sentence for every process of the swarm, p2pd included, that outlives it."""

@@ -53,7 +53,9 @@ class Distrust:
         if not voices:
             del self._refused[giver]
         if len(self._refused) > GIVERS_MAX:
-            del self._refused[min(self._refused, key=lambda one: (max(v.last_s for v in self._refused[one].values()), one))]
+            del self._refused[
+                min(self._refused, key=lambda one: (max(v.last_s for v in self._refused[one].values()), one))
+            ]
 
     def refused_by(self, giver: PeerId, receiver: PeerId) -> bool:
         """Whether `receiver`'s last word on `giver` was a refusal."""

@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from swarmnode.errors import Unavailable
 from swarmnode.gossip.exchange import Gossip
 from swarmnode.ids import PeerId, RunId
 from swarmnode.manifest import Manifest
-from swarmnode.membership.liveness import late
 from swarmnode.metrics import name
 from swarmnode.model.split import split
 from swarmnode.node.lifecycle import donors_of
@@ -68,16 +67,19 @@ class Moving:
         run_id: RunId,
         presence: Presence,
         line: Transport,
+        answering: Callable[[Sequence[PeerId]], Awaitable[frozenset[PeerId]]],
         parameters: Callable[[int], int],
         gossip: Gossip,
         telemetry: Telemetry,
         rng: random.Random,
     ) -> None:
-        """`parameters` of a stage, as its replicas count them; `gossip` runs the rounds at the present one."""
+        """`answering`: those of some peers that answer a ping; `parameters` of a stage, as its replicas count them;
+        `gossip` runs the rounds at the present one."""
         self._manifest = manifest
         self._run_id = run_id
         self._presence = presence
         self._line = line
+        self._answering = answering
         self._parameters = parameters
         self._gossip = gossip
         self._telemetry = telemetry
@@ -189,13 +191,11 @@ class Moving:
         who hears stays: both may, and look again after a random wait. Without this both replicas of a stage were seen
         to leave for an empty one, and what it had learned was gone.
         """
-        me, run_id = self._presence.me, self._run_id
+        me = self._presence.me
         await self._presence.announce()
         await self._presence.look([stage])
         mates = [member.peer for member in settled(self._presence.book.swarm().stages[stage]) if member.peer != me]
-        async with asyncio.TaskGroup() as tasks:
-            asked = {peer: tasks.create_task(late(self._line, run_id, peer)) for peer in mates[:MATES_MAX]}
-        found = [peer for peer, answer in asked.items() if answer.result() is None]
+        found = await self._answering(mates[:MATES_MAX])
         return bool(found), f"of the others of stage {stage} {len(mates)} mean to stay, and {len(found)} of them answer"
 
     async def _after_a_round(self) -> None:

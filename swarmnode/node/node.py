@@ -219,9 +219,8 @@ class Node:
         presence.set_state(record_pb2.NODE_STATE_TRAINING, "ready")
         self._telemetry.event("node.ready", serves=stage)
         rng = seeded(self.manifest.seed, "moving", self.me, presence.incarnation, self._stays)
-        return await Moving(
-            self.manifest, self.run_id, presence, self.line, replica.parameters_of, gossip, self._telemetry, rng
-        ).run()
+        own = (self.manifest, self.run_id, presence, self.line, self.arrival.answering)
+        return await Moving(*own, replica.parameters_of, gossip, self._telemetry, rng).run()
 
     async def _withdraw(self, brought: Brought) -> None:
         """Take no new work at this stage, and finish what is held."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Sequence
+import contextlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from swarmnode import __version__
@@ -195,13 +196,11 @@ class Presence:
                 self._take_view(stage, view)
                 continue
             for signed in self.book.news(stage, records, self._chance):
-                try:
+                with self._faults_logged():
                     record = check_record(signed, run_id=self._run_id)
                     known = shared(signed)
                     if known is not None or not self.book.knows(record):
                         self._take_in(record, known[2] if known is not None else None)
-                except RemoteFault as fault:
-                    self._telemetry.event("record.refused", level="warning", reason=str(fault))
         for peer in self.book.expire(self._clock.unix_s()):
             self.blocks_heard.pop(peer, None)
             self._telemetry.event("peer.gone", peer=peer, reason="its record expired")
@@ -217,21 +216,25 @@ class Presence:
         fed = [(peer, view.fed[peer]) for peer in self.book.renew(stage, view, self.me, self._chance)]
         told: dict[str, int] = {peer: r.progress.samples[peer] for peer, r in fed if r.progress.samples}
         before = self.progress.total
-        try:
+        with self._faults_logged():
             if told and self.progress.merge_entries(told) > before:
                 self.progressed()
-        except RemoteFault as fault:
-            self._telemetry.event("record.refused", level="warning", reason=str(fault))
         for peer, record in fed:
-            if record.HasField("blocks"):
-                self._hear_blocks(peer, record.blocks)
+            with self._faults_logged():
+                self._hear_blocks(peer, record)
 
-    def _hear_blocks(self, peer: PeerId, blocks: record_pb2.Blocks) -> None:
+    @contextlib.contextmanager
+    def _faults_logged(self) -> Iterator[None]:
+        """One record among many that is wrong is no reason to stop."""
         try:
-            self.blocks_heard[peer] = blocks
-            self.heard_blocks(peer, blocks)
+            yield
         except RemoteFault as fault:
             self._telemetry.event("record.refused", level="warning", reason=str(fault))
+
+    def _hear_blocks(self, peer: PeerId, record: record_pb2.Record) -> None:
+        if record.HasField("blocks"):
+            self.blocks_heard[peer] = record.blocks
+            self.heard_blocks(peer, record.blocks)
 
     def bury(self, peers: Iterable[PeerId]) -> None:
         """`peers` answer no more: out of the book and the routers until they say something newer. What they finished
@@ -284,9 +287,7 @@ class Presence:
             before = self.progress.total
             if self.progress.merge_wire(record.progress) > before:
                 self.progressed()
-        if record.HasField("blocks"):
-            self.blocks_heard[peer] = record.blocks
-            self.heard_blocks(peer, record.blocks)
+        self._hear_blocks(peer, record)
         return peer
 
     def _tell_time(self) -> None:

@@ -21,6 +21,7 @@ def test_the_first_and_the_last_stage_come_back(tmp_path: Path) -> None:
             brought_back = 0
             for stage in (1, 0):
                 await swarm.until(lambda: [len(swarm.training(s)) for s in (0, 1)] == [2, 2], "two replicas of each")
+                await swarm.until(lambda stage=stage: swarm.keeps(stage), f"a snapshot of stage {stage}")
                 victims = swarm.training(stage)
                 for victim in victims:
                     victim.signal(signal.SIGKILL)

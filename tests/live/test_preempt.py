@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import json
 import signal
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+from swarmnode.bench.laws import told
 from swarmnode.bench.watching import trains
 from swarmnode.cloud.fake import FakeMetadata
 from swarmnode.control import client
@@ -24,9 +25,8 @@ class WallClock:
         return time.time()
 
 
-def events(child: Child, event: str) -> list[dict[str, object]]:
-    lines = (child.plan.home / "events.jsonl").read_text().split("\n")[:-1]  # the last may be half written
-    return [found["fields"] for line in lines if (found := json.loads(line))["event"] == event]
+def events(child: Child, event: str) -> list[dict[str, Any]]:
+    return told(child.plan.home, event)
 
 
 def test_machines_are_taken_away_by_three_clouds(tmp_path: Path) -> None:

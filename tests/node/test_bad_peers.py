@@ -157,8 +157,8 @@ def test_packets_of_the_wrong_shape_change_nothing() -> None:
 
 
 def test_who_most_refused_is_left_out_by_all() -> None:
-    """Four replicas of the last stage, one of which sends what nobody can take: told of two refusals, the third leaves
-    it out as well."""
+    """Four replicas of the last stage, one of which sends what nobody can take: told of refusals, all leave it
+    out."""
 
     async def body() -> None:
         async with village(still(manifest(codec="fp32"))) as v:

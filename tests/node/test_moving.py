@@ -120,7 +120,15 @@ def test_who_leaves_asks_whether_another_stays() -> None:
             await presence.announce()
             assert node.gossip is not None
             moving = Moving(
-                v.run, RUN, node.presence, node.line, lambda stage: 0, node.gossip, here.quiet, random.Random(0)
+                v.run,
+                RUN,
+                node.presence,
+                node.line,
+                node.arrival.answering,
+                lambda stage: 0,
+                node.gossip,
+                here.quiet,
+                random.Random(0),
             )
 
             async def told(stays: bool) -> str:
