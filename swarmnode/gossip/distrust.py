@@ -28,7 +28,7 @@ GIVERS_MAX = 4096  # guess: remembered at once; those refused longest ago are fo
 
 @dataclass(slots=True)
 class Voice:
-    """One receiver's refusals since it last took a packet of the giver: when the last one was, and the latest rounds."""
+    """One receiver's refusals since it last took a packet of the giver: when the last was, and the latest rounds."""
 
     last_s: float
     rounds: tuple[int, ...]
