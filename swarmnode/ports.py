@@ -140,7 +140,8 @@ class Compute(Protocol):
 
     @property
     def worked_s(self) -> float:
-        """Seconds the device has worked so far, waiting not counted."""
+        """Seconds the device has worked so far, or rested because its volunteer wants it; waiting for work not
+        counted."""
         ...
 
 

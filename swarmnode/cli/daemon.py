@@ -225,12 +225,15 @@ async def _live(
 ) -> Farewell | None:
     """The node, or for a bootstrap nothing but the directory; a transport beyond repair ends either."""
     options, telemetry = process.options, process.telemetry
-    node = None if options.bootstrap_only else _node(process, await _saving(process), stack)
-    if node is None:
+    node = None
+    if options.bootstrap_only:
         telemetry.readiness = lambda: (True, "bootstrap")
-    usage = Usage(options.home, lambda: process.transport.throttle.moved_nbytes)
-    if node is not None:
-        desk.regulator = make_regulator(process, node, Sensors(usage, SystemClock()))
+    else:
+        compute = ThreadCompute(telemetry)
+        stack.callback(compute.close)
+        node = _node(process, await _saving(process), compute)
+        usage = Usage(options.home, lambda: process.transport.throttle.moved_nbytes)
+        desk.regulator = make_regulator(process, node, compute, Sensors(usage, SystemClock()))
         stack.callback(usage.save)
     desk.open(process, node)
 
@@ -304,11 +307,9 @@ def _checkpoints(options: NodeOptions, manifest: Manifest) -> str:
     return options.checkpoints or (manifest.checkpoint.url if own else "")
 
 
-def _node(process: Process, saving: Saving, stack: contextlib.AsyncExitStack) -> Node:
+def _node(process: Process, saving: Saving, compute: ThreadCompute) -> Node:
     """The node on its real ports."""
     options, manifest, telemetry = process.options, process.manifest, process.telemetry
-    compute = ThreadCompute(telemetry)
-    stack.callback(compute.close)
     world = World(
         transport=process.transport,
         directory=process.directory,

@@ -37,6 +37,7 @@ LIMITS = (
     ("quota", "50GB/day", "Move at most so many bytes a day, both ways together."),
     ("max-temp", "80C", "Pause while the GPU (or processor) is hotter."),
     ("max-memory", "6GB", "Pause while this process holds more."),
+    ("max-load", "50%", "Compute for at most so much of the time, in pieces well under a second."),
     ("yield-to", "steam,blender", "Pause while one of these programs runs."),
 )
 

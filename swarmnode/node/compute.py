@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -27,15 +28,21 @@ class _Work:
 
 
 class ThreadCompute:
-    """ports.Compute on a thread of its own. `close` waits for the piece in work and drops the rest."""
+    """ports.Compute on a thread of its own. `close` waits for the piece in work and drops those that wait.
+
+    `load` is the share of its time that the device may work, in (0, 1]: after a piece of t seconds it rests for
+    t (1 - load) / load. Outer steps do not wait for a rest to end: other nodes wait for them.
+    """
 
     def __init__(self, telemetry: Telemetry) -> None:
+        self.load = 1.0
+        self._rested_s = -math.inf  # when the rest is over, by time.perf_counter
         self._telemetry = telemetry
         self._loop = asyncio.get_running_loop()
         self._queue: list[_Work] = []
         self._serial = 0
         self._waiting = 0
-        self._worked_s = 0.0  # in pieces that are done
+        self._worked_s = 0.0  # in pieces that are done, with the rests they call for
         self._since_s: float | None = None  # the piece in work, by the same clock
         self._closing = False
         self._more = threading.Condition()
@@ -83,8 +90,8 @@ class ThreadCompute:
     def _serve(self) -> None:
         while True:
             with self._more:
-                while not self._queue and not self._closing:
-                    self._more.wait()
+                while not self._closing and (rest_s := self._rest_s()) > 0.0:
+                    self._more.wait(min(rest_s, threading.TIMEOUT_MAX))
                 if self._closing:
                     return
                 piece = heapq.heappop(self._queue)
@@ -101,9 +108,19 @@ class ThreadCompute:
                 error = caught
             seconds = time.thread_time() - begun
             with self._more:
-                self._worked_s += time.perf_counter() - began_s
+                now_s = time.perf_counter()
+                rest_s = (now_s - began_s) * (1.0 - self.load) / self.load
+                self._worked_s += now_s - began_s + rest_s
+                self._rested_s = max(now_s, self._rested_s) + rest_s
                 self._since_s = None
             self._loop.call_soon_threadsafe(self._deliver, piece, value, error, seconds)
+
+    def _rest_s(self) -> float:
+        """How long to wait before there may be something to do; 0: there is."""
+        if not self._queue:
+            return math.inf
+        urgent = self._queue[0].priority == Priority.OUTER
+        return 0.0 if urgent else max(0.0, self._rested_s - time.perf_counter())
 
     def _deliver(self, piece: _Work, value: Any, error: BaseException | None, seconds: float) -> None:
         self._telemetry.count(name.COMPUTE_SECONDS, seconds, kind=piece.priority.name.lower())

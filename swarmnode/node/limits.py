@@ -18,6 +18,7 @@ FREE_SHARE = 0.05  # guess: the same for memory
 QUOTA_SHARE = 0.995  # of the quota: the rest is for saying that we pause; so it stops within 1 %
 QUOTA_AHEAD_S = 2.0  # what is under way when the quota is near still goes through; guess: two readings
 YIELD_MAX = 16
+LOAD_LEAST = 0.05  # guess: below that others take the node for one that hangs
 
 _HOURS = re.compile(r"(\d{1,2})(?::(\d{2}))?-(\d{1,2})(?::(\d{2}))?\Z")
 _AMOUNT = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)\Z")
@@ -31,7 +32,8 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """`hours` empty: always. Rates are bits a second, `quota_nbytes` is of a local day, both directions together."""
+    """`hours` empty: always. Rates are bits a second, `quota_nbytes` is of a local day, both directions together,
+    `max_load` is a share of the device's time."""
 
     hours: tuple[Span, ...] = ()
     max_up_bps: float | None = None
@@ -39,6 +41,7 @@ class Limits:
     quota_nbytes: int | None = None
     max_temp_c: float | None = None
     max_memory_nbytes: int | None = None
+    max_load: float | None = None
     yield_to: tuple[str, ...] = ()
 
 
@@ -237,6 +240,18 @@ def parse_temperature(text: str) -> float:
     return float(found.group(1))
 
 
+def parse_load(text: str) -> float:
+    """Share of `50%`. Raises ValueError."""
+    number, sign, rest = text.strip().partition("%")
+    try:
+        share = float(number) / 100.0
+    except ValueError:
+        share = math.nan
+    if not sign or rest or not LOAD_LEAST <= share <= 1.0:
+        raise ValueError(f"say 50%; {LOAD_LEAST:.0%} to 100% are allowed")
+    return share
+
+
 def parse_names(text: str) -> tuple[str, ...]:
     """Program names of `steam,blender`. Raises ValueError."""
     names = tuple(dict.fromkeys(part.strip().lower() for part in text.split(",") if part.strip()))
@@ -285,6 +300,9 @@ KINDS: Mapping[str, Kind] = {
     ),
     "max-temp": Kind("max_temp_c", parse_temperature, lambda c: f"{c:g}C", "Pause above this: 80C."),
     "max-memory": Kind("max_memory_nbytes", parse_nbytes, show_nbytes, "Hold at most this much memory: 6GB."),
+    "max-load": Kind(
+        "max_load", parse_load, lambda share: f"{share * 100:.6g}%", "Compute at most so much of the time: 50%."
+    ),
     "yield-to": Kind("yield_to", parse_names, ",".join, "Pause while one of these runs: steam,blender."),
 }
 

@@ -134,6 +134,7 @@ WORDS = {
     "quota": ["50GB/day", "1.5TB/day"],
     "max-temp": ["80C", "72.5C"],
     "max-memory": ["6GB", "512MB"],
+    "max-load": ["50%", "12.5%"],
     "yield-to": ["steam,blender"],
 }
 
@@ -165,6 +166,10 @@ NO_WORDS = [
     ("max-temp", "hot"),
     ("max-temp", "500"),
     ("max-memory", "6"),
+    ("max-load", "50"),
+    ("max-load", "2%"),
+    ("max-load", "101%"),
+    ("max-load", "half%"),
     ("yield-to", ","),
     ("speed", "1"),
 ]
