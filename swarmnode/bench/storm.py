@@ -31,6 +31,7 @@ SAMPLES_BETWEEN = 64  # trained between two faults: each of them must be survive
 
 CLOUDS = ("aws", "gcp", "azure")
 NOTICE_S = 60.0
+LOAD = "10%"  # of each device: a life is mostly waiting, and a swarm at full speed takes the machine from others
 
 
 class Life(Watched):
@@ -109,7 +110,8 @@ class Life(Watched):
         if plan.name in self.clouds:
             cloud, url, _ = self.clouds[plan.name]
             plan = replace(plan, flags=("--notice", cloud, "--notice-url", url))
-        return node_command(plan)
+        load = [] if plan.bootstrap else ["--max-load", LOAD]
+        return [*node_command(plan), *load]
 
     async def close(self) -> None:
         for _, _, fake in self.clouds.values():
