@@ -301,8 +301,10 @@ def _print(found: dict[str, Any], as_json: bool) -> None:
     console = Console()
     for key, value in found.items():
         if isinstance(value, list) and value and isinstance(value[0], dict):
-            table = Table(*value[0], title=key, title_justify="left")
-            table.columns[0].no_wrap = True  # the name; numbers may be short of room
+            table = Table(*(name.replace("_", " ") for name in value[0]), title=key, title_justify="left")
+            table.columns[0].no_wrap = True  # the name; what is short of room goes on below, and nothing is cut
+            for column in table.columns[1:]:
+                column.overflow = "fold"
             for row in value:
                 table.add_row(*map(_text, row.values()))
             console.print(table)
