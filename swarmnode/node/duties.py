@@ -64,6 +64,16 @@ class Parts:
             await self.feeder.drain()
         await self.backlog.empty()
 
+    async def bequeath(self) -> int:
+        """Give what was learnt since the last round to a replica that stays; returns its samples. Raises Unavailable
+        when nobody takes it."""
+        await self.gossip.rest()
+        unsent, staying = self.gossip.unsent, mates(self.swarm(), self.stage, self.line.peer_id)
+        if not unsent or not staying:
+            return 0
+        await bequeath(self.line, self.run_id, staying, self.gossip.parting, self.telemetry, self.rng)
+        return unsent
+
 
 def mates(swarm: Swarm, stage: int, me: PeerId) -> list[PeerId]:
     """Replicas of `stage` that stay and can take what this one learnt."""
@@ -103,11 +113,8 @@ def duties(parts: Parts, farewell: Farewell) -> list[Task]:
     async def exchange() -> None:
         await gossip.rest()
         farewell.unsent = gossip.unsent
-        staying = mates(parts.swarm(), parts.stage, me)
-        if stopping or not farewell.unsent or not staying:
-            return
-        await bequeath(parts.line, parts.run_id, staying, gossip.parting, parts.telemetry, parts.rng)
-        farewell.sent = farewell.unsent
+        if not stopping:
+            farewell.sent = await parts.bequeath()
 
     async def handover() -> None:
         able, reason = heirs(parts.swarm(), parts.stage, me)
