@@ -71,6 +71,7 @@ class Parts:
         unsent, staying = self.gossip.unsent, mates(self.swarm(), self.stage, self.line.peer_id)
         if not unsent or not staying:
             return 0
+        self.gossip.parted = True  # who is told to go while it moves does not give it a second time
         await bequeath(self.line, self.run_id, staying, self.gossip.parting, self.telemetry, self.rng)
         return unsent
 
