@@ -91,7 +91,6 @@ class Gossip:
         self._wake = asyncio.Event()
         self._meetings: dict[PeerId, Meeting] = {}  # of the round under way, where the others call
         self.held = False  # while this node is paused: no rounds
-        self.parted = False  # what was learnt since the last round is on its way to another replica: once is enough
         self._met = asyncio.Condition()
         self.finished = asyncio.Event()  # set after each round; whoever waits clears it
         self.bequests = Bequests(manifest, stage, lambda: self.next_round, telemetry)
@@ -121,11 +120,7 @@ class Gossip:
 
     @property
     def unsent(self) -> int:
-        """Samples trained here since the last round: no other replica has a part of them, nor was given it."""
-        return 0 if self.parted else self._learnt
-
-    @property
-    def _learnt(self) -> int:
+        """Samples trained here since the last round: no other replica has a part of them."""
         met = self._manifest.gossip.method != "none" and not self.newcomer
         return self._samples_here() - self._samples_before if met else 0
 
@@ -141,7 +136,7 @@ class Gossip:
                 self._replica.step(self._samples_total())
             return self._replica.message(due)
 
-        said = wire.Bequest(round=due, stage=self._stage, codec=self._manifest.gossip.codec, samples=self._learnt)
+        said = wire.Bequest(round=due, stage=self._stage, codec=self._manifest.gossip.codec, samples=self.unsent)
         return said, await self._compute.run(Priority.OUTER, 0, message)
 
     async def rest(self) -> None:

@@ -69,9 +69,9 @@ class Parts:
         when nobody takes it."""
         await self.gossip.rest()
         unsent, staying = self.gossip.unsent, mates(self.swarm(), self.stage, self.line.peer_id)
-        if not unsent or not staying:
+        if not unsent or not staying or self.gossip.bequests.given:
             return 0
-        self.gossip.parted = True  # who is told to go while it moves does not give it a second time
+        self.gossip.bequests.given = True  # who is told to go while it moves does not give it a second time
         await bequeath(self.line, self.run_id, staying, self.gossip.parting, self.telemetry, self.rng)
         return unsent
 
@@ -98,7 +98,7 @@ def duties(parts: Parts, farewell: Farewell) -> list[Task]:
     """Take no new work, and what leaving means for `parts`, in order; `farewell` is filled in as it goes."""
     parts.refuse()
     before, gossip, me = parts.finished(), parts.gossip, parts.line.peer_id
-    farewell.held, farewell.unsent = parts.held(), gossip.unsent
+    farewell.held, farewell.unsent = parts.held(), 0 if gossip.bequests.given else gossip.unsent
     stopping = farewell.notice.kind is Kind.STOP
 
     async def finish() -> None:
@@ -113,7 +113,7 @@ def duties(parts: Parts, farewell: Farewell) -> list[Task]:
 
     async def exchange() -> None:
         await gossip.rest()
-        farewell.unsent = gossip.unsent
+        farewell.unsent = 0 if gossip.bequests.given else gossip.unsent
         if not stopping:
             farewell.sent = await parts.bequeath()
 
