@@ -40,6 +40,7 @@ DRAIN_TO_EMPTY_S = 0.5  # guess: while a stage stands empty little can be finish
 BEQUEST_S = 10.0  # guess: as much again for what was learnt since the last round
 EMPTY_SHARE = 0.25  # guess: of the announce period, between two looks for an empty stage, which stops all training
 EMPTY_LOOKS = 2  # guess: looks in a row that a stage has nobody; the roll call has buried its dead before
+FIRST_LOOKS = 40  # guess: the same before the run has trained anything
 UNREST = 3  # guess: waits of an announce period after nodes came or went: who came has not told its speed yet
 MATES_MAX = 8  # guess: replicas of the own stage that are asked whether they stay; one will do
 THIN_LOOKS = 20  # guess: looks in a row that a stage has too few and another can spare one; joiners come first
@@ -121,7 +122,9 @@ class Moving:
         period_s = min(self._period_s, self._manifest.limits.announce_period_s) if self._unrest else self._period_s
         self._unrest = max(0, self._unrest - 1)
         end = loop.time() + period_s * (0.9 + 0.2 * self._rng.random())
-        while (left_s := end - loop.time()) > 0 and empty < EMPTY_LOOKS and thin < THIN_LOOKS:
+        # Before the first sample an empty stage's nodes may be starting, too, and nothing stands still yet.
+        patience = EMPTY_LOOKS if self._presence.progress.total else FIRST_LOOKS
+        while (left_s := end - loop.time()) > 0 and empty < patience and thin < THIN_LOOKS:
             await asyncio.sleep(min(left_s, EMPTY_SHARE * self._manifest.limits.announce_period_s))
             swarm = self._presence.book.swarm()
             if shifted(before, serving(swarm), self._rules):

@@ -16,7 +16,7 @@ SEED = 1
 
 
 @pytest.mark.skipif(
-    "SWARMNODE_CHAOS" not in os.environ, reason="minutes; make test runs it beside the others, make soak fifty"
+    "SWARMNODE_CHAOS" not in os.environ, reason="minutes; make chaos runs such a life, and make soak fifty"
 )
 @pytest.mark.timeout(900)
 def test_a_swarm_lives_through_the_storm() -> None:
