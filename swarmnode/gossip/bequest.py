@@ -57,7 +57,6 @@ class Bequests:
         self._next_round = next_round
         self._telemetry = telemetry
         self._kept: list[_Bequest] = []
-        self.given = False  # this replica's own is on its way to another one: once is enough
 
     async def serve(self, peer: PeerId, call: Call) -> Answer:
         """Handler of "bequest". Answers with our next round when it was made for another. Raises Busy when enough are

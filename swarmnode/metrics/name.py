@@ -269,7 +269,6 @@ EVENTS: Final[dict[str, str]] = {
     "round.boundary": "a round ended; this replica paired or not, and why",
     "round.stride": "rounds come faster or slower than replicas can meet: takes part in only every second, fourth, ...",
     "bequest.given": "a leaver gave what it learnt since its last round to a replica that stays",
-    "bequest.kept": "a node that moves found nobody to take what it learnt since its last round; that is lost",
     "bequest.merged": "what a leaver learnt counts in this round here",
     "bequest.stale": "what a leaver learnt came for another round and is dropped",
     "handover.done": "the last replica of a stage leaves; its state is kept by another node",

@@ -64,17 +64,6 @@ class Parts:
             await self.feeder.drain()
         await self.backlog.empty()
 
-    async def bequeath(self) -> int:
-        """Give what was learnt since the last round to a replica that stays; returns its samples. Raises Unavailable
-        when nobody takes it."""
-        await self.gossip.rest()
-        unsent, staying = self.gossip.unsent, mates(self.swarm(), self.stage, self.line.peer_id)
-        if not unsent or not staying or self.gossip.bequests.given:
-            return 0
-        self.gossip.bequests.given = True  # who is told to go while it moves does not give it a second time
-        await bequeath(self.line, self.run_id, staying, self.gossip.parting, self.telemetry, self.rng)
-        return unsent
-
 
 def mates(swarm: Swarm, stage: int, me: PeerId) -> list[PeerId]:
     """Replicas of `stage` that stay and can take what this one learnt."""
@@ -98,7 +87,7 @@ def duties(parts: Parts, farewell: Farewell) -> list[Task]:
     """Take no new work, and what leaving means for `parts`, in order; `farewell` is filled in as it goes."""
     parts.refuse()
     before, gossip, me = parts.finished(), parts.gossip, parts.line.peer_id
-    farewell.held, farewell.unsent = parts.held(), 0 if gossip.bequests.given else gossip.unsent
+    farewell.held, farewell.unsent = parts.held(), gossip.unsent
     stopping = farewell.notice.kind is Kind.STOP
 
     async def finish() -> None:
@@ -113,9 +102,12 @@ def duties(parts: Parts, farewell: Farewell) -> list[Task]:
 
     async def exchange() -> None:
         await gossip.rest()
-        farewell.unsent = 0 if gossip.bequests.given else gossip.unsent
-        if not stopping:
-            farewell.sent = await parts.bequeath()
+        farewell.unsent = gossip.unsent
+        staying = mates(parts.swarm(), parts.stage, me)
+        if stopping or not farewell.unsent or not staying:
+            return
+        await bequeath(parts.line, parts.run_id, staying, gossip.parting, parts.telemetry, parts.rng)
+        farewell.sent = farewell.unsent
 
     async def handover() -> None:
         able, reason = heirs(parts.swarm(), parts.stage, me)

@@ -9,11 +9,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from swarmnode.errors import Unavailable
+from swarmnode.gossip.exchange import Gossip
 from swarmnode.ids import PeerId, RunId
 from swarmnode.manifest import Manifest
 from swarmnode.metrics import name
 from swarmnode.model.split import split
-from swarmnode.node.duties import Parts
 from swarmnode.node.lifecycle import donors_of
 from swarmnode.node.presence import Presence
 from swarmnode.pipeline.rebalance import (
@@ -35,9 +35,7 @@ from swarmnode.wire import call_pb2 as wire
 from swarmnode.wire import record_pb2
 
 WAIT_SHARE = 0.1  # guess: of the period, the longest random wait against simultaneous movers
-DRAIN_S = 8.0  # guess: what is held is finished within this
-DRAIN_TO_EMPTY_S = 0.5  # guess: while a stage stands empty little can be finished, and everybody waits for the mover
-BEQUEST_S = 10.0  # guess: as much again for what was learnt since the last round
+ROUND_WAIT_MAX_S = 60.0  # guess, as lifecycle.SYNC_WAIT_MAX_S
 EMPTY_SHARE = 0.25  # guess: of the announce period, between two looks for an empty stage, which stops all training
 EMPTY_LOOKS = 2  # guess: looks in a row that a stage has nobody; the roll call has buried its dead before
 FIRST_LOOKS = 40  # guess: the same before the run has trained anything
@@ -72,16 +70,19 @@ class Moving:
         line: Transport,
         answering: Callable[[Sequence[PeerId]], Awaitable[frozenset[PeerId]]],
         parameters: Callable[[int], int],
+        gossip: Gossip,
         telemetry: Telemetry,
         rng: random.Random,
     ) -> None:
-        """`answering`: those of some peers that answer a ping; `parameters` of a stage, as its replicas count them."""
+        """`answering`: those of some peers that answer a ping; `parameters` of a stage, as its replicas count them;
+        `gossip` runs the rounds at the present one."""
         self._manifest = manifest
         self._run_id = run_id
         self._presence = presence
         self._line = line
         self._answering = answering
         self._parameters = parameters
+        self._gossip = gossip
         self._telemetry = telemetry
         self._rng = rng
         self._costs = costs(manifest)
@@ -89,13 +90,14 @@ class Moving:
         self._rules = Rules(pipeline.rebalance_ratio, pipeline.min_keep)
         self._rate = DOWNLOAD_RATE
         self._unrest = 0
+        self._since_s, self._since_total = asyncio.get_running_loop().time(), presence.progress.total
 
     @property
     def _period_s(self) -> float:
         return self._manifest.pipeline.rebalance_period_s
 
     async def run(self) -> Brought:
-        """Wait until this node should serve another stage and has that one's state."""
+        """Wait until this node should serve another stage and has that one's state, and a round here is just over."""
         if self._period_s <= 0.0 or self._manifest.pipeline.stages < 2:
             await asyncio.Event().wait()
         while True:
@@ -123,11 +125,12 @@ class Moving:
         self._unrest = max(0, self._unrest - 1)
         end = loop.time() + period_s * (0.9 + 0.2 * self._rng.random())
         # Before the first sample an empty stage's nodes may be starting, too, and nothing stands still yet.
-        patience = EMPTY_LOOKS if self._presence.progress.total else FIRST_LOOKS
+        begun = self._presence.progress.total > 0
+        patience = EMPTY_LOOKS if begun else FIRST_LOOKS
         while (left_s := end - loop.time()) > 0 and empty < patience and thin < THIN_LOOKS:
             await asyncio.sleep(min(left_s, EMPTY_SHARE * self._manifest.limits.announce_period_s))
             swarm = self._presence.book.swarm()
-            if shifted(before, serving(swarm), self._rules):
+            if begun and shifted(before, serving(swarm), self._rules):
                 self._unrest = UNREST
                 return
             empty = 0 if all(swarm.stages) else empty + 1
@@ -176,6 +179,7 @@ class Moving:
             return None
         seconds = loop.time() - begun
         self._rate = offer.nbytes / max(1e-3, seconds)
+        await self._after_a_round()
         await self._look()
         good, why = still_good(self._presence.book.swarm(), self._costs, move, self._rules)
         if not good:
@@ -198,6 +202,27 @@ class Moving:
         found = await self._answering(mates[:MATES_MAX])
         return bool(found), f"of the others of stage {stage} {len(mates)} mean to stay, and {len(found)} of them answer"
 
+    async def _after_a_round(self) -> None:
+        """Until a round is over, if one is expected within ROUND_WAIT_MAX_S: what was learnt since the last would be
+        lost to the others; but where rounds take an hour the weak stage cannot wait."""
+        gossip, done = self._gossip, self._gossip.done
+        if self._next_round_s() > ROUND_WAIT_MAX_S:
+            return
+        try:
+            async with asyncio.timeout(min(self._period_s, ROUND_WAIT_MAX_S)):
+                while gossip.done == done:
+                    gossip.finished.clear()
+                    await gossip.finished.wait()
+        except TimeoutError:
+            pass
+
+    def _next_round_s(self) -> float:
+        """Seconds until the run's next round at the rate of samples seen since this node came to its stage."""
+        total, size = self._presence.progress.total, self._manifest.gossip.round_samples
+        seconds = asyncio.get_running_loop().time() - self._since_s
+        rate = (total - self._since_total) / seconds if seconds > 0.0 else 0.0
+        return (size - total % size) / rate if rate > 0.0 else float("inf")
+
     def _donors(self, stage: int) -> Sequence[PeerId]:
         return donors_of(self._presence.book.swarm(), stage, self._presence.me)
 
@@ -208,27 +233,3 @@ class Moving:
     def _stay(self, move: Move, why: str) -> None:
         self._say(None)
         self._telemetry.event("stage.stays", source=move.source, target=move.target, reason=why)
-
-
-async def withdraw(presence: Presence, parts: Parts, brought: Brought, telemetry: Telemetry) -> None:
-    """Take no new work at the stage of `parts`, finish what is held, and leave what was learnt since the last round to
-    a replica that stays: a round may be an hour away, and the weak stage cannot wait for it."""
-    presence.set_state(record_pb2.NODE_STATE_DRAINING, f"moves to stage {brought.stage}")
-    parts.refuse()
-    held, given, empty = 0, 0, brought.state is None
-    try:
-        async with asyncio.timeout(DRAIN_S) as patience:
-            await presence.announce()  # under the key of this stage, before it is announced elsewhere
-            if empty:
-                patience.reschedule(asyncio.get_running_loop().time() + DRAIN_TO_EMPTY_S)
-            await parts.finish()
-    except TimeoutError:
-        held = parts.held()
-    try:
-        async with asyncio.timeout(DRAIN_TO_EMPTY_S if empty else BEQUEST_S):
-            given = await parts.bequeath()
-    except (TimeoutError, Unavailable) as error:
-        telemetry.event("bequest.kept", level="warning", reason=str(error) or "nobody took it in time")
-    telemetry.event(
-        "stage.moved", source=parts.stage, target=brought.stage, cut=held, given=given, reason=brought.reason
-    )

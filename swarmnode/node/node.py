@@ -17,7 +17,7 @@ from swarmnode.node.duties import Parts, duties
 from swarmnode.node.feeding import feeder_of, feeding
 from swarmnode.node.line import Line
 from swarmnode.node.measuring import measuring
-from swarmnode.node.moving import Brought, Moving, costs, withdraw
+from swarmnode.node.moving import Brought, Moving, costs
 from swarmnode.node.notice import Notice, Notices
 from swarmnode.node.pardoning import pardoning
 from swarmnode.node.pausing import Pausing, Serving
@@ -41,6 +41,9 @@ from swarmnode.recovery.snapshot import Snapshot
 from swarmnode.wire import record_pb2
 
 Part = TypeVar("Part")
+
+DRAIN_S = 8.0  # guess: before a move, what is held is finished within this
+DRAIN_TO_EMPTY_S = 0.5  # guess: while a stage stands empty little can be finished, and everybody waits for the mover
 
 
 GIVING = (record_pb2.NODE_STATE_TRAINING, record_pb2.NODE_STATE_DRAINING)
@@ -174,9 +177,7 @@ class Node:
                 await asyncio.wait({turn})
                 if not turn.cancelled():
                     brought = turn.result()
-                    parts = self._parts()
-                    assert parts is not None, "who moves has served"
-                    await withdraw(self.presence, parts, brought, self._telemetry)
+                    await self._withdraw(brought)
                 if self._leaving:
                     await self._gone.wait()  # `run` takes its leave of all that goes on here
                 raise _Moved
@@ -219,7 +220,23 @@ class Node:
         self._telemetry.event("node.ready", serves=stage)
         rng = seeded(self.manifest.seed, "moving", self.me, presence.incarnation, self._stays)
         own = (self.manifest, self.run_id, presence, self.line, self.arrival.answering)
-        return await Moving(*own, replica.parameters_of, self._telemetry, rng).run()
+        return await Moving(*own, replica.parameters_of, gossip, self._telemetry, rng).run()
+
+    async def _withdraw(self, brought: Brought) -> None:
+        """Take no new work at this stage, and finish what is held."""
+        self.presence.set_state(record_pb2.NODE_STATE_DRAINING, f"moves to stage {brought.stage}")
+        parts, held = self._parts(), 0
+        assert parts is not None
+        parts.refuse()
+        try:
+            async with asyncio.timeout(DRAIN_S) as patience:
+                await self.presence.announce()  # under the key of this stage, before it is announced elsewhere
+                if brought.state is None:
+                    patience.reschedule(asyncio.get_running_loop().time() + DRAIN_TO_EMPTY_S)
+                await parts.finish()
+        except TimeoutError:
+            held = parts.held()
+        self._telemetry.event("stage.moved", source=self.stage, target=brought.stage, cut=held, reason=brought.reason)
 
     def _vacate(self) -> None:
         """Nothing is left of the stage that was served."""

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from swarmnode.simulation.world import World
 
 DISK_BYTES = 1 << 33
-GOODBYE_S = 15.0  # above moving.DRAIN_S, saving and announcing
+GOODBYE_S = 15.0  # above node.DRAIN_S, saving and announcing
 SERVING_MAX = 4096  # calls of others under way at one node
 
 

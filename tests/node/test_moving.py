@@ -42,11 +42,6 @@ def test_a_node_moves_to_the_weakest_stage_and_serves_there() -> None:
             )
             assert any(event == "state.downloaded" for event, _ in mover.quiet.events), "it brought the state along"
             assert mover.node.feeder is None, "it feeds no more"
-            if fields["given"]:
-                heard = ("bequest.merged", "bequest.stale")
-                await v.until(
-                    lambda: any(said(v, event) for event in heard), "what it had learnt is with who stayed", 90
-                )
             hop = mover.node.hop
             await v.until(lambda: hop is not None and hop.samples > 0, "it trains there", timeout_s=90)
             served = {p.node.stage for p in v.people}
@@ -131,6 +126,7 @@ def test_who_leaves_asks_whether_another_stays() -> None:
                 node.line,
                 node.arrival.answering,
                 lambda stage: 0,
+                node.gossip,
                 here.quiet,
                 random.Random(0),
             )
