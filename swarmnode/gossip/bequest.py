@@ -25,6 +25,7 @@ KEPT_MAX = 2  # guess: leavers one replica hears out in a round; others ask anot
 RETRY_S = 1.0
 TIMEOUT_S = 20.0  # guess: as an exchange
 ATTEMPTS_MAX = 8  # guess, with the pause: some seconds, which the notice may cut
+BEHIND_MAX = 60  # guess: the same while somebody who would take it is still in a round that is over here: half a minute
 PAUSE_S = 0.5
 TRIES_AT_ONE = 3  # guess: the first tells the round, the second is for it unless it has just begun
 SHARE_MAX = 1.0  # a leaver counts at most as much as a replica that stays
@@ -110,9 +111,11 @@ async def bequeath(
     """
     reason = "no other replica of the stage is here"
     message, tensors = await make(None)
-    for attempt in range(ATTEMPTS_MAX):
-        if attempt:
+    attempts = waits = 0
+    while attempts < ATTEMPTS_MAX and waits < BEHIND_MAX:
+        if attempts or waits:
             await asyncio.sleep(PAUSE_S)
+        behind = False
         for heir in rng.sample(sorted(heirs), len(heirs)):
             for _ in range(TRIES_AT_ONE):
                 request = wire.Request(run_id=run_id, bequest=message)
@@ -130,5 +133,7 @@ async def bequeath(
                 try:
                     message, tensors = await make(given.round)
                 except Unavailable:
-                    break  # it is behind; it may have come on at the next attempt
+                    behind = True  # it may have come on at the next attempt
+                    break
+        attempts, waits = attempts + (not behind), waits + behind
     raise Unavailable(reason)
