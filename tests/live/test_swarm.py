@@ -10,13 +10,12 @@ import signal
 import subprocess
 import tempfile
 import urllib.request
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from swarmnode.bench.watching import Watched, fleet_in, trains
-from swarmnode.local.child import Child, NodePlan, node_command
+from swarmnode.local.child import Child, node_command
 from swarmnode.local.fleet import Command
 from swarmnode.local.summary import count, totals
 from swarmnode.manifest import PRESETS
@@ -27,12 +26,7 @@ BOUND_S = 150.0  # for one condition, on a machine that others load
 
 def swarm_in(folder: Path, nodes: int = 4, command: Command = node_command) -> Watched:
     """Nodes in two stages, and the bounds within which they must do what is waited for."""
-
-    def gentle(plan: NodePlan) -> Sequence[str]:
-        # Tests mostly wait, and a swarm at full speed takes the machine from those beside it.
-        return [*command(plan), *([] if plan.bootstrap else ["--max-load", "20%"])]
-
-    return Watched(fleet_in(folder, PRESETS["tiny"], nodes, command=gentle, cache=folder / "cache"), BOUND_S)
+    return Watched(fleet_in(folder, PRESETS["tiny"], nodes, command=command, cache=folder / "cache"), BOUND_S)
 
 
 def fetch(child: Child, path: str) -> str:
