@@ -11,7 +11,6 @@ import pytest
 from swarmnode.errors import RemoteFault
 from swarmnode.ports import LossResult, Packet, WireTensor
 from swarmnode.wire import record_pb2
-from tests.node.test_groups import still
 from tests.node.village import Recording, Villager, manifest, village
 
 
@@ -161,7 +160,7 @@ def test_who_most_refused_is_left_out_by_all() -> None:
     out."""
 
     async def body() -> None:
-        async with village(still(manifest(codec="fp32"))) as v:
+        async with village(manifest(codec="fp32")) as v:
             for stage in (0, 1, 2, 2, 2):
                 v.add(stage)
             liar, honest = v.add(2, NanPacket), v.people[2:5]

@@ -4,20 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from swarmnode.ids import PeerId
-from swarmnode.manifest import Manifest
 from tests.node.test_swarm import losses
 from tests.node.village import Village, manifest, village
-
-
-def still(run: Manifest) -> Manifest:
-    """As `run`, but nobody moves to another stage."""
-    return replace(run, pipeline=replace(run.pipeline, rebalance_period_s=0.0))
 
 
 def groups(v: Village, index: int) -> list[set[PeerId]]:
@@ -31,7 +24,7 @@ def test_groups_meet_and_the_swarm_learns(group: int, most: int) -> None:
     """Five replicas of the last stage: all of them, or cut into groups."""
 
     async def body() -> None:
-        async with village(still(manifest(stages=2, codec="fp32", group=group))) as v:
+        async with village(manifest(stages=2, codec="fp32", group=group)) as v:
             for stage in (0, 1, 1, 1, 1, 1):
                 v.add(stage)
             last = range(1, 6)
@@ -51,7 +44,7 @@ def test_whoever_came_counts() -> None:
     """One of four dies without a word: the other three meet without it."""
 
     async def body() -> None:
-        async with village(still(manifest(stages=2, codec="modular4", group=0))) as v:
+        async with village(manifest(stages=2, codec="modular4", group=0)) as v:
             for stage in (0, 1, 1, 1, 1):
                 v.add(stage)
             dead = v.people[4]
