@@ -11,6 +11,8 @@ import psutil
 import pytest
 from hypothesis import settings
 
+from swarmnode.local.starting import NURSERY
+
 settings.register_profile("swarmnode", deadline=None, print_blob=True)
 settings.load_profile("swarmnode")
 
@@ -21,6 +23,7 @@ GOODBYE_S = 5.0
 def nothing_left_running() -> Iterator[None]:
     """A process that outlives the tests that started it fails the suite (p2pd leaves within 2 s by itself)."""
     yield
+    NURSERY.close()
     _, left = psutil.wait_procs(psutil.Process().children(recursive=True), timeout=GOODBYE_S)
     told = []
     for process in left:

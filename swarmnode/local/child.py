@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +14,9 @@ import swarmnode
 from swarmnode.control import client
 from swarmnode.control.client import ControlClient
 from swarmnode.errors import EXIT_PREEMPTED, EXIT_PREEMPTED_INCOMPLETE, LocalFault, SwarmnodeError
-from swarmnode.local import leash, ready
+from swarmnode.local import ready
 from swarmnode.local.ready import Ready
+from swarmnode.local.starting import NODE, NURSERY, Process
 from swarmnode.wire.control_pb2 import DrainReply, LimitRequest, StatusReply
 from swarmnode.wire.record_pb2 import NODE_STATE_TRAINING
 
@@ -49,7 +49,7 @@ class NodePlan:
 
 def node_command(plan: NodePlan) -> list[str]:
     """The command line of a real node of `plan`."""
-    command = [sys.executable, "-m", "swarmnode.cli.main"]
+    command = [*NODE]
     common = ["--listen", "/ip4/127.0.0.1/tcp/0", "--home", str(plan.home), "--metrics-port", "0", "--name", plan.name]
     if plan.bootstrap and plan.dashboard_port is not None:
         return [*command, "coordinator", str(plan.manifest), "--port", str(plan.dashboard_port), *common]
@@ -75,7 +75,7 @@ def environment() -> dict[str, str]:
 class Child:
     """A started process. `reason` says how it ended ("" while it runs); `status` is the last it said of itself."""
 
-    def __init__(self, plan: NodePlan, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, plan: NodePlan, process: Process) -> None:
         self.plan = plan
         self.ready: Ready | None = None
         self.status: StatusReply | None = None
@@ -92,14 +92,7 @@ class Child:
             plan.home.mkdir(mode=0o700, parents=True, exist_ok=True)
             ready.clear(plan.home)
             with (plan.home / STDOUT_NAME).open("ab") as out, (plan.home / STDERR_NAME).open("ab") as error:
-                process = await asyncio.create_subprocess_exec(
-                    *[sys.executable, "-I", "-S", leash.__file__, str(os.getpid()), *command],
-                    stdin=asyncio.subprocess.DEVNULL,
-                    stdout=out,
-                    stderr=error,
-                    env=environment(),
-                    start_new_session=True,
-                )
+                process = await NURSERY.start(command, environment(), out, error)
         except OSError as failure:
             raise LocalFault(f"cannot start {plan.name} in {plan.home}: {failure.strerror}") from None
         return cls(plan, process)

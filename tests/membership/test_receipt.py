@@ -76,7 +76,10 @@ def test_whole_nodes_thank_each_other() -> None:
             ]
             for one, person in zip(thanks, people, strict=True):
                 one.serve(person.transport)
-            await v.until(lambda: v.total() > 200, "they train")
+            feeders = [people[0].node, people[2].node]
+            await v.until(
+                lambda: all(node.feeder is not None and node.feeder.done > 20 for node in feeders), "both feeders train"
+            )
             await thanks[1].once(people[1].transport)
             assert {receipt.client for receipt in got} <= {people[0].node.me, people[2].node.me} and got
             hop = people[1].node.hop
