@@ -14,7 +14,7 @@ import random
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from swarmnode.errors import Busy, RemoteFault, SwarmnodeError, Unavailable
+from swarmnode.errors import Busy, Refused, RemoteFault, SwarmnodeError, Unavailable
 from swarmnode.ids import PeerId, RunId, short
 from swarmnode.manifest import Manifest
 from swarmnode.metrics import name
@@ -28,6 +28,8 @@ ATTEMPTS_MAX = 8  # guess, with the pause: some seconds, which the notice may cu
 BEHIND_MAX = 60  # guess: the same while somebody who would take it is still in a round that is over here: half a minute
 PAUSE_S = 0.5
 TRIES_AT_ONE = 3  # guess: the first tells the round, the second is for it unless it has just begun
+DOUBTS_MAX = 3  # guess: how often one whose answer was lost is asked again before another is
+DOUBT_TIMEOUT_S = 5.0  # guess: of each of these; it has the message if it got it
 SHARE_MAX = 1.0  # a leaver counts at most as much as a replica that stays
 
 Make = Callable[[int | None], Awaitable[tuple[wire.Bequest, Sequence[WireTensor]]]]
@@ -58,16 +60,19 @@ class Bequests:
         self._next_round = next_round
         self._telemetry = telemetry
         self._kept: list[_Bequest] = []
+        self._merged: set[tuple[PeerId, int]] = set()  # of the last round that took any: leaver, the round it was for
 
     async def serve(self, peer: PeerId, call: Call) -> Answer:
-        """Handler of "bequest". Answers with our next round when it was made for another. Raises Busy when enough are
-        kept."""
+        """Handler of "bequest". Answers with our next round when it was made for another; what has counted already is
+        taken, for its answer was lost. Raises Busy when enough are kept."""
         asked = call.header.bequest
         if asked.stage != self._stage:
             raise RemoteFault(f"bequest for stage {asked.stage} sent to a replica of stage {self._stage}")
         if asked.codec != self._manifest.gossip.codec:
             raise RemoteFault(f"bequest in codec {asked.codec[:16]!r}; this run uses {self._manifest.gossip.codec}")
         due = self._next_round()
+        if (peer, asked.round) in self._merged:
+            return Answer(wire.Reply(bequeathed=wire.Bequeathed(round=asked.round)))
         if asked.round != due:
             return Answer(wire.Reply(bequeathed=wire.Bequeathed(round=due, again=True)))
         kept = [bequest for bequest in self._kept if bequest.peer != peer and bequest.round_index == due]
@@ -79,6 +84,8 @@ class Bequests:
     def take(self, round_index: int, samples: int) -> list[Packet]:
         """What counts in `round_index`, for a replica that trained `samples` in it; the rest is dropped, and said."""
         kept, self._kept = self._kept, []
+        if kept:
+            self._merged = {(bequest.peer, round_index) for bequest in kept if bequest.round_index == round_index}
         packets = []
         for bequest in kept:
             good = bequest.round_index == round_index
@@ -107,7 +114,8 @@ async def bequeath(
     """Give what `make` makes to one of `heirs`, whoever takes it first in a random order. Raises Unavailable if nobody
     does.
 
-    Asked again some times: a round may begin there between the answer and the bequest made for it.
+    Asked again some times: a round may begin there between the answer and the bequest made for it. Who may have taken
+    it without our hearing of it is asked again before another is, so that it does not count twice.
     """
     reason = "no other replica of the stage is here"
     message, tensors = await make(None)
@@ -118,9 +126,9 @@ async def bequeath(
         behind = False
         for heir in rng.sample(sorted(heirs), len(heirs)):
             for _ in range(TRIES_AT_ONE):
-                request = wire.Request(run_id=run_id, bequest=message)
+                call = Call(wire.Request(run_id=run_id, bequest=message), tensors)
                 try:
-                    answer = await transport.call(heir, Call(request, tensors), timeout_s=TIMEOUT_S, reply_bytes_max=0)
+                    answer = await _ask(transport, heir, call)
                 except SwarmnodeError as error:
                     reason = f"{short(heir)}: {error}"
                     break
@@ -137,3 +145,18 @@ async def bequeath(
                     break
         attempts, waits = attempts + (not behind), waits + behind
     raise Unavailable(reason)
+
+
+async def _ask(transport: Transport, heir: PeerId, call: Call) -> Answer:
+    """As `transport.call`; where the answer did not arrive, asked again. Raises what the last call raised."""
+    doubts, timeout_s = 0, TIMEOUT_S
+    while True:
+        try:
+            return await transport.call(heir, call, timeout_s=timeout_s, reply_bytes_max=0)
+        except Refused:
+            raise
+        except RemoteFault:
+            doubts, timeout_s = doubts + 1, DOUBT_TIMEOUT_S
+            if doubts > DOUBTS_MAX:
+                raise
+        await asyncio.sleep(PAUSE_S)

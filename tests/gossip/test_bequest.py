@@ -8,11 +8,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from swarmnode.errors import Unavailable
+from swarmnode.errors import RemoteFault, Unavailable
 from swarmnode.gossip.bequest import Bequests, bequeath
 from swarmnode.identity import Identity
-from swarmnode.ids import RunId
-from swarmnode.ports import WireTensor
+from swarmnode.ids import PeerId, RunId
+from swarmnode.ports import Packet, WireTensor
 from swarmnode.transport.memory import MemoryNetwork, MemoryTransport
 from swarmnode.wire import call_pb2 as wire
 from tests.node.village import manifest
@@ -57,6 +57,36 @@ def test_a_bequest_is_made_for_the_round_that_comes_next_there(begins: bool) -> 
         assert leaver.made == ([6, 28, 32] if begins else [6, 28])
         taken = bequests.take(leaver.made[-1], 80)
         assert [(packet.weight, packet.samples) for packet in taken] == [(0.5, 40)]
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize("merged", [False, True])
+def test_it_is_given_once_though_its_answer_was_lost(merged: bool) -> None:
+    """Also when its round has been meanwhile; another replica stands by and does not get it."""
+
+    async def body() -> None:
+        lost = 0
+
+        async def link(sender: PeerId, receiver: PeerId, nbytes: int) -> None:
+            nonlocal lost
+            if receiver == peers[0] and not lost:
+                lost += 1
+                if merged:
+                    (giver,) = (one for one in (first, second) if one._kept)
+                    packets.extend(giver.take(6, 80))
+                raise RemoteFault("the stream broke before the answer")
+
+        peers = [Identity.of_seed(bytes([n]) * 32).peer_id for n in (1, 2, 3)]
+        network, quiet, leaver, packets = MemoryNetwork(link), Quiet(), Leaver(), list[Packet]()
+        us, *heirs = (MemoryTransport(network, peer, RUN, telemetry=quiet) for peer in peers)
+        first, second = (Bequests(manifest(), 1, lambda: 10 if packets else 6, quiet) for _ in heirs)
+        for heir, bequests in zip(heirs, (first, second), strict=True):
+            heir.serve("bequest", bequests.serve, tensor_bytes_max=100)
+        await bequeath(us, RUN, peers[1:], leaver.make, quiet, random.Random(0))
+        assert lost == 1 and leaver.made == [6]
+        packets += [*first.take(6, 80), *second.take(6, 80)]
+        assert [packet.samples for packet in packets] == [40]
 
     asyncio.run(body())
 
