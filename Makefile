@@ -13,6 +13,7 @@ export OMP_NUM_THREADS := 1
 PYTEST = $(BIN)/python -m pytest -q -p no:cacheprovider
 # Real processes, for seconds to minutes each.
 LIVE := tests/live tests/docs
+STORM := tests/chaos tests/dashboard
 
 .PHONY: help setup demo test chaos check proto docs bench soak clean
 .DEFAULT_GOAL := help
@@ -49,12 +50,13 @@ $(LINT): $(STAMP)
 demo: setup
 	@$(BIN)/swarmnode up --nodes 6 --stages 3 --for 180s --kill 60s --out runs/demo
 
-# Two halves side by side, a core each: tests with real processes mostly wait. The second half's report comes last.
-# (A chaos life as a third part makes it 16 minutes on two cores, measured; `make chaos` runs it.)
+# Three parts side by side: tests with real processes mostly wait. What the first two said comes last.
 test: setup $(LINT)
-	@mkdir -p build; $(PYTEST) $(LIVE) > build/live-tests.txt 2>&1 & live=$$!; trap 'kill $$live' INT TERM; \
-	$(PYTEST) tests $(addprefix --ignore=,$(LIVE)); rest=$$?; \
-	wait $$live; code=$$?; cat build/live-tests.txt; test $$rest = 0 && test $$code = 0
+	@mkdir -p build; $(PYTEST) $(LIVE) > build/live-tests.txt 2>&1 & live=$$!; \
+	$(PYTEST) $(STORM) > build/storm-tests.txt 2>&1 & storm=$$!; trap 'kill $$live $$storm' INT TERM; \
+	$(PYTEST) tests $(addprefix --ignore=,$(LIVE) $(STORM)); rest=$$?; \
+	wait $$storm; storm=$$?; wait $$live; live=$$?; cat build/storm-tests.txt build/live-tests.txt; \
+	test $$rest = 0 && test $$storm = 0 && test $$live = 0
 
 chaos: setup
 	@$(BIN)/swarmnode bench chaos --seed $(SEED)

@@ -36,6 +36,7 @@ class FakeNode:
         self.name = option("--name")
         self.stage = int(option("--stage", "0"))
         self.asked = 0
+        self.all_here = 0  # times asked since
         self.stop = asyncio.Event()
 
     @property
@@ -44,7 +45,9 @@ class FakeNode:
 
     def status(self) -> StatusReply:
         self.asked += 1
-        if self.mode == "crash-later" and self.asked > 2:
+        # Only once all have started, whoever is slow to: bootstrap and two nodes leave a file when they can be reached.
+        self.all_here += len(list(self.home.parent.glob("*/argv.json"))) == 3
+        if self.mode == "crash-later" and self.all_here > 2:
             sys.stderr.write("a terrible thing\nswarmnode: the disk of node-01 is full\n")
             sys.stderr.flush()
             os._exit(70)

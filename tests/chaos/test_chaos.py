@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 
 import pytest
 
@@ -15,9 +14,6 @@ from swarmnode.cli.daemon import SystemClock
 SEED = 1
 
 
-@pytest.mark.skipif(
-    "SWARMNODE_CHAOS" not in os.environ, reason="minutes; make chaos runs such a life, and make soak fifty"
-)
 @pytest.mark.timeout(900)
 def test_a_swarm_lives_through_the_storm() -> None:
     found = chaos.run(SystemClock(), SEED, print)
