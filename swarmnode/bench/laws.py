@@ -65,10 +65,13 @@ def _nothing_after_the_end(log: Sequence[Event]) -> list[str]:
 
 
 def _state_as_given(log: Sequence[Event], by_peer: dict[str, list[Event]]) -> list[str]:
-    """What a newcomer loaded is what a donor says it gave: the same stage at the same round."""
+    """What a newcomer loaded is what a donor says it gave: the same stage at the same round. A donor whose log ends
+    before may have had a full disk, on which its log cannot grow either."""
     found = []
     for event in log:
         if event["event"] == "state.downloaded" and (donor := by_peer.get(event["fields"]["peer"])) is not None:
+            if donor[-1]["ts"] < event["ts"]:
+                continue
             given = [e["fields"]["round"] for e in donor if e["event"] == "state.served"]
             if event["fields"]["round"] not in given:
                 found.append(

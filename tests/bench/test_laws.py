@@ -40,7 +40,8 @@ def told(folder: Path, given: dict[str, list[dict[str, Any]]]) -> list[str]:
     for peer, events in given.items():
         home = folder / peer
         home.mkdir()
-        lines = [json.dumps({"stage": 0, **each, "node": peer}) for each in events]
+        times = [{"ts": f"2026-01-01T00:00:0{second}.000Z"} for second in range(len(events))]
+        lines = [json.dumps({"stage": 0, **at, **each, "node": peer}) for at, each in zip(times, events, strict=True)]
         (home / "events.jsonl").write_text("\n".join(lines) + '\n{"event": "exchange.pa')  # torn by a kill
         homes.append(home)
     return broken(homes)
@@ -67,6 +68,15 @@ def test_broken(tmp_path: Path, peer: str, index: int, changed: dict[str, Any], 
         given[peer].append(event("exchange.lone", round=9))
     found = told(tmp_path, given)
     assert len(found) == 1 and says in found[0], found
+
+
+def test_a_log_on_a_full_disk_is_no_witness(tmp_path: Path) -> None:
+    """It ends before what its node did later."""
+    given = logs()
+    given[B][1] = event("state.downloaded", peer=A, round=3)
+    given[A] = given[A][:1]
+    given[B][2:] = []
+    assert told(tmp_path, given) == []
 
 
 def test_a_round_counts_at_one_stage(tmp_path: Path) -> None:
