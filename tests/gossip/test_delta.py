@@ -313,22 +313,28 @@ def test_what_is_sent_and_what_is_left_are_what_was_learned_however_often_a_mess
         assert float((sent - learned).norm()) < 0.3 * float(learned.norm())
 
 
-@pytest.mark.parametrize("name", ["topk64", "topk512", "powersgd"])
-def test_keeping_loses_nothing_and_slow_weights_stay_equal(name: str) -> None:
+@pytest.mark.parametrize("name", ["topk64", "topk512"])
+def test_all_agree_on_what_anybody_sent_and_keep_the_rest(name: str) -> None:
     members = [Keeping(heavy(9000, 1), codec(name)) for _ in range(3)]
     for round_index in range(1, 4):
         for i, member in enumerate(members):
             member.theta.add_(heavy(9000, 10 * round_index + i))
         members[0].message(50)  # goes nowhere
         messages = [member.message(round_index) for member in members]
+        decoded = torch.empty(3, 9000)
+        for i, member in enumerate(members):
+            member.codec.decode(messages[i], decoded[i])
+        senders = decoded.ne(0).sum(0)
+        mean = decoded.sum(0) / senders.clamp(min=1)
+        assert 0 < int((senders > 0).sum()) < 9000
         gains = [heavy(9000, 100 + i) for i in range(3)]
         for i, member in enumerate(members):
-            sent, learned = torch.empty(9000), member.theta - member.phi
-            member.codec.decode(messages[i], sent)
+            slow, fast = member.phi + mean, torch.where(senders > 0, member.phi + mean, member.theta)
             member.theta.add_(gains[i])  # while the exchange runs
             member.apply(round_index, 1.0, [Packet(1.0, 0, m) for j, m in enumerate(messages) if j != i])
-            wanted = member.phi + DECAY * (learned - sent) + gains[i]
-            assert float((member.theta - wanted).abs().max()) < 1e-6
+            assert float((member.phi - slow).abs().max()) < 1e-6
+            assert float((member.theta - fast - gains[i]).abs().max()) < 1e-6
         assert torch.equal(members[0].phi, members[1].phi) and torch.equal(members[0].phi, members[2].phi)
-    with pytest.raises(ManifestError, match="leaves nothing out"):
-        Keeping(torch.zeros(8), codec("int8"))
+    for other in ("int8", "powersgd"):
+        with pytest.raises(ManifestError, match="chooses no coordinates"):
+            Keeping(torch.zeros(8), codec(other))
