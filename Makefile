@@ -11,9 +11,9 @@ UNCOMPILED := /(tests|pip|mypy)/|/transformers/models/(?!llama|auto)
 export OMP_NUM_THREADS := 1
 
 PYTEST = $(BIN)/python -m pytest -q -p no:cacheprovider
-# Real processes, for seconds to minutes each.
+# Real processes, for seconds to minutes each; a life in the storm, live and in virtual time. About as long as the rest.
 LIVE := tests/live tests/docs
-STORM := tests/chaos tests/dashboard
+STORM := tests/chaos tests/simulation tests/dashboard
 
 .PHONY: help setup demo test chaos check proto docs bench soak clean
 .DEFAULT_GOAL := help
