@@ -8,7 +8,8 @@ SparseLoCo [arXiv 2508.15706] puts all fast weights back to the slow ones and wh
 goes on without what was learned and not sent; and it divides by all members, of whom few sent a coordinate. Here a
 replica goes on with what it learned until somebody sends that coordinate; then all agree on it, as in dense averaging,
 only more seldom. Measured (8 replicas of `bench gossip --preset quick`, 60 rounds, nats over dense averaging, seed 0):
-k = 512 +0.028, k = 64 +0.064 (seed 1: +0.074); SparseLoCo with k = 64 +0.219. Dense averaging in every second round loses 0.058 there.
+k = 512 +0.028, k = 64 +0.064 (seed 1: +0.074); SparseLoCo with k = 64 +0.219. Dense averaging in every second round
+loses 0.058 there.
 """
 
 from __future__ import annotations
