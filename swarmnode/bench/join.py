@@ -51,7 +51,8 @@ async def _join(swarm: Watched, number: int) -> dict[str, Any]:
     command = [sys.executable, "-m", "swarmnode.cli.main", "join", line, "--home", str(home), *here]
     loop = asyncio.get_running_loop()
     begun = loop.time()
-    child = await Child.start(plan, [*command, "--cache", str(plan.cache)])
+    # With --device it is run as a command: a volunteer has no process that has torch imported already.
+    child = await Child.start(plan, [*command, "--cache", str(plan.cache), "--device", "cpu"])
     swarm.fleet.nodes.append(child)
     row: dict[str, Any] = {}
 
