@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import statistics
-import sys
 from pathlib import Path
 from typing import Any
 
 from swarmnode.bench.watching import FINE_S, Watched, swarm_of
 from swarmnode.local.child import Child, NodePlan
+from swarmnode.local.starting import NODE
 from swarmnode.manifest import PRESETS, read_signed, verify
 from swarmnode.membership.invite import Invite, encode
 from swarmnode.wire.record_pb2 import NODE_STATE_SYNCING, NODE_STATE_TRAINING
@@ -48,7 +48,7 @@ async def _join(swarm: Watched, number: int) -> dict[str, Any]:
     home = Path(manifest).parent / f"newcomer-{number}"
     plan = NodePlan(f"newcomer-{number}", home, manifest, bootstrap.plan.cache)
     here = ("--listen", "/ip4/127.0.0.1/tcp/0", "--metrics-port", "0", "--notice", "none")
-    command = [sys.executable, "-m", "swarmnode.cli.main", "join", line, "--home", str(home), *here]
+    command = [*NODE, "join", line, "--home", str(home), *here]
     loop = asyncio.get_running_loop()
     begun = loop.time()
     # With --device it is run as a command: a volunteer has no process that has torch imported already.

@@ -13,14 +13,19 @@ SIGKILL = 9
 EXIT_NOT_RUN = 127
 
 
-def main(arguments: list[str]) -> int:
-    """Become COMMAND. Returns only when it cannot be run or the parent is gone already."""
-    parent, command = int(arguments[0]), arguments[1:]
+def hold(parent: int) -> bool:
+    """Let the kernel end this process with `parent`; False when that is gone already."""
     if sys.platform == "linux":
         import ctypes
 
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it died before the kernel knew whom to tell
+    return os.getppid() == parent  # else it died before the kernel knew whom to tell
+
+
+def main(arguments: list[str]) -> int:
+    """Become COMMAND. Returns only when it cannot be run or the parent is gone already."""
+    parent, command = int(arguments[0]), arguments[1:]
+    if not hold(parent):
         return EXIT_NOT_RUN
     try:
         os.execvp(command[0], command)

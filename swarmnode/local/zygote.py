@@ -18,26 +18,16 @@ import importlib
 import json
 import os
 import select
-import signal
 import socket
 import struct
 import sys
-from dataclasses import dataclass
 
-from swarmnode.local.leash import PR_SET_PDEATHSIG
+from swarmnode.local import leash
 
 PR_SET_NAME = 15
 NAME_BYTES_MAX = 15  # of a process, by the kernel
 LENGTH = struct.Struct("!I")
 DESCRIPTORS = 3
-
-
-@dataclass(frozen=True, slots=True)
-class Birth:
-    """Of one node, seen by itself."""
-
-    arguments: list[str]
-    environment: dict[str, str]
 
 
 class Zygote:
@@ -49,9 +39,8 @@ class Zygote:
         self._poll.register(asked, select.POLLIN)
         self._nodes: dict[int, tuple[int, socket.socket]] = {}  # pidfd -> (pid, stream)
 
-    def serve(self) -> Birth | None:
-        """Returns in a node that was forked, with what it shall be; and None in the zygote, when nobody asks any
-        more."""
+    def serve(self) -> list[str] | None:
+        """Returns in a node that was forked, with its arguments; and None in the zygote, when nobody asks any more."""
         while True:
             for descriptor, _ in self._poll.poll():
                 if descriptor != self._asked.fileno():
@@ -60,11 +49,11 @@ class Zygote:
                 word, descriptors, _, _ = socket.recv_fds(self._asked, 1, DESCRIPTORS)
                 if not word:
                     return None
-                born = self._fork(descriptors)
-                if born is not None:
-                    return born
+                arguments = self._fork(descriptors)
+                if arguments is not None:
+                    return arguments
 
-    def _fork(self, descriptors: list[int]) -> Birth | None:
+    def _fork(self, descriptors: list[int]) -> list[str] | None:
         stream, out, error = socket.socket(fileno=descriptors[0]), *descriptors[1:]
         parent, pid = os.getpid(), os.fork()
         if pid == 0:
@@ -94,11 +83,11 @@ class Zygote:
             stream.close()
 
 
-def be_born(parent: int, stream: socket.socket, out: int, error: int) -> Birth:
-    """Make the forked process one of its own: dies with its parent, leads its session, writes into its files."""
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
-        os._exit(1)
+def be_born(parent: int, stream: socket.socket, out: int, error: int) -> list[str]:
+    """Make the forked process one of its own: dies with its parent, leads its session, writes into its files, has the
+    environment it is told. Returns its arguments."""
+    if not leash.hold(parent):
+        os._exit(leash.EXIT_NOT_RUN)
     os.setsid()
     os.dup2(out, 1)
     os.dup2(error, 2)
@@ -109,9 +98,10 @@ def be_born(parent: int, stream: socket.socket, out: int, error: int) -> Birth:
         said = json.loads(reading.read(length))
     os.environ.clear()
     os.environ.update(said["environment"])
-    name = " ".join(["swarmnode", *said["arguments"][:1]]).encode()
+    arguments: list[str] = said["arguments"]
+    name = " ".join(["swarmnode", *arguments[:1]]).encode()
     ctypes.CDLL(None).prctl(PR_SET_NAME, name[:NAME_BYTES_MAX], 0, 0, 0)
-    return Birth(said["arguments"], said["environment"])
+    return arguments
 
 
 def alone() -> bool:
@@ -130,16 +120,16 @@ def main(words: list[str]) -> int:
     os.set_inheritable(asked.fileno(), False)
     for module in words[1:]:
         importlib.import_module(module)
+    swarmnode = importlib.import_module("swarmnode.cli.main")
     if not alone():
         return 1
     gc.collect()
     gc.freeze()  # what is shared stays shared: no collection writes to it
-    born = Zygote(asked).serve()
-    if born is None:
+    arguments = Zygote(asked).serve()
+    if arguments is None:
         return 0
-    swarmnode = importlib.import_module("swarmnode.cli.main")
-    sys.argv = [str(swarmnode.__file__), *born.arguments]
-    return int(swarmnode.main(born.arguments))
+    sys.argv = [str(swarmnode.__file__), *arguments]
+    return int(swarmnode.main(arguments))
 
 
 if __name__ == "__main__":
