@@ -246,6 +246,7 @@ class Packet:
     weight: float
     samples: int
     tensors: Sequence[WireTensor]
+    bequest: bool = False  # of a replica that left, and nobody else has it (gossip/bequest.py)
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,7 +99,7 @@ class Bequests:
             )
             if good:
                 weight = min(SHARE_MAX, bequest.samples / max(1, samples))
-                packets.append(Packet(weight, bequest.samples, bequest.tensors))
+                packets.append(Packet(weight, bequest.samples, bequest.tensors, bequest=True))
         return packets
 
 

@@ -49,17 +49,18 @@ STEPS = ("accepted", "clipped", "norm", "direction", "loss", "misshapen", "newco
 @dataclass(frozen=True, slots=True)
 class Measures:
     """Of one packet: |D_i|, |theta_j - phi_i|, |theta_j - theta_i|, the inner product (theta_j - phi_i) · D_i, and
-    |phi_i|."""
+    |phi_i|. Of a packet of D_j: theta_j = phi_i + D_j, and where it says nothing what we have ourselves."""
 
     own_norm: float
     norm: float
     gap: float
     product: float
     weights_norm: float = math.inf
+    own_there: float | None = None  # |D_i| over those coordinates alone that the packet speaks of; None: all
 
     @property
     def cosine(self) -> float:
-        scale = self.own_norm * self.norm
+        scale = (self.own_norm if self.own_there is None else self.own_there) * self.norm
         return self.product / scale if scale > 0.0 else 0.0
 
 

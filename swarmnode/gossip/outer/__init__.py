@@ -31,11 +31,14 @@ KIN: dict[str, type[Streaming | Eager | DelayedNesterov | EDiT]] = {
 METHODS = (NoLoCo.name, DiLoCo.name, Average.name, DesLoc.name, DeltaMean.name, Keeping.name, *KIN, NONE)
 
 
-def outer(gossip: GossipSpec, theta: torch.Tensor, sender: str = "") -> Outer:
+def outer(gossip: GossipSpec, theta: torch.Tensor, sender: str = "", *, healing: bool = True) -> Outer:
     """The manifest's outer optimizer over `theta` [P] for the replica `sender` (a peer id: it seeds the rounding).
+    `healing`: with pseudo-gradients travels a fragment of the slow weights, where not all members get every packet.
     Raises ManifestError for an unknown method or codec, or parameters that do not go together."""
     found = _outer(gossip, theta)
     found.sender = sender
+    if isinstance(found, DeltaMean):
+        found.healing = healing
     found.guard = guard(gossip.acceptance)
     return found
 

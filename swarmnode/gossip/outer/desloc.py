@@ -57,6 +57,9 @@ class DesLoc(Average):
     def message_nbytes(self) -> int:
         return self.codec.nbytes(self.parameters) * (1 + len(self._moments))
 
+    def nbytes_of(self, round_index: int) -> int:
+        return super().nbytes_of(round_index) * (1 + len(self._due(round_index)))
+
     @torch.no_grad()
     def message(self, round_index: int) -> list[WireTensor]:
         found = super().message(round_index)

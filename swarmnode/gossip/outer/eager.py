@@ -15,7 +15,6 @@ import torch
 
 from swarmnode.gossip.compression import Codec
 from swarmnode.gossip.outer.mean import DeltaMean, Share
-from swarmnode.ports import WireTensor
 
 
 class Eager(DeltaMean):
@@ -25,12 +24,12 @@ class Eager(DeltaMean):
 
     def __init__(self, theta: torch.Tensor, codec: Codec, alpha: float, beta: float) -> None:
         super().__init__(theta, codec, alpha, beta)
-        self._late: list[Sequence[WireTensor]] = []
+        self._late: list[Share] = []
 
     def _shares(self, given: Sequence[Share]) -> list[Share]:
-        late, self._late = self._late, [tensors for _, tensors in given if tensors is not self._own]
-        members = [self._own, *late]
-        return [(1.0 / len(members), tensors) for tensors in members]
+        late, self._late = self._late, [share for share in given if share.tensors is not self._own]
+        members = [Share(1.0, self._own), *late]
+        return [Share(1.0 / len(members), share.tensors, share.keep) for share in members]
 
     @torch.no_grad()
     def reset(self, phi: torch.Tensor, momentum: torch.Tensor) -> None:

@@ -34,13 +34,13 @@ class EDiT(DeltaMean):
         super().__init__(theta, codec, alpha, beta)
         self._mu, self._variance, self._rounds = 0.0, 0.0, 0
 
-    def _norm(self, tensors: Share) -> float:
+    def _norm(self, share: Share) -> float:
         squared = 0.0
         for start in range(0, self.parameters, self._block):
             theirs = self._theirs[: min(self._block, self.parameters - start)]
-            self.codec.read(tensors[1], start, theirs)
+            self.codec.read(share.tensors, start, theirs)
             squared += torch.dot(theirs, theirs).item()
-        return math.sqrt(squared)
+        return share.keep * math.sqrt(squared)
 
     def _shares(self, given: Sequence[Share]) -> list[Share]:
         norms = [max(self._norm(share), 1e-30) for share in given]
@@ -49,10 +49,10 @@ class EDiT(DeltaMean):
             return []
         self._remember([math.log(norm) for norm, _ in kept])
         mean = sum(norm for norm, _ in kept) / len(kept)
-        raw = [weight * math.exp(-norm / mean) for norm, (weight, _) in kept]
+        raw = [share.weight * math.exp(-norm / mean) for norm, share in kept]
         loudest = sum(w / sum(raw) * norm for w, (norm, _) in zip(raw, kept, strict=True))  # at least |D|
         scale = min(1.0, CLIP * mean / loudest) / sum(raw)
-        return [(w * scale, tensors) for w, (_, (_, tensors)) in zip(raw, kept, strict=True)]
+        return [Share(w * scale, share.tensors, share.keep) for w, (_, share) in zip(raw, kept, strict=True)]
 
     def _usual(self, value: float) -> bool:
         deviation = max(math.sqrt(self._variance), DEVIATION_LEAST)

@@ -35,7 +35,7 @@ class Keeping(DeltaMean):
     def __init__(self, theta: torch.Tensor, codec: Codec) -> None:
         super().__init__(theta, codec)
         if not isinstance(codec, TopK):
-            raise ManifestError(f"gossip.codec {codec.name} chooses no coordinates, {self.name} needs one that does")
+            raise ManifestError(f"gossip.codec {codec.name} chooses no coordinates; {self.name} needs one that does")
         self._coder = codec
         self._sent = torch.empty_like(self._mean)  # share of the packets that have each coordinate of the block
 
@@ -49,10 +49,10 @@ class Keeping(DeltaMean):
     def _average(self, shares: Sequence[Share], start: int, mean: torch.Tensor, theirs: torch.Tensor) -> None:
         mean.zero_()
         sent = self._sent[: mean.numel()].zero_()
-        for share, tensors in shares:
-            self.codec.read(tensors, start, theirs)
-            mean.add_(theirs, alpha=share)
-            sent.add_(theirs.ne_(0.0), alpha=share)
+        for share in shares:
+            self.codec.read(share.tensors, start, theirs)
+            mean.add_(theirs, alpha=share.weight * share.keep)
+            sent.add_(theirs.ne_(0.0), alpha=share.weight)
         mean.div_(torch.where(sent > 0.0, sent, 1.0))
 
     def _follow(self, theta: torch.Tensor, boundary: torch.Tensor, phi: torch.Tensor) -> None:

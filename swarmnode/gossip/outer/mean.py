@@ -4,8 +4,11 @@
     phi <- phi + m ;   theta <- phi + (what theta gained since the boundary)
 
 alpha = 0, beta = 1 is SparseLoCo's step (sender mean, no momentum) [arXiv 2508.15706]; alpha > 0 heavy-ball DiLoCo
-[arXiv 2311.08105]. Slow weights must be equal at all members: one that missed a round needs them sent. A lone step
-takes the own packet; what it left out stays in the residual.
+[arXiv 2311.08105]. Slow weights must be equal at all members: with `healing` those that are not come together again
+(fragment.py). A lone step takes the own packet; what it left out stays in the residual.
+
+Packets are judged one by one: what is misshapen or refused is left out, what is clipped is made so much smaller. A
+leaver's packet, which one member alone has, is added to that one's fast weights: it goes to all with the next.
 
 Its kin replace one of four parts: which slice of the coordinates a round is about (`_span`), what weight each packet
 has (`_shares`), what becomes of the mean (`_advance`), and how fast weights follow (`_follow`).
@@ -15,18 +18,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 
-from swarmnode.errors import ManifestError
+from swarmnode.errors import ManifestError, RemoteFault
 from swarmnode.gossip.compression import Codec
+from swarmnode.gossip.compression.delta import DeltaCodec
+from swarmnode.gossip.outer import fragment
 from swarmnode.gossip.outer.method import Outer, check_weight
-from swarmnode.ports import OuterReport, Packet, WireTensor
+from swarmnode.gossip.robust import Measures
+from swarmnode.ports import OuterReport, Packet, Verdict, WireTensor
 
 BLOCK = 1 << 18  # elements at a time; a multiple of every codec's unit
 
-Share = tuple[float, Sequence[WireTensor]]
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """One packet of a mean: its weight there, its tensors, and what the guard left of its D."""
+
+    weight: float
+    tensors: Sequence[WireTensor]
+    keep: float = 1.0
 
 
 class DeltaMean(Outer):
@@ -39,7 +53,9 @@ class DeltaMean(Outer):
         super().__init__(theta, codec)
         if codec.relative:
             raise ManifestError(f"gossip.codec {codec.name} sends weights; {self.name} sends pseudo-gradients")
+        assert codec.tensors == 1
         self.alpha, self.beta = alpha, beta
+        self.healing = False  # whether a fragment of the slow weights goes with each message
         self._boundary = torch.empty_like(self.theta)
         self._own: list[WireTensor] = []
         size = self.parameters if self.codec.name == "powersgd" else min(BLOCK, self.parameters)
@@ -48,16 +64,24 @@ class DeltaMean(Outer):
 
     @property
     def message_nbytes(self) -> int:
-        return self.codec.nbytes(self.parameters)  # the first round's is the largest
+        return self.codec.nbytes(self.parameters) + self._fragment_nbytes(0)  # the first round's is the largest
+
+    def nbytes_of(self, round_index: int) -> int:
+        first, last = self._span(round_index)
+        self.codec.at(round_index)
+        return self.codec.least_nbytes(last - first) + self._fragment_nbytes(round_index)
+
+    def _fragment_nbytes(self, round_index: int) -> int:
+        return fragment.nbytes(self.parameters, round_index) if self.healing else 0
 
     def _span(self, round_index: int) -> tuple[int, int]:
         """[first, last) of the coordinates that round `round_index` is about."""
         return 0, self.parameters
 
     def _shares(self, given: Sequence[Share]) -> list[Share]:
-        """What of each packet is taken; shares of the mean add up to 1."""
-        total = sum(weight for weight, _ in given)
-        return [(weight / total, tensors) for weight, tensors in given]
+        """What of each packet is taken; weights add up to 1."""
+        total = sum(share.weight for share in given)
+        return [Share(share.weight / total, share.tensors, share.keep) for share in given]
 
     def _advance(self, phi: torch.Tensor, m: torch.Tensor, mean: torch.Tensor, start: int) -> None:
         """The outer step of elements from `start` on, in place; `mean` may be overwritten."""
@@ -78,23 +102,31 @@ class DeltaMean(Outer):
         self.codec.at(round_index)
         first, last = self._span(round_index)
         self._own = self.codec.encode((self._boundary - self.phi)[first:last], seed=self.seed("delta"))
-        return self._own
+        return [*self._own, fragment.fragment(self.phi, round_index)] if self.healing else self._own
 
     def check(self, packet: Packet) -> None:
         check_weight(packet.weight)
         assert self.round is not None
+        if len(packet.tensors) != 1 + self.healing:
+            raise RemoteFault(f"{self.name} packet of {len(packet.tensors)} tensors; it has {1 + self.healing}")
         first, last = self._span(self.round)
-        self.codec.check(packet.tensors, last - first)
+        self.codec.check(packet.tensors[:1], last - first)
+        if self.healing:
+            fragment.check_fragment(packet.tensors[1], self.parameters, self.round)
 
     @torch.no_grad()
     def apply(self, round_index: int, own_weight: float, packets: Sequence[Packet]) -> OuterReport:
+        """As described in `Outer`, but a misshapen packet is refused alone: the others came nevertheless."""
         assert self.round == round_index, f"outer step of round {round_index}; the boundary marked is {self.round}"
-        for packet in packets:
-            self.check(packet)
-        given = [(packet.weight, packet.tensors) for packet in packets if packet.weight > 0.0]
-        given = [(own_weight if given else 1.0, self._own), *given]
+        verdicts = [self._verdict(own_weight, packet) for packet in packets]
+        probed = self._probe_one(own_weight, packets, verdicts)
+        taken = [(packet, verdict.keep) for packet, verdict in zip(packets, verdicts, strict=True) if verdict.keep > 0]
+        met = [(packet, keep) for packet, keep in taken if not packet.bequest]
+        given = [Share(own_weight if met else 1.0, self._own)]
+        given += [Share(packet.weight, packet.tensors[:1], keep) for packet, keep in met]
         # One order at every member, so that sums of floats are equal to the bit.
-        given = sorted((g for g in given if g[0] > 0.0), key=lambda g: bytes(memoryview(g[1][0].data)[:64]))
+        given = sorted((g for g in given if g.weight > 0.0), key=lambda g: bytes(memoryview(g.tensors[0].data)[:64]))
+        self._heal(own_weight, [packet for packet, _ in met])
         shares = self._shares(given)
         step_squared = delta_squared = 0.0
         first, last = self._span(round_index)
@@ -110,12 +142,84 @@ class DeltaMean(Outer):
             before.sub_(phi)
             step_squared += torch.dot(before, before).item()
             self._follow(theta, boundary, phi)
+            for packet, keep in taken:
+                if packet.bequest:
+                    self.codec.read(packet.tensors[:1], start - first, before)
+                    theta.add_(before, alpha=packet.weight * keep)
         self.round = None
-        return OuterReport(len(given), math.sqrt(delta_squared), math.sqrt(step_squared))
+        return OuterReport(len(given), math.sqrt(delta_squared), math.sqrt(step_squared), verdicts, probed)
 
     def _average(self, shares: Sequence[Share], start: int, mean: torch.Tensor, theirs: torch.Tensor) -> None:
         """The mean of packets from their element `start` on, into `mean`; `theirs` is scratch."""
         mean.zero_()
-        for share, tensors in shares:
-            self.codec.read(tensors, start, theirs)
-            mean.add_(theirs, alpha=share)
+        for share in shares:
+            self.codec.read(share.tensors, start, theirs)
+            mean.add_(theirs, alpha=share.weight * share.keep)
+
+    def _heal(self, own_weight: float, met: Sequence[Packet]) -> None:
+        """Bring this round's fragment of the slow weights to where the members are, if there are others."""
+        if not self.healing or not met:
+            return
+        assert self.round is not None
+        phi, theta, boundary = (fragment.part(f, self.round) for f in (self.phi, self.theta, self._boundary))
+        move = fragment.pull(phi, [packet.tensors[1] for packet in met], counts=own_weight > 0.0)
+        if self.guard is not None and len(met) == 1:  # of two there is no majority: no farther than D is believed
+            own = float((self._boundary - self.phi).norm()) if own_weight > 0.0 else 0.0
+            limit, _ = self.guard.limit(Measures(own, 0.0, 0.0, 0.0, float(self.phi.norm())))
+            limit *= math.sqrt(len(move) / self.parameters)
+            distance = float(move.norm())
+            if distance > limit:
+                move.mul_(limit / distance)
+        for flat in (phi, theta, boundary):
+            flat.add_(move)
+
+    def _verdict(self, own_weight: float, packet: Packet) -> Verdict:
+        try:
+            self.check(packet)
+        except RemoteFault as fault:
+            return Verdict(0.0, "misshapen", str(fault))
+        return self._judge(own_weight, packet)
+
+    def _wanted(self, start: int, first: int, out: torch.Tensor) -> None:
+        """What our own packet was made of, elements from `start` on: D, and what earlier packets left out."""
+        end = start + out.numel()
+        residual = self.codec.residual if isinstance(self.codec, DeltaCodec) else None
+        if residual is None:
+            torch.sub(self._boundary[start:end], self.phi[start:end], out=out)
+        else:
+            self.codec.read(self._own, start - first, out)
+            out.add_(residual[start - first : end - first].to(out.device, out.dtype))
+
+    @torch.no_grad()
+    def measure(self, packet: Packet, *, judged_by_own: bool = True) -> Measures:
+        assert self.round is not None
+        own = there = norm = gap = product = weights = 0.0
+        first, last = self._span(self.round)
+        for start in range(first, last, self._block):
+            end = min(start + self._block, last)
+            wanted, theirs, phi = self._mean[: end - start], self._theirs[: end - start], self.phi[start:end]
+            self._wanted(start, first, wanted)
+            self.codec.read(packet.tensors[:1], start - first, theirs)
+            own += torch.dot(wanted, wanted).item()
+            weights += torch.dot(phi, phi).item()
+            norm += torch.dot(theirs, theirs).item()
+            product += torch.dot(theirs, wanted).item()
+            wanted.mul_(theirs.ne(0.0))
+            there += torch.dot(wanted, wanted).item()
+            theirs.sub_(wanted)
+            gap += torch.dot(theirs, theirs).item()
+        if not judged_by_own:
+            own = product = there = 0.0
+        own, norm, gap, weights, there = map(math.sqrt, (own, norm, gap, weights, there))
+        return Measures(own, norm, gap, product, weights, there)
+
+    def _tried(self, packet: Packet, keep: float) -> tuple[torch.Tensor, torch.Tensor]:
+        assert self.round is not None
+        first, last = self._span(self.round)
+        after = self._boundary.clone()
+        theirs = torch.empty_like(after[first:last])
+        self.codec.read(packet.tensors[:1], 0, theirs)
+        said = theirs.ne(0.0)
+        theirs.add_(self.phi[first:last]).sub_(after[first:last]).mul_(said)
+        after[first:last].add_(theirs, alpha=keep / 2)
+        return self._boundary, after

@@ -11,9 +11,9 @@ import torch
 
 from swarmnode.errors import RemoteFault
 from swarmnode.gossip.compression import Codec
-from swarmnode.gossip.robust import Guard
+from swarmnode.gossip.robust import PROBE_EVERY, Guard, Measures
 from swarmnode.ids import digest64
-from swarmnode.ports import OuterReport, Packet, WireTensor
+from swarmnode.ports import OuterReport, Packet, Verdict, WireTensor
 
 WEIGHT_MAX = 1.0  # a newcomer has 0, everybody else 1
 
@@ -76,6 +76,45 @@ class Outer(ABC):
         """The outer step of the boundary `message` marked; what theta gained since is kept. Without packets of positive
         weight that the guard believes it is a lone step. Raises RemoteFault, having changed nothing, when a packet is
         misshapen."""
+
+    @abstractmethod
+    def measure(self, packet: Packet, *, judged_by_own: bool = True) -> Measures:
+        """What the guard needs to know of a checked packet; one pass of decoding. A newcomer has learned nothing to
+        judge by."""
+
+    @abstractmethod
+    def _tried(self, packet: Packet, keep: float) -> tuple[torch.Tensor, torch.Tensor]:
+        """(fast weights at the boundary, their average with what is kept of the packet), both [P]."""
+
+    def nbytes_of(self, round_index: int) -> int:
+        """Bytes of tensors in the message of a round when nothing went wrong before: the formula."""
+        self.codec.at(round_index)
+        return self.codec.least_nbytes(self.parameters)
+
+    def _judge(self, own_weight: float, packet: Packet) -> Verdict:
+        """What to take of a checked packet."""
+        if packet.weight == 0.0:
+            return Verdict(0.0, "newcomer", "a newcomer gives nothing")
+        if self.guard is None:
+            return Verdict(1.0, "accepted", "whatever is well-formed")
+        return self.guard.judge(self.measure(packet, judged_by_own=own_weight > 0.0))
+
+    def _probe_one(self, own_weight: float, packets: Sequence[Packet], verdicts: list[Verdict]) -> float | None:
+        """Every few rounds, try what averaging with one of the packets we would take does to our loss; its verdict may
+        change. Returns the change in nats."""
+        believed = [i for i, verdict in enumerate(verdicts) if verdict.keep > 0.0]
+        if self.guard is None or self.probe is None or own_weight == 0.0 or not believed:
+            return None
+        draw = self.seed("probe")
+        if draw % PROBE_EVERY:
+            return None
+        which = believed[draw // PROBE_EVERY % len(believed)]
+        change = self.probe(*self._tried(packets[which], verdicts[which].keep))
+        if change is not None:
+            found = self.guard.judge_loss(change)
+            if found.keep == 0.0:
+                verdicts[which] = found
+        return change
 
     @torch.no_grad()
     def reset(self, phi: torch.Tensor, momentum: torch.Tensor) -> None:

@@ -11,8 +11,8 @@ import torch
 from swarmnode.errors import ManifestError
 from swarmnode.gossip.compression import Codec
 from swarmnode.gossip.outer.method import Outer, check_weight
-from swarmnode.gossip.robust import PROBE_EVERY, Measures
-from swarmnode.ports import OuterReport, Packet, Verdict, WireTensor
+from swarmnode.gossip.robust import Measures
+from swarmnode.ports import OuterReport, Packet, WireTensor
 
 BLOCK_CPU = 1 << 18  # elements; measured best of 2^12 .. 2^19: 8 M parameters in 19 ms (2^15: 29 ms, 2^12: 107 ms)
 BLOCK_DEVICE = 1 << 24  # guess: enough to fill an accelerator, 64 MiB of scratch
@@ -55,6 +55,9 @@ class NoLoCo(Outer):
     @property
     def message_nbytes(self) -> int:
         return self.codec.nbytes(self.parameters) * (1 if self._theta_alone else 2)
+
+    def nbytes_of(self, round_index: int) -> int:
+        return super().nbytes_of(round_index) * (1 if self._theta_alone else 2)
 
     @torch.no_grad()
     def message(self, round_index: int) -> list[WireTensor]:
@@ -101,32 +104,10 @@ class NoLoCo(Outer):
             probed=probed,
         )
 
-    def _judge(self, own_weight: float, packet: Packet) -> Verdict:
-        """What to take of a checked packet."""
-        if packet.weight == 0.0:
-            return Verdict(0.0, "newcomer", "a newcomer gives nothing")
-        if self.guard is None:
-            return Verdict(1.0, "accepted", "whatever is well-formed")
-        return self.guard.judge(self.measure(packet, judged_by_own=own_weight > 0.0))
-
-    def _probe_one(self, own_weight: float, packets: Sequence[Packet], verdicts: list[Verdict]) -> float | None:
-        """Every few rounds, try what averaging with one of the packets we would take does to our loss; its verdict may
-        change. Returns the change in nats."""
-        believed = [i for i, verdict in enumerate(verdicts) if verdict.keep > 0.0]
-        if self.guard is None or self.probe is None or own_weight == 0.0 or not believed:
-            return None
-        draw = self.seed("probe")
-        if draw % PROBE_EVERY:
-            return None
-        which = believed[draw // PROBE_EVERY % len(believed)]
+    def _tried(self, packet: Packet, keep: float) -> tuple[torch.Tensor, torch.Tensor]:
         theirs = torch.empty_like(self._boundary)
-        self._read(packets[which], 0, theirs, self._boundary)
-        change = self.probe(self._boundary, torch.lerp(self._boundary, theirs, verdicts[which].keep / 2, out=theirs))
-        if change is not None:
-            found = self.guard.judge_loss(change)
-            if found.keep == 0.0:
-                verdicts[which] = found
-        return change
+        self._read(packet, 0, theirs, self._boundary)
+        return self._boundary, torch.lerp(self._boundary, theirs, keep / 2, out=theirs)
 
     def _read(self, packet: Packet, start: int, theirs: torch.Tensor, ours: torch.Tensor) -> None:
         """The partner's fast weights from element `start` on; `ours` are our own there."""
@@ -138,8 +119,6 @@ class NoLoCo(Outer):
             theirs.add_(phi)
 
     def measure(self, packet: Packet, *, judged_by_own: bool = True) -> Measures:
-        """What the guard needs to know of a checked packet; one pass of decoding. A newcomer has learned nothing to
-        judge by."""
         own = norm = gap = product = weights = 0.0
         parts = self._parts(packet)
         for start in self._starts:

@@ -44,7 +44,8 @@ class Streaming(DeltaMean):
 
     @property
     def message_nbytes(self) -> int:
-        return max(self.codec.nbytes(b - a) for a, b in zip(self._cuts, self._cuts[1:], strict=False))
+        largest = max(self.codec.nbytes(b - a) for a, b in zip(self._cuts, self._cuts[1:], strict=False))
+        return largest + self._fragment_nbytes(0)
 
     def _span(self, round_index: int) -> tuple[int, int]:
         fragment = round_index % self.fragments

@@ -1,0 +1,70 @@
+"""A fragment of the slow weights that goes with packets of D, so that weights that drifted apart come together again.
+
+    round r carries phi[i] for i mod F == r mod F, in bfloat16 (design section 5)
+    med <- the middle one of all members' values, the own one rounded alike (of an even number: halfway between two)
+    where the own rounded value is not med: phi_i <- med, and theta_i follows by as much
+
+Packets of D only mean the same at all members whose slow weights are equal; live, somebody's packet misses a member's
+deadline, a newcomer's state is rounds old, one guard refuses what another takes. Where all are equal nothing changes,
+to the bit. Whoever is off is back after F rounds, whatever it missed, to half a percent of each weight (bfloat16). The
+middle value, not the mean: whoever agrees with most stays where it is, and a minority, stale or lying, moves nobody;
+of two it is the mean. In sparse packets, where each member speaks of other coordinates, a median means nothing; here
+all speak of the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from swarmnode.errors import RemoteFault
+from swarmnode.model.tensor import check_finite, decode, encode
+from swarmnode.ports import WireTensor
+
+FRAGMENTS = 127  # odd: replicas that meet at every 2^k-th round only (gossip/round.py) come to all of them
+
+
+def part(flat: Tensor, round_index: int) -> Tensor:
+    """The fragment of `round_index` of `flat` [P]: a view [ceil or floor of P / FRAGMENTS]."""
+    every = min(FRAGMENTS, flat.numel())
+    return flat[round_index % every :: every]
+
+
+def count(parameters: int, round_index: int) -> int:
+    """Its elements."""
+    every = min(FRAGMENTS, parameters)
+    return len(range(round_index % every, parameters, every))
+
+
+def nbytes(parameters: int, round_index: int) -> int:
+    return 2 * count(parameters, round_index)
+
+
+def fragment(phi: Tensor, round_index: int) -> WireTensor:
+    """What travels, in memory of its own."""
+    slow = part(phi, round_index)
+    return encode(torch.empty(len(slow), dtype=torch.bfloat16).copy_(slow))
+
+
+def check_fragment(given: WireTensor, parameters: int, round_index: int) -> None:
+    """Raises RemoteFault unless `given` is a fragment of that round, of finite numbers."""
+    found = (given.codec or "raw", given.dtype, tuple(given.shape))
+    expected = ("raw", "bf16", (count(parameters, round_index),))
+    if found != expected:
+        raise RemoteFault(f"fragment of slow weights of (codec, dtype, shape) {found}; expected {expected}")
+    check_finite(decode(given), f"fragment of slow weights of round {round_index}")
+
+
+def pull(mine: Tensor, given: Sequence[WireTensor], *, counts: bool) -> Tensor:
+    """What is to be added to `mine`, the own values [C] of a fragment, so that they are those in the middle of `given`
+    and, where the own ones count, of these as they are sent."""
+    values = [decode(tensor).to(mine.device, mine.dtype) for tensor in given]
+    rounded = mine.to(torch.bfloat16).to(mine.dtype)
+    if counts:
+        values.append(rounded)
+    ordered = torch.stack(values).sort(dim=0).values
+    low, high = ordered[(len(values) - 1) // 2], ordered[len(values) // 2]
+    middle = low + 0.5 * (high - low)
+    return torch.where(rounded == middle, 0.0, middle - mine)

@@ -1,0 +1,223 @@
+"""Slow weights that drifted apart come together again, and stay as they are where they did not; packets of D judged."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarmnode.errors import RemoteFault
+from swarmnode.gossip.outer import DeltaMean, outer
+from swarmnode.gossip.outer.fragment import FRAGMENTS, check_fragment, count, fragment, part, pull
+from swarmnode.manifest import GossipSpec
+from swarmnode.ports import OuterReport, Packet, WireTensor
+
+SIZE = 4096 + 100
+METHODS = (
+    ("sparseloco", "topk64"),
+    ("sparseloco", "fp32"),
+    ("keeping", "topk512"),
+    ("diloco", "e3m0"),
+    ("streaming", "ternary"),
+    ("delayed", "e3m0"),
+    ("edit", "e3m0"),
+    ("diloco", "powersgd"),
+)
+
+
+def normal(seed: int, scale: float = 1.0, size: int = SIZE) -> torch.Tensor:
+    return torch.randn(size, generator=torch.Generator().manual_seed(seed)) * scale
+
+
+def members(method: str, coding: str, count: int, *, healing: bool = True, acceptance: str = "all") -> list[DeltaMean]:
+    spec = GossipSpec(method=method, codec=coding, acceptance=acceptance)
+    found = [outer(spec, normal(0), f"r{i}", healing=healing) for i in range(count)]
+    return [one for one in found if isinstance(one, DeltaMean)]
+
+
+def learn(round_index: int, group: list[DeltaMean], scale: float = 1e-2) -> None:
+    """Inner steps: half of what is learned is the same everywhere."""
+    for i, one in enumerate(group):
+        one.theta.add_(normal(round_index, scale)).add_(normal(1000 + 100 * round_index + i, scale))
+
+
+def meet(round_index: int, group: list[DeltaMean], lost: dict[int, set[int]] | None = None) -> list[OuterReport]:
+    """`lost`: of each member, whose packets it does not get."""
+    messages = [one.message(round_index) for one in group]
+    return [
+        one.apply(
+            round_index,
+            1.0,
+            [Packet(1.0, 0, m) for j, m in enumerate(messages) if j != i and j not in (lost or {}).get(i, ())],
+        )
+        for i, one in enumerate(group)
+    ]
+
+
+@pytest.mark.parametrize(("method", "coding"), METHODS)
+def test_where_all_are_equal_nothing_changes_to_the_bit(method: str, coding: str) -> None:
+    healed, plain = members(method, coding, 3), members(method, coding, 3, healing=False)
+    for r in range(1, 6):
+        for group in (healed, plain):
+            learn(r, group)
+            meet(r, group)
+    for a, b in zip(healed, plain, strict=True):
+        assert torch.equal(a.phi, b.phi) and torch.equal(a.theta, b.theta) and torch.equal(a.phi, healed[0].phi)
+
+
+@pytest.mark.parametrize(("method", "coding"), [METHODS[0], METHODS[2], METHODS[3]])
+def test_who_missed_rounds_comes_back(method: str, coding: str) -> None:
+    """Of five, one misses all packets of three rounds, one is put back to the state of three rounds before."""
+    group = members(method, coding, 5)
+    before = group[4].phi.clone(), group[4].momentum.clone()
+    for r in range(1, 4):
+        learn(r, group)
+        meet(r, group, {3: {0, 1, 2, 4}})
+    group[4].theta.copy_(before[0])
+    group[4].reset(*before)
+    apart = [float((one.phi - group[0].phi).norm()) for one in group]
+    assert min(apart[3:]) > 0.0 and not any(apart[:3])
+    for r in range(4, 4 + FRAGMENTS * (2 if group[0].alpha else 1)):  # twice: momenta differ at first, too
+        meet(r, group)  # nothing is learned: what moves is what comes back
+    for i, one in enumerate(group):
+        off = (one.phi - group[0].phi).abs()
+        assert float((off / group[0].phi.abs().clamp(min=1e-3)).max()) <= 2**-7, "up to what bfloat16 rounds"
+        assert float(off.norm()) <= 0.2 * apart[i] or apart[i] == 0.0
+
+
+def test_of_two_both_come_halfway() -> None:
+    a, b = members("sparseloco", "topk64", 2)
+    b.phi.add_(normal(9, 0.1))
+    b.theta.copy_(b.phi)
+    mean = (a.phi + b.phi) / 2
+    gain = normal(10, 1e-3)
+    for r in range(1, 1 + FRAGMENTS):
+        messages = [one.message(r) for one in (a, b)]
+        delta = a.theta - a.phi
+        a.theta.add_(gain)
+        for one, other in ((a, messages[1]), (b, messages[0])):
+            one.apply(r, 1.0, [Packet(1.0, 0, other)])
+        torch.testing.assert_close(a.theta - a.phi - gain, delta, rtol=0, atol=1e-5)  # fast weights follow
+        a.theta.sub_(gain)
+    assert float((a.phi - b.phi).abs().max()) <= 2**-7 * float(mean.abs().max())
+    assert float((a.phi - mean).norm()) < 0.02 * float((normal(9, 0.1)).norm())
+
+
+@given(st.integers(1, 700), st.integers(0, 6), st.integers(0, 2**20))
+def test_every_coordinate_travels_once_in_so_many_rounds_at_any_stride(size: int, power: int, first: int) -> None:
+    seen = torch.zeros(size)
+    rounds = [(first + i) << power for i in range(min(FRAGMENTS, size))]
+    if size < FRAGMENTS and power:
+        return  # no model is that small
+    for r in rounds:
+        part(seen, r).add_(1.0)
+        assert len(part(seen, r)) == count(size, r) == fragment(seen, r).shape[0]
+    assert torch.equal(seen, torch.ones(size))
+
+
+def test_the_middle_is_where_most_are() -> None:
+    values = torch.tensor([[1.0, -2.0], [1.0, -2.0], [5.0, 0.5], [900.0, -900.0]])
+    given = [fragment(row.repeat_interleave(FRAGMENTS), 0) for row in values]
+    mine = [row.repeat(1) for row in values]
+    assert torch.equal(pull(mine[0], given[1:3], counts=True), torch.zeros(2))
+    assert torch.equal(mine[2] + pull(mine[2], given[:2], counts=True), values[0])
+    assert torch.equal(mine[3] + pull(mine[3], given[:1], counts=True), torch.tensor([450.5, -451.0]))
+    assert torch.equal(mine[3] + pull(mine[3], given[:1], counts=False), values[0])  # a newcomer's own do not count
+    near = values[0] * (1 + 2**-11)
+    assert not pull(near, given[:2], counts=True).any(), "nearer than bfloat16 tells"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        WireTensor("f32", (3,), bytes(12)),
+        WireTensor("bf16", (3,), bytes(6), "int8"),
+        WireTensor("bf16", (1 << 40,), bytes(6)),
+        WireTensor("bf16", (count(SIZE, 1),), b"\xff" * 2 * count(SIZE, 1)),
+    ],
+)
+def test_a_bad_fragment_is_refused_alone(wrong: WireTensor) -> None:
+    with pytest.raises(RemoteFault, match="fragment of slow weights"):
+        check_fragment(wrong, SIZE, 1)
+    group = members("sparseloco", "topk64", 3, acceptance="guarded")
+    learn(1, group)
+    messages = [one.message(1) for one in group]
+    packets = [Packet(1.0, 0, [messages[1][0], wrong]), Packet(1.0, 0, messages[2]), Packet(1.0, 0, messages[1][:1])]
+    verdicts = group[0].apply(1, 1.0, packets).verdicts
+    assert [(v.step, v.keep) for v in verdicts] == [("misshapen", 0.0), ("accepted", 1.0), ("misshapen", 0.0)]
+
+
+@given(st.integers(0, 2**20), st.binary(max_size=3 * 84), st.binary(max_size=200))
+def test_arbitrary_bytes_change_nothing_but_a_verdict(seed: int, packet: bytes, rest: bytes) -> None:
+    one, other = members("sparseloco", "topk64", 2, acceptance="guarded")
+    learn(1, [one, other])
+    twin = members("sparseloco", "topk64", 1, acceptance="guarded")[0]
+    twin.theta.copy_(one.theta)
+    good = other.message(1)
+    one.message(1), twin.message(1)
+    bad = [WireTensor("f32", (SIZE,), packet, "topk64"), replace(good[1], data=rest)]
+    report = one.apply(1, 1.0, [Packet(1.0, 0, bad)])
+    twin.apply(1, 1.0, [])
+    assert report.verdicts[0].step == "misshapen" and torch.equal(one.phi, twin.phi)
+
+
+def test_what_a_leaver_gave_travels_on_with_the_heirs_next_packet() -> None:
+    group, leaver = members("sparseloco", "fp32", 2), members("sparseloco", "fp32", 1)[0]
+    learn(1, [*group, leaver])
+    learned = leaver.theta - leaver.phi
+    messages = [one.message(1) for one in group]
+    left = Packet(0.5, 16, leaver.message(1), bequest=True)
+    group[0].apply(1, 1.0, [Packet(1.0, 0, messages[1]), left])
+    group[1].apply(1, 1.0, [Packet(1.0, 0, messages[0])])
+    assert torch.equal(group[0].phi, group[1].phi), "which nobody else has, and moves no slow weights"
+    torch.testing.assert_close(group[0].theta - group[0].phi, 0.5 * learned, rtol=0, atol=1e-6)
+    phi = group[0].phi.clone()
+    meet(2, group)
+    torch.testing.assert_close(group[1].phi, phi + 0.25 * learned, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(("method", "coding"), METHODS)
+def test_lies_are_refused_or_made_small(method: str, coding: str) -> None:
+    for factor, steps in ((-1.0, {"direction"}), (100.0, {"clipped"}), (1.0, {"accepted", "clipped"})):
+        group, liar = members(method, coding, 3, acceptance="guarded"), members(method, coding, 1)[0]
+        alone = members(method, coding, 1)[0]
+        for r in range(1, 8):
+            learn(r, [*group, liar])
+            alone.theta.copy_(group[0].theta)
+            alone.reset(group[0].phi, group[0].momentum)
+            liar.reset(group[0].phi, group[0].momentum)
+            delta = liar.theta - liar.phi
+            liar.theta.copy_(liar.phi + factor * delta)
+            messages = [one.message(r) for one in group]
+            lie = liar.message(r)
+            liar.theta.copy_(liar.phi)
+            for i, one in enumerate(group):
+                others = [Packet(1.0, 0, m) for j, m in enumerate(messages) if j != i]
+                report = one.apply(r, 1.0, [*others, Packet(1.0, 0, lie)])
+                assert report.verdicts[-1].step in steps, (factor, r, report.verdicts[-1])
+                assert all(v.keep > 0.0 for v in report.verdicts[:-1]), report.verdicts
+                assert report.step_norm < 4 * float(normal(0, 2e-2).norm()), (factor, r)
+        assert group[0].guard is not None and sum(group[0].guard.counts.values()) == 3 * 7
+
+
+def test_a_lie_in_the_fragment_moves_no_majority_and_one_other_by_little() -> None:
+    for honest, most in ((3, 0.0), (1, 4.0)):
+        group, liar = (
+            members("sparseloco", "topk64", honest, acceptance="guarded"),
+            members("sparseloco", "topk64", 1)[0],
+        )
+        learn(1, [*group, liar])
+        lie = liar.message(1)
+        lie[1] = fragment(torch.full((SIZE,), 1e5), 1)
+        plain = members("sparseloco", "topk64", 1, healing=False)[0]
+        plain.theta.copy_(group[0].theta)
+        messages = [one.message(1) for one in group]
+        plain.message(1)
+        delta = float((group[0].theta - group[0].phi).norm())
+        own = [Packet(1.0, 0, m) for m in messages[1:]]
+        group[0].apply(1, 1.0, [*own, Packet(1.0, 0, lie)])
+        plain.apply(1, 1.0, [replace(p, tensors=p.tensors[:1]) for p in own] + [Packet(1.0, 0, lie[:1])])
+        assert float((group[0].phi - plain.phi).norm()) <= most * delta / FRAGMENTS**0.5 * 1.1
