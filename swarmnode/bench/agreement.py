@@ -2,23 +2,33 @@
 speeds that the live ones measured of themselves. Tokens a second should agree within 20 %, bytes a token by kind within
 5 %.
 
-A machine is told to the simulator by what it announced (samples a second, everything it works included) and by how many
-tapes it had to run twice; links are loopback's. Both are measured over whole rounds, from the middle of one to that
+A machine is told to the simulator by what it announced (samples a second, everything it works included), by how many
+tapes it had to run twice, and by how long pings to it took while it worked: where few cores serve many processes, a
+message waits for its turn longer than it travels. Both are measured over whole rounds, from the middle of one to that
 of another: rounds come so seldom that one more or less in a window of seconds is a third of the gossip.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import os
-from collections import Counter
+import statistics
+import tempfile
+import time
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from swarmnode.bench.watching import Watched, swarm_of
+from swarmnode.errors import LocalFault, RemoteFault
+from swarmnode.ids import PeerId, RunId
 from swarmnode.local.fleet import Fleet
 from swarmnode.local.summary import NodeFacts, count
 from swarmnode.manifest import PRESETS, Manifest
+from swarmnode.membership.liveness import alive
 from swarmnode.metrics import name
 from swarmnode.model.split import split
 from swarmnode.simulation.fleet import Kind
@@ -26,6 +36,8 @@ from swarmnode.simulation.geography import Address
 from swarmnode.simulation.outcome import Outcome
 from swarmnode.simulation.scenario import Bounds, Scenario
 from swarmnode.simulation.world import simulate
+from swarmnode.transport.identity import create
+from swarmnode.transport.libp2p import Libp2pTransport
 
 NODES = 6
 WARM_SAMPLES = 1024  # windows have grown, speeds are measured on real work
@@ -33,7 +45,7 @@ ROUNDS = 6  # guess: with three pairs each, a single exchange that failed is 5 %
 MEASURE_MAX_S = 400.0  # guess: rounds are not waited for any longer
 LOOPBACK_BYTES_S = 5e8  # guess: half of what raw streams do (bench transport), both ends share two cores
 LOOK_S = 0.25
-LATENCY_MS = 1.0  # guess: of a call's way through two processes and p2pd
+PING_EVERY_S = 0.2  # guess: one node after the other, so that each is asked some fifty times
 SLOWER = 1.5  # the simulated swarm may be so much slower and still come to the same sample
 RATE_WITHIN, BYTES_WITHIN = 0.20, 0.05
 KINDS = ("pipeline", "gossip")
@@ -59,7 +71,10 @@ def run(rounds: int = ROUNDS, preset: str = "demo") -> dict[str, Any]:
         "samples": [first, last],
         "seconds": round(wall_s, 1),
         "load": os.getloadavg()[0],
-        "machines": {f"stage {kind.stage}, {kind.name}": f"{kind.flops:.3g} FLOP/s" for kind in machines},
+        "machines": {
+            f"stage {kind.stage}, {kind.name}": f"{kind.flops:.3g} FLOP/s, ping {2000 * kind.address.access_s:.1f} ms"
+            for kind in machines
+        },
     }
 
 
@@ -75,11 +90,42 @@ async def _live(
         loop = asyncio.get_running_loop()
         begun, first = loop.time(), _sums(fleet.facts())
         async with asyncio.timeout(MEASURE_MAX_S):
-            await _reached(fleet, begin + rounds * size)
+            async with _pinging(fleet) as rtts_s:
+                await _reached(fleet, begin + rounds * size)
         wall_s, facts = loop.time() - begun, fleet.facts()
         last, context = _sums(facts), manifest.model.context
         ends = first["tokens"] // context, last["tokens"] // context
-        return _machines(manifest, facts), _rates(first, last, wall_s), ends, wall_s
+        return _machines(manifest, facts, rtts_s), _rates(first, last, wall_s), ends, wall_s
+
+
+@contextlib.asynccontextmanager
+async def _pinging(fleet: Fleet) -> AsyncIterator[Mapping[PeerId, list[float]]]:
+    """The round trips of pings to each node by a stranger of their kind, an event loop and a p2pd of its own."""
+    rtts_s: defaultdict[PeerId, list[float]] = defaultdict(list)
+    nodes = [child.ready for child in fleet.nodes if child.alive and child.ready is not None]
+    with tempfile.TemporaryDirectory() as folder:
+        key = Path(folder) / "node.key"
+        run_id = RunId(nodes[0].run_id)
+        transport = await Libp2pTransport.create(key, create(key), run_id)
+
+        async def ping() -> None:
+            while True:
+                for node in nodes:
+                    peer, asked = PeerId(node.peer_id), time.perf_counter()
+                    with contextlib.suppress(RemoteFault):
+                        await alive(transport, run_id, peer)
+                        rtts_s[peer].append(time.perf_counter() - asked)
+                    await asyncio.sleep(PING_EVERY_S)
+
+        try:
+            for node in nodes:
+                await transport.connect(PeerId(node.peer_id), node.addresses)
+            async with asyncio.TaskGroup() as tasks:
+                pinging = tasks.create_task(ping())
+                yield rtts_s
+                pinging.cancel()
+        finally:
+            await transport.close()
 
 
 async def _reached(fleet: Fleet, samples: float) -> None:
@@ -101,7 +147,7 @@ def _rates(first: Counter[str], last: Counter[str], wall_s: float) -> dict[str, 
     return rates | {f"{kind} bytes per token": (last[kind] - first[kind]) / tokens for kind in KINDS}
 
 
-def _machines(manifest: Manifest, facts: list[NodeFacts]) -> tuple[Kind, ...]:
+def _machines(manifest: Manifest, facts: list[NodeFacts], rtts_s: Mapping[PeerId, list[float]]) -> tuple[Kind, ...]:
     """One kind of machine a node: the FLOP/s behind the samples a second it announces, at the stage it serves."""
     parts = split(manifest.model, manifest.pipeline.stages)
     told = {peer.peer_id: peer.samples_per_second for node in facts if node.status for peer in node.status.peers}
@@ -115,7 +161,9 @@ def _machines(manifest: Manifest, facts: list[NodeFacts]) -> tuple[Kind, ...]:
         worked = count([node], name.INNER_STEPS) * manifest.inner.inner_batch / manifest.inner.microbatch
         twice = min(1.0, count([node], name.RECOMPUTED_TAPES) / max(1.0, worked))
         flops = told[status.peer_id] * (3.0 + twice) * part.cost * manifest.model.context
-        address = Address("local", LATENCY_MS / 2000.0)
+        if not (rtts := rtts_s.get(PeerId(status.peer_id))):
+            raise LocalFault(f"{node.name} answered no ping: its way cannot be told to the simulator")
+        address = Address("local", statistics.fmean(rtts) / 2.0)  # of a round trip, each end has half
         kinds.append(Kind(node.name, 1, flops, LOOPBACK_BYTES_S, LOOPBACK_BYTES_S, address, stage=int(status.stage)))
     return tuple(kinds)
 
