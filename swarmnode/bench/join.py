@@ -51,8 +51,7 @@ async def _join(swarm: Watched, number: int) -> dict[str, Any]:
     command = [*NODE, "join", line, "--home", str(home), *here]
     loop = asyncio.get_running_loop()
     begun = loop.time()
-    # With --device it is run as a command: a volunteer has no process that has torch imported already.
-    child = await Child.start(plan, [*command, "--cache", str(plan.cache), "--device", "cpu"])
+    child = await Child.start(plan, [*command, "--cache", str(plan.cache)], fork=False)
     swarm.fleet.nodes.append(child)
     row: dict[str, Any] = {}
 

@@ -85,14 +85,14 @@ class Child:
         self._client: ControlClient | None = None
 
     @classmethod
-    async def start(cls, plan: NodePlan, command: Sequence[str]) -> Child:
+    async def start(cls, plan: NodePlan, command: Sequence[str], *, fork: bool = True) -> Child:
         """Run `command` for `plan`, its output in files of its home. Call it from the main thread: the leash is held by
-        the thread that starts. Raises LocalFault when the system refuses."""
+        the thread that starts. `fork` False: as a command, as a volunteer does. Raises LocalFault when the system refuses."""
         try:
             plan.home.mkdir(mode=0o700, parents=True, exist_ok=True)
             ready.clear(plan.home)
             with (plan.home / STDOUT_NAME).open("ab") as out, (plan.home / STDERR_NAME).open("ab") as error:
-                process = await NURSERY.start(command, environment(), out, error)
+                process = await NURSERY.start(command, environment(), out, error, fork=fork)
         except OSError as failure:
             raise LocalFault(f"cannot start {plan.name} in {plan.home}: {failure.strerror}") from None
         return cls(plan, process)

@@ -28,6 +28,8 @@ PRELOADED = (
 )
 """What each node imports sooner or later (seen with -X importtime)."""
 
+ACCELERATORS = ("/dev/nvidiactl", "/dev/kfd")  # of CUDA and ROCm, as their drivers name them
+
 ALIKE = ("PYTHONPATH", "PYTHONHASHSEED", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 """Variables that matter when a process starts or imports: with others than the zygote's it cannot be forked."""
 
@@ -57,11 +59,17 @@ class Nursery:
         self._environment: Mapping[str, str] = {}
 
     async def start(
-        self, command: Sequence[str], environment: Mapping[str, str], out: IO[bytes], error: IO[bytes]
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        out: IO[bytes],
+        error: IO[bytes],
+        *,
+        fork: bool = True,
     ) -> Process:
-        """Run `command` in a session of its own, on a leash. Call it from the main thread, which holds the leash.
-        Raises OSError when the system refuses."""
-        if self._forkable(command, environment):
+        """Run `command` in a session of its own, on a leash; with `fork` forked where that can be. Call it from the
+        main thread, which holds the leash. Raises OSError when the system refuses."""
+        if fork and self._forkable(command, environment):
             with contextlib.suppress(ConnectionError):  # the zygote could not be, or is no more
                 return await self._fork(command[len(NODE) :], environment, out, error)
         return await asyncio.create_subprocess_exec(
@@ -87,8 +95,9 @@ class Nursery:
                 found.wait()
 
     def _forkable(self, command: Sequence[str], environment: Mapping[str, str]) -> bool:
-        """A node of this very Python, without a device: CUDA in a forked process is more trouble than a second."""
-        if sys.platform != "linux" or tuple(command[: len(NODE)]) != NODE or "--device" in command:
+        """A node of this very Python, on a machine without accelerators: a device in a forked process is more trouble
+        than a second."""
+        if sys.platform != "linux" or tuple(command[: len(NODE)]) != NODE or any(map(os.path.exists, ACCELERATORS)):
             return False
         if self._zygote is None:
             self._open(environment)

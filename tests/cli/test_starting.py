@@ -24,6 +24,7 @@ PLAYS = [*NODE, "fake-metadata"]  # runs until it is told to end, and needs no s
 @pytest.fixture
 def nursery(monkeypatch: pytest.MonkeyPatch) -> Iterator[Nursery]:
     monkeypatch.setattr(starting, "PRELOADED", ("swarmnode.cli.main",))  # the others cost seconds
+    monkeypatch.setattr(starting, "ACCELERATORS", ())
     made = Nursery()
     yield made
     made.close()
@@ -109,12 +110,23 @@ def test_what_is_no_node_or_needs_another_interpreter_is_run_as_a_command(nurser
         for command, more in (
             ([sys.executable, "-c", "print(7)"], {}),
             ([*NODE, "--version"], {"OMP_NUM_THREADS": "2"}),
-            ([*NODE, "join", "--device", "cuda", "--help"], {}),
         ):
             await (await start(nursery, tmp_path, [*NODE, "--version"])).wait()
             process = await start(nursery, tmp_path, command, **more)
             assert not isinstance(process, Forked), command
             assert await process.wait() == 0
+
+    asyncio.run(body())
+
+
+def test_nothing_is_forked_beside_an_accelerator(
+    nursery: Nursery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(starting, "ACCELERATORS", ("/dev/null",))
+
+    async def body() -> None:
+        process = await start(nursery, tmp_path, [*NODE, "--version"])
+        assert not isinstance(process, Forked) and await process.wait() == 0
 
     asyncio.run(body())
 
