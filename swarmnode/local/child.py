@@ -87,7 +87,8 @@ class Child:
     @classmethod
     async def start(cls, plan: NodePlan, command: Sequence[str], *, fork: bool = True) -> Child:
         """Run `command` for `plan`, its output in files of its home. Call it from the main thread: the leash is held by
-        the thread that starts. `fork` False: as a command, as a volunteer does. Raises LocalFault when the system refuses."""
+        the thread that starts. `fork` False: as a command, as a volunteer does. Raises LocalFault when the system
+        refuses."""
         try:
             plan.home.mkdir(mode=0o700, parents=True, exist_ok=True)
             ready.clear(plan.home)
