@@ -275,7 +275,7 @@ class Replica(Protocol):
     """One node's copy of a stage: plain arithmetic, called on the compute thread only, never awaited.
 
     Shapes: B samples of T = context tokens, width D. `tokens` is u16 or u32 [B, T+1] (inputs and targets overlap by
-    T-1); activations between stages are [B, T, D] in the manifest's boundary dtype.
+    T-1); activations between stages are [B, T, D] in the manifest's boundary dtype, or [B, T, k] in a subspace.
     """
 
     @property
@@ -283,9 +283,16 @@ class Replica(Protocol):
         """Elements in the flat buffer."""
         ...
 
-    def forward(self, x: WireTensor, *, keep: bool, graph: bool = True) -> tuple[WireTensor, Tape | None]:
+    def boundary_digest(self) -> bytes:
+        """Of what replicas must have in common to understand each other's activations; b"" where that is nothing."""
+        ...
+
+    def forward(
+        self, x: WireTensor, *, keep: bool, graph: bool = True, tokens: WireTensor | None = None
+    ) -> tuple[WireTensor, Tape | None]:
         """Not the last stage: x is tokens (first stage) or activations. keep=True returns a tape for `backward`; with
-        graph=False it holds only the input, as after `release`, and costs no more memory than that.
+        graph=False it holds only the input, as after `release`, and costs no more memory than that. `tokens` are needed
+        beside activations where the boundary is a subspace.
 
         Raises RemoteFault when x has the wrong dtype or shape, token ids out of range, or NaN or Inf."""
         ...

@@ -1,6 +1,7 @@
 """What coded activations cost: the stages of one pipeline in one process, real text, and only bytes between them.
 
-`swarmnode bench boundary` trains the same model from the same seeds with each `pipeline.boundary`.
+`swarmnode bench boundary` trains the same model from the same seeds with each `pipeline.boundary`; a number behind
+"subspace" is its rank k (of width 96).
 """
 
 from __future__ import annotations
@@ -19,15 +20,17 @@ from swarmnode.manifest import InnerSpec, Manifest, ModelSpec, PipelineSpec
 from swarmnode.model.stage import StageReplica
 from swarmnode.ports import Tape, WireTensor
 
-KINDS = ("fp32", "bf16", "int8", "fp8")
+KINDS = ("fp32", "bf16", "int8", "fp8", "subspace 48", "subspace 24", "subspace 12")
 MODEL = ModelSpec(layers=4, width=96, heads=4, kv_heads=2, ffn=256, context=64, vocabulary=256)
 STAGES, STEPS, SEEDS = 4, 300, 3
 BATCH, HELD_OUT = 8, 256
 
 
 def manifest(kind: str, seed: int, steps: int) -> Manifest:
+    boundary, _, rank = kind.partition(" ")
+    pipeline = PipelineSpec(stages=STAGES, boundary=boundary, boundary_rank=int(rank or 0))
     inner = InnerSpec(microbatch=BATCH, inner_batch=BATCH, warmup_samples=20 * BATCH, decay_samples=steps * BATCH)
-    return Manifest(seed=seed, model=MODEL, pipeline=PipelineSpec(stages=STAGES, boundary=kind), inner=inner)
+    return Manifest(seed=seed, model=MODEL, pipeline=pipeline, inner=inner)
 
 
 class Line:
@@ -42,7 +45,7 @@ class Line:
         """Nats per token of a microbatch, there and, when training, back with an inner step of every stage."""
         x, tapes = tokens, list[Tape | None]()
         for stage in self.stages[:-1]:
-            x, tape = stage.forward(x, keep=train)
+            x, tape = stage.forward(x, keep=train, tokens=tokens)
             self.nbytes += x.nbytes
             tapes.append(tape)
         found = self.stages[-1].loss(x, tokens, tokens.shape[0], train=train)

@@ -72,9 +72,18 @@ FIELDS: tuple[Field, ...] = (
     Field(
         "pipeline",
         "boundary",
-        one_of("bf16", "fp32", "int8", "fp8"),
-        "Numbers in which activations and gradients travel between stages; int8 and fp8: with a step for each 64.",
+        one_of("bf16", "fp32", "int8", "fp8", "subspace"),
+        "Numbers in which activations and gradients travel between stages; int8 and fp8: with a step for each 64;"
+        " subspace: pipeline.boundary_rank bf16 numbers a token, for which what is added to the stream is kept in a"
+        " frozen subspace and the token table does not learn.",
         "guess",
+    ),
+    Field(
+        "pipeline",
+        "boundary_rank",
+        whole(0, 1 << 20),
+        "k: dimensions of the subspace that the stream is kept in; 0 without one.",
+        "no subspace",
     ),
     Field("pipeline", "epsilon", real(0.0, 1.0), "Share of hops routed uniformly, so that routes mix.", "guess"),
     Field("pipeline", "window_max", whole(1, 65_536), "Microbatches a feeder keeps under way, at most.", "guess"),
@@ -273,16 +282,21 @@ BOUNDARY_BLOCK = 64  # numbers of a token's vector that share a step; as in the 
 
 
 def boundary_nbytes(kind: str, tokens: int, width: int) -> int:
-    """Bytes of `tokens` vectors of `width` between stages, in pipeline.boundary = `kind`."""
+    """Bytes of `tokens` vectors of `width` numbers between stages (`boundary_width`), in pipeline.boundary = `kind`."""
     if kind in ("int8", "fp8"):
         return tokens * (width + 2 * -(-width // BOUNDARY_BLOCK))
-    return tokens * width * {"bf16": 2, "fp32": 4}[kind]
+    return tokens * width * {"bf16": 2, "fp32": 4, "subspace": 2}[kind]
+
+
+def boundary_width(m: Manifest) -> int:
+    """Numbers that stand for a token between stages: k in a subspace, else all D."""
+    return m.pipeline.boundary_rank if m.pipeline.boundary == "subspace" else m.model.width
 
 
 def _boundary_nbytes(m: Manifest) -> int:
     """Bytes of one microbatch's activations at most, with its tokens."""
     tokens = m.inner.microbatch * (m.model.context + 1)
-    return boundary_nbytes(m.pipeline.boundary, tokens, m.model.width) + 4 * tokens
+    return boundary_nbytes(m.pipeline.boundary, tokens, boundary_width(m)) + 4 * tokens
 
 
 ACROSS: tuple[Across, ...] = (
@@ -310,6 +324,19 @@ ACROSS: tuple[Across, ...] = (
         ("pipeline.stages", "model.layers"),
         lambda m: m.pipeline.stages <= m.model.layers,
         lambda m: f"at most model.layers = {m.model.layers}",
+    ),
+    Across(
+        ("pipeline.boundary_rank", "pipeline.boundary", "model.width"),
+        lambda m: (
+            1 <= m.pipeline.boundary_rank <= m.model.width
+            if m.pipeline.boundary == "subspace"
+            else m.pipeline.boundary_rank == 0
+        ),
+        lambda m: (
+            f'1 to model.width = {m.model.width} with pipeline.boundary = "subspace"; an eighth of it loses little'
+            if m.pipeline.boundary == "subspace"
+            else f'0 with pipeline.boundary = "{m.pipeline.boundary}", or pipeline.boundary = "subspace"'
+        ),
     ),
     Across(
         ("data.paths", "data.source"),

@@ -27,6 +27,7 @@ class PipelineSpec:
 
     stages: int = 3
     boundary: str = "bf16"
+    boundary_rank: int = 0
     epsilon: float = 0.1
     window_max: int = 16
     validation_samples: int = 64

@@ -5,7 +5,8 @@
 
 with a step s (bfloat16) for every 64 neighbours in a token's vector: outlying channels spoil their own block only. To
 the nearest both ways, so that nothing is drawn. On the wire: the steps of all tokens, then one byte an element,
-1.03 a number; codec "int8" or "fp8", dtype "f32" and the shape of what they stand for.
+1.03 a number; codec "int8" or "fp8", dtype "f32" and the shape of what they stand for. "subspace" (subspace.py) is bf16
+of k numbers a token: the large part of the stream, the token's own row, does not travel and is not rounded.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from swarmnode.ports import WireTensor
 
 LARGEST = {"int8": 127.0, "fp8": 448.0}
 STEP_LEAST = 2.0**-100  # of a block of zeros
-RAW = {"fp32": "f32", "bf16": "bf16", "fp64": "f64"}
+RAW = {"fp32": "f32", "bf16": "bf16", "fp64": "f64", "subspace": "bf16"}
 
 
 def encode_boundary(tensor: Tensor, kind: str) -> WireTensor:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -19,31 +21,50 @@ class FlatAdamW:
     `exp_avg` and `exp_avg_sq` are flat [N] too. They and `theta` may be overwritten in place between steps. The
     arithmetic is the kernel of `torch.optim.AdamW(fused=True)`, called by its own name: the class around it imports
     torch's compiler, which is 70 MiB and a second for each node process (measured).
+
+    The first `frozen` elements stay as they are. Of `shared` matrices [D, in], by their first element, all rows have
+    one second moment: exp_avg_sq [in] <- beta2 exp_avg_sq + (1 - beta2) mean_D(g^2), kept D times so that the layout is
+    that of any other (subspace.py says why).
     """
 
-    def __init__(self, theta: Tensor, grad: Tensor, decayed: int, inner: InnerSpec) -> None:
+    def __init__(
+        self,
+        theta: Tensor,
+        grad: Tensor,
+        decayed: int,
+        inner: InnerSpec,
+        *,
+        frozen: int = 0,
+        shared: Sequence[tuple[int, tuple[int, ...]]] = (),
+    ) -> None:
         self.grad = grad
         self.exp_avg = torch.zeros_like(theta)
         self.exp_avg_sq = torch.zeros_like(theta)
         self._inner = inner
+        flats = (theta, grad, self.exp_avg, self.exp_avg_sq)
+        matrices = [(first, first + math.prod(shape), shape) for first, shape in shared]
+        edges = [frozen, *(edge for first, last, _ in matrices for edge in (first, last)), decayed]
+        between = [slice(first, last) for first, last in list(pairwise(edges))[::2] if first < last]
         self._slices = [
-            (weight_decay, [flat[part] for flat in (theta, grad, self.exp_avg, self.exp_avg_sq)])
-            for part, weight_decay in ((slice(0, decayed), inner.weight_decay), (slice(decayed, None), 0.0))
+            (weight_decay, [[flat[part] for part in parts] for flat in flats])
+            for parts, weight_decay in ((between, inner.weight_decay), ([slice(decayed, None)], 0.0))
+            if parts
         ]
+        self._shared = [[flat[first:last].view(shape) for first, last, shape in matrices] for flat in flats]
         self._step = torch.zeros((), dtype=torch.float32, device=theta.device)
 
     @torch.no_grad()
     def step(self, steps_before: int, learning_rate: float) -> None:
         """Update theta in place as step number `steps_before` + 1 (which corrects the moments' bias)."""
         self._step.fill_(steps_before + 1)
-        for weight_decay, (weights, gradient, exp_avg, exp_avg_sq) in self._slices:
+        for weight_decay, (weights, gradients, exp_avgs, exp_avg_sqs) in self._slices:
             torch._fused_adamw_(
-                [weights],
-                [gradient],
-                [exp_avg],
-                [exp_avg_sq],
+                weights,
+                gradients,
+                exp_avgs,
+                exp_avg_sqs,
                 [],
-                [self._step],
+                [self._step] * len(weights),
                 lr=learning_rate,
                 beta1=self._inner.beta1,
                 beta2=self._inner.beta2,
@@ -52,6 +73,26 @@ class FlatAdamW:
                 amsgrad=False,
                 maximize=False,
             )
+        if self._shared[0]:
+            self._step_shared(steps_before + 1, learning_rate)
+
+    def _step_shared(self, step: int, learning_rate: float) -> None:
+        """The same for the matrices with one second moment a column."""
+        inner, (weights, gradients, exp_avgs, exp_avg_sqs) = self._inner, self._shared
+        correction1, correction2 = 1.0 - inner.beta1**step, 1.0 - inner.beta2**step
+        torch._foreach_lerp_(exp_avgs, gradients, 1.0 - inner.beta1)
+        torch._foreach_mul_(weights, 1.0 - learning_rate * inner.weight_decay)
+        for weight, gradient, exp_avg, exp_avg_sq in zip(weights, gradients, exp_avgs, exp_avg_sqs, strict=True):
+            mean = torch.linalg.vector_norm(gradient, dim=0).square_().div_(len(gradient))
+            exp_avg_sq.lerp_(mean.expand_as(exp_avg_sq), 1.0 - inner.beta2)
+            scale = (exp_avg_sq[0] / correction2).sqrt_().add_(inner.eps)  # (in)
+            weight.addcdiv_(exp_avg, scale, value=-learning_rate / correction1)
+
+    @torch.no_grad()
+    def share(self) -> None:
+        """After second moments came from outside: one for all rows again, where that is so."""
+        for exp_avg_sq in self._shared[3]:
+            exp_avg_sq.copy_(exp_avg_sq.mean(0).expand_as(exp_avg_sq))
 
     def clip_mean(self, samples: int, clip_norm: float) -> float:
         """Turn the summed gradient of `samples` samples into the mean, clipped to `clip_norm`, in place. Returns the

@@ -14,19 +14,21 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from swarmnode.errors import LocalFault, RemoteFault
-from swarmnode.manifest import Manifest, ModelSpec
+from swarmnode.manifest import Manifest, ModelSpec, boundary_width
 from swarmnode.model.boundary import decode_boundary, encode_boundary
 from swarmnode.model.llama import Llama, initial
 from swarmnode.model.optimizer import FlatAdamW, corrected_ema
 from swarmnode.model.schedule import learning_rate
 from swarmnode.model.split import Part, parameter_shapes, split
+from swarmnode.model.subspace import TABLE, Subspace, is_writer
 from swarmnode.model.tensor import decode_tokens
 from swarmnode.ports import LossResult, StepReport, Tape, WireTensor
 
 
-def graph_bytes(model: ModelSpec, part: Part, tokens: int, itemsize: int, autocast: bool) -> int:
+def graph_bytes(model: ModelSpec, part: Part, tokens: int, itemsize: int, autocast: bool, output: int) -> int:
     """An estimate of the memory the graph of a forward over `tokens` tokens holds (without the head), the part's output
-    included. Within 8 % of what autograd saves (test_stage), which hooks would take too long to count."""
+    of `output` numbers a token included. Within 8 % of what autograd saves (test_stage), which hooks would take too
+    long to count."""
     width, key_width = model.width, model.kv_heads * (model.width // model.heads)
     cast = 2 if autocast else itemsize  # of what enters a matrix
     stream = 2 * width * itemsize  # both norms' inputs
@@ -34,7 +36,7 @@ def graph_bytes(model: ModelSpec, part: Part, tokens: int, itemsize: int, autoca
     entering = (6 if autocast else 2) * width * cast  # autocast casts the input of each matrix anew
     feed_forward = 4 * model.ffn * cast
     layers = len(part.layers) * (stream + attention + entering + feed_forward)
-    return tokens * (layers + width * itemsize) + (2 * part.parameters if autocast else 0)  # and the cast weights
+    return tokens * (layers + output * itemsize) + (2 * part.parameters if autocast else 0)  # and the cast weights
 
 
 BUMP, BUMP_STEPS = 0.1, 500
@@ -42,11 +44,28 @@ BUMP, BUMP_STEPS = 0.1, 500
 the factor; the decay: design section 7)."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Input:
+    """What a stage reads: token ids [B, T], or activations [B, T, D] or [B, T, k]; then `tokens` [B, T] go with them
+    where the boundary is a subspace."""
+
+    x: Tensor
+    tokens: Tensor | None = None
+
+    @property
+    def samples(self) -> int:
+        return self.x.shape[0]
+
+    @property
+    def nbytes(self) -> int:
+        return self.x.nbytes + (0 if self.tokens is None else self.tokens.nbytes)
+
+
 @dataclass(slots=True, eq=False)
 class StageTape:
     """A forward's input as it arrived, and its graph while it is kept and no step has made it stale."""
 
-    kept: Tensor
+    kept: Input
     output: Tensor | None
     leaf: Tensor | None
     version: int
@@ -61,8 +80,8 @@ class StageTape:
 class Probe:
     """A microbatch and what tells how good a stage's output on it is."""
 
-    kept: Tensor
-    wanted: Tensor  # the gradient [B, T, D] of the output, or on the last stage the next tokens [B, T]
+    kept: Input
+    wanted: Tensor  # the gradient of the output, or on the last stage the next tokens [B, T]
 
     def value(self, output: Tensor) -> float:
         """Nats per token, up to what does not depend on this stage's weights."""
@@ -96,9 +115,12 @@ class StageReplica:
         self.grad = torch.zeros_like(self.theta)
         for name, view in self.named(self.theta).items():
             view.copy_(initial(manifest.model, manifest.seed, name, self.shapes[name]))
+        self.subspace: Subspace | None = None
+        if manifest.pipeline.boundary == "subspace":
+            self.subspace = Subspace.of(manifest, self.device, dtype)
+            self.subspace.constrain_(self.named(self.theta))
         self.module = self._module(dtype)
-        decayed = sum(math.prod(shape) for shape in self.shapes.values() if len(shape) > 1)
-        self._optimizer = FlatAdamW(self.theta, self.grad, decayed, manifest.inner)
+        self._optimizer = self._made_optimizer()
         self.exp_avg = self._optimizer.exp_avg
         self.exp_avg_sq = self._optimizer.exp_avg_sq
         self.inner_steps = 0
@@ -122,7 +144,30 @@ class StageReplica:
         gradients = self.named(self.grad)
         for name, parameter in module.named_parameters():
             parameter.grad = gradients[name]
+            if self.subspace is not None and name == TABLE:
+                parameter.requires_grad_(False)
         return module
+
+    def _made_optimizer(self) -> FlatAdamW:
+        """AdamW that decays matrices; of a stream in a subspace it leaves the table alone and writers in the span."""
+        inner, first, decayed, frozen = self.manifest.inner, 0, 0, 0
+        shared: list[tuple[int, tuple[int, ...]]] = []
+        for name, shape in self.shapes.items():
+            last = first + math.prod(shape)
+            decayed = last if len(shape) > 1 else decayed
+            if self.subspace is not None and name == TABLE:
+                frozen = last
+            elif self.subspace is not None and is_writer(name):
+                shared.append((first, shape))
+            first = last
+        return FlatAdamW(self.theta, self.grad, decayed, inner, frozen=frozen, shared=shared)
+
+    def hold(self, *flats: Tensor) -> None:
+        """Put weights [N] that were written from outside back where they belong: where the stream is kept in a
+        subspace, writers into its span and the token table as it was; elsewhere nothing is to be done."""
+        if self.subspace is not None:
+            for flat in flats:
+                self.subspace.constrain_(self.named(flat))
 
     def named(self, flat: Tensor) -> dict[str, Tensor]:
         """`flat` [N], laid out as theta is, as views by parameter name."""
@@ -149,6 +194,12 @@ class StageReplica:
         self.grad.zero_()
         self._accumulated = 0
 
+    def moments_loaded(self) -> None:
+        """AdamW's moments were written from outside: they, too, keep writers in the span."""
+        if self.subspace is not None:
+            self.subspace.project_(self.named(self.exp_avg))
+            self._optimizer.share()
+
     def begin_anew(self) -> None:
         """Theta was rebuilt: fresh AdamW, no gradient, and a higher learning rate for the next BUMP_STEPS steps."""
         self.exp_avg.zero_()
@@ -159,42 +210,58 @@ class StageReplica:
 
     # A microbatch
 
-    def _input(self, x: WireTensor) -> Tensor:
-        """What this stage reads of `x`, checked: token ids [B, T] int64, or activations [B, T, D] as they travel."""
-        model = self.manifest.model
+    def _input(self, x: WireTensor, tokens: WireTensor | None) -> Input:
+        """What this stage reads, checked: token ids int64, or activations as they travel."""
+        model, what = self.manifest.model, f"input of stage {self.part.stage}"
         if self.part.has_embedding:
-            return decode_tokens(x, model.context, model.vocabulary, f"input of stage {self.part.stage}")[:, :-1]
-        shape = (None, model.context, model.width)
-        return decode_boundary(x, self._boundary, shape, f"input of stage {self.part.stage}")
+            ids = decode_tokens(x, model.context, model.vocabulary, what)[:, :-1]
+            return Input(ids)
+        shape = (None, model.context, boundary_width(self.manifest))
+        found = Input(decode_boundary(x, self._boundary, shape, what))
+        if self.subspace is None:
+            return found
+        assert tokens is not None, "a stream in a subspace needs its tokens"
+        ids = decode_tokens(tokens, model.context, model.vocabulary, f"tokens of stage {self.part.stage}")[:, :-1]
+        self._check_samples(found.samples, ids)
+        return Input(found.x, ids)
 
-    def _run(self, kept: Tensor, *, train: bool) -> tuple[Tensor, Tensor]:
-        """(module input, module output), with a graph when training; the input is then a leaf that wants a gradient,
+    def _run(self, kept: Input, *, train: bool) -> tuple[Tensor, Tensor]:
+        """(input, output) as they travel, with a graph when training; the input is then a leaf that wants a gradient,
         unless it is token ids."""
-        leaf = kept.to(self.device) if self.part.has_embedding else kept.to(self.device, self.theta.dtype)
+        leaf = kept.x.to(self.device) if self.part.has_embedding else kept.x.to(self.device, self.theta.dtype)
         if train and not self.part.has_embedding:
             leaf = leaf.detach().requires_grad_()
-        with torch.set_grad_enabled(train), torch.autocast(self.device.type, torch.bfloat16, enabled=self._autocast):
-            return leaf, self.module(leaf)
+        ids = leaf if kept.tokens is None else kept.tokens.to(self.device)
+        with torch.set_grad_enabled(train):
+            x = leaf if self.subspace is None or self.part.has_embedding else self.subspace.up(leaf, ids)
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=self._autocast):
+                y = self.module(x)
+            if self.subspace is not None and not self.part.has_head:
+                y = self.subspace.down(y, ids)
+        return leaf, y
 
     def _to_wire(self, tensor: Tensor) -> WireTensor:
         return encode_boundary(tensor, self._boundary)
 
-    def forward(self, x: WireTensor, *, keep: bool, graph: bool = True) -> tuple[WireTensor, Tape | None]:
+    def forward(
+        self, x: WireTensor, *, keep: bool, graph: bool = True, tokens: WireTensor | None = None
+    ) -> tuple[WireTensor, Tape | None]:
         """Not the last stage: the activations for the next one, and with `keep` a tape for `backward`, which without
-        `graph` holds no more than its input.
+        `graph` holds no more than its input. `tokens` [B, T+1] are looked at where the boundary is a subspace.
 
         Raises RemoteFault when x has the wrong dtype or shape, token ids out of range, NaN or Inf.
         """
         assert not self.part.has_head, "the last stage has a loss, not a forward"
-        kept = self._input(x)
+        kept = self._input(x, tokens)
         leaf, output = self._run(kept, train=keep and graph)
         y = self._to_wire(output)
         if not keep:
             return y, None
         if not graph:
             return y, StageTape(kept, None, None, self.version, 0)
-        tokens = kept.shape[0] * kept.shape[1]
-        nbytes = graph_bytes(self.manifest.model, self.part, tokens, self.theta.itemsize, self._autocast)
+        model, count = self.manifest.model, kept.samples * self.manifest.model.context
+        width = boundary_width(self.manifest)
+        nbytes = graph_bytes(model, self.part, count, self.theta.itemsize, self._autocast, width)
         return y, StageTape(kept, output, leaf, self.version, nbytes)
 
     def release(self, tape: Tape) -> None:
@@ -209,9 +276,8 @@ class StageReplica:
         RemoteFault for a bad gradient, before anything is accumulated.
         """
         assert isinstance(tape, StageTape)
-        model = self.manifest.model
-        self._check_samples(samples, tape.kept)
-        shape = (samples, model.context, model.width)
+        self._check_samples(samples, tape.kept.x)
+        shape = (samples, self.manifest.model.context, boundary_width(self.manifest))
         dy = decode_boundary(gradient, self._boundary, shape, f"gradient for stage {self.part.stage}")
         if tape.output is None or tape.leaf is None or tape.version != self.version:
             self.release(tape)
@@ -234,9 +300,9 @@ class StageReplica:
         """
         assert self.part.has_head, "only the last stage has a loss"
         model = self.manifest.model
-        kept = self._input(x)
+        kept = self._input(x, tokens)
         targets = decode_tokens(tokens, model.context, model.vocabulary, "tokens of the loss")[:, 1:]
-        self._check_samples(samples, kept)
+        self._check_samples(samples, kept.x)
         self._check_samples(samples, targets)
         leaf, logits = self._run(kept, train=train)
         with torch.set_grad_enabled(train):
@@ -286,6 +352,8 @@ class StageReplica:
         """
         assert self._accumulated > 0, "an inner step needs a gradient"
         samples, self._accumulated = self._accumulated, 0
+        if self.subspace is not None:
+            self.subspace.project_(self.named(self.grad))
         clip_norm = self.manifest.inner.clip_norm / math.sqrt(self.manifest.pipeline.stages)
         norm = self._optimizer.clip_mean(samples, clip_norm)
         if not math.isfinite(norm):

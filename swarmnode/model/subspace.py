@@ -3,12 +3,12 @@
     X = E[tokens] + Z U^T       E [V, D] the token table, frozen; U [D, k] orthonormal, frozen, the same everywhere
     writers (o_proj, down_proj; W [D, in]) stay in the span of U:  W = U U^T W, so all they add to X does
     there   Z = (X - E[tokens]) U, k numbers a token instead of D; the next stage makes X of it again
-    back    dL/dX U, again k numbers: a writer's gradient is U U^T dL/dW whatever lies outside the span
+    back    dL/dZ = dL/dX U, again k numbers: a writer's gradient is U U^T dL/dW whatever lies outside the span
 
 [Protocol Models, arXiv 2506.01260; there U is moved by Grassmann steps now and then, here it never is.] AdamW divides
 each element by a number of its own, which would turn a writer out of the span. So a writer's second moment is shared
-along D, v [1, in] <- beta2 v + (1 - beta2) mean_D(g^2): all of a column is divided alike. Weight decay keeps the span.
-Compressed and uncompressed training are then the same arithmetic up to rounding (1e-10 in float64: tests).
+along D (optimizer.py): all of a column is divided alike. Weight decay keeps the span. A pipeline that sends Z trains
+exactly as one that sends X, up to rounding (1e-10 in float64: tests).
 
 What it costs is freedom: writers of rank k and a table that does not learn. `swarmnode bench boundary` measures that.
 """
@@ -22,10 +22,14 @@ import torch
 from torch import Tensor
 
 from swarmnode.ids import seeded
-from swarmnode.manifest import InnerSpec
+from swarmnode.manifest import Manifest
+from swarmnode.model.llama import initial
 
 WRITERS = ("o_proj.weight", "down_proj.weight")
 TABLE = "model.embed_tokens.weight"
+DIGEST_BYTES = 8
+DIGEST_GRID = 2.0**16  # U is compared to 1.5e-5: coarse beside rounding (1e-15), fine beside its elements (1 / sqrt D)
+STRAY_MAX = 0.01  # guess: of a writer's norm, outside the span; rounding leaves 1e-6, another U nearly all
 
 
 def is_writer(name: str) -> bool:
@@ -50,69 +54,52 @@ class Subspace:
         self.table = table
         self.basis = basis.to(table.device, table.dtype)
 
+    @staticmethod
+    def of(manifest: Manifest, device: torch.device, dtype: torch.dtype) -> Subspace:
+        """The one of a run with pipeline.boundary = "subspace", made from its seed."""
+        model, seed = manifest.model, manifest.seed
+        table = initial(model, seed, TABLE, (model.vocabulary, model.width)).to(device, dtype)
+        return Subspace(basis(model.width, manifest.pipeline.boundary_rank, seed), table)
+
     def digest(self) -> bytes:
-        """SHA-256 of U and E: equal where both are to the bit."""
+        """The same wherever E is to the bit and U to DIGEST_GRID."""
+        grid = (self.basis.double() * DIGEST_GRID).round().to(torch.int32)
         found = hashlib.sha256()
-        for one in (self.basis, self.table):
+        for one in (grid, self.table):
             found.update(one.detach().cpu().contiguous().view(torch.uint8).numpy().data)
-        return found.digest()
+        return found.digest()[:DIGEST_BYTES]
 
     def down(self, x: Tensor, tokens: Tensor) -> Tensor:
-        """Z [B, T, k] of activations [B, T, D] over token ids [B, T]."""
+        """Z [B, T, k] of activations [B, T, D] over token ids [B, T]; differentiable."""
         return (x - self.table[tokens]) @ self.basis
 
     def up(self, z: Tensor, tokens: Tensor) -> Tensor:
-        """Activations [B, T, D] of Z [B, T, k]."""
-        return z @ self.basis.T + self.table[tokens]
-
-    def gradient_down(self, dx: Tensor) -> Tensor:
-        """What of dL/dX [B, T, D] the stage before needs: [B, T, k]."""
-        return dx @ self.basis
-
-    def gradient_up(self, dz: Tensor) -> Tensor:
-        """A gradient [B, T, D] that does to the stage before what dL/dX would."""
-        return dz @ self.basis.T
+        """Activations [B, T, D] of Z [B, T, k]; differentiable."""
+        return self.table[tokens] + z @ self.basis.T
 
     def project(self, weight: Tensor) -> Tensor:
         """The part of a writer [D, in], or of its gradient, that lies in the span."""
         return self.basis @ (self.basis.T @ weight)
 
     @torch.no_grad()
-    def constrain(self, named: Mapping[str, Tensor]) -> None:
-        """Put the writers among a stage's parameters into the span and the frozen table into its place."""
+    def project_(self, named: Mapping[str, Tensor]) -> None:
+        """Put the writers among `named` (weights, gradients or their means) into the span, in place."""
         for name, weight in named.items():
             if is_writer(name):
                 weight.copy_(self.project(weight))
-            elif name == TABLE:
-                weight.copy_(self.table)
-
-
-class SubspaceAdamW:
-    """AdamW [arXiv 1711.05101] that leaves the table alone and writers in the span of U."""
-
-    def __init__(self, subspace: Subspace, named: Mapping[str, Tensor], inner: InnerSpec) -> None:
-        self._subspace, self._inner = subspace, inner
-        self._named = {name: weight for name, weight in named.items() if name != TABLE}
-        self.exp_avg = {name: torch.zeros_like(weight) for name, weight in self._named.items()}
-        self.exp_avg_sq = {
-            name: torch.zeros_like(weight[:1] if is_writer(name) else weight) for name, weight in self._named.items()
-        }
-        self.steps = 0
 
     @torch.no_grad()
-    def step(self, gradients: Mapping[str, Tensor], learning_rate: float) -> None:
-        """Update the parameters in place by `gradients`, by name; that of the table is not looked at."""
-        self.steps += 1
-        beta1, beta2 = self._inner.beta1, self._inner.beta2
-        corrected = (1.0 - beta1**self.steps, 1.0 - beta2**self.steps)
-        for name, weight in self._named.items():
-            gradient, square = gradients[name], gradients[name].square()
-            if is_writer(name):
-                gradient = self._subspace.project(gradient)
-                square = gradient.square().mean(0, keepdim=True)
-            mean = self.exp_avg[name].lerp_(gradient, 1.0 - beta1)
-            variance = self.exp_avg_sq[name].lerp_(square, 1.0 - beta2)
-            if weight.dim() > 1:
-                weight.mul_(1.0 - learning_rate * self._inner.weight_decay)
-            scale = (variance / corrected[1]).sqrt_().add_(self._inner.eps)
-            weight.sub_(mean / scale, alpha=learning_rate / corrected[0])
+    def constrain_(self, named: Mapping[str, Tensor]) -> None:
+        """Put the writers among a stage's weights into the span and the frozen table into its place."""
+        self.project_(named)
+        if TABLE in named:
+            named[TABLE].copy_(self.table)
+
+    @torch.no_grad()
+    def stray(self, named: Mapping[str, Tensor]) -> str | None:
+        """The first of a stage's weights that is not of this run: another table, or a writer out of the span."""
+        for name, weight in named.items():
+            base = self.table if name == TABLE else self.project(weight) if is_writer(name) else weight
+            if float(torch.linalg.vector_norm(weight - base)) > STRAY_MAX * float(torch.linalg.vector_norm(weight)):
+                return name
+        return None

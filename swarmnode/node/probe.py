@@ -6,10 +6,10 @@ import asyncio
 from functools import partial
 from typing import Protocol
 
-from swarmnode.manifest import Manifest, boundary_nbytes
+from swarmnode.manifest import Manifest, boundary_nbytes, boundary_width
 from swarmnode.ports import Compute, Priority, Replica, Telemetry, WireTensor
 
-BOUNDARY_DTYPE = {"bf16": "bf16"}  # f32 for the others, coded or not
+BOUNDARY_DTYPE = {"bf16": "bf16", "subspace": "bf16"}  # f32 for the others, coded or not
 PROBES = 4  # the first forward is slower, others may be disturbed: the fastest counts
 ENOUGH_S = 5.0  # guess: in forwards that take so long together, what disturbs the first drowns
 
@@ -42,11 +42,11 @@ def forward(replica: Replica, manifest: Manifest, stage: int) -> None:
     """Do one forward of a full microbatch; the caller takes the time. Trains nothing."""
     model, batch = manifest.model, manifest.inner.microbatch
     tokens = WireTensor("u16", (batch, model.context + 1), bytes(2 * batch * (model.context + 1)))
-    kind, shape = manifest.pipeline.boundary, (batch, model.context, model.width)
-    blank = bytes(boundary_nbytes(kind, batch * model.context, model.width))  # zeros in every code
+    kind, shape = manifest.pipeline.boundary, (batch, model.context, boundary_width(manifest))
+    blank = bytes(boundary_nbytes(kind, batch * model.context, shape[2]))  # zeros in every code
     codec = kind if kind in ("int8", "fp8") else "raw"
     x = tokens if stage == 0 else WireTensor(BOUNDARY_DTYPE.get(kind, "f32"), shape, blank, codec)
     if stage == manifest.pipeline.stages - 1:
         replica.loss(x, tokens, batch, train=False)
     else:
-        replica.forward(x, keep=False)
+        replica.forward(x, keep=False, tokens=tokens)

@@ -67,8 +67,10 @@ class TorchReplica:
         """Bytes of tensors in a round's message, at most."""
         return self.outer.message_nbytes
 
-    def forward(self, x: WireTensor, *, keep: bool, graph: bool = True) -> tuple[WireTensor, Tape | None]:
-        return self.stage.forward(x, keep=keep, graph=graph)
+    def forward(
+        self, x: WireTensor, *, keep: bool, graph: bool = True, tokens: WireTensor | None = None
+    ) -> tuple[WireTensor, Tape | None]:
+        return self.stage.forward(x, keep=keep, graph=graph, tokens=tokens)
 
     def backward(self, tape: Tape, gradient: WireTensor, samples: int) -> WireTensor | None:
         return self.stage.backward(tape, gradient, samples)
@@ -89,8 +91,16 @@ class TorchReplica:
     def apply(self, round_index: int, own_weight: float, packets: Sequence[Packet]) -> OuterReport:
         """The outer step of the boundary marked. Raises RemoteFault, having changed nothing, for a bad packet."""
         report = self.outer.apply(round_index, own_weight, packets)
+        # What codecs left of the packets lies partly outside the subspace, and the outer step, which is linear, keeps
+        # the parts apart: to project what it gives is to project each packet. The momentum's outer part never reaches
+        # what is left of theta and phi, and fades by itself.
+        self.stage.hold(self.stage.theta, self.outer.phi)
         self.stage.touched()
         return report
+
+    def boundary_digest(self) -> bytes:
+        """Of the frozen subspace that the stream is kept in, b"" where there is none: replicas of a run must agree."""
+        return b"" if self.stage.subspace is None else self.stage.subspace.digest()
 
     def digest(self) -> bytes:
         """SHA-256 of the slow weights as little-endian float32: equal at two replicas exactly when every bit is."""
@@ -104,7 +114,8 @@ class TorchReplica:
     @torch.no_grad()
     def load(self, state: State) -> None:
         """Become `state`; gradients accumulated, a marked boundary and tapes are void. Raises RemoteFault, having
-        changed nothing, when sections are missing, of the wrong size, not finite, or a second moment is negative."""
+        changed nothing, when sections are missing, of the wrong size, not finite, a second moment is negative, or the
+        weights are not of this run's subspace."""
         flats = self._flats()
         given = {name: self._section(state, name) for name in SECTIONS}
         if len(state.sections) != len(SECTIONS):
@@ -115,9 +126,12 @@ class TorchReplica:
             raise RemoteFault(f"state with {state.bump_steps} steps at a higher rate; 0 to {BUMP_STEPS} are due")
         if state.inner_steps < 0 or not (math.isfinite(state.gradient_norm) and state.gradient_norm >= 0.0):
             raise RemoteFault(f"state after {state.inner_steps} inner steps with gradient norm {state.gradient_norm}")
+        self._check_stray(given["theta"], given["phi"])
         for name in ("theta", "exp_avg", "exp_avg_sq"):
             flats[name].copy_(given[name])
         self.outer.reset(given["phi"], given["momentum"])
+        self.stage.hold(self.stage.theta, self.outer.phi)
+        self.stage.moments_loaded()
         self.stage.inner_steps = state.inner_steps
         self.stage.gradient_norm = state.gradient_norm
         self.stage.bump_steps = state.bump_steps
@@ -148,6 +162,7 @@ class TorchReplica:
             assert ends is not None
             flat[first : first + count] = _flat(ends, count, f"embedding or head of stage {stage}")
         self.stage.theta.copy_(flat)
+        self.stage.hold(self.stage.theta)
         self.outer.reset(self.stage.theta, torch.zeros_like(self.stage.theta))
         self.stage.begin_anew()
 
@@ -158,6 +173,14 @@ class TorchReplica:
         stage, slow = self.stage, self.outer
         flats = (stage.theta, slow.phi, slow.momentum, stage.exp_avg, stage.exp_avg_sq)
         return dict(zip(SECTIONS, flats, strict=True))
+
+    def _check_stray(self, *flats: Tensor) -> None:
+        """Raises RemoteFault when the weights `flats` were trained in another subspace than this run's, or in none."""
+        if (subspace := self.stage.subspace) is None:
+            return
+        for flat in flats:
+            if (name := subspace.stray(self.stage.named(flat.to(self.stage.theta)))) is not None:
+                raise RemoteFault(f"state whose {name} is not in this run's subspace: was it trained in another run?")
 
     def _section(self, state: State, name: str) -> Tensor:
         """One section of `state` as float32 [N] on the CPU, checked, sharing its memory."""

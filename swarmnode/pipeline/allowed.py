@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from swarmnode.manifest import Manifest, boundary_nbytes
+from swarmnode.manifest import Manifest, boundary_nbytes, boundary_width
 from swarmnode.wire import record_pb2
 
 LABEL_NBYTES = 2  # of a token, where the vocabulary has at most 65,536
@@ -17,7 +17,7 @@ def sample_nbytes(manifest: Manifest, stage: int) -> tuple[int, int]:
     with us. What rounds cost comes on top: a few per cent.
     """
     context = manifest.model.context
-    state = boundary_nbytes(manifest.pipeline.boundary, context, manifest.model.width)
+    state = boundary_nbytes(manifest.pipeline.boundary, context, boundary_width(manifest))
     labels = LABEL_NBYTES * (context + 1)
     before, after = int(stage > 0), int(stage < manifest.pipeline.stages - 1)
     return after * (state + labels) + before * state, before * (state + labels) + after * state

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from swarmnode.errors import RemoteFault
 from swarmnode.ids import MICROBATCH_ID_BYTES, MicrobatchId, PeerId
-from swarmnode.manifest import Manifest
+from swarmnode.manifest import Manifest, boundary_width
 from swarmnode.metrics import name
 from swarmnode.pipeline.backlog import Backlog, Held
 from swarmnode.pipeline.itinerary import fault
@@ -92,7 +92,7 @@ class Hop:
 
         def forward() -> tuple[WireTensor, Tape | None]:
             room = self._tape_nbytes + self._tape_nbytes_last <= tape_max
-            y, tape = self._replica.forward(x, keep=train, graph=room)
+            y, tape = self._replica.forward(x, keep=train, graph=room, tokens=tokens)
             if tape is not None and room:
                 self._tape_nbytes_last = tape.nbytes
             if train and not room:
@@ -225,11 +225,9 @@ class Hop:
         if len(tensors) != 2:
             raise RemoteFault(f"microbatch with {len(tensors)} tensors; activations and tokens are due")
         x, tokens = tensors
-        if x.shape != (process.samples, model.context, model.width):
-            raise RemoteFault(
-                f"activations {list(x.shape)}; [{process.samples}, {model.context}, {model.width}] are due"
-            )
+        if x.shape != (due := (process.samples, model.context, boundary_width(self._manifest))):
+            raise RemoteFault(f"activations {list(x.shape)}; {list(due)} are due")
         if tokens.shape != (process.samples, model.context + 1) or tokens.dtype not in TOKEN_DTYPES:
-            due = f"u16 or u32 [{process.samples}, {model.context + 1}]"
-            raise RemoteFault(f"tokens {tokens.dtype}{list(tokens.shape)}; {due} are due")
+            wanted_tokens = f"u16 or u32 [{process.samples}, {model.context + 1}]"
+            raise RemoteFault(f"tokens {tokens.dtype}{list(tokens.shape)}; {wanted_tokens} are due")
         return x, tokens

@@ -42,7 +42,12 @@ class Metered:
     def recomputed(self) -> int:
         return self.inner.recomputed
 
-    def forward(self, x: WireTensor, *, keep: bool, graph: bool = True) -> tuple[WireTensor, Tape | None]:
+    def boundary_digest(self) -> bytes:
+        return self.inner.boundary_digest()
+
+    def forward(
+        self, x: WireTensor, *, keep: bool, graph: bool = True, tokens: WireTensor | None = None
+    ) -> tuple[WireTensor, Tape | None]:
         self._meter.add(self._flops * x.shape[0])
         return self.inner.forward(x, keep=keep)
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from swarmnode.manifest import Manifest, boundary_nbytes
+from swarmnode.manifest import Manifest, boundary_nbytes, boundary_width
 from swarmnode.model.split import Part, split
 from swarmnode.recovery.snapshot import snapshot_nbytes
 from swarmnode.simulation.calm import balanced
@@ -81,7 +81,7 @@ def plan(manifest: Manifest, fleet: Sequence[Kind], tokens: float, share: float 
 def _sample_bytes(manifest: Manifest, part: Part, stages: int) -> float:
     """Bytes a stage sends for a sample: activations and tokens onwards, the gradient back."""
     model = manifest.model
-    one_way = boundary_nbytes(manifest.pipeline.boundary, model.context, model.width)
+    one_way = boundary_nbytes(manifest.pipeline.boundary, model.context, boundary_width(manifest))
     onwards = one_way + 2 * (model.context + 1) if part.stage < stages - 1 else 0
     return float(onwards + (one_way if part.stage > 0 else 0))
 
@@ -103,7 +103,8 @@ def _stage(manifest: Manifest, part: Part, here: Sequence[Kind], samples_per_s: 
     down = sum(kind.down for kind in here) / replicas if here else math.inf
     download_s = nbytes / min(up, down)
     tape = ACTIVATIONS * len(part.layers) * manifest.inner.microbatch * manifest.model.context * manifest.model.width
-    memory = STATE_COPIES * nbytes + 4 * part.parameters + min(manifest.limits.tape_bytes_max, tape * 4)
+    table = 4 * manifest.model.vocabulary * manifest.model.width if manifest.pipeline.boundary == "subspace" else 0
+    memory = table + STATE_COPIES * nbytes + 4 * part.parameters + min(manifest.limits.tape_bytes_max, tape * 4)
     return StagePlan(
         part,
         replicas,

@@ -13,7 +13,7 @@ import numpy as np
 
 from swarmnode.errors import RemoteFault
 from swarmnode.gossip.robust import ALL, Guard, Measures
-from swarmnode.manifest import Manifest, boundary_nbytes
+from swarmnode.manifest import Manifest, boundary_nbytes, boundary_width
 from swarmnode.model.split import Part, split
 from swarmnode.ports import (
     LossResult,
@@ -32,7 +32,7 @@ DIMENSIONS = 3
 ROW = struct.Struct(f"<{2 + 2 * DIMENSIONS}d")  # replica, round, theta, phi: what a fake packet holds, over and over
 ROW_BYTES = 64
 MARK = struct.Struct("<Q")
-BOUNDARY = {"bf16": ("bf16", 2), "fp32": ("f32", 4)}
+BOUNDARY = {"bf16": ("bf16", 2), "fp32": ("f32", 4), "subspace": ("bf16", 2)}
 # Bytes a parameter, about: a scale a block, few escapes.
 CODEC_BYTES = {"int8": 1.03, "modular6": 0.8, "modular4": 0.56, "modular3": 0.43}
 WEIGHTS_NORM = 1.0  # of a fresh replica: its numbers are what was added to them
@@ -163,13 +163,18 @@ class FakeReplica:
     def _activations(self, samples: int, mark: int) -> WireTensor:
         model = self._manifest.model
         row = MARK.pack(mark)
-        kind, shape = self._manifest.pipeline.boundary, (samples, model.context, model.width)
+        kind, shape = self._manifest.pipeline.boundary, (samples, model.context, boundary_width(self._manifest))
         if kind in BOUNDARY:
             return fake(BOUNDARY[kind][0], shape, BOUNDARY[kind][1], row)
         nbytes = -(-boundary_nbytes(kind, samples * model.context, model.width) // MARK.size) * MARK.size
         return WireTensor("f32", shape, repeated(row, nbytes), kind)
 
-    def forward(self, x: WireTensor, *, keep: bool, graph: bool = True) -> tuple[WireTensor, Tape | None]:
+    def boundary_digest(self) -> bytes:
+        return b""
+
+    def forward(
+        self, x: WireTensor, *, keep: bool, graph: bool = True, tokens: WireTensor | None = None
+    ) -> tuple[WireTensor, Tape | None]:
         mark = MARK.unpack(first(x.data, MARK.size))[0]
         tape = FakeTape(mark, x.shape, 8 * x.nbytes, self._version) if keep else None
         return self._activations(x.shape[0], mark), tape

@@ -51,7 +51,7 @@ def test_round_trip() -> None:
 
 def test_the_id_is_of_content_and_owner() -> None:
     # Written down: another byte in the canonical form is another run.
-    assert verify(sign(Manifest(), KEY), None)[1] == "6eb39024912b570191dfb1b8541bb93f9db9039db3a6f85aa48729377bb0e038"
+    assert verify(sign(Manifest(), KEY), None)[1] == "aa748214ece3a3ca83a3fa6a44c274e2bab8a22498f6967682203abad1f16dd1"
     assert verify(sign(Manifest(), OTHER), None)[1] != verify(sign(Manifest(), KEY), None)[1]
     assert verify(sign(Manifest(seed=1), KEY), None)[1] != verify(sign(Manifest(), KEY), None)[1]
 

@@ -1,101 +1,191 @@
-"""Training through a few numbers a token is training: compressed and uncompressed agree to rounding."""
+"""Training through a few numbers a token is training: a pipeline that sends Z is one that sends nothing."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from swarmnode.manifest import InnerSpec, ModelSpec
-from swarmnode.model.llama import Llama, initial
-from swarmnode.model.split import parameter_shapes, split
-from swarmnode.model.subspace import TABLE, Subspace, SubspaceAdamW, basis, is_writer
+from swarmnode.errors import RemoteFault
+from swarmnode.manifest import GossipSpec, Manifest
+from swarmnode.model.stage import StageReplica, StageTape
+from swarmnode.model.subspace import TABLE, Subspace, basis, is_writer
+from swarmnode.node.replica import TorchReplica
+from swarmnode.ports import Neighbour, Packet, State
+from tests.model.test_stage import mean_loss, plain_model
+from tests.model.tiny import TINY, ascend, manifest, stages_of, token_batch, token_wire, train_on
 
-MODEL = ModelSpec(layers=4, width=32, heads=4, kv_heads=2, ffn=48, context=16, vocabulary=50)
 RANK = 6
 
 
-class Line:
-    """Stages in one process; between them X itself, or Z and its gradient only."""
-
-    def __init__(self, *, compressed: bool, stages: int = 3) -> None:
-        table = initial(MODEL, 0, TABLE, (MODEL.vocabulary, MODEL.width)).double()
-        self.subspace, self.compressed = Subspace(basis(MODEL.width, RANK, 0), table), compressed
-        self.parts: list[Llama] = []
-        for part in split(MODEL, stages):
-            net = Llama(MODEL, part).double()
-            for name, shape in parameter_shapes(MODEL, part).items():
-                net.get_parameter(name).data.copy_(initial(MODEL, 0, name, shape))
-            self.subspace.constrain(dict(net.named_parameters()))
-            self.parts.append(net)
-        inner = InnerSpec(weight_decay=0.1)
-        self.optimizers = [SubspaceAdamW(self.subspace, dict(net.named_parameters()), inner) for net in self.parts]
-
-    def learn(self, tokens: Tensor) -> float:
-        inputs, targets = tokens[:, :-1], tokens[:, 1:]
-        leaves, outputs, x = [], [], inputs
-        for i, net in enumerate(self.parts):
-            leaf = x if i == 0 else x.detach().requires_grad_()
-            x = net(leaf)
-            leaves.append(leaf)
-            outputs.append(x)
-            if self.compressed and i < len(self.parts) - 1:
-                x = self.subspace.up(self.subspace.down(x.detach(), inputs), inputs)
-        loss = F.cross_entropy(outputs[-1].flatten(0, 1), targets.flatten())
-        gradient, last = torch.ones(()).double(), loss
-        for i in reversed(range(len(self.parts))):
-            self.parts[i].zero_grad()
-            torch.autograd.backward(last, gradient)
-            if i:
-                given = leaves[i].grad
-                assert given is not None
-                gradient = self.subspace.gradient_up(self.subspace.gradient_down(given)) if self.compressed else given
-                last = outputs[i - 1]
-        for net, optimizer in zip(self.parts, self.optimizers, strict=True):
-            named = dict(net.named_parameters())
-            optimizer.step({name: p.grad for name, p in named.items() if p.grad is not None}, 3e-3)
-        return float(loss.detach())
+def run_of(stages: int, rank: int = RANK, **inner: object) -> Manifest:
+    """Clipping depends on the cut into stages: none."""
+    whole = {"clip_norm": 1e6, "weight_decay": 0.1, "decay": "constant", "warmup_samples": 0, **inner}
+    return manifest(stages=stages, boundary="subspace", rank=rank, **whole)
 
 
-def batch(seed: int) -> Tensor:
-    return torch.randint(MODEL.vocabulary, (4, MODEL.context + 1), generator=torch.Generator().manual_seed(seed))
+def by_name(chain: list[StageReplica], buffer: str) -> dict[str, Tensor]:
+    return {name: value for stage in chain for name, value in stage.named(getattr(stage, buffer)).items()}
 
 
-def test_compressed_training_is_uncompressed_training() -> None:
-    lines = [Line(compressed=compressed) for compressed in (True, False)]
+def outside(subspace: Subspace, named: dict[str, Tensor]) -> float:
+    """The largest element of a writer's part outside the span."""
+    parts = [weight - subspace.project(weight) for name, weight in named.items() if is_writer(name)]
+    return max(float(part.abs().max()) for part in parts)
+
+
+@pytest.mark.parametrize("stages", [2, 3, 5])
+def test_a_pipeline_of_few_numbers_trains_as_one_stage_does(stages: int) -> None:
+    """In one stage nothing is sent: the same constraint, uncompressed."""
+    chain, whole = (stages_of(run_of(count), torch.float64) for count in (stages, 1))
     for step in range(12):
-        losses = [line.learn(batch(step % 3)) for line in lines]
-        assert abs(losses[0] - losses[1]) < 1e-10, step
-    for one, other in zip(*(line.parts for line in lines), strict=True):
-        for (name, mine), theirs in zip(one.named_parameters(), other.parameters(), strict=True):
-            assert float((mine - theirs).detach().abs().max()) < 1e-10, name
-    assert losses[0] < 0.9 * Line(compressed=True).learn(batch(2)), "and it learns"
+        losses = [train_on(line, token_batch(seed=step % 3)) for line in (chain, whole)]
+        assert abs(losses[0] - losses[1]) < 1e-10 * losses[0], step
+        reports = [[stage.step(8 * step) for stage in line] for line in (chain, whole)]
+        assert sum(r.gradient_norm**2 for r in reports[0]) == pytest.approx(reports[1][0].gradient_norm ** 2, rel=1e-9)
+    for buffer in ("theta", "exp_avg", "exp_avg_sq"):
+        found, wanted = by_name(chain, buffer), by_name(whole, buffer)
+        for name, value in found.items():
+            torch.testing.assert_close(value, wanted[name], rtol=0, atol=1e-10, msg=f"{buffer} {name}")
+    first = train_on(stages_of(run_of(stages), torch.float64), token_batch(seed=2))
+    assert losses[0] < 0.9 * first, "and it learns"
 
 
-def test_writers_stay_in_the_span_and_the_table_as_it_was() -> None:
-    line = Line(compressed=True)
-    before = line.subspace.digest()
-    for step in range(5):
-        line.learn(batch(step))
-    assert line.subspace.digest() == before
-    for net, optimizer in zip(line.parts, line.optimizers, strict=True):
-        for name, weight in net.named_parameters():
-            if is_writer(name):
-                assert float((weight - line.subspace.project(weight)).detach().abs().max()) < 1e-14
-                assert optimizer.exp_avg_sq[name].shape == (1, weight.shape[1])
-            elif name == TABLE:
-                assert torch.equal(weight.detach(), line.subspace.table)
+def test_it_is_an_ordinary_model() -> None:
+    """What is exported needs no U: the loss of the plain model, and its gradient where that is free."""
+    chain, tokens = stages_of(run_of(3), torch.float64), token_batch()
+    net = plain_model(chain, torch.float64)
+    loss = mean_loss(net, tokens)
+    assert train_on(chain, tokens) == pytest.approx(loss.item() * 4 * TINY.context, abs=1e-9)
+    (loss * 4).backward()
+    subspace = chain[0].subspace
+    assert subspace is not None
+    for name, gradient in by_name(chain, "grad").items():
+        wanted = net.get_parameter(name).grad
+        assert wanted is not None
+        if name == TABLE:
+            assert not gradient.any()
+            continue
+        if is_writer(name):
+            gradient, wanted = subspace.project(gradient), subspace.project(wanted)
+        torch.testing.assert_close(gradient, wanted, rtol=0, atol=1e-10, msg=name)
 
 
-def test_what_lies_outside_the_span_is_lost_both_ways() -> None:
-    """The other way round: without constrained writers Z would not be enough."""
-    line = Line(compressed=True)
-    tokens = batch(0)[:, :-1]
-    x = torch.randn(4, MODEL.context, MODEL.width, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    again = line.subspace.up(line.subspace.down(x, tokens), tokens)
-    assert not torch.allclose(again, x)
-    assert torch.allclose(line.subspace.up(line.subspace.down(again, tokens), tokens), again, atol=1e-12)
+def test_k_numbers_a_token_travel_each_way() -> None:
+    chain, tokens = stages_of(run_of(3)), token_batch()
+    x, tapes = ascend(chain, tokens)
+    assert (x.dtype, x.shape, x.nbytes) == ("bf16", (4, TINY.context, RANK), 2 * 4 * TINY.context * RANK)
+    gradient = chain[2].loss(x, token_wire(tokens), 4, train=True).gradient
+    assert gradient is not None and gradient.shape == x.shape and gradient.nbytes == x.nbytes
+    back = chain[1].backward(tapes[1], gradient, 4)
+    assert back is not None and back.shape == x.shape
+
+
+def test_a_released_tape_is_recomputed_from_z_and_tokens() -> None:
+    chain, tokens = stages_of(run_of(3), torch.float64), token_batch()
+    x, tapes = ascend(chain, tokens)
+    gradient = chain[2].loss(x, token_wire(tokens), 4, train=True).gradient
+    assert gradient is not None
+    wanted = chain[1].backward(tapes[1], gradient, 4)
+    kept = chain[1].grad.clone()
+    chain[1].discard()
+    _, tapes = ascend(chain, tokens)
+    tape = tapes[1]
+    assert isinstance(tape, StageTape)
+    chain[1].release(tape)
+    assert tape.nbytes == 4 * TINY.context * (8 * RANK + 8), "Z in float64 and the ids"
+    found = chain[1].backward(tape, gradient, 4)
+    assert found == wanted and torch.equal(chain[1].grad, kept) and chain[1].recomputed == 1
+
+
+def test_training_keeps_writers_in_the_span_and_the_table() -> None:
+    chain = stages_of(run_of(3))
+    before = by_name(chain, "theta")[TABLE].clone()
+    for step in range(20):
+        train_on(chain, token_batch(seed=step))
+        for stage in chain:
+            stage.step(8 * step)
+    theta, squares = by_name(chain, "theta"), by_name(chain, "exp_avg_sq")
+    subspace = chain[0].subspace
+    assert subspace is not None and outside(subspace, theta) < 1e-6
+    assert torch.equal(theta[TABLE], before) and torch.equal(theta[TABLE], subspace.table)
+    for name, square in squares.items():
+        assert not is_writer(name) or (torch.equal(square, square[:1].expand_as(square)) and square.any())
+
+
+def test_tokens_are_checked_beside_activations() -> None:
+    chain, tokens = stages_of(run_of(3)), token_batch()
+    x = chain[0].forward(token_wire(tokens), keep=False)[0]
+    tokens[1, 2] = TINY.vocabulary
+    with pytest.raises(RemoteFault, match="tokens of stage 1: token id 50 where the vocabulary has 50"):
+        chain[1].forward(x, keep=True, tokens=token_wire(tokens))
+    with pytest.raises(RemoteFault, match="4 samples announced, 3 sent"):
+        chain[1].forward(x, keep=True, tokens=token_wire(token_batch(samples=3)))
+
+
+# Written from outside
+
+
+def pair(codec: str) -> list[TorchReplica]:
+    """Two replicas of the first of two stages, apart from each other by an inner step each."""
+    run = run_of(2)
+    run = Manifest(seed=7, model=run.model, pipeline=run.pipeline, inner=run.inner, gossip=GossipSpec(codec=codec))
+    made = []
+    for seed in range(2):
+        first, last = TorchReplica(run, 0, sender=str(seed)), StageReplica(run, 1)
+        train_on([first.stage, last], token_batch(seed=seed))
+        first.step(1000)
+        made.append(first)
+    return made
+
+
+@pytest.mark.parametrize("codec", ["fp32", "int8", "modular4"])
+def test_gossip_keeps_the_span_whatever_codecs_leave(codec: str) -> None:
+    one, other = pair(codec)
+    subspace = one.stage.subspace
+    assert subspace is not None
+    for round_index in range(1, 4):
+        messages = [replica.message(round_index) for replica in (one, other)]
+        one.apply(round_index, 0.5, [Packet(0.5, 8, messages[1])])
+        other.apply(round_index, 0.5, [Packet(0.5, 8, messages[0])])
+        for replica in (one, other):
+            for flat in (replica.stage.theta, replica.outer.phi):
+                named = replica.stage.named(flat)
+                assert outside(subspace, named) < 1e-6 and torch.equal(named[TABLE], subspace.table)
+
+
+def test_a_rebuilt_stage_lies_in_the_span() -> None:
+    run = run_of(3)
+    chain = [TorchReplica(run, stage) for stage in range(3)]
+    for method in ("copy", "average", "weighted"):
+        given = [Neighbour(at, chain[at].snapshot().sections["phi"], 1.0 + at) for at in (1,)]
+        first = TorchReplica(run, 0)
+        first.rebuild(method, given, None)
+        subspace = first.stage.subspace
+        assert subspace is not None
+        assert outside(subspace, first.stage.named(first.stage.theta)) < 1e-6
+        assert torch.equal(first.stage.named(first.outer.phi)[TABLE], subspace.table)
+
+
+def test_a_state_of_another_subspace_is_refused() -> None:
+    run = run_of(2)
+    replica = TorchReplica(run, 0)
+    state = replica.snapshot()
+    replica.load(state)
+    before = replica.digest()
+    plain = TorchReplica(manifest(stages=2), 0).snapshot()
+    with pytest.raises(RemoteFault, match="o_proj.weight is not in this run's subspace"):
+        replica.load(plain)
+    sections = dict(state.sections)
+    flat = torch.frombuffer(bytearray(sections["theta"]), dtype=torch.float32)
+    flat[: TINY.width] += 1.0
+    sections["theta"] = flat.view(torch.uint8).numpy().data
+    with pytest.raises(RemoteFault, match="embed_tokens.weight is not in this run's subspace"):
+        replica.load(State(sections, 0, 0.0))
+    assert replica.digest() == before
+
+
+# U
 
 
 @pytest.mark.parametrize("rank", [1, 6, 32])
@@ -103,3 +193,13 @@ def test_the_basis_is_orthonormal_and_its_seeds_own(rank: int) -> None:
     found = basis(32, rank, 5)
     assert torch.allclose(found.T @ found, torch.eye(rank, dtype=torch.float64), atol=1e-12)
     assert torch.equal(found, basis(32, rank, 5)) and not torch.equal(found, basis(32, rank, 6))
+
+
+def test_digests_tell_subspaces_apart_but_not_roundings() -> None:
+    found, table = basis(32, RANK, 5), torch.randn(50, 32, generator=torch.Generator().manual_seed(1))
+    digest = Subspace(found, table).digest()
+    assert Subspace(found * (1 + 1e-15), table).digest() == digest
+    assert Subspace(-found, table).digest() != digest and Subspace(basis(32, RANK, 6), table).digest() != digest
+    assert Subspace(found, table.neg()).digest() != digest
+    made = [replica.subspace for replica in stages_of(run_of(3))]
+    assert len({one.digest() for one in made if one is not None}) == 1 and None not in made

@@ -15,9 +15,12 @@ from swarmnode.ports import Tape, WireTensor
 TINY = ModelSpec(layers=5, width=32, heads=4, kv_heads=2, ffn=48, context=16, vocabulary=50)
 
 
-def manifest(model: ModelSpec = TINY, stages: int = 3, boundary: str = "fp32", **inner: object) -> Manifest:
+def manifest(
+    model: ModelSpec = TINY, stages: int = 3, boundary: str = "fp32", rank: int = 0, **inner: object
+) -> Manifest:
     spec = replace(InnerSpec(microbatch=4, inner_batch=8, warmup_samples=8), **inner)  # type: ignore[arg-type]
-    return Manifest(seed=7, model=model, pipeline=PipelineSpec(stages=stages, boundary=boundary), inner=spec)
+    pipeline = PipelineSpec(stages=stages, boundary=boundary, boundary_rank=rank)
+    return Manifest(seed=7, model=model, pipeline=pipeline, inner=spec)
 
 
 def stages_of(run: Manifest, dtype: torch.dtype = torch.float32, **options: bool) -> list[StageReplica]:
@@ -38,7 +41,7 @@ def ascend(stages: list[StageReplica], tokens: Tensor) -> tuple[WireTensor, list
     """Forward through all stages but the last: (what the last one reads, tapes)."""
     x, tapes = token_wire(tokens), []
     for stage in stages[:-1]:
-        x, tape = stage.forward(x, keep=True)
+        x, tape = stage.forward(x, keep=True, tokens=token_wire(tokens))
         assert tape is not None
         tapes.append(tape)
     return x, tapes
