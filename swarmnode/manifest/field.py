@@ -333,7 +333,7 @@ ACROSS: tuple[Across, ...] = (
             else m.pipeline.boundary_rank == 0
         ),
         lambda m: (
-            f'1 to model.width = {m.model.width} with pipeline.boundary = "subspace"; an eighth of it loses little'
+            f'1 to model.width = {m.model.width} with pipeline.boundary = "subspace"'
             if m.pipeline.boundary == "subspace"
             else f'0 with pipeline.boundary = "{m.pipeline.boundary}", or pipeline.boundary = "subspace"'
         ),

@@ -16,6 +16,7 @@ from swarmnode.wire import record_pb2 as wire
 
 SIGNED_BYTES_MAX = 1280  # hivemind.md: DHT values of about 1 KiB keep a dictionary of 500 quick; a pass adds 190 bytes
 ADDRESSES_MAX = 8  # record.proto
+BOUNDARY_DIGEST_BYTES_MAX = 8  # record.proto
 ADDRESS_CHARACTERS_MAX = 256  # guess: /dns4/<a long name>/tcp/<port>
 CLOCK_SKEW_MAX_S = 3.0  # hivemind lets clocks differ by as much when a node joins
 
@@ -101,6 +102,8 @@ def _fault(record: wire.Record) -> str | None:
         return f"{record.samples_per_second} samples per second"
     if record.state == wire.NODE_STATE_UNSPECIFIED or record.state not in wire.NodeState.values():
         return f"unknown state {record.state}"
+    if len(record.boundary_digest) > BOUNDARY_DIGEST_BYTES_MAX:
+        return f"a boundary digest of {len(record.boundary_digest)} bytes; at most {BOUNDARY_DIGEST_BYTES_MAX}"
     if any(peer != record.peer_id for peer in record.progress.samples):
         return "progress of somebody else"
     if record.stage != 0 and record.HasField("blocks"):

@@ -38,6 +38,7 @@ class Member:
     moving_to: int | None = None  # the stage it has decided to move to
     saves: bool = False
     pauses_unix_s: int = 0  # when its volunteer's limits will make it pause, as it announces; 0: not foreseen
+    boundary_digest: bytes = b""  # of its frozen subspace, in a run that has one
     fed: bool = False  # its record tells of samples or blocks
 
     @staticmethod
@@ -59,6 +60,7 @@ class Member:
             moving_to=record.moving_to if record.HasField("moving_to") else None,
             saves=record.saves_checkpoints,
             pauses_unix_s=record.allowance.pauses_unix_s,
+            boundary_digest=record.boundary_digest,
             fed=bool(record.progress.samples) or record.HasField("blocks"),
         )
 

@@ -22,9 +22,14 @@ class FlatAdamW:
     arithmetic is the kernel of `torch.optim.AdamW(fused=True)`, called by its own name: the class around it imports
     torch's compiler, which is 70 MiB and a second for each node process (measured).
 
-    The first `frozen` elements stay as they are. Of `shared` matrices [D, in], by their first element, all rows have
-    one second moment: exp_avg_sq [in] <- beta2 exp_avg_sq + (1 - beta2) mean_D(g^2), kept D times so that the layout is
-    that of any other (subspace.py says why).
+    The first `frozen` elements stay as they are. Of `shared` matrices [D, in], by their first element, the gradient g
+    lies in `rank` dimensions of D, and all rows have one second moment:
+
+        exp_avg_sq [in] <- beta2 exp_avg_sq + (1 - beta2) sum_D(g^2) / rank
+
+    kept D times so that the layout is that of any other (subspace.py says why it is shared). It is the mean square in
+    coordinates of the span. A mean over all D makes steps sqrt(D / rank) as long and costs 0.012 nat [measured: rank 24
+    and 12 of 96, 3 seeds each, worse in all six].
     """
 
     def __init__(
@@ -36,11 +41,13 @@ class FlatAdamW:
         *,
         frozen: int = 0,
         shared: Sequence[tuple[int, tuple[int, ...]]] = (),
+        rank: int = 1,
     ) -> None:
         self.grad = grad
         self.exp_avg = torch.zeros_like(theta)
         self.exp_avg_sq = torch.zeros_like(theta)
         self._inner = inner
+        self._rank = rank
         flats = (theta, grad, self.exp_avg, self.exp_avg_sq)
         matrices = [(first, first + math.prod(shape), shape) for first, shape in shared]
         edges = [frozen, *(edge for first, last, _ in matrices for edge in (first, last)), decayed]
@@ -83,7 +90,7 @@ class FlatAdamW:
         torch._foreach_lerp_(exp_avgs, gradients, 1.0 - inner.beta1)
         torch._foreach_mul_(weights, 1.0 - learning_rate * inner.weight_decay)
         for weight, gradient, exp_avg, exp_avg_sq in zip(weights, gradients, exp_avgs, exp_avg_sqs, strict=True):
-            mean = torch.linalg.vector_norm(gradient, dim=0).square_().div_(len(gradient))
+            mean = torch.linalg.vector_norm(gradient, dim=0).square_().div_(self._rank)
             exp_avg_sq.lerp_(mean.expand_as(exp_avg_sq), 1.0 - inner.beta2)
             scale = (exp_avg_sq[0] / correction2).sqrt_().add_(inner.eps)  # (in)
             weight.addcdiv_(exp_avg, scale, value=-learning_rate / correction1)

@@ -160,7 +160,8 @@ class StageReplica:
             elif self.subspace is not None and is_writer(name):
                 shared.append((first, shape))
             first = last
-        return FlatAdamW(self.theta, self.grad, decayed, inner, frozen=frozen, shared=shared)
+        rank = boundary_width(self.manifest)
+        return FlatAdamW(self.theta, self.grad, decayed, inner, frozen=frozen, shared=shared, rank=rank)
 
     def hold(self, *flats: Tensor) -> None:
         """Put weights [N] that were written from outside back where they belong: where the stream is kept in a

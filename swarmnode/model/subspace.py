@@ -15,6 +15,7 @@ What it costs is freedom: writers of rank k and a table that does not learn. `sw
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Mapping
 
@@ -61,8 +62,9 @@ class Subspace:
         table = initial(model, seed, TABLE, (model.vocabulary, model.width)).to(device, dtype)
         return Subspace(basis(model.width, manifest.pipeline.boundary_rank, seed), table)
 
+    @functools.cached_property
     def digest(self) -> bytes:
-        """The same wherever E is to the bit and U to DIGEST_GRID."""
+        """The same wherever E is to the bit and U to DIGEST_GRID; hashing E takes a second a gigabyte."""
         grid = (self.basis.double() * DIGEST_GRID).round().to(torch.int32)
         found = hashlib.sha256()
         for one in (grid, self.table):

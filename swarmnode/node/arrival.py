@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from swarmnode.errors import DataError, LocalFault, RemoteFault, Unavailable
+from swarmnode.errors import DataError, HardwareFault, LocalFault, RemoteFault, Unavailable
 from swarmnode.ids import PeerId, RunId, digest64
 from swarmnode.manifest import Manifest
 from swarmnode.membership.liveness import late
 from swarmnode.membership.progress import Progress
-from swarmnode.membership.swarm import Swarm
+from swarmnode.membership.swarm import SERVING, Swarm
 from swarmnode.metrics import name
 from swarmnode.node.lifecycle import donors_of
 from swarmnode.node.line import Line
@@ -111,7 +111,8 @@ class Arrival:
 
     async def begin_with(self, brought: Brought | None, replica: Replica, stage: int) -> tuple[bool, int]:
         """(newcomer, last round done) once `replica` holds the state of `stage`: the one brought along, or what is to
-        be had. Raises Unavailable."""
+        be had. Raises Unavailable, HardwareFault when this machine does not understand the others' activations."""
+        await self._agree(replica)
         if brought is not None and brought.state is not None:
             try:
                 await self._loading(replica)(brought.state)
@@ -122,6 +123,21 @@ class Arrival:
                 self._telemetry.event("state.failed", level="warning", stage=stage, lied=True, reason=str(fault))
         arrived = await self.begin(replica, stage)
         return arrived.newcomer, arrived.done
+
+    async def _agree(self, replica: Replica) -> None:
+        """Each node makes the run's frozen subspace for itself. Raises HardwareFault when all who train have another:
+        what would be sent to them would be noise. One liar does not keep anybody away."""
+        if self._manifest.pipeline.boundary != "subspace":
+            return
+        us = self._presence.self
+        us.boundary_digest = mine = await self._compute.run(Priority.OUTER, 0, replica.boundary_digest)
+        training = [m for m in self._swarm().members() if m.state == SERVING and m.peer != self._presence.me]
+        if training and all(member.boundary_digest != mine for member in training):
+            theirs = training[0].boundary_digest.hex() or "none"
+            raise HardwareFault(
+                f"this machine makes the subspace {mine.hex()} where the {len(training)} nodes that train"
+                f" have {theirs}: its PyTorch computes otherwise; install the version they use, then join again"
+            )
 
     async def begin(self, replica: Replica, stage: int) -> Arrived:
         """The state of `stage` in `replica`. Raises Unavailable when it is nowhere to be had."""

@@ -43,6 +43,7 @@ class Self_:
     addresses: list[str] = field(default_factory=list)
     moving_to: int | None = None
     saves_checkpoints: bool = False
+    boundary_digest: bytes = b""  # of our frozen subspace, in a run that has one
     allowance: record_pb2.Allowance | None = None  # limits others should expect
 
 
@@ -145,6 +146,7 @@ class Presence:
             progress=self.progress.entry(self.me),
             moving_to=us.moving_to,
             saves_checkpoints=us.saves_checkpoints,
+            boundary_digest=us.boundary_digest,
         )
         if (kept := us.kept()) is not None:
             record.kept_round, record.kept_steps = kept.round_index, kept.state.inner_steps

@@ -100,7 +100,7 @@ class TorchReplica:
 
     def boundary_digest(self) -> bytes:
         """Of the frozen subspace that the stream is kept in, b"" where there is none: replicas of a run must agree."""
-        return b"" if self.stage.subspace is None else self.stage.subspace.digest()
+        return b"" if self.stage.subspace is None else self.stage.subspace.digest
 
     def digest(self) -> bytes:
         """SHA-256 of the slow weights as little-endian float32: equal at two replicas exactly when every bit is."""

@@ -257,6 +257,7 @@ class Feeder:
             purpose=purpose,
             itinerary=self._itinerary(),
             position=0,
+            boundary_digest=self._hop.boundary_digest,
         )
         deadline = asyncio.get_running_loop().time() + self._manifest.limits.microbatch_timeout_s
         return await self._hop.carry(process, tokens, tokens, deadline)

@@ -48,6 +48,7 @@ class Hop:
         self._backlog = backlog
         self._samples_total = samples_total
         self._telemetry = telemetry
+        self.boundary_digest = replica.boundary_digest()
         self._tape_nbytes = 0
         self._tape_nbytes_last = 0  # of the last one with its graph: what the next will take
         self.inner_steps = 0
@@ -218,6 +219,11 @@ class Hop:
             raise RemoteFault(f"microbatch for stage {wanted} sent to a replica of stage {self._stage}")
         if process.purpose not in (wire.PURPOSE_TRAIN, wire.PURPOSE_VALIDATE):
             raise RemoteFault(f"microbatch with unknown purpose {process.purpose}")
+        if process.boundary_digest != self.boundary_digest:
+            mine, theirs = self.boundary_digest.hex() or "none", process.boundary_digest.hex() or "none"
+            raise RemoteFault(
+                f"microbatch in the subspace {theirs}; here it is {mine}: one of us has another version of PyTorch"
+            )
         if not 1 <= process.samples <= self._manifest.inner.microbatch:
             raise RemoteFault(
                 f"microbatch of {process.samples} samples; 1 to {self._manifest.inner.microbatch} are allowed"

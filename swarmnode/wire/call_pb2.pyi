@@ -153,7 +153,7 @@ class Pong(_message.Message):
     def __init__(self, payload: _Optional[bytes] = ...) -> None: ...
 
 class Process(_message.Message):
-    __slots__ = ("microbatch_id", "feeder", "samples", "purpose", "itinerary", "position", "deadline_ms")
+    __slots__ = ("microbatch_id", "feeder", "samples", "purpose", "itinerary", "position", "deadline_ms", "boundary_digest")
     MICROBATCH_ID_FIELD_NUMBER: _ClassVar[int]
     FEEDER_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
@@ -161,6 +161,7 @@ class Process(_message.Message):
     ITINERARY_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
+    BOUNDARY_DIGEST_FIELD_NUMBER: _ClassVar[int]
     microbatch_id: bytes
     feeder: str
     samples: int
@@ -168,7 +169,8 @@ class Process(_message.Message):
     itinerary: _containers.RepeatedScalarFieldContainer[int]
     position: int
     deadline_ms: int
-    def __init__(self, microbatch_id: _Optional[bytes] = ..., feeder: _Optional[str] = ..., samples: _Optional[int] = ..., purpose: _Optional[_Union[Purpose, str]] = ..., itinerary: _Optional[_Iterable[int]] = ..., position: _Optional[int] = ..., deadline_ms: _Optional[int] = ...) -> None: ...
+    boundary_digest: bytes
+    def __init__(self, microbatch_id: _Optional[bytes] = ..., feeder: _Optional[str] = ..., samples: _Optional[int] = ..., purpose: _Optional[_Union[Purpose, str]] = ..., itinerary: _Optional[_Iterable[int]] = ..., position: _Optional[int] = ..., deadline_ms: _Optional[int] = ..., boundary_digest: _Optional[bytes] = ...) -> None: ...
 
 class Processed(_message.Message):
     __slots__ = ("loss_sum", "tokens", "path", "retries", "onward_s", "queued_s")

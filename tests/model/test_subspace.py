@@ -197,9 +197,9 @@ def test_the_basis_is_orthonormal_and_its_seeds_own(rank: int) -> None:
 
 def test_digests_tell_subspaces_apart_but_not_roundings() -> None:
     found, table = basis(32, RANK, 5), torch.randn(50, 32, generator=torch.Generator().manual_seed(1))
-    digest = Subspace(found, table).digest()
-    assert Subspace(found * (1 + 1e-15), table).digest() == digest
-    assert Subspace(-found, table).digest() != digest and Subspace(basis(32, RANK, 6), table).digest() != digest
-    assert Subspace(found, table.neg()).digest() != digest
+    digest = Subspace(found, table).digest
+    assert Subspace(found * (1 + 1e-15), table).digest == digest
+    assert Subspace(-found, table).digest != digest and Subspace(basis(32, RANK, 6), table).digest != digest
+    assert Subspace(found, table.neg()).digest != digest
     made = [replica.subspace for replica in stages_of(run_of(3))]
-    assert len({one.digest() for one in made if one is not None}) == 1 and None not in made
+    assert len({one.digest for one in made if one is not None}) == 1 and None not in made

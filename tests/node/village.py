@@ -32,14 +32,24 @@ TINY = ModelSpec(layers=3, width=32, heads=4, kv_heads=2, ffn=48, context=16, vo
 
 
 def manifest(
-    stages: int = 3, method: str = "noloco", window_max: int = 4, boundary: str = "fp32", **gossip: object
+    stages: int = 3,
+    method: str = "noloco",
+    window_max: int = 4,
+    boundary: str = "fp32",
+    boundary_rank: int = 0,
+    **gossip: object,
 ) -> Manifest:
     return Manifest(
         seed=7,
         model=TINY,
         # Nobody moves: who of a few alike nodes does is chance, and tests of something else must not depend on it.
         pipeline=PipelineSpec(
-            stages=stages, boundary=boundary, window_max=window_max, validation_samples=8, rebalance_period_s=0.0
+            stages=stages,
+            boundary=boundary,
+            boundary_rank=boundary_rank,
+            window_max=window_max,
+            validation_samples=8,
+            rebalance_period_s=0.0,
         ),
         inner=InnerSpec(microbatch=4, inner_batch=8, warmup_samples=16, decay_samples=100_000),
         gossip=GossipSpec(method=method, round_seconds_min=0.0, **{"round_samples": 128, **gossip}),  # type: ignore[arg-type]
