@@ -69,7 +69,7 @@ class VersionMismatch(SwarmnodeError):
 
 
 class HardwareFault(SwarmnodeError):
-    """This machine cannot take part: too little memory, no disk, a broken device."""
+    """This machine cannot take part: too little memory, no disk, a broken device, other rounding."""
 
     exit_code: ClassVar[int] = 20
 

@@ -63,7 +63,7 @@ class StagePart:
 @dataclass(frozen=True, slots=True)
 class Origin:
     """Whose checkpoint: the run, and what of its manifest must agree with whoever loads it. `manifest` is the signed
-    one, base64, "" where there is none."""
+    one, base64, "" where there is none. `subspace` is "" or which one the weights were kept in."""
 
     run_id: str
     run_name: str
@@ -72,12 +72,14 @@ class Origin:
     tokenizer: str
     block_samples: int
     manifest: str = ""
+    subspace: str = ""
 
     @staticmethod
     def of(manifest: Manifest, run_id: RunId, signed: str = "") -> Origin:
         model = dataclasses.asdict(manifest.model)
         stages, data = manifest.pipeline.stages, manifest.data
-        return Origin(run_id, manifest.name, stages, model, data.tokenizer, data.block_samples, signed)
+        kept = subspace_of(manifest)
+        return Origin(run_id, manifest.name, stages, model, data.tokenizer, data.block_samples, signed, kept)
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,9 +217,15 @@ def sources(checkpoint: Checkpoint, shapes: Mapping[str, Shape], section: str) -
     return [found[name] for name in sorted(found)]
 
 
+def subspace_of(manifest: Manifest) -> str:
+    """Names the frozen subspace that the stream of a run of `manifest` is kept in; "" without one."""
+    pipeline = manifest.pipeline
+    return f"rank {pipeline.boundary_rank} of seed {manifest.seed}" if pipeline.boundary == "subspace" else ""
+
+
 def check_fits(checkpoint: Checkpoint, manifest: Manifest, where: str) -> None:
-    """Raises DataError unless a run of `manifest` can go on from `checkpoint`: same model, same tokenizer. Stages,
-    nodes, data and optimizer may differ."""
+    """Raises DataError unless a run of `manifest` can go on from `checkpoint`: same model, same tokenizer, and where
+    it keeps the stream in a subspace, the same. Stages, nodes, data and optimizer may differ."""
     theirs, ours = checkpoint.origin.model, dataclasses.asdict(manifest.model)
     different = sorted(key for key in theirs.keys() | ours.keys() if theirs.get(key) != ours.get(key))
     if different:
@@ -230,6 +238,11 @@ def check_fits(checkpoint: Checkpoint, manifest: Manifest, where: str) -> None:
         raise DataError(
             f"{where}: its tokens are of tokenizer {checkpoint.origin.tokenizer!r}, this manifest's of"
             f" {manifest.data.tokenizer!r}: the model would read another language"
+        )
+    if (ours_kept := subspace_of(manifest)) not in ("", checkpoint.origin.subspace):
+        raise DataError(
+            f"{where}: its weights were not kept in the subspace of this manifest ({ours_kept}; there:"
+            f" {checkpoint.origin.subspace or 'none'}): give another pipeline.boundary, or its rank and seed"
         )
 
 
@@ -273,6 +286,7 @@ def checkpoint_of(data: bytes, where: str) -> Checkpoint:
         tokenizer=_text(given, "tokenizer", where),
         block_samples=_whole(given, "block_samples", where),
         manifest=_text(given, "manifest", where),
+        subspace=_text({"subspace": "", **given}, "subspace", where),
     )
     parts = tuple(_part(part, where) for part in tree["parts"])
     if [part.stage for part in parts] != list(range(origin.stages)) or origin.block_samples < 1:

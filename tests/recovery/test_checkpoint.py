@@ -307,6 +307,13 @@ def test_another_model_is_refused_in_one_line(tmp_path: Path) -> None:
         form.check_fits(checkpoint, wider, "here")
     with pytest.raises(DataError, match="another language"):
         form.check_fits(checkpoint, replace(run_of(2), data=DataSpec(tokenizer="other.json")), "here")
+    narrow = replace(run_of(2).pipeline, boundary="subspace", boundary_rank=8)
+    with pytest.raises(DataError, match=r"not kept in the subspace of this manifest \(rank 8 of seed \d+; there: none"):
+        form.check_fits(checkpoint, replace(run_of(2), pipeline=narrow), "here")
+    kept = replace(checkpoint, origin=form.Origin.of(replace(run_of(2), pipeline=narrow), RUN))
+    form.check_fits(kept, replace(run_of(2), pipeline=narrow), "here")
+    form.check_fits(kept, run_of(2), "here")  # the way out: an ordinary model
+    assert form.checkpoint_of(form.to_text(kept), "here") == kept
     with pytest.raises(DataError, match="another model"):
         form.sources(checkpoint, {"model.layers.9.mlp.up_proj.weight": (48, 32)}, "theta")
     with pytest.raises(DataError, match="another model"):
