@@ -13,7 +13,6 @@ been folded somewhere before everybody had heard of it.
 
 from __future__ import annotations
 
-import itertools
 import sys
 from collections.abc import Mapping
 
@@ -37,6 +36,7 @@ class Progress:
         self._own = own
         self._entries_max = entries_max
         self._samples: dict[str, int] = {}  # the entry changed longest ago comes first
+        self._listed = 0  # sum of the entries
         self._folded: dict[str, int] = {}
         self._base = 0
         self._counted = 0  # by `own` in this life
@@ -106,9 +106,11 @@ class Progress:
         """What has changed after `version` was `since`, the newest NEWS_MAX of it. As good as `to_wire` for whoever
         knows the rest, and small however many feeders there are: each tells of itself in its record besides."""
         samples, versions = self._samples, self._versions
-        # The entry changed last comes last.
-        fresh = itertools.takewhile(lambda feeder: versions[feeder] > since, reversed(samples))
-        newest = list(itertools.islice(fresh, NEWS_MAX))
+        newest: list[str] = []
+        for feeder in reversed(samples):  # the entry changed last comes last
+            if versions[feeder] <= since or len(newest) == NEWS_MAX:
+                break
+            newest.append(feeder)
         message = record_pb2.Progress(samples={feeder: samples[feeder] for feeder in newest})
         # With entries left out, the floor would be counted for them, and they themselves when they come.
         if self._base and self._base_version > since and len(newest) < NEWS_MAX:
@@ -126,23 +128,27 @@ class Progress:
         told, floor = _checked(message, entries_max)
         progress = cls(entries_max=entries_max)
         progress._samples, progress._versions = told, dict.fromkeys(told, 0)
+        progress._listed = sum(told.values())
         progress._base = max(0, floor - progress._sum())
         progress._settle()
         return progress
 
     def _sum(self) -> int:
-        return self._base + sum(self._samples.values())
+        return self._base + self._listed
 
     def _raise_entry(self, feeder: str, samples: int) -> None:
-        folded = self._folded.get(feeder)
-        if folded is not None:
+        if self._folded and (folded := self._folded.get(feeder)) is not None:
             if samples <= folded:
                 return
             self._base -= self._folded.pop(feeder)  # it feeds again: its entry takes back what the base held for it
-        if samples > self._samples.get(feeder, -1):
-            self._samples.pop(feeder, None)
+        before = self._samples.get(feeder, -1)
+        if samples > before:
+            if before >= 0:
+                del self._samples[feeder]
+                self._listed -= before
             feeder = sys.intern(feeder)
             self._samples[feeder] = samples
+            self._listed += samples
             self.version += 1
             self._versions[feeder] = self.version
 
@@ -158,6 +164,7 @@ class Progress:
             idle = [feeder for feeder in self._samples if feeder != self._own]
             for feeder in idle[: len(self._samples) - (self._entries_max - 1)]:
                 samples = self._samples.pop(feeder)
+                self._listed -= samples
                 del self._versions[feeder]
                 self._folded[feeder] = samples
                 self._raise_base(samples)

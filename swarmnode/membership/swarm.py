@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -197,6 +198,8 @@ class Book:
         self._sizes = [0] * stages  # what the last look-up of each stage gave, where that was a crowd
         self._members: dict[PeerId, Member] = {}
         self._present: list[dict[PeerId, Member]] = [{} for _ in range(stages)]  # by stage, without those that left
+        self._unsorted = set[int]()  # stages to which somebody came since they were put in order
+        self._expires_unix_s = 0.0  # nobody's record runs out before
         self._stale = set(range(stages))  # stages whose part of `_frozen` is out of date
         self._changed = set(range(stages))  # stages that changed since `changed` was asked
         self._frozen = Swarm.frozen(() for _ in range(stages))
@@ -262,6 +265,8 @@ class Book:
             if peer == me or (known is not None and known.sequence >= member.sequence):
                 continue
             if known is not None and known.stage == member.stage == stage and member.state != wire.NODE_STATE_LEFT:
+                if peer not in present:  # buried
+                    self._unsorted.add(stage)
                 self._members[peer] = present[peer] = member
                 touched = True
             elif (known is None and len(self._members) >= self._members_max) or not self._keep(known, member):
@@ -270,6 +275,7 @@ class Book:
                 fed.append(peer)
         if touched:
             self._touch(stage)
+            self._expires_unix_s = min(self._expires_unix_s, view.expires_unix_s[0])
         return fed
 
     def _keep(self, known: Member | None, member: Member) -> bool:
@@ -279,16 +285,23 @@ class Book:
         if known is not None and (known.stage != member.stage or member.state == wire.NODE_STATE_LEFT):
             self._remove(known)
         self._members[peer] = member
+        self._expires_unix_s = min(self._expires_unix_s, member.expires_unix_s)
         if member.state != wire.NODE_STATE_LEFT and member.stage < len(self._present):
-            self._present[member.stage][peer] = member
+            present = self._present[member.stage]
+            if peer not in present:
+                self._unsorted.add(member.stage)
+            present[peer] = member
             self._touch(member.stage)
         return True
 
     def expire(self, now_unix_s: float) -> list[PeerId]:
         """Forget peers whose record ran out; returns them."""
+        if now_unix_s < self._expires_unix_s:
+            return []
         gone = [peer for peer, member in self._members.items() if member.expires_unix_s <= now_unix_s]
         for peer in gone:
             self._remove(self._members.pop(peer))
+        self._expires_unix_s = min((m.expires_unix_s for m in self._members.values()), default=math.inf)
         return gone
 
     def bury(self, peer: PeerId) -> None:
@@ -317,12 +330,13 @@ class Book:
         if self._stale:
             stages = list(self._frozen.stages)
             for stage in self._stale:
-                # Kept in order: sorting what is sorted but for a few newcomers is quick.
                 present = self._present[stage]
-                self._present[stage] = present = {peer: present[peer] for peer in sorted(present)}
+                if stage in self._unsorted:
+                    self._present[stage] = present = {peer: present[peer] for peer in sorted(present)}
                 stages[stage] = tuple(present.values())
             self._frozen = Swarm.frozen(stages, self._frozen, self._sizes)
             self._stale.clear()
+            self._unsorted.clear()
         return self._frozen
 
     def _sized(self, stage: int, size: int) -> None:

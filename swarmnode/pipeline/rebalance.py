@@ -73,16 +73,17 @@ def load(swarm: Swarm, costs: Sequence[float], without: PeerId | None = None) ->
     stages = len(swarm.stages)
     capacity, replicas = [0.0] * stages, [0.0] * stages
     for stage, members in enumerate(swarm.stages):
-        each = swarm.sizes[stage] / len(members) if members else 1.0
+        each, cost = swarm.sizes[stage] / len(members) if members else 1.0, costs[stage]
         for member in members:
-            moves = member.moving_to is not None and member.moving_to < stages
+            there, weight = member.moving_to, 1.0  # who moves is always known
             # A mover finishes what it holds before it goes: it drains, and comes all the same.
-            if (member.state not in COMING and not moves) or member.peer == without:
+            if there is None or there >= stages:
+                if member.state not in COMING:
+                    continue
+                there, weight = stage, each
+            if without is not None and member.peer == without:
                 continue
-            there, weight = stage, each
-            if moves and member.moving_to is not None:
-                there, weight = member.moving_to, 1.0  # those are all known
-            capacity[there] += weight * (member.samples_per_second or mean) * costs[stage] / costs[there]
+            capacity[there] += weight * (member.samples_per_second or mean) * cost / costs[there]
             replicas[there] += weight
     return Load(tuple(capacity), tuple(map(round, replicas)), mean)
 
@@ -156,7 +157,8 @@ def plan_move(
     target = max(empty, key=lambda s: (costs[s], -s)) if empty else min(thin or range(stages), key=capacity.__getitem__)
     keep = 1 if empty else rules.min_keep  # an empty stage stops the whole run: a stage gives all but its last replica
     # Of a stage whose relief is only on its way nobody goes: more than `keep` are there and stay.
-    able = [stage for stage, there in enumerate(map(settled, swarm.stages)) if stage != target and len(there) > keep]
+    there = [settled(stage) for stage in swarm.stages]
+    able = [stage for stage in range(stages) if stage != target and len(there[stage]) > keep]
     listing = _listing(capacity)
     safety = bool(thin) and not empty
     if thin:
@@ -165,13 +167,13 @@ def plan_move(
         sources = [stage for stage in able if capacity[stage] > rules.ratio * capacity[target] * EQUAL]
         if not sources:
             return None, f"stages are alike: samples/s by stage {listing}"
-    movers = [member for stage in sources for member in settled(swarm.stages[stage])]
-    moves = [_move(now, costs, m, target, safety) for m in movers]
-    best = max(moves, key=lambda move: (move.after, move.peer), default=None)
+    movers = [member for stage in sources for member in there[stage]]
+    goes = max(movers, key=lambda m: (_weaker(now, costs, m, target), m.peer), default=None)
+    best = _move(now, costs, goes, target, safety) if goes is not None else None
     if best is None or not (safety or _helps(best, rules)):
         return None, f"no move helps: samples/s by stage {listing}"
-    own = next((move for move in moves if move.peer == me), None)
-    if own is not None and len(settled(swarm.stages[own.source])) <= keep + 1:
+    own = next((_move(now, costs, m, target, safety) for m in movers if m.peer == me), None)
+    if own is not None and len(there[own.source]) <= keep + 1:
         own = None  # two who go at the same time would leave too few
     good = best.after * NEARLY if safety else best.before + NEARLY * (best.after - best.before)
     if own is not None and own.after >= good and (safety or _helps(own, rules)):
@@ -222,12 +224,17 @@ def _helps(move: Move, rules: Rules) -> bool:
     return move.after >= (1.0 + rules.gain_min) * move.before and move.after > move.before * EQUAL
 
 
+def _weaker(now: Load, costs: Sequence[float], member: Member, target: int) -> float:
+    """What the weaker of the two stages could do after `member` has gone from its own to `target`."""
+    own, here = member.samples_per_second or now.mean, member.stage
+    return min(now.capacity[target] + own * costs[here] / costs[target], now.capacity[here] - own)
+
+
 def _move(now: Load, costs: Sequence[float], member: Member, target: int, safety: bool) -> Move:
     own = now.speed(member)
     brings = own * costs[member.stage] / costs[target]
     before = min(now.capacity[target], now.capacity[member.stage])
-    after = min(now.capacity[target] + brings, now.capacity[member.stage] - own)
-    return Move(member.peer, member.stage, target, before, after, brings, safety)
+    return Move(member.peer, member.stage, target, before, _weaker(now, costs, member, target), brings, safety)
 
 
 def _listing(capacity: Sequence[float]) -> str:

@@ -4,6 +4,8 @@ section 7)."""
 from __future__ import annotations
 
 import enum
+import functools
+import heapq
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
@@ -141,8 +143,13 @@ def keepers(swarm: Swarm, stage: int, run_id: RunId, count: int) -> tuple[PeerId
     """The `count` serving nodes of the stage before `stage` (before the first: of the last) that keep its snapshot,
     the same for everybody who sees the same swarm."""
     before = swarm.serving((stage - 1) % len(swarm.stages))
-    order = sorted(before, key=lambda member: (digest64(run_id, "keeper", stage, member.peer), member.peer))
-    return tuple(member.peer for member in order[:count])
+    return tuple(heapq.nsmallest(count, [m.peer for m in before], key=lambda peer: (_rank(run_id, stage, peer), peer)))
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _rank(run_id: RunId, stage: int, peer: PeerId) -> int:
+    """Asked of every replica by each of its mates, again and again."""
+    return digest64(run_id, "keeper", stage, peer)
 
 
 def first_builder(stage: tuple[Member, ...], answering: Collection[PeerId], me: PeerId) -> PeerId | None:
@@ -163,8 +170,13 @@ def first_builder(stage: tuple[Member, ...], answering: Collection[PeerId], me: 
 def overdue(stage: tuple[Member, ...], now_unix_s: float, limits: LimitsSpec) -> bool:
     """Whether `stage` has replicas, and none of them was heard of within LOST_PERIODS announce periods: time to ask
     whether any is alive. Those that join or say goodbye do not count."""
-    serving = [member for member in stage if member.state == record_pb2.NODE_STATE_TRAINING]
-    return bool(serving) and all(member.expires_unix_s - now_unix_s <= _left_s(limits) for member in serving)
+    left_s, found = _left_s(limits), False
+    for member in stage:
+        if member.state == record_pb2.NODE_STATE_TRAINING:
+            if member.expires_unix_s - now_unix_s > left_s:
+                return False
+            found = True
+    return found
 
 
 def _left_s(limits: LimitsSpec) -> float:
