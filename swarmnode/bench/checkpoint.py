@@ -24,6 +24,7 @@ import torch
 
 from swarmnode.ids import PeerId, RunId
 from swarmnode.manifest import PRESETS, Manifest
+from swarmnode.membership.progress import to_message
 from swarmnode.node.replica import TorchReplica
 from swarmnode.node.saver import Saving
 from swarmnode.node.store import FolderStore
@@ -75,7 +76,7 @@ def _pause(replica: TorchReplica, manifest: Manifest, repeats: int) -> dict[str,
 async def _disk(state: State, shapes: Shapes, manifest: Manifest, place: Path, repeats: int) -> dict[str, Any]:
     rates: dict[str, list[float]] = {"plain write": [], "save": [], "plain read": [], "load": []}
     nbytes = sum(section.nbytes for section in state.sections.values())
-    progress = record_pb2.Progress(samples={"bench": 1})
+    progress = to_message({"bench": 1})
     for number in range(repeats):
         plain, label = place / "plain", form.label(number)
         rates["plain write"].append(nbytes / _timed(lambda plain=plain: _write(plain, state)))  # type: ignore[misc]

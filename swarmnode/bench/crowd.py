@@ -11,6 +11,7 @@ from swarmnode import __version__
 from swarmnode.identity import Identity
 from swarmnode.ids import RunId, seeded
 from swarmnode.manifest import Manifest
+from swarmnode.membership.progress import to_message
 from swarmnode.membership.receipt import Done, sign_receipt
 from swarmnode.membership.record import sign_record
 from swarmnode.metrics import name
@@ -96,7 +97,7 @@ class Crowd:
         """A fresh record of `person`, signed."""
         begun = time.thread_time()
         person.sequence += 1
-        progress = record_pb2.Progress(samples={person.identity.peer_id: person.fed} if person.fed else {})
+        progress = to_message({person.identity.peer_id: person.fed} if person.fed else {})
         record = record_pb2.Record(
             run_id=self.run_id,
             peer_id=person.identity.peer_id,

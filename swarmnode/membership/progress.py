@@ -28,6 +28,25 @@ FOLDED_MAX = 4096  # guess: feeders whose late word is still recognised, about 0
 FLOOR = "+"  # no base58 text contains it
 
 
+def to_message(samples: Mapping[str, int], into: record_pb2.Progress | None = None) -> record_pb2.Progress:
+    """`samples` by feeder as they travel; put into the empty message `into`, if that is given."""
+    message = record_pb2.Progress() if into is None else into
+    message.feeders.extend(list(samples))
+    message.samples.extend(list(samples.values()))
+    return message
+
+
+def to_samples(message: record_pb2.Progress) -> dict[str, int]:
+    """Samples by feeder. Raises RemoteFault when it is not as many feeders as counts, each feeder once."""
+    feeders, samples = message.feeders[:], message.samples[:]  # slices are lists, read at once
+    told = dict(zip(feeders, samples, strict=False))
+    if not len(feeders) == len(samples) == len(told):
+        raise RemoteFault(
+            f"progress of {len(feeders)} feeders, {len(told)} of them distinct, and {len(samples)} counts"
+        )
+    return told
+
+
 class Progress:
     """Samples trained, by feeder. `own` is this node's feeder id where it feeds: its entry is never folded."""
 
@@ -97,30 +116,28 @@ class Progress:
 
     def to_wire(self) -> record_pb2.Progress:
         """All entries, at most `entries_max` with the floor, which is there only once something was folded."""
-        message = record_pb2.Progress(samples=self._samples)
-        if self._base:
-            message.samples[FLOOR] = self._total
-        return message
+        return to_message(self._samples | {FLOOR: self._total} if self._base else self._samples)
 
-    def news(self, since: int) -> record_pb2.Progress:
+    def news(self, since: int, into: record_pb2.Progress | None = None) -> record_pb2.Progress:
         """What has changed after `version` was `since`, the newest NEWS_MAX of it. As good as `to_wire` for whoever
-        knows the rest, and small however many feeders there are: each tells of itself in its record besides."""
+        knows the rest, and small however many feeders there are: each tells of itself in its record besides. In the
+        message `into`, if that is given."""
         samples, versions = self._samples, self._versions
         newest: list[str] = []
         for feeder in reversed(samples):  # the entry changed last comes last
             if versions[feeder] <= since or len(newest) == NEWS_MAX:
                 break
             newest.append(feeder)
-        message = record_pb2.Progress(samples={feeder: samples[feeder] for feeder in newest})
+        told = {feeder: samples[feeder] for feeder in reversed(newest)}
         # With entries left out, the floor would be counted for them, and they themselves when they come.
         if self._base and self._base_version > since and len(newest) < NEWS_MAX:
-            message.samples[FLOOR] = self._total
-        return message
+            told[FLOOR] = self._total
+        return to_message(told, into)
 
     def entry(self, feeder: PeerId) -> record_pb2.Progress:
         """Only `feeder`'s entry, for its record; empty when it has none."""
         samples = self._samples.get(feeder)
-        return record_pb2.Progress() if samples is None else record_pb2.Progress(samples={feeder: samples})
+        return to_message({} if samples is None else {feeder: samples})
 
     @classmethod
     def from_wire(cls, message: record_pb2.Progress, *, entries_max: int = ENTRIES_MAX) -> Progress:
@@ -178,10 +195,9 @@ class Progress:
 
 def _checked(message: record_pb2.Progress, entries_max: int) -> tuple[dict[str, int], int]:
     """(entries, floor) of a peer's message. Raises RemoteFault, see `Progress.from_wire`."""
-    entries = message.samples
-    if len(entries) > entries_max:
-        raise RemoteFault(f"progress of {len(entries)} entries; at most {entries_max}")
-    told = dict(entries)
+    if (count := len(message.feeders)) > entries_max:
+        raise RemoteFault(f"progress of {count} entries; at most {entries_max}")
+    told = to_samples(message)
     lengths = set(map(len, told))
     if told and not (min(lengths) > 0 and max(lengths) <= FEEDER_CHARACTERS_MAX):
         wrong = next(length for length in lengths if not 0 < length <= FEEDER_CHARACTERS_MAX)

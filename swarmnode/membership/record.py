@@ -104,7 +104,8 @@ def _fault(record: wire.Record) -> str | None:
         return f"unknown state {record.state}"
     if len(record.boundary_digest) > BOUNDARY_DIGEST_BYTES_MAX:
         return f"a boundary digest of {len(record.boundary_digest)} bytes; at most {BOUNDARY_DIGEST_BYTES_MAX}"
-    if any(peer != record.peer_id for peer in record.progress.samples):
+    told = record.progress
+    if told.feeders[:] not in ([], [record.peer_id]) or len(told.samples) != len(told.feeders):
         return "progress of somebody else"
     if record.stage != 0 and record.HasField("blocks"):
         return f"data blocks at stage {record.stage}; only feeders (stage 0) have them"

@@ -66,7 +66,7 @@ class Line:
             # A cached answer may be sent twice: its header is not ours to change.
             header = type(answer.header)()
             header.CopyFrom(answer.header)
-            header.progress.CopyFrom(self._news(peer))
+            self._news(peer, header.progress)
             if said:
                 header.record.CopyFrom(fresh)
             return Answer(header, answer.tensors)
@@ -74,7 +74,7 @@ class Line:
         self._transport.serve(method, with_news, tensor_bytes_max=tensor_bytes_max)
 
     async def call(self, peer: PeerId, call: Call, *, timeout_s: float, reply_bytes_max: int) -> Answer:
-        call.header.progress.CopyFrom(self._news(peer))
+        self._news(peer, call.header.progress)
         if not self._say(peer, call.header.record):
             call.header.ClearField("record")
         try:
@@ -89,14 +89,14 @@ class Line:
                 self.work.served(peer)  # who computes on what we fed signs for that
         return answer
 
-    def _news(self, peer: PeerId) -> record_pb2.Progress:
-        """What `peer` has not been told of our progress. A counter of many feeders would outweigh most calls, and word
+    def _news(self, peer: PeerId, into: record_pb2.Progress) -> None:
+        """Put what `peer` has not been told of our progress into a message to it. A counter of many feeders would outweigh most calls, and word
         of it that gets lost comes again with the feeder's next sample or record."""
         if len(self._told) >= SEEN_MAX:
             self._told.clear()
-        news = self._progress.news(self._told.get(peer, 0))
+        into.Clear()
+        self._progress.news(self._told.get(peer, 0), into)
         self._told[peer] = self._progress.version
-        return news
 
     def _say(self, peer: PeerId, into: record_pb2.SignedRecord) -> bool:
         """Put our record into a message to `peer` unless it has had this one."""

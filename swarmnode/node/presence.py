@@ -216,7 +216,7 @@ class Presence:
     def _take_view(self, stage: int, view: View) -> None:
         """`_take_in` of all that is news in `view`."""
         fed = [(peer, view.fed[peer]) for peer in self.book.renew(stage, view, self.me, self._chance)]
-        told: dict[str, int] = {peer: r.progress.samples[peer] for peer, r in fed if r.progress.samples}
+        told: dict[str, int] = {peer: r.progress.samples[0] for peer, r in fed if r.progress.samples}
         before = self.progress.total
         with self._faults_logged():
             if told and self.progress.merge_entries(told) > before:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from swarmnode.errors import DataError
 from swarmnode.ids import PeerId, RunId
-from swarmnode.membership.progress import Progress
+from swarmnode.membership.progress import Progress, to_message, to_samples
 from swarmnode.ports import State, Store
 from swarmnode.recovery import checkpoint as form
 from swarmnode.recovery import tensorfile
@@ -80,7 +80,7 @@ async def save_stage(
             inner_steps=state.inner_steps,
             gradient_norm=state.gradient_norm,
             bump_steps=state.bump_steps,
-            progress=dict(holding.progress.samples),
+            progress=to_samples(holding.progress),
             blocks_below=holding.blocks.finished_below,
             blocks=tuple(holding.blocks.finished),
             files=tuple(task.result() for task in tasks),
@@ -107,13 +107,13 @@ async def complete(store: Store, origin: Origin, label: str) -> Checkpoint | Non
         parts.append(form.part_of(data, name))
     progress = Progress()
     for part in parts:
-        progress.merge(Progress.from_wire(record_pb2.Progress(samples=part.progress)))
+        progress.merge(Progress.from_wire(to_message(part.progress)))
     made = Checkpoint(
         origin=origin,
         label=label,
         round=max(part.round for part in parts),
         samples=progress.total,
-        progress=dict(progress.to_wire().samples),
+        progress=to_samples(progress.to_wire()),
         parts=tuple(parts),
     )
     await store.write(f"{place}/{form.ROOT}", [form.to_text(made)])
@@ -289,7 +289,7 @@ def _norm(parts: list[StagePart]) -> float:
 
 def progress_of(checkpoint: Checkpoint) -> Progress:
     """Samples of the run when it was saved. Raises RemoteFault when they are absurd."""
-    return Progress.from_wire(record_pb2.Progress(samples=checkpoint.progress))
+    return Progress.from_wire(to_message(checkpoint.progress))
 
 
 async def verify(store: Store, base: str, checkpoint: Checkpoint, *, moved: Moved = _ignore) -> None:

@@ -26,17 +26,12 @@ NODE_STATE_LEFT: NodeState
 NODE_STATE_PAUSED: NodeState
 
 class Progress(_message.Message):
-    __slots__ = ("samples",)
-    class SamplesEntry(_message.Message):
-        __slots__ = ("key", "value")
-        KEY_FIELD_NUMBER: _ClassVar[int]
-        VALUE_FIELD_NUMBER: _ClassVar[int]
-        key: str
-        value: int
-        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    __slots__ = ("feeders", "samples")
+    FEEDERS_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
-    samples: _containers.ScalarMap[str, int]
-    def __init__(self, samples: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    feeders: _containers.RepeatedScalarFieldContainer[str]
+    samples: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, feeders: _Optional[_Iterable[str]] = ..., samples: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Blocks(_message.Message):
     __slots__ = ("finished_below", "finished")

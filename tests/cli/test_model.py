@@ -19,6 +19,7 @@ from swarmnode.cli.main import main
 from swarmnode.data.tokens import ByteTokenizer
 from swarmnode.ids import PeerId
 from swarmnode.manifest import SIGNED_FILE, DataSpec, Manifest, PipelineSpec
+from swarmnode.membership.progress import to_message
 from swarmnode.model.export import StageLabel, save_stage, stage_state_dict
 from swarmnode.node.replica import TorchReplica
 from swarmnode.node.store import FolderStore
@@ -63,7 +64,7 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     async def keep() -> None:
         for stage, replica in enumerate(replicas):
-            progress = record_pb2.Progress(samples={"peerBBBB": 640})
+            progress = to_message({"peerBBBB": 640})
             holding = Holding(stage, 5, PeerId("peerBBBB"), progress, record_pb2.Blocks())
             where = form.place(run_id, form.label(5))
             await saving.save_stage(store, where, replica.snapshot(), replica.stage.shapes, holding)

@@ -27,6 +27,7 @@ from swarmnode.membership.access import _GUESTS as GUESTS_DOMAIN
 from swarmnode.membership.access import Guests, Rules, open_guests, permitted, sign_grant, sign_guests, sign_pass
 from swarmnode.membership.door import Door, parse_pass
 from swarmnode.membership.invite import Invite, decode, encode
+from swarmnode.membership.progress import to_message
 from swarmnode.membership.record import _DOMAIN as RECORD_DOMAIN
 from swarmnode.membership.record import ADDRESSES_MAX, check_record, sign_record
 from swarmnode.node.limits import Limits, change
@@ -127,7 +128,7 @@ def records() -> tuple[bytes, ...]:
         addresses=["/ip4/1.2.3.4/tcp/4001"],
         samples_per_second=3.5,
         blocks=record_pb2.Blocks(finished_below=2, finished=[3, 5]),
-        progress=record_pb2.Progress(samples={ME.peer_id: 9}),
+        progress=to_message({ME.peer_id: 9}),
     )
     getattr(record, "pass").CopyFrom(a_pass())
     return (sign_record(record, ME).SerializeToString(),)

@@ -10,14 +10,23 @@ from hypothesis import strategies as st
 
 from swarmnode.errors import RemoteFault
 from swarmnode.ids import PeerId
-from swarmnode.membership.progress import ENTRIES_MAX, FLOOR, FOLDED_MAX, NEWS_MAX, SAMPLES_MAX, Progress
+from swarmnode.membership.progress import (
+    ENTRIES_MAX,
+    FLOOR,
+    FOLDED_MAX,
+    NEWS_MAX,
+    SAMPLES_MAX,
+    Progress,
+    to_message,
+    to_samples,
+)
 from swarmnode.wire import record_pb2
 
 A, B, C = PeerId("A"), PeerId("B"), PeerId("C")
 
 
 def wire(**samples: int) -> record_pb2.Progress:
-    return record_pb2.Progress(samples=samples)
+    return to_message(samples)
 
 
 def test_add_merge_and_the_wire() -> None:
@@ -27,8 +36,8 @@ def test_add_merge_and_the_wire() -> None:
     assert ours.merge(theirs) == 13
     assert ours.merge(theirs) == 13
     assert theirs.merge(Progress.from_wire(ours.to_wire())) == 13
-    assert dict(ours.to_wire().samples) == {"A": 8, "B": 5}
-    assert dict(ours.entry(A).samples) == {"A": 8}
+    assert to_samples(ours.to_wire()) == {"A": 8, "B": 5}
+    assert to_samples(ours.entry(A)) == {"A": 8}
     assert not ours.entry(C).samples
     assert Progress.from_wire(record_pb2.Progress()).total == 0
 
@@ -67,7 +76,7 @@ def test_folding_never_shrinks_a_total(steps: list[tuple[int, int, int, int]]) -
     for who, whom, feeder, samples in steps:
         counts[feeder] += samples
         before = [node.total for node in nodes]
-        nodes[who].merge(Progress.from_wire(record_pb2.Progress(samples={f"feeder{feeder}": counts[feeder]})))
+        nodes[who].merge(Progress.from_wire(to_message({f"feeder{feeder}": counts[feeder]})))
         message = nodes[who].to_wire()
         assert len(message.samples) <= 4
         nodes[whom].merge(Progress.from_wire(message, entries_max=4))
@@ -80,27 +89,27 @@ def test_folding_is_exact_when_everybody_had_heard() -> None:
     nodes = [Progress(entries_max=8) for _ in range(3)]
     for feeder in range(50):
         for samples in (3, 10):
-            word = Progress.from_wire(record_pb2.Progress(samples={f"feeder{feeder}": samples}))
+            word = Progress.from_wire(to_message({f"feeder{feeder}": samples}))
             for node in nodes:
                 node.merge(word)
             for node in nodes:
                 for other in nodes:
                     node.merge(Progress.from_wire(other.to_wire()))
         assert [node.total for node in nodes] == [10 * (feeder + 1)] * 3
-    late = Progress.from_wire(record_pb2.Progress(samples={"feeder0": 10, "feeder1": 12}))
+    late = Progress.from_wire(to_message({"feeder0": 10, "feeder1": 12}))
     assert nodes[0].merge(late) == 502  # the late word of feeder0 is known; feeder1 has fed again
     newcomer = Progress(A, entries_max=8)
     assert newcomer.merge(Progress.from_wire(nodes[0].to_wire())) == 502
     assert newcomer.add(A, 4) == 506
     assert nodes[1].merge(Progress.from_wire(newcomer.to_wire())) == 506
-    assert FLOOR in nodes[1].to_wire().samples
+    assert FLOOR in nodes[1].to_wire().feeders
 
 
 def test_own_entry_is_never_folded() -> None:
     ours = Progress(A, entries_max=4)
     ours.add(A, 7)
     for feeder in range(20):
-        ours.merge(Progress.from_wire(record_pb2.Progress(samples={f"feeder{feeder}": 1})))
+        ours.merge(Progress.from_wire(to_message({f"feeder{feeder}": 1})))
     assert ours.feeders["A"] == 7 and ours.total == 27
     assert ours.add(A, 1) == 28
 
@@ -109,7 +118,7 @@ def test_what_is_remembered_is_bounded() -> None:
     ours = Progress()
     for start in range(0, FOLDED_MAX + 3 * ENTRIES_MAX, 128):
         samples = {f"feeder{start + i}": 1 for i in range(128)}
-        ours.merge(Progress.from_wire(record_pb2.Progress(samples=samples)))
+        ours.merge(Progress.from_wire(to_message(samples)))
     assert len(ours._folded) == FOLDED_MAX
     assert ours.total == FOLDED_MAX + 3 * ENTRIES_MAX
     assert len(ours.to_wire().samples) == ENTRIES_MAX
@@ -128,7 +137,13 @@ def test_what_is_remembered_is_bounded() -> None:
 )
 def test_absurd_progress_is_refused(samples: dict[str, int], words: str) -> None:
     with pytest.raises(RemoteFault, match=words):
-        Progress.from_wire(record_pb2.Progress(samples=samples))
+        Progress.from_wire(to_message(samples))
+
+
+def test_feeders_and_counts_belong_together() -> None:
+    for feeders, counts in ((["A"], []), (["A"], [1, 2]), (["A", "A"], [1, 2])):
+        with pytest.raises(RemoteFault, match="distinct"):
+            Progress.from_wire(record_pb2.Progress(feeders=feeders, samples=counts))
 
 
 def test_a_merge_to_an_absurd_total_is_refused_and_learns_nothing() -> None:
@@ -143,7 +158,7 @@ def test_news_is_what_changed_and_as_good_as_everything() -> None:
     rng = random.Random(5)
     for step in range(400):
         feeder = PeerId(f"feeder{int(rng.random() * 12)}")
-        here.merge(Progress.from_wire(record_pb2.Progress(samples={feeder: step * 8})))
+        here.merge(Progress.from_wire(to_message({feeder: step * 8})))
         if rng.random() < 0.3:
             news = here.news(told)
             told = here.version
@@ -152,7 +167,7 @@ def test_news_is_what_changed_and_as_good_as_everything() -> None:
             assert there.total == here.total and not here.news(told).samples
     small = Progress(entries_max=4)
     for number in range(9):
-        small.merge(Progress.from_wire(record_pb2.Progress(samples={f"feeder{number}": 10})))
+        small.merge(Progress.from_wire(to_message({f"feeder{number}": 10})))
     fresh = Progress(entries_max=4)
     fresh.merge(Progress.from_wire(small.news(0), entries_max=4))
     assert fresh.total == small.total == 90, "what was folded travels as the floor"
@@ -161,9 +176,9 @@ def test_news_is_what_changed_and_as_good_as_everything() -> None:
 def test_a_thousand_feeders_are_counted_exactly_though_a_call_carries_a_few() -> None:
     here, there = Progress(), Progress()
     for feeder in range(1000):
-        here.merge(Progress.from_wire(record_pb2.Progress(samples={f"feeder{feeder}": feeder})))
+        here.merge(Progress.from_wire(to_message({f"feeder{feeder}": feeder})))
     news = here.news(0)
-    assert len(news.samples) == NEWS_MAX and "feeder999" in news.samples
+    assert len(news.samples) == NEWS_MAX and news.feeders[-1] == "feeder999"
     there.merge_wire(news)
     assert there.total == sum(range(1000 - NEWS_MAX, 1000))
     there.merge_entries({f"feeder{feeder}": feeder for feeder in range(1000)})  # as their own records tell
@@ -183,10 +198,10 @@ def test_merging_from_the_wire_is_merging(
 ) -> None:
     quick, slow = Progress(A, entries_max=4), Progress(A, entries_max=4)
     for progress in (quick, slow):
-        progress.merge(Progress.from_wire(record_pb2.Progress(samples=own)))
+        progress.merge(Progress.from_wire(to_message(own)))
         progress.add(A, counted)
     for samples, floor in told:  # no more entries than a node sends
-        message, merged = record_pb2.Progress(samples=samples | ({FLOOR: floor} if floor > 50 else {})), None
+        message, merged = to_message(samples | ({FLOOR: floor} if floor > 50 else {})), None
         try:
             merged = slow.merge(Progress.from_wire(message, entries_max=4))
         except RemoteFault:

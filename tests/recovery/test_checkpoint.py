@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from swarmnode.errors import DataError, LocalFault
 from swarmnode.ids import PeerId, RunId
 from swarmnode.manifest import DataSpec, Manifest, ModelSpec, PipelineSpec
+from swarmnode.membership.progress import to_message
 from swarmnode.model.split import parameter_shapes, split
 from swarmnode.node.store import FolderStore
 from swarmnode.ports import State
@@ -56,7 +57,7 @@ def state_of(stages: int, stage: int, steps: int = 7) -> State:
 
 
 def holding(stage: int, samples: int = 640) -> Holding:
-    progress = record_pb2.Progress(samples={PEERS[0]: samples, PEERS[1]: 64})
+    progress = to_message({PEERS[0]: samples, PEERS[1]: 64})
     blocks = record_pb2.Blocks(finished_below=9, finished=[11, 12]) if stage == 0 else record_pb2.Blocks()
     return Holding(stage, 12, PEERS[stage], progress, blocks)
 

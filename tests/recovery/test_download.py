@@ -11,13 +11,13 @@ import pytest
 
 from swarmnode.errors import Busy, PeerTimeout, RemoteFault, Unavailable
 from swarmnode.ids import PeerId, RunId, digest
+from swarmnode.membership.progress import to_message
 from swarmnode.metrics.name import Kind, check_event, check_metric
 from swarmnode.ports import Answer, Call, Handler, State
 from swarmnode.recovery.donor import DonorLimits, SnapshotDonor
 from swarmnode.recovery.download import DownloadLimits, download
 from swarmnode.recovery.snapshot import SECTIONS, Snapshot
 from swarmnode.wire import call_pb2 as wire
-from swarmnode.wire import record_pb2
 
 T = TypeVar("T")
 RUN = RunId("ef" * 32)
@@ -160,7 +160,7 @@ class Giver:
     async def take(self) -> Snapshot:
         await asyncio.sleep(0.05)
         self.taken += 1
-        progress = record_pb2.Progress(samples={"feeder": 1000 * self.round_index})
+        progress = to_message({"feeder": 1000 * self.round_index})
         return Snapshot.of(state(self.seed + self.round_index), 1, self.round_index, progress, CHUNK)
 
     async def offload(self, work: Callable[[], wire.Snapshot]) -> wire.Snapshot:
@@ -193,7 +193,7 @@ def test_a_download() -> None:
         giver = Giver(world, A, 100)
         found, offer = await fetch(world, [ME, A], said)
         assert same(found, state(105)) and found.inner_steps == 105 and found.gradient_norm == 0.25
-        assert offer.round == 5 and offer.progress.samples["feeder"] == 5000
+        assert offer.round == 5 and offer.progress.samples[:] == [5000]
         assert world.asked == {(A, "snapshot"): 1, (A, "chunk"): CHUNKS}
         assert 1 < world.under_way_max <= DownloadLimits().parallel
         assert said.counts["swarmnode_snapshot_bytes_total received"] == 2000

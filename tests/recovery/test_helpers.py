@@ -9,11 +9,11 @@ import pytest
 
 from swarmnode.errors import RemoteFault, Unavailable
 from swarmnode.ids import PeerId
+from swarmnode.membership.progress import to_message
 from swarmnode.ports import Answer, WireTensor
 from swarmnode.recovery.donor import SnapshotDonor
 from swarmnode.recovery.download import DownloadLimits, download
 from swarmnode.recovery.snapshot import SLOW, WHOLE, Cut, Snapshot
-from swarmnode.wire import record_pb2
 from tests.recovery.test_download import (
     CHUNK,
     CHUNKS,
@@ -153,7 +153,7 @@ def test_a_part_of_a_state_travels_alone() -> None:
 def test_what_is_kept_for_another_stage_is_given() -> None:
     async def main() -> None:
         world, said = World(), Said()
-        kept = Snapshot.of(state(7), 2, 9, record_pb2.Progress(samples={"feeder": 1}), CHUNK)
+        kept = Snapshot.of(state(7), 2, 9, to_message({"feeder": 1}), CHUNK)
         giver = Giver(world, A, 100)
         donor = SnapshotDonor(RUN, 1, giver.take, giver.offload, said, kept=lambda stage: kept if stage == 2 else None)
         donor.serve(Link(world, A))

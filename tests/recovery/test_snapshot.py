@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from swarmnode.errors import RemoteFault
 from swarmnode.ids import digest
+from swarmnode.membership.progress import to_message
 from swarmnode.ports import State
 from swarmnode.recovery import snapshot as module
 from swarmnode.recovery.snapshot import SECTIONS, Snapshot, assemble, check_chunk, check_offer, chunk_span
@@ -29,7 +30,7 @@ def state(parameters: int, seed: int = 0) -> State:
 
 
 def snapshot(parameters: int = 10, chunk_nbytes: int = 64) -> Snapshot:
-    return Snapshot.of(state(parameters), 2, 7, record_pb2.Progress(samples={"A": 900}), chunk_nbytes)
+    return Snapshot.of(state(parameters), 2, 7, to_message({"A": 900}), chunk_nbytes)
 
 
 def offer() -> wire.Snapshot:
@@ -42,7 +43,7 @@ def offer() -> wire.Snapshot:
 def test_there_and_back(parameters: int, chunk_nbytes: int) -> None:
     given_state = state(parameters)
     whole = b"".join(given_state.sections.values())  # the twin: everything in one piece
-    found = Snapshot.of(given_state, 2, 7, record_pb2.Progress(samples={"A": 900}), chunk_nbytes)
+    found = Snapshot.of(given_state, 2, 7, to_message({"A": 900}), chunk_nbytes)
     pieces = [whole[start : start + chunk_nbytes] for start in range(0, len(whole), chunk_nbytes)]
     assert [bytes(found.chunk(index)) for index in range(found.chunks)] == pieces
     manifest = found.manifest()
@@ -95,7 +96,7 @@ def short_hash(found: wire.Snapshot) -> None:
 
 
 def absurd_progress(found: wire.Snapshot) -> None:
-    found.progress.samples["A"] = 2**60
+    found.progress.samples[0] = 2**60
 
 
 @pytest.mark.parametrize(
@@ -143,7 +144,7 @@ def test_wrong_bytes_are_refused() -> None:
 
 
 def test_progress_is_copied() -> None:
-    progress = record_pb2.Progress(samples={"A": 1})
+    progress = to_message({"A": 1})
     found = Snapshot.of(state(3), 0, 0, progress)
-    progress.samples["A"] = 2
-    assert found.manifest().progress.samples["A"] == 1
+    progress.samples[0] = 2
+    assert found.manifest().progress.samples[:] == [1]

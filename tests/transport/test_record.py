@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from swarmnode.errors import RemoteFault
 from swarmnode.identity import Identity
 from swarmnode.ids import RunId
+from swarmnode.membership.progress import to_message
 from swarmnode.membership.record import SIGNED_BYTES_MAX, check_record, open_record, sign_record
 from swarmnode.wire import record_pb2 as wire
 
@@ -47,7 +48,7 @@ def test_what_is_signed_opens() -> None:
         ({"state": 0}, "unknown state 0"),
         ({"state": 99}, "unknown state 99"),
         ({"stage": 1, "blocks": wire.Blocks(finished=[1])}, "only feeders"),
-        ({"progress": wire.Progress(samples={OTHER.peer_id: 9})}, "progress of somebody else"),
+        ({"progress": to_message({OTHER.peer_id: 9})}, "progress of somebody else"),
         ({"version": "x" * 1280}, f"at most {SIGNED_BYTES_MAX}"),
         ({"peer_id": OTHER.peer_id}, "forged"),
         ({"peer_id": "nobody"}, "forged"),
