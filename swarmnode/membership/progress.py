@@ -13,6 +13,8 @@ been folded somewhere before everybody had heard of it.
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import sys
 from collections.abc import Mapping
 
@@ -60,7 +62,7 @@ class Progress:
         self._base = 0
         self._counted = 0  # by `own` in this life
         self.version = 0  # grows with each change of an entry or of the base
-        self._versions: dict[str, int] = {}  # of the entries, when each changed last
+        self._versions: dict[str, int] = {}  # when each entry changed last, in the same order: ascending
         self._base_version = 0
         self._total = 0
 
@@ -80,7 +82,9 @@ class Progress:
         assert self._own is None or own == self._own, f"entry of {own} added to by {self._own}"
         self._own = own
         self._counted += samples
-        self._raise_entry(own, self._samples.get(own, self._folded.get(own, 0)) + samples)
+        total = self._samples.get(own, self._folded.get(own, 0)) + samples
+        if total > self._samples.get(own, -1):
+            self._raise_entries({own: total})
         return self._settle()
 
     def merge(self, other: Progress) -> int:
@@ -106,11 +110,12 @@ class Progress:
         if self._total + total > SAMPLES_MAX:
             raise RemoteFault(f"progress of {total} samples in all, here {self._total}; at most {SAMPLES_MAX}")
         known = self._samples.get
-        news = [(feeder, samples) for feeder, samples in told.items() if samples > known(feeder, -1)]
+        news = {feeder: samples for feeder, samples in told.items() if samples > known(feeder, -1)}
         if not news and total <= self._total:
             return self._total
-        for feeder, samples in news:
-            self._raise_entry(feeder, samples + self._counted if feeder == self._own else samples)
+        if self._own in news:
+            news[self._own] += self._counted
+        self._raise_entries(news)
         self._raise_base(max(0, total - self._sum()))
         return self._settle()
 
@@ -122,15 +127,10 @@ class Progress:
         """What has changed after `version` was `since`, the newest NEWS_MAX of it. As good as `to_wire` for whoever
         knows the rest, and small however many feeders there are: each tells of itself in its record besides. In the
         message `into`, if that is given."""
-        samples, versions = self._samples, self._versions
-        newest: list[str] = []
-        for feeder in reversed(samples):  # the entry changed last comes last
-            if versions[feeder] <= since or len(newest) == NEWS_MAX:
-                break
-            newest.append(feeder)
-        told = {feeder: samples[feeder] for feeder in reversed(newest)}
+        entries, versions = list(self._samples.items()), list(self._versions.values())
+        told = dict(entries[max(bisect.bisect_right(versions, since), len(entries) - NEWS_MAX) :])
         # With entries left out, the floor would be counted for them, and they themselves when they come.
-        if self._base and self._base_version > since and len(newest) < NEWS_MAX:
+        if self._base and self._base_version > since and len(told) < NEWS_MAX:
             told[FLOOR] = self._total
         return to_message(told, into)
 
@@ -153,21 +153,22 @@ class Progress:
     def _sum(self) -> int:
         return self._base + self._listed
 
-    def _raise_entry(self, feeder: str, samples: int) -> None:
-        if self._folded and (folded := self._folded.get(feeder)) is not None:
-            if samples <= folded:
-                return
-            self._base -= self._folded.pop(feeder)  # it feeds again: its entry takes back what the base held for it
-        before = self._samples.get(feeder, -1)
-        if samples > before:
-            if before >= 0:
-                del self._samples[feeder]
-                self._listed -= before
-            feeder = sys.intern(feeder)
-            self._samples[feeder] = samples
-            self._listed += samples
-            self.version += 1
-            self._versions[feeder] = self.version
+    def _raise_entries(self, news: dict[str, int]) -> None:
+        """Take `news`, each more than its entry. In few steps for many: most calls bring news of most feeders."""
+        if self._folded:
+            news = {feeder: samples for feeder, samples in news.items() if samples > self._folded.get(feeder, -1)}
+            for feeder in self._folded.keys() & news:  # it feeds again: its entry takes back what the base held for it
+                self._base -= self._folded.pop(feeder)
+        samples, versions = self._samples, self._versions
+        for feeder in news:
+            if feeder in samples:  # goes to the end
+                self._listed -= samples.pop(feeder)
+                del versions[feeder]
+        feeders = list(map(sys.intern, news))
+        samples.update(zip(feeders, news.values(), strict=True))
+        versions.update(zip(feeders, itertools.count(self.version + 1), strict=False))
+        self.version += len(feeders)
+        self._listed += sum(news.values())
 
     def _raise_base(self, samples: int) -> None:
         if samples:

@@ -62,15 +62,20 @@ def check_record(signed: wire.SignedRecord, *, run_id: RunId) -> wire.Record:
     """
     if (known := swarm.shared(signed)) is not None:
         return known[1]
-    if (nbytes := signed.ByteSize()) > SIGNED_BYTES_MAX:
-        raise RemoteFault(f"record of {nbytes} bytes; at most {SIGNED_BYTES_MAX}")
-    record = _check(signed.record, signed.signature, run_id)
-    swarm.share(signed, record)
+    record, member = check_member(signed, run_id=run_id)
+    swarm.share(signed, record, member)
     return record
 
 
+def check_member(signed: wire.SignedRecord, *, run_id: RunId) -> tuple[wire.Record, swarm.Member]:
+    """As `check_record` does, the record inside `signed` and the member it tells of."""
+    if (nbytes := signed.ByteSize()) > SIGNED_BYTES_MAX:
+        raise RemoteFault(f"record of {nbytes} bytes; at most {SIGNED_BYTES_MAX}")
+    return _check(signed.record, signed.signature, run_id)
+
+
 @functools.lru_cache(maxsize=VERIFIED_MAX)
-def _check(raw: bytes, signature: bytes, run_id: RunId) -> wire.Record:
+def _check(raw: bytes, signature: bytes, run_id: RunId) -> tuple[wire.Record, swarm.Member]:
     if len(signature) != SIGNATURE_BYTES:
         raise RemoteFault(f"record with a signature of {len(signature)} bytes; Ed25519 has {SIGNATURE_BYTES}")
     record = wire.Record()
@@ -84,7 +89,7 @@ def _check(raw: bytes, signature: bytes, run_id: RunId) -> wire.Record:
         raise RemoteFault(f"record of {record.peer_id[:64]!r}: {fault}")
     if not verify(PeerId(record.peer_id), _DOMAIN + raw, signature):
         raise RemoteFault(f"record of {record.peer_id[:64]!r} is forged: its signature does not verify")
-    return record
+    return record, swarm.Member.of(record)
 
 
 def pass_of(record: wire.Record) -> access.Pass | None:

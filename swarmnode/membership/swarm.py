@@ -70,13 +70,13 @@ Shared = tuple[wire.SignedRecord, wire.Record, Member]
 _shared: dict[int, Shared] = {}
 
 
-def share(signed: wire.SignedRecord, record: wire.Record) -> None:
-    """`signed` holds `record` and has been verified: nodes of this process that get this very message need not look
-    again. Only where messages are shared in memory (simulation)."""
+def share(signed: wire.SignedRecord, record: wire.Record, member: Member) -> None:
+    """`signed` holds `record`, which tells of `member`, and has been verified: nodes of this process that get this very
+    message need not look again. Only where messages are shared in memory (simulation)."""
     if SHARED_MAX:
         if len(_shared) >= SHARED_MAX:
             _shared.clear()
-        _shared[id(signed)] = (signed, record, Member.of(record))
+        _shared[id(signed)] = (signed, record, member)
 
 
 def shared(signed: wire.SignedRecord) -> Shared | None:
@@ -99,7 +99,9 @@ class View:
 
     records: Sequence[wire.SignedRecord]
     members: dict[PeerId, Member]  # in the order of `records`
-    fed: dict[PeerId, wire.Record]  # those that tell of samples or blocks
+    fed: tuple[PeerId, ...]  # those that tell of samples or blocks
+    samples: dict[PeerId, int]
+    blocks: dict[PeerId, wire.Blocks]
     expires_unix_s: tuple[float, float]  # the first and the last to expire
 
 
@@ -115,19 +117,24 @@ def view_of(records: Sequence[wire.SignedRecord]) -> View | None:
     if not SHARED_MAX or not records:
         return None
     members: dict[PeerId, Member] = {}
-    fed: dict[PeerId, wire.Record] = {}
+    samples: dict[PeerId, int] = {}
+    blocks: dict[PeerId, wire.Blocks] = {}
     for signed in records:
         one = _shared.get(id(signed))
         if one is None or one[0] is not signed:
             return None
-        member = one[2]
+        _, record, member = one
         members[member.peer] = member
         if member.fed:
-            fed[member.peer] = one[1]
+            if record.progress.samples:
+                samples[member.peer] = record.progress.samples[0]
+            if record.HasField("blocks"):
+                blocks[member.peer] = record.blocks
+    fed = tuple([peer for peer, member in members.items() if member.fed])
     expires = [member.expires_unix_s for member in members.values()]
     if len(_views) >= VIEWS_MAX:
         _views.clear()
-    view = _views[id(records)] = View(records, members, fed, (min(expires), max(expires)))
+    view = _views[id(records)] = View(records, members, fed, samples, blocks, (min(expires), max(expires)))
     return view
 
 
@@ -241,42 +248,44 @@ class Book:
         known = self._members.get(peer)
         if known is not None and known.sequence >= (record if member is None else member).sequence:
             return False
-        if known is None and len(self._members) >= self._members_max:
-            return False
-        return self._keep(known, Member.of(record) if member is None else member)
+        return self._take(known, Member.of(record) if member is None else member)
 
     def renew(self, stage: int, view: View, me: PeerId, rng: random.Random) -> list[PeerId]:
         """Learn all that is news in `view` of `stage`; returns whose samples or blocks are to be looked at. As `news`
         and `learn` one by one, quicker."""
         crowd = len(view.members) > self._crowd_max and stage != self.own
         self._sized(stage, len(view.members) if crowd else 0)
-        here = self._members.get
-        found = [new for peer, new in view.members.items() if here(peer) is not new]
-        if crowd:
-            strangers = [new for new in found if here(new.peer) is None]
-            found = [new for new in found if here(new.peer) is not None]
-            rng.shuffle(found)
-            room = self._crowd_max - len(self._present[stage])
-            found += rng.sample(strangers, min(max(0, room), len(strangers)))
-        fed, present, touched = [], self._present[stage], False
-        for member in found:
-            peer = member.peer
+        here, present = self._members.get, self._present[stage]
+        newer: dict[PeerId, Member] = {}  # of those that were here before
+        others: list[Member] = []
+        for peer, new in view.members.items():
             known = here(peer)
-            if peer == me or (known is not None and known.sequence >= member.sequence):
+            if known is new or (known is not None and known.sequence >= new.sequence):
                 continue
-            if known is not None and known.stage == member.stage == stage and member.state != wire.NODE_STATE_LEFT:
-                if peer not in present:  # buried
-                    self._unsorted.add(stage)
-                self._members[peer] = present[peer] = member
-                touched = True
-            elif (known is None and len(self._members) >= self._members_max) or not self._keep(known, member):
-                continue
-            if member.fed:
-                fed.append(peer)
-        if touched:
-            self._touch(stage)
+            if known is not None and known.stage == new.stage == stage and new.state != wire.NODE_STATE_LEFT:
+                newer[peer] = new
+            else:
+                others.append(new)
+        newer.pop(me, None)
+        if newer:
+            self._members.update(newer)
+            size = len(present)
+            present.update(newer)
+            if len(present) > size:  # somebody who was buried
+                self._unsorted.add(stage)
             self._expires_unix_s = min(self._expires_unix_s, view.expires_unix_s[0])
-        return fed
+            self._touch(stage)
+        if crowd:
+            strangers = [new for new in others if here(new.peer) is None]
+            room = self._crowd_max - len(present)
+            others = [new for new in others if here(new.peer) is not None]
+            others += rng.sample(strangers, min(max(0, room), len(strangers)))
+        kept = {new.peer for new in others if new.peer != me and self._take(here(new.peer), new)}
+        return [peer for peer in view.fed if peer in newer or peer in kept]
+
+    def _take(self, known: Member | None, member: Member) -> bool:
+        """`_keep`, if there is room."""
+        return (known is not None or len(self._members) < self._members_max) and self._keep(known, member)
 
     def _keep(self, known: Member | None, member: Member) -> bool:
         peer = member.peer

@@ -90,8 +90,8 @@ class Line:
         return answer
 
     def _news(self, peer: PeerId, into: record_pb2.Progress) -> None:
-        """Put what `peer` has not been told of our progress into a message to it. A counter of many feeders would outweigh most calls, and word
-        of it that gets lost comes again with the feeder's next sample or record."""
+        """Put what `peer` has not been told of our progress into a message to it. A counter of many feeders would
+        outweigh most calls, and word of it that gets lost comes again with the feeder's next sample or record."""
         if len(self._told) >= SEEN_MAX:
             self._told.clear()
         into.Clear()

@@ -14,7 +14,7 @@ from swarmnode.ids import PeerId, RunId, seeded
 from swarmnode.manifest import Manifest
 from swarmnode.membership.door import Door
 from swarmnode.membership.progress import Progress
-from swarmnode.membership.record import check_record, check_time, pass_of, sign_record
+from swarmnode.membership.record import check_member, check_record, check_time, pass_of, sign_record
 from swarmnode.membership.swarm import SERVING, Book, Member, View, shared, view_of
 from swarmnode.metrics import name
 from swarmnode.pipeline.allowed import allowed_samples_per_s
@@ -215,15 +215,16 @@ class Presence:
 
     def _take_view(self, stage: int, view: View) -> None:
         """`_take_in` of all that is news in `view`."""
-        fed = [(peer, view.fed[peer]) for peer in self.book.renew(stage, view, self.me, self._chance)]
-        told: dict[str, int] = {peer: r.progress.samples[0] for peer, r in fed if r.progress.samples}
+        fed = self.book.renew(stage, view, self.me, self._chance)
+        told: dict[str, int] = {peer: view.samples[peer] for peer in fed if peer in view.samples}
         before = self.progress.total
         with self._faults_logged():
             if told and self.progress.merge_entries(told) > before:
                 self.progressed()
-        for peer, record in fed:
-            with self._faults_logged():
-                self._hear_blocks(peer, record)
+        for peer in fed:
+            if (blocks := view.blocks.get(peer)) is not None:
+                with self._faults_logged():
+                    self._hear_blocks(peer, blocks)
 
     @contextlib.contextmanager
     def _faults_logged(self) -> Iterator[None]:
@@ -233,10 +234,9 @@ class Presence:
         except RemoteFault as fault:
             self._telemetry.event("record.refused", level="warning", reason=str(fault))
 
-    def _hear_blocks(self, peer: PeerId, record: record_pb2.Record) -> None:
-        if record.HasField("blocks"):
-            self.blocks_heard[peer] = record.blocks
-            self.heard_blocks(peer, record.blocks)
+    def _hear_blocks(self, peer: PeerId, blocks: record_pb2.Blocks) -> None:
+        self.blocks_heard[peer] = blocks
+        self.heard_blocks(peer, blocks)
 
     def bury(self, peers: Iterable[PeerId]) -> None:
         """`peers` answer no more: out of the book and the routers until they say something newer. What they finished
@@ -260,7 +260,7 @@ class Presence:
 
     def learn(self, signed: record_pb2.SignedRecord) -> None:
         """Take in a record. Raises RemoteFault when it is forged, expired or of another run."""
-        peer = self._take_in(check_record(signed, run_id=self._run_id))
+        peer = self._take_in(*check_member(signed, run_id=self._run_id))
         if peer is None:
             return
         self._tell_time()
@@ -289,7 +289,8 @@ class Presence:
             before = self.progress.total
             if self.progress.merge_wire(record.progress) > before:
                 self.progressed()
-        self._hear_blocks(peer, record)
+        if record.HasField("blocks"):
+            self._hear_blocks(peer, record.blocks)
         return peer
 
     def _tell_time(self) -> None:

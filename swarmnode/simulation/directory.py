@@ -68,17 +68,21 @@ class Shelf:
         if known is not None and now < known[0] and loop_now < known[1]:
             return known[2]
         entries = self.stages.get(stage, {})
-        for peer in [peer for peer, entry in entries.items() if entry.versions[-1][1] <= now]:
-            del entries[peer]
-        until, then, found = math.inf, math.inf, []
-        for entry in entries.values():
+        until, then, found, gone = math.inf, math.inf, [], []
+        for peer, entry in entries.items():
+            if entry.versions[-1][1] <= now:
+                gone.append(peer)
+                continue
             for visible_at, expires, record in reversed(entry.versions):
                 if visible_at > loop_now:
                     then = min(then, visible_at)
                 elif expires > now:
-                    until = min(until, expires)
+                    if expires < until:
+                        until = expires
                     found.append(record)
                     break
+        for peer in gone:
+            del entries[peer]
         self._found[stage] = (until, then, found)
         return found
 
