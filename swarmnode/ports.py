@@ -269,6 +269,7 @@ class OuterReport:
     step_norm: float
     verdicts: Sequence[Verdict] = ()
     probed: float | None = None  # nats that averaging with a packet changed our loss by, where that was tried
+    apart: float | None = None  # how far our slow weights lie from the members' middle, by a fragment of them
 
 
 class Replica(Protocol):

@@ -13,19 +13,23 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from swarmnode.bench import watching
 from swarmnode.bench.laws import read_log
 from swarmnode.bench.watching import Watched
 from swarmnode.errors import LocalFault
-from swarmnode.gossip.compression import KINDS, codec
+from swarmnode.gossip.compression import KINDS
+from swarmnode.gossip.outer import Outer, outer
 from swarmnode.local.summary import count, totals
-from swarmnode.manifest import PRESETS, Manifest
+from swarmnode.manifest import PRESETS, Manifest, parse, template
 from swarmnode.metrics import name
 from swarmnode.model.split import split
 
 NODES = 6
-CODECS = tuple(kind.name for kind in KINDS if not kind.of_delta)
-"""Those of nodes that meet in pairs; pseudo-gradients are for groups whose slow weights are equal (bench gossip)."""
+CODECS = tuple(kind.name for kind in KINDS)
+METHODS = {"topk": "keeping", "topk512": "keeping", "topk64": "keeping"}
+"""That a codec of pseudo-gradients is tried with, where none is named; others with sparseloco."""
 
 BYTES_TARGET = 0.02  # issue 4: off the formula, at most
 IDLE_TARGET = 0.05
@@ -37,13 +41,11 @@ def run(
     codecs: Sequence[str] = (),
     say: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
-    """{"swarms": [a row each], "target off", "target idle"}: a swarm for each of `codecs` (none: the preset's own),
-    over at least `exchanges` in pairs each."""
+    """{"swarms": [a row each], "target off", "target idle"}: a swarm for each of `codecs`, CODEC or METHOD/CODEC (none:
+    the preset's own), over at least `exchanges` in pairs each."""
     manifest, rows = PRESETS[preset], []
-    for which in codecs or (manifest.gossip.codec,):
-        codec(which)  # refuses what it does not know
-    for which in codecs or (manifest.gossip.codec,):
-        each = replace(manifest, gossip=replace(manifest.gossip, codec=which))
+    swarms = [manifest_of(manifest, which) for which in codecs] or [manifest]
+    for each in swarms:
         with watching.swarm_of(each, NODES) as swarm:
             rows.append(report(each, asyncio.run(_measure(swarm, exchanges))))
         say(
@@ -55,13 +57,26 @@ def run(
     return {"swarms": rows, "target off": BYTES_TARGET, "target idle": IDLE_TARGET}
 
 
+def manifest_of(manifest: Manifest, which: str) -> Manifest:
+    """`manifest` with CODEC or METHOD/CODEC. Raises ManifestError for what a manifest does not take."""
+    method, _, name_of = which.rpartition("/")
+    of_delta = any(kind.name == name_of and kind.of_delta for kind in KINDS)
+    if not method:
+        method = METHODS.get(name_of, "sparseloco") if of_delta else manifest.gossip.method
+    group = 0 if method != manifest.gossip.method else manifest.gossip.group
+    gossip = replace(manifest.gossip, method=method, codec=name_of, group=group)
+    return parse(template(replace(manifest, gossip=gossip)), f"bench exchange {which}")
+
+
 def report(manifest: Manifest, found: dict[str, Any]) -> dict[str, Any]:
     """A row of `run`: bytes sent and by the formula, the share of their time that the device works during exchanges and
     between them, how much less that is, and the first and the last loss; of {"paired": [(stage, fields of its event)],
     "lone": alike, "losses": [first and last of training, nats a token]}."""
     parts = split(manifest.model, manifest.pipeline.stages)
-    coder = codec(manifest.gossip.codec)
-    formula = sum(coder.least_nbytes(parts[stage].parameters) for stage, _ in found["paired"])
+    outers: dict[int, Outer] = {}
+    for stage in {stage for stage, _ in found["paired"]}:
+        outers[stage] = outer(manifest.gossip, torch.zeros(parts[stage].parameters))
+    formula = sum(outers[stage].nbytes_of(fields["round"]) for stage, fields in found["paired"])
     rounds = [fields for _, fields in found["paired"]]
     sent = sum(fields["sent_bytes"] for fields in rounds)
     share = {
@@ -69,7 +84,7 @@ def report(manifest: Manifest, found: dict[str, Any]) -> dict[str, Any]:
         for what, worked, seconds in (("within", "worked_s", "seconds"), ("between", "between_worked_s", "between_s"))
     }
     return {
-        "codec": manifest.gossip.codec,
+        "codec": f"{manifest.gossip.method}/{manifest.gossip.codec}",
         "pairs": len(rounds),
         "alone": len(found["lone"]),
         "sent MB": sent / 1e6,

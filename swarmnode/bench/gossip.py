@@ -78,6 +78,7 @@ class Run:
     seed: int
     size: Size
     text: str | None = None
+    healing: bool = True
 
 
 def spec(what: str) -> GossipSpec:
@@ -106,20 +107,21 @@ SCHEDULES: dict[str, Callable[[Village, int], int]] = {"qsr": _quadratic, "bound
 """Inner steps of the next round after one of so many, asked at its boundary."""
 
 
-def maker(what: str) -> Callable[[Tensor], Outer] | None:
+def maker(what: str, *, healing: bool = True) -> Callable[[Tensor], Outer] | None:
     """What makes a replica's outer optimizer; None for those that never meet."""
     if what in (ALONE, PARALLEL):
         return None
     found = spec(what)
     outer(found, torch.zeros(1))  # refuses what it does not know, before anything is trained
-    return lambda theta: outer(found, theta)
+    return lambda theta: outer(found, theta, healing=healing)
 
 
 def measure(run: Run) -> dict[str, Any]:
     """One training: nats per held-out byte, mean of the replicas and of their average, bytes and seconds."""
     torch.set_num_threads(1)
     size = run.size
-    village = Village(size, run.seed, maker(run.what), read_text(run.text), together=run.what == PARALLEL)
+    make = maker(run.what, healing=run.healing)
+    village = Village(size, run.seed, make, read_text(run.text), together=run.what == PARALLEL)
     began, gossip_s = time.process_time(), 0.0
     curve: list[tuple[float, float]] = []
 
@@ -169,21 +171,24 @@ def run(
     *,
     rounds: int | None = None,
     resume: bool = False,
+    lost: float = 0.0,
+    healing: bool = True,
 ) -> dict[str, Any]:
     """{"methods": [a row each], "runs": [...], "preset", "size"}, of `rounds` instead of the preset's; with `out`, also
     OUT/gossip.json and gossip.html, after each run. With `resume` runs that are there already, of the same size and
-    text, are not done again."""
+    text, are not done again. `lost` and `healing`: Size.lost, and whether fragments of slow weights travel."""
     if preset not in PRESETS:
         raise UsageError(f"preset {preset!r}; there are {', '.join(PRESETS)}")
     kernel.build()
     for what in whats:
         maker(what)
     size, count = PRESETS[preset]
-    size = replace(size, rounds=rounds or size.rounds)
-    before = measured_before(out / RESULTS, size=asdict(size), text=text) if resume and out is not None else {}
+    size = replace(size, rounds=rounds or size.rounds, lost=lost)
+    same: dict[str, Any] = {"size": asdict(size), "text": text, "healing": healing}
+    before = measured_before(out / RESULTS, **same) if resume and out is not None else {}
     found = list(before.get("runs", []))
     done = {(row["what"], row["seed"]) for row in found}
-    order = [Run(what, seed, size, text) for seed in range(seeds or count) for what in whats]
+    order = [Run(what, seed, size, text, healing) for seed in range(seeds or count) for what in whats]
     began = time.perf_counter() - before.get("seconds", 0.0)
 
     def result() -> dict[str, Any]:
@@ -192,8 +197,7 @@ def run(
             "methods": table(found, [what for what in named if any(row["what"] == what for row in found)]),
             "preset": preset,
             "seconds": time.perf_counter() - began,
-            "size": asdict(size),
-            "text": text,
+            **same,
             "runs": found,
         }
 

@@ -45,6 +45,7 @@ class Size:
     learning_rate: float = 4e-3
     warmup: int = 40
     validation: int = 256
+    lost: float = 0.0  # share of the packets that do not reach one of their receivers in time
 
 
 def read_text(path: str | None = None) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
@@ -213,7 +214,11 @@ class Village:
             circles.append({self.names.index(other) for other in found})
         for me, circle in enumerate(circles):
             others = [other for other in sorted(circle) if other != me and me in circles[other]]
+            others = [other for other in others if not self._late(round_index, other, me)]
             self.step(me, round_index, [Packet(1.0, 0, messages[other]) for other in others], others)
+
+    def _late(self, round_index: int, giver: int, taker: int) -> bool:
+        return digest64("late", self.seed, round_index, giver, taker) < self.size.lost * 2**64
 
     def full_merge(self, round_index: int) -> bool:
         """One plain mean over all replicas' messages, at the end; False where the method has none."""

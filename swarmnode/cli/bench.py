@@ -185,7 +185,7 @@ def codec(extension: bool, as_json: bool) -> None:
 
 @command.command()
 @click.option("--exchanges", type=click.IntRange(1, 10_000), default=60, show_default=True, help="In pairs, at least.")
-@click.option("--codec", "codecs", multiple=True, help="gossip.codec, several times for several swarms; all: each.")
+@click.option("--codec", "codecs", multiple=True, help="[METHOD/]CODEC, several times for several swarms; all: each.")
 @JSON
 def exchange(exchanges: int, codecs: tuple[str, ...], as_json: bool) -> None:
     """What exchanges cost a live swarm of six processes, with the demo's codec or others: bytes against the formula,
@@ -213,6 +213,8 @@ def boundary(as_json: bool) -> None:
 @click.option("--text", type=click.Path(exists=True), default=None, help="A text file or a folder of .txt files.")
 @click.option("--out", type=click.Path(path_type=Path), default=Path("runs/gossip"), show_default=True, help="Results.")
 @click.option("--resume", is_flag=True, help="Keep the runs that OUT/gossip.json has already.")
+@click.option("--lost", type=click.FloatRange(0.0, 1.0), default=0.0, help="Share of packets that come too late.")
+@click.option("--healing/--no-healing", default=True, help="Whether fragments of slow weights go with packets of D.")
 @JSON
 def gossip(
     preset: str,
@@ -223,6 +225,8 @@ def gossip(
     text: str | None,
     out: Path,
     resume: bool,
+    lost: float,
+    healing: bool,
     as_json: bool,
 ) -> None:
     """Loss against bytes of gossip methods and codecs: 8 replicas of a small byte model in one process, the same text,
@@ -230,7 +234,11 @@ def gossip(
     bench = importlib.import_module("swarmnode.bench.gossip")
     whats = tuple(methods.split(",")) if methods else bench.DEFAULT
     found = bench.run(
-        *(preset, whats, seeds, jobs, text, out, lambda line: click.echo(line, err=True)), rounds=rounds, resume=resume
+        *(preset, whats, seeds, jobs, text, out, lambda line: click.echo(line, err=True)),
+        rounds=rounds,
+        resume=resume,
+        lost=lost,
+        healing=healing,
     )
     _print(found if as_json else {key: found[key] for key in ("methods", "preset", "seconds")}, as_json)
     if not as_json:

@@ -216,15 +216,14 @@ class Gossip:
         begun, worked_s = loop.time(), self._compute.worked_s
         between = (begun - self._ended[0], worked_s - self._ended[1])
         tensors = await self._compute.run(Priority.OUTER, 0, lambda: self._replica.message(round_index))
-        codec = self._manifest.gossip.codec
-        ours = Message(round_index, view_hash(members), codec, weight, samples, tensors)
+        ours = Message(round_index, view_hash(members), self._manifest.gossip.codec, weight, samples, tensors)
         came, why = await self._meet_all(others, ours)
         reason = why or reason
-        packets = list(came.values())
-        if packets:
+        if came:
             self._pace.exchanged(loop.time() - begun)
-        left = self.bequests.take(round_index, samples)
-        report, reason = await self._apply(round_index, weight, [*packets, *left], reason)
+        packets = [*came.values(), *self.bequests.take(round_index, samples)]
+        alone = not packets and len(self._swarm().gossiping(self._stage)) > 1  # though others are here
+        report, reason = await self._apply(round_index, 0.0 if alone else weight, packets, reason)
         taken = self.acceptance.judged(self._tasks, round_index, came, report)
         self._samples_before += samples
         self.done = round_index
@@ -394,6 +393,7 @@ class Gossip:
             sent_bytes=self._sent_since(),
             delta_norm=report.delta_norm,
             step_norm=report.step_norm,
+            apart=report.apart,
             samples_total=self._samples_total(),
         )
         if len(met) > 1:

@@ -17,6 +17,9 @@ from swarmnode.simulation.directory import Habits
 from swarmnode.simulation.fleet import Kind, parse_fleet, read_fleet
 from swarmnode.simulation.network import Weather
 
+FAKED = ("noloco", "none")
+"""Methods whose outer steps fake replicas take (simulation/replica.py)."""
+
 FOLDERS = (Path("examples"), Path(__file__).resolve().parents[2] / "examples")
 
 
@@ -136,6 +139,12 @@ def _check(scenario: Scenario, origin: str) -> None:
         raise UsageError(f"{origin}: no fault {unknown[0]!r}; faults are {', '.join(sorted(FAULTS))}")
     if scenario.tensors not in ("fake", "torch"):
         raise UsageError(f'{origin}: tensors = {scenario.tensors!r}; "fake" or "torch" belong there')
+    method = scenario.manifest.gossip.method
+    if scenario.tensors == "fake" and method not in FAKED:
+        raise UsageError(
+            f'{origin}: gossip.method = {method!r} with tensors = "fake"; these take the steps of {" and ".join(FAKED)}'
+            ' alone: say tensors = "torch"'
+        )
     if scenario.placement not in ("balanced", "chosen"):
         raise UsageError(f'{origin}: placement = {scenario.placement!r}; "balanced" or "chosen" belong there')
     stages = scenario.manifest.pipeline.stages

@@ -11,7 +11,16 @@ from hypothesis import strategies as st
 
 from swarmnode.errors import RemoteFault
 from swarmnode.gossip.outer import DeltaMean, outer
-from swarmnode.gossip.outer.fragment import FRAGMENTS, check_fragment, count, fragment, part, pull
+from swarmnode.gossip.outer.fragment import (
+    FIRST_ROUNDS,
+    FRAGMENTS,
+    FRAGMENTS_FIRST,
+    check_fragment,
+    count,
+    fragment,
+    part,
+    pull,
+)
 from swarmnode.manifest import GossipSpec
 from swarmnode.ports import OuterReport, Packet, WireTensor
 
@@ -80,11 +89,11 @@ def test_who_missed_rounds_comes_back(method: str, coding: str) -> None:
     group[4].reset(*before)
     apart = [float((one.phi - group[0].phi).norm()) for one in group]
     assert min(apart[3:]) > 0.0 and not any(apart[:3])
-    for r in range(4, 4 + FRAGMENTS * (2 if group[0].alpha else 1)):  # twice: momenta differ at first, too
+    for r in range(4, 4 + FRAGMENTS_FIRST * (2 if group[0].alpha else 1)):  # twice: momenta differ at first, too
         meet(r, group)  # nothing is learned: what moves is what comes back
     for i, one in enumerate(group):
         off = (one.phi - group[0].phi).abs()
-        assert float((off / group[0].phi.abs().clamp(min=1e-3)).max()) <= 2**-7, "up to what bfloat16 rounds"
+        assert float((off / group[0].phi.abs().clamp(min=1e-2)).max()) <= 2**-5, "up to what bfloat16 rounded then"
         assert float(off.norm()) <= 0.2 * apart[i] or apart[i] == 0.0
 
 
@@ -94,7 +103,7 @@ def test_of_two_both_come_halfway() -> None:
     b.theta.copy_(b.phi)
     mean = (a.phi + b.phi) / 2
     gain = normal(10, 1e-3)
-    for r in range(1, 1 + FRAGMENTS):
+    for r in range(1 + FIRST_ROUNDS, 1 + FIRST_ROUNDS + FRAGMENTS):
         messages = [one.message(r) for one in (a, b)]
         delta = a.theta - a.phi
         a.theta.add_(gain)
@@ -106,21 +115,25 @@ def test_of_two_both_come_halfway() -> None:
     assert float((a.phi - mean).norm()) < 0.02 * float((normal(9, 0.1)).norm())
 
 
-@given(st.integers(1, 700), st.integers(0, 6), st.integers(0, 2**20))
+@given(st.integers(FRAGMENTS, 700), st.integers(0, 6), st.integers(0, 2**20))
 def test_every_coordinate_travels_once_in_so_many_rounds_at_any_stride(size: int, power: int, first: int) -> None:
     seen = torch.zeros(size)
-    rounds = [(first + i) << power for i in range(min(FRAGMENTS, size))]
-    if size < FRAGMENTS and power:
-        return  # no model is that small
+    first += FIRST_ROUNDS + 1
+    rounds = [(first + i) << power for i in range(FRAGMENTS)]
     for r in rounds:
         part(seen, r).add_(1.0)
         assert len(part(seen, r)) == count(size, r) == fragment(seen, r).shape[0]
     assert torch.equal(seen, torch.ones(size))
 
 
+def test_at_first_fragments_are_larger() -> None:
+    sizes = [count(127 * 31, r) for r in (1, FIRST_ROUNDS, FIRST_ROUNDS + 1, 10**6)]
+    assert sizes == [127, 127, 31, 31] and count(5, 12) == 1
+
+
 def test_the_middle_is_where_most_are() -> None:
     values = torch.tensor([[1.0, -2.0], [1.0, -2.0], [5.0, 0.5], [900.0, -900.0]])
-    given = [fragment(row.repeat_interleave(FRAGMENTS), 0) for row in values]
+    given = [fragment(row.repeat_interleave(FRAGMENTS_FIRST), 0) for row in values]
     mine = [row.repeat(1) for row in values]
     assert torch.equal(pull(mine[0], given[1:3], counts=True), torch.zeros(2))
     assert torch.equal(mine[2] + pull(mine[2], given[:2], counts=True), values[0])
@@ -160,8 +173,28 @@ def test_arbitrary_bytes_change_nothing_but_a_verdict(seed: int, packet: bytes, 
     one.message(1), twin.message(1)
     bad = [WireTensor("f32", (SIZE,), packet, "topk64"), replace(good[1], data=rest)]
     report = one.apply(1, 1.0, [Packet(1.0, 0, bad)])
-    twin.apply(1, 1.0, [])
+    twin.apply(1, 0.0, [])
     assert report.verdicts[0].step == "misshapen" and torch.equal(one.phi, twin.phi)
+
+
+@pytest.mark.parametrize("coding", ["topk64", "e3m0", "fp32"])
+def test_where_nobody_was_heard_nothing_is_lost(coding: str) -> None:
+    """Slow weights wait, and what was learned is in the next packet as if it had been learned then."""
+    one, calm = members("sparseloco", coding, 2)
+    learn(1, [one])
+    phi, theta = one.phi.clone(), one.theta.clone()
+    for r in range(1, 4):
+        one.message(r)
+        assert one.apply(r, 0.0, []).members == 0
+        assert torch.equal(one.phi, phi) and torch.equal(one.theta, theta)
+    calm.theta.copy_(theta)
+    calm.sender = one.sender
+    late, straight = (torch.empty(SIZE) for _ in range(2))
+    one.codec.decode(one.message(4)[:1], late)
+    calm.codec.decode(calm.message(4)[:1], straight)
+    torch.testing.assert_close(late, straight, rtol=1e-3, atol=1e-6)
+    one.apply(4, 1.0, [])
+    assert not torch.equal(one.phi, phi), "alone in its stage it goes on by itself"
 
 
 def test_what_a_leaver_gave_travels_on_with_the_heirs_next_packet() -> None:
@@ -220,4 +253,4 @@ def test_a_lie_in_the_fragment_moves_no_majority_and_one_other_by_little() -> No
         own = [Packet(1.0, 0, m) for m in messages[1:]]
         group[0].apply(1, 1.0, [*own, Packet(1.0, 0, lie)])
         plain.apply(1, 1.0, [replace(p, tensors=p.tensors[:1]) for p in own] + [Packet(1.0, 0, lie[:1])])
-        assert float((group[0].phi - plain.phi).norm()) <= most * delta / FRAGMENTS**0.5 * 1.1
+        assert float((group[0].phi - plain.phi).norm()) <= most * delta / FRAGMENTS_FIRST**0.5 * 1.1

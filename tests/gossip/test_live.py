@@ -46,3 +46,43 @@ def test_a_swarm_trains_with(codec: str, acceptance: str) -> None:
             )  # honest ones are, now and then
 
     asyncio.run(asyncio.wait_for(body(), 120))
+
+
+@pytest.mark.parametrize(
+    ("method", "codec"), [("keeping", "topk"), ("sparseloco", "topk64"), ("diloco", "e3m0"), ("desloc", "int8")]
+)
+def test_a_whole_stage_meets_with(method: str, codec: str) -> None:
+    """Packets of pseudo-gradients, and moments; a joiner comes while rounds go on, and nobody drifts away."""
+
+    async def body() -> None:
+        async with village(manifest(stages=2, method=method, codec=codec, group=0, round_samples=64)) as v:
+            for index in range(4):
+                v.add(index % 2)
+
+            def met(how: str) -> int:
+                return sum(event == how for p in v.people for event, _ in p.quiet.events)
+
+            await v.until(lambda: met("exchange.paired") >= 8, "8 outer steps with others")
+            joiner = v.add(1)
+            await v.until(lambda: met("exchange.group") >= 6, "6 outer steps of three")
+
+            def together() -> bool:
+                """Whoever joined late, or stepped alone when it believed it was, is back."""
+                rounds = [
+                    [fields for event, fields in p.quiet.events if event == "exchange.paired"]
+                    for p in v.people
+                    if any(event == "exchange.group" for event, _ in p.quiet.events)
+                ]
+                if len(rounds) < 3 or method == "desloc":
+                    return len(rounds) == 3
+                learned = max(float(str(fields["delta_norm"])) for mine in rounds for fields in mine)
+                return all(float(str(mine[-1]["apart"])) < 0.5 * learned for mine in rounds)
+
+            await v.until(lambda: v.total() >= 1024 and together(), "1024 samples, and slow weights that agree")
+            await v.leave()
+            assert joiner.replica is not None
+            assert losses(v)[-1] < math.log(v.run.model.vocabulary) - 0.5, "below a guess at random"
+            refused = [f for p in v.people for e, f in p.quiet.events if e == "exchange.refused"]
+            assert not [f for f in refused if f["step"] not in ("direction", "loss")], refused
+
+    asyncio.run(asyncio.wait_for(body(), 120))

@@ -13,13 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnode.errors import ManifestError, RemoteFault
-from swarmnode.gossip.compression import codec
+from swarmnode.gossip.compression import CODECS, codec
 from swarmnode.gossip.compression.dense import Dense
-from swarmnode.gossip.outer import DiLoCo, NoLoCo, Outer, noloco, outer
+from swarmnode.gossip.outer import METHODS, DeltaMean, DiLoCo, NoLoCo, Outer, noloco, outer
 from swarmnode.gossip.pairing import groups
 from swarmnode.gossip.robust import Guard
 from swarmnode.ids import PeerId, RunId
-from swarmnode.manifest import GossipSpec
+from swarmnode.manifest import GossipSpec, Manifest, parse, template
+from swarmnode.manifest.meeting import CODECS_OF, IN_GROUPS
 from swarmnode.ports import Packet
 
 RUN = RunId("cd" * 32)
@@ -333,3 +334,22 @@ def test_from_the_manifest() -> None:
         outer(GossipSpec(method="mean"), theta)
     with pytest.raises(ManifestError, match="codec"):
         outer(GossipSpec(codec="gzip"), theta)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("coding", CODECS)
+def test_a_manifest_takes_what_goes_together(method: str, coding: str) -> None:
+    """The manifest's own table and the optimizers agree; where slow weights must be equal, the whole stage meets."""
+    spec = GossipSpec(method=method, codec=coding, group=0)
+    if coding not in CODECS_OF[method]:
+        with pytest.raises(ManifestError, match=coding):
+            outer(spec, torch.zeros(8))
+        return
+    found = outer(spec, torch.zeros(8))
+    assert found.codec.name == coding
+    if isinstance(found, DeltaMean):
+        assert found.healing and method not in IN_GROUPS
+    assert parse(template(Manifest(gossip=spec)), "here").gossip == spec
+    if method not in IN_GROUPS:
+        with pytest.raises(ManifestError, match=r"gossip\.group = 4: allowed is 0 with gossip\.method"):
+            parse(template(Manifest(gossip=replace(spec, group=4))), "here")

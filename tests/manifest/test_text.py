@@ -141,6 +141,14 @@ def test_all_mistakes_at_once_with_field_value_and_what_is_allowed() -> None:
         ),
         ("pipeline.boundary_rank = 8", 'pipeline.boundary_rank = 8: allowed is 0 with pipeline.boundary = "bf16", or'),
         ("inner.decay_samples = 5", "inner.decay_samples = 5: allowed is more than inner.warmup_samples = 512"),
+        (
+            'gossip.codec = "topk64"',
+            "modular3 with gossip.method = 'noloco'; topk64 goes with diloco or sparseloco or keeping",
+        ),
+        (
+            'gossip = {method = "keeping", codec = "topk"}',
+            "gossip.group = 2: allowed is 0 with gossip.method = 'keeping'",
+        ),
         ("gossip.round_samples = 5", "gossip.round_samples = 5: allowed is at least inner.inner_batch = 32"),
         ("gossip.alpha = 1.0", "gossip.alpha = 1.0: allowed is a number at least 0 and below 1"),
         ("gossip.alpha = inf", "gossip.alpha = inf: allowed"),

@@ -1,6 +1,6 @@
 """A fragment of the slow weights that goes with packets of D, so that weights that drifted apart come together again.
 
-    round r carries phi[i] for i mod F == r mod F, in bfloat16 (design section 5)
+    round r carries phi[i] for i mod F == r mod F, in bfloat16 (design section 5); F is 31 at first, 127 in the end
     med <- the middle one of all members' values, the own one rounded alike (of an even number: halfway between two)
     where the own rounded value is not med: phi_i <- med, and theta_i follows by as much
 
@@ -24,17 +24,24 @@ from swarmnode.model.tensor import check_finite, decode, encode
 from swarmnode.ports import WireTensor
 
 FRAGMENTS = 127  # odd: replicas that meet at every 2^k-th round only (gossip/round.py) come to all of them
+FRAGMENTS_FIRST = 31  # guess: replicas begin alone, one by one, in the rounds in which most is learned
+FIRST_ROUNDS = 3 * FRAGMENTS_FIRST
+
+
+def fragments(parameters: int, round_index: int) -> int:
+    """F in that round."""
+    return min(FRAGMENTS if round_index > FIRST_ROUNDS else FRAGMENTS_FIRST, parameters)
 
 
 def part(flat: Tensor, round_index: int) -> Tensor:
-    """The fragment of `round_index` of `flat` [P]: a view [ceil or floor of P / FRAGMENTS]."""
-    every = min(FRAGMENTS, flat.numel())
+    """The fragment of `round_index` of `flat` [P]: a view [ceil or floor of P / F]."""
+    every = fragments(flat.numel(), round_index)
     return flat[round_index % every :: every]
 
 
 def count(parameters: int, round_index: int) -> int:
     """Its elements."""
-    every = min(FRAGMENTS, parameters)
+    every = fragments(parameters, round_index)
     return len(range(round_index % every, parameters, every))
 
 

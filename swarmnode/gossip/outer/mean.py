@@ -5,7 +5,9 @@
 
 alpha = 0, beta = 1 is SparseLoCo's step (sender mean, no momentum) [arXiv 2508.15706]; alpha > 0 heavy-ball DiLoCo
 [arXiv 2311.08105]. Slow weights must be equal at all members: with `healing` those that are not come together again
-(fragment.py). A lone step takes the own packet; what it left out stays in the residual.
+(fragment.py). Alone in its stage a replica takes its own packet; what that left out stays in the residual. Where there
+are others and none of them was heard or believed, the round changes nothing: slow weights wait for those of the others,
+and what was learned is in the next packet.
 
 Packets are judged one by one: what is misshapen or refused is left out, what is clipped is made so much smaller. A
 leaver's packet, which one member alone has, is added to that one's fast weights: it goes to all with the next.
@@ -122,14 +124,19 @@ class DeltaMean(Outer):
         probed = self._probe_one(own_weight, packets, verdicts)
         taken = [(packet, verdict.keep) for packet, verdict in zip(packets, verdicts, strict=True) if verdict.keep > 0]
         met = [(packet, keep) for packet, keep in taken if not packet.bequest]
+        first, last = self._span(round_index)
+        if not met and (own_weight == 0.0 or any(not packet.bequest for packet in packets)):
+            self.codec.take_back(self._own, (self._boundary - self.phi)[first:last])
+            self.round = None
+            self._inherit(first, last, taken)
+            return OuterReport(0, float((self._boundary - self.phi).norm()), 0.0, verdicts, probed)
         given = [Share(own_weight if met else 1.0, self._own)]
         given += [Share(packet.weight, packet.tensors[:1], keep) for packet, keep in met]
         # One order at every member, so that sums of floats are equal to the bit.
         given = sorted((g for g in given if g.weight > 0.0), key=lambda g: bytes(memoryview(g.tensors[0].data)[:64]))
-        self._heal(own_weight, [packet for packet, _ in met])
+        apart = self._heal(own_weight, [packet for packet, _ in met])
         shares = self._shares(given)
         step_squared = delta_squared = 0.0
-        first, last = self._span(round_index)
         for start in range(first, last, self._block):
             end = min(start + self._block, last)
             phi, m, theta, boundary = (f[start:end] for f in (self.phi, self.momentum, self.theta, self._boundary))
@@ -142,12 +149,18 @@ class DeltaMean(Outer):
             before.sub_(phi)
             step_squared += torch.dot(before, before).item()
             self._follow(theta, boundary, phi)
-            for packet, keep in taken:
-                if packet.bequest:
-                    self.codec.read(packet.tensors[:1], start - first, before)
-                    theta.add_(before, alpha=packet.weight * keep)
         self.round = None
-        return OuterReport(len(given), math.sqrt(delta_squared), math.sqrt(step_squared), verdicts, probed)
+        self._inherit(first, last, taken)
+        return OuterReport(len(given), math.sqrt(delta_squared), math.sqrt(step_squared), verdicts, probed, apart)
+
+    def _inherit(self, first: int, last: int, taken: Sequence[tuple[Packet, float]]) -> None:
+        """Add to the fast weights what leavers gave."""
+        for packet, keep in taken:
+            for start in range(first, last, self._block) if packet.bequest else ():
+                theta = self.theta[start : min(start + self._block, last)]
+                theirs = self._theirs[: len(theta)]
+                self.codec.read(packet.tensors[:1], start - first, theirs)
+                theta.add_(theirs, alpha=packet.weight * keep)
 
     def _average(self, shares: Sequence[Share], start: int, mean: torch.Tensor, theirs: torch.Tensor) -> None:
         """The mean of packets from their element `start` on, into `mean`; `theirs` is scratch."""
@@ -156,22 +169,23 @@ class DeltaMean(Outer):
             self.codec.read(share.tensors, start, theirs)
             mean.add_(theirs, alpha=share.weight * share.keep)
 
-    def _heal(self, own_weight: float, met: Sequence[Packet]) -> None:
-        """Bring this round's fragment of the slow weights to where the members are, if there are others."""
+    def _heal(self, own_weight: float, met: Sequence[Packet]) -> float | None:
+        """Bring this round's fragment of the slow weights to where the members are, if there are others; returns how
+        far all of them lie from there, reckoned from the fragment."""
         if not self.healing or not met:
-            return
+            return None
         assert self.round is not None
         phi, theta, boundary = (fragment.part(f, self.round) for f in (self.phi, self.theta, self._boundary))
         move = fragment.pull(phi, [packet.tensors[1] for packet in met], counts=own_weight > 0.0)
+        apart = float(move.norm()) * math.sqrt(self.parameters / len(move))
         if self.guard is not None and len(met) == 1:  # of two there is no majority: no farther than D is believed
             own = float((self._boundary - self.phi).norm()) if own_weight > 0.0 else 0.0
             limit, _ = self.guard.limit(Measures(own, 0.0, 0.0, 0.0, float(self.phi.norm())))
-            limit *= math.sqrt(len(move) / self.parameters)
-            distance = float(move.norm())
-            if distance > limit:
-                move.mul_(limit / distance)
+            if apart > limit:
+                move.mul_(limit / apart)
         for flat in (phi, theta, boundary):
             flat.add_(move)
+        return apart
 
     def _verdict(self, own_weight: float, packet: Packet) -> Verdict:
         try:

@@ -14,7 +14,9 @@ from typing import ClassVar
 
 import torch
 
+from swarmnode.errors import ManifestError
 from swarmnode.gossip.compression import Codec
+from swarmnode.gossip.compression.delta import DeltaCodec
 from swarmnode.gossip.outer.mean import BLOCK, DeltaMean
 
 FRAGMENTS = 4  # guess: the paper's has 3 layers a fragment; ours are small
@@ -37,6 +39,8 @@ class Streaming(DeltaMean):
         merge: float = MERGE,
     ) -> None:
         super().__init__(theta, codec, alpha, beta)
+        if isinstance(codec, DeltaCodec) and codec.feedback:
+            raise ManifestError(f"gossip.codec {codec.name} keeps a residual; the next packet is of other weights")
         assert BLOCK % UNIT == 0 and 0.0 <= merge < 1.0
         units = -(-self.parameters // UNIT)
         self.fragments, self.merge = min(fragments, units), merge
