@@ -3,7 +3,7 @@
 `parse` and `template` are for people (TOML), `canonical`, `sign` and `verify` for nodes, `init` for organisers.
 """
 
-from swarmnode.manifest.field import BOUNDARY_BLOCK, boundary_nbytes, boundary_width
+from swarmnode.manifest.across import BOUNDARY_BLOCK, boundary_nbytes, boundary_width
 from swarmnode.manifest.folder import (
     MANIFEST_FILE,
     SIGNED_FILE,

@@ -12,8 +12,9 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from swarmnode.errors import ManifestError
+from swarmnode.manifest.across import ACROSS
 from swarmnode.manifest.check import Value
-from swarmnode.manifest.field import ACROSS, BY_NAME, FIELDS, TABLES, Field
+from swarmnode.manifest.field import BY_NAME, FIELDS, TABLES, Field
 from swarmnode.manifest.spec import Manifest
 
 MANIFEST_BYTES_MAX = 64 << 10
