@@ -11,6 +11,7 @@ from swarmnode.ids import PeerId
 from swarmnode.wire import record_pb2 as wire
 
 SERVING = wire.NODE_STATE_TRAINING
+JOINING = wire.NODE_STATE_JOINING
 GOSSIPING = (wire.NODE_STATE_TRAINING, wire.NODE_STATE_SYNCING)
 COMING = (wire.NODE_STATE_TRAINING, wire.NODE_STATE_SYNCING, wire.NODE_STATE_JOINING)
 

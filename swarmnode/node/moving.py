@@ -46,10 +46,12 @@ THIN_LOOKS = 20  # guess: looks in a row that a stage has too few and another ca
 
 @dataclass(slots=True)
 class Brought:
-    """What a node takes along to its new stage; no `state` when nobody there has one, or once it is loaded."""
+    """What a node takes along to its new stage; no `state` when nobody there has one, or once it is loaded. `speed`:
+    samples/s it expects to do there, by what it did and the stages' costs."""
 
     stage: int
     reason: str
+    speed: float
     state: State | None
     offer: wire.Snapshot
 
@@ -161,7 +163,7 @@ class Moving:
             if not good:
                 self._stay(move, why)
                 return None
-            return Brought(move.target, reason, None, wire.Snapshot())
+            return Brought(move.target, reason, move.speed, None, wire.Snapshot())
         loop = asyncio.get_running_loop()
         begun = loop.time()
         try:
@@ -186,7 +188,7 @@ class Moving:
             self._stay(move, why)
             return None
         self._telemetry.count(name.RECOVERIES, method="replica")
-        return Brought(move.target, f"{reason}; {why}", state, offer)
+        return Brought(move.target, f"{reason}; {why}", move.speed, state, offer)
 
     async def _replaced(self, stage: int) -> tuple[bool, str]:
         """Whether another replica of `stage`, ours, is sure to stay: it answers, and has not announced that it goes.

@@ -194,6 +194,8 @@ class Node:
         """Measure, come by the state, then start everything this node does; returns when it is needed elsewhere."""
         us, presence, world = self.presence.self, self.presence, self._world
         self.stage = us.stage = stage
+        speed = brought.speed if brought is not None else 0.0
+        us.speed = lambda: speed
         presence.attend(stage, self._onward(stage))
         self._telemetry.gauge(name.STAGE, float(stage))
         presence.set_state(record_pb2.NODE_STATE_JOINING, "stage chosen" if brought is None else brought.reason)
@@ -201,8 +203,7 @@ class Node:
         # From now on: a download outlives donors, and must hear of new ones (simulated: everything, seed 104).
         tasks.create_task(presence.watching(self._watched(stage)))
         replica = await world.compute.run(Priority.OUTER, 0, partial(world.replica, stage))
-        probed = await probing(replica, self.manifest, stage, world.probe, world.compute, self._telemetry)
-        us.speed = lambda: probed
+        speed = speed or await probing(replica, self.manifest, stage, world.probe, world.compute, self._telemetry)
         newcomer, done = await self.arrival.begin_with(brought, replica, stage)
         self._replica = replica
         hop, gossip = self._assemble(tasks, replica, stage, newcomer=newcomer, done=done)

@@ -1,20 +1,21 @@
-"""Which stages have nobody left: replicas that went silent are asked whether they live, and the dead are buried before
+"""Who is left of each stage: replicas that went silent are asked whether they live, and the dead are buried before
 their records run out, so that routers, joiners and rebalancing see the gap at once."""
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from swarmnode.ids import PeerId
 from swarmnode.manifest import Manifest
 from swarmnode.node.presence import Presence
 from swarmnode.pipeline.feeder import Feeder
 from swarmnode.ports import Clock, Telemetry
-from swarmnode.recovery.ladder import overdue
+from swarmnode.recovery.ladder import overdue, quiet
 
 LOOK_SHARE = 0.5  # guess: of the announce period, between two looks
+SMALL = 64  # guess: in larger swarms only whole stages are watched; one node more or less matters little there
 SETTLED = 16  # guess: microbatches of a stage that is back, over which the loss is taken
 
 
@@ -52,6 +53,25 @@ class RollCall:
             for stage in range(self._stages):
                 await self._look(stage)
                 self._compare(stage)
+            await self._call()
+
+    async def _call(self) -> None:
+        """Of a small swarm, those that went silent while others of their stage are heard of."""
+        presence = self._presence
+        if sum(presence.book.swarm().sizes) > SMALL:
+            return
+        if stages := self._quiet(range(self._stages)):
+            await presence.look(stages)  # records of stages that we have little to do with come late
+            asked = [peer for peers in self._quiet(stages).values() for peer in peers]
+            answering = await self._answering(asked)
+            if dead := [peer for peer in asked if peer not in answering]:
+                presence.bury(dead)
+
+    def _quiet(self, stages: Iterable[int]) -> dict[int, list[PeerId]]:
+        """Replicas that went silent, by stage; this node is not among them."""
+        swarm, now_unix_s, me = self._presence.book.swarm(), self._clock.unix_s(), self._presence.me
+        found = {stage: quiet(swarm.stages[stage], now_unix_s, self._limits) for stage in stages}
+        return {stage: [peer for peer in peers if peer != me] for stage, peers in found.items() if set(peers) - {me}}
 
     async def _look(self, stage: int) -> None:
         """Whether `stage` is lost, or back."""

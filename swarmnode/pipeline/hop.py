@@ -54,6 +54,7 @@ class Hop:
         self.inner_steps = 0
         self.samples = 0  # trained here since start
         self.worked = 0.0  # the same in work done, by arithmetic: also of microbatches that are not back yet
+        self.reworked = 0.0  # the same of forwards done again for stale tapes; the compute thread counts it
         self.loss = Ema(LOSS_DECAY)
 
     async def serve(self, peer: PeerId, call: Call) -> Answer:
@@ -184,6 +185,7 @@ class Hop:
         given = self._replica.backward(tape, gradient, samples)
         if self._replica.recomputed > before:
             self._telemetry.count(name.RECOMPUTED_TAPES)
+            self.reworked += FORWARD_SHARE * samples
         return given, self._step()
 
     def _step(self) -> StepReport | None:

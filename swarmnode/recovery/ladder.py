@@ -179,6 +179,12 @@ def overdue(stage: tuple[Member, ...], now_unix_s: float, limits: LimitsSpec) ->
     return found
 
 
+def quiet(stage: tuple[Member, ...], now_unix_s: float, limits: LimitsSpec) -> list[PeerId]:
+    """Serving replicas that were not heard of within LOST_PERIODS announce periods."""
+    due_unix_s = now_unix_s + _left_s(limits)
+    return [m.peer for m in stage if m.state == record_pb2.NODE_STATE_TRAINING and m.expires_unix_s <= due_unix_s]
+
+
 def _left_s(limits: LimitsSpec) -> float:
     """What a record of LOST_PERIODS announce periods' age has to live."""
     return limits.record_ttl_s - LOST_PERIODS * limits.announce_period_s

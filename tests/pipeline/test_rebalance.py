@@ -231,6 +231,17 @@ def test_of_a_crowd_those_known_stand_for_all() -> None:
     assert plan_move(Swarm.of(crowd, 2), (1.0, 1.0), Rules(1.02, 2))[0] is not None
 
 
+def test_what_a_joiner_brings_is_not_given_away_before_it_has_measured_itself() -> None:
+    joining = record_pb2.NODE_STATE_JOINING
+    fleet = [member(i, i % 2, 1.0) for i in range(8)]
+    unknown = swarm_of([*fleet, member(8, 1, 0.0, state=joining)], 2)
+    now = load(unknown, [1.0, 1.0])
+    assert now.capacity == (4.0, 5.0) and now.sure == (4.0, 4.0)
+    assert plan_move(unknown, [1.0, 1.0], Rules(1.02, 2))[0] is None
+    known = swarm_of([*fleet, member(8, 1, 2.0, state=joining)], 2)
+    assert plan_move(known, [1.0, 1.0], Rules(1.02, 2))[0] is not None
+
+
 def test_nobody_leaves_a_stage_whose_relief_is_on_its_way() -> None:
     fleet = [member(0, 0, 4.0, moving_to=2), member(1, 0, 4.0), member(2, 1, 1.0), member(3, 2, 0.5)]
     assert plan_move(swarm_of(fleet, 3), [1.0] * 3, Rules(1.1, 1))[0] is None

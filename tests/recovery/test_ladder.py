@@ -12,7 +12,7 @@ from swarmnode.ids import PeerId, RunId
 from swarmnode.manifest import LimitsSpec, RecoverySpec
 from swarmnode.membership.swarm import Member, Swarm
 from swarmnode.recovery.keeper import renewal, to_keep
-from swarmnode.recovery.ladder import NEIGHBOUR_WAIT_S, Rung, Sight, climb, first_builder, keepers, silent
+from swarmnode.recovery.ladder import NEIGHBOUR_WAIT_S, Rung, Sight, climb, first_builder, keepers, quiet, silent
 from swarmnode.recovery.snapshot import SLOW, WHOLE, Cut
 from swarmnode.wire import record_pb2
 
@@ -124,6 +124,8 @@ def test_a_silent_replica_is_gone_after_three_periods() -> None:
     assert silent((member("a"),), set(), signed_s + 6.1, limits) == 0
     assert silent((member("a"),), {A}, signed_s, limits) == 0
     assert silent((member("a", state=JOINING),), set(), signed_s, limits) == 0
+    others = member("b", expires_unix_s=101.0), member("c", state=JOINING)
+    assert quiet((member("a"), *others), signed_s + 6.1, limits) == [A]
 
 
 def test_keepers_are_of_the_stage_before_and_the_same_for_all() -> None:

@@ -107,6 +107,24 @@ def test_real_tensors_learn_in_the_storm() -> None:
     assert losses[-1] < losses[0] - 0.5, losses
 
 
+def test_who_died_is_buried_before_the_record_runs_out() -> None:
+    """One of four replicas goes without a word; after three announce periods the others ask, and forget it."""
+    tree = {
+        "seconds": 60,
+        "fleet": [FLEET[0] | {"count": 8}],
+        "manifest": {"pipeline": {"stages": 2}, "limits": {"announce_period_s": 4.0, "record_ttl_s": 60.0}},
+        "faults": {"gone": {"at_s": [20.0], "back_s": 300}},
+        "bounds": {"window_s": 5, "throughput": 0.0},
+    }
+    lines: list[str] = []
+    scenario = parse_scenario(tree, "test", find("calm").parent, "gone")
+    outcome = simulate(scenario, 3, keep=True, look=lambda world: lines.extend(world.trace.lines or ()))
+    assert not outcome.failures, outcome.failures
+    went_s = next(float(line.split()[0]) for line in lines if "fault.gone" in line)
+    buried = [float(line.split()[0]) - went_s for line in lines if "peer.gone" in line and "answers no ping" in line]
+    assert len(buried) >= 7 and sorted(buried)[6] < 4 * 4.0, "by all others, long before the record runs out"
+
+
 def test_reports(tmp_path: object, capsys: pytest.CaptureFixture[str]) -> None:
     outcome = simulate(shorter(read_scenario(find("calm")), 60), 0)
     for text in (page([outcome]), page([outcome, outcome])):
