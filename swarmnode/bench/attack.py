@@ -22,9 +22,11 @@ from torch import Tensor
 from swarmnode.bench.gossip import in_processes, measured_before, spec
 from swarmnode.bench.village import Size, Village, losses, read_text
 from swarmnode.errors import RemoteFault, UsageError
+from swarmnode.gossip import compression
 from swarmnode.gossip.compression import kernel
 from swarmnode.gossip.distrust import Distrust
-from swarmnode.gossip.outer import outer
+from swarmnode.gossip.outer import DeltaMean, Outer, outer
+from swarmnode.gossip.outer.fragment import fragment
 from swarmnode.gossip.robust import ALL, CLIPPED, GUARDED
 from swarmnode.gossip.standing import Standings
 from swarmnode.ports import Packet, WireTensor
@@ -213,9 +215,18 @@ class AttackedVillage(Village):
         else:
             mine = self.outers[liar]
             flat = ATTACKS[self.attack](self, liar, round_index).contiguous()
-            said = mine.codec.encode(flat, reference=mine.phi, seed=mine.seed("lie"))
+            said = self._said(mine, flat, round_index)
         self._liar_of[id(said)] = True
         return said
+
+    def _said(self, mine: Outer, flat: Tensor, round_index: int) -> list[WireTensor]:
+        """The message of a liar that says it has the weights `flat`."""
+        if not isinstance(mine, DeltaMean):
+            return mine.codec.encode(flat, reference=mine.phi, seed=mine.seed("lie"))
+        coder = compression.codec(mine.codec.name)  # without a residual: its own message is made already
+        coder.at(round_index)
+        said = coder.encode(flat - mine.phi, seed=mine.seed("lie"))
+        return [*said, fragment(flat, round_index)] if mine.healing else said
 
     def step(self, replica: int, round_index: int, packets: Sequence[Packet], senders: Sequence[int]) -> None:
         try:

@@ -100,6 +100,13 @@ def test_the_guard_refuses(name: str, coding: str) -> None:
     assert found["nats"] < math.log(256)
 
 
+@pytest.mark.parametrize("name", ["sign flip", "scale -100", "nan", "malformed", "inner product"])
+@pytest.mark.parametrize("coding", ["keeping/topk512", "sparseloco/e3m0"])
+def test_the_guard_refuses_packets_of_pseudo_gradients(name: str, coding: str) -> None:
+    found = attack.measure(attack.Run(TINY, name, coding, "guarded"))
+    assert found["lies refused"] >= 0.9 and found["nats"] < math.log(256)
+
+
 @pytest.mark.parametrize("name", sorted(attack.ATTACKS))
 def test_every_attack_runs_and_honest_replicas_stay_finite(name: str) -> None:
     found = attack.measure(attack.Run(BRIEF, name, "noloco/modular4", "guarded"))
