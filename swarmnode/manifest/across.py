@@ -79,6 +79,11 @@ ACROSS: tuple[Across, ...] = (
         ),
     ),
     Across(
+        ("gossip.method", "pipeline.boundary"),
+        meeting.keeps_subspace,
+        lambda m: f'{" or ".join(meeting.IN_SUBSPACE)} with pipeline.boundary = "subspace"',
+    ),
+    Across(
         ("data.paths", "data.source"),
         lambda m: bool(m.data.paths) == (m.data.source != "python-stdlib"),
         lambda m: (

@@ -36,6 +36,11 @@ IN_GROUPS = ("noloco", "average", "desloc", "none")
 """Methods that any part of a stage can meet by; slow weights of the others are a whole stage's."""
 
 
+IN_SUBSPACE = ("noloco", "average", "none")
+"""Methods that meet by weights alone: what codecs leave outside the subspace of pipeline.boundary is projected away.
+With pseudo-gradients residuals and equal bits would suffer, with moments AdamW's shared ones."""
+
+
 def allowed_codecs(m: Manifest) -> str:
     """What would do instead of gossip.codec, for an error."""
     method, codec = m.gossip.method, m.gossip.codec
@@ -45,6 +50,11 @@ def allowed_codecs(m: Manifest) -> str:
 
 def goes_together(m: Manifest) -> bool:
     return m.gossip.codec in CODECS_OF.get(m.gossip.method, ())
+
+
+def keeps_subspace(m: Manifest) -> bool:
+    """Whether weights stay in the subspace that pipeline.boundary may ask for."""
+    return m.pipeline.boundary != "subspace" or m.gossip.method in IN_SUBSPACE
 
 
 def meets_all(m: Manifest) -> bool:

@@ -49,7 +49,7 @@ class Metered:
         self, x: WireTensor, *, keep: bool, graph: bool = True, tokens: WireTensor | None = None
     ) -> tuple[WireTensor, Tape | None]:
         self._meter.add(self._flops * x.shape[0])
-        return self.inner.forward(x, keep=keep)
+        return self.inner.forward(x, keep=keep, tokens=tokens)
 
     def backward(self, tape: Tape, gradient: WireTensor, samples: int) -> WireTensor | None:
         before = self.inner.recomputed

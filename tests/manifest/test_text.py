@@ -140,6 +140,10 @@ def test_all_mistakes_at_once_with_field_value_and_what_is_allowed() -> None:
             'pipeline = {boundary = "subspace", boundary_rank = 129}',
             "pipeline.boundary_rank = 129: allowed is 1 to model.width = 128 with",
         ),
+        (
+            'pipeline = {boundary = "subspace", boundary_rank = 8}\ngossip = {method = "desloc", codec = "int8"}',
+            'gossip.method = "desloc": allowed is noloco or average or none with pipeline.boundary = "subspace"',
+        ),
         ("pipeline.boundary_rank = 8", 'pipeline.boundary_rank = 8: allowed is 0 with pipeline.boundary = "bf16", or'),
         ("inner.decay_samples = 5", "inner.decay_samples = 5: allowed is more than inner.warmup_samples = 512"),
         (
