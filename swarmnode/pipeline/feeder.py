@@ -244,9 +244,9 @@ class Feeder:
             self._count_duplicates()
 
     def _machines(self) -> float:
-        """Replicas of the most crowded stage for each feeder: so many this one should keep supplied."""
+        """Replicas of all stages for each feeder: so many this one should keep supplied."""
         sizes = self._swarm().sizes
-        return max(sizes) / max(1, sizes[0])
+        return sum(sizes) / max(1, sizes[0])
 
     async def _send(self, tokens: WireTensor, purpose: wire.Purpose) -> Carried:
         self._serial += 1
