@@ -175,13 +175,14 @@ class FakeReplica:
     def forward(
         self, x: WireTensor, *, keep: bool, graph: bool = True, tokens: WireTensor | None = None
     ) -> tuple[WireTensor, Tape | None]:
+        _check_finite(x, "activations")  # as the real one does (simulated: everything, seed 3028)
         mark = MARK.unpack(first(x.data, MARK.size))[0]
         tape = FakeTape(mark, x.shape, 8 * x.nbytes, self._version) if keep else None
         return self._activations(x.shape[0], mark), tape
 
     def backward(self, tape: Tape, gradient: WireTensor, samples: int) -> WireTensor | None:
         assert isinstance(tape, FakeTape)
-        self._check_finite(gradient)
+        _check_finite(gradient, "gradient")
         mark = MARK.unpack(first(gradient.data, MARK.size))[0]
         if mark != tape.mark:
             self._witness.mixed(self.number, tape.mark, mark)
@@ -192,6 +193,7 @@ class FakeReplica:
         return None if self.stage == 0 else self._activations(samples, tape.mark)
 
     def loss(self, x: WireTensor, tokens: WireTensor, samples: int, *, train: bool) -> LossResult:
+        _check_finite(x, "activations")
         mark = MARK.unpack(first(x.data, MARK.size))[0]
         count = samples * self._manifest.model.context
         loss_sum = count * (2.0 + 3.0 / (1.0 + self.inner_steps / 100.0))
@@ -307,9 +309,10 @@ class FakeReplica:
             raise RemoteFault("packet that is not finite")
         return row
 
-    def _check_finite(self, tensor: WireTensor) -> None:
-        if first(tensor.data, MARK.size) == b"\xff" * MARK.size:
-            raise RemoteFault("gradient that is not finite")
+
+def _check_finite(tensor: WireTensor, what: str) -> None:
+    if first(tensor.data, MARK.size) == b"\xff" * MARK.size:
+        raise RemoteFault(f"{what} that is not finite")
 
 
 def _row(number: int, count: int, theta: Vector, phi: Vector) -> bytes:
