@@ -15,13 +15,12 @@ import contextlib
 import math
 import os
 import statistics
-import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Mapping
-from pathlib import Path
 from typing import Any
 
+from swarmnode.bench.transport import _transport
 from swarmnode.bench.watching import Watched, swarm_of
 from swarmnode.errors import LocalFault, RemoteFault
 from swarmnode.ids import PeerId, RunId
@@ -31,13 +30,12 @@ from swarmnode.manifest import PRESETS, Manifest
 from swarmnode.membership.liveness import alive
 from swarmnode.metrics import name
 from swarmnode.model.split import split
+from swarmnode.ports import Transport
 from swarmnode.simulation.fleet import Kind
 from swarmnode.simulation.geography import Address
 from swarmnode.simulation.outcome import Outcome
 from swarmnode.simulation.scenario import Bounds, Scenario
 from swarmnode.simulation.world import simulate
-from swarmnode.transport.identity import create
-from swarmnode.transport.libp2p import Libp2pTransport
 
 NODES = 6
 WARM_SAMPLES = 1024  # windows have grown, speeds are measured on real work
@@ -103,29 +101,24 @@ async def _pinging(fleet: Fleet) -> AsyncIterator[Mapping[PeerId, list[float]]]:
     """The round trips of pings to each node by a stranger of their kind, an event loop and a p2pd of its own."""
     rtts_s: defaultdict[PeerId, list[float]] = defaultdict(list)
     nodes = [child.ready for child in fleet.nodes if child.alive and child.ready is not None]
-    with tempfile.TemporaryDirectory() as folder:
-        key = Path(folder) / "node.key"
-        run_id = RunId(nodes[0].run_id)
-        transport = await Libp2pTransport.create(key, create(key), run_id)
+    run_id = RunId(nodes[0].run_id)
 
-        async def ping() -> None:
-            while True:
-                for node in nodes:
-                    peer, asked = PeerId(node.peer_id), time.perf_counter()
-                    with contextlib.suppress(RemoteFault):
-                        await alive(transport, run_id, peer)
-                        rtts_s[peer].append(time.perf_counter() - asked)
-                    await asyncio.sleep(PING_EVERY_S)
-
-        try:
+    async def ping(transport: Transport) -> None:
+        while True:
             for node in nodes:
-                await transport.connect(PeerId(node.peer_id), node.addresses)
-            async with asyncio.TaskGroup() as tasks:
-                pinging = tasks.create_task(ping())
-                yield rtts_s
-                pinging.cancel()
-        finally:
-            await transport.close()
+                peer, asked = PeerId(node.peer_id), time.perf_counter()
+                with contextlib.suppress(RemoteFault):
+                    await alive(transport, run_id, peer)
+                    rtts_s[peer].append(time.perf_counter() - asked)
+                await asyncio.sleep(PING_EVERY_S)
+
+    async with _transport(run_id) as transport:
+        for node in nodes:
+            await transport.connect(PeerId(node.peer_id), node.addresses)
+        async with asyncio.TaskGroup() as tasks:
+            pinging = tasks.create_task(ping(transport))
+            yield rtts_s
+            pinging.cancel()
 
 
 async def _reached(fleet: Fleet, samples: float) -> None:

@@ -118,10 +118,10 @@ async def _bare_handler(_: Any, reader: asyncio.StreamReader, writer: asyncio.St
 
 
 @asynccontextmanager
-async def _transport() -> AsyncIterator[Libp2pTransport]:
+async def _transport(run_id: RunId = _RUN) -> AsyncIterator[Libp2pTransport]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "node.key"
-        transport = await Libp2pTransport.create(path, create(path), _RUN)
+        transport = await Libp2pTransport.create(path, create(path), run_id)
         try:
             yield transport
         finally:
