@@ -18,6 +18,7 @@ HEADER_BYTES_MAX = 1 << 20  # guess: 1000 records fit
 TENSORS_MAX = 64  # guess: an exchange of every outer method here needs fewer than 8
 CODEC_CHARACTERS_MAX = 32
 REASON_CHARACTERS_MAX = 512
+RUN_DIGITS = slice(16, 32)  # of a run id, in headers; the protocol of the streams names the first 16
 TIMEOUT_MAX_S = 3600.0  # guess: nothing here waits an hour for one call
 RETRY_AFTER_MAX_S = 60.0
 
@@ -26,7 +27,7 @@ def seal_request(header: wire.Request, tensors: Sequence[WireTensor], run_id: Ru
     """Fill in version, run, timeout and tensor specs of `header`; the serialised header. Asserts our own bounds."""
     assert len(tensors) <= TENSORS_MAX, f"{len(tensors)} tensors in one call; at most {TENSORS_MAX}"
     header.version = VERSION
-    header.run_id = run_id
+    header.run_id = run_id[RUN_DIGITS]
     header.timeout_ms = max(1, math.ceil(min(timeout_s, TIMEOUT_MAX_S) * 1000))
     del header.tensors[:]
     header.tensors.extend(tensor.spec() for tensor in tensors)
@@ -41,7 +42,8 @@ def seal_reply(header: wire.Reply, tensors: Sequence[WireTensor]) -> bytes:
 
 
 def open_request(raw: bytes, run_id: RunId) -> tuple[str, wire.Request]:
-    """(method, header). Raises RemoteFault for one that does not parse, is of another run or asks for nothing."""
+    """(method, header with the whole run id). Raises RemoteFault for one that does not parse, is of another run or asks
+    for nothing."""
     header = wire.Request()
     try:
         header.ParseFromString(raw)
@@ -49,8 +51,9 @@ def open_request(raw: bytes, run_id: RunId) -> tuple[str, wire.Request]:
         raise RemoteFault("request header that does not parse") from None
     if header.version != VERSION:
         raise RemoteFault(f"protocol version {header.version}; this node speaks {VERSION}: update the older of the two")
-    if header.run_id != run_id:
-        raise RemoteFault(f"wrong run {header.run_id[:16]!r}: this node trains run {run_id[:16]!r}")
+    if header.run_id != run_id[RUN_DIGITS]:
+        raise RemoteFault(f"wrong run {header.run_id[:16]!r}: this node trains run {run_id[RUN_DIGITS]!r}")
+    header.run_id = run_id
     method = header.WhichOneof("body")
     if method is None:
         raise RemoteFault("request without a method this version knows")

@@ -1,7 +1,8 @@
 """What an exchange costs a live swarm: bytes on the wire against the codec's formula, and whether the device waits.
 
 Six node processes, three stages of two replicas. The bytes are those the transport counted for rounds, headers and
-receipts included, as each round says in its log. Compute idles during exchanges when the device works a smaller share
+receipts included, as each round says in its log; a round's receipts follow it, so that they are in what the next one
+says, and each node's first round is left out. Compute idles during exchanges when the device works a smaller share
 of their time than of the time between them.
 """
 
@@ -33,6 +34,7 @@ METHODS = {"topk": "keeping", "topk512": "keeping", "topk64": "keeping"}
 
 BYTES_TARGET = 0.02  # issue 4: off the formula, at most
 IDLE_TARGET = 0.05
+EXCHANGE_BOUND_S = 10.0  # guess: for each, on a machine that others load; six are under way at once
 
 
 def run(
@@ -106,12 +108,13 @@ async def _measure(swarm: Watched, exchanges: int) -> dict[str, Any]:
         loss = totals(fleet.facts()).loss_train
         if loss is not None:
             losses.append(loss)
-        return count(fleet.facts(), name.EXCHANGES, outcome="paired") >= exchanges
+        return count(fleet.facts(), name.EXCHANGES, outcome="paired") >= exchanges + NODES
 
+    swarm.bound_s += EXCHANGE_BOUND_S * exchanges
     async with swarm.running():
         await swarm.until(enough, f"{exchanges} exchanges")
         homes = [(child.stage, child.plan.home) for child in fleet.alive]
-        read = [(stage, _events(home)) for stage, home in homes if stage is not None]
+        read = [(stage, _events(home)[1:]) for stage, home in homes if stage is not None]
         found = [(stage, event, fields) for stage, events in read for event, fields in events]
     paired, lone = (
         [(stage, fields) for stage, event, fields in found if event == f"exchange.{outcome}"]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 
 from swarmnode.errors import RemoteFault, Unavailable
 from swarmnode.gossip.distrust import Distrust
-from swarmnode.gossip.receipt import check_receipt, receipt
+from swarmnode.gossip.receipt import check_receipt, receipt, sent_to, whole
 from swarmnode.gossip.standing import Standings
 from swarmnode.identity import Identity
 from swarmnode.ids import PeerId, RunId, digest64
@@ -107,7 +107,7 @@ class Acceptance:
         return sorted(mates, key=lambda peer: digest64("hearer", me, round_index, peer))[:HEARERS_MAX]
 
     async def _tell(self, peer: PeerId, given: wire.PacketReceipt) -> None:
-        call = Call(wire.Request(run_id=self._run_id, packet_receipt=given))
+        call = Call(wire.Request(run_id=self._run_id, packet_receipt=sent_to(peer, given)))
         try:
             await self._transport.call(peer, call, timeout_s=RECEIPT_TIMEOUT_S, reply_bytes_max=0)
         except (RemoteFault, Unavailable):
@@ -127,7 +127,7 @@ class Acceptance:
     async def serve_receipt(self, peer: PeerId, call: Call) -> Answer:
         """Handler of method "packet_receipt": what a partner made of our packet, kept in the log with its signature, or
         a replica of another one's packet."""
-        given = call.header.packet_receipt
+        given = whole(call.header.packet_receipt, self._run_id, self._transport.peer_id, peer)
         if given.giver != self._transport.peer_id:
             self._overheard(peer, given)
             return Answer(wire.Reply(packet_receipt=wire.PacketReceiptTaken()))

@@ -20,8 +20,6 @@ class Message:
     """What this replica brings to one round."""
 
     round_index: int
-    view: bytes
-    codec: str
     weight: float
     samples: int
     tensors: Sequence[WireTensor]
@@ -37,14 +35,7 @@ async def swap(
     timeout_s: float,
 ) -> Packet:
     """The packet of `other` for `ours`. Raises RemoteFault and Unavailable."""
-    exchange = wire.Exchange(
-        round=ours.round_index,
-        stage=stage,
-        view=ours.view,
-        codec=ours.codec,
-        weight=ours.weight,
-        samples=ours.samples,
-    )
+    exchange = wire.Exchange(round=ours.round_index, stage=stage, newcomer=ours.weight == 0.0, samples=ours.samples)
     answer = await transport.call(
         other,
         Call(wire.Request(run_id=run_id, exchange=exchange), ours.tensors),
@@ -67,11 +58,9 @@ async def swap(
         # Theirs is here and good; whether they apply ours is not known. One-sided commits are counted.
         telemetry.count(name.ONESIDED_COMMITS)
         telemetry.event("exchange.onesided", level="warning", round=ours.round_index, peer=other, reason=str(error))
-    return Packet(check_weight(given.weight), given.samples, answer.tensors)
+    return Packet(weight_of(given), given.samples, answer.tensors)
 
 
-def check_weight(value: float) -> float:
-    """A partner's weight: it either counts (1) or is a newcomer (0). Raises RemoteFault."""
-    if value not in (0.0, 1.0):
-        raise RemoteFault(f"packet of weight {value}; 0 or 1 is due")
-    return value
+def weight_of(said: wire.Exchange | wire.Exchanged) -> float:
+    """A partner either counts (1) or is a newcomer (0)."""
+    return 0.0 if said.newcomer else 1.0

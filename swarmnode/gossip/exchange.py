@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 from swarmnode.errors import RemoteFault, Unavailable
 from swarmnode.gossip.acceptance import Acceptance
 from swarmnode.gossip.bequest import Bequests
-from swarmnode.gossip.calling import Message, check_weight, swap
+from swarmnode.gossip.calling import Message, swap, weight_of
 from swarmnode.gossip.meeting import Meeting
-from swarmnode.gossip.pairing import partners, view_hash
+from swarmnode.gossip.pairing import partners
 from swarmnode.gossip.round import Pace, Rounds
 from swarmnode.identity import Identity
 from swarmnode.ids import PeerId, RunId, short
@@ -216,7 +216,7 @@ class Gossip:
         begun, worked_s = loop.time(), self._compute.worked_s
         between = (begun - self._ended[0], worked_s - self._ended[1])
         tensors = await self._compute.run(Priority.OUTER, 0, lambda: self._replica.message(round_index))
-        ours = Message(round_index, view_hash(members), self._manifest.gossip.codec, weight, samples, tensors)
+        ours = Message(round_index, weight, samples, tensors)
         came, why = await self._meet_all(others, ours)
         reason = why or reason
         if came:
@@ -310,14 +310,12 @@ class Gossip:
         asked = call.header.exchange
         if asked.stage != self._stage:
             raise RemoteFault(f"exchange for stage {asked.stage} sent to a replica of stage {self._stage}")
-        if asked.codec != self._manifest.gossip.codec:
-            raise RemoteFault(f"exchange in codec {asked.codec[:16]!r}; this run uses {self._manifest.gossip.codec}")
         meeting = await self._meet(peer, asked.round)
         if meeting.packet is not None:
             raise Unavailable("already in this exchange")
-        meeting.packet = Packet(check_weight(asked.weight), asked.samples, call.tensors)
+        meeting.packet = Packet(weight_of(asked), asked.samples, call.tensors)
         meeting.arrived.set()
-        reply = wire.Exchanged(round=meeting.round_index, weight=meeting.weight, samples=meeting.samples)
+        reply = wire.Exchanged(round=meeting.round_index, newcomer=meeting.weight == 0.0, samples=meeting.samples)
         return Answer(wire.Reply(exchanged=reply), meeting.tensors)
 
     async def _meet(self, peer: PeerId, round_index: int) -> Meeting:
@@ -354,7 +352,7 @@ class Gossip:
         if not good or meeting is None:
             raise Unavailable(f"no exchange of round {commit.round} with you is open here")
         meeting.end(commit.apply)
-        return Answer(wire.Reply(committed=wire.Committed(round=commit.round, applied=commit.apply)))
+        return Answer(wire.Reply(committed=wire.Committed()))
 
     def _sent_since(self) -> int:
         """Bytes that rounds cost since this was last asked; receipts, sent on the side, may count in the next."""

@@ -16,7 +16,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from swarmnode.ids import PeerId, RunId, digest, digest64, short
+from swarmnode.ids import PeerId, RunId, digest64, short
 
 TOGETHER_MAX = (
     128  # guess: larger stages are cut by hash into parts of about this many, of which all pairs are looked at
@@ -25,11 +25,6 @@ TOGETHER_MAX = (
 
 DRAWS_KEPT = 4096  # guess: of one round, 100 bytes each
 MATCHINGS_KEPT = 8
-
-
-def view_hash(members: Iterable[PeerId]) -> bytes:
-    """32 bytes that are equal at two replicas exactly when they saw the same members, in whatever order."""
-    return digest("view", *sorted(set(members)))
 
 
 def draws(run_id: RunId, stage: int, round_index: int, members: Iterable[PeerId]) -> dict[PeerId, int]:

@@ -30,11 +30,29 @@ def receipt(
         accepted=verdict.keep > 0.0,
         keep=verdict.keep,
         step=verdict.step,
-        reason=verdict.reason[:TEXT_MAX],
+        reason="" if verdict.keep == 1.0 else verdict.reason[:TEXT_MAX],
         samples=packet.samples,
         nbytes=sum(tensor.nbytes for tensor in packet.tensors),
     )
     found.signature = identity.sign(_signed(found))
+    return found
+
+
+def sent_to(hearer: PeerId, found: wire.PacketReceipt) -> wire.PacketReceipt:
+    """`found` as it travels to `hearer` from its receiver: without what both know. They sign and keep the whole."""
+    bare = wire.PacketReceipt()
+    bare.CopyFrom(found)
+    for field in ("run_id", "receiver", *(("giver",) if found.giver == hearer else ())):
+        bare.ClearField(field)
+    return bare
+
+
+def whole(found: wire.PacketReceipt, run_id: RunId, hearer: PeerId, receiver: PeerId) -> wire.PacketReceipt:
+    """The inverse, at `hearer`, of what `receiver` sent; nothing is checked. Raises RemoteFault for what is there and
+    should not be."""
+    if found.run_id or found.receiver or found.giver == hearer:
+        raise RemoteFault("receipt that says what goes without saying")
+    found.run_id, found.receiver, found.giver = run_id, receiver, found.giver or hearer
     return found
 
 

@@ -123,15 +123,23 @@ class Progress:
         """All entries, at most `entries_max` with the floor, which is there only once something was folded."""
         return to_message(self._samples | {FLOOR: self._total} if self._base else self._samples)
 
-    def news(self, since: int, into: record_pb2.Progress | None = None) -> record_pb2.Progress:
-        """What has changed after `version` was `since`, the newest NEWS_MAX of it. As good as `to_wire` for whoever
-        knows the rest, and small however many feeders there are: each tells of itself in its record besides. In the
-        message `into`, if that is given."""
+    def news(
+        self,
+        since: int,
+        into: record_pb2.Progress | None = None,
+        known: record_pb2.Progress | None = None,
+    ) -> record_pb2.Progress:
+        """What has changed after `version` was `since`, the newest NEWS_MAX of it, and is more than `known` says. As
+        good as `to_wire` for whoever knows the rest, and small however many feeders there are: each tells of itself in
+        its record besides. In the message `into`, if that is given."""
         entries, versions = list(self._samples.items()), list(self._versions.values())
         told = dict(entries[max(bisect.bisect_right(versions, since), len(entries) - NEWS_MAX) :])
         # With entries left out, the floor would be counted for them, and they themselves when they come.
         if self._base and self._base_version > since and len(told) < NEWS_MAX:
             told[FLOOR] = self._total
+        if known is not None and told:
+            theirs = dict(zip(known.feeders, known.samples, strict=False))
+            told = {feeder: samples for feeder, samples in told.items() if samples > theirs.get(feeder, -1)}
         return to_message(told, into)
 
     def entry(self, feeder: PeerId) -> record_pb2.Progress:

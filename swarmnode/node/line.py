@@ -8,6 +8,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 
 from swarmnode.errors import RemoteFault
+from swarmnode.gossip.exchange import METHODS
 from swarmnode.ids import PeerId
 from swarmnode.membership.progress import Progress
 from swarmnode.membership.receipt import Work
@@ -16,7 +17,6 @@ from swarmnode.wire import call_pb2 as wire
 from swarmnode.wire import record_pb2
 
 SEEN_MAX = 4096  # guess: peers whose last seen record sequence is remembered
-
 Learn = Callable[[record_pb2.SignedRecord], None]
 
 
@@ -61,22 +61,18 @@ class Line:
                 self.work.served(peer)
                 if call.header.process.feeder == peer and call.header.process.purpose == wire.PURPOSE_TRAIN:
                     self.work.received(peer, call.header.process.samples)  # it read the data and did the first stage
-            fresh = record_pb2.SignedRecord()
-            said = self._say(peer, fresh)
             # A cached answer may be sent twice: its header is not ours to change.
             header = type(answer.header)()
             header.CopyFrom(answer.header)
-            self._news(peer, header.progress)
-            if said:
-                header.record.CopyFrom(fresh)
+            self._ride(peer, method, header, call.header.progress)
             return Answer(header, answer.tensors)
 
         self._transport.serve(method, with_news, tensor_bytes_max=tensor_bytes_max)
 
     async def call(self, peer: PeerId, call: Call, *, timeout_s: float, reply_bytes_max: int) -> Answer:
-        self._news(peer, call.header.progress)
-        if not self._say(peer, call.header.record):
-            call.header.ClearField("record")
+        method = call.header.WhichOneof("body")
+        assert method is not None, "a call without a body asks for nothing"
+        self._ride(peer, method, call.header)
         try:
             answer = await self._transport.call(peer, call, timeout_s=timeout_s, reply_bytes_max=reply_bytes_max)
         except RemoteFault:
@@ -89,13 +85,33 @@ class Line:
                 self.work.served(peer)  # who computes on what we fed signs for that
         return answer
 
-    def _news(self, peer: PeerId, into: record_pb2.Progress) -> None:
-        """Put what `peer` has not been told of our progress into a message to it. A counter of many feeders would
-        outweigh most calls, and word of it that gets lost comes again with the feeder's next sample or record."""
+    def _ride(
+        self, peer: PeerId, method: str, header: wire.Request | wire.Reply, heard: record_pb2.Progress | None = None
+    ) -> None:
+        """Put our news into a message to `peer`; `heard` is what the call that it answers told of progress.
+
+        Rounds are between replicas of one stage, who look each other up every announce period: on their calls no record
+        rides, and progress with the exchange alone, what the other knows left out. News were 500 of the 1,000 bytes
+        that a round's messages had beside the packet (measured: `bench exchange`).
+        """
+        header.ClearField("record")
+        header.ClearField("progress")
+        if method in METHODS:
+            if method == "exchange":
+                self._news(peer, header.progress, heard)
+            return
+        self._news(peer, header.progress)
+        if not self._say(peer, header.record):
+            header.ClearField("record")
+
+    def _news(self, peer: PeerId, into: record_pb2.Progress, heard: record_pb2.Progress | None = None) -> None:
+        """Put what `peer` has not been told of our progress, nor says in `heard`, into a message to it. A counter of
+        many feeders would outweigh most calls, and word of it that gets lost comes again with the feeder's next sample
+        or record."""
         if len(self._told) >= SEEN_MAX:
             self._told.clear()
         into.Clear()
-        self._progress.news(self._told.get(peer, 0), into)
+        self._progress.news(self._told.get(peer, 0), into, heard)
         self._told[peer] = self._progress.version
 
     def _say(self, peer: PeerId, into: record_pb2.SignedRecord) -> bool:

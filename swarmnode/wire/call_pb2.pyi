@@ -189,30 +189,26 @@ class Processed(_message.Message):
     def __init__(self, loss_sum: _Optional[float] = ..., tokens: _Optional[int] = ..., path: _Optional[_Iterable[str]] = ..., retries: _Optional[int] = ..., onward_s: _Optional[float] = ..., queued_s: _Optional[float] = ...) -> None: ...
 
 class Exchange(_message.Message):
-    __slots__ = ("round", "stage", "view", "codec", "weight", "samples")
+    __slots__ = ("round", "stage", "samples", "newcomer")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
-    VIEW_FIELD_NUMBER: _ClassVar[int]
-    CODEC_FIELD_NUMBER: _ClassVar[int]
-    WEIGHT_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    NEWCOMER_FIELD_NUMBER: _ClassVar[int]
     round: int
     stage: int
-    view: bytes
-    codec: str
-    weight: float
     samples: int
-    def __init__(self, round: _Optional[int] = ..., stage: _Optional[int] = ..., view: _Optional[bytes] = ..., codec: _Optional[str] = ..., weight: _Optional[float] = ..., samples: _Optional[int] = ...) -> None: ...
+    newcomer: bool
+    def __init__(self, round: _Optional[int] = ..., stage: _Optional[int] = ..., samples: _Optional[int] = ..., newcomer: _Optional[bool] = ...) -> None: ...
 
 class Exchanged(_message.Message):
-    __slots__ = ("round", "weight", "samples")
+    __slots__ = ("round", "samples", "newcomer")
     ROUND_FIELD_NUMBER: _ClassVar[int]
-    WEIGHT_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    NEWCOMER_FIELD_NUMBER: _ClassVar[int]
     round: int
-    weight: float
     samples: int
-    def __init__(self, round: _Optional[int] = ..., weight: _Optional[float] = ..., samples: _Optional[int] = ...) -> None: ...
+    newcomer: bool
+    def __init__(self, round: _Optional[int] = ..., samples: _Optional[int] = ..., newcomer: _Optional[bool] = ...) -> None: ...
 
 class Commit(_message.Message):
     __slots__ = ("round", "apply")
@@ -223,12 +219,8 @@ class Commit(_message.Message):
     def __init__(self, round: _Optional[int] = ..., apply: _Optional[bool] = ...) -> None: ...
 
 class Committed(_message.Message):
-    __slots__ = ("round", "applied")
-    ROUND_FIELD_NUMBER: _ClassVar[int]
-    APPLIED_FIELD_NUMBER: _ClassVar[int]
-    round: int
-    applied: bool
-    def __init__(self, round: _Optional[int] = ..., applied: _Optional[bool] = ...) -> None: ...
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class SnapshotRequest(_message.Message):
     __slots__ = ("stage", "round_min", "sections", "first", "count")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from itertools import combinations, pairwise
+from itertools import combinations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnode.gossip.pairing import groups, pairs, partner, partners, shuffled, view_hash
+from swarmnode.gossip.pairing import groups, pairs, partner, partners, shuffled
 from swarmnode.ids import PeerId, RunId, digest64
 
 RUN = RunId("ab" * 32)
@@ -105,11 +105,3 @@ def test_everybody_meets_everybody() -> None:
     for pair, count in met.items():
         sides = sum(member in members[:3] for member in pair)
         assert abs(count / sides - 300) < 5 * (1500 * 0.2 * 0.8) ** 0.5
-
-
-def test_view_hash() -> None:
-    views = [["a", "b", "c"], ["a", "b"], ["a", "bc"], ["ab", "c"], []]
-    hashes = [view_hash([PeerId(name) for name in view]) for view in views]
-    assert len(set(hashes)) == len(views) and all(len(found) == 32 for found in hashes)
-    assert view_hash([PeerId("c"), PeerId("a"), PeerId("b"), PeerId("a")]) == hashes[0]
-    assert all(a != b for a, b in pairwise(hashes))

@@ -43,7 +43,7 @@ def serve(transport: Libp2pTransport) -> None:
     hanging, cancelled = Hanging(), 0
 
     async def count(peer: PeerId, call: Call) -> Answer:
-        return Answer(wire.Reply(committed=wire.Committed(round=cancelled)))
+        return Answer(wire.Reply(exchanged=wire.Exchanged(round=cancelled)))
 
     async def hang(peer: PeerId, call: Call) -> Answer:
         nonlocal cancelled

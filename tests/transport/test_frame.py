@@ -26,7 +26,7 @@ PEER = PeerId("somebody")
 
 
 def request(**fields: object) -> wire.Request:
-    values = {"version": 1, "run_id": RUN, "timeout_ms": 1000, "ping": wire.Ping()} | fields
+    values = {"version": 1, "run_id": RUN[16:32], "timeout_ms": 1000, "ping": wire.Ping()} | fields
     return wire.Request(**values)  # type: ignore[arg-type]
 
 
@@ -56,7 +56,7 @@ def test_a_wrong_preamble_says_what_is_wrong(raw: bytes, says: str) -> None:
     [
         (request(version=2), "protocol version 2"),
         (request(run_id="ef" * 32), "wrong run 'efef"),
-        (wire.Request(version=1, run_id=RUN, timeout_ms=5), "without a method"),
+        (wire.Request(version=1, run_id=RUN[16:32], timeout_ms=5), "without a method"),
         (request(timeout_ms=0), "timeout of 0 ms"),
         (request(timeout_ms=4_000_000), "timeout of 4000000 ms"),
     ],

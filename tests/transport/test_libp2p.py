@@ -116,7 +116,7 @@ def test_cancelling_reaches_the_handler_in_the_other_process(tmp_path: Path) -> 
             call.cancel()
             while True:
                 answer = await here.call(peer.peer_id, COUNT, timeout_s=10, reply_bytes_max=0)
-                if answer.header.committed.round == 2:
+                if answer.header.exchanged.round == 2:
                     return
 
     run(main)
@@ -260,7 +260,7 @@ def test_garbage_short_and_long_frames_are_refused_and_the_server_lives_on() -> 
         (frame.PREAMBLE.pack(b"SWRM", 9, 1, 0, 10), "protocol version 9; this node speaks 1"),
         (frame.PREAMBLE.pack(b"SWRM", 1, 1, 0, 1 << 31), "header of 2147483648 bytes announced"),
         (frame.preamble(Kind.REQUEST, 4) + b"\xff\xff\xff\xff", "does not parse"),
-        (good.replace(RUN.encode(), b"0" * 64), "wrong run '0000000000000000'"),
+        (good.replace(RUN[:16].encode(), b"0" * 16), "wrong run '0000000000000000'"),
         (good, None),  # short: the tensor never comes
         (good[:20], None),
         (b"", None),
@@ -308,7 +308,7 @@ def test_bytes_announced_and_never_sent_do_not_starve_others() -> None:
             here.start()
             huge = wire.TensorSpec(dtype="u8", shape=[INCOMING_BYTES_PER_PEER_MAX], nbytes=INCOMING_BYTES_PER_PEER_MAX)
             header = process().header
-            header.version, header.run_id, header.timeout_ms = 1, RUN, 60_000
+            header.version, header.run_id, header.timeout_ms = 1, RUN[16:32], 60_000
             header.tensors.append(huge)
             raw = header.SerializeToString()
             streams = [await opened() for _ in range(2)]
