@@ -3,8 +3,9 @@ speeds that the live ones measured of themselves. Tokens a second should agree w
 5 %.
 
 A machine is told to the simulator by what it announced (samples a second, everything it works included), by how many
-tapes it had to run twice, and by how long pings to it took while it worked: where few cores serve many processes, a
-message waits for its turn longer than it travels. Both are measured over whole rounds, from the middle of one to that
+tapes it had to run twice, and by how long pings to it and messages as long as an activation took while it worked: where
+few cores serve many processes, a message waits for its turn longer than it travels, and its bytes are copied, hashed
+and encrypted by cores that have other things to do. Both are measured over whole rounds, from the middle of one to that
 of another: rounds come so seldom that one more or less in a window of seconds is a third of the gossip.
 """
 
@@ -12,17 +13,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import math
 import os
 import statistics
 import time
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
 from typing import Any
 
-from swarmnode.bench.transport import _transport
+from swarmnode.bench.transport import own_transport
 from swarmnode.bench.watching import Watched, swarm_of
-from swarmnode.errors import LocalFault, RemoteFault
+from swarmnode.errors import LocalFault, RemoteFault, Unavailable
 from swarmnode.ids import PeerId, RunId
 from swarmnode.local.fleet import Fleet
 from swarmnode.local.summary import NodeFacts, count
@@ -30,20 +33,23 @@ from swarmnode.manifest import PRESETS, Manifest
 from swarmnode.membership.liveness import alive
 from swarmnode.metrics import name
 from swarmnode.model.split import split
-from swarmnode.ports import Transport
+from swarmnode.ports import Call, Transport, WireTensor
 from swarmnode.simulation.fleet import Kind
 from swarmnode.simulation.geography import Address
 from swarmnode.simulation.outcome import Outcome
 from swarmnode.simulation.scenario import Bounds, Scenario
 from swarmnode.simulation.world import simulate
+from swarmnode.transport.capacity import TIMEOUT_S, noise
+from swarmnode.wire import call_pb2 as wire
 
 NODES = 6
 WARM_SAMPLES = 1024  # windows have grown, speeds are measured on real work
 ROUNDS = 6  # guess: with three pairs each, a single exchange that failed is 5 % of the gossip
 MEASURE_MAX_S = 400.0  # guess: rounds are not waited for any longer
-LOOPBACK_BYTES_S = 5e8  # guess: half of what raw streams do (bench transport), both ends share two cores
 LOOK_S = 0.25
 PING_EVERY_S = 0.2  # guess: one node after the other, so that each is asked some fifty times
+LONG_EVERY = 7  # one ping of so many carries LONG_BYTES; no multiple of NODES, so that all get some; guess
+LONG_BYTES = 1 << 18  # an activation of the demo's: 8 samples of 128 tokens of 128 bf16
 SLOWER = 1.5  # the simulated swarm may be so much slower and still come to the same sample
 RATE_WITHIN, BYTES_WITHIN = 0.20, 0.05
 KINDS = ("pipeline", "gossip")
@@ -70,7 +76,8 @@ def run(rounds: int = ROUNDS, preset: str = "demo") -> dict[str, Any]:
         "seconds": round(wall_s, 1),
         "load": os.getloadavg()[0],
         "machines": {
-            f"stage {kind.stage}, {kind.name}": f"{kind.flops:.3g} FLOP/s, ping {2000 * kind.address.access_s:.1f} ms"
+            f"stage {kind.stage}, {kind.name}": f"{kind.flops:.3g} FLOP/s, ping {2000 * kind.address.access_s:.1f} ms, "
+            f"{kind.up / 1e6:.0f} MB/s"
             for kind in machines
         },
     }
@@ -88,36 +95,56 @@ async def _live(
         loop = asyncio.get_running_loop()
         begun, first = loop.time(), _sums(fleet.facts())
         async with asyncio.timeout(MEASURE_MAX_S):
-            async with _pinging(fleet) as rtts_s:
+            async with _pinging(fleet) as ways:
                 await _reached(fleet, begin + rounds * size)
         wall_s, facts = loop.time() - begun, fleet.facts()
         last, context = _sums(facts), manifest.model.context
         ends = first["tokens"] // context, last["tokens"] // context
-        return _machines(manifest, facts, rtts_s), _rates(first, last, wall_s), ends, wall_s
+        return _machines(manifest, facts, ways), _rates(first, last, wall_s), ends, wall_s
+
+
+@dataclass(slots=True)
+class Ways:
+    """Seconds that calls to nodes took, there and back: empty ones by node, and those that carried LONG_BYTES there."""
+
+    empty_s: defaultdict[PeerId, list[float]] = field(default_factory=lambda: defaultdict(list))
+    long_s: list[float] = field(default_factory=list)
+
+    def bytes_s(self) -> float:
+        """What a message's bytes add to its way. At least half of a long call counts as theirs."""
+        empty_s = statistics.fmean(itertools.chain(*self.empty_s.values()))
+        long_s = statistics.fmean(self.long_s)
+        return LONG_BYTES / max(long_s - empty_s, long_s / 2.0)
 
 
 @contextlib.asynccontextmanager
-async def _pinging(fleet: Fleet) -> AsyncIterator[Mapping[PeerId, list[float]]]:
-    """The round trips of pings to each node by a stranger of their kind, an event loop and a p2pd of its own."""
-    rtts_s: defaultdict[PeerId, list[float]] = defaultdict(list)
+async def _pinging(fleet: Fleet) -> AsyncIterator[Ways]:
+    """Calls to each node by a stranger of their kind, an event loop and a p2pd of its own."""
+    ways = Ways()
     nodes = [child.ready for child in fleet.nodes if child.alive and child.ready is not None]
     run_id = RunId(nodes[0].run_id)
 
-    async def ping(transport: Transport) -> None:
-        while True:
-            for node in nodes:
-                peer, asked = PeerId(node.peer_id), time.perf_counter()
-                with contextlib.suppress(RemoteFault):
-                    await alive(transport, run_id, peer)
-                    rtts_s[peer].append(time.perf_counter() - asked)
-                await asyncio.sleep(PING_EVERY_S)
+    payload = noise()[:LONG_BYTES]
+    long = Call(wire.Request(measure=wire.Measure()), (WireTensor("u8", (LONG_BYTES,), payload),))
 
-    async with _transport(run_id) as transport:
+    async def ping(transport: Transport) -> None:
+        for turn, node in enumerate(itertools.cycle(nodes)):
+            peer, asked = PeerId(node.peer_id), time.perf_counter()
+            with contextlib.suppress(RemoteFault, Unavailable):
+                if turn % LONG_EVERY:
+                    await alive(transport, run_id, peer)
+                    ways.empty_s[peer].append(time.perf_counter() - asked)
+                else:
+                    await transport.call(peer, long, timeout_s=TIMEOUT_S, reply_bytes_max=0)
+                    ways.long_s.append(time.perf_counter() - asked)
+            await asyncio.sleep(PING_EVERY_S)
+
+    async with own_transport(run_id) as transport:
         for node in nodes:
             await transport.connect(PeerId(node.peer_id), node.addresses)
         async with asyncio.TaskGroup() as tasks:
             pinging = tasks.create_task(ping(transport))
-            yield rtts_s
+            yield ways
             pinging.cancel()
 
 
@@ -140,10 +167,13 @@ def _rates(first: Counter[str], last: Counter[str], wall_s: float) -> dict[str, 
     return rates | {f"{kind} bytes per token": (last[kind] - first[kind]) / tokens for kind in KINDS}
 
 
-def _machines(manifest: Manifest, facts: list[NodeFacts], rtts_s: Mapping[PeerId, list[float]]) -> tuple[Kind, ...]:
+def _machines(manifest: Manifest, facts: list[NodeFacts], ways: Ways) -> tuple[Kind, ...]:
     """One kind of machine a node: the FLOP/s behind the samples a second it announces, at the stage it serves."""
     parts = split(manifest.model, manifest.pipeline.stages)
     told = {peer.peer_id: peer.samples_per_second for node in facts if node.status for peer in node.status.peers}
+    if not ways.long_s:
+        raise LocalFault("no node took a long message: what bytes cost cannot be told to the simulator")
+    bytes_s = ways.bytes_s()
     kinds = []
     for node in facts:
         status = node.status
@@ -154,10 +184,10 @@ def _machines(manifest: Manifest, facts: list[NodeFacts], rtts_s: Mapping[PeerId
         worked = count([node], name.INNER_STEPS) * manifest.inner.inner_batch / manifest.inner.microbatch
         twice = min(1.0, count([node], name.RECOMPUTED_TAPES) / max(1.0, worked))
         flops = told[status.peer_id] * (3.0 + twice) * part.cost * manifest.model.context
-        if not (rtts := rtts_s.get(PeerId(status.peer_id))):
+        if not (rtts := ways.empty_s.get(PeerId(status.peer_id))):
             raise LocalFault(f"{node.name} answered no ping: its way cannot be told to the simulator")
         address = Address("local", statistics.fmean(rtts) / 2.0)  # of a round trip, each end has half
-        kinds.append(Kind(node.name, 1, flops, LOOPBACK_BYTES_S, LOOPBACK_BYTES_S, address, stage=int(status.stage)))
+        kinds.append(Kind(node.name, 1, flops, bytes_s, bytes_s, address, stage=int(status.stage)))
     return tuple(kinds)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import uvloop
 
-from swarmnode.bench.transport import _server, _transport
+from swarmnode.bench.transport import answering_process, own_transport
 from swarmnode.ids import PeerId
 from swarmnode.node.limits import Limits, Reading, decide
 from swarmnode.node.regulator import PERIOD_S
@@ -36,7 +36,7 @@ def run(seconds: float = SECONDS, quota_s: float = QUOTA_S) -> dict[str, Any]:
 
 
 async def _measure(seconds: float, quota_s: float) -> dict[str, Any]:
-    async with _server() as (peer, addresses), _transport() as transport, _transport() as other:
+    async with answering_process() as (peer, addresses), own_transport() as transport, own_transport() as other:
         await transport.connect(peer, addresses)
         await other.connect(peer, addresses)
         async with asyncio.TaskGroup() as tasks:

@@ -22,10 +22,10 @@ import psutil
 from swarmnode import manifest as manifests
 from swarmnode.local.child import Child
 from swarmnode.local.fleet import Fleet, FleetPlan
-from swarmnode.local.place import default_cache
 from swarmnode.local.summary import count
 from swarmnode.manifest import PRESETS, SIGNED_FILE, Manifest
 from swarmnode.metrics import name
+from swarmnode.place import default_cache
 
 NODES = 6
 WARM_SAMPLES = 256

@@ -51,7 +51,7 @@ def run(sizes_mib: Sequence[int] = SIZES_MIB, seconds_per_size: float = SECONDS_
 
 
 async def _measure(sizes_mib: Sequence[int], seconds_per_size: float) -> dict[str, Any]:
-    async with _server() as (peer, addresses), _transport() as transport:
+    async with answering_process() as (peer, addresses), own_transport() as transport:
         await transport.connect(peer, addresses)
         bare = await _BareClient.open(transport, peer)
         rows = [await _measure_size(transport, peer, bare, mib, seconds_per_size) for mib in sizes_mib]
@@ -118,7 +118,7 @@ async def _bare_handler(_: Any, reader: asyncio.StreamReader, writer: asyncio.St
 
 
 @asynccontextmanager
-async def _transport(run_id: RunId = _RUN) -> AsyncIterator[Libp2pTransport]:
+async def own_transport(run_id: RunId = _RUN) -> AsyncIterator[Libp2pTransport]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "node.key"
         transport = await Libp2pTransport.create(path, create(path), run_id)
@@ -129,7 +129,7 @@ async def _transport(run_id: RunId = _RUN) -> AsyncIterator[Libp2pTransport]:
 
 
 @asynccontextmanager
-async def _server() -> AsyncIterator[tuple[PeerId, list[str]]]:
+async def answering_process() -> AsyncIterator[tuple[PeerId, list[str]]]:
     """A second process that receives; it ends when its standard input does."""
     child = await asyncio.create_subprocess_exec(
         sys.executable,
@@ -156,7 +156,7 @@ async def _serve() -> None:
     async def swallow(peer: PeerId, call: Call) -> Answer:
         return Answer(wire.Reply())
 
-    async with _transport() as transport:
+    async with own_transport() as transport:
         transport.serve("process", swallow, tensor_bytes_max=1 << 30)
         await transport.daemon.p2p.add_binary_stream_handler(_BARE, _bare_handler)
         transport.start()

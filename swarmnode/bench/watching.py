@@ -18,10 +18,10 @@ from swarmnode.bench.laws import told
 from swarmnode.errors import LocalFault
 from swarmnode.local.child import Child, node_command
 from swarmnode.local.fleet import Command, Fleet, FleetPlan, Note
-from swarmnode.local.place import default_cache
 from swarmnode.local.summary import count, totals
 from swarmnode.manifest import SIGNED_FILE, Manifest
 from swarmnode.metrics import name
+from swarmnode.place import default_cache
 from swarmnode.wire.record_pb2 import NODE_STATE_TRAINING
 
 POLL_S = 0.2

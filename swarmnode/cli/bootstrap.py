@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from swarmnode.cli.options import BOOTSTRAP, FOLDER, HOST, LISTEN, OWN_RUN, PORT, NodeOptions
-from swarmnode.local.place import default_cache, default_home
+from swarmnode.place import default_cache, default_home
 
 
 def meeting_point(kind: str) -> Callable[[Callable[..., int]], Callable[..., int]]:

@@ -10,7 +10,7 @@ import click
 from swarmnode.cli.options import FOLDER
 from swarmnode.cli.origin import bind, config_path, defaults_for, origins
 from swarmnode.errors import NoDaemon
-from swarmnode.local.place import default_home
+from swarmnode.place import default_home
 
 
 @click.group(short_help="settings, and where each comes from")

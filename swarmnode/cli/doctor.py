@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import click
 
 from swarmnode.cli.options import FOLDER
-from swarmnode.local.place import default_home
+from swarmnode.place import default_home
 
 if TYPE_CHECKING:
     from swarmnode.cli.checkup import Check

@@ -10,8 +10,8 @@ import click
 from swarmnode.cli.duration import Duration
 from swarmnode.cli.options import FOLDER
 from swarmnode.errors import EXIT_PREEMPTED_INCOMPLETE
-from swarmnode.local.place import default_home
 from swarmnode.node.notice import GRACE_S
+from swarmnode.place import default_home
 
 
 @click.command(short_help="tell the node on this machine that the machine will be taken away")

@@ -10,7 +10,7 @@ import click
 from swarmnode.cli.export import GOSSIP, KIND
 from swarmnode.cli.options import FOLDER
 from swarmnode.cli.progress import bar
-from swarmnode.local.place import default_cache
+from swarmnode.place import default_cache
 
 
 @click.command(short_help="held-out loss of the merged model and of each replica")

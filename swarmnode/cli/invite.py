@@ -75,11 +75,11 @@ def _of_run(run: Path, bootstraps: tuple[str, ...], home: Path | None, expires_s
     """An invite to `run`; with a fresh secret when it is not open. Raises NotPermitted without its owner's key."""
     from swarmnode import owner
     from swarmnode.identity import Identity
-    from swarmnode.local.place import default_home
     from swarmnode.manifest import read_signed, verify
     from swarmnode.manifest.folder import signed_of
     from swarmnode.membership.access import sign_grant
     from swarmnode.membership.invite import Invite
+    from swarmnode.place import default_home
 
     path = signed_of(run)
     signed, manifest = read_signed(path)

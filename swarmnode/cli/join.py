@@ -11,8 +11,8 @@ from swarmnode.cli.duration import Duration
 from swarmnode.cli.limiting import given_limits, limit_options
 from swarmnode.cli.options import BOOTSTRAP, FOLDER, HOST, LISTEN, PORT, RUN, STAGE, URL, NodeOptions
 from swarmnode.cli.origin import origins
-from swarmnode.local.place import default_cache, default_home
 from swarmnode.node.notice import GRACE_S
+from swarmnode.place import default_cache, default_home
 
 
 @click.command(short_help="join a run with this machine")

@@ -9,7 +9,7 @@ import click
 
 from swarmnode.cli.limiting import given_limits, limit_options
 from swarmnode.cli.options import FOLDER
-from swarmnode.local.place import default_home
+from swarmnode.place import default_home
 
 
 @click.command(short_help="show or change the limits of the running node")

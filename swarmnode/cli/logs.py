@@ -13,7 +13,7 @@ import click
 
 from swarmnode.cli.options import FOLDER
 from swarmnode.errors import NoDaemon
-from swarmnode.local.place import default_home
+from swarmnode.place import default_home
 
 POLL_S = 0.2
 LEVELS = ("debug", "info", "warning", "error")

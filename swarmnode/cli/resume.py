@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from swarmnode.cli.options import FOLDER
-from swarmnode.local.place import default_home
+from swarmnode.place import default_home
 
 
 @click.command(short_help="take a pause back")

@@ -151,12 +151,13 @@ def _profiled(scenario: Scenario, seed: int) -> Outcome:
 
 
 def _losses(stormy: Outcome, calm: Outcome) -> None:
-    """Held-out loss of two lives after as many samples, the most that both have reached."""
+    """Held-out loss of two lives at equal samples, over the last tenth of those that both have reached."""
     reached = min(max((samples for _, _, samples in life.validations), default=0) for life in (stormy, calm))
-    ours, theirs = stormy.loss_at(reached), calm.loss_at(reached)
+    ours, theirs = stormy.loss_towards(reached), calm.loss_towards(reached)
     if ours is not None and theirs is not None:
         click.echo(
-            f"held-out loss after {reached:,} samples: {ours:.4f} nats, without faults {theirs:.4f}: "
+            f"held-out loss, mean from {0.9 * reached:,.0f} to {reached:,} samples: {ours:.4f} nats, without faults "
+            f"{theirs:.4f}: "
             f"{ours / theirs - 1.0:+.2%}"
         )
 

@@ -8,7 +8,7 @@ import click
 
 from swarmnode.cli.duration import Duration
 from swarmnode.cli.options import FOLDER
-from swarmnode.local.place import default_home
+from swarmnode.place import default_home
 
 
 @click.command(short_help="let the node stand aside for a time")

@@ -11,7 +11,7 @@ import click
 from swarmnode.cli.duration import Duration
 from swarmnode.cli.options import FOLDER
 from swarmnode.errors import UsageError
-from swarmnode.local.place import default_home
+from swarmnode.place import default_home
 
 
 @click.command(short_help="what the node on this machine does, live")

@@ -17,7 +17,7 @@ from swarmnode.cli.duration import Duration
 from swarmnode.cli.options import DASHBOARD_PORT, FOLDER, STAGES_MAX
 from swarmnode.errors import SwarmnodeError
 from swarmnode.ids import RunId
-from swarmnode.local.place import default_cache
+from swarmnode.place import default_cache
 
 if TYPE_CHECKING:
     from swarmnode.local.session import Session

@@ -1,16 +1,21 @@
-"""Tiny real tensors in the virtual world: the live node's own replica, and a text with a pattern that can be learnt."""
+"""Real tensors in the virtual world: the live node's own replica, and text: its own, or a learnable pattern."""
 
 from __future__ import annotations
 
+import functools
+import pathlib
 import random
 from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
+from swarmnode.data.corpus import open_corpus
 from swarmnode.manifest import Manifest
 from swarmnode.model.device import use_one_thread
+from swarmnode.node.reading import CorpusSamples
 from swarmnode.node.replica import TorchReplica
+from swarmnode.place import default_cache
 from swarmnode.ports import Replica, WireTensor
 
 CHAIN_WIDTH = 4  # tokens that may follow a token: the loss that can be reached is log(CHAIN_WIDTH) nats or less
@@ -20,6 +25,12 @@ def torch_replica(manifest: Manifest, stage: int) -> Replica:
     """The replica the daemon runs, and its one thread: with two a life took fourteen times as much CPU (real-churn)."""
     use_one_thread()
     return TorchReplica(manifest, stage)
+
+
+@functools.lru_cache(maxsize=1)
+def text(manifest: Manifest) -> CorpusSamples:
+    """What a live node of `manifest` would read; to be called before the virtual world begins. Paths start here."""
+    return CorpusSamples(open_corpus(manifest, pathlib.Path.cwd(), default_cache()), manifest)
 
 
 class PatternSamples:

@@ -61,6 +61,7 @@ class Scenario:
     seconds: float = 600.0
     join_s: float = 5.0  # over which the first nodes arrive
     tensors: str = "fake"
+    text: str = "pattern"  # of real tensors: "pattern", a small random graph of tokens; "data", what manifest.data says
     work_factor: float = 1.0  # arithmetic a sample costs, times this: a small model stands for a large one
     state_share: float = 1.0  # share of a state's bytes kept in memory here; on the wire all of them count
     memory_gbps: float = 100.0  # memory traffic, GB/s
@@ -145,6 +146,8 @@ def _check(scenario: Scenario, origin: str) -> None:
             f'{origin}: gossip.method = {method!r} with tensors = "fake"; these take the steps of {" and ".join(FAKED)}'
             ' alone: say tensors = "torch"'
         )
+    if scenario.text not in ("pattern", "data"):
+        raise UsageError(f'{origin}: text = {scenario.text!r}; "pattern" or "data" belong there')
     if scenario.placement not in ("balanced", "chosen"):
         raise UsageError(f'{origin}: placement = {scenario.placement!r}; "balanced" or "chosen" belong there')
     stages = scenario.manifest.pipeline.stages

@@ -87,9 +87,10 @@ class World:
         if self.scenario.tensors == "fake":
             self._feeders += 1
             return FakeSamples(self.scenario.manifest, self._feeders)
-        from swarmnode.simulation.real import PatternSamples
+        from swarmnode.simulation import real
 
-        return PatternSamples(self.scenario.manifest)
+        manifest = self.scenario.manifest
+        return real.text(manifest) if self.scenario.text == "data" else real.PatternSamples(manifest)
 
     def replica(self, stage: int, person: Inhabitant, meter: Meter) -> Metered:
         scenario, part = self.scenario, self.parts[stage]
@@ -356,6 +357,10 @@ def simulate(
     scenario: Scenario, seed: int, *, keep: bool = False, look: Callable[[World], None] | None = None
 ) -> Outcome:
     """One life of `scenario` from `seed`. `look` sees the world at its end."""
+    if scenario.tensors != "fake" and scenario.text == "data":
+        from swarmnode.simulation import real
+
+        real.text(scenario.manifest)  # files are read and tokenised outside of virtual time
     loop = VirtualLoop(seed)
 
     async def main() -> Outcome:

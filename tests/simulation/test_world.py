@@ -86,9 +86,11 @@ def test_a_bug_of_the_node_is_found_and_can_be_replayed(
     assert life(seed) == said
 
 
-def test_real_tensors_learn_in_the_storm() -> None:
+@pytest.mark.parametrize("text", ["pattern", "data"])
+def test_real_tensors_learn_in_the_storm(text: str) -> None:
     tree = {
         "tensors": "torch",
+        "text": text,
         "seconds": 60,
         "fleet": [{"count": 6, "flops": 1e7, "up_mbps": 100, "down_mbps": 100}],
         "manifest": {
@@ -105,6 +107,9 @@ def test_real_tensors_learn_in_the_storm() -> None:
     assert outcome.struck["crash"] == 1
     losses = [loss for _, loss, _ in outcome.validations]
     assert losses[-1] < losses[0] - 0.5, losses
+    most = max(samples for _, _, samples in outcome.validations)
+    assert min(losses) <= outcome.loss_towards(most) <= losses[0], "a mean over the last tenth of the way"
+    assert outcome.loss_towards(most + 1) is None, "nothing is known beyond"
 
 
 def test_who_died_is_buried_before_the_record_runs_out() -> None:
@@ -177,6 +182,7 @@ def test_mistakes_in_scenarios_are_named() -> None:
         ({"fleet": fleet, "faults": {"meteor": {}}}, "no fault 'meteor'; faults are"),
         ({"fleet": fleet, "faults": {"crash": {"rate": 1}}}, "faults.crash: no key 'rate'"),
         ({"fleet": fleet, "second": 5}, "no key 'second'"),
+        ({"fleet": fleet, "text": "poem"}, 'text = \'poem\'; "pattern" or "data" belong there'),
         ({"fleet": fleet, "seconds": "long"}, "seconds = 'long'"),
         ({"fleet": fleet[:1], "manifest": {"pipeline": {"stages": 4}}}, "3 machines for 4 stages"),
     ):
