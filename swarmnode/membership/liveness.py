@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from swarmnode.errors import PeerTimeout, RemoteFault, SwarmnodeError, Unavailable
@@ -28,9 +28,15 @@ async def alive(transport: Transport, run_id: str, peer: PeerId) -> None:
 
 
 async def patiently(
-    transport: Transport, run_id: str, peer: PeerId, work: Coroutine[Any, Any, T], patience_s: float
+    transport: Transport,
+    run_id: str,
+    peer: PeerId,
+    work: Coroutine[Any, Any, T],
+    patience_s: float,
+    doubt: Callable[[], asyncio.Future[None]] | None = None,
 ) -> T:
-    """The result of `work`, which waits for `peer`; each time it is late, `peer` is pinged.
+    """The result of `work`, which waits for `peer`; each time it is late, `peer` is pinged, and at once when what
+    `doubt` gives is done: others found it silent.
 
     Raises what `work` raises, PeerTimeout when a ping goes unanswered: then `work` is cancelled.
     """
@@ -38,7 +44,8 @@ async def patiently(
         task = tasks.create_task(_outcome(work))
         dead: RemoteFault | None = None
         while not task.done() and dead is None:
-            await asyncio.wait({task}, timeout=patience_s)
+            awaited: set[asyncio.Future[Any]] = {task} if doubt is None else {task, doubt()}
+            await asyncio.wait(awaited, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
             if not task.done():
                 dead = await late(transport, run_id, peer)
                 patience_s *= PATIENCE_GROWTH

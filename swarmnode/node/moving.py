@@ -91,7 +91,7 @@ class Moving:
         pipeline = manifest.pipeline
         self._rules = Rules(pipeline.rebalance_ratio, pipeline.min_keep)
         self._rate = DOWNLOAD_RATE
-        self._unrest = 0
+        self._unrest = UNREST  # this node has just come itself
         self._since_s, self._since_total = asyncio.get_running_loop().time(), presence.progress.total
 
     @property
@@ -120,18 +120,22 @@ class Moving:
 
     async def _wait(self) -> None:
         """About a period; not so long when a stage stands empty, or has too few and another can spare one, or when
-        nodes came or went: who died should not be missed for a period."""
+        nodes came or went, this one too: who died should not be missed for a period, and who began together chose their
+        stages before anybody had told its speed."""
         loop, empty, thin = asyncio.get_running_loop(), 0, 0
         before = serving(self._presence.book.swarm())
-        period_s = min(self._period_s, self._manifest.limits.announce_period_s) if self._unrest else self._period_s
-        self._unrest = max(0, self._unrest - 1)
-        end = loop.time() + period_s * (0.9 + 0.2 * self._rng.random())
         # Before the first sample an empty stage's nodes may be starting, too, and nothing stands still yet.
         begun = self._presence.progress.total > 0
+        soon = begun and self._unrest > 0
+        period_s = min(self._period_s, self._manifest.limits.announce_period_s) if soon else self._period_s
+        self._unrest = max(0, self._unrest - soon)
+        end = loop.time() + period_s * (0.9 + 0.2 * self._rng.random())
         patience = EMPTY_LOOKS if begun else FIRST_LOOKS
         while (left_s := end - loop.time()) > 0 and empty < patience and thin < THIN_LOOKS:
             await asyncio.sleep(min(left_s, EMPTY_SHARE * self._manifest.limits.announce_period_s))
             swarm = self._presence.book.swarm()
+            if not begun and self._presence.progress.total > 0:
+                return  # the first sample: all that came together have told their speeds
             if begun and shifted(before, serving(swarm), self._rules):
                 self._unrest = UNREST
                 return

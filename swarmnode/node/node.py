@@ -45,7 +45,6 @@ Part = TypeVar("Part")
 DRAIN_S = 8.0  # guess: before a move, what is held is finished within this
 DRAIN_TO_EMPTY_S = 0.5  # guess: while a stage stands empty little can be finished, and everybody waits for the mover
 
-
 GIVING = (record_pb2.NODE_STATE_TRAINING, record_pb2.NODE_STATE_DRAINING)
 
 
@@ -257,6 +256,7 @@ class Node:
         world, manifest, telemetry = self._world, self.manifest, self._telemetry
         backlog = Backlog(tasks, manifest.limits.in_flight_max, telemetry)
         onward = Onward(self.run_id, self.line, self.presence.routers, telemetry, manifest.limits)
+        self.presence.doubted = onward.doubt
         hop = Hop(manifest, stage, self.me, replica, world.compute, onward, backlog, self.samples_total, telemetry)
         gossip = Gossip(
             manifest,

@@ -76,6 +76,7 @@ class Presence:
         self.progressed: Callable[[], None] = lambda: None  # the run's sample count grew
         self.blocks_heard: dict[PeerId, record_pb2.Blocks] = {}
         self.heard_blocks: Callable[[PeerId, record_pb2.Blocks], None] = lambda peer, blocks: None
+        self.doubted: Callable[[Iterable[PeerId]], None] = lambda peers: None  # they went silent
         self._joined_unix_ms = int(clock.unix_s() * 1000)
         self._sequence = self._joined_unix_ms
         self._signed: record_pb2.SignedRecord | None = None
@@ -203,9 +204,11 @@ class Presence:
                     known = shared(signed)
                     if known is not None or not self.book.knows(record):
                         self._take_in(record, known[2] if known is not None else None)
-        for peer in self.book.expire(self._clock.unix_s()):
+        expired = self.book.expire(self._clock.unix_s())
+        for peer in expired:
             self.blocks_heard.pop(peer, None)
             self._telemetry.event("peer.gone", peer=peer, reason="its record expired")
+        self.doubted(expired)
         self._view_changed()
 
     def _believes(self, view: View) -> bool:
@@ -238,13 +241,14 @@ class Presence:
         self.blocks_heard[peer] = blocks
         self.heard_blocks(peer, blocks)
 
-    def bury(self, peers: Iterable[PeerId]) -> None:
+    def bury(self, peers: Sequence[PeerId]) -> None:
         """`peers` answer no more: out of the book and the routers until they say something newer. What they finished
         is remembered: a feeder may have to go on from there."""
         for peer in peers:
             self.book.bury(peer)
             self._telemetry.event("peer.gone", peer=peer, reason="silent, and answers no ping")
         self._view_changed()
+        self.doubted(peers)
 
     def turn_out(self) -> None:
         """The owner's rules have changed: forget whom the door permits no more."""

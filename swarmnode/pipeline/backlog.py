@@ -136,7 +136,9 @@ class Backlog:
             held.answer.set_exception(error)
             held.answer.exception()  # seen: nobody may be waiting any more
         except asyncio.CancelledError:
-            held.answer.cancel()
+            # Who waits is told at once, and asks another replica: a node that moves ends what it could not finish.
+            held.answer.set_exception(Unavailable("this node has left the stage with the microbatch unfinished"))
+            held.answer.exception()
             raise
         finally:
             if self._held.get(key) is held:

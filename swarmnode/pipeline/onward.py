@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from swarmnode.errors import Busy, MicrobatchLost, PeerTimeout, Refused, RemoteFault, Unavailable
@@ -48,6 +48,7 @@ class Onward:
         self._routers = routers
         self._telemetry = telemetry
         self._limits = limits
+        self._doubts: dict[PeerId, asyncio.Future[None]] = {}  # of those asked; done when one is found silent
 
     async def send(self, process: wire.Process, y: WireTensor, tokens: WireTensor, deadline: float) -> Carried:
         """Carry `y` to the stage after `process.position` and wait for its gradient until loop time `deadline`.
@@ -91,6 +92,17 @@ class Onward:
             self._telemetry.count(name.MICROBATCHES, outcome="retried")
         raise MicrobatchLost(f"no way to stage {stage} in time: {reason}")
 
+    def doubt(self, peers: Iterable[PeerId]) -> None:
+        """`peers` went silent: who waits for one of them asks at once whether it lives."""
+        for peer in peers:
+            if (doubted := self._doubts.pop(peer, None)) is not None:
+                doubted.set_result(None)
+
+    def _doubted(self, peer: PeerId) -> asyncio.Future[None]:
+        if peer not in self._doubts:
+            self._doubts[peer] = asyncio.get_running_loop().create_future()
+        return self._doubts[peer]
+
     def blame(self, peer: PeerId, stage: int, fault: RemoteFault) -> None:
         """`peer` broke: no microbatch goes there until it is heard of again."""
         banned_s = self._routers[stage].ban(peer, asyncio.get_running_loop().time())
@@ -126,7 +138,9 @@ class Onward:
         )
         try:
             async with asyncio.timeout(waits.give_up_s):
-                answer = await patiently(self._transport, self._run_id, peer, call, waits.ping_s)
+                answer = await patiently(
+                    self._transport, self._run_id, peer, call, waits.ping_s, lambda: self._doubted(peer)
+                )
         except TimeoutError:
             late = f"{short(peer)} has not done the microbatch in {waits.give_up_s:.1f} s"
             if waits.blames or router.late(peer):

@@ -27,6 +27,7 @@ class Window:
         self._size = min(max(1.0, start), self._maximum)
         self._share: float | None = None  # of a round trip, spent in queues
         self._starting = True  # doubling with each round trip, until something waits
+        self._since = maximum  # completions and losses since it was halved
 
     @property
     def size(self) -> int:
@@ -39,14 +40,21 @@ class Window:
         self._share = share if self._share is None else self._share + SMOOTHING * (share - self._share)
         queued = self._size * self._share
         machines = max(1.0, machines)
-        if queued < QUEUED_LOW * machines:
-            self._size = min(self._maximum, self._size + (1.0 if self._starting else 1.0 / self._size))
+        short, over = QUEUED_LOW * machines - queued, queued - QUEUED_HIGH * machines
+        self._since += 1
+        # In a round trip, `size` completions, what is missing or too much: where many machines are to be supplied and a
+        # round trip takes minutes, one more in each never got there between two losses (simulated: swarm48).
+        if short > 0.0:
+            self._size = min(self._maximum, self._size + (1.0 if self._starting else max(1.0, short) / self._size))
         else:
             self._starting = False
-            if queued > QUEUED_HIGH * machines:
-                self._size = max(1.0, self._size - 1.0 / self._size)
+            if over > 0.0:
+                self._size = max(1.0, self._size - max(1.0, over) / self._size)
 
     def lost(self) -> None:
-        """A microbatch found no way in time: halve."""
+        """A microbatch found no way in time: halve, but once for all that were under way then, as TCP does (RFC 6582,
+        section 3): a peer that dies takes all with it that it held."""
         self._starting = False
-        self._size = max(1.0, self._size / 2.0)
+        self._since += 1
+        if self._since > self._size:
+            self._since, self._size = 0, max(1.0, self._size / 2.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -168,3 +169,23 @@ def test_a_draining_replica_takes_nothing_new_but_finishes() -> None:
         assert await caller is await repeat
 
     run(test)
+
+
+class _Moved(Exception):
+    pass
+
+
+def test_who_waits_for_work_that_ends_with_the_stay_is_told() -> None:
+    """A node that moves leaves what it could not finish: the caller asks another replica at once."""
+
+    async def body() -> None:
+        async with asyncio.timeout(10):
+            with contextlib.suppress(ExceptionGroup):
+                async with asyncio.TaskGroup() as stay:
+                    caller = asyncio.create_task(Backlog(stay, 2, Quiet(), 1 << 20).once(key(1), Counting()))
+                    await asyncio.sleep(0.01)
+                    raise _Moved
+            with pytest.raises(Unavailable, match="left the stage"):
+                await caller
+
+    asyncio.run(body())

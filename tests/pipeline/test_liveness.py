@@ -53,6 +53,29 @@ def test_a_peer_that_answers_no_ping_is_given_up_and_the_wait_cancelled() -> Non
     asyncio.run(body())
 
 
+def test_a_peer_that_others_found_silent_is_asked_at_once() -> None:
+    async def body() -> None:
+        ours, theirs = pair()
+        doubts: list[asyncio.Future[None]] = [asyncio.get_running_loop().create_future()]
+
+        async def waiting() -> None:
+            await patiently(ours, RUN, theirs.peer_id, asyncio.Event().wait(), 1000.0, lambda: doubts[-1])
+
+        async with asyncio.timeout(20):
+            task = asyncio.create_task(waiting())
+            await asyncio.sleep(0.05)
+            doubts.append(asyncio.get_running_loop().create_future())
+            doubts[0].set_result(None)
+            await asyncio.sleep(0.05)
+            assert not task.done(), "it answered, and is waited for"
+            await theirs.close()
+            doubts[1].set_result(None)
+            with pytest.raises(PeerTimeout, match="answers no ping"):
+                await task
+
+    asyncio.run(body())
+
+
 def test_errors_of_the_work_come_through_as_they_are() -> None:
     async def body() -> None:
         ours, theirs = pair()

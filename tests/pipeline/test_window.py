@@ -52,6 +52,27 @@ def test_bounds_and_losses() -> None:
     assert window.size == 1
 
 
+def test_what_is_lost_at_once_halves_it_once() -> None:
+    window = Window(40.0, 64)
+    for _ in range(20):
+        window.lost()
+    assert window.size == 20
+    for _ in range(20):
+        window.completed(1.0, 1.0)
+    window.lost()
+    assert window.size < 11, "a round trip later it is another loss"
+
+
+def test_where_many_machines_are_short_of_work_it_grows_by_more_than_one_a_round_trip() -> None:
+    window = Window(16.0, 64)
+    window.completed(1.0, 0.5, machines=8.0)  # one waits for each: the doubling is over
+    window.lost()
+    assert window.size == 8
+    for _ in range(24):  # about two round trips
+        window.completed(1.0, 0.5, machines=8.0)
+    assert 13 <= window.size <= 16, "one more in each round trip would have made 10 of them"
+
+
 def test_a_path_that_becomes_slower_does_not_shrink_it() -> None:
     window = Window(4.0, 64)
     pipeline(window, 8, 500, service_s=0.001)
