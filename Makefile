@@ -13,7 +13,7 @@ export OMP_NUM_THREADS := 1
 PYTEST = $(BIN)/python -m pytest -q -p no:cacheprovider
 # Real processes, for seconds to minutes each; a life in the storm, live and in virtual time. About as long as the rest.
 LIVE := tests/live tests/docs
-STORM := tests/chaos tests/simulation tests/dashboard
+STORM := tests/chaos tests/simulation tests/dashboard tests/gossip
 
 .PHONY: help setup demo test chaos check proto docs bench soak clean
 .DEFAULT_GOAL := help
