@@ -43,8 +43,8 @@ from swarmnode.wire import record_pb2
 Part = TypeVar("Part")
 
 DRAIN_S = 8.0  # guess: before a move, what is held is finished within this
-DRAIN_TO_EMPTY_S = 0.5  # guess: while a stage stands empty little can be finished, and everybody waits for the mover
-
+DRAIN_SOON_S = 0.5  # guess: the same while a stage stands empty and all wait for the mover, or when it is HOPELESS
+HOPELESS_S = 32.0  # guess: of what takes so long little is finished in DRAIN_S; who waits for it asks another sooner
 GIVING = (record_pb2.NODE_STATE_TRAINING, record_pb2.NODE_STATE_DRAINING)
 
 
@@ -231,8 +231,8 @@ class Node:
         try:
             async with asyncio.timeout(DRAIN_S) as patience:
                 await self.presence.announce()  # under the key of this stage, before it is announced elsewhere
-                if brought.state is None:
-                    patience.reschedule(asyncio.get_running_loop().time() + DRAIN_TO_EMPTY_S)
+                if brought.state is None or parts.backlog.seconds > HOPELESS_S:
+                    patience.reschedule(asyncio.get_running_loop().time() + DRAIN_SOON_S)
                 await parts.finish()
         except TimeoutError:
             held = parts.held()
