@@ -22,6 +22,7 @@ from swarmnode.bench.watching import Watched
 from swarmnode.errors import LocalFault
 from swarmnode.gossip.compression import KINDS
 from swarmnode.gossip.outer import Outer, outer
+from swarmnode.gossip.outer.desloc import DesLoc
 from swarmnode.local.summary import count, totals
 from swarmnode.manifest import PRESETS, Manifest, parse, template
 from swarmnode.metrics import name
@@ -77,7 +78,10 @@ def report(manifest: Manifest, found: dict[str, Any]) -> dict[str, Any]:
     parts = split(manifest.model, manifest.pipeline.stages)
     outers: dict[int, Outer] = {}
     for stage in {stage for stage, _ in found["paired"]}:
-        outers[stage] = outer(manifest.gossip, torch.zeros(parts[stage].parameters))
+        flat = torch.zeros(parts[stage].parameters)
+        outers[stage] = outer(manifest.gossip, flat)
+        if isinstance(of_stage := outers[stage], DesLoc):
+            of_stage.attend(flat, flat)
     formula = sum(outers[stage].nbytes_of(fields["round"]) for stage, fields in found["paired"])
     rounds = [fields for _, fields in found["paired"]]
     sent = sum(fields["sent_bytes"] for fields in rounds)

@@ -157,9 +157,9 @@ def test_layouts_are_frozen() -> None:
 
 FROZEN = {
     "int8": "c0c0cbcea95837b973fea06f9840be57c1de3ace4f71dfa9df3be0462e91fd01",
-    "modular3": "bba4a8e9beb996ddfdf8e5df99f684257cc5659cde43d2f43719940bf584e7ad",
-    "modular4": "1798c3e90fdf734a97f31c1f1801d0b2e1dc3fa3462d05e4d4d06596ef3e3bd0",
-    "modular6": "22c834563f9b4b65bc59153e929deff3bc1bebeaa7e81920e9a6f1e140faf80e",
+    "modular3": "50853298c2a2a2dcea40ea4b96bf3969d874193ba42b916c44899e8d19a7c214",
+    "modular4": "bff279bc28d02e8dbff9c77b859b6376fecd47ba894735bac8cd54b975f76a78",
+    "modular6": "9dca80f4c2a33b509352502b64f4e2ae699e19137b97e5b650384a1c53f5e893",
 }
 
 

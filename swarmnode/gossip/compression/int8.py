@@ -29,6 +29,7 @@ from swarmnode.gossip.compression.tiles import (
     check_range,
     check_steps,
     chunks,
+    head,
     one_tensor,
     packet,
     read_steps,
@@ -62,7 +63,7 @@ class Int8(Codec):
         s = self._scratch = self._scratch if flat.device == self._scratch.device else Scratch(flat.device)
         s.draw(seed, 1 / 256, ZERO + 1 / 512)
         wire = np.empty(self.nbytes(flat.numel()), np.uint8)
-        codes, at = torch.from_numpy(wire), 0
+        codes, at, part = torch.from_numpy(wire), 0, s.parts(flat)
         for start, end in tiles(0, flat.numel()):
             rows = blocks(end - start)
             steps, inverse = s.steps[:rows], s.inverse[:rows]
@@ -70,26 +71,20 @@ class Int8(Codec):
                 self._encode_tile(self._kernel, flat, start, end, seed, wire[at:])
                 at += 2 * rows + end - start
                 continue
-            for first, last in chunks(start, end):
-                x = s.whole(flat[first:last])
-                y = torch.abs(x, out=s.floats[0][: x.numel()])
-                row = (first - start) // BLOCK_ELEMENTS
-                torch.amax(y.view(-1, BLOCK_ELEMENTS), dim=1, out=steps[row : row + blocks(last - first)])
+            for begin, last in chunks(start, end):
+                x, row = part(begin, last), (begin - start) // BLOCK_ELEMENTS
+                s.largest(x, steps[row : row + len(x)])
             steps.mul_(1 / LEVELS).clamp_(min=STEP_LEAST)
             wire_steps(steps, s.step_bits[:rows], s.wire_steps[: 2 * rows])
             codes[at : at + 2 * rows].copy_(s.wire_steps[: 2 * rows])
             torch.reciprocal(steps, out=inverse)
             at += 2 * rows
-            for first, last in chunks(start, end):
-                x = s.whole(flat[first:last])
-                y = s.floats[0][: x.numel()]
-                row = (first - start) // BLOCK_ELEMENTS
-                by_block = inverse[row : row + blocks(last - first)].unsqueeze(1)
-                drawn = s.drawn(seed, first, x.numel())
-                torch.mul(x.view(drawn.shape), by_block, out=y.view(drawn.shape)).add_(drawn)
-                whole = y.view(torch.int32).copy_(y)  # y is positive: truncation is floor
-                codes[at : at + last - first].copy_(whole[: last - first])
-                at += last - first
+            for begin, last in chunks(start, end):
+                x, row = part(begin, last), (begin - start) // BLOCK_ELEMENTS
+                y = torch.mul(x, s.inverse_of(row, len(x)), out=head(s.rows, len(x)))
+                y.add_(s.drawn(seed, begin, x.numel()))  # now positive: truncation is floor
+                s.truncate(wire[at : at + last - begin])
+                at += last - begin
         return packet(self.name, flat.numel(), wire)
 
     def _encode_tile(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -43,6 +43,11 @@ def check_range(start: int, count: int, parameters: int) -> None:
     """Block-scaled packets are read by whole blocks (the last one may be partial)."""
     assert start % BLOCK_ELEMENTS == 0, f"read from element {start}, inside a block"
     assert count % BLOCK_ELEMENTS == 0 or start + count == parameters, f"read of {count} from {start} of {parameters}"
+
+
+def head(buffer: torch.Tensor, rows: int) -> torch.Tensor:
+    """`buffer[:rows]`; itself, at no cost, where that is all of it."""
+    return buffer if len(buffer) == rows else buffer[:rows]
 
 
 def wire_steps(steps: torch.Tensor, bits: torch.Tensor, out: torch.Tensor) -> None:
@@ -96,6 +101,9 @@ class Scratch:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.floats = [torch.empty(CHUNK, dtype=torch.float32, device=device) for _ in range(2)]
+        self.rows = self.floats[0].view(-1, BLOCK_ELEMENTS)  # the same memory, by block, ...
+        self.words = self.rows.view(torch.int32)  # ... as whole numbers, ...
+        self.numbers = self.floats[0].numpy() if device.type == "cpu" else None  # ... and as numpy sees it
         self.bytes = torch.empty(CHUNK, dtype=torch.uint8, device=device)
         self.steps, self.inverse = (torch.empty(TILE // BLOCK_ELEMENTS, device=device) for _ in range(2))
         self.step_bits = torch.empty(TILE // BLOCK_ELEMENTS, dtype=torch.int32, device=device)
@@ -103,6 +111,8 @@ class Scratch:
         self.dither = torch.empty(dither.POOL, device=device)
         self.pool = torch.empty(0, dtype=torch.uint8)  # the bytes behind `dither`, on the CPU
         self.seed = -1
+        self._drawn: dict[int, torch.Tensor] = {}  # whole chunks of `dither`, by where they begin
+        self._inverse = self.inverse.view(TILE // CHUNK, -1, 1).unbind()
         self._whole: list[torch.Tensor] = []
 
     def whole(self, flat: torch.Tensor, keep: int = 0) -> torch.Tensor:
@@ -117,6 +127,40 @@ class Scratch:
         found[flat.numel() :].zero_()
         return found
 
+    def parts(self, flat: torch.Tensor, keep: int = 0) -> Callable[[int, int], torch.Tensor]:
+        """(begin, end of a chunk) -> those elements of `flat` as float32 [rows, 64], valid until the next such call.
+        Whole chunks are cut out all at once: slicing each costs as much as a twentieth of its encoding (measured)."""
+        count = flat.numel() // CHUNK if flat.dtype == torch.float32 else 0
+        cut = flat[: count * CHUNK].view(count, -1, BLOCK_ELEMENTS).unbind() if count else ()
+
+        def part(begin: int, end: int) -> torch.Tensor:
+            number = begin // CHUNK
+            if number < count and end - begin == CHUNK:
+                return cut[number]
+            return self.whole(flat[begin:end], keep).view(-1, BLOCK_ELEMENTS)
+
+        return part
+
+    def inverse_of(self, row: int, rows: int) -> torch.Tensor:
+        """`inverse` of a chunk's blocks from `row` on, [rows, 1]."""
+        if rows * BLOCK_ELEMENTS == CHUNK:
+            return self._inverse[row * BLOCK_ELEMENTS // CHUNK]
+        return self.inverse[row : row + rows].unsqueeze(1)
+
+    def largest(self, x: torch.Tensor, out: torch.Tensor) -> None:
+        """max|x| by block of `x` [rows, 64] into `out` float32 [rows]: positive floats are in the order of their bits,
+        and whole numbers are compared in a third of the time (measured)."""
+        torch.abs(x, out=head(self.rows, len(x)))
+        torch.amax(head(self.words, len(x)), dim=1, out=out.view(torch.int32))
+
+    def truncate(self, out: Bytes) -> None:
+        """The first elements of `rows`, 0 to 255, without what is behind the point, into `out`. Numpy does in one pass
+        what torch does in two (measured: 0.08 and 0.21 ns an element)."""
+        if self.numbers is not None:
+            np.copyto(out, self.numbers[: out.size], casting="unsafe")
+        else:
+            torch.from_numpy(out).copy_(self.words.copy_(self.rows).view(-1)[: out.size])
+
     def draw(self, seed: int, scale: float, shift: float) -> None:
         """Fill `dither` with scale · byte + shift, of the bytes of `seed`."""
         self.pool, self.seed = dither.pool(seed), seed
@@ -129,4 +173,8 @@ class Scratch:
     def drawn(self, seed: int, start: int, count: int) -> torch.Tensor:
         """The dither of `count` elements from `start`, within a chunk, by block."""
         at = dither.offset(seed, start)
-        return self.dither[at : at + count].view(-1, BLOCK_ELEMENTS)
+        if count != CHUNK:
+            return self.dither[at : at + count].view(-1, BLOCK_ELEMENTS)
+        if at not in self._drawn:
+            self._drawn[at] = self.dither[at : at + count].view(-1, BLOCK_ELEMENTS)
+        return self._drawn[at]
