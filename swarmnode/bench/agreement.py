@@ -2,10 +2,10 @@
 speeds that the live ones measured of themselves. Tokens a second should agree within 20 %, bytes a token by kind within
 5 %.
 
-A machine is told to the simulator by what it announced (samples a second, everything it works included), by how many
-tapes it had to run twice, and by how long pings to it and messages as long as an activation took while it worked: where
-few cores serve many processes, a message waits for its turn longer than it travels, and its bytes are copied, hashed
-and encrypted by cores that have other things to do. Both are measured over whole rounds, from the middle of one to that
+A machine is told to the simulator by what it announced while it was measured (samples a second; forwards done again are
+work, too), and by how long pings to it and messages as long as an activation took meanwhile: where few cores serve many
+processes, a message waits for its turn longer than it travels, and its bytes are copied, hashed and encrypted by cores
+that have other things to do. Both are measured over whole rounds, from the middle of one to that
 of another: rounds come so seldom that one more or less in a window of seconds is a third of the gossip.
 """
 
@@ -105,8 +105,10 @@ async def _live(
 
 @dataclass(slots=True)
 class Ways:
-    """Seconds that calls to nodes took, there and back: empty ones by node, and those that carried LONG_BYTES there."""
+    """Seconds that calls to nodes took, there and back: empty ones by node, and those that carried LONG_BYTES there.
+    Samples a second that each node announced meanwhile."""
 
+    told: defaultdict[PeerId, list[float]] = field(default_factory=lambda: defaultdict(list))
     empty_s: defaultdict[PeerId, list[float]] = field(default_factory=lambda: defaultdict(list))
     long_s: list[float] = field(default_factory=list)
 
@@ -137,6 +139,9 @@ async def _pinging(fleet: Fleet) -> AsyncIterator[Ways]:
                 else:
                     await transport.call(peer, long, timeout_s=TIMEOUT_S, reply_bytes_max=0)
                     ways.long_s.append(time.perf_counter() - asked)
+            for facts in fleet.facts():
+                for known in facts.status.peers if facts.status else ():
+                    ways.told[PeerId(known.peer_id)].append(known.samples_per_second)
             await asyncio.sleep(PING_EVERY_S)
 
     async with own_transport(run_id) as transport:
@@ -168,22 +173,17 @@ def _rates(first: Counter[str], last: Counter[str], wall_s: float) -> dict[str, 
 
 
 def _machines(manifest: Manifest, facts: list[NodeFacts], ways: Ways) -> tuple[Kind, ...]:
-    """One kind of machine a node: the FLOP/s behind the samples a second it announces, at the stage it serves."""
+    """One kind of machine a node: the FLOP/s behind the samples a second it announced, at the stage it serves."""
     parts = split(manifest.model, manifest.pipeline.stages)
-    told = {peer.peer_id: peer.samples_per_second for node in facts if node.status for peer in node.status.peers}
     if not ways.long_s:
         raise LocalFault("no node took a long message: what bytes cost cannot be told to the simulator")
     bytes_s = ways.bytes_s()
     kinds = []
     for node in facts:
         status = node.status
-        if status is None or status.peer_id not in told:
+        if status is None or not (told := ways.told.get(PeerId(status.peer_id))):
             continue
-        part = parts[status.stage]
-        # What it worked off is known by its inner steps; the last stage computes loss and gradient at once.
-        worked = count([node], name.INNER_STEPS) * manifest.inner.inner_batch / manifest.inner.microbatch
-        twice = min(1.0, count([node], name.RECOMPUTED_TAPES) / max(1.0, worked))
-        flops = told[status.peer_id] * (3.0 + twice) * part.cost * manifest.model.context
+        flops = statistics.harmonic_mean(told) * 3.0 * parts[status.stage].cost * manifest.model.context
         if not (rtts := ways.empty_s.get(PeerId(status.peer_id))):
             raise LocalFault(f"{node.name} answered no ping: its way cannot be told to the simulator")
         address = Address("local", statistics.fmean(rtts) / 2.0)  # of a round trip, each end has half
