@@ -78,7 +78,9 @@ class Onward:
                 reason = str(busy)
                 continue
             except Unavailable as error:
-                router.delay(peer, loop.time() + max(WAIT_MIN_S, error.retry_after_s))
+                # A refusal brings no record: until the next look a mover would be asked every few ms while the others
+                # of its stage are busy (simulated: swarm48, seed 0, hour 10: 6,000 times).
+                router.delay(peer, loop.time() + max(WAIT_MAX_S, error.retry_after_s))
                 reason = str(error)
             except Refused as error:
                 self._telemetry.count(name.PEER_FAULTS, kind="refused")
