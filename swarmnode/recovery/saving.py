@@ -164,7 +164,8 @@ async def find(store: Store) -> list[Found]:
                 f"{checkpoint.place}/{key.removeprefix(base)}": n for key, n in sizes.items() if key.startswith(base)
             }
             found.append(Found(name, checkpoint, form.missing(checkpoint, here)))
-    return sorted(found, key=lambda f: (f.checkpoint.samples if f.checkpoint else -1, f.name))
+    # By label, not by path: of as many samples, round 8's final one is the newer, and "8-final/" comes before "8/".
+    return sorted(found, key=lambda f: (f.checkpoint.samples if f.checkpoint else -1, f.name.split("/")))
 
 
 def usable(found: list[Found], where: str, run_id: RunId | None = None) -> list[tuple[str, Checkpoint]]:

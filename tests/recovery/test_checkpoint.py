@@ -199,6 +199,19 @@ def test_old_ones_go_and_the_newest_stay(tmp_path: Path) -> None:
     asyncio.run(body())
 
 
+def test_of_as_many_samples_the_final_one_is_the_newest(tmp_path: Path) -> None:
+    async def body() -> None:
+        store = FolderStore(tmp_path)
+        labels = [form.label(8), form.label(8, final=True)]
+        for label in labels:
+            await save(store, 2, label, shard_nbytes=1 << 20)
+        good = saving.usable(await saving.find(store), "here")
+        assert [checkpoint.label for _, checkpoint in good] == labels[::-1]
+        assert len({checkpoint.samples for _, checkpoint in good}) == 1
+
+    asyncio.run(body())
+
+
 # ---- what goes wrong
 
 
