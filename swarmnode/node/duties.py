@@ -110,10 +110,12 @@ def duties(parts: Parts, farewell: Farewell) -> list[Task]:
         farewell.sent = farewell.unsent
 
     async def handover() -> None:
-        able, reason = heirs(parts.swarm(), parts.stage, me)
         parts.donor.close()  # what is kept there was copied before the last step
-        if mates(parts.swarm(), parts.stage, me):
-            return  # one has come since this was planned: nothing is cut
+        if mates(parts.swarm(), parts.stage, me):  # one has come since this was planned: nothing is cut
+            if farewell.sent < farewell.unsent:
+                await exchange()
+            return
+        able, reason = heirs(parts.swarm(), parts.stage, me)
         for heir in able:
             request = wire.Request(run_id=parts.run_id, handover=wire.Handover(stage=parts.stage))
             try:

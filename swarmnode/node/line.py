@@ -101,8 +101,9 @@ class Line:
                 self._news(peer, header.progress, heard)
             return
         self._news(peer, header.progress)
-        if not self._say(peer, header.record):
-            header.ClearField("record")
+        signed = self._say(peer)
+        if signed is not None:
+            header.record.CopyFrom(signed)
 
     def _news(self, peer: PeerId, into: record_pb2.Progress, heard: record_pb2.Progress | None = None) -> None:
         """Put what `peer` has not been told of our progress, nor says in `heard`, into a message to it. A counter of
@@ -114,19 +115,18 @@ class Line:
         self._progress.news(self._told.get(peer, 0), into, heard)
         self._told[peer] = self._progress.version
 
-    def _say(self, peer: PeerId, into: record_pb2.SignedRecord) -> bool:
-        """Put our record into a message to `peer` unless it has had this one."""
+    def _say(self, peer: PeerId) -> record_pb2.SignedRecord | None:
+        """Our record for `peer`, unless it has had this one."""
         current = self._record()
         if current is None:
-            return False
+            return None
         sequence, signed = current
         if self._seen.get(peer, -1) >= sequence:
-            return False
+            return None
         if len(self._seen) >= SEEN_MAX:
             self._seen.clear()
         self._seen[peer] = sequence
-        into.CopyFrom(signed)
-        return True
+        return signed
 
     def _hear(self, progress: record_pb2.Progress, record: record_pb2.SignedRecord | None) -> None:
         if progress.samples:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+from swarmnode.node.drain import Farewell, Step
+from swarmnode.node.duties import duties, mates
 from swarmnode.node.notice import Kind, Notice
 from swarmnode.wire import record_pb2
 from tests.node.village import Village, Villager, manifest, village
@@ -69,6 +71,29 @@ def test_the_last_replicas_state_is_kept_and_taken_up_where_it_ended() -> None:
             assert joiner.replica is not None and joiner.replica.inner_steps >= leaver.replica.inner_steps
             before = v.total()
             await v.until(lambda: v.total() >= before + 64, "training goes on")
+            await v.leave()
+
+    asyncio.run(asyncio.wait_for(body(), 150))
+
+
+def test_a_replica_that_comes_while_the_last_one_leaves_is_given_what_was_learnt() -> None:
+    async def body() -> None:
+        async with village(manifest(round_samples=100_000)) as v:
+            for index in range(5):
+                v.add((0, 1, 2, 0, 2)[index])
+            await v.until(lambda: training(v) and v.total() >= 256, "256 samples")
+            leaver = v.people[1].node
+            parts = leaver._parts()
+            assert parts is not None
+            farewell = Farewell(taken(60.0))
+            tasks = {task.step: task for task in duties(parts, farewell)}  # planned while it is the last of its stage
+            await tasks[Step.FINISH].work()
+            joiner = v.add(1)
+            await v.until(lambda: bool(mates(leaver._swarm(), 1, leaver.me)), "another serves the stage")
+            farewell.unsent = parts.gossip.unsent
+            await tasks[Step.HANDOVER].work()
+            assert farewell.sent == farewell.unsent > 0 and not farewell.heir, farewell
+            assert events(v.people[1], "bequest.given")[0]["peer"] == joiner.node.me
             await v.leave()
 
     asyncio.run(asyncio.wait_for(body(), 150))
