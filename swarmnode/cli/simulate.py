@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import json
 import time
 from pathlib import Path
@@ -73,6 +74,7 @@ def command(
         outcomes.append(simulate(other, seed if against is None else against))
     if without_faults:
         outcomes.append(simulate(dataclasses.replace(scenario, name=f"{scenario.name}, no faults", faults={}), seed))
+    gc.freeze()  # nobody needs to look through what a thousand nodes left: that took seconds, and we are near the end
     if report is not None:
         from swarmnode.simulation.report import page
 

@@ -37,23 +37,18 @@ def _costs(world: World) -> list[float]:
     return [part.cost * factor for part in world.parts]
 
 
-def optimum(world: World) -> float:
-    """Samples per second of the slowest stage, if every training machine did nothing but train."""
+def optimum(world: World, training: Sequence[Inhabitant]) -> float:
+    """Samples per second of the slowest stage, if every one of the `training` machines did nothing but train."""
     speeds = [0.0] * len(world.parts)
-    for person in world.people:
-        if person.training and person.stage is not None:
+    for person in training:
+        if person.stage is not None:
             speeds[person.stage] += person.kind.flops
     return min(speed / cost for speed, cost in zip(speeds, _costs(world), strict=True))
 
 
-def ideal(world: World) -> float:
-    """Samples per second if all living machines shared the stages' work perfectly."""
-    return math.fsum(p.kind.flops for p in world.people if p.alive) / math.fsum(_costs(world))
-
-
-def even(world: World) -> float:
-    """The same of those that train now: without those that join, fetch a state or wait for their first round."""
-    return math.fsum(p.kind.flops for p in world.people if p.training) / math.fsum(_costs(world))
+def even(world: World, people: Sequence[Inhabitant]) -> float:
+    """Samples per second if `people` shared the stages' work perfectly."""
+    return math.fsum([person.kind.flops for person in people]) / math.fsum(_costs(world))
 
 
 async def demand(world: World, outcome: Outcome) -> None:
@@ -74,8 +69,12 @@ async def demand(world: World, outcome: Outcome) -> None:
     before, at = world.samples_done(), world.loop.time()
     await asyncio.sleep(bounds.window_s)
     rate = (world.samples_done() - before) / (world.loop.time() - at)
-    share = rate / optimum(world)
-    outcome.demands |= {"samples_per_s": rate, "throughput": share, "throughput_ideal": rate / ideal(world)}
+    share = rate / optimum(world, [p for p in world.people if p.training])
+    outcome.demands |= {
+        "samples_per_s": rate,
+        "throughput": share,
+        "throughput_ideal": rate / even(world, [p for p in world.people if p.alive]),
+    }
     if share < bounds.throughput:
         what = (
             f"{rate:.3g} samples/s are {share:.1%} of what the living can do; at least {bounds.throughput:.0%} is due"

@@ -84,6 +84,8 @@ class Network:
         self.plugs: dict[PeerId, Plug] = {}
         self.happened: Counter[str] = Counter()
         """Faults of messages so far, by kind."""
+        self.sent: Counter[str] = Counter()
+        """Bytes that all nodes ever sent, by method."""
         self._rng = rng
         self.transports: dict[Plug, Any] = {}  # of each plug; transport.py enters them
 

@@ -17,7 +17,12 @@ from swarmnode.wire import record_pb2
 if TYPE_CHECKING:
     from swarmnode.simulation.world import World
 
-STATES = ("joining", "syncing", "training", "draining")
+STATES = (
+    record_pb2.NODE_STATE_JOINING,
+    record_pb2.NODE_STATE_SYNCING,
+    record_pb2.NODE_STATE_TRAINING,
+    record_pb2.NODE_STATE_DRAINING,
+)
 
 
 @dataclass(slots=True)
@@ -43,10 +48,8 @@ class Sums:
     def of(cls, world: World) -> Sums:
         total = world.trace.total
         nbytes: Counter[str] = Counter()
-        for transport in world.network.transports.values():
-            for (method, direction), count in transport.bytes_by_method().items():
-                if direction == "sent":
-                    nbytes[KIND_OF_METHOD.get(method, "control")] += count
+        for method, count in world.network.sent.items():
+            nbytes[KIND_OF_METHOD.get(method, "control")] += count
         return cls(
             at_s=world.loop.time(),
             samples=world.samples_done(),
@@ -87,20 +90,20 @@ class Sample:
         from swarmnode.simulation import calm
 
         sums = Sums.of(world)
-        states: Counter[str] = Counter()
-        for person in world.people:
-            if person.alive:
-                states[record_pb2.NodeState.Name(person.state)[11:].lower()] += 1
+        alive = [person for person in world.people if person.alive]
+        states = [person.state for person in alive]
+        training = [p for p, state in zip(alive, states, strict=True) if state == record_pb2.NODE_STATE_TRAINING]
+        stages = Counter(person.stage for person in training)
         return cls(
             at_s=world.loop.time(),
             samples=sums.samples,
-            optimum=calm.optimum(world),
-            ideal=calm.ideal(world),
-            even=calm.even(world),
+            optimum=calm.optimum(world, training),
+            ideal=calm.even(world, alive),
+            even=calm.even(world, training),
             busy=sums.flop,
-            flops=sum(p.kind.flops for p in world.people if p.alive),
-            states={state: states[state] for state in STATES},
-            stages=world.stages_served(),
+            flops=sum(p.kind.flops for p in alive),
+            states={record_pb2.NodeState.Name(state)[11:].lower(): states.count(state) for state in STATES},
+            stages=[stages[stage] for stage in range(len(world.parts))],
             bytes=sums.bytes,
             recoveries=sums.recoveries,
             faults=sum(world.struck.values()) - world.struck["spared"],

@@ -137,7 +137,7 @@ class SimTransport:
             _fail(reply, f"{short(peer)} cannot be reached")
             return None
         nbytes = PREAMBLE_BYTES + len(raw) + self._weigh(method, tensors)
-        self._traffic[method, "sent"] += nbytes
+        self._sent(method, nbytes)
         conversation = Conversation(self, plug, method, raw, tensors, nbytes, reply)
         if network.reach.blocked(self.plug.label, plug.label) or (not plug.alive and plug.silent):
             return conversation  # lost on the way; the caller's patience ends it
@@ -164,6 +164,10 @@ class SimTransport:
         conversation.parcel = self._network.carry(
             self.plug, conversation.callee, conversation.nbytes, lambda: other._arrive(conversation)
         )
+
+    def _sent(self, method: str, nbytes: int) -> None:
+        self._traffic[method, "sent"] += nbytes
+        self._network.sent[method] += nbytes
 
     def _weigh(self, method: str, tensors: Sequence[WireTensor]) -> int:
         nbytes = sum(tensor.nbytes for tensor in tensors)
@@ -234,7 +238,7 @@ class SimTransport:
             tensors = self.forge(conversation.method, header, tensors)
         raw = frame.seal_reply(header, tensors)
         nbytes = PREAMBLE_BYTES + len(raw) + self._weigh(conversation.method, tensors)
-        self._traffic[conversation.method, "sent"] += nbytes
+        self._sent(conversation.method, nbytes)
         caller, reply = conversation.caller, conversation.reply
         network, plug = self._network, self.plug
         if reply is None or not plug.alive or network.reach.blocked(plug.label, caller.plug.label):
