@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 from collections.abc import Iterator
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported, here and in every process that tests start
@@ -17,6 +18,11 @@ settings.register_profile("swarmnode", deadline=None, print_blob=True)
 settings.load_profile("swarmnode")
 
 GOODBYE_S = 5.0
+
+
+def pytest_configure() -> None:
+    """Told to end, as by `make` or a machine that stops, tests still end the processes they started."""
+    signal.signal(signal.SIGTERM, lambda *_: pytest.exit("terminated", returncode=143))
 
 
 @pytest.fixture(scope="session", autouse=True)
