@@ -59,7 +59,7 @@ class FewBits(DeltaCodec):
             view = x.view(-1, BLOCK_ELEMENTS)
             steps = view.abs().amax(1).clamp_(min=STEP_LEAST)
             row = start // BLOCK_ELEMENTS
-            wire_steps(steps, torch.empty(len(steps), dtype=torch.int32), out[2 * row : 2 * (row + len(steps))])
+            wire_steps(steps, out[2 * row : 2 * (row + len(steps))])
             shift = dither.offset(seed, start)
             share = (view.abs() / steps.unsqueeze(1)).view(-1)
             codes = self.codes(share, x < 0, pool[shift : shift + x.numel()])

@@ -75,14 +75,14 @@ class Int8(Codec):
                 x, row = part(begin, last), (begin - start) // BLOCK_ELEMENTS
                 s.largest(x, steps[row : row + len(x)])
             steps.mul_(1 / LEVELS).clamp_(min=STEP_LEAST)
-            wire_steps(steps, s.step_bits[:rows], s.wire_steps[: 2 * rows])
+            wire_steps(steps, s.wire_steps[: 2 * rows])
             codes[at : at + 2 * rows].copy_(s.wire_steps[: 2 * rows])
             torch.reciprocal(steps, out=inverse)
             at += 2 * rows
             for begin, last in chunks(start, end):
                 x, row = part(begin, last), (begin - start) // BLOCK_ELEMENTS
-                y = torch.mul(x, s.inverse_of(row, len(x)), out=head(s.rows, len(x)))
-                y.add_(s.drawn(seed, begin, x.numel()))  # now positive: truncation is floor
+                drawn, inverse = s.drawn(seed, begin, x.numel()), s.inverse_of(row, len(x))
+                torch.addcmul(drawn, x, inverse, out=head(s.rows, len(x)))  # positive: truncation is floor
                 s.truncate(wire[at : at + last - begin])
                 at += last - begin
         return packet(self.name, flat.numel(), wire)

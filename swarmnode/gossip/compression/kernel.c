@@ -1,12 +1,17 @@
 /* The inner loops of int8.py and modular.py in one pass over memory, bit for bit what the torch operations there do.
-   Blocks of 64 elements; `rows` blocks a call. Compile with -ffp-contract=off: a fused multiply-add would round
-   differently. Nothing here allocates, and lengths are checked by the caller. */
+   Blocks of 64 elements; `rows` blocks a call. Compile with -ffp-contract=off: a multiply-add is fused exactly where
+   torch's addcmul is (on processors that can). Nothing here allocates, and lengths are checked by the caller. */
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
 
 #define N 64
-#define PLANE(at, width) ((at) * (N / 8) * (width))
+
+#if defined(__FMA__) || defined(__ARM_FEATURE_FMA) || defined(__aarch64__)
+#define FUSED(a, b, c) fmaf(a, b, c)
+#else
+#define FUSED(a, b, c) ((a) * (b) + (c))
+#endif
 
 static inline uint32_t bits_of(float x) { uint32_t b; memcpy(&b, &x, 4); return b; }
 static inline float of_bits(uint32_t b) { float x; memcpy(&x, &b, 4); return x; }
@@ -37,8 +42,7 @@ void int8_encode(const float *x, long rows, long count, const uint8_t *dither, f
         float inverse = 1.0f / put_step(largest(magnitude) * (float)(1.0 / 127.0), least, steps);
         for (int i = 0; i < N; i++) {
             float drawn = (float)dither[i] * (1.0f / 256.0f) + (128.0f + 1.0f / 512.0f);
-            float product = x[i] * inverse;
-            block[i] = (uint8_t)(int32_t)(product + drawn);
+            block[i] = (uint8_t)(int32_t)FUSED(x[i], inverse, drawn);
         }
         memcpy(codes, block, count < N ? (size_t)count : N);
     }
@@ -55,134 +59,132 @@ void int8_decode(const uint8_t *steps, const uint8_t *codes, long count, float *
     }
 }
 
-/* The checksum of what a block does not send; weights 1, 3 ... 125, 129. */
-static inline uint8_t checksum(const int32_t *index, int bits) {
-    uint32_t sum = 0;
-    for (int i = 0; i < N; i++) sum += (uint32_t)(2 * i + 1) * (uint32_t)(index[i] >> bits);
-    return (uint8_t)(sum + 2 * (uint32_t)(index[N - 1] >> bits));
+/* The checksum of a block's Q mod 2^16: of what is not sent; weights 1, 3 ... 125, 129. */
+static inline uint8_t checksum(const uint16_t *words, int bits) {
+    uint16_t sum = (uint16_t)(2 * words[N - 1]);
+    for (int i = 0; i < N; i++) sum = (uint16_t)(sum + (uint16_t)((uint16_t)(2 * i + 1) * words[i]));
+    return (uint8_t)(sum >> bits);
 }
 
-/* Planes of 4, 2 and 1 bit, element 0 in the lowest bits (bits.py). Eight codes at a time, held in one word. */
-static inline uint64_t eight(const uint8_t *codes) { uint64_t w; memcpy(&w, codes, 8); return w; }
-
-static inline void pack4(const uint8_t *codes, uint8_t *out) {
-    for (int i = 0; i < N / 2; i++) {
-        uint16_t pair;
-        memcpy(&pair, codes + 2 * i, 2);
-        out[i] = (uint8_t)((pair & 15) | (pair >> 4 & 0xF0));
-    }
+/* Packed codes (codes.py), `n` at a time, which lie in one part: a block in a whole chunk, or else 8. `at` is the element
+   of the chunk where they begin, of `count`; blocks of a chunk are packed in ascending order, so parts overwrite first. */
+static inline __attribute__((always_inline)) void pack_six(const uint8_t *six, const int n, long at, long count, int fresh, uint8_t *out) {
+    const long part = count / 4;
+    uint8_t *to = out + at;
+    if (at >= 3 * part)
+        for (int plane = 0; plane < 3; plane++) {
+            to = out + plane * part + at - 3 * part;
+            for (int i = 0; i < n; i++) to[i] = (uint8_t)(to[i] | (six[i] << (6 - 2 * plane) & 0xC0));
+        }
+    else if (fresh) memcpy(to, six, (size_t)n);
+    else
+        for (int i = 0; i < n; i++) to[i] |= six[i];
 }
 
-static inline void pack2(const uint8_t *codes, int shift, uint8_t *out) {
-    for (int i = 0; i < N / 4; i++) {
-        uint32_t four;
-        memcpy(&four, codes + 4 * i, 4);
-        four = four >> shift & 0x03030303u;
-        out[i] = (uint8_t)(four | four >> 6 | four >> 12 | four >> 18);
-    }
+static inline __attribute__((always_inline)) void unpack_six(const uint8_t *in, const int n, long at, long count, uint8_t *six) {
+    const long part = count / 4;
+    const uint8_t *from = in + (at < 3 * part ? at : at - 3 * part);
+    if (at < 3 * part)
+        for (int i = 0; i < n; i++) six[i] = from[i] & 0x3F;
+    else
+        for (int i = 0; i < n; i++)
+            six[i] = (uint8_t)(from[i] >> 6 | (from[part + i] >> 4 & 0x0C) | (from[2 * part + i] >> 2 & 0x30));
 }
 
-static inline void pack1(const uint8_t *codes, int shift, uint8_t *out) {
-    for (int i = 0; i < N / 8; i++) {
-        uint64_t ones = eight(codes + 8 * i) >> shift & 0x0101010101010101u;
-        out[i] = (uint8_t)(ones * 0x0102040810204080u >> 56);
-    }
+static inline __attribute__((always_inline)) void pack_run(const uint8_t *codes, const int n, long at, long whole, const int bits, uint8_t *out) {
+    const int high = bits != 6 && at >= whole / 2, shift = high ? bits : 0;
+    const long inside = high ? at - whole / 2 : at;
+    uint8_t held[N];
+    for (int i = 0; i < n; i++) held[i] = (uint8_t)((codes[i] & ((1 << bits) - 1)) << shift);
+    if (bits != 4) pack_six(held, n, inside, bits == 6 ? whole : whole / 2, !high, out);
+    else if (!high) memcpy(out + inside, held, (size_t)n);
+    else
+        for (int i = 0; i < n; i++) out[inside + i] |= held[i];
 }
 
-static inline void unpack4(const uint8_t *in, uint8_t *codes) {
-    for (int i = 0; i < N / 2; i++) {
-        uint16_t pair = (uint16_t)((in[i] & 15) | (in[i] & 0xF0) << 4);
-        memcpy(codes + 2 * i, &pair, 2);
-    }
+static inline __attribute__((always_inline)) void unpack_run(const uint8_t *in, const int n, long at, long whole, const int bits, uint8_t *codes) {
+    const int high = bits != 6 && at >= whole / 2, shift = high ? bits : 0;
+    const long inside = high ? at - whole / 2 : at;
+    uint8_t held[N];
+    const uint8_t *from = bits == 4 ? in + inside : held;
+    if (bits != 4) unpack_six(in, n, inside, bits == 6 ? whole : whole / 2, held);
+    for (int i = 0; i < n; i++) codes[i] = (uint8_t)(from[i] >> shift & ((1 << bits) - 1));
 }
 
-static inline void unpack2(const uint8_t *in, int shift, uint8_t *codes) {
-    for (int i = 0; i < N / 4; i++) {
-        uint32_t b = in[i], four = (b | b << 6 | b << 12 | b << 18) & 0x03030303u, held;
-        memcpy(&held, codes + 4 * i, 4);
-        held |= four << shift;
-        memcpy(codes + 4 * i, &held, 4);
-    }
+/* The block that begins at element `first` of a chunk of `whole`. */
+static inline __attribute__((always_inline)) void pack(const uint8_t *codes, long first, long whole, const int bits, uint8_t *out) {
+    if (whole % (8 * N) == 0) pack_run(codes, N, first, whole, bits, out);
+    else
+        for (int i = 0; i < N; i += 8) pack_run(codes + i, 8, first + i, whole, bits, out);
 }
 
-static inline void unpack1(const uint8_t *in, int shift, uint8_t *codes) {
-    for (int i = 0; i < N / 8; i++) {
-        uint64_t one = in[i] * 0x0101010101010101u & 0x8040201008040201u; /* bit k in byte k */
-        one = (one + 0x7F7F7F7F7F7F7F7Fu) >> 7 & 0x0101010101010101u;
-        one = one << shift | eight(codes + 8 * i);
-        memcpy(codes + 8 * i, &one, 8);
-    }
+static inline __attribute__((always_inline)) void unpack(const uint8_t *in, long first, long whole, const int bits, uint8_t *codes) {
+    if (whole % (8 * N) == 0) unpack_run(in, N, first, whole, bits, codes);
+    else
+        for (int i = 0; i < N; i += 8) unpack_run(in, 8, first + i, whole, bits, codes + i);
 }
 
-static inline void pack_plane(const uint8_t *codes, int shift, int width, uint8_t *out) {
-    if (width == 4) pack4(codes, out);
-    else if (width == 2) pack2(codes, shift, out);
-    else pack1(codes, shift, out);
-}
-
-static inline void unpack_plane(const uint8_t *in, int shift, int width, uint8_t *codes) {
-    if (shift == 0 && width != 4) memset(codes, 0, N);
-    if (width == 4) unpack4(in, codes);
-    else if (width == 2) unpack2(in, shift, codes);
-    else unpack1(in, shift, codes);
-}
+#define CENTRE 98304.0f
+#define DITHER(byte) ((float)((byte) & 0xFE)) /* in 256ths: what float32 keeps beside CENTRE */
+#define NEAR 0x1p-64f
 
 static inline __attribute__((always_inline)) void encode_blocks(const float *x, const float *phi, long rows, const uint8_t *dither, float scale,
-                                 const float *least, const int bits, const int low, const int high, uint8_t *steps,
-                                 uint8_t *sums, uint8_t *plane0, uint8_t *plane1, float *own) {
-    for (long r = 0; r < rows; r++, x += N, phi += N, dither += N) {
+                                 const float *least, const int bits, long first, long whole, uint8_t *steps,
+                                 uint8_t *sums, uint8_t *packed, float *own) {
+    for (long r = 0; r < rows; r++, x += N, phi += N, dither += N, first += N) {
         uint32_t magnitude[N];
-        int32_t index[N];
+        uint16_t words[N];
         uint8_t codes[N];
         for (int i = 0; i < N; i++) magnitude[i] = bits_of(x[i] - phi[i]) & 0x7FFFFFFFu;
-        own[r] = put_step(largest(magnitude) * scale, least[r], steps + 2 * r);
+        const float apart = largest(magnitude), near = NEAR * (apart - 0.5f * NEAR), nearer = 0.5f * apart * apart;
+        own[r] = put_step((apart >= NEAR ? near : nearer) * (scale / NEAR), least[r], steps + 2 * r);
         float inverse = 1.0f / own[r];
-        for (int i = 0; i < N; i++) {
-            float product = x[i] * inverse;
-            index[i] = (int32_t)floorf(product + (float)dither[i] * (1.0f / 256.0f));
-        }
-        for (int i = 0; i < N; i++) codes[i] = (uint8_t)index[i];
-        sums[r] = checksum(index, bits);
-        pack_plane(codes, 0, low, plane0 + PLANE(r, low));
-        if (high) pack_plane(codes, low, high, plane1 + PLANE(r, high));
+        for (int i = 0; i < N; i++)
+            words[i] = (uint16_t)(int32_t)FUSED(x[i], inverse, FUSED(DITHER(dither[i]), 1.0f / 256.0f, CENTRE));
+        for (int i = 0; i < N; i++) codes[i] = (uint8_t)words[i];
+        sums[r] = checksum(words, bits);
+        pack(codes, first, whole, bits, packed);
     }
 }
 
-static inline __attribute__((always_inline)) void decode_blocks(const uint8_t *steps, const uint8_t *sums, const uint8_t *plane0,
-                                 const uint8_t *plane1, const float *ours, long rows, const uint8_t *dither,
-                                 const int bits, const int low, const int high, float *out, float *step_out, uint8_t *wrapped,
-                                 float *far) {
-    const int32_t half = 1 << (bits + 7), mask = (1 << (bits + 8)) - 1;
-    for (long r = 0; r < rows; r++, ours += N, out += N, dither += N) {
+static inline __attribute__((always_inline)) void decode_blocks(const uint8_t *steps, const uint8_t *sums, const uint8_t *packed,
+                                 long first, long whole, const float *ours, long rows, const uint8_t *dither,
+                                 const int bits, float *out, float *step_out, uint8_t *wrapped, float *far) {
+    const float ranges = (float)(1 << bits), share = 1.0f / ranges;
+    for (long r = 0; r < rows; r++, ours += N, out += N, dither += N, first += N) {
         uint8_t codes[N];
-        int32_t index[N];
-        unpack_plane(plane0 + PLANE(r, low), 0, low, codes);
-        if (high) unpack_plane(plane1 + PLANE(r, high), low, high, codes);
-        float step = step_out[r] = get_step(steps + 2 * r);
-        float inverse = 1.0f / step * 256.0f, scale = step * (-1.0f / 256.0f);
-        for (int i = 0; i < N; i++) {
-            uint32_t word = (uint32_t)(int32_t)rintf(ours[i] * inverse);
-            index[i] = (int32_t)(word - ((uint32_t)codes[i] << 8) + (uint32_t)(dither[i] + half - 128));
+        uint16_t words[N];
+        float above[N];
+        unpack(packed, first, whole, bits, codes);
+        const float step = get_step(steps + 2 * r), inverse = 1.0f / step * share, range = step * ranges;
+        for (int i = 0; i < N; i++) { /* in ranges; less 1/2 of a step, and plus half a range */
+            float drawn = FUSED(DITHER(dither[i]), share / 256.0f, (CENTRE - 0.5f + 0.5f * ranges) * share);
+            above[i] = FUSED((float)codes[i], -share, FUSED(ours[i], inverse, drawn));
         }
-        wrapped[r] = checksum(index, bits + 8) != sums[r];
         for (int i = 0; i < N; i++) {
-            index[i] = (index[i] & mask) - half;
-            float moved = (float)index[i] * scale;
-            out[i] = ours[i] + moved;
+            int32_t high = (int32_t)above[i];
+            words[i] = (uint16_t)((uint32_t)high << bits | codes[i]);
+            above[i] -= (float)high;
         }
-        int32_t most = 0;
+        int32_t most = (int32_t)bits_of(above[0]), least = most;
         for (int i = 0; i < N; i++) {
-            int32_t apart = index[i] < 0 ? -index[i] : index[i];
-            most = apart > most ? apart : most;
+            int32_t b = (int32_t)bits_of(above[i]);
+            most = b > most ? b : most;
+            least = b < least ? b : least;
         }
-        far[r] = wrapped[r] ? step * (float)(1 << bits) : (float)most * step * (1.0f / 256.0f);
+        const float up = of_bits((uint32_t)most) - 0.5f, down = 0.5f - of_bits((uint32_t)least);
+        step_out[r] = step;
+        wrapped[r] = checksum(words, bits) != sums[r];
+        far[r] = wrapped[r] ? range : (up > down ? up : down) * range;
+        for (int i = 0; i < N; i++) out[i] = FUSED(above[i] - (0.5f - share / 256.0f), -range, ours[i]);
     }
 }
 
 /* A packet's layout (modular.py), and where dither lies in the pool (dither.py). */
-#define CHUNK (1L << 17)
+#define CHUNK (1L << 18)
 #define TILE (1L << 19)
 #define OFFSETS 64
+#define PACKED(count, bits) ((count) / 8 * (bits))
 
 static inline long blocks_of(long elements) { return (elements + N - 1) / N; }
 static inline long least_of(long a, long b) { return a < b ? a : b; }
@@ -192,35 +194,33 @@ static inline const uint8_t *dither_of(const uint8_t *pool, long turn, long chun
 
 #define EACH(bits, DO) \
     do { \
-        if (bits == 3) DO(3, 2, 1); \
-        else if (bits == 4) DO(4, 4, 0); \
-        else if (bits == 6) DO(6, 4, 2); \
+        if (bits == 3) DO(3); \
+        else if (bits == 4) DO(4); \
+        else if (bits == 6) DO(6); \
     } while (0)
-#define LOW(bits) ((bits) == 3 ? 2 : 4)
 
 /* One tile of `count` elements, the `chunk`-th chunk of the message the first, to `tile`. */
 void modular_encode(const float *x, const float *phi, long count, const uint8_t *pool, long turn, long chunk, float scale,
                     const float *least, int bits, uint8_t *tile, float *own) {
-    const long tile_rows = blocks_of(count), low = LOW(bits);
-    uint8_t *steps = tile, *sums = tile + 2 * tile_rows, *plane0 = sums + tile_rows;
+    const long tile_rows = blocks_of(count);
+    uint8_t *steps = tile, *sums = tile + 2 * tile_rows, *packed = sums + tile_rows;
     for (; count > 0; chunk++) {
         const uint8_t *dither = dither_of(pool, turn, chunk);
-        const long here = least_of(count, CHUNK), whole = blocks_of(here);
-        uint8_t *plane1 = plane0 + PLANE(whole, low);
-        long rows = here / N;
-#define ENCODE(b, l, h) encode_blocks(x, phi, rows, dither, scale, least, b, l, h, steps, sums, plane0, plane1, own)
+        const long here = least_of(count, CHUNK), whole = blocks_of(here) * N;
+        long rows = here / N, first = 0;
+#define ENCODE(b) encode_blocks(x, phi, rows, dither, scale, least, b, first, whole, steps, sums, packed, own)
         EACH(bits, ENCODE);
-        if (rows < whole) { /* the last block, filled up with zeros */
+        if (rows * N < whole) { /* the last block, filled up with zeros */
             float last[2][N] = {{0}};
-            memcpy(last[0], x + rows * N, (size_t)(here - rows * N) * 4);
-            memcpy(last[1], phi + rows * N, (size_t)(here - rows * N) * 4);
+            first = rows * N;
+            memcpy(last[0], x + first, (size_t)(here - first) * 4);
+            memcpy(last[1], phi + first, (size_t)(here - first) * 4);
             x = last[0], phi = last[1];
-            dither += rows * N, least += rows, steps += 2 * rows, sums += rows, own += rows;
-            plane0 += PLANE(rows, low), plane1 += PLANE(rows, bits - low), rows = 1;
+            dither += first, least += rows, steps += 2 * rows, sums += rows, own += rows, rows = 1;
             EACH(bits, ENCODE);
             return;
         }
-        x += here, phi += here, count -= here, plane0 += PLANE(rows, bits);
+        x += here, phi += here, count -= here, packed += PACKED(whole, bits);
         least += rows, steps += 2 * rows, sums += rows, own += rows;
     }
 }
@@ -228,29 +228,26 @@ void modular_encode(const float *x, const float *phi, long count, const uint8_t 
 /* Elements [start, end) of a packet of `parameters`, whose tiles begin at `tiles`. */
 void modular_decode(const uint8_t *tiles, long parameters, long start, long end, const float *ours, const uint8_t *pool,
                     long turn, int bits, float *out, float *step_out, uint8_t *wrapped, float *far) {
-    const long low = LOW(bits);
     for (long stop; start < end; start = stop) {
         const long base = start / TILE * TILE, chunk = start / CHUNK * CHUNK, row = (start - base) / N;
         stop = least_of(chunk + CHUNK, end);
-        const long tile_rows = blocks_of(least_of(TILE, parameters - base)), skipped = (start - chunk) / N;
+        const long tile_rows = blocks_of(least_of(TILE, parameters - base));
+        const long whole = blocks_of(least_of(CHUNK, parameters - chunk)) * N;
         const uint8_t *tile = tiles + base / N * (3 + 8 * bits), *dither = dither_of(pool, turn, chunk / CHUNK) + start - chunk;
         const uint8_t *steps = tile + 2 * row, *sums = tile + 2 * tile_rows + row;
-        const uint8_t *plane0 = tile + 3 * tile_rows + PLANE((chunk - base) / N, bits);
-        const uint8_t *plane1 = plane0 + PLANE(blocks_of(least_of(CHUNK, parameters - chunk)), low) + PLANE(skipped, bits - low);
-        plane0 += PLANE(skipped, low);
-        long rows = (stop - start) / N;
-#define DECODE(b, l, h) \
-    decode_blocks(steps, sums, plane0, plane1, ours, rows, dither, b, l, h, out, step_out, wrapped, far)
+        const uint8_t *packed = tile + 3 * tile_rows + PACKED(chunk - base, bits);
+        long rows = (stop - start) / N, first = start - chunk;
+#define DECODE(b) \
+    decode_blocks(steps, sums, packed, first, whole, ours, rows, dither, b, out, step_out, wrapped, far)
         EACH(bits, DECODE);
         if (rows * N < stop - start) {
             const long left = stop - start - rows * N;
-            float mine[N] = {0}, found[N], *whole = out + rows * N;
+            float mine[N] = {0}, found[N], *last = out + rows * N;
             memcpy(mine, ours + rows * N, (size_t)left * 4);
-            ours = mine, out = found;
-            dither += rows * N, steps += 2 * rows, sums += rows, step_out += rows, wrapped += rows, far += rows;
-            plane0 += PLANE(rows, low), plane1 += PLANE(rows, bits - low), rows = 1;
+            ours = mine, out = found, first += rows * N;
+            dither += rows * N, steps += 2 * rows, sums += rows, step_out += rows, wrapped += rows, far += rows, rows = 1;
             EACH(bits, DECODE);
-            memcpy(whole, found, (size_t)left * 4);
+            memcpy(last, found, (size_t)left * 4);
             return;
         }
         ours += stop - start, out += stop - start, step_out += rows, wrapped += rows, far += rows;

@@ -1,6 +1,6 @@
 """Modular low-bit pairs (ours): send only the low bits of a weight; the partner's own weight supplies the high ones.
 
-The partner knows theta to within the replicas' spread, so per block of 64, with d a byte of dither (dither.py):
+The partner knows theta to within the replicas' spread, so per block of 64, with d an odd byte of dither (dither.py):
 
     s = kappa max(max|D|, mean of max|D|) / 2^b, rounded up to bfloat16     D = theta - phi, the sender's own
     Q = floor(theta / s + d / 256)         what is sent: Q mod 2^b
@@ -8,8 +8,8 @@ The partner knows theta to within the replicas' spread, so per block of 64, with
 
 |x - theta| <= s / 2 and the error is uniform whatever theta is (subtractive dither, Schuchman 1964) as long as the
 two thetas are less than 2^b s / 2 - s apart. Beyond, Q' is off by a multiple of 2^b: a wrap. Each block carries a
-checksum of what is not sent, the sum of w_i (Q_i >> b) mod 256 with distinct odd weights whose sum is 2 mod 256: wraps
-of one or two elements show, wraps of all alike too, others with chance 127/128. A block that fails decodes to the
+checksum of what is not sent, ((sum of w_i Q_i mod 2^16) >> b) mod 256 with distinct odd weights whose sum is 2 mod 256:
+wraps of one or two elements show, wraps of all alike too, others with chance 127/128. A block that fails decodes to the
 receiver's own theta (for it, the round is a lone one), and whoever saw it fail sends it in int8 in its next message,
 which cannot wrap (an escape).
 
@@ -24,7 +24,7 @@ No residual, no anchor; of memory a float and a bit a block. On the wire, little
 
     header 32 bytes: parameters u64, seed of the dither u64, kappa f32, escapes u32, b u8, 7 zeros
     each tile of 2^19 elements, filled up with zeros to whole blocks:
-        steps bfloat16 by block | checksums u8 by block | planes of codes (bits.py), chunk of 2^17 by chunk
+        steps bfloat16 by block | checksums u8 by block | codes, chunk of 2^18 by chunk (codes.py)
     escapes: block numbers u32, ascending | steps bfloat16 | v + 128 u8, 64 a block (as int8.py)
 
 32 + (3 + 8 b) ceil(P / 64) + 70 escapes bytes: 0.547 a parameter at b = 4.
@@ -42,11 +42,12 @@ import numpy as np
 import torch
 
 from swarmnode.errors import RemoteFault
-from swarmnode.gossip.compression.codec import BLOCK_ELEMENTS, CHUNK, Codec
+from swarmnode.gossip.compression.codec import BLOCK_ELEMENTS, CHUNK, TILE, Codec
 from swarmnode.gossip.compression.modulo import SHARES, Engine, Layout, engine
 from swarmnode.gossip.compression.tiles import (
     STEP_LEAST,
     Bytes,
+    Scratch,
     blocks,
     check_range,
     check_steps,
@@ -75,9 +76,12 @@ WRAPPED_MOST, KAPPA_RAISE = 0.03, 1.25  # guess; fewer are blocks that moved els
 FAR_MARGIN = 2.5  # the range over the farthest element seen: twice would just reach it; guess
 FAR_KEEP = 0.7  # a round: a block that was far once meets a few more partners before it is forgotten; guess
 
-SAMPLE, SAMPLED_OF = 16, 256  # blocks in a row that are looked at, of so many; guess; measured: each 16th block by
+SAMPLE, SAMPLED_OF = 16, 512  # blocks in a row that are looked at, of so many; guess; measured: each 16th block by
 # itself, a page of memory apart, took a tenth of the encoding in torch and a third of that in C
-STEP_RATIO = 2.0**-15  # of the tile's largest weight, at least: float32 keeps the dither's 8 bits beside theta / s
+SAMPLED_TILES = 8  # at once: the first calls after megabytes of other work take several times as long (measured)
+# Of the tile's largest weight, a step at least: float32 keeps 7 bits of dither beside theta / s, and a weight three
+# times as large, which the sample missed, is still rounded down (beyond, x may be a step further off).
+STEP_RATIO = 2.0**-15
 
 
 @dataclass(slots=True)
@@ -168,10 +172,12 @@ class Modular(Codec):
         self._far = self._remembered(parameters, flat.device)
         code.draw(seed)
         scale, layout = self.kappa / (1 << self.bits), self._layout(wire, parameters)
+        sampled: list[tuple[float, float]] = []
         for start, end in tiles(0, parameters):
             rows = slice(start // BLOCK_ELEMENTS, start // BLOCK_ELEMENTS + blocks(end - start))
             x, phi, own = flat[start:end], reference[start:end], self._steps[rows]
-            usual, least_step = _sampled(x, phi)
+            sampled = sampled or _sampled(flat, reference, start, code.scratch)
+            usual, least_step = sampled.pop(0)
             least = self._far[rows] * (FAR_MARGIN / (1 << self.bits))
             least.clamp_(max=usual * self.kappa_most / (1 << self.bits))  # whatever partners say
             least.clamp_(min=max(least_step, scale * usual, STEP_LEAST))
@@ -205,9 +211,9 @@ class Modular(Codec):
         padded[inside] = flat[index[inside]].float()
         steps = (padded.abs().amax(1) / 127).clamp_(min=STEP_LEAST)
         words = torch.empty(2 * count, dtype=torch.uint8, device=flat.device)
-        wire_steps(steps, torch.empty(count, dtype=torch.int32, device=flat.device), words)
-        drawn = self._engine.scratch.dither[index % CHUNK]  # which numbers does not matter, only that they are chance
-        codes = (padded / steps.unsqueeze(1) + drawn + (128 + 1 / 512)).to(torch.uint8)
+        wire_steps(steps, words)
+        drawn = self._engine.scratch.pool.to(flat.device)[index % CHUNK]  # which does not matter, but that it is chance
+        codes = (padded / steps.unsqueeze(1) + drawn * (1 / 256) + (128 + 1 / 512)).to(torch.uint8)
         out[: 4 * count] = escapes.astype("<u4").view(np.uint8)
         out[4 * count : 6 * count] = words.cpu().numpy()
         out[6 * count :] = codes.cpu().numpy().reshape(-1)
@@ -285,18 +291,28 @@ class Modular(Codec):
         return count
 
 
-def _sampled(flat: torch.Tensor, reference: torch.Tensor) -> tuple[float, float]:
-    """(the mean over blocks of a tile of max|D|; the least step for which float32 keeps the dither, by the largest
-    weight), of some of its blocks. 0 where that is not finite."""
-    block = min(BLOCK_ELEMENTS, flat.numel())
-    every = SAMPLED_OF * block
-    if (runs := flat.numel() // every) > 0:
-        new, old = (x[: runs * every].view(runs, every)[:, : SAMPLE * block] for x in (flat, reference))
-    else:
-        new, old = (x[: flat.numel() // block * block].view(1, -1) for x in (flat, reference))
-    mean = float((new - old).abs_().view(-1, block).amax(1).mean())
-    most = float(new.abs().max())
-    return mean if math.isfinite(mean) else 0.0, most * STEP_RATIO if math.isfinite(most) else 0.0
+def _sampled(flat: torch.Tensor, reference: torch.Tensor, start: int, scratch: Scratch) -> list[tuple[float, float]]:
+    """By tile from `start` on, some at a time: (the mean over blocks of max|D|; the least step for which float32 keeps
+    the dither, by the largest weight), of some of its blocks. 0 where that is not finite."""
+    left = flat.numel() - start
+    tiled = max(min(left // TILE, SAMPLED_TILES), 1)
+    block = min(BLOCK_ELEMENTS, left)
+    apart, length = SAMPLED_OF * block, SAMPLE * block
+    runs = min(left, tiled * TILE) // apart
+    if not runs:
+        runs, length = 1, left // block * block
+    new, old = (x[start:].as_strided((runs, length), (apart, 1)) for x in (flat, reference))
+    room, count = scratch.floats[1][: runs * length].view(runs, length), runs * length // block
+    words, largest = room.view(torch.int32).view(tiled, -1), scratch.inverse[:count]  # positive: in the order of bits
+    torch.sub(new, old, out=room).abs_()
+    torch.amax(words.view(count, block), dim=1, out=largest.view(torch.int32))
+    means: list[float] = largest.view(tiled, -1).mean(1).tolist()
+    torch.abs(new, out=room)
+    mosts: list[float] = torch.amax(words, dim=1).view(torch.float32).tolist()
+    return [
+        (mean if math.isfinite(mean) else 0.0, most * STEP_RATIO if math.isfinite(most) else 0.0)
+        for mean, most in zip(means, mosts, strict=True)
+    ]
 
 
 def _elements(rows: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:

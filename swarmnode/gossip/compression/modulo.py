@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
-from functools import partial
 from typing import NamedTuple, Protocol
 
+import numpy as np
 import torch
 
 from swarmnode.gossip.compression import dither, kernel
-from swarmnode.gossip.compression.bits import PLANES, Packer, Step, packed_nbytes
 from swarmnode.gossip.compression.codec import BLOCK_ELEMENTS, CHUNK, TILE
-from swarmnode.gossip.compression.tiles import Bytes, Scratch, blocks, chunks, head, read_steps, wire_steps
+from swarmnode.gossip.compression.codes import Codes, packed_nbytes
+from swarmnode.gossip.compression.tiles import Bytes, Scratch, blocks, chunks, read_steps, wire_steps
 
 SHARES = 65536  # whole numbers add up alike in any order
+CENTRE = (
+    1.5 * 2.0**16
+)  # is added to theta / s, which is seldom below -2^15 (STEP_RATIO): so truncation rounds down. And
+DITHER = 0xFE  # float32 rounds to 128ths there, which is to add 1 / 256 and round down: that makes these bytes odd
+VIEWS_MOST = 64  # guess; of each two or four kinds of pieces that a message has
+NEAR = 2.0**-64  # of huber_loss, which beyond it is |difference| NEAR exactly: one pass instead of two
+
+
+_distance = torch.ops.aten.huber_loss.out  # with room for what it finds, which torch.nn.functional does not take
+
+Floats = np.ndarray[tuple[int], np.dtype[np.float32]]
+Words = np.ndarray[tuple[int], np.dtype[np.uint16]]
 
 
 class Piece(NamedTuple):
@@ -24,7 +35,8 @@ class Piece(NamedTuple):
     end: int
     steps: Bytes
     sums: Bytes
-    planes: Sequence[Bytes]
+    codes: Bytes  # of the whole chunk, ...
+    inside: int  # ... the element of it that `start` is
 
 
 class Layout(NamedTuple):
@@ -51,13 +63,17 @@ class Layout(NamedTuple):
             row, rows = (first - base) // BLOCK_ELEMENTS, blocks(last - first)
             whole = min(CHUNK, blocks(self.parameters - chunk) * BLOCK_ELEMENTS)
             sums = tile + 2 * tile_rows
-            plane, planes = sums + tile_rows + packed_nbytes(chunk - base, self.bits), []
-            for width in PLANES[self.bits]:
-                begin = plane + packed_nbytes(first - chunk, width)
-                planes.append(data[begin : begin + packed_nbytes(rows * BLOCK_ELEMENTS, width)])
-                plane += packed_nbytes(whole, width)
-            steps = data[tile + 2 * row : tile + 2 * (row + rows)]
-            found.append(Piece(first, last, steps, data[sums + row : sums + row + rows], planes))
+            at = sums + tile_rows + packed_nbytes(chunk - base, self.bits)
+            found.append(
+                Piece(
+                    first,
+                    last,
+                    data[tile + 2 * row : tile + 2 * (row + rows)],
+                    data[sums + row : sums + row + rows],
+                    data[at : at + packed_nbytes(whole, self.bits)],
+                    first - chunk,
+                )
+            )
         return found
 
 
@@ -67,7 +83,7 @@ class Engine(Protocol):
     scratch: Scratch
 
     def draw(self, seed: int) -> None:
-        """Have the dither of `seed` ready for `encode`; `scratch.dither` then holds it in steps."""
+        """Have the dither of `seed` ready for `encode`; `scratch.pool` then holds it."""
 
     def draw_back(self, seed: int) -> None:
         """Have the dither of `seed` ready for `decode`."""
@@ -122,7 +138,7 @@ class KernelEngine:
         self._seed, self._back = -1, torch.empty(0, dtype=torch.uint8)
 
     def draw(self, seed: int) -> None:
-        self.scratch.draw(seed, 1 / 256, 0.0)
+        self.scratch.draw_pool(seed)
 
     def draw_back(self, seed: int) -> None:
         if seed != self._seed:
@@ -173,47 +189,81 @@ class KernelEngine:
         return told[0], told[1]
 
 
-def _int8_products(weights: torch.Tensor) -> torch.Tensor | None:
-    """`weights` [64] as int8 [64, 1], alike mod 256, where torch multiplies int8 matrices with one column: a quarter of
-    the time of floats (measured). None elsewhere."""
-    found = weights.to(torch.int32).to(torch.int8).view(-1, 1)
-    if weights.device.type != "cpu":
-        return None
-    try:
-        tried = torch._int_mm(torch.full((2, BLOCK_ELEMENTS), -1, dtype=torch.int8), found)
-    except (AttributeError, RuntimeError):
-        return None
-    return found if tried.tolist() == [[-int(found.sum())]] * 2 else None
+def _wraps() -> bool:
+    """Whether numpy truncates floats mod 2^16, as all processors that were tried do; the language leaves it open."""
+    found = np.empty(64, np.uint16)
+    with np.errstate(invalid="ignore"):
+        np.copyto(found, np.full(64, 70000.5, np.float32), casting="unsafe")
+    return bool((found == 70000 % 65536).all())
+
+
+class Views(NamedTuple):
+    """What the operations on a chunk's blocks work on, found once: finding it takes as long as some of them."""
+
+    y: torch.Tensor  # float32 [rows, 64], ...
+    bits: torch.Tensor  # ... as int32, ...
+    values: Floats | None  # ... and flat, as numpy sees it
+    words: torch.Tensor  # int16 [rows, 64], ...
+    numbers: Words  # ... and flat on the CPU
+    low: Bytes  # [rows * 64]
+    sums: torch.Tensor  # int16 [rows], ...
+    sum_numbers: Words  # ... and on the CPU
+    steps: torch.Tensor  # float32 [rows], ...
+    most: torch.Tensor  # ... as int32
+    inverse: torch.Tensor  # float32 [rows, 1]
 
 
 class TorchEngine:
-    """Torch operations on whole chunks, in buffers of its own."""
+    """Torch and numpy operations on whole chunks, in buffers of its own. Codes are packed on the CPU."""
 
     def __init__(self, bits: int, device: torch.device) -> None:
         self.bits = bits
         self.scratch = Scratch(device)
-        self._packer = Packer(CHUNK, device)
-        self._words = [torch.empty(CHUNK, dtype=torch.int32, device=device) for _ in range(2)]
-        self._seed, self._back = -1, torch.empty(0, dtype=torch.int32, device=device)
-        self._packed = torch.empty(packed_nbytes(CHUNK, bits), dtype=torch.uint8, device=device)
-        self._high = torch.empty(CHUNK, device=device)
-        self._high_bytes = torch.empty(CHUNK, dtype=torch.uint8, device=device)
-        self._sums = torch.empty(CHUNK // BLOCK_ELEMENTS, device=device)
-        self._int_sums = torch.empty(CHUNK // BLOCK_ELEMENTS, 1, dtype=torch.int32, device=device)
-        self._sum_bytes = torch.empty(CHUNK // BLOCK_ELEMENTS, dtype=torch.uint8, device=device)
-        self._weights = torch.arange(1, 2 * BLOCK_ELEMENTS, 2, device=device, dtype=torch.float32)
+        self._on_cpu = device.type == "cpu"
+        self._at_once = self._on_cpu and _wraps()
+        self._codes = Codes(CHUNK, bits)
+        self._low = np.empty(CHUNK, np.uint8)
+        self._words = torch.empty(CHUNK, dtype=torch.int16, device=device)
+        self._steps = torch.empty(TILE // BLOCK_ELEMENTS, device=device)
+        self._sums = torch.empty(CHUNK // BLOCK_ELEMENTS, dtype=torch.int16, device=device)
+        self._sum_bytes = np.empty(CHUNK // BLOCK_ELEMENTS, np.uint8)
+        self._weights = torch.arange(1, 2 * BLOCK_ELEMENTS, 2, device=device, dtype=torch.int16)
         self._weights[-1] += 2  # 1, 3 … 125, 129
-        self._products = _int8_products(self._weights)
-        self._whole = self._quantising(CHUNK // BLOCK_ELEMENTS)
+        self._float_weights = self._weights.float()
+        self._seed, self._back = -1, torch.empty(dither.POOL, device=device)
+        self._views: dict[tuple[int, int], Views] = {}
+
+    def _view(self, row: int, rows: int) -> Views:
+        """Of the blocks from `row` of a tile on."""
+        if (row, rows) not in self._views:
+            if len(self._views) >= VIEWS_MOST:
+                self._views.clear()
+            s, count = self.scratch, rows * BLOCK_ELEMENTS
+            words, sums, steps = self._words[:count], self._sums[:rows], self._steps[row : row + rows]
+            self._views[row, rows] = Views(
+                s.rows[:rows],
+                s.words[:rows],
+                s.floats[0][:count].numpy() if self._on_cpu else None,
+                words.view(-1, BLOCK_ELEMENTS),
+                words.numpy(force=True).view(np.uint16),
+                self._low[:count],
+                sums,
+                sums.numpy(force=True).view(np.uint16),
+                steps,
+                steps.view(torch.int32),
+                s.inverse_of(row, rows),
+            )
+        return self._views[row, rows]
 
     def draw(self, seed: int) -> None:
-        self.scratch.draw(seed, 1 / 256, 0.0)
+        self.scratch.draw(seed, 1 / 256, CENTRE, DITHER)
 
     def draw_back(self, seed: int) -> None:
-        """Less 1/2 and plus half the range, in 256ths of a step."""
+        """Less 1/2 and plus half the range, in ranges."""
         if seed != self._seed:
-            pool = dither.pool(seed).to(self.scratch.device, torch.int32)
-            self._seed, self._back = seed, pool.add_((1 << (self.bits + 7)) - 128)
+            self._seed = seed
+            self._back.copy_(dither.pool(seed) & DITHER).mul_(1 / 256).add_(CENTRE - 0.5 + (1 << self.bits - 1))
+            self._back.mul_(1 / (1 << self.bits))
 
     def encode(
         self,
@@ -225,55 +275,51 @@ class TorchEngine:
         least: torch.Tensor,
         own: torch.Tensor,
     ) -> None:
-        s, rows, pieces = self.scratch, len(own), layout.pieces(start, start + flat.numel())
-        new, before = s.parts(flat, 0), s.parts(reference, 1)
+        s, rows, pieces = self.scratch, own.numel(), layout.pieces(start, start + flat.numel())
+        new, before, steps, views = s.parts(flat, 0), s.parts(reference, 1), self._steps[:rows], []
         for piece in pieces:
             x, phi = (part(piece.start - start, piece.end - start) for part in (new, before))
-            row = (piece.start - start) // BLOCK_ELEMENTS
-            s.largest(torch.sub(x, phi, out=head(s.rows, len(x))), own[row : row + len(x)])
-        torch.maximum(own.mul_(scale), least, out=own)
-        wire_steps(own, s.step_bits[:rows], s.wire_steps[: 2 * rows])
+            views.append(v := self._view((piece.start - start) // BLOCK_ELEMENTS, x.size(0)))
+            _distance(x, phi, 0, NEAR, out=v.y)
+            torch.amax(v.bits, dim=1, out=v.most)  # positive floats, and NaN, are in the order of their bits
+        torch.maximum(steps.mul_(scale / NEAR), least, out=own)
+        wire_steps(own, s.wire_steps[: 2 * rows])
         torch.reciprocal(own, out=s.inverse[:rows])
-        for piece in pieces:
+        wire, at = s.wire_steps.numpy(force=True), 0
+        for piece, v in zip(pieces, views, strict=True):
             x = new(piece.start - start, piece.end - start)
-            row, count = (piece.start - start) // BLOCK_ELEMENTS, x.numel()
-            y = torch.mul(x, s.inverse_of(row, len(x)), out=head(s.rows, len(x)))
-            y.add_(s.drawn(s.seed, piece.start, count))
-            for step in self._whole if count == CHUNK else self._quantising(len(x)):
-                step()
-            at = 0
-            for plane in piece.planes:
-                torch.from_numpy(plane).copy_(self._packed[at : at + plane.size])
-                at += plane.size
-            torch.from_numpy(piece.steps).copy_(s.wire_steps[2 * row : 2 * (row + len(x))])
-            torch.from_numpy(piece.sums).copy_(head(self._sum_bytes, len(x)))
+            torch.addcmul(s.drawn(s.seed, piece.start, x.numel()), x, v.inverse, out=v.y)
+            self._truncate(v)
+            np.copyto(v.low, v.numbers, casting="unsafe")
+            self._codes.pack(v.low, piece.codes)
+            self._weigh(v)
+            self._checksums(v, piece.sums)
+            piece.steps[:] = wire[at : at + piece.steps.size]
+            at += piece.steps.size
 
-    def _quantising(self, rows: int) -> list[Step]:
-        """Steps from theta / s + d / 256, in the first `rows` of the scratch, to codes in `_packed` and checksums in
-        `_sum_bytes`."""
-        s, count = self.scratch, rows * BLOCK_ELEMENTS
-        y, indices, codes = head(s.rows, rows), head(s.words, rows), head(s.bytes, count)
-        return [
-            y.floor_,
-            partial(indices.copy_, y),
-            partial(codes.view(indices.shape).copy_, indices),
-            *self._packer.packing(codes, self.bits, self._packed[: packed_nbytes(count, self.bits)]),
-            partial(indices.bitwise_right_shift_, self.bits),
-            *self._summing(indices),
-        ]
+    def _truncate(self, v: Views) -> None:
+        """`y`, positive, without what is behind the point, mod 2^16, to `words` and `numbers`."""
+        if self._at_once and v.values is not None:  # in one pass what torch does in two
+            with np.errstate(invalid="ignore"):  # a step that is not finite will be refused
+                np.copyto(v.numbers, v.values, casting="unsafe")
+            return
+        v.words.copy_(v.y.to(torch.int32))
+        if not self._on_cpu:
+            v.numbers[:] = v.words.view(-1).numpy(force=True).view(np.uint16)
 
-    def _summing(self, high: torch.Tensor) -> list[Step]:
-        """Steps from Q >> b by block and element, int32, to `_sum_bytes`: the sum of w (Q >> b) mod 256 by block."""
-        count, rows, out = high.numel(), len(high), head(self._sum_bytes, len(high))
-        low = head(self._high_bytes, count)
-        first = partial(low.view(high.shape).copy_, high)
-        if self._products is not None:
-            found, low = head(self._int_sums, rows), low.view(torch.int8).view(high.shape)
-            product = partial(torch._int_mm, low, self._products, out=found)
-            return [first, product, partial(out.copy_, found.view(-1))]  # a byte holds the sum mod 256
-        floats, sums = head(self._high, count), head(self._sums, rows)
-        product = partial(torch.mv, floats.view(high.shape), self._weights, out=sums)
-        return [first, partial(floats.copy_, low), product, partial(sums.remainder_, 256), partial(out.copy_, sums)]
+    def _weigh(self, v: Views) -> None:
+        """The sum of w Q mod 2^16 of each block of `words`, to `sums`."""
+        if self._on_cpu:
+            torch.mv(v.words, self._weights, out=v.sums)
+        else:
+            v.sums.copy_((v.words.to(torch.int32) * self._weights).sum(1))
+
+    def _checksums(self, v: Views, out: Bytes) -> None:
+        """(sum >> b) mod 256 of each of `sums`, to `out`."""
+        if not self._on_cpu:
+            v.sum_numbers[:] = v.sums.numpy(force=True).view(np.uint16)
+        np.right_shift(v.sum_numbers, self.bits, out=v.sum_numbers)
+        np.copyto(out, v.sum_numbers, casting="unsafe")
 
     def decode(
         self,
@@ -300,33 +346,40 @@ class TorchEngine:
         wrapped: torch.Tensor,
         far: torch.Tensor,
     ) -> None:
-        s, bits, mine, rows = self.scratch, self.bits, self.scratch.whole(ours), len(steps)
-        count, at = mine.numel(), 0
-        for plane in piece.planes:
-            self._packed[at : at + plane.size].copy_(torch.frombuffer(plane, dtype=torch.uint8))
-            at += plane.size
-        codes = s.bytes[:count]
-        self._packer.unpack(self._packed[:at], bits, codes)
+        s, bits, rows = self.scratch, self.bits, steps.numel()
+        mine, v = s.whole(ours).view(rows, BLOCK_ELEMENTS), self._view(0, rows)
+        count, y, sent = mine.numel(), v.y, s.floats[1][: mine.numel()].view(rows, BLOCK_ELEMENTS)
+        whole = piece.codes.size * 8 // bits
+        self._codes.unpack(piece.codes, self._low[:whole])
+        codes = self._low[piece.inside : piece.inside + count]
         steps.copy_(read_steps(piece.steps))
-        # In 256ths of a step: own theta + dither - 1/2 - q + half the range.
-        y, words, moved = s.floats[0][:count], self._words[0][:count], self._words[1][:count]
-        inverse = torch.reciprocal(steps, out=s.inverse[:rows]).mul_(256)
-        torch.mul(mine.view(rows, -1), inverse.unsqueeze(1), out=y.view(rows, -1))
-        words.copy_(y.round_())
+        # In ranges: how far own theta lies above what would have the code and Q >> b = 0, plus half a range.
         shift = dither.offset(self._seed, piece.start)
-        words.sub_(moved.copy_(codes).bitwise_left_shift_(8)).add_(self._back[shift : shift + count])
-        # From bit b + 8 up: Q' >> b. Below: how far own theta lies from the value meant, plus half the range.
-        torch.bitwise_right_shift(words, bits + 8, out=moved)
-        for step in self._summing(moved.view(rows, -1)):
-            step()
-        wrapped.copy_(torch.frombuffer(piece.sums, dtype=torch.uint8).to(s.device).ne(head(self._sum_bytes, rows)))
-        words.bitwise_and_((1 << (bits + 8)) - 1).sub_(1 << (bits + 7))
-        y.copy_(words)
-        torch.amax(torch.abs(y, out=self._high[:count]).view(rows, -1), dim=1, out=far)
-        far.mul_(steps).mul_(1 / 256)
-        torch.where(wrapped > 0, steps * (1 << bits), far, out=far)
-        y.view(rows, -1).mul_(torch.mul(steps, -1 / 256, out=s.inverse[:rows]).unsqueeze(1))
-        out.copy_(y.add_(mine)[: out.numel()])
+        torch.mul(torch.reciprocal(steps, out=v.steps), 1 / (1 << bits), out=s.inverse[:rows])
+        torch.addcmul(self._back[shift : shift + count].view(rows, -1), mine, v.inverse, out=y)
+        if self._on_cpu:
+            np.copyto(sent.view(-1).numpy(), codes)
+        else:
+            sent.view(-1).copy_(torch.from_numpy(codes))
+        y.sub_(sent, alpha=1 / (1 << bits))
+        self._truncate(v)  # Q' >> b, and with the codes that were sent:
+        self._weigh(v)
+        v.sums.bitwise_left_shift_(bits).add_(torch.mv(sent, self._float_weights).int().short())
+        found = self._sum_bytes[:rows]
+        self._checksums(v, found)
+        wrapped.copy_(torch.from_numpy(np.not_equal(found, piece.sums)))
+        torch.frac(y, out=y)
+        whole_range = torch.mul(steps, 1 << bits, out=v.steps)
+        low, high = (take(v.bits, dim=1).view(torch.float32) for take in (torch.amin, torch.amax))
+        torch.maximum(high.sub_(0.5), low.neg_().add_(0.5), out=far)
+        far.mul_(whole_range)
+        torch.where(wrapped > 0, whole_range, far, out=far)
+        y.sub_(0.5 - 1 / (256 << bits))
+        straight = out.dtype == torch.float32 and out.numel() == count and out.is_contiguous()
+        target = out.view(rows, -1) if straight else sent
+        torch.addcmul(mine, y, whole_range.neg_().unsqueeze(1), out=target)
+        if not straight:
+            out.copy_(target.view(-1)[: out.numel()])
 
     def note(
         self, far: torch.Tensor, wrapped: torch.Tensor, own: torch.Tensor, memory: torch.Tensor
