@@ -13,7 +13,7 @@ from swarmnode.ids import PeerId, RunId, short
 from swarmnode.ports import WireTensor, check_spec
 from swarmnode.wire import call_pb2 as wire
 
-VERSION = 1
+VERSION = 2  # of headers and of all codecs' packets: raised whenever another version would misread either
 HEADER_BYTES_MAX = 1 << 20  # guess: 1000 records fit
 TENSORS_MAX = 64  # guess: an exchange of every outer method here needs fewer than 8
 CODEC_CHARACTERS_MAX = 32

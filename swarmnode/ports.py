@@ -7,10 +7,11 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 from swarmnode.errors import RemoteFault
+from swarmnode.filling import Filling, finish
 from swarmnode.ids import PeerId
 from swarmnode.wire import call_pb2 as wire
 from swarmnode.wire import record_pb2
@@ -23,19 +24,51 @@ DIMENSIONS_MAX = 8
 
 @dataclass(frozen=True, slots=True)
 class WireTensor:
-    """A tensor as it travels: `data` holds the elements (little endian, row major) or a codec's bytes of them."""
+    """A tensor as it travels: `data` holds the elements (little endian, row major) or a codec's bytes of them. Where it
+    has a `filling`, some may not be written yet: a transport sends what is, and waits for the rest."""
 
     dtype: str
     shape: tuple[int, ...]
     data: memoryview | bytes | bytearray
     codec: str = "raw"
+    filling: Filling | None = field(default=None, compare=False, repr=False)
 
     @property
     def nbytes(self) -> int:
         return memoryview(self.data).nbytes
 
+    @property
+    def complete(self) -> bool:
+        return self.filling is None or self.filling.complete
+
     def spec(self) -> wire.TensorSpec:
         return wire.TensorSpec(dtype=self.dtype, shape=self.shape, nbytes=self.nbytes, codec=self.codec)
+
+
+class Draft:
+    """A message whose tensors have memory and sizes: enough to begin to send it while `finish` writes the rest."""
+
+    __slots__ = ("_write", "tensors")
+
+    def __init__(self, tensors: Sequence[WireTensor], write: Callable[[], None] | None = None) -> None:
+        """`write` completes `tensors`, in their order; None: they are."""
+        self.tensors, self._write = tensors, write
+
+    @property
+    def complete(self) -> bool:
+        return all(tensor.complete for tensor in self.tensors)
+
+    def finish(self) -> Sequence[WireTensor]:
+        """The tensors, complete; in the thread that made the draft. What stops it is raised to all who wait, too."""
+        write, self._write = self._write, None
+        finish([tensor.filling for tensor in self.tensors if tensor.filling is not None], write)
+        return self.tensors
+
+    async def finished(self) -> None:
+        """Returns when all is written. Raises what stopped `finish`."""
+        for tensor in self.tensors:
+            if tensor.filling is not None:
+                await tensor.filling.finished()
 
 
 def check_spec(spec: wire.TensorSpec, nbytes_max: int) -> int:
@@ -130,7 +163,9 @@ class Compute(Protocol):
 
     async def run(self, priority: Priority, samples: int, work: Callable[[], T]) -> T:
         """Run `work` when its turn comes and return its value or raise its error. Cancelling before it starts drops it;
-        after it has started, the work is completed and its value dropped. `samples` lets the simulator charge time."""
+        after it has started, the work is completed and its value dropped. `samples` lets the simulator charge time.
+
+        A value that is a Draft is returned as soon as it is there and finished in the same turn: `Draft.finished`."""
         ...
 
     @property
@@ -352,6 +387,10 @@ class Replica(Protocol):
 
     def message(self, round_index: int) -> Sequence[WireTensor]:
         """Mark the boundary of `round_index` (theta is copied) and return what partners need of it."""
+        ...
+
+    def draft(self, round_index: int) -> Draft:
+        """As `message`, which is this and `finish`; nothing else may be asked of the replica between the two."""
         ...
 
     def apply(self, round_index: int, own_weight: float, packets: Sequence[Packet]) -> OuterReport:

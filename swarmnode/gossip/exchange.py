@@ -15,7 +15,7 @@ from swarmnode.errors import RemoteFault, Unavailable
 from swarmnode.gossip.acceptance import Acceptance
 from swarmnode.gossip.bequest import Bequests
 from swarmnode.gossip.calling import Message, swap, weight_of
-from swarmnode.gossip.meeting import Meeting
+from swarmnode.gossip.meeting import Meeting, while_written
 from swarmnode.gossip.pairing import partners
 from swarmnode.gossip.round import Pace, Rounds
 from swarmnode.identity import Identity
@@ -215,9 +215,9 @@ class Gossip:
         loop = asyncio.get_running_loop()
         begun, worked_s = loop.time(), self._compute.worked_s
         between = (begun - self._ended[0], worked_s - self._ended[1])
-        tensors = await self._compute.run(Priority.OUTER, 0, lambda: self._replica.message(round_index))
-        ours = Message(round_index, weight, samples, tensors)
-        came, why = await self._meet_all(others, ours)
+        draft = await self._compute.run(Priority.OUTER, 0, lambda: self._replica.draft(round_index))
+        ours = Message(round_index, weight, samples, draft.tensors)
+        came, why = await while_written(draft, self._meet_all(others, ours))
         reason = why or reason
         if came:
             self._pace.exchanged(loop.time() - begun)

@@ -1,14 +1,17 @@
-"""The responder's side of an exchange."""
+"""The responder's side of an exchange, and how either side begins before its packet is written."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from swarmnode.errors import Unavailable
 from swarmnode.ids import PeerId
-from swarmnode.ports import Packet, WireTensor
+from swarmnode.ports import Draft, Packet, WireTensor
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -38,3 +41,13 @@ class Meeting:
         if not self.verdict.done():
             self.verdict.set_result(apply)
             self.arrived.set()
+
+
+async def while_written(draft: Draft, work: Coroutine[object, object, T]) -> T:
+    """What `work`, which sends the tensors of `draft`, returns; the draft is finished by then. What stops the draft
+    stops `work`, and is raised in a group."""
+    if draft.complete:
+        return await work
+    async with asyncio.TaskGroup() as group:
+        group.create_task(draft.finished())
+        return await work

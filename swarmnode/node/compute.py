@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from swarmnode.errors import LocalFault
 from swarmnode.metrics import name
-from swarmnode.ports import Priority, Telemetry
+from swarmnode.ports import Draft, Priority, Telemetry
 
 T = TypeVar("T")
 WAITING_MAX = 4096  # guess: far above what places and windows allow; beyond it something is broken
@@ -104,6 +104,9 @@ class ThreadCompute:
             error: BaseException | None = None
             try:
                 value = piece.work()
+                if isinstance(value, Draft) and not value.complete:
+                    self._loop.call_soon_threadsafe(_give, piece, value)
+                    value.finish()  # what it raises is told to all who wait for its tensors, too
             except BaseException as caught:  # noqa: BLE001  handed to whoever waits; a thread must not swallow it
                 error = caught
             seconds = time.thread_time() - begun
@@ -130,3 +133,9 @@ class ThreadCompute:
             piece.result.set_exception(error)
         else:
             piece.result.set_result(value)
+
+
+def _give(piece: _Work, value: Draft) -> None:
+    """The value of `piece`, which goes on."""
+    if not piece.result.done():
+        piece.result.set_result(value)

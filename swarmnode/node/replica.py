@@ -16,7 +16,7 @@ from swarmnode.manifest import Manifest
 from swarmnode.model.split import Part, split
 from swarmnode.model.stage import BUMP_STEPS, StageReplica
 from swarmnode.model.tensor import check_finite, decode
-from swarmnode.ports import LossResult, Neighbour, OuterReport, Packet, State, StepReport, Tape, WireTensor
+from swarmnode.ports import Draft, LossResult, Neighbour, OuterReport, Packet, State, StepReport, Tape, WireTensor
 from swarmnode.recovery import checkfree
 from swarmnode.recovery.snapshot import ITEMSIZE, SECTIONS
 
@@ -86,7 +86,11 @@ class TorchReplica:
 
     def message(self, round_index: int) -> list[WireTensor]:
         """Mark the boundary of `round_index` and return what partners need of it; the tensors own their memory."""
-        return self.outer.message(round_index)
+        return list(self.draft(round_index).finish())
+
+    def draft(self, round_index: int) -> Draft:
+        """The same, before the tensors are written."""
+        return self.outer.draft(round_index)
 
     def apply(self, round_index: int, own_weight: float, packets: Sequence[Packet]) -> OuterReport:
         """The outer step of the boundary marked. Raises RemoteFault, having changed nothing, for a bad packet."""

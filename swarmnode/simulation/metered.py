@@ -6,7 +6,18 @@ import hashlib
 from collections.abc import Sequence
 
 from swarmnode.model.split import Part
-from swarmnode.ports import LossResult, Neighbour, OuterReport, Packet, Replica, State, StepReport, Tape, WireTensor
+from swarmnode.ports import (
+    Draft,
+    LossResult,
+    Neighbour,
+    OuterReport,
+    Packet,
+    Replica,
+    State,
+    StepReport,
+    Tape,
+    WireTensor,
+)
 from swarmnode.recovery.snapshot import ITEMSIZE, SECTIONS
 from swarmnode.simulation.machine import Meter
 from swarmnode.simulation.replica import Witness
@@ -92,6 +103,10 @@ class Metered:
     def message(self, round_index: int) -> Sequence[WireTensor]:
         self._meter.add(nbytes=OUTER_TRAFFIC * self._nbytes)
         return self.inner.message(round_index)
+
+    def draft(self, round_index: int) -> Draft:
+        """Complete: in the virtual world work has an end, and no middle."""
+        return Draft(self.message(round_index))
 
     def apply(self, round_index: int, own_weight: float, packets: Sequence[Packet]) -> OuterReport:
         self._meter.add(nbytes=OUTER_TRAFFIC * self._nbytes)

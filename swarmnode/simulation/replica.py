@@ -16,6 +16,7 @@ from swarmnode.gossip.robust import ALL, Guard, Measures
 from swarmnode.manifest import Manifest, boundary_nbytes, boundary_width
 from swarmnode.model.split import Part, split
 from swarmnode.ports import (
+    Draft,
     LossResult,
     Neighbour,
     OuterReport,
@@ -254,6 +255,9 @@ class FakeReplica:
             nbytes = max(1, round(CODEC_BYTES[gossip.codec] * self._true / ROW_BYTES)) * ROW_BYTES
             tensor = WireTensor("f32", (self._true,), repeated(row, nbytes), gossip.codec)
         return [tensor] * (1 if gossip.gamma == gossip.beta else 2)
+
+    def draft(self, round_index: int) -> Draft:
+        return Draft(self.message(round_index))
 
     def apply(self, round_index: int, own_weight: float, packets: Sequence[Packet]) -> OuterReport:
         assert self._marked is not None and self._marked[0] == round_index, f"{self._marked} is not {round_index}"

@@ -195,7 +195,10 @@ class Daemon:
             stream, _ = await self._ask(request, timeout_s + CONTROL_TIMEOUT_S)
         except P2PDaemonError as error:
             if "protocols not supported" in str(error):
-                raise RemoteFault(f"{short(peer)} does not serve this run: wrong run id, or not a swarmnode") from None
+                raise RemoteFault(
+                    f"{short(peer)} does not serve this run: wrong run id, or a swarmnode of another protocol version"
+                    " (update the older of the two)"
+                ) from None
             raise RemoteFault(f"{short(peer)} cannot be reached: {error}") from None
         return stream
 

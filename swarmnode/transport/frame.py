@@ -107,15 +107,19 @@ def allocate(specs: Iterable[wire.TensorSpec]) -> list[WireTensor]:
 async def send(
     stream: Stream, kind: Kind, header: bytes, tensors: Sequence[WireTensor] = (), flags: Flag = Flag.NONE
 ) -> bool:
-    """Write one frame. False when the peer answered before all of it was written: the stream is out of step."""
+    """Write one frame; bytes of tensors that are still being written go as they become final. False when the peer
+    answered before all of it was written: the stream is out of step. Raises LocalFault when a tensor never comes."""
     joined: list[bytes | memoryview] = [preamble(kind, len(header), flags), header]
-    for index, tensor in enumerate(tensors):
-        view = _flat(tensor)
-        if len(view) > _SMALL_BYTES:
-            rest = [_flat(t) for t in tensors[index:]]
-            return await stream.write(b"".join(joined), *rest)
-        joined.append(view)
-    return await stream.write(b"".join(joined))
+    ahead = 0  # tensors that go in one write with the header
+    while ahead < len(tensors) and tensors[ahead].nbytes <= _SMALL_BYTES and tensors[ahead].complete:
+        joined.append(_flat(tensors[ahead]))
+        ahead += 1
+    if not await stream.write(b"".join(joined)):
+        return False
+    for tensor in tensors[ahead:]:
+        if not await stream.write(_flat(tensor), tensor.filling):
+            return False
+    return True
 
 
 def _flat(tensor: WireTensor) -> memoryview:

@@ -11,7 +11,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 
-from swarmnode.errors import PeerTimeout, RemoteFault, Unavailable
+from swarmnode.errors import LocalFault, PeerTimeout, RemoteFault, Unavailable
 from swarmnode.ids import PeerId, RunId, short
 from swarmnode.membership.record import check_record, open_record
 from swarmnode.ports import Answer, Call, Clock, Handler, Telemetry, WireTensor
@@ -98,6 +98,7 @@ class MemoryTransport:
         nbytes = _nbytes(header, call.tensors)
         self._traffic[method, "sent"] += nbytes
         await self._network.carry(self._peer_id, peer, nbytes)
+        await _complete(call.tensors)
         other = self._network.nodes.get(peer)
         if other is None:
             raise RemoteFault(f"{short(peer)} cannot be reached")
@@ -115,6 +116,10 @@ class MemoryTransport:
         raw = frame.seal_reply(done.header, done.tensors)
         nbytes = _nbytes(raw, done.tensors)
         await self._network.carry(peer, self._peer_id, nbytes)
+        try:
+            await _complete(done.tensors)
+        except LocalFault:
+            raise RemoteFault(f"{short(peer)} died or went away during {method}") from None
         self._traffic[method, "received"] += nbytes
         reply = frame.open_reply(raw)
         frame.check_tensors(reply.tensors, reply_bytes_max)
@@ -179,6 +184,13 @@ class MemoryDirectory:
 
 def _nbytes(header: bytes, tensors: Sequence[WireTensor]) -> int:
     return frame.PREAMBLE.size + len(header) + sum(tensor.nbytes for tensor in tensors)
+
+
+async def _complete(tensors: Sequence[WireTensor]) -> None:
+    """Raises LocalFault when one never will be."""
+    for tensor in tensors:
+        if tensor.filling is not None:
+            await tensor.filling.until(tensor.nbytes)
 
 
 def _copies(tensors: Sequence[WireTensor]) -> list[WireTensor]:

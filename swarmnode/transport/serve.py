@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from swarmnode.errors import Busy, Forbidden, RemoteFault, Unavailable
+from swarmnode.errors import Busy, Forbidden, LocalFault, RemoteFault, Unavailable
 from swarmnode.ids import PeerId, RunId, short
 from swarmnode.membership.door import Door
 from swarmnode.ports import Answer, Call, Handler, Telemetry, WireTensor
@@ -94,9 +94,11 @@ class Server:
                     first = None
         except (ConnectionError, TimeoutError):
             pass
-        except MemoryError:
+        except (MemoryError, LocalFault) as error:  # a tensor that there is no room for, or that was never finished
             if self._telemetry is not None:
-                self._telemetry.event("call.failed", level="error", peer=short(peer), error="MemoryError")
+                self._telemetry.event(
+                    "call.failed", level="error", peer=short(peer), error=type(error).__name__, why=str(error)
+                )
         finally:
             self._streams_of[peer] -= 1
             if not self._streams_of[peer]:

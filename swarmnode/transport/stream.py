@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable
 from typing import cast
 
+from swarmnode.filling import Filling
 from swarmnode.transport.throttle import Throttle
 
 LOOKAHEAD_BYTES = 16 << 10  # what may arrive before anybody asks for it; guess: small calls fit, big ones copy little
@@ -182,37 +183,58 @@ class Stream(asyncio.BufferedProtocol):
             self._resume()
             await self._wait_readable()
 
-    async def write(self, *parts: bytes | memoryview) -> bool:
-        """Hand `parts` to p2pd. False when the peer answered (or sent anything) before all was handed over.
+    async def write(self, part: bytes | memoryview, filling: Filling | None = None) -> bool:
+        """Hand `part` to p2pd, each frame of it as soon as `filling`, where it is given, says that its bytes are final.
+        False when the peer answered (or sent anything) before all was handed over.
 
-        Raises ConnectionResetError. Parts must not change until the answer has come: they are not copied.
+        Raises ConnectionResetError, and LocalFault when what is to be sent will never be there. What is final must not
+        change until the answer has come: it is not copied.
         """
-        for part in parts:
-            view = memoryview(part)
-            offset = 0
-            while offset < len(view):
-                frame = view[
-                    offset : offset + (FRAME_BYTES if self.throttle is None else self.throttle.up.piece_nbytes)
-                ]
-                if self.throttle is not None and self.throttle.up.bps is not None:
-                    await self.throttle.up.spend(len(frame))
-                while self._writing_paused:
-                    self._check()
-                    if self.buffered:
-                        return False
-                    self._writer = self._loop.create_future()
-                    try:
-                        await self._writer
-                    finally:
-                        self._writer = None
+        view = memoryview(part)
+        offset = 0
+        while offset < len(view):
+            frame = view[offset : offset + (FRAME_BYTES if self.throttle is None else self.throttle.up.piece_nbytes)]
+            offset += len(frame)
+            if filling is not None and not await self._until_filled(filling, offset):
+                return False
+            if self.throttle is not None and self.throttle.up.bps is not None:
+                await self.throttle.up.spend(len(frame))
+            while self._writing_paused:
                 self._check()
-                assert self._transport is not None
-                self._transport.write(frame)
-                offset += len(frame)
-                self.bytes_out += len(frame)
-                if self.throttle is not None:
-                    self.throttle.up.total_nbytes += len(frame)
+                if self.buffered:
+                    return False
+                await self._wait_writable(self._loop.create_future())
+            self._check()
+            assert self._transport is not None
+            self._transport.write(frame)
+            self.bytes_out += len(frame)
+            if self.throttle is not None:
+                self.throttle.up.total_nbytes += len(frame)
         return True
+
+    async def _until_filled(self, filling: Filling, nbytes: int) -> bool:
+        """False when the peer sent anything before the first `nbytes` were final."""
+        while filling.ready_nbytes < nbytes:
+            self._check()
+            filling.check()
+            if self.buffered:
+                return False
+            waiter = self._loop.create_future()
+            filling.wake(waiter, nbytes)
+            try:
+                await self._wait_writable(waiter)
+            finally:
+                filling.forget(waiter)
+        return True
+
+    async def _wait_writable(self, waiter: asyncio.Future[None]) -> None:
+        """Until there is a reason to look again whether more may be written; `waiter` may know of others."""
+        assert self._writer is None, "two writers on one stream"
+        self._writer = waiter
+        try:
+            await waiter
+        finally:
+            self._writer = None
 
     def close(self) -> None:
         """End the stream after what is written has left. The other side may lose it unless it has said it has all."""

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from swarmnode.errors import RemoteFault
-from swarmnode.ports import LossResult, Packet, WireTensor
+from swarmnode.ports import Draft, LossResult, Packet, WireTensor
 from swarmnode.wire import record_pb2
 from tests.node.village import Recording, Villager, manifest, village
 
@@ -45,8 +45,8 @@ class WrongShape(Recording):
 class NanPacket(Recording):
     """Meets its partner with a packet of infinity."""
 
-    def message(self, round_index: int) -> list[WireTensor]:
-        return [poisoned(tensor, float("inf")) for tensor in super().message(round_index)]
+    def draft(self, round_index: int) -> Draft:
+        return Draft([poisoned(tensor, float("inf")) for tensor in super().draft(round_index).finish()])
 
 
 @pytest.mark.parametrize("kind", [NanGradient, WrongShape])
@@ -93,10 +93,10 @@ def test_a_bad_packet_makes_a_lone_step() -> None:
 class Flipped(Recording):
     """Tells its partner the opposite of what it learned."""
 
-    def message(self, round_index: int) -> list[WireTensor]:
+    def draft(self, round_index: int) -> Draft:
         outer = self.outer
         outer.message(round_index)
-        return outer.codec.encode(2 * outer.phi - outer.theta, reference=outer.phi, seed=round_index)
+        return outer.codec.draft(2 * outer.phi - outer.theta, reference=outer.phi, seed=round_index)
 
 
 def test_a_liar_is_refused_and_told_so_and_then_left_out() -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from swarmnode.gossip.compression.tiles import Bytes
+from swarmnode.gossip.compression.codec import Bytes
 
 WIDTHS = (3, 4, 6)
 

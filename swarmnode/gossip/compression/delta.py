@@ -15,8 +15,8 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from swarmnode.gossip.compression.codec import Codec
-from swarmnode.gossip.compression.tiles import Bytes, one_tensor, packet
+from swarmnode.gossip.compression.codec import Bytes, Codec, Done
+from swarmnode.gossip.compression.tiles import one_tensor
 from swarmnode.ports import WireTensor
 
 DECAY = 0.95  # SparseLoCo, arXiv 2508.15706
@@ -38,18 +38,18 @@ class DeltaCodec(Codec):
     def __init__(self) -> None:
         self.residual: torch.Tensor | None = None
 
-    @torch.no_grad()
-    def encode(self, flat: torch.Tensor, *, reference: torch.Tensor | None = None, seed: int = 0) -> list[WireTensor]:
-        flat = flat.detach().to("cpu", torch.float32)
+    def write(self, wire: Bytes, flat: torch.Tensor, reference: torch.Tensor | None, seed: int, done: Done) -> None:
+        flat = flat.to("cpu", torch.float32)
         if not self.feedback:
-            return packet(self.name, flat.numel(), self.code(flat, seed))
+            self.code(wire, flat, seed, done)
+            return
         if self.residual is None or self.residual.numel() != flat.numel():
             self.residual = torch.zeros(flat.numel())
-        return packet(self.name, flat.numel(), self.code_on_top(flat, self.residual, seed))
+        self.code_on_top(wire, flat, self.residual, seed, done)
 
-    def code_on_top(self, flat: torch.Tensor, residual: torch.Tensor, seed: int) -> Bytes:
-        """e <- decay e + D, the packet of e, and what is sent taken from e."""
-        return self.code(residual.mul_(DECAY).add_(flat), seed)
+    def code_on_top(self, wire: Bytes, flat: torch.Tensor, residual: torch.Tensor, seed: int, done: Done) -> None:
+        """e <- decay e + D, the packet of e into `wire`, and what is sent taken from e."""
+        self.code(wire, residual.mul_(DECAY).add_(flat), seed, done)
 
     @torch.no_grad()
     def take_back(self, tensors: Sequence[WireTensor], flat: torch.Tensor) -> None:
@@ -78,9 +78,9 @@ class DeltaCodec(Codec):
         out.copy_(self.uncode(data, parameters, start, start + out.numel()))
 
     @abstractmethod
-    def code(self, flat: torch.Tensor, seed: int) -> Bytes:
-        """The packet of `flat` float32 [P] on the CPU: `nbytes(P)` bytes of their own. With `feedback`, `flat` is the
-        residual, and what is sent is taken from it."""
+    def code(self, wire: Bytes, flat: torch.Tensor, seed: int, done: Done) -> None:
+        """The packet of `flat` float32 [P] on the CPU into `wire`, as `write`. With `feedback`, `flat` is the residual,
+        and what is sent is taken from it."""
 
     @abstractmethod
     def inspect(self, data: Bytes, parameters: int) -> None:

@@ -14,15 +14,23 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import ClassVar
 
-import numpy as np
 import torch
 
 from swarmnode.errors import RemoteFault
-from swarmnode.gossip.compression import dither
 from swarmnode.gossip.compression.bits import Packer
-from swarmnode.gossip.compression.codec import BLOCK_ELEMENTS, CHUNK
+from swarmnode.gossip.compression.codec import BLOCK_ELEMENTS, CHUNK, Bytes, Done
 from swarmnode.gossip.compression.delta import DeltaCodec
-from swarmnode.gossip.compression.tiles import STEP_LEAST, Bytes, blocks, check_steps, chunks, read_steps, wire_steps
+from swarmnode.gossip.compression.tiles import (
+    STEP_LEAST,
+    Scratch,
+    blocks,
+    check_steps,
+    chunks,
+    head,
+    read_steps,
+    tiles,
+    wire_steps,
+)
 from swarmnode.model.tensor import MAGNITUDE_MAX
 
 
@@ -36,37 +44,50 @@ class FewBits(DeltaCodec):
     def __init__(self) -> None:
         super().__init__()
         self._packer = Packer(CHUNK, torch.device("cpu"))
+        self._scratch = Scratch(torch.device("cpu"))
+        self._steps = torch.empty(0)  # by block, of the message being written
+        self._flags = [torch.empty(CHUNK, dtype=torch.bool) for _ in range(2)]
+        self._levels = [torch.empty(CHUNK, dtype=torch.int32) for _ in range(2)]
 
     def nbytes(self, parameters: int) -> int:
         return blocks(parameters) * (2 + BLOCK_ELEMENTS * self.bits // 8)
 
     @abstractmethod
-    def codes(self, share: torch.Tensor, negative: torch.Tensor, chance: torch.Tensor) -> torch.Tensor:
-        """uint8 codes of magnitudes `share` in [0, 1]; `chance` is uniform in (0, 1)."""
+    def codes(self, share: torch.Tensor, negative: torch.Tensor, chance: torch.Tensor, out: torch.Tensor) -> None:
+        """Codes of magnitudes `share` in [0, 1], which may be overwritten, into `out` uint8; `negative` is uint8, 1 or
+        0, and `chance` uniform in (0, 1). All [n], of a chunk."""
 
     @abstractmethod
     def values(self, codes: torch.Tensor) -> torch.Tensor:
         """The signed shares that `codes` stand for, float32."""
 
-    def code(self, flat: torch.Tensor, seed: int) -> Bytes:
-        rows = blocks(flat.numel())
-        wire = np.empty(self.nbytes(flat.numel()), np.uint8)
-        out, pool = torch.from_numpy(wire), dither.pool(seed).float().add_(0.5).mul_(1 / 256)
-        at = 2 * rows
-        for start, end in chunks(0, flat.numel()):
-            x = torch.zeros(blocks(end - start) * BLOCK_ELEMENTS)
-            x[: end - start] = flat[start:end]
-            view = x.view(-1, BLOCK_ELEMENTS)
-            steps = view.abs().amax(1).clamp_(min=STEP_LEAST)
-            row = start // BLOCK_ELEMENTS
-            wire_steps(steps, out[2 * row : 2 * (row + len(steps))])
-            shift = dither.offset(seed, start)
-            share = (view.abs() / steps.unsqueeze(1)).view(-1)
-            codes = self.codes(share, x < 0, pool[shift : shift + x.numel()])
-            size = x.numel() // 8 * self.bits
-            self._packer.pack(codes, self.bits, out[at : at + size])
-            at += size
-        return wire
+    def code(self, wire: Bytes, flat: torch.Tensor, seed: int, done: Done) -> None:
+        """Twice over the weights: all steps come before the first code."""
+        rows, s, part = blocks(flat.numel()), self._scratch, self._scratch.parts(flat)
+        if len(self._steps) != rows:
+            self._steps = torch.empty(rows)
+        out, at = torch.from_numpy(wire), 2 * rows
+        for start, end in tiles(0, flat.numel()):
+            first = start // BLOCK_ELEMENTS
+            steps = self._steps[first : first + blocks(end - start)]
+            for begin, last in chunks(start, end):
+                x, row = part(begin, last), (begin - start) // BLOCK_ELEMENTS
+                s.largest(x, steps[row : row + len(x)])
+            steps.clamp_(min=STEP_LEAST)
+            wire_steps(steps, out[2 * first : 2 * (first + len(steps))])
+            done(2 * (first + len(steps)))
+        s.draw(seed, 1 / 256, 1 / 512)
+        for start, end in tiles(0, flat.numel()):
+            for begin, last in chunks(start, end):
+                x, row = part(begin, last), begin // BLOCK_ELEMENTS
+                count = x.numel()
+                negative = torch.lt(x.view(-1), 0, out=self._flags[0][:count]).view(torch.uint8)
+                share = torch.abs(x, out=head(s.rows, len(x))).div_(self._steps[row : row + len(x)].unsqueeze(1))
+                codes, size = s.bytes[:count], count // 8 * self.bits
+                self.codes(share.view(-1), negative, s.drawn(seed, begin, count).view(-1), codes)
+                self._packer.pack(codes, self.bits, out[at : at + size])
+                at += size
+            done(at)
 
     def inspect(self, data: Bytes, parameters: int) -> None:
         check_steps(data[: 2 * blocks(parameters)], MAGNITUDE_MAX, f"{self.name} packet")
@@ -92,14 +113,16 @@ class E3M0(FewBits):
     name = "e3m0"
     bits = 4
 
-    def codes(self, share: torch.Tensor, negative: torch.Tensor, chance: torch.Tensor) -> torch.Tensor:
-        below = (
-            torch.frexp(share.clamp(max=1.0)).exponent.add_(6).clamp_(0, 7)
-        )  # share in [2^(below - 7), 2^(below - 6))
-        low = torch.where(below > 0, torch.ldexp(torch.ones_like(share), below - 7), 0.0)
-        gap = torch.where(below > 0, low, 2.0**-6)
-        level = below + ((share - low) / gap > chance)
-        return (level.clamp_(max=7) + 8 * negative).to(torch.uint8)
+    def codes(self, share: torch.Tensor, negative: torch.Tensor, chance: torch.Tensor, out: torch.Tensor) -> None:
+        level, above = (buffer[: share.numel()] for buffer in self._levels)
+        torch.bitwise_right_shift(share.view(torch.int32), 23, out=level)  # the exponent, 127 for 1
+        level.sub_(120).clamp_(0, 7)  # share in [2^(level - 7), 2^(level - 6)), or below 2^-6
+        # What share lies above 2^(level - 7), or 0, over the gap to the next: both steps are exact.
+        torch.clamp(level, min=1, out=above).neg_().add_(127 + 7).bitwise_left_shift_(23)
+        share.mul_(above.view(torch.float32)).sub_(torch.clamp(level, max=1, out=above))
+        level.add_(torch.gt(share, chance, out=self._flags[1][: share.numel()])).clamp_(max=7)
+        out.copy_(level)
+        out.add_(negative, alpha=8)
 
     def values(self, codes: torch.Tensor) -> torch.Tensor:
         table = torch.tensor([0.0, *(2.0**e for e in range(-6, 1))])
@@ -112,8 +135,9 @@ class Ternary(FewBits):
     name = "ternary"
     bits = 2
 
-    def codes(self, share: torch.Tensor, negative: torch.Tensor, chance: torch.Tensor) -> torch.Tensor:
-        return ((share > chance) * (1 + negative.to(torch.uint8))).to(torch.uint8)
+    def codes(self, share: torch.Tensor, negative: torch.Tensor, chance: torch.Tensor, out: torch.Tensor) -> None:
+        taken = torch.gt(share, chance, out=self._flags[1][: share.numel()]).view(torch.uint8)
+        torch.bitwise_left_shift(taken, negative, out=out)
 
     def values(self, codes: torch.Tensor) -> torch.Tensor:
         return torch.tensor([0.0, 1.0, -1.0, 0.0])[codes.long()]

@@ -20,10 +20,9 @@ import numpy as np
 import torch
 
 from swarmnode.gossip.compression import kernel
-from swarmnode.gossip.compression.codec import BLOCK_ELEMENTS, TILE, Codec
+from swarmnode.gossip.compression.codec import BLOCK_ELEMENTS, TILE, Bytes, Codec, Done
 from swarmnode.gossip.compression.tiles import (
     STEP_LEAST,
-    Bytes,
     Scratch,
     blocks,
     check_range,
@@ -31,7 +30,6 @@ from swarmnode.gossip.compression.tiles import (
     chunks,
     head,
     one_tensor,
-    packet,
     read_steps,
     tiles,
     wire_steps,
@@ -57,12 +55,9 @@ class Int8(Codec):
     def nbytes(self, parameters: int) -> int:
         return parameters + 2 * blocks(parameters)
 
-    @torch.no_grad()
-    def encode(self, flat: torch.Tensor, *, reference: torch.Tensor | None = None, seed: int = 0) -> list[WireTensor]:
-        flat = flat.detach()
+    def write(self, wire: Bytes, flat: torch.Tensor, reference: torch.Tensor | None, seed: int, done: Done) -> None:
         s = self._scratch = self._scratch if flat.device == self._scratch.device else Scratch(flat.device)
         s.draw(seed, 1 / 256, ZERO + 1 / 512)
-        wire = np.empty(self.nbytes(flat.numel()), np.uint8)
         codes, at, part = torch.from_numpy(wire), 0, s.parts(flat)
         for start, end in tiles(0, flat.numel()):
             rows = blocks(end - start)
@@ -70,6 +65,7 @@ class Int8(Codec):
             if self._kernel is not None and flat.device.type == "cpu":
                 self._encode_tile(self._kernel, flat, start, end, seed, wire[at:])
                 at += 2 * rows + end - start
+                done(at)
                 continue
             for begin, last in chunks(start, end):
                 x, row = part(begin, last), (begin - start) // BLOCK_ELEMENTS
@@ -85,12 +81,12 @@ class Int8(Codec):
                 torch.addcmul(drawn, x, inverse, out=head(s.rows, len(x)))  # positive: truncation is floor
                 s.truncate(wire[at : at + last - begin])
                 at += last - begin
-        return packet(self.name, flat.numel(), wire)
+            done(at)
 
     def _encode_tile(
         self, library: ctypes.CDLL, flat: torch.Tensor, start: int, end: int, seed: int, out: Bytes
     ) -> None:
-        """What the torch operations of `encode` do with a tile, in C."""
+        """What the torch operations of `write` do with a tile, in C."""
         at, codes_at = out.ctypes.data, out.ctypes.data + 2 * blocks(end - start) - start
         for first, last in chunks(start, end):
             x, row = self._scratch.whole(flat[first:last]), (first - start) // BLOCK_ELEMENTS

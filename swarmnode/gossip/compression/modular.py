@@ -42,17 +42,15 @@ import numpy as np
 import torch
 
 from swarmnode.errors import RemoteFault
-from swarmnode.gossip.compression.codec import BLOCK_ELEMENTS, CHUNK, TILE, Codec
+from swarmnode.gossip.compression.codec import BLOCK_ELEMENTS, CHUNK, TILE, Bytes, Codec, Done
 from swarmnode.gossip.compression.modulo import SHARES, Engine, Layout, engine
 from swarmnode.gossip.compression.tiles import (
     STEP_LEAST,
-    Bytes,
     Scratch,
     blocks,
     check_range,
     check_steps,
     one_tensor,
-    packet,
     read_steps,
     tiles,
     wire_steps,
@@ -126,6 +124,7 @@ class Modular(Codec):
         self._suspects: torch.Tensor | None = None  # bool by block: wrapped when last read
         self._steps: torch.Tensor | None = None  # float32 by block: of the last message
         self._far: torch.Tensor | None = None  # float32 by block: how far the farthest partner lay, fading
+        self._escapes_due: Numbers = np.empty(0, np.int64)  # of the message begun
         self._engine: Engine = engine(self.bits, torch.device("cpu"))
 
     def _on(self, device: torch.device) -> Engine:
@@ -155,20 +154,22 @@ class Modular(Codec):
 
     # Sending
 
-    @torch.no_grad()
-    def encode(self, flat: torch.Tensor, *, reference: torch.Tensor | None = None, seed: int = 0) -> list[WireTensor]:
-        assert reference is not None and reference.shape == flat.shape, "steps are measured by flat - reference"
-        flat, parameters, code = flat.detach(), flat.numel(), self._on(flat.device)
+    def begin(self, flat: torch.Tensor) -> int:
+        parameters, device = flat.numel(), flat.device
         if self.adapt:
             self.kappa = self.seen.wanted(self.kappa, self.kappa_most)
         self.seen = Seen()
-        escapes = self._escaping(parameters)
-        plain = self._plain_nbytes(parameters)
-        wire = np.empty(plain + ESCAPE_NBYTES * escapes.size, np.uint8)
+        self._escapes_due = self._escaping(parameters)
+        if self._steps is None or len(self._steps) != blocks(parameters) or self._steps.device != device:
+            self._steps = torch.empty(blocks(parameters), device=device)
+        return self._plain_nbytes(parameters) + ESCAPE_NBYTES * self._escapes_due.size
+
+    def write(self, wire: Bytes, flat: torch.Tensor, reference: torch.Tensor | None, seed: int, done: Done) -> None:
+        assert reference is not None and reference.shape == flat.shape, "steps are measured by flat - reference"
+        parameters, code, escapes = flat.numel(), self._on(flat.device), self._escapes_due
         header = HEADER.pack(parameters, seed, self.kappa, escapes.size, self.bits)
         wire[: HEADER.size] = np.frombuffer(header, np.uint8)
-        if self._steps is None or len(self._steps) != blocks(parameters):
-            self._steps = torch.empty(blocks(parameters), device=flat.device)
+        assert self._steps is not None
         self._far = self._remembered(parameters, flat.device)
         code.draw(seed)
         scale, layout = self.kappa / (1 << self.bits), self._layout(wire, parameters)
@@ -178,14 +179,14 @@ class Modular(Codec):
             x, phi, own = flat[start:end], reference[start:end], self._steps[rows]
             sampled = sampled or _sampled(flat, reference, start, code.scratch)
             usual, least_step = sampled.pop(0)
-            least = self._far[rows] * (FAR_MARGIN / (1 << self.bits))
+            least = torch.mul(self._far[rows], FAR_MARGIN / (1 << self.bits), out=code.scratch.steps[: len(own)])
             least.clamp_(max=usual * self.kappa_most / (1 << self.bits))  # whatever partners say
             least.clamp_(min=max(least_step, scale * usual, STEP_LEAST))
             code.encode(x, phi, layout, start, scale, least, own)
+            done(HEADER.size + self._tile_nbytes(end))
         self._far.mul_(FAR_KEEP)
         if escapes.size:
-            self._encode_escapes(flat, escapes, seed, wire[plain:])
-        return packet(self.name, parameters, wire)
+            self._encode_escapes(flat, escapes, seed, wire[self._plain_nbytes(parameters) :])
 
     @property
     def kappa_most(self) -> float:

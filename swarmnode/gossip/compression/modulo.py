@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 from swarmnode.gossip.compression import dither, kernel
-from swarmnode.gossip.compression.codec import BLOCK_ELEMENTS, CHUNK, TILE
+from swarmnode.gossip.compression.codec import BLOCK_ELEMENTS, CHUNK, TILE, Bytes
 from swarmnode.gossip.compression.codes import Codes, packed_nbytes
-from swarmnode.gossip.compression.tiles import Bytes, Scratch, blocks, chunks, read_steps, wire_steps
+from swarmnode.gossip.compression.tiles import Scratch, blocks, chunks, read_steps, wire_steps
 
 SHARES = 65536  # whole numbers add up alike in any order
 CENTRE = (

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 
 from swarmnode.errors import RemoteFault
+from swarmnode.gossip.compression.codec import Bytes, Done
 from swarmnode.gossip.compression.delta import DeltaCodec
-from swarmnode.gossip.compression.tiles import Bytes
 from swarmnode.model.tensor import MAGNITUDE_MAX, check_finite
 
 
@@ -41,7 +41,7 @@ class PowerSGD(DeltaCodec):
     def nbytes(self, parameters: int) -> int:
         return 4 * self.rank * sum(self._shape(parameters))
 
-    def code(self, flat: torch.Tensor, seed: int) -> Bytes:
+    def code(self, wire: Bytes, flat: torch.Tensor, seed: int, done: Done) -> None:
         rows, columns = self._shape(flat.numel())
         matrix = torch.zeros(rows * columns)
         matrix[: flat.numel()] = flat
@@ -55,9 +55,9 @@ class PowerSGD(DeltaCodec):
         right = self._before.clone()
         if float(right.norm()) == 0.0:
             self._before = None
-        wire: Bytes = torch.cat([left.reshape(-1), right.view(-1)]).numpy().view(np.uint8).copy()
+        torch.cat([left.reshape(-1), right.view(-1)], out=torch.from_numpy(wire).view(torch.float32))
+        done(wire.size)  # both factors need all of the matrix: no byte is final before
         flat.sub_(self.uncode(wire, flat.numel(), 0, flat.numel()))
-        return wire
 
     def _factors(self, data: Bytes, parameters: int) -> tuple[torch.Tensor, torch.Tensor]:
         rows, _ = self._shape(parameters)

@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from swarmnode.errors import RemoteFault
 from swarmnode.gossip.compression import dither
-from swarmnode.gossip.compression.codec import BLOCK_ELEMENTS, CHUNK, TILE
+from swarmnode.gossip.compression.codec import BLOCK_ELEMENTS, CHUNK, TILE, Bytes
 from swarmnode.ports import WireTensor
 
 STEP_LEAST = 2.0**-100  # of a block of zeros; nothing a weight can be is smaller
-
-Bytes = npt.NDArray[np.uint8]
 
 
 def blocks(elements: int) -> int:
@@ -86,11 +83,6 @@ def one_tensor(tensors: Sequence[WireTensor], name: str, parameters: int, least:
             + (f" to {most}" if most != least else "")
         )
     return np.frombuffer(tensor.data, dtype=np.uint8)
-
-
-def packet(name: str, parameters: int, wire: Bytes) -> list[WireTensor]:
-    """`wire` as the one tensor of a packet, which owns its memory from now on."""
-    return [WireTensor("f32", (parameters,), wire.data.toreadonly(), name)]
 
 
 class Scratch:

@@ -27,9 +27,9 @@ import torch
 
 from swarmnode.errors import RemoteFault
 from swarmnode.gossip.compression import kernel
+from swarmnode.gossip.compression.codec import TILE, Bytes, Done
 from swarmnode.gossip.compression.delta import DECAY, DeltaCodec
 from swarmnode.gossip.compression.selection import Floats, Places, Selector, two_means
-from swarmnode.gossip.compression.tiles import Bytes
 from swarmnode.model.tensor import MAGNITUDE_MAX
 
 CHUNK_ELEMENTS = 4096
@@ -81,26 +81,27 @@ class TopK(DeltaCodec):
     def nbytes(self, parameters: int) -> int:
         return -(-parameters // self.chunk) * self.chunk_nbytes
 
-    def code(self, flat: torch.Tensor, seed: int) -> Bytes:
-        return self.code_on_top(torch.zeros_like(flat), flat, seed)
+    def code(self, wire: Bytes, flat: torch.Tensor, seed: int, done: Done) -> None:
+        self.code_on_top(wire, torch.zeros_like(flat), flat, seed, done)
 
-    def code_on_top(self, flat: torch.Tensor, residual: torch.Tensor, seed: int) -> Bytes:
-        """A group at a time, while it is in the caches; in C, which takes a chunk at a time, all at once."""
+    def code_on_top(self, wire: Bytes, flat: torch.Tensor, residual: torch.Tensor, seed: int, done: Done) -> None:
+        """A group at a time, while it is in the caches; in C, which takes a chunk at a time, a tile."""
         fresh, kept, whole = flat.numpy(), residual.numpy(), flat.numel() // self.chunk
-        wire = np.empty((-(-flat.numel() // self.chunk), self.chunk_nbytes), np.uint8)
+        out, nbytes = self._rows(wire), self.chunk_nbytes
         shape = (whole, self.chunk)
         rows, news = kept[: whole * self.chunk].reshape(shape), fresh[: whole * self.chunk].reshape(shape)
-        group = GROUP if self._kernel is None else max(whole, 1)
+        group = GROUP if self._kernel is None else max(TILE // self.chunk, 1)
         for first in range(0, whole, group):
-            part = slice(first, min(first + group, whole))
-            self._code_rows(news[part], rows[part], wire[part])
-        if whole < len(wire):
-            last, new = np.zeros((2, 1, self.chunk), np.float32)  # filled up with zeros
+            last = min(first + group, whole)
+            self._code_rows(news[first:last], rows[first:last], out[first:last])
+            if last * self.chunk % TILE == 0:
+                done(last * nbytes)
+        if whole < len(out):
+            filled, new = np.zeros((2, 1, self.chunk), np.float32)  # filled up with zeros
             rest = kept[whole * self.chunk :]
-            last[0, : rest.size], new[0, : rest.size] = rest, fresh[whole * self.chunk :]
-            self._code_rows(new, last, wire[whole:])
-            rest[:] = last[0, : rest.size]
-        return wire.reshape(-1)
+            filled[0, : rest.size], new[0, : rest.size] = rest, fresh[whole * self.chunk :]
+            self._code_rows(new, filled, out[whole:])
+            rest[:] = filled[0, : rest.size]
 
     def _code_rows(self, fresh: Floats, rows: Floats, out: Rows) -> None:
         """`rows` <- DECAY rows + fresh, both [C, n]; their packets to `out` [C, chunk_nbytes], taken from `rows`."""

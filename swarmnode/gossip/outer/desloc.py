@@ -20,7 +20,8 @@ import torch
 from swarmnode.errors import ManifestError, RemoteFault
 from swarmnode.gossip.compression import Codec
 from swarmnode.gossip.outer.average import Average
-from swarmnode.ports import OuterReport, Packet, WireTensor
+from swarmnode.gossip.outer.method import one_by_one
+from swarmnode.ports import Draft, OuterReport, Packet, WireTensor
 
 EVERY_THETA, EVERY_FIRST, EVERY_SECOND = 1, 3, 6  # paper: K_u = 3 K_x, K_v = 6 K_x
 
@@ -61,12 +62,12 @@ class DesLoc(Average):
         return super().nbytes_of(round_index) * (1 + len(self._due(round_index)))
 
     @torch.no_grad()
-    def message(self, round_index: int) -> list[WireTensor]:
-        found = super().message(round_index)
+    def draft(self, round_index: int) -> Draft:
+        theta = super().draft(round_index)
         self._marked = [moment.clone() for moment in self._due(round_index)]
-        for number, moment in enumerate(self._marked):
-            found += self.codec.encode(moment, seed=self.seed(f"moment {number}"))
-        return found
+        seeds = [self.seed(f"moment {number}") for number in range(len(self._marked))]
+        drafts = map(lambda moment, seed: self.codec.draft(moment, seed=seed), self._marked, seeds)
+        return one_by_one(theta, *drafts)
 
     def check(self, packet: Packet) -> None:
         super().check(packet)

@@ -23,7 +23,7 @@ from swarmnode.errors import ManifestError
 from swarmnode.gossip.compression import Codec
 from swarmnode.gossip.compression.topk import TopK
 from swarmnode.gossip.outer.mean import DeltaMean, Share
-from swarmnode.ports import WireTensor
+from swarmnode.ports import Draft
 
 
 class Keeping(DeltaMean):
@@ -40,11 +40,11 @@ class Keeping(DeltaMean):
         self._sent = torch.empty_like(self._mean)  # share of the packets that have each coordinate of the block
 
     @torch.no_grad()
-    def message(self, round_index: int) -> list[WireTensor]:
+    def draft(self, round_index: int) -> Draft:
         self.round = None  # of the weights alone: it may be made as often as one likes
         if self._coder.residual is not None:
             self._coder.residual.zero_()
-        return super().message(round_index)
+        return super().draft(round_index)
 
     def _average(self, shares: Sequence[Share], start: int, mean: torch.Tensor, theirs: torch.Tensor) -> None:
         mean.zero_()

@@ -29,9 +29,9 @@ from swarmnode.errors import ManifestError, RemoteFault
 from swarmnode.gossip.compression import Codec
 from swarmnode.gossip.compression.delta import DeltaCodec
 from swarmnode.gossip.outer import fragment
-from swarmnode.gossip.outer.method import Outer, check_weight
+from swarmnode.gossip.outer.method import Outer, check_weight, one_by_one
 from swarmnode.gossip.robust import Measures
-from swarmnode.ports import OuterReport, Packet, Verdict, WireTensor
+from swarmnode.ports import Draft, OuterReport, Packet, Verdict, WireTensor
 
 BLOCK = 1 << 18  # elements at a time; a multiple of every codec's unit
 
@@ -95,7 +95,7 @@ class DeltaMean(Outer):
         theta.sub_(boundary).add_(phi)
 
     @torch.no_grad()
-    def message(self, round_index: int) -> list[WireTensor]:
+    def draft(self, round_index: int) -> Draft:
         if self.round is not None:  # marked and never applied: a bequest made again for the heir's next round
             first, last = self._span(self.round)
             self.codec.take_back(self._own, (self._boundary - self.phi)[first:last])
@@ -103,8 +103,10 @@ class DeltaMean(Outer):
         self.round = round_index
         self.codec.at(round_index)
         first, last = self._span(round_index)
-        self._own = self.codec.encode((self._boundary - self.phi)[first:last], seed=self.seed("delta"))
-        return [*self._own, fragment.fragment(self.phi, round_index)] if self.healing else self._own
+        delta = self._boundary[first:last] - self.phi[first:last]
+        own = self.codec.draft(delta, seed=self.seed("delta"))
+        self._own = list(own.tensors)
+        return one_by_one(own, Draft([fragment.fragment(self.phi, round_index)])) if self.healing else own
 
     def check(self, packet: Packet) -> None:
         check_weight(packet.weight)

@@ -13,7 +13,7 @@ from swarmnode.errors import RemoteFault
 from swarmnode.gossip.compression import Codec
 from swarmnode.gossip.robust import PROBE_EVERY, Guard, Measures
 from swarmnode.ids import digest64
-from swarmnode.ports import OuterReport, Packet, Verdict, WireTensor
+from swarmnode.ports import Draft, OuterReport, Packet, Verdict, WireTensor
 
 WEIGHT_MAX = 1.0  # a newcomer has 0, everybody else 1
 
@@ -62,10 +62,15 @@ class Outer(ABC):
     def message_nbytes(self) -> int:
         """Bytes of tensors in a message, at most: the bound for receiving one."""
 
-    @abstractmethod
     def message(self, round_index: int) -> list[WireTensor]:
         """Mark the boundary of `round_index` and return what partners need. The tensors own their memory. A boundary
         marked before and never applied is forgotten: its gain stays in theta and belongs to this one."""
+        return list(self.draft(round_index).finish())
+
+    @abstractmethod
+    def draft(self, round_index: int) -> Draft:
+        """As `message`, its tensors not written yet: the boundary is marked, and nothing else may be asked of this
+        object until the draft is finished."""
 
     @abstractmethod
     def check(self, packet: Packet) -> None:
@@ -122,6 +127,16 @@ class Outer(ABC):
         self.phi.copy_(phi)
         self.momentum.copy_(momentum)
         self.round = None
+
+
+def one_by_one(*drafts: Draft) -> Draft:
+    """`drafts` as one message, written in their order."""
+
+    def write() -> None:
+        for draft in drafts:
+            draft.finish()
+
+    return Draft([tensor for draft in drafts for tensor in draft.tensors], write)
 
 
 def check_weight(weight: float) -> None:

@@ -10,9 +10,9 @@ import torch
 
 from swarmnode.errors import ManifestError
 from swarmnode.gossip.compression import Codec
-from swarmnode.gossip.outer.method import Outer, check_weight
+from swarmnode.gossip.outer.method import Outer, check_weight, one_by_one
 from swarmnode.gossip.robust import Measures
-from swarmnode.ports import OuterReport, Packet, WireTensor
+from swarmnode.ports import Draft, OuterReport, Packet, WireTensor
 
 BLOCK_CPU = 1 << 18  # elements; measured best of 2^12 .. 2^19: 8 M parameters in 19 ms (2^15: 29 ms, 2^12: 107 ms)
 BLOCK_DEVICE = 1 << 24  # guess: enough to fill an accelerator, 64 MiB of scratch
@@ -60,16 +60,15 @@ class NoLoCo(Outer):
         return super().nbytes_of(round_index) * (1 if self._theta_alone else 2)
 
     @torch.no_grad()
-    def message(self, round_index: int) -> list[WireTensor]:
+    def draft(self, round_index: int) -> Draft:
         self._boundary.copy_(self.theta)
         self.round = round_index
         if self._delta is None:
-            return self.codec.encode(self._boundary, reference=self.phi, seed=self.seed("theta"))
+            return self.codec.draft(self._boundary, reference=self.phi, seed=self.seed("theta"))
         torch.sub(self._boundary, self.phi, out=self._delta)
-        return [
-            *self.codec.encode(self._delta, seed=self.seed("delta")),
-            *self.codec.encode(self.phi, seed=self.seed("phi")),
-        ]
+        return one_by_one(
+            self.codec.draft(self._delta, seed=self.seed("delta")), self.codec.draft(self.phi, seed=self.seed("phi"))
+        )
 
     def check(self, packet: Packet) -> None:
         check_weight(packet.weight)
