@@ -16,7 +16,7 @@ from swarmnode.ids import PeerId, RunId
 from swarmnode.ports import DTYPE_BYTES, Answer, Call, WireTensor
 from swarmnode.transport import frame
 from swarmnode.transport.budget import Budget
-from swarmnode.transport.frame import HEADER_BYTES_MAX, PREAMBLE, TENSORS_MAX, Flag, Kind
+from swarmnode.transport.frame import HEADER_BYTES_MAX, PREAMBLE, TENSORS_MAX, VERSION, Flag, Kind
 from swarmnode.transport.serve import Server
 from swarmnode.transport.stream import LOOKAHEAD_BYTES, Stream
 from swarmnode.wire import call_pb2 as wire
@@ -26,7 +26,7 @@ PEER = PeerId("somebody")
 
 
 def request(**fields: object) -> wire.Request:
-    values = {"version": 1, "run_id": RUN[16:32], "timeout_ms": 1000, "ping": wire.Ping()} | fields
+    values = {"version": VERSION, "run_id": RUN[16:32], "timeout_ms": 1000, "ping": wire.Ping()} | fields
     return wire.Request(**values)  # type: ignore[arg-type]
 
 
@@ -40,10 +40,10 @@ def test_a_preamble_survives_its_own_parser() -> None:
     ("raw", "says"),
     [
         (PREAMBLE.pack(b"GET ", 1, 1, 0, 0), "garbage"),
-        (PREAMBLE.pack(b"SWRM", 2, 1, 0, 0), "protocol version 2; this node speaks 1"),
-        (PREAMBLE.pack(b"SWRM", 1, 2, 0, 0), "kind 2 where a request"),
-        (PREAMBLE.pack(b"SWRM", 1, 1, 4, 0), "unknown flags"),
-        (PREAMBLE.pack(b"SWRM", 1, 1, 0, HEADER_BYTES_MAX + 1), f"at most {HEADER_BYTES_MAX}"),
+        (PREAMBLE.pack(b"SWRM", VERSION + 1, 1, 0, 0), f"version {VERSION + 1}; this node speaks {VERSION}: update"),
+        (PREAMBLE.pack(b"SWRM", VERSION, 2, 0, 0), "kind 2 where a request"),
+        (PREAMBLE.pack(b"SWRM", VERSION, 1, 4, 0), "unknown flags"),
+        (PREAMBLE.pack(b"SWRM", VERSION, 1, 0, HEADER_BYTES_MAX + 1), f"at most {HEADER_BYTES_MAX}"),
     ],
 )
 def test_a_wrong_preamble_says_what_is_wrong(raw: bytes, says: str) -> None:
@@ -54,9 +54,9 @@ def test_a_wrong_preamble_says_what_is_wrong(raw: bytes, says: str) -> None:
 @pytest.mark.parametrize(
     ("header", "says"),
     [
-        (request(version=2), "protocol version 2"),
+        (request(version=VERSION - 1), f"protocol version {VERSION - 1}.*update the older"),
         (request(run_id="ef" * 32), "wrong run 'efef"),
-        (wire.Request(version=1, run_id=RUN[16:32], timeout_ms=5), "without a method"),
+        (wire.Request(version=VERSION, run_id=RUN[16:32], timeout_ms=5), "without a method"),
         (request(timeout_ms=0), "timeout of 0 ms"),
         (request(timeout_ms=4_000_000), "timeout of 4000000 ms"),
     ],

@@ -257,8 +257,8 @@ def test_garbage_short_and_long_frames_are_refused_and_the_server_lives_on() -> 
     good = frame.preamble(Kind.REQUEST, len(header)) + header
     bodies: list[tuple[bytes, str | None]] = [
         (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", "garbage instead of a frame: starts with b'GET '"),
-        (frame.PREAMBLE.pack(b"SWRM", 9, 1, 0, 10), "protocol version 9; this node speaks 1"),
-        (frame.PREAMBLE.pack(b"SWRM", 1, 1, 0, 1 << 31), "header of 2147483648 bytes announced"),
+        (frame.PREAMBLE.pack(b"SWRM", 9, 1, 0, 10), "protocol version 9; this node speaks"),
+        (frame.PREAMBLE.pack(b"SWRM", frame.VERSION, 1, 0, 1 << 31), "header of 2147483648 bytes announced"),
         (frame.preamble(Kind.REQUEST, 4) + b"\xff\xff\xff\xff", "does not parse"),
         (good.replace(RUN[:16].encode(), b"0" * 16), "wrong run '0000000000000000'"),
         (good, None),  # short: the tensor never comes
@@ -308,7 +308,7 @@ def test_bytes_announced_and_never_sent_do_not_starve_others() -> None:
             here.start()
             huge = wire.TensorSpec(dtype="u8", shape=[INCOMING_BYTES_PER_PEER_MAX], nbytes=INCOMING_BYTES_PER_PEER_MAX)
             header = process().header
-            header.version, header.run_id, header.timeout_ms = 1, RUN[16:32], 60_000
+            header.version, header.run_id, header.timeout_ms = frame.VERSION, RUN[16:32], 60_000
             header.tensors.append(huge)
             raw = header.SerializeToString()
             streams = [await opened() for _ in range(2)]
@@ -337,6 +337,21 @@ def test_the_wrong_run_is_said_to_be_wrong() -> None:
                 await other.connect(here.peer_id, await here.addresses())
                 with pytest.raises(RemoteFault, match=says):
                     await other.call(here.peer_id, ping(), timeout_s=10, reply_bytes_max=0)
+
+    run(main)
+
+
+def test_a_node_of_another_protocol_version_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with node() as (here, _):
+            here.serve("ping", pong, tensor_bytes_max=0)
+            here.start()
+            with monkeypatch.context() as older:
+                older.setattr(frame, "VERSION", frame.VERSION - 1)
+                async with node() as (other, _):
+                    await other.connect(here.peer_id, await here.addresses())
+                    with pytest.raises(RemoteFault, match="another protocol version .update the older of the two"):
+                        await other.call(here.peer_id, ping(), timeout_s=10, reply_bytes_max=0)
 
     run(main)
 

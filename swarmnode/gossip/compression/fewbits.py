@@ -119,10 +119,11 @@ class E3M0(FewBits):
         level.sub_(120).clamp_(0, 7)  # share in [2^(level - 7), 2^(level - 6)), or below 2^-6
         # What share lies above 2^(level - 7), or 0, over the gap to the next: both steps are exact.
         torch.clamp(level, min=1, out=above).neg_().add_(127 + 7).bitwise_left_shift_(23)
-        share.mul_(above.view(torch.float32)).sub_(torch.clamp(level, max=1, out=above))
-        level.add_(torch.gt(share, chance, out=self._flags[1][: share.numel()])).clamp_(max=7)
+        share.mul_(above.view(torch.float32))
+        share.sub_(torch.clamp(level, max=1, out=above).mul_(0x3F800000).view(torch.float32))  # the bits of 1 or 0
+        up = torch.gt(share, chance, out=self._flags[1][: share.numel()]).view(torch.uint8)
         out.copy_(level)
-        out.add_(negative, alpha=8)
+        out.add_(up).clamp_(max=7).add_(negative, alpha=8)
 
     def values(self, codes: torch.Tensor) -> torch.Tensor:
         table = torch.tensor([0.0, *(2.0**e for e in range(-6, 1))])
