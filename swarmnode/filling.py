@@ -89,18 +89,9 @@ class Filling:
             finally:
                 self.forget(waiter)
 
-    async def finished(self) -> None:
-        """Returns when all are final. Raises what the writer raised."""
-        try:
-            await self.until(self.nbytes)
-        except LocalFault:
-            if self._error is None:
-                raise
-            raise self._error from None
-
 
 def finish(fillings: Sequence[Filling], write: Callable[[], None] | None) -> None:
-    """Let `write` complete them. What it raises is raised here, and at all who wait."""
+    """Let `write` complete them. What it raises is raised here, and at all who wait, as a LocalFault."""
     try:
         if write is not None:
             write()

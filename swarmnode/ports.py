@@ -59,16 +59,16 @@ class Draft:
         return all(tensor.complete for tensor in self.tensors)
 
     def finish(self) -> Sequence[WireTensor]:
-        """The tensors, complete; in the thread that made the draft. What stops it is raised to all who wait, too."""
+        """The tensors, complete; in the thread that made the draft. What stops it is told to all who wait, too."""
         write, self._write = self._write, None
         finish([tensor.filling for tensor in self.tensors if tensor.filling is not None], write)
         return self.tensors
 
     async def finished(self) -> None:
-        """Returns when all is written. Raises what stopped `finish`."""
+        """Returns when all is written. Raises LocalFault when it never will be."""
         for tensor in self.tensors:
             if tensor.filling is not None:
-                await tensor.filling.finished()
+                await tensor.filling.until(tensor.nbytes)
 
 
 def check_spec(spec: wire.TensorSpec, nbytes_max: int) -> int:

@@ -184,6 +184,20 @@ def codec(extension: bool, as_json: bool) -> None:
 
 
 @command.command()
+@click.option("--codec", "names", multiple=True, help="Several times for several; int8 and modular4 without it.")
+@click.option("--parameters", type=click.IntRange(1), default=50_000_000, show_default=True, help="Of the replica.")
+@click.option("--up-mbps", type=click.FloatRange(min=0.1), help="Send no more Mbit/s, as with --max-up.")
+@click.option("--extension/--no-extension", default=True, help="With the C kernels, or numpy and torch alone.")
+@JSON
+def packet(names: tuple[str, ...], parameters: int, up_mbps: float | None, extension: bool, as_json: bool) -> None:
+    """Seconds from a round's boundary to the packet delivered to another process: sent while it is encoded, against
+    encoded first and then sent."""
+    given = {"names": names} if names else {}
+    limit = None if up_mbps is None else up_mbps * 1e6
+    _print(_run("packet", parameters=parameters, extension=extension, up_bps=limit, **given), as_json)
+
+
+@command.command()
 @click.option("--exchanges", type=click.IntRange(1, 10_000), default=60, show_default=True, help="In pairs, at least.")
 @click.option("--codec", "codecs", multiple=True, help="[METHOD/]CODEC, several times for several swarms; all: each.")
 @JSON

@@ -45,7 +45,7 @@ class Meeting:
 
 async def while_written(draft: Draft, work: Coroutine[object, object, T]) -> T:
     """What `work`, which sends the tensors of `draft`, returns; the draft is finished by then. What stops the draft
-    stops `work`, and is raised in a group."""
+    stops `work`, and is raised in a group, as a LocalFault."""
     if draft.complete:
         return await work
     async with asyncio.TaskGroup() as group:

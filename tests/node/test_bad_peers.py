@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from swarmnode.errors import RemoteFault
+from swarmnode.errors import LocalFault, RemoteFault
 from swarmnode.ports import Draft, LossResult, Packet, WireTensor
 from swarmnode.wire import record_pb2
 from tests.node.village import Recording, Villager, manifest, village
@@ -85,6 +85,48 @@ def test_a_bad_packet_makes_a_lone_step() -> None:
             assert np.isfinite(honest.replica.stage.theta.numpy()).all()
             assert np.isfinite(honest.replica.outer.phi.numpy()).all()
             assert liar.node.gossip is not None
+            await v.leave()
+
+    asyncio.run(asyncio.wait_for(body(), 120))
+
+
+class OutOfMemory(Recording):
+    """Runs out of memory in the middle of its third packet."""
+
+    def draft(self, round_index: int) -> Draft:
+        draft = super().draft(round_index)
+        if round_index < 3:
+            return draft
+
+        def write() -> None:
+            filling = draft.tensors[0].filling
+            assert filling is not None
+            filling.reach(filling.nbytes // 2)
+            raise MemoryError("no room for a packet")
+
+        return Draft(draft.tensors, write)
+
+
+def test_who_cannot_finish_its_packet_fails_and_its_partner_goes_on() -> None:
+    async def body() -> None:
+        async with village(manifest()) as v:
+            for stage in (0, 1, 2):
+                v.add(stage)
+            broken, honest = v.add(2, OutOfMemory), v.people[2]
+            assert broken.task is not None
+            with pytest.raises(ExceptionGroup) as caught:
+                await asyncio.wait_for(asyncio.shield(broken.task), 60)
+            assert caught.value.subgroup(LocalFault) is not None
+            broken.task = None
+
+            def rounds() -> list[dict[str, object]]:
+                kinds = ("exchange.paired", "exchange.lone")
+                return [fields for event, fields in honest.quiet.events if event in kinds]
+
+            before = len(rounds())
+            await v.until(lambda: len(rounds()) >= before + 2, "the partner's rounds go on")
+            assert honest.replica is not None
+            assert np.isfinite(honest.replica.stage.theta.numpy()).all()
             await v.leave()
 
     asyncio.run(asyncio.wait_for(body(), 120))

@@ -59,7 +59,7 @@ def test_a_waiter_is_woken_by_the_thread_that_writes_and_only_when_enough_is_the
                 await until(lambda expected=expected: woken == expected)  # type: ignore[misc]
         filling.fail(ValueError("late"))
         assert filling.complete and filling.error is None
-        await filling.finished()
+        await filling.until(100)
 
     asyncio.run(main())
 
@@ -87,7 +87,7 @@ def test_what_stops_a_draft_is_told_to_whoever_waits() -> None:
             waiting = asyncio.get_running_loop().create_task(draft.finished())
             with pytest.raises(MemoryError):
                 await asyncio.to_thread(draft.finish)
-            with pytest.raises(MemoryError, match="no room"):
+            with pytest.raises(LocalFault, match="no room"):
                 await waiting
             await written.filling.until(500)
             with pytest.raises(LocalFault, match="no room"):
