@@ -132,7 +132,7 @@ def test_the_first_bytes_leave_before_the_packet_is_written(breaks: bool) -> Non
                 assert not draft.complete
 
                 async def let_go() -> None:
-                    await until(lambda: there.throttle.down.total_nbytes > TILE)
+                    await until(lambda: there.throttle.down.total_nbytes > TILE // 2)
                     assert not draft.complete
                     coder.go_on.set()
 
