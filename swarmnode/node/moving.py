@@ -20,6 +20,8 @@ from swarmnode.pipeline.rebalance import (
     DOWNLOAD_RATE,
     Move,
     Rules,
+    all_told,
+    on_the_way,
     plan_move,
     serving,
     settled,
@@ -39,7 +41,9 @@ ROUND_WAIT_MAX_S = 60.0  # guess, as lifecycle.SYNC_WAIT_MAX_S
 EMPTY_SHARE = 0.25  # guess: of the announce period, between two looks for an empty stage, which stops all training
 EMPTY_LOOKS = 2  # guess: looks in a row that a stage has nobody; the roll call has buried its dead before
 FIRST_LOOKS = 40  # guess: the same before the run has trained anything
+CALM_LOOKS = 6  # guess: looks in a row in which nobody came, before the run has trained anything: they came together
 UNREST = 3  # guess: waits of an announce period after nodes came or went: who came has not told its speed yet
+PARTNER_WAIT = 2.0  # guess: announce periods until somebody has said that it comes in exchange
 MATES_MAX = 8  # guess: replicas of the own stage that are asked whether they stay; one will do
 THIN_LOOKS = 20  # guess: looks in a row that a stage has too few and another can spare one; joiners come first
 
@@ -121,9 +125,9 @@ class Moving:
     async def _wait(self) -> None:
         """About a period; not so long when a stage stands empty, or has too few and another can spare one, or when
         nodes came or went, this one too: who died should not be missed for a period, and who began together chose their
-        stages before anybody had told its speed."""
-        loop, empty, thin = asyncio.get_running_loop(), 0, 0
-        before = serving(self._presence.book.swarm())
+        stages before anybody had told its speed. Those need not wait for the first sample: it takes minutes."""
+        loop, empty, thin, calm = asyncio.get_running_loop(), 0, 0, 0
+        before, going = serving(self._presence.book.swarm()), on_the_way(self._presence.book.swarm())
         # Before the first sample an empty stage's nodes may be starting, too, and nothing stands still yet.
         begun = self._presence.progress.total > 0
         soon = begun and self._unrest > 0
@@ -134,9 +138,13 @@ class Moving:
         while (left_s := end - loop.time()) > 0 and empty < patience and thin < THIN_LOOKS:
             await asyncio.sleep(min(left_s, EMPTY_SHARE * self._manifest.limits.announce_period_s))
             swarm = self._presence.book.swarm()
-            if not begun and self._presence.progress.total > 0:
-                return  # the first sample: all that came together have told their speeds
-            if begun and shifted(before, serving(swarm), self._rules):
+            if not begun:
+                now, told = (serving(swarm), on_the_way(swarm)), all_told(swarm)
+                calm = calm + 1 if told and now == (before, going) else 0
+                before, going = now
+                if self._presence.progress.total > 0 or calm >= CALM_LOOKS:
+                    return
+            if begun and (shifted(before, serving(swarm), self._rules) or on_the_way(swarm) != going):
                 self._unrest = UNREST
                 return
             empty = 0 if all(swarm.stages) else empty + 1
@@ -187,7 +195,13 @@ class Moving:
         self._rate = offer.nbytes / max(1e-3, seconds)
         await self._after_a_round()
         await self._look()
-        good, why = still_good(self._presence.book.swarm(), self._costs, move, self._rules)
+        end = loop.time() + PARTNER_WAIT * self._manifest.limits.announce_period_s * bool(move.against)
+        while not (found := still_good(self._presence.book.swarm(), self._costs, move, self._rules))[0]:
+            if loop.time() >= end:
+                break
+            await asyncio.sleep(EMPTY_SHARE * self._manifest.limits.announce_period_s)
+            await self._look()
+        good, why = found
         if not good:
             self._stay(move, why)
             return None

@@ -37,7 +37,7 @@ from swarmnode.pipeline.rebalance import Rules, choose_stage
 from swarmnode.ports import Answer, Call, Handler, Priority, Replica
 from swarmnode.recovery.donor import SnapshotDonor
 from swarmnode.recovery.keeper import Keeper
-from swarmnode.recovery.snapshot import Snapshot
+from swarmnode.recovery.snapshot import WHOLE, Cut, Snapshot
 from swarmnode.wire import record_pb2
 
 Part = TypeVar("Part")
@@ -202,8 +202,10 @@ class Node:
         # From now on: a download outlives donors, and must hear of new ones (simulated: everything, seed 104).
         tasks.create_task(presence.watching(self._watched(stage)))
         replica = await world.compute.run(Priority.OUTER, 0, partial(world.replica, stage))
-        speed = speed or await probing(replica, self.manifest, stage, world.probe, world.compute, self._telemetry)
+        probe = None if speed else tasks.create_task(self._probe(replica, stage))
         newcomer, done = await self.arrival.begin_with(brought, replica, stage)
+        speed = speed or (await probe if probe is not None else 0.0)
+        us.speed = lambda: speed
         self._replica = replica
         hop, gossip = self._assemble(tasks, replica, stage, newcomer=newcomer, done=done)
         tasks.create_task(gossip.run())
@@ -221,6 +223,13 @@ class Node:
         rng = seeded(self.manifest.seed, "moving", self.me, presence.incarnation, self._stays)
         own = (self.manifest, self.run_id, presence, self.line, self.arrival.answering)
         return await Moving(*own, replica.parameters_of, gossip, self._telemetry, rng).run()
+
+    async def _probe(self, replica: Replica, stage: int) -> float:
+        """Samples a second; told to others as soon as it is known, while the state is still on its way."""
+        speed = await probing(replica, self.manifest, stage, self._world.probe, self._world.compute, self._telemetry)
+        self.presence.self.speed = lambda: speed
+        self.presence.changed()
+        return speed
 
     async def _withdraw(self, brought: Brought) -> None:
         """Take no new work at this stage, and finish what is held."""
@@ -368,16 +377,21 @@ class Node:
 
     # ---- what goes on all the time
 
-    async def _take_snapshot(self) -> Snapshot:
-        """An immutable copy of the replica for a joiner. Raises Unavailable when there is none to give."""
+    async def _take_snapshot(self, cut: Cut) -> Snapshot:
+        """An immutable copy of the replica for a joiner, hashed when it wants the whole. Raises Unavailable when there
+        is none to give."""
         replica, gossip, stage = self._replica, self.gossip, self.stage
         if replica is None or gossip is None or stage is None or self.state not in GIVING:
             raise Unavailable("this node has no state to give")
+        run = partial(self._world.compute.run, Priority.OUTER, 0)
         while True:
-            done = gossip.done
-            state = await self._world.compute.run(Priority.OUTER, 0, replica.snapshot)
+            done, progress, made = gossip.done, self.presence.progress.to_wire(), list[Snapshot]()
+            copying = run(lambda: made.append(Snapshot.of(replica.snapshot(), stage, done, progress)))  # noqa: B023
+            # Queued with the copy: asked for later it would wait for the next microbatch (simulated: half a minute).
+            hashing = [run(lambda: made[0].manifest())] if cut == WHOLE else []  # noqa: B023, PLW0108  not there yet
+            await asyncio.gather(copying, *hashing)
             if gossip.done == done:  # else an outer step came in between: its round would be the wrong label
-                return Snapshot.of(state, stage, done, self.presence.progress.to_wire())
+                return made[0]
 
     def _fed(self, samples: int) -> None:
         self.presence.progress.add(self.me, samples)

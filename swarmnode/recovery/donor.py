@@ -38,16 +38,16 @@ class _Kept:
 class SnapshotDonor:
     """Serves "snapshot" and "chunk" for one stage. `close` forgets everything and stops the timer.
 
-    `take` copies the replica's state (on the compute thread) and says of which round and progress it is; `offload` runs
-    the hashing away from the event loop. `kept` gives the snapshot of another stage that is kept here for the day that
-    stage is lost (recovery/keeper.py); it is served as well.
+    `take` copies the replica's state (on the compute thread) and says of which round and progress it is, hashed already
+    where the whole is wanted; `offload` runs the other hashing away from the event loop. `kept` gives the snapshot of
+    another stage that is kept here for the day that stage is lost (recovery/keeper.py); it is served as well.
     """
 
     def __init__(
         self,
         run_id: RunId,
         stage: int,
-        take: Callable[[], Awaitable[Snapshot]],
+        take: Callable[[Cut], Awaitable[Snapshot]],
         offload: Callable[[Callable[[], wire.Snapshot]], Awaitable[wire.Snapshot]],
         telemetry: Telemetry,
         limits: DonorLimits = DonorLimits(),
@@ -101,11 +101,12 @@ class SnapshotDonor:
         kept = self._of_other(asked.stage, asked.round_min) if asked.stage != self._stage else None
         self._admit(peer)
         async with self._making:
-            kept = kept or self._usable(asked.round_min) or await self._make(asked.round_min)
+            kept = kept or self._usable(asked.round_min) or await self._make(asked.round_min, cut)
             part = kept.parts.get(cut)
             if part is None:
                 part = kept.snapshot if cut == WHOLE else kept.snapshot.part(cut)
-                await self._offload(part.manifest)
+                if not part.hashed:
+                    await self._offload(part.manifest)
                 if len(kept.parts) >= PARTS_MAX:
                     kept.parts.clear()
                 kept.parts[cut] = part
@@ -180,15 +181,15 @@ class SnapshotDonor:
         pulled_s = self._now_s() - self._limits.idle_s / 2
         return len(self._kept) >= SNAPSHOTS_MAX and all(kept.asked_s > pulled_s for kept in self._kept)
 
-    async def _make(self, round_min: int) -> _Kept:
-        """A new snapshot, in the place of the one idle longest when there are two."""
+    async def _make(self, round_min: int, cut: Cut) -> _Kept:
+        """A new snapshot, of which `cut` is wanted, in the place of the one idle longest when there are two."""
         if self._full():
             raise Busy(
                 f"{len(self._kept)} snapshots are being pulled, none of round {round_min}", self._limits.busy_retry_s
             )
         if len(self._kept) >= SNAPSHOTS_MAX:  # before the new one takes memory
             self._kept.remove(min(self._kept, key=lambda kept: kept.asked_s))
-        snapshot = await self._take()
+        snapshot = await self._take(cut)
         if snapshot.round_index < round_min:
             raise Unavailable(
                 f"round {snapshot.round_index} here; {round_min} was asked for", self._limits.busy_retry_s

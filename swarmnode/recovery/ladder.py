@@ -14,6 +14,7 @@ from swarmnode.manifest import LimitsSpec, RecoverySpec
 from swarmnode.membership.swarm import Member, Swarm
 from swarmnode.wire import record_pb2
 
+QUIET_PERIODS = 2  # guess: the same after which one of many is looked up again, and pinged if that tells nothing newer
 LOST_PERIODS = 3  # issue 5: announce periods without a record after which a silent replica counts as gone
 NEIGHBOUR_WAIT_S = 60.0  # guess: how long a builder waits for neighbours that are being brought back themselves
 
@@ -180,8 +181,8 @@ def overdue(stage: tuple[Member, ...], now_unix_s: float, limits: LimitsSpec) ->
 
 
 def quiet(stage: tuple[Member, ...], now_unix_s: float, limits: LimitsSpec) -> list[PeerId]:
-    """Serving replicas that were not heard of within LOST_PERIODS announce periods."""
-    due_unix_s = now_unix_s + _left_s(limits)
+    """Serving replicas that were not heard of within QUIET_PERIODS announce periods."""
+    due_unix_s = now_unix_s + limits.record_ttl_s - QUIET_PERIODS * limits.announce_period_s
     return [m.peer for m in stage if m.state == record_pb2.NODE_STATE_TRAINING and m.expires_unix_s <= due_unix_s]
 
 

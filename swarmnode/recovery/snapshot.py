@@ -140,6 +140,11 @@ class Snapshot:
         """Of the run, when it was made."""
         return self._progress
 
+    @property
+    def hashed(self) -> bool:
+        """Whether `manifest` is at hand."""
+        return self._manifest is not None
+
     def manifest(self) -> wire.Snapshot:
         """What is sent of it first: everything but the bytes."""
         if self._manifest is None:

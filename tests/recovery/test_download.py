@@ -16,7 +16,7 @@ from swarmnode.metrics.name import Kind, check_event, check_metric
 from swarmnode.ports import Answer, Call, Handler, State
 from swarmnode.recovery.donor import DonorLimits, SnapshotDonor
 from swarmnode.recovery.download import DownloadLimits, download
-from swarmnode.recovery.snapshot import SECTIONS, Snapshot
+from swarmnode.recovery.snapshot import SECTIONS, Cut, Snapshot
 from swarmnode.wire import call_pb2 as wire
 
 T = TypeVar("T")
@@ -152,12 +152,12 @@ class Giver:
         self.peer = peer
         self.seed = seed
         self.round_index = 5
-        self.taken = 0
+        self.taken = self.offloaded = 0
         self.said = Said()
         self.donor = SnapshotDonor(RUN, 1, self.take, self.offload, self.said, limits or DonorLimits())
         self.donor.serve(Link(world, peer))
 
-    async def take(self) -> Snapshot:
+    async def take(self, cut: Cut) -> Snapshot:
         await asyncio.sleep(0.05)
         self.taken += 1
         progress = to_message({"feeder": 1000 * self.round_index})
@@ -165,6 +165,7 @@ class Giver:
 
     async def offload(self, work: Callable[[], wire.Snapshot]) -> wire.Snapshot:
         await asyncio.sleep(0.05)
+        self.offloaded += 1
         return work()
 
 
@@ -204,6 +205,29 @@ def test_a_download() -> None:
         giver.donor.close()
 
     live(main())
+
+
+def test_what_came_hashed_is_not_hashed_behind_other_work() -> None:
+    async def main() -> None:
+        world = World()
+        giver = Giver(world, A, 100)
+        await fetch(world, [A])
+        assert giver.offloaded == 1
+        taken, giver.round_index = giver.take, 6
+
+        async def hashed(cut: Cut) -> Snapshot:
+            snapshot = await taken(cut)
+            snapshot.manifest()
+            return snapshot
+
+        giver.donor.close()
+        giver.donor = SnapshotDonor(RUN, 1, hashed, giver.offload, giver.said)
+        giver.donor.serve(Link(world, A))
+        found, offer = await fetch(world, [A])
+        assert same(found, state(106)) and offer.round == 6
+        assert giver.offloaded == 1
+
+    asyncio.run(main())
 
 
 def test_a_broken_connection_is_gone_on_with() -> None:

@@ -117,7 +117,7 @@ def test_the_earliest_joiner_builds() -> None:
     assert first_builder((), set(), A) is None
 
 
-def test_a_silent_replica_is_gone_after_three_periods() -> None:
+def test_a_silent_replica_is_asked_after_two_periods_and_gone_after_three() -> None:
     limits = LimitsSpec(announce_period_s=2.0, record_ttl_s=15.0)
     signed_s = 100.0 - limits.record_ttl_s
     assert silent((member("a"),), set(), signed_s + 5.9, limits) == 1
@@ -125,7 +125,8 @@ def test_a_silent_replica_is_gone_after_three_periods() -> None:
     assert silent((member("a"),), {A}, signed_s, limits) == 0
     assert silent((member("a", state=JOINING),), set(), signed_s, limits) == 0
     others = member("b", expires_unix_s=101.0), member("c", state=JOINING)
-    assert quiet((member("a"), *others), signed_s + 6.1, limits) == [A]
+    assert quiet((member("a"), *others), signed_s + 3.9, limits) == []
+    assert quiet((member("a"), *others), signed_s + 4.1, limits) == [A]
 
 
 def test_keepers_are_of_the_stage_before_and_the_same_for_all() -> None:

@@ -17,7 +17,7 @@ from swarmnode.node.replica import TorchReplica
 from swarmnode.ports import Packet, Replica, State, WireTensor
 from swarmnode.recovery.donor import SnapshotDonor
 from swarmnode.recovery.download import DownloadLimits, download
-from swarmnode.recovery.snapshot import SECTIONS, Snapshot
+from swarmnode.recovery.snapshot import SECTIONS, Cut, Snapshot
 from swarmnode.transport.memory import MemoryNetwork, MemoryTransport
 from swarmnode.wire import call_pb2 as wire
 
@@ -212,7 +212,7 @@ def test_a_replica_travels() -> None:
         progress = Progress()
         progress.add(PeerId("donor"), 2048)
 
-        async def take() -> Snapshot:
+        async def take(cut: Cut) -> Snapshot:
             return Snapshot.of(original.snapshot(), 0, 1, progress.to_wire(), chunk_nbytes=4096)
 
         async def offload(work: Callable[[], wire.Snapshot]) -> wire.Snapshot:
