@@ -12,6 +12,7 @@ from swarmnode.ids import PeerId, RunId, seeded
 from swarmnode.manifest import Manifest
 from swarmnode.metrics import name
 from swarmnode.node.arrival import Arrival
+from swarmnode.node.copying import copying
 from swarmnode.node.drain import Farewell, drain
 from swarmnode.node.duties import Parts, duties
 from swarmnode.node.feeding import feeder_of, feeding
@@ -22,7 +23,7 @@ from swarmnode.node.notice import Notice, Notices
 from swarmnode.node.pardoning import pardoning
 from swarmnode.node.pausing import Pausing, Serving
 from swarmnode.node.presence import Presence
-from swarmnode.node.probe import probing
+from swarmnode.node.probe import telling
 from swarmnode.node.rollcall import RollCall
 from swarmnode.node.saver import Saver, Subject
 from swarmnode.node.speed import Speed
@@ -37,7 +38,7 @@ from swarmnode.pipeline.rebalance import Rules, choose_stage
 from swarmnode.ports import Answer, Call, Handler, Priority, Replica
 from swarmnode.recovery.donor import SnapshotDonor
 from swarmnode.recovery.keeper import Keeper
-from swarmnode.recovery.snapshot import WHOLE, Cut, Snapshot
+from swarmnode.recovery.snapshot import Cut, Snapshot
 from swarmnode.wire import record_pb2
 
 Part = TypeVar("Part")
@@ -202,7 +203,8 @@ class Node:
         # From now on: a download outlives donors, and must hear of new ones (simulated: everything, seed 104).
         tasks.create_task(presence.watching(self._watched(stage)))
         replica = await world.compute.run(Priority.OUTER, 0, partial(world.replica, stage))
-        probe = None if speed else tasks.create_task(self._probe(replica, stage))
+        asked = replica, self.manifest, stage, world.probe, world.compute, self._telemetry, presence
+        probe = None if speed else tasks.create_task(telling(*asked))
         newcomer, done = await self.arrival.begin_with(brought, replica, stage)
         speed = speed or (await probe if probe is not None else 0.0)
         us.speed = lambda: speed
@@ -223,13 +225,6 @@ class Node:
         rng = seeded(self.manifest.seed, "moving", self.me, presence.incarnation, self._stays)
         own = (self.manifest, self.run_id, presence, self.line, self.arrival.answering)
         return await Moving(*own, replica.parameters_of, gossip, self._telemetry, rng).run()
-
-    async def _probe(self, replica: Replica, stage: int) -> float:
-        """Samples a second; told to others as soon as it is known, while the state is still on its way."""
-        speed = await probing(replica, self.manifest, stage, self._world.probe, self._world.compute, self._telemetry)
-        self.presence.self.speed = lambda: speed
-        self.presence.changed()
-        return speed
 
     async def _withdraw(self, brought: Brought) -> None:
         """Take no new work at this stage, and finish what is held."""
@@ -378,20 +373,11 @@ class Node:
     # ---- what goes on all the time
 
     async def _take_snapshot(self, cut: Cut) -> Snapshot:
-        """An immutable copy of the replica for a joiner, hashed when it wants the whole. Raises Unavailable when there
-        is none to give."""
+        """A copy of the replica for a joiner. Raises Unavailable when there is none to give."""
         replica, gossip, stage = self._replica, self.gossip, self.stage
         if replica is None or gossip is None or stage is None or self.state not in GIVING:
             raise Unavailable("this node has no state to give")
-        run = partial(self._world.compute.run, Priority.OUTER, 0)
-        while True:
-            done, progress, made = gossip.done, self.presence.progress.to_wire(), list[Snapshot]()
-            copying = run(lambda: made.append(Snapshot.of(replica.snapshot(), stage, done, progress)))  # noqa: B023
-            # Queued with the copy: asked for later it would wait for the next microbatch (simulated: half a minute).
-            hashing = [run(lambda: made[0].manifest())] if cut == WHOLE else []  # noqa: B023, PLW0108  not there yet
-            await asyncio.gather(copying, *hashing)
-            if gossip.done == done:  # else an outer step came in between: its round would be the wrong label
-                return made[0]
+        return await copying(cut, replica, gossip, stage, self.presence, self._world.compute)
 
     def _fed(self, samples: int) -> None:
         self.presence.progress.add(self.me, samples)

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Protocol
 
 from swarmnode.manifest import Manifest, boundary_nbytes, boundary_width
+from swarmnode.node.presence import Presence
 from swarmnode.ports import Compute, Priority, Replica, Telemetry, WireTensor
 
 BOUNDARY_DTYPE = {"bf16": "bf16", "subspace": "bf16"}  # f32 for the others, coded or not
@@ -36,6 +37,22 @@ async def probing(
     rate = batch / max(1e-6, 3.0 * seconds)
     telemetry.event("node.probe", samples_per_second=round(rate, 2))
     return rate
+
+
+async def telling(
+    replica: Replica,
+    manifest: Manifest,
+    stage: int,
+    probe: Probing,
+    compute: Compute,
+    telemetry: Telemetry,
+    presence: Presence,
+) -> float:
+    """`probing`, told to others as soon as it is known: the state may still be on its way."""
+    speed = await probing(replica, manifest, stage, probe, compute, telemetry)
+    presence.self.speed = lambda: speed
+    presence.changed()
+    return speed
 
 
 def forward(replica: Replica, manifest: Manifest, stage: int) -> None:
