@@ -68,10 +68,15 @@ class RollCall:
                 presence.bury(dead)
 
     def _quiet(self, stages: Iterable[int]) -> dict[int, list[PeerId]]:
-        """Replicas that went silent, by stage; this node is not among them."""
+        """Replicas that went silent, by stage; this node is not among them. Not where all have: that is `_look`'s."""
         swarm, now_unix_s, me = self._presence.book.swarm(), self._clock.unix_s(), self._presence.me
-        found = {stage: quiet(swarm.stages[stage], now_unix_s, self._limits) for stage in stages}
-        return {stage: [peer for peer in peers if peer != me] for stage, peers in found.items() if set(peers) - {me}}
+        found = {}
+        for stage in stages:
+            serving = swarm.serving(stage)
+            peers = quiet(serving, now_unix_s, self._limits)
+            if len(peers) < len(serving) and (others := [peer for peer in peers if peer != me]):
+                found[stage] = others
+        return found
 
     async def _look(self, stage: int) -> None:
         """Whether `stage` is lost, or back."""
