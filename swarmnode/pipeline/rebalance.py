@@ -210,7 +210,8 @@ def plan_move(
     moves = [move for move in moves if safety or empty or _helps(move, rules)]
     best = max(moves, key=lambda move: (move.after, -move.speed, move.peer), default=None)
     if best is None:
-        best = None if safety or empty else _exchange(now, costs, sources, target, there)
+        large = sum(swarm.sizes) > SMALL  # somebody always fits
+        best = None if safety or empty or large else _exchange(now, costs, sources, target, there)
         if best is None or not _helps(best, rules):
             return None, f"no move helps: samples/s by stage {listing}"
         reason = f"stage {target} is the slowest (samples/s by stage {listing}); with {short(best.peer)} in exchange"
