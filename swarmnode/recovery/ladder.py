@@ -171,7 +171,7 @@ def first_builder(stage: tuple[Member, ...], answering: Collection[PeerId], me: 
 def overdue(stage: tuple[Member, ...], now_unix_s: float, limits: LimitsSpec) -> bool:
     """Whether `stage` has replicas, and none of them was heard of within LOST_PERIODS announce periods: time to ask
     whether any is alive. Those that join or say goodbye do not count."""
-    left_s, found = _left_s(limits), False
+    left_s, found = _left_s(limits, LOST_PERIODS), False
     for member in stage:
         if member.state == record_pb2.NODE_STATE_TRAINING:
             if member.expires_unix_s - now_unix_s > left_s:
@@ -182,13 +182,13 @@ def overdue(stage: tuple[Member, ...], now_unix_s: float, limits: LimitsSpec) ->
 
 def quiet(stage: tuple[Member, ...], now_unix_s: float, limits: LimitsSpec) -> list[PeerId]:
     """Serving replicas that were not heard of within QUIET_PERIODS announce periods."""
-    due_unix_s = now_unix_s + limits.record_ttl_s - QUIET_PERIODS * limits.announce_period_s
+    due_unix_s = now_unix_s + _left_s(limits, QUIET_PERIODS)
     return [m.peer for m in stage if m.state == record_pb2.NODE_STATE_TRAINING and m.expires_unix_s <= due_unix_s]
 
 
-def _left_s(limits: LimitsSpec) -> float:
-    """What a record of LOST_PERIODS announce periods' age has to live."""
-    return limits.record_ttl_s - LOST_PERIODS * limits.announce_period_s
+def _left_s(limits: LimitsSpec, periods: int) -> float:
+    """What a record of so many announce periods' age has to live."""
+    return limits.record_ttl_s - periods * limits.announce_period_s
 
 
 def silent(stage: tuple[Member, ...], answering: Collection[PeerId], now_unix_s: float, limits: LimitsSpec) -> int:
@@ -197,6 +197,6 @@ def silent(stage: tuple[Member, ...], answering: Collection[PeerId], now_unix_s:
     return sum(
         member.state == record_pb2.NODE_STATE_TRAINING
         and member.peer not in answering
-        and member.expires_unix_s - now_unix_s > _left_s(limits)
+        and member.expires_unix_s - now_unix_s > _left_s(limits, LOST_PERIODS)
         for member in stage
     )

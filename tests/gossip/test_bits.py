@@ -7,7 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnode.gossip.compression.bits import PLANES, Packer, packed_nbytes
+from swarmnode.gossip.compression.bits import PLANES, Packer
+from swarmnode.gossip.compression.codes import packed_nbytes
 
 CPU = torch.device("cpu")
 

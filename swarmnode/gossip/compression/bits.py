@@ -8,19 +8,9 @@ its neighbour lands in bits that are not read.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-
 import torch
 
-Step = Callable[[], object]
-
 PLANES = {1: (1,), 2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2)}
-
-
-def packed_nbytes(count: int, bits: int) -> int:
-    """Bytes of `count` codes; `count` is a multiple of 8."""
-    return count // 8 * bits
 
 
 class Packer:
@@ -32,13 +22,6 @@ class Packer:
 
     def pack(self, codes: torch.Tensor, bits: int, out: torch.Tensor) -> None:
         """`codes` uint8 [n], of which the low `bits` count, into `out` uint8 [n / 8 * bits] (any device)."""
-        for step in self.packing(codes, bits, out):
-            step()
-
-    def packing(self, codes: torch.Tensor, bits: int, out: torch.Tensor) -> list[Step]:
-        """The steps of `pack`, to be taken again whenever `codes` hold others: finding the views of memory takes as
-        long as working on them."""
-        steps: list[Step] = []
         count, shift, at = codes.numel(), 0, 0
         for width in PLANES[bits]:
             plane = self._bytes[0][:count]
@@ -48,13 +31,12 @@ class Packer:
             mask = (1 << width) - 1
             mask = mask * 0x0101010101010101 if wide.dtype == torch.int64 else mask
             if shift:
-                steps.append(partial(torch.bitwise_right_shift, source, shift, out=wide))
+                torch.bitwise_right_shift(source, shift, out=wide)
                 source = wide
-            steps.append(partial(torch.bitwise_and, source, mask, out=wide))
+            torch.bitwise_and(source, mask, out=wide)
             end = at + count // 8 * width
-            steps += self._squeezing(plane, width, out[at:end])
+            self._squeeze(plane, width, out[at:end])
             at, shift = end, shift + width
-        return steps
 
     def unpack(self, packed: torch.Tensor, bits: int, out: torch.Tensor) -> None:
         """The inverse: `packed` uint8 [n / 8 * bits] on this device into `out` uint8 [n]."""
@@ -69,20 +51,18 @@ class Packer:
                 self._spread(packed[at:end], width, out)
             at, shift = end, shift + width
 
-    def _squeezing(self, plane: torch.Tensor, width: int, out: torch.Tensor) -> list[Step]:
-        steps: list[Step] = []
+    def _squeeze(self, plane: torch.Tensor, width: int, out: torch.Tensor) -> None:
         source = 0
         while width < 8:
             pairs = plane.view(torch.int16)
             wide = _wide(plane, pairs)
             moved = self._pairs[0].view(wide.dtype)[: wide.numel()]
-            steps.append(partial(torch.bitwise_right_shift, wide, 8 - width, out=moved))
-            steps.append(partial(wide.bitwise_or_, moved))
+            torch.bitwise_right_shift(wide, 8 - width, out=moved)
+            wide.bitwise_or_(moved)
             width *= 2
             source = 1 - source
             plane = out if width == 8 else self._bytes[source][: pairs.numel()]
-            steps.append(partial(plane.copy_, pairs))  # the low byte of each pair
-        return steps
+            plane.copy_(pairs)  # the low byte of each pair
 
     def _spread(self, packed: torch.Tensor, width: int, out: torch.Tensor) -> None:
         held, source = 8, 0
