@@ -59,7 +59,13 @@ void int8_decode(const uint8_t *steps, const uint8_t *codes, long count, float *
     }
 }
 
-/* The checksum of a block's Q mod 2^16: of what is not sent; weights 1, 3 ... 125, 129. */
+#define WEIGHT(i) (2 * (i) + 1 + 2 * ((i) == N - 1)) /* of the checksum: 1, 3 ... 125, 129 */
+#define WEIGHT_0(i) WEIGHT(i), 0
+#define EIGHT(DO, i) DO(i), DO(i + 1), DO(i + 2), DO(i + 3), DO(i + 4), DO(i + 5), DO(i + 6), DO(i + 7)
+#define ALL(DO) \
+    EIGHT(DO, 0), EIGHT(DO, 8), EIGHT(DO, 16), EIGHT(DO, 24), EIGHT(DO, 32), EIGHT(DO, 40), EIGHT(DO, 48), EIGHT(DO, 56)
+
+/* The checksum of a block's Q mod 2^16: of what is not sent. */
 static inline uint8_t checksum(const uint16_t *words, int bits) {
     uint16_t sum = (uint16_t)(2 * words[N - 1]);
     for (int i = 0; i < N; i++) sum = (uint16_t)(sum + (uint16_t)((uint16_t)(2 * i + 1) * words[i]));
@@ -103,12 +109,15 @@ static inline __attribute__((always_inline)) void pack_run(const uint8_t *codes,
 }
 
 static inline __attribute__((always_inline)) void unpack_run(const uint8_t *in, const int n, long at, long whole, const int bits, uint8_t *codes) {
-    const int high = bits != 6 && at >= whole / 2, shift = high ? bits : 0;
+    const int high = bits != 6 && at >= whole / 2;
     const long inside = high ? at - whole / 2 : at;
     uint8_t held[N];
     const uint8_t *from = bits == 4 ? in + inside : held;
     if (bits != 4) unpack_six(in, n, inside, bits == 6 ? whole : whole / 2, held);
-    for (int i = 0; i < n; i++) codes[i] = (uint8_t)(from[i] >> shift & ((1 << bits) - 1));
+    if (high)
+        for (int i = 0; i < n; i++) codes[i] = (uint8_t)(from[i] >> bits & ((1 << bits) - 1));
+    else
+        for (int i = 0; i < n; i++) codes[i] = (uint8_t)(from[i] & ((1 << bits) - 1));
 }
 
 /* The block that begins at element `first` of a chunk of `whole`. */
@@ -147,36 +156,42 @@ static inline __attribute__((always_inline)) void encode_blocks(const float *x, 
     }
 }
 
+/* Added to a float below 2^22 and taken away again: the nearest whole number, which the low bits of the sum tell. */
+#define WHOLE 0x1.8p23f
+#define AHEAD 512 /* measured: 0.60 to 0.53 ns an element of decoding; streaming stores: 0.66 */
+
+static const int16_t WEIGHTS[N] = {ALL(WEIGHT)};
+static const int16_t LOW_WEIGHTS[2 * N] = {ALL(WEIGHT_0)}; /* of the lower halves of 64 words */
+
+/* In 256ths of a step: how far our theta lies above the value that Q = code stands for; less the nearest multiple of the
+   range that is how far it lies above the value decoded. */
 static inline __attribute__((always_inline)) void decode_blocks(const uint8_t *steps, const uint8_t *sums, const uint8_t *packed,
                                  long first, long whole, const float *ours, long rows, const uint8_t *dither,
                                  const int bits, float *out, float *step_out, uint8_t *wrapped, float *far) {
-    const float ranges = (float)(1 << bits), share = 1.0f / ranges;
+    const float ranges = (float)(1 << bits), turn = WHOLE * 256.0f * ranges;
     for (long r = 0; r < rows; r++, ours += N, out += N, dither += N, first += N) {
         uint8_t codes[N];
-        uint16_t words[N];
+        int16_t shift[N], turns[2 * N];
         float above[N];
+        for (int i = 0; i < N; i += 16) __builtin_prefetch(ours + AHEAD + i), __builtin_prefetch(out + AHEAD + i, 1);
         unpack(packed, first, whole, bits, codes);
-        const float step = get_step(steps + 2 * r), inverse = 1.0f / step * share, range = step * ranges;
-        for (int i = 0; i < N; i++) { /* in ranges; less 1/2 of a step, and plus half a range */
-            float drawn = FUSED(DITHER(dither[i]), share / 256.0f, (CENTRE - 0.5f + 0.5f * ranges) * share);
-            above[i] = FUSED((float)codes[i], -share, FUSED(ours[i], inverse, drawn));
-        }
+        for (int i = 0; i < N; i++) shift[i] = (int16_t)((dither[i] | 1) - 128 - 256 * codes[i]);
+        const float step = get_step(steps + 2 * r), inverse = 256.0f / step, fine = step * (1.0f / 256.0f);
+        uint32_t most = 0, sum = 0;
         for (int i = 0; i < N; i++) {
-            int32_t high = (int32_t)above[i];
-            words[i] = (uint16_t)((uint32_t)high << bits | codes[i]);
-            above[i] -= (float)high;
+            const float all = FUSED(ours[i], inverse, (float)shift[i]), turned = all + turn;
+            above[i] = all - (turned - turn);
+            memcpy(turns + 2 * i, &turned, 4);
+            const uint32_t magnitude = bits_of(above[i]) & 0x7FFFFFFFu;
+            most = magnitude > most ? magnitude : most;
         }
-        int32_t most = (int32_t)bits_of(above[0]), least = most;
-        for (int i = 0; i < N; i++) {
-            int32_t b = (int32_t)bits_of(above[i]);
-            most = b > most ? b : most;
-            least = b < least ? b : least;
-        }
-        const float up = of_bits((uint32_t)most) - 0.5f, down = 0.5f - of_bits((uint32_t)least);
+        for (int i = 0; i < 2 * N; i++) sum += (uint32_t)(turns[i] * LOW_WEIGHTS[i]);
+        sum <<= bits;
+        for (int i = 0; i < N; i++) sum += (uint32_t)(codes[i] * WEIGHTS[i]);
         step_out[r] = step;
-        wrapped[r] = checksum(words, bits) != sums[r];
-        far[r] = wrapped[r] ? range : (up > down ? up : down) * range;
-        for (int i = 0; i < N; i++) out[i] = FUSED(above[i] - (0.5f - share / 256.0f), -range, ours[i]);
+        wrapped[r] = (uint8_t)(sum >> bits) != sums[r];
+        far[r] = wrapped[r] ? step * ranges : of_bits(most) * fine;
+        for (int i = 0; i < N; i++) out[i] = FUSED(above[i], -fine, ours[i]);
     }
 }
 

@@ -24,8 +24,8 @@ NEAR = 2.0**-64  # of huber_loss, which beyond it is |difference| NEAR exactly: 
 
 _distance = torch.ops.aten.huber_loss.out  # with room for what it finds, which torch.nn.functional does not take
 
-Floats = np.ndarray[tuple[int], np.dtype[np.float32]]
 Words = np.ndarray[tuple[int], np.dtype[np.uint16]]
+Signed = np.ndarray[tuple[int], np.dtype[np.int16]]
 
 
 class Piece(NamedTuple):
@@ -191,20 +191,23 @@ class KernelEngine:
 
 def _wraps() -> bool:
     """Whether numpy truncates floats mod 2^16, as all processors that were tried do; the language leaves it open."""
-    found = np.empty(64, np.uint16)
-    with np.errstate(invalid="ignore"):
-        np.copyto(found, np.full(64, 70000.5, np.float32), casting="unsafe")
-    return bool((found == 70000 % 65536).all())
+    found = np.empty(64, np.int16)
+    for number in (70000, -70000):
+        with np.errstate(invalid="ignore"):
+            np.copyto(found, np.full(64, number * 1.00001, np.float32), casting="unsafe")
+        if not (found == np.int32(number).astype(np.int16)).all():
+            return False
+    return True
 
 
 class Views(NamedTuple):
     """What the operations on a chunk's blocks work on, found once: finding it takes as long as some of them."""
 
     y: torch.Tensor  # float32 [rows, 64], ...
-    bits: torch.Tensor  # ... as int32, ...
-    values: Floats | None  # ... and flat, as numpy sees it
+    bits: torch.Tensor  # ... as int32
     words: torch.Tensor  # int16 [rows, 64], ...
     numbers: Words  # ... and flat on the CPU
+    signed: Signed  # ... as whole numbers of either sign
     low: Bytes  # [rows * 64]
     sums: torch.Tensor  # int16 [rows], ...
     sum_numbers: Words  # ... and on the CPU
@@ -243,9 +246,9 @@ class TorchEngine:
             self._views[row, rows] = Views(
                 s.rows[:rows],
                 s.words[:rows],
-                s.floats[0][:count].numpy() if self._on_cpu else None,
                 words.view(-1, BLOCK_ELEMENTS),
                 words.numpy(force=True).view(np.uint16),
+                words.numpy(force=True),
                 self._low[:count],
                 sums,
                 sums.numpy(force=True).view(np.uint16),
@@ -259,11 +262,10 @@ class TorchEngine:
         self.scratch.draw(seed, 1 / 256, CENTRE, DITHER)
 
     def draw_back(self, seed: int) -> None:
-        """Less 1/2 and plus half the range, in ranges."""
+        """Less 1/2, in ranges."""
         if seed != self._seed:
             self._seed = seed
-            self._back.copy_(dither.pool(seed) & DITHER).mul_(1 / 256).add_(CENTRE - 0.5 + (1 << self.bits - 1))
-            self._back.mul_(1 / (1 << self.bits))
+            self._back.copy_(dither.pool(seed) & DITHER).add_(1 - 128).mul_(1 / (256 << self.bits))
 
     def encode(
         self,
@@ -289,7 +291,7 @@ class TorchEngine:
         for piece, v in zip(pieces, views, strict=True):
             x = new(piece.start - start, piece.end - start)
             torch.addcmul(s.drawn(s.seed, piece.start, x.numel()), x, v.inverse, out=v.y)
-            self._truncate(v)
+            self._truncate(v, v.y)
             np.copyto(v.low, v.numbers, casting="unsafe")
             self._codes.pack(v.low, piece.codes)
             self._weigh(v)
@@ -297,13 +299,13 @@ class TorchEngine:
             piece.steps[:] = wire[at : at + piece.steps.size]
             at += piece.steps.size
 
-    def _truncate(self, v: Views) -> None:
-        """`y`, positive, without what is behind the point, mod 2^16, to `words` and `numbers`."""
-        if self._at_once and v.values is not None:  # in one pass what torch does in two
+    def _truncate(self, v: Views, y: torch.Tensor) -> None:
+        """`y` without what is behind the point, mod 2^16, to `words` and `numbers`."""
+        if self._at_once:  # in one pass what torch does in two
             with np.errstate(invalid="ignore"):  # a step that is not finite will be refused
-                np.copyto(v.numbers, v.values, casting="unsafe")
+                np.copyto(v.signed, y.view(-1).numpy(), casting="unsafe")
             return
-        v.words.copy_(v.y.to(torch.int32))
+        v.words.copy_(y.to(torch.int32))
         if not self._on_cpu:
             v.numbers[:] = v.words.view(-1).numpy(force=True).view(np.uint16)
 
@@ -351,30 +353,25 @@ class TorchEngine:
         count, y, sent = mine.numel(), v.y, s.floats[1][: mine.numel()].view(rows, BLOCK_ELEMENTS)
         whole = piece.codes.size * 8 // bits
         self._codes.unpack(piece.codes, self._low[:whole])
-        codes = self._low[piece.inside : piece.inside + count]
+        sent.view(-1).copy_(torch.from_numpy(self._low[piece.inside : piece.inside + count]))
+        checksum = torch.mv(sent, self._float_weights).int()
         steps.copy_(read_steps(piece.steps))
-        # In ranges: how far own theta lies above what would have the code and Q >> b = 0, plus half a range.
+        # In ranges: how far own theta lies above the value that Q = code stands for, ...
         shift = dither.offset(self._seed, piece.start)
         torch.mul(torch.reciprocal(steps, out=v.steps), 1 / (1 << bits), out=s.inverse[:rows])
-        torch.addcmul(self._back[shift : shift + count].view(rows, -1), mine, v.inverse, out=y)
-        if self._on_cpu:
-            np.copyto(sent.view(-1).numpy(), codes)
-        else:
-            sent.view(-1).copy_(torch.from_numpy(codes))
-        y.sub_(sent, alpha=1 / (1 << bits))
-        self._truncate(v)  # Q' >> b, and with the codes that were sent:
+        torch.sub(self._back[shift : shift + count].view(rows, -1), sent, alpha=1 / (1 << bits), out=sent)
+        torch.addcmul(sent, mine, v.inverse, out=y)
+        torch.round(y, out=sent)  # ... Q' >> b, ...
+        self._truncate(v, sent)
         self._weigh(v)
-        v.sums.bitwise_left_shift_(bits).add_(torch.mv(sent, self._float_weights).int().short())
+        v.sums.bitwise_left_shift_(bits).add_(checksum.short())
         found = self._sum_bytes[:rows]
         self._checksums(v, found)
         wrapped.copy_(torch.from_numpy(np.not_equal(found, piece.sums)))
-        torch.frac(y, out=y)
+        y.sub_(sent)  # ... and how far above the value decoded
+        torch.amax(torch.abs(y, out=sent).view(torch.int32), dim=1, out=far.view(torch.int32))
         whole_range = torch.mul(steps, 1 << bits, out=v.steps)
-        low, high = (take(v.bits, dim=1).view(torch.float32) for take in (torch.amin, torch.amax))
-        torch.maximum(high.sub_(0.5), low.neg_().add_(0.5), out=far)
-        far.mul_(whole_range)
-        torch.where(wrapped > 0, whole_range, far, out=far)
-        y.sub_(0.5 - 1 / (256 << bits))
+        torch.where(wrapped > 0, whole_range, far.mul_(whole_range), out=far)
         straight = out.dtype == torch.float32 and out.numel() == count and out.is_contiguous()
         target = out.view(rows, -1) if straight else sent
         torch.addcmul(mine, y, whole_range.neg_().unsqueeze(1), out=target)

@@ -61,11 +61,11 @@ def read_steps(data: Bytes) -> torch.Tensor:
 
 
 def check_steps(data: Bytes, bound: float, what: str) -> None:
-    """Raises RemoteFault unless all bfloat16 in `data` are positive and at most `bound`."""
+    """Raises RemoteFault unless all bfloat16 in `data` are at least STEP_LEAST and at most `bound`."""
     words = np.frombuffer(data.tobytes(), dtype="<u2")  # positive bfloat16 are in the order of their bits
-    most = int(np.float32(bound).view(np.uint32)) >> 16
-    if words.size and (int(words.min()) == 0 or int(words.max()) > most):
-        raise RemoteFault(f"{what}: a step that is not positive or above {bound:g}")
+    least, most = (int(np.float32(step).view(np.uint32)) >> 16 for step in (STEP_LEAST, bound))
+    if words.size and not least <= int(words.min()) <= int(words.max()) <= most:
+        raise RemoteFault(f"{what}: a step below {STEP_LEAST:g} or above {bound:g}")
 
 
 def one_tensor(tensors: Sequence[WireTensor], name: str, parameters: int, least: int, most: int) -> Bytes:
