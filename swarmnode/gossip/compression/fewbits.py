@@ -72,9 +72,9 @@ class FewBits(DeltaCodec):
             steps = self._steps[first : first + blocks(end - start)]
             for begin, last in chunks(start, end):
                 x, row = part(begin, last), (begin - start) // BLOCK_ELEMENTS
-                s.largest(x, steps[row : row + len(x)])
+                s.largest(x, steps[row : row + len(x)].view(torch.int32))
             steps.clamp_(min=STEP_LEAST)
-            wire_steps(steps, out[2 * first : 2 * (first + len(steps))])
+            wire_steps(steps, wire[2 * first : 2 * (first + len(steps))])
             done(2 * (first + len(steps)))
         s.draw(seed, 1 / 256, 1 / 512)
         for start, end in tiles(0, flat.numel()):

@@ -23,6 +23,7 @@ from swarmnode.gossip.compression import kernel
 from swarmnode.gossip.compression.codec import BLOCK_ELEMENTS, TILE, Bytes, Codec, Done
 from swarmnode.gossip.compression.tiles import (
     STEP_LEAST,
+    Part,
     Scratch,
     blocks,
     check_range,
@@ -58,35 +59,34 @@ class Int8(Codec):
     def write(self, wire: Bytes, flat: torch.Tensor, reference: torch.Tensor | None, seed: int, done: Done) -> None:
         s = self._scratch = self._scratch if flat.device == self._scratch.device else Scratch(flat.device)
         s.draw(seed, 1 / 256, ZERO + 1 / 512)
-        codes, at, part = torch.from_numpy(wire), 0, s.parts(flat)
-        for start, end in tiles(0, flat.numel()):
-            rows = blocks(end - start)
-            steps, inverse = s.steps[:rows], s.inverse[:rows]
-            if self._kernel is not None and flat.device.type == "cpu":
-                self._encode_tile(self._kernel, flat, start, end, seed, wire[at:])
-                at += 2 * rows + end - start
+        at, part = 0, s.parts(flat)
+        with np.errstate(invalid="ignore"):  # a step that is not finite will be refused
+            for start, end in tiles(0, flat.numel()):
+                out = wire[at : self._at(start) + 2 * blocks(end - start) + end - start]
+                if self._kernel is not None and flat.device.type == "cpu":
+                    self._encode_tile(self._kernel, flat, start, end, seed, out)
+                else:
+                    self._write_tile(part, start, end, seed, out)
+                at += out.size
                 done(at)
-                continue
-            for begin, last in chunks(start, end):
-                x, row = part(begin, last), (begin - start) // BLOCK_ELEMENTS
-                s.largest(x, steps[row : row + len(x)])
-            steps.mul_(1 / LEVELS).clamp_(min=STEP_LEAST)
-            wire_steps(steps, s.wire_steps[: 2 * rows])
-            codes[at : at + 2 * rows].copy_(s.wire_steps[: 2 * rows])
-            torch.reciprocal(steps, out=inverse)
-            at += 2 * rows
-            for begin, last in chunks(start, end):
-                x, row = part(begin, last), (begin - start) // BLOCK_ELEMENTS
-                drawn, inverse = s.drawn(seed, begin, x.numel()), s.inverse_of(row, len(x))
-                torch.addcmul(drawn, x, inverse, out=head(s.rows, len(x)))  # positive: truncation is floor
-                s.truncate(wire[at : at + last - begin])
-                at += last - begin
-            done(at)
+
+    def _write_tile(self, part: Part, start: int, end: int, seed: int, out: Bytes) -> None:
+        s, rows = self._scratch, blocks(end - start)
+        steps, inverse, at = head(s.steps, rows), head(s.inverse, rows), 2 * rows - start
+        cut = [(first, last, part(first, last)) for first, last in chunks(start, end)]
+        for first, _, x in cut:
+            s.largest(x, s.most_of((first - start) // BLOCK_ELEMENTS, len(x)))
+        wire_steps(steps.mul_(1 / LEVELS).clamp_(min=STEP_LEAST), out[: 2 * rows])
+        torch.reciprocal(steps, out=inverse)
+        for first, last, x in cut:
+            inverse = s.inverse_of((first - start) // BLOCK_ELEMENTS, len(x))
+            torch.addcmul(s.drawn(seed, first, x.numel()), x, inverse, out=head(s.rows, len(x)))
+            s.truncate(out[at + first : at + last])  # positive: truncation is floor
 
     def _encode_tile(
         self, library: ctypes.CDLL, flat: torch.Tensor, start: int, end: int, seed: int, out: Bytes
     ) -> None:
-        """What the torch operations of `write` do with a tile, in C."""
+        """What `_write_tile` does, in C."""
         at, codes_at = out.ctypes.data, out.ctypes.data + 2 * blocks(end - start) - start
         for first, last in chunks(start, end):
             x, row = self._scratch.whole(flat[first:last]), (first - start) // BLOCK_ELEMENTS
@@ -112,12 +112,19 @@ class Int8(Codec):
         """The byte at which the tile that begins at element `start` does."""
         return start + 2 * (start // BLOCK_ELEMENTS)
 
+    @staticmethod
+    def _signed(codes: Bytes, out: torch.Tensor) -> None:
+        """`codes` less 128 to `out`, as int8."""
+        if out.device.type == "cpu":
+            np.bitwise_xor(codes, np.uint8(ZERO), out=out.numpy())
+        else:
+            out.copy_(torch.from_numpy(codes ^ np.uint8(ZERO)))
+
     @torch.no_grad()
     def read(
         self, tensors: Sequence[WireTensor], start: int, out: torch.Tensor, reference: torch.Tensor | None = None
     ) -> None:
         data, parameters = np.frombuffer(tensors[0].data, np.uint8), tensors[0].shape[0]
-        codes = torch.frombuffer(tensors[0].data, dtype=torch.uint8)
         check_range(start, out.numel(), parameters)
         s = self._scratch = self._scratch if out.device == self._scratch.device else Scratch(out.device)
         for first, end in chunks(start, start + out.numel()):
@@ -130,7 +137,7 @@ class Int8(Codec):
                 self._kernel.int8_decode(address + at + 2 * skip, address + codes_at, end - first, part.data_ptr())
                 continue
             s.steps[:rows].copy_(read_steps(data[at + 2 * skip : at + 2 * (skip + rows)]))
-            code.copy_(codes[codes_at : codes_at + end - first]).bitwise_xor_(ZERO)  # as int8: the code less 128
+            self._signed(data[codes_at : codes_at + end - first], code)
             whole = part.dtype == torch.float32 and part.numel() == rows * BLOCK_ELEMENTS
             target = part if whole else s.floats[0][: rows * BLOCK_ELEMENTS]
             target[: end - first].copy_(code.view(torch.int8))

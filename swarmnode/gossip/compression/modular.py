@@ -211,12 +211,10 @@ class Modular(Codec):
         index, inside = _elements(torch.from_numpy(escapes).to(flat.device), flat.numel())
         padded[inside] = flat[index[inside]].float()
         steps = (padded.abs().amax(1) / 127).clamp_(min=STEP_LEAST)
-        words = torch.empty(2 * count, dtype=torch.uint8, device=flat.device)
-        wire_steps(steps, words)
+        wire_steps(steps, out[4 * count : 6 * count])
         drawn = self._engine.scratch.pool.to(flat.device)[index % CHUNK]  # which does not matter, but that it is chance
         codes = (padded / steps.unsqueeze(1) + drawn * (1 / 256) + (128 + 1 / 512)).to(torch.uint8)
         out[: 4 * count] = escapes.astype("<u4").view(np.uint8)
-        out[4 * count : 6 * count] = words.cpu().numpy()
         out[6 * count :] = codes.cpu().numpy().reshape(-1)
 
     # Receiving

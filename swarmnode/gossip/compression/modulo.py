@@ -11,7 +11,7 @@ import torch
 from swarmnode.gossip.compression import dither, kernel
 from swarmnode.gossip.compression.codec import BLOCK_ELEMENTS, CHUNK, TILE, Bytes
 from swarmnode.gossip.compression.codes import Codes, packed_nbytes
-from swarmnode.gossip.compression.tiles import Scratch, blocks, chunks, read_steps, wire_steps
+from swarmnode.gossip.compression.tiles import Scratch, blocks, chunks, head, read_steps, wire_steps
 
 SHARES = 65536  # whole numbers add up alike in any order
 CENTRE = (
@@ -52,6 +52,11 @@ class Layout(NamedTuple):
     def tile_at(self, start: int) -> int:
         """The byte at which the tile that begins at element `start` does."""
         return start // TILE * self.tile_nbytes(TILE)
+
+    def steps(self, start: int, rows: int) -> Bytes:
+        """The bytes of the first `rows` steps of the tile that begins at element `start`."""
+        at = self.tile_at(start)
+        return self.data[at : at + 2 * rows]
 
     def pieces(self, start: int, end: int) -> list[Piece]:
         """Where elements [start, end) lie, by chunk."""
@@ -278,26 +283,24 @@ class TorchEngine:
         own: torch.Tensor,
     ) -> None:
         s, rows, pieces = self.scratch, own.numel(), layout.pieces(start, start + flat.numel())
-        new, before, steps, views = s.parts(flat, 0), s.parts(reference, 1), self._steps[:rows], []
+        new, before, steps, parts = s.parts(flat, 0), s.parts(reference, 1), head(self._steps, rows), []
         for piece in pieces:
-            x, phi = (part(piece.start - start, piece.end - start) for part in (new, before))
-            views.append(v := self._view((piece.start - start) // BLOCK_ELEMENTS, x.size(0)))
+            first, last = piece.start - start, piece.end - start
+            x, phi = new(first, last), before(first, last)
+            v = self._view(first // BLOCK_ELEMENTS, len(x))
             _distance(x, phi, 0, NEAR, out=v.y)
             torch.amax(v.bits, dim=1, out=v.most)  # positive floats, and NaN, are in the order of their bits
+            parts.append((piece, x, v))
         torch.maximum(steps.mul_(scale / NEAR), least, out=own)
-        wire_steps(own, s.wire_steps[: 2 * rows])
-        torch.reciprocal(own, out=s.inverse[:rows])
-        wire, at = s.wire_steps.numpy(force=True), 0
-        for piece, v in zip(pieces, views, strict=True):
-            x = new(piece.start - start, piece.end - start)
+        wire_steps(own, layout.steps(start, rows))
+        torch.reciprocal(own, out=head(s.inverse, rows))
+        for piece, x, v in parts:
             torch.addcmul(s.drawn(s.seed, piece.start, x.numel()), x, v.inverse, out=v.y)
             self._truncate(v, v.y)
             np.copyto(v.low, v.numbers, casting="unsafe")
             self._codes.pack(v.low, piece.codes)
             self._weigh(v)
             self._checksums(v, piece.sums)
-            piece.steps[:] = wire[at : at + piece.steps.size]
-            at += piece.steps.size
 
     def _truncate(self, v: Views, y: torch.Tensor) -> None:
         """`y` without what is behind the point, mod 2^16, to `words` and `numbers`."""
