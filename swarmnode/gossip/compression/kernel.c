@@ -138,7 +138,7 @@ static inline __attribute__((always_inline)) void unpack(const uint8_t *in, long
 #define NEAR 0x1p-64f
 
 static inline __attribute__((always_inline)) void encode_blocks(const float *x, const float *phi, long rows, const uint8_t *dither, float scale,
-                                 const float *least, const int bits, long first, long whole, uint8_t *steps,
+                                 const int bits, long first, long whole, uint8_t *steps,
                                  uint8_t *sums, uint8_t *packed, float *own) {
     for (long r = 0; r < rows; r++, x += N, phi += N, dither += N, first += N) {
         uint32_t magnitude[N];
@@ -146,7 +146,7 @@ static inline __attribute__((always_inline)) void encode_blocks(const float *x, 
         uint8_t codes[N];
         for (int i = 0; i < N; i++) magnitude[i] = bits_of(x[i] - phi[i]) & 0x7FFFFFFFu;
         const float apart = largest(magnitude), near = NEAR * (apart - 0.5f * NEAR), nearer = 0.5f * apart * apart;
-        own[r] = put_step((apart >= NEAR ? near : nearer) * (scale / NEAR), least[r], steps + 2 * r);
+        own[r] = put_step((apart >= NEAR ? near : nearer) * (scale / NEAR), own[r], steps + 2 * r);
         float inverse = 1.0f / own[r];
         for (int i = 0; i < N; i++)
             words[i] = (uint16_t)(int32_t)FUSED(x[i], inverse, FUSED(DITHER(dither[i]), 1.0f / 256.0f, CENTRE));
@@ -214,16 +214,17 @@ static inline const uint8_t *dither_of(const uint8_t *pool, long turn, long chun
         else if (bits == 6) DO(6); \
     } while (0)
 
-/* One tile of `count` elements, the `chunk`-th chunk of the message the first, to `tile`. */
+/* One tile of `count` elements, the `chunk`-th chunk of the message the first, to `tile`. Steps are at least what `own`
+   holds by block, which becomes them. */
 void modular_encode(const float *x, const float *phi, long count, const uint8_t *pool, long turn, long chunk, float scale,
-                    const float *least, int bits, uint8_t *tile, float *own) {
+                    int bits, uint8_t *tile, float *own) {
     const long tile_rows = blocks_of(count);
     uint8_t *steps = tile, *sums = tile + 2 * tile_rows, *packed = sums + tile_rows;
     for (; count > 0; chunk++) {
         const uint8_t *dither = dither_of(pool, turn, chunk);
         const long here = least_of(count, CHUNK), whole = blocks_of(here) * N;
         long rows = here / N, first = 0;
-#define ENCODE(b) encode_blocks(x, phi, rows, dither, scale, least, b, first, whole, steps, sums, packed, own)
+#define ENCODE(b) encode_blocks(x, phi, rows, dither, scale, b, first, whole, steps, sums, packed, own)
         EACH(bits, ENCODE);
         if (rows * N < whole) { /* the last block, filled up with zeros */
             float last[2][N] = {{0}};
@@ -231,12 +232,12 @@ void modular_encode(const float *x, const float *phi, long count, const uint8_t 
             memcpy(last[0], x + first, (size_t)(here - first) * 4);
             memcpy(last[1], phi + first, (size_t)(here - first) * 4);
             x = last[0], phi = last[1];
-            dither += first, least += rows, steps += 2 * rows, sums += rows, own += rows, rows = 1;
+            dither += first, steps += 2 * rows, sums += rows, own += rows, rows = 1;
             EACH(bits, ENCODE);
             return;
         }
         x += here, phi += here, count -= here, packed += PACKED(whole, bits);
-        least += rows, steps += 2 * rows, sums += rows, own += rows;
+        steps += 2 * rows, sums += rows, own += rows;
     }
 }
 

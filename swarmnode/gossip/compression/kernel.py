@@ -30,7 +30,7 @@ _POINTER, _LONG, _FLOAT, _INT = ctypes.c_void_p, ctypes.c_long, ctypes.c_float, 
 _SIGNATURES: dict[str, tuple[type, ...]] = {
     "int8_encode": (_POINTER, _LONG, _LONG, _POINTER, _FLOAT, _POINTER, _POINTER),
     "int8_decode": (_POINTER, _POINTER, _LONG, _POINTER),
-    "modular_encode": (_POINTER, _POINTER, _LONG, _POINTER, _LONG, _LONG, _FLOAT, _POINTER, _INT, _POINTER, _POINTER),
+    "modular_encode": (_POINTER, _POINTER, _LONG, _POINTER, _LONG, _LONG, _FLOAT, _INT, _POINTER, _POINTER),
     "modular_decode": (_POINTER, _LONG, _LONG, _LONG, _POINTER, _POINTER, _LONG, _INT, *[_POINTER] * 4),
     "modular_note": (*[_POINTER] * 3, _LONG, _INT, _POINTER, _POINTER),
     "topk_encode": (_POINTER, _FLOAT, _POINTER, _LONG, _LONG, _LONG, _POINTER),

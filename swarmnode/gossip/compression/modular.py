@@ -171,19 +171,19 @@ class Modular(Codec):
         wire[: HEADER.size] = np.frombuffer(header, np.uint8)
         assert self._steps is not None
         self._far = self._remembered(parameters, flat.device)
-        code.draw(seed)
-        scale, layout = self.kappa / (1 << self.bits), self._layout(wire, parameters)
+        scale = self.kappa / (1 << self.bits)
+        encode = code.encoder(flat, reference, self._layout(wire, parameters), seed, scale)
         sampled: list[tuple[float, float]] = []
-        for start, end in tiles(0, parameters):
-            rows = slice(start // BLOCK_ELEMENTS, start // BLOCK_ELEMENTS + blocks(end - start))
-            x, phi, own = flat[start:end], reference[start:end], self._steps[rows]
-            sampled = sampled or _sampled(flat, reference, start, code.scratch)
-            usual, least_step = sampled.pop(0)
-            least = torch.mul(self._far[rows], FAR_MARGIN / (1 << self.bits), out=code.scratch.steps[: len(own)])
-            least.clamp_(max=usual * self.kappa_most / (1 << self.bits))  # whatever partners say
-            least.clamp_(min=max(least_step, scale * usual, STEP_LEAST))
-            code.encode(x, phi, layout, start, scale, least, own)
-            done(HEADER.size + self._tile_nbytes(end))
+        torch.mul(self._far, FAR_MARGIN / (1 << self.bits), out=self._steps)
+        with np.errstate(invalid="ignore"):  # a step that is not finite will be refused
+            for start, end in tiles(0, parameters):
+                sampled = sampled or _sampled(flat, reference, start, code.scratch)
+                usual, least = sampled.pop(0)
+                least = max(least, scale * usual, STEP_LEAST)
+                most = max(least, usual * self.kappa_most / (1 << self.bits))  # whatever partners say
+                own = self._steps[start // BLOCK_ELEMENTS : blocks(end)]
+                encode(start, end, own.clamp_(least, most))
+                done(HEADER.size + self._tile_nbytes(end))
         self._far.mul_(FAR_KEEP)
         if escapes.size:
             self._encode_escapes(flat, escapes, seed, wire[self._plain_nbytes(parameters) :])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 from swarmnode.gossip.compression import dither, kernel
 from swarmnode.gossip.compression.codec import BLOCK_ELEMENTS, CHUNK, TILE, Bytes
 from swarmnode.gossip.compression.codes import Codes, packed_nbytes
-from swarmnode.gossip.compression.tiles import Scratch, blocks, chunks, head, read_steps, wire_steps
+from swarmnode.gossip.compression.tiles import Scratch, blocks, chunks, head, wire_steps
 
 SHARES = 65536  # whole numbers add up alike in any order
 CENTRE = (
@@ -24,6 +25,7 @@ NEAR = 2.0**-64  # of huber_loss, which beyond it is |difference| NEAR exactly: 
 
 _distance = torch.ops.aten.huber_loss.out  # with room for what it finds, which torch.nn.functional does not take
 
+Floats = np.ndarray[tuple[int], np.dtype[np.float32]]
 Words = np.ndarray[tuple[int], np.dtype[np.uint16]]
 Signed = np.ndarray[tuple[int], np.dtype[np.int16]]
 
@@ -53,10 +55,11 @@ class Layout(NamedTuple):
         """The byte at which the tile that begins at element `start` does."""
         return start // TILE * self.tile_nbytes(TILE)
 
-    def steps(self, start: int, rows: int) -> Bytes:
-        """The bytes of the first `rows` steps of the tile that begins at element `start`."""
+    def tile(self, start: int, rows: int) -> tuple[Bytes, Bytes, Bytes]:
+        """The (steps, checksums, codes) of the tile of `rows` blocks that begins at element `start`."""
         at = self.tile_at(start)
-        return self.data[at : at + 2 * rows]
+        end = at + rows * (3 + 8 * self.bits)
+        return self.data[at : at + 2 * rows], self.data[at + 2 * rows : at + 3 * rows], self.data[at + 3 * rows : end]
 
     def pieces(self, start: int, end: int) -> list[Piece]:
         """Where elements [start, end) lie, by chunk."""
@@ -82,29 +85,23 @@ class Layout(NamedTuple):
         return found
 
 
+TileWriter = Callable[[int, int, torch.Tensor], None]
+"""Of (start, end, own): the tile of the elements from start to end, and the steps of its blocks."""
+
+
 class Engine(Protocol):
     """What TorchEngine and KernelEngine do alike."""
 
     scratch: Scratch
 
-    def draw(self, seed: int) -> None:
-        """Have the dither of `seed` ready for `encode`; `scratch.pool` then holds it."""
-
     def draw_back(self, seed: int) -> None:
         """Have the dither of `seed` ready for `decode`."""
 
-    def encode(
-        self,
-        flat: torch.Tensor,
-        reference: torch.Tensor,
-        layout: Layout,
-        start: int,
-        scale: float,
-        least: torch.Tensor,
-        own: torch.Tensor,
-    ) -> None:
-        """Write the tile that begins at element `start`, whose weights are `flat`; steps are
-        scale max|flat - reference|, at least `least` by block, and go to `own`."""
+    def encoder(
+        self, flat: torch.Tensor, reference: torch.Tensor, layout: Layout, seed: int, scale: float
+    ) -> TileWriter:
+        """To write the tiles of the message of `flat`, one after the other. Steps are scale max|flat - reference| by
+        block, at least what `own` holds, which becomes them. `scratch.pool` then holds the dither of `seed`."""
 
     def decode(
         self,
@@ -142,28 +139,24 @@ class KernelEngine:
         self._library = library
         self._seed, self._back = -1, torch.empty(0, dtype=torch.uint8)
 
-    def draw(self, seed: int) -> None:
-        self.scratch.draw_pool(seed)
-
     def draw_back(self, seed: int) -> None:
         if seed != self._seed:
             self._seed, self._back = seed, dither.pool(seed)
 
-    def encode(
-        self,
-        flat: torch.Tensor,
-        reference: torch.Tensor,
-        layout: Layout,
-        start: int,
-        scale: float,
-        least: torch.Tensor,
-        own: torch.Tensor,
-    ) -> None:
-        x, phi, s = flat.float().contiguous(), reference.float().contiguous(), self.scratch  # mostly themselves
-        self._library.modular_encode(
-            *(x.data_ptr(), phi.data_ptr(), x.numel(), s.pool.data_ptr(), dither.turn(s.seed), start // CHUNK),
-            *(scale, least.data_ptr(), self.bits, layout.data.ctypes.data + layout.tile_at(start), own.data_ptr()),
-        )
+    def encoder(
+        self, flat: torch.Tensor, reference: torch.Tensor, layout: Layout, seed: int, scale: float
+    ) -> TileWriter:
+        self.scratch.draw_pool(seed)
+        tiles, pool, turn = layout.data.ctypes.data, self.scratch.pool, dither.turn(seed)
+
+        def write(start: int, end: int, own: torch.Tensor) -> None:
+            x, phi = (whole[start:end].float().contiguous() for whole in (flat, reference))  # mostly themselves
+            self._library.modular_encode(
+                *(x.data_ptr(), phi.data_ptr(), end - start, pool.data_ptr(), turn, start // CHUNK),
+                *(scale, self.bits, tiles + layout.tile_at(start), own.data_ptr()),
+            )
+
+        return write
 
     def decode(
         self,
@@ -209,13 +202,13 @@ class Views(NamedTuple):
     """What the operations on a chunk's blocks work on, found once: finding it takes as long as some of them."""
 
     y: torch.Tensor  # float32 [rows, 64], ...
-    bits: torch.Tensor  # ... as int32
+    bits: torch.Tensor  # ... as int32, ...
+    values: Floats  # ... and flat on the CPU
     words: torch.Tensor  # int16 [rows, 64], ...
     numbers: Words  # ... and flat on the CPU
     signed: Signed  # ... as whole numbers of either sign
     low: Bytes  # [rows * 64]
-    sums: torch.Tensor  # int16 [rows], ...
-    sum_numbers: Words  # ... and on the CPU
+    sums: torch.Tensor  # int16 [rows]
     steps: torch.Tensor  # float32 [rows], ...
     most: torch.Tensor  # ... as int32
     inverse: torch.Tensor  # float32 [rows, 1]
@@ -233,8 +226,8 @@ class TorchEngine:
         self._low = np.empty(CHUNK, np.uint8)
         self._words = torch.empty(CHUNK, dtype=torch.int16, device=device)
         self._steps = torch.empty(TILE // BLOCK_ELEMENTS, device=device)
-        self._sums = torch.empty(CHUNK // BLOCK_ELEMENTS, dtype=torch.int16, device=device)
-        self._sum_bytes = np.empty(CHUNK // BLOCK_ELEMENTS, np.uint8)
+        self._sums = torch.empty(TILE // BLOCK_ELEMENTS, dtype=torch.int16, device=device)
+        self._sum_numbers: Words = self._sums.numpy(force=True).view(np.uint16)
         self._weights = torch.arange(1, 2 * BLOCK_ELEMENTS, 2, device=device, dtype=torch.int16)
         self._weights[-1] += 2  # 1, 3 … 125, 129
         self._float_weights = self._weights.float()
@@ -247,24 +240,21 @@ class TorchEngine:
             if len(self._views) >= VIEWS_MOST:
                 self._views.clear()
             s, count = self.scratch, rows * BLOCK_ELEMENTS
-            words, sums, steps = self._words[:count], self._sums[:rows], self._steps[row : row + rows]
+            words, steps = self._words[:count], self._steps[row : row + rows]
             self._views[row, rows] = Views(
                 s.rows[:rows],
                 s.words[:rows],
+                s.floats[0][:count].numpy(force=True),
                 words.view(-1, BLOCK_ELEMENTS),
                 words.numpy(force=True).view(np.uint16),
                 words.numpy(force=True),
                 self._low[:count],
-                sums,
-                sums.numpy(force=True).view(np.uint16),
+                self._sums[row : row + rows],
                 steps,
                 steps.view(torch.int32),
                 s.inverse_of(row, rows),
             )
         return self._views[row, rows]
-
-    def draw(self, seed: int) -> None:
-        self.scratch.draw(seed, 1 / 256, CENTRE, DITHER)
 
     def draw_back(self, seed: int) -> None:
         """Less 1/2, in ranges."""
@@ -272,59 +262,59 @@ class TorchEngine:
             self._seed = seed
             self._back.copy_(dither.pool(seed) & DITHER).add_(1 - 128).mul_(1 / (256 << self.bits))
 
-    def encode(
-        self,
-        flat: torch.Tensor,
-        reference: torch.Tensor,
-        layout: Layout,
-        start: int,
-        scale: float,
-        least: torch.Tensor,
-        own: torch.Tensor,
-    ) -> None:
-        s, rows, pieces = self.scratch, own.numel(), layout.pieces(start, start + flat.numel())
-        new, before, steps, parts = s.parts(flat, 0), s.parts(reference, 1), head(self._steps, rows), []
-        for piece in pieces:
-            first, last = piece.start - start, piece.end - start
-            x, phi = new(first, last), before(first, last)
-            v = self._view(first // BLOCK_ELEMENTS, len(x))
-            _distance(x, phi, 0, NEAR, out=v.y)
-            torch.amax(v.bits, dim=1, out=v.most)  # positive floats, and NaN, are in the order of their bits
-            parts.append((piece, x, v))
-        torch.maximum(steps.mul_(scale / NEAR), least, out=own)
-        wire_steps(own, layout.steps(start, rows))
-        torch.reciprocal(own, out=head(s.inverse, rows))
-        for piece, x, v in parts:
-            torch.addcmul(s.drawn(s.seed, piece.start, x.numel()), x, v.inverse, out=v.y)
-            self._truncate(v, v.y)
-            np.copyto(v.low, v.numbers, casting="unsafe")
-            self._codes.pack(v.low, piece.codes)
-            self._weigh(v)
-            self._checksums(v, piece.sums)
+    def encoder(
+        self, flat: torch.Tensor, reference: torch.Tensor, layout: Layout, seed: int, scale: float
+    ) -> TileWriter:
+        s = self.scratch
+        s.draw(seed, 1 / 256, CENTRE, DITHER)
+        new, before = s.parts(flat, 0), s.parts(reference, 1)
+
+        def write(start: int, end: int, own: torch.Tensor) -> None:
+            rows, parts = own.numel(), []
+            step_bytes, sum_bytes, packed = layout.tile(start, rows)
+            for first, last in chunks(start, end):
+                x = new(first, last)
+                v = self._view((first - start) // BLOCK_ELEMENTS, len(x))
+                _distance(x, before(first, last), 0, NEAR, out=v.y)
+                torch.amax(v.bits, dim=1, out=v.most)  # positive floats, and NaN, are in the order of their bits
+                parts.append((first, x, v))
+            torch.maximum(head(self._steps, rows).mul_(scale / NEAR), own, out=own)
+            wire_steps(own, step_bytes)
+            torch.reciprocal(own, out=head(s.inverse, rows))
+            for first, x, v in parts:
+                torch.addcmul(s.drawn(seed, first, x.numel()), x, v.inverse, out=v.y)
+                self._truncate(v, v.y)
+                np.copyto(v.low, v.numbers, casting="unsafe")
+                at = packed_nbytes(first - start, self.bits)
+                self._codes.pack(v.low, packed[at : at + packed_nbytes(v.low.size, self.bits)])
+                self._weigh(v, v.sums)
+            self._checksums(rows, sum_bytes)
+
+        return write
 
     def _truncate(self, v: Views, y: torch.Tensor) -> None:
         """`y` without what is behind the point, mod 2^16, to `words` and `numbers`."""
         if self._at_once:  # in one pass what torch does in two
-            with np.errstate(invalid="ignore"):  # a step that is not finite will be refused
-                np.copyto(v.signed, y.view(-1).numpy(), casting="unsafe")
+            np.copyto(v.signed, (v.values if y is v.y else y.view(-1).numpy()), casting="unsafe")
             return
         v.words.copy_(y.to(torch.int32))
         if not self._on_cpu:
             v.numbers[:] = v.words.view(-1).numpy(force=True).view(np.uint16)
 
-    def _weigh(self, v: Views) -> None:
-        """The sum of w Q mod 2^16 of each block of `words`, to `sums`."""
+    def _weigh(self, v: Views, out: torch.Tensor) -> None:
+        """The sum of w Q mod 2^16 of each block of `words`, to `out` int16."""
         if self._on_cpu:
-            torch.mv(v.words, self._weights, out=v.sums)
+            torch.mv(v.words, self._weights, out=out)
         else:
-            v.sums.copy_((v.words.to(torch.int32) * self._weights).sum(1))
+            out.copy_((v.words.to(torch.int32) * self._weights).sum(1))
 
-    def _checksums(self, v: Views, out: Bytes) -> None:
-        """(sum >> b) mod 256 of each of `sums`, to `out`."""
+    def _checksums(self, rows: int, out: Bytes) -> None:
+        """(sum >> b) mod 256 of each of the first `rows` of `sums`, to `out`."""
+        numbers = self._sum_numbers[:rows]
         if not self._on_cpu:
-            v.sum_numbers[:] = v.sums.numpy(force=True).view(np.uint16)
-        np.right_shift(v.sum_numbers, self.bits, out=v.sum_numbers)
-        np.copyto(out, v.sum_numbers, casting="unsafe")
+            numbers[:] = self._sums[:rows].numpy(force=True).view(np.uint16)
+        np.right_shift(numbers, self.bits, out=numbers)
+        np.copyto(out, numbers, casting="unsafe")
 
     def decode(
         self,
@@ -336,48 +326,59 @@ class TorchEngine:
         wrapped: torch.Tensor,
         far: torch.Tensor,
     ) -> None:
-        for piece in layout.pieces(start, start + out.numel()):
-            mine, part = (flat[piece.start - start : piece.end - start] for flat in (ours, out))
-            row, count = (piece.start - start) // BLOCK_ELEMENTS, blocks(piece.end - piece.start)
-            by_block = (flat[row : row + count] for flat in (steps, wrapped, far))
-            self._decode_piece(piece, mine, part, *by_block)
+        pieces, rows, share = layout.pieces(start, start + out.numel()), steps.numel(), 1 / (1 << self.bits)
+        words = np.empty(rows, np.uint32)
+        sums = np.empty(rows, np.uint8)
+        for piece in pieces:
+            row, some = (piece.start - start) // BLOCK_ELEMENTS, piece.sums.size
+            words[row : row + some] = piece.steps.view("<u2")
+            sums[row : row + some] = piece.sums
+        words <<= 16
+        steps.copy_(torch.from_numpy(words.view(np.float32)))
+        inverse, minus_range = torch.reciprocal(steps).mul_(share), steps * -(1 << self.bits)
+        turns = torch.empty(rows, dtype=torch.int16, device=out.device)
+        sent = torch.empty(rows, device=out.device)
+        with np.errstate(invalid="ignore"):  # what is too large is of a packet that makes no sense
+            for piece in pieces:
+                row, some = (piece.start - start) // BLOCK_ELEMENTS, piece.sums.size
+                mine, part = (flat[piece.start - start : piece.end - start] for flat in (ours, out))
+                by_block = (flat[row : row + some] for flat in (inverse, minus_range, turns, sent, far))
+                self._decode_piece(piece, mine, part, *by_block)
+        found = turns.bitwise_left_shift_(self.bits).add_(sent.int().short()).numpy(force=True).view(np.uint16)
+        wrapped.copy_(torch.from_numpy((found >> self.bits).astype(np.uint8) != sums))
+        torch.mul(far, minus_range, out=far).neg_()
+        torch.where(wrapped > 0, minus_range.neg_(), far, out=far)
 
     def _decode_piece(
         self,
         piece: Piece,
         ours: torch.Tensor,
         out: torch.Tensor,
-        steps: torch.Tensor,
-        wrapped: torch.Tensor,
+        inverse: torch.Tensor,
+        minus_range: torch.Tensor,
+        turns: torch.Tensor,
+        sent_sums: torch.Tensor,
         far: torch.Tensor,
     ) -> None:
-        s, bits, rows = self.scratch, self.bits, steps.numel()
+        """By block: the sums of w (Q' >> b) to `turns` and of w code to `sent_sums`; `far` in ranges."""
+        s, bits, rows = self.scratch, self.bits, far.numel()
         mine, v = s.whole(ours).view(rows, BLOCK_ELEMENTS), self._view(0, rows)
         count, y, sent = mine.numel(), v.y, s.floats[1][: mine.numel()].view(rows, BLOCK_ELEMENTS)
-        whole = piece.codes.size * 8 // bits
-        self._codes.unpack(piece.codes, self._low[:whole])
+        self._codes.unpack(piece.codes, self._low[: piece.codes.size * 8 // bits])
         sent.view(-1).copy_(torch.from_numpy(self._low[piece.inside : piece.inside + count]))
-        checksum = torch.mv(sent, self._float_weights).int()
-        steps.copy_(read_steps(piece.steps))
+        torch.mv(sent, self._float_weights, out=sent_sums)
         # In ranges: how far own theta lies above the value that Q = code stands for, ...
         shift = dither.offset(self._seed, piece.start)
-        torch.mul(torch.reciprocal(steps, out=v.steps), 1 / (1 << bits), out=s.inverse[:rows])
         torch.sub(self._back[shift : shift + count].view(rows, -1), sent, alpha=1 / (1 << bits), out=sent)
-        torch.addcmul(sent, mine, v.inverse, out=y)
+        torch.addcmul(sent, mine, inverse.unsqueeze(1), out=y)
         torch.round(y, out=sent)  # ... Q' >> b, ...
         self._truncate(v, sent)
-        self._weigh(v)
-        v.sums.bitwise_left_shift_(bits).add_(checksum.short())
-        found = self._sum_bytes[:rows]
-        self._checksums(v, found)
-        wrapped.copy_(torch.from_numpy(np.not_equal(found, piece.sums)))
+        self._weigh(v, turns)
         y.sub_(sent)  # ... and how far above the value decoded
         torch.amax(torch.abs(y, out=sent).view(torch.int32), dim=1, out=far.view(torch.int32))
-        whole_range = torch.mul(steps, 1 << bits, out=v.steps)
-        torch.where(wrapped > 0, whole_range, far.mul_(whole_range), out=far)
         straight = out.dtype == torch.float32 and out.numel() == count and out.is_contiguous()
         target = out.view(rows, -1) if straight else sent
-        torch.addcmul(mine, y, whole_range.neg_().unsqueeze(1), out=target)
+        torch.addcmul(mine, y, minus_range.unsqueeze(1), out=target)
         if not straight:
             out.copy_(target.view(-1)[: out.numel()])
 
