@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
 from collections.abc import Callable
@@ -277,6 +278,18 @@ def test_wrong_format_is_refused(name: str, spoil: Callable[[WireTensor], list[W
     codec(name).check([tensor], 70)
     with pytest.raises(RemoteFault, match=f"{name} packet"):
         codec(name).check(spoil(tensor), 70)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_step_that_nobody_sends_is_refused(name: str) -> None:
+    """Below 2^-100, which is bfloat16 0d80: our theta in such steps need not be finite."""
+    phi, flat, _ = three(70)
+    tensor = codec(name).encode(flat, reference=phi, seed=1)[0]
+    at = 0 if name == "int8" else HEADER.size
+    for step, refused in ((b"\x80\x0d", False), (b"\x7f\x0d", True), (b"\x00\x00", True)):
+        data = bytes(tensor.data)[:at] + step + bytes(tensor.data)[at + 2 :]
+        with pytest.raises(RemoteFault, match="a step below") if refused else contextlib.nullcontext():
+            codec(name).check([replace(tensor, data=data)], 70)
 
 
 @pytest.fixture
