@@ -158,7 +158,7 @@ static inline __attribute__((always_inline)) void encode_blocks(const float *x, 
 
 /* Added to a float below 2^22 and taken away again: the nearest whole number, which the low bits of the sum tell. */
 #define WHOLE 0x1.8p23f
-#define AHEAD 512 /* measured: 0.60 to 0.53 ns an element of decoding; streaming stores: 0.66 */
+#define AHEAD 2048 /* bytes; measured: 0.53 ns an element of decoding, 0.60 without; streaming stores: 0.66 */
 
 static const int16_t WEIGHTS[N] = {ALL(WEIGHT)};
 static const int16_t LOW_WEIGHTS[2 * N] = {ALL(WEIGHT_0)}; /* of the lower halves of 64 words */
@@ -173,7 +173,10 @@ static inline __attribute__((always_inline)) void decode_blocks(const uint8_t *s
         uint8_t codes[N];
         int16_t shift[N], turns[2 * N];
         float above[N];
-        for (int i = 0; i < N; i += 16) __builtin_prefetch(ours + AHEAD + i), __builtin_prefetch(out + AHEAD + i, 1);
+        for (int i = 0; i < N; i += 16) { /* by number: behind the end, where that is nothing's */
+            __builtin_prefetch((const void *)((uintptr_t)(ours + i) + AHEAD));
+            __builtin_prefetch((const void *)((uintptr_t)(out + i) + AHEAD), 1);
+        }
         unpack(packed, first, whole, bits, codes);
         for (int i = 0; i < N; i++) shift[i] = (int16_t)((dither[i] | 1) - 128 - 256 * codes[i]);
         const float step = get_step(steps + 2 * r), inverse = 256.0f / step, fine = step * (1.0f / 256.0f);
