@@ -26,10 +26,13 @@ class Laws:
         self.checks = 0
         self.onesided = 0
         """Exchanges applied by one side only, each accounted for by a death, a liar or a counted one-sided commit."""
+        self.doubled = 0
+        """Gradients added by a second replica of a stage: no law, as who asks again cannot know what was done."""
         self.owners: dict[int, str] = {}  # replica number -> label of the node it is on
         self.excused: set[str] = set()  # labels of liars and of the dead: what they did not do is nobody's fault
         self.notified: Callable[[], None] = lambda: None
         self._counted: set[tuple[int, int]] = set()
+        self._counted_at: set[tuple[int, int]] = set()  # (stage, mark)
         self._boundary: dict[int, int] = {}
         self._stepped: dict[int, int] = {}
         self._applied: dict[tuple[int, int], list[tuple[int, int]]] = {}  # (replica, round) -> packets
@@ -46,8 +49,8 @@ class Laws:
 
     # ---- microbatches
 
-    def counted(self, replica: int, mark: int) -> None:
-        """`replica` added the gradient of microbatch `mark`."""
+    def counted(self, replica: int, stage: int, mark: int) -> None:
+        """`replica` of `stage` added the gradient of microbatch `mark`."""
         self.checks += 1
         if mark == LIE:
             return
@@ -57,6 +60,8 @@ class Laws:
                 "a microbatch is counted once", f"{mark:#x} twice by {self._label(replica)}", self._label(replica)
             )
         self._counted.add(key)
+        self.doubled += (stage, mark) in self._counted_at
+        self._counted_at.add((stage, mark))
 
     def mixed(self, replica: int, sent: int, got: int) -> None:
         """A gradient came back for another microbatch than was sent."""

@@ -62,7 +62,7 @@ def fake(dtype: str, shape: tuple[int, ...], itemsize: int, row: bytes) -> WireT
 class Witness(Protocol):
     """What the laws are told by a replica."""
 
-    def counted(self, replica: int, mark: int) -> None: ...
+    def counted(self, replica: int, stage: int, mark: int) -> None: ...
 
     def mixed(self, replica: int, sent: int, got: int) -> None: ...
 
@@ -189,7 +189,7 @@ class FakeReplica:
             self._witness.mixed(self.number, tape.mark, mark)
         if tape.version != self._version:
             self.recomputed += 1
-        self._witness.counted(self.number, tape.mark)
+        self._witness.counted(self.number, self.stage, tape.mark)
         self.accumulated += samples
         return None if self.stage == 0 else self._activations(samples, tape.mark)
 
@@ -200,7 +200,7 @@ class FakeReplica:
         loss_sum = count * (2.0 + 3.0 / (1.0 + self.inner_steps / 100.0))
         if not train:
             return LossResult(loss_sum, count, None)
-        self._witness.counted(self.number, mark)
+        self._witness.counted(self.number, self.stage, mark)
         self.accumulated += samples
         return LossResult(loss_sum, count, self._activations(samples, mark))
 

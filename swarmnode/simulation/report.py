@@ -57,6 +57,7 @@ def rows(outcome: Outcome) -> list[tuple[str, str]]:
                 f"{total.duplicate:,.0f} duplicate, {total.recomputed:,.0f} tapes recomputed"
             ),
         ),
+        ("gradients added by a second replica of a stage", f"{outcome.doubled:,}"),
         ("outer steps", f"{total.paired:,.0f} paired, {total.lone:,.0f} lone, {outcome.onesided} one-sided"),
         ("states downloaded", f"{total.recoveries:,.0f}"),
         ("bytes sent", ", ".join(f"{kind} {_bytes(count)}" for kind, count in total.bytes.items()) or "none"),

@@ -314,6 +314,7 @@ class World:
         outcome.events = self.trace.events
         outcome.laws_checked = self.laws.checks
         outcome.onesided = self.laws.onesided
+        outcome.doubled = self.laws.doubled
         outcome.struck = dict(sorted((self.struck + self.network.happened + self.shelf.happened).items()))
         outcome.curve = self.curve
         outcome.validations = self.validations
