@@ -102,6 +102,10 @@ class PeerTimeout(RemoteFault):
     """A peer did not answer in the time the call allowed."""
 
 
+class Broken(RemoteFault):
+    """The stream to a peer ended before its answer was here: it died, or only the connection did."""
+
+
 class Refused(RemoteFault):
     """A peer says that what we sent is wrong: repeating it there is useless, and the fault may be ours."""
 

@@ -7,9 +7,10 @@ of the next position, so swapped routes cannot wait in a circle (design section 
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from swarmnode.errors import Busy, SwarmnodeError, Unavailable
 from swarmnode.ids import MicrobatchId
@@ -27,16 +28,37 @@ Key = tuple[MicrobatchId, int]
 
 @dataclass(slots=True)
 class Held:
-    """One microbatch in work here. `commit` once its gradient is about to be added: from then on it is completed even
-    when nobody waits for it any more, so that a repeat finds the answer instead of adding the gradient again."""
+    """One microbatch in work here. Its gradient is either added (`commit`, by the compute thread as it begins with it),
+    and then the work is completed even when nobody waits for it any more, so that a repeat finds the answer instead of
+    adding the gradient again; or it was withdrawn, by the event loop when its callers had given up, and is never added:
+    another replica does it. Until the compute thread comes to it both may happen."""
 
     answer: asyncio.Future[Answer]
     task: asyncio.Task[None] | None = None
     waiters: int = 0
     committed: bool = False
+    withdrawn: bool = False
+    _decided: threading.Lock = field(default_factory=threading.Lock)
 
     def commit(self) -> None:
-        self.committed = True
+        """On any thread. Raises Unavailable when nobody waits any more: the gradient must not be added."""
+        with self._decided:
+            if self.withdrawn:
+                raise Unavailable("who asked for this microbatch has given up")
+            self.committed = True
+
+    def revoke(self) -> None:
+        """Nothing was added: what came back from onward was bad. Raises Unavailable when nobody waits any more."""
+        with self._decided:
+            self.committed, self.withdrawn = False, self.waiters == 0
+        if self.withdrawn:
+            raise Unavailable("who asked for this microbatch has given up")
+
+    def withdraw(self) -> bool:
+        """Whether it can still be dropped; if so it is, for good."""
+        with self._decided:
+            self.withdrawn = not self.committed
+            return self.withdrawn
 
 
 class Backlog:
@@ -95,7 +117,7 @@ class Backlog:
             return await asyncio.shield(held.answer)
         finally:
             held.waiters -= 1
-            if held.waiters == 0 and not held.committed and not held.answer.done() and held.task is not None:
+            if held.waiters == 0 and not held.answer.done() and held.task is not None and held.withdraw():
                 self._held.pop(key, None)  # a repeat that comes now begins anew
                 held.task.cancel()
 
@@ -110,13 +132,18 @@ class Backlog:
             retry_after_s = self._seconds + WAITED_SHARE * waited_s
             raise Busy(f"all {self._places} places of position {position} are taken", retry_after_s=retry_after_s)
         loop = asyncio.get_running_loop()
+        held = Held(loop.create_future())
+        working = self._work(key, held, work)
+        try:
+            held.task = self._tasks.create_task(working)
+        except RuntimeError:  # all that goes on here is being ended, and the transport still serves
+            working.close()
+            raise Unavailable("this node is ending") from None
         if self._unknown and self._first_s is None:
             self._first_s = loop.time()
-        held = Held(loop.create_future())
         self._by_position[position] = self._by_position.get(position, 0) + 1
         self._held[key] = held
         self._empty.clear()
-        held.task = self._tasks.create_task(self._work(key, held, work))
         return held
 
     async def _work(self, key: Key, held: Held, work: Callable[[Held], Awaitable[Answer]]) -> None:

@@ -128,19 +128,17 @@ class Hop:
             carried = await self._onward.send(process, y, tokens, deadline)
             gradient = carried.gradient
             assert gradient is not None, "a training microbatch came back without a gradient"
-            if held is not None:
-                held.commit()
             try:
                 (carried.gradient, step), queued_s = await self._timed(
                     Priority.BACKWARD,
                     process.samples,
-                    lambda given=gradient: self._backward(tape, given, process.samples),  # type: ignore[misc]
+                    lambda given=gradient: self._backward(tape, given, process.samples, held),  # type: ignore[misc]
                 )
             except RemoteFault as fault:
-                if held is not None:
-                    held.committed = False
                 assert carried.peer is not None
                 self._onward.blame(carried.peer, process.itinerary[process.position + 1], fault)
+                if held is not None:
+                    held.revoke()
                 continue
             carried.queued_s += queued_s
             self.worked += (1.0 - FORWARD_SHARE) * process.samples
@@ -151,10 +149,10 @@ class Hop:
         self, process: wire.Process, x: WireTensor, tokens: WireTensor, train: bool, held: Held | None
     ) -> Carried:
         """The last stage: loss and its gradient in one piece of work."""
-        if held is not None and train:
-            held.commit()
 
         def work() -> tuple[Carried, StepReport | None]:
+            if held is not None and train:
+                held.commit()
             result = self._replica.loss(x, tokens, process.samples, train=train)
             step = self._step() if train else None
             return Carried(result.gradient, result.loss_sum, result.tokens), step
@@ -180,7 +178,11 @@ class Hop:
 
         return await self._compute.run(priority, samples, timed)
 
-    def _backward(self, tape: Tape, gradient: WireTensor, samples: int) -> tuple[WireTensor | None, StepReport | None]:
+    def _backward(
+        self, tape: Tape, gradient: WireTensor, samples: int, held: Held | None
+    ) -> tuple[WireTensor | None, StepReport | None]:
+        if held is not None:
+            held.commit()
         before = self._replica.recomputed
         given = self._replica.backward(tape, gradient, samples)
         if self._replica.recomputed > before:

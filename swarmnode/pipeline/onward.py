@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from swarmnode.errors import Busy, MicrobatchLost, PeerTimeout, Refused, RemoteFault, Unavailable
+from swarmnode.errors import Broken, Busy, MicrobatchLost, PeerTimeout, Refused, RemoteFault, Unavailable
 from swarmnode.ids import PeerId, short
 from swarmnode.manifest import LimitsSpec
-from swarmnode.membership.liveness import patiently
+from swarmnode.membership.liveness import late, patiently
 from swarmnode.metrics import name
 from swarmnode.pipeline.patience import patience
 from swarmnode.pipeline.route import Router
@@ -69,7 +69,7 @@ class Onward:
                 continue
             try:
                 others = router.able(loop.time(), {*tried, peer})
-                carried = await self._ask(peer, router, process, y, tokens, left_s, others)
+                carried = await self._ask_alive(peer, router, process, y, tokens, deadline, others)
                 carried.retries += retries
                 carried.onward_s = loop.time() - begun
                 return carried
@@ -112,6 +112,29 @@ class Onward:
         self._telemetry.event(
             "peer.banned", level="warning", peer=peer, stage_of_peer=stage, seconds=banned_s, reason=str(fault)
         )
+
+    async def _ask_alive(
+        self,
+        peer: PeerId,
+        router: Router,
+        process: wire.Process,
+        y: WireTensor,
+        tokens: WireTensor,
+        deadline: float,
+        others: bool,
+    ) -> Carried:
+        """`_ask`, once more where only the connection broke: who lives may have added the gradient, and gives it again;
+        another would add its own."""
+        loop = asyncio.get_running_loop()
+        try:
+            return await self._ask(peer, router, process, y, tokens, deadline - loop.time(), others)
+        except Broken:
+            if await late(self._transport, self._run_id, peer) is not None or loop.time() >= deadline:
+                raise
+        self._telemetry.count(name.MICROBATCHES, outcome="retried")
+        carried = await self._ask(peer, router, process, y, tokens, deadline - loop.time(), others)
+        carried.retries += 1
+        return carried
 
     async def _ask(
         self,

@@ -4,7 +4,8 @@ another replica. Pure.
 A microbatch is moved, never doubled: two replicas at work on the same one would both add its gradient, and whoever
 comes second cannot take it back (a replica counts a microbatch once, but two replicas count it twice, and so do the
 replicas after them). So the first call is cancelled before the second is made: the cancellation runs down the same
-calls, and only who had begun to add the gradient completes it.
+calls, and only whose device had begun to add the gradient completes it. That one, and the replicas after it that were
+done, are counted twice: nobody can tell the second replica whom the first had asked.
 
 It is moved from a peer that is far later than what is known of it, not because its deadline is near: that cost more
 work than it saved where hops are slow (simulated: calm, seed 7: 76 done and 8 lost instead of 95 and none).

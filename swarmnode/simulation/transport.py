@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from swarmnode import header as frame
-from swarmnode.errors import LocalFault, PeerTimeout, RemoteFault, Unavailable
+from swarmnode.errors import Broken, LocalFault, PeerTimeout, RemoteFault, Unavailable
 from swarmnode.ids import PeerId, RunId, short
 from swarmnode.ports import Answer, Call, Handler, Telemetry, WireTensor
 from swarmnode.simulation.network import Network, Parcel, Plug
@@ -264,7 +264,7 @@ class SimTransport:
             conversation.parcel.drop()
         reason = f"{short(self.plug.peer)} {why} during {conversation.method}"
         self._loop.call_later(
-            network.latency_s(self.plug, caller), _fail, conversation.reply, reason, context=caller.context
+            network.latency_s(self.plug, caller), _break, conversation.reply, reason, context=caller.context
         )
 
 
@@ -276,6 +276,11 @@ def _expire(reply: asyncio.Future[Any], peer: PeerId, method: str, timeout_s: fl
 def _fail(reply: asyncio.Future[Any], reason: str) -> None:
     if not reply.done():
         reply.set_exception(RemoteFault(reason))
+
+
+def _break(reply: asyncio.Future[Any], reason: str) -> None:
+    if not reply.done():
+        reply.set_exception(Broken(reason))
 
 
 def _cancel(task: asyncio.Task[None]) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from hivemind.proto import p2pd_pb2
 from hivemind.utils.multiaddr import Multiaddr
 
-from swarmnode.errors import Busy, LocalFault, PeerTimeout, RemoteFault, Unavailable, UsageError
+from swarmnode.errors import Broken, Busy, LocalFault, PeerTimeout, RemoteFault, Unavailable, UsageError
 from swarmnode.identity import Identity
 from swarmnode.ids import PeerId, RunId, short
 from swarmnode.membership.door import Door
@@ -246,7 +246,7 @@ class Libp2pTransport:
         except ConnectionError as error:
             if not await self._daemon.answers():
                 raise Unavailable(f"our p2pd died during {method}; it is being restarted", 0.5) from None
-            raise RemoteFault(f"{short(peer)} died or went away during {method}: {error}") from None
+            raise Broken(f"{short(peer)} died or went away during {method}: {error}") from None
 
     def bytes_by_method(self) -> dict[tuple[str, str], int]:
         """Payload and header bytes so far by (method, "sent" or "received"), of calls and of answers alike."""

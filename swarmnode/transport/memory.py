@@ -11,7 +11,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 
-from swarmnode.errors import LocalFault, PeerTimeout, RemoteFault, Unavailable
+from swarmnode.errors import Broken, LocalFault, PeerTimeout, RemoteFault, Unavailable
 from swarmnode.ids import PeerId, RunId, short
 from swarmnode.membership.record import check_record, open_record
 from swarmnode.ports import Answer, Call, Clock, Handler, Telemetry, WireTensor
@@ -110,7 +110,7 @@ class MemoryTransport:
             if not task.cancelled():  # we were cancelled, not the handler: tell it
                 task.cancel()
                 raise
-            raise RemoteFault(f"{short(peer)} died or went away during {method}") from None
+            raise Broken(f"{short(peer)} died or went away during {method}") from None
         finally:
             other._working.discard(task)
         raw = frame.seal_reply(done.header, done.tensors)
@@ -119,7 +119,7 @@ class MemoryTransport:
         try:
             await _complete(done.tensors)
         except LocalFault:
-            raise RemoteFault(f"{short(peer)} died or went away during {method}") from None
+            raise Broken(f"{short(peer)} died or went away during {method}") from None
         self._traffic[method, "received"] += nbytes
         reply = frame.open_reply(raw)
         frame.check_tensors(reply.tensors, reply_bytes_max)

@@ -189,3 +189,28 @@ def test_who_waits_for_work_that_ends_with_the_stay_is_told() -> None:
                 await caller
 
     asyncio.run(body())
+
+
+def test_who_asks_while_the_stay_ends_is_told_at_once() -> None:
+    """A node that crashes ends its tasks while its transport still serves: no work begins, and no place is taken."""
+
+    async def body() -> None:
+        async with asyncio.timeout(10):
+            asked: list[BaseException] = []
+            with contextlib.suppress(ExceptionGroup):
+                async with asyncio.TaskGroup() as stay:
+                    backlog = Backlog(stay, 2, Quiet(), 1 << 20)
+
+                    async def last() -> None:
+                        try:
+                            await asyncio.Event().wait()
+                        finally:
+                            asked.extend(await asyncio.gather(backlog.once(key(1), Counting()), return_exceptions=True))  # type: ignore[arg-type]
+
+                    stay.create_task(last())
+                    await asyncio.sleep(0)
+                    raise _Moved
+            assert [type(error) for error in asked] == [Unavailable] and not len(backlog)
+            await backlog.empty()
+
+    asyncio.run(body())

@@ -1,0 +1,207 @@
+"""Replicas in a chain of real hops: whose gradient counts when a caller gives up, or a connection breaks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import threading
+from collections.abc import AsyncIterator
+
+import pytest
+
+from swarmnode.errors import Broken
+from swarmnode.identity import Identity
+from swarmnode.ids import PeerId, microbatch_id
+from swarmnode.membership.swarm import Member
+from swarmnode.node.compute import ThreadCompute
+from swarmnode.node.greeting import Greeting
+from swarmnode.node.replica import TorchReplica
+from swarmnode.pipeline.backlog import Backlog
+from swarmnode.pipeline.hop import Hop
+from swarmnode.pipeline.onward import Carried, Onward
+from swarmnode.pipeline.route import Router
+from swarmnode.ports import Answer, Call, Priority
+from swarmnode.transport.memory import MemoryNetwork, MemoryTransport
+from swarmnode.wire import call_pb2 as wire
+from swarmnode.wire import record_pb2
+from tests.node.village import RUN, Numbers, manifest
+from tests.pipeline.quiet import Quiet
+
+STAGES = 3
+
+
+class Served:
+    """One replica with all that it answers microbatches with. `answering` is called before each answer leaves."""
+
+    def __init__(self, network: MemoryNetwork, number: int, stage: int, tasks: asyncio.TaskGroup) -> None:
+        run, quiet = manifest(STAGES), Quiet()
+        self.stage = stage
+        self.transport = MemoryTransport(network, Identity.of_seed(bytes([number]) * 32).peer_id, RUN)
+        self.replica = TorchReplica(run, stage)
+        self.compute = ThreadCompute(quiet)
+        self.routers = [Router(random.Random(n), epsilon=0.0) for n in range(STAGES)]
+        self.backlog = Backlog(tasks, 4, quiet)
+        self.onward = Onward(RUN, self.transport, self.routers, quiet, run.limits)
+        me = self.transport.peer_id
+        parts = self.replica, self.compute, self.onward, self.backlog, lambda: 0, quiet
+        self.hop = Hop(run, stage, me, *parts)  # type: ignore[arg-type]
+        self.answering = lambda: None
+        Greeting(record_pb2.SignedManifest()).serve(self.transport)
+        self.transport.serve("process", self._serve, tensor_bytes_max=1 << 20)
+
+    async def _serve(self, peer: PeerId, call: Call) -> Answer:
+        answer = await self.hop.serve(peer, call)
+        self.answering()
+        return answer
+
+    def knows(self, *others: Served) -> None:
+        for stage in range(STAGES):
+            self.routers[stage].update(
+                Member(
+                    peer=other.transport.peer_id,
+                    stage=stage,
+                    state=record_pb2.NODE_STATE_TRAINING,
+                    sequence=1,
+                    expires_unix_s=1e12,
+                    samples_per_second=1.0,
+                    queue=0,
+                    round_index=0,
+                )
+                for other in others
+                if other.stage == stage
+            )
+
+    async def feed(self, deadline_s: float = 20.0) -> Carried:
+        """A microbatch of four samples from here, as the feeder begins it."""
+        run = manifest(STAGES)
+        tokens = Numbers(run).train(range(4))
+        process = wire.Process(
+            microbatch_id=microbatch_id(self.transport.peer_id, 0, 1),
+            feeder=self.transport.peer_id,
+            samples=4,
+            purpose=wire.PURPOSE_TRAIN,
+            itinerary=range(STAGES),
+        )
+        return await self.hop.carry(process, tokens, tokens, asyncio.get_running_loop().time() + deadline_s)
+
+
+@contextlib.asynccontextmanager
+async def chain(*stages: int) -> AsyncIterator[tuple[MemoryNetwork, list[Served]]]:
+    """A replica for each of `stages`, all of which know each other; at the end nothing is held."""
+    network = MemoryNetwork()
+    async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
+        people = [Served(network, number + 1, stage, tasks) for number, stage in enumerate(stages)]
+        for person in people:
+            person.knows(*people)
+        try:
+            yield network, people
+            for person in people:
+                await person.backlog.empty()
+        finally:
+            for person in people:
+                person.compute.close()
+
+
+def counted(people: list[Served]) -> list[int]:
+    """Samples whose gradient each replica has added and not stepped with; four are less than an inner batch."""
+    return [person.replica.accumulated for person in people]
+
+
+@pytest.mark.parametrize(("busy", "done"), [(1, [0, 0, 4]), (2, [0, 0, 0])])
+def test_a_gradient_nobody_waits_for_any_more_is_not_added(busy: int, done: list[int]) -> None:
+    """Its turn on the busy device of stage 1 or 2 comes after the caller has given up: another replica does it."""
+
+    async def body() -> None:
+        async with chain(0, 1, 2) as (_, people):
+            held = threading.Event()
+            ongoing: list[asyncio.Future[None]] = []
+
+            def occupy() -> None:
+                async def piece() -> None:
+                    await people[busy].compute.run(Priority.OUTER, 0, lambda: held.wait(30.0) and None)
+
+                ongoing.append(asyncio.ensure_future(piece()))
+
+            if busy == 1:  # the forward is done when the gradient comes back
+                people[2].answering = occupy
+            else:
+                occupy()
+            feeding = asyncio.ensure_future(people[0].feed())
+            while people[busy].compute.waiting < 2:
+                await asyncio.sleep(0.001)
+            feeding.cancel()
+            await asyncio.gather(feeding, return_exceptions=True)
+            while len(people[busy].backlog):
+                await asyncio.sleep(0.001)
+            held.set()
+            await asyncio.gather(*ongoing)
+            assert counted(people) == done
+
+    asyncio.run(body())
+
+
+def test_a_gradient_that_is_being_added_is_added_once_whoever_waits() -> None:
+    """The caller gives up while the device is at it: it is completed, and a repeat gets the answer."""
+
+    async def body() -> None:
+        async with chain(0, 1, 2) as (_, people):
+            begun, held = threading.Event(), threading.Event()
+            loss = people[2].replica.loss
+
+            def slowly(*args: object, **given: object) -> object:
+                begun.set()
+                held.wait(30.0)
+                return loss(*args, **given)  # type: ignore[arg-type]
+
+            people[2].replica.loss = slowly  # type: ignore[method-assign, assignment]
+            feeding = asyncio.ensure_future(people[0].feed())
+            await asyncio.to_thread(begun.wait, 30.0)
+            feeding.cancel()
+            await asyncio.gather(feeding, return_exceptions=True)
+            held.set()
+            await people[0].feed()
+            assert counted(people) == [4, 4, 4]
+
+    asyncio.run(body())
+
+
+def test_who_lives_is_asked_again_when_only_the_connection_broke() -> None:
+    """The answer is lost on its way, when its gradient has been added: the same replica gives it again, and no other
+    adds its own."""
+
+    async def body() -> None:
+        async with chain(0, 1, 1, 2) as (network, people):
+            broken: list[PeerId] = []
+
+            async def link(sender: PeerId, receiver: PeerId, nbytes: int) -> None:
+                mine = sender in (people[1].transport.peer_id, people[2].transport.peer_id)
+                if mine and receiver == people[0].transport.peer_id and not broken:
+                    broken.append(sender)
+                    raise Broken("the stream was reset")
+
+            network.link = link
+            await people[0].feed()
+            assert broken and sorted(counted(people)) == [0, 4, 4, 4]
+
+    asyncio.run(body())
+
+
+def test_who_died_is_not_asked_again() -> None:
+    async def body() -> None:
+        async with chain(0, 1, 1, 2) as (network, people):
+            first: list[Served] = []
+
+            async def link(sender: PeerId, receiver: PeerId, nbytes: int) -> None:
+                asked = [p for p in people[1:3] if p.transport.peer_id == receiver]
+                if asked and not first:
+                    first.extend(asked)
+                    await asked[0].transport.close()
+                    raise Broken("the stream was reset")
+
+            network.link = link
+            await people[0].feed()
+            other = next(p for p in people[1:3] if p not in first)
+            assert counted([*first, other]) == [0, 4]
+
+    asyncio.run(body())
