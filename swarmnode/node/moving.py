@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -223,24 +224,26 @@ class Moving:
         return bool(found), f"of the others of stage {stage} {len(mates)} mean to stay, and {len(found)} of them answer"
 
     async def _after_a_round(self) -> None:
-        """Until a round is over, if one is expected within ROUND_WAIT_MAX_S: what was learnt since the last would be
-        lost to the others; but where rounds take an hour the weak stage cannot wait."""
-        gossip, done = self._gossip, self._gossip.done
-        if self._next_round_s() > ROUND_WAIT_MAX_S:
-            return
-        try:
-            async with asyncio.timeout(min(self._period_s, ROUND_WAIT_MAX_S)):
-                while gossip.done == done:
-                    gossip.finished.clear()
+        """Until a round is over, while one is expected within ROUND_WAIT_MAX_S: what was learnt since the last would be
+        lost to the others; but where rounds take an hour the weak stage cannot wait, nor where they do from now on, as
+        most of its replicas have gone (simulated: flash-crowd; it was the minute that the stage had to wait)."""
+        loop, gossip, done = asyncio.get_running_loop(), self._gossip, self._gossip.done
+        begun_s, begun_total = loop.time(), self._presence.progress.total
+        end = begun_s + min(self._period_s, ROUND_WAIT_MAX_S)
+        due_s = self._next_round_s(self._since_s, self._since_total)
+        while gossip.done == done and due_s <= ROUND_WAIT_MAX_S and (left_s := end - loop.time()) > 0.0:
+            gossip.finished.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(min(left_s, self._manifest.limits.announce_period_s)):
                     await gossip.finished.wait()
-        except TimeoutError:
-            pass
+            due_s = self._next_round_s(begun_s, begun_total)
 
-    def _next_round_s(self) -> float:
-        """Seconds until the run's next round at the rate of samples seen since this node came to its stage."""
+    def _next_round_s(self, since_s: float, since_total: int) -> float:
+        """Seconds until the run's next round at the rate of samples since loop time `since_s`, when there were
+        `since_total`."""
         total, size = self._presence.progress.total, self._manifest.gossip.round_samples
-        seconds = asyncio.get_running_loop().time() - self._since_s
-        rate = (total - self._since_total) / seconds if seconds > 0.0 else 0.0
+        seconds = asyncio.get_running_loop().time() - since_s
+        rate = (total - since_total) / seconds if seconds > 0.0 else 0.0
         return (size - total % size) / rate if rate > 0.0 else float("inf")
 
     def _donors(self, stage: int) -> Sequence[PeerId]:

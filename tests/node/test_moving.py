@@ -5,10 +5,15 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import random
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
 
 from swarmnode.manifest import Manifest
 from swarmnode.node.moving import Moving
 from swarmnode.node.notice import Kind
+from swarmnode.simulation import clock
 from swarmnode.wire import record_pb2
 
 from .village import RUN, Village, manifest, village
@@ -153,3 +158,37 @@ def test_who_leaves_asks_whether_another_stays() -> None:
             await v.leave()
 
     asyncio.run(asyncio.wait_for(body(), 240))
+
+
+@pytest.mark.parametrize(("rate", "waited_s"), [(70, 18.0), (5, 10.0)])
+def test_a_mover_waits_for_a_round_while_one_is_near(rate: int, waited_s: float) -> None:
+    """Until now the run did 70 samples/s, and the next round is 1,192 away: at 5/s the weak stage cannot wait for it,
+    which the mover sees after an announce period."""
+    run = manifest(round_samples=4096)
+    limits = dataclasses.replace(run.limits, announce_period_s=10.0)
+    pipeline = dataclasses.replace(run.pipeline, rebalance_period_s=300.0)
+    run = dataclasses.replace(run, limits=limits, pipeline=pipeline)
+
+    async def body() -> None:
+        loop, nobody = asyncio.get_running_loop(), None
+        progress, gossip = SimpleNamespace(total=0), SimpleNamespace(done=0, finished=asyncio.Event())
+        others: Any = SimpleNamespace(progress=progress), nobody, nobody, nobody, gossip, nobody
+        moving = Moving(run, RUN, *others, random.Random(0))
+        await asyncio.sleep(100.0)
+        progress.total = 7000
+
+        async def train() -> None:
+            while True:
+                await asyncio.sleep(1.0)
+                progress.total += rate
+                if gossip.done < progress.total // 4096 - 1:
+                    gossip.done += 1
+                    gossip.finished.set()
+
+        training = asyncio.ensure_future(train())
+        begun_s = loop.time()
+        await moving._after_a_round()
+        assert loop.time() - begun_s == pytest.approx(waited_s)
+        training.cancel()
+
+    clock.run(body())
