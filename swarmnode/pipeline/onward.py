@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from swarmnode.errors import Broken, Busy, MicrobatchLost, PeerTimeout, Refused, RemoteFault, Unavailable
 from swarmnode.ids import PeerId, short
@@ -69,7 +70,8 @@ class Onward:
                 continue
             try:
                 others = router.able(loop.time(), {*tried, peer})
-                carried = await self._ask_alive(peer, router, process, y, tokens, deadline, others)
+                ask = partial(self._ask, peer, router, process, y, tokens, deadline, others)
+                carried = await self._once_more(peer, ask, deadline)
                 carried.retries += retries
                 carried.onward_s = loop.time() - begun
                 return carried
@@ -113,26 +115,17 @@ class Onward:
             "peer.banned", level="warning", peer=peer, stage_of_peer=stage, seconds=banned_s, reason=str(fault)
         )
 
-    async def _ask_alive(
-        self,
-        peer: PeerId,
-        router: Router,
-        process: wire.Process,
-        y: WireTensor,
-        tokens: WireTensor,
-        deadline: float,
-        others: bool,
-    ) -> Carried:
-        """`_ask`, once more where only the connection broke: who lives may have added the gradient, and gives it again;
+    async def _once_more(self, peer: PeerId, ask: Callable[[], Awaitable[Carried]], deadline: float) -> Carried:
+        """`ask`, again where only the connection broke: who lives may have added the gradient, and gives it again;
         another would add its own."""
-        loop = asyncio.get_running_loop()
         try:
-            return await self._ask(peer, router, process, y, tokens, deadline - loop.time(), others)
+            return await ask()
         except Broken:
-            if await late(self._transport, self._run_id, peer) is not None or loop.time() >= deadline:
+            silent = await late(self._transport, self._run_id, peer)
+            if silent is not None or asyncio.get_running_loop().time() >= deadline:
                 raise
         self._telemetry.count(name.MICROBATCHES, outcome="retried")
-        carried = await self._ask(peer, router, process, y, tokens, deadline - loop.time(), others)
+        carried = await ask()
         carried.retries += 1
         return carried
 
@@ -143,10 +136,11 @@ class Onward:
         process: wire.Process,
         y: WireTensor,
         tokens: WireTensor,
-        left_s: float,
+        deadline: float,
         others: bool,
     ) -> Carried:
         loop = asyncio.get_running_loop()
+        left_s = deadline - loop.time()
         hops = len(process.itinerary) - process.position - 1
         expected_s = router.expected_s(peer, process.samples) or 0.0
         waits = patience(expected_s, hops, self._limits.hop_timeout_min_s, left_s, others)
@@ -167,11 +161,11 @@ class Onward:
                     self._transport, self._run_id, peer, call, waits.ping_s, lambda: self._doubted(peer)
                 )
         except TimeoutError:
-            late = f"{short(peer)} has not done the microbatch in {waits.give_up_s:.1f} s"
+            reason = f"{short(peer)} has not done the microbatch in {waits.give_up_s:.1f} s"
             if waits.blames or router.late(peer):
-                raise PeerTimeout(f"{late}, though it answers pings") from None
-            self._telemetry.event("microbatch.moved", peer=peer, others=others, reason=late)
-            raise Unavailable(late) from None
+                raise PeerTimeout(f"{reason}, though it answers pings") from None
+            self._telemetry.event("microbatch.moved", peer=peer, others=others, reason=reason)
+            raise Unavailable(reason) from None
         report = answer.header.processed
         train = process.purpose == wire.PURPOSE_TRAIN
         gradient = _gradient(answer.tensors, y, peer) if train else None

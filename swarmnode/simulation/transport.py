@@ -134,7 +134,7 @@ class SimTransport:
         """Put the request on its way; None when it never gets anywhere."""
         network, plug = self._network, self._network.plugs.get(peer)
         if plug is None:
-            _fail(reply, f"{short(peer)} cannot be reached")
+            _fail(reply, RemoteFault(f"{short(peer)} cannot be reached"))
             return None
         nbytes = PREAMBLE_BYTES + len(raw) + self._weigh(method, tensors)
         self._sent(method, nbytes)
@@ -145,7 +145,7 @@ class SimTransport:
             self.plug.label, self.plug.address.nat, plug.label, plug.address.nat
         ):
             round_trip_s = network.latency_s(self.plug, plug) + network.latency_s(plug, self.plug)
-            self._loop.call_later(round_trip_s, _fail, reply, f"{short(peer)} cannot be reached")
+            self._loop.call_later(round_trip_s, _fail, reply, RemoteFault(f"{short(peer)} cannot be reached"))
             return conversation
         weather = network.weather
         if network.happens("break", weather.breaks):
@@ -262,9 +262,9 @@ class SimTransport:
             return
         if conversation.parcel is not None:
             conversation.parcel.drop()
-        reason = f"{short(self.plug.peer)} {why} during {conversation.method}"
+        fault = Broken(f"{short(self.plug.peer)} {why} during {conversation.method}")
         self._loop.call_later(
-            network.latency_s(self.plug, caller), _break, conversation.reply, reason, context=caller.context
+            network.latency_s(self.plug, caller), _fail, conversation.reply, fault, context=caller.context
         )
 
 
@@ -273,14 +273,9 @@ def _expire(reply: asyncio.Future[Any], peer: PeerId, method: str, timeout_s: fl
         reply.set_exception(PeerTimeout(f"{short(peer)} did not answer {method} within {timeout_s:.1f} s"))
 
 
-def _fail(reply: asyncio.Future[Any], reason: str) -> None:
+def _fail(reply: asyncio.Future[Any], fault: RemoteFault) -> None:
     if not reply.done():
-        reply.set_exception(RemoteFault(reason))
-
-
-def _break(reply: asyncio.Future[Any], reason: str) -> None:
-    if not reply.done():
-        reply.set_exception(Broken(reason))
+        reply.set_exception(fault)
 
 
 def _cancel(task: asyncio.Task[None]) -> None:
