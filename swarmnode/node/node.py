@@ -133,10 +133,8 @@ class Node:
         return await _there(self.hop).serve(peer, call)
 
     async def run(self, notices: Notices, stage: int | None = None) -> Farewell:
-        """Live until a notice says go, then leave within its time. `stage` None: the neediest.
-
-        Raises Unavailable when the stage's state is nowhere to be had, LocalFault when this machine fails.
-        """
+        """Live until a notice says go, then leave within its time. `stage` None: the neediest. Raises Unavailable when
+        the stage's state is nowhere to be had, LocalFault when this machine fails."""
         farewell: Farewell | None = None
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -368,6 +366,7 @@ class Node:
         await self._world.save(self._replica, self.stage, self.gossip.done, self.samples_total())
         self._telemetry.event("state.saved", round=self.gossip.done, samples_total=self.samples_total())
         if self._leaving and self._saver is not None and self.final:
+            await self.presence.look([0])  # feeders that are gone said in their last records what they fed
             await self._saver.save(self.final)
 
     # ---- what goes on all the time
