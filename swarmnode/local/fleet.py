@@ -135,7 +135,7 @@ class Fleet:
     async def stop(self, reason: str) -> None:
         """Ask all nodes to leave and wait for their ends by pid: SIGTERM, then SIGKILL, for those that do not.
 
-        Feeders go first, while the other stages still serve what is under way, and of them those that save last, so that
+        Feeders go first, while the other stages still serve what is under way, those that save last, so that
         what they save counts all that was fed; the bootstrap goes last. Statuses are taken as long as nodes answer.
         Nothing is left running.
         """
