@@ -93,8 +93,12 @@ def test_a_node_told_to_go_while_it_moves_leaves_cleanly() -> None:
     asyncio.run(asyncio.wait_for(body(), 240))
 
 
+ASKED_TWICE = ("microbatch.", "stage.moved", "peer.", "drain.cut", "node.state")
+
+
 def test_gradients_are_counted_once_across_a_move() -> None:
-    """Every microbatch fed is counted by one replica of stage 1, wherever nodes went meanwhile."""
+    """Every microbatch fed is counted by one replica of stage 1, wherever nodes went meanwhile. A mover that could not
+    finish what it held (`cut`) leaves its replica behind, with what that had added: others do it again."""
 
     async def body() -> None:
         async with village(moving_manifest()) as v:
@@ -108,8 +112,13 @@ def test_gradients_are_counted_once_across_a_move() -> None:
             fed = v.total()
             for replica in v.made:
                 counted[replica.stage.part.stage] = counted.get(replica.stage.part.stage, 0) + replica.counted
+            moves = [fields for _, fields in said(v, "stage.moved")]
+            cut = sum(v.run.inner.microbatch * int(str(move["cut"])) for move in moves if move["source"] == 1)
+            why = [
+                (i, *row) for i, p in enumerate(v.people) for row in p.quiet.events if row[0].startswith(ASKED_TWICE)
+            ]
             assert counted[0] == fed
-            assert counted[1] == fed
+            assert fed <= counted[1] <= fed + cut, f"of {fed} fed {counted[1]} were counted: {why}"
 
     asyncio.run(asyncio.wait_for(body(), 240))
 
