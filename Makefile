@@ -11,9 +11,11 @@ UNCOMPILED := /(tests|pip|mypy)/|/transformers/models/(?!llama|auto)
 export OMP_NUM_THREADS := 1
 
 PYTEST = $(BIN)/python -m pytest -q -p no:cacheprovider
-# Real processes, for seconds to minutes each; a life in the storm, live and in virtual time. About as long as the rest.
+# Real processes, for seconds to minutes each; a life in the storm, live and in virtual time; whole nodes in one process.
+# With the rest about as long each.
 LIVE := tests/live tests/docs
-STORM := tests/chaos tests/simulation tests/dashboard tests/gossip
+STORM := tests/chaos tests/simulation tests/dashboard
+NODE := tests/node tests/gossip
 
 .PHONY: help setup demo test chaos check proto docs bench soak clean
 .DEFAULT_GOAL := help
@@ -39,7 +41,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "Installing into .venv (once, 1 to 3 minutes) ..."
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@$(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check --no-input -c constraints.txt -e '.[dev]'
-	@$(BIN)/python -m compileall -qq -j 0 -x '$(UNCOMPILED)' .venv/lib || true
+	@$(BIN)/python -m compileall -qq -j 0 -x '$(UNCOMPILED)' .venv/lib swarmnode || true
 	@touch $@
 
 # Separate, because only tests need it: a demo in a fresh clone should not wait for it. Its tests skip where it fails.
@@ -50,13 +52,15 @@ $(LINT): $(STAMP)
 demo: setup
 	@$(BIN)/swarmnode up --nodes 6 --stages 3 --for 180s --kill 60s --out runs/demo
 
-# Three parts side by side: tests with real processes mostly wait. What the first two said comes last.
+# Four parts side by side: tests with real processes mostly wait. What the first three said comes last.
 test: setup $(LINT)
-	@mkdir -p build; $(PYTEST) $(LIVE) > build/live-tests.txt 2>&1 & live=$$!; \
-	$(PYTEST) $(STORM) > build/storm-tests.txt 2>&1 & storm=$$!; trap 'kill $$live $$storm' INT TERM; \
-	$(PYTEST) tests $(addprefix --ignore=,$(LIVE) $(STORM)); rest=$$?; \
-	wait $$storm; storm=$$?; wait $$live; live=$$?; cat build/storm-tests.txt build/live-tests.txt; \
-	test $$rest = 0 && test $$storm = 0 && test $$live = 0
+	@mkdir -p build; part() { $(PYTEST) $$2 > build/$$1-tests.txt 2>&1 & }; \
+	part live '$(LIVE)'; live=$$!; part storm '$(STORM)'; storm=$$!; part node '$(NODE)'; node=$$!; \
+	trap 'kill $$live $$storm $$node' INT TERM; \
+	$(PYTEST) tests $(addprefix --ignore=,$(LIVE) $(STORM) $(NODE)); rest=$$?; \
+	wait $$node; node=$$?; wait $$storm; storm=$$?; wait $$live; live=$$?; \
+	cat build/node-tests.txt build/storm-tests.txt build/live-tests.txt; \
+	test $$rest = 0 && test $$node = 0 && test $$storm = 0 && test $$live = 0
 
 chaos: setup
 	@$(BIN)/swarmnode bench chaos --seed $(SEED)

@@ -15,10 +15,10 @@ from typing import Any
 import psutil
 
 from swarmnode.bench.laws import told
-from swarmnode.bench.watching import FINE_S, Watched, fleet_in, trains
+from swarmnode.bench.watching import FINE_S, Watched, fleet_in, resting, trains
 from swarmnode.cloud.fake import FakeMetadata
 from swarmnode.errors import LocalFault
-from swarmnode.local.child import Child, NodePlan, node_command
+from swarmnode.local.child import Child, NodePlan
 from swarmnode.local.fleet import Note
 from swarmnode.local.summary import totals
 from swarmnode.manifest import Manifest
@@ -110,8 +110,7 @@ class Life(Watched):
         if plan.name in self.clouds:
             cloud, url, _ = self.clouds[plan.name]
             plan = replace(plan, flags=("--notice", cloud, "--notice-url", url))
-        load = [] if plan.bootstrap else ["--max-load", LOAD]
-        return [*node_command(plan), *load]
+        return resting(plan, LOAD)
 
     async def close(self) -> None:
         for _, _, fake in self.clouds.values():

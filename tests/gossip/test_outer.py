@@ -135,22 +135,22 @@ def test_theta_alone_is_exact_when_gamma_equals_beta(alpha: float, beta: float, 
 )
 def test_spread_contracts(alpha: float, gamma: float, rate: float | None) -> None:
     """24 replicas, nothing learned between rounds (D = 0), random pairs: the root mean square distance from the
-    population's mean shrinks by `rate` a round (geometric mean over 400 rounds after 40), and grows at (.9, .7).
+    population's mean shrinks by `rate` a round (geometric mean over 200 rounds after 20), and grows at (.9, .7).
 
     The rate depends on the count: (.5, .7) gives .804 with 8 replicas, .829 with 32, .836 with 128."""
     replicas = swarm(24, 32, alpha, 0.7, gamma)
     logs = 0.0
-    for round_index in range(440):
+    for round_index in range(220):
         meet(replicas, round_index)
-        # Put the population's mean back to 0 and the spread to 1, so that rounding does not pile up over 440 rounds.
+        # Put the population's mean back to 0 and the spread to 1, so that rounding does not pile up over 220 rounds.
         centre, drift = mean([r.phi for r in replicas]), mean([r.momentum for r in replicas])
         spread = math.sqrt(float(torch.stack([(r.phi - centre).square().mean() for r in replicas]).mean()))
         for replica in replicas:
             replica.phi.sub_(centre).div_(spread)
             replica.momentum.sub_(drift).div_(spread)
             replica.theta.copy_(replica.phi)
-        logs += math.log(spread) if round_index >= 40 else 0.0
-    found = math.exp(logs / 400)
+        logs += math.log(spread) if round_index >= 20 else 0.0
+    found = math.exp(logs / 200)
     if rate is None:
         assert found > 1.0
     else:

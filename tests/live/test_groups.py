@@ -8,7 +8,7 @@ from pathlib import Path
 
 from swarmnode.bench.exchange import manifest_of
 from swarmnode.bench.laws import read_log
-from swarmnode.bench.watching import Watched, fleet_in
+from swarmnode.bench.watching import Watched, fleet_in, resting
 from swarmnode.local.summary import count, totals
 from swarmnode.manifest import PRESETS
 from swarmnode.metrics import name
@@ -18,7 +18,7 @@ BOUND_S = 150.0
 
 def test_a_swarm_of_sparse_packets_trains_and_stays_together(tmp_path: Path) -> None:
     manifest = manifest_of(PRESETS["tiny"], "keeping/topk512")
-    swarm = Watched(fleet_in(tmp_path, manifest, 4, cache=tmp_path / "cache"), BOUND_S)
+    swarm = Watched(fleet_in(tmp_path, manifest, 4, command=resting, cache=tmp_path / "cache"), BOUND_S)
     seen: list[float] = []
 
     def enough() -> bool:

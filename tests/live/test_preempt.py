@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from swarmnode.bench.laws import told
-from swarmnode.bench.watching import trains
+from swarmnode.bench.watching import resting, trains
 from swarmnode.cloud.fake import FakeMetadata
 from swarmnode.control import client
-from swarmnode.local.child import Child, NodePlan, node_command
+from swarmnode.local.child import Child, NodePlan
 from tests.live.test_swarm import swarm_in
 
 PLAYS = {"node-00": "aws", "node-01": "gcp", "node-02": "azure"}
@@ -37,7 +37,7 @@ def test_machines_are_taken_away_by_three_clouds(tmp_path: Path) -> None:
         def command(plan: NodePlan) -> Sequence[str]:
             if plan.name in PLAYS:
                 plan = dataclasses.replace(plan, flags=("--notice", PLAYS[plan.name], "--notice-url", urls[plan.name]))
-            return node_command(plan)
+            return resting(plan)
 
         swarm = swarm_in(tmp_path, nodes=5, command=command)
         fleet = swarm.fleet

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from swarmnode.bench.watching import Watched, fleet_in, trains
-from swarmnode.local.child import Child, node_command
+from swarmnode.bench.watching import Watched, fleet_in, resting, trains
+from swarmnode.local.child import Child
 from swarmnode.local.fleet import Command
 from swarmnode.local.summary import count, totals
 from swarmnode.manifest import PRESETS
@@ -24,7 +24,7 @@ from swarmnode.metrics import name
 BOUND_S = 150.0  # for one condition, on a machine that others load
 
 
-def swarm_in(folder: Path, nodes: int = 4, command: Command = node_command) -> Watched:
+def swarm_in(folder: Path, nodes: int = 4, command: Command = resting) -> Watched:
     """Nodes in two stages, and the bounds within which they must do what is waited for."""
     return Watched(fleet_in(folder, PRESETS["tiny"], nodes, command=command, cache=folder / "cache"), BOUND_S)
 
