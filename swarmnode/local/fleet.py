@@ -135,21 +135,20 @@ class Fleet:
     async def stop(self, reason: str) -> None:
         """Ask all nodes to leave and wait for their ends by pid: SIGTERM, then SIGKILL, for those that do not.
 
-        Feeders go first, while the other stages still serve what is under way, those that save last, so that
-        what they save counts all that was fed; the bootstrap goes last. Statuses are taken as long as nodes answer.
-        Nothing is left running.
+        Feeders go first, while the other stages still serve what is under way, and count what all of them fed in the
+        checkpoint that is made then; the bootstrap goes last. Statuses are taken as long as nodes answer. Nothing is
+        left running.
         """
         await self.poll()
         label = self._final_label()
         savers = {child.stage: child for child in self.nodes if child.alive and child.trained} if label else {}
-        last = [child for child in savers.values() if child.stage == 0]
-        feeders = [child for child in self.nodes if child.stage == 0 and child not in last]
-        for wave in (feeders, last, [child for child in self.nodes if child.stage != 0]):
+        feeders = [child for child in self.nodes if child.stage == 0]
+        for wave in (feeders, [child for child in self.nodes if child not in feeders]):
             async with asyncio.TaskGroup() as group:
                 for child in wave:
                     if child.alive:
-                        saves = savers.get(child.stage) is child
-                        group.create_task(child.leave(reason, label if saves else ""))
+                        last = savers.get(child.stage) is child
+                        group.create_task(child.leave(reason, label if last else ""))
             await self._wait(wave, self._plan.leave_timeout_s)
             await self._terminate(wave)
         if self.bootstrap is not None:
