@@ -282,6 +282,7 @@ class Packet:
     samples: int
     tensors: Sequence[WireTensor]
     bequest: bool = False  # of a replica that left, and nobody else has it (gossip/bequest.py)
+    standin: bool = False  # of a replica that met another one, in place of a partner that failed (gossip/standin.py)
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,6 +306,11 @@ class OuterReport:
     verdicts: Sequence[Verdict] = ()
     probed: float | None = None  # nats that averaging with a packet changed our loss by, where that was tried
     apart: float | None = None  # how far our slow weights lie from the members' middle, by a fragment of them
+
+    @property
+    def believed(self) -> bool:
+        """Whether anything was taken of any packet."""
+        return any(verdict.keep > 0.0 for verdict in self.verdicts)
 
 
 class Replica(Protocol):
@@ -393,8 +399,14 @@ class Replica(Protocol):
         """As `message`, which is this and `finish`; nothing else may be asked of the replica between the two."""
         ...
 
-    def apply(self, round_index: int, own_weight: float, packets: Sequence[Packet]) -> OuterReport:
-        """The outer step of the round `message` marked; no packets, or none that is believed, makes it a lone step.
-        What theta gained since the boundary is kept. Raises RemoteFault (and changes nothing) when a packet is
-        misshapen or not finite."""
+    def apply(
+        self, round_index: int, own_weight: float, packets: Sequence[Packet], *, lone: bool = True
+    ) -> OuterReport:
+        """The outer step of the round `message` marked; no packets, or none that is believed, makes it a lone step, or
+        without `lone` none: then the boundary stays marked for another `apply`. What theta gained since the boundary is
+        kept. Raises RemoteFault (and changes nothing) when a packet is misshapen or not finite."""
+        ...
+
+    def check(self, packet: Packet) -> None:
+        """Of the round marked. Raises RemoteFault when `packet` is misshapen or not finite, which no honest one is."""
         ...

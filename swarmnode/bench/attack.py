@@ -9,7 +9,7 @@ import functools
 import json
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,8 @@ from swarmnode.gossip.outer import DeltaMean, Outer, outer
 from swarmnode.gossip.outer.fragment import fragment
 from swarmnode.gossip.robust import ALL, CLIPPED, GUARDED
 from swarmnode.gossip.standing import Standings
-from swarmnode.ports import Packet, WireTensor
+from swarmnode.ids import PeerId
+from swarmnode.ports import Packet, Verdict, WireTensor
 
 RESULTS = "attack.json"
 LIARS = (2, 5)  # of 8
@@ -228,26 +229,53 @@ class AttackedVillage(Village):
         said = coder.encode(flat - mine.phi, seed=mine.seed("lie"))
         return [*said, fragment(flat, round_index)] if mine.healing else said
 
-    def step(self, replica: int, round_index: int, packets: Sequence[Packet], senders: Sequence[int]) -> None:
+    def against(self, peer: PeerId) -> int:
+        return self.distrust.against(peer)
+
+    def _to_ask(self, me: int, round_index: int, circle: Collection[int]) -> list[int]:
+        """Liars leave it to others to learn from the honest."""
+        return [] if me in LIARS else super()._to_ask(me, round_index, circle)
+
+    def step(
+        self,
+        replica: int,
+        round_index: int,
+        packets: Sequence[Packet],
+        senders: Sequence[int],
+        *,
+        lone: bool = True,
+    ) -> bool:
         try:
-            verdicts = self.outers[replica].apply(round_index, 1.0, packets).verdicts
-            keeps = [verdict.keep for verdict in verdicts]
-        except RemoteFault:
-            keeps = [0.0] * len(packets)
-            super().step(replica, round_index, [], [])
-        if replica in LIARS:
-            return
-        for packet, sender, keep in zip(packets, senders, keeps, strict=True):
+            verdicts = self.outers[replica].apply(round_index, 1.0, packets, lone=lone).verdicts
+        except RemoteFault as fault:
+            verdicts = [Verdict(0.0, "misshapen", str(fault)) for _ in packets]
+            if lone:
+                super().step(replica, round_index, [], [])
+        if replica not in LIARS:
+            self._judged(replica, round_index, packets, senders, verdicts)
+        return any(verdict.keep > 0.0 for verdict in verdicts)
+
+    def _judged(
+        self,
+        replica: int,
+        round_index: int,
+        packets: Sequence[Packet],
+        senders: Sequence[int],
+        verdicts: Sequence[Verdict],
+    ) -> None:
+        """Count and tell what `replica` made of `packets`."""
+        for packet, sender, verdict in zip(packets, senders, verdicts, strict=True):
+            keep = verdict.keep
             lie = id(packet.tensors) in self._liar_of
             self.lies += lie
             self.honest_packets += not lie
             self.refused_lies += lie and keep == 0.0
             self.refused_honest += not lie and keep == 0.0
             me, other, now_s = self.names[replica], self.names[sender], round_index * ROUND_S
-            self.distrust.heard(other, me, round_index, keep > 0.0, now_s)
+            self.distrust.heard(other, me, round_index, keep > 0.0, now_s, verdict.step)
             if self.attack == "slander":
                 for liar in LIARS:
-                    self.distrust.heard(me, self.names[liar], round_index, False, now_s)
+                    self.distrust.heard(me, self.names[liar], round_index, False, now_s, "misshapen")
             if keep == 0.0:
                 self.standings[replica].refused(other, now_s)
             else:

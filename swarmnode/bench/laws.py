@@ -81,13 +81,13 @@ def _state_as_given(log: Sequence[Event], by_peer: dict[str, list[Event]]) -> li
 
 
 def _pairs_agree(by_peer: dict[str, list[Event]]) -> list[str]:
-    """Who steps with a partner is that partner's partner in the round; only a commit that was lost may differ, or a
-    packet that was not believed."""
+    """Who steps with a partner is that partner's partner in the round; only a commit that was lost may differ, a packet
+    that was not believed, or one that another replica gave in its place."""
     met = {
         (peer, event["stage"], event["fields"]["round"]): event["fields"]["peer"]
         for peer, log in by_peer.items()
         for event in log
-        if event["event"] == "exchange.paired"
+        if event["event"] == "exchange.paired" and not event["fields"].get("standin")
     }
     finished = {
         (peer, event["stage"], event["fields"]["round"])

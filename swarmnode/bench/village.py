@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 import sysconfig
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from torch import Tensor
 from swarmnode.gossip.outer import DesLoc, NoLoCo, Outer
 from swarmnode.gossip.outer.merge import full_merge
 from swarmnode.gossip.pairing import groups
+from swarmnode.gossip.standin import stand_ins
 from swarmnode.ids import PeerId, RunId, digest, digest64
 from swarmnode.ports import Packet, WireTensor
 
@@ -212,10 +213,40 @@ class Village:
             members = [self.names[i] for i in self.view(me, round_index)]
             found = next(group for group in groups(self.run_id, 0, round_index, members, size) if name in group)
             circles.append({self.names.index(other) for other in found})
+        given: set[int] = set()  # who stood in for another one's partner
         for me, circle in enumerate(circles):
             others = [other for other in sorted(circle) if other != me and me in circles[other]]
             others = [other for other in others if not self._late(round_index, other, me)]
-            self.step(me, round_index, [Packet(1.0, 0, messages[other]) for other in others], others)
+            packets = [Packet(1.0, 0, messages[other]) for other in others]
+            to_ask = self._to_ask(me, round_index, circle)
+            if not self.step(me, round_index, packets, others, lone=not to_ask) and to_ask:
+                self._ask(me, round_index, to_ask, messages, given)
+
+    def _to_ask(self, me: int, round_index: int, circle: Collection[int]) -> list[int]:
+        """Who may stand in for those of its `circle` with whom `me` was to meet, as live nodes decide it."""
+        if len(circle) < 2 or not isinstance(self.outers[me], NoLoCo) or isinstance(self.outers[me], DesLoc):
+            return []
+        candidates = {self.names[i] for i in self.view(me, round_index) if i not in circle}
+        order, _ = stand_ins(self.run_id, 0, round_index, self.names[me], candidates, self.against)
+        return [self.names.index(name) for name in order]
+
+    def _ask(
+        self, me: int, round_index: int, to_ask: Sequence[int], messages: Sequence[list[WireTensor]], given: set[int]
+    ) -> None:
+        """The outer step of one who met nobody it believes, with the packet of the first that has not `given` it again
+        already, else alone."""
+        for other in to_ask:
+            if other in given or self._late(round_index, other, me):
+                continue
+            given.add(other)
+            self.nbytes += sum(tensor.nbytes for tensor in messages[other])
+            if self.step(me, round_index, [Packet(1.0, 0, messages[other], standin=True)], [other], lone=False):
+                return
+        self.step(me, round_index, [], [])
+
+    def against(self, peer: PeerId) -> int:
+        """By how many others' last words the packet of `peer` was refused; overridden where packets may be."""
+        return 0
 
     def _late(self, round_index: int, giver: int, taker: int) -> bool:
         return digest64("late", self.seed, round_index, giver, taker) < self.size.lost * 2**64
@@ -235,9 +266,18 @@ class Village:
         """Whom `replica` may meet, itself included; overridden where not everybody is trusted."""
         return range(self.size.replicas)
 
-    def step(self, replica: int, round_index: int, packets: Sequence[Packet], senders: Sequence[int]) -> None:
-        """The outer step of one replica; overridden where packets may be refused."""
-        self.outers[replica].apply(round_index, 1.0, packets)
+    def step(
+        self,
+        replica: int,
+        round_index: int,
+        packets: Sequence[Packet],
+        senders: Sequence[int],
+        *,
+        lone: bool = True,
+    ) -> bool:
+        """The outer step of one replica, without `lone` only if a packet is believed; returns whether one was.
+        Overridden where packets may be refused."""
+        return self.outers[replica].apply(round_index, 1.0, packets, lone=lone).believed
 
     @functools.cached_property
     def _validation(self) -> Tensor:

@@ -100,7 +100,7 @@ class Acceptance:
             return []
         me, accepted = self._transport.peer_id, verdict.keep > 0.0
         news = not accepted or self.distrust.refused_by(other, me)
-        self.distrust.heard(other, me, round_index, accepted, asyncio.get_running_loop().time())
+        self.distrust.heard(other, me, round_index, accepted, asyncio.get_running_loop().time(), verdict.step)
         if not news:
             return []
         mates = [peer for peer in self._mates() if peer not in (me, other)]
@@ -119,7 +119,8 @@ class Acceptance:
         giver = PeerId(given.giver)
         check_receipt(given, self._run_id, giver, peer)
         if given.stage == self._stage and {giver, peer} <= set(self._mates()):
-            self.distrust.heard(giver, peer, given.round, given.accepted, asyncio.get_running_loop().time())
+            now_s = asyncio.get_running_loop().time()
+            self.distrust.heard(giver, peer, given.round, given.accepted, now_s, given.step)
             self._telemetry.event(
                 "receipt.heard", round=given.round, peer=peer, giver=giver, accepted=given.accepted, step=given.step
             )

@@ -3,7 +3,8 @@ or step alone (design section 5).
 
 The lower peer id of a pair calls, the other answers with its own packet and applies what it was sent only after the
 caller's commit, so that in the common failures both average or neither does. Inner steps go on meanwhile; the gain is
-added back by the outer step. A node holds one exchange at a time, by construction: one coroutine runs the rounds.
+added back by the outer step. A node holds one exchange at a time, by construction: one coroutine runs the rounds. Where
+the partner fails, another replica's packet stands in for its own (standin.py).
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from swarmnode.gossip.calling import Message, swap, weight_of
 from swarmnode.gossip.meeting import Meeting, while_written
 from swarmnode.gossip.pairing import partners
 from swarmnode.gossip.round import Pace, Rounds
+from swarmnode.gossip.standin import StandIns, stand_ins, stands_in
+from swarmnode.gossip.taking import Taking, Took
 from swarmnode.identity import Identity
 from swarmnode.ids import PeerId, RunId, short
 from swarmnode.manifest import Manifest
@@ -28,19 +31,17 @@ from swarmnode.ports import (
     Answer,
     Call,
     Compute,
-    OuterReport,
     Packet,
     Priority,
     Replica,
     Telemetry,
     Transport,
-    Verdict,
     WireTensor,
 )
 from swarmnode.wire import call_pb2 as wire
 
 PARTNER_PATIENCE_S = 2.0  # guess: a partner that has not called by then is asked whether it lives
-METHODS = ("exchange", "commit", "packet_receipt")  # what rounds are made of
+METHODS = ("exchange", "commit", "packet_receipt", "standin")  # what rounds are made of
 EXCHANGES_PER_ROUND = 2.0  # guess: rounds are so far apart that exchanges, waiting included, take at most half of them
 
 
@@ -78,6 +79,11 @@ class Gossip:
             run_id, stage, identity, transport, telemetry, lambda: self._swarm().gossiping(stage)
         )
         self.serve_receipt = self.acceptance.serve_receipt
+        self.standins = StandIns(
+            run_id, stage, transport, manifest.limits.exchange_timeout_s, self._trusted, lambda: self._round_max
+        )
+        self.serve_standin = self.standins.serve
+        self._taking = Taking(replica, compute, self.acceptance, self.standins, telemetry)
         self._tasks = asyncio.TaskGroup()  # of `run`
         self.done = done  # the last round finished
         self.newcomer = newcomer  # this replica's first round counts nothing of its own
@@ -178,8 +184,7 @@ class Gossip:
         """Who meets at `round_index`: replicas whose stride it is a multiple of, without those known to be gone and
         those whose packets were refused too often, by us or by most of the others."""
         swarm, me = self._swarm(), self._transport.peer_id
-        gossiping = swarm.gossiping(self._stage)
-        here = set(gossiping) - self.acceptance.left_out(gossiping) | {me}.intersection(gossiping)
+        here = self._trusted()
         for member in swarm.stages[self._stage]:
             if member.peer == me:
                 continue
@@ -187,6 +192,16 @@ class Gossip:
             if gone or round_index % member.round_stride:
                 here.discard(member.peer)
         return tuple(sorted(here))
+
+    def _trusted(self) -> set[PeerId]:
+        """The stage's replicas without those whose packets were refused too often."""
+        gossiping = self._swarm().gossiping(self._stage)
+        return set(gossiping) - self.acceptance.left_out(gossiping) | {self._transport.peer_id}.intersection(gossiping)
+
+    @property
+    def _round_max(self) -> int:
+        """One after the newest that the samples seen here complete."""
+        return self._rounds.newest(self._samples_total(), self.stride) + self.stride
 
     def _lost(self, peer: PeerId) -> None:
         """`peer` could not be reached: rounds go on without it until it says something new."""
@@ -215,16 +230,24 @@ class Gossip:
         loop = asyncio.get_running_loop()
         begun, worked_s = loop.time(), self._compute.worked_s
         between = (begun - self._ended[0], worked_s - self._ended[1])
+        self.standins.drop()
         draft = await self._compute.run(Priority.OUTER, 0, lambda: self._replica.draft(round_index))
         ours = Message(round_index, weight, samples, draft.tensors)
         came, why = await while_written(draft, self._meet_all(others, ours))
         reason = why or reason
         if came:
             self._pace.exchanged(loop.time() - begun)
-        packets = [*came.values(), *self.bequests.take(round_index, samples)]
-        alone = not packets and len(self._swarm().gossiping(self._stage)) > 1  # though others are here
-        report, reason = await self._apply(round_index, 0.0 if alone else weight, packets, reason)
-        taken = self.acceptance.judged(self._tasks, round_index, came, report)
+        await self.standins.offer(ours)
+        took = await self._taking.take(
+            self._tasks,
+            ours,
+            came,
+            self.bequests.take(round_index, samples),
+            self._to_ask(round_index, members, others),
+            min(self._manifest.limits.exchange_timeout_s, self._pace.seconds(self.left)),
+            reason,
+            others_here=len(self._swarm().gossiping(self._stage)) > 1,
+        )
         self._samples_before += samples
         self.done = round_index
         # Also after a lone step: where rounds are slow, a newcomer that waited for a pair stood by for minutes
@@ -234,26 +257,15 @@ class Gossip:
             self._met.notify_all()  # whoever asks for this round is told that it is over
         self._ended = (loop.time(), self._compute.worked_s)
         within = (self._ended[0] - begun, self._ended[1] - worked_s)
-        self._report(round_index, taken, report, reason, within, between)
+        self._report(round_index, took, within, between)
         self.finished.set()
 
-    async def _apply(
-        self, round_index: int, weight: float, packets: list[Packet], reason: str
-    ) -> tuple[OuterReport, str]:
-        """The outer step; a packet that cannot be believed makes it a lone one."""
-
-        def step(given: Sequence[Packet]) -> OuterReport:
-            return self._replica.apply(round_index, weight, given)
-
-        try:
-            report = await self._compute.run(Priority.OUTER, 0, lambda: step(packets))
-        except RemoteFault as fault:
-            report = await self._compute.run(Priority.OUTER, 0, lambda: step([]))
-            report.verdicts = [Verdict(0.0, "misshapen", str(fault)) for _ in packets]
-        for verdict in report.verdicts:
-            if verdict.keep == 0.0:
-                reason = f"packet refused ({verdict.step}): {verdict.reason}"
-        return report, reason
+    def _to_ask(self, round_index: int, members: Sequence[PeerId], others: Sequence[PeerId]) -> list[PeerId]:
+        """Of a round's `members` those who may stand in for `others`, with whom we were to meet, if none comes."""
+        if not others or not stands_in(self._manifest.gossip):
+            return []
+        me, against = self._transport.peer_id, self.acceptance.distrust.against
+        return stand_ins(self._run_id, self._stage, round_index, me, {*members} - {me, *others}, against)[0]
 
     async def _meet_all(self, others: Sequence[PeerId], ours: Message) -> tuple[dict[PeerId, Packet], str]:
         """(the packets of those of `others` who came before the deadline, in their order; why the last one missing did
@@ -334,9 +346,8 @@ class Gossip:
                     raise Unavailable(f"round {round_index} is none of those met at here, every {self.stride}")
                 if meeting is not None and round_index > meeting.round_index:
                     meeting.end(False)  # we wait for its call of a round that it has left behind
-                ahead = self._rounds.newest(self._samples_total(), self.stride) + self.stride
-                if round_index > ahead:
-                    raise Unavailable(f"round {round_index} is more than one ahead of {ahead - self.stride} here")
+                if round_index > self._round_max:
+                    raise Unavailable(f"round {round_index} is beyond {self._round_max}, the next one here")
                 await self._met.wait()
 
     async def serve_commit(self, peer: PeerId, call: Call) -> Answer:
@@ -363,36 +374,26 @@ class Gossip:
     def _report(
         self,
         round_index: int,
-        met: Sequence[PeerId],
-        report: OuterReport,
-        reason: str,
+        took: Took,
         within: tuple[float, float],
         between: tuple[float, float],
     ) -> None:
         """`within` this round and `between` the last one and it: seconds, and of these those the device worked."""
-        outcome = "paired" if met else "lone"
+        outcome = "paired" if took.met else "lone"
         self._telemetry.count(name.ROUNDS)
         self._telemetry.count(name.EXCHANGES, outcome=outcome)
         self._telemetry.observe(name.EXCHANGE_SECONDS, within[0])
         self._telemetry.gauge(name.ROUND, float(round_index))
-        if report.probed is not None:
-            refused = any(verdict.step == "loss" for verdict in report.verdicts)
-            self._telemetry.count(name.LOSS_PROBES, outcome="refused" if refused else "kept")
-            self._telemetry.event("exchange.probed", round=round_index, change=report.probed, refused=refused)
         self._telemetry.event(
             f"exchange.{outcome}",
             round=round_index,
-            peer=met[0] if met else None,
-            reason=reason,
+            **took.fields(),
             seconds=round(within[0], 4),
             worked_s=round(within[1], 4),
             between_s=round(between[0], 4),
             between_worked_s=round(between[1], 4),
             sent_bytes=self._sent_since(),
-            delta_norm=report.delta_norm,
-            step_norm=report.step_norm,
-            apart=report.apart,
             samples_total=self._samples_total(),
         )
-        if len(met) > 1:
-            self._telemetry.event("exchange.group", round=round_index, peers=list(met))
+        if len(took.met) > 1:
+            self._telemetry.event("exchange.group", round=round_index, peers=list(took.met))

@@ -130,6 +130,12 @@ PACKETS = _counter(
     "Packets of partners, by the step of acceptance that decided (gossip/robust.py).",
     step=("accepted", "clipped", "norm", "direction", "loss", "misshapen", "newcomer"),
 )
+STAND_INS = _counter(
+    "swarmnode_standins_total",
+    "packets",
+    "Packets asked of another replica in place of a partner's that did not come or was refused (gossip/standin.py).",
+    outcome=("taken", "refused", "none"),
+)
 LOSS_PROBES = _counter(
     "swarmnode_loss_probes_total",
     "packets",
@@ -276,6 +282,7 @@ EVENTS: Final[dict[str, str]] = {
     "exchange.group": "who of a group of more than two came to an outer step and was believed",
     "exchange.lone": "an outer step alone, and why",
     "exchange.onesided": "a partner may have applied an exchange that this replica did not, or the reverse",
+    "exchange.standin": "a partner failed; another replica was asked for its packet of the round",
     "exchange.refused": "a partner's handshake or packet was refused",
     "exchange.probed": "averaging with a partner was tried on our own text: the change of loss in nats",
     "exchange.clipped": "a partner's packet was taken in part only",

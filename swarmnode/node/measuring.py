@@ -13,6 +13,7 @@ KIND_OF_METHOD: Mapping[str, str] = {
     "process": "pipeline",
     "exchange": "gossip",
     "commit": "gossip",
+    "standin": "gossip",
     "packet_receipt": "gossip",
     "snapshot": "state",
     "chunk": "state",

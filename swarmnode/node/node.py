@@ -115,6 +115,7 @@ class Node:
             ("bequest", lambda peer, call: _there(self.gossip).serve_bequest(peer, call), nbytes_max),
             ("handover", self._inherit, 0),
             ("commit", lambda peer, call: _there(self.gossip).serve_commit(peer, call), 0),
+            ("standin", lambda peer, call: _there(self.gossip).serve_standin(peer, call), 0),
             ("packet_receipt", lambda peer, call: _there(self.gossip).serve_receipt(peer, call), 0),
             ("snapshot", lambda peer, call: _there(self._donor).offer(peer, call), 0),
             ("chunk", lambda peer, call: _there(self._donor).chunk(peer, call), 0),

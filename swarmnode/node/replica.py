@@ -92,15 +92,23 @@ class TorchReplica:
         """The same, before the tensors are written."""
         return self.outer.draft(round_index)
 
-    def apply(self, round_index: int, own_weight: float, packets: Sequence[Packet]) -> OuterReport:
-        """The outer step of the boundary marked. Raises RemoteFault, having changed nothing, for a bad packet."""
-        report = self.outer.apply(round_index, own_weight, packets)
+    def apply(
+        self, round_index: int, own_weight: float, packets: Sequence[Packet], *, lone: bool = True
+    ) -> OuterReport:
+        """See ports.Replica."""
+        report = self.outer.apply(round_index, own_weight, packets, lone=lone)
+        if not lone and not report.believed:
+            return report
         # What codecs left of the packets lies partly outside the subspace, and the outer step, which is linear, keeps
         # the parts apart: to project what it gives is to project each packet. The momentum's outer part never reaches
         # what is left of theta and phi, and fades by itself.
         self.stage.hold(self.stage.theta, self.outer.phi)
         self.stage.touched()
         return report
+
+    def check(self, packet: Packet) -> None:
+        """Raises RemoteFault when `packet` is not what a partner gives in the round marked, or not finite."""
+        self.outer.check(packet)
 
     def boundary_digest(self) -> bytes:
         """Of the frozen subspace that the stream is kept in, b"" where there is none: replicas of a run must agree."""

@@ -26,6 +26,8 @@ class Laws:
         self.checks = 0
         self.onesided = 0
         """Exchanges applied by one side only, each accounted for by a death, a liar or a counted one-sided commit."""
+        self.stoodin = 0
+        """Packets taken besides, of replicas that met another one: in place of a partner that failed."""
         self.doubled = 0
         """Gradients added by a second replica of a stage: no law, as who asks again cannot know what was done."""
         self.owners: dict[int, str] = {}  # replica number -> label of the node it is on
@@ -37,6 +39,8 @@ class Laws:
         self._stepped: dict[int, int] = {}
         self._applied: dict[tuple[int, int], list[tuple[int, int]]] = {}  # (replica, round) -> packets
         self._takers: dict[tuple[int, int], int] = {}  # (giver, round) -> who applied its packet
+        self._stood_in: dict[tuple[int, int], int] = {}  # (giver, round) -> who was given its packet besides
+        self._helped: dict[tuple[int, int], int] = {}  # (taker, round) -> who gave it one besides
         self._given: set[bytes] = set()
         self._commits: set[tuple[str, int]] = set()  # (label, round): a one-sided commit that was counted
 
@@ -100,6 +104,26 @@ class Laws:
             if taker != replica:
                 what = f"{other} gave its packet of round {round_index} to {label} and to {self._label(taker)}"
                 self.breaks("a node is in one exchange at a time", what, label, other, self._label(taker))
+
+    def stood_in(self, replica: int, round_index: int, giver: int, made_in: int) -> None:
+        """`replica`, who met nobody it believed, took what `giver` made in round `made_in` into its own outer step."""
+        self.checks += 1
+        self.stoodin += 1
+        label, other = self._label(replica), self._label(giver)
+        if label in self.excused or other in self.excused:
+            return
+        if made_in != round_index:
+            what = f"{label} applied in round {round_index} what {other} made in round {made_in}"
+            self.breaks("no packet of another round is applied", what, label, other)
+        if giver == replica:
+            self.breaks("a node meets others", f"{label} applied its own packet", label)
+        taker = self._stood_in.setdefault((giver, round_index), replica)
+        helper = self._helped.setdefault((replica, round_index), giver)
+        if taker != replica or helper != giver:
+            what = f"{other} stood in for the partners of {label} and {self._label(taker)} in round {round_index}"
+            if taker == replica:
+                what = f"{other} and {self._label(helper)} stood in for one partner of {label} in round {round_index}"
+            self.breaks("a packet is given again once", what, label, other)
 
     def commit_unsure(self, label: str, round_index: int) -> None:
         """`label` counted an exchange whose commit may not have arrived."""

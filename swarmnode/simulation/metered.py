@@ -108,9 +108,14 @@ class Metered:
         """Complete: in the virtual world work has an end, and no middle."""
         return Draft(self.message(round_index))
 
-    def apply(self, round_index: int, own_weight: float, packets: Sequence[Packet]) -> OuterReport:
+    def apply(
+        self, round_index: int, own_weight: float, packets: Sequence[Packet], *, lone: bool = True
+    ) -> OuterReport:
         self._meter.add(nbytes=OUTER_TRAFFIC * self._nbytes)
-        return self.inner.apply(round_index, own_weight, packets)
+        return self.inner.apply(round_index, own_weight, packets, lone=lone)
+
+    def check(self, packet: Packet) -> None:
+        self.inner.check(packet)
 
     def probe(self, samples: int) -> None:
         """One microbatch forward on made-up data, to be timed."""

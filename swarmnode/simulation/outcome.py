@@ -127,6 +127,7 @@ class Outcome:
     events: int = 0
     laws_checked: int = 0
     onesided: int = 0
+    stoodin: int = 0
     doubled: int = 0
     nodes_ever: int = 0
     struck: dict[str, int] = field(default_factory=dict)

@@ -70,6 +70,8 @@ class Witness(Protocol):
 
     def applied(self, replica: int, stage: int, round_index: int, packets: Sequence[tuple[int, int]]) -> None: ...
 
+    def stood_in(self, replica: int, round_index: int, giver: int, made_in: int) -> None: ...
+
     def given(self, digest: bytes) -> None: ...
 
     def taken(self, replica: int, digest: bytes) -> None: ...
@@ -132,6 +134,9 @@ class FakeReplica:
         self.phi: Vector = self.theta
         self.momentum: Vector = self.theta
         self._marked: tuple[int, Vector] | None = None
+        self._refused: list[
+            tuple[int, int, bool]
+        ] = []  # of the round marked: giver, round made in, whether it stood in
         self._guard = Guard(direction=False) if manifest.gossip.acceptance != ALL else None
         self._version = 0
         self.accumulated = 0
@@ -244,7 +249,7 @@ class FakeReplica:
         self._version += 1
 
     def message(self, round_index: int) -> Sequence[WireTensor]:
-        self._marked = (round_index, self.theta)
+        self._marked, self._refused = (round_index, self.theta), []
         self._witness.boundary(self.number, self.stage, round_index)
         gossip = self._manifest.gossip
         row = _row(self.number, round_index, self.theta, self.phi)
@@ -259,13 +264,22 @@ class FakeReplica:
     def draft(self, round_index: int) -> Draft:
         return Draft(self.message(round_index))
 
-    def apply(self, round_index: int, own_weight: float, packets: Sequence[Packet]) -> OuterReport:
+    def apply(
+        self, round_index: int, own_weight: float, packets: Sequence[Packet], *, lone: bool = True
+    ) -> OuterReport:
         assert self._marked is not None and self._marked[0] == round_index, f"{self._marked} is not {round_index}"
         rows = [self._open(packet) for packet in packets]
         boundary = self._marked[1]
-        self._marked = None
-        self._witness.applied(self.number, self.stage, round_index, [(int(row[0]), int(row[1])) for row in rows])
         verdicts = [self._judge(own_weight, p.weight, row, boundary) for p, row in zip(packets, rows, strict=True)]
+        said = [(int(row[0]), int(row[1]), packet.standin) for packet, row in zip(packets, rows, strict=True)]
+        if not lone and all(verdict.keep == 0.0 for verdict in verdicts):
+            self._refused += said
+            return OuterReport(0, 0.0, 0.0, verdicts)
+        self._marked, refused, self._refused = None, self._refused, []
+        for giver, made_in, _ in (one for one in said if one[2]):
+            self._witness.stood_in(self.number, round_index, giver, made_in)
+        met = [(giver, made_in) for giver, made_in, standin in (*refused, *said) if not standin]
+        self._witness.applied(self.number, self.stage, round_index, met)
         givers = [
             (p.weight, self._drawn_back(row, boundary, verdict.keep))
             for p, row, verdict in zip(packets, rows, verdicts, strict=True)
@@ -286,6 +300,9 @@ class FakeReplica:
         self.theta, self.phi, self.momentum = tuple(theta), tuple(phi), tuple(momentum)
         self._version += 1
         return OuterReport(len(givers) + (own > 0.0), 0.0, 0.0, verdicts)
+
+    def check(self, packet: Packet) -> None:
+        self._open(packet)
 
     def _judge(self, own_weight: float, weight: float, row: Vector, boundary: Vector) -> Verdict:
         """The real guard's verdict, by distance alone: in so few dimensions honest directions differ by chance."""

@@ -58,7 +58,13 @@ def rows(outcome: Outcome) -> list[tuple[str, str]]:
             ),
         ),
         ("gradients added by a second replica of a stage", f"{outcome.doubled:,}"),
-        ("outer steps", f"{total.paired:,.0f} paired, {total.lone:,.0f} lone, {outcome.onesided} one-sided"),
+        (
+            "outer steps",
+            (
+                f"{total.paired:,.0f} paired, {outcome.stoodin} of them by stand-ins, {total.lone:,.0f} lone, "
+                f"{outcome.onesided} one-sided"
+            ),
+        ),
         ("states downloaded", f"{total.recoveries:,.0f}"),
         ("bytes sent", ", ".join(f"{kind} {_bytes(count)}" for kind, count in total.bytes.items()) or "none"),
         ("faults", ", ".join(f"{kind} {count}" for kind, count in outcome.struck.items()) or "none"),

@@ -313,7 +313,7 @@ class World:
         outcome.callbacks = self.loop.callbacks
         outcome.events = self.trace.events
         outcome.laws_checked = self.laws.checks
-        outcome.onesided = self.laws.onesided
+        outcome.onesided, outcome.stoodin = self.laws.onesided, self.laws.stoodin
         outcome.doubled = self.laws.doubled
         outcome.struck = dict(sorted((self.struck + self.network.happened + self.shelf.happened).items()))
         outcome.curve = self.curve

@@ -99,8 +99,10 @@ class DesLoc(Average):
         return least
 
     @torch.no_grad()
-    def apply(self, round_index: int, own_weight: float, packets: Sequence[Packet]) -> OuterReport:
-        report = super().apply(round_index, own_weight, packets)
+    def apply(
+        self, round_index: int, own_weight: float, packets: Sequence[Packet], *, lone: bool = True
+    ) -> OuterReport:
+        report = super().apply(round_index, own_weight, packets, lone=lone)
         taken = [packet for packet, verdict in zip(packets, report.verdicts, strict=True) if verdict.keep > 0.0]
         total = own_weight + sum(packet.weight for packet in taken)
         if not taken:

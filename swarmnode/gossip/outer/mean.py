@@ -119,12 +119,16 @@ class DeltaMean(Outer):
             fragment.check_fragment(packet.tensors[1], self.parameters, self.round)
 
     @torch.no_grad()
-    def apply(self, round_index: int, own_weight: float, packets: Sequence[Packet]) -> OuterReport:
+    def apply(
+        self, round_index: int, own_weight: float, packets: Sequence[Packet], *, lone: bool = True
+    ) -> OuterReport:
         """As described in `Outer`, but a misshapen packet is refused alone: the others came nevertheless."""
         assert self.round == round_index, f"outer step of round {round_index}; the boundary marked is {self.round}"
         verdicts = [self._verdict(own_weight, packet) for packet in packets]
         probed = self._probe_one(own_weight, packets, verdicts)
         taken = [(packet, verdict.keep) for packet, verdict in zip(packets, verdicts, strict=True) if verdict.keep > 0]
+        if not taken and not lone:
+            return OuterReport(0, 0.0, 0.0, verdicts, probed)
         met = [(packet, keep) for packet, keep in taken if not packet.bequest]
         first, last = self._span(round_index)
         if not met and (own_weight == 0.0 or any(not packet.bequest for packet in packets)):

@@ -77,10 +77,12 @@ class Outer(ABC):
         """Raises RemoteFault when `packet` is not what a partner's `message` gives, or not finite."""
 
     @abstractmethod
-    def apply(self, round_index: int, own_weight: float, packets: Sequence[Packet]) -> OuterReport:
+    def apply(
+        self, round_index: int, own_weight: float, packets: Sequence[Packet], *, lone: bool = True
+    ) -> OuterReport:
         """The outer step of the boundary `message` marked; what theta gained since is kept. Without packets of positive
-        weight that the guard believes it is a lone step. Raises RemoteFault, having changed nothing, when a packet is
-        misshapen."""
+        weight that the guard believes it is a lone step, or without `lone` none, and the boundary stays marked. Raises
+        RemoteFault, having changed nothing, when a packet is misshapen."""
 
     @abstractmethod
     def measure(self, packet: Packet, *, judged_by_own: bool = True) -> Measures:

@@ -76,7 +76,9 @@ class NoLoCo(Outer):
             self.codec.check(part, self.parameters)
 
     @torch.no_grad()
-    def apply(self, round_index: int, own_weight: float, packets: Sequence[Packet]) -> OuterReport:
+    def apply(
+        self, round_index: int, own_weight: float, packets: Sequence[Packet], *, lone: bool = True
+    ) -> OuterReport:
         assert self.round == round_index, f"outer step of round {round_index}; the boundary marked is {self.round}"
         assert 0.0 <= own_weight <= 1.0, f"own weight {own_weight}"
         for packet in packets:
@@ -84,6 +86,8 @@ class NoLoCo(Outer):
         verdicts = [self._judge(own_weight, packet) for packet in packets]
         probed = self._probe_one(own_weight, packets, verdicts)
         taken = [(packet, verdict.keep) for packet, verdict in zip(packets, verdicts, strict=True) if verdict.keep > 0]
+        if not taken and not lone:
+            return OuterReport(0, 0.0, 0.0, verdicts, probed)
         givers = [(packet.weight, self._parts(packet)) for packet, _ in taken]
         total = own_weight + sum(weight for weight, _ in givers)
         own_share = own_weight / total if givers else 1.0

@@ -1,0 +1,132 @@
+"""The outer step with what came of a round's partners, or, where none of that is believed, with what another replica
+has to give (standin.py)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from swarmnode.errors import RemoteFault, Unavailable
+from swarmnode.gossip.acceptance import Acceptance
+from swarmnode.gossip.calling import Message
+from swarmnode.gossip.standin import StandIns
+from swarmnode.ids import PeerId, short
+from swarmnode.metrics import name
+from swarmnode.ports import Compute, OuterReport, Packet, Priority, Replica, Telemetry, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Took:
+    """Of one round: whom it was with, what the outer step did, and why it was not as planned."""
+
+    met: Sequence[PeerId]
+    report: OuterReport
+    reason: str
+    standin: bool = False  # `met` gave its packet, and got none
+
+    def fields(self) -> dict[str, Any]:
+        """Of the event that says how the round ended."""
+        found: dict[str, Any] = {"peer": self.met[0] if self.met else None, "reason": self.reason}
+        if self.standin:
+            found["standin"] = True
+        report = self.report
+        return found | {"delta_norm": report.delta_norm, "step_norm": report.step_norm, "apart": report.apart}
+
+
+@dataclass(frozen=True, slots=True)
+class Taking:
+    """One replica's outer steps. Verdicts are signed in the tasks of its rounds."""
+
+    replica: Replica
+    compute: Compute
+    acceptance: Acceptance
+    standins: StandIns
+    telemetry: Telemetry
+
+    async def take(
+        self,
+        tasks: asyncio.TaskGroup,
+        ours: Message,
+        came: dict[PeerId, Packet],
+        bequests: Sequence[Packet],
+        to_ask: Sequence[PeerId],
+        within_s: float,
+        reason: str,
+        *,
+        others_here: bool,
+    ) -> Took:
+        """The outer step of the round whose boundary is marked; `to_ask` are those who may stand in, within so many
+        seconds, `reason` is what the round was to be."""
+        packets = [*came.values(), *bequests]
+        weight, met = ours.weight, list[PeerId]()
+        if packets or not to_ask:
+            alone = others_here and not packets
+            report, reason = await self._apply(ours, 0.0 if alone else weight, packets, reason, lone=not to_ask)
+            met = self.acceptance.judged(tasks, ours.round_index, came, report)
+            if report.believed or not to_ask:
+                return Took(met, report, reason)
+        if not met:  # a newcomer has nothing to give, and is a partner nevertheless
+            end_s = asyncio.get_running_loop().time() + within_s
+            for peer in to_ask:
+                packet = await self._asked(peer, ours, end_s, reason)
+                if packet is None:
+                    continue
+                report, reason = await self._apply(ours, weight, [packet], reason, lone=False)
+                self.acceptance.judged(tasks, ours.round_index, {peer: packet}, report)
+                self.telemetry.count(name.STAND_INS, outcome="taken" if report.believed else "refused")
+                if report.believed:
+                    return Took([peer], report, f"{short(peer)} stood in: {reason}", standin=True)
+        report, _ = await self._apply(ours, 0.0 if others_here and not packets else weight, [], reason)
+        return Took(met, report, reason)
+
+    async def _asked(self, peer: PeerId, ours: Message, end_s: float, reason: str) -> Packet | None:
+        """The packet of `peer`, if it gives one before the loop's `end_s`."""
+        left_s = end_s - asyncio.get_running_loop().time()
+        if left_s <= 0.0:
+            return None
+        nbytes = sum(tensor.nbytes for tensor in ours.tensors)
+        try:
+            packet = await self.standins.ask(peer, ours.round_index, nbytes, left_s)
+        except (TimeoutError, RemoteFault, Unavailable) as error:
+            why = str(error) or f"no answer within {left_s:.3g} s"
+            self.telemetry.count(name.STAND_INS, outcome="none")
+            self.telemetry.event("exchange.standin", round=ours.round_index, peer=peer, given=False, reason=why)
+            return None
+        self.telemetry.event("exchange.standin", round=ours.round_index, peer=peer, given=True, reason=reason)
+        return packet
+
+    async def _apply(
+        self, ours: Message, weight: float, packets: Sequence[Packet], reason: str, *, lone: bool = True
+    ) -> tuple[OuterReport, str]:
+        """The outer step; packets that are misshapen are refused alone."""
+
+        def step() -> OuterReport:
+            try:
+                return self.replica.apply(ours.round_index, weight, packets, lone=lone)
+            except RemoteFault:
+                faults = [self._fault(packet) for packet in packets]
+            good = [packet for packet, fault in zip(packets, faults, strict=True) if fault is None]
+            report = self.replica.apply(ours.round_index, weight, good, lone=lone)
+            verdicts = iter(report.verdicts)
+            report.verdicts = [next(verdicts) if f is None else Verdict(0.0, "misshapen", f) for f in faults]
+            return report
+
+        report = await self.compute.run(Priority.OUTER, 0, step)
+        for verdict in report.verdicts:
+            if verdict.keep == 0.0:
+                reason = f"packet refused ({verdict.step}): {verdict.reason}"
+        if report.probed is not None:
+            refused = any(verdict.step == "loss" for verdict in report.verdicts)
+            self.telemetry.count(name.LOSS_PROBES, outcome="refused" if refused else "kept")
+            self.telemetry.event("exchange.probed", round=ours.round_index, change=report.probed, refused=refused)
+        return report, reason
+
+    def _fault(self, packet: Packet) -> str | None:
+        """What is wrong with a packet whatever we have ourselves."""
+        try:
+            self.replica.check(packet)
+        except RemoteFault as fault:
+            return str(fault)
+        return None
