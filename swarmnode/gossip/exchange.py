@@ -80,7 +80,7 @@ class Gossip:
         )
         self.serve_receipt = self.acceptance.serve_receipt
         self.standins = StandIns(
-            run_id, stage, transport, manifest.limits.exchange_timeout_s, self._trusted, lambda: self._round_max
+            run_id, stage, transport, manifest.limits.exchange_timeout_s, self._left_out, lambda: self._round_max
         )
         self.serve_standin = self.standins.serve
         self._taking = Taking(replica, compute, self.acceptance, self.standins, telemetry)
@@ -184,7 +184,7 @@ class Gossip:
         """Who meets at `round_index`: replicas whose stride it is a multiple of, without those known to be gone and
         those whose packets were refused too often, by us or by most of the others."""
         swarm, me = self._swarm(), self._transport.peer_id
-        here = self._trusted()
+        here = set(swarm.gossiping(self._stage)) - self._left_out()
         for member in swarm.stages[self._stage]:
             if member.peer == me:
                 continue
@@ -193,10 +193,9 @@ class Gossip:
                 here.discard(member.peer)
         return tuple(sorted(here))
 
-    def _trusted(self) -> set[PeerId]:
-        """The stage's replicas without those whose packets were refused too often."""
-        gossiping = self._swarm().gossiping(self._stage)
-        return set(gossiping) - self.acceptance.left_out(gossiping) | {self._transport.peer_id}.intersection(gossiping)
+    def _left_out(self) -> set[PeerId]:
+        """The stage's replicas whose packets were refused too often."""
+        return self.acceptance.left_out(self._swarm().gossiping(self._stage)) - {self._transport.peer_id}
 
     @property
     def _round_max(self) -> int:

@@ -56,15 +56,15 @@ class StandIns:
         stage: int,
         transport: Transport,
         timeout_s: float,
-        mates: Callable[[], Collection[PeerId]],
+        left_out: Callable[[], Collection[PeerId]],
         round_max: Callable[[], int],
     ) -> None:
-        """`mates`: the stage's replicas that are not left out. `round_max`: the last round anybody near asks for."""
+        """`left_out`: replicas of the stage whom we do not meet. `round_max`: the last round anybody near asks for."""
         self._run_id = run_id
         self._stage = stage
         self._transport = transport
         self._timeout_s = timeout_s
-        self._mates = mates
+        self._left_out = left_out
         self._round_max = round_max
         self._round = -1  # of the last meeting that is over
         self._kept: Message | None = None
@@ -103,8 +103,8 @@ class StandIns:
         asked = call.header.standin
         if asked.stage != self._stage:
             raise RemoteFault(f"a packet of stage {asked.stage} asked of a replica of stage {self._stage}")
-        if peer not in self._mates():
-            raise Unavailable(f"{short(peer)} is no replica of stage {self._stage} that is met here")
+        if peer in self._left_out():  # a newcomer that is not known here yet may ask: its partner did not know it either
+            raise Unavailable(f"{short(peer)} is left out here")
         if asked.round > self._round_max():
             raise Unavailable(f"round {asked.round} is beyond {self._round_max()}, the next one here")
         try:

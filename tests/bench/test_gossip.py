@@ -66,7 +66,7 @@ def test_bench_gossip_writes_a_table_and_a_page(tmp_path: Path, monkeypatch: pyt
     rows = {row["method"]: row for row in found["methods"]}
     assert list(rows) == list(whats) and len(said) == 10
     assert rows["alone"]["bytes/param/round"] == 0 and rows["noloco/fp32"]["over fp32"] == 0
-    assert rows["noloco/fp32"]["bytes/param/round"] == 4
+    assert 4 <= rows["noloco/fp32"]["bytes/param/round"] < 4.5, "and what stood in for a packet refused"
     assert 0.54 < rows["noloco/modular4"]["bytes/param/round"] < 0.8
     assert all(row["nats"] < math.log(256) for row in rows.values())
     ran = {row["what"]: row["rounds"] for row in found["runs"]}

@@ -86,6 +86,17 @@ def test_a_round_counts_at_one_stage(tmp_path: Path) -> None:
     assert told(tmp_path, given) == []
 
 
+def test_who_refused_its_partner_may_take_what_stood_in(tmp_path: Path) -> None:
+    """The partner steps with it all the same, and who stood in does not say so."""
+    given = logs()
+    given[B][2] = event("exchange.paired", round=4, peer="12D3KooWcccccccc", standin=True)
+    before = tmp_path / "before"
+    before.mkdir()
+    assert len(told(before, given)) == 1, "nobody said why"
+    given[B].insert(2, event("exchange.refused", round=4, peer=A))
+    assert told(tmp_path, given) == []
+
+
 def test_a_lost_commit_may_differ(tmp_path: Path) -> None:
     given = logs()
     given[B][2] = event("exchange.lone", round=4)

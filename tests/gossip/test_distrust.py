@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnode.gossip.distrust import AGE_S, GIVERS_MAX, REFUSERS_LEAST, ROUNDS_LEAST, Distrust
+from swarmnode.gossip.distrust import AGE_S, GIVERS_MAX, REFUSERS_LEAST, ROUNDS_LEAST, ROUNDS_PROVEN, Distrust
 from swarmnode.ids import PeerId
 
 NAMES = [PeerId(f"peer{i}") for i in range(8)]
@@ -43,6 +43,48 @@ def test_of_pairs_each_refusal_is_in_a_round_of_its_own() -> None:
     assert not heard.left_out(NAMES, 0.0), "what the first one refused before it took a packet is forgotten"
 
 
+def told_of_broken(*receivers: int, rounds: int = ROUNDS_PROVEN, step: str = "misshapen") -> Distrust:
+    """Each in a round of its own, over and over, got something of replica 0 that breaks the rules."""
+    found = Distrust()
+    for round_index in range(rounds):
+        found.heard(NAMES[0], NAMES[receivers[round_index % len(receivers)]], round_index, False, 0.0, step)
+    return found
+
+
+def test_packets_that_break_rules_cost_a_place_as_soon_as_most_got_one() -> None:
+    out = told_of_broken(1, 2, 3, 4, rounds=4).left_out(NAMES, 0.0)
+    assert out == {NAMES[0]: "4 of 7 got packets that break the rules, 4 suffice, in 4 rounds"}
+    assert not told_of_broken(1, 2, 3, rounds=40).left_out(NAMES, 0.0), "whatever fewer than half say"
+    assert not told_of_broken(1, 2, 3, 4, rounds=11, step="direction").left_out(NAMES, 0.0), (
+        "one may have fallen behind"
+    )
+
+
+def test_a_hiccup_costs_nobody_its_place() -> None:
+    """A whole stage got it at once, in fewer rounds than it takes."""
+    heard = Distrust()
+    for round_index in range(ROUNDS_PROVEN):
+        assert not heard.left_out(NAMES, 0.0)
+        for receiver in NAMES[1:]:
+            heard.heard(NAMES[0], receiver, round_index, False, 0.0, "misshapen")
+    assert heard.left_out(NAMES, 0.0).keys() == {NAMES[0]}
+    for receiver in NAMES[1:5]:
+        heard.heard(NAMES[0], receiver, ROUNDS_PROVEN, True, 0.0)
+    assert not heard.left_out(NAMES, 0.0)
+
+
+def test_slanderers_hurry_nobody_out() -> None:
+    """What honest ones refused for its direction does not add to what a minority says of broken rules."""
+    heard = told_of_broken(6, 7, rounds=40)
+    for receiver in (1, 2):
+        heard.heard(NAMES[0], NAMES[receiver], receiver, False, 0.0, "direction")
+    assert heard.against(NAMES[0]) == 4 and heard.against(NAMES[1]) == 0
+    heard = told_of_broken(6, 7, rounds=ROUNDS_PROVEN)
+    for receiver in (1, 2, 3, 4):
+        heard.heard(NAMES[0], NAMES[receiver], receiver, False, 0.0, "direction")
+    assert not heard.left_out(NAMES, 0.0)
+
+
 def test_one_voice_shuts_out_nobody_however_small_the_stage() -> None:
     assert not told((0, 1, False)).left_out(NAMES[:2], 0.0)
     assert not told((0, 1, False)).left_out(NAMES[:3], 0.0)
@@ -75,26 +117,29 @@ def test_a_minority_of_slanderers_shuts_out_nobody_and_is_silenced_when_left_out
     assert NAMES[1] not in told(*slander, *refused, *misjudged).left_out(NAMES, 0.0)
 
 
-# (giver, receiver, first round of the ten it is said in, accepted, when)
+# (giver, receiver, first round of the ten it is said in, accepted, when, whether in the first it broke rules)
 words = st.tuples(
-    st.integers(0, 7), st.integers(0, 7), st.integers(0, 9), st.booleans(), st.sampled_from([0.0, 500.0, 1000.0])
+    *(st.integers(0, 7), st.integers(0, 7), st.integers(0, 9)),
+    *(st.booleans(), st.sampled_from([0.0, 500.0, 1000.0]), st.booleans()),
 )
 
 
 @given(st.lists(words, max_size=60), st.integers(1, 8))
-def test_twin(said: list[tuple[int, int, int, bool, float]], count: int) -> None:
+def test_twin(said: list[tuple[int, int, int, bool, float, bool]], count: int) -> None:
     """A list of all words, read again for each question."""
     said = sorted(said, key=lambda word: word[4])
     heard = Distrust()
-    for giver, receiver, first, accepted, when in said:
+    for giver, receiver, first, accepted, when, broken in said:
         for round_index in range(first, first + 10):
-            heard.heard(NAMES[giver], NAMES[receiver], round_index, accepted, when)
+            step = "misshapen" if broken and round_index == first else "direction"
+            heard.heard(NAMES[giver], NAMES[receiver], round_index, accepted, when, step)
     members, now_s, out = NAMES[:count], 1000.0, set[PeerId]()
     while True:
         voters = [m for m in range(count) if NAMES[m] not in out]
         more = set()
         for giver in voters:
             against, rounds = 0, set[int]()
+            proven, broken_in = 0, set[int]()
             for receiver in voters:
                 mine = [word for word in said if word[:2] == (giver, receiver) and giver != receiver]
                 last = max((i for i, word in enumerate(mine) if word[3]), default=-1)
@@ -102,7 +147,13 @@ def test_twin(said: list[tuple[int, int, int, bool, float]], count: int) -> None
                     against += 1
                     told_in = {index for word in mine[last + 1 :] for index in range(word[2], word[2] + 10)}
                     rounds |= set(sorted(told_in)[-ROUNDS_LEAST:])
-            if against >= max(REFUSERS_LEAST, (len(voters) - 1) // 2 + 1) and len(rounds) >= ROUNDS_LEAST:
+                    firsts = {word[2] for word in mine[last + 1 :] if word[5]}
+                    proven += bool(firsts)
+                    broken_in |= set(sorted(firsts)[-ROUNDS_PROVEN:])
+            needed = max(REFUSERS_LEAST, (len(voters) - 1) // 2 + 1)
+            if (against >= needed and len(rounds) >= ROUNDS_LEAST) or (
+                proven >= needed and len(broken_in) >= ROUNDS_PROVEN
+            ):
                 more.add(NAMES[giver])
         if not more:
             break

@@ -199,7 +199,7 @@ def test_packets_of_the_wrong_shape_change_nothing() -> None:
 
 def test_who_most_refused_is_left_out_by_all() -> None:
     """Four replicas of the last stage, one of which sends what nobody can take: told of refusals, all leave it
-    out."""
+    out, and until then another one's packet stands in for the liar's."""
 
     async def body() -> None:
         async with village(manifest(codec="fp32")) as v:
@@ -215,7 +215,22 @@ def test_who_most_refused_is_left_out_by_all() -> None:
             await v.until(
                 lambda: all(liar.node.me in out(person) for person in honest), "all honest leave the liar out", 120
             )
-            assert all("refused its packets" in out(person)[liar.node.me] for person in honest)
+            assert all("packets that break the rules" in out(person)[liar.node.me] for person in honest)
+            rounds = {
+                (person.node.me, fields["round"]): fields
+                for person in honest
+                for event, fields in person.quiet.events
+                if event in ("exchange.paired", "exchange.lone")
+            }
+            refused = {
+                (person.node.me, fields["round"])
+                for person in honest
+                for event, fields in person.quiet.events
+                if event == "exchange.refused"
+            }
+            helped = [rounds[met] for met in refused if met in rounds and rounds[met]["peer"] is not None]
+            assert helped and all(fields.get("standin") for fields in helped), rounds
+            assert liar.node.me not in {fields["peer"] for fields in helped}
             heard = [
                 f for event, f in honest[0].quiet.events if event == "receipt.heard" and f["giver"] == liar.node.me
             ]
