@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from swarmnode.bench.gossip import in_processes, measured_before, spec
+from swarmnode.bench.lies import ATTACKS, LIARS
 from swarmnode.bench.village import Size, Village, losses, read_text
 from swarmnode.errors import RemoteFault, UsageError
 from swarmnode.gossip import compression
@@ -33,115 +34,12 @@ from swarmnode.ids import PeerId
 from swarmnode.ports import Packet, Verdict, WireTensor
 
 RESULTS = "attack.json"
-LIARS = (2, 5)  # of 8
-REPLAYED = 5  # rounds
 ROUND_S = 30.0  # guess: seconds a round takes where standings recover with time
-ALIE_Z = 1.0  # standard deviations; guess, not the formula of arXiv 1902.06156
 ABSENT = "absent"  # no attack, and LIARS never meet anybody: what is left when a guard refuses all they say
-DRIP = 0.3  # of |D| a round, always the same way
 
 PRESETS = {
     "quick": replace(Size(), batch=4, rounds=25),  # all attacks: 7 minutes on a busy core, measured
     "standard": Size(),
-}
-
-
-def _honest(village: AttackedVillage, of: Callable[[int], Tensor]) -> Tensor:
-    return torch.stack([of(i) for i in range(village.size.replicas) if i not in LIARS])
-
-
-def _theta(village: AttackedVillage) -> Tensor:
-    return _honest(village, lambda i: village.theta.detach()[i])
-
-
-def _delta(village: AttackedVillage) -> Tensor:
-    return _honest(village, lambda i: village.theta.detach()[i] - village.outers[i].phi)
-
-
-Attack = Callable[["AttackedVillage", int, int], Tensor]
-"""(village, liar, round) -> the weights the liar says it has."""
-
-
-def sign_flip(village: AttackedVillage, liar: int, round_index: int) -> Tensor:
-    phi = village.outers[liar].phi
-    return phi - (village.theta.detach()[liar] - phi)
-
-
-def scale(factor: float) -> Attack:
-    def attack(village: AttackedVillage, liar: int, round_index: int) -> Tensor:
-        phi = village.outers[liar].phi
-        return phi + factor * (village.theta.detach()[liar] - phi)
-
-    return attack
-
-
-def gaussian(village: AttackedVillage, liar: int, round_index: int) -> Tensor:
-    phi = village.outers[liar].phi
-    size = float(_delta(village).norm(dim=1).mean()) / math.sqrt(phi.numel())
-    draw = torch.Generator().manual_seed(round_index * 1000 + liar)
-    return phi + size * torch.randn(phi.shape, generator=draw)
-
-
-def alie(village: AttackedVillage, liar: int, round_index: int) -> Tensor:
-    """A Little Is Enough [arXiv 1902.06156]: the honest mean less as many deviations as hide."""
-    theta = _theta(village)
-    return theta.mean(0) - ALIE_Z * theta.std(0)
-
-
-def inner_product(village: AttackedVillage, liar: int, round_index: int) -> Tensor:
-    """Fall of Empires [arXiv 1903.03936]: the honest step, reversed and small enough to look harmless."""
-    phi = _honest(village, lambda i: village.outers[i].phi)
-    return phi.mean(0) - 0.5 * _delta(village).mean(0)
-
-
-def zero(village: AttackedVillage, liar: int, round_index: int) -> Tensor:
-    return village.outers[liar].phi.clone()
-
-
-def replay(village: AttackedVillage, liar: int, round_index: int) -> Tensor:
-    past = village.past.setdefault(liar, [])
-    past.append(village.theta.detach()[liar].clone())
-    del past[: -REPLAYED - 1]
-    return past[0]
-
-
-def mimic(village: AttackedVillage, liar: int, round_index: int) -> Tensor:
-    """Always what replica 0 has, so that its text counts for three."""
-    return village.theta.detach()[0].clone()
-
-
-def slow_drip(village: AttackedVillage, liar: int, round_index: int) -> Tensor:
-    theta = village.theta.detach()[liar]
-    draw = torch.Generator().manual_seed(99)
-    way = torch.randn(theta.shape, generator=draw)
-    return theta + way * (DRIP * float((theta - village.outers[liar].phi).norm()) / float(way.norm()))
-
-
-def not_finite(village: AttackedVillage, liar: int, round_index: int) -> Tensor:
-    theta = village.theta.detach()[liar].clone()
-    theta[:: 1 + round_index] = math.nan
-    return theta
-
-
-def honest(village: AttackedVillage, liar: int, round_index: int) -> Tensor:
-    return village.theta.detach()[liar]
-
-
-ATTACKS: dict[str, Attack] = {
-    "sign flip": sign_flip,
-    "scale 100": scale(100.0),
-    "scale -100": scale(-100.0),
-    "gaussian": gaussian,
-    "alie": alie,
-    "inner product": inner_product,
-    "zero": zero,
-    "replay": replay,
-    "mimic": mimic,
-    "slow drip": slow_drip,
-    "nan": not_finite,
-    "slander": sign_flip,  # and says it refuses everybody
-    "malformed": honest,  # and then bytes are changed
-    "label flip": honest,  # of what it learned from reversed text
 }
 
 
@@ -158,11 +56,12 @@ class AttackedVillage(Village):
         attack: str | None,
         *,
         acceptance: str,
+        pairing: int = 0,
     ) -> None:
         if attack not in (None, ABSENT, *ATTACKS):
             raise UsageError(f"attack {attack!r}; there are {', '.join(ATTACKS)}")
         found = replace(spec(codec), acceptance=acceptance)
-        super().__init__(size, seed, lambda theta: outer(found, theta), text)
+        super().__init__(size, seed, lambda theta: outer(found, theta), text, pairing=pairing)
         self.attack = attack
         for i, one in enumerate(self.outers):
             one.probe = functools.partial(self._change, i) if acceptance == GUARDED else None
@@ -292,13 +191,16 @@ class Run:
     acceptance: str
     seed: int = 0
     text: str | None = None
+    pairing: int = 0
 
 
 def measure(run: Run) -> dict[str, Any]:
     """Nats of the honest replicas, and what was refused."""
     torch.set_num_threads(1)
     size = run.size
-    village = AttackedVillage(size, run.seed, run.codec, _text(run.text), run.attack, acceptance=run.acceptance)
+    text = _text(run.text)
+    how = {"acceptance": run.acceptance, "pairing": run.pairing}
+    village = AttackedVillage(size, run.seed, run.codec, text, run.attack, **how)  # type: ignore[arg-type]
     for round_index in range(1, size.rounds + 1):
         village.learn(size.inner_steps)
         village.round(round_index)
@@ -307,6 +209,7 @@ def measure(run: Run) -> dict[str, Any]:
         "attack": run.attack,
         "acceptance": run.acceptance,
         "seed": run.seed,
+        "pairing": run.pairing,
         "nats": nats if math.isfinite(nats) else math.inf,
         "lies refused": village.refused_lies / max(village.lies, 1),
         "honest refused": village.refused_honest / max(village.honest_packets, 1),
@@ -329,11 +232,13 @@ def run(
     jobs: int = 1,
     out: Path | None = None,
     resume: bool = False,
+    references: int = 1,
 ) -> dict[str, Any]:
     """{"reference": [...], "attacks": [a row each], "runs": [...]}: costs in nats, means and spread over seeds, over a
     run of the same seed without attack in which the liars are absent. A guard can do no better: their text is lost
-    either way. With `out`, also OUT/attack.json after each run; with `resume` what is there already, of the same size,
-    codec and text, is not done again."""
+    either way. Who meets whom is worth a hundredth of a nat in one run, and all rows share their reference's luck: it
+    is the mean of `references` runs of the seed with other pairs. With `out`, also OUT/attack.json after each run; with
+    `resume` what is there already, of the same size, codec and text, is not done again."""
     if preset not in PRESETS:
         raise UsageError(f"preset {preset!r}; there are {', '.join(PRESETS)}")
     if wrong := [attack for attack in attacks if attack not in ATTACKS]:
@@ -342,12 +247,13 @@ def run(
     size = PRESETS[preset]
     same = {"size": asdict(size), "codec": codec, "text": text}
     found = list(measured_before(out / RESULTS, **same).get("runs", [])) if resume and out is not None else []
-    done = {(row["attack"], row["acceptance"], row["seed"]) for row in found}
+    done = {(row["attack"], row["acceptance"], row["seed"], row.get("pairing", 0)) for row in found}
     wanted: list[tuple[str | None, str]] = [(ABSENT, ALL), (None, ALL)]
     wanted += [(None, acceptance) for acceptance in acceptances if acceptance != ALL]
     wanted += [(attack, acceptance) for attack in attacks for acceptance in acceptances]
-    order = [(attack, acceptance, seed) for seed in range(seeds) for attack, acceptance in wanted]
-    todo = [Run(size, attack, codec, how, seed, text) for attack, how, seed in order if (attack, how, seed) not in done]
+    order = [(attack, acceptance, seed, 0) for seed in range(seeds) for attack, acceptance in wanted]
+    order += [(ABSENT, ALL, seed, pairing) for seed in range(seeds) for pairing in range(1, references)]
+    todo = [Run(size, one[0], codec, one[1], one[2], text, one[3]) for one in order if one not in done]
     for row in in_processes(measure, todo, jobs):
         found.append(row)
         say(f"{row['attack'] or 'clean'}, {row['acceptance']}, seed {row['seed']}: {row['nats']:.4f} nats")
@@ -359,7 +265,10 @@ def run(
 
 def tables(runs: Sequence[dict[str, Any]], attacks: Sequence[str], acceptances: Sequence[str]) -> dict[str, Any]:
     """{"reference": [...], "attacks": [...]} of `runs`, over the seeds that both sides of a difference have."""
-    nats = {(row["attack"], row["acceptance"], row["seed"]): row["nats"] for row in runs}
+    lives: dict[tuple[str | None, str, int], list[float]] = {}
+    for life in runs:
+        lives.setdefault((life["attack"], life["acceptance"], life["seed"]), []).append(life["nats"])
+    nats = {one: statistics.fmean(found) for one, found in lives.items()}
 
     def over(attack: str | None, acceptance: str, base: str | None) -> list[float]:
         mine = [(seed, value) for (what, how, seed), value in nats.items() if (what, how) == (attack, acceptance)]

@@ -136,9 +136,10 @@ class Village:
         text: tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]],
         *,
         together: bool = False,
+        pairing: int = 0,
     ) -> None:
         """`make` gives one replica's outer optimizer over its fast weights [P]; None: they never meet. `together`:
-        synchronous data parallel, the gradient of each step averaged over all."""
+        synchronous data parallel, the gradient of each step averaged over all. `pairing`: with another, others meet."""
         self.size, self.seed, self.together = size, seed, together
         start = initial(size, seed)
         self.theta = start.repeat(size.replicas, 1).requires_grad_()
@@ -147,7 +148,7 @@ class Village:
         self.outers = [make(row) for row in self.theta.detach()] if make is not None else []
         for name, outer in zip(self.names, self.outers, strict=False):
             outer.sender = name
-        self.run_id = RunId(digest("village", seed).hex())
+        self.run_id = RunId(digest("village", seed, *([pairing] if pairing else [])).hex())
         self._train, self._held = text
         self._draws = [np.random.Generator(np.random.Philox(key=digest64("text", seed, name))) for name in self.names]
         self._adamw = torch.optim.AdamW([self.theta], betas=(0.9, 0.95), weight_decay=0.1, fused=True)

@@ -269,6 +269,9 @@ def gossip(
 @click.option("--jobs", type=click.IntRange(1, 64), default=2, show_default=True, help="Processes, a thread each.")
 @click.option("--out", type=click.Path(path_type=Path), default=Path("runs/attack"), show_default=True, help="Results.")
 @click.option("--resume", is_flag=True, help="Keep the runs that OUT/attack.json has already.")
+@click.option(
+    "--references", type=click.IntRange(1, 100), default=1, show_default=True, help="Runs without liars, a seed."
+)
 @JSON
 def attack(
     preset: str,
@@ -280,6 +283,7 @@ def attack(
     jobs: int,
     out: Path,
     resume: bool,
+    references: int,
     as_json: bool,
 ) -> None:
     """What a quarter of lying replicas costs the honest ones, by what they believe (gossip.acceptance): held-out nats
@@ -292,6 +296,7 @@ def attack(
         jobs=jobs,
         out=out,
         resume=resume,
+        references=references,
     )
     _print(found if as_json else {key: value for key, value in found.items() if key != "runs"}, as_json)
 

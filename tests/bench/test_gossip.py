@@ -119,9 +119,17 @@ def test_bench_attack_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.M
     attack.run("quick", ("zero",), acceptances=("guarded",), seeds=1, say=said.append, out=tmp_path)
     assert len(said) == 4  # liars absent; all honest, believed and guarded; the attack
     found = attack.run(
-        "quick", ("zero",), acceptances=("guarded",), seeds=2, say=said.append, out=tmp_path, resume=True
+        *("quick", ("zero",)),
+        acceptances=("guarded",),
+        seeds=2,
+        say=said.append,
+        out=tmp_path,
+        resume=True,
+        references=3,
     )
-    assert len(said) == 8
+    assert len(said) == 12, "and two more without liars of each seed"
+    nats = [row["nats"] for row in found["runs"] if row["attack"] == attack.ABSENT and row["seed"] == 0]
+    assert len(set(nats)) == 3, "others meet"
     (row,) = found["attacks"]
     assert math.isfinite(row["cost, guarded"]) and math.isfinite(row["spread, guarded"])
     assert [reference["run"].split(" (")[0] for reference in found["reference"]] == [
