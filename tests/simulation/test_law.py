@@ -1,0 +1,84 @@
+"""Laws of rounds: who gives a packet to whom, and how often."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from swarmnode.errors import RemoteFault
+from swarmnode.manifest import GossipSpec, Manifest
+from swarmnode.model.split import split
+from swarmnode.ports import Packet, WireTensor
+from swarmnode.simulation.law import Laws
+from swarmnode.simulation.replica import FakeReplica
+
+
+def broken(laws: Laws) -> list[str]:
+    laws.settle()
+    return [one.law for one in laws.broken]
+
+
+def met(laws: Laws, *pairs: tuple[int, int]) -> Laws:
+    """Pairs of round 4."""
+    for one, other in pairs:
+        laws.applied(one, 0, 4, [(other, 4)])
+        laws.applied(other, 0, 4, [(one, 4)])
+    return laws
+
+
+def test_a_packet_of_a_round_may_be_given_to_a_partner_and_once_again() -> None:
+    laws = met(Laws(), (1, 2), (3, 4))
+    laws.applied(5, 0, 4, [])
+    laws.stood_in(5, 4, 1, 4)
+    assert broken(laws) == [] and laws.stoodin == 1
+    laws.applied(6, 0, 4, [])
+    laws.stood_in(6, 4, 1, 4)
+    assert broken(laws) == ["a packet is given again once"]
+
+
+def test_one_partner_is_replaced_by_one() -> None:
+    laws = met(Laws(), (1, 2), (3, 4))
+    laws.stood_in(5, 4, 1, 4)
+    laws.stood_in(5, 4, 3, 4)
+    assert broken(laws) == ["a packet is given again once"]
+
+
+@pytest.mark.parametrize(
+    ("giver", "made_in", "law"), [(1, 3, "no packet of another round is applied"), (5, 4, "a node meets others")]
+)
+def test_what_stands_in_is_another_ones_and_of_this_round(giver: int, made_in: int, law: str) -> None:
+    laws = met(Laws(), (1, 2))
+    laws.stood_in(5, 4, giver, made_in)
+    assert broken(laws) == [law]
+    laws.excused |= {"replica 5"}
+    laws.stood_in(5, 4, giver, made_in)
+    assert len(laws.broken) == 1
+
+
+def test_a_step_that_was_no_step_is_told_with_the_one_that_follows() -> None:
+    """The partner may have applied ours: that is not one-sided."""
+    run = replace(Manifest(), gossip=GossipSpec(acceptance="guarded"))
+    laws, part = Laws(), split(run.model, run.pipeline.stages)[1]
+    one, newcomer, third = (FakeReplica(run, part, i, laws, random.Random(i), 1.0) for i in range(3))
+    for each in (one, newcomer, third):
+        each.accumulated = 1
+        each.step(0)
+    messages = [each.message(1) for each in (one, newcomer, third)]
+    before = one.theta, one.phi
+    assert not one.apply(1, 1.0, [Packet(0.0, 0, messages[1])], lone=False).believed
+    assert (one.theta, one.phi) == before
+    newcomer.apply(1, 0.0, [Packet(1.0, 1, messages[0])])
+    third.apply(1, 1.0, [])
+    assert one.apply(1, 1.0, [Packet(1.0, 1, messages[2], standin=True)], lone=False).believed
+    assert one.theta != before[0] and laws.stoodin == 1
+    assert broken(laws) == [] and laws.onesided == 0
+
+
+def test_fake_packets_are_checked_as_real_ones_are() -> None:
+    run = Manifest()
+    fake = FakeReplica(run, split(run.model, run.pipeline.stages)[1], 0, Laws(), random.Random(0), 1.0)
+    fake.check(Packet(1.0, 1, fake.message(1)))
+    with pytest.raises(RemoteFault, match="another shape"):
+        fake.check(Packet(1.0, 1, [WireTensor("f32", (3,), bytes(12))]))
