@@ -99,7 +99,8 @@ class Gossip:
         self.held = False  # while this node is paused: no rounds
         self._met = asyncio.Condition()
         self.finished = asyncio.Event()  # set after each round; whoever waits clears it
-        self.bequests = Bequests(manifest, stage, lambda: self.next_round, telemetry)
+        self._stepping = done  # the last round whose packets were gathered: a bequest is for a later one
+        self.bequests = Bequests(manifest, stage, lambda: self._after(max(self.done, self._stepping)), telemetry)
         self.serve_bequest = self.bequests.serve
         self._resting = False
         self._idle = asyncio.Event()  # no round is under way
@@ -117,7 +118,10 @@ class Gossip:
     @property
     def next_round(self) -> int:
         """The round this replica takes part in next, if none is skipped."""
-        return (self.done // self.stride + 1) * self.stride
+        return self._after(self.done)
+
+    def _after(self, round_index: int) -> int:
+        return (round_index // self.stride + 1) * self.stride
 
     @property
     def left(self) -> int:
@@ -237,6 +241,7 @@ class Gossip:
         if came:
             self._pace.exchanged(loop.time() - begun)
         await self.standins.offer(ours)
+        self._stepping = round_index
         took = await self._taking.take(
             self._tasks,
             ours,
@@ -370,13 +375,7 @@ class Gossip:
         before, self._sent = self._sent, sum(by_method.get((method, "sent"), 0) for method in METHODS)
         return self._sent - before
 
-    def _report(
-        self,
-        round_index: int,
-        took: Took,
-        within: tuple[float, float],
-        between: tuple[float, float],
-    ) -> None:
+    def _report(self, round_index: int, took: Took, within: tuple[float, float], between: tuple[float, float]) -> None:
         """`within` this round and `between` the last one and it: seconds, and of these those the device worked."""
         outcome = "paired" if took.met else "lone"
         self._telemetry.count(name.ROUNDS)
