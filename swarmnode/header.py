@@ -10,11 +10,12 @@ from google.protobuf.message import DecodeError
 
 from swarmnode.errors import Busy, Forbidden, Refused, RemoteFault, Unavailable
 from swarmnode.ids import PeerId, RunId, short
-from swarmnode.ports import WireTensor, check_spec
+from swarmnode.ports import DTYPE_BYTES, WireTensor
 from swarmnode.wire import call_pb2 as wire
 
 VERSION = 2  # of headers and of all codecs' packets: raised whenever another version would misread either
 HEADER_BYTES_MAX = 1 << 20  # guess: 1000 records fit
+DIMENSIONS_MAX = 8
 TENSORS_MAX = 64  # guess: an exchange of every outer method here needs fewer than 8
 CODEC_CHARACTERS_MAX = 32
 REASON_CHARACTERS_MAX = 512
@@ -72,6 +73,23 @@ def open_reply(raw: bytes) -> wire.Reply:
     if header.status != wire.STATUS_OK and header.tensors:
         raise RemoteFault("a reply that is not OK cannot carry tensors")
     return header
+
+
+def check_spec(spec: wire.TensorSpec, nbytes_max: int) -> int:
+    """The bytes `spec` announces, after checking it against itself and `nbytes_max`. Nothing is allocated before.
+
+    Raises RemoteFault for an unknown dtype, too many dimensions, a size over the bound or one that does not fit.
+    """
+    if spec.dtype not in DTYPE_BYTES:
+        raise RemoteFault(f"tensor of unknown dtype {spec.dtype[:16]!r}; known: {', '.join(DTYPE_BYTES)}")
+    if len(spec.shape) > DIMENSIONS_MAX:
+        raise RemoteFault(f"tensor of {len(spec.shape)} dimensions; at most {DIMENSIONS_MAX}")
+    if spec.nbytes > nbytes_max:
+        raise RemoteFault(f"tensor of {spec.nbytes} bytes announced; at most {nbytes_max} are accepted here")
+    elements = math.prod(spec.shape)
+    if spec.codec in ("", "raw") and elements * DTYPE_BYTES[spec.dtype] != spec.nbytes:
+        raise RemoteFault(f"tensor {spec.dtype}{list(spec.shape)} announced with {spec.nbytes} bytes")
+    return int(spec.nbytes)
 
 
 def check_tensors(specs: Iterable[wire.TensorSpec], nbytes_max: int) -> int:

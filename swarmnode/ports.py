@@ -5,12 +5,10 @@ simulator has its own. Node code sees only these, takes time from the event loop
 from __future__ import annotations
 
 import enum
-import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
-from swarmnode.errors import RemoteFault
 from swarmnode.filling import Filling, finish
 from swarmnode.ids import PeerId
 from swarmnode.wire import call_pb2 as wire
@@ -19,7 +17,6 @@ from swarmnode.wire import record_pb2
 T = TypeVar("T")
 
 DTYPE_BYTES = {"f64": 8, "i64": 8, "f32": 4, "i32": 4, "u32": 4, "bf16": 2, "f16": 2, "u16": 2, "i8": 1, "u8": 1}
-DIMENSIONS_MAX = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,23 +66,6 @@ class Draft:
         for tensor in self.tensors:
             if tensor.filling is not None:
                 await tensor.filling.until(tensor.nbytes)
-
-
-def check_spec(spec: wire.TensorSpec, nbytes_max: int) -> int:
-    """The bytes `spec` announces, after checking it against itself and `nbytes_max`. Nothing is allocated before.
-
-    Raises RemoteFault for an unknown dtype, too many dimensions, a size over the bound or one that does not fit.
-    """
-    if spec.dtype not in DTYPE_BYTES:
-        raise RemoteFault(f"tensor of unknown dtype {spec.dtype[:16]!r}; known: {', '.join(DTYPE_BYTES)}")
-    if len(spec.shape) > DIMENSIONS_MAX:
-        raise RemoteFault(f"tensor of {len(spec.shape)} dimensions; at most {DIMENSIONS_MAX}")
-    if spec.nbytes > nbytes_max:
-        raise RemoteFault(f"tensor of {spec.nbytes} bytes announced; at most {nbytes_max} are accepted here")
-    elements = math.prod(spec.shape)
-    if spec.codec in ("", "raw") and elements * DTYPE_BYTES[spec.dtype] != spec.nbytes:
-        raise RemoteFault(f"tensor {spec.dtype}{list(spec.shape)} announced with {spec.nbytes} bytes")
-    return int(spec.nbytes)
 
 
 @dataclass(slots=True)

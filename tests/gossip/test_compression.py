@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from swarmnode.errors import ManifestError, RemoteFault
 from swarmnode.gossip.compression import codec
 from swarmnode.gossip.compression.codec import BLOCK
-from swarmnode.ports import WireTensor, check_spec
+from swarmnode.header import check_spec
+from swarmnode.ports import WireTensor
 
 CODECS = ("fp32", "bf16")
 SIZES = (1, 7, BLOCK, BLOCK + 1, 2 * BLOCK + 5)

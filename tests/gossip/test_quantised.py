@@ -19,7 +19,8 @@ from swarmnode.gossip.compression import Codec, codec, dither, kernel
 from swarmnode.gossip.compression.codec import CHUNK, TILE
 from swarmnode.gossip.compression.modular import ESCAPE_NBYTES, HEADER, Modular4, Seen
 from swarmnode.gossip.outer import NoLoCo
-from swarmnode.ports import Packet, WireTensor, check_spec
+from swarmnode.header import check_spec
+from swarmnode.ports import Packet, WireTensor
 
 MODULAR = ("modular6", "modular4", "modular3")
 NAMES = ("int8", *MODULAR)
