@@ -17,6 +17,8 @@ LIVE := tests/live tests/docs
 STORM := tests/chaos tests/simulation tests/dashboard
 NODE := tests/node tests/gossip
 
+SETSID := $(shell command -v setsid)
+
 .PHONY: help setup demo test chaos check proto docs bench soak clean
 .DEFAULT_GOAL := help
 
@@ -52,9 +54,10 @@ $(LINT): $(STAMP)
 demo: setup
 	@$(BIN)/swarmnode up --nodes 6 --stages 3 --for 180s --kill 60s --out runs/demo
 
-# Four parts side by side: tests with real processes mostly wait. What the first three said comes last.
+# Four parts side by side: tests with real processes mostly wait. What the first three said comes last. Each is a session
+# of its own where that can be: Linux shares processors among sessions, and each node that a test starts is one.
 test: setup $(LINT)
-	@mkdir -p build; part() { $(PYTEST) $$2 > build/$$1-tests.txt 2>&1 & }; \
+	@mkdir -p build; part() { $(SETSID) $(PYTEST) $$2 > build/$$1-tests.txt 2>&1 & }; \
 	part live '$(LIVE)'; live=$$!; part storm '$(STORM)'; storm=$$!; part node '$(NODE)'; node=$$!; \
 	trap 'kill $$live $$storm $$node' INT TERM; \
 	$(PYTEST) tests $(addprefix --ignore=,$(LIVE) $(STORM) $(NODE)); rest=$$?; \
