@@ -1,0 +1,44 @@
+"""Codecs on another device: nothing is mixed up, and packets are the very bytes that the CPU makes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from swarmnode.gossip.compression import CODECS, codec
+from swarmnode.gossip.compression.codec import TILE
+from tests.elsewhere import Elsewhere, elsewhere
+
+PARAMETERS = TILE + 5_000  # a tile, and a part of one whose last block is not whole
+
+
+@pytest.mark.parametrize("name", sorted(CODECS))
+def test_packets_and_what_is_decoded_are_the_same_elsewhere(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = torch.Generator().manual_seed(1)
+    theta = torch.randn(PARAMETERS, generator=generator)
+    phi, ours = (theta + 0.01 * torch.randn(PARAMETERS, generator=generator) for _ in range(2))
+    here, there, reader_here, reader_there = (codec(name) for _ in range(4))
+    relative = here.relative
+    for seed in (3, 4):  # the second packet has what was left of the first, or escapes
+        expected = here.encode(theta, reference=phi if relative else None, seed=seed)
+        decoded = torch.empty(PARAMETERS)
+        reader_here.decode(expected, decoded, ours if relative else None)
+        with elsewhere(monkeypatch) as device:
+            reference, own = (phi.to(device), ours.to(device)) if relative else (None, None)
+            found = there.encode(theta.to(device), reference=reference, seed=seed)
+            out = torch.empty(PARAMETERS, device=device)
+            reader_there.decode(found, out, own)
+        assert [bytes(tensor.data) for tensor in found] == [bytes(tensor.data) for tensor in expected]
+        assert isinstance(out, Elsewhere) and torch.equal(out.inner, decoded)
+
+
+def test_what_a_device_refuses_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with elsewhere(monkeypatch) as device:
+        there, here = torch.ones(3).to(device), torch.ones(3)
+        assert there.device == device and float((there + there).sum()) == 6.0
+        with pytest.raises(RuntimeError, match="on the CPU"):
+            _ = there + here
+        with pytest.raises(TypeError, match="numpy"):
+            there.numpy()
+        with pytest.raises(AssertionError, match="address"):
+            there.data_ptr()
