@@ -13,8 +13,8 @@ export OMP_NUM_THREADS := 1
 PYTEST = $(BIN)/python -m pytest -q -p no:cacheprovider
 # Real processes, for seconds to minutes each; a life in the storm, live and in virtual time; whole nodes in one process.
 # With the rest about as long each.
-LIVE := tests/live tests/docs
-STORM := tests/chaos tests/simulation tests/dashboard
+LIVE := tests/live
+STORM := tests/docs tests/chaos tests/simulation tests/dashboard
 NODE := tests/node tests/gossip
 
 SETSID := $(shell command -v setsid)
