@@ -103,9 +103,7 @@ class StandIns:
         asked = call.header.standin
         if asked.stage != self._stage:
             raise RemoteFault(f"a packet of stage {asked.stage} asked of a replica of stage {self._stage}")
-        if (
-            peer in self._left_out()
-        ):  # a newcomer that is not known here yet may ask: its partner did not know it either
+        if peer in self._left_out():  # one that is not known here may ask: its partner may not have known it either
             raise Unavailable(f"{short(peer)} is left out here")
         if asked.round > self._round_max():
             raise Unavailable(f"round {asked.round} is beyond {self._round_max()}, the next one here")
