@@ -91,14 +91,15 @@ def two_means(keys: Keys) -> tuple[Floats, Places]:
     k = keys.shape[1]
     sums = (keys >> PLACE_BITS).astype(np.int32).view(np.float32).astype(np.float64).cumsum(axis=1)
     counts = np.arange(1, k, dtype=np.float64)
-    below, total = sums[:, :-1], sums[:, -1:]
-    above = total - below
+    below, total = sums[:, :-1], sums[:, -1]
+    above = total[:, None] - below
     above *= above
     above /= k - counts
     gain = below * below
     gain /= counts
     gain += above
     split = gain.argmax(axis=1)  # of equal gains the first
-    least = np.take_along_axis(sums, split[:, None], axis=1)[:, 0]
-    means = np.stack([least / (split + 1), (total[:, 0] - least) / (k - 1 - split)], axis=1)
-    return means.astype(np.float32), split
+    least = sums[np.arange(len(keys)), split]
+    means = np.empty((len(keys), 2), np.float32)
+    means[:, 0], means[:, 1] = least / (split + 1), (total - least) / (k - 1 - split)
+    return means, split
