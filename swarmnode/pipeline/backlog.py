@@ -35,6 +35,7 @@ class Held:
 
     answer: asyncio.Future[Answer]
     task: asyncio.Task[None] | None = None
+    begun: bool = False  # the task has had its first turn
     waiters: int = 0
     committed: bool = False
     withdrawn: bool = False
@@ -139,6 +140,7 @@ class Backlog:
         except RuntimeError:  # all that goes on here is being ended, and the transport still serves
             working.close()
             raise Unavailable("this node is ending") from None
+        held.task.add_done_callback(lambda task: self._over(key, held))
         if self._unknown and self._first_s is None:
             self._first_s = loop.time()
         self._by_position[position] = self._by_position.get(position, 0) + 1
@@ -148,7 +150,7 @@ class Backlog:
 
     async def _work(self, key: Key, held: Held, work: Callable[[Held], Awaitable[Answer]]) -> None:
         loop = asyncio.get_running_loop()
-        begun = loop.time()
+        begun, held.begun = loop.time(), True
         try:
             answer = await work(held)
             if self._unknown:
@@ -163,16 +165,28 @@ class Backlog:
             held.answer.set_exception(error)
             held.answer.exception()  # seen: nobody may be waiting any more
         except asyncio.CancelledError:
-            # Who waits is told at once, and asks another replica: a node that moves ends what it could not finish.
-            held.answer.set_exception(Unavailable("this node has left the stage with the microbatch unfinished"))
-            held.answer.exception()
+            self._unfinished(held)
             raise
         finally:
-            if self._held.get(key) is held:
-                del self._held[key]
-            self._by_position[key[1]] -= 1
-            if not any(self._by_position.values()):
-                self._empty.set()
+            self._let_go(key, held)
+
+    def _over(self, key: Key, held: Held) -> None:
+        """Its task has ended. Of one that was cancelled before its first turn not a line has run."""
+        if not held.begun:
+            self._unfinished(held)
+            self._let_go(key, held)
+
+    def _unfinished(self, held: Held) -> None:
+        """Who waits is told at once, and asks another replica: a node that moves ends what it could not finish."""
+        held.answer.set_exception(Unavailable("this node has left the stage with the microbatch unfinished"))
+        held.answer.exception()
+
+    def _let_go(self, key: Key, held: Held) -> None:
+        if self._held.get(key) is held:
+            del self._held[key]
+        self._by_position[key[1]] -= 1
+        if not any(self._by_position.values()):
+            self._empty.set()
 
     def _keep(self, key: Key, held: Held, answer: Answer) -> None:
         if not held.committed:

@@ -214,3 +214,21 @@ def test_who_asks_while_the_stay_ends_is_told_at_once() -> None:
             await backlog.empty()
 
     asyncio.run(body())
+
+
+def test_work_that_is_ended_before_its_first_turn_is_told_and_keeps_no_place() -> None:
+    """As when a node leaves its stage in the very moment in which a microbatch comes."""
+
+    async def test(backlog: Backlog, quiet: Quiet) -> None:
+        work = Counting()
+        caller = asyncio.create_task(backlog.once(key(1), work))
+        await asyncio.sleep(0)  # the caller's turn; the work's is next
+        task = backlog._held[key(1)].task
+        assert task is not None
+        task.cancel()
+        with pytest.raises(Unavailable, match="unfinished"):
+            await caller
+        assert work.begun == 0 and len(backlog) == 0
+        await backlog.empty()
+
+    run(test)
