@@ -198,9 +198,8 @@ def measure(run: Run) -> dict[str, Any]:
     """Nats of the honest replicas, and what was refused."""
     torch.set_num_threads(1)
     size = run.size
-    text = _text(run.text)
-    how = {"acceptance": run.acceptance, "pairing": run.pairing}
-    village = AttackedVillage(size, run.seed, run.codec, text, run.attack, **how)  # type: ignore[arg-type]
+    text, how = _text(run.text), run.acceptance
+    village = AttackedVillage(size, run.seed, run.codec, text, run.attack, acceptance=how, pairing=run.pairing)
     for round_index in range(1, size.rounds + 1):
         village.learn(size.inner_steps)
         village.round(round_index)

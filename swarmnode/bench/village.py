@@ -12,6 +12,7 @@ import sysconfig
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeGuard
 
 import numpy as np
 import numpy.typing as npt
@@ -125,6 +126,11 @@ Liar = Callable[[int, int, list[WireTensor]], list[WireTensor]]
 """(round, replica, honest message) -> what is sent instead."""
 
 
+def _of_weights(outer: Outer) -> TypeGuard[NoLoCo]:
+    """Whether its messages are weights alone: neither AdamW's moments nor pseudo-gradients."""
+    return isinstance(outer, NoLoCo) and not isinstance(outer, DesLoc)
+
+
 class Village:
     """R replicas that start alike, read different text, and meet as their outer optimizers say."""
 
@@ -225,7 +231,7 @@ class Village:
 
     def _to_ask(self, me: int, round_index: int, circle: Collection[int]) -> list[int]:
         """Who may stand in for those of its `circle` with whom `me` was to meet, as live nodes decide it."""
-        if len(circle) < 2 or not isinstance(self.outers[me], NoLoCo) or isinstance(self.outers[me], DesLoc):
+        if len(circle) < 2 or not _of_weights(self.outers[me]):
             return []
         candidates = {self.names[i] for i in self.view(me, round_index) if i not in circle}
         order, _ = stand_ins(self.run_id, 0, round_index, self.names[me], candidates, self.against)
@@ -254,7 +260,7 @@ class Village:
 
     def full_merge(self, round_index: int) -> bool:
         """One plain mean over all replicas' messages, at the end; False where the method has none."""
-        mergeable = [outer for outer in self.outers if isinstance(outer, NoLoCo) and not isinstance(outer, DesLoc)]
+        mergeable = [outer for outer in self.outers if _of_weights(outer)]
         if not mergeable:
             return False
         messages = [outer.message(round_index) for outer in mergeable]

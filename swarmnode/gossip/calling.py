@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from swarmnode.errors import RemoteFault, Unavailable
 from swarmnode.ids import PeerId, RunId
 from swarmnode.metrics import name
-from swarmnode.ports import Call, Packet, Telemetry, Transport, WireTensor
+from swarmnode.ports import Answer, Call, Packet, Telemetry, Transport, WireTensor
 from swarmnode.wire import call_pb2 as wire
 
 COMMIT_TIMEOUT_S = 5.0  # guess: a commit is one small message
@@ -23,6 +23,10 @@ class Message:
     weight: float
     samples: int
     tensors: Sequence[WireTensor]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.tensors)
 
 
 async def swap(
@@ -40,12 +44,9 @@ async def swap(
         other,
         Call(wire.Request(run_id=run_id, exchange=exchange), ours.tensors),
         timeout_s=timeout_s,
-        reply_bytes_max=2 * sum(tensor.nbytes for tensor in ours.tensors)
-        + REPLY_SLACK_BYTES,  # theirs may have more escapes
+        reply_bytes_max=reply_bytes_max(ours.nbytes),
     )
-    given = answer.header.exchanged
-    if given.round != ours.round_index:
-        raise RemoteFault(f"answered round {given.round} instead of {ours.round_index}")
+    theirs = packet_of(answer, ours.round_index)
     commit = wire.Commit(round=ours.round_index, apply=True)
     try:
         await transport.call(
@@ -58,7 +59,20 @@ async def swap(
         # Theirs is here and good; whether they apply ours is not known. One-sided commits are counted.
         telemetry.count(name.ONESIDED_COMMITS)
         telemetry.event("exchange.onesided", level="warning", round=ours.round_index, peer=other, reason=str(error))
-    return Packet(weight_of(given), given.samples, answer.tensors)
+    return theirs
+
+
+def reply_bytes_max(nbytes: int) -> int:
+    """Of an answer with the packet of a replica whose partner's takes `nbytes`: theirs may have more escapes."""
+    return 2 * nbytes + REPLY_SLACK_BYTES
+
+
+def packet_of(answer: Answer, round_index: int, *, standin: bool = False) -> Packet:
+    """What `answer` gives. Raises RemoteFault when that is of another round than was asked for."""
+    given = answer.header.exchanged
+    if given.round != round_index:
+        raise RemoteFault(f"answered round {given.round} instead of {round_index}")
+    return Packet(weight_of(given), given.samples, answer.tensors, standin=standin)
 
 
 def weight_of(said: wire.Exchange | wire.Exchanged) -> float:

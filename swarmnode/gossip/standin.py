@@ -16,7 +16,7 @@ import asyncio
 from collections.abc import Callable, Collection
 
 from swarmnode.errors import RemoteFault, Unavailable
-from swarmnode.gossip.calling import REPLY_SLACK_BYTES, Message, weight_of
+from swarmnode.gossip.calling import Message, packet_of, reply_bytes_max
 from swarmnode.ids import PeerId, RunId, digest64, short
 from swarmnode.manifest import GossipSpec
 from swarmnode.ports import Answer, Call, Packet, Transport
@@ -72,10 +72,9 @@ class StandIns:
 
     async def offer(self, ours: Message) -> None:
         """Our meeting of this round is over: its packet may be asked for. A newcomer's holds nothing."""
-        nbytes = sum(tensor.nbytes for tensor in ours.tensors)
         async with self._changed:
             self._round = ours.round_index
-            self._kept = ours if ours.weight > 0.0 and nbytes <= KEPT_BYTES_MAX else None
+            self._kept = ours if ours.weight > 0.0 and ours.nbytes <= KEPT_BYTES_MAX else None
             self._changed.notify_all()
 
     def drop(self) -> None:
@@ -90,12 +89,9 @@ class StandIns:
                 peer,
                 Call(wire.Request(run_id=self._run_id, standin=asked)),
                 timeout_s=timeout_s,
-                reply_bytes_max=2 * nbytes + REPLY_SLACK_BYTES,
+                reply_bytes_max=reply_bytes_max(nbytes),
             )
-        given = answer.header.exchanged
-        if given.round != round_index:
-            raise RemoteFault(f"answered round {given.round} instead of {round_index}")
-        return Packet(weight_of(given), given.samples, answer.tensors, standin=True)
+        return packet_of(answer, round_index, standin=True)
 
     async def serve(self, peer: PeerId, call: Call) -> Answer:
         """Handler of method "standin". Waits a bounded time for the end of our own meeting. Raises RemoteFault and

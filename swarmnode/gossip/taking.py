@@ -60,10 +60,9 @@ class Taking:
         """The outer step of the round whose boundary is marked; `to_ask` are those who may stand in, within so many
         seconds, `reason` is what the round was to be."""
         packets = [*came.values(), *bequests]
-        weight, met = ours.weight, list[PeerId]()
+        weight, met = 0.0 if others_here and not packets else ours.weight, list[PeerId]()
         if packets or not to_ask:
-            alone = others_here and not packets
-            report, reason = await self._apply(ours, 0.0 if alone else weight, packets, reason, lone=not to_ask)
+            report, reason = await self._apply(ours, weight, packets, reason, lone=not to_ask)
             met = self.acceptance.judged(tasks, ours.round_index, came, report)
             if report.believed or not to_ask:
                 return Took(met, report, reason)
@@ -73,12 +72,12 @@ class Taking:
                 packet = await self._asked(peer, ours, end_s, reason)
                 if packet is None:
                     continue
-                report, reason = await self._apply(ours, weight, [packet], reason, lone=False)
+                report, reason = await self._apply(ours, ours.weight, [packet], reason, lone=False)
                 self.acceptance.judged(tasks, ours.round_index, {peer: packet}, report)
                 self.telemetry.count(name.STAND_INS, outcome="taken" if report.believed else "refused")
                 if report.believed:
                     return Took([peer], report, f"{short(peer)} stood in: {reason}", standin=True)
-        report, _ = await self._apply(ours, 0.0 if others_here and not packets else weight, [], reason)
+        report, _ = await self._apply(ours, weight, [], reason)
         return Took(met, report, reason)
 
     async def _asked(self, peer: PeerId, ours: Message, end_s: float, reason: str) -> Packet | None:
@@ -86,9 +85,8 @@ class Taking:
         left_s = end_s - asyncio.get_running_loop().time()
         if left_s <= 0.0:
             return None
-        nbytes = sum(tensor.nbytes for tensor in ours.tensors)
         try:
-            packet = await self.standins.ask(peer, ours.round_index, nbytes, left_s)
+            packet = await self.standins.ask(peer, ours.round_index, ours.nbytes, left_s)
         except (TimeoutError, RemoteFault, Unavailable) as error:
             why = str(error) or f"no answer within {left_s:.3g} s"
             self.telemetry.count(name.STAND_INS, outcome="none")

@@ -93,13 +93,8 @@ class Laws:
         self._applied[replica, round_index] = list(packets)
         for giver, made_in in packets:
             other = self._label(giver)
-            if label in self.excused or other in self.excused:
+            if not self._took(replica, round_index, giver, made_in):
                 continue
-            if made_in != round_index:
-                what = f"{label} applied in round {round_index} what {other} made in round {made_in}"
-                self.breaks("no packet of another round is applied", what, label, other)
-            if giver == replica:
-                self.breaks("a node meets others", f"{label} applied its own packet", label)
             taker = self._takers.setdefault((giver, round_index), replica)
             if taker != replica:
                 what = f"{other} gave its packet of round {round_index} to {label} and to {self._label(taker)}"
@@ -110,13 +105,8 @@ class Laws:
         self.checks += 1
         self.stoodin += 1
         label, other = self._label(replica), self._label(giver)
-        if label in self.excused or other in self.excused:
+        if not self._took(replica, round_index, giver, made_in):
             return
-        if made_in != round_index:
-            what = f"{label} applied in round {round_index} what {other} made in round {made_in}"
-            self.breaks("no packet of another round is applied", what, label, other)
-        if giver == replica:
-            self.breaks("a node meets others", f"{label} applied its own packet", label)
         taker = self._stood_in.setdefault((giver, round_index), replica)
         helper = self._helped.setdefault((replica, round_index), giver)
         if taker != replica or helper != giver:
@@ -124,6 +114,18 @@ class Laws:
             if taker == replica:
                 what = f"{other} and {self._label(helper)} stood in for one partner of {label} in round {round_index}"
             self.breaks("a packet is given again once", what, label, other)
+
+    def _took(self, replica: int, round_index: int, giver: int, made_in: int) -> bool:
+        """Laws of every packet taken; False where they do not bind one of the two."""
+        label, other = self._label(replica), self._label(giver)
+        if label in self.excused or other in self.excused:
+            return False
+        if made_in != round_index:
+            what = f"{label} applied in round {round_index} what {other} made in round {made_in}"
+            self.breaks("no packet of another round is applied", what, label, other)
+        if giver == replica:
+            self.breaks("a node meets others", f"{label} applied its own packet", label)
+        return True
 
     def commit_unsure(self, label: str, round_index: int) -> None:
         """`label` counted an exchange whose commit may not have arrived."""

@@ -134,9 +134,8 @@ class FakeReplica:
         self.phi: Vector = self.theta
         self.momentum: Vector = self.theta
         self._marked: tuple[int, Vector] | None = None
-        self._refused: list[
-            tuple[int, int, bool]
-        ] = []  # of the round marked: giver, round made in, whether it stood in
+        # Of the round marked: giver, round made in, whether it stood in.
+        self._refused: list[tuple[int, int, bool]] = []
         self._guard = Guard(direction=False) if manifest.gossip.acceptance != ALL else None
         self._version = 0
         self.accumulated = 0
@@ -272,9 +271,10 @@ class FakeReplica:
         boundary = self._marked[1]
         verdicts = [self._judge(own_weight, p.weight, row, boundary) for p, row in zip(packets, rows, strict=True)]
         said = [(int(row[0]), int(row[1]), packet.standin) for packet, row in zip(packets, rows, strict=True)]
-        if not lone and all(verdict.keep == 0.0 for verdict in verdicts):
+        report = OuterReport(0, 0.0, 0.0, verdicts)
+        if not lone and not report.believed:
             self._refused += said
-            return OuterReport(0, 0.0, 0.0, verdicts)
+            return report
         self._marked, refused, self._refused = None, self._refused, []
         for giver, made_in, _ in (one for one in said if one[2]):
             self._witness.stood_in(self.number, round_index, giver, made_in)
