@@ -384,9 +384,5 @@ class Replica(Protocol):
     ) -> OuterReport:
         """The outer step of the round `message` marked; no packets, or none that is believed, makes it a lone step, or
         without `lone` none: then the boundary stays marked for another `apply`. What theta gained since the boundary is
-        kept. Raises RemoteFault (and changes nothing) when a packet is misshapen or not finite."""
-        ...
-
-    def check(self, packet: Packet) -> None:
-        """Of the round marked. Raises RemoteFault when `packet` is misshapen or not finite, which no honest one is."""
+        kept. A packet that is misshapen or not finite, which no honest one is, is refused alone, by its verdict."""
         ...

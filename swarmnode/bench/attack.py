@@ -22,7 +22,7 @@ from torch import Tensor
 from swarmnode.bench.gossip import in_processes, measured_before, spec
 from swarmnode.bench.lies import ATTACKS, LIARS
 from swarmnode.bench.village import Size, Village, losses, read_text
-from swarmnode.errors import RemoteFault, UsageError
+from swarmnode.errors import UsageError
 from swarmnode.gossip import compression
 from swarmnode.gossip.compression import kernel
 from swarmnode.gossip.distrust import Distrust
@@ -31,7 +31,7 @@ from swarmnode.gossip.outer.fragment import fragment
 from swarmnode.gossip.robust import ALL, CLIPPED, GUARDED
 from swarmnode.gossip.standing import Standings
 from swarmnode.ids import PeerId
-from swarmnode.ports import Packet, Verdict, WireTensor
+from swarmnode.ports import OuterReport, Packet, Verdict, WireTensor
 
 RESULTS = "attack.json"
 ROUND_S = 30.0  # guess: seconds a round takes where standings recover with time
@@ -143,16 +143,11 @@ class AttackedVillage(Village):
         senders: Sequence[int],
         *,
         lone: bool = True,
-    ) -> bool:
-        try:
-            verdicts = self.outers[replica].apply(round_index, 1.0, packets, lone=lone).verdicts
-        except RemoteFault as fault:
-            verdicts = [Verdict(0.0, "misshapen", str(fault)) for _ in packets]
-            if lone:
-                super().step(replica, round_index, [], [])
+    ) -> OuterReport:
+        report = super().step(replica, round_index, packets, senders, lone=lone)
         if replica not in LIARS:
-            self._judged(replica, round_index, packets, senders, verdicts)
-        return any(verdict.keep > 0.0 for verdict in verdicts)
+            self._judged(replica, round_index, packets, senders, report.verdicts)
+        return report
 
     def _judged(
         self,

@@ -25,7 +25,7 @@ from swarmnode.gossip.outer.merge import full_merge
 from swarmnode.gossip.pairing import groups
 from swarmnode.gossip.standin import stand_ins
 from swarmnode.ids import PeerId, RunId, digest, digest64
-from swarmnode.ports import Packet, WireTensor
+from swarmnode.ports import OuterReport, Packet, WireTensor
 
 TEXT_BYTES_MAX = 24 << 20
 HELD_OUT = 13  # of 256 files, by hash
@@ -226,7 +226,7 @@ class Village:
             others = [other for other in others if not self._late(round_index, other, me)]
             packets = [Packet(1.0, 0, messages[other]) for other in others]
             to_ask = self._to_ask(me, round_index, circle)
-            if not self.step(me, round_index, packets, others, lone=not to_ask) and to_ask:
+            if not self.step(me, round_index, packets, others, lone=not to_ask).believed and to_ask:
                 self._ask(me, round_index, to_ask, messages, given)
 
     def _to_ask(self, me: int, round_index: int, circle: Collection[int]) -> list[int]:
@@ -247,7 +247,8 @@ class Village:
                 continue
             given.add(other)
             self.nbytes += sum(tensor.nbytes for tensor in messages[other])
-            if self.step(me, round_index, [Packet(1.0, 0, messages[other], standin=True)], [other], lone=False):
+            packet = Packet(1.0, 0, messages[other], standin=True)
+            if self.step(me, round_index, [packet], [other], lone=False).believed:
                 return
         self.step(me, round_index, [], [])
 
@@ -281,10 +282,10 @@ class Village:
         senders: Sequence[int],
         *,
         lone: bool = True,
-    ) -> bool:
-        """The outer step of one replica, without `lone` only if a packet is believed; returns whether one was.
-        Overridden where packets may be refused."""
-        return self.outers[replica].apply(round_index, 1.0, packets, lone=lone).believed
+    ) -> OuterReport:
+        """The outer step of one replica, without `lone` only if a packet is believed. Overridden where it matters who
+        sent what was refused."""
+        return self.outers[replica].apply(round_index, 1.0, packets, lone=lone)
 
     @functools.cached_property
     def _validation(self) -> Tensor:

@@ -82,15 +82,14 @@ class StandIns:
         self._kept = None
 
     async def ask(self, peer: PeerId, round_index: int, nbytes: int, timeout_s: float) -> Packet:
-        """The packet of `peer`, about as large as ours of `nbytes`. Raises RemoteFault, Unavailable, TimeoutError."""
+        """The packet of `peer`, about as large as ours of `nbytes`. Raises RemoteFault and Unavailable."""
         asked = wire.StandIn(round=round_index, stage=self._stage)
-        async with asyncio.timeout(timeout_s):
-            answer = await self._transport.call(
-                peer,
-                Call(wire.Request(run_id=self._run_id, standin=asked)),
-                timeout_s=timeout_s,
-                reply_bytes_max=reply_bytes_max(nbytes),
-            )
+        answer = await self._transport.call(
+            peer,
+            Call(wire.Request(run_id=self._run_id, standin=asked)),
+            timeout_s=timeout_s,
+            reply_bytes_max=reply_bytes_max(nbytes),
+        )
         return packet_of(answer, round_index, standin=True)
 
     async def serve(self, peer: PeerId, call: Call) -> Answer:

@@ -6,15 +6,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from swarmnode.errors import RemoteFault, Unavailable
+from swarmnode.errors import PeerTimeout, RemoteFault, Unavailable
 from swarmnode.gossip.acceptance import Acceptance
 from swarmnode.gossip.calling import Message
 from swarmnode.gossip.standin import StandIns
 from swarmnode.ids import PeerId, short
 from swarmnode.metrics import name
-from swarmnode.ports import Compute, OuterReport, Packet, Priority, Replica, Telemetry, Verdict
+from swarmnode.ports import Compute, OuterReport, Packet, Priority, Replica, Telemetry
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +88,8 @@ class Taking:
             return None
         try:
             packet = await self.standins.ask(peer, ours.round_index, ours.nbytes, left_s)
-        except (TimeoutError, RemoteFault, Unavailable) as error:
-            why = str(error) or f"no answer within {left_s:.3g} s"
+        except (RemoteFault, Unavailable) as error:
+            why = f"no answer within {left_s:.3g} s" if isinstance(error, PeerTimeout) else str(error)
             self.telemetry.count(name.STAND_INS, outcome="none")
             self.telemetry.event("exchange.standin", round=ours.round_index, peer=peer, given=False, reason=why)
             return None
@@ -98,19 +99,8 @@ class Taking:
     async def _apply(
         self, ours: Message, weight: float, packets: Sequence[Packet], reason: str, *, lone: bool = True
     ) -> tuple[OuterReport, str]:
-        """The outer step; packets that are misshapen are refused alone."""
-
-        def step() -> OuterReport:
-            try:
-                return self.replica.apply(ours.round_index, weight, packets, lone=lone)
-            except RemoteFault:
-                faults = [self._fault(packet) for packet in packets]
-            good = [packet for packet, fault in zip(packets, faults, strict=True) if fault is None]
-            report = self.replica.apply(ours.round_index, weight, good, lone=lone)
-            verdicts = iter(report.verdicts)
-            report.verdicts = [next(verdicts) if f is None else Verdict(0.0, "misshapen", f) for f in faults]
-            return report
-
+        """(the outer step's report; the reason, or that of the last packet refused)."""
+        step = partial(self.replica.apply, ours.round_index, weight, packets, lone=lone)
         report = await self.compute.run(Priority.OUTER, 0, step)
         for verdict in report.verdicts:
             if verdict.keep == 0.0:
@@ -120,11 +110,3 @@ class Taking:
             self.telemetry.count(name.LOSS_PROBES, outcome="refused" if refused else "kept")
             self.telemetry.event("exchange.probed", round=ours.round_index, change=report.probed, refused=refused)
         return report, reason
-
-    def _fault(self, packet: Packet) -> str | None:
-        """What is wrong with a packet whatever we have ourselves."""
-        try:
-            self.replica.check(packet)
-        except RemoteFault as fault:
-            return str(fault)
-        return None

@@ -106,10 +106,6 @@ class TorchReplica:
         self.stage.touched()
         return report
 
-    def check(self, packet: Packet) -> None:
-        """Raises RemoteFault when `packet` is not what a partner gives in the round marked, or not finite."""
-        self.outer.check(packet)
-
     def boundary_digest(self) -> bytes:
         """Of the frozen subspace that the stream is kept in, b"" where there is none: replicas of a run must agree."""
         return b"" if self.stage.subspace is None else self.stage.subspace.digest

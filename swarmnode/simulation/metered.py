@@ -114,9 +114,6 @@ class Metered:
         self._meter.add(nbytes=OUTER_TRAFFIC * self._nbytes)
         return self.inner.apply(round_index, own_weight, packets, lone=lone)
 
-    def check(self, packet: Packet) -> None:
-        self.inner.check(packet)
-
     def probe(self, samples: int) -> None:
         """One microbatch forward on made-up data, to be timed."""
         self._meter.add(self._flops * samples)

@@ -267,10 +267,11 @@ class FakeReplica:
         self, round_index: int, own_weight: float, packets: Sequence[Packet], *, lone: bool = True
     ) -> OuterReport:
         assert self._marked is not None and self._marked[0] == round_index, f"{self._marked} is not {round_index}"
-        rows = [self._open(packet) for packet in packets]
         boundary = self._marked[1]
-        verdicts = [self._judge(own_weight, p.weight, row, boundary) for p, row in zip(packets, rows, strict=True)]
-        said = [(int(row[0]), int(row[1]), packet.standin) for packet, row in zip(packets, rows, strict=True)]
+        judged = [self._judge(own_weight, packet, boundary) for packet in packets]
+        verdicts = [verdict for verdict, _ in judged]
+        whole = [(p, row, v.keep) for p, (v, row) in zip(packets, judged, strict=True) if row is not None]
+        said = [(int(row[0]), int(row[1]), packet.standin) for packet, row, _ in whole]
         report = OuterReport(0, 0.0, 0.0, verdicts)
         if not lone and not report.believed:
             self._refused += said
@@ -280,11 +281,7 @@ class FakeReplica:
             self._witness.stood_in(self.number, round_index, giver, made_in)
         met = [(giver, made_in) for giver, made_in, standin in (*refused, *said) if not standin]
         self._witness.applied(self.number, self.stage, round_index, met)
-        givers = [
-            (p.weight, self._drawn_back(row, boundary, verdict.keep))
-            for p, row, verdict in zip(packets, rows, verdicts, strict=True)
-            if verdict.keep > 0.0
-        ]
+        givers = [(p.weight, self._drawn_back(row, boundary, keep)) for p, row, keep in whole if keep > 0.0]
         total = own_weight + sum(weight for weight, _ in givers)
         own = own_weight / total if givers else 1.0
         gossip, at = self._manifest.gossip, 2 + DIMENSIONS
@@ -301,21 +298,22 @@ class FakeReplica:
         self._version += 1
         return OuterReport(len(givers) + (own > 0.0), 0.0, 0.0, verdicts)
 
-    def check(self, packet: Packet) -> None:
-        self._open(packet)
-
-    def _judge(self, own_weight: float, weight: float, row: Vector, boundary: Vector) -> Verdict:
-        """The real guard's verdict, by distance alone: in so few dimensions honest directions differ by chance."""
-        if weight == 0.0:
-            return Verdict(0.0, "newcomer", "a newcomer gives nothing")
+    def _judge(self, own_weight: float, packet: Packet, boundary: Vector) -> tuple[Verdict, Vector | None]:
+        """(the real guard's verdict, by distance alone: in so few dimensions honest directions differ by chance; what
+        the packet says, unless it is misshapen)."""
+        try:
+            row = self._open(packet)
+        except RemoteFault as fault:
+            return Verdict(0.0, "misshapen", str(fault)), None
+        if packet.weight == 0.0:
+            return Verdict(0.0, "newcomer", "a newcomer gives nothing"), row
         if self._guard is None:
-            return Verdict(1.0, "accepted", "whatever is well-formed")
+            return Verdict(1.0, "accepted", "whatever is well-formed"), row
         theirs = row[2 : 2 + DIMENSIONS]
         own = math.dist(boundary, self.phi) if own_weight > 0.0 else 0.0
         weights_norm = math.hypot(WEIGHTS_NORM, *self.phi)
-        return self._guard.judge(
-            Measures(own, math.dist(theirs, self.phi), math.dist(theirs, boundary), 0.0, weights_norm)
-        )
+        measures = Measures(own, math.dist(theirs, self.phi), math.dist(theirs, boundary), 0.0, weights_norm)
+        return self._guard.judge(measures), row
 
     def _drawn_back(self, row: Vector, boundary: Vector, keep: float) -> Vector:
         """A packet of which only `keep` of the distance to our own is believed."""

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from swarmnode.errors import ManifestError, RemoteFault
+from swarmnode.errors import ManifestError
 from swarmnode.gossip.compression import codec
 from swarmnode.gossip.outer import DesLoc, NoLoCo, outer
 from swarmnode.gossip.outer.delayed import DelayedNesterov
@@ -188,10 +188,11 @@ def test_desloc_refuses_a_second_moment_below_zero_and_one_too_few() -> None:
         other._moments[1][1].fill_(value)
         one.message(EVERY_SECOND)
         message = other.message(EVERY_SECOND)[:cut]
-        before = one.theta.clone()
-        with pytest.raises(RemoteFault, match=reason):
-            one.apply(EVERY_SECOND, 1.0, [Packet(1.0, 1, message)])
-        assert torch.equal(one.theta, before)
+        before = [flat.clone() for flat in (one.theta, one.phi, one._moments[1][1])]
+        (verdict,) = one.apply(EVERY_SECOND, 1.0, [Packet(1.0, 1, message)], lone=False).verdicts
+        assert (verdict.keep, verdict.step) == (0.0, "misshapen") and reason in verdict.reason
+        after = one.theta, one.phi, one._moments[1][1]
+        assert all(torch.equal(then, now) for then, now in zip(before, after, strict=True))
 
 
 @pytest.mark.parametrize("coding", ["fp32", "modular4"])

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnode.errors import ManifestError, RemoteFault
+from swarmnode.errors import ManifestError
 from swarmnode.gossip.compression import CODECS, codec
 from swarmnode.gossip.compression.dense import Dense
 from swarmnode.gossip.outer import METHODS, DeltaMean, DiLoCo, NoLoCo, Outer, noloco, outer
@@ -263,8 +263,9 @@ def state(replica: Outer) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("gamma", [0.7, 0.4])
 def test_a_bad_packet_changes_nothing_and_the_round_can_go_on(gamma: float) -> None:
-    size = 1000
-    ours, theirs = (NoLoCo(torch.randn(size), codec("fp32"), 0.5, 0.7, gamma) for _ in range(2))
+    """Whether weights travel or pseudo-gradients and slow weights beside them; all methods: test_misshapen.py."""
+    size, theta = 1000, torch.randn(1000)
+    ours, twin, theirs = (NoLoCo(flat, codec("fp32"), 0.5, 0.7, gamma) for flat in (theta, theta.clone(), theta + 1.0))
     message = theirs.message(3)
     good = Packet(1.0, 0, message)
     broken = torch.zeros(size)
@@ -278,13 +279,18 @@ def test_a_bad_packet_changes_nothing_and_the_round_can_go_on(gamma: float) -> N
     ]
     bad = [Packet(1.0, 0, tensors) for tensors in bad_tensors]
     bad += [Packet(weight, 0, message) for weight in (-0.5, 1.5, math.nan, math.inf)]
-    ours.message(3)
+    for one in (ours, twin):
+        one.message(3)
     before = state(ours)
     for packet in bad:
-        with pytest.raises(RemoteFault):
-            ours.apply(3, 1.0, [good, packet])
+        report = ours.apply(3, 1.0, [packet], lone=False)
+        assert [(verdict.step, verdict.keep) for verdict in report.verdicts] == [("misshapen", 0.0)]
         assert all(torch.equal(a, b) for a, b in zip(before, state(ours), strict=True))
-    assert ours.apply(3, 1.0, [good]).members == 2
+    report = ours.apply(3, 1.0, [*bad, good])
+    assert [verdict.step for verdict in report.verdicts] == ["misshapen"] * len(bad) + ["accepted"]
+    assert report.members == twin.apply(3, 1.0, [good]).members == 2
+    assert all(torch.equal(a, b) for a, b in zip(state(ours), state(twin), strict=True))
+    assert not torch.equal(ours.phi, before[1])
 
 
 def test_weights_weigh() -> None:

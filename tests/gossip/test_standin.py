@@ -23,6 +23,7 @@ from swarmnode.ids import PeerId, RunId
 from swarmnode.manifest import GossipSpec
 from swarmnode.node.compute import ThreadCompute
 from swarmnode.ports import Packet, WireTensor
+from swarmnode.simulation import clock
 from swarmnode.transport.memory import MemoryNetwork, MemoryTransport
 from tests.pipeline.quiet import Quiet
 
@@ -101,13 +102,13 @@ class Replica:
     """What of ports.Replica an outer step needs."""
 
     def __init__(self, of: Outer) -> None:
-        self.outer, self.apply, self.check = of, of.apply, of.check
+        self.outer, self.apply = of, of.apply
 
 
 class Node:
     """One replica's own half of a round: its packet of round 3 is made, and it can be asked for it."""
 
-    def __init__(self, network: MemoryNetwork, number: int, compute: ThreadCompute) -> None:
+    def __init__(self, network: MemoryNetwork, number: int, compute: ThreadCompute | None = None) -> None:
         self.me, self.quiet, self.optimizer = WHO[number].peer_id, Quiet(), optimizer(number)
         self.transport = MemoryTransport(network, self.me, RUN, telemetry=self.quiet)
         mates = [one.peer_id for one in WHO[:4]]
@@ -206,6 +207,22 @@ def test_nobody_gives_the_step_is_lone() -> None:
         assert [f["given"] for f in honest.events("exchange.standin")] == [False, False, True]
 
     village(body)
+
+
+def test_who_asks_waits_no_longer_than_the_round_allows() -> None:
+    """Of one whose own meeting goes on. The clock is virtual."""
+
+    async def main() -> None:
+        network = MemoryNetwork()
+        asker, busy = (Node(network, number) for number in range(2))
+        start_s = asyncio.get_running_loop().time()
+        assert await asker.taking._asked(busy.me, asker.ours, start_s + 2.5, "the partner failed") is None
+        assert asyncio.get_running_loop().time() - start_s == pytest.approx(2.5)
+        (told,) = asker.events("exchange.standin")
+        assert told["given"] is False and told["reason"] == "no answer within 2.5 s"
+        assert asker.quiet.total("swarmnode_standins_total", outcome="none") == 1
+
+    clock.run(main())
 
 
 def test_a_packet_is_given_once_and_to_nobody_left_out() -> None:

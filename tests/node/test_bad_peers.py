@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
+import torch
 
 from swarmnode.errors import LocalFault, RemoteFault
 from swarmnode.ports import Draft, LossResult, Packet, WireTensor
@@ -190,11 +191,16 @@ def test_bad_activations_are_refused_before_anything_is_counted(spoil: Callable[
 def test_packets_of_the_wrong_shape_change_nothing() -> None:
     run = manifest()
     replica = Recording(run, 1)
+    with torch.no_grad():
+        replica.stage.theta.add_(0.01)
     replica.message(1)
     before = replica.digest()
-    with pytest.raises(RemoteFault):
-        replica.apply(1, 1.0, [Packet(1.0, 8, [WireTensor("f32", (3,), bytes(12))])])
+    bad = [Packet(1.0, 8, [WireTensor("f32", (3,), bytes(12))])]
+    report = replica.apply(1, 1.0, bad, lone=False)
+    assert [(verdict.keep, verdict.step) for verdict in report.verdicts] == [(0.0, "misshapen")]
     assert replica.digest() == before
+    assert replica.apply(1, 1.0, bad).members == 1, "it goes on alone"
+    assert replica.digest() != before
 
 
 def test_who_most_refused_is_left_out_by_all() -> None:

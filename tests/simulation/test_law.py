@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from swarmnode.errors import RemoteFault
 from swarmnode.manifest import GossipSpec, Manifest
 from swarmnode.model.split import split
 from swarmnode.ports import Packet, WireTensor
@@ -79,6 +78,7 @@ def test_a_step_that_was_no_step_is_told_with_the_one_that_follows() -> None:
 def test_fake_packets_are_checked_as_real_ones_are() -> None:
     run = Manifest()
     fake = FakeReplica(run, split(run.model, run.pipeline.stages)[1], 0, Laws(), random.Random(0), 1.0)
-    fake.check(Packet(1.0, 1, fake.message(1)))
-    with pytest.raises(RemoteFault, match="another shape"):
-        fake.check(Packet(1.0, 1, [WireTensor("f32", (3,), bytes(12))]))
+    good, bad = Packet(1.0, 1, fake.message(1)), Packet(1.0, 1, [WireTensor("f32", (3,), bytes(12))])
+    refused, taken = fake.apply(1, 1.0, [bad, good]).verdicts
+    assert (refused.keep, refused.step) == (0.0, "misshapen") and "another shape" in refused.reason
+    assert taken.keep == 1.0

@@ -45,7 +45,7 @@ def meet(acceptance: str, mode: str) -> tuple[float, float]:
     return math.dist(honest.theta, (0.0,) * DIMENSIONS), learned
 
 
-@pytest.mark.parametrize("mode", ["huge", "sign", "zero"])
+@pytest.mark.parametrize("mode", ["huge", "sign", "zero", "nan"])
 def test_a_liar_moves_nobody_far(mode: str) -> None:
     moved, learned = meet("clipped", mode)
     assert moved < 5 * learned

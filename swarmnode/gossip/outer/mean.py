@@ -31,7 +31,7 @@ from swarmnode.gossip.compression.delta import DeltaCodec
 from swarmnode.gossip.outer import fragment
 from swarmnode.gossip.outer.method import Outer, check_weight, one_by_one
 from swarmnode.gossip.robust import Measures
-from swarmnode.ports import Draft, OuterReport, Packet, Verdict, WireTensor
+from swarmnode.ports import Draft, OuterReport, Packet, WireTensor
 
 BLOCK = 1 << 18  # elements at a time; a multiple of every codec's unit
 
@@ -122,9 +122,8 @@ class DeltaMean(Outer):
     def apply(
         self, round_index: int, own_weight: float, packets: Sequence[Packet], *, lone: bool = True
     ) -> OuterReport:
-        """As described in `Outer`, but a misshapen packet is refused alone: the others came nevertheless."""
         assert self.round == round_index, f"outer step of round {round_index}; the boundary marked is {self.round}"
-        verdicts = [self._verdict(own_weight, packet) for packet in packets]
+        verdicts = [self._judge(own_weight, packet) for packet in packets]
         probed = self._probe_one(own_weight, packets, verdicts)
         taken = [(packet, verdict.keep) for packet, verdict in zip(packets, verdicts, strict=True) if verdict.keep > 0]
         if not taken and not lone:
@@ -192,13 +191,6 @@ class DeltaMean(Outer):
         for flat in (phi, theta, boundary):
             flat.add_(move)
         return apart
-
-    def _verdict(self, own_weight: float, packet: Packet) -> Verdict:
-        try:
-            self.check(packet)
-        except RemoteFault as fault:
-            return Verdict(0.0, "misshapen", str(fault))
-        return self._judge(own_weight, packet)
 
     def _wanted(self, start: int, first: int, out: torch.Tensor) -> None:
         """What our own packet was made of, elements from `start` on: D, and what earlier packets left out."""

@@ -80,9 +80,10 @@ class Outer(ABC):
     def apply(
         self, round_index: int, own_weight: float, packets: Sequence[Packet], *, lone: bool = True
     ) -> OuterReport:
-        """The outer step of the boundary `message` marked; what theta gained since is kept. Without packets of positive
-        weight that the guard believes it is a lone step, or without `lone` none, and the boundary stays marked. Raises
-        RemoteFault, having changed nothing, when a packet is misshapen."""
+        """The outer step of the boundary `message` marked; what theta gained since is kept. Packets are judged one by
+        one: what `check` says of a packet is the verdict on that one alone, refused as "misshapen", and the others are
+        taken as if they alone had come. Without packets of positive weight that the guard believes it is a lone step,
+        or without `lone` none, and the boundary stays marked."""
 
     @abstractmethod
     def measure(self, packet: Packet, *, judged_by_own: bool = True) -> Measures:
@@ -99,7 +100,11 @@ class Outer(ABC):
         return self.codec.least_nbytes(self.parameters)
 
     def _judge(self, own_weight: float, packet: Packet) -> Verdict:
-        """What to take of a checked packet."""
+        """What to take of a packet."""
+        try:
+            self.check(packet)
+        except RemoteFault as fault:
+            return Verdict(0.0, "misshapen", str(fault))
         if packet.weight == 0.0:
             return Verdict(0.0, "newcomer", "a newcomer gives nothing")
         if self.guard is None:

@@ -81,8 +81,6 @@ class NoLoCo(Outer):
     ) -> OuterReport:
         assert self.round == round_index, f"outer step of round {round_index}; the boundary marked is {self.round}"
         assert 0.0 <= own_weight <= 1.0, f"own weight {own_weight}"
-        for packet in packets:
-            self.check(packet)
         verdicts = [self._judge(own_weight, packet) for packet in packets]
         probed = self._probe_one(own_weight, packets, verdicts)
         taken = [(packet, verdict.keep) for packet, verdict in zip(packets, verdicts, strict=True) if verdict.keep > 0]
