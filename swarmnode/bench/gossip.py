@@ -170,20 +170,22 @@ def run(
     say: Callable[[str], None] = lambda line: None,
     *,
     rounds: int | None = None,
+    inner_steps: int | None = None,
     resume: bool = False,
     lost: float = 0.0,
     healing: bool = True,
 ) -> dict[str, Any]:
-    """{"methods": [a row each], "runs": [...], "preset", "size"}, of `rounds` instead of the preset's; with `out`, also
-    OUT/gossip.json and gossip.html, after each run. With `resume` runs that are there already, of the same size and
-    text, are not done again. `lost` and `healing`: Size.lost, and whether fragments of slow weights travel."""
+    """{"methods": [a row each], "runs": [...], "preset", "size"}, of `rounds` of `inner_steps` instead of the preset's;
+    with `out`, also OUT/gossip.json and gossip.html, after each run. With `resume` runs that are there already, of the
+    same size and text, are not done again. `lost`, `healing`: Size.lost, and whether fragments of slow weights travel.
+    """
     if preset not in PRESETS:
         raise UsageError(f"preset {preset!r}; there are {', '.join(PRESETS)}")
     kernel.build()
     for what in whats:
         maker(what)
     size, count = PRESETS[preset]
-    size = replace(size, rounds=rounds or size.rounds, lost=lost)
+    size = replace(size, rounds=rounds or size.rounds, inner_steps=inner_steps or size.inner_steps, lost=lost)
     same: dict[str, Any] = {"size": asdict(size), "text": text, "healing": healing}
     before = measured_before(out / RESULTS, **same) if resume and out is not None else {}
     found = list(before.get("runs", []))
@@ -235,22 +237,28 @@ def in_processes(measure: Callable[[Any], dict[str, Any]], todo: Sequence[Any], 
 
 
 def table(runs: Sequence[dict[str, Any]], whats: Sequence[str]) -> list[dict[str, Any]]:
-    """A row a method: mean and spread over seeds, and the difference to noloco/fp32 of the same seed."""
-    base = {row["seed"]: row["nats"] for row in runs if row["what"] == "noloco/fp32"}
+    """A row a method: mean and spread over seeds, and the differences to noloco/fp32 and to dense averaging
+    (sparseloco/fp32) of the same seed, each with its standard error; not a number where there is none."""
+    pairs, dense = (
+        {row["seed"]: row["nats"] for row in runs if row["what"] == base} for base in ("noloco/fp32", "sparseloco/fp32")
+    )
     budget = _budget(runs)
     rows = []
     for what in whats:
         mine = [row for row in runs if row["what"] == what]
         nats = [row["nats"] for row in mine]
-        over = [row["nats"] - base[row["seed"]] for row in mine if row["seed"] in base]
+        over_pairs, error_pairs = _over(mine, pairs)
+        over_dense, error_dense = _over(mine, dense)
         rows.append(
             {
                 "method": what,
                 "seeds": len(mine),
                 "nats": statistics.fmean(nats),
                 "spread": statistics.stdev(nats) if len(nats) > 1 else math.nan,
-                "over fp32": statistics.fmean(over) if over else math.nan,
-                "its error": statistics.stdev(over) / math.sqrt(len(over)) if len(over) > 1 else math.nan,
+                "over fp32": over_pairs,
+                "its error": error_pairs,
+                "over dense": over_dense,
+                "error": error_dense,
                 "merged": statistics.fmean(row["merged"] for row in mine),
                 "after a full merge": statistics.fmean(row.get("after a full merge", math.nan) for row in mine),
                 "merged at equal bytes": statistics.fmean(_at(row["curve"], budget) for row in mine),
@@ -259,6 +267,13 @@ def table(runs: Sequence[dict[str, Any]], whats: Sequence[str]) -> list[dict[str
             }
         )
     return rows
+
+
+def _over(mine: Sequence[dict[str, Any]], base: dict[int, float]) -> tuple[float, float]:
+    """Mean difference to the run of the same seed in `base`, and its standard error; NaN of too few."""
+    over = [row["nats"] - base[row["seed"]] for row in mine if row["seed"] in base]
+    mean = statistics.fmean(over) if over else math.nan
+    return mean, statistics.stdev(over) / math.sqrt(len(over)) if len(over) > 1 else math.nan
 
 
 def _budget(runs: Sequence[dict[str, Any]]) -> float:

@@ -11,6 +11,7 @@ import click
 
 from swarmnode.cli.duration import Duration
 
+FILE_COLUMNS = 160  # of a table printed where no terminal says its width: no bench's has more
 JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
 
@@ -222,6 +223,7 @@ def boundary(as_json: bool) -> None:
 )
 @click.option("--methods", default="", help="METHOD/CODEC[@SCHEDULE],... instead of the default list.")
 @click.option("--rounds", type=click.IntRange(1, 10_000), default=None, help="Instead of the preset's.")
+@click.option("--inner-steps", type=click.IntRange(1, 10_000), default=None, help="Of a round; also the preset's.")
 @click.option("--seeds", type=click.IntRange(1, 100), default=None, help="Seeds 0 to N-1; default: the preset's.")
 @click.option("--jobs", type=click.IntRange(1, 64), default=2, show_default=True, help="Processes, a thread each.")
 @click.option("--text", type=click.Path(exists=True), default=None, help="A text file or a folder of .txt files.")
@@ -234,6 +236,7 @@ def gossip(
     preset: str,
     methods: str,
     rounds: int | None,
+    inner_steps: int | None,
     seeds: int | None,
     jobs: int,
     text: str | None,
@@ -250,6 +253,7 @@ def gossip(
     found = bench.run(
         *(preset, whats, seeds, jobs, text, out, lambda line: click.echo(line, err=True)),
         rounds=rounds,
+        inner_steps=inner_steps,
         resume=resume,
         lost=lost,
         healing=healing,
@@ -322,13 +326,18 @@ def _print(found: dict[str, Any], as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(found))
         return
+    from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
 
     console = Console()
+    if not console.is_terminal:
+        console.width = FILE_COLUMNS
     for key, value in found.items():
         if isinstance(value, list) and value and isinstance(value[0], dict):
-            table = Table(*(name.replace("_", " ") for name in value[0]), title=key, title_justify="left")
+            value = _without_empty(value)
+            heads = (name.replace("_", " ").replace("/", " / ") for name in value[0])
+            table = Table(*heads, title=key, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
             table.columns[0].no_wrap = True  # the name; what is short of room goes on below, and nothing is cut
             for column in table.columns[1:]:
                 column.overflow = "fold"
@@ -344,5 +353,13 @@ def _print(found: dict[str, Any], as_json: bool) -> None:
             console.print(f"{key}: {_text(value)}", highlight=False)
 
 
+def _without_empty(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """`rows` without the columns that say nothing in any of them."""
+    said = [name for name in rows[0] if any(row[name] == row[name] for row in rows)]
+    return [{name: row[name] for name in said} for row in rows]
+
+
 def _text(value: object) -> str:
+    if value != value:
+        return "–"
     return f"{value:.4g}" if isinstance(value, float) else str(value)

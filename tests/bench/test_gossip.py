@@ -76,6 +76,19 @@ def test_bench_gossip_writes_a_table_and_a_page(tmp_path: Path, monkeypatch: pyt
     assert "<svg" in page and "noloco/modular4" in page and "http" not in page
 
 
+def test_rounds_and_their_steps_can_be_given_and_dense_averaging_is_compared_with(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(gossip.PRESETS, "quick", (BRIEF, 1))
+    found = gossip.run("quick", ("sparseloco/fp32", "keeping/topk64"), rounds=3, inner_steps=4)
+    assert (found["size"]["rounds"], found["size"]["inner_steps"]) == (3, 4)
+    dense, sparse = found["methods"]
+    assert dense["over dense"] == 0.0 and sparse["over dense"] == sparse["nats"] - dense["nats"]
+    assert math.isnan(sparse["over fp32"]) and math.isnan(sparse["error"]), (
+        "no pairs were run, and one seed has no spread"
+    )
+
+
 @pytest.mark.parametrize("what", ["noloco", "noloco/zip", "gossip/fp32", "noloco/fp32@never"])
 def test_unknown_methods_are_refused_before_anything_is_trained(what: str) -> None:
     from swarmnode.errors import SwarmnodeError
