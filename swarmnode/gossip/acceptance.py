@@ -57,7 +57,7 @@ class Acceptance:
                 self._telemetry.count(name.PEER_FAULTS, kind="distrusted")
                 self._telemetry.event("peer.left_out", level="warning", peer=peer, reason=reason)
         self._out = out
-        return {peer for peer in members if peer in out or not self.standings.meets(peer, now_s)[0]}
+        return {*out, *self.standings.shunned(now_s).intersection(members)}
 
     def judged(
         self, tasks: asyncio.TaskGroup, round_index: int, came: Mapping[PeerId, Packet], report: OuterReport

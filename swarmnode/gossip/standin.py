@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection
 
 from swarmnode.errors import RemoteFault, Unavailable
 from swarmnode.gossip.calling import Message, packet_of, reply_bytes_max
-from swarmnode.ids import PeerId, RunId, digest64, short
+from swarmnode.ids import PeerId, RunId, seeded, short
 from swarmnode.manifest import GossipSpec
 from swarmnode.ports import Answer, Call, Packet, Transport
 from swarmnode.wire import call_pb2 as wire
@@ -42,9 +42,10 @@ def stand_ins(
 ) -> tuple[list[PeerId], str]:
     """(whom `me`, who met nobody, asks in this order; the reason). First those whose packets the fewest refused lately
     (`against`), of these by lot, so that two who ask in one round seldom ask the same."""
-    drawn = {one: digest64("standin", run_id, stage, round_index, me, one) for one in candidates if one != me}
-    order = sorted(drawn, key=lambda one: (against(one), drawn[one], one))[:ASKED_MAX]
-    return order, f"of {len(drawn)} others" if drawn else "nobody else is here"
+    others = sorted({*candidates} - {me})
+    seeded("standin", run_id, stage, round_index, me).shuffle(others)
+    others.sort(key=against)
+    return others[:ASKED_MAX], f"of {len(others)} others" if others else "nobody else is here"
 
 
 class StandIns:

@@ -48,6 +48,10 @@ class Standings:
         if peer in self._trust:
             self._trust[peer] = (1.0 - RISE * (1.0 - self.trust(peer, now_s)), now_s)
 
+    def shunned(self, now_s: float) -> set[PeerId]:
+        """Peers not to be met."""
+        return {peer for peer in self._trust if not self.meets(peer, now_s)[0]}
+
     def meets(self, peer: PeerId, now_s: float) -> tuple[bool, str]:
         """(whether to meet `peer`, the reason)."""
         trust = self.trust(peer, now_s)

@@ -9,11 +9,14 @@ it is not counted again. On the wire the entry "+" then carries the sender's tot
 its own base to meet it. Totals therefore never shrink, and nothing is added twice however often two nodes merge. The
 total is exact while no more than `ENTRIES_MAX - 1` feeders have ever been known; beyond that it can be off by what had
 been folded somewhere before everybody had heard of it.
+
+Calls carry a few entries only, and the total that the sender knows of. Whoever knows less takes that total until its
+own entries say more: rounds begin by totals, and one number spreads faster than hundreds of entries. No total told so
+is more than was trained, so that the larger of the two never is either.
 """
 
 from __future__ import annotations
 
-import bisect
 import itertools
 import sys
 from collections.abc import Mapping
@@ -23,7 +26,7 @@ from swarmnode.ids import PeerId
 from swarmnode.wire import record_pb2
 
 ENTRIES_MAX = 4096  # guess: of 60 bytes; all of them travel once, with the state a joiner downloads
-NEWS_MAX = 128  # guess: entries that ride on a call, 8 KiB; the newest
+NEWS_MAX = 16  # guess: entries that ride on a call, 1 KiB; the newest
 FEEDER_CHARACTERS_MAX = 64  # a base58 Ed25519 peer id has 52
 SAMPLES_MAX = 2**53  # exact as a float64; at a million samples a second, 285 years
 FOLDED_MAX = 4096  # guess: feeders whose late word is still recognised, about 0.5 MiB
@@ -64,6 +67,7 @@ class Progress:
         self.version = 0  # grows with each change of an entry or of the base
         self._versions: dict[str, int] = {}  # when each entry changed last, in the same order: ascending
         self._base_version = 0
+        self._heard = 0  # the largest total that anybody told
         self._total = 0
 
     @property
@@ -95,33 +99,36 @@ class Progress:
         what was counted in this life goes on top. Raises RemoteFault, and learns nothing, when the total would be
         absurd.
         """
-        return self._merge(other._samples, other._total)
+        return self._merge(other._samples, other._sum(), other._heard)
 
     def merge_wire(self, message: record_pb2.Progress) -> int:
         """`merge` of what `from_wire` would give, and what either raises; most calls carry one."""
         told, floor = _checked(message, self._entries_max)
-        return self._merge(told, max(floor, sum(told.values())))
+        return self._merge(told, max(floor, sum(told.values())), message.total)
 
     def merge_entries(self, told: Mapping[str, int]) -> int:
         """`merge_wire` of many records at once, each of which tells of its own feeder; they are checked."""
         return self._merge(told, sum(told.values()))
 
-    def _merge(self, told: Mapping[str, int], total: int) -> int:
+    def _merge(self, told: Mapping[str, int], total: int, heard: int = 0) -> int:
         if self._total + total > SAMPLES_MAX:
             raise RemoteFault(f"progress of {total} samples in all, here {self._total}; at most {SAMPLES_MAX}")
         known = self._samples.get
         news = {feeder: samples for feeder, samples in told.items() if samples > known(feeder, -1)}
-        if not news and total <= self._total:
+        if not news and total <= self._sum() and heard <= self._total:
             return self._total
         if self._own in news:
             news[self._own] += self._counted
+        self._heard = max(self._heard, heard)
         self._raise_entries(news)
         self._raise_base(max(0, total - self._sum()))
         return self._settle()
 
     def to_wire(self) -> record_pb2.Progress:
         """All entries, at most `entries_max` with the floor, which is there only once something was folded."""
-        return to_message(self._samples | {FLOOR: self._total} if self._base else self._samples)
+        message = to_message(self._samples | {FLOOR: self._sum()} if self._base else self._samples)
+        message.total = self._total
+        return message
 
     def news(
         self,
@@ -129,18 +136,22 @@ class Progress:
         into: record_pb2.Progress | None = None,
         known: record_pb2.Progress | None = None,
     ) -> record_pb2.Progress:
-        """What has changed after `version` was `since`, the newest NEWS_MAX of it, and is more than `known` says. As
-        good as `to_wire` for whoever knows the rest, and small however many feeders there are: each tells of itself in
-        its record besides. In the message `into`, if that is given."""
-        entries, versions = list(self._samples.items()), list(self._versions.values())
-        told = dict(entries[max(bisect.bisect_right(versions, since), len(entries) - NEWS_MAX) :])
+        """The total, and what has changed after `version` was `since`, the newest NEWS_MAX of it, and is more than
+        `known` says. As good as `to_wire` for whoever knows the rest, and small however many feeders there are: each
+        tells of itself in its record besides. In the message `into`, if that is given."""
+        newest = itertools.islice(reversed(self._versions.items()), NEWS_MAX)
+        feeders = [feeder for feeder, _ in itertools.takewhile(lambda entry: entry[1] > since, newest)]
+        told = {feeder: self._samples[feeder] for feeder in reversed(feeders)}
         # With entries left out, the floor would be counted for them, and they themselves when they come.
         if self._base and self._base_version > since and len(told) < NEWS_MAX:
-            told[FLOOR] = self._total
+            told[FLOOR] = self._sum()
         if known is not None and told:
             theirs = dict(zip(known.feeders, known.samples, strict=False))
             told = {feeder: samples for feeder, samples in told.items() if samples > theirs.get(feeder, -1)}
-        return to_message(told, into)
+        message = to_message(told, into)
+        if known is None or known.total < self._total:
+            message.total = self._total
+        return message
 
     def entry(self, feeder: PeerId) -> record_pb2.Progress:
         """Only `feeder`'s entry, for its record; empty when it has none."""
@@ -153,7 +164,7 @@ class Progress:
         told, floor = _checked(message, entries_max)
         progress = cls(entries_max=entries_max)
         progress._samples, progress._versions = told, dict.fromkeys(told, 0)
-        progress._listed = sum(told.values())
+        progress._listed, progress._heard = sum(told.values()), message.total
         progress._base = max(0, floor - progress._sum())
         progress._settle()
         return progress
@@ -196,7 +207,7 @@ class Progress:
                 self._raise_base(samples)
             for feeder in list(self._folded)[: max(0, len(self._folded) - FOLDED_MAX)]:
                 del self._folded[feeder]
-        total = self._sum()
+        total = max(self._sum(), self._heard)
         assert total >= self._total, f"samples of the run shrank from {self._total} to {total}"
         self._total = total
         return total
@@ -215,6 +226,6 @@ def _checked(message: record_pb2.Progress, entries_max: int) -> tuple[dict[str, 
         feeder = max(told, key=told.__getitem__)
         raise RemoteFault(f"progress of {told[feeder]} samples for {feeder[-8:]!r}; at most {SAMPLES_MAX}")
     floor = told.pop(FLOOR, 0)
-    if (known := sum(told.values())) > SAMPLES_MAX:
+    if (known := max(sum(told.values()), message.total)) > SAMPLES_MAX:
         raise RemoteFault(f"progress of {known} samples in all; at most {SAMPLES_MAX}")
     return told, floor

@@ -308,10 +308,14 @@ class Book:
         """Forget peers whose record ran out; returns them."""
         if now_unix_s < self._expires_unix_s:
             return []
-        gone = [peer for peer, member in self._members.items() if member.expires_unix_s <= now_unix_s]
-        for peer in gone:
-            self._remove(self._members.pop(peer))
-        self._expires_unix_s = min((m.expires_unix_s for m in self._members.values()), default=math.inf)
+        expires = [member.expires_unix_s for member in self._members.values()]
+        gone: list[PeerId] = []
+        if min(expires, default=math.inf) <= now_unix_s:
+            gone = [peer for peer, end in zip(self._members, expires, strict=True) if end <= now_unix_s]
+            expires = [end for end in expires if end > now_unix_s]
+            for peer in gone:
+                self._remove(self._members.pop(peer))
+        self._expires_unix_s = min(expires, default=math.inf)
         return gone
 
     def bury(self, peer: PeerId) -> None:

@@ -129,10 +129,9 @@ class Line:
         return signed
 
     def _hear(self, progress: record_pb2.Progress, record: record_pb2.SignedRecord | None) -> None:
-        if progress.samples:
-            before = self._progress.total
-            if self._progress.merge_wire(progress) > before:
-                self._progressed()
+        before = self._progress.total
+        if (progress.samples or progress.total > before) and self._progress.merge_wire(progress) > before:
+            self._progressed()
         if record is not None:
             with contextlib.suppress(RemoteFault):  # a stale or odd record: the call itself may still be good
                 self._learn(record)

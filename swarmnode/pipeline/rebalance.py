@@ -10,6 +10,7 @@ back.
 from __future__ import annotations
 
 import bisect
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -206,9 +207,18 @@ def plan_move(
         sources = [stage for stage in able if now.sure[stage] > rules.ratio * capacity[target] * EQUAL]
         if not sources:
             return None, f"stages are alike: samples/s by stage {listing}"
-    moves = [_move(now, costs, member, target, safety) for stage in sources for member in there[stage]]
-    moves = [move for move in moves if safety or empty or _helps(move, rules)]
-    best = max(moves, key=lambda move: (move.after, -move.speed, move.peer), default=None)
+    best, own = None, None
+    for stage in sources:
+        before = min(capacity[target], now.sure[stage])
+        least = -math.inf if safety or empty else (1.0 + rules.gain_min) * before
+        for member in there[stage]:
+            after = _weaker(now, costs, member, target)
+            if after < least or (best is not None and after < best.after and member.peer != me):
+                continue  # most: not even looked at
+            move = _move(now, costs, member, target, before, after, safety)
+            if safety or empty or _helps(move, rules):
+                best = move if best is None else max(best, move, key=lambda one: (one.after, -one.speed, one.peer))
+                own = move if member.peer == me else own
     if best is None:
         large = sum(swarm.sizes) > SMALL  # somebody always fits
         best = None if safety or empty or large else _exchange(now, costs, sources, target, there)
@@ -216,7 +226,6 @@ def plan_move(
             return None, f"no move helps: samples/s by stage {listing}"
         reason = f"stage {target} is the slowest (samples/s by stage {listing}); with {short(best.peer)} in exchange"
         return best, f"{reason} for one of {best.against:.3g} it would have {best.after:.3g}"
-    own = next((move for move in moves if move.peer == me), None)
     if own is not None and len(there[own.source]) <= keep + 1:
         own = None  # two who go at the same time would leave too few
     # In its place, not much worse: an exchange's second half fills a gap that its first half has opened.
@@ -274,11 +283,11 @@ def _weaker(now: Load, costs: Sequence[float], member: Member, target: int) -> f
     return min(now.capacity[target] + own * costs[here] / costs[target], now.sure[here] - own)
 
 
-def _move(now: Load, costs: Sequence[float], member: Member, target: int, safety: bool) -> Move:
-    own = now.speed(member)
-    brings = own * costs[member.stage] / costs[target]
-    before = min(now.capacity[target], now.sure[member.stage])
-    return Move(member.peer, member.stage, target, before, _weaker(now, costs, member, target), brings, safety)
+def _move(
+    now: Load, costs: Sequence[float], member: Member, target: int, before: float, after: float, safety: bool
+) -> Move:
+    brings = now.speed(member) * costs[member.stage] / costs[target]
+    return Move(member.peer, member.stage, target, before, after, brings, safety)
 
 
 def _exchange(

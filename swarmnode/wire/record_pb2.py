@@ -25,25 +25,25 @@ _sym_db = _symbol_database.Default()
 from swarmnode.wire import access_pb2 as swarmnode_dot_v1_dot_access__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19swarmnode/v1/record.proto\x12\x0cswarmnode.v1\x1a\x19swarmnode/v1/access.proto\",\n\x08Progress\x12\x0f\n\x07\x66\x65\x65\x64\x65rs\x18\x01 \x03(\t\x12\x0f\n\x07samples\x18\x02 \x03(\x04\"2\n\x06\x42locks\x12\x16\n\x0e\x66inished_below\x18\x01 \x01(\x04\x12\x10\n\x08\x66inished\x18\x02 \x03(\x04\"\xe1\x04\n\x06Record\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0f\n\x07peer_id\x18\x02 \x01(\t\x12\x10\n\x08sequence\x18\x03 \x01(\x04\x12\x17\n\x0f\x65xpires_unix_ms\x18\x04 \x01(\x04\x12\r\n\x05stage\x18\x05 \x01(\r\x12&\n\x05state\x18\x06 \x01(\x0e\x32\x17.swarmnode.v1.NodeState\x12\x11\n\taddresses\x18\x07 \x03(\t\x12\x1a\n\x12samples_per_second\x18\x08 \x01(\x01\x12\r\n\x05queue\x18\t \x01(\r\x12\r\n\x05round\x18\n \x01(\x04\x12\x16\n\x0ejoined_unix_ms\x18\x0b \x01(\x04\x12\x0f\n\x07version\x18\x0c \x01(\t\x12(\n\x08progress\x18\r \x01(\x0b\x32\x16.swarmnode.v1.Progress\x12$\n\x06\x62locks\x18\x0e \x01(\x0b\x32\x14.swarmnode.v1.Blocks\x12\x14\n\x0cstate_digest\x18\x0f \x01(\x0c\x12\x17\n\x0f\x62oundary_digest\x18\x11 \x01(\x0c\x12 \n\x04pass\x18( \x01(\x0b\x32\x12.swarmnode.v1.Pass\x12*\n\tallowance\x18) \x01(\x0b\x32\x17.swarmnode.v1.Allowance\x12\x14\n\x0cround_stride\x18\x10 \x01(\r\x12\x17\n\nkept_round\x18\x14 \x01(\x04H\x00\x88\x01\x01\x12\x12\n\nkept_steps\x18\x16 \x01(\x04\x12\x16\n\tmoving_to\x18\x15 \x01(\rH\x01\x88\x01\x01\x12\x19\n\x11saves_checkpoints\x18\x32 \x01(\x08\x42\r\n\x0b_kept_roundB\x0c\n\n_moving_to\"1\n\x0cSignedRecord\x12\x0e\n\x06record\x18\x01 \x01(\x0c\x12\x11\n\tsignature\x18\x02 \x01(\x0c\"D\n\x0eSignedManifest\x12\x10\n\x08manifest\x18\x01 \x01(\x0c\x12\r\n\x05owner\x18\x02 \x01(\x0c\x12\x11\n\tsignature\x18\x03 \x01(\x0c\"\\\n\tAllowance\x12\x0e\n\x06up_bps\x18\x01 \x01(\x04\x12\x10\n\x08\x64own_bps\x18\x02 \x01(\x04\x12\x15\n\rpauses_unix_s\x18\x03 \x01(\x04\x12\x16\n\x0eresumes_unix_s\x18\x04 \x01(\x04*\xb5\x01\n\tNodeState\x12\x1a\n\x16NODE_STATE_UNSPECIFIED\x10\x00\x12\x16\n\x12NODE_STATE_JOINING\x10\x01\x12\x16\n\x12NODE_STATE_SYNCING\x10\x02\x12\x17\n\x13NODE_STATE_TRAINING\x10\x03\x12\x17\n\x13NODE_STATE_DRAINING\x10\x04\x12\x13\n\x0fNODE_STATE_LEFT\x10\x05\x12\x15\n\x11NODE_STATE_PAUSED\x10\nb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19swarmnode/v1/record.proto\x12\x0cswarmnode.v1\x1a\x19swarmnode/v1/access.proto\";\n\x08Progress\x12\x0f\n\x07\x66\x65\x65\x64\x65rs\x18\x01 \x03(\t\x12\x0f\n\x07samples\x18\x02 \x03(\x04\x12\r\n\x05total\x18\x03 \x01(\x04\"2\n\x06\x42locks\x12\x16\n\x0e\x66inished_below\x18\x01 \x01(\x04\x12\x10\n\x08\x66inished\x18\x02 \x03(\x04\"\xe1\x04\n\x06Record\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0f\n\x07peer_id\x18\x02 \x01(\t\x12\x10\n\x08sequence\x18\x03 \x01(\x04\x12\x17\n\x0f\x65xpires_unix_ms\x18\x04 \x01(\x04\x12\r\n\x05stage\x18\x05 \x01(\r\x12&\n\x05state\x18\x06 \x01(\x0e\x32\x17.swarmnode.v1.NodeState\x12\x11\n\taddresses\x18\x07 \x03(\t\x12\x1a\n\x12samples_per_second\x18\x08 \x01(\x01\x12\r\n\x05queue\x18\t \x01(\r\x12\r\n\x05round\x18\n \x01(\x04\x12\x16\n\x0ejoined_unix_ms\x18\x0b \x01(\x04\x12\x0f\n\x07version\x18\x0c \x01(\t\x12(\n\x08progress\x18\r \x01(\x0b\x32\x16.swarmnode.v1.Progress\x12$\n\x06\x62locks\x18\x0e \x01(\x0b\x32\x14.swarmnode.v1.Blocks\x12\x14\n\x0cstate_digest\x18\x0f \x01(\x0c\x12\x17\n\x0f\x62oundary_digest\x18\x11 \x01(\x0c\x12 \n\x04pass\x18( \x01(\x0b\x32\x12.swarmnode.v1.Pass\x12*\n\tallowance\x18) \x01(\x0b\x32\x17.swarmnode.v1.Allowance\x12\x14\n\x0cround_stride\x18\x10 \x01(\r\x12\x17\n\nkept_round\x18\x14 \x01(\x04H\x00\x88\x01\x01\x12\x12\n\nkept_steps\x18\x16 \x01(\x04\x12\x16\n\tmoving_to\x18\x15 \x01(\rH\x01\x88\x01\x01\x12\x19\n\x11saves_checkpoints\x18\x32 \x01(\x08\x42\r\n\x0b_kept_roundB\x0c\n\n_moving_to\"1\n\x0cSignedRecord\x12\x0e\n\x06record\x18\x01 \x01(\x0c\x12\x11\n\tsignature\x18\x02 \x01(\x0c\"D\n\x0eSignedManifest\x12\x10\n\x08manifest\x18\x01 \x01(\x0c\x12\r\n\x05owner\x18\x02 \x01(\x0c\x12\x11\n\tsignature\x18\x03 \x01(\x0c\"\\\n\tAllowance\x12\x0e\n\x06up_bps\x18\x01 \x01(\x04\x12\x10\n\x08\x64own_bps\x18\x02 \x01(\x04\x12\x15\n\rpauses_unix_s\x18\x03 \x01(\x04\x12\x16\n\x0eresumes_unix_s\x18\x04 \x01(\x04*\xb5\x01\n\tNodeState\x12\x1a\n\x16NODE_STATE_UNSPECIFIED\x10\x00\x12\x16\n\x12NODE_STATE_JOINING\x10\x01\x12\x16\n\x12NODE_STATE_SYNCING\x10\x02\x12\x17\n\x13NODE_STATE_TRAINING\x10\x03\x12\x17\n\x13NODE_STATE_DRAINING\x10\x04\x12\x13\n\x0fNODE_STATE_LEFT\x10\x05\x12\x15\n\x11NODE_STATE_PAUSED\x10\nb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'swarmnode.v1.record_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_NODESTATE']._serialized_start=996
-  _globals['_NODESTATE']._serialized_end=1177
+  _globals['_NODESTATE']._serialized_start=1011
+  _globals['_NODESTATE']._serialized_end=1192
   _globals['_PROGRESS']._serialized_start=70
-  _globals['_PROGRESS']._serialized_end=114
-  _globals['_BLOCKS']._serialized_start=116
-  _globals['_BLOCKS']._serialized_end=166
-  _globals['_RECORD']._serialized_start=169
-  _globals['_RECORD']._serialized_end=778
-  _globals['_SIGNEDRECORD']._serialized_start=780
-  _globals['_SIGNEDRECORD']._serialized_end=829
-  _globals['_SIGNEDMANIFEST']._serialized_start=831
-  _globals['_SIGNEDMANIFEST']._serialized_end=899
-  _globals['_ALLOWANCE']._serialized_start=901
-  _globals['_ALLOWANCE']._serialized_end=993
+  _globals['_PROGRESS']._serialized_end=129
+  _globals['_BLOCKS']._serialized_start=131
+  _globals['_BLOCKS']._serialized_end=181
+  _globals['_RECORD']._serialized_start=184
+  _globals['_RECORD']._serialized_end=793
+  _globals['_SIGNEDRECORD']._serialized_start=795
+  _globals['_SIGNEDRECORD']._serialized_end=844
+  _globals['_SIGNEDMANIFEST']._serialized_start=846
+  _globals['_SIGNEDMANIFEST']._serialized_end=914
+  _globals['_ALLOWANCE']._serialized_start=916
+  _globals['_ALLOWANCE']._serialized_end=1008
 # @@protoc_insertion_point(module_scope)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from swarmnode.errors import RemoteFault
 from swarmnode.ids import PeerId
+from swarmnode.membership import progress
 from swarmnode.membership.progress import (
     ENTRIES_MAX,
     FLOOR,
@@ -140,6 +141,13 @@ def test_absurd_progress_is_refused(samples: dict[str, int], words: str) -> None
         Progress.from_wire(to_message(samples))
 
 
+def test_an_absurd_total_is_refused() -> None:
+    message = wire(A=1)
+    message.total = SAMPLES_MAX + 1
+    with pytest.raises(RemoteFault, match="in all"):
+        Progress().merge_wire(message)
+
+
 def test_feeders_and_counts_belong_together() -> None:
     for feeders, counts in ((["A"], []), (["A"], [1, 2]), (["A", "A"], [1, 2])):
         with pytest.raises(RemoteFault, match="distinct"):
@@ -180,9 +188,29 @@ def test_a_thousand_feeders_are_counted_exactly_though_a_call_carries_a_few() ->
     news = here.news(0)
     assert len(news.samples) == NEWS_MAX and news.feeders[-1] == "feeder999"
     there.merge_wire(news)
-    assert there.total == sum(range(1000 - NEWS_MAX, 1000))
+    assert there.total == sum(range(1000)) > sum(there.feeders.values()) == sum(range(1000 - NEWS_MAX, 1000))
     there.merge_entries({f"feeder{feeder}": feeder for feeder in range(1000)})  # as their own records tell
-    assert there.total == here.total == sum(range(1000))
+    assert there.total == here.total == sum(there.feeders.values())
+    there.merge_entries({"feeder0": 5})
+    assert there.total == here.total + 5, "what was told as a total is not counted again as entries"
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4), st.integers(0, 9)), max_size=60))
+def test_a_total_told_is_known_at_once_and_never_more_than_was_trained(steps: list[tuple[int, int, int]]) -> None:
+    """Five feeders whose calls carry one entry each, the newest."""
+    names = [PeerId(f"feeder{i}") for i in range(5)]
+    nodes, told, trained = [Progress(name) for name in names], dict[tuple[int, int], int](), 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(progress, "NEWS_MAX", 1)
+        for who, whom, samples in steps:
+            trained += samples
+            nodes[who].add(names[who], samples)
+            nodes[whom].merge_wire(nodes[who].news(told.get((who, whom), 0)))
+            told[who, whom] = nodes[who].version
+            assert nodes[who].total <= nodes[whom].total <= trained
+    for node in nodes:
+        nodes[0].merge(Progress.from_wire(node.to_wire()))
+    assert nodes[0].total == sum(nodes[0].feeders.values()) == trained
 
 
 @given(
@@ -197,11 +225,12 @@ def test_merging_from_the_wire_is_merging(
     own: dict[str, int], told: list[tuple[dict[str, int], int]], counted: int
 ) -> None:
     quick, slow = Progress(A, entries_max=4), Progress(A, entries_max=4)
-    for progress in (quick, slow):
-        progress.merge(Progress.from_wire(to_message(own)))
-        progress.add(A, counted)
+    for one in (quick, slow):
+        one.merge(Progress.from_wire(to_message(own)))
+        one.add(A, counted)
     for samples, floor in told:  # no more entries than a node sends
         message, merged = to_message(samples | ({FLOOR: floor} if floor > 50 else {})), None
+        message.total = 3 * floor
         try:
             merged = slow.merge(Progress.from_wire(message, entries_max=4))
         except RemoteFault:
