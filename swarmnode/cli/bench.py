@@ -10,8 +10,8 @@ from typing import Any
 import click
 
 from swarmnode.cli.duration import Duration
+from swarmnode.cli.paper import paper
 
-FILE_COLUMNS = 160  # of a table printed where no terminal says its width: no bench's has more
 JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
 
@@ -327,12 +327,9 @@ def _print(found: dict[str, Any], as_json: bool) -> None:
         click.echo(json.dumps(found))
         return
     from rich.box import SIMPLE_HEAD
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console()
-    if not console.is_terminal:
-        console.width = FILE_COLUMNS
+    console = paper()
     for key, value in found.items():
         if isinstance(value, list) and value and isinstance(value[0], dict):
             value = _without_empty(value)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from swarmnode.cli.duration import Duration
+from swarmnode.cli.paper import paper
 
 if TYPE_CHECKING:
     from swarmnode.manifest import Manifest
@@ -90,10 +91,9 @@ def _took(days: float) -> str:
 
 
 def _table(found: Plan, tokens: float, measured: float | None) -> None:
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console()
+    console = paper()
     columns = ("stage", "layers", "weights", "nodes", "TFLOP/s", "up, Mb/s", "memory", "join", "kept a day")
     table = Table(box=None, padding=(0, 2, 0, 0))
     for column in columns:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from swarmnode.cli.duration import Duration
+from swarmnode.cli.paper import paper
 
 if TYPE_CHECKING:
     from swarmnode.simulation.outcome import Outcome
@@ -120,7 +121,6 @@ def _tell(outcome: Outcome, name: str, flags: str) -> None:
 
 
 def _table(outcomes: list[Outcome]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     from swarmnode.simulation.report import rows
@@ -129,7 +129,7 @@ def _table(outcomes: list[Outcome]) -> None:
     columns = [dict(rows(outcome)) for outcome in outcomes]
     for what in dict.fromkeys(key for column in columns for key in column):
         table.add_row(what, *(column.get(what, "") for column in columns))
-    Console().print(table, highlight=False)
+    paper().print(table, highlight=False)
 
 
 def _profiled(scenario: Scenario, seed: int) -> Outcome:
@@ -184,7 +184,6 @@ def _sweep(scenario: Scenario, name: str, seed: int, seconds: float, flags: str,
 
 def _rebalance(scenario: Scenario, seed: int, periods: str, as_json: bool) -> int:
     """The same life with nodes that move every so often."""
-    from rich.console import Console
     from rich.table import Table
 
     from swarmnode.simulation.world import simulate
@@ -214,5 +213,5 @@ def _rebalance(scenario: Scenario, seed: int, periods: str, as_json: bool) -> in
     if as_json:
         click.echo(json.dumps(found))
     else:
-        Console().print(table)
+        paper().print(table)
     return EXIT_BROKEN if any(outcome["failures"] for outcome in found) else 0

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from swarmnode.cli.options import FOLDER
+from swarmnode.cli.paper import paper
 from swarmnode.place import default_home
 
 
@@ -28,8 +29,6 @@ def command(home: Path | None, as_json: bool) -> None:
         found = MessageToDict(reply, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
         click.echo(json.dumps(found, sort_keys=True))
         return
-    from rich.console import Console
-
     from swarmnode.local.view import status_tables
 
-    Console().print(*status_tables(reply), sep="\n")
+    paper().print(*status_tables(reply), sep="\n")

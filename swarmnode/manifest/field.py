@@ -199,7 +199,13 @@ FIELDS: tuple[Field, ...] = (
     ),
     Field("checkpoint", "every_rounds", whole(1, COUNT_MAX), "Rounds between two checkpoints.", "guess"),
     Field("checkpoint", "keep", whole(1, 1_000_000), "Checkpoints kept; older ones are deleted.", "guess"),
-    Field("limits", "microbatch_timeout_s", _SECONDS, "Seconds a microbatch may take, there and back.", "guess"),
+    Field(
+        "limits",
+        "microbatch_timeout_s",
+        _SECONDS,
+        "Seconds a microbatch may take, there and back.",
+        "guess: simulated, pieces of work of 5 s and three stages, 60 s lost 19 of 400 and 120 s none",
+    ),
     Field("limits", "hop_timeout_min_s", _SECONDS, "Seconds a hop may take, at least.", "guess"),
     Field(
         "limits",

@@ -108,7 +108,7 @@ class CheckpointSpec:
 class LimitsSpec:
     """Bounds that every node of the run keeps."""
 
-    microbatch_timeout_s: float = 60.0
+    microbatch_timeout_s: float = 120.0
     hop_timeout_min_s: float = 5.0
     in_flight_max: int = 8
     tape_bytes_max: int = 256 << 20

@@ -7,9 +7,10 @@
 SparseLoCo [arXiv 2508.15706] puts all fast weights back to the slow ones and what was not sent aside, so that training
 goes on without what was learned and not sent; and it divides by all members, of whom few sent a coordinate. Here a
 replica goes on with what it learned until somebody sends that coordinate; then all agree on it, as in dense averaging,
-only more seldom. Measured (8 replicas of `bench gossip --preset quick`, 60 rounds, nats over dense averaging, seed 0):
-k = 512 +0.028, k = 64 +0.064 (seed 1: +0.074); SparseLoCo with k = 64 +0.219. Dense averaging in every second round
-loses 0.058 there. After 200 rounds k = 64 costs -0.011 (seven runs, standard error 0.019).
+only more seldom. Measured (8 replicas of `bench gossip --preset quick`, nats over dense averaging): rounds of 50 steps,
+k = 64, 48 rounds +0.019 (three seeds, standard error 0.008; the replicas' average +0.005), 60 rounds -0.033 (0.016).
+Rounds of 15 steps, 60 of them, seed 0: k = 512 +0.028, k = 64 +0.064 (seed 1: +0.074); SparseLoCo with k = 64 +0.219;
+dense averaging in every second round +0.058. After 200 rounds of 15 k = 64 costs -0.011 (seven runs, 0.019).
 
 Tried for k = 64 and worse (60 rounds, seed 0): half of M where half or fewer sent +0.096, M times the share who sent
 +0.175, what a sender's code left out kept in its weights +0.068; choosing among the same eighth of the coordinates at

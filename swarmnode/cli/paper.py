@@ -1,0 +1,20 @@
+"""Where tables are printed: a terminal as wide as it says, or a file, in which lines may be longer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+FILE_COLUMNS = 160  # no table of ours needs more
+
+
+def paper() -> Console:
+    """The standard output, for rich's tables."""
+    from rich.console import Console
+
+    console = Console()
+    if not console.is_terminal:
+        console.width = FILE_COLUMNS
+    return console
