@@ -70,7 +70,7 @@ class Presence:
         self.progress = Progress()
         self.book = Book(manifest.pipeline.stages)
         self.routers = [
-            Router(seeded(manifest.seed, "route", self.me, stage), manifest.pipeline.epsilon)
+            Router(seeded(manifest.seed, "route", self.me, stage), manifest.pipeline.epsilon, manifest.inner.microbatch)
             for stage in range(manifest.pipeline.stages)
         ]
         self.progressed: Callable[[], None] = lambda: None  # the run's sample count grew

@@ -57,6 +57,7 @@ class _Peer:
     banned_sequence: int = -1  # no choice until its record is newer than this ...
     banned_until: float = 0.0  # ... and loop time is past this
     faults_in_row: int = 0
+    charged: bool = False  # with any microbatch
     late: int = 0  # microbatches in a row that it had not done by their deadline
     answers: int = 0  # of all peers, when it was late first
 
@@ -64,9 +65,11 @@ class _Peer:
 class Router:
     """Chooses among the replicas of one stage. Pure: loop time comes as an argument, chance from `rng`."""
 
-    def __init__(self, rng: random.Random, epsilon: float = EPSILON) -> None:
+    def __init__(self, rng: random.Random, epsilon: float = EPSILON, samples: int = 1) -> None:
+        """`samples` of most microbatches."""
         self._rng = rng
         self._epsilon = epsilon
+        self._samples = samples
         self._peers: dict[PeerId, _Peer] = {}
         self._heap: list[tuple[float, float, int, PeerId]] = []
         self._serial = 0
@@ -78,7 +81,10 @@ class Router:
         self.when_banned: Callable[[], object] = lambda: None
 
     def update(self, members: Iterable[Member]) -> None:
-        """Learn who serves the stage now. A newcomer enters at the least virtual runtime: no flood, no famine."""
+        """Learn who serves the stage now. A newcomer enters at the least virtual runtime: no flood, no famine; and as
+        far into one microbatch's time of its own as chance has it. Were all to begin at the same point, each would get
+        one microbatch before any gets two, however slow it is: of a hundred replicas routers knew no better in their
+        first half hour (simulated: thousand, half of what the machines can do)."""
         present = {member.peer: member for member in members}
         for peer in [peer for peer in self._peers if peer not in present]:
             self.forget(peer)
@@ -126,11 +132,18 @@ class Router:
         known = self._peers.get(member.peer)
         if known is None:
             known = self._peers[member.peer] = _Peer(member, least, 0, Ema())
-            self._push(member.peer)
+            self._begin(member.peer, least)
         self._renew(known, member)
 
+    def _begin(self, peer: PeerId, least: float) -> None:
+        self._peers[peer].runtime = least + self._rng.random() * self._samples * self._seconds(peer)
+        self._push(peer)
+
     def _renew(self, known: _Peer, member: Member) -> None:
+        told_speed = member.samples_per_second > 0.0 and not known.member.samples_per_second
         known.member = member
+        if told_speed and not known.charged:
+            self._begin(member.peer, self._least())
         if member.pauses_unix_s:
             self._pausing[member.peer] = None
         else:
@@ -258,7 +271,9 @@ class Router:
         return self._peers[peer].not_before <= now and not self.banned(peer, now)
 
     def _charge(self, peer: PeerId, samples: int) -> PeerId:
-        self._peers[peer].runtime += samples * self._seconds(peer)
+        known = self._peers[peer]
+        known.charged = True
+        known.runtime += samples * self._seconds(peer)
         self._push(peer)
         return peer
 

@@ -157,7 +157,7 @@ def test_all_mistakes_at_once_with_field_value_and_what_is_allowed() -> None:
         ("gossip.round_samples = 5", "gossip.round_samples = 5: allowed is at least inner.inner_batch = 32"),
         ("gossip.alpha = 1.0", "gossip.alpha = 1.0: allowed is a number at least 0 and below 1"),
         ("gossip.alpha = inf", "gossip.alpha = inf: allowed"),
-        ("limits.hop_timeout_min_s = 61", "limits.hop_timeout_min_s = 61.0: allowed is at most"),
+        ("limits.hop_timeout_min_s = 121", "limits.hop_timeout_min_s = 121.0: allowed is at most"),
         ("limits.record_ttl_s = 3", "limits.record_ttl_s = 3.0: allowed is at least twice"),
         ("limits.in_flight_max = 0", "limits.in_flight_max = 0: allowed is a whole number from 1"),
         ("limits.in_flight_max = 1.5", "limits.in_flight_max = 1.5: allowed is a whole number"),
