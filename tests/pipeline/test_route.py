@@ -50,6 +50,24 @@ def test_shares_follow_speed() -> None:
     assert shares["c"] / calls == pytest.approx(4 / 7, abs=0.01)
 
 
+@pytest.mark.parametrize("told", ["at once", "later"])
+def test_of_a_large_stage_the_fast_get_more_from_the_first_microbatch(told: str) -> None:
+    """A hundred replicas, half of them three times as fast, and as many microbatches: of these three quarters go to the
+    fast ones, although hardly any replica gets a second one. Also when speeds come with newer records."""
+    speeds = {f"peer{i:02}": 3.0 if i % 2 else 1.0 for i in range(100)}
+    fast = 0
+    for seed in range(20):
+        router = Router(random.Random(seed), epsilon=0.0, samples=8)
+        router.update(
+            [member(name, samples_per_second=0.0 if told == "later" else speed) for name, speed in speeds.items()]
+        )
+        for name, speed in speeds.items():
+            router.learn(member(name, 2, speed))
+        chosen = [router.choose(0.0, 8)[0] for _ in range(100)]
+        fast += sum(speeds[peer] == 3.0 for peer in chosen if peer is not None)
+    assert fast / 2000 == pytest.approx(0.75, abs=0.03)
+
+
 def test_epsilon_is_chosen_uniformly() -> None:
     router = Router(random.Random(2), epsilon=1.0)
     router.update([member("a"), member("b")])
