@@ -54,8 +54,13 @@ def test_a_swarm_trains_with(codec: str, acceptance: str) -> None:
 def test_a_whole_stage_meets_with(method: str, codec: str) -> None:
     """Packets of pseudo-gradients, and moments; a joiner comes while rounds go on, and nobody drifts away."""
 
+    # With desloc who has stepped alone a few times lies apart from the others, and is refused for its direction from
+    # then on: on a machine with eight busy processes an honest replica was left out in one run of eight.
+    acceptance = "clipped" if method == "desloc" else "guarded"
+    ways = {"method": method, "codec": codec, "group": 0, "round_samples": 64, "acceptance": acceptance}
+
     async def body() -> None:
-        async with village(manifest(stages=2, method=method, codec=codec, group=0, round_samples=64)) as v:
+        async with village(manifest(stages=2, **ways)) as v:  # type: ignore[arg-type]
             for index in range(4):
                 v.add(index % 2)
 
