@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable
 from typing import Any, TypeVar
 
 from swarmnode.errors import PeerTimeout, RemoteFault, SwarmnodeError, Unavailable
@@ -27,36 +27,80 @@ async def alive(transport: Transport, run_id: str, peer: PeerId) -> None:
         return  # it answered
 
 
-async def patiently(
-    transport: Transport,
-    run_id: str,
-    peer: PeerId,
-    work: Coroutine[Any, Any, T],
-    patience_s: float,
-    doubt: Callable[[], asyncio.Future[None]] | None = None,
-) -> T:
-    """The result of `work`, which waits for `peer`; each time it is late, `peer` is pinged, and at once when what
-    `doubt` gives is done: others found it silent.
+class Watch:
+    """Looks after one piece of work that waits for `peer`: whenever it is late, `peer` is asked whether it lives.
+
+    The work runs in the caller's own task, and a ping is a task only while it is under way: most work is never late.
+    """
+
+    __slots__ = ("_asking", "_error", "_patience_s", "_peer", "_run_id", "_task", "_timer", "_transport")
+
+    def __init__(self, transport: Transport, run_id: str, peer: PeerId, patience_s: float) -> None:
+        self._transport = transport
+        self._run_id = run_id
+        self._peer = peer
+        self._patience_s = patience_s  # until the next ping
+        self._task: asyncio.Task[Any] | None = None  # that waits for the work
+        self._timer: asyncio.TimerHandle | None = None
+        self._asking: asyncio.Task[None] | None = None
+        self._error: Exception | None = None  # why the work was cancelled
+
+    async def over(self, work: Awaitable[T], give_up_s: float | None = None) -> T:
+        """The result of `work`. Raises what it raises, PeerTimeout when a ping goes unanswered, TimeoutError after
+        `give_up_s`: in both cases `work` is cancelled first."""
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None and self._task is None, "a watch looks after one piece of work, in a task"
+        self._task, cancelling = task, task.cancelling()
+        self._timer = loop.call_later(self._patience_s, self._late)
+        deadline = None if give_up_s is None else loop.call_later(give_up_s, self._end, TimeoutError())
+        try:
+            return await work
+        except asyncio.CancelledError:
+            if self._error is None or task.uncancel() > cancelling:
+                raise
+            raise self._error from None
+        finally:
+            self._timer.cancel()
+            if deadline is not None:
+                deadline.cancel()
+            if self._asking is not None:
+                self._asking.cancel()
+                await asyncio.wait([self._asking])
+
+    def doubt(self) -> None:
+        """Others found `peer` silent: it is asked now."""
+        if self._asking is None and self._timer is not None:
+            self._timer.cancel()
+            self._late()
+
+    def _late(self) -> None:
+        self._asking = asyncio.get_running_loop().create_task(self._ask())
+
+    async def _ask(self) -> None:
+        try:
+            await alive(self._transport, self._run_id, self._peer)
+        except RemoteFault as fault:
+            self._end(PeerTimeout(f"{short(self._peer)} is late and answers no ping: {fault}"))
+        except SwarmnodeError as error:
+            self._end(error)
+        else:
+            self._patience_s *= PATIENCE_GROWTH
+            self._timer = asyncio.get_running_loop().call_later(self._patience_s, self._late)
+        self._asking = None
+
+    def _end(self, error: Exception) -> None:
+        assert self._task is not None
+        if self._error is None:
+            self._error = error
+            self._task.cancel()
+
+
+async def patiently(transport: Transport, run_id: str, peer: PeerId, work: Awaitable[T], patience_s: float) -> T:
+    """The result of `work`, which waits for `peer`; each time it is late, `peer` is pinged.
 
     Raises what `work` raises, PeerTimeout when a ping goes unanswered: then `work` is cancelled.
     """
-    async with asyncio.TaskGroup() as tasks:
-        task = tasks.create_task(_outcome(work))
-        dead: RemoteFault | None = None
-        while not task.done() and dead is None:
-            awaited: set[asyncio.Future[Any]] = {task} if doubt is None else {task, doubt()}
-            await asyncio.wait(awaited, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
-            if not task.done():
-                dead = await late(transport, run_id, peer)
-                patience_s *= PATIENCE_GROWTH
-        if dead is not None and not task.done():
-            task.cancel()
-    if dead is not None and task.cancelled():
-        raise PeerTimeout(f"{short(peer)} is late and answers no ping: {dead}")
-    value, error = task.result()
-    if error is not None:
-        raise error
-    return value  # type: ignore[return-value]
+    return await Watch(transport, run_id, peer, patience_s).over(work)
 
 
 async def late(transport: Transport, run_id: str, peer: PeerId) -> RemoteFault | None:
@@ -66,11 +110,3 @@ async def late(transport: Transport, run_id: str, peer: PeerId) -> RemoteFault |
     except RemoteFault as fault:
         return fault
     return None
-
-
-async def _outcome(work: Coroutine[Any, Any, T]) -> tuple[T | None, SwarmnodeError | None]:
-    """An error as a value, so that it leaves the task group as itself and not as a group."""
-    try:
-        return await work, None
-    except SwarmnodeError as error:
-        return None, error

@@ -10,7 +10,7 @@ from functools import partial
 from swarmnode.errors import Broken, Busy, MicrobatchLost, PeerTimeout, Refused, RemoteFault, Unavailable
 from swarmnode.ids import PeerId, short
 from swarmnode.manifest import LimitsSpec
-from swarmnode.membership.liveness import late, patiently
+from swarmnode.membership.liveness import Watch, late
 from swarmnode.metrics import name
 from swarmnode.pipeline.patience import patience
 from swarmnode.pipeline.route import Router
@@ -49,7 +49,7 @@ class Onward:
         self._routers = routers
         self._telemetry = telemetry
         self._limits = limits
-        self._doubts: dict[PeerId, asyncio.Future[None]] = {}  # of those asked; done when one is found silent
+        self._watches: dict[PeerId, dict[Watch, None]] = {}  # over what waits for each peer
 
     async def send(self, process: wire.Process, y: WireTensor, tokens: WireTensor, deadline: float) -> Carried:
         """Carry `y` to the stage after `process.position` and wait for its gradient until loop time `deadline`.
@@ -99,13 +99,8 @@ class Onward:
     def doubt(self, peers: Iterable[PeerId]) -> None:
         """`peers` went silent: who waits for one of them asks at once whether it lives."""
         for peer in peers:
-            if (doubted := self._doubts.pop(peer, None)) is not None:
-                doubted.set_result(None)
-
-    def _doubted(self, peer: PeerId) -> asyncio.Future[None]:
-        if peer not in self._doubts:
-            self._doubts[peer] = asyncio.get_running_loop().create_future()
-        return self._doubts[peer]
+            for watch in list(self._watches.get(peer, ())):
+                watch.doubt()
 
     def blame(self, peer: PeerId, stage: int, fault: RemoteFault) -> None:
         """`peer` broke: no microbatch goes there until it is heard of again."""
@@ -155,17 +150,21 @@ class Onward:
             timeout_s=left_s + TIMEOUT_SLACK_S,
             reply_bytes_max=y.nbytes + REPLY_SLACK_BYTES,
         )
+        watch = Watch(self._transport, self._run_id, peer, waits.ping_s)
+        watches = self._watches.setdefault(peer, {})
+        watches[watch] = None
         try:
-            async with asyncio.timeout(waits.give_up_s):
-                answer = await patiently(
-                    self._transport, self._run_id, peer, call, waits.ping_s, lambda: self._doubted(peer)
-                )
+            answer = await watch.over(call, waits.give_up_s)
         except TimeoutError:
             reason = f"{short(peer)} has not done the microbatch in {waits.give_up_s:.1f} s"
             if waits.blames or router.late(peer):
                 raise PeerTimeout(f"{reason}, though it answers pings") from None
             self._telemetry.event("microbatch.moved", peer=peer, others=others, reason=reason)
             raise Unavailable(reason) from None
+        finally:
+            del watches[watch]
+            if not watches:
+                del self._watches[peer]
         report = answer.header.processed
         train = process.purpose == wire.PURPOSE_TRAIN
         gradient = _gradient(answer.tensors, y, peer) if train else None

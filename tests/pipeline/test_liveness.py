@@ -8,19 +8,21 @@ import pytest
 
 from swarmnode.errors import MicrobatchLost, PeerTimeout
 from swarmnode.identity import Identity
-from swarmnode.ids import RunId
-from swarmnode.membership.liveness import patiently
+from swarmnode.ids import PeerId, RunId
+from swarmnode.membership.liveness import Watch, patiently
 from swarmnode.node.greeting import Greeting
+from swarmnode.ports import Answer, Call
 from swarmnode.transport.memory import MemoryNetwork, MemoryTransport
 from swarmnode.wire import record_pb2
 
 RUN = RunId("ab" * 32)
 
 
-def pair() -> tuple[MemoryTransport, MemoryTransport]:
+def pair(*, answering: bool = True) -> tuple[MemoryTransport, MemoryTransport]:
     network = MemoryNetwork()
     ours, theirs = (MemoryTransport(network, Identity.of_seed(bytes([n]) * 32).peer_id, RUN) for n in (1, 2))
-    Greeting(record_pb2.SignedManifest()).serve(theirs)
+    if answering:
+        Greeting(record_pb2.SignedManifest()).serve(theirs)
     return ours, theirs
 
 
@@ -56,20 +58,15 @@ def test_a_peer_that_answers_no_ping_is_given_up_and_the_wait_cancelled() -> Non
 def test_a_peer_that_others_found_silent_is_asked_at_once() -> None:
     async def body() -> None:
         ours, theirs = pair()
-        doubts: list[asyncio.Future[None]] = [asyncio.get_running_loop().create_future()]
-
-        async def waiting() -> None:
-            await patiently(ours, RUN, theirs.peer_id, asyncio.Event().wait(), 1000.0, lambda: doubts[-1])
-
+        watch = Watch(ours, RUN, theirs.peer_id, 1000.0)
         async with asyncio.timeout(20):
-            task = asyncio.create_task(waiting())
+            task = asyncio.create_task(watch.over(asyncio.Event().wait()))
             await asyncio.sleep(0.05)
-            doubts.append(asyncio.get_running_loop().create_future())
-            doubts[0].set_result(None)
+            watch.doubt()
             await asyncio.sleep(0.05)
             assert not task.done(), "it answered, and is waited for"
             await theirs.close()
-            doubts[1].set_result(None)
+            watch.doubt()
             with pytest.raises(PeerTimeout, match="answers no ping"):
                 await task
 
@@ -85,5 +82,39 @@ def test_errors_of_the_work_come_through_as_they_are() -> None:
 
         with pytest.raises(MicrobatchLost):
             await patiently(ours, RUN, theirs.peer_id, lost(), 1.0)
+
+    asyncio.run(body())
+
+
+def test_after_so_long_the_work_is_given_up_although_its_peer_lives() -> None:
+    async def body() -> None:
+        ours, theirs = pair()
+        async with asyncio.timeout(20):
+            with pytest.raises(TimeoutError):
+                await Watch(ours, RUN, theirs.peer_id, 0.01).over(asyncio.Event().wait(), give_up_s=0.1)
+            task = asyncio.current_task()
+            assert task is not None and not task.cancelling(), "its own cancellation is taken back"
+
+    asyncio.run(body())
+
+
+def test_who_is_cancelled_while_it_pings_leaves_no_ping_behind() -> None:
+    async def body() -> None:
+        ours, theirs = pair(answering=False)
+        asked, answered = asyncio.Event(), asyncio.Event()
+
+        async def ping(peer: PeerId, call: Call) -> Answer:
+            asked.set()
+            await answered.wait()
+            raise AssertionError("it was cancelled")
+
+        theirs.serve("ping", ping, tensor_bytes_max=0)
+        task = asyncio.create_task(Watch(ours, RUN, theirs.peer_id, 0.01).over(asyncio.Event().wait()))
+        async with asyncio.timeout(20):
+            await asked.wait()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        assert asyncio.all_tasks() - {asyncio.current_task()} == set()
 
     asyncio.run(body())
