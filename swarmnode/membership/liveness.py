@@ -66,6 +66,7 @@ class Watch:
             if self._asking is not None:
                 self._asking.cancel()
                 await asyncio.wait([self._asking])
+            self._error = None  # else the error knows this frame, and the frame the error
 
     def doubt(self) -> None:
         """Others found `peer` silent: it is asked now."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 
 from google.protobuf.message import DecodeError
@@ -33,6 +32,7 @@ def sign_record(record: wire.Record, identity: Identity) -> wire.SignedRecord:
     assert record.peer_id == identity.peer_id, f"a record of {record.peer_id} cannot be signed by {identity.peer_id}"
     assert fault is None, f"own record: {fault}"
     assert signed.ByteSize() <= SIGNED_BYTES_MAX, f"own record has {signed.ByteSize()} bytes, not {SIGNED_BYTES_MAX}"
+    _keep(raw, signed.signature, wire.Record.FromString(raw))
     return signed
 
 
@@ -74,8 +74,23 @@ def check_member(signed: wire.SignedRecord, *, run_id: RunId) -> tuple[wire.Reco
     return _check(signed.record, signed.signature, run_id)
 
 
-@functools.lru_cache(maxsize=VERIFIED_MAX)
-def _check(raw: bytes, signature: bytes, run_id: RunId) -> tuple[wire.Record, swarm.Member]:
+Verified = tuple[wire.Record, swarm.Member]
+_verified: dict[tuple[bytes, bytes], Verified] = {}  # by a record's bytes and signature, the oldest first
+_verified_max = VERIFIED_MAX
+
+
+def _keep(raw: bytes, signature: bytes, record: wire.Record) -> Verified:
+    """Know `record` again without looking at its signature: it was signed here, or verified."""
+    if len(_verified) >= _verified_max:
+        del _verified[next(iter(_verified))]
+    found = _verified[raw, signature] = record, swarm.Member.of(record)
+    return found
+
+
+def _check(raw: bytes, signature: bytes, run_id: RunId) -> Verified:
+    known = _verified.get((raw, signature))
+    if known is not None and known[0].run_id == run_id:
+        return known
     if len(signature) != SIGNATURE_BYTES:
         raise RemoteFault(f"record with a signature of {len(signature)} bytes; Ed25519 has {SIGNATURE_BYTES}")
     record = wire.Record()
@@ -89,7 +104,7 @@ def _check(raw: bytes, signature: bytes, run_id: RunId) -> tuple[wire.Record, sw
         raise RemoteFault(f"record of {record.peer_id[:64]!r}: {fault}")
     if not verify(PeerId(record.peer_id), _DOMAIN + raw, signature):
         raise RemoteFault(f"record of {record.peer_id[:64]!r} is forged: its signature does not verify")
-    return record, swarm.Member.of(record)
+    return _keep(raw, signature, record)
 
 
 def pass_of(record: wire.Record) -> access.Pass | None:
@@ -120,6 +135,7 @@ def _fault(record: wire.Record) -> str | None:
 def remember(count: int) -> None:
     """Keep `count` verified records, not the few that one node needs, and know messages shared in memory by themselves:
     for a process of many nodes."""
-    global _check
+    global _verified_max
+    _verified_max = max(1, count)
+    _verified.clear()
     swarm.forget_shared(count)
-    _check = functools.lru_cache(maxsize=count)(_check.__wrapped__)

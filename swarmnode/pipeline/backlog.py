@@ -121,6 +121,7 @@ class Backlog:
             if held.waiters == 0 and not held.answer.done() and held.task is not None and held.withdraw():
                 self._held.pop(key, None)  # a repeat that comes now begins anew
                 held.task.cancel()
+            del held  # it knows the error, and its traceback this frame
 
     def _begin(self, key: Key, work: Callable[[Held], Awaitable[Answer]]) -> Held:
         if self.refusing is not None:
