@@ -123,7 +123,7 @@ class SimTransport:
             raise
         finally:
             timer.cancel()
-            del reply, conversation  # they know the fault, and its traceback this frame: a cycle for each call that fails
+            del reply, conversation  # they know the fault, its traceback this frame: a cycle for each call that fails
         answered = frame.open_reply(raw_reply)
         frame.check_tensors(answered.tensors, reply_bytes_max)
         frame.raise_for(peer, answered)
