@@ -107,8 +107,9 @@ class Gossip:
         self._idle.set()
 
     def progressed(self) -> None:
-        """The run's sample count grew: look whether a round is due."""
-        self._wake.set()
+        """The run's sample count grew: is a round due?"""
+        if self._rounds.newest(self._samples_total(), self.stride) > self.done:
+            self._wake.set()
 
     @property
     def exchange_s(self) -> float:

@@ -26,7 +26,9 @@ from swarmnode.ids import PeerId
 from swarmnode.wire import record_pb2
 
 ENTRIES_MAX = 4096  # guess: of 60 bytes; all of them travel once, with the state a joiner downloads
-NEWS_MAX = 16  # guess: entries that ride on a call, 1 KiB; the newest
+# Entries that ride on a call, the newest: 0.5 KiB. With 16 totals are 28 s less late of a round of 500 (simulated:
+# thousand), for a tenth more of all CPU time.
+NEWS_MAX = 8
 FEEDER_CHARACTERS_MAX = 64  # a base58 Ed25519 peer id has 52
 SAMPLES_MAX = 2**53  # exact as a float64; at a million samples a second, 285 years
 FOLDED_MAX = 4096  # guess: feeders whose late word is still recognised, about 0.5 MiB
@@ -65,7 +67,6 @@ class Progress:
         self._base = 0
         self._counted = 0  # by `own` in this life
         self.version = 0  # grows with each change of an entry or of the base
-        self._versions: dict[str, int] = {}  # when each entry changed last, in the same order: ascending
         self._base_version = 0
         self._heard = 0  # the largest total that anybody told
         self._total = 0
@@ -103,8 +104,8 @@ class Progress:
 
     def merge_wire(self, message: record_pb2.Progress) -> int:
         """`merge` of what `from_wire` would give, and what either raises; most calls carry one."""
-        told, floor = _checked(message, self._entries_max)
-        return self._merge(told, max(floor, sum(told.values())), message.total)
+        told, total = _checked(message, self._entries_max)
+        return self._merge(told, total, message.total)
 
     def merge_entries(self, told: Mapping[str, int]) -> int:
         """`merge_wire` of many records at once, each of which tells of its own feeder; they are checked."""
@@ -139,9 +140,9 @@ class Progress:
         """The total, and what has changed after `version` was `since`, the newest NEWS_MAX of it, and is more than
         `known` says. As good as `to_wire` for whoever knows the rest, and small however many feeders there are: each
         tells of itself in its record besides. In the message `into`, if that is given."""
-        newest = itertools.islice(reversed(self._versions.items()), NEWS_MAX)
-        feeders = [feeder for feeder, _ in itertools.takewhile(lambda entry: entry[1] > since, newest)]
-        told = {feeder: self._samples[feeder] for feeder in reversed(feeders)}
+        # So many changes were at most of so many entries; one that changed twice is told beside one too many.
+        newest = list(itertools.islice(reversed(self._samples.items()), min(NEWS_MAX, self.version - since)))
+        told = dict(reversed(newest))
         # With entries left out, the floor would be counted for them, and they themselves when they come.
         if self._base and self._base_version > since and len(told) < NEWS_MAX:
             told[FLOOR] = self._sum()
@@ -161,11 +162,11 @@ class Progress:
     @classmethod
     def from_wire(cls, message: record_pb2.Progress, *, entries_max: int = ENTRIES_MAX) -> Progress:
         """What a peer knows. Raises RemoteFault for too many entries, an impossible feeder id or count."""
-        told, floor = _checked(message, entries_max)
+        told, total = _checked(message, entries_max)
         progress = cls(entries_max=entries_max)
-        progress._samples, progress._versions = told, dict.fromkeys(told, 0)
+        progress._samples = told
         progress._listed, progress._heard = sum(told.values()), message.total
-        progress._base = max(0, floor - progress._sum())
+        progress._base = total - progress._sum()
         progress._settle()
         return progress
 
@@ -178,16 +179,10 @@ class Progress:
             news = {feeder: samples for feeder, samples in news.items() if samples > self._folded.get(feeder, -1)}
             for feeder in self._folded.keys() & news:  # it feeds again: its entry takes back what the base held for it
                 self._base -= self._folded.pop(feeder)
-        samples, versions = self._samples, self._versions
-        for feeder in news:
-            if feeder in samples:  # goes to the end
-                self._listed -= samples.pop(feeder)
-                del versions[feeder]
-        feeders = list(map(sys.intern, news))
-        samples.update(zip(feeders, news.values(), strict=True))
-        versions.update(zip(feeders, itertools.count(self.version + 1), strict=False))
-        self.version += len(feeders)
-        self._listed += sum(news.values())
+        before = self._samples.pop  # they go to the end
+        self._listed += sum(news.values()) - sum([before(feeder, 0) for feeder in news])
+        self._samples.update(zip(map(sys.intern, news), news.values(), strict=True))
+        self.version += len(news)
 
     def _raise_base(self, samples: int) -> None:
         if samples:
@@ -202,7 +197,6 @@ class Progress:
             for feeder in idle[: len(self._samples) - (self._entries_max - 1)]:
                 samples = self._samples.pop(feeder)
                 self._listed -= samples
-                del self._versions[feeder]
                 self._folded[feeder] = samples
                 self._raise_base(samples)
             for feeder in list(self._folded)[: max(0, len(self._folded) - FOLDED_MAX)]:
@@ -214,18 +208,14 @@ class Progress:
 
 
 def _checked(message: record_pb2.Progress, entries_max: int) -> tuple[dict[str, int], int]:
-    """(entries, floor) of a peer's message. Raises RemoteFault, see `Progress.from_wire`."""
+    """(entries, their sum or the floor if that is more) of a peer's message. Raises RemoteFault, see
+    `Progress.from_wire`."""
     if (count := len(message.feeders)) > entries_max:
         raise RemoteFault(f"progress of {count} entries; at most {entries_max}")
     told = to_samples(message)
-    lengths = set(map(len, told))
-    if told and not (min(lengths) > 0 and max(lengths) <= FEEDER_CHARACTERS_MAX):
-        wrong = next(length for length in lengths if not 0 < length <= FEEDER_CHARACTERS_MAX)
+    if told and ((wrong := max(map(len, told))) > FEEDER_CHARACTERS_MAX or (wrong := min(map(len, told))) == 0):
         raise RemoteFault(f"progress names a feeder of {wrong} characters; 1 to {FEEDER_CHARACTERS_MAX}")
-    if told and max(told.values()) > SAMPLES_MAX:
-        feeder = max(told, key=told.__getitem__)
-        raise RemoteFault(f"progress of {told[feeder]} samples for {feeder[-8:]!r}; at most {SAMPLES_MAX}")
     floor = told.pop(FLOOR, 0)
-    if (known := max(sum(told.values()), message.total)) > SAMPLES_MAX:
+    if (known := max(listed := sum(told.values()), floor, message.total)) > SAMPLES_MAX:
         raise RemoteFault(f"progress of {known} samples in all; at most {SAMPLES_MAX}")
-    return told, floor
+    return told, max(floor, listed)
