@@ -301,8 +301,8 @@ class Node:
         return hop, gossip
 
     def _watched(self, stage: int) -> list[int]:
-        """Stages whose records matter most to a replica of `stage`: the feeders', its own, where it sends work."""
-        return sorted({0, stage, *self._onward(stage)})
+        """Stages whose records matter most to a replica of `stage`: its own, and where it sends work."""
+        return sorted({stage, *self._onward(stage)})
 
     def _onward(self, stage: int) -> list[int]:
         """Stages that a replica of `stage` sends microbatches to."""

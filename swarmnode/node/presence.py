@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -25,6 +26,7 @@ from swarmnode.wire import record_pb2
 
 FRESH_SHARE = 0.5  # guess: our record is signed anew on request when older than this share of the announce period
 EMPTY_SHARE = 0.25  # guess: of the announce period, between two looks while a stage that work goes to stands empty
+OTHERS_PERIODS = 3  # as recovery/ladder.LOST_PERIODS: rarer, and the roll call would have to look at each by itself
 ADDRESSES_MAX = 8
 
 
@@ -179,16 +181,15 @@ class Presence:
             self._telemetry.event("directory.failed", level="warning", reason="nobody stored our record; tried again")
 
     async def watching(self, stages: Sequence[int]) -> None:
-        """Look `stages` up every announce period, and the others in turn, one a period, until cancelled. Sooner while
+        """Look `stages` up every announce period, and all others within OTHERS_PERIODS, until cancelled. Sooner while
         there is nobody to send work to: in a swarm that begins, all come at once and see nobody."""
         others = [stage for stage in range(self._manifest.pipeline.stages) if stage not in stages]
-        period = 0
+        turn, at_once = itertools.cycle(others), -(-len(others) // OTHERS_PERIODS)
         while True:
-            await self.look([*stages, *others[period % len(others) :][:1]] if others else stages)
+            await self.look([*stages, *itertools.islice(turn, at_once)])
             swarm = self.book.swarm()
             share = 1.0 if all(swarm.serving(stage) for stage in self._sends_to) else EMPTY_SHARE
             await asyncio.sleep(share * self._manifest.limits.announce_period_s)
-            period += 1
 
     async def look(self, stages: Iterable[int]) -> None:
         """Read what the directory says of `stages` once; forget whose record ran out."""
