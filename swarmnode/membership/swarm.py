@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from swarmnode.ids import PeerId
 from swarmnode.wire import record_pb2 as wire
@@ -103,9 +103,10 @@ class View:
     fed: tuple[PeerId, ...]  # those that tell of samples or blocks
     samples: dict[PeerId, int]
     blocks: dict[PeerId, wire.Blocks]
-    expires_unix_s: tuple[float, float]  # the first and the last to expire
+    expires_unix_s: tuple[float, float]  # nobody before, and nobody after
 
 
+_Signed = Iterable[wire.SignedRecord]
 _views: dict[int, View] = {}
 VIEWS_MAX = 64
 
@@ -117,26 +118,38 @@ def view_of(records: Sequence[wire.SignedRecord]) -> View | None:
         return known
     if not SHARED_MAX or not records:
         return None
-    members: dict[PeerId, Member] = {}
-    samples: dict[PeerId, int] = {}
-    blocks: dict[PeerId, wire.Blocks] = {}
-    for signed in records:
-        one = _shared.get(id(signed))
-        if one is None or one[0] is not signed:
+    return _seen(View(records, {}, (), {}, {}, (math.inf, 0.0)), records)
+
+
+def view_after(records: Sequence[wire.SignedRecord], before: Sequence[wire.SignedRecord], news: _Signed) -> None:
+    """`view_of` of `records` will be asked for: they are `before` but for `news`."""
+    if (known := _views.get(id(before))) is not None and known.records is before:
+        copy = known.members.copy(), known.fed, known.samples.copy(), known.blocks.copy(), known.expires_unix_s
+        _seen(View(records, *copy), news)
+
+
+def _seen(view: View, news: _Signed) -> View | None:
+    """`view`, to which what `news` say is added; None when one of them was not verified in this process."""
+    first, last = view.expires_unix_s
+    fed = False
+    for signed in news:
+        if (one := shared(signed)) is None:
             return None
         _, record, member = one
-        members[member.peer] = member
+        peer = member.peer
+        view.members[peer] = member
+        fed = fed or member.fed or peer in view.samples or peer in view.blocks
         if member.fed:
             if record.progress.samples:
-                samples[member.peer] = record.progress.samples[0]
+                view.samples[peer] = record.progress.samples[0]
             if record.HasField("blocks"):
-                blocks[member.peer] = record.blocks
-    fed = tuple([peer for peer, member in members.items() if member.fed])
-    expires = [member.expires_unix_s for member in members.values()]
+                view.blocks[peer] = record.blocks
+        first, last = min(first, member.expires_unix_s), max(last, member.expires_unix_s)
+    tell = tuple([peer for peer, member in view.members.items() if member.fed]) if fed else view.fed
     if len(_views) >= VIEWS_MAX:
         _views.clear()
-    view = _views[id(records)] = View(records, members, fed, samples, blocks, (min(expires), max(expires)))
-    return view
+    done = _views[id(view.records)] = replace(view, fed=tell, expires_unix_s=(first, last))
+    return done
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,31 +269,33 @@ class Book:
         and `learn` one by one, quicker."""
         crowd = len(view.members) > self._crowd_max and stage != self.own
         self._sized(stage, len(view.members) if crowd else 0)
-        here, present = self._members.get, self._present[stage]
-        newer: dict[PeerId, Member] = {}  # of those that were here before
+        here, present, told = self._members.get, self._present[stage], view.members.get
+        newer: dict[PeerId, Member] = {}  # of those that are here
         others: list[Member] = []
-        for peer, new in view.members.items():
-            known = here(peer)
-            if known is new or (known is not None and known.sequence >= new.sequence):
+        for peer, known in present.items():
+            if (new := told(peer)) is None or new is known or known.sequence >= new.sequence:
                 continue
-            if known is not None and known.stage == new.stage == stage and new.state != wire.NODE_STATE_LEFT:
+            if new.stage == stage and new.state != wire.NODE_STATE_LEFT:
                 newer[peer] = new
             else:
                 others.append(new)
         newer.pop(me, None)
         if newer:
             self._members.update(newer)
-            size = len(present)
             present.update(newer)
-            if len(present) > size:  # somebody who was buried
-                self._unsorted.add(stage)
             self._expires_unix_s = min(self._expires_unix_s, view.expires_unix_s[0])
             self._touch(stage)
+        strangers: list[Member] = []
+        for peer, new in view.members.items():
+            if peer not in present:
+                if (absent := here(peer)) is None:
+                    strangers.append(new)
+                elif absent.sequence < new.sequence:  # buried, or come from another stage
+                    others.append(new)
         if crowd:
-            strangers = [new for new in others if here(new.peer) is None]
             room = self._crowd_max - len(present)
-            others = [new for new in others if here(new.peer) is not None]
-            others += rng.sample(strangers, min(max(0, room), len(strangers)))
+            strangers = rng.sample(strangers, min(max(0, room), len(strangers)))
+        others += strangers
         kept = {new.peer for new in others if new.peer != me and self._take(here(new.peer), new)}
         return [peer for peer in view.fed if peer in newer or peer in kept]
 

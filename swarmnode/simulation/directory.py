@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from swarmnode.ids import PeerId, RunId
 from swarmnode.membership.record import check_record
+from swarmnode.membership.swarm import view_after
 from swarmnode.ports import Clock
 from swarmnode.simulation.network import Network, Plug
 from swarmnode.wire import record_pb2
@@ -38,6 +39,17 @@ class _Entry:
     versions: list[tuple[float, float, record_pb2.SignedRecord]] = field(default_factory=list)
 
 
+@dataclass(slots=True)
+class _Found:
+    """What a look-up of a stage gives until some wall and loop time, but for what was announced since."""
+
+    until: float = math.inf
+    then: float = math.inf
+    records: list[record_pb2.SignedRecord] = field(default_factory=list)
+    places: dict[PeerId, int] = field(default_factory=dict)
+    announced: dict[PeerId, record_pb2.SignedRecord] = field(default_factory=dict)
+
+
 class Shelf:
     """All that is stored, by stage. One for the whole world."""
 
@@ -51,11 +63,17 @@ class Shelf:
         """The bootstraps are gone: nothing can be stored or found."""
         self.happened: Counter[str] = Counter()
         self.stages: dict[int, dict[PeerId, _Entry]] = {}
-        self._found: dict[int, tuple[float, float, list[record_pb2.SignedRecord]]] = {}  # good until (wall, loop time)
+        self._found: dict[int, _Found] = {}
 
     def changed(self, stage: int) -> None:
         """What a look-up of `stage` finds is no longer what the last one found."""
         self._found.pop(stage, None)
+
+    def announced(self, stage: int, peer: PeerId, expires: float, record: record_pb2.SignedRecord) -> None:
+        """What a look-up of `stage` finds has changed by `record`, which can be found at once."""
+        if (found := self._found.get(stage)) is not None:
+            found.announced[peer] = record
+            found.until = min(found.until, expires)
 
     def clear(self) -> None:
         """Nothing is stored any more."""
@@ -65,26 +83,35 @@ class Shelf:
     def found(self, stage: int, now: float, loop_now: float) -> list[record_pb2.SignedRecord]:
         """All that is there of `stage`, when nothing is hidden or forgotten; kept as long as it stays true."""
         known = self._found.get(stage)
-        if known is not None and now < known[0] and loop_now < known[1]:
-            return known[2]
-        entries = self.stages.get(stage, {})
-        until, then, found, gone = math.inf, math.inf, [], []
+        if known is None or now >= known.until or loop_now >= known.then:
+            known = self._found[stage] = self._all_found(stage, now, loop_now)
+        elif known.announced:  # of a large stage one of hundreds every second
+            records = known.records.copy()
+            for peer, record in known.announced.items():
+                at = known.places.setdefault(peer, len(records))
+                records[at : at + 1] = [record]
+            view_after(records, known.records, known.announced.values())
+            known.records, known.announced = records, {}
+        return known.records
+
+    def _all_found(self, stage: int, now: float, loop_now: float) -> _Found:
+        entries, here = self.stages.get(stage, {}), _Found()
+        gone = []
         for peer, entry in entries.items():
             if entry.versions[-1][1] <= now:
                 gone.append(peer)
                 continue
             for visible_at, expires, record in reversed(entry.versions):
                 if visible_at > loop_now:
-                    then = min(then, visible_at)
+                    here.then = min(here.then, visible_at)
                 elif expires > now:
-                    if expires < until:
-                        until = expires
-                    found.append(record)
+                    here.until = min(here.until, expires)
+                    here.places[peer] = len(here.records)
+                    here.records.append(record)
                     break
         for peer in gone:
             del entries[peer]
-        self._found[stage] = (until, then, found)
-        return found
+        return here
 
     def happens(self, kind: str, rate: float) -> bool:
         if rate > 0.0 and self.rng.random() < rate:
@@ -125,8 +152,11 @@ class SimDirectory:
         entry.plug = self._plug
         if entry.versions and entry.versions[-1][1] >= expires:
             return False
-        shelf.changed(own.stage)
         late_s = shelf.rng.expovariate(1.0 / habits.late_s) if habits.late_s else 0.0
+        if late_s:
+            shelf.changed(own.stage)
+        else:
+            shelf.announced(own.stage, peer, expires, record)
         entry.versions = [*entry.versions[-1:], (loop_now + late_s, expires, record)]
         return True
 
