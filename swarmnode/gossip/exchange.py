@@ -103,6 +103,7 @@ class Gossip:
         self.bequests = Bequests(manifest, stage, lambda: self._after(max(self.done, self._stepping)), telemetry)
         self.serve_bequest = self.bequests.serve
         self._resting = False
+        self._parted: tuple[wire.Bequest, Sequence[WireTensor]] | None = None  # what `parting` made last
         self._idle = asyncio.Event()  # no round is under way
         self._idle.set()
 
@@ -137,18 +138,20 @@ class Gossip:
 
     async def parting(self, round_index: int | None = None) -> tuple[wire.Bequest, Sequence[WireTensor]]:
         """After `rest`: what was learnt since the last round, as the message this replica would send in `round_index`,
-        None: its next one. Raises Unavailable for a round that is over here: one packet a round."""
+        None: its next one. Raises Unavailable for a round that is over here: one packet a round, the same each time."""
         due = self.next_round if round_index is None else round_index
         if due <= self.done:
             raise Unavailable(f"round {due} is over here")
-
-        def message() -> Sequence[WireTensor]:
-            if self._replica.accumulated:
-                self._replica.step(self._samples_total())
-            return self._replica.message(due)
-
         said = wire.Bequest(round=due, stage=self._stage, codec=self._manifest.gossip.codec, samples=self.unsent)
-        return said, await self._compute.run(Priority.OUTER, 0, message)
+
+        def message() -> tuple[wire.Bequest, Sequence[WireTensor]]:
+            if self._parted is None or self._parted[0].round != due:
+                if self._replica.accumulated:
+                    self._replica.step(self._samples_total())
+                self._parted = said, self._replica.message(due)
+            return self._parted
+
+        return await self._compute.run(Priority.OUTER, 0, message)
 
     async def rest(self) -> None:
         """Begin no round any more; returns when the one under way is over."""

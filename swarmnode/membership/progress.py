@@ -18,6 +18,7 @@ is more than was trained, so that the larger of the two never is either.
 from __future__ import annotations
 
 import itertools
+import math
 import sys
 from collections.abc import Mapping
 
@@ -54,6 +55,14 @@ def to_samples(message: record_pb2.Progress) -> dict[str, int]:
     return told
 
 
+class Boast(RemoteFault):
+    """More samples than the swarm can have trained. `samples`: how many."""
+
+    def __init__(self, samples: int, top: float) -> None:
+        super().__init__(f"progress of {samples} samples; {top:.0f} can have been trained at most")
+        self.samples = samples
+
+
 class Progress:
     """Samples trained, by feeder. `own` is this node's feeder id where it feeds: its entry is never folded."""
 
@@ -70,6 +79,7 @@ class Progress:
         self._base_version = 0
         self._heard = 0  # the largest total that anybody told
         self._total = 0
+        self.top = math.inf  # what others say is believed up to here (ceiling.py)
 
     @property
     def total(self) -> int:
@@ -98,7 +108,7 @@ class Progress:
 
         An entry of our own that is ahead of us was counted in an earlier life of this node (nobody else writes it):
         what was counted in this life goes on top. Raises RemoteFault, and learns nothing, when the total would be
-        absurd.
+        absurd, Boast when it would be above `top`.
         """
         return self._merge(other._samples, other._sum(), other._heard)
 
@@ -107,11 +117,11 @@ class Progress:
         told, total = _checked(message, self._entries_max)
         return self._merge(told, total, message.total)
 
-    def merge_entries(self, told: Mapping[str, int]) -> int:
+    def merge_entries(self, told: Mapping[PeerId, int]) -> int:
         """`merge_wire` of many records at once, each of which tells of its own feeder; they are checked."""
         return self._merge(told, sum(told.values()))
 
-    def _merge(self, told: Mapping[str, int], total: int, heard: int = 0) -> int:
+    def _merge(self, told: Mapping[str, int] | Mapping[PeerId, int], total: int, heard: int = 0) -> int:
         if self._total + total > SAMPLES_MAX:
             raise RemoteFault(f"progress of {total} samples in all, here {self._total}; at most {SAMPLES_MAX}")
         known = self._samples.get
@@ -120,6 +130,9 @@ class Progress:
             return self._total
         if self._own in news:
             news[self._own] += self._counted
+        before = sum(known(feeder, self._folded.get(feeder, 0)) for feeder in news)
+        if (after := max(self._sum() - before + sum(news.values()), total, heard)) > max(self.top, self._total):
+            raise Boast(after, self.top)
         self._heard = max(self._heard, heard)
         self._raise_entries(news)
         self._raise_base(max(0, total - self._sum()))
@@ -155,9 +168,11 @@ class Progress:
         return message
 
     def entry(self, feeder: PeerId) -> record_pb2.Progress:
-        """Only `feeder`'s entry, for its record; empty when it has none."""
+        """Only `feeder`'s entry, if it has one, and the total: for its record."""
         samples = self._samples.get(feeder)
-        return to_message({} if samples is None else {feeder: samples})
+        message = to_message({} if samples is None else {feeder: samples})
+        message.total = self._total
+        return message
 
     @classmethod
     def from_wire(cls, message: record_pb2.Progress, *, entries_max: int = ENTRIES_MAX) -> Progress:

@@ -42,6 +42,7 @@ class Member:
     pauses_unix_s: int = 0  # when its volunteer's limits will make it pause, as it announces; 0: not foreseen
     boundary_digest: bytes = b""  # of its frozen subspace, in a run that has one
     fed: bool = False  # its record tells of samples or blocks
+    total: int = 0  # samples of the whole run, as it believes
 
     @staticmethod
     def of(record: wire.Record) -> Member:
@@ -64,6 +65,7 @@ class Member:
             pauses_unix_s=record.allowance.pauses_unix_s,
             boundary_digest=record.boundary_digest,
             fed=bool(record.progress.samples) or record.HasField("blocks"),
+            total=record.progress.total,
         )
 
 

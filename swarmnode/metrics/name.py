@@ -232,6 +232,8 @@ EVENTS: Final[dict[str, str]] = {
     "guests.changed": "the owner's guest list changed; peers it bans are turned out",
     "guests.failed": "a peer was asked for the guest list in vain; another is asked later",
     "record.refused": "a stale, forged or malformed record was dropped",
+    "progress.doubted": "peers tell of more samples than the swarm can have trained; most of the others asked do not",
+    "progress.raised": "most peers tell of more samples than this node believed possible: it believes them now",
     "call.failed": "a handler of ours failed; its caller was told the type of the error only",
     "gate.changed": "strangers flood this node's port, or do no longer: what the kernel turns away, and why",
     "p2pd.died": "the libp2p daemon died; it is started again",

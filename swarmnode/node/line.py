@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from swarmnode.errors import RemoteFault
 from swarmnode.gossip.exchange import METHODS
 from swarmnode.ids import PeerId
-from swarmnode.membership.progress import Progress
+from swarmnode.membership.progress import Boast, Progress
 from swarmnode.membership.receipt import Work
 from swarmnode.ports import Answer, Call, Handler, Transport
 from swarmnode.wire import call_pb2 as wire
@@ -21,7 +21,8 @@ Learn = Callable[[record_pb2.SignedRecord], None]
 
 
 class Line:
-    """ports.Transport around a ports.Transport. `progressed` is called when another's progress told something new."""
+    """ports.Transport around a ports.Transport. `progressed` is called when another's progress told something new,
+    `boasted` with a peer and the samples it tells of when they are more than can be believed."""
 
     def __init__(
         self,
@@ -30,12 +31,14 @@ class Line:
         record: Callable[[], tuple[int, record_pb2.SignedRecord] | None],
         learn: Learn,
         progressed: Callable[[], None],
+        boasted: Callable[[PeerId, int], None] = lambda peer, samples: None,
     ) -> None:
         self._transport = transport
         self._progress = progress
         self._record = record
         self._learn = learn
         self._progressed = progressed
+        self._boasted = boasted
         self._seen: dict[PeerId, int] = {}
         self.work = Work()
         self._told: dict[PeerId, int] = {}  # version of our progress that a peer was told
@@ -55,7 +58,7 @@ class Line:
 
     def serve(self, method: str, handler: Handler, *, tensor_bytes_max: int) -> None:
         async def with_news(peer: PeerId, call: Call) -> Answer:
-            self._hear(call.header.progress, call.header.record if call.header.HasField("record") else None)
+            self._hear(peer, call.header.progress, call.header.record if call.header.HasField("record") else None)
             answer = await handler(peer, call)
             if method == "process":
                 self.work.served(peer)
@@ -78,7 +81,7 @@ class Line:
         except RemoteFault:
             self._told.pop(peer, None)  # it may not have had the news
             raise
-        self._hear(answer.header.progress, answer.header.record if answer.header.HasField("record") else None)
+        self._hear(peer, answer.header.progress, answer.header.record if answer.header.HasField("record") else None)
         if call.header.HasField("process") and call.header.process.purpose == wire.PURPOSE_TRAIN:
             self.work.received(peer, call.header.process.samples)
             if call.header.process.feeder == self.peer_id:
@@ -128,10 +131,13 @@ class Line:
         self._seen[peer] = sequence
         return signed
 
-    def _hear(self, progress: record_pb2.Progress, record: record_pb2.SignedRecord | None) -> None:
+    def _hear(self, peer: PeerId, progress: record_pb2.Progress, record: record_pb2.SignedRecord | None) -> None:
         before = self._progress.total
-        if (progress.samples or progress.total > before) and self._progress.merge_wire(progress) > before:
-            self._progressed()
+        try:
+            if (progress.samples or progress.total > before) and self._progress.merge_wire(progress) > before:
+                self._progressed()
+        except Boast as boast:  # the call itself may still be good
+            self._boasted(peer, boast.samples)
         if record is not None:
             with contextlib.suppress(RemoteFault):  # a stale or odd record: the call itself may still be good
                 self._learn(record)

@@ -69,7 +69,7 @@ class Node:
         self._telemetry = world.telemetry
         us = self.presence = Presence(manifest, run_id, world.directory, world.clock, world.identity, world.telemetry)
         us.door, us.progressed = world.door, self._progressed
-        self.line = Line(world.transport, us.progress, us.record, us.learn, self._progressed)
+        self.line = Line(world.transport, us.progress, us.record, us.learn, self._progressed, us.hear_boast)
         self.arrival = Arrival(manifest, run_id, self.line, us, world.compute, world.clock, world.telemetry)
         self.arrival.saving, self._swarm = world.saving, us.book.swarm
         self._replica: Replica | None = None
@@ -103,8 +103,6 @@ class Node:
         """Nats per token, smoothed: of the microbatches fed here, or whose loss was computed here."""
         source = self.feeder.loss if self.feeder is not None else self.hop.loss if self.hop is not None else None
         return source.value if source is not None and source.known else None
-
-    # ---- what others ask of us
 
     def _register(self) -> None:
         """Handlers exist before anybody can learn the address; those that need a stage say so until there is one."""

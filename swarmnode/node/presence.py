@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import math
+import statistics
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -13,8 +15,9 @@ from swarmnode.errors import RemoteFault
 from swarmnode.identity import Identity
 from swarmnode.ids import PeerId, RunId, seeded
 from swarmnode.manifest import Manifest
+from swarmnode.membership.ceiling import Ceiling, possible
 from swarmnode.membership.door import Door
-from swarmnode.membership.progress import Progress
+from swarmnode.membership.progress import Boast, Progress
 from swarmnode.membership.record import check_member, check_record, check_time, pass_of, sign_record
 from swarmnode.membership.swarm import SERVING, Book, Member, View, shared, view_of
 from swarmnode.metrics import name
@@ -28,6 +31,10 @@ FRESH_SHARE = 0.5  # guess: our record is signed anew on request when older than
 EMPTY_SHARE = 0.25  # guess: of the announce period, between two looks while a stage that work goes to stands empty
 OTHERS_PERIODS = 3  # as recovery/ladder.LOST_PERIODS: rarer, and the roll call would have to look at each by itself
 ADDRESSES_MAX = 8
+SLACK_ROUNDS = 4  # guess: rounds' worth of samples that are believed whatever machines announce
+AHEAD_PERIODS = 2.0  # announce periods; there is a look in each
+NOBODY = -1.0  # as `Progress.top`: nobody is believed yet
+BOASTS_MAX = 64  # guess: peers whose last unbelievable count is remembered
 
 
 @dataclass(slots=True)
@@ -70,12 +77,19 @@ class Presence:
         self.me = identity.peer_id
         self.self = Self_()
         self.progress = Progress()
+        self.progress.top = NOBODY
         self.book = Book(manifest.pipeline.stages)
         self.routers = [
             Router(seeded(manifest.seed, "route", self.me, stage), manifest.pipeline.epsilon, manifest.inner.microbatch)
             for stage in range(manifest.pipeline.stages)
         ]
         self.progressed: Callable[[], None] = lambda: None  # the run's sample count grew
+        slack = SLACK_ROUNDS * manifest.gossip.round_samples
+        self._ceiling = Ceiling(slack, AHEAD_PERIODS * manifest.limits.announce_period_s)
+        self._unheard: dict[PeerId, int] = {}  # what feeders told before anybody was believed
+        self._boasts: dict[
+            PeerId, int
+        ] = {}  # samples that a peer told of since the last look and that were not believed
         self.blocks_heard: dict[PeerId, record_pb2.Blocks] = {}
         self.heard_blocks: Callable[[PeerId, record_pb2.Blocks], None] = lambda peer, blocks: None
         self.doubted: Callable[[Iterable[PeerId]], None] = lambda peers: None  # they went silent
@@ -211,6 +225,46 @@ class Presence:
             self._telemetry.event("peer.gone", peer=peer, reason="its record expired")
         self.doubted(expired)
         self._view_changed()
+        self._judge()
+
+    def hear_boast(self, peer: PeerId, samples: int) -> None:
+        """`peer` tells of more `samples` than are believed."""
+        if len(self._boasts) < BOASTS_MAX:
+            self._boasts[peer] = samples
+
+    def trust(self, progress: Progress) -> None:
+        """This node's own knowledge, of a checkpoint: believed as it is."""
+        top, self.progress.top = self.progress.top, math.inf
+        self.progress.merge(progress)
+        self.progress.top = top
+
+    def _judge(self) -> None:
+        """How many samples others are believed until the next look: what all who feed can do meanwhile, or what most of
+        those who train say."""
+        us, swarm, total = self.self, self.book.swarm(), self.progress.total
+        told = [member.total for stage in range(len(swarm.stages)) for member in swarm.serving(stage)]
+        if self._boasts and self.progress.top != NOBODY:
+            self._telemetry.event("progress.doubted", level="warning", peers=list(self._boasts), top=self.progress.top)
+        self._boasts.clear()
+        if not told and self.progress.top == NOBODY:
+            return
+        speeds = [member.samples_per_second for member in swarm.serving(0) if member.samples_per_second > 0.0]
+        if us.stage == 0 and us.speed() > 0.0:
+            speeds.append(us.speed())
+        rate, most = possible(speeds, swarm.sizes[0]), statistics.median_low(told) if told else 0
+        top = self._ceiling.look(self._clock.unix_s(), total, rate)
+        if most > top or self.progress.top == NOBODY:
+            self.progress.top = math.inf
+            self.progress.merge_wire(record_pb2.Progress(total=most))
+            self._ceiling.lift()
+            top = self._ceiling.look(self._clock.unix_s(), self.progress.total, rate)
+            self._telemetry.event("progress.raised", samples=most, reason=f"the median of {len(told)} who train")
+        self.progress.top = top
+        unheard, self._unheard = self._unheard, {}
+        for feeder, samples in unheard.items():
+            self._hear_progress(feeder, samples)
+        if self.progress.total > total:
+            self.progressed()
 
     def _believes(self, view: View) -> bool:
         """Whether all of `view` would be taken in, as far as time and the door go; else each is looked at alone."""
@@ -220,15 +274,34 @@ class Presence:
     def _take_view(self, stage: int, view: View) -> None:
         """`_take_in` of all that is news in `view`."""
         fed = self.book.renew(stage, view, self.me, self._chance)
-        told: dict[str, int] = {peer: view.samples[peer] for peer in fed if peer in view.samples}
+        told = {peer: view.samples[peer] for peer in fed if peer in view.samples}
         before = self.progress.total
-        with self._faults_logged():
-            if told and self.progress.merge_entries(told) > before:
-                self.progressed()
+        try:
+            if self.progress.top == NOBODY:
+                self._unheard |= told
+            else:
+                self.progress.merge_entries(told)
+        except RemoteFault:  # one of them is wrong, or they are too many together
+            for feeder, samples in told.items():
+                self._hear_progress(feeder, samples)
+        if self.progress.total > before:
+            self.progressed()
         for peer in fed:
             if (blocks := view.blocks.get(peer)) is not None:
                 with self._faults_logged():
                     self._hear_blocks(peer, blocks)
+
+    def _hear_progress(self, peer: PeerId, samples: int) -> None:
+        """The record of `peer` tells that it fed `samples`."""
+        if self.progress.top == NOBODY:
+            self._unheard[peer] = samples
+            return
+        with self._faults_logged():
+            try:
+                self.progress.merge_entries({peer: samples})
+            except Boast as boast:
+                self.hear_boast(peer, boast.samples)
+                raise
 
     @contextlib.contextmanager
     def _faults_logged(self) -> Iterator[None]:
@@ -292,7 +365,8 @@ class Presence:
             return peer
         if record.progress.samples:
             before = self.progress.total
-            if self.progress.merge_wire(record.progress) > before:
+            self._hear_progress(peer, record.progress.samples[0])
+            if self.progress.total > before:
                 self.progressed()
         if record.HasField("blocks"):
             self._hear_blocks(peer, record.blocks)

@@ -81,6 +81,7 @@ async def demand(world: World, outcome: Outcome) -> None:
         )
         world.laws.breaks("throughput comes back", what)
     _bans(world, outcome)
+    _counts(world)
     _spread(world, outcome)
 
 
@@ -115,6 +116,16 @@ def _bans(world: World, outcome: Outcome) -> None:
                     banned += 1
                     world.laws.breaks("no honest peer is banned", f"{label} by {person.label}", label, person.label)
     outcome.demands["banned"] = banned
+
+
+def _counts(world: World) -> None:
+    """Nobody honest believes in more samples than were fed."""
+    fed, size = world.samples_done(), world.scenario.manifest.gossip.round_samples
+    for person in world.people:
+        if person.training and not person.liar and person.node is not None:
+            total = person.node.samples_total()
+            if total > fed + size:
+                world.laws.breaks("samples are counted, not claimed", f"{total} of {fed:.0f}", person.label)
 
 
 def _spread(world: World, outcome: Outcome) -> None:

@@ -263,6 +263,21 @@ async def _lie(world: World, spec: FaultSpec, rng: random.Random, mode: str, for
     transport.forge = None
 
 
+async def boast(world: World, spec: FaultSpec, rng: random.Random) -> None:
+    """A node says that it has fed `factor` (0: 10^12) samples more than it has; after `seconds` its process dies, and
+    begins again."""
+    victim = world.victim(rng)
+    if victim is None or victim.node is None or not world.spares(victim):
+        return
+    world.say("fault.boast", victim)
+    world.laws.excused.add(victim.label)
+    victim.liar = "boast"
+    victim.node.presence.progress.add(victim.node.me, int(spec.factor or 1e12))
+    await world.pass_s(spec.seconds)
+    victim.kill()
+    await world.restart(victim, spec.back_s)
+
+
 async def full(world: World, spec: FaultSpec, rng: random.Random) -> None:
     """A disk is full for `seconds`."""
     if (victim := world.victim(rng)) is not None:
@@ -319,6 +334,7 @@ FAULTS: Mapping[str, Strike] = {
         skew,
         corrupt,
         liar,
+        boast,
         full,
         blackout,
         forget,

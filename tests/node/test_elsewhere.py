@@ -68,12 +68,12 @@ def life(run: Manifest, device: str | torch.device) -> list[float]:
     ids=lambda given: "-".join(map(str, given.values())),
 )
 def test_a_life_is_the_same_elsewhere(given: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """To rounding: attention and products may come in other kernels there."""
+    """To rounding: attention and products may come in other kernels there; in fp8 a last bit can become a sixteenth."""
     run = manifest(stages=2, **given)
     here = life(run, "cpu")
     with elsewhere(monkeypatch) as device:
         there = life(run, device)
-    assert there == pytest.approx(here, rel=1e-3, abs=1e-5)
+    assert there == pytest.approx(here, rel=1e-2 if "fp8" in given.values() else 1e-3, abs=1e-5)
 
 
 @pytest.mark.parametrize("method", ["average", "weighted", "copy"])

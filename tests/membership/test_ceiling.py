@@ -1,0 +1,72 @@
+"""Nobody makes the run's counter jump: what is said is held against what can have been trained."""
+
+from __future__ import annotations
+
+import pytest
+
+from swarmnode.ids import PeerId
+from swarmnode.membership.ceiling import FACTOR, OUTLIER, WINDOW_S, Ceiling, possible
+from swarmnode.membership.progress import Boast, Progress
+from swarmnode.wire import record_pb2
+
+SLACK, AHEAD_S = 100, 20.0
+
+
+def test_what_is_possible_is_what_machines_announce_and_none_counts_for_many() -> None:
+    assert possible([], 8) == 0.0
+    assert possible([2.0, 2.0], 2) == pytest.approx(FACTOR * 4.0)
+    assert possible([2.0, 2.0], 8) == pytest.approx(FACTOR * 16.0), "eight are there, two are known"
+    assert possible([2.0, 2.0, 1e9], 3) == pytest.approx(FACTOR * (4.0 + OUTLIER * 2.0))
+
+
+def test_the_ceiling_rises_as_samples_can_have_been_trained() -> None:
+    ceiling = Ceiling(SLACK, AHEAD_S)
+    assert ceiling.look(1000.0, 50, 10.0) == pytest.approx(50 + SLACK + 10 * AHEAD_S)
+    assert ceiling.look(1060.0, 400, 10.0) == pytest.approx(50 + 600 + SLACK + 10 * AHEAD_S)
+    assert ceiling.look(1030.0, 400, 10.0) == pytest.approx(50 + 600 + SLACK + 10 * AHEAD_S), "a clock was put back"
+
+
+def test_who_saves_up_for_long_cannot_boast_of_more_than_a_window() -> None:
+    ceiling = Ceiling(SLACK, AHEAD_S)
+    at, top = 0.0, 0.0
+    while at < 4 * WINDOW_S:
+        top = ceiling.look(at, int(at), 10.0)  # a tenth of what is possible is trained
+        at += 10.0
+    assert top < at + 10.0 * 1.1 * WINDOW_S + SLACK + 10 * AHEAD_S
+
+
+def test_a_machine_that_slept_believes_what_was_trained_meanwhile() -> None:
+    ceiling = Ceiling(SLACK, AHEAD_S)
+    ceiling.look(0.0, 0, 10.0)
+    assert ceiling.look(36_000.0, 0, 10.0) > 36_000
+
+
+def test_while_nobody_tells_its_speed_it_goes_on_as_before() -> None:
+    ceiling = Ceiling(SLACK, AHEAD_S)
+    assert ceiling.look(0.0, 0, 0.0) == SLACK
+    ceiling.look(10.0, 0, 5.0)
+    assert ceiling.look(20.0, 0, 0.0) == pytest.approx(100 + SLACK + 5 * AHEAD_S)
+
+
+def test_a_boast_teaches_nothing_and_what_is_possible_is_taken() -> None:
+    ours = Progress()
+    ours.merge_entries({PeerId("a"): 100})
+    ours.top = 1000.0
+    with pytest.raises(Boast, match="progress of 1100 samples; 1000 can have been trained at most"):
+        ours.merge_entries({PeerId("b"): 1000})
+    with pytest.raises(Boast):
+        ours.merge_wire(record_pb2.Progress(total=10**12))
+    with pytest.raises(Boast):
+        ours.merge_wire(record_pb2.Progress(feeders=["+"], samples=[10**12]))
+    assert ours.total == 100 and dict(ours.feeders) == {"a": 100}
+    assert ours.merge_entries({PeerId("b"): 900}) == 1000
+    assert ours.merge_wire(record_pb2.Progress(total=7)) == 1000
+
+
+def test_what_a_feeder_counts_itself_needs_nobodys_belief() -> None:
+    ours = Progress(PeerId("a"))
+    ours.top = 10.0
+    assert ours.add(PeerId("a"), 50) == 50
+    assert ours.merge_wire(record_pb2.Progress(total=50)) == 50
+    with pytest.raises(Boast):
+        ours.merge_entries({PeerId("b"): 1})
