@@ -102,10 +102,9 @@ class Gossip:
         self._stepping = done  # the last round whose packets were gathered: a bequest is for a later one
         self.bequests = Bequests(manifest, stage, lambda: self._after(max(self.done, self._stepping)), telemetry)
         self.serve_bequest = self.bequests.serve
-        self._resting = False
-        self._parted: tuple[wire.Bequest, Sequence[WireTensor]] | None = None  # what `parting` made last
-        self._idle = asyncio.Event()  # no round is under way
+        self._resting, self._idle = False, asyncio.Event()  # the latter: no round is under way
         self._idle.set()
+        self._parted: tuple[wire.Bequest, Sequence[WireTensor]] | None = None  # what `parting` made last
 
     def progressed(self) -> None:
         """The run's sample count grew: is a round due?"""
