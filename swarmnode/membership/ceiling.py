@@ -5,8 +5,8 @@ and rounds, learning rates and the end of the run go by it (simulated: liars; a 
 nodes a minute later). Therefore nothing above a ceiling is taken in: what was known a while ago, and what the machines
 that feed can have done since. Below it a liar makes the clock run faster, FACTOR times what machines can do at most.
 
-Who was away for longer than the window makes up for is told more than it believes by everybody: it believes the median
-of what those who train say in their records, and so does a joiner (node/presence.py). Pure: Unix time comes as an
+Who was away for longer than the window makes up for is told more than it believes by everybody: it believes what
+most say in their records, and so does a joiner (node/presence.py). Pure: Unix time comes as an
 argument, as it goes on while a machine sleeps.
 """
 

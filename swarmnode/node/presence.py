@@ -19,7 +19,7 @@ from swarmnode.membership.ceiling import Ceiling, possible
 from swarmnode.membership.door import Door
 from swarmnode.membership.progress import Boast, Progress
 from swarmnode.membership.record import check_member, check_record, check_time, pass_of, sign_record
-from swarmnode.membership.swarm import SERVING, Book, Member, View, shared, view_of
+from swarmnode.membership.swarm import JOINING, SERVING, Book, Member, View, shared, view_of
 from swarmnode.metrics import name
 from swarmnode.pipeline.allowed import allowed_samples_per_s
 from swarmnode.pipeline.route import Router
@@ -239,26 +239,28 @@ class Presence:
         self.progress.top = top
 
     def _judge(self) -> None:
-        """How many samples others are believed until the next look: what all who feed can do meanwhile, or what most of
-        those who train say."""
+        """How many samples others are believed until the next look: what all who feed can do meanwhile, or what most
+        of all say who have come by a state."""
         us, swarm, total = self.self, self.book.swarm(), self.progress.total
-        told = [member.total for stage in range(len(swarm.stages)) for member in swarm.serving(stage)]
-        if self._boasts and self.progress.top != NOBODY:
+        told = [member.total for member in swarm.members() if member.state != JOINING]
+        nobody = self.progress.top == NOBODY
+        if self._boasts and not nobody:
             self._telemetry.event("progress.doubted", level="warning", peers=list(self._boasts), top=self.progress.top)
         self._boasts.clear()
-        if not told and self.progress.top == NOBODY:
+        if nobody and not told:
             return
         speeds = [member.samples_per_second for member in swarm.serving(0) if member.samples_per_second > 0.0]
         if us.stage == 0 and us.speed() > 0.0:
             speeds.append(us.speed())
-        rate, most = possible(speeds, swarm.sizes[0]), statistics.median_low(told) if told else 0
-        top = self._ceiling.look(self._clock.unix_s(), total, rate)
-        if most > top or self.progress.top == NOBODY:
+        top = self._ceiling.look(self._clock.unix_s(), total, rate := possible(speeds, swarm.sizes[0]))
+        above = [samples for samples in told if samples > top]
+        if nobody or 2 * len(above) > sum(map(len, swarm.stages)) + 1:  # this one, too, has a vote
+            most = statistics.median_low(told if nobody else above)
             self.progress.top = math.inf
             self.progress.merge_wire(record_pb2.Progress(total=most))
             self._ceiling.lift()
             top = self._ceiling.look(self._clock.unix_s(), self.progress.total, rate)
-            self._telemetry.event("progress.raised", samples=most, reason=f"the median of {len(told)} who train")
+            self._telemetry.event("progress.raised", samples=most, reason=f"the median of {len(told)} of the run")
         self.progress.top = top
         unheard, self._unheard = self._unheard, {}
         for feeder, samples in unheard.items():

@@ -119,13 +119,14 @@ def _bans(world: World, outcome: Outcome) -> None:
 
 
 def _counts(world: World) -> None:
-    """Nobody honest believes in more samples than were fed."""
+    """Most who are honest believe in no more samples than were fed. (Who joins while all but a boaster are away has
+    nobody else to go by.)"""
     fed, size = world.samples_done(), world.scenario.manifest.gossip.round_samples
-    for person in world.people:
-        if person.training and not person.liar and person.node is not None:
-            total = person.node.samples_total()
-            if total > fed + size:
-                world.laws.breaks("samples are counted, not claimed", f"{total} of {fed:.0f}", person.label)
+    honest = [(p, p.node.samples_total()) for p in world.people if p.training and not p.liar and p.node is not None]
+    misled = [(person.label, total) for person, total in honest if total > fed + size]
+    if 2 * len(misled) > len(honest):
+        what = f"{misled[0][1]} of {fed:.0f} by {len(misled)} of {len(honest)}"
+        world.laws.breaks("samples are counted, not claimed", what, *(label for label, _ in misled))
 
 
 def _spread(world: World, outcome: Outcome) -> None:
