@@ -22,7 +22,7 @@ from swarmnode.simulation.world import simulate
 
 from .golden import FILE, LIVES, life
 
-SWEEP_S = 45.0
+SWEEP_S = 60.0
 SWEEP_LIVES = 14
 FAULTS_MIN = 1000
 FLEET = [{"count": 3, "flops": 1e10, "up_mbps": 100, "down_mbps": 100}]
