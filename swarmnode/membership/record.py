@@ -10,6 +10,7 @@ from swarmnode.errors import RemoteFault
 from swarmnode.identity import SIGNATURE_BYTES, Identity, verify
 from swarmnode.ids import PeerId, RunId
 from swarmnode.membership import swarm
+from swarmnode.membership.progress import SAMPLES_MAX
 from swarmnode.wire import access_pb2 as access
 from swarmnode.wire import record_pb2 as wire
 
@@ -127,6 +128,8 @@ def _fault(record: wire.Record) -> str | None:
     told = record.progress
     if told.feeders[:] not in ([], [record.peer_id]) or len(told.samples) != len(told.feeders):
         return "progress of somebody else"
+    if max([told.total, *told.samples]) > SAMPLES_MAX:
+        return f"progress of {max([told.total, *told.samples])} samples; at most {SAMPLES_MAX}"
     if record.stage != 0 and record.HasField("blocks"):
         return f"data blocks at stage {record.stage}; only feeders (stage 0) have them"
     return None

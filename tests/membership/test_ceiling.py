@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from swarmnode.ids import PeerId
+from swarmnode.errors import RemoteFault
+from swarmnode.identity import Identity
+from swarmnode.ids import PeerId, RunId
 from swarmnode.membership.ceiling import FACTOR, OUTLIER, WINDOW_S, Ceiling, possible
-from swarmnode.membership.progress import Boast, Progress
+from swarmnode.membership.progress import SAMPLES_MAX, Boast, Progress
+from swarmnode.membership.record import _DOMAIN, check_record
 from swarmnode.wire import record_pb2
 
 SLACK, AHEAD_S = 100, 20.0
+RUN = RunId("ab" * 32)
 
 
 def test_what_is_possible_is_what_machines_announce_and_none_counts_for_many() -> None:
@@ -70,3 +76,20 @@ def test_what_a_feeder_counts_itself_needs_nobodys_belief() -> None:
     assert ours.merge_wire(record_pb2.Progress(total=50)) == 50
     with pytest.raises(Boast):
         ours.merge_entries({PeerId("b"): 1})
+
+
+@pytest.mark.parametrize(
+    "told", [{"total": SAMPLES_MAX + 1}, {"feeders": ["me"], "samples": [SAMPLES_MAX + 1]}], ids=["total", "entry"]
+)
+def test_a_record_of_an_impossible_count_is_refused_whole(told: dict[str, Any]) -> None:
+    """Were it taken in, a joiner that knows nobody else would go by it."""
+    identity = Identity.of_seed(b"1" * 32)
+    if "feeders" in told:
+        told = told | {"feeders": [identity.peer_id]}
+    record = record_pb2.Record(
+        run_id=RUN, peer_id=identity.peer_id, state=record_pb2.NODE_STATE_TRAINING, progress=record_pb2.Progress(**told)
+    )
+    raw = record.SerializeToString(deterministic=True)
+    signed = record_pb2.SignedRecord(record=raw, signature=identity.sign(_DOMAIN + raw))
+    with pytest.raises(RemoteFault, match=f"progress of {SAMPLES_MAX + 1} samples; at most {SAMPLES_MAX}"):
+        check_record(signed, run_id=RUN)
