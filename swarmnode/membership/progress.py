@@ -56,11 +56,10 @@ def to_samples(message: record_pb2.Progress) -> dict[str, int]:
 
 
 class Boast(RemoteFault):
-    """More samples than the swarm can have trained. `samples`: how many."""
+    """More samples than the swarm can have trained."""
 
     def __init__(self, samples: int, top: float) -> None:
         super().__init__(f"progress of {samples} samples; {top:.0f} can have been trained at most")
-        self.samples = samples
 
 
 class Progress:

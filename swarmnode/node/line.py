@@ -22,7 +22,7 @@ Learn = Callable[[record_pb2.SignedRecord], None]
 
 class Line:
     """ports.Transport around a ports.Transport. `progressed` is called when another's progress told something new,
-    `boasted` with a peer and the samples it tells of when they are more than can be believed."""
+    `boasted` with a peer that tells of more samples than can be believed."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class Line:
         record: Callable[[], tuple[int, record_pb2.SignedRecord] | None],
         learn: Learn,
         progressed: Callable[[], None],
-        boasted: Callable[[PeerId, int], None] = lambda peer, samples: None,
+        boasted: Callable[[PeerId], None] = lambda peer: None,
     ) -> None:
         self._transport = transport
         self._progress = progress
@@ -136,8 +136,8 @@ class Line:
         try:
             if (progress.samples or progress.total > before) and self._progress.merge_wire(progress) > before:
                 self._progressed()
-        except Boast as boast:  # the call itself may still be good
-            self._boasted(peer, boast.samples)
+        except Boast:  # the call itself may still be good
+            self._boasted(peer)
         if record is not None:
             with contextlib.suppress(RemoteFault):  # a stale or odd record: the call itself may still be good
                 self._learn(record)

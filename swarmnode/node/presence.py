@@ -34,7 +34,7 @@ ADDRESSES_MAX = 8
 SLACK_ROUNDS = 4  # guess: rounds' worth of samples that are believed whatever machines announce
 AHEAD_PERIODS = 2.0  # announce periods; there is a look in each
 NOBODY = -1.0  # as `Progress.top`: nobody is believed yet
-BOASTS_MAX = 64  # guess: peers whose last unbelievable count is remembered
+BOASTERS_MAX = 64  # guess: peers named in one event
 
 
 @dataclass(slots=True)
@@ -87,9 +87,7 @@ class Presence:
         slack = SLACK_ROUNDS * manifest.gossip.round_samples
         self._ceiling = Ceiling(slack, AHEAD_PERIODS * manifest.limits.announce_period_s)
         self._unheard: dict[PeerId, int] = {}  # what feeders told before anybody was believed
-        self._boasts: dict[
-            PeerId, int
-        ] = {}  # samples that a peer told of since the last look and that were not believed
+        self._boasters: dict[PeerId, None] = {}  # told of more samples since the last look than were believed
         self.blocks_heard: dict[PeerId, record_pb2.Blocks] = {}
         self.heard_blocks: Callable[[PeerId, record_pb2.Blocks], None] = lambda peer, blocks: None
         self.doubted: Callable[[Iterable[PeerId]], None] = lambda peers: None  # they went silent
@@ -227,13 +225,13 @@ class Presence:
         self._view_changed()
         self._judge()
 
-    def hear_boast(self, peer: PeerId, samples: int) -> None:
-        """`peer` tells of more `samples` than are believed."""
-        if len(self._boasts) < BOASTS_MAX:
-            self._boasts[peer] = samples
+    def hear_boast(self, peer: PeerId) -> None:
+        """`peer` tells of more samples than are believed."""
+        if len(self._boasters) < BOASTERS_MAX:
+            self._boasters[peer] = None
 
     def trust(self, progress: Progress) -> None:
-        """This node's own knowledge, of a checkpoint: believed as it is."""
+        """Believe `progress` as it is: of this node's checkpoint, or what most say."""
         top, self.progress.top = self.progress.top, math.inf
         self.progress.merge(progress)
         self.progress.top = top
@@ -244,9 +242,11 @@ class Presence:
         us, swarm, total = self.self, self.book.swarm(), self.progress.total
         told = [member.total for member in swarm.members() if member.state != JOINING]
         nobody = self.progress.top == NOBODY
-        if self._boasts and not nobody:
-            self._telemetry.event("progress.doubted", level="warning", peers=list(self._boasts), top=self.progress.top)
-        self._boasts.clear()
+        if self._boasters and not nobody:
+            self._telemetry.event(
+                "progress.doubted", level="warning", peers=list(self._boasters), top=self.progress.top
+            )
+        self._boasters.clear()
         if nobody and not told:
             return
         speeds = [member.samples_per_second for member in swarm.serving(0) if member.samples_per_second > 0.0]
@@ -256,8 +256,7 @@ class Presence:
         above = [samples for samples in told if samples > top]
         if nobody or 2 * len(above) > sum(map(len, swarm.stages)) + 1:  # this one, too, has a vote
             most = statistics.median_low(told if nobody else above)
-            self.progress.top = math.inf
-            self.progress.merge_wire(record_pb2.Progress(total=most))
+            self.trust(Progress.from_wire(record_pb2.Progress(total=most)))
             self._ceiling.lift()
             top = self._ceiling.look(self._clock.unix_s(), self.progress.total, rate)
             self._telemetry.event("progress.raised", samples=most, reason=f"the median of {len(told)} of the run")
@@ -301,8 +300,8 @@ class Presence:
         with self._faults_logged():
             try:
                 self.progress.merge_entries({peer: samples})
-            except Boast as boast:
-                self.hear_boast(peer, boast.samples)
+            except Boast:
+                self.hear_boast(peer)
                 raise
 
     @contextlib.contextmanager
