@@ -13,7 +13,6 @@ import asyncio
 import collections
 import contextvars
 import gc
-import heapq
 import random
 import sys
 import threading
@@ -21,6 +20,7 @@ from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from swarmnode.simulation import border
+from swarmnode.simulation.agenda import Handle, best
 from swarmnode.simulation.border import Forbidden
 
 T = TypeVar("T")
@@ -30,7 +30,6 @@ OWNER: contextvars.ContextVar[object] = contextvars.ContextVar("swarmnode.simula
 
 STANDSTILL_CALLBACKS = 2_000_000  # guess: more at one moment of virtual time is a loop that never waits
 WAITING_SHOWN = 20
-COMPACT_TIMERS = 512  # cancelled timers kept before the heap is rebuilt, if they are the larger part
 FULL_COLLECTION_EVERY = 16
 GARBAGE_CALLBACKS = 10_000_000  # cycles (of exceptions) are collected so often; measured: some 5,000 objects a million
 
@@ -56,40 +55,6 @@ class SerialTask(asyncio.Task[T]):
         return self is other
 
 
-class Handle:
-    """asyncio.Handle as far as asyncio itself uses it."""
-
-    __slots__ = ("_args", "_callback", "_cancelled", "_context", "_loop", "_when")
-
-    def __init__(
-        self,
-        callback: Callable[..., object],
-        args: tuple[Any, ...],
-        context: contextvars.Context,
-        loop: VirtualLoop | None,
-        when: float = 0.0,
-    ) -> None:
-        self._callback: Callable[..., object] | None = callback
-        self._args = args
-        self._context = context
-        self._cancelled = False
-        self._when = when
-        self._loop = loop  # while it is in the heap of timers
-
-    def cancel(self) -> None:
-        if not self._cancelled:
-            self._cancelled = True
-            self._callback, self._args = None, ()
-            if self._loop is not None:
-                self._loop._timer_cancelled()
-
-    def cancelled(self) -> bool:
-        return self._cancelled
-
-    def when(self) -> float:
-        return self._when
-
-
 # Half of its methods raise; typeshed would have them all written out.
 Loop: Any = object if TYPE_CHECKING else asyncio.AbstractEventLoop
 
@@ -99,65 +64,30 @@ class VirtualLoop(Loop):  # type: ignore[misc,unused-ignore]
 
     def __init__(self, seed: int = 0) -> None:
         # A text seed is hashed with SHA-512 by `random`, whatever PYTHONHASHSEED is.
-        self._draw = random.Random(f"swarmnode virtual clock {seed}").random
-        self._now = 0.0
-        self._ready: collections.deque[Handle] = collections.deque()
-        self._timers: list[tuple[float, float, int, Handle]] = []
-        self._timers_cancelled = 0
-        self._serial = 0
+        draw = random.Random(f"swarmnode virtual clock {seed}").random
+        self._agenda = agenda = best()(draw, OWNER, self._callback_raised)
+        self.time, self.call_soon = agenda.time, agenda.call_soon
+        self.call_at, self.call_later = agenda.call_at, agenda.call_later
         self._tasks_made = 0
-        self._frozen: dict[object, list[Handle]] = {}
         self._thread: int | None = None
         self._closed = False
         self._collections = 0
-        self.callbacks = 0
-        """Run so far: the events of the simulation."""
         self.faults: list[dict[str, Any]] = []
         """What was given to the exception handler: exceptions that nobody took."""
         self.when_idle: Callable[[], None] | None = None
         """Called each time before time jumps; for laws that hold whenever everybody waits."""
 
-    # ---- time and callbacks, as asyncio asks for them
-
-    def time(self) -> float:
-        return self._now
-
-    def call_soon(
-        self, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
-    ) -> Handle:
-        handle = Handle(callback, args, contextvars.copy_context() if context is None else context, None)
-        self._ready.append(handle)
-        return handle
-
-    def call_later(
-        self, delay: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
-    ) -> Handle:
-        return self.call_at(self._now + delay, callback, *args, context=context)
-
-    def call_at(
-        self, when: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
-    ) -> Handle:
-        if when != when:
-            raise ValueError("a timer for NaN")
-        context = contextvars.copy_context() if context is None else context
-        handle = Handle(callback, args, context, self, when)
-        self._serial += 1
-        heapq.heappush(self._timers, (when, self._draw(), self._serial, handle))
-        return handle
+    @property
+    def callbacks(self) -> int:
+        """Run so far: the events of the simulation."""
+        return self._agenda.callbacks
 
     def call_soon_threadsafe(
         self, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
     ) -> Handle:
         if threading.get_ident() != self._thread:
             raise Forbidden("a wake-up from another thread in the virtual world")
-        return self.call_soon(callback, *args, context=context)
-
-    def _timer_cancelled(self) -> None:
-        self._timers_cancelled += 1
-        if self._timers_cancelled > COMPACT_TIMERS and 2 * self._timers_cancelled > len(self._timers):
-            self._timers = [entry for entry in self._timers if not entry[3]._cancelled]
-            heapq.heapify(self._timers)
-            self._timers_cancelled = 0
+        return self._agenda.call_soon(callback, *args, context=context)
 
     def create_future(self) -> asyncio.Future[Any]:
         return asyncio.Future(loop=self)
@@ -184,14 +114,14 @@ class VirtualLoop(Loop):  # type: ignore[misc,unused-ignore]
 
     def freeze(self, owner: object) -> None:
         """Nothing of `owner` runs until `thaw`; time goes on without it."""
-        self._frozen.setdefault(owner, [])
+        self._agenda.frozen.setdefault(owner, [])
 
     def thaw(self, owner: object) -> None:
         """All that came due for `owner` meanwhile runs now, in the order it came."""
-        self._ready.extend(self._frozen.pop(owner, ()))
+        self._agenda.again(self._agenda.frozen.pop(owner, ()))
 
     def frozen(self, owner: object) -> bool:
-        return owner in self._frozen
+        return owner in self._agenda.frozen
 
     # ---- running
 
@@ -232,63 +162,35 @@ class VirtualLoop(Loop):  # type: ignore[misc,unused-ignore]
 
     def _cancel_rest(self) -> None:
         rest = [task for task in asyncio.all_tasks(self) if not task.done()]
-        self._frozen.clear()
+        self._agenda.frozen.clear()
         for task in sorted(rest, key=hash):
             task.cancel()
         for task in sorted(rest, key=hash):
             self._run_until(task)
 
     def _run_until(self, main: asyncio.Task[Any]) -> None:
-        ready, moment, collected = self._ready, self._now, self.callbacks
-        limit = self.callbacks + STANDSTILL_CALLBACKS
-        while not main.done():
-            if ready:
-                handle = ready.popleft()
-                if handle._cancelled:
-                    continue
-                if self._frozen and (owner := handle._context.get(OWNER)) in self._frozen:
-                    self._frozen[owner].append(handle)
-                    continue
-                self.callbacks += 1
-                if self.callbacks > limit:
-                    raise Standstill(f"{STANDSTILL_CALLBACKS} callbacks at {self._now:.6f} s: {self._next_ones()}")
-                try:
-                    handle._context.run(handle._callback, *handle._args)  # type: ignore[arg-type]
-                except Exception as error:  # noqa: BLE001  as asyncio.Handle: told, not raised
-                    self.call_exception_handler({"message": "a callback raised", "exception": error})
-                continue
-            if self.callbacks - collected > GARBAGE_CALLBACKS:
-                collected = self.callbacks
+        agenda = self._agenda
+        moment, collected = agenda.time(), agenda.callbacks
+        limit = agenda.callbacks + STANDSTILL_CALLBACKS
+        while True:
+            agenda.drain(main, limit)
+            if main.done():
+                return
+            if agenda.pending():
+                first = ", ".join(map(repr, agenda.upcoming()[:5]))
+                raise Standstill(f"{STANDSTILL_CALLBACKS} callbacks at {moment:.6f} s: {first}")
+            if agenda.callbacks - collected > GARBAGE_CALLBACKS:
+                collected = agenda.callbacks
                 self._collections += 1
                 gc.collect(1 if self._collections % FULL_COLLECTION_EVERY else 2)
             if self.when_idle is not None:
                 self.when_idle()
-                if ready:
+                if agenda.pending():
                     continue
-            self._jump(main)
-            if self._now > moment:
-                moment, limit = self._now, self.callbacks + STANDSTILL_CALLBACKS
-
-    def _jump(self, main: asyncio.Task[Any]) -> None:
-        """To the next moment something is due; all that is due at that very moment becomes ready."""
-        timers = self._timers
-        while timers and timers[0][3]._cancelled:
-            heapq.heappop(timers)
-            self._timers_cancelled -= 1
-        if not timers:
-            raise Deadlock(f"at {self._now:.3f} s all wait and no timer is set:\n{self.waiting(main)}")
-        due = timers[0][0]
-        self._now = max(self._now, due)
-        while timers and timers[0][0] <= self._now:
-            handle = heapq.heappop(timers)[3]
-            handle._loop = None
-            if handle._cancelled:
-                self._timers_cancelled -= 1
-            else:
-                self._ready.append(handle)
-
-    def _next_ones(self) -> str:
-        return ", ".join(repr(handle._callback) for handle in list(self._ready)[:5])
+            if not agenda.advance():
+                raise Deadlock(f"at {moment:.3f} s all wait and no timer is set:\n{self.waiting(main)}")
+            if agenda.time() > moment:
+                moment, limit = agenda.time(), agenda.callbacks + STANDSTILL_CALLBACKS
 
     def waiting(self, main: asyncio.Task[Any] | None = None) -> str:
         """Who waits for what, a line each, those that wait at the same place together."""
@@ -312,9 +214,11 @@ class VirtualLoop(Loop):  # type: ignore[misc,unused-ignore]
         return self._closed
 
     def close(self) -> None:
-        self._ready.clear()
-        self._timers.clear()
+        self._agenda.clear()
         self._closed = True
+
+    def _callback_raised(self, error: Exception) -> None:
+        self.call_exception_handler({"message": "a callback raised", "exception": error})
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         self.faults.append(context)

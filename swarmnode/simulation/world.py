@@ -19,7 +19,7 @@ from swarmnode.model.split import split
 from swarmnode.node.saver import Resumption, Saving
 from swarmnode.pipeline.feeder import Samples
 from swarmnode.recovery import saving
-from swarmnode.simulation import calm
+from swarmnode.simulation import agenda, calm
 from swarmnode.simulation.clock import OWNER, Deadlock, SerialTask, Standstill, VirtualLoop
 from swarmnode.simulation.directory import Habits, Shelf
 from swarmnode.simulation.fault import FAULTS
@@ -362,6 +362,7 @@ def simulate(
         from swarmnode.simulation import real
 
         real.text(scenario.manifest)  # files are read and tokenised outside of virtual time
+    agenda.build()  # a second, once a machine; without a compiler Python does it, slower
     loop = VirtualLoop(seed)
 
     async def main() -> Outcome:

@@ -3,19 +3,37 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import pathlib
+import random
 import shutil
 import subprocess
 import sys
+import weakref
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
-from swarmnode.simulation import clock
+from swarmnode.simulation import agenda, clock
 from swarmnode.simulation.clock import Deadlock, Forbidden, Standstill, VirtualLoop, owned, run
 
 SOURCE = pathlib.Path(clock.__file__)
 VERSIONS = ("3.11", "3.12", "3.13")
+
+
+@pytest.fixture(params=["c", "python"], autouse=True)
+def language(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Each test with agenda.c and with what it stands for."""
+    if request.param == "c":
+        if not agenda.build():
+            pytest.skip("no compiler, or no Python.h, here")
+        assert agenda.best() is not agenda.Agenda
+        yield "c"
+    else:
+        with agenda.unused():
+            yield "python"
 
 
 async def rivals(log: list[object]) -> None:
@@ -61,7 +79,7 @@ def test_time_jumps_and_the_seed_decides_who_is_first() -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_every_python_tells_the_same(version: str, tmp_path: pathlib.Path) -> None:
+def test_every_python_tells_the_same(version: str, language: str) -> None:
     """The loop alone, from its file: other versions here have no packages. Set iteration and the order in which
     asyncio asks for callbacks may change with a version, so only repetition is demanded of each."""
     python = find_python(version)
@@ -72,9 +90,16 @@ import asyncio, importlib.util, sys
 spec = importlib.util.spec_from_file_location("clock", {str(SOURCE)!r})
 clock = importlib.util.module_from_spec(spec); sys.modules["clock"] = clock; spec.loader.exec_module(clock)
 {rivals_source()}
-log = []
-clock.run(rivals(log), 1)
+def told():
+    log = []
+    clock.run(rivals(log), 1)
+    return log
+from swarmnode.simulation import agenda
+with agenda.unused():
+    log = told()
 print(log)
+if {language == "c"} and agenda.build() and (agenda.best() is agenda.Agenda or told() != log):
+    raise SystemExit("C tells another story")
 for wrong in (lambda: asyncio.to_thread(print), lambda: asyncio.open_connection("localhost", 1)):
     try:
         clock.run(wrong())
@@ -213,3 +238,82 @@ def test_exceptions_nobody_took_are_told() -> None:
 
     with pytest.raises(RuntimeError, match="lost"):
         run(main())
+
+
+def test_c_and_python_keep_the_same_agenda() -> None:
+    """Timers in a random order, cancelled at random while others run, some that raise, some of a frozen process."""
+
+    def lived(seed: int) -> tuple[list[object], int]:
+        log: list[object] = []
+        chance = random.Random(seed)
+
+        async def main() -> None:
+            loop = asyncio.get_running_loop()
+            assert isinstance(loop, VirtualLoop)
+            timers: list[Any] = []
+
+            def due(number: int, *more: int) -> None:
+                log.append((loop.time(), number, *more))
+                for _ in range(chance.randrange(3)):
+                    timers.append(
+                        loop.call_later(
+                            chance.choice((0.0, 1.0, chance.random())),
+                            due,
+                            len(timers),
+                            *range(chance.randrange(4)),
+                            context=owned(chance.choice(("a", "b"))),
+                        )
+                    )
+                for _ in range(chance.randrange(2)):
+                    chance.choice(timers).cancel()
+                if chance.random() < 0.1:
+                    timers.append(loop.call_soon(due, -1))
+                if chance.random() < 0.05:
+                    raise ValueError(number)
+
+            loop.call_at(1, due, 0)
+            for _ in range(2000):
+                timers.append(loop.call_at(chance.randrange(1, 50), due, len(timers)))
+            for timer in chance.sample(timers, 1500):  # more than half: the heap is made anew
+                timer.cancel()
+                assert timer.cancelled()
+            await asyncio.sleep(3)
+            loop.freeze("a")
+            await asyncio.sleep(3)
+            loop.thaw("a")
+            await asyncio.sleep(3)
+            log.append([timer.when() for timer in timers[:100]])
+            log.append([repr(fault["exception"]) for fault in loop.faults])
+            loop.faults.clear()
+
+        loop = VirtualLoop(seed)
+        loop.run(main())
+        loop.close()
+        return log, loop.callbacks
+
+    for seed in range(20):
+        with agenda.unused():
+            plain = lived(seed)
+        assert len(plain[0]) > 100
+        assert lived(seed) == plain
+
+
+def test_an_agenda_lets_go_of_what_it_held() -> None:
+    class Held:
+        def __call__(self) -> None:
+            raise AssertionError
+
+    held = Held()
+    known = weakref.ref(held)
+    loop = VirtualLoop()
+    timer = loop.call_later(1, held)
+    loop.call_soon(held)
+    loop.close()
+    timer.cancel()
+    del held, timer, loop
+    gc.collect()
+    assert known() is None
+
+    for wrong in (lambda loop: loop.call_at(float("nan"), print), lambda loop: loop.call_soon(print, contxt=1)):
+        with pytest.raises((TypeError, ValueError)):
+            wrong(VirtualLoop())

@@ -15,6 +15,7 @@ import pytest
 from swarmnode.cli.main import main
 from swarmnode.errors import UsageError
 from swarmnode.pipeline.backlog import Backlog
+from swarmnode.simulation import agenda
 from swarmnode.simulation.report import page
 from swarmnode.simulation.scenario import find, parse_scenario, read_scenario, shorter
 from swarmnode.simulation.sweep import sweep
@@ -32,6 +33,11 @@ FLEET = [{"count": 3, "flops": 1e10, "up_mbps": 100, "down_mbps": 100}]
 def test_golden_traces(index: int) -> None:
     golden = json.loads(FILE.read_text())[index]
     assert life(*LIVES[index]) == golden, "decisions changed; on purpose? then: python -m tests.simulation.golden"
+
+
+def test_a_life_is_the_same_without_c() -> None:
+    with agenda.unused():
+        assert life(*LIVES[0]) == json.loads(FILE.read_text())[0]
 
 
 def test_a_life_is_the_same_in_every_process() -> None:

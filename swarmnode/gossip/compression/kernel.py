@@ -11,19 +11,17 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-import hashlib
-import os
-import platform
-import shutil
-import subprocess
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-SOURCES = tuple(Path(__file__).with_name(name) for name in ("kernel.c", "topk.c"))
-TUNED = "-march=native"
-FLAGS = ("-O3", TUNED, "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC")
-COMPILE_TIMEOUT_S = 60.0
+from swarmnode.compiled import Compiled
+
+COMPILED = Compiled(
+    "kernel",
+    tuple(Path(__file__).with_name(name) for name in ("kernel.c", "topk.c")),
+    ("-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC"),
+    tuned=True,
+)
 _unused = False
 
 _POINTER, _LONG, _FLOAT, _INT = ctypes.c_void_p, ctypes.c_long, ctypes.c_float, ctypes.c_int
@@ -38,39 +36,9 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
 }
 
 
-def _path() -> Path:
-    """Where the library for this source, these flags and this very kind of processor lies."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        processor = next((line for line in lines if line.startswith(("flags", "Features"))), "")
-    except OSError:
-        processor = platform.processor()
-    sources = b"".join(source.read_bytes() for source in SOURCES)
-    name = hashlib.sha256(sources + repr((FLAGS, platform.machine(), processor)).encode()).hexdigest()[:24]
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "swarmnode" / f"kernel-{name}.so"
-
-
 def build() -> bool:
     """Compile unless that was done before. False, with nothing changed, when this machine cannot."""
-    try:
-        path = _path()
-        if path.exists():
-            return True
-        compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
-        if compiler is None:
-            return False
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-            made = Path(folder) / path.name
-            for tuned in (True, False):  # some compilers know this flag by another name
-                flags = [flag for flag in FLAGS if tuned or flag != TUNED]
-                command = [compiler, *flags, "-o", str(made), *map(str, SOURCES), "-lm"]
-                done = subprocess.run(command, check=not tuned, capture_output=True, timeout=COMPILE_TIMEOUT_S)
-                if done.returncode == 0:
-                    break
-            made.replace(path)  # whole or not at all: others may be building too
-    except (OSError, RuntimeError, subprocess.SubprocessError):
+    if not COMPILED.build():
         return False
     _load.cache_clear()
     return True
@@ -94,13 +62,12 @@ def load() -> ctypes.CDLL | None:
 
 @functools.cache
 def _load() -> ctypes.CDLL | None:
+    path = COMPILED.trusted()
+    if path is None:
+        return None
     try:
-        path = _path()
-        owner = path.stat().st_uid
-        if owner not in (os.getuid(), 0):
-            return None
         library = ctypes.CDLL(str(path))
-    except (OSError, RuntimeError):
+    except OSError:
         return None
     for name, arguments in _SIGNATURES.items():
         function = getattr(library, name)
