@@ -342,69 +342,18 @@ static int tell_raised(Agenda *self) {
     return told == NULL ? -1 : 0;
 }
 
-static PyObject *agenda_drain(Agenda *self, PyObject *const *args, Py_ssize_t nargs) {
-    if (nargs != 2) {
-        PyErr_SetString(PyExc_TypeError, "drain(main, limit)");
-        return NULL;
-    }
-    long long limit = PyLong_AsLongLong(args[1]);
-    if (limit == -1 && PyErr_Occurred())
-        return NULL;
-    while (self->ready_count > 0 && self->callbacks < limit) {
-        PyObject *done = PyObject_CallMethodNoArgs(args[0], name_done);
-        if (done == NULL)
-            return NULL;
-        Py_DECREF(done);
-        if (done == Py_True)
-            break;
-        Handle *handle = ready_pop(self);
-        if (handle->cancelled) {
-            Py_DECREF(handle);
-            continue;
-        }
-        if (PyDict_GET_SIZE(self->frozen) > 0) {
-            int kept = keep_frozen(self, handle);
-            if (kept != 0) {
-                if (kept < 0) {
-                    Py_DECREF(handle);
-                    return NULL;
-                }
-                continue;
-            }
-        }
-        self->callbacks++;
-        /* It may be cancelled, and lose these, while it runs. */
-        PyObject *callback = Py_NewRef(handle->callback), *context = Py_NewRef(handle->context);
-        PyObject *tuple = Py_XNewRef(handle->args), *value = NULL;
-        if (PyContext_Enter(context) == 0) {
-            value = tuple == NULL ? PyObject_CallNoArgs(callback)
-                                  : PyObject_Vectorcall(callback, ((PyTupleObject *)tuple)->ob_item,
-                                                        PyTuple_GET_SIZE(tuple), NULL);
-            if (PyContext_Exit(context) < 0)
-                Py_CLEAR(value);
-        }
-        Py_DECREF(handle);
-        Py_DECREF(callback);
-        Py_DECREF(context);
-        Py_XDECREF(tuple);
-        if (value == NULL && tell_raised(self) < 0)
-            return NULL;
-        Py_XDECREF(value);
-    }
-    Py_RETURN_NONE;
-}
-
-static PyObject *agenda_advance(Agenda *self, PyObject *unused) {
+/* 1: to the next moment, and what is due then is ready; 0: no timers; -1: an error. */
+static int advance(Agenda *self) {
     while (self->timers_count > 0 && self->timers[0].handle->cancelled) {
         self->timers_cancelled--;
         Py_DECREF(timer_pop(self));
     }
     if (self->timers_count == 0)
-        Py_RETURN_FALSE;
+        return 0;
     if (self->timers[0].when > self->now) {
         PyObject *now = PyFloat_FromDouble(self->timers[0].when);
         if (now == NULL)
-            return NULL;
+            return -1;
         self->now = self->timers[0].when;
         Py_SETREF(self->now_object, now);
     }
@@ -414,9 +363,85 @@ static PyObject *agenda_advance(Agenda *self, PyObject *unused) {
             self->timers_cancelled--;
             Py_DECREF(handle);
         } else if (ready_push(self, handle) < 0)
+            return -1;
+    }
+    return 1;
+}
+
+/* Takes the reference. -1: an exception that is none of asyncio.Handle's goes on. */
+static int run_handle(Agenda *self, Handle *handle) {
+    /* It may be cancelled, and lose these, while it runs. */
+    PyObject *callback = Py_NewRef(handle->callback), *context = Py_NewRef(handle->context);
+    PyObject *args = Py_XNewRef(handle->args), *value = NULL;
+    if (PyContext_Enter(context) == 0) {
+        value = args == NULL ? PyObject_CallNoArgs(callback)
+                             : PyObject_Vectorcall(callback, ((PyTupleObject *)args)->ob_item,
+                                                   PyTuple_GET_SIZE(args), NULL);
+        if (PyContext_Exit(context) < 0)
+            Py_CLEAR(value);
+    }
+    Py_DECREF(handle);
+    Py_DECREF(callback);
+    Py_DECREF(context);
+    Py_XDECREF(args);
+    if (value == NULL)
+        return tell_raised(self);
+    Py_DECREF(value);
+    return 0;
+}
+
+static PyObject *agenda_live(Agenda *self, PyObject *const *args, Py_ssize_t nargs) {
+    if (nargs != 3) {
+        PyErr_SetString(PyExc_TypeError, "live(main, standstill, until)");
+        return NULL;
+    }
+    long long standstill = PyLong_AsLongLong(args[1]), until = PyLong_AsLongLong(args[2]);
+    if ((standstill == -1 || until == -1) && PyErr_Occurred())
+        return NULL;
+    long long limit = self->callbacks + standstill;
+    for (;;) {
+        PyObject *done = PyObject_CallMethodNoArgs(args[0], name_done);
+        if (done == NULL)
+            return NULL;
+        Py_DECREF(done);
+        if (done == Py_True)
+            return PyUnicode_FromString("done");
+        if (self->ready_count == 0) {
+            if (self->callbacks >= until)
+                return PyUnicode_FromString("pause");
+            double moment = self->now;
+            int found = advance(self);
+            if (found < 0)
+                return NULL;
+            if (found == 0)
+                return PyUnicode_FromString("deadlock");
+            if (self->now > moment) {
+                limit = self->callbacks + standstill;
+                if (PyErr_CheckSignals() < 0)
+                    return NULL;
+            }
+            continue;
+        }
+        if (self->callbacks >= limit)
+            return PyUnicode_FromString("standstill");
+        Handle *handle = ready_pop(self);
+        if (handle->cancelled) {
+            Py_DECREF(handle);
+            continue;
+        }
+        if (PyDict_GET_SIZE(self->frozen) > 0) {
+            int kept = keep_frozen(self, handle);
+            if (kept > 0)
+                continue;
+            if (kept < 0) {
+                Py_DECREF(handle);
+                return NULL;
+            }
+        }
+        self->callbacks++;
+        if (run_handle(self, handle) < 0)
             return NULL;
     }
-    Py_RETURN_TRUE;
 }
 
 static PyObject *agenda_again(Agenda *self, PyObject *handles) {
@@ -517,8 +542,6 @@ static PyObject *agenda_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     return (PyObject *)self;
 }
 
-static PyObject *agenda_pending(Agenda *self, PyObject *unused) { return PyLong_FromSsize_t(self->ready_count); }
-
 static PyMemberDef agenda_members[] = {
     {"callbacks", T_LONGLONG, offsetof(Agenda, callbacks), READONLY, NULL},
     {"frozen", T_OBJECT_EX, offsetof(Agenda, frozen), READONLY, NULL},
@@ -530,10 +553,8 @@ static PyMethodDef agenda_methods[] = {
     {"call_soon", (PyCFunction)(void (*)(void))agenda_call_soon, METH_FASTCALL | METH_KEYWORDS, NULL},
     {"call_at", (PyCFunction)(void (*)(void))agenda_call_at, METH_FASTCALL | METH_KEYWORDS, NULL},
     {"call_later", (PyCFunction)(void (*)(void))agenda_call_later, METH_FASTCALL | METH_KEYWORDS, NULL},
-    {"drain", (PyCFunction)(void (*)(void))agenda_drain, METH_FASTCALL, NULL},
-    {"advance", (PyCFunction)agenda_advance, METH_NOARGS, NULL},
+    {"live", (PyCFunction)(void (*)(void))agenda_live, METH_FASTCALL, NULL},
     {"again", (PyCFunction)agenda_again, METH_O, NULL},
-    {"pending", (PyCFunction)agenda_pending, METH_NOARGS, NULL},
     {"upcoming", (PyCFunction)agenda_upcoming, METH_NOARGS, NULL},
     {"clear", (PyCFunction)agenda_clear_all, METH_NOARGS, NULL},
     {NULL},

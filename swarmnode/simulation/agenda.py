@@ -83,10 +83,6 @@ class Agenda:
         self.frozen: dict[object, list[Handle]] = {}
         """Owners that stand still, and what came due for them meanwhile, in its order."""
 
-    def pending(self) -> int:
-        """Handles that are ready."""
-        return len(self._ready)
-
     # ---- as asyncio asks for them
 
     def time(self) -> float:
@@ -124,10 +120,23 @@ class Agenda:
 
     # ---- running
 
-    def drain(self, main: Done, limit: int) -> None:
-        """Run what is ready until nothing is, `main` is done, or `callbacks` is `limit`."""
-        ready = self._ready
-        while ready and self.callbacks < limit and not main.done():
+    def live(self, main: Done, standstill: int, until: int) -> str:
+        """Run what is ready, then go to the next moment something is due, until `main` is done ("done"), `callbacks` is
+        `until` and nothing is ready ("pause"), there are no timers ("deadlock"), or time did not pass for `standstill`
+        callbacks."""
+        ready, limit = self._ready, self.callbacks + standstill
+        while not main.done():
+            if not ready:
+                if self.callbacks >= until:
+                    return "pause"
+                moment = self._now
+                if not self._advance():
+                    return "deadlock"
+                if self._now > moment:
+                    limit = self.callbacks + standstill
+                continue
+            if self.callbacks >= limit:
+                return "standstill"
             handle = ready.popleft()
             if handle.is_cancelled:
                 continue
@@ -139,8 +148,9 @@ class Agenda:
                 handle.context.run(handle.callback, *handle.args)  # type: ignore[arg-type]
             except Exception as error:  # noqa: BLE001  as asyncio.Handle
                 self._raised(error)
+        return "done"
 
-    def advance(self) -> bool:
+    def _advance(self) -> bool:
         """To the next moment something is due; all that is due at that very moment becomes ready. False: no timers."""
         timers = self._timers
         while timers and timers[0][3].is_cancelled:

@@ -74,8 +74,6 @@ class VirtualLoop(Loop):  # type: ignore[misc,unused-ignore]
         self._collections = 0
         self.faults: list[dict[str, Any]] = []
         """What was given to the exception handler: exceptions that nobody took."""
-        self.when_idle: Callable[[], None] | None = None
-        """Called each time before time jumps; for laws that hold whenever everybody waits."""
 
     @property
     def callbacks(self) -> int:
@@ -170,27 +168,17 @@ class VirtualLoop(Loop):  # type: ignore[misc,unused-ignore]
 
     def _run_until(self, main: asyncio.Task[Any]) -> None:
         agenda = self._agenda
-        moment, collected = agenda.time(), agenda.callbacks
-        limit = agenda.callbacks + STANDSTILL_CALLBACKS
         while True:
-            agenda.drain(main, limit)
-            if main.done():
+            end = agenda.live(main, STANDSTILL_CALLBACKS, agenda.callbacks + GARBAGE_CALLBACKS)
+            if end == "done":
                 return
-            if agenda.pending():
+            if end == "standstill":
                 first = ", ".join(map(repr, agenda.upcoming()[:5]))
-                raise Standstill(f"{STANDSTILL_CALLBACKS} callbacks at {moment:.6f} s: {first}")
-            if agenda.callbacks - collected > GARBAGE_CALLBACKS:
-                collected = agenda.callbacks
-                self._collections += 1
-                gc.collect(1 if self._collections % FULL_COLLECTION_EVERY else 2)
-            if self.when_idle is not None:
-                self.when_idle()
-                if agenda.pending():
-                    continue
-            if not agenda.advance():
-                raise Deadlock(f"at {moment:.3f} s all wait and no timer is set:\n{self.waiting(main)}")
-            if agenda.time() > moment:
-                moment, limit = agenda.time(), agenda.callbacks + STANDSTILL_CALLBACKS
+                raise Standstill(f"{STANDSTILL_CALLBACKS} callbacks at {agenda.time():.6f} s: {first}")
+            if end == "deadlock":
+                raise Deadlock(f"at {agenda.time():.3f} s all wait and no timer is set:\n{self.waiting(main)}")
+            self._collections += 1
+            gc.collect(1 if self._collections % FULL_COLLECTION_EVERY else 2)
 
     def waiting(self, main: asyncio.Task[Any] | None = None) -> str:
         """Who waits for what, a line each, those that wait at the same place together."""
