@@ -80,16 +80,16 @@ def check_spec(spec: wire.TensorSpec, nbytes_max: int) -> int:
 
     Raises RemoteFault for an unknown dtype, too many dimensions, a size over the bound or one that does not fit.
     """
-    if spec.dtype not in DTYPE_BYTES:
-        raise RemoteFault(f"tensor of unknown dtype {spec.dtype[:16]!r}; known: {', '.join(DTYPE_BYTES)}")
-    if len(spec.shape) > DIMENSIONS_MAX:
-        raise RemoteFault(f"tensor of {len(spec.shape)} dimensions; at most {DIMENSIONS_MAX}")
-    if spec.nbytes > nbytes_max:
-        raise RemoteFault(f"tensor of {spec.nbytes} bytes announced; at most {nbytes_max} are accepted here")
-    elements = math.prod(spec.shape)
-    if spec.codec in ("", "raw") and elements * DTYPE_BYTES[spec.dtype] != spec.nbytes:
-        raise RemoteFault(f"tensor {spec.dtype}{list(spec.shape)} announced with {spec.nbytes} bytes")
-    return int(spec.nbytes)
+    dtype, shape, nbytes = spec.dtype, spec.shape, int(spec.nbytes)
+    if dtype not in DTYPE_BYTES:
+        raise RemoteFault(f"tensor of unknown dtype {dtype[:16]!r}; known: {', '.join(DTYPE_BYTES)}")
+    if len(shape) > DIMENSIONS_MAX:
+        raise RemoteFault(f"tensor of {len(shape)} dimensions; at most {DIMENSIONS_MAX}")
+    if nbytes > nbytes_max:
+        raise RemoteFault(f"tensor of {nbytes} bytes announced; at most {nbytes_max} are accepted here")
+    if spec.codec in ("", "raw") and math.prod(shape) * DTYPE_BYTES[dtype] != nbytes:
+        raise RemoteFault(f"tensor {dtype}{list(shape)} announced with {nbytes} bytes")
+    return nbytes
 
 
 def check_tensors(specs: Iterable[wire.TensorSpec], nbytes_max: int) -> int:
@@ -125,11 +125,11 @@ def reply_of(error: Busy | Unavailable | RemoteFault) -> wire.Reply:
 
 def raise_for(peer: PeerId, reply: wire.Reply) -> None:
     """Raise what `peer` says in `reply`, unless it is OK: Busy, Unavailable, Refused, Forbidden, RemoteFault."""
+    if reply.status == wire.STATUS_OK:
+        return
     said = "".join(c if c.isprintable() else "?" for c in reply.reason[:REASON_CHARACTERS_MAX])
     retry_after_s = min(reply.retry_after_ms / 1000.0, RETRY_AFTER_MAX_S)
     match reply.status:
-        case wire.STATUS_OK:
-            return
         case wire.STATUS_BUSY:
             raise Busy(f"{short(peer)} is busy: {said}", retry_after_s)
         case wire.STATUS_UNAVAILABLE:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable
 from typing import Any, TypeVar
 
@@ -33,7 +34,17 @@ class Watch:
     The work runs in the caller's own task, and a ping is a task only while it is under way: most work is never late.
     """
 
-    __slots__ = ("_asking", "_error", "_patience_s", "_peer", "_run_id", "_task", "_timer", "_transport")
+    __slots__ = (
+        "_asking",
+        "_error",
+        "_gives_up_at",
+        "_patience_s",
+        "_peer",
+        "_run_id",
+        "_task",
+        "_timer",
+        "_transport",
+    )
 
     def __init__(self, transport: Transport, run_id: str, peer: PeerId, patience_s: float) -> None:
         self._transport = transport
@@ -44,6 +55,7 @@ class Watch:
         self._timer: asyncio.TimerHandle | None = None
         self._asking: asyncio.Task[None] | None = None
         self._error: Exception | None = None  # why the work was cancelled
+        self._gives_up_at = math.inf
 
     async def over(self, work: Awaitable[T], give_up_s: float | None = None) -> T:
         """The result of `work`. Raises what it raises, PeerTimeout when a ping goes unanswered, TimeoutError after
@@ -51,8 +63,9 @@ class Watch:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         assert task is not None and self._task is None, "a watch looks after one piece of work, in a task"
         self._task, cancelling = task, task.cancelling()
-        self._timer = loop.call_later(self._patience_s, self._late)
-        deadline = None if give_up_s is None else loop.call_later(give_up_s, self._end, TimeoutError())
+        if give_up_s is not None:
+            self._gives_up_at = loop.time() + give_up_s
+        self._wait()
         try:
             return await work
         except asyncio.CancelledError:
@@ -60,9 +73,8 @@ class Watch:
                 raise
             raise self._error from None
         finally:
-            self._timer.cancel()
-            if deadline is not None:
-                deadline.cancel()
+            if self._timer is not None:
+                self._timer.cancel()
             if self._asking is not None:
                 self._asking.cancel()
                 await asyncio.wait([self._asking])
@@ -74,8 +86,18 @@ class Watch:
             self._timer.cancel()
             self._late()
 
+    def _wait(self) -> None:
+        """One timer, for whatever comes first."""
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_at(min(loop.time() + self._patience_s, self._gives_up_at), self._late)
+
     def _late(self) -> None:
-        self._asking = asyncio.get_running_loop().create_task(self._ask())
+        loop = asyncio.get_running_loop()
+        if loop.time() >= self._gives_up_at:
+            self._end(TimeoutError())
+            return
+        self._asking = loop.create_task(self._ask())
+        self._timer = loop.call_at(self._gives_up_at, self._late) if math.isfinite(self._gives_up_at) else None
 
     async def _ask(self) -> None:
         try:
@@ -86,7 +108,9 @@ class Watch:
             self._end(error)
         else:
             self._patience_s *= PATIENCE_GROWTH
-            self._timer = asyncio.get_running_loop().call_later(self._patience_s, self._late)
+            if self._timer is not None:
+                self._timer.cancel()
+            self._wait()
         self._asking = None
 
     def _end(self, error: Exception) -> None:

@@ -33,10 +33,10 @@ class Held:
     adding the gradient again; or it was withdrawn, by the event loop when its callers had given up, and is never added:
     another replica does it. Until the compute thread comes to it both may happen."""
 
-    answer: asyncio.Future[Answer]
     task: asyncio.Task[None] | None = None
     begun: bool = False  # the task has had its first turn
-    waiters: int = 0
+    over: bool = False  # all who wait have been told
+    waiters: list[asyncio.Future[Answer]] = field(default_factory=list)
     committed: bool = False
     withdrawn: bool = False
     _decided: threading.Lock = field(default_factory=threading.Lock)
@@ -51,7 +51,7 @@ class Held:
     def revoke(self) -> None:
         """Nothing was added: what came back from onward was bad. Raises Unavailable when nobody waits any more."""
         with self._decided:
-            self.committed, self.withdrawn = False, self.waiters == 0
+            self.committed, self.withdrawn = False, not self.waiters
         if self.withdrawn:
             raise Unavailable("who asked for this microbatch has given up")
 
@@ -60,6 +60,19 @@ class Held:
         with self._decided:
             self.withdrawn = not self.committed
             return self.withdrawn
+
+    def tell(self, answer: Answer | SwarmnodeError) -> None:
+        """To all who wait; a cancelled one waits no longer. A future of each caller's own: to shield one that all share
+        takes two callbacks more."""
+        self.over = True
+        for waiter in self.waiters:
+            if waiter.done():
+                continue
+            if isinstance(answer, Answer):
+                waiter.set_result(answer)
+            else:
+                waiter.set_exception(answer)
+                waiter.exception()  # seen: its task may be cancelled before it looks
 
 
 class Backlog:
@@ -113,15 +126,16 @@ class Backlog:
             raise Unavailable("microbatch was counted here already and its answer is no longer kept")
         else:
             held = self._begin(key, work)
-        held.waiters += 1
+        waiter: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        held.waiters.append(waiter)
         try:
-            return await asyncio.shield(held.answer)
+            return await waiter
         finally:
-            held.waiters -= 1
-            if held.waiters == 0 and not held.answer.done() and held.task is not None and held.withdraw():
+            held.waiters.remove(waiter)
+            if not held.waiters and not held.over and held.task is not None and held.withdraw():
                 self._held.pop(key, None)  # a repeat that comes now begins anew
                 held.task.cancel()
-            del held  # it knows the error, and its traceback this frame
+            del waiter  # it knows the error, and its traceback this frame
 
     def _begin(self, key: Key, work: Callable[[Held], Awaitable[Answer]]) -> Held:
         if self.refusing is not None:
@@ -133,8 +147,7 @@ class Backlog:
             waited_s = asyncio.get_running_loop().time() - self._first_s if self._first_s is not None else 0.0
             retry_after_s = self._seconds + WAITED_SHARE * waited_s
             raise Busy(f"all {self._places} places of position {position} are taken", retry_after_s=retry_after_s)
-        loop = asyncio.get_running_loop()
-        held = Held(loop.create_future())
+        held = Held()
         working = self._work(key, held, work)
         try:
             held.task = self._tasks.create_task(working)
@@ -143,7 +156,7 @@ class Backlog:
             raise Unavailable("this node is ending") from None
         held.task.add_done_callback(lambda task: self._over(key, held))
         if self._unknown and self._first_s is None:
-            self._first_s = loop.time()
+            self._first_s = asyncio.get_running_loop().time()
         self._by_position[position] = self._by_position.get(position, 0) + 1
         self._held[key] = held
         self._empty.clear()
@@ -159,12 +172,11 @@ class Backlog:
             self._seconds += 0.1 * (loop.time() - begun - self._seconds)
             self._keep(key, held, answer)
             self.finished += 1
-            held.answer.set_result(answer)
+            held.tell(answer)
         except SwarmnodeError as error:
             if held.committed:
                 self._count(key)
-            held.answer.set_exception(error)
-            held.answer.exception()  # seen: nobody may be waiting any more
+            held.tell(error)
         except asyncio.CancelledError:
             self._unfinished(held)
             raise
@@ -179,8 +191,7 @@ class Backlog:
 
     def _unfinished(self, held: Held) -> None:
         """Who waits is told at once, and asks another replica: a node that moves ends what it could not finish."""
-        held.answer.set_exception(Unavailable("this node has left the stage with the microbatch unfinished"))
-        held.answer.exception()
+        held.tell(Unavailable("this node has left the stage with the microbatch unfinished"))
 
     def _let_go(self, key: Key, held: Held) -> None:
         if self._held.get(key) is held:

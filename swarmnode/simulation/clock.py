@@ -45,6 +45,7 @@ class Standstill(RuntimeError):
 class SerialTask(asyncio.Task[T]):
     """A task that hashes by the order of its making, not by its address."""
 
+    __slots__ = ("context", "serial")
     serial: int
     context: contextvars.Context
 
@@ -103,9 +104,7 @@ class VirtualLoop(Loop):  # type: ignore[misc,unused-ignore]
         task: SerialTask[T] = SerialTask.__new__(SerialTask)
         task.serial = self._tasks_made
         task.context = context = contextvars.copy_context() if context is None else context
-        task.__init__(  # type: ignore[misc]
-            coro, loop=self, name=f"task-{self._tasks_made}" if name is None else name, context=context, **more
-        )
+        task.__init__(coro, loop=self, name=name or "", context=context, **more)  # type: ignore[misc]
         return task
 
     # ---- processes that stand still
@@ -185,7 +184,7 @@ class VirtualLoop(Loop):  # type: ignore[misc,unused-ignore]
         places: collections.Counter[str] = collections.Counter()
         for task in sorted(asyncio.all_tasks(self), key=hash):
             owner = task.context.get(OWNER) if isinstance(task, SerialTask) else None
-            label = "main" if task is main else str(owner) if owner is not None else task.get_name()
+            label = "main" if task is main else str(owner) if owner is not None else task.get_name() or "a task"
             places[f"{label}: {_place(task)}"] += 1
         lines = [f"  {count} x {place}" if count > 1 else f"  {place}" for place, count in places.items()]
         more = len(lines) - WAITING_SHOWN

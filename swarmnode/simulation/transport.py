@@ -286,8 +286,6 @@ def _cancel(task: asyncio.Task[None]) -> None:
 def copies(tensors: Sequence[WireTensor]) -> list[WireTensor]:
     """What arrives is memory of its own. Fake tensors (declared bytes over a repeated pattern) have none to copy."""
     return [
-        WireTensor(
-            t.dtype, t.shape, memoryview(bytearray(t.data)) if memoryview(t.data).contiguous else t.data, t.codec
-        )
+        WireTensor(t.dtype, t.shape, memoryview(bytearray(t.data)), t.codec) if memoryview(t.data).contiguous else t
         for t in tensors
     ]
