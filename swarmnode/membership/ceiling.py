@@ -17,6 +17,8 @@ import statistics
 from collections import deque
 from collections.abc import Sequence
 
+from swarmnode.membership.swarm import Members
+
 FACTOR = 4.0  # guess: machines do up to so many times what they announce: speeds are measured late, or on busy machines
 OUTLIER = 4.0  # guess: no machine counts as more than so many times the median of all
 WINDOW_S = 1800.0  # guess: what two halves of a swarm did while cut from each other for hours is made up for in it
@@ -40,7 +42,15 @@ class Ceiling:
         self._ahead_s = ahead_s
         self._marks: deque[tuple[float, int, float]] = deque()  # (Unix time, samples believed, samples possible) then
         self._rate = 0.0
+        self._rated: tuple[Members, int, float, float] = (), 0, 0.0, 0.0  # what was asked last, and the answer
         self._at, self._possible = 0.0, 0.0  # Unix time of the last look; samples possible since the first one
+
+    def possible(self, feeders: Members, count: int, own: float) -> float:
+        """Samples a second that `count` machines do at most, of which `feeders` are known, and this one does `own`."""
+        if self._rated[0] is not feeders or self._rated[1:3] != (count, own):
+            speeds = [member.samples_per_second for member in feeders if member.samples_per_second > 0.0]
+            self._rated = feeders, count, own, possible([*speeds, own] if own > 0.0 else speeds, count)
+        return self._rated[3]
 
     def look(self, now_unix_s: float, total: int, rate: float) -> float:
         """Samples that others are believed at most until the next look, now that `total` are believed and `rate` a

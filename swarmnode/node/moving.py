@@ -25,7 +25,6 @@ from swarmnode.pipeline.rebalance import (
     on_the_way,
     plan_move,
     serving,
-    settled,
     shifted,
     still_good,
     uneven,
@@ -219,7 +218,7 @@ class Moving:
         me = self._presence.me
         await self._presence.announce()
         await self._presence.look([stage])
-        mates = [member.peer for member in settled(self._presence.book.swarm().stages[stage]) if member.peer != me]
+        mates = [member.peer for member in self._presence.book.swarm().settled(stage) if member.peer != me]
         found = await self._answering(mates[:MATES_MAX])
         return bool(found), f"of the others of stage {stage} {len(mates)} mean to stay, and {len(found)} of them answer"
 

@@ -15,11 +15,12 @@ from swarmnode.errors import RemoteFault
 from swarmnode.identity import Identity
 from swarmnode.ids import PeerId, RunId, seeded
 from swarmnode.manifest import Manifest
-from swarmnode.membership.ceiling import Ceiling, possible
+from swarmnode.membership.book import Book
+from swarmnode.membership.ceiling import Ceiling
 from swarmnode.membership.door import Door
 from swarmnode.membership.progress import Boast, Progress
 from swarmnode.membership.record import check_member, check_record, check_time, pass_of, sign_record
-from swarmnode.membership.swarm import JOINING, SERVING, Book, Member, View, shared, view_of
+from swarmnode.membership.swarm import SERVING, Member, View, shared, view_of
 from swarmnode.metrics import name
 from swarmnode.pipeline.allowed import allowed_samples_per_s
 from swarmnode.pipeline.route import Router
@@ -34,6 +35,7 @@ ADDRESSES_MAX = 8
 SLACK_ROUNDS = 4  # guess: rounds' worth of samples that are believed whatever machines announce
 AHEAD_PERIODS = 2.0  # announce periods; there is a look in each
 NOBODY = -1.0  # as `Progress.top`: nobody is believed yet
+AHEAD_TOLERANCE_S = 0.001  # guess: of wall clocks; nodes foresee their pauses in whole seconds
 BOASTERS_MAX = 64  # guess: peers named in one event
 
 
@@ -239,20 +241,22 @@ class Presence:
     def _judge(self) -> None:
         """How many samples others are believed until the next look: what all who feed can do meanwhile, or what most
         of all say who have come by a state."""
-        us, swarm, total = self.self, self.book.swarm(), self.progress.total
-        told = [member.total for member in swarm.members() if member.state != JOINING]
+        swarm, total = self.book.swarm(), self.progress.total
         nobody = self.progress.top == NOBODY
         if self._boasters and not nobody:
             self._telemetry.event(
                 "progress.doubted", level="warning", peers=list(self._boasters), top=self.progress.top
             )
         self._boasters.clear()
+        told = swarm.totals() if nobody else []
         if nobody and not told:
             return
-        speeds = [member.samples_per_second for member in swarm.serving(0) if member.samples_per_second > 0.0]
-        if us.stage == 0 and us.speed() > 0.0:
-            speeds.append(us.speed())
-        top = self._ceiling.look(self._clock.unix_s(), total, rate := possible(speeds, swarm.sizes[0]))
+        own = self.self.speed() if self.self.stage == 0 else 0.0
+        rate = self._ceiling.possible(swarm.serving(0), swarm.sizes[0], own)
+        top = self._ceiling.look(self._clock.unix_s(), total, rate)
+        if not nobody and self.book.most > top:  # else nobody tells of more
+            told = swarm.totals()
+            self.book.most = max(told, default=0)
         above = [samples for samples in told if samples > top]
         if nobody or 2 * len(above) > sum(map(len, swarm.stages)) + 1:  # this one, too, has a vote
             most = statistics.median_low(told if nobody else above)
@@ -376,6 +380,8 @@ class Presence:
     def _tell_time(self) -> None:
         """Records speak of wall clocks, routers of the loop's time."""
         ahead_s = self._clock.unix_s() - asyncio.get_running_loop().time()
+        if abs(ahead_s - self.routers[0].unix_ahead_s) < AHEAD_TOLERANCE_S:
+            return
         for router in self.routers:
             router.unix_ahead_s = ahead_s
 

@@ -83,26 +83,35 @@ class Load:
 def load(swarm: Swarm, costs: Sequence[float], without: PeerId | None = None) -> Load:
     """What the stages can do, `without` left out. `costs` are the stages' relative costs per sample: a node that moves
     is as much faster there as the stage is cheaper. Of a crowded stage some are known, and stand for all."""
-    known = [m.samples_per_second for stage in swarm.stages for m in stage if m.samples_per_second > 0.0]
-    mean = sum(known) / len(known) if known else 1.0
-    stages = len(swarm.stages)
+    stages, told = len(swarm.stages), [swarm.speeds(stage) for stage in range(len(swarm.stages))]
+    known = [m.samples_per_second for stage in range(stages) for m in swarm.unsettled(stage) if m.samples_per_second]
+    count = sum(len(swarm.settled(stage)) - untold for stage, (_, untold) in enumerate(told)) + len(known)
+    mean = (sum(speed for speed, _ in told) + sum(known)) / count if count else 1.0
     capacity, replicas, unsure = [0.0] * stages, [0.0] * stages, [0.0] * stages
     for stage, members in enumerate(swarm.stages):
         each, cost = swarm.sizes[stage] / len(members) if members else 1.0, costs[stage]
-        for member in members:
+        speed, untold = told[stage]
+        settled, unsettled = swarm.settled(stage), swarm.unsettled(stage)
+        if without is not None:
+            left = [member for member in settled if member.peer != without]
+            capacity[stage] += each * sum(member.samples_per_second or mean for member in left)
+            replicas[stage] += each * len(left)
+            unsettled = tuple([member for member in unsettled if member.peer != without])
+        else:
+            capacity[stage] += each * (speed + untold * mean)
+            replicas[stage] += each * len(settled)
+        for member in unsettled:
             there, weight = member.moving_to, 1.0  # who moves is always known
             # A mover finishes what it holds before it goes: it drains, and comes all the same.
             if there is None or there >= stages:
                 if member.state not in COMING:
                     continue
                 there, weight = stage, each
-            if without is not None and member.peer == without:
-                continue
-            speed = weight * (member.samples_per_second or mean) * cost / costs[there]
-            capacity[there] += speed
+            own = weight * (member.samples_per_second or mean) * cost / costs[there]
+            capacity[there] += own
             replicas[there] += weight
             if member.state == JOINING and not member.samples_per_second:
-                unsure[there] += speed
+                unsure[there] += own
     sure = tuple(whole - part for whole, part in zip(capacity, unsure, strict=True))
     return Load(tuple(capacity), sure, tuple(map(round, replicas)), mean)
 
@@ -180,7 +189,7 @@ def plan_move(
     swarm: Swarm, costs: Sequence[float], rules: Rules, me: PeerId | None = None
 ) -> tuple[Move | None, Reason]:
     """The one move that helps most, or None and why nobody moves; that of `me` if it is NEARLY as good: nodes look at
-    different times, and the first who will do need not wait for the best.
+    different times, and the first who will do need not wait for the best. None where `me` is not where it comes from.
 
     The target is an empty stage, else one with fewer than `min_keep` replicas, and the source the strongest with
     replicas to spare; else the weakest, and any source with replicas to spare that is stronger by more than the ratio:
@@ -197,7 +206,7 @@ def plan_move(
     target = max(empty, key=lambda s: (costs[s], -s)) if empty else min(thin or range(stages), key=capacity.__getitem__)
     keep = 1 if empty else rules.min_keep  # an empty stage stops the whole run: a stage gives all but its last replica
     # Of a stage whose relief is only on its way nobody goes: more than `keep` are there and stay.
-    there = [settled(stage) for stage in swarm.stages]
+    there = [swarm.settled(stage) for stage in range(stages)]
     able = [stage for stage in range(stages) if stage != target and len(there[stage]) > keep]
     listing = _listing(capacity)
     safety = bool(thin) and not empty
@@ -207,6 +216,8 @@ def plan_move(
         sources = [stage for stage in able if now.sure[stage] > rules.ratio * capacity[target] * EQUAL]
         if not sources:
             return None, f"stages are alike: samples/s by stage {listing}"
+    if me is not None and not any(member.peer == me for stage in sources for member in there[stage]):
+        return None, f"none of this stage is to move: samples/s by stage {listing}"
     best, own = None, None
     for stage in sources:
         before = min(capacity[target], now.sure[stage])
@@ -260,11 +271,6 @@ def worth_it(move: Move, download_s: float) -> tuple[bool, Reason]:
         return True, "one more death at its stage is not to be risked" if move.safety else "the stage is empty"
     left = move.worth - (move.after - move.before) * download_s
     return left > 0.0, f"{left:.3g} samples gained in {LASTS_S:g} s less a download of {download_s:.3g} s and its way"
-
-
-def settled(stage: Sequence[Member]) -> list[Member]:
-    """Those that serve their stage and have not said that they go."""
-    return [member for member in stage if member.state == SERVING and member.moving_to is None]
 
 
 def _thin(replicas: Sequence[int], min_keep: int) -> list[int]:

@@ -88,9 +88,14 @@ class Router:
         present = {member.peer: member for member in members}
         for peer in [peer for peer in self._peers if peer not in present]:
             self.forget(peer)
-        least = self._least()
-        for member in present.values():
-            self._enter(member, least)
+        least: float | None = None
+        for peer, member in present.items():
+            known = self._peers.get(peer)
+            if known is None:
+                least = self._least() if least is None else least
+                self._enter(member, least)
+            elif known.member is not member:
+                self._renew(known, member)
 
     def learn(self, member: Member) -> None:
         """One replica that serves the stage, by its newest record."""
@@ -129,10 +134,8 @@ class Router:
         return min((entry.runtime for entry in self._peers.values()), default=0.0)
 
     def _enter(self, member: Member, least: float) -> None:
-        known = self._peers.get(member.peer)
-        if known is None:
-            known = self._peers[member.peer] = _Peer(member, least, 0, Ema())
-            self._begin(member.peer, least)
+        known = self._peers[member.peer] = _Peer(member, least, 0, Ema())
+        self._begin(member.peer, least)
         self._renew(known, member)
 
     def _begin(self, peer: PeerId, least: float) -> None:

@@ -7,8 +7,9 @@ from collections import Counter
 
 from swarmnode.identity import Identity
 from swarmnode.ids import PeerId, RunId, digest, seeded
+from swarmnode.membership.book import Book
 from swarmnode.membership.record import check_record, remember, sign_record
-from swarmnode.membership.swarm import Book, shared, view_after, view_of
+from swarmnode.membership.swarm import shared, view_after, view_of
 from swarmnode.wire import record_pb2
 
 RUN = RunId("run")
