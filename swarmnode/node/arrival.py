@@ -33,6 +33,7 @@ from swarmnode.wire import record_pb2
 
 LOOK_SHARE = 0.25  # guess: of the announce period, between two looks at a stage that has no replica
 FEW = 8  # guess: of a larger stage so many are asked first; if half of them live, the others are believed
+FIRST = 2  # guess: the same where no record tells of a sample: nobody has a state, it is asked whether that is still so
 SETTLE_SHARE = 0.5  # guess: of the announce period, that others who bring the same stage back have to hear of us
 ASKED_MAX = 64  # guess: members a joiner pings before it believes their records; in larger swarms one more or less
 POLITE = DownloadLimits(rest=0.5)
@@ -84,15 +85,15 @@ class Arrival:
             asked = [(peer, tasks.create_task(late(self._line, self._run_id, peer))) for peer in peers[:ASKED_MAX]]
         return frozenset(peer for peer, answer in asked if answer.result() is None) | frozenset(peers[ASKED_MAX:])
 
-    async def _answering_near(self, swarm: Swarm, near: Sequence[int]) -> frozenset[PeerId]:
-        """Those of the stages `near` that live, as far as it matters: of a crowd a few tell for all."""
+    async def _answering_near(self, swarm: Swarm, near: Sequence[int], count: int = FEW) -> frozenset[PeerId]:
+        """Those of the stages `near` that live, as far as it matters: of a crowd `count` tell for all."""
         me, few, rest = self._presence.me, [], []
         for stage in dict.fromkeys(near):
             peers = [member.peer for member in swarm.stages[stage] if member.peer != me]
             first = digest64("few", me) % max(1, len(peers))  # not always the same ones
             peers = peers[first:] + peers[:first]
-            few.append(peers[:FEW])
-            rest.append(peers[FEW:])
+            few.append(peers[:count])
+            rest.append(peers[count:])
         answer = set(await self.answering([peer for peers in few for peer in peers]))
         for asked, others in zip(few, rest, strict=True):
             doubtful = 2 * len(answer.intersection(asked)) < len(asked)
@@ -176,9 +177,12 @@ class Arrival:
         """One look at the directory, and a ping to whoever matters to `stage`."""
         stages, me = self._manifest.pipeline.stages, self._presence.me
         near = [(stage + step) % stages for step in (0, -1, 1)]
-        await self._presence.look(range(stages) if not waited_s else sorted(set(near)))
-        swarm = self._swarm()
-        answer = await self._answering_near(swarm, near)
+        swarm = self._swarm()  # all stages were looked up when this one was chosen
+        await self._presence.look([at for at in range(stages) if at in near or not (waited_s or swarm.stages[at])])
+        begun = self._presence.progress.total > 0
+        answer = await self._answering_near(self._swarm(), near, FEW if begun else FIRST)
+        if not begun and self._presence.progress.total > 0:
+            answer = await self._answering_near(self._swarm(), near)
         swarm, total = self._swarm(), self._presence.progress.total  # answers carry records and progress
         round_now = total // self._manifest.gossip.round_samples
         before = swarm.serving((stage - 1) % stages)

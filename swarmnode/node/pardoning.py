@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from swarmnode.ids import PeerId
 from swarmnode.membership.liveness import late
-from swarmnode.pipeline.route import Router
+from swarmnode.pipeline.route import BAN_MAX_S, Router
 from swarmnode.ports import Telemetry, Transport
 
 SHARE = 0.1  # guess: of the announce period, between two rounds of pings ...
@@ -19,7 +19,8 @@ AT_ONCE_MAX = 8  # guess: peers pinged in a round, by router
 async def pardoning(
     line: Transport, run_id: str, routers: Sequence[Router], telemetry: Telemetry, announce_period_s: float
 ) -> None:
-    """Ping those whose ban is over by time alone, until cancelled; who answers may be chosen again."""
+    """Ping those whose ban is over by time alone, until cancelled; who answers may be chosen again. Who does not is
+    asked ever more rarely: most are dead, and known until their record runs out."""
     loop, broke = asyncio.get_running_loop(), asyncio.Event()
     for router in routers:
         router.when_banned = broke.set
@@ -30,7 +31,7 @@ async def pardoning(
             router.pardon(peer)
             telemetry.event("peer.unbanned", peer=peer, reason="answers a ping")
         else:
-            router.ban(peer, loop.time())
+            router.ban(peer, loop.time(), max(BAN_MAX_S, announce_period_s))
 
     while True:
         if not any(router.bans for router in routers):

@@ -28,7 +28,7 @@ from swarmnode.ports import Clock, Directory, Telemetry
 from swarmnode.recovery.snapshot import Snapshot
 from swarmnode.wire import record_pb2
 
-FRESH_SHARE = 0.5  # guess: our record is signed anew on request when older than this share of the announce period
+FRESH_SHARE = 1.0  # guess: our record is signed anew on request when older than this share of the announce period
 EMPTY_SHARE = 0.25  # guess: of the announce period, between two looks while a stage that work goes to stands empty
 OTHERS_PERIODS = 3  # as recovery/ladder.LOST_PERIODS: rarer, and the roll call would have to look at each by itself
 ADDRESSES_MAX = 8

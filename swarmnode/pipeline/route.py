@@ -228,12 +228,13 @@ class Router:
         if known is not None:
             known.not_before = max(known.not_before, until)
 
-    def ban(self, peer: PeerId, now: float) -> float:
-        """It broke: not chosen until it publishes a newer record and the ban (doubling) is over; returns seconds."""
+    def ban(self, peer: PeerId, now: float, most_s: float = BAN_MAX_S) -> float:
+        """It broke: not chosen until it publishes a newer record and the ban (doubling up to `most_s`) is over; returns
+        its seconds."""
         known = self._peers.get(peer)
         if known is None:
             return 0.0
-        seconds = min(BAN_MAX_S, BAN_FIRST_S * 2.0**known.faults_in_row)
+        seconds = min(most_s, BAN_FIRST_S * 2.0**known.faults_in_row)
         known.faults_in_row += 1
         known.banned_sequence = known.member.sequence
         known.banned_until = now + seconds
