@@ -10,7 +10,7 @@ from swarmnode.errors import Busy, RemoteFault, Unavailable
 from swarmnode.ids import PeerId, RunId
 from swarmnode.metrics import name
 from swarmnode.ports import Answer, Call, Telemetry, Transport, WireTensor
-from swarmnode.recovery.snapshot import WHOLE, Cut, Snapshot
+from swarmnode.recovery.snapshot import CHUNK_NBYTES, WHOLE, Cut, Snapshot
 from swarmnode.wire import call_pb2 as wire
 
 SNAPSHOTS_MAX = 2
@@ -21,7 +21,7 @@ PARTS_MAX = 8  # guess: slow weights, embedding or head, all of it
 class DonorLimits:
     """What giving may cost. All are guesses."""
 
-    idle_s: float = 60.0  # a snapshot nobody asked for in this time is forgotten
+    idle_s: float = 60.0  # a snapshot nobody asked for in this time, for each MiB of a chunk, is forgotten
     fresh_s: float = 10.0  # a newcomer gets the snapshot made for another one up to this old
     downloads_max: int = 4  # peers that pull at once
     busy_retry_s: float = 2.0
@@ -178,8 +178,9 @@ class SnapshotDonor:
 
     def _full(self) -> bool:
         """Whether every snapshot kept is still being pulled and there is no room for another."""
-        pulled_s = self._now_s() - self._limits.idle_s / 2
-        return len(self._kept) >= SNAPSHOTS_MAX and all(kept.asked_s > pulled_s for kept in self._kept)
+        now_s = self._now_s()
+        pulled = (now_s - kept.asked_s < self._idle_s(kept) / 2 for kept in self._kept)
+        return len(self._kept) >= SNAPSHOTS_MAX and all(pulled)
 
     async def _make(self, round_min: int, cut: Cut) -> _Kept:
         """A new snapshot, of which `cut` is wanted, in the place of the one idle longest when there are two."""
@@ -216,7 +217,11 @@ class SnapshotDonor:
     def _forgotten_s(self, kept: _Kept) -> float:
         """When `kept` goes. Timer and test share this sum: rounded in two ways, the timer could be armed for now, for
         ever."""
-        return kept.asked_s + self._limits.idle_s
+        return kept.asked_s + self._idle_s(kept)
+
+    def _idle_s(self, kept: _Kept) -> float:
+        """Larger chunks are asked for more rarely."""
+        return self._limits.idle_s * max(1.0, kept.snapshot.chunk_nbytes / CHUNK_NBYTES)
 
     @staticmethod
     def _now_s() -> float:

@@ -12,7 +12,7 @@ from swarmnode.ids import PeerId, RunId, short
 from swarmnode.membership.liveness import patiently
 from swarmnode.metrics import name
 from swarmnode.ports import Call, State, Telemetry, Transport
-from swarmnode.recovery.snapshot import WHOLE, Cut, assemble, check_chunk, check_offer, chunk_span
+from swarmnode.recovery.snapshot import CHUNK_NBYTES, WHOLE, Cut, assemble, check_chunk, check_offer, chunk_span
 from swarmnode.wire import call_pb2 as wire
 
 Accept = Callable[[State], Awaitable[None]]
@@ -32,7 +32,7 @@ class DownloadLimits:
     helpers: int = 3  # peers besides the donor that are asked for the same bytes
     rest: float = 0.0  # seconds of rest after a chunk for each second it took: 1.0 leaves half of the donor's uplink
     offer_timeout_s: float = 60.0  # the donor copies and hashes its state in this time
-    chunk_timeout_s: float = 40.0  # 1 MiB at 210 kbit/s: what is left of a home's uplink while it trains
+    chunk_timeout_s: float = 40.0  # for each MiB, at 210 kbit/s: what is left of a home's uplink while it trains
     patience_s: float = 2.0  # of either; then the donor is asked whether it lives
     pause_s: float = 0.5  # before the first repetition; doubles up to pause_max_s
     pause_max_s: float = 8.0
@@ -283,12 +283,14 @@ class _Puller:
         longer has the snapshot, or died, is not."""
         start, end = chunk_span(offer, index)
         request = wire.ChunkRequest(snapshot_id=offer.id, index=index, stage=self._stage)
+        # States of more than 16 GiB come in larger chunks: in the time of one MiB no home could give them.
+        timeout_s = self._limits.chunk_timeout_s * max(1.0, offer.chunk_nbytes / CHUNK_NBYTES)
         for attempt in range(1, retries + 2):
             try:
                 call = self._transport.call(
                     donor,
                     Call(wire.Request(run_id=self._run_id, chunk=request)),
-                    timeout_s=self._limits.chunk_timeout_s,
+                    timeout_s=timeout_s,
                     reply_bytes_max=end - start,
                 )
                 answer = await patiently(self._transport, self._run_id, donor, call, self._limits.patience_s)

@@ -16,7 +16,7 @@ from swarmnode.metrics.name import Kind, check_event, check_metric
 from swarmnode.ports import Answer, Call, Handler, State
 from swarmnode.recovery.donor import DonorLimits, SnapshotDonor
 from swarmnode.recovery.download import DownloadLimits, download
-from swarmnode.recovery.snapshot import SECTIONS, Cut, Snapshot
+from swarmnode.recovery.snapshot import CHUNK_NBYTES, SECTIONS, Cut, Snapshot
 from swarmnode.wire import call_pb2 as wire
 
 T = TypeVar("T")
@@ -270,6 +270,35 @@ def test_busy_and_slow_chunks_are_asked_for_again() -> None:
         found, _ = await fetch(world, [A], said)
         assert same(found, state(105)) and not said.all("state.failed")
         assert world.asked[A, "chunk"] == CHUNKS + 2
+        giver.donor.close()
+
+    live(main())
+
+
+def test_large_chunks_may_take_as_long_as_they_must() -> None:
+    """A state of more than 16 GiB comes in chunks of more than a MiB, at the bytes a second that a MiB may have."""
+
+    async def main() -> None:
+        world, said = World(), Said()
+        giver = Giver(world, A, 100)
+        parameters = CHUNK_NBYTES // 4
+
+        async def take(cut: Cut) -> Snapshot:
+            sections = {name: memoryview(bytes(4 * parameters)) for name in SECTIONS}
+            return Snapshot.of(State(sections, 1, 0.25), 1, 5, to_message({}), 2 * CHUNK_NBYTES)
+
+        async def slow(method: str, serial: int, go: Next) -> Answer:
+            if method == "chunk":
+                await asyncio.sleep(1.5 * DownloadLimits().chunk_timeout_s)
+            return await go()
+
+        giver.donor.close()
+        giver.donor = SnapshotDonor(RUN, 1, take, giver.offload, giver.said)
+        giver.donor.serve(Link(world, A))
+        world.faults[A] = slow
+        found, _ = await download(Link(world, ME), lambda: [A], 1, RUN, parameters, DownloadLimits(), said)
+        assert all(memoryview(section).nbytes == CHUNK_NBYTES for section in found.sections.values())
+        assert world.asked[A, "chunk"] == -(-len(SECTIONS) // 2) and not said.all("state.failed")
         giver.donor.close()
 
     live(main())
