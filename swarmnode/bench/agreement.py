@@ -19,7 +19,7 @@ import os
 import statistics
 import time
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,6 +48,7 @@ ROUNDS = 6  # guess: with three pairs each, a single exchange that failed is 5 %
 MEASURE_MAX_S = 400.0  # guess: rounds are not waited for any longer
 LOOK_S = 0.25
 PING_EVERY_S = 0.2  # guess: one node after the other, so that each is asked some fifty times
+STALLS = 0.02  # guess: share of pings, the longest, that tell of the machine and not of the way
 LONG_EVERY = 7  # one ping of so many carries LONG_BYTES; no multiple of NODES, so that all get some; guess
 LONG_BYTES = 1 << 18  # an activation of the demo's: 8 samples of 128 tokens of 128 bf16
 SLOWER = 1.5  # the simulated swarm may be so much slower and still come to the same sample
@@ -103,6 +104,12 @@ async def _live(
         return _machines(manifest, facts, ways), _rates(first, last, wall_s), ends, wall_s
 
 
+def typical(seconds: Iterable[float]) -> float:
+    """The mean without the longest STALLS of them: a machine that once stands still for a second is not so far away."""
+    ordered = sorted(seconds)
+    return statistics.fmean(ordered[: math.ceil((1.0 - STALLS) * len(ordered))])
+
+
 @dataclass(slots=True)
 class Ways:
     """Seconds that calls to nodes took, there and back: empty ones by node, and those that carried LONG_BYTES there.
@@ -114,8 +121,8 @@ class Ways:
 
     def bytes_s(self) -> float:
         """What a message's bytes add to its way. At least half of a long call counts as theirs."""
-        empty_s = statistics.fmean(itertools.chain(*self.empty_s.values()))
-        long_s = statistics.fmean(self.long_s)
+        empty_s = typical(itertools.chain(*self.empty_s.values()))
+        long_s = typical(self.long_s)
         return LONG_BYTES / max(long_s - empty_s, long_s / 2.0)
 
 
@@ -186,7 +193,7 @@ def _machines(manifest: Manifest, facts: list[NodeFacts], ways: Ways) -> tuple[K
         flops = statistics.harmonic_mean(told) * 3.0 * parts[status.stage].cost * manifest.model.context
         if not (rtts := ways.empty_s.get(PeerId(status.peer_id))):
             raise LocalFault(f"{node.name} answered no ping: its way cannot be told to the simulator")
-        address = Address("local", statistics.fmean(rtts) / 2.0)  # of a round trip, each end has half
+        address = Address("local", typical(rtts) / 2.0)  # of a round trip, each end has half
         kinds.append(Kind(node.name, 1, flops, bytes_s, bytes_s, address, stage=int(status.stage)))
     return tuple(kinds)
 

@@ -19,7 +19,6 @@ from swarmnode.dashboard.timeline import TEXT_CHARS_MAX, Entry, sentence
 from swarmnode.errors import RemoteFault
 from swarmnode.ids import PeerId, RunId, short
 from swarmnode.manifest import Manifest
-from swarmnode.membership.progress import Progress
 from swarmnode.model.split import split
 from swarmnode.wire import call_pb2, record_pb2, report_pb2
 from swarmnode.wire.control_pb2 import StatusReply
@@ -58,6 +57,7 @@ class Seen:
     speed: float = 0.0
     queue: int = 0
     round: int = 0
+    samples: int = 0
     version: str = ""
     joined_s: float = 0.0
     expires_s: float = 0.0
@@ -142,7 +142,6 @@ class Board:
     grew_s: float = 0.0  # when `samples` last grew, or first was looked at
     entry_serial: int = 0
     cursors: dict[PeerId, tuple[int, int]] = field(default_factory=dict)  # (incarnation, last event read) of nodes gone
-    _progress: Progress = field(default_factory=Progress)
     _began_s: float = 0.0
     _rates: deque[tuple[float, int]] = field(default_factory=deque)
     parameters: tuple[int, ...] = ()
@@ -182,7 +181,7 @@ class Board:
         node.expires_s, node.addresses = record.expires_unix_ms / 1000.0, tuple(record.addresses)
         if record.state == record_pb2.NODE_STATE_LEFT and node.gone_s is None:
             node.gone_s, node.gone_why = now_s, "left"
-        self._learn_progress(record.progress)
+        node.samples = min(record.progress.total, NUMBER_MAX)
         self._dirty.add(peer)
 
     def reported(self, peer: PeerId, report: report_pb2.Report, now_s: float, rtt_s: float) -> None:
@@ -249,13 +248,15 @@ class Board:
     def settle(self, now_s: float) -> None:
         """Bring the run's sample count and speed up to `now_s`.
 
-        The count is what records add up to, or what half of the nodes say when that is more: a coordinator that
-        started late has not heard of feeders long dead. A single liar moves neither the median nor others' entries.
+        The count is what half of the nodes say, in their records or asked: none of them alone can move it, and who
+        joins and knows nothing yet does not count.
         """
-        fresh = (node.status for node in self.living() if self._fresh(node, now_s))
-        said = [status.samples_total for status in fresh if status is not None]
-        known = statistics.median_low(said) if said else 0
-        total = max(self.samples, self._progress.total, known)
+        said = [
+            max(node.samples, node.status.samples_total if node.status is not None and self._fresh(node, now_s) else 0)
+            for node in self.living()
+        ]
+        known = list(filter(None, said))
+        total = max(self.samples, statistics.median_low(known) if known else 0)
         if total > self.samples or not self.grew_s:
             self.samples, self.grew_s = total, now_s
         self._began_s = self._began_s or now_s
@@ -311,13 +312,6 @@ class Board:
 
     def _fresh(self, node: Seen, now_s: float) -> bool:
         return now_s - node.answered_s <= max(REPORT_FRESH_S, len(self.nodes) / 5.0)
-
-    def _learn_progress(self, said: record_pb2.Progress) -> None:
-        if said.samples:
-            try:
-                self._progress.merge(Progress.from_wire(said))
-            except RemoteFault:
-                return  # an absurd count: the record itself may still be right
 
     def _count(self, node: Seen, report: report_pb2.Report, now_s: float) -> None:
         contribution = self.contributions.get(node.peer)

@@ -147,6 +147,20 @@ def test_claims_that_cannot_be_are_not_believed(one: Fixture) -> None:
     assert all(len(text) <= 240 for text in one.texts())
 
 
+def test_a_boast_moves_the_count_of_samples_nowhere() -> None:
+    async def make() -> list[record_pb2.Record]:
+        crowd = Crowd(TINY, RUN, 4)
+        return [record(crowd, person, expires_unix_ms=int((NOW + 15) * 1000)) for person in crowd.people]
+
+    board = Board(TINY, RUN)
+    for told, total in zip(asyncio.run(make()), (0, 512, 10**12, 500), strict=True):
+        told.progress.total = total
+        told.progress.samples[:] = [total]
+        board.heard(told, NOW)
+    board.settle(NOW)
+    assert board.samples == 512, "of the three that know a count"
+
+
 def test_the_same_complaint_is_shown_once_a_minute(one: Fixture) -> None:
     for serial in range(1, 50):
         one.board.reported(one.peer, report(serial, "peer.banned", "warning", peer=one.peer, reason="slow"), NOW, 0.0)
