@@ -137,8 +137,12 @@ class Onward:
         loop = asyncio.get_running_loop()
         left_s = deadline - loop.time()
         hops = len(process.itinerary) - process.position - 1
-        expected_s = router.expected_s(peer, process.samples) or 0.0
-        waits = patience(expected_s, hops, self._limits.hop_timeout_min_s, left_s, others)
+        own_s = router.expected_s(peer, process.samples)
+        # Where replicas are many each is new: pinged by the minimum, a quarter as many pings as microbatches went
+        # (simulated: thousand).
+        expected_s = own_s if own_s is not None else router.typical_s(process.samples)
+        known = own_s is not None
+        waits = patience(expected_s, hops, self._limits.hop_timeout_min_s, left_s, others, known=known)
         onward = wire.Process()
         onward.CopyFrom(process)
         onward.position += 1

@@ -29,11 +29,14 @@ class Patience:
     blames: bool
 
 
-def patience(expected_s: float, hops: int, minimum_s: float, left_s: float, others: bool) -> Patience:
+def patience(
+    expected_s: float, hops: int, minimum_s: float, left_s: float, others: bool, *, known: bool = True
+) -> Patience:
     """For a peer expected to need `expected_s` itself, `hops` before the last stage, with `left_s` to the microbatch's
-    deadline. `others`: another replica could take it. Hops nearer the end give up first: theirs is the repair."""
+    deadline. `others`: another replica could take it; `known`: by the peer's own answers, else by those of others. Hops
+    nearer the end give up first: theirs is the repair."""
     ping_s = max(minimum_s, TIMEOUT_FACTOR * expected_s * hops)
     # Nothing is known of a peer before its first answer: then only the deadline tells.
-    gray_s = (GRAY_FACTOR + hops) * ping_s if expected_s > 0.0 else float("inf")
+    gray_s = (GRAY_FACTOR + hops) * ping_s if known and expected_s > 0.0 else float("inf")
     give_up_s = min(gray_s, left_s) if others else left_s
     return Patience(ping_s, give_up_s, give_up_s >= gray_s)

@@ -263,6 +263,10 @@ class Router:
             return None
         return known.seconds_per_sample.value * samples
 
+    def typical_s(self, samples: int) -> float:
+        """Seconds that any peer needs for `samples`, 0 before the first answer."""
+        return self._all.value * samples
+
     def ready_in_s(self, now: float) -> float:
         """Seconds until some replica may be chosen again by time alone; 0 when one can be now."""
         waits = [max(0.0, known.not_before - now) for peer, known in self._peers.items() if not self.banned(peer, now)]

@@ -230,3 +230,11 @@ def test_who_lets_deadlines_pass_while_others_answer_is_to_blame() -> None:
     assert router.late(gray)
     router.completed(gray, 8, 1.0)
     assert not router.late(gray), "it answered: begun anew"
+
+
+def test_what_is_typical_is_what_all_needed() -> None:
+    router = Router(random.Random(0))
+    router.update([member("a"), member("b")])
+    assert router.typical_s(4) == 0.0 and router.expected_s(PeerId("b"), 4) is None
+    router.completed(PeerId("a"), 2, 6.0)
+    assert router.typical_s(4) == pytest.approx(12.0) and router.expected_s(PeerId("b"), 4) is None
