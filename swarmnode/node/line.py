@@ -103,7 +103,8 @@ class Line:
             if method == "exchange":
                 self._news(peer, header.progress, heard)
             return
-        self._news(peer, header.progress)
+        if heard is None or heard.total < self._progress.total:  # else the caller knows no less than we
+            self._news(peer, header.progress)
         signed = self._say(peer)
         if signed is not None:
             header.record.CopyFrom(signed)
