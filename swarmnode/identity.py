@@ -7,6 +7,7 @@ six byte prefix, written in base58. No hivemind is needed to make, sign or verif
 from __future__ import annotations
 
 import functools
+import sys
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import serialization
@@ -38,7 +39,7 @@ def _base58(raw: bytes) -> str:
 def peer_id_of(public_key: bytes) -> PeerId:
     """The peer id (52 characters, "12D3KooW...") of an Ed25519 public key of 32 bytes."""
     assert len(public_key) == PUBLIC_KEY_BYTES, f"an Ed25519 public key has 32 bytes, not {len(public_key)}"
-    return PeerId(_base58(_PREFIX + public_key))
+    return PeerId(sys.intern(_base58(_PREFIX + public_key)))
 
 
 def peer_id_bytes(peer_id: PeerId) -> bytes:

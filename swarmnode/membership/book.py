@@ -104,9 +104,25 @@ class Book:
         # Buried, or come from another stage.
         back = [view.members[peer] for peer in unseen if peer in here]
         others += [new for new in back if here[new.peer].sequence < new.sequence]
-        others += strangers
-        kept = {new.peer for new in others if new.peer != me and self._take(here.get(new.peer), new)}
+        kept = self._settle(stage, strangers, me)
+        kept |= {new.peer for new in others if new.peer != me and self._take(here.get(new.peer), new)}
         return [peer for peer in view.fed if peer in newer or peer in kept]
+
+    def _settle(self, stage: int, strangers: Sequence[Member], me: PeerId) -> set[PeerId]:
+        """`_take` all `strangers`, whom a look-up of `stage` has found; who was taken."""
+        here = {new.peer: new for new in strangers if new.stage == stage and new.state != wire.NODE_STATE_LEFT}
+        here.pop(me, None)
+        present = self._present[stage]
+        if (stage != self.own and len(present) + len(here) > self._crowd_max) or len(here) < len(strangers) or not here:
+            return {new.peer for new in strangers if new.peer != me and self._take(None, new)}
+        if len(self._members) + len(here) > self._members_max:
+            return set()
+        self._members.update(here)
+        present.update(here)
+        self._unsorted.add(stage)
+        self._due_unix_s[stage] = min(self._due_unix_s[stage], *[new.expires_unix_s for new in here.values()])
+        self._touch(stage)
+        return set(here)
 
     def _take(self, known: Member | None, member: Member) -> bool:
         """`_keep`, if there is room."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -44,7 +45,7 @@ class Member:
     @staticmethod
     def of(record: wire.Record) -> Member:
         return Member(
-            peer=PeerId(record.peer_id),
+            peer=PeerId(sys.intern(record.peer_id)),  # one string for all that is known of it
             stage=record.stage,
             state=record.state,
             sequence=record.sequence,
@@ -52,7 +53,7 @@ class Member:
             samples_per_second=record.samples_per_second,
             queue=record.queue,
             round_index=record.round,
-            addresses=tuple(record.addresses),
+            addresses=tuple(map(sys.intern, record.addresses)),
             joined_unix_s=record.joined_unix_ms / 1000.0,
             round_stride=max(1, record.round_stride),
             kept_round=record.kept_round if record.HasField("kept_round") else None,

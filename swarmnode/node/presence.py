@@ -29,6 +29,8 @@ from swarmnode.recovery.snapshot import Snapshot
 from swarmnode.wire import record_pb2
 
 FRESH_SHARE = 1.0  # guess: our record is signed anew on request when older than this share of the announce period
+EXPIRY_STEP_S = 0.002  # records tell milliseconds, and of two that expire at the same one a directory keeps the first
+JUST_SHARE = 0.1  # guess: who changes its state has signed its record just before it is published
 EMPTY_SHARE = 0.25  # guess: of the announce period, between two looks while a stage that work goes to stands empty
 OTHERS_PERIODS = 3  # as recovery/ladder.LOST_PERIODS: rarer, and the roll call would have to look at each by itself
 ADDRESSES_MAX = 8
@@ -97,9 +99,10 @@ class Presence:
         self._sequence = self._joined_unix_ms
         self._signed: record_pb2.SignedRecord | None = None
         self._signed_at = float("-inf")
+        self._published_at = float("-inf")  # when the last one published was signed
         self.door: Door | None = None  # None: everybody may take part
         self._announce_now = asyncio.Event()
-        self._sends_to: Collection[int] = range(manifest.pipeline.stages)
+        self._sends_to: Collection[int] = ()  # nobody, before a stage is chosen
         self._chance = seeded(manifest.seed, "look", self.me, self._joined_unix_ms)
 
     @property
@@ -188,10 +191,14 @@ class Presence:
                 pass
 
     async def announce(self) -> None:
-        """Publish our record of now, once."""
-        self._signed = None
-        current = self.record()
-        if current is not None and not await self._directory.announce(current[1]):
+        """Publish our record of now, once: the one signed a moment ago, if it expires after what was published."""
+        old_s = asyncio.get_running_loop().time() - JUST_SHARE * self._manifest.limits.announce_period_s
+        if self._signed_at < max(old_s, self._published_at + EXPIRY_STEP_S):
+            self._signed = None
+        if (current := self.record()) is None:
+            return
+        self._published_at = self._signed_at
+        if not await self._directory.announce(current[1]):
             self._telemetry.event("directory.failed", level="warning", reason="nobody stored our record; tried again")
 
     async def watching(self, stages: Sequence[int]) -> None:

@@ -216,8 +216,16 @@ def plan_move(
         sources = [stage for stage in able if now.sure[stage] > rules.ratio * capacity[target] * EQUAL]
         if not sources:
             return None, f"stages are alike: samples/s by stage {listing}"
-    if me is not None and not any(member.peer == me for stage in sources for member in there[stage]):
-        return None, f"none of this stage is to move: samples/s by stage {listing}"
+    large = sum(swarm.sizes) > SMALL
+    if me is not None:
+        mine = next((member for stage in sources if (member := _find(there[stage], me)) is not None), None)
+        if mine is None:
+            return None, f"none of this stage is to move: samples/s by stage {listing}"
+        if large and not (safety or empty):  # the others' moves are looked at only where this node's own would help
+            before = min(capacity[target], now.sure[mine.stage])
+            after = _weaker(now, costs, mine, target)
+            if not _helps(_move(now, costs, mine, target, before, after, safety), rules):
+                return None, f"this node's move does not help: samples/s by stage {listing}"
     best, own = None, None
     for stage in sources:
         before = min(capacity[target], now.sure[stage])
@@ -231,7 +239,7 @@ def plan_move(
                 best = move if best is None else max(best, move, key=lambda one: (one.after, -one.speed, one.peer))
                 own = move if member.peer == me else own
     if best is None:
-        large = sum(swarm.sizes) > SMALL  # somebody always fits
+        # Of a large swarm somebody always fits.
         best = None if safety or empty or large else _exchange(now, costs, sources, target, there)
         if best is None or not _helps(best, rules):
             return None, f"no move helps: samples/s by stage {listing}"
@@ -281,6 +289,12 @@ def _thin(replicas: Sequence[int], min_keep: int) -> list[int]:
 def _helps(move: Move, rules: Rules) -> bool:
     """Whether the weaker of the two stages gets enough faster, and that is worth the mover's work lost."""
     return move.worth > 0.0 and move.after >= (1.0 + rules.gain_min) * move.before and move.after > move.before * EQUAL
+
+
+def _find(members: Sequence[Member], peer: PeerId) -> Member | None:
+    """`peer` among `members`, which are in the order of their names."""
+    at = bisect.bisect_left(members, peer, key=lambda member: member.peer)
+    return members[at] if at < len(members) and members[at].peer == peer else None
 
 
 def _weaker(now: Load, costs: Sequence[float], member: Member, target: int) -> float:

@@ -12,7 +12,7 @@ from swarmnode.manifest import Manifest, RecoverySpec
 from swarmnode.membership.swarm import Swarm
 from swarmnode.ports import Answer, Call, Telemetry, Transport
 from swarmnode.recovery.download import DownloadLimits, download
-from swarmnode.recovery.ladder import keepers
+from swarmnode.recovery.ladder import keeps
 from swarmnode.recovery.snapshot import SLOW, WHOLE, Cut, Snapshot, snapshot_nbytes
 from swarmnode.wire import call_pb2
 
@@ -44,7 +44,7 @@ def renewal(
     """Whether `me` should fetch the state of `stage` now. `round_kept` None: nothing is kept yet."""
     if round_now == 0:
         return False, "the run has not finished a round"
-    if me not in keepers(swarm, stage, run_id, spec.keepers):
+    if not keeps(swarm, stage, run_id, spec.keepers, me):
         return False, f"others keep stage {stage}"
     if not any(member.peer != me for member in swarm.serving(stage)):
         return False, f"nobody serves stage {stage}"

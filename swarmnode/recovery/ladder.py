@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import enum
 import functools
-import heapq
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
@@ -140,11 +139,15 @@ def _listed(stages: list[int]) -> str:
     return " and ".join(map(str, stages))
 
 
-def keepers(swarm: Swarm, stage: int, run_id: RunId, count: int) -> tuple[PeerId, ...]:
-    """The `count` serving nodes of the stage before `stage` (before the first: of the last) that keep its snapshot,
-    the same for everybody who sees the same swarm."""
-    before = swarm.serving((stage - 1) % len(swarm.stages))
-    return tuple(heapq.nsmallest(count, [m.peer for m in before], key=lambda peer: (_rank(run_id, stage, peer), peer)))
+def keeps(swarm: Swarm, stage: int, run_id: RunId, count: int, me: PeerId) -> bool:
+    """Whether `me` is one of the `count` serving nodes of the stage before `stage` (before the first: of the last) that
+    keep its snapshot, the same for everybody who sees the same swarm. For most, a few others tell that it is not."""
+    before, mine, ahead = swarm.serving((stage - 1) % len(swarm.stages)), (_rank(run_id, stage, me), me), 0
+    for member in before:
+        ahead += (_rank(run_id, stage, member.peer), member.peer) < mine
+        if ahead >= count:
+            return False
+    return any(member.peer == me for member in before)
 
 
 @functools.lru_cache(maxsize=1 << 16)

@@ -12,7 +12,7 @@ from swarmnode.ids import PeerId, RunId
 from swarmnode.manifest import LimitsSpec, RecoverySpec
 from swarmnode.membership.swarm import Member, Swarm
 from swarmnode.recovery.keeper import renewal, to_keep
-from swarmnode.recovery.ladder import NEIGHBOUR_WAIT_S, Rung, Sight, climb, first_builder, keepers, quiet, silent
+from swarmnode.recovery.ladder import NEIGHBOUR_WAIT_S, Rung, Sight, climb, first_builder, keeps, quiet, silent
 from swarmnode.recovery.snapshot import SLOW, WHOLE, Cut
 from swarmnode.wire import record_pb2
 
@@ -131,9 +131,9 @@ def test_a_silent_replica_is_asked_after_two_periods_and_gone_after_three() -> N
 
 def test_keepers_are_of_the_stage_before_and_the_same_for_all() -> None:
     swarm = Swarm.of([member(peer, stage) for peer, stage in zip("abcdef", (0, 1, 1, 1, 2, 2), strict=True)], 3)
-    chosen = keepers(swarm, 2, RUN, 2)
+    chosen = [PeerId(peer) for peer in "abcdef" if keeps(swarm, 2, RUN, 2, PeerId(peer))]
     assert len(chosen) == 2 and set(chosen) <= {"b", "c", "d"}
-    assert set(keepers(swarm, 0, RUN, 5)) == {"e", "f"}
+    assert {peer for peer in "abcdef" if keeps(swarm, 0, RUN, 5, PeerId(peer))} == {"e", "f"}
     me = chosen[0]
     assert renewal(swarm, 2, me, RUN, SPEC, 5, None)[0]
     assert not renewal(swarm, 2, me, RUN, SPEC, 0, None)[0], "before the first round there is nothing to lose"
