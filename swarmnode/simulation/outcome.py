@@ -123,6 +123,8 @@ class Outcome:
     trace: str = ""
     virtual_s: float = 0.0
     cpu_s: float = 0.0
+    storm_cpu_s: float = 0.0
+    """Of them, until the storm was over; what is left went into seeing that all comes back."""
     callbacks: int = 0
     events: int = 0
     laws_checked: int = 0

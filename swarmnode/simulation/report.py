@@ -84,7 +84,8 @@ def rows(outcome: Outcome) -> list[tuple[str, str]]:
         (
             "cost",
             (
-                f"{outcome.cpu_s:.1f} CPU s, {outcome.callbacks:,} callbacks, "
+                f"{outcome.cpu_s:.1f} CPU s, {outcome.storm_cpu_s:.1f} of them in the storm, "
+                f"{outcome.callbacks:,} callbacks, "
                 f"{outcome.callbacks / max(1e-9, outcome.cpu_s):,.0f} a CPU second"
             ),
         ),

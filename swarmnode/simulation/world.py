@@ -225,7 +225,7 @@ class World:
         try:
             async with asyncio.TaskGroup() as tasks:
                 self._tasks = tasks
-                life = tasks.create_task(self._course(outcome))
+                life = tasks.create_task(self._course(outcome, begun))
                 over = tasks.create_task(self._over.wait())
                 await asyncio.wait({life, over}, return_when=asyncio.FIRST_COMPLETED)
                 self._over.set()
@@ -245,7 +245,7 @@ class World:
         else:
             work.close()  # type: ignore[attr-defined]
 
-    async def _course(self, outcome: Outcome) -> None:
+    async def _course(self, outcome: Outcome, begun_cpu_s: float) -> None:
         await self._gather()
         self._task(self._watch())
         self.storming = True
@@ -256,7 +256,7 @@ class World:
             self._calm.set()
             for task in faults:
                 task.cancel()
-        outcome.storm = Sums.of(self)
+        outcome.storm, outcome.storm_cpu_s = Sums.of(self), time.process_time() - begun_cpu_s
         self.network.weather = dataclasses.replace(self.network.weather, breaks=0.0, doubles=0.0, silent=0.0)
         self.shelf.habits = Habits(round_trip_s=self.shelf.habits.round_trip_s)
         await calm.demand(self, outcome)
