@@ -216,10 +216,10 @@ class Hop:
             raise RemoteFault(f"microbatch id of {len(process.microbatch_id)} bytes; {MICROBATCH_ID_BYTES} are due")
         if len(process.itinerary) > stages or process.position >= len(process.itinerary):
             raise RemoteFault(f"position {process.position} of an itinerary of {len(process.itinerary)} stages")
-        if (wrong := fault(process.itinerary, stages)) is not None:
+        way = tuple(process.itinerary)
+        if (wrong := fault(way, stages)) is not None:
             raise RemoteFault(wrong)
-        if process.itinerary[process.position] != self._stage:
-            wanted = process.itinerary[process.position]
+        if (wanted := way[process.position]) != self._stage:
             raise RemoteFault(f"microbatch for stage {wanted} sent to a replica of stage {self._stage}")
         if process.purpose not in (wire.PURPOSE_TRAIN, wire.PURPOSE_VALIDATE):
             raise RemoteFault(f"microbatch with unknown purpose {process.purpose}")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
+WAYS_KEPT = 64  # guess: a run has a few ways, and each call names one
 SKIPPED_SHARE_MAX = 1 / 3  # SkipPipe, arXiv 2502.19913: more costs more than waiting
 
 
@@ -46,7 +48,8 @@ def successors(stage: int, stages: int, *, swapped: bool, skips: bool) -> tuple[
     return tuple(sorted(found))
 
 
-def fault(way: Sequence[int], stages: int) -> str | None:
+@functools.lru_cache(maxsize=WAYS_KEPT)
+def fault(way: tuple[int, ...], stages: int) -> str | None:
     """What is wrong with an itinerary that came from outside, or None."""
     if not way or way[0] != 0 or way[-1] != stages - 1:
         return f"an itinerary that does not lead from stage 0 to stage {stages - 1}"

@@ -50,9 +50,10 @@ def repeated(row: bytes, nbytes: int) -> memoryview:
 
 def first(data: memoryview | bytes | bytearray, size: int) -> bytes:
     """The first `size` bytes of real or declared data."""
-    whole = np.asarray(memoryview(data))
-    head = whole[0] if whole.ndim == 2 else whole[:size]
-    return bytes(head.tobytes()[:size])
+    if isinstance(data, memoryview) and data.ndim == 2:
+        row: bytes = data.obj.base  # type: ignore[attr-defined]  # `repeated` made it
+        return row[:size]
+    return bytes(memoryview(data)[:size])
 
 
 def fake(dtype: str, shape: tuple[int, ...], itemsize: int, row: bytes) -> WireTensor:
