@@ -33,7 +33,7 @@ from swarmnode.wire import record_pb2
 
 LOOK_SHARE = 0.25  # guess: of the announce period, between two looks at a stage that has no replica
 FEW = 8  # guess: of a larger stage so many are asked first; if half of them live, the others are believed
-FIRST = 2  # guess: the same where no record tells of a sample: nobody has a state, it is asked whether that is still so
+FIRST = 1  # guess: the same where no record tells of a sample: nobody has a state, it is asked whether that is still so
 SETTLE_SHARE = 0.5  # guess: of the announce period, that others who bring the same stage back have to hear of us
 ASKED_MAX = 64  # guess: members a joiner pings before it believes their records; in larger swarms one more or less
 POLITE = DownloadLimits(rest=0.5)

@@ -174,8 +174,7 @@ class Presence:
             record.allowance.CopyFrom(us.allowance)
         if self.door is not None and self.door.mine is not None:
             getattr(record, "pass").CopyFrom(self.door.mine)
-        blocks = us.blocks()
-        if blocks is not None:
+        if (blocks := us.blocks()) is not None:
             record.blocks.CopyFrom(blocks)
         return record
 
@@ -205,9 +204,10 @@ class Presence:
         """Look `stages` up every announce period, and all others within OTHERS_PERIODS, until cancelled. Sooner while
         there is nobody to send work to: in a swarm that begins, all come at once and see nobody."""
         others = [stage for stage in range(self._manifest.pipeline.stages) if stage not in stages]
-        turn, at_once = itertools.cycle(others), -(-len(others) // OTHERS_PERIODS)
+        turn, at_once = itertools.cycle(others), 0  # all were looked up when the stage was chosen
         while True:
             await self.look([*stages, *itertools.islice(turn, at_once)])
+            at_once = -(-len(others) // OTHERS_PERIODS)
             swarm = self.book.swarm()
             share = 1.0 if all(swarm.serving(stage) for stage in self._sends_to) else EMPTY_SHARE
             await asyncio.sleep(share * self._manifest.limits.announce_period_s)

@@ -40,7 +40,7 @@ RESTART_S = 30.0  # guess: a supervisor's pause after a process that gave up
 AFTER_END_S = 1.0
 SCANNED = 1000  # guess: in larger worlds not after each end all tasks are looked through: some nodes stand for all
 SAMPLES, SAMPLE_MAX_S = 240, 60.0  # points of the report's curves, and between two of them
-LOOKED_AT = 250  # guess: nodes a second that are looked at for them
+LOOKED_AT = 33  # guess: nodes a second that are looked at for them
 
 
 class World:
