@@ -177,6 +177,13 @@ def agreement(as_json: bool) -> None:
 
 
 @command.command()
+@JSON
+def clock(as_json: bool) -> None:
+    """CPU time of an event in virtual time, in C and in Python, against asyncio and uvloop in the same run."""
+    _print(_run("clock"), as_json)
+
+
+@command.command()
 @click.option("--extension/--no-extension", default=True, help="With the C kernels, or numpy and torch alone.")
 @JSON
 def codec(extension: bool, as_json: bool) -> None:
