@@ -129,8 +129,8 @@ async def _read(source: str, note: Note, moved: Moved) -> tuple[Resumption, savi
             return resumption, await saving.load_tensors(
                 resumption.store, resumption.base, resumption.checkpoint, "theta", moved=count
             )
-        except* DataError as group:
-            failure = resuming.first_of(group)
-        note(f"{resumption.checkpoint.label} cannot be used: {failure}")
+        except DataError as error:
+            failure = error
+            note(f"{resumption.checkpoint.label} cannot be used: {failure}")
     assert failure is not None
     raise failure

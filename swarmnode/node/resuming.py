@@ -48,21 +48,17 @@ async def find_resumptions(text: str, run_id: RunId | None, note: Note = lambda 
 
 async def intact(candidates: list[Resumption], note: Note) -> Resumption:
     """The newest of `candidates` whose every byte is as it was saved. Raises DataError when none is."""
+    last: DataError | None = None
     for resumption in candidates:
         try:
             await saving.verify(resumption.store, resumption.base, resumption.checkpoint)
-        except* DataError as group:
-            failure = first_of(group)
+        except DataError as failure:
+            note(f"{resumption.checkpoint.label} cannot be used: {failure}")
+            last = failure
         else:
             return resumption
-        note(f"{resumption.checkpoint.label} cannot be used: {failure}")
-    raise failure
-
-
-def first_of(group: BaseExceptionGroup[DataError]) -> DataError:
-    """The first error in `group`."""
-    error = group.exceptions[0]
-    return first_of(error) if isinstance(error, BaseExceptionGroup) else error
+    assert last is not None, "no candidates"
+    raise last
 
 
 def check(resumption: Resumption, manifest: Manifest, run_id: RunId, *, other: bool, where: str) -> None:

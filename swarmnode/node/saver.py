@@ -142,8 +142,8 @@ class Saver:
             reason = "asked for" if due is None else await self._turn(label, due)
             if reason is not None:
                 await self._save(label, reason)
-        except* (LocalFault, DataError) as group:
-            self._failed(label, group)
+        except (LocalFault, DataError) as error:
+            self._failed(label, error)
 
     def _round(self) -> int:
         """The run's round, which everybody sees alike; replicas may take only every second or fourth of their own."""
@@ -229,10 +229,7 @@ class Saver:
         if gone:
             self._telemetry.event("checkpoint.pruned", labels=gone, keep=self._manifest.checkpoint.keep)
 
-    def _failed(self, label: str, group: BaseExceptionGroup[SwarmnodeError]) -> None:
-        error: BaseException = group
-        while isinstance(error, BaseExceptionGroup):
-            error = error.exceptions[0]
+    def _failed(self, label: str, error: SwarmnodeError) -> None:
         self._telemetry.count(name.CHECKPOINTS, outcome="failed")
         self._telemetry.event(
             "checkpoint.failed", level="error", label=label, stage=self._subject.stage, reason=str(error)
@@ -246,13 +243,7 @@ async def resume(resumption: Resumption, shapes: Shapes, telemetry: Telemetry, s
     """The stage's state from the checkpoint. Raises DataError, LocalFault."""
     loop = asyncio.get_running_loop()
     begun = loop.time()
-    try:
-        state = await saving.load_stage(resumption.store, resumption.base, resumption.checkpoint, shapes)
-    except BaseExceptionGroup as group:
-        error: BaseException = group
-        while isinstance(error, BaseExceptionGroup):
-            error = error.exceptions[0]
-        raise error from None
+    state = await saving.load_stage(resumption.store, resumption.base, resumption.checkpoint, shapes)
     telemetry.event(
         "checkpoint.loaded",
         label=resumption.checkpoint.label,

@@ -6,6 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from swarmnode.data.blocks import BlockLedger
@@ -20,6 +21,7 @@ from swarmnode.pipeline.onward import Carried
 from swarmnode.pipeline.route import Ema
 from swarmnode.pipeline.window import Window
 from swarmnode.ports import Telemetry, WireTensor
+from swarmnode.together import together
 from swarmnode.wire import call_pb2 as wire
 from swarmnode.wire import record_pb2
 
@@ -168,17 +170,11 @@ class Feeder:
                 self._telemetry.count(name.MICROBATCHES, outcome="validated")
                 return carried.loss_sum, carried.tokens
 
-        failure: BaseException | None = None
-        ongoing: list[asyncio.Task[tuple[float, int]]] = []
         try:
-            async with asyncio.TaskGroup() as tasks:
-                ongoing += [tasks.create_task(one(tokens)) for tokens in self._samples.held_out()]
-        except* (Unavailable, RemoteFault) as group:
-            failure = group.exceptions[0]
-        if failure is not None:
+            results = await together([partial(one, tokens) for tokens in self._samples.held_out()])
+        except (Unavailable, RemoteFault) as failure:
             self._telemetry.event("validation.failed", level="warning", reason=str(failure))
             return None
-        results = [task.result() for task in ongoing]
         loss = sum(total for total, _ in results) / max(1, sum(tokens for _, tokens in results))
         self.validation = (loss, samples_total)
         if self.validation_first is None:

@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from swarmnode.errors import Busy, PeerTimeout, RemoteFault, Unavailable
 from swarmnode.ids import PeerId, RunId, short
@@ -13,6 +14,7 @@ from swarmnode.membership.liveness import patiently
 from swarmnode.metrics import name
 from swarmnode.ports import Call, State, Telemetry, Transport
 from swarmnode.recovery.snapshot import CHUNK_NBYTES, WHOLE, Cut, assemble, check_chunk, check_offer, chunk_span
+from swarmnode.together import together
 from swarmnode.wire import call_pb2 as wire
 
 Accept = Callable[[State], Awaitable[None]]
@@ -162,22 +164,17 @@ class _Puller:
         self.going_on = None
         before = self.received
         missing = deque(index for index in range(len(offer.hashes)) if index not in self._have)
-        failure: _Lie | _Failed | None = None
         helpers = self._able_helpers(donor)
         try:
             while missing:  # again, when a helper gave up on the last ones
-                async with asyncio.TaskGroup() as group:
-                    for _ in range(min(self._limits.parallel, len(missing))):
-                        group.create_task(self._work(donor, offer, missing))
-                    for helper in helpers:
-                        group.create_task(self._help(helper, offer, missing))
+                works = [partial(self._work, donor, offer, missing)] * min(self._limits.parallel, len(missing))
+                works += [partial(self._help, helper, offer, missing) for helper in helpers]
+                await together(works)
                 helpers = []
-        except* (_Lie, _Failed) as failures:
-            failure = _first(failures)
-        if failure is not None:
-            if isinstance(failure, _Failed) and failure.soon and self.received > before:
+        except _Failed as failure:
+            if failure.soon and self.received > before:
                 self.going_on = donor
-            raise failure
+            raise
         state = assemble(offer, self._data, verify=False)  # each chunk was verified as it came
         if self._accept is not None:
             try:
@@ -311,14 +308,3 @@ class _Puller:
         except RemoteFault as fault:
             raise _Lie(str(fault)) from fault
         return data
-
-
-def _first(failures: BaseExceptionGroup[_Lie | _Failed]) -> _Lie | _Failed:
-    """One failure of several at once, a lie before anything else."""
-    flat: list[_Lie | _Failed] = []
-    for failure in failures.exceptions:
-        if isinstance(failure, BaseExceptionGroup):
-            flat.append(_first(failure))
-        else:
-            flat.append(failure)
-    return next((failure for failure in flat if isinstance(failure, _Lie)), flat[0])

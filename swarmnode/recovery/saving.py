@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +19,7 @@ from swarmnode.recovery import tensorfile
 from swarmnode.recovery.checkpoint import Checkpoint, Origin, ShardFile, StagePart
 from swarmnode.recovery.snapshot import SECTIONS
 from swarmnode.recovery.tensorfile import Shape
+from swarmnode.together import together
 from swarmnode.wire import record_pb2
 
 PARALLEL = 2  # measured: files at once; a third adds nothing on two cores (bench checkpoint)
@@ -70,9 +72,8 @@ async def save_stage(
 
     done = False
     try:
-        async with asyncio.TaskGroup() as group:
-            cuts = form.cuts(holding.stage, holding.peer, shapes, shard_nbytes)
-            tasks = [group.create_task(write(cut)) for cut in cuts]
+        cuts = form.cuts(holding.stage, holding.peer, shapes, shard_nbytes)
+        files = await together([partial(write, cut) for cut in cuts])
         part = StagePart(
             stage=holding.stage,
             round=holding.round,
@@ -83,7 +84,7 @@ async def save_stage(
             progress=to_samples(holding.progress),
             blocks_below=holding.blocks.finished_below,
             blocks=tuple(holding.blocks.finished),
-            files=tuple(task.result() for task in tasks),
+            files=tuple(files),
         )
         await store.write(f"{place}/{form.part_name(holding.stage)}", [form.to_text(part)])
         done = True
@@ -205,10 +206,7 @@ async def load_tensors(
             found.update(tensorfile.read(data, where)[0])
             moved(len(data))
 
-    async with asyncio.TaskGroup() as group:
-        for file in checkpoint.files:
-            if file.section == section:
-                group.create_task(read(file))
+    await together([partial(read, file) for file in checkpoint.files if file.section == section])
     return found
 
 
@@ -255,10 +253,7 @@ async def load_stage(
                 flats[section][begin:end] = np.frombuffer(held[1], np.uint8)
             moved(len(data))
 
-    async with asyncio.TaskGroup() as group:
-        for section, files in plan:
-            for file in files:
-                group.create_task(read(section, file))
+    await together([partial(read, section, file) for section, files in plan for file in files])
     parts = [part for part in checkpoint.parts if any(f.tensors.keys() & shapes.keys() for f in part.files)]
     sections = {section: flat.data.toreadonly() for section, flat in flats.items()}
     bump_steps = min(part.bump_steps for part in parts)
@@ -303,9 +298,7 @@ async def verify(store: Store, base: str, checkpoint: Checkpoint, *, moved: Move
                 raise DataError(f"{base}{file.name}: missing; use another checkpoint")
             moved(file.nbytes)
 
-    async with asyncio.TaskGroup() as group:
-        for file in checkpoint.files:
-            group.create_task(read(file))
+    await together([partial(read, file) for file in checkpoint.files])
 
 
 def blocks_of(checkpoint: Checkpoint, block_samples: int) -> record_pb2.Blocks:

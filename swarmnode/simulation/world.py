@@ -37,6 +37,7 @@ from swarmnode.simulation.taken import Taken
 from swarmnode.simulation.trace import Trace
 
 RESTART_S = 30.0  # guess: a supervisor's pause after a process that gave up
+ENDS_S = 600.0  # guess: of virtual time, in which whoever is killed is no more; a microbatch has less
 AFTER_END_S = 1.0
 SCANNED = 1000  # guess: in larger worlds not after each end all tasks are looked through: some nodes stand for all
 SAMPLES, SAMPLE_MAX_S = 240, 60.0  # points of the report's curves, and between two of them
@@ -305,7 +306,10 @@ class World:
         for person in self.people:
             if person.alive:
                 person.kill(silent=True)
-        await asyncio.gather(*(p.task for p in self.people if p.task is not None), return_exceptions=True)
+        tasks = {person.task: person.label for person in self.people if person.task is not None}
+        _, alive = await asyncio.wait(tasks, timeout=ENDS_S) if tasks else (None, set())
+        for label in sorted(tasks[task] for task in alive):
+            self.laws.breaks("who is killed ends", f"{label} lives on", label)
 
     def _sum_up(self, outcome: Outcome) -> None:
         outcome.trace = self.trace.hash

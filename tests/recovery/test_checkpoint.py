@@ -235,9 +235,8 @@ def test_a_full_disk_leaves_the_one_before(tmp_path: Path, share: float) -> None
         before = await save(store, 1, form.label(10))
         store.room = int(share * before.nbytes)
         place = form.place(RUN, form.label(20))
-        with pytest.raises(ExceptionGroup) as caught:
+        with pytest.raises(LocalFault, match="No space left on device"):
             await saving.save_stage(store, place, state_of(1, 0), shapes_of(1, 0), holding(0), shard_nbytes=8192)
-        assert caught.group_contains(LocalFault, match="No space left on device")
         assert not [name for name in await store.names() if form.label(20) in name], "what was written is gone again"
         _, good = saving.usable(await saving.find(store), "here")[0]
         assert good == before
@@ -306,9 +305,8 @@ def test_one_flipped_bit_is_found(tmp_path: Path) -> None:
             saving.verify(store, f"{checkpoint.place}/", checkpoint),
             saving.load_stage(store, f"{checkpoint.place}/", checkpoint, shapes_of(1, 0)),
         ):
-            with pytest.raises(ExceptionGroup) as caught:
+            with pytest.raises(DataError, match=rf"{path.name}: damaged: its SHA-256 is"):
                 await work
-            assert caught.group_contains(DataError, match=rf"{path.name}: damaged: its SHA-256 is")
 
     asyncio.run(body())
 

@@ -275,6 +275,30 @@ def test_busy_and_slow_chunks_are_asked_for_again() -> None:
     live(main())
 
 
+def test_who_is_told_to_end_as_a_donor_fails_ends() -> None:
+    """Before Python 3.13 a task group forgets it, and the next donor would be asked."""
+
+    async def main() -> None:
+        world = World()
+        givers = [Giver(world, A, 100), Giver(world, B, 100)]
+        task = asyncio.create_task(fetch(world, [A, B]))
+
+        async def fail(method: str, serial: int, go: Next) -> Answer:
+            if method == "chunk":
+                task.cancel()
+                raise Unavailable("not kept here any more")
+            return await go()
+
+        world.faults[A] = fail
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert (B, "snapshot") not in world.asked
+        for giver in givers:
+            giver.donor.close()
+
+    live(main())
+
+
 def test_large_chunks_may_take_as_long_as_they_must() -> None:
     """A state of more than 16 GiB comes in chunks of more than a MiB, at the bytes a second that a MiB may have."""
 
