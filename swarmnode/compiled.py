@@ -3,6 +3,7 @@ compiler does without. Needs the standard library only."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import os
@@ -10,7 +11,9 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Generic, TypeVar
 
 TUNED = "-march=native"
 COMPILE_TIMEOUT_S = 60.0
@@ -74,4 +77,54 @@ class Compiled:
         return path if owner in (os.getuid(), 0) else None
 
 
-__all__ = ["Compiled"]
+Loaded = TypeVar("Loaded")
+
+
+class Library(Generic[Loaded]):
+    """What `load` makes of a compiled library, once it was built, and what stands for it elsewhere.
+
+    `load` takes its path and may raise OSError or ImportError.
+    """
+
+    def __init__(self, compiled: Compiled, load: Callable[[Path], Loaded], otherwise: Loaded) -> None:
+        self._compiled = compiled
+        self._load = load
+        self._otherwise = otherwise
+        self._found = otherwise
+        self._looked = self._unused = False
+
+    def build(self) -> bool:
+        """Compile unless that was done before. False, with nothing changed, when this machine cannot."""
+        if not self._compiled.build():
+            return False
+        self._looked = self._found is not self._otherwise  # if not, it was looked for too early
+        return True
+
+    @contextlib.contextmanager
+    def unused(self) -> Iterator[None]:
+        """Whoever asks for it meanwhile gets what stands for it."""
+        before, self._unused = self._unused, True
+        try:
+            yield
+        finally:
+            self._unused = before
+
+    def best(self) -> Loaded:
+        """The library, if `build` has made it and it is ours; else what stands for it."""
+        if self._unused:
+            return self._otherwise
+        if not self._looked:
+            self._found, self._looked = self._open(), True
+        return self._found
+
+    def _open(self) -> Loaded:
+        path = self._compiled.trusted()
+        if path is None:
+            return self._otherwise
+        try:
+            return self._load(path)
+        except (OSError, ImportError):
+            return self._otherwise
+
+
+__all__ = ["Compiled", "Library"]

@@ -25,8 +25,6 @@ EVENTS = 200_000
 ROUNDS = 5
 KINDS = ("give way", "set and cancel", "fire")
 
-Run = Callable[[Coroutine[Any, Any, None]], None]
-
 
 async def _give_way(events: int) -> None:
     async def one() -> None:
@@ -57,51 +55,40 @@ async def _fire(events: int) -> None:
 WORK = dict(zip(KINDS, (_give_way, _set_and_cancel, _fire), strict=True))
 
 
-def _virtual(main: Coroutine[Any, Any, None]) -> None:
-    loop = VirtualLoop()
+def _live(loop: asyncio.AbstractEventLoop, main: Coroutine[Any, Any, None]) -> None:
     try:
-        loop.run(main)
+        loop.run_until_complete(main)
     finally:
         loop.close()
-
-
-def _other(make: Callable[[], asyncio.AbstractEventLoop]) -> Run:
-    def run(main: Coroutine[Any, Any, None]) -> None:
-        loop = make()
-        try:
-            loop.run_until_complete(main)
-        finally:
-            loop.close()
-
-    return run
 
 
 def run(events: int = EVENTS, rounds: int = ROUNDS) -> dict[str, Any]:
     """{"compiled", "events", "loops": [{"loop", "give way us", ..., "to asyncio"}]}: microseconds an event, and all
     that asyncio can do too together, in times of what it takes there."""
     compiled = agenda.build()
-    loops: dict[str, tuple[Run, bool]] = {
-        "asyncio": (_other(asyncio.new_event_loop), False),
-        "uvloop": (_other(uvloop.new_event_loop), False),
-        "virtual, Python": (_virtual, True),
+    loops: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
+        "asyncio": asyncio.new_event_loop,
+        "uvloop": uvloop.new_event_loop,
+        "virtual, Python": VirtualLoop,
     }
     if compiled:
-        loops["virtual, C"] = (_virtual, True)
+        loops["virtual, C"] = VirtualLoop
     best = {(name, kind): float("inf") for name in loops for kind in KINDS}
     for _ in range(rounds):
-        for name, (live, virtual) in loops.items():
+        for name, loop in loops.items():
             with agenda.unused() if name == "virtual, Python" else contextlib.nullcontext():
                 for kind, work in WORK.items():
-                    if kind != "fire" or virtual:
+                    if kind != "fire" or loop is VirtualLoop:
                         begun = time.process_time()
-                        live(work(events))
+                        _live(loop(), work(events))
                         best[name, kind] = min(best[name, kind], time.process_time() - begun)
     peer_s = sum(best["asyncio", kind] for kind in KINDS if kind != "fire")
     rows = []
-    for name, (_, virtual) in loops.items():
+    for name, loop in loops.items():
         row: dict[str, object] = {"loop": name}
         row |= {
-            f"{kind} us": best[name, kind] / events * 1e6 if kind != "fire" or virtual else math.nan for kind in KINDS
+            f"{kind} us": best[name, kind] / events * 1e6 if kind != "fire" or loop is VirtualLoop else math.nan
+            for kind in KINDS
         }
         row["to asyncio"] = sum(best[name, kind] for kind in KINDS if kind != "fire") / peer_s
         rows.append(row)

@@ -9,23 +9,20 @@ Needs the standard library only.
 from __future__ import annotations
 
 import collections
-import contextlib
 import contextvars
-import functools
 import heapq
 import importlib.machinery
 import importlib.util
 import sys
 import sysconfig
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Protocol
 
-from swarmnode.compiled import Compiled
+from swarmnode.compiled import Compiled, Library
 
 COMPACT_TIMERS = 512  # cancelled timers kept before the heap is rebuilt, if they are the larger part
 MODULE = "swarmnode_agenda"
-_unused = False
 
 
 class Done(Protocol):
@@ -192,42 +189,15 @@ COMPILED = Compiled(
 )
 
 
-def build() -> bool:
-    """Compile agenda.c unless that was done before. False where a compiler or Python.h is missing."""
-    if not COMPILED.build():
-        return False
-    _load.cache_clear()
-    return True
-
-
-@contextlib.contextmanager
-def unused() -> Iterator[None]:
-    """Loops made meanwhile do without C."""
-    global _unused
-    before, _unused = _unused, True
-    try:
-        yield
-    finally:
-        _unused = before
-
-
-def best() -> type[Agenda]:
-    """The class in C, if `build` has made it and it is ours; else the one above."""
-    return Agenda if _unused else _load()
-
-
-@functools.cache
-def _load() -> type[Agenda]:
-    path = COMPILED.trusted()
-    if path is None:
-        return Agenda
+def _load(path: Path) -> type[Agenda]:
     loader = importlib.machinery.ExtensionFileLoader(MODULE, str(path))
     spec = importlib.util.spec_from_file_location(MODULE, path, loader=loader)
     assert spec is not None
-    try:
-        module = importlib.util.module_from_spec(spec)
-        loader.exec_module(module)
-    except ImportError:
-        return Agenda
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
     found: type[Agenda] = module.Agenda
     return found
+
+
+LIBRARY: Library[type[Agenda]] = Library(COMPILED, _load, Agenda)
+build, best, unused = LIBRARY.build, LIBRARY.best, LIBRARY.unused

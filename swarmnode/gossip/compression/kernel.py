@@ -8,13 +8,10 @@ ctypes lets go of the interpreter lock, so that the event loop runs while a pack
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-import functools
-from collections.abc import Iterator
 from pathlib import Path
 
-from swarmnode.compiled import Compiled
+from swarmnode.compiled import Compiled, Library
 
 COMPILED = Compiled(
     "kernel",
@@ -22,7 +19,6 @@ COMPILED = Compiled(
     ("-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC"),
     tuned=True,
 )
-_unused = False
 
 _POINTER, _LONG, _FLOAT, _INT = ctypes.c_void_p, ctypes.c_long, ctypes.c_float, ctypes.c_int
 _SIGNATURES: dict[str, tuple[type, ...]] = {
@@ -36,40 +32,13 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
 }
 
 
-def build() -> bool:
-    """Compile unless that was done before. False, with nothing changed, when this machine cannot."""
-    if not COMPILED.build():
-        return False
-    _load.cache_clear()
-    return True
-
-
-@contextlib.contextmanager
-def unused() -> Iterator[None]:
-    """Codecs made meanwhile do without the library."""
-    global _unused
-    before, _unused = _unused, True
-    try:
-        yield
-    finally:
-        _unused = before
-
-
-def load() -> ctypes.CDLL | None:
-    """The library, if `build` has made it and it is ours."""
-    return None if _unused else _load()
-
-
-@functools.cache
-def _load() -> ctypes.CDLL | None:
-    path = COMPILED.trusted()
-    if path is None:
-        return None
-    try:
-        library = ctypes.CDLL(str(path))
-    except OSError:
-        return None
+def _load(path: Path) -> ctypes.CDLL | None:
+    library = ctypes.CDLL(str(path))
     for name, arguments in _SIGNATURES.items():
         function = getattr(library, name)
         function.argtypes, function.restype = list(arguments), None
     return library
+
+
+LIBRARY: Library[ctypes.CDLL | None] = Library(COMPILED, _load, None)
+build, load, unused = LIBRARY.build, LIBRARY.best, LIBRARY.unused
