@@ -128,6 +128,10 @@ class Directory(Protocol):
         """Verified, unexpired records of `stage` (newest per peer). Empty when none is found."""
         ...
 
+    async def lookups(self, stages: Sequence[int]) -> list[list[record_pb2.SignedRecord]]:
+        """`lookup` of some stages at once."""
+        ...
+
 
 class Priority(enum.IntEnum):
     """Order of work on the one compute thread: smaller first; then older first (1F1B emerges, design section 3)."""

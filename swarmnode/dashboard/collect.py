@@ -75,7 +75,7 @@ class Collector:
     async def look(self) -> None:
         """Read every stage's records once."""
         manifest = self._board.manifest
-        found = await asyncio.gather(*(self._directory.lookup(stage) for stage in range(manifest.pipeline.stages)))
+        found = await self._directory.lookups(range(manifest.pipeline.stages))
         now_s = self._clock.unix_s()
         for signed in (signed for records in found for signed in records):
             with contextlib.suppress(RemoteFault):  # it expired on the way

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from swarmnode.ids import PeerId
-from swarmnode.membership.swarm import Member, Swarm, View, shared
+from swarmnode.membership.swarm import SERVING, Member, Swarm, shared
+from swarmnode.membership.view import View
 from swarmnode.wire import record_pb2 as wire
 
 CROWD_MAX = 64  # guess: replicas known of a stage not our own; to choose among more balances no better
@@ -31,6 +32,15 @@ class Book:
         self._absent: dict[PeerId, Member] = {}  # those that left, or are buried
         self._due_unix_s = [math.inf] * (stages + 1)  # by stage, the absent last: nobody's record runs out before
         self.most = 0  # samples of the whole run: nobody known tells of more
+        self.shape = (
+            0  # grows when somebody comes, goes, changes its state or goal, or tells its speed for the first time
+        )
+        self._special: list[dict[PeerId, Member]] = [
+            {} for _ in range(stages)
+        ]  # of `_present` those that are not plain
+        self._seen: list[View | None] = [None] * stages  # what `_present` is as, but for those in ...
+        self._apart: list[set[PeerId]] = [set() for _ in range(stages)]  # ... who told something newer since, and ...
+        self._lost: list[set[PeerId]] = [set() for _ in range(stages)]  # ... who is not there any more
         self._stale = set(range(stages))  # stages whose part of `_frozen` is out of date
         self._changed = set(range(stages))  # stages that changed since `changed` was asked
         self._frozen = Swarm.frozen(() for _ in range(stages))
@@ -78,8 +88,43 @@ class Book:
         """Learn all that is news in `view` of `stage`; returns whose samples or blocks are to be looked at. As `news`
         and `learn` one by one, quicker."""
         crowd = len(view.members) > self._crowd_max and stage != self.own
+        was_crowd = self._sizes[stage] > 0
         self._sized(stage, len(view.members) if crowd else 0)
         self.most = max(self.most, view.most)
+        before, present, here = self._seen[stage], self._present[stage], self._members
+        room = not crowd or len(present) < self._crowd_max
+        told, others = view.members, list[Member]()
+        follows = view.stage == stage and crowd == was_crowd and before is not None and view.follows(before)
+        if follows and before is not None:
+            newer = self._follow(stage, before, view, me)
+        else:
+            newer, others = self._compare(stage, view, me)
+        if follows and before is not None and not (crowd and room):
+            unseen = {*_since(before, view.came), *self._lost[stage], *self._absent} & told.keys() - present.keys()
+        else:
+            unseen = told.keys() - present.keys()
+        self._lost[stage].clear()
+        kept = set[PeerId]()
+        if unseen:
+            strangers: list[Member] = []
+            if room:
+                strangers = [new for peer, new in told.items() if peer in unseen and peer not in here]
+                if crowd:
+                    strangers = rng.sample(strangers, min(self._crowd_max - len(present), len(strangers)))
+            # Buried, or come from another stage.
+            back = [told[peer] for peer in sorted(unseen & here.keys())]
+            others += [new for new in back if here[new.peer].sequence < new.sequence]
+            kept = self._settle(stage, strangers, me)
+        kept |= {new.peer for new in others if new.peer != me and self._take(here.get(new.peer), new)}
+        if not crowd:
+            self._lost[stage] = set(unseen) - present.keys()  # for whom there was no room
+        if not follows:
+            self._seen[stage] = view if view.stage == stage else None
+            self._apart[stage] = {peer for peer, known in present.items() if told.get(peer) is not known}
+        return [peer for peer in view.fed if peer in newer or peer in kept]
+
+    def _compare(self, stage: int, view: View, me: PeerId) -> tuple[Mapping[PeerId, Member], list[Member]]:
+        """Renew who is present at `stage`, each by what it told last; returns who was, and who is elsewhere now."""
         present, told = self._present[stage], view.members.get
         changed = [
             new
@@ -92,21 +137,39 @@ class Book:
         if newer:
             self._members.update(newer)
             present.update(newer)
+            self._mind(stage, {peer: member for peer, member in present.items() if not member.plain})
             self._touch(stage)
-        here = self._members
-        unseen = [peer for peer in view.members if peer not in present]
-        if not crowd or (room := self._crowd_max - len(present)) > 0:
-            strangers = [view.members[peer] for peer in unseen if peer not in here]
-            if crowd:
-                strangers = rng.sample(strangers, min(room, len(strangers)))
-        else:
-            strangers = []
-        # Buried, or come from another stage.
-        back = [view.members[peer] for peer in unseen if peer in here]
-        others += [new for new in back if here[new.peer].sequence < new.sequence]
-        kept = self._settle(stage, strangers, me)
-        kept |= {new.peer for new in others if new.peer != me and self._take(here.get(new.peer), new)}
-        return [peer for peer in view.fed if peer in newer or peer in kept]
+        return newer, others
+
+    def _follow(self, stage: int, before: View, view: View, me: PeerId) -> Mapping[PeerId, Member]:
+        """`_compare` where `view` goes on from the one seen last: but for those apart nobody is looked at alone."""
+        present, told = self._present[stage], view.members
+        missing = {peer for peer in _since(before, view.went) if peer in present and peer not in told}
+        kept = {me: present[me]} if me in present else {}
+        for peer in sorted(missing | self._apart[stage]):
+            known, new = present[peer], told.get(peer)
+            if new is None or new.sequence <= known.sequence:
+                kept[peer] = known
+        names = [peer for peer in present if peer in told] if not kept.keys() <= told.keys() else present
+        newer = dict(zip(names, map(told.__getitem__, names), strict=True))
+        newer.update(kept)
+        self._members.update(newer)
+        present.update(newer)
+        special = {peer: member for peer, member in view.special.items() if peer in newer and peer not in kept}
+        special.update((peer, member) for peer, member in kept.items() if not member.plain)
+        self._mind(stage, special)
+        self._due_unix_s[stage] = min([view.expires_unix_s[0], *[known.expires_unix_s for known in kept.values()]])
+        self._touch(stage)
+        self._seen[stage], self._apart[stage] = view, {peer for peer in kept if peer != me}
+        for peer in kept:
+            del newer[peer]
+        return newer
+
+    def _mind(self, stage: int, special: dict[PeerId, Member]) -> None:
+        """Those of `stage` that are not plain are `special` now."""
+        before, self._special[stage] = self._special[stage], special
+        if before.keys() != special.keys() or any(_shape(before[peer]) != _shape(m) for peer, m in special.items()):
+            self.shape += 1
 
     def _settle(self, stage: int, strangers: Sequence[Member], me: PeerId) -> set[PeerId]:
         """`_take` all `strangers`, whom a look-up of `stage` has found; who was taken."""
@@ -119,6 +182,8 @@ class Book:
             return set()
         self._members.update(here)
         present.update(here)
+        self.shape += 1
+        self._special[stage].update((peer, new) for peer, new in here.items() if not new.plain)
         self._unsorted.add(stage)
         self._due_unix_s[stage] = min(self._due_unix_s[stage], *[new.expires_unix_s for new in here.values()])
         self._touch(stage)
@@ -139,10 +204,17 @@ class Book:
         self.most = max(self.most, member.total)
         if here:
             present = self._present[stage]
-            if peer not in present:
+            if (before := present.get(peer)) is None:
                 self._unsorted.add(stage)
                 self._absent.pop(peer, None)
+            if before is None or _shape(before) != _shape(member):
+                self.shape += 1
             present[peer] = member
+            self._apart[stage].add(peer)
+            if member.plain:
+                self._special[stage].pop(peer, None)
+            else:
+                self._special[stage][peer] = member
             self._due_unix_s[stage] = min(self._due_unix_s[stage], member.expires_unix_s)
             self._touch(stage)
         else:
@@ -188,6 +260,16 @@ class Book:
     def member(self, peer: PeerId) -> Member | None:
         return self._members.get(peer)
 
+    def choices(self, stage: int) -> tuple[dict[PeerId, Member], dict[PeerId, Member]]:
+        """Who serves `stage`, as `swarm` has them and in that order, and which of them are not plain."""
+        serving, special = self._present[stage].copy(), {}
+        for peer, member in self._special[stage].items():
+            if member.state == SERVING:
+                special[peer] = member
+            else:
+                del serving[peer]
+        return serving, special
+
     def swarm(self) -> Swarm:
         """The view of now, frozen. Stages where nothing changed are shared with the view before."""
         if self._stale:
@@ -197,14 +279,27 @@ class Book:
                 if stage in self._unsorted:
                     self._present[stage] = present = {peer: present[peer] for peer in sorted(present)}
                 stages[stage] = tuple(present.values())
-            self._frozen = Swarm.frozen(stages, self._frozen, self._sizes)
+            calm = [stage for stage in self._stale if all(map(_settled, self._special[stage].values()))]
+            self._frozen = Swarm.frozen(stages, self._frozen, self._sizes, calm)
+            for stage in self._stale:
+                self._frozen.know_speeds(stage, self._speeds(stage))
             self._stale.clear()
             self._unsorted.clear()
         return self._frozen
 
+    def _speeds(self, stage: int) -> tuple[float, int] | None:
+        """As `Swarm.speeds`, quicker: in a crowd a plain member is as fast as all of them are on average."""
+        view, special = self._seen[stage], self._special[stage]
+        if view is None or view.speed is None or len(view.members) <= self._crowd_max:
+            return None
+        told = [member.samples_per_second for member in special.values() if _settled(member)]
+        plain = len(self._present[stage]) - len(special)
+        return math.fsum([view.speed * plain, *told]), told.count(0.0)
+
     def _sized(self, stage: int, size: int) -> None:
         if size != self._sizes[stage]:
             self._sizes[stage] = size
+            self.shape += 1
             self._stale.add(stage)
 
     def _crowded(self, member: Member) -> bool:
@@ -214,6 +309,10 @@ class Book:
 
     def _remove(self, member: Member) -> None:
         if member.stage < len(self._present) and self._present[member.stage].pop(member.peer, None) is not None:
+            self._special[member.stage].pop(member.peer, None)
+            self._apart[member.stage].discard(member.peer)
+            self._lost[member.stage].add(member.peer)
+            self.shape += 1
             self._touch(member.stage)
 
     def _leave(self, member: Member) -> None:
@@ -223,3 +322,21 @@ class Book:
     def _touch(self, stage: int) -> None:
         self._stale.add(stage)
         self._changed.add(stage)
+
+
+def _since(before: View, changes: Sequence[tuple[int, PeerId]]) -> list[PeerId]:
+    """Whom the `changes` after `before` are about."""
+    found = []
+    for number, peer in reversed(changes):
+        if number <= before.number:
+            break
+        found.append(peer)
+    return found
+
+
+def _shape(member: Member) -> tuple[wire.NodeState, int | None, bool]:
+    return member.state, member.moving_to, member.samples_per_second > 0.0
+
+
+def _settled(member: Member) -> bool:
+    return member.state == SERVING and member.moving_to is None

@@ -9,7 +9,7 @@ from google.protobuf.message import DecodeError
 from swarmnode.errors import RemoteFault
 from swarmnode.identity import SIGNATURE_BYTES, Identity, verify
 from swarmnode.ids import PeerId, RunId
-from swarmnode.membership import swarm
+from swarmnode.membership import swarm, view
 from swarmnode.membership.progress import SAMPLES_MAX
 from swarmnode.wire import access_pb2 as access
 from swarmnode.wire import record_pb2 as wire
@@ -142,3 +142,4 @@ def remember(count: int) -> None:
     _verified_max = max(1, count)
     _verified.clear()
     swarm.forget_shared(count)
+    view.forget()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from swarmnode.ids import PeerId
 from swarmnode.wire import record_pb2 as wire
@@ -42,6 +42,16 @@ class Member:
     fed: bool = False  # its record tells of samples or blocks
     total: int = 0  # samples of the whole run, as it believes
 
+    @property
+    def plain(self) -> bool:
+        """Nothing is to be minded of it: it serves, stays, and has told its speed."""
+        return (
+            self.state == SERVING
+            and self.moving_to is None
+            and self.samples_per_second > 0.0
+            and not self.pauses_unix_s
+        )
+
     @staticmethod
     def of(record: wire.Record) -> Member:
         return Member(
@@ -76,7 +86,7 @@ def share(signed: wire.SignedRecord, record: wire.Record, member: Member) -> Non
     message need not look again. Only where messages are shared in memory (simulation)."""
     if SHARED_MAX:
         if len(_shared) >= SHARED_MAX:
-            _shared.clear()
+            del _shared[next(iter(_shared))]  # the oldest
         _shared[id(signed)] = (signed, record, member)
 
 
@@ -91,67 +101,6 @@ def forget_shared(count: int) -> None:
     global SHARED_MAX
     SHARED_MAX = count
     _shared.clear()
-    _views.clear()
-
-
-@dataclass(frozen=True, slots=True)
-class View:
-    """What one answer of the directory says of a stage, found out once for all nodes of this process that get it."""
-
-    records: Sequence[wire.SignedRecord]
-    members: dict[PeerId, Member]  # in the order of `records`
-    fed: tuple[PeerId, ...]  # those that tell of samples or blocks
-    samples: dict[PeerId, int]
-    blocks: dict[PeerId, wire.Blocks]
-    expires_unix_s: tuple[float, float]  # nobody before, and nobody after
-    most: int  # samples of the whole run: nobody tells of more
-
-
-_Signed = Iterable[wire.SignedRecord]
-_views: dict[int, View] = {}
-VIEWS_MAX = 64
-
-
-def view_of(records: Sequence[wire.SignedRecord]) -> View | None:
-    """The view that this very list gives, when messages are shared in memory (simulation) and all are verified."""
-    known = _views.get(id(records))
-    if known is not None and known.records is records:
-        return known
-    if not SHARED_MAX or not records:
-        return None
-    return _seen(View(records, {}, (), {}, {}, (math.inf, 0.0), 0), records)
-
-
-def view_after(records: Sequence[wire.SignedRecord], before: Sequence[wire.SignedRecord], news: _Signed) -> None:
-    """`view_of` of `records` will be asked for: they are `before` but for `news`."""
-    if (known := _views.get(id(before))) is not None and known.records is before:
-        copy = known.members.copy(), known.fed, known.samples.copy(), known.blocks.copy()
-        _seen(View(records, *copy, known.expires_unix_s, known.most), news)
-
-
-def _seen(view: View, news: _Signed) -> View | None:
-    """`view`, to which what `news` say is added; None when one of them was not verified in this process."""
-    first, last = view.expires_unix_s
-    fed, most = False, view.most
-    for signed in news:
-        if (one := shared(signed)) is None:
-            return None
-        _, record, member = one
-        peer = member.peer
-        view.members[peer] = member
-        fed = fed or member.fed or peer in view.samples or peer in view.blocks
-        if member.fed:
-            if record.progress.samples:
-                view.samples[peer] = record.progress.samples[0]
-            if record.HasField("blocks"):
-                view.blocks[peer] = record.blocks
-        first, last = min(first, member.expires_unix_s), max(last, member.expires_unix_s)
-        most = max(most, member.total)
-    tell = tuple([peer for peer, member in view.members.items() if member.fed]) if fed else view.fed
-    if len(_views) >= VIEWS_MAX:
-        _views.clear()
-    done = _views[id(view.records)] = replace(view, fed=tell, expires_unix_s=(first, last), most=most)
-    return done
 
 
 Members = tuple[Member, ...]
@@ -168,9 +117,14 @@ class Swarm:
     _speeds: list[tuple[float, int] | None] = field(compare=False, repr=False)
 
     @staticmethod
-    def frozen(stages: Iterable[Members], before: Swarm | None = None, sizes: Sequence[int] | None = None) -> Swarm:
+    def frozen(
+        stages: Iterable[Members],
+        before: Swarm | None = None,
+        sizes: Sequence[int] | None = None,
+        calm: Iterable[int] = (),
+    ) -> Swarm:
         """Of members sorted by peer id in each stage; what is the same as in `before` is shared with it. `sizes` as far
-        as there are more of a stage than in `stages`."""
+        as there are more of a stage than in `stages`. `calm`: stages where nobody is unsettled, if that is known."""
         whole = tuple(stages)
         counts = map(len, whole)
         swarm = Swarm(
@@ -180,6 +134,8 @@ class Swarm:
             for stage, members in enumerate(whole):
                 if members is before.stages[stage]:
                     swarm._parts[stage], swarm._speeds[stage] = before._parts[stage], before._speeds[stage]
+        for stage in calm:
+            swarm._parts[stage] = whole[stage], ()
         return swarm
 
     @staticmethod
@@ -209,6 +165,10 @@ class Swarm:
             told = [member.samples_per_second for member in self.settled(stage)]
             found = self._speeds[stage] = math.fsum(told), told.count(0.0)
         return found
+
+    def know_speeds(self, stage: int, found: tuple[float, int] | None) -> None:
+        """`speeds` need not be summed up, if they are `found`."""
+        self._speeds[stage] = found
 
     def _parted(self, stage: int) -> tuple[Members, Members]:
         serving = members = self.stages[stage]

@@ -126,8 +126,8 @@ class Moving:
         """About a period; not so long when a stage stands empty, or has too few and another can spare one, or when
         nodes came or went, this one too: who died should not be missed for a period, and who began together chose their
         stages before anybody had told its speed. Those need not wait for the first sample: it takes minutes."""
-        loop, empty, thin, calm = asyncio.get_running_loop(), 0, 0, 0
-        before, going = serving(self._presence.book.swarm()), on_the_way(self._presence.book.swarm())
+        loop, book, empty, thin, calm = asyncio.get_running_loop(), self._presence.book, 0, 0, 0
+        before, going, shape = serving(book.swarm()), on_the_way(book.swarm()), -1
         # Before the first sample an empty stage's nodes may be starting, too, and nothing stands still yet.
         begun = self._presence.progress.total > 0
         soon = begun and self._unrest > 0
@@ -137,7 +137,9 @@ class Moving:
         patience = EMPTY_LOOKS if begun else FIRST_LOOKS
         while (left_s := end - loop.time()) > 0 and empty < patience and thin < THIN_LOOKS:
             await asyncio.sleep(min(left_s, EMPTY_SHARE * self._manifest.limits.announce_period_s))
-            swarm = self._presence.book.swarm()
+            if begun and book.shape == shape and not empty and not thin:
+                continue  # nobody came, went or changed since the last look
+            swarm, shape = book.swarm(), book.shape
             if not begun:
                 now, told = (serving(swarm), on_the_way(swarm)), all_told(swarm)
                 calm = calm + 1 if told and now == (before, going) else 0

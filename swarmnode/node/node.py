@@ -248,7 +248,7 @@ class Node:
             self._donor.close()
         self.arrival.carried = self.keeper.snapshot if self.keeper is not None else None
         us.blocks, us.queue, us.moving_to = (lambda: None), (lambda: 0), None
-        self.presence.heard_blocks = lambda peer, blocks: None
+        self.presence.heard_blocks = lambda told: ()
         self._replica = self._backlog = self._donor = self._saver = self.hop = self.gossip = self.feeder = None
         self._stays += 1
 

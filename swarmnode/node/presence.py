@@ -7,8 +7,7 @@ import contextlib
 import itertools
 import math
 import statistics
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from swarmnode import __version__
 from swarmnode.errors import RemoteFault
@@ -20,12 +19,13 @@ from swarmnode.membership.ceiling import Ceiling
 from swarmnode.membership.door import Door
 from swarmnode.membership.progress import Boast, Progress
 from swarmnode.membership.record import check_member, check_record, check_time, pass_of, sign_record
-from swarmnode.membership.swarm import SERVING, Member, View, shared, view_of
+from swarmnode.membership.swarm import SERVING, Member, shared
+from swarmnode.membership.view import View, view_of
 from swarmnode.metrics import name
+from swarmnode.node.own import Self_
 from swarmnode.pipeline.allowed import allowed_samples_per_s
 from swarmnode.pipeline.route import Router
 from swarmnode.ports import Clock, Directory, Telemetry
-from swarmnode.recovery.snapshot import Snapshot
 from swarmnode.wire import record_pb2
 
 FRESH_SHARE = 1.0  # guess: our record is signed anew on request when older than this share of the announce period
@@ -39,25 +39,6 @@ AHEAD_PERIODS = 2.0  # announce periods; there is a look in each
 NOBODY = -1.0  # as `Progress.top`: nobody is believed yet
 AHEAD_TOLERANCE_S = 0.001  # guess: of wall clocks; nodes foresee their pauses in whole seconds
 BOASTERS_MAX = 64  # guess: peers named in one event
-
-
-@dataclass(slots=True)
-class Self_:
-    """What changes about this node; the record is made from it."""
-
-    state: record_pb2.NodeState = record_pb2.NODE_STATE_JOINING
-    stage: int | None = None
-    speed: Callable[[], float] = lambda: 0.0  # samples a second this node manages on its stage
-    queue: Callable[[], int] = lambda: 0
-    round_index: Callable[[], int] = lambda: 0
-    round_stride: Callable[[], int] = lambda: 1
-    blocks: Callable[[], record_pb2.Blocks | None] = lambda: None
-    kept: Callable[[], Snapshot | None] = lambda: None  # of the next stage
-    addresses: list[str] = field(default_factory=list)
-    moving_to: int | None = None
-    saves_checkpoints: bool = False
-    boundary_digest: bytes = b""  # of our frozen subspace, in a run that has one
-    allowance: record_pb2.Allowance | None = None  # limits others should expect
 
 
 class Presence:
@@ -93,7 +74,7 @@ class Presence:
         self._unheard: dict[PeerId, int] = {}  # what feeders told before anybody was believed
         self._boasters: dict[PeerId, None] = {}  # told of more samples since the last look than were believed
         self.blocks_heard: dict[PeerId, record_pb2.Blocks] = {}
-        self.heard_blocks: Callable[[PeerId, record_pb2.Blocks], None] = lambda peer, blocks: None
+        self.heard_blocks: Callable[[Mapping[PeerId, record_pb2.Blocks]], Iterable[RemoteFault]] = lambda told: ()
         self.doubted: Callable[[Iterable[PeerId]], None] = lambda peers: None  # they went silent
         self._joined_unix_ms = int(clock.unix_s() * 1000)
         self._sequence = self._joined_unix_ms
@@ -143,7 +124,7 @@ class Presence:
             self._sequence += 1
             record = self._describe(self._clock.unix_s())
             self._signed, self._signed_at = sign_record(record, self._identity), now
-            self.book.learn(record)
+            self.book.learn(*check_member(self._signed, run_id=self._run_id))
         return self._sequence, self._signed
 
     def _describe(self, now_unix_s: float) -> record_pb2.Record:
@@ -215,7 +196,7 @@ class Presence:
     async def look(self, stages: Iterable[int]) -> None:
         """Read what the directory says of `stages` once; forget whose record ran out."""
         wanted = list(stages)
-        found = await asyncio.gather(*(self._directory.lookup(stage) for stage in wanted))
+        found = await self._directory.lookups(wanted)
         for stage, records in zip(wanted, found, strict=True):
             if (view := view_of(records)) is not None and self._believes(view):
                 self._take_view(stage, view)
@@ -298,10 +279,7 @@ class Presence:
                 self._hear_progress(feeder, samples)
         if self.progress.total > before:
             self.progressed()
-        for peer in fed:
-            if (blocks := view.blocks.get(peer)) is not None:
-                with self._faults_logged():
-                    self._hear_blocks(peer, blocks)
+        self._hear_blocks({peer: view.blocks[peer] for peer in fed if peer in view.blocks})
 
     def _hear_progress(self, peer: PeerId, samples: int) -> None:
         """The record of `peer` tells that it fed `samples`."""
@@ -321,11 +299,15 @@ class Presence:
         try:
             yield
         except RemoteFault as fault:
-            self._telemetry.event("record.refused", level="warning", reason=str(fault))
+            self._refused(fault)
 
-    def _hear_blocks(self, peer: PeerId, blocks: record_pb2.Blocks) -> None:
-        self.blocks_heard[peer] = blocks
-        self.heard_blocks(peer, blocks)
+    def _refused(self, fault: RemoteFault) -> None:
+        self._telemetry.event("record.refused", level="warning", reason=str(fault))
+
+    def _hear_blocks(self, told: Mapping[PeerId, record_pb2.Blocks]) -> None:
+        self.blocks_heard.update(told)
+        for fault in self.heard_blocks(told):
+            self._refused(fault)
 
     def bury(self, peers: Sequence[PeerId]) -> None:
         """`peers` answer no more: out of the book and the routers until they say something newer. What they finished
@@ -381,7 +363,7 @@ class Presence:
             if self.progress.total > before:
                 self.progressed()
         if record.HasField("blocks"):
-            self._hear_blocks(peer, record.blocks)
+            self._hear_blocks({peer: record.blocks})
         return peer
 
     def _tell_time(self) -> None:
@@ -394,7 +376,10 @@ class Presence:
 
     def _view_changed(self) -> None:
         self._tell_time()
-        swarm = self.book.swarm()
+        self.book.swarm()
         for stage in self.book.changed():
             if stage in self._sends_to:
-                self.routers[stage].update(member for member in swarm.serving(stage) if member.peer != self.me)
+                serving, special = self.book.choices(stage)
+                serving.pop(self.me, None)
+                special.pop(self.me, None)
+                self.routers[stage].renew(serving, special)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -143,10 +143,11 @@ class Feeder:
             return 0.0
         return sum(tokens for _, tokens in self._recent) / max(1.0, min(RATE_SPAN_S, now - self._recent[0][0]))
 
-    def heard(self, peer: PeerId, blocks: record_pb2.Blocks) -> None:
-        """Another feeder's record says what it finished. Raises RemoteFault when that cannot be believed."""
-        self._ledger.merge(peer, blocks)
+    def heard(self, told: Mapping[PeerId, record_pb2.Blocks]) -> list[RemoteFault]:
+        """What other feeders' records say they finished; returns what of it cannot be believed."""
+        faults = self._ledger.merge_all(told)
         self._count_duplicates()
+        return faults
 
     def finished(self) -> record_pb2.Blocks:
         """Blocks known to be finished, by whomever."""

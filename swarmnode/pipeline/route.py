@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from swarmnode.ids import PeerId
@@ -49,7 +49,6 @@ class Ema:
 
 @dataclass(slots=True)
 class _Peer:
-    member: Member
     runtime: float  # virtual seconds of work given to it
     serial: int  # of its entry in the heap; older entries are void
     seconds_per_sample: Ema
@@ -71,6 +70,8 @@ class Router:
         self._epsilon = epsilon
         self._samples = samples
         self._peers: dict[PeerId, _Peer] = {}
+        self._members: dict[PeerId, Member] = {}  # the same peers, as their newest records tell them
+        self._untold: dict[PeerId, None] = {}  # those that have not told their speed
         self._heap: list[tuple[float, float, int, PeerId]] = []
         self._serial = 0
         self._all = Ema()
@@ -86,29 +87,39 @@ class Router:
         one microbatch before any gets two, however slow it is: of a hundred replicas routers knew no better in their
         first half hour (simulated: thousand, half of what the machines can do)."""
         present = {member.peer: member for member in members}
-        for peer in [peer for peer in self._peers if peer not in present]:
+        self.renew(present, present)
+
+    def renew(self, present: dict[PeerId, Member], special: Mapping[PeerId, Member]) -> None:
+        """`update` to all that are `present`, of whom only those `special` may be about to pause, or have yet to tell
+        their speed. Keeps `present`."""
+        for peer in sorted(self._members.keys() - present.keys()):
             self.forget(peer)
-        least: float | None = None
-        for peer, member in present.items():
-            known = self._peers.get(peer)
-            if known is None:
-                least = self._least() if least is None else least
-                self._enter(member, least)
-            elif known.member is not member:
-                self._renew(known, member)
+        self._members = present
+        for peer in [*self._untold, *self._pausing]:
+            if peer not in special:
+                self._renew(peer, present[peer])
+        for peer, member in special.items():
+            if peer in self._peers:
+                self._renew(peer, member)
+        if len(self._peers) < len(present):
+            least = self._least()
+            for peer, member in present.items():
+                if peer not in self._peers:
+                    self._enter(member, least)
 
     def learn(self, member: Member) -> None:
         """One replica that serves the stage, by its newest record."""
-        known = self._peers.get(member.peer)
-        if known is None:
+        if member.peer not in self._peers:
             self._enter(member, self._least())
         else:
-            self._renew(known, member)
+            self._members[member.peer] = member
+            self._renew(member.peer, member)
 
     def forget(self, peer: PeerId) -> None:
         """It does not serve the stage any more."""
-        self._peers.pop(peer, None)
-        self._pausing.pop(peer, None)
+        if self._members.pop(peer, None) is not None:
+            for known in (self._peers, self._untold, self._pausing):
+                known.pop(peer, None)
 
     def due(self, now: float, limit: int) -> list[PeerId]:
         """Peers, `limit` at most, whose ban is over by time and that have not published a newer record since: a ping
@@ -134,30 +145,32 @@ class Router:
         return min((entry.runtime for entry in self._peers.values()), default=0.0)
 
     def _enter(self, member: Member, least: float) -> None:
-        known = self._peers[member.peer] = _Peer(member, least, 0, Ema())
+        self._peers[member.peer], self._members[member.peer] = _Peer(least, 0, Ema()), member
         self._begin(member.peer, least)
-        self._renew(known, member)
+        self._renew(member.peer, member)
 
     def _begin(self, peer: PeerId, least: float) -> None:
         self._peers[peer].runtime = least + self._rng.random() * self._samples * self._seconds(peer)
         self._push(peer)
 
-    def _renew(self, known: _Peer, member: Member) -> None:
-        told_speed = member.samples_per_second > 0.0 and not known.member.samples_per_second
-        known.member = member
-        if told_speed and not known.charged:
-            self._begin(member.peer, self._least())
+    def _renew(self, peer: PeerId, member: Member) -> None:
+        if not member.samples_per_second:
+            self._untold[peer] = None
+        elif peer in self._untold:
+            del self._untold[peer]
+            if not self._peers[peer].charged:
+                self._begin(peer, self._least())
         if member.pauses_unix_s:
-            self._pausing[member.peer] = None
+            self._pausing[peer] = None
         else:
-            self._pausing.pop(member.peer, None)
+            self._pausing.pop(peer, None)
 
     def pausing(self, now: float, samples: int) -> list[PeerId]:
         """Replicas that would not be done with `samples` before the pause they have announced."""
         return [
             peer
             for peer in self._pausing
-            if self._peers[peer].member.pauses_unix_s < now + self.unix_ahead_s + samples * self._seconds(peer)
+            if self._members[peer].pauses_unix_s < now + self.unix_ahead_s + samples * self._seconds(peer)
         ]
 
     def choose(self, now: float, samples: int, exclude: Collection[PeerId] = ()) -> tuple[PeerId | None, str]:
@@ -236,7 +249,7 @@ class Router:
             return 0.0
         seconds = min(most_s, BAN_FIRST_S * 2.0**known.faults_in_row)
         known.faults_in_row += 1
-        known.banned_sequence = known.member.sequence
+        known.banned_sequence = self._members[peer].sequence
         known.banned_until = now + seconds
         self._banned[peer] = None
         self.when_banned()
@@ -244,16 +257,18 @@ class Router:
 
     def banned(self, peer: PeerId, now: float) -> bool:
         known = self._peers.get(peer)
-        return known is not None and (known.member.sequence <= known.banned_sequence or now < known.banned_until)
+        return known is not None and (self._silent(peer, known) or now < known.banned_until)
+
+    def _silent(self, peer: PeerId, known: _Peer) -> bool:
+        """It has published nothing since it was banned."""
+        return known.banned_sequence >= 0 and self._members[peer].sequence <= known.banned_sequence
 
     def overdue(self, now: float) -> list[PeerId]:
         """Peers still banned though the time of their ban is over: they said nothing new, and nobody pardoned them."""
         return [
             peer
             for peer in self._banned
-            if (known := self._peers.get(peer)) is not None
-            and known.member.sequence <= known.banned_sequence
-            and known.banned_until <= now
+            if (known := self._peers.get(peer)) is not None and self._silent(peer, known) and known.banned_until <= now
         ]
 
     def expected_s(self, peer: PeerId, samples: int) -> float | None:
@@ -290,8 +305,8 @@ class Router:
         known = self._peers[peer]
         if known.seconds_per_sample.known:
             return known.seconds_per_sample.value
-        if known.member.samples_per_second > 0.0:
-            return 1.0 / known.member.samples_per_second
+        if (told := self._members[peer].samples_per_second) > 0.0:
+            return 1.0 / told
         return self._all.value if self._all.known else UNKNOWN_SECONDS_PER_SAMPLE
 
     def _push(self, peer: PeerId) -> None:

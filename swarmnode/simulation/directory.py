@@ -6,11 +6,12 @@ import asyncio
 import math
 import random
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from swarmnode.ids import PeerId, RunId
 from swarmnode.membership.record import check_record
-from swarmnode.membership.swarm import view_after
+from swarmnode.membership.view import view_after
 from swarmnode.ports import Clock
 from swarmnode.simulation.network import Network, Plug
 from swarmnode.wire import record_pb2
@@ -84,7 +85,13 @@ class Shelf:
         """All that is there of `stage`, when nothing is hidden or forgotten; kept as long as it stays true."""
         known = self._found.get(stage)
         if known is None or now >= known.until or loop_now >= known.then:
-            known = self._found[stage] = self._all_found(stage, now, loop_now)
+            before, known = known, self._all_found(stage, now, loop_now)
+            self._found[stage] = known
+            if before is not None:
+                old = dict(zip(before.places, before.records, strict=True))
+                new = dict(zip(known.places, known.records, strict=True))
+                news = [record for peer, record in new.items() if old.get(peer) is not record]
+                view_after(known.records, before.records, news, [peer for peer in old if peer not in new])
         elif known.announced:  # of a large stage one of hundreds every second
             records = known.records.copy()
             for peer, record in known.announced.items():
@@ -161,8 +168,14 @@ class SimDirectory:
         return True
 
     async def lookup(self, stage: int) -> list[record_pb2.SignedRecord]:
+        return (await self.lookups([stage]))[0]
+
+    async def lookups(self, stages: Sequence[int]) -> list[list[record_pb2.SignedRecord]]:
+        await asyncio.sleep(self._shelf.habits.round_trip_s)
+        return [self._found(stage) for stage in stages]
+
+    def _found(self, stage: int) -> list[record_pb2.SignedRecord]:
         shelf, habits = self._shelf, self._shelf.habits
-        await asyncio.sleep(habits.round_trip_s)
         if not self._plug.alive or shelf.down or shelf.happens("look-up failed", habits.fails):
             return []
         now, loop_now = shelf.clock.unix_s(), asyncio.get_running_loop().time()

@@ -232,6 +232,9 @@ class DhtDirectory:
                 self._hear(PeerId(record.peer_id), record.addresses)
         return [newest[peer] for peer in sorted(newest)]
 
+    async def lookups(self, stages: Sequence[int]) -> list[list[wire.SignedRecord]]:
+        return await asyncio.gather(*map(self.lookup, stages))
+
     async def _entries(self, key: str) -> list[bytes]:
         try:
             async with asyncio.timeout(LOOKUP_TIMEOUT_S):

@@ -181,6 +181,9 @@ class MemoryDirectory:
                 found.append(signed)
         return found
 
+    async def lookups(self, stages: Sequence[int]) -> list[list[record_pb2.SignedRecord]]:
+        return [await self.lookup(stage) for stage in stages]
+
 
 def _nbytes(header: bytes, tensors: Sequence[WireTensor]) -> int:
     return frame.PREAMBLE.size + len(header) + sum(tensor.nbytes for tensor in tensors)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import random
 from collections import Counter
 
+import pytest
+
 from swarmnode.identity import Identity
 from swarmnode.ids import PeerId, RunId, digest, seeded
 from swarmnode.membership.book import Book
 from swarmnode.membership.record import check_record, remember, sign_record
-from swarmnode.membership.swarm import shared, view_after, view_of
+from swarmnode.membership.swarm import shared
+from swarmnode.membership.view import view_after, view_of
 from swarmnode.wire import record_pb2
 
 RUN = RunId("run")
@@ -21,9 +24,9 @@ def record(peer: str, stage: int, sequence: int = 1, **more: object) -> record_p
     return record_pb2.Record(run_id=RUN, peer_id=peer, stage=stage, sequence=sequence, state=state, **more)  # type: ignore[arg-type]
 
 
-def signed(number: int, stage: int, sequence: int = 1) -> record_pb2.SignedRecord:
+def signed(number: int, stage: int, sequence: int = 1, **more: object) -> record_pb2.SignedRecord:
     identity = Identity.of_seed(digest("book", number))
-    return sign_record(record(identity.peer_id, stage, sequence), identity)
+    return sign_record(record(identity.peer_id, stage, sequence, **more), identity)
 
 
 def look(book: Book, stage: int, found: list[record_pb2.SignedRecord], rng: random.Random) -> int:
@@ -54,7 +57,7 @@ def test_all_of_our_own_stage_and_enough_of_others() -> None:
 
 
 def test_each_node_knows_others_of_a_crowd_and_reads_only_what_is_new() -> None:
-    remember(1024)
+    remember(2048)
     try:
         found = [signed(number, 1) for number in range(40)]
         known: Counter[PeerId] = Counter()
@@ -119,3 +122,58 @@ def told(number: int, samples: int, finished: int) -> record_pb2.SignedRecord:
     more.progress.samples.append(samples)
     more.blocks.finished_below = finished
     return sign_record(more, identity)
+
+
+@pytest.mark.parametrize("own", [0, None])
+def test_who_follows_the_views_knows_what_who_compares_them_does(own: int | None) -> None:
+    remember(4096)
+    try:
+        for seed in range(30):
+            rng = seeded("follow", seed)
+            newest = {number: signed(number, 0) for number in range(12)}
+            found = list(newest.values())
+            sequence, me = 1, Identity.of_seed(digest("book", 0)).peer_id
+            chances = [random.Random(seed), random.Random(seed)]
+            books = [Book(2, crowd_max=CROWD), Book(2, crowd_max=CROWD)]
+            shapes = [0, 0]
+            for book in books:
+                book.own = own
+            for _ in range(40):
+                sequence += 1
+                gone = [number for number in newest if rng.random() < 0.04]
+                for number in gone:
+                    del newest[number]
+                able = [number for number in range(16) if number not in gone]
+                news = [number for number in able if rng.random() < (0.5 if number in newest else 0.05)]
+                newest |= {
+                    number: signed(number, 0, sequence, samples_per_second=float(rng.random() < 0.9)) for number in news
+                }
+                if rng.random() < 0.2:  # it told us first
+                    early = signed(rng.choice(sorted(newest)), 0, sequence + 1)
+                    assert books[0].learn(check_record(early, run_id=RUN)) == books[1].learn(
+                        check_record(early, run_id=RUN)
+                    )
+                if rng.random() < 0.2:
+                    buried = PeerId(Identity.of_seed(digest("book", rng.choice(range(16)))).peer_id)
+                    for book in books:
+                        (book.bury if seed % 2 else book.forget)(buried)
+                before, found = found, list(newest.values())
+                for message in found:
+                    check_record(message, run_id=RUN)
+                left = [PeerId(Identity.of_seed(digest("book", number)).peer_id) for number in gone]
+                view_of(before)
+                view_after(found, before, [newest[number] for number in news], left)
+                if rng.random() < 0.5:
+                    continue  # nobody looked
+                for book, records, chance in zip(books, (found, list(found)), chances, strict=True):
+                    view = view_of(records)
+                    assert view is not None
+                    assert view.special == {peer: member for peer, member in view.members.items() if not member.plain}
+                    book.renew(0, view, me, chance)
+                assert books[0].swarm() == books[1].swarm()
+                assert books[0].choices(0) == books[1].choices(0)
+                now = [book.shape for book in books]
+                assert (now[0] > shapes[0]) == (now[1] > shapes[1])
+                shapes = now
+    finally:
+        remember(2048)
