@@ -25,19 +25,9 @@ from swarmnode.identity import Identity
 from swarmnode.ids import PeerId, RunId, short
 from swarmnode.manifest import Manifest
 from swarmnode.membership.liveness import patiently
-from swarmnode.membership.swarm import Swarm
+from swarmnode.membership.swarm import GOSSIPING, Member, Swarm
 from swarmnode.metrics import name
-from swarmnode.ports import (
-    Answer,
-    Call,
-    Compute,
-    Packet,
-    Priority,
-    Replica,
-    Telemetry,
-    Transport,
-    WireTensor,
-)
+from swarmnode.ports import Answer, Call, Compute, Packet, Priority, Replica, Telemetry, Transport, WireTensor
 from swarmnode.wire import call_pb2 as wire
 
 PARTNER_PATIENCE_S = 2.0  # guess: a partner that has not called by then is asked whether it lives
@@ -190,15 +180,13 @@ class Gossip:
     def _members(self, round_index: int) -> tuple[PeerId, ...]:
         """Who meets at `round_index`: replicas whose stride it is a multiple of, without those known to be gone and
         those whose packets were refused too often, by us or by most of the others."""
-        swarm, me = self._swarm(), self._transport.peer_id
-        here = set(swarm.gossiping(self._stage)) - self._left_out()
-        for member in swarm.stages[self._stage]:
-            if member.peer == me:
-                continue
-            gone = self._gone.get(member.peer, -1) >= member.sequence
-            if gone or round_index % member.round_stride:
-                here.discard(member.peer)
-        return tuple(sorted(here))
+        me, left_out, gone = self._transport.peer_id, self._left_out(), self._gone.get
+
+        def meets(member: Member) -> bool:
+            return not round_index % member.round_stride and gone(member.peer, -1) < member.sequence
+
+        here = [m for m in self._swarm().stages[self._stage] if m.state in GOSSIPING and m.peer not in left_out]
+        return tuple([member.peer for member in here if member.peer == me or meets(member)])  # in order of names
 
     def _left_out(self) -> set[PeerId]:
         """The stage's replicas whose packets were refused too often."""
@@ -253,7 +241,7 @@ class Gossip:
             self._to_ask(round_index, members, others),
             min(self._manifest.limits.exchange_timeout_s, self._pace.seconds(self.left)),
             reason,
-            others_here=len(self._swarm().gossiping(self._stage)) > 1,
+            others_here=any(m.peer != me and m.state in GOSSIPING for m in self._swarm().stages[self._stage]),
         )
         self._samples_before += samples
         self.done = round_index
@@ -267,12 +255,15 @@ class Gossip:
         self._report(round_index, took, within, between)
         self.finished.set()
 
-    def _to_ask(self, round_index: int, members: Sequence[PeerId], others: Sequence[PeerId]) -> list[PeerId]:
+    def _to_ask(
+        self, round_index: int, members: Sequence[PeerId], others: Sequence[PeerId]
+    ) -> Callable[[], Sequence[PeerId]] | None:
         """Of a round's `members` those who may stand in for `others`, with whom we were to meet, if none comes."""
-        if not others or not stands_in(self._manifest.gossip):
-            return []
         me, against = self._transport.peer_id, self.acceptance.distrust.against
-        return stand_ins(self._run_id, self._stage, round_index, me, {*members} - {me, *others}, against)[0]
+        if not others or not stands_in(self._manifest.gossip) or len({*members, me}) <= 1 + len(others):
+            return None
+        able = {*members} - {me, *others}
+        return lambda: stand_ins(self._run_id, self._stage, round_index, me, able, against)[0]
 
     async def _meet_all(self, others: Sequence[PeerId], ours: Message) -> tuple[dict[PeerId, Packet], str]:
         """(the packets of those of `others` who came before the deadline, in their order; why the last one missing did

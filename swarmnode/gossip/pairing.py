@@ -23,18 +23,30 @@ TOGETHER_MAX = (
 )
 
 
-DRAWS_KEPT = 4096  # guess: of one round, 100 bytes each
+ROUNDS_KEPT = 4  # of which members' draws are known, 100 bytes each
 MATCHINGS_KEPT = 8
 
 
 def draws(run_id: RunId, stage: int, round_index: int, members: Iterable[PeerId]) -> dict[PeerId, int]:
     """64 bits for each member, which nobody else's presence changes; in the order of their names."""
-    return {member: _draw(run_id, stage, round_index, member) for member in sorted(set(members))}
+    names = sorted(set(members))
+    return dict(zip(names, map(_drawn(run_id, stage, round_index).__getitem__, names), strict=True))
 
 
-@lru_cache(DRAWS_KEPT)
-def _draw(run_id: RunId, stage: int, round_index: int, member: PeerId) -> int:
-    return digest64("pairing", run_id, stage, round_index, member)
+class _Draws(dict[PeerId, int]):
+    """Of one round, each member's drawn when it is asked for."""
+
+    def __init__(self, *of: str | int) -> None:
+        self._of = of
+
+    def __missing__(self, member: PeerId) -> int:
+        drawn = self[member] = digest64("pairing", *self._of, member)
+        return drawn
+
+
+@lru_cache(ROUNDS_KEPT)
+def _drawn(run_id: RunId, stage: int, round_index: int) -> _Draws:
+    return _Draws(run_id, stage, round_index)
 
 
 def shuffled(run_id: RunId, stage: int, round_index: int, members: Iterable[PeerId]) -> list[PeerId]:
@@ -55,21 +67,34 @@ def groups(
     return [tuple(order[start : start + step]) for start in range(0, len(order), max(step, 1))]
 
 
-def pairs(
-    run_id: RunId, stage: int, round_index: int, members: Iterable[PeerId], me: PeerId | None = None
-) -> list[tuple[PeerId, ...]]:
-    """The pairs of this round, each in the order of names, then those left alone; of the part that `me` is in, if it is
-    given."""
+def _bits(count: int) -> int:
+    """Of their draws, by which so many members are cut into parts."""
+    return max(0, (count - 1) // TOGETHER_MAX).bit_length()
+
+
+def pair(run_id: RunId, stage: int, round_index: int, members: Iterable[PeerId], me: PeerId) -> tuple[PeerId, ...]:
+    """That of `pairs` which `me` is in; () where it is not among `members`."""
+    drawn = draws(run_id, stage, round_index, members)
+    if me not in drawn:
+        return ()
+    shift = 64 - _bits(len(drawn))
+    mine = drawn[me] >> shift
+    part = [member for member, draw in drawn.items() if draw >> shift == mine] if shift < 64 else [*drawn]
+    numbers = np.array([drawn[member] for member in part], np.uint64)
+    other = _matching(numbers.tobytes())[part.index(me)]
+    return (me,) if other < 0 else tuple(sorted((me, part[other])))
+
+
+def pairs(run_id: RunId, stage: int, round_index: int, members: Iterable[PeerId]) -> list[tuple[PeerId, ...]]:
+    """The pairs of this round, each in the order of names, then those left alone."""
     drawn = draws(run_id, stage, round_index, members)
     parts: dict[int, list[PeerId]] = {}
-    bits = max(0, (len(drawn) - 1) // TOGETHER_MAX).bit_length()
+    bits = _bits(len(drawn))
     for member, draw in drawn.items():
         parts.setdefault(draw >> (64 - bits) if bits else 0, []).append(member)
     met: list[tuple[PeerId, ...]] = []
     alone: list[tuple[PeerId, ...]] = []
     for part in parts.values():
-        if me is not None and me not in part:
-            continue
         numbers = np.array([drawn[m] for m in part], np.uint64)
         for member, other in zip(part, _matching(numbers.tobytes()), strict=True):
             if other < 0:
@@ -101,8 +126,8 @@ def _matching(numbers: bytes) -> tuple[int, ...]:
 
 def remember(nodes: int) -> None:
     """Keep what many nodes of this process find out alike."""
-    global _draw, _matching
-    _draw = lru_cache(max(DRAWS_KEPT, 2 * nodes))(_draw.__wrapped__)
+    global _drawn, _matching
+    _drawn = lru_cache(max(ROUNDS_KEPT, nodes // 8))(_drawn.__wrapped__)
     _matching = lru_cache(max(MATCHINGS_KEPT, nodes))(_matching.__wrapped__)
 
 
@@ -118,7 +143,7 @@ def partners(
 ) -> tuple[tuple[PeerId, ...], str]:
     """(those `me` meets in this round, maybe nobody; the reason)."""
     count = len(set(members))
-    met = pairs(run_id, stage, round_index, members, me) if size == 2 else None
+    met = [pair(run_id, stage, round_index, members, me)] if size == 2 else None
     for group in groups(run_id, stage, round_index, members, size) if met is None else met:
         if me in group:
             others = tuple(member for member in group if member != me)

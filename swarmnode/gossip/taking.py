@@ -4,7 +4,7 @@ has to give (standin.py)."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -52,24 +52,24 @@ class Taking:
         ours: Message,
         came: dict[PeerId, Packet],
         bequests: Sequence[Packet],
-        to_ask: Sequence[PeerId],
+        to_ask: Callable[[], Sequence[PeerId]] | None,
         within_s: float,
         reason: str,
         *,
         others_here: bool,
     ) -> Took:
-        """The outer step of the round whose boundary is marked; `to_ask` are those who may stand in, within so many
-        seconds, `reason` is what the round was to be."""
+        """The outer step of the round whose boundary is marked; `to_ask` tells who may stand in, within so many
+        seconds (None: nobody), `reason` is what the round was to be."""
         packets = [*came.values(), *bequests]
         weight, met = 0.0 if others_here and not packets else ours.weight, list[PeerId]()
-        if packets or not to_ask:
-            report, reason = await self._apply(ours, weight, packets, reason, lone=not to_ask)
+        if packets or to_ask is None:
+            report, reason = await self._apply(ours, weight, packets, reason, lone=to_ask is None)
             met = self.acceptance.judged(tasks, ours.round_index, came, report)
-            if report.believed or not to_ask:
+            if report.believed or to_ask is None:
                 return Took(met, report, reason)
         if not met:  # a newcomer has nothing to give, and is a partner nevertheless
             end_s = asyncio.get_running_loop().time() + within_s
-            for peer in to_ask:
+            for peer in to_ask():
                 packet = await self._asked(peer, ours, end_s, reason)
                 if packet is None:
                     continue

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 
 from swarmnode.ids import PeerId
 from swarmnode.membership.swarm import SERVING, Member, Swarm, shared
 from swarmnode.membership.view import View
 from swarmnode.wire import record_pb2 as wire
 
+ABSENT = -1
 CROWD_MAX = 64  # guess: replicas known of a stage not our own; to choose among more balances no better
 
 
@@ -26,7 +28,7 @@ class Book:
         self._crowd_max = crowd_max
         self.own: int | None = None
         self._sizes = [0] * stages  # what the last look-up of each stage gave, where that was a crowd
-        self._members: dict[PeerId, Member] = {}
+        self._places: dict[PeerId, int] = {}  # the stage where each is present, ABSENT of those in `_absent`
         self._present: list[dict[PeerId, Member]] = [{} for _ in range(stages)]  # by stage, without those that left
         self._unsorted = set[int]()  # stages to which somebody came since they were put in order
         self._absent: dict[PeerId, Member] = {}  # those that left, or are buried
@@ -50,7 +52,7 @@ class Book:
         in an order by `rng`: each node knows others."""
         crowd = len(records) > self._crowd_max and stage != self.own
         self._sized(stage, len(records) if crowd else 0)
-        here = self._members.get
+        here = self.member
         found: list[wire.SignedRecord] = []
         strangers: list[wire.SignedRecord] = []
         for signed in records:
@@ -72,14 +74,14 @@ class Book:
 
     def knows(self, record: wire.Record) -> bool:
         """Whether `record` is no news."""
-        known = self._members.get(PeerId(record.peer_id))
+        known = self.member(PeerId(record.peer_id))
         return known is not None and known.sequence >= record.sequence
 
     def learn(self, record: wire.Record, member: Member | None = None) -> bool:
         """Keep `record` if it is newer than what we have. True when it changed what we know. `member`: as it tells, if
         that was found out before."""
         peer = PeerId(record.peer_id) if member is None else member.peer
-        known = self._members.get(peer)
+        known = self.member(peer)
         if known is not None and known.sequence >= (record if member is None else member).sequence:
             return False
         return self._take(known, Member.of(record) if member is None else member)
@@ -91,18 +93,20 @@ class Book:
         was_crowd = self._sizes[stage] > 0
         self._sized(stage, len(view.members) if crowd else 0)
         self.most = max(self.most, view.most)
-        before, present, here = self._seen[stage], self._present[stage], self._members
+        before, present, here = self._seen[stage], self._present[stage], self._places
         room = not crowd or len(present) < self._crowd_max
-        told, others = view.members, list[Member]()
+        told, others, unseen = view.members, list[Member](), set[PeerId]()
         follows = view.stage == stage and crowd == was_crowd and before is not None and view.follows(before)
         if follows and before is not None:
-            newer = self._follow(stage, before, view, me)
+            stays = self._follow(stage, before, view, me)
         else:
             newer, others = self._compare(stage, view, me)
+            stays = present.keys() - newer if view.fed else newer
         if follows and before is not None and not (crowd and room):
-            unseen = {*_since(before, view.came), *self._lost[stage], *self._absent} & told.keys() - present.keys()
+            unseen.update(_since(before, view.came), self._lost[stage], self._absent)
+            unseen = {peer for peer in unseen if peer in told and peer not in present}
         else:
-            unseen = told.keys() - present.keys()
+            unseen.update(told.keys() - present.keys())
         self._lost[stage].clear()
         kept = set[PeerId]()
         if unseen:
@@ -113,17 +117,17 @@ class Book:
                     strangers = rng.sample(strangers, min(self._crowd_max - len(present), len(strangers)))
             # Buried, or come from another stage.
             back = [told[peer] for peer in sorted(unseen & here.keys())]
-            others += [new for new in back if here[new.peer].sequence < new.sequence]
+            others += [new for new in back if (known := self.member(new.peer)) and known.sequence < new.sequence]
             kept = self._settle(stage, strangers, me)
-        kept |= {new.peer for new in others if new.peer != me and self._take(here.get(new.peer), new)}
+        kept |= {new.peer for new in others if new.peer != me and self._take(self.member(new.peer), new)}
         if not crowd:
-            self._lost[stage] = set(unseen) - present.keys()  # for whom there was no room
+            self._lost[stage] = unseen - present.keys()  # for whom there was no room
         if not follows:
             self._seen[stage] = view if view.stage == stage else None
             self._apart[stage] = {peer for peer, known in present.items() if told.get(peer) is not known}
-        return [peer for peer in view.fed if peer in newer or peer in kept]
+        return [peer for peer in view.fed if peer in kept or (peer in present and peer not in stays)]
 
-    def _compare(self, stage: int, view: View, me: PeerId) -> tuple[Mapping[PeerId, Member], list[Member]]:
+    def _compare(self, stage: int, view: View, me: PeerId) -> tuple[AbstractSet[PeerId], list[Member]]:
         """Renew who is present at `stage`, each by what it told last; returns who was, and who is elsewhere now."""
         present, told = self._present[stage], view.members.get
         changed = [
@@ -135,14 +139,14 @@ class Book:
         others = [new for new in changed if new.peer not in newer] if len(newer) < len(changed) else []
         newer.pop(me, None)
         if newer:
-            self._members.update(newer)
             present.update(newer)
             self._mind(stage, {peer: member for peer, member in present.items() if not member.plain})
             self._touch(stage)
-        return newer, others
+        return newer.keys(), others
 
-    def _follow(self, stage: int, before: View, view: View, me: PeerId) -> Mapping[PeerId, Member]:
-        """`_compare` where `view` goes on from the one seen last: but for those apart nobody is looked at alone."""
+    def _follow(self, stage: int, before: View, view: View, me: PeerId) -> AbstractSet[PeerId]:
+        """`_compare` where `view` goes on from the one seen last: only those apart are looked at alone. Returns those
+        that are not renewed."""
         present, told = self._present[stage], view.members
         missing = {peer for peer in _since(before, view.went) if peer in present and peer not in told}
         kept = {me: present[me]} if me in present else {}
@@ -150,20 +154,16 @@ class Book:
             known, new = present[peer], told.get(peer)
             if new is None or new.sequence <= known.sequence:
                 kept[peer] = known
-        names = [peer for peer in present if peer in told] if not kept.keys() <= told.keys() else present
-        newer = dict(zip(names, map(told.__getitem__, names), strict=True))
-        newer.update(kept)
-        self._members.update(newer)
-        present.update(newer)
-        special = {peer: member for peer, member in view.special.items() if peer in newer and peer not in kept}
+        names = [*present] if kept.keys() <= told.keys() else [peer for peer in present if peer in told]
+        present.update(zip(names, map(told.__getitem__, names), strict=True))
+        present.update(kept)
+        special = {peer: member for peer, member in view.special.items() if peer in present and peer not in kept}
         special.update((peer, member) for peer, member in kept.items() if not member.plain)
         self._mind(stage, special)
         self._due_unix_s[stage] = min([view.expires_unix_s[0], *[known.expires_unix_s for known in kept.values()]])
         self._touch(stage)
         self._seen[stage], self._apart[stage] = view, {peer for peer in kept if peer != me}
-        for peer in kept:
-            del newer[peer]
-        return newer
+        return kept.keys()
 
     def _mind(self, stage: int, special: dict[PeerId, Member]) -> None:
         """Those of `stage` that are not plain are `special` now."""
@@ -178,9 +178,9 @@ class Book:
         present = self._present[stage]
         if (stage != self.own and len(present) + len(here) > self._crowd_max) or len(here) < len(strangers) or not here:
             return {new.peer for new in strangers if new.peer != me and self._take(None, new)}
-        if len(self._members) + len(here) > self._members_max:
+        if len(self._places) + len(here) > self._members_max:
             return set()
-        self._members.update(here)
+        self._places.update(dict.fromkeys(here, stage))
         present.update(here)
         self.shape += 1
         self._special[stage].update((peer, new) for peer, new in here.items() if not new.plain)
@@ -191,7 +191,7 @@ class Book:
 
     def _take(self, known: Member | None, member: Member) -> bool:
         """`_keep`, if there is room."""
-        return (known is not None or len(self._members) < self._members_max) and self._keep(known, member)
+        return (known is not None or len(self._places) < self._members_max) and self._keep(known, member)
 
     def _keep(self, known: Member | None, member: Member) -> bool:
         peer, stage = member.peer, member.stage
@@ -200,7 +200,6 @@ class Book:
         here = member.state != wire.NODE_STATE_LEFT and stage < len(self._present)
         if known is not None and (known.stage != stage or not here):
             self._remove(known)
-        self._members[peer] = member
         self.most = max(self.most, member.total)
         if here:
             present = self._present[stage]
@@ -210,6 +209,7 @@ class Book:
             if before is None or _shape(before) != _shape(member):
                 self.shape += 1
             present[peer] = member
+            self._places[peer] = stage
             self._apart[stage].add(peer)
             if member.plain:
                 self._special[stage].pop(peer, None)
@@ -239,17 +239,16 @@ class Book:
 
     def bury(self, peer: PeerId) -> None:
         """`peer` is gone although its record has not run out: out of the view until it says something newer."""
-        known = self._members.get(peer)
-        if known is not None:
+        if (known := self.member(peer)) is not None:
             self._remove(known)
             self._leave(known)
 
     def forget(self, peer: PeerId) -> None:
         """Drop what is known of `peer`, until its next record."""
-        member = self._members.pop(peer, None)
-        if member is not None:
-            self._absent.pop(peer, None)
+        if (member := self.member(peer)) is not None:
             self._remove(member)
+            self._absent.pop(peer, None)
+            del self._places[peer]
 
     def changed(self) -> list[int]:
         """Stages where anything changed since this was last asked, in order."""
@@ -258,7 +257,9 @@ class Book:
         return changed
 
     def member(self, peer: PeerId) -> Member | None:
-        return self._members.get(peer)
+        if (place := self._places.get(peer)) is None:
+            return None
+        return self._absent[peer] if place == ABSENT else self._present[place][peer]
 
     def choices(self, stage: int) -> tuple[dict[PeerId, Member], dict[PeerId, Member]]:
         """Who serves `stage`, as `swarm` has them and in that order, and which of them are not plain."""
@@ -317,6 +318,7 @@ class Book:
 
     def _leave(self, member: Member) -> None:
         self._absent[member.peer] = member
+        self._places[member.peer] = ABSENT
         self._due_unix_s[-1] = min(self._due_unix_s[-1], member.expires_unix_s)
 
     def _touch(self, stage: int) -> None:

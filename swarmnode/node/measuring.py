@@ -33,11 +33,14 @@ async def measuring(
     loop = asyncio.get_running_loop()
     period_s = max(PERIOD_MIN_S, SHARE * announce_period_s)
     before: dict[tuple[str, str], int] = {}
+    seen: Swarm | None = None
     while True:
         asked = loop.time()
         await asyncio.sleep(period_s)
         telemetry.observe(name.LOOP_LAG_SECONDS, max(0.0, loop.time() - asked - period_s))
-        _tell_swarm(swarm(), telemetry)
+        if (view := swarm()) is not seen:
+            _tell_swarm(view, telemetry)
+            seen = view
         telemetry.gauge(name.RUN_SAMPLES, float(samples_total()))
         now = dict(transport.bytes_by_method())
         for (method, direction), nbytes in now.items():

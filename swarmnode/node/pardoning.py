@@ -4,6 +4,8 @@ swarm (simulated: thousand; 104 honest peers were banned at its end)."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import math
 from collections.abc import Sequence
 
 from swarmnode.ids import PeerId
@@ -34,9 +36,11 @@ async def pardoning(
             router.ban(peer, loop.time(), max(BAN_MAX_S, announce_period_s))
 
     while True:
-        if not any(router.bans for router in routers):
-            broke.clear()
-            await broke.wait()
+        broke.clear()
+        if (wait_s := min(router.ban_ends for router in routers) - loop.time()) > 0.0:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait_s if math.isfinite(wait_s) else None):
+                    await broke.wait()
         await asyncio.sleep(period_s)
         due = [(router, peer) for router in routers for peer in router.due(loop.time(), AT_ONCE_MAX)]
         if due:

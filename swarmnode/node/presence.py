@@ -71,6 +71,7 @@ class Presence:
         self.progressed: Callable[[], None] = lambda: None  # the run's sample count grew
         slack = SLACK_ROUNDS * manifest.gossip.round_samples
         self._ceiling = Ceiling(slack, AHEAD_PERIODS * manifest.limits.announce_period_s)
+        self._rate = 0.0  # samples a second that all who feed can do at most
         self._unheard: dict[PeerId, int] = {}  # what feeders told before anybody was believed
         self._boasters: dict[PeerId, None] = {}  # told of more samples since the last look than were believed
         self.blocks_heard: dict[PeerId, record_pb2.Blocks] = {}
@@ -213,7 +214,7 @@ class Presence:
             self._telemetry.event("peer.gone", peer=peer, reason="its record expired")
         self.doubted(expired)
         self._view_changed()
-        self._judge()
+        self._judge(0 in wanted)
 
     def hear_boast(self, peer: PeerId) -> None:
         """`peer` tells of more samples than are believed."""
@@ -226,7 +227,7 @@ class Presence:
         self.progress.merge(progress)
         self.progress.top = top
 
-    def _judge(self) -> None:
+    def _judge(self, rated: bool) -> None:
         """How many samples others are believed until the next look: what all who feed can do meanwhile, or what most
         of all say who have come by a state."""
         swarm, total = self.book.swarm(), self.progress.total
@@ -240,7 +241,9 @@ class Presence:
         if nobody and not told:
             return
         own = self.self.speed() if self.self.stage == 0 else 0.0
-        rate = self._ceiling.possible(swarm.serving(0), swarm.sizes[0], own)
+        if rated or nobody:  # else as it was when the feeders were looked at
+            self._rate = self._ceiling.possible(swarm.serving(0), swarm.sizes[0], own)
+        rate = self._rate
         top = self._ceiling.look(self._clock.unix_s(), total, rate)
         if not nobody and self.book.most > top:  # else nobody tells of more
             told = swarm.totals()
@@ -332,14 +335,16 @@ class Presence:
 
     def learn(self, signed: record_pb2.SignedRecord) -> None:
         """Take in a record. Raises RemoteFault when it is forged, expired or of another run."""
-        peer = self._take_in(*check_member(signed, run_id=self._run_id))
-        if peer is None:
+        record, member = check_member(signed, run_id=self._run_id)
+        known = self.book.member(member.peer)
+        if known is not None and known.sequence >= member.sequence:
+            return
+        if (peer := self._take_in(record, member)) is None:
             return
         self._tell_time()
-        member = self.book.member(peer)
         for stage in self._sends_to:
             router = self.routers[stage]
-            if member is not None and member.stage == stage and member.state == SERVING:
+            if member.stage == stage and member.state == SERVING:
                 router.learn(member)
             else:
                 router.forget(peer)

@@ -51,8 +51,11 @@ class RollCall:
         while True:
             await asyncio.sleep(LOOK_SHARE * self._limits.announce_period_s)
             for stage in range(self._stages):
-                await self._look(stage)
-                self._compare(stage)
+                members = self._presence.book.swarm().stages[stage]
+                if stage in self._lost or overdue(members, self._clock.unix_s(), self._limits):
+                    await self._look(stage)
+                if self._returned:
+                    self._compare(stage)
             await self._call()
 
     async def _call(self) -> None:
@@ -89,8 +92,6 @@ class RollCall:
                 self._telemetry.event("stage.back", of_stage=stage, seconds=round(loop.time() - since, 3))
                 if feeder is not None and loss is not None:
                     self._returned[stage] = (loss, feeder.done)
-            return
-        if not overdue(swarm.stages[stage], self._clock.unix_s(), self._limits):
             return
         await presence.look([stage])  # others' records come by calls only while we have to do with them
         members = presence.book.swarm().serving(stage)

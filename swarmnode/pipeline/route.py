@@ -8,6 +8,7 @@ choices is uniform, so that replicas mix through random routes (NoLoCo, arXiv 25
 from __future__ import annotations
 
 import heapq
+import math
 import random
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -131,9 +132,10 @@ class Router:
         return over[:limit]
 
     @property
-    def bans(self) -> int:
-        """Peers banned not long ago."""
-        return len(self._banned)
+    def ban_ends(self) -> float:
+        """When the first peer will be `due`, as far as is known now; infinite when nobody is banned."""
+        known = [(peer, self._peers[peer]) for peer in self._banned if peer in self._peers]
+        return min([one.banned_until for peer, one in known if self._silent(peer, one)], default=math.inf)
 
     def pardon(self, peer: PeerId) -> None:
         """It answered a ping: as good as a newer record. If it breaks again, the next ban is twice as long."""

@@ -121,10 +121,9 @@ class Node:
         self.ours = Message(3, 1.0, 77, self.optimizer.message(3))
 
     async def take(self, came: dict[PeerId, Packet], to_ask: list[PeerId]) -> Took:
+        able = (lambda: to_ask) if to_ask else None
         async with asyncio.TaskGroup() as tasks:
-            return await self.taking.take(
-                tasks, self.ours, came, [], to_ask, 5.0, "the partner failed", others_here=True
-            )
+            return await self.taking.take(tasks, self.ours, came, [], able, 5.0, "the partner failed", others_here=True)
 
     def events(self, which: str) -> list[dict[str, object]]:
         return [fields for event, fields in self.quiet.events if event == which]
