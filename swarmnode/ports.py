@@ -74,6 +74,8 @@ class Call:
 
     header: wire.Request
     tensors: Sequence[WireTensor] = ()
+    received_s: float = 0.0
+    """At its handler: how long it took to come in, from its header to its last byte."""
 
 
 @dataclass(slots=True)

@@ -282,10 +282,10 @@ class Node:
             self.run_id,
             stage,
             self._take_snapshot,
-            # Hashing, off the loop. Behind other work it would never run on a busy replica, and who waits for it is the
-            # help that this replica needs (simulated: everything, seeds 9 and 11).
+            # Hashing. Behind other work a busy replica would never do it, and who waits is the help that it needs.
             lambda work: world.compute.run(Priority.OUTER, 0, work),
             telemetry,
+            limits=world.donating,
             kept=keeper.kept,
             received=self.arrival.received,
         )

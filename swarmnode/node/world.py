@@ -11,6 +11,7 @@ from swarmnode.node.probe import Probing
 from swarmnode.node.saver import Saving
 from swarmnode.pipeline.feeder import Samples
 from swarmnode.ports import Clock, Compute, Directory, Replica, Telemetry, Transport
+from swarmnode.recovery.donor import DonorLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,3 +30,4 @@ class World:
     save: Callable[[Replica, int, int, int], Awaitable[None]]  # replica, stage, round, samples of the run
     saving: Saving = field(default_factory=Saving)
     door: Door | None = None  # None: everybody may take part
+    donating: DonorLimits = field(default_factory=DonorLimits)

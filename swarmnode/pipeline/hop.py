@@ -73,6 +73,7 @@ class Hop:
                 retries=carried.retries,
                 onward_s=carried.onward_s,
                 queued_s=carried.queued_s,
+                received_s=call.received_s,
             )
             tensors = () if carried.gradient is None else (carried.gradient,)
             return Answer(wire.Reply(processed=report), tensors)

@@ -34,7 +34,8 @@ class Carried:
     path: list[str] = field(default_factory=list)
     retries: int = 0
     peer: PeerId | None = None
-    onward_s: float = 0.0
+    onward_s: float = 0.0  # waited for the later stages, without the time in which we sent
+    sent_s: float = 0.0  # in which our microbatch came in at `peer`
     queued_s: float = 0.0  # waited for compute threads on the way, there and back
 
 
@@ -73,7 +74,7 @@ class Onward:
                 ask = partial(self._ask, peer, router, process, y, tokens, deadline, others)
                 carried = await self._once_more(peer, ask, deadline)
                 carried.retries += retries
-                carried.onward_s = loop.time() - begun
+                carried.onward_s = loop.time() - begun - carried.sent_s
                 return carried
             except Busy as busy:
                 router.delay(peer, loop.time() + max(WAIT_MIN_S, busy.retry_after_s))
@@ -173,12 +174,14 @@ class Onward:
         train = process.purpose == wire.PURPOSE_TRAIN
         gradient = _gradient(answer.tensors, y, peer) if train else None
         seconds = loop.time() - sent_at
+        sent_s = min(max(report.received_s, 0.0), seconds)
         if train:
-            router.completed(peer, process.samples, seconds - min(max(report.onward_s, 0.0), seconds))
+            # Its own work, queue and line: it sent to the next stage and to us. Our line is the same for all peers, and
+            # on thin ones would make them look alike (simulated: home-8b).
+            router.completed(peer, process.samples, max(0.0, seconds - sent_s - max(report.onward_s, 0.0)))
         queued_s = min(max(report.queued_s, 0.0), seconds)
-        return Carried(
-            gradient, report.loss_sum, report.tokens, list(report.path), report.retries, peer, queued_s=queued_s
-        )
+        path = list(report.path)
+        return Carried(gradient, report.loss_sum, report.tokens, path, report.retries, peer, 0.0, sent_s, queued_s)
 
 
 def _gradient(tensors: Sequence[WireTensor], y: WireTensor, peer: PeerId) -> WireTensor:

@@ -17,6 +17,7 @@ from swarmnode.node.node import World as Ports
 from swarmnode.node.notice import GRACE_S, Notice, Notices
 from swarmnode.node.notice import Kind as NoticeKind
 from swarmnode.ports import Replica
+from swarmnode.recovery.donor import DonorLimits
 from swarmnode.simulation.clock import owned
 from swarmnode.simulation.directory import SimDirectory
 from swarmnode.simulation.fleet import Kind
@@ -107,6 +108,8 @@ class Inhabitant:
             probe=_probe,
             save=self._save,
             saving=world.saving(),
+            # A chunk here stands for many, which would be asked for one after the other.
+            donating=DonorLimits(idle_s=DonorLimits().idle_s / world.scenario.state_share),
         )
         self.node = Node(world.scenario.manifest, world.run_id, ports)
         self.task = world.loop.create_task(self._live(self.node, stage), name=self.label, context=context)

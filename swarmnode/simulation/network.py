@@ -50,13 +50,20 @@ class Plug:
 class Parcel:
     """One message under way; `drop` takes it off the links."""
 
-    __slots__ = ("dropped", "flows", "left", "timer")
+    __slots__ = ("dropped", "flows", "latency_s", "left", "loop", "sent_at", "timer")
 
-    def __init__(self) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, latency_s: float) -> None:
+        self.loop = loop
+        self.sent_at = loop.time()
+        self.latency_s = latency_s
         self.flows: tuple[tuple[Link, Flow], ...] = ()
         self.left = 0
         self.timer: asyncio.TimerHandle | None = None
         self.dropped = False
+
+    def carried_s(self) -> float:
+        """As it arrives: how long the lines had it, from its first byte to its last."""
+        return max(0.0, self.loop.time() - self.sent_at - self.latency_s)
 
     def drop(self) -> None:
         self.dropped = True
@@ -110,8 +117,8 @@ class Network:
     def carry(self, sender: Plug, receiver: Plug, nbytes: int, arrive: Callable[[], None]) -> Parcel:
         """Move `nbytes`; `arrive` is called at the receiver's end unless the parcel is dropped. Whether the way is cut
         is asked at both ends, by the caller."""
-        parcel = Parcel()
         latency_s = self.latency_s(sender, receiver)
+        parcel = Parcel(self.loop, latency_s)
         up, down = sender.up, receiver.down
         if nbytes <= SMALL_BYTES:
             seconds = nbytes / up.rate + nbytes / down.rate + latency_s

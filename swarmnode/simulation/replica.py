@@ -45,7 +45,7 @@ Vector = tuple[float, ...]
 def repeated(row: bytes, nbytes: int) -> memoryview:
     """`nbytes` declared bytes that are `row` over and over, in no memory of their own."""
     size = math.gcd(len(row), nbytes)
-    return np.ndarray((nbytes // size, size), np.uint8, row[:size], strides=(0, 1)).data
+    return np.ndarray((nbytes // size, size), np.uint8, row, strides=(0, 1)).data  # `first` finds the whole row
 
 
 def first(data: memoryview | bytes | bytearray, size: int) -> bytes:

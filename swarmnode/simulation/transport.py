@@ -24,7 +24,20 @@ Forge = Callable[[str, wire.Request | wire.Reply, Sequence[WireTensor]], Sequenc
 class Conversation:
     """One call between two nodes, from the first byte to the end of it."""
 
-    __slots__ = ("broken", "callee", "caller", "method", "nbytes", "parcel", "raw", "reply", "task", "tensors", "timer")
+    __slots__ = (
+        "broken",
+        "callee",
+        "caller",
+        "method",
+        "nbytes",
+        "parcel",
+        "raw",
+        "received_s",
+        "reply",
+        "task",
+        "tensors",
+        "timer",
+    )
 
     def __init__(
         self,
@@ -46,6 +59,7 @@ class Conversation:
         self.parcel: Parcel | None = None
         self.task: asyncio.Task[None] | None = None  # the handler's
         self.timer: asyncio.TimerHandle | None = None
+        self.received_s = 0.0
         self.broken = ""  # "request" or "reply": this leg will break
 
 
@@ -111,6 +125,8 @@ class SimTransport:
             self.acted(f"called {method} of {short(peer)}")
             raise LocalFault(f"{self.plug.label} is dead and calls {method}")
         tensors = call.tensors if self.forge is None else self.forge(method, call.header, call.tensors)
+        # A message that stands for many has the time of all of them (simulated: a model of 8 B, whose chunks are 1 GB).
+        timeout_s *= self._stands_for(method)
         raw = frame.seal_request(call.header, tensors, self._run_id, timeout_s)
         reply: asyncio.Future[Any] = self._loop.create_future()
         conversation = self._begin(peer, method, raw, tensors, reply)
@@ -172,7 +188,10 @@ class SimTransport:
 
     def _weigh(self, method: str, tensors: Sequence[WireTensor]) -> int:
         nbytes = sum(tensor.nbytes for tensor in tensors)
-        return math.ceil(nbytes * self._network.scale.get(method, 1.0))
+        return math.ceil(nbytes * self._stands_for(method))
+
+    def _stands_for(self, method: str) -> float:
+        return self._network.scale.get(method, 1.0)
 
     def _give_up(self, conversation: Conversation) -> None:
         """The caller waits no longer: stop what is under way, and tell the handler, as a reset stream does."""
@@ -187,6 +206,8 @@ class SimTransport:
 
     def _arrive(self, conversation: Conversation) -> None:
         """A request is here, whole."""
+        assert conversation.parcel is not None
+        conversation.received_s = conversation.parcel.carried_s()
         conversation.parcel = None  # which would else hold it for ever: each knows the other
         network, plug = self._network, self.plug
         if network.reach.blocked(conversation.caller.plug.label, plug.label) or (not plug.alive and plug.silent):
@@ -215,7 +236,9 @@ class SimTransport:
                 await asyncio.Event().wait()
             handler, tensor_bytes_max = served
             frame.check_tensors(request.tensors, tensor_bytes_max)
-            done = await handler(conversation.caller.peer_id, Call(request, copies(conversation.tensors)))
+            done = await handler(
+                conversation.caller.peer_id, Call(request, copies(conversation.tensors), conversation.received_s)
+            )
             header, tensors = done.header, done.tensors
             if header.status == wire.STATUS_UNSPECIFIED:
                 header.status = wire.STATUS_OK

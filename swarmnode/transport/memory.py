@@ -97,12 +97,15 @@ class MemoryTransport:
         header = frame.seal_request(call.header, call.tensors, self._run_id, timeout_s)
         nbytes = _nbytes(header, call.tensors)
         self._traffic[method, "sent"] += nbytes
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
         await self._network.carry(self._peer_id, peer, nbytes)
         await _complete(call.tensors)
+        carried_s = loop.time() - begun
         other = self._network.nodes.get(peer)
         if other is None:
             raise RemoteFault(f"{short(peer)} cannot be reached")
-        task = asyncio.get_running_loop().create_task(other._answer(self._peer_id, header, call.tensors))
+        task = loop.create_task(other._answer(self._peer_id, header, call.tensors, carried_s))
         other._working.add(task)
         try:
             done = await asyncio.shield(task)
@@ -125,7 +128,7 @@ class MemoryTransport:
         frame.check_tensors(reply.tensors, reply_bytes_max)
         return Answer(reply, _copies(done.tensors))
 
-    async def _answer(self, peer: PeerId, raw: bytes, tensors: Sequence[WireTensor]) -> Answer:
+    async def _answer(self, peer: PeerId, raw: bytes, tensors: Sequence[WireTensor], carried_s: float) -> Answer:
         try:
             method, request = frame.open_request(raw, self._run_id)
             served = self._served.get(method)
@@ -136,7 +139,7 @@ class MemoryTransport:
             return Answer(frame.reply_of(refusal))
         nbytes = _nbytes(raw, tensors)
         self._traffic[method, "received"] += nbytes
-        done = await answer(peer, method, served.handler, Call(request, _copies(tensors)), self._telemetry)
+        done = await answer(peer, method, served.handler, Call(request, _copies(tensors), carried_s), self._telemetry)
         self._traffic[method, "sent"] += _nbytes(frame.seal_reply(done.header, done.tensors), done.tensors)
         return done
 

@@ -155,11 +155,13 @@ class Server:
             return False
         try:
             async with asyncio.timeout(request.timeout_ms / 1000.0):
+                begun = asyncio.get_running_loop().time()
                 try:
                     tensors = await frame.receive_tensors(stream, request.tensors)
                 finally:
                     self._budget.give(peer, nbytes)
-                reply = await self._handle(stream, peer, method, served.handler, Call(request, tensors))
+                call = Call(request, tensors, asyncio.get_running_loop().time() - begun)
+                reply = await self._handle(stream, peer, method, served.handler, call)
                 del tensors
                 await self._send(stream, reply.header, reply.tensors)
         finally:

@@ -175,20 +175,22 @@ class Process(_message.Message):
     def __init__(self, microbatch_id: _Optional[bytes] = ..., feeder: _Optional[str] = ..., samples: _Optional[int] = ..., purpose: _Optional[_Union[Purpose, str]] = ..., itinerary: _Optional[_Iterable[int]] = ..., position: _Optional[int] = ..., deadline_ms: _Optional[int] = ..., boundary_digest: _Optional[bytes] = ...) -> None: ...
 
 class Processed(_message.Message):
-    __slots__ = ("loss_sum", "tokens", "path", "retries", "onward_s", "queued_s")
+    __slots__ = ("loss_sum", "tokens", "path", "retries", "onward_s", "queued_s", "received_s")
     LOSS_SUM_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
     RETRIES_FIELD_NUMBER: _ClassVar[int]
     ONWARD_S_FIELD_NUMBER: _ClassVar[int]
     QUEUED_S_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_S_FIELD_NUMBER: _ClassVar[int]
     loss_sum: float
     tokens: int
     path: _containers.RepeatedScalarFieldContainer[str]
     retries: int
     onward_s: float
     queued_s: float
-    def __init__(self, loss_sum: _Optional[float] = ..., tokens: _Optional[int] = ..., path: _Optional[_Iterable[str]] = ..., retries: _Optional[int] = ..., onward_s: _Optional[float] = ..., queued_s: _Optional[float] = ...) -> None: ...
+    received_s: float
+    def __init__(self, loss_sum: _Optional[float] = ..., tokens: _Optional[int] = ..., path: _Optional[_Iterable[str]] = ..., retries: _Optional[int] = ..., onward_s: _Optional[float] = ..., queued_s: _Optional[float] = ..., received_s: _Optional[float] = ...) -> None: ...
 
 class Exchange(_message.Message):
     __slots__ = ("round", "stage", "samples", "newcomer")

@@ -187,6 +187,31 @@ def test_who_lives_is_asked_again_when_only_the_connection_broke() -> None:
     asyncio.run(body())
 
 
+def test_a_thin_line_counts_against_whose_line_it_is() -> None:
+    """From stage 1 to 2 a microbatch is long under way: that is not stage 2's work, but stage 1's."""
+
+    async def body() -> None:
+        async with chain(0, 1, 2) as (network, people):
+            middle, last = (person.transport.peer_id for person in people[1:])
+            slow_s = 0.5
+
+            async def link(sender: PeerId, receiver: PeerId, nbytes: int) -> None:
+                if (sender, receiver) == (middle, last):
+                    await asyncio.sleep(slow_s)
+
+            network.link = link
+            loop = asyncio.get_running_loop()
+            begun = loop.time()
+            carried = await people[0].feed()
+            whole_s = loop.time() - begun
+            middle_s, last_s = (people[n].routers[n + 1].expected_s((middle, last)[n], 4) for n in (0, 1))
+            assert middle_s is not None and last_s is not None
+            assert middle_s >= slow_s
+            assert last_s <= whole_s - slow_s and carried.sent_s <= whole_s - slow_s
+
+    asyncio.run(body())
+
+
 def test_who_died_is_not_asked_again() -> None:
     async def body() -> None:
         async with chain(0, 1, 1, 2) as (network, people):

@@ -14,6 +14,7 @@ import pytest
 
 from swarmnode.cli.main import main
 from swarmnode.errors import UsageError
+from swarmnode.model.split import split
 from swarmnode.pipeline.backlog import Backlog
 from swarmnode.simulation import agenda
 from swarmnode.simulation.report import page
@@ -134,6 +135,29 @@ def test_who_died_is_buried_before_the_record_runs_out() -> None:
     went_s = next(float(line.split()[0]) for line in lines if "fault.gone" in line)
     buried = [float(line.split()[0]) - went_s for line in lines if "peer.gone" in line and "answers no ping" in line]
     assert len(buried) >= 7 and sorted(buried)[6] < 4 * 4.0, "by all others, long before the record runs out"
+
+
+def test_states_of_gigabytes_come_over_thin_lines() -> None:
+    """A chunk that stands for hundreds of megabytes has the time of all of them, and its donor keeps the snapshot."""
+    tree = {
+        "seconds": 900,
+        "state_share": 1e-3,
+        "fleet": [FLEET[0] | {"count": 8, "flops": 1e12, "up_mbps": 50}],
+        "manifest": {
+            "model": {"layers": 16, "width": 2048, "heads": 16, "kv_heads": 4, "ffn": 8192, "context": 512},
+            "pipeline": {"stages": 2, "boundary": "int8"},
+            "inner": {"microbatch": 1},  # 513 tokens: no whole number of the marks that fake tensors are made of
+            "limits": {"hop_timeout_min_s": 120.0, "announce_period_s": 30.0, "record_ttl_s": 90.0},
+        },
+        "faults": {"crash": {"at_s": [600.0], "back_s": 10}},
+        "bounds": {"window_s": 60, "throughput": 0.0, "training_s": 7200.0},
+    }
+    scenario = parse_scenario(tree, "test", find("calm").parent, "thin")
+    outcome = simulate(scenario, 1)
+    assert not outcome.failures, outcome.failures
+    state_nbytes = 5 * 4 * split(scenario.manifest.model, 2)[0].parameters
+    assert outcome.total.bytes["state"] >= 0.99 * state_nbytes > 5e9
+    assert outcome.virtual_s > 600.0 + state_nbytes / (50e6 / 8), "no sooner than the donor's line has carried it"
 
 
 def test_reports(tmp_path: object, capsys: pytest.CaptureFixture[str]) -> None:

@@ -114,6 +114,23 @@ class TransportContract:
 
         self.run(main())
 
+    def test_a_handler_is_told_how_long_its_request_took_to_come_in(self) -> None:
+        async def main() -> None:
+            async with self.pair() as pair:
+                took: list[float] = []
+
+                async def handler(peer: PeerId, call: Call) -> Answer:
+                    took.append(call.received_s)
+                    return await echo(peer, call)
+
+                pair.there.serve("process", handler, tensor_bytes_max=MIB)
+                loop = asyncio.get_running_loop()
+                begun = loop.time()
+                await pair.here.call(pair.there.peer_id, process(tensor(MIB)), timeout_s=20, reply_bytes_max=MIB)
+                assert 0.0 < took[0] < loop.time() - begun
+
+        self.run(main())
+
     def test_dtype_shape_and_codec_travel(self) -> None:
         async def main() -> None:
             async with self.pair() as pair:

@@ -7,7 +7,8 @@ import asyncio
 import pytest
 import uvloop
 
-from swarmnode.ports import Call
+from swarmnode.ids import PeerId
+from swarmnode.ports import Answer, Call
 from swarmnode.simulation.clock import VirtualLoop
 from swarmnode.transport.throttle import OVERHEAD, Pacer
 from swarmnode.wire import call_pb2 as wire
@@ -55,7 +56,13 @@ def test_bytes_take_as_long_as_the_rate_allows(way: str) -> None:
 
     async def main() -> None:
         async with asyncio.timeout(120), node() as (there, _), node() as (here, _):
-            there.serve("process", echo, tensor_bytes_max=64 << 20)
+            coming_in: list[float] = []
+
+            async def handler(peer: PeerId, call: Call) -> Answer:
+                coming_in.append(call.received_s)
+                return await echo(peer, call)
+
+            there.serve("process", handler, tensor_bytes_max=64 << 20)
             there.start()
             here.start()
             await here.connect(there.peer_id, await there.addresses())
@@ -67,6 +74,8 @@ def test_bytes_take_as_long_as_the_rate_allows(way: str) -> None:
             answer = await here.call(there.peer_id, request, timeout_s=100, reply_bytes_max=4 * MIB)
             assert answer.tensors[0].nbytes == 4 * MIB
             assert loop.time() - begun >= 0.95 * 4 * MIB * 8 / RATE
+            if way == "up":  # what buffers hold is on its way when the header is read
+                assert coming_in[-1] >= 0.5 * 4 * MIB * 8 / RATE, "the sender's line, as the receiver saw it"
             assert here.throttle.up.total_nbytes - sent >= 4 * MIB
             assert here.throttle.down.total_nbytes >= 4 * MIB
 
