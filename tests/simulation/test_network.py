@@ -50,7 +50,8 @@ def test_a_link_shares_its_rate_evenly(arrivals: list[tuple[float, int]]) -> Non
     step = 0.005
     expected = dumb_sharing(arrivals, 200.0, step)
     for found, dumb in zip(clock.run(main()), expected, strict=True):
-        assert found == pytest.approx(dumb, abs=(len(arrivals) + 2) * step)
+        # The dumb one is up to a step late with each arrival, and with each end.
+        assert found == pytest.approx(dumb, abs=2 * (len(arrivals) + 1) * step)
 
 
 def test_a_dropped_flow_leaves_its_share_and_a_slower_line_is_slower() -> None:
