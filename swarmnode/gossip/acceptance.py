@@ -48,9 +48,14 @@ class Acceptance:
         self.distrust = Distrust()
         self._out: dict[PeerId, str] = {}  # left out by the stage, as of the last look
 
-    def left_out(self, members: Collection[PeerId]) -> set[PeerId]:
-        """Of the stage's `members` those not to be met: refused too often by us, or by most of the others."""
+    def left_out(self, members: Collection[PeerId] | None = None) -> set[PeerId]:
+        """Of the stage's `members` (None: all known) those not to be met: refused too often by us, or by most of the
+        others."""
+        if not self.distrust and not self.standings:
+            self._out = {}
+            return set()
         now_s = asyncio.get_running_loop().time()
+        members = self._mates() if members is None else members
         out = self.distrust.left_out(members, now_s)
         for peer, reason in out.items():
             if peer not in self._out:

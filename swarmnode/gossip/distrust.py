@@ -53,6 +53,10 @@ class Distrust:
 
     _refused: dict[PeerId, dict[PeerId, Voice]] = field(default_factory=dict)  # giver -> receiver -> what it refused
 
+    def __bool__(self) -> bool:
+        """Whether anything was refused."""
+        return bool(self._refused)
+
     def heard(
         self, giver: PeerId, receiver: PeerId, round_index: int, accepted: bool, now_s: float, step: str = ""
     ) -> None:

@@ -190,7 +190,7 @@ class Gossip:
 
     def _left_out(self) -> set[PeerId]:
         """The stage's replicas whose packets were refused too often."""
-        return self.acceptance.left_out(self._swarm().gossiping(self._stage)) - {self._transport.peer_id}
+        return self.acceptance.left_out() - {self._transport.peer_id}
 
     @property
     def _round_max(self) -> int:

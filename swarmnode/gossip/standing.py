@@ -30,6 +30,10 @@ class Standings:
 
     _trust: dict[PeerId, tuple[float, float]] = field(default_factory=dict)  # trust, as of when
 
+    def __bool__(self) -> bool:
+        """Whether anything is held against anybody."""
+        return bool(self._trust)
+
     def trust(self, peer: PeerId, now_s: float) -> float:
         """1: nothing is held against `peer`; towards 0 with each packet refused."""
         value, since_s = self._trust.get(peer, (1.0, now_s))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from collections.abc import Set as AbstractSet
 
 from swarmnode.ids import PeerId
@@ -227,15 +227,24 @@ class Book:
         for stage, due_unix_s in enumerate(self._due_unix_s):
             if now_unix_s < due_unix_s:
                 continue
-            members = self._present[stage] if stage < len(self._present) else self._absent
+            members, others_unix_s = self._doubtful(stage, now_unix_s)
             ends = [member.expires_unix_s for member in members.values()]
             if min(ends, default=math.inf) <= now_unix_s:
                 gone += [peer for peer, end in zip(members, ends, strict=True) if end <= now_unix_s]
                 ends = [end for end in ends if end > now_unix_s]
-            self._due_unix_s[stage] = min(ends, default=math.inf)
+            self._due_unix_s[stage] = min([others_unix_s, *ends])
         for peer in gone:
             self.forget(peer)
         return gone
+
+    def _doubtful(self, stage: int, now_unix_s: float) -> tuple[dict[PeerId, Member], float]:
+        """(those of `stage` whose records may have run out, before when nobody else's does); the absent come last."""
+        if stage == len(self._present):
+            return self._absent, math.inf
+        view, present = self._seen[stage], self._present[stage]
+        if view is None or view.expires_unix_s[0] <= now_unix_s:
+            return present, math.inf
+        return {peer: present[peer] for peer in sorted(self._apart[stage])}, view.expires_unix_s[0]
 
     def bury(self, peer: PeerId) -> None:
         """`peer` is gone although its record has not run out: out of the view until it says something newer."""
@@ -270,6 +279,20 @@ class Book:
             else:
                 del serving[peer]
         return serving, special
+
+    def present(self, stage: int) -> Collection[Member]:
+        """Who is at `stage` now, in any order; `swarm` sorts them."""
+        return self._present[stage].values()
+
+    @property
+    def size(self) -> int:
+        """How many there are of all stages, known to us or not: the sum of the `sizes` of `swarm`."""
+        return sum(map(max, map(len, self._present), self._sizes))
+
+    def counts(self) -> list[tuple[int, int]]:
+        """Members of each stage, and how many of them serve it."""
+        away = [sum(m.state != SERVING for m in special.values()) for special in self._special]
+        return [(len(here), len(here) - gone) for here, gone in zip(self._present, away, strict=True)]
 
     def swarm(self) -> Swarm:
         """The view of now, frozen. Stages where nothing changed are shared with the view before."""

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
-from swarmnode.membership.swarm import Swarm
 from swarmnode.metrics import name
 from swarmnode.ports import Telemetry, Transport
 
@@ -24,23 +23,23 @@ SHARE = 0.5  # guess: of the announce period, between two looks
 
 async def measuring(
     transport: Transport,
-    swarm: Callable[[], Swarm],
+    counts: Callable[[], Sequence[tuple[int, int]]],
     samples_total: Callable[[], int],
     telemetry: Telemetry,
     announce_period_s: float,
 ) -> None:
-    """Keep the gauges current until cancelled."""
+    """Keep the gauges current until cancelled. `counts`: of each stage members, and how many of them serve it."""
     loop = asyncio.get_running_loop()
     period_s = max(PERIOD_MIN_S, SHARE * announce_period_s)
     before: dict[tuple[str, str], int] = {}
-    seen: Swarm | None = None
+    seen: Sequence[tuple[int, int]] = ()
     while True:
         asked = loop.time()
         await asyncio.sleep(period_s)
         telemetry.observe(name.LOOP_LAG_SECONDS, max(0.0, loop.time() - asked - period_s))
-        if (view := swarm()) is not seen:
-            _tell_swarm(view, telemetry)
-            seen = view
+        if (here := counts()) != seen:
+            _tell_swarm(here, telemetry)
+            seen = here
         telemetry.gauge(name.RUN_SAMPLES, float(samples_total()))
         now = dict(transport.bytes_by_method())
         for (method, direction), nbytes in now.items():
@@ -51,9 +50,9 @@ async def measuring(
         before = now
 
 
-def _tell_swarm(swarm: Swarm, telemetry: Telemetry) -> None:
-    serving = [len(swarm.serving(stage)) for stage in range(len(swarm.stages))]
-    telemetry.gauge(name.PEERS, float(sum(len(stage) for stage in swarm.stages)))
+def _tell_swarm(counts: Sequence[tuple[int, int]], telemetry: Telemetry) -> None:
+    serving = [count for _, count in counts]
+    telemetry.gauge(name.PEERS, float(sum(members for members, _ in counts)))
     telemetry.gauge(name.STAGES, float(len(serving)))
     telemetry.gauge(name.STAGES_EMPTY, float(serving.count(0)))
     telemetry.gauge(name.REPLICAS_FEWEST, float(min(serving)))

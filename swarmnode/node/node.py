@@ -162,7 +162,7 @@ class Node:
         self._world.saving.begin(presence, self.manifest)
         stage = await self._choose(stage)
         period_s = self.manifest.limits.announce_period_s
-        tasks.create_task(measuring(self.line, self._swarm, self.samples_total, self._telemetry, period_s))
+        tasks.create_task(measuring(self.line, presence.book.counts, self.samples_total, self._telemetry, period_s))
         tasks.create_task(pardoning(self.line, self.run_id, presence.routers, self._telemetry, period_s))
         while True:
             brought = await self._stay(stage, brought)

@@ -51,7 +51,7 @@ class RollCall:
         while True:
             await asyncio.sleep(LOOK_SHARE * self._limits.announce_period_s)
             for stage in range(self._stages):
-                members = self._presence.book.swarm().stages[stage]
+                members = self._presence.book.present(stage)
                 if stage in self._lost or overdue(members, self._clock.unix_s(), self._limits):
                     await self._look(stage)
                 if self._returned:
@@ -61,7 +61,7 @@ class RollCall:
     async def _call(self) -> None:
         """Of a small swarm, those that went silent while others of their stage are heard of."""
         presence = self._presence
-        if sum(presence.book.swarm().sizes) > SMALL:
+        if presence.book.size > SMALL:
             return
         if stages := self._quiet(range(self._stages)):
             await presence.look(stages)  # records of stages that we have little to do with come late

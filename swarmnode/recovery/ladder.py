@@ -171,7 +171,7 @@ def first_builder(stage: tuple[Member, ...], answering: Collection[PeerId], me: 
     return first.peer if first is not None and first.peer != me else None
 
 
-def overdue(stage: tuple[Member, ...], now_unix_s: float, limits: LimitsSpec) -> bool:
+def overdue(stage: Collection[Member], now_unix_s: float, limits: LimitsSpec) -> bool:
     """Whether `stage` has replicas, and none of them was heard of within LOST_PERIODS announce periods: time to ask
     whether any is alive. Those that join or say goodbye do not count."""
     left_s, found = _left_s(limits, LOST_PERIODS), False

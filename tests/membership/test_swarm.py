@@ -130,7 +130,13 @@ def test_who_follows_the_views_knows_what_who_compares_them_does(own: int | None
     try:
         for seed in range(30):
             rng = seeded("follow", seed)
-            newest = {number: signed(number, 0) for number in range(12)}
+            told = dict.fromkeys(range(12), 1)  # by whom, when
+
+            def said(number: int, at: int, rng: random.Random = rng) -> record_pb2.SignedRecord:
+                speed = float(rng.random() < 0.9)
+                return signed(number, 0, at, samples_per_second=speed, expires_unix_ms=1000 * (at + 8))
+
+            newest = {number: said(number, 1) for number in range(12)}
             found = list(newest.values())
             sequence, me = 1, Identity.of_seed(digest("book", 0)).peer_id
             chances = [random.Random(seed), random.Random(seed)]
@@ -140,16 +146,15 @@ def test_who_follows_the_views_knows_what_who_compares_them_does(own: int | None
                 book.own = own
             for _ in range(40):
                 sequence += 1
-                gone = [number for number in newest if rng.random() < 0.04]
+                gone = [number for number in newest if rng.random() < 0.02 or told[number] + 8 <= sequence]
                 for number in gone:
                     del newest[number]
                 able = [number for number in range(16) if number not in gone]
-                news = [number for number in able if rng.random() < (0.5 if number in newest else 0.05)]
-                newest |= {
-                    number: signed(number, 0, sequence, samples_per_second=float(rng.random() < 0.9)) for number in news
-                }
+                news = [number for number in able if rng.random() < (0.3 if number in newest else 0.05)]
+                told |= dict.fromkeys(news, sequence)
+                newest |= {number: said(number, sequence) for number in news}
                 if rng.random() < 0.2:  # it told us first
-                    early = signed(rng.choice(sorted(newest)), 0, sequence + 1)
+                    early = said(rng.choice(sorted({*newest} - {0})), sequence + 1)
                     assert books[0].learn(check_record(early, run_id=RUN)) == books[1].learn(
                         check_record(early, run_id=RUN)
                     )
@@ -169,7 +174,9 @@ def test_who_follows_the_views_knows_what_who_compares_them_does(own: int | None
                     view = view_of(records)
                     assert view is not None
                     assert view.special == {peer: member for peer, member in view.members.items() if not member.plain}
+                    assert view.expires_unix_s[0] <= min(member.expires_unix_s for member in view.members.values())
                     book.renew(0, view, me, chance)
+                assert sorted(books[0].expire(sequence)) == sorted(books[1].expire(sequence))
                 assert books[0].swarm() == books[1].swarm()
                 assert books[0].choices(0) == books[1].choices(0)
                 now = [book.shape for book in books]
