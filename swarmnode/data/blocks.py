@@ -54,6 +54,12 @@ def owners(first: int, count: int, feeders: Collection[PeerId], seed: int) -> li
     return [(order[i], order[j]) for i, j in zip(best.tolist(), second.tolist(), strict=True)]
 
 
+@functools.lru_cache(maxsize=64)
+def _owners_of(first: int, feeders: frozenset[PeerId], seed: int) -> list[tuple[PeerId, PeerId]]:
+    """Of AHEAD_MAX blocks: as they are in a simulated world for many feeders that agree on who feeds."""
+    return owners(first, AHEAD_MAX, feeders, seed)
+
+
 @functools.lru_cache(maxsize=4096)
 def _key(feeder: PeerId, seed: int) -> int:
     return digest64(seed, "block", feeder)
@@ -103,8 +109,11 @@ class BlockLedger:
         """
         self._look(frozenset(feeders) | {self.me})
         end = self._frontier + AHEAD_MAX
-        for block in range(self._frontier, end):
-            if self._is_open(block) and self._owner(block) == self.me:
+        own, others, begun, known = self._own, self._others, self._under_way, self._owners
+        for block in range(self._frontier, end):  # most are finished, or others'
+            if block in own or block in others or block in begun:
+                continue
+            if (known[block][0] if block in known else self._owner(block)) == self.me:
                 return self._begin(block), "own"
         rest = [block for block in range(end - 1, self._frontier - 1, -1) if self._is_open(block)]
         for block in rest:
@@ -206,8 +215,9 @@ class BlockLedger:
 
     def _owner(self, block: int) -> PeerId:
         if block not in self._owners:
-            here = owners(block, AHEAD_MAX, self._view, self._seed)
-            self._owners.update(zip(range(block, block + AHEAD_MAX), here, strict=True))
+            first = block - block % AHEAD_MAX
+            here = _owners_of(first, self._view, self._seed)
+            self._owners.update(zip(range(first, first + AHEAD_MAX), here, strict=True))
         return self._owners[block][0]
 
     def _advance(self) -> None:

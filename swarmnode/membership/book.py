@@ -294,6 +294,12 @@ class Book:
         away = [sum(m.state != SERVING for m in special.values()) for special in self._special]
         return [(len(here), len(here) - gone) for here, gone in zip(self._present, away, strict=True)]
 
+    def serving(self) -> tuple[int, ...]:
+        """How many serve each stage, of crowds as the directory counts them."""
+        return tuple(
+            [size if size > here else serve for size, (here, serve) in zip(self._sizes, self.counts(), strict=True)]
+        )
+
     def swarm(self) -> Swarm:
         """The view of now, frozen. Stages where nothing changed are shared with the view before."""
         if self._stale:
@@ -316,6 +322,8 @@ class Book:
         view, special = self._seen[stage], self._special[stage]
         if view is None or view.speed is None or len(view.members) <= self._crowd_max:
             return None
+        if not special:
+            return view.speed * len(self._present[stage]), 0
         told = [member.samples_per_second for member in special.values() if _settled(member)]
         plain = len(self._present[stage]) - len(special)
         return math.fsum([view.speed * plain, *told]), told.count(0.0)

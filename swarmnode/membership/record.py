@@ -76,7 +76,7 @@ def check_member(signed: wire.SignedRecord, *, run_id: RunId) -> tuple[wire.Reco
 
 
 Verified = tuple[wire.Record, swarm.Member]
-_verified: dict[tuple[bytes, bytes], Verified] = {}  # by a record's bytes and signature, the oldest first
+_verified: dict[bytes, tuple[bytes, Verified]] = {}  # by signatures: a record's bytes, and it; the oldest first
 _verified_max = VERIFIED_MAX
 
 
@@ -84,14 +84,15 @@ def _keep(raw: bytes, signature: bytes, record: wire.Record) -> Verified:
     """Know `record` again without looking at its signature: it was signed here, or verified."""
     if len(_verified) >= _verified_max:
         del _verified[next(iter(_verified))]
-    found = _verified[raw, signature] = record, swarm.Member.of(record)
+    found = record, swarm.Member.of(record)
+    _verified[signature] = raw, found
     return found
 
 
 def _check(raw: bytes, signature: bytes, run_id: RunId) -> Verified:
-    known = _verified.get((raw, signature))
-    if known is not None and known[0].run_id == run_id:
-        return known
+    known = _verified.get(signature)
+    if known is not None and known[0] == raw and known[1][0].run_id == run_id:
+        return known[1]
     if len(signature) != SIGNATURE_BYTES:
         raise RemoteFault(f"record with a signature of {len(signature)} bytes; Ed25519 has {SIGNATURE_BYTES}")
     record = wire.Record()

@@ -19,12 +19,12 @@ from swarmnode.node.lifecycle import donors_of
 from swarmnode.node.presence import Presence
 from swarmnode.pipeline.rebalance import (
     DOWNLOAD_RATE,
+    SMALL,
     Move,
     Rules,
     all_told,
     on_the_way,
     plan_move,
-    serving,
     shifted,
     still_good,
     uneven,
@@ -127,7 +127,7 @@ class Moving:
         nodes came or went, this one too: who died should not be missed for a period, and who began together chose their
         stages before anybody had told its speed. Those need not wait for the first sample: it takes minutes."""
         loop, book, empty, thin, calm = asyncio.get_running_loop(), self._presence.book, 0, 0, 0
-        before, going, shape = serving(book.swarm()), on_the_way(book.swarm()), -1
+        before, going, shape = book.serving(), self._going(), -1
         # Before the first sample an empty stage's nodes may be starting, too, and nothing stands still yet.
         begun = self._presence.progress.total > 0
         soon = begun and self._unrest > 0
@@ -139,18 +139,24 @@ class Moving:
             await asyncio.sleep(min(left_s, EMPTY_SHARE * self._manifest.limits.announce_period_s))
             if begun and book.shape == shape and not empty and not thin:
                 continue  # nobody came, went or changed since the last look
-            swarm, shape = book.swarm(), book.shape
+            shape = book.shape
             if not begun:
-                now, told = (serving(swarm), on_the_way(swarm)), all_told(swarm)
+                now, told = (book.serving(), self._going()), all_told(book.swarm())
                 calm = calm + 1 if told and now == (before, going) else 0
                 before, going = now
                 if self._presence.progress.total > 0 or calm >= CALM_LOOKS:
                     return
-            if begun and (shifted(before, serving(swarm), self._rules) or on_the_way(swarm) != going):
+            if begun and (shifted(before, book.serving(), self._rules) or self._going() != going):
                 self._unrest = UNREST
                 return
-            empty = 0 if all(swarm.stages) else empty + 1
-            thin = thin + 1 if uneven(swarm, self._rules) else 0
+            counts = [members for members, _ in book.counts()]
+            empty = 0 if all(counts) else empty + 1
+            thin = thin + 1 if uneven(counts, self._rules) else 0
+
+    def _going(self) -> tuple[tuple[PeerId, int, bool], ...]:
+        """Who is on its way; in a large swarm that does not matter."""
+        book = self._presence.book
+        return on_the_way(book.swarm()) if book.size <= SMALL else ()
 
     def _plan(self) -> tuple[Move | None, str]:
         """This node's own move, if it is the one to move now."""

@@ -147,16 +147,9 @@ def choose_stage(swarm: Swarm, costs: Sequence[float], rules: Rules, rng: random
     return stage, f"stage {stage} is the slowest: samples/s by stage {_listing(capacity)}"
 
 
-def serving(swarm: Swarm) -> tuple[int, ...]:
-    """How many serve each stage, of crowds as the directory counts them: what `shifted` compares."""
-    return tuple(
-        swarm.sizes[stage] if swarm.sizes[stage] > len(members) else len(swarm.serving(stage))
-        for stage, members in enumerate(swarm.stages)
-    )
-
-
 def shifted(before: Sequence[int], now: Sequence[int], rules: Rules) -> bool:
-    """Whether so many came or went at a stage since `before` that a move may help: more than the gain it must bring."""
+    """Whether so many came or went at a stage since `before`, when so many served each, that a move may help: more than
+    the gain it must bring."""
     return any(abs(a - b) > rules.gain_min * max(a, b) for a, b in zip(before, now, strict=True))
 
 
@@ -179,9 +172,8 @@ def all_told(swarm: Swarm) -> bool:
     return all(member.samples_per_second > 0.0 for member in swarm.members())
 
 
-def uneven(swarm: Swarm, rules: Rules) -> bool:
+def uneven(counts: Sequence[int], rules: Rules) -> bool:
     """Whether a stage has fewer than `min_keep` replicas while another has more; cheap, for a look every second."""
-    counts = [len(stage) for stage in swarm.stages]
     return min(counts) < rules.min_keep < max(counts)
 
 
