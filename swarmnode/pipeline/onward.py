@@ -35,7 +35,7 @@ class Carried:
     retries: int = 0
     peer: PeerId | None = None
     onward_s: float = 0.0  # waited for the later stages, without the time in which we sent
-    sent_s: float = 0.0  # in which our microbatch came in at `peer`
+    sent_s: float = 0.0  # that our line took to carry the microbatch to `peer`
     queued_s: float = 0.0  # waited for compute threads on the way, there and back
 
 
@@ -174,11 +174,9 @@ class Onward:
         train = process.purpose == wire.PURPOSE_TRAIN
         gradient = _gradient(answer.tensors, y, peer) if train else None
         seconds = loop.time() - sent_at
-        sent_s = min(max(report.received_s, 0.0), seconds)
-        if train:
-            # Its own work, queue and line: it sent to the next stage and to us. Our line is the same for all peers, and
-            # on thin ones would make them look alike (simulated: home-8b).
-            router.completed(peer, process.samples, max(0.0, seconds - sent_s - max(report.onward_s, 0.0)))
+        own_s = seconds - min(max(report.onward_s, 0.0), seconds)
+        coming_in_s = min(max(report.received_s, 0.0), own_s)
+        sent_s = router.completed(peer, process.samples, own_s, coming_in_s) if train else 0.0
         queued_s = min(max(report.queued_s, 0.0), seconds)
         path = list(report.path)
         return Carried(gradient, report.loss_sum, report.tokens, path, report.retries, peer, 0.0, sent_s, queued_s)

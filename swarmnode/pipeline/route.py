@@ -76,6 +76,7 @@ class Router:
         self._heap: list[tuple[float, float, int, PeerId]] = []
         self._serial = 0
         self._all = Ema()
+        self._coming_in = Ema()  # seconds a sample of ours takes to come in at a peer
         self._answers = 0
         self.unix_ahead_s = 0.0  # Unix time less loop time, for what records say about wall clocks
         self._pausing: dict[PeerId, None] = {}  # those that announce when they will pause
@@ -216,8 +217,15 @@ class Router:
         """Whether somebody not in `exclude` could be chosen now."""
         return any(peer not in exclude and self._able(peer, now) for peer in self._peers)
 
-    def completed(self, peer: PeerId, samples: int, seconds: float) -> None:
-        """It answered: `seconds` of its own work and queue for `samples`."""
+    def completed(self, peer: PeerId, samples: int, seconds: float, coming_in_s: float = 0.0) -> float:
+        """It answered after `seconds` for `samples`, later stages left out; `coming_in_s` of them the microbatch took
+        to come in. Returns how many of those our own line took: as many as with other peers of the stage. The rest is
+        the peer's line, and counts as its work does: our line is the same for all, and where it is thin they would all
+        look alike (simulated: home-8b)."""
+        usual_s = self._coming_in.value * samples if self._coming_in.known else coming_in_s
+        self._coming_in.add(coming_in_s / samples)
+        ours_s = min(coming_in_s, usual_s)
+        seconds = max(0.0, seconds - ours_s)
         known = self._peers.get(peer)
         self._all.add(seconds / samples)
         self._answers += 1
@@ -225,6 +233,7 @@ class Router:
             known.late = 0
             known.seconds_per_sample.add(seconds / samples)
             known.faults_in_row = 0
+        return ours_s
 
     def late(self, peer: PeerId) -> bool:
         """A microbatch was not done there by its deadline; whether that is `peer`'s fault: not the first time in a row,
