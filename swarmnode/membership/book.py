@@ -118,7 +118,7 @@ class Book:
             # Buried, or come from another stage.
             back = [told[peer] for peer in sorted(unseen & here.keys())]
             others += [new for new in back if (known := self.member(new.peer)) and known.sequence < new.sequence]
-            kept = self._settle(stage, strangers, me)
+            kept = self._settle(stage, view, strangers, me)
         kept |= {new.peer for new in others if new.peer != me and self._take(self.member(new.peer), new)}
         if not crowd:
             self._lost[stage] = unseen - present.keys()  # for whom there was no room
@@ -171,8 +171,8 @@ class Book:
         if before.keys() != special.keys() or any(_shape(before[peer]) != _shape(m) for peer, m in special.items()):
             self.shape += 1
 
-    def _settle(self, stage: int, strangers: Sequence[Member], me: PeerId) -> set[PeerId]:
-        """`_take` all `strangers`, whom a look-up of `stage` has found; who was taken."""
+    def _settle(self, stage: int, view: View, strangers: Sequence[Member], me: PeerId) -> set[PeerId]:
+        """`_take` all `strangers`, whom `view` of `stage` has found; who was taken."""
         here = {new.peer: new for new in strangers if new.stage == stage and new.state != wire.NODE_STATE_LEFT}
         here.pop(me, None)
         present = self._present[stage]
@@ -183,9 +183,9 @@ class Book:
         self._places.update(dict.fromkeys(here, stage))
         present.update(here)
         self.shape += 1
-        self._special[stage].update((peer, new) for peer, new in here.items() if not new.plain)
+        self._special[stage].update((peer, here[peer]) for peer in view.special if peer in here)
         self._unsorted.add(stage)
-        self._due_unix_s[stage] = min(self._due_unix_s[stage], *[new.expires_unix_s for new in here.values()])
+        self._due_unix_s[stage] = min(self._due_unix_s[stage], view.expires_unix_s[0])
         self._touch(stage)
         return set(here)
 
