@@ -18,11 +18,8 @@ import numpy.typing as npt
 
 from swarmnode.ids import PeerId, RunId, digest64, short
 
-TOGETHER_MAX = (
-    128  # guess: larger stages are cut by hash into parts of about this many, of which all pairs are looked at
-)
-
-
+# Guess: larger stages are cut by hash into parts of about this many, of which all pairs are looked at.
+TOGETHER_MAX = 128
 ROUNDS_KEPT = 4  # of which members' draws are known, 100 bytes each
 MATCHINGS_KEPT = 8
 

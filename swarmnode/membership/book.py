@@ -34,12 +34,10 @@ class Book:
         self._absent: dict[PeerId, Member] = {}  # those that left, or are buried
         self._due_unix_s = [math.inf] * (stages + 1)  # by stage, the absent last: nobody's record runs out before
         self.most = 0  # samples of the whole run: nobody known tells of more
-        self.shape = (
-            0  # grows when somebody comes, goes, changes its state or goal, or tells its speed for the first time
-        )
-        self._special: list[dict[PeerId, Member]] = [
-            {} for _ in range(stages)
-        ]  # of `_present` those that are not plain
+        self.shape = 0
+        """Grows when somebody comes, goes, changes its state or goal, or tells its speed for the first time."""
+        # Of `_present` those that are not plain.
+        self._special: list[dict[PeerId, Member]] = [{} for _ in range(stages)]
         self._seen: list[View | None] = [None] * stages  # what `_present` is as, but for those in ...
         self._apart: list[set[PeerId]] = [set() for _ in range(stages)]  # ... who told something newer since, and ...
         self._lost: list[set[PeerId]] = [set() for _ in range(stages)]  # ... who is not there any more
