@@ -64,9 +64,9 @@ def groups(
     return [tuple(order[start : start + step]) for start in range(0, len(order), max(step, 1))]
 
 
-def _bits(count: int) -> int:
-    """Of their draws, by which so many members are cut into parts."""
-    return max(0, (count - 1) // TOGETHER_MAX).bit_length()
+def _shift(count: int) -> int:
+    """So many members are cut into parts by their draws without as many of the lower bits."""
+    return 64 - max(0, (count - 1) // TOGETHER_MAX).bit_length()
 
 
 def pair(run_id: RunId, stage: int, round_index: int, members: Iterable[PeerId], me: PeerId) -> tuple[PeerId, ...]:
@@ -74,9 +74,9 @@ def pair(run_id: RunId, stage: int, round_index: int, members: Iterable[PeerId],
     drawn = draws(run_id, stage, round_index, members)
     if me not in drawn:
         return ()
-    shift = 64 - _bits(len(drawn))
+    shift = _shift(len(drawn))
     mine = drawn[me] >> shift
-    part = [member for member, draw in drawn.items() if draw >> shift == mine] if shift < 64 else [*drawn]
+    part = [member for member, draw in drawn.items() if draw >> shift == mine]
     numbers = np.array([drawn[member] for member in part], np.uint64)
     other = _matching(numbers.tobytes())[part.index(me)]
     return (me,) if other < 0 else tuple(sorted((me, part[other])))
@@ -86,9 +86,9 @@ def pairs(run_id: RunId, stage: int, round_index: int, members: Iterable[PeerId]
     """The pairs of this round, each in the order of names, then those left alone."""
     drawn = draws(run_id, stage, round_index, members)
     parts: dict[int, list[PeerId]] = {}
-    bits = _bits(len(drawn))
+    shift = _shift(len(drawn))
     for member, draw in drawn.items():
-        parts.setdefault(draw >> (64 - bits) if bits else 0, []).append(member)
+        parts.setdefault(draw >> shift, []).append(member)
     met: list[tuple[PeerId, ...]] = []
     alone: list[tuple[PeerId, ...]] = []
     for part in parts.values():
@@ -140,8 +140,8 @@ def partners(
 ) -> tuple[tuple[PeerId, ...], str]:
     """(those `me` meets in this round, maybe nobody; the reason)."""
     count = len(set(members))
-    met = [pair(run_id, stage, round_index, members, me)] if size == 2 else None
-    for group in groups(run_id, stage, round_index, members, size) if met is None else met:
+    of = run_id, stage, round_index, members
+    for group in [pair(*of, me)] if size == 2 else groups(*of, size):
         if me in group:
             others = tuple(member for member in group if member != me)
             if others:

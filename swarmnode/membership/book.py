@@ -94,13 +94,14 @@ class Book:
         before, present, here = self._seen[stage], self._present[stage], self._places
         room = not crowd or len(present) < self._crowd_max
         told, others, unseen = view.members, list[Member](), set[PeerId]()
-        follows = view.stage == stage and crowd == was_crowd and before is not None and view.follows(before)
-        if follows and before is not None:
+        if before is not None and not (view.stage == stage and crowd == was_crowd and view.follows(before)):
+            before = None  # all are compared
+        if before is not None:
             stays = self._follow(stage, before, view, me)
         else:
             newer, others = self._compare(stage, view, me)
             stays = present.keys() - newer if view.fed else newer
-        if follows and before is not None and not (crowd and room):
+        if before is not None and not (crowd and room):
             unseen.update(_since(before, view.came), self._lost[stage], self._absent)
             unseen = {peer for peer in unseen if peer in told and peer not in present}
         else:
@@ -120,7 +121,7 @@ class Book:
         kept |= {new.peer for new in others if new.peer != me and self._take(self.member(new.peer), new)}
         if not crowd:
             self._lost[stage] = unseen - present.keys()  # for whom there was no room
-        if not follows:
+        if before is None:
             self._seen[stage] = view if view.stage == stage else None
             self._apart[stage] = {peer for peer, known in present.items() if told.get(peer) is not known}
         return [peer for peer in view.fed if peer in kept or (peer in present and peer not in stays)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from swarmnode.ids import PeerId
 from swarmnode.membership import swarm
@@ -43,9 +43,9 @@ class View:
     went: tuple[tuple[int, PeerId], ...] = ()  # who was, and is no more
     since: int = 0
 
-    def follows(self, before: View | None) -> bool:
+    def follows(self, before: View) -> bool:
         """Whether it is known who came and went since `before`."""
-        return before is not None and self.line is before.line and self.since <= before.number <= self.number
+        return self.line is before.line and self.since <= before.number <= self.number
 
 
 _views: dict[int, View] = {}
@@ -71,23 +71,14 @@ def view_after(
     `gone`."""
     if (known := _views.get(id(before))) is None or known.records is not before:
         return
-    view = View(
-        records,
-        known.line,
-        known.number + 1,
-        known.members.copy(),
-        known.special.copy(),
-        known.fed,
-        known.samples.copy(),
-        known.blocks.copy(),
-        known.expires_unix_s,
-        known.most,
-        known.speed,
-        known.stage,
-        known.renewed,
-        known.came,
-        known.went,
-        known.since,
+    view = replace(
+        known,
+        records=records,
+        number=known.number + 1,
+        members=known.members.copy(),
+        special=known.special.copy(),
+        samples=known.samples.copy(),
+        blocks=known.blocks.copy(),
     )
     if len(view.came) + len(view.went) > CHANGES_MAX:
         view.came, view.went, view.since = (), (), view.number - 1

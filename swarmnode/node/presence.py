@@ -71,7 +71,6 @@ class Presence:
         self.progressed: Callable[[], None] = lambda: None  # the run's sample count grew
         slack = SLACK_ROUNDS * manifest.gossip.round_samples
         self._ceiling = Ceiling(slack, AHEAD_PERIODS * manifest.limits.announce_period_s)
-        self._rate = 0.0  # samples a second that all who feed can do at most
         self._unheard: dict[PeerId, int] = {}  # what feeders told before anybody was believed
         self._boasters: dict[PeerId, None] = {}  # told of more samples since the last look than were believed
         self.blocks_heard: dict[PeerId, record_pb2.Blocks] = {}
@@ -241,9 +240,8 @@ class Presence:
         if nobody and not told:
             return
         own = self.self.speed() if self.self.stage == 0 else 0.0
-        if rated or nobody:  # else as it was when the feeders were looked at
-            self._rate = self._ceiling.possible(swarm.serving(0), swarm.sizes[0], own)
-        rate = self._rate
+        # 0: as it was when the feeders were looked at.
+        rate = self._ceiling.possible(swarm.serving(0), swarm.sizes[0], own) if rated or nobody else 0.0
         top = self._ceiling.look(self._clock.unix_s(), total, rate)
         if not nobody and self.book.most > top:  # else nobody tells of more
             told = swarm.totals()

@@ -50,20 +50,19 @@ class Plug:
 class Parcel:
     """One message under way; `drop` takes it off the links."""
 
-    __slots__ = ("dropped", "flows", "latency_s", "left", "loop", "sent_at", "timer")
+    __slots__ = ("dropped", "flows", "latency_s", "left", "sent_at", "timer")
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, latency_s: float) -> None:
-        self.loop = loop
-        self.sent_at = loop.time()
+    def __init__(self, sent_at: float, latency_s: float) -> None:
+        self.sent_at = sent_at
         self.latency_s = latency_s
         self.flows: tuple[tuple[Link, Flow], ...] = ()
         self.left = 0
         self.timer: asyncio.TimerHandle | None = None
         self.dropped = False
 
-    def carried_s(self) -> float:
+    def carried_s(self, now: float) -> float:
         """As it arrives: how long the lines had it, from its first byte to its last."""
-        return max(0.0, self.loop.time() - self.sent_at - self.latency_s)
+        return max(0.0, now - self.sent_at - self.latency_s)
 
     def drop(self) -> None:
         self.dropped = True
@@ -118,7 +117,7 @@ class Network:
         """Move `nbytes`; `arrive` is called at the receiver's end unless the parcel is dropped. Whether the way is cut
         is asked at both ends, by the caller."""
         latency_s = self.latency_s(sender, receiver)
-        parcel = Parcel(self.loop, latency_s)
+        parcel = Parcel(self.loop.time(), latency_s)
         up, down = sender.up, receiver.down
         if nbytes <= SMALL_BYTES:
             seconds = nbytes / up.rate + nbytes / down.rate + latency_s

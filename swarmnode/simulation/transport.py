@@ -207,7 +207,7 @@ class SimTransport:
     def _arrive(self, conversation: Conversation) -> None:
         """A request is here, whole."""
         assert conversation.parcel is not None
-        conversation.received_s = conversation.parcel.carried_s()
+        conversation.received_s = conversation.parcel.carried_s(self._loop.time())
         conversation.parcel = None  # which would else hold it for ever: each knows the other
         network, plug = self._network, self.plug
         if network.reach.blocked(conversation.caller.plug.label, plug.label) or (not plug.alive and plug.silent):
