@@ -174,12 +174,24 @@ class Onward:
         train = process.purpose == wire.PURPOSE_TRAIN
         gradient = _gradient(answer.tensors, y, peer) if train else None
         seconds = loop.time() - sent_at
-        own_s = seconds - min(max(report.onward_s, 0.0), seconds)
-        coming_in_s = min(max(report.received_s, 0.0), own_s)
-        sent_s = router.completed(peer, process.samples, own_s, coming_in_s) if train else 0.0
-        queued_s = min(max(report.queued_s, 0.0), seconds)
-        path = list(report.path)
-        return Carried(gradient, report.loss_sum, report.tokens, path, report.retries, peer, 0.0, sent_s, queued_s)
+        own_s = seconds - _within(report.onward_s, seconds)
+        coming_in_s = _within(report.received_s, own_s)
+        return Carried(
+            gradient,
+            report.loss_sum,
+            report.tokens,
+            list(report.path),
+            report.retries,
+            peer,
+            sent_s=router.completed(peer, process.samples, own_s, coming_in_s) if train else 0.0,
+            queued_s=_within(report.queued_s, seconds),
+        )
+
+
+def _within(said_s: float, most_s: float) -> float:
+    """What a peer says it took, as far as that can be; 0 where it says no number. A NaN would stay in every average it
+    gets into, and the router could not tell its peers apart any more."""
+    return min(said_s, most_s) if said_s > 0.0 else 0.0
 
 
 def _gradient(tensors: Sequence[WireTensor], y: WireTensor, peer: PeerId) -> WireTensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import random
 import threading
 from collections.abc import AsyncIterator
@@ -208,6 +209,30 @@ def test_a_thin_line_counts_against_whose_line_it_is() -> None:
             assert middle_s is not None and last_s is not None
             assert middle_s >= slow_s
             assert last_s <= whole_s - slow_s and carried.sent_s <= whole_s - slow_s
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize("said", [math.nan, math.inf, -math.inf, 1e300])
+def test_times_that_cannot_be_do_not_stay_in_a_router(said: float) -> None:
+    async def body() -> None:
+        async with chain(0, 1, 2) as (_, people):
+            serve = people[1].hop.serve
+
+            async def lying(peer: PeerId, call: Call) -> Answer:
+                answer = await serve(peer, call)
+                header = wire.Reply()
+                header.CopyFrom(answer.header)
+                told = header.processed
+                told.onward_s = told.received_s = told.queued_s = said
+                return Answer(header, answer.tensors)
+
+            people[1].hop.serve = lying  # type: ignore[method-assign]
+            carried = await people[0].feed()
+            router, liar = people[0].routers[1], people[1].transport.peer_id
+            assert math.isfinite(carried.queued_s) and math.isfinite(carried.sent_s)
+            seconds = router.expected_s(liar, 4)
+            assert seconds is not None and math.isfinite(seconds) and math.isfinite(router.typical_s(4))
 
     asyncio.run(body())
 
