@@ -84,6 +84,10 @@ class Answer:
 
     header: wire.Reply
     tensors: Sequence[WireTensor] = ()
+    urgent: bool = False
+    """Goes before all else that waits for its turn on the line of who answers."""
+    waited_s: float = 0.0
+    """At the caller: how long the request waited for its turn on the caller's own line."""
 
 
 Handler = Callable[[PeerId, Call], Awaitable[Answer]]

@@ -76,7 +76,7 @@ class Hop:
                 received_s=call.received_s,
             )
             tensors = () if carried.gradient is None else (carried.gradient,)
-            return Answer(wire.Reply(processed=report), tensors)
+            return Answer(wire.Reply(processed=report), tensors, urgent=True)
 
         return await self._backlog.once(key, work)
 

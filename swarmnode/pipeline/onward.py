@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -35,8 +36,8 @@ class Carried:
     retries: int = 0
     peer: PeerId | None = None
     onward_s: float = 0.0  # waited for the later stages, without the time in which we sent
-    sent_s: float = 0.0  # that our line took to carry the microbatch to `peer`
-    queued_s: float = 0.0  # waited for compute threads on the way, there and back
+    sent_s: float = 0.0  # until our line had carried the microbatch to `peer`
+    queued_s: float = 0.0  # waited for compute threads and lines on the way, there and back
 
 
 class Onward:
@@ -60,20 +61,23 @@ class Onward:
         loop = asyncio.get_running_loop()
         stage = process.itinerary[process.position + 1]
         router = self._routers[stage]
-        begun, retries, tried = loop.time(), 0, set[PeerId]()
+        begun, retries, no_room_s, tried = loop.time(), 0, 0.0, set[PeerId]()
         reason = "deadline passed"
         while (left_s := deadline - loop.time()) > 0:
             peer, choice = router.choose(loop.time(), process.samples, tried)
             if peer is None:
                 reason = f"stage {stage}: {choice}" + (f"; last: {reason}" if tried else "")
                 tried.clear()
-                await asyncio.sleep(min(left_s, max(WAIT_MIN_S, min(WAIT_MAX_S, router.ready_in_s(loop.time())))))
+                asked = loop.time()
+                await asyncio.sleep(min(left_s, max(WAIT_MIN_S, min(WAIT_MAX_S, router.ready_in_s(asked)))))
+                no_room_s += loop.time() - asked
                 continue
             try:
                 others = router.able(loop.time(), {*tried, peer})
                 ask = partial(self._ask, peer, router, process, y, tokens, deadline, others)
                 carried = await self._once_more(peer, ask, deadline)
                 carried.retries += retries
+                carried.queued_s += no_room_s
                 carried.onward_s = loop.time() - begun - carried.sent_s
                 return carried
             except Busy as busy:
@@ -170,12 +174,15 @@ class Onward:
             del watches[watch]
             if not watches:
                 del self._watches[peer]
-        report = answer.header.processed
+        report = _report(answer.header.processed, tokens, peer)
         train = process.purpose == wire.PURPOSE_TRAIN
         gradient = _gradient(answer.tensors, y, peer) if train else None
         seconds = loop.time() - sent_at
-        own_s = seconds - _within(report.onward_s, seconds)
+        own_s = seconds - answer.waited_s - _within(report.onward_s, seconds - answer.waited_s)
         coming_in_s = _within(report.received_s, own_s)
+        sent_s = answer.waited_s
+        if train:
+            sent_s += router.completed(peer, process.samples, own_s, coming_in_s)
         return Carried(
             gradient,
             report.loss_sum,
@@ -183,8 +190,8 @@ class Onward:
             list(report.path),
             report.retries,
             peer,
-            sent_s=router.completed(peer, process.samples, own_s, coming_in_s) if train else 0.0,
-            queued_s=_within(report.queued_s, seconds),
+            sent_s=sent_s,
+            queued_s=_within(report.queued_s + answer.header.waited_s, seconds) + answer.waited_s,
         )
 
 
@@ -192,6 +199,17 @@ def _within(said_s: float, most_s: float) -> float:
     """What a peer says it took, as far as that can be; 0 where it says no number. A NaN would stay in every average it
     gets into, and the router could not tell its peers apart any more."""
     return min(said_s, most_s) if said_s > 0.0 else 0.0
+
+
+def _report(report: wire.Processed, tokens: WireTensor, peer: PeerId) -> wire.Processed:
+    """Raises RemoteFault for a loss that no microbatch has: it would stay in what is shown of the run."""
+    due = tokens.shape[0] * (tokens.shape[1] - 1)
+    if not (report.tokens == due and 0.0 <= report.loss_sum < math.inf):
+        raise RemoteFault(
+            f"peer {short(peer)} answered with a loss of {report.loss_sum} nats over {report.tokens} tokens; "
+            f"a finite one over {due} is due"
+        )
+    return report
 
 
 def _gradient(tensors: Sequence[WireTensor], y: WireTensor, peer: PeerId) -> WireTensor:

@@ -15,8 +15,7 @@ from typing import Any
 from swarmnode.ids import PeerId
 from swarmnode.simulation.geography import RELAY_RATE, Address, Nat, Reach, rtt_s
 from swarmnode.simulation.link import Flow, Link
-
-SMALL_BYTES = 16 << 10  # guess: what fits into a congestion window passes beside the bulk, not behind it
+from swarmnode.turns import BULK_BYTES, Turns
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +37,7 @@ class Plug:
         self.address = address
         self.up = up
         self.down = down
+        self.turns = Turns()
         self.alive = True
         self.silent = False  # dead without a word: callers learn it from timeouts alone
         self.context = contextvars.copy_context()
@@ -48,12 +48,13 @@ class Plug:
 
 
 class Parcel:
-    """One message under way; `drop` takes it off the links."""
+    """One message under way; `drop` takes it off the links. `sent` is called when the sender's line is done with it."""
 
-    __slots__ = ("dropped", "flows", "latency_s", "left", "sent_at", "timer")
+    __slots__ = ("dropped", "flows", "latency_s", "left", "sent", "sent_at", "timer")
 
-    def __init__(self, sent_at: float, latency_s: float) -> None:
+    def __init__(self, sent_at: float, latency_s: float, sent: Callable[[], None] | None) -> None:
         self.sent_at = sent_at
+        self.sent = sent
         self.latency_s = latency_s
         self.flows: tuple[tuple[Link, Flow], ...] = ()
         self.left = 0
@@ -64,8 +65,15 @@ class Parcel:
         """As it arrives: how long the lines had it, from its first byte to its last."""
         return max(0.0, now - self.sent_at - self.latency_s)
 
+    def has_left(self) -> None:
+        """The sender's line is free."""
+        if self.sent is not None:
+            sent, self.sent = self.sent, None
+            sent()
+
     def drop(self) -> None:
         self.dropped = True
+        self.has_left()
         for link, flow in self.flows:
             link.drop(flow)
         if self.timer is not None:
@@ -113,20 +121,32 @@ class Network:
             return True
         return False
 
-    def carry(self, sender: Plug, receiver: Plug, nbytes: int, arrive: Callable[[], None]) -> Parcel:
-        """Move `nbytes`; `arrive` is called at the receiver's end unless the parcel is dropped. Whether the way is cut
-        is asked at both ends, by the caller."""
+    def carry(
+        self,
+        sender: Plug,
+        receiver: Plug,
+        nbytes: int,
+        arrive: Callable[[], None],
+        sent: Callable[[], None] | None = None,
+    ) -> Parcel:
+        """Move `nbytes`; `arrive` is called at the receiver's end unless the parcel is dropped, `sent` once in any case
+        when the sender's line is done with it. Whether the way is cut is asked at both ends, by the caller."""
         latency_s = self.latency_s(sender, receiver)
-        parcel = Parcel(self.loop.time(), latency_s)
+        parcel = Parcel(self.loop.time(), latency_s, sent)
         up, down = sender.up, receiver.down
-        if nbytes <= SMALL_BYTES:
+        if nbytes <= BULK_BYTES:
             seconds = nbytes / up.rate + nbytes / down.rate + latency_s
             up.carried += nbytes
             down.carried += nbytes
             parcel.timer = self.loop.call_later(seconds, arrive, context=receiver.context)
+            parcel.has_left()
             return parcel
         relayed = Nat.RELAYED in (sender.address.nat, receiver.address.nat)
         ready_at = self.loop.time() + (nbytes / RELAY_RATE if relayed else 0.0)
+
+        def passed_up() -> None:
+            parcel.has_left()
+            passed()
 
         def passed() -> None:
             parcel.left -= 1
@@ -136,5 +156,5 @@ class Network:
 
         # Both ends are busy with it at the same time: it is through when the slower one is.
         parcel.left = 2
-        parcel.flows = ((up, up.send(nbytes, passed)), (down, down.send(nbytes, passed)))
+        parcel.flows = ((up, up.send(nbytes, passed_up)), (down, down.send(nbytes, passed)))
         return parcel

@@ -7,6 +7,7 @@ import asyncio
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from swarmnode import header as frame
@@ -14,6 +15,7 @@ from swarmnode.errors import Broken, LocalFault, PeerTimeout, RemoteFault, Unava
 from swarmnode.ids import PeerId, RunId, short
 from swarmnode.ports import Answer, Call, Handler, Telemetry, WireTensor
 from swarmnode.simulation.network import Network, Parcel, Plug
+from swarmnode.turns import BULK_BYTES
 from swarmnode.wire import call_pb2 as wire
 
 PREAMBLE_BYTES = 12  # as transport/frame.py's
@@ -61,6 +63,10 @@ class Conversation:
         self.timer: asyncio.TimerHandle | None = None
         self.received_s = 0.0
         self.broken = ""  # "request" or "reply": this leg will break
+
+    def twin(self) -> Conversation:
+        """The same request, arriving a second time."""
+        return Conversation(self.caller, self.callee, self.method, self.raw, self.tensors, self.nbytes, None)
 
 
 class SimTransport:
@@ -127,10 +133,13 @@ class SimTransport:
         tensors = call.tensors if self.forge is None else self.forge(method, call.header, call.tensors)
         # A message that stands for many has the time of all of them (simulated: a model of 8 B, whose chunks are 1 GB).
         timeout_s *= self._stands_for(method)
-        raw = frame.seal_request(call.header, tensors, self._run_id, timeout_s)
+        waited_s, sent = 0.0, None
+        if (nbytes := self._turn_nbytes(method, tensors)) > BULK_BYTES:
+            waited_s, sent = await self.plug.turns.take(nbytes, timeout_s), partial(self.plug.turns.give, nbytes)
+        raw = frame.seal_request(call.header, tensors, self._run_id, timeout_s - waited_s)
         reply: asyncio.Future[Any] = self._loop.create_future()
-        conversation = self._begin(peer, method, raw, tensors, reply)
-        timer = self._loop.call_later(timeout_s, _expire, reply, peer, method, timeout_s)
+        conversation = self._begin(peer, method, raw, tensors, reply, sent)
+        timer = self._loop.call_later(timeout_s - waited_s, _expire, reply, peer, method, timeout_s)
         try:
             raw_reply, given = await reply
         except BaseException:
@@ -143,43 +152,57 @@ class SimTransport:
         answered = frame.open_reply(raw_reply)
         frame.check_tensors(answered.tensors, reply_bytes_max)
         frame.raise_for(peer, answered)
-        return Answer(answered, copies(given))
+        return Answer(answered, copies(given), waited_s=waited_s)
 
     def _begin(
-        self, peer: PeerId, method: str, raw: bytes, tensors: Sequence[WireTensor], reply: asyncio.Future[Any]
+        self,
+        peer: PeerId,
+        method: str,
+        raw: bytes,
+        tensors: Sequence[WireTensor],
+        reply: asyncio.Future[Any],
+        sent: Callable[[], None] | None,
     ) -> Conversation | None:
-        """Put the request on its way; None when it never gets anywhere."""
-        network, plug = self._network, self._network.plugs.get(peer)
+        """Put the request on its way; None when the peer is unknown. `sent` is called when it has left our line."""
+        plug, conversation = self._network.plugs.get(peer), None
         if plug is None:
             _fail(reply, RemoteFault(f"{short(peer)} cannot be reached"))
-            return None
-        nbytes = PREAMBLE_BYTES + len(raw) + self._weigh(method, tensors)
-        self._sent(method, nbytes)
-        conversation = Conversation(self, plug, method, raw, tensors, nbytes, reply)
+        else:
+            nbytes = PREAMBLE_BYTES + len(raw) + self._weigh(method, tensors)
+            self._sent(method, nbytes)
+            conversation = Conversation(self, plug, method, raw, tensors, nbytes, reply)
+            if self._leaves(conversation, plug, reply):
+                self._send(conversation, sent)
+                return conversation
+        if sent is not None:
+            sent()
+        return conversation
+
+    def _leaves(self, conversation: Conversation, plug: Plug, reply: asyncio.Future[Any]) -> bool:
+        """Whether the request gets as far as the line, after the weather had its say."""
+        network = self._network
         if network.reach.blocked(self.plug.label, plug.label) or (not plug.alive and plug.silent):
-            return conversation  # lost on the way; the caller's patience ends it
+            return False  # lost on the way; the caller's patience ends it
         if not plug.alive or not network.reach.can_dial(
             self.plug.label, self.plug.address.nat, plug.label, plug.address.nat
         ):
             round_trip_s = network.latency_s(self.plug, plug) + network.latency_s(plug, self.plug)
-            self._loop.call_later(round_trip_s, _fail, reply, RemoteFault(f"{short(peer)} cannot be reached"))
-            return conversation
+            self._loop.call_later(round_trip_s, _fail, reply, RemoteFault(f"{short(plug.peer)} cannot be reached"))
+            return False
         weather = network.weather
         if network.happens("break", weather.breaks):
             conversation.broken = "request" if network.happens("break on the way there", 0.5) else "reply"
         if network.happens("silence", weather.silent):
-            return conversation
+            return False
         if network.happens("double", weather.doubles):
-            twin = Conversation(self, plug, method, raw, tensors, nbytes, None)
-            self._send(twin)
-        self._send(conversation)
-        return conversation
+            self._send(conversation.twin())
+        return True
 
-    def _send(self, conversation: Conversation) -> None:
+    def _send(self, conversation: Conversation, sent: Callable[[], None] | None = None) -> None:
         other = self._network.transports.get(conversation.callee)
         assert other is not None
         conversation.parcel = self._network.carry(
-            self.plug, conversation.callee, conversation.nbytes, lambda: other._arrive(conversation)
+            self.plug, conversation.callee, conversation.nbytes, lambda: other._arrive(conversation), sent
         )
 
     def _sent(self, method: str, nbytes: int) -> None:
@@ -189,6 +212,11 @@ class SimTransport:
     def _weigh(self, method: str, tensors: Sequence[WireTensor]) -> int:
         nbytes = sum(tensor.nbytes for tensor in tensors)
         return math.ceil(nbytes * self._stands_for(method))
+
+    def _turn_nbytes(self, method: str, tensors: Sequence[WireTensor]) -> int:
+        """How much needs a turn. What stands for many messages goes beside the others: they would each have their turn
+        now and then."""
+        return 0 if method in self._network.scale else sum(tensor.nbytes for tensor in tensors)
 
     def _stands_for(self, method: str) -> float:
         return self._network.scale.get(method, 1.0)
@@ -226,6 +254,7 @@ class SimTransport:
         """The handler's answer, or its refusal, sent back. Cancelled when the caller gives up."""
         task, method = conversation.task, conversation.method
         assert task is not None
+        sent = None
         try:
             _, request = frame.open_request(conversation.raw, self._run_id)
             conversation.timer = self._loop.call_later(request.timeout_ms / 1000.0, task.cancel)
@@ -242,6 +271,9 @@ class SimTransport:
             header, tensors = done.header, done.tensors
             if header.status == wire.STATUS_UNSPECIFIED:
                 header.status = wire.STATUS_OK
+            if (nbytes := self._turn_nbytes(method, tensors)) > BULK_BYTES:
+                header.waited_s = await self.plug.turns.take(nbytes, request.timeout_ms / 1000.0, urgent=done.urgent)
+                sent = partial(self.plug.turns.give, nbytes)
         except (Unavailable, RemoteFault) as refusal:
             header, tensors = frame.reply_of(refusal), ()
         except Exception as error:  # noqa: BLE001  the border between a peer's call and the rest of this node
@@ -255,9 +287,15 @@ class SimTransport:
             if conversation.timer is not None:
                 conversation.timer.cancel()
         conversation.task = None
-        self._reply(conversation, header, tensors)
+        self._reply(conversation, header, tensors, sent)
 
-    def _reply(self, conversation: Conversation, header: wire.Reply, tensors: Sequence[WireTensor]) -> None:
+    def _reply(
+        self,
+        conversation: Conversation,
+        header: wire.Reply,
+        tensors: Sequence[WireTensor],
+        sent: Callable[[], None] | None,
+    ) -> None:
         if self.forge is not None and tensors:
             tensors = self.forge(conversation.method, header, tensors)
         raw = frame.seal_reply(header, tensors)
@@ -266,6 +304,8 @@ class SimTransport:
         caller, reply = conversation.caller, conversation.reply
         network, plug = self._network, self.plug
         if reply is None or not plug.alive or network.reach.blocked(plug.label, caller.plug.label):
+            if sent is not None:
+                sent()
             return
 
         def arrive() -> None:
@@ -276,8 +316,10 @@ class SimTransport:
 
         if conversation.broken:
             self._reset(conversation, "broke the stream")
+            if sent is not None:
+                sent()
         else:
-            conversation.parcel = network.carry(plug, caller.plug, nbytes, arrive)
+            conversation.parcel = network.carry(plug, caller.plug, nbytes, arrive, sent)
 
     def _reset(self, conversation: Conversation, why: str) -> None:
         """The caller learns that the stream is gone, a latency later."""

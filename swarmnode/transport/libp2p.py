@@ -31,6 +31,7 @@ from swarmnode.transport.serve import HEADER_TIMEOUT_S, Server
 from swarmnode.transport.socketdir import SocketDir
 from swarmnode.transport.stream import Stream
 from swarmnode.transport.throttle import Throttle
+from swarmnode.turns import Turns
 from swarmnode.wire import access_pb2 as access
 
 ADDRESSES_MAX = 6  # with the circuits as many as a record holds
@@ -60,14 +61,15 @@ class Libp2pTransport:
         self._traffic: Counter[tuple[str, str]] = Counter()
         self.links = LinkBook()
         self._budget = Budget(INCOMING_BYTES_MAX, INCOMING_BYTES_PER_PEER_MAX)
-        self._server = Server(run_id, self._budget, self._traffic, telemetry, self.links)
+        self.throttle = Throttle()
+        self._turns = Turns(lambda: self.throttle.up.total_nbytes)
+        self._server = Server(run_id, self._budget, self._turns, self._traffic, telemetry, self.links)
         self._pool = Pool(self._open)
         self._known: OrderedDict[PeerId, tuple[str, ...]] = OrderedDict()
         self._observed: OrderedDict[PeerId, str] = OrderedDict()
         self._incoming = 0
         self._guard = Guard(daemon, self._friends, self._guarded)
         self._server.cut_off = self._cut_off
-        self.throttle = Throttle()
         self.own_pass: access.Pass | None = None  # shown first on every stream we open
         self._started = asyncio.Event()
         self._listener: asyncio.Server | None = None
@@ -255,11 +257,13 @@ class Libp2pTransport:
     # Calling.
 
     async def _call(self, peer: PeerId, method: str, call: Call, timeout_s: float, reply_bytes_max: int) -> Answer:
-        header = frame.seal_request(call.header, call.tensors, self._run_id, timeout_s)
+        nbytes = sum(tensor.nbytes for tensor in call.tensors)
         stream = await self._pool.take(peer)
         bytes_in, bytes_out = stream.consumed, stream.bytes_out
         try:
-            in_step = await frame.send(stream, Kind.REQUEST, header, call.tensors)
+            async with self._turns.turn(nbytes, timeout_s) as waited_s:
+                header = frame.seal_request(call.header, call.tensors, self._run_id, timeout_s - waited_s)
+                in_step = await frame.send(stream, Kind.REQUEST, header, call.tensors)
             answer, flags = await self._receive(stream, peer, reply_bytes_max)
         except BaseException as error:
             self._pool.drop(peer, stream, suspect=isinstance(error, RemoteFault | ConnectionError))
@@ -274,6 +278,7 @@ class Libp2pTransport:
         else:
             self._pool.end(peer, stream)
         frame.raise_for(peer, answer.header)
+        answer.waited_s = waited_s
         return answer
 
     async def _receive(self, stream: Stream, peer: PeerId, reply_bytes_max: int) -> tuple[Answer, Flag]:

@@ -17,6 +17,7 @@ from swarmnode.transport.frame import PREAMBLE, Flag, Kind
 from swarmnode.transport.knocking import Knocking
 from swarmnode.transport.links import LinkBook
 from swarmnode.transport.stream import Stream
+from swarmnode.turns import Turns
 from swarmnode.wire import call_pb2 as wire
 
 IDLE_S = 180.0  # guess: well above pool.IDLE_S, so that it is the caller who closes a stream nobody uses
@@ -63,6 +64,7 @@ class Server:
         self,
         run_id: RunId,
         budget: Budget,
+        turns: Turns,
         traffic: Counter[tuple[str, str]],
         telemetry: Telemetry | None,
         links: LinkBook | None = None,
@@ -70,6 +72,7 @@ class Server:
         self._links = links or LinkBook()
         self._run_id = run_id
         self._budget = budget
+        self._turns = turns
         self._traffic = traffic
         self._telemetry = telemetry
         self._served: dict[str, Served] = {}
@@ -161,9 +164,12 @@ class Server:
                 finally:
                     self._budget.give(peer, nbytes)
                 call = Call(request, tensors, asyncio.get_running_loop().time() - begun)
-                reply = await self._handle(stream, peer, method, served.handler, call)
+                reply, nbytes = await self._handle(stream, peer, method, served.handler, call)
                 del tensors
-                await self._send(stream, reply.header, reply.tensors)
+                try:
+                    await self._send(stream, reply.header, reply.tensors)
+                finally:
+                    self._turns.give(nbytes)
         finally:
             received, sent = stream.consumed - bytes_in, stream.bytes_out - bytes_out
             self._traffic[method, "received"] += received
@@ -180,13 +186,20 @@ class Server:
         if not self.knocking.call(peer, asyncio.get_running_loop().time()):
             raise Busy("more calls a second than one peer may make", 1.0)
 
-    async def _handle(self, stream: Stream, peer: PeerId, method: str, handler: Handler, call: Call) -> Answer:
-        """The handler's answer; it is cancelled as soon as the stream is lost: the caller gave up, or died."""
+    async def _handle(
+        self, stream: Stream, peer: PeerId, method: str, handler: Handler, call: Call
+    ) -> tuple[Answer, int]:
+        """The handler's answer as soon as it is its turn, and its bytes; cancelled as soon as the stream is lost: the
+        caller gave up, or died."""
         task = asyncio.current_task()
         assert task is not None
         stream.when_lost(task.cancel)
         try:
-            return await answer(peer, method, handler, call, self._telemetry)
+            done = await answer(peer, method, handler, call, self._telemetry)
+            nbytes = sum(tensor.nbytes for tensor in done.tensors)
+            timeout_s = call.header.timeout_ms / 1000.0  # which bounds all of this
+            done.header.waited_s = await self._turns.take(nbytes, timeout_s, urgent=done.urgent)
+            return done, nbytes
         finally:
             stream.when_lost(None)
 

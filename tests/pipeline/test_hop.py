@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from swarmnode.errors import Broken
+from swarmnode.errors import Broken, MicrobatchLost
 from swarmnode.identity import Identity
 from swarmnode.ids import PeerId, microbatch_id
 from swarmnode.membership.swarm import Member
@@ -233,6 +233,29 @@ def test_times_that_cannot_be_do_not_stay_in_a_router(said: float) -> None:
             assert math.isfinite(carried.queued_s) and math.isfinite(carried.sent_s)
             seconds = router.expected_s(liar, 4)
             assert seconds is not None and math.isfinite(seconds) and math.isfinite(router.typical_s(4))
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize(("loss", "tokens"), [(math.nan, None), (math.inf, None), (-1.0, None), (1.0, 1 << 40)])
+def test_a_loss_that_cannot_be_is_the_fault_of_who_tells_it(loss: float, tokens: int | None) -> None:
+    async def body() -> None:
+        async with chain(0, 1, 2) as (_, people):
+            honest = 4 * manifest(STAGES).model.context
+            serve = people[2].hop.serve
+
+            async def lying(peer: PeerId, call: Call) -> Answer:
+                answer = await serve(peer, call)
+                header = wire.Reply()
+                header.CopyFrom(answer.header)
+                header.processed.loss_sum = loss
+                header.processed.tokens = tokens or honest
+                return Answer(header, answer.tensors)
+
+            people[2].hop.serve = lying  # type: ignore[method-assign]
+            with pytest.raises(MicrobatchLost, match="loss of .* is due|banned"):
+                await people[0].feed(deadline_s=1.0)
+            assert people[1].routers[2].banned(people[2].transport.peer_id, asyncio.get_running_loop().time())
 
     asyncio.run(body())
 

@@ -19,6 +19,7 @@ from swarmnode.transport.budget import Budget
 from swarmnode.transport.frame import HEADER_BYTES_MAX, PREAMBLE, TENSORS_MAX, VERSION, Flag, Kind
 from swarmnode.transport.serve import Server
 from swarmnode.transport.stream import LOOKAHEAD_BYTES, Stream
+from swarmnode.turns import Turns
 from swarmnode.wire import call_pb2 as wire
 
 RUN = RunId("cd" * 32)
@@ -111,7 +112,7 @@ class Pipe:
     async def __aenter__(self) -> Pipe:
         loop = asyncio.get_running_loop()
         ours, theirs = socket.socketpair()
-        server = Server(RUN, self.budget, Counter(), None)
+        server = Server(RUN, self.budget, Turns(), Counter(), None)
 
         async def handler(peer: PeerId, call: Call) -> Answer:
             self.calls.append(call)

@@ -11,6 +11,7 @@ from swarmnode.ids import PeerId
 from swarmnode.ports import Answer, Call
 from swarmnode.simulation.clock import VirtualLoop
 from swarmnode.transport.throttle import OVERHEAD, Pacer
+from swarmnode.turns import SPAN_S
 from swarmnode.wire import call_pb2 as wire
 
 from .contract import MIB, echo, process, tensor
@@ -78,5 +79,39 @@ def test_bytes_take_as_long_as_the_rate_allows(way: str) -> None:
                 assert coming_in[-1] >= 0.5 * 4 * MIB * 8 / RATE, "the sender's line, as the receiver saw it"
             assert here.throttle.up.total_nbytes - sent >= 4 * MIB
             assert here.throttle.down.total_nbytes >= 4 * MIB
+
+    uvloop.run(main())
+
+
+async def swallow(peer: PeerId, call: Call) -> Answer:
+    return Answer(wire.Reply(processed=wire.Processed()))
+
+
+@pytest.mark.swarm
+def test_on_a_thin_line_bulk_goes_in_turns() -> None:
+    """Once it is known what the line carries, six calls made at once end one after the other, not all at the end."""
+
+    async def main() -> None:
+        async with asyncio.timeout(120), node() as (there, _), node() as (here, _):
+            there.serve("process", swallow, tensor_bytes_max=64 << 20)
+            there.start()
+            here.start()
+            await here.connect(there.peer_id, await there.addresses())
+            here.throttle.up.bps = RATE
+            loop = asyncio.get_running_loop()
+
+            async def send(until: float) -> list[tuple[float, float]]:
+                """(seconds it took, of which it waited) of each call; the last begins before `until`."""
+                took = []
+                while not took or loop.time() < until:
+                    begun = loop.time()
+                    answer = await here.call(there.peer_id, process(tensor(2 * MIB)), timeout_s=60, reply_bytes_max=0)
+                    took.append((loop.time() - begun, answer.waited_s))
+                return took
+
+            await asyncio.gather(*(send(loop.time() + 2 * SPAN_S) for _ in range(3)))
+            took = sorted([one for [one] in await asyncio.gather(*(send(0.0) for _ in range(6)))])
+            assert took[0][0] < 0.6 * took[-1][0]
+            assert took[-1][1] > took[0][1]
 
     uvloop.run(main())

@@ -1,0 +1,177 @@
+"""Turns on a line: one after the other where one transfer fills it, side by side where none does; nobody waits for one
+that hangs. A line here is a fluid, shared evenly by its flows, of which each has a limit of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+import pytest
+
+from swarmnode.errors import Unavailable
+from swarmnode.simulation.clock import VirtualLoop
+from swarmnode.turns import BULK_BYTES, WAIT_SHARE, Turns
+
+MBIT = 1e6 / 8
+MESSAGE = 8_000_000
+STEP_S = 0.01
+
+
+def in_virtual_time(main: Callable[[], Awaitable[None]]) -> None:
+    loop = VirtualLoop()
+    try:
+        loop.run_until_complete(main())  # type: ignore[arg-type]
+    finally:
+        loop.close()
+
+
+@dataclass(eq=False)
+class Flow:
+    left: float
+    limit: float  # bytes a second
+    gone: asyncio.Future[None]
+
+
+@dataclass
+class Line:
+    rate: float
+    flows: list[Flow] = field(default_factory=list)
+    moved: float = 0.0
+
+    async def send(self, nbytes: int, limit: float) -> None:
+        flow = Flow(nbytes, limit, asyncio.get_running_loop().create_future())
+        self.flows.append(flow)
+        await flow.gone
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(STEP_S)
+            room = self.rate * STEP_S
+            flows = sorted(self.flows, key=lambda flow: flow.limit)
+            for index, flow in enumerate(flows):
+                passes = min(flow.left, flow.limit * STEP_S, room / (len(flows) - index))
+                flow.left -= passes
+                room -= passes
+                self.moved += passes
+                if flow.left < 1.0:
+                    self.flows.remove(flow)
+                    flow.gone.set_result(None)
+
+
+def use(line: Line, limits: list[float], seconds: float = 300.0) -> tuple[float, float]:
+    """Who sends MESSAGE after MESSAGE, a task for each of `limits`: (share of the line used, flows at a time) after a
+    minute."""
+    used = flows = 0.0
+
+    async def main() -> None:
+        nonlocal used, flows
+        turns = Turns(lambda: int(line.moved))
+
+        async def send(limit: float) -> None:
+            while True:
+                async with turns.turn(MESSAGE, math.inf):
+                    await line.send(MESSAGE, limit)
+
+        tasks = [asyncio.ensure_future(line.run()), *(asyncio.ensure_future(send(limit)) for limit in limits)]
+        await asyncio.sleep(60.0)
+        before, counts = line.moved, []
+        for _ in range(int(seconds)):
+            await asyncio.sleep(1.0)
+            counts.append(len(line.flows))
+        used, flows = (line.moved - before) / (line.rate * seconds), sum(counts) / len(counts)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    in_virtual_time(main)
+    return used, flows
+
+
+def test_where_one_fills_the_line_they_go_one_after_the_other() -> None:
+    used, flows = use(Line(50 * MBIT), [math.inf] * 16)
+    assert used > 0.99
+    assert flows < 1.2
+
+
+def test_where_none_fills_the_line_so_many_go_that_they_do() -> None:
+    used, flows = use(Line(1000 * MBIT), [50 * MBIT] * 40)
+    assert used > 0.88
+    assert 17.0 < flows < 26.0
+
+
+def test_nobody_waits_for_a_receiver_that_hangs() -> None:
+    used, flows = use(Line(50 * MBIT), [0.0] * 6 + [math.inf] * 6)
+    assert used > 0.9
+    assert flows < 6 + 2.0
+
+
+@pytest.mark.parametrize("was", [20.0, 200.0])
+def test_a_line_that_gets_faster_or_slower_stays_full(was: float) -> None:
+    line = Line(was * MBIT)
+
+    async def change() -> None:
+        await asyncio.sleep(30.0)
+        line.rate = 50 * MBIT
+
+    run = line.run
+
+    async def runs() -> None:
+        await asyncio.gather(run(), change())
+
+    line.run = runs  # type: ignore[method-assign]
+    used, _ = use(line, [math.inf] * 16)
+    assert used > 0.99
+
+
+def test_the_order_is_that_of_coming_and_what_is_urgent_goes_first() -> None:
+    async def main() -> None:
+        turns, order = Turns(), list[str]()
+
+        async def send(label: str, urgent: bool) -> None:
+            await turns.take(MESSAGE, 100.0, urgent=urgent)
+            order.append(label)
+            await asyncio.sleep(1.0)
+            turns.give(MESSAGE)
+
+        async with asyncio.TaskGroup() as group:
+            for label in ("first", "request", "request", "urgent", "urgent"):
+                group.create_task(send(label, label == "urgent"))
+        assert order == ["first", "urgent", "urgent", "request", "request"]
+        assert asyncio.get_running_loop().time() == pytest.approx(5.0)
+
+    in_virtual_time(main)
+
+
+def test_what_is_small_passes_by() -> None:
+    async def main() -> None:
+        turns = Turns()
+        await turns.take(MESSAGE, 1.0)
+        assert await turns.take(BULK_BYTES, 1.0) == 0.0
+        turns.give(BULK_BYTES)
+        with pytest.raises(Unavailable, match="our own line was busy"):
+            await turns.take(BULK_BYTES + 1, 1.0)
+        assert asyncio.get_running_loop().time() == pytest.approx(WAIT_SHARE)
+
+    in_virtual_time(main)
+
+
+def test_who_gives_up_loses_no_turn() -> None:
+    """Cancelled while it waits, or in the very moment its turn comes."""
+
+    async def main() -> None:
+        turns = Turns()
+        await turns.take(MESSAGE, 10.0)
+        waiting, granted, after = (asyncio.ensure_future(turns.take(MESSAGE, 10.0)) for _ in range(3))
+        await asyncio.sleep(1.0)
+        waiting.cancel()
+        await asyncio.sleep(1.0)
+        turns.give(MESSAGE)
+        granted.cancel()  # it has its turn, and has not run since
+        assert await after == pytest.approx(2.0)
+        assert granted.cancelled()
+        turns.give(MESSAGE)
+        assert await turns.take(MESSAGE, 10.0) == 0.0
+
+    in_virtual_time(main)
