@@ -22,8 +22,7 @@ from swarmnode.errors import Unavailable
 
 BULK_BYTES = 16 << 10  # guess: what fits into a congestion window passes beside the bulk, not behind it
 SPAN_S = 5.0  # guess: buffers on the way swallow 4 MiB at once; at 50 Mbit/s that is 13 % of what passes in a span
-# BBR's cycle: try more, drain what that left, then cruise; below 1 as the buffers make the line look faster.
-GAINS = (1.25, 0.75, 0.9, 0.9, 0.9, 0.9)
+GAINS = (1.25, 0.75, 1.0, 1.0, 1.0, 1.0)  # BBR's cycle: try more, drain what that left, then cruise
 WAIT_SHARE = 0.9  # guess: of its time that a call may wait for the line; what is left then is too short anyway
 TURN_MAX_S = 30.0  # as transport/stream.py's STALL_S: a receiver that took nothing for so long is given up
 
