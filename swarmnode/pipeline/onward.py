@@ -41,7 +41,7 @@ class Carried:
     peer: PeerId | None = None
     onward_s: float = 0.0  # waited for the later stages, without the time in which we sent
     sent_s: float = 0.0  # until our line had carried the microbatch to `peer`
-    queued_s: float = 0.0  # waited for compute threads and lines on the way, there and back
+    queued_s: float = 0.0  # waited for compute threads and replicas with room, there and back; for lines by LINE_SHARE
 
 
 class Onward:
