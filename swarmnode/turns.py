@@ -1,9 +1,9 @@
 """Turns on a node's line: messages of bulk go one after the other, not all at once.
 
 Shared evenly, n transfers of one size all end when the last one does; in turns the first ends after an n-th of that,
-and the mean after half. Who gets it begins earlier, and so fewer are under way for the same work (simulated: home-8b,
-whose machines are limited by their lines). Urgent answers go first: they are gradients on their way back, which leave
-room behind them, as on the compute thread.
+and the mean after half. Who gets it begins earlier: a pipeline fills faster (simulated: home-8b, a fifth more in its
+first twenty minutes; later as much as shared). And how long each waited for the line is known. Urgent answers go first:
+they are gradients on their way back, which leave room behind them, as on the compute thread.
 
 But one transfer alone may not fill the line: its receiver is slow or hangs, or a long way with losses holds a single
 TCP connection down. So a turn is over, too, when the line should have been done with it by the most it was seen to

@@ -189,8 +189,8 @@ class Server:
     async def _handle(
         self, stream: Stream, peer: PeerId, method: str, handler: Handler, call: Call
     ) -> tuple[Answer, int]:
-        """The handler's answer as soon as it is its turn, and its bytes; cancelled as soon as the stream is lost: the
-        caller gave up, or died."""
+        """The handler's answer as soon as it is its turn, and its bytes, or a refusal if that does not come; cancelled
+        as soon as the stream is lost: the caller gave up, or died."""
         task = asyncio.current_task()
         assert task is not None
         stream.when_lost(task.cancel)
@@ -200,6 +200,8 @@ class Server:
             timeout_s = call.header.timeout_ms / 1000.0  # which bounds all of this
             done.header.waited_s = await self._turns.take(nbytes, timeout_s, urgent=done.urgent)
             return done, nbytes
+        except Unavailable as refusal:
+            return Answer(frame.reply_of(refusal)), 0
         finally:
             stream.when_lost(None)
 

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from swarmnode import turns
 from swarmnode.errors import RemoteFault
 from swarmnode.ids import PeerId, RunId
 from swarmnode.ports import DTYPE_BYTES, Answer, Call, WireTensor
@@ -106,13 +107,14 @@ class Pipe:
 
     def __init__(self, tensor_bytes_max: int = 1 << 20) -> None:
         self.budget = Budget(1 << 20, 1 << 20)
+        self.turns = Turns()
         self.calls: list[Call] = []
         self._tensor_bytes_max = tensor_bytes_max
 
     async def __aenter__(self) -> Pipe:
         loop = asyncio.get_running_loop()
         ours, theirs = socket.socketpair()
-        server = Server(RUN, self.budget, Turns(), Counter(), None)
+        server = Server(RUN, self.budget, self.turns, Counter(), None)
 
         async def handler(peer: PeerId, call: Call) -> Answer:
             self.calls.append(call)
@@ -201,6 +203,26 @@ def test_a_short_frame_ends_with_the_stream_and_gives_its_bytes_back() -> None:
                 await asyncio.sleep(0)
             assert pipe.budget.used_bytes == 50_000
         assert not pipe.calls
+
+    run(main)
+
+
+def test_an_answer_whose_turn_does_not_come_is_refused_and_the_stream_serves_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(turns, "WAIT_SHARE", 0.02)
+
+    async def main() -> None:
+        async with Pipe() as pipe:
+            await pipe.turns.take(50_000, 1.0)
+            bulk = WireTensor("u8", (50_000,), bytes(50_000))
+            await pipe.stranger.write(sealed(bulk))
+            header, flags = await pipe.reply()
+            assert (header.status, flags) == (wire.STATUS_UNAVAILABLE, Flag.NONE)
+            assert "our own line was busy" in header.reason
+            pipe.turns.give(50_000)
+            await pipe.stranger.write(sealed(bulk))
+            assert (await pipe.reply())[0].status == wire.STATUS_OK
 
     run(main)
 
