@@ -327,14 +327,14 @@ class StageReplica:
         dL/dy · (y' - y), which for a convex loss is the least it can be. Theta is left as it was."""
         if self._probe is None:
             return None
-        mine = self.theta.clone()
+        mine, theta = self.theta.clone(), self.theta.data  # autograd need not know: tapes find theta as it was
         try:
             values = []
             for flat in (before, after):
-                self.theta.copy_(flat)
+                theta.copy_(flat)
                 values.append(self._probe.value(self._run(self._probe.kept, train=False)[1]))
         finally:
-            self.theta.copy_(mine)
+            theta.copy_(mine)
         return values[1] - values[0]
 
     def _check_samples(self, samples: int, kept: Tensor) -> None:

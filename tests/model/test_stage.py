@@ -440,3 +440,21 @@ def test_a_probe_foretells_what_other_weights_cost():
         change = float(mean_loss(plain_model(stages, torch.float64), tokens).detach()) - before
         stage.theta.copy_(mine)
         assert said is not None and abs(change) > 1e-5 and abs(said - change) < bound * abs(change), (said, change)
+
+
+def test_a_probe_spoils_no_tape():
+    """A packet that is tried and refused leaves the weights as they were: gradients on their way are still good."""
+    stages = stages_of(manifest(stages=2))
+    stages[0].keeps_probe = True
+    tokens = token_batch()
+    train_on(stages, tokens)
+    wanted = stages[0].grad.clone()
+    stages[0].discard()
+    x = token_wire(tokens)
+    y, tape = stages[0].forward(x, keep=True)
+    assert tape is not None
+    assert stages[0].probe(stages[0].theta, stages[0].theta + 0.1) is not None
+    gradient = stages[1].loss(y, x, len(tokens), train=True).gradient
+    assert gradient is not None
+    stages[0].backward(tape, gradient, len(tokens))
+    assert torch.equal(stages[0].grad, wanted) and not stages[0].recomputed
