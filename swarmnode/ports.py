@@ -330,10 +330,8 @@ class Replica(Protocol):
         ...
 
     def backward(self, tape: Tape, gradient: WireTensor, samples: int) -> WireTensor | None:
-        """Accumulate this stage's gradient; return that of its input (None for the first stage).
-
-        A tape older than the latest inner or outer step is recomputed from the kept input. Raises RemoteFault for a bad
-        gradient."""
+        """Accumulate this stage's gradient; return that of its input (None for the first stage). A tape older than the
+        latest outer step is recomputed from the kept input. Raises RemoteFault for a bad gradient."""
         ...
 
     def loss(self, x: WireTensor, tokens: WireTensor, samples: int, *, train: bool) -> LossResult:
@@ -345,8 +343,13 @@ class Replica(Protocol):
         ...
 
     @property
+    def spare_nbytes(self) -> int:
+        """Memory of a device of its own that nobody has taken; 0 where it is shared with the machine."""
+        ...
+
+    @property
     def recomputed(self) -> int:
-        """Tapes run forward again so far, because they were stale or released."""
+        """Tapes run forward again so far, because an outer step came between or their graph was not kept."""
         ...
 
     @property
@@ -376,9 +379,8 @@ class Replica(Protocol):
 
     def rebuild(self, method: str, neighbours: Sequence[Neighbour], ends: memoryview | None) -> None:
         """Become what `neighbours` make probable, by `method` (CheckFree): slow and fast weights alike, no momentum,
-        fresh AdamW, a higher learning rate for a while. `ends` are the mirrored elements of `ends_of`.
-
-        Raises RemoteFault, having changed nothing, when what was given is of the wrong size or not finite."""
+        fresh AdamW, a higher learning rate for a while. `ends` are the mirrored elements of `ends_of`. Raises
+        RemoteFault, having changed nothing, when what was given is of the wrong size or not finite."""
         ...
 
     def message(self, round_index: int) -> Sequence[WireTensor]:

@@ -1,4 +1,5 @@
-"""The yardstick of `bench swarm`: the run's model in one piece, one plain PyTorch process, torch's own AdamW.
+"""The yardstick of `bench swarm`: the run's model in one piece, one plain PyTorch process, torch's own AdamW, matrix
+products in bfloat16 where nodes would do the same.
 
 `python -m swarmnode.bench.plain MANIFEST_SIGNED CACHE GLOBAL_BATCH MICROBATCH SECONDS THREADS` prints one JSON object.
 """
@@ -15,6 +16,7 @@ import torch.nn.functional as F
 
 from swarmnode.data.corpus import open_corpus
 from swarmnode.manifest import read_signed
+from swarmnode.model.device import autocasts
 from swarmnode.model.llama import Llama, initial
 from swarmnode.model.schedule import learning_rate
 from swarmnode.model.split import parameter_shapes, split
@@ -27,6 +29,7 @@ def main(arguments: list[str]) -> int:
     path, cache = Path(arguments[0]), Path(arguments[1])
     batch, micro, seconds, threads = int(arguments[2]), int(arguments[3]), float(arguments[4]), int(arguments[5])
     torch.set_num_threads(threads)
+    fast = autocasts("cpu")
     _, manifest = read_signed(path)
     corpus = open_corpus(manifest, path.parent, cache)
     part = split(manifest.model, 1)[0]
@@ -50,8 +53,9 @@ def main(arguments: list[str]) -> int:
             group["lr"] = learning_rate(inner, samples)
         for first in range(samples, samples + batch, micro):
             tokens = torch.from_numpy(corpus.batch(range(first, first + micro)).astype("int64"))
-            logits = net(tokens[:, :-1])
-            loss = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()) * (micro / batch)
+            with torch.autocast("cpu", torch.bfloat16, enabled=fast):
+                logits = net(tokens[:, :-1])
+            loss = F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten()) * (micro / batch)
             torch.autograd.backward(loss)
             loss_sum = float(loss.detach()) * batch / micro
         torch.nn.utils.clip_grad_norm_(net.parameters(), inner.clip_norm)

@@ -16,8 +16,6 @@ from swarmnode.manifest import Manifest
 
 MEMORY_MIN_NBYTES = 700 << 20  # measured: a node of the demo holds 450 MB, p2pd 65
 DISK_MIN_NBYTES = 1 << 30  # guess: logs, tokens of a small corpus, a saved stage
-STATE_COPIES = 1.5  # guess: the replica (20 B a parameter) and, at times, half of a snapshot of it
-TAPE_BYTES = 16  # guess: of a tape, per element of the residual stream and layer
 _TIME_ERROR = 5  # adjtimex(2): the clock is not synchronised
 
 
@@ -48,7 +46,7 @@ def _python() -> Check:
 
 
 def _device(device: str) -> Check:
-    from swarmnode.model.device import check_device, device_text, has_cuda
+    from swarmnode.model.device import FASTER, bfloat16_speedup, check_device, device_text, has_cuda
 
     driver = _driver()
     try:
@@ -59,6 +57,8 @@ def _device(device: str) -> Check:
             fix = "this PyTorch has no CUDA: pip install torch --index-url https://download.pytorch.org/whl/cu128"
         return Check("device", False, str(fault), fix, HardwareFault.exit_code)
     says = device_text(device) + (f", driver {driver}" if driver else "")
+    if (times := bfloat16_speedup(device)) >= FASTER:
+        says += f", bfloat16 {times:.1f} times as fast as float32"
     if device == "cpu" and has_cuda():
         says += "; a GPU is here: --device cuda"
     elif device == "cpu" and driver:
@@ -134,16 +134,11 @@ class Fit:
 
 def fit(manifest: Manifest, free_nbytes: int) -> Fit:
     """Which stages fit into `free_nbytes` of the device's memory, by formula."""
+    from swarmnode.model.memory import replica_nbytes
     from swarmnode.model.split import split
-    from swarmnode.recovery.snapshot import snapshot_nbytes
 
-    needed = []
-    for part in split(manifest.model, manifest.pipeline.stages):
-        model = manifest.model
-        tape = TAPE_BYTES * max(1, len(part.layers)) * manifest.inner.microbatch * model.context * model.width
-        state = STATE_COPIES * snapshot_nbytes(part.parameters) + 4 * part.parameters
-        needed.append(int(state + tape + min(manifest.limits.tape_bytes_max, 4 * tape)))
-    return Fit(tuple(at for at, nbytes in enumerate(needed) if nbytes <= free_nbytes), tuple(needed), free_nbytes)
+    needed = tuple(replica_nbytes(manifest, part) for part in split(manifest.model, manifest.pipeline.stages))
+    return Fit(tuple(at for at, nbytes in enumerate(needed) if nbytes <= free_nbytes), needed, free_nbytes)
 
 
 def link_tokens_per_s(manifest: Manifest, stage: int, up_bps: float, down_bps: float) -> float:

@@ -59,7 +59,7 @@ from swarmnode.local.supervisor import Supervisor
 from swarmnode.manifest import Manifest, read_signed, verify
 from swarmnode.metrics.exporter import PrometheusTelemetry
 from swarmnode.metrics.recent import Recent
-from swarmnode.model.device import check_device
+from swarmnode.model.device import autocasts, check_device
 from swarmnode.model.export import StageLabel, save_stage, stage_state_dict
 from swarmnode.node import guests, probe
 from swarmnode.node.bucket import is_url, open_store
@@ -310,6 +310,7 @@ def _checkpoints(options: NodeOptions, manifest: Manifest) -> str:
 def _node(process: Process, saving: Saving, compute: ThreadCompute) -> Node:
     """The node on its real ports."""
     options, manifest, telemetry = process.options, process.manifest, process.telemetry
+    fast = autocasts(options.device, options.precision)
     world = World(
         transport=process.transport,
         directory=process.directory,
@@ -317,7 +318,7 @@ def _node(process: Process, saving: Saving, compute: ThreadCompute) -> Node:
         clock=SystemClock(),
         telemetry=telemetry,
         identity=key_file.load(options.home / KEY_FILE),
-        replica=partial(TorchReplica, manifest, device=options.device, sender=process.transport.peer_id),
+        replica=partial(TorchReplica, manifest, device=options.device, autocast=fast, sender=process.transport.peer_id),
         samples=lambda: CorpusSamples(open_corpus(manifest, _data_folder(options), options.cache), manifest),
         probe=probe.forward,
         save=partial(_save, options.home, process.run_id, process.transport.peer_id),

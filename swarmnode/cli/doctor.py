@@ -164,12 +164,12 @@ def _tokens_per_s(manifest: Manifest, stage: int, device: str) -> float:
     """As a node measures itself when it joins: forward, and backward at twice its cost."""
     import time
 
-    from swarmnode.model.device import use_one_thread
+    from swarmnode.model.device import autocasts, use_one_thread
     from swarmnode.node.probe import forward
     from swarmnode.node.replica import TorchReplica
 
     use_one_thread()
-    replica = TorchReplica(manifest, stage, device)
+    replica = TorchReplica(manifest, stage, device, autocast=autocasts(device))
     seconds = float("inf")
     for _ in range(PROBE_TIMES):
         begun = time.perf_counter()

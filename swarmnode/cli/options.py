@@ -51,6 +51,7 @@ class NodeOptions:
     lan: bool = False
     invite: Invite | None = None
     device: str = "cpu"
+    precision: str = "auto"
     limits: Mapping[str, str] = field(default_factory=dict)
     settings: tuple[tuple[str, str, str], ...] = ()  # name, value, origin
     dashboard: str | None = None  # HOST:PORT of the page a coordinator serves

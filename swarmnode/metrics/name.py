@@ -90,7 +90,9 @@ TOKENS = _counter("swarmnode_tokens_total", "tokens", "Target tokens of the samp
 BUSY = _counter("swarmnode_busy_total", "calls", "Calls refused because every place here was taken.")
 WINDOW = _gauge("swarmnode_window", "microbatches", "Microbatches this feeder keeps under way.")
 RECOMPUTED_TAPES = _counter(
-    "swarmnode_recomputed_tapes_total", "tapes", "Forwards done again for a backward: stale tape, or memory bound."
+    "swarmnode_recomputed_tapes_total",
+    "tapes",
+    "Forwards done again for a backward: an outer step came between, or memory bound.",
 )
 RELEASED_TAPES = _counter(
     "swarmnode_released_tapes_total", "tapes", "Tapes dropped (their input kept) to stay within the memory bound."

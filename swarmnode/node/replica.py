@@ -13,6 +13,7 @@ from swarmnode.errors import RemoteFault
 from swarmnode.gossip.outer import DesLoc, Outer, outer
 from swarmnode.gossip.robust import GUARDED
 from swarmnode.manifest import Manifest
+from swarmnode.model.device import free_nbytes
 from swarmnode.model.split import Part, split
 from swarmnode.model.stage import BUMP_STEPS, StageReplica
 from swarmnode.model.tensor import check_finite, decode
@@ -56,6 +57,11 @@ class TorchReplica:
     def recomputed(self) -> int:
         """Tapes run forward again so far."""
         return self.stage.recomputed
+
+    @property
+    def spare_nbytes(self) -> int:
+        """See ports.Replica."""
+        return free_nbytes(str(self.stage.device)) or 0
 
     @property
     def inner_steps(self) -> int:

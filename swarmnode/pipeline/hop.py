@@ -20,6 +20,9 @@ from swarmnode.wire import call_pb2 as wire
 T = TypeVar("T")
 
 FORWARD_SHARE = 1.0 / 3.0  # of a microbatch's arithmetic: backward costs twice as much
+OWN_SHARE = (
+    0.5  # guess: of what is free on a replica's own device, for tapes beyond the manifest's; rounds need the rest
+)
 LOSS_DECAY = 0.05  # guess: smooths over about 20 microbatches
 TOKEN_DTYPES = ("u16", "u32")
 
@@ -49,12 +52,13 @@ class Hop:
         self._samples_total = samples_total
         self._telemetry = telemetry
         self.boundary_digest = replica.boundary_digest()
+        self._tape_max = max(manifest.limits.tape_bytes_max, int(OWN_SHARE * replica.spare_nbytes))
         self._tape_nbytes = 0
         self._tape_nbytes_last = 0  # of the last one with its graph: what the next will take
         self.inner_steps = 0
         self.samples = 0  # trained here since start
         self.worked = 0.0  # the same in work done, by arithmetic: also of microbatches that are not back yet
-        self.reworked = 0.0  # the same of forwards done again for stale tapes; the compute thread counts it
+        self.reworked = 0.0  # the same of forwards done again; the compute thread counts it
         self.loss = Ema(LOSS_DECAY)
 
     async def serve(self, peer: PeerId, call: Call) -> Answer:
@@ -91,10 +95,9 @@ class Hop:
         train = process.purpose == wire.PURPOSE_TRAIN
         if process.position == len(process.itinerary) - 1:
             return await self._finish(process, x, tokens, train, held)
-        tape_max = self._manifest.limits.tape_bytes_max
 
         def forward() -> tuple[WireTensor, Tape | None]:
-            room = self._tape_nbytes + self._tape_nbytes_last <= tape_max
+            room = self._tape_nbytes + self._tape_nbytes_last <= self._tape_max
             y, tape = self._replica.forward(x, keep=train, graph=room, tokens=tokens)
             if tape is not None and room:
                 self._tape_nbytes_last = tape.nbytes

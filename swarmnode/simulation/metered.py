@@ -50,6 +50,10 @@ class Metered:
         return self.inner.accumulated
 
     @property
+    def spare_nbytes(self) -> int:
+        return self.inner.spare_nbytes
+
+    @property
     def recomputed(self) -> int:
         return self.inner.recomputed
 
@@ -60,7 +64,7 @@ class Metered:
         self, x: WireTensor, *, keep: bool, graph: bool = True, tokens: WireTensor | None = None
     ) -> tuple[WireTensor, Tape | None]:
         self._meter.add(self._flops * x.shape[0])
-        return self.inner.forward(x, keep=keep, tokens=tokens)
+        return self.inner.forward(x, keep=keep, graph=graph, tokens=tokens)
 
     def backward(self, tape: Tape, gradient: WireTensor, samples: int) -> WireTensor | None:
         before = self.inner.recomputed

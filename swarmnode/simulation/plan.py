@@ -7,14 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from swarmnode.manifest import Manifest, boundary_nbytes, boundary_width
+from swarmnode.model.memory import replica_nbytes
 from swarmnode.model.split import Part, split
 from swarmnode.recovery.snapshot import snapshot_nbytes
 from swarmnode.simulation.calm import balanced
 from swarmnode.simulation.fleet import Kind
 
 CODEC_BYTES = {"fp32": 4.0, "bf16": 2.0, "int8": 1.07, "e3m0": 0.57, "modular4": 0.57}  # about: a scale a block
-STATE_COPIES = 1.5  # guess: the replica (20 B a parameter) and, at times, half of a snapshot of it
-ACTIVATIONS = 16  # guess: bytes of a tape per element of the residual stream and layer, bf16
 DETECT_S = 60.0  # guess: until a dead node's replacement begins to download
 
 
@@ -102,16 +101,13 @@ def _stage(manifest: Manifest, part: Part, here: Sequence[Kind], samples_per_s: 
     up = sum(kind.up for kind in here) / replicas if here else math.inf
     down = sum(kind.down for kind in here) / replicas if here else math.inf
     download_s = nbytes / min(up, down)
-    tape = ACTIVATIONS * len(part.layers) * manifest.inner.microbatch * manifest.model.context * manifest.model.width
-    table = 4 * manifest.model.vocabulary * manifest.model.width if manifest.pipeline.boundary == "subspace" else 0
-    memory = table + STATE_COPIES * nbytes + 4 * part.parameters + min(manifest.limits.tape_bytes_max, tape * 4)
     return StagePlan(
         part,
         replicas,
         sum(kind.flops for kind in here),
         samples_per_s,
         samples_per_s * traffic / replicas if replicas else 0.0,
-        float(memory),
+        float(replica_nbytes(manifest, part)),
         download_s,
         survival_of_a_day(here, DETECT_S + download_s),
     )

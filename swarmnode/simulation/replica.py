@@ -14,6 +14,7 @@ import numpy as np
 from swarmnode.errors import RemoteFault
 from swarmnode.gossip.robust import ALL, Guard, Measures
 from swarmnode.manifest import Manifest, boundary_nbytes, boundary_width
+from swarmnode.model.memory import graph_nbytes
 from swarmnode.model.split import Part, split
 from swarmnode.ports import (
     Draft,
@@ -37,6 +38,7 @@ BOUNDARY = {"bf16": ("bf16", 2), "fp32": ("f32", 4), "subspace": ("bf16", 2)}
 # Bytes a parameter, about: a scale a block, few escapes.
 CODEC_BYTES = {"int8": 1.03, "modular6": 0.8, "modular4": 0.56, "modular3": 0.43}
 WEIGHTS_NORM = 1.0  # of a fresh replica: its numbers are what was added to them
+VOID = -1
 DRIFT, NOISE = 1e-3, 1e-3  # of an inner step, in every dimension
 
 Vector = tuple[float, ...]
@@ -102,7 +104,8 @@ class FakeSamples:
 
 @dataclass(slots=True)
 class FakeTape:
-    """Implements ports.Tape: remembers which microbatch it is of, and at which step it was made."""
+    """Implements ports.Tape: remembers which microbatch it is of, and after how many outer steps it was made, or VOID:
+    its graph was not kept."""
 
     mark: int
     shape: tuple[int, ...]
@@ -131,6 +134,8 @@ class FakeReplica:
         self._true = part.parameters
         self._state_share = state_share
         self.parameters = self._held(part)
+        model, width = manifest.model, boundary_width(manifest)
+        self._graph_nbytes = graph_nbytes(model, part, model.context, width, ITEMSIZE, autocast=False)  # of one sample
         self.theta: Vector = (0.0,) * DIMENSIONS
         self.phi: Vector = self.theta
         self.momentum: Vector = self.theta
@@ -143,6 +148,10 @@ class FakeReplica:
         self.recomputed = 0
         self.inner_steps = 0
         self.gradient_norm = 0.0
+
+    @property
+    def spare_nbytes(self) -> int:
+        return 0
 
     def _held(self, part: Part) -> int:
         return fake_parameters(part, self._state_share)
@@ -183,8 +192,11 @@ class FakeReplica:
     ) -> tuple[WireTensor, Tape | None]:
         _check_finite(x, "activations")  # as the real one does (simulated: everything, seed 3028)
         mark = MARK.unpack(first(x.data, MARK.size))[0]
-        tape = FakeTape(mark, x.shape, 8 * x.nbytes, self._version) if keep else None
-        return self._activations(x.shape[0], mark), tape
+        y = self._activations(x.shape[0], mark)
+        if not keep:
+            return y, None
+        nbytes = x.nbytes + (x.shape[0] * self._graph_nbytes if graph else 0)
+        return y, FakeTape(mark, x.shape, nbytes, self._version if graph else VOID)
 
     def backward(self, tape: Tape, gradient: WireTensor, samples: int) -> WireTensor | None:
         assert isinstance(tape, FakeTape)
@@ -211,14 +223,13 @@ class FakeReplica:
 
     def release(self, tape: Tape) -> None:
         assert isinstance(tape, FakeTape)
-        tape.version = -1
+        tape.version = VOID
 
     def step(self, samples_total: int) -> StepReport:
         draw = self._rng.gauss
         self.theta = tuple(value + DRIFT + draw(0.0, NOISE) for value in self.theta)
         samples, self.accumulated = self.accumulated, 0
         self.inner_steps += 1
-        self._version += 1
         self.gradient_norm = 1.0
         return StepReport(self.inner_steps, 1.0, self._manifest.inner.learning_rate, samples)
 

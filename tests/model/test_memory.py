@@ -1,0 +1,39 @@
+"""The formulas for memory. What a tape holds is measured in test_stage."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from swarmnode.manifest import PRESETS, LimitsSpec, Manifest, ModelSpec, PipelineSpec
+from swarmnode.model import memory
+from swarmnode.model.split import split
+from swarmnode.recovery.snapshot import ITEMSIZE, SECTIONS
+
+
+def needed(run: Manifest) -> list[int]:
+    return [memory.replica_nbytes(run, part) for part in split(run.model, run.pipeline.stages)]
+
+
+def test_a_state_is_what_a_snapshot_holds() -> None:
+    assert (len(SECTIONS), ITEMSIZE) == (memory.STATE_FLATS, memory.ITEMSIZE)
+
+
+def test_tapes_are_kept_while_there_is_room() -> None:
+    few, many = (replace(PRESETS["demo"], limits=LimitsSpec(tape_bytes_max=nbytes)) for nbytes in (0, 1 << 40))
+    tape = 19 << 20  # as preset.py says
+    for less, more in list(zip(needed(few), needed(many), strict=True))[:-1]:
+        assert abs(more - less - memory.TAPES * tape) < tape / 2
+    assert needed(few)[-1] == needed(many)[-1]  # the last stage keeps none
+
+
+def test_logits_of_a_large_vocabulary_count() -> None:
+    model = ModelSpec(layers=4, width=256, heads=4, ffn=704, vocabulary=50_000, context=512)
+    inner, last = needed(Manifest(model=model, pipeline=PipelineSpec(stages=2)))
+    tokens = Manifest().inner.microbatch * model.context
+    assert last > memory.LOGITS * 4 * tokens * model.vocabulary > inner
+
+
+def test_a_subspace_puts_the_table_on_every_stage() -> None:
+    pipeline = PipelineSpec(boundary="subspace", boundary_rank=16)
+    small, large = (needed(Manifest(model=ModelSpec(vocabulary=v), pipeline=pipeline)) for v in (256, 1256))
+    assert large[1] - small[1] == 4 * 1000 * ModelSpec().width
