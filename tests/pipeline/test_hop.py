@@ -8,6 +8,7 @@ import math
 import random
 import threading
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 
@@ -73,12 +74,12 @@ class Served:
                 if other.stage == stage
             )
 
-    async def feed(self, deadline_s: float = 20.0) -> Carried:
+    async def feed(self, deadline_s: float = 20.0, serial: int = 1) -> Carried:
         """A microbatch of four samples from here, as the feeder begins it."""
         run = manifest(STAGES)
         tokens = Numbers(run).train(range(4))
         process = wire.Process(
-            microbatch_id=microbatch_id(self.transport.peer_id, 0, 1),
+            microbatch_id=microbatch_id(self.transport.peer_id, 0, serial),
             feeder=self.transport.peer_id,
             samples=4,
             purpose=wire.PURPOSE_TRAIN,
@@ -276,5 +277,24 @@ def test_who_died_is_not_asked_again() -> None:
             await people[0].feed()
             other = next(p for p in people[1:3] if p not in first)
             assert counted([*first, other]) == [0, 4]
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize(("spare_nbytes", "again"), [(0, 2), (1 << 40, 0)])
+def test_a_replica_keeps_tapes_in_memory_of_its_own(
+    spare_nbytes: int, again: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The manifest has no room for tapes (but for the first, whose size nobody knows yet); the device may have."""
+    monkeypatch.setattr(TorchReplica, "spare_nbytes", spare_nbytes)
+    run = manifest(STAGES)
+    run = replace(run, limits=replace(run.limits, tape_bytes_max=0))
+    monkeypatch.setattr("tests.pipeline.test_hop.manifest", lambda stages: run)
+
+    async def body() -> None:
+        async with chain(0, 1, 2) as (_, people):
+            for serial in range(3):
+                await people[0].feed(serial=serial)
+            assert [person.replica.recomputed for person in people] == [again, again, 0]
 
     asyncio.run(body())
