@@ -56,6 +56,12 @@ class RMSNorm(nn.Module):
         return cast(Tensor, ScaledNorm.apply(x, self.weight, self.eps))  # type: ignore[no-untyped-call]
 
 
+def entering(x: Tensor) -> Tensor:
+    """`x` as several matrices will multiply it: cast once, not by autocast for each, which also keeps each copy."""
+    kind = x.device.type
+    return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
+
+
 def rope_table(model: ModelSpec) -> tuple[Tensor, Tensor]:
     """cos and signed sin, each [T, 1, h] float32, for `rotate`. Angles t · rope_theta^(-2i/h), as Hugging Face computes
     them (in float32, each for i and i + h/2)."""
@@ -121,8 +127,8 @@ class Layer(nn.Module):
         self.post_attention_layernorm = RMSNorm(model.width, model.norm_eps)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), cos, sin)  # (B, T, D)
-        return x + cast(Tensor, self.mlp(self.post_attention_layernorm(x)))  # (B, T, D)
+        x = x + self.self_attn(entering(self.input_layernorm(x)), cos, sin)  # (B, T, D)
+        return x + cast(Tensor, self.mlp(entering(self.post_attention_layernorm(x))))  # (B, T, D)
 
 
 class Decoder(nn.Module):

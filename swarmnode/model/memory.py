@@ -20,7 +20,7 @@ def graph_nbytes(model: ModelSpec, part: Part, tokens: int, output: int, itemsiz
     cast = 2 if autocast else itemsize  # of what enters a matrix
     stream = 2 * width * itemsize  # both norms' inputs
     attention = (2 * width + 2 * key_width + model.heads + 2) * itemsize  # q, k, v, output; two small rows
-    entering = (6 if autocast else 2) * width * cast  # autocast casts the input of each matrix anew
+    entering = (3 if autocast else 2) * width * cast  # of attention and feed-forward; o_proj's is cast, too
     feed_forward = 4 * model.ffn * cast
     layers = len(part.layers) * (stream + attention + entering + feed_forward)
     return tokens * (layers + output * itemsize) + (2 * part.parameters if autocast else 0)  # and the cast weights
