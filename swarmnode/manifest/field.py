@@ -215,7 +215,11 @@ FIELDS: tuple[Field, ...] = (
         "guess",
     ),
     Field(
-        "limits", "tape_bytes_max", whole(0, BYTES_MAX), "Bytes of tapes a replica keeps; more is recomputed.", "guess"
+        "limits",
+        "tape_bytes_max",
+        whole(0, BYTES_MAX),
+        "Bytes of tapes a replica keeps; more is recomputed. A GPU keeps more if it has memory to spare.",
+        "guess",
     ),
     Field("limits", "frame_bytes_max", whole(1024, BYTES_MAX), "Bytes of tensors in one call, at most.", "guess"),
     Field("limits", "exchange_timeout_s", _SECONDS, "Seconds an exchange between two replicas may take.", "guess"),
