@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 from swarmnode.manifest import Manifest, ModelSpec, boundary_width
 from swarmnode.model.split import Part
 
 ITEMSIZE = 4  # float32
 STATE_FLATS = 5  # fast and slow weights, outer momentum, two moments: a snapshot's sections
 STATE_COPIES = 1.5  # guess: the replica and, at times, half of a snapshot of it
+COPIES_MAX = 4  # guess: of older weights, kept while tapes need them; the demo has two, a large model one at most
 TAPES = 4  # guess: microbatches whose gradient is awaited at a time
 LOGITS = 3  # the last stage's, their logarithms of softmax, and their gradient, all float32
 
@@ -27,10 +30,12 @@ def graph_nbytes(model: ModelSpec, part: Part, tokens: int, output: int, itemsiz
 
 
 def replica_nbytes(manifest: Manifest, part: Part) -> int:
-    """What a node needs to serve `part` in float32: state and gradient, a microbatch in work, and the tapes it keeps
-    (fewer when memory is short: what is not kept is computed twice)."""
+    """What a node needs to serve `part` in float32: state, gradient and older weights, a microbatch in work, and the
+    tapes it keeps (fewer when memory is short: what is not kept is computed twice)."""
     model, width = manifest.model, boundary_width(manifest)
-    state = (STATE_COPIES * STATE_FLATS + 1) * ITEMSIZE * part.parameters
+    steps = math.ceil(TAPES * manifest.inner.microbatch / manifest.inner.inner_batch)  # while a gradient is awaited
+    copies = 0 if part.has_head else min(COPIES_MAX, steps)
+    state = (STATE_COPIES * STATE_FLATS + 1 + copies) * ITEMSIZE * part.parameters
     if manifest.pipeline.boundary == "subspace":
         state += ITEMSIZE * model.vocabulary * model.width  # every stage holds the table
     tokens = manifest.inner.microbatch * model.context

@@ -21,6 +21,7 @@ from swarmnode.model.memory import graph_nbytes
 from swarmnode.model.optimizer import FlatAdamW, corrected_ema
 from swarmnode.model.schedule import learning_rate
 from swarmnode.model.split import parameter_shapes, split
+from swarmnode.model.stash import Stash, Weights
 from swarmnode.model.subspace import TABLE, Subspace, is_writer
 from swarmnode.model.tensor import decode_tokens
 from swarmnode.ports import LossResult, StepReport, Tape, WireTensor
@@ -49,11 +50,12 @@ class Input:
 
 @dataclass(slots=True, eq=False)
 class StageTape:
-    """A forward's input as it arrived, and its graph while it is kept and nobody has written theta from outside."""
+    """A forward's input as it arrived, what it was made with, and its graph while it is kept."""
 
     kept: Input
     output: Tensor | None
     leaf: Tensor | None
+    weights: Weights | None
     version: int
     graph_nbytes: int
 
@@ -111,7 +113,8 @@ class StageReplica:
         self.exp_avg_sq = self._optimizer.exp_avg_sq
         self.inner_steps = 0
         self.gradient_norm = 0.0
-        self.version = 0
+        self.version = 0  # grows when theta is written from outside
+        self.stash = Stash(self.theta, torch.bfloat16 if autocast else dtype)
         self.recomputed = 0  # tapes run forward again
         self.bump_steps = 0  # inner steps left at a higher rate
         self._accumulated = 0
@@ -147,7 +150,7 @@ class StageReplica:
                 shared.append((first, shape))
             first = last
         rank = boundary_width(self.manifest)
-        # Autograd is not told of inner steps (`data`): see `backward`.
+        # Autograd is not told of steps (`data`): `backward` sees to it that theta is what the graph was made with.
         return FlatAdamW(self.theta.data, self.grad, decayed, inner, frozen=frozen, shared=shared, rank=rank)
 
     def hold(self, *flats: Tensor) -> None:
@@ -176,6 +179,7 @@ class StageReplica:
     def touched(self) -> None:
         """Theta was written from outside: tapes made before are stale."""
         self.version += 1
+        self.stash.clear()
 
     def discard(self) -> None:
         """Drop the gradient accumulated so far: it belongs to other weights."""
@@ -246,11 +250,11 @@ class StageReplica:
         if not keep:
             return y, None
         if not graph:
-            return y, StageTape(kept, None, None, self.version, 0)
+            return y, StageTape(kept, None, None, self.stash.today(), self.version, 0)
         model, count = self.manifest.model, kept.samples * self.manifest.model.context
         width = boundary_width(self.manifest)
         nbytes = graph_nbytes(model, self.part, count, width, self.theta.itemsize, self._autocast)
-        return y, StageTape(kept, output, leaf, self.version, nbytes)
+        return y, StageTape(kept, output, leaf, self.stash.today(), self.version, nbytes)
 
     def release(self, tape: Tape) -> None:
         """Drop what the tape holds except its input, so that `backward` recomputes (memory bound)."""
@@ -260,29 +264,28 @@ class StageReplica:
     def backward(self, tape: Tape, gradient: WireTensor, samples: int) -> WireTensor | None:
         """Accumulate this stage's gradient; return that of its input (None for the first stage). The tape is spent.
 
-        A released tape, or one made before theta was written from outside (an outer step), is recomputed from its input
-        with today's theta. Inner steps between do no harm: the gradient then is that of the activations as they were
-        through the matrices of today. It is nearer to that of a forward done again than what weight stashing gives
-        (PipeDream, arXiv 1806.03377, section 3.3), without its memory: cosine .99, .96, .93 and .87 one, two, four and
-        eight steps later, stashed .99, .96, .92 and .85 [measured: demo, means over two stages and three ages of the
-        run]. Losses at equal samples are as with forwards done again, which were a fifth of a node's work.
-
+        A released tape is recomputed from its input. All is done with the weights of the forward, whatever inner steps
+        came between (stash.py); when theta was written from outside (an outer step), a tape is recomputed with today's.
         Raises RemoteFault for a bad gradient, before anything is accumulated.
         """
         assert isinstance(tape, StageTape)
         self._check_samples(samples, tape.kept.x)
         shape = (samples, self.manifest.model.context, boundary_width(self.manifest))
         dy = decode_boundary(gradient, self._boundary, shape, f"gradient for stage {self.part.stage}")
-        if tape.output is None or tape.leaf is None or tape.version != self.version:
+        weights, tape.weights = tape.weights, None
+        if tape.version != self.version:
             self.release(tape)
-            tape.leaf, tape.output = self._run(tape.kept, train=True)
-            self.recomputed += 1
-        output, leaf = tape.output, tape.leaf
-        self.release(tape)
-        dy = dy.to(self.device, output.dtype)
-        if self.keeps_probe:
-            self._probe = Probe(tape.kept, dy)
-        torch.autograd.backward(output, dy)
+            weights = None
+        with self.stash.back(weights):
+            if tape.output is None or tape.leaf is None:
+                tape.leaf, tape.output = self._run(tape.kept, train=True)
+                self.recomputed += 1
+            output, leaf = tape.output, tape.leaf
+            self.release(tape)
+            dy = dy.to(self.device, output.dtype)
+            if self.keeps_probe:
+                self._probe = Probe(tape.kept, dy)
+            torch.autograd.backward(output, dy)
         self._accumulated += samples
         return self._input_gradient(leaf)
 
@@ -355,6 +358,7 @@ class StageReplica:
             raise LocalFault(f"stage {self.part.stage}: gradient norm {norm} in inner step {self.inner_steps + 1}")
         rate = learning_rate(self.manifest.inner, samples_total) * (1.0 + BUMP * self.bump_steps / BUMP_STEPS)
         self.bump_steps = max(0, self.bump_steps - 1)
+        self.stash.before_step()
         self._optimizer.step(self.inner_steps, rate)
         self.grad.zero_()
         self.inner_steps += 1
