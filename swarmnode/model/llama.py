@@ -59,7 +59,8 @@ class RMSNorm(nn.Module):
 def entering(x: Tensor) -> Tensor:
     """`x` as several matrices will multiply it: cast once, not by autocast for each, which also keeps each copy."""
     kind = x.device.type
-    return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
+    enabled = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+    return x.to(torch.get_autocast_dtype(kind)) if enabled else x
 
 
 def rope_table(model: ModelSpec) -> tuple[Tensor, Tensor]:
