@@ -330,8 +330,8 @@ class Replica(Protocol):
         ...
 
     def backward(self, tape: Tape, gradient: WireTensor, samples: int) -> WireTensor | None:
-        """Accumulate this stage's gradient; return that of its input (None for the first stage). A tape older than the
-        latest outer step is recomputed from the kept input. Raises RemoteFault for a bad gradient."""
+        """Accumulate this stage's gradient; return that of its input (None for the first stage). A tape whose graph was
+        not kept is recomputed from its input. Raises RemoteFault for a bad gradient."""
         ...
 
     def loss(self, x: WireTensor, tokens: WireTensor, samples: int, *, train: bool) -> LossResult:
@@ -349,7 +349,7 @@ class Replica(Protocol):
 
     @property
     def recomputed(self) -> int:
-        """Tapes run forward again so far, because an outer step came between or their graph was not kept."""
+        """Tapes run forward again so far, because their graph was not kept or the state was loaded since."""
         ...
 
     @property

@@ -92,7 +92,7 @@ WINDOW = _gauge("swarmnode_window", "microbatches", "Microbatches this feeder ke
 RECOMPUTED_TAPES = _counter(
     "swarmnode_recomputed_tapes_total",
     "tapes",
-    "Forwards done again for a backward: an outer step came between, or memory bound.",
+    "Forwards done again for a backward: memory bound, or a state loaded between.",
 )
 RELEASED_TAPES = _counter(
     "swarmnode_released_tapes_total", "tapes", "Tapes dropped (their input kept) to stay within the memory bound."

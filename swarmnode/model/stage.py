@@ -113,7 +113,7 @@ class StageReplica:
         self.exp_avg_sq = self._optimizer.exp_avg_sq
         self.inner_steps = 0
         self.gradient_norm = 0.0
-        self.version = 0  # grows when theta is written from outside
+        self.version = 0  # grows with `touched`
         self.stash = Stash(self.theta, torch.bfloat16 if autocast else dtype)
         self.recomputed = 0  # tapes run forward again
         self.bump_steps = 0  # inner steps left at a higher rate
@@ -177,7 +177,7 @@ class StageReplica:
         return self._accumulated
 
     def touched(self) -> None:
-        """Theta was written from outside: tapes made before are stale."""
+        """Theta was written from outside, and not by a step: tapes made before are stale."""
         self.version += 1
         self.stash.clear()
 
@@ -264,9 +264,9 @@ class StageReplica:
     def backward(self, tape: Tape, gradient: WireTensor, samples: int) -> WireTensor | None:
         """Accumulate this stage's gradient; return that of its input (None for the first stage). The tape is spent.
 
-        A released tape is recomputed from its input. All is done with the weights of the forward, whatever inner steps
-        came between (stash.py); when theta was written from outside (an outer step), a tape is recomputed with today's.
-        Raises RemoteFault for a bad gradient, before anything is accumulated.
+        A released tape is recomputed from its input. All is done with the weights of the forward, whatever steps came
+        between (stash.py); when theta was loaded from elsewhere, a tape is recomputed with today's. Raises RemoteFault
+        for a bad gradient, before anything is accumulated.
         """
         assert isinstance(tape, StageTape)
         self._check_samples(samples, tape.kept.x)

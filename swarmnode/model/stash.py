@@ -56,7 +56,7 @@ class Stash:
         self._newest, self._older = None, [weakref.ref(weights) for weights in held[-COPIES_MAX:]]
 
     def clear(self) -> None:
-        """Theta was written from outside: nobody needs what it was."""
+        """Theta was loaded from elsewhere: nobody needs what it was."""
         for weights in self._held():
             weights.copy = None
         self._newest, self._older = None, []

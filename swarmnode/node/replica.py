@@ -37,7 +37,8 @@ class TorchReplica:
     ) -> None:
         """`sender`, the peer id, decides how lossy codecs round: replicas should not all round alike."""
         self.stage = StageReplica(manifest, stage, device, dtype, autocast=autocast)
-        self.outer: Outer = outer(manifest.gossip, self.stage.theta, sender)
+        # Autograd is not told of outer steps (`data`): tapes find theta as it was, see model/stash.py.
+        self.outer: Outer = outer(manifest.gossip, self.stage.theta.data, sender)
         if isinstance(self.outer, DesLoc):
             self.outer.attend(self.stage.exp_avg, self.stage.exp_avg_sq)
         if manifest.gossip.acceptance == GUARDED:
@@ -102,14 +103,14 @@ class TorchReplica:
         self, round_index: int, own_weight: float, packets: Sequence[Packet], *, lone: bool = True
     ) -> OuterReport:
         """See ports.Replica."""
+        self.stage.stash.before_step()
         report = self.outer.apply(round_index, own_weight, packets, lone=lone)
         if not lone and not report.believed:
             return report
         # What codecs left of the packets lies partly outside the subspace, and the outer step, which is linear, keeps
         # the parts apart: to project what it gives is to project each packet. The momentum's outer part never reaches
         # what is left of theta and phi, and fades by itself.
-        self.stage.hold(self.stage.theta, self.outer.phi)
-        self.stage.touched()
+        self.stage.hold(self.outer.theta, self.outer.phi)
         return report
 
     def boundary_digest(self) -> bytes:

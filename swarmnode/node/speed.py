@@ -22,8 +22,7 @@ class Speed:
 
     def __call__(self) -> float:
         # In work, not in microbatches back: a node that has just come has done the forwards of many, and would seem
-        # slower than it is by half (simulated: swarm48). A forward done again is work, too: after each inner step a
-        # feeder's tapes are all stale, and its stage seemed 5 % slower for a while (simulated: swarm48, seed 1).
+        # slower than it is by half (simulated: swarm48). A forward done again is work, too.
         samples, worked_s = self._hop.worked + self._hop.reworked, self._compute.worked_s
         self._samples += samples - self._counted
         self._seconds += worked_s - self._worked_s

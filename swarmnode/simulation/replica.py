@@ -104,8 +104,8 @@ class FakeSamples:
 
 @dataclass(slots=True)
 class FakeTape:
-    """Implements ports.Tape: remembers which microbatch it is of, and after how many outer steps it was made, or VOID:
-    its graph was not kept."""
+    """Implements ports.Tape: remembers which microbatch it is of, and after how many states were loaded it was made, or
+    VOID: its graph was not kept."""
 
     mark: int
     shape: tuple[int, ...]
@@ -307,7 +307,6 @@ class FakeReplica:
             phi.append(self.phi[k] + m)
             theta.append(self.phi[k] + m + self.theta[k] - boundary[k])
         self.theta, self.phi, self.momentum = tuple(theta), tuple(phi), tuple(momentum)
-        self._version += 1
         return OuterReport(len(givers) + (own > 0.0), 0.0, 0.0, verdicts)
 
     def _judge(self, own_weight: float, packet: Packet, boundary: Vector) -> tuple[Verdict, Vector | None]:

@@ -125,18 +125,22 @@ def test_loading_voids_what_belongs_to_other_weights() -> None:
     assert torch.equal(copy.stage.grad, original.stage.grad)
 
 
-def test_an_outer_step_makes_tapes_stale() -> None:
-    replica, partner = lived(1), lived(2)
-    _, tape = replica.forward(tokens(3), keep=True)
-    assert tape is not None
-    a_round(replica, 2, partner)
-    replica.backward(tape, gradient(3), SAMPLES)
-    after = TorchReplica(MANIFEST, 0)
-    after.load(replica.snapshot())
-    _, tape = after.forward(tokens(3), keep=True)
-    assert tape is not None
-    after.backward(tape, gradient(3), SAMPLES)
-    assert torch.equal(after.stage.grad, replica.stage.grad)
+def test_an_outer_step_leaves_tapes_as_they_were() -> None:
+    replica, partner, before = lived(1), lived(2), TorchReplica(MANIFEST, 0)
+    before.load(replica.snapshot())
+    gradients = []
+    for one in (before, replica):
+        one.stage.discard()
+        _, tape = one.forward(tokens(3), keep=True)
+        assert tape is not None
+        if one is replica:
+            a_round(replica, 2, partner)
+            assert not torch.equal(replica.stage.theta, before.stage.theta)
+        after = one.stage.theta.clone()
+        one.backward(tape, gradient(3), SAMPLES)
+        gradients.append(one.stage.grad.clone())
+        assert one.recomputed == 0 and torch.equal(one.stage.theta, after)
+    assert torch.equal(*gradients)
 
 
 def test_what_is_learned_during_an_exchange_is_kept() -> None:
