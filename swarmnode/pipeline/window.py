@@ -10,8 +10,8 @@ machines at 20 % of their capacity; simulated, examples/churn-16.toml.)
 from __future__ import annotations
 
 # For each machine this feeder supplies, of all stages; Vegas' alpha and beta. Simulated, four stages, share of what the
-# machines can do: churn-16, ten minutes, 1-2 81 %, 1.5-3 82 %, 2-4 82 %, 3-6 82 %; swarm48, first 45 minutes: 69 %, 69 %,
-# 71 %, 70 %, and with 3-6 eleven microbatches lost. In a closed network of like machines, n under way for each of them
+# machines can do: churn-16, ten minutes, 1-2 81 %, 1.5-3, 2-4 and 3-6 82 %; swarm48, first 45 minutes: 69, 69, 71 and
+# 70 %, and with 3-6 eleven microbatches lost. In a closed network of like machines, n under way for each of them
 # keep n / (n + 1) of them at work (Kleinrock 1975): one that waits for each is 62 %, two are 73 %, and chance is less
 # here. More waiting makes gradients later, and some too late.
 QUEUED_LOW = 1.0
