@@ -72,7 +72,7 @@ from swarmnode.node.reading import CorpusSamples
 from swarmnode.node.replica import TorchReplica
 from swarmnode.node.resuming import check, find_resumptions
 from swarmnode.node.saver import Saving
-from swarmnode.ports import Call, Replica
+from swarmnode.ports import Call, Compute, Priority, Replica
 from swarmnode.transport import identity as key_file
 from swarmnode.transport.address import parse_bootstraps
 from swarmnode.transport.capacity import Counterpart
@@ -321,7 +321,7 @@ def _node(process: Process, saving: Saving, compute: ThreadCompute) -> Node:
         replica=partial(TorchReplica, manifest, device=options.device, autocast=fast, sender=process.transport.peer_id),
         samples=lambda: CorpusSamples(open_corpus(manifest, _data_folder(options), options.cache), manifest),
         probe=probe.forward,
-        save=partial(_save, options.home, process.run_id, process.transport.peer_id),
+        save=partial(_save, process, compute),
         saving=saving,
         door=process.door,
     )
@@ -335,13 +335,15 @@ def _data_folder(options: NodeOptions) -> Path:
 
 
 async def _save(
-    home: Path, run_id: RunId, peer: PeerId, replica: Replica, stage: int, round_index: int, samples: int
+    process: Process, compute: Compute, replica: Replica, stage: int, round_index: int, samples: int
 ) -> None:
-    """The stage's fast weights in `home`, as `swarmnode export` reads them."""
+    """The stage's fast weights in the home, as `swarmnode export` reads them."""
     assert isinstance(replica, TorchReplica)
-    label = StageLabel(run_id=run_id, stage=stage, round=round_index, samples=samples, peer=peer)
-    path = home / f"stage-{stage}-{peer[-8:]}.safetensors"
-    await asyncio.to_thread(save_stage, path, stage_state_dict(replica.stage), label)
+    peer = process.transport.peer_id
+    label = StageLabel(run_id=process.run_id, stage=stage, round=round_index, samples=samples, peer=peer)
+    path = process.options.home / f"stage-{stage}-{peer[-8:]}.safetensors"
+    weights = await compute.run(Priority.OUTER, 0, partial(stage_state_dict, replica.stage))
+    await asyncio.to_thread(save_stage, path, weights, label)
 
 
 async def fetch_manifest(
