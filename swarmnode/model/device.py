@@ -10,7 +10,6 @@ import torch
 from swarmnode.errors import HardwareFault, UsageError
 
 KINDS = ("cpu", "cuda", "mps", "xpu")
-PRECISIONS = ("auto", "fp32", "bf16")
 MATRIX, TIMES = 512, 5  # of the product timed; guess: large enough for its speed to show
 FASTER = 1.5  # guess: a matrix product that is so much faster outweighs the casts around it
 
@@ -56,9 +55,7 @@ def bfloat16_speedup(device: str) -> float:
         return 1.0
     seconds = {torch.float32: math.inf, torch.bfloat16: math.inf}
     factors = {dtype: torch.ones(MATRIX, MATRIX, dtype=dtype, device=device) for dtype in seconds}
-    for _ in range(
-        1 + TIMES
-    ):  # the first makes ready; by turns, so that a slow moment of the machine is not one's alone
+    for _ in range(1 + TIMES):  # the first makes ready; by turns, so that no slow moment is one's alone
         for dtype, factor in factors.items():
             begun = time.perf_counter()
             (factor @ factor)[0, 0].item()  # waits for a device that works beside us

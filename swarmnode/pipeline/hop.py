@@ -20,9 +20,7 @@ from swarmnode.wire import call_pb2 as wire
 T = TypeVar("T")
 
 FORWARD_SHARE = 1.0 / 3.0  # of a microbatch's arithmetic: backward costs twice as much
-OWN_SHARE = (
-    0.5  # guess: of what is free on a replica's own device, for tapes beyond the manifest's; rounds need the rest
-)
+OWN_SHARE = 0.5  # guess: of what is free on a replica's own device, for tapes; rounds need the rest
 LOSS_DECAY = 0.05  # guess: smooths over about 20 microbatches
 TOKEN_DTYPES = ("u16", "u32")
 
