@@ -170,7 +170,7 @@ def _sweep(scenario: Scenario, name: str, seed: int, seconds: float, flags: str,
 
     begun = time.monotonic()
     found = sweep(
-        scenario, seed, lambda: time.monotonic() - begun < seconds, lambda outcome: _tell(outcome, name, flags)
+        scenario, seed, lambda swept: time.monotonic() - begun < seconds, lambda outcome: _tell(outcome, name, flags)
     )
     if as_json:
         click.echo(json.dumps(dataclasses.asdict(found)))

@@ -32,11 +32,11 @@ def faults_of(outcome: Outcome) -> int:
     return sum(count for kind, count in outcome.struck.items() if kind not in left_out)
 
 
-def sweep(scenario: Scenario, seed: int, going_on: Callable[[], bool], broken: Callable[[Outcome], None]) -> Swept:
-    """Lives of `scenario` from `seed` upwards for as long as `going_on` says; at least one. `broken` is told of each
-    that broke a law or did not come back."""
+def sweep(scenario: Scenario, seed: int, going_on: Callable[[Swept], bool], broken: Callable[[Outcome], None]) -> Swept:
+    """Lives of `scenario` from `seed` upwards for as long as `going_on` says of what there was; at least one. `broken`
+    is told of each that broke a law or did not come back."""
     swept = Swept()
-    while swept.lives == 0 or going_on():
+    while swept.lives == 0 or going_on(swept):
         outcome = simulate(scenario, seed + swept.lives)
         swept.lives += 1
         swept.faults += faults_of(outcome)
