@@ -24,6 +24,7 @@ class DonorLimits:
     idle_s: float = 60.0  # a snapshot nobody asked for in this time, for each MiB of a chunk, is forgotten
     fresh_s: float = 10.0  # a newcomer gets the snapshot made for another one up to this old
     downloads_max: int = 4  # peers that pull at once
+    puller_idle_s: float = 10.0  # one that has not asked in this time, for each MiB of a chunk, pulls no more
     busy_retry_s: float = 2.0
 
 
@@ -33,6 +34,14 @@ class _Kept:
     made_s: float
     asked_s: float
     parts: dict[Cut, Snapshot] = field(default_factory=dict)  # by what was asked of it; all share its memory
+
+
+@dataclass(slots=True)
+class _Puller:
+    """A peer that pulls state here."""
+
+    until_s: float  # when its place is another's, unless it asks again
+    chunks: int = 0  # it has asked for
 
 
 class SnapshotDonor:
@@ -65,7 +74,7 @@ class SnapshotDonor:
         self._other = kept
         self._others: dict[int, _Kept] = {}
         self._kept: list[_Kept] = []  # oldest first
-        self._pulling: dict[PeerId, float] = {}  # when each downloader last asked
+        self._pulling: dict[PeerId, _Puller] = {}
         self._making = asyncio.Lock()
         self._timer: asyncio.TimerHandle | None = None
         if received is not None:
@@ -100,26 +109,35 @@ class SnapshotDonor:
         cut = Cut.of(asked)
         kept = self._of_other(asked.stage, asked.round_min) if asked.stage != self._stage else None
         self._admit(peer)
-        async with self._making:
-            kept = kept or self._usable(asked.round_min) or await self._make(asked.round_min, cut)
-            part = kept.parts.get(cut)
-            if part is None:
-                part = kept.snapshot if cut == WHOLE else kept.snapshot.part(cut)
-                if not part.hashed:
-                    await self._offload(part.manifest)
-                if len(kept.parts) >= PARTS_MAX:
-                    kept.parts.clear()
-                kept.parts[cut] = part
+        try:
+            async with self._making:
+                kept = kept or self._usable(asked.round_min) or await self._make(asked.round_min, cut)
+                part = await self._part(kept, cut)
+        except BaseException:
+            self._pulling.pop(peer, None)
+            raise
         kept.asked_s = self._now_s()
+        self._wait_for(peer, part)
         self._telemetry.event("state.served", peer=peer, stage=asked.stage, round=part.round_index)
         return Answer(wire.Reply(snapshot=part.manifest()))
+
+    async def _part(self, kept: _Kept, cut: Cut) -> Snapshot:
+        """What `cut` is of the snapshot `kept`, hashed."""
+        part = kept.parts.get(cut)
+        if part is None:
+            part = kept.snapshot if cut == WHOLE else kept.snapshot.part(cut)
+            if not part.hashed:
+                await self._offload(part.manifest)
+            if len(kept.parts) >= PARTS_MAX:
+                kept.parts.clear()
+            kept.parts[cut] = part
+        return part
 
     async def chunk(self, peer: PeerId, call: Call) -> Answer:
         """Handler of "chunk". Raises RemoteFault for an index that does not exist, Busy, Unavailable when the snapshot
         has been forgotten: the caller then asks for a new one."""
         asked = call.header.chunk
         self._check_run(call)
-        self._admit(peer)
         found = [
             (kept, part)
             for kept in (*self._kept, *self._others.values())
@@ -135,7 +153,12 @@ class SnapshotDonor:
         kept, part = found[0]
         if asked.index >= part.chunks:
             raise RemoteFault(f"chunk {asked.index} asked of a snapshot of {part.chunks}")
+        self._admit(peer)
         kept.asked_s = self._now_s()
+        puller = self._wait_for(peer, part)
+        puller.chunks += 1
+        if puller.chunks >= part.chunks:  # all of it is on its way: others begin
+            self._pulling.pop(peer, None)
         data = part.chunk(asked.index)
         self._telemetry.count(name.SNAPSHOT_BYTES, data.nbytes, direction="sent")
         return Answer(wire.Reply(chunk=wire.Chunk(index=asked.index)), (WireTensor("u8", (data.nbytes,), data),))
@@ -159,12 +182,18 @@ class SnapshotDonor:
     def _admit(self, peer: PeerId) -> None:
         """Count `peer` among those that pull, or raise Busy."""
         now_s = self._now_s()
-        for other, asked_s in list(self._pulling.items()):
-            if now_s - asked_s > self._limits.busy_retry_s * 2:
-                del self._pulling[other]
-        if peer not in self._pulling and len(self._pulling) >= self._limits.downloads_max:
-            raise Busy(f"{len(self._pulling)} peers pull state here already", self._limits.busy_retry_s)
-        self._pulling[peer] = now_s
+        self._pulling = {other: puller for other, puller in self._pulling.items() if puller.until_s > now_s}
+        if peer not in self._pulling:
+            if len(self._pulling) >= self._limits.downloads_max:
+                raise Busy(f"{len(self._pulling)} peers pull state here already", self._limits.busy_retry_s)
+            self._pulling[peer] = _Puller(now_s + self._limits.idle_s)  # a state is copied and hashed first
+
+    def _wait_for(self, peer: PeerId, part: Snapshot) -> _Puller:
+        """`peer`, who pulls `part`, keeps its place: larger chunks are asked for more rarely."""
+        puller = self._pulling.setdefault(peer, _Puller(0.0))  # its place may have gone while the state was copied
+        chunks = max(1.0, part.chunk_nbytes / CHUNK_NBYTES)
+        puller.until_s = self._now_s() + self._limits.puller_idle_s * chunks
+        return puller
 
     def _usable(self, round_min: int) -> _Kept | None:
         """The newest snapshot if it will do: late enough, and fresh or one of two that are being pulled."""

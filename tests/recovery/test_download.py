@@ -603,10 +603,40 @@ def test_a_donor_serves_a_bounded_number_of_peers() -> None:
         with pytest.raises(Busy, match="2 peers pull state here") as refusal:
             await giver.donor.offer(PeerId("peerD"), ask())
         assert refusal.value.retry_after_s > 0
-        for _ in range(5):  # those that pull go on
+        for _ in range(11):  # those that pull go on
             await asyncio.sleep(1.0)
             await giver.donor.chunk(B, ask_chunk(found.id, 0))
         await giver.donor.offer(PeerId("peerD"), ask())  # C has not asked for a while
+        giver.donor.close()
+
+    live(main())
+
+
+def test_a_peer_on_a_slow_line_keeps_its_place_until_all_is_on_its_way() -> None:
+    async def main() -> None:
+        giver = Giver(World(), A, 100, DonorLimits(downloads_max=1))
+        found = (await giver.donor.offer(B, ask())).header.snapshot
+        for index in range(CHUNKS):
+            await asyncio.sleep(8.0)
+            with pytest.raises(Busy):
+                await giver.donor.offer(C, ask())
+            await giver.donor.chunk(B, ask_chunk(found.id, index))
+        found = (await giver.donor.offer(C, ask())).header.snapshot
+        with pytest.raises(Busy, match="1 peers pull"):
+            await giver.donor.chunk(B, ask_chunk(found.id, 0))
+        giver.donor.close()
+
+    live(main())
+
+
+def test_who_gets_nothing_keeps_no_place() -> None:
+    async def main() -> None:
+        giver = Giver(World(), A, 100, DonorLimits(downloads_max=1))
+        with pytest.raises(Unavailable, match="9 was asked"):
+            await giver.donor.offer(B, ask(9))
+        with pytest.raises(Unavailable, match="not kept"):
+            await giver.donor.chunk(B, ask_chunk(b"x" * 32, 0))
+        await giver.donor.offer(C, ask())
         giver.donor.close()
 
     live(main())
