@@ -1,9 +1,9 @@
 """What the weights were when a tape was made: weight stashing (PipeDream, arXiv 1806.03377, section 3.3).
 
 Between a microbatch's forward and its backward a replica may have stepped. Then its gradient is made with the weights
-of the forward, of which a copy is kept as long as tapes need it. With today's weights the loss was .15 nats higher with
-one step between at most, .08 with two to four, whether forwards were done again or matrices of today met activations of
-then [measured: demo, one replica a stage, after 6,400 samples, three seeds each].
+of the forward, of which a copy is kept as long as tapes need it. With forwards done again with today's weights the loss
+was .15 nats higher where one step came between at most, .08 with two to four, and then no less when instead matrices of
+today met activations of then [measured: demo, one replica a stage, after 6,400 samples, three seeds each].
 """
 
 from __future__ import annotations
