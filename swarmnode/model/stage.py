@@ -21,7 +21,7 @@ from swarmnode.model.memory import graph_nbytes
 from swarmnode.model.optimizer import FlatAdamW, corrected_ema
 from swarmnode.model.schedule import learning_rate
 from swarmnode.model.split import parameter_shapes, split
-from swarmnode.model.stash import Stash, Weights
+from swarmnode.model.stash import Stash, Weights, instead
 from swarmnode.model.subspace import TABLE, Subspace, is_writer
 from swarmnode.model.tensor import decode_tokens
 from swarmnode.ports import LossResult, StepReport, Tape, WireTensor
@@ -323,14 +323,10 @@ class StageReplica:
         dL/dy · (y' - y), which for a convex loss is the least it can be. Theta is left as it was."""
         if self._probe is None:
             return None
-        mine, theta = self.theta.clone(), self.theta.data  # autograd need not know: tapes find theta as it was
-        try:
-            values = []
-            for flat in (before, after):
-                theta.copy_(flat)
+        values = []
+        for flat in (before, after):
+            with instead(self.theta, flat):
                 values.append(self._probe.value(self._run(self._probe.kept, train=False)[1]))
-        finally:
-            theta.copy_(mine)
         return values[1] - values[0]
 
     def _check_samples(self, samples: int, kept: Tensor) -> None:

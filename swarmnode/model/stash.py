@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
@@ -26,13 +27,23 @@ class Weights:
     copy: Tensor | None = None
 
 
+@contextlib.contextmanager
+def instead(theta: Tensor, other: Tensor) -> Iterator[None]:
+    """Meanwhile `theta` [N] is `other` [N]. Autograd need not know (`data`): tapes find it as it was."""
+    mine, live = theta.clone(), theta.data
+    live.copy_(other)
+    try:
+        yield
+    finally:
+        live.copy_(mine)
+
+
 class Stash:
     """Copies of `theta` [N], in `dtype`, as they are needed and COPIES_MAX at most; older ones are as if they were
     today's."""
 
     def __init__(self, theta: Tensor, dtype: torch.dtype) -> None:
-        # Autograd need not know that it is another's for a while (`data`): all is put back before anybody looks.
-        self._theta = theta.data
+        self._theta = theta
         self._dtype = dtype
         self._newest: weakref.ref[Weights] | None = None  # today's, if any tape was made with them
         self._older: list[weakref.ref[Weights]] = []  # oldest first
@@ -61,18 +72,11 @@ class Stash:
             weights.copy = None
         self._newest, self._older = None, []
 
-    @contextlib.contextmanager
-    def back(self, weights: Weights | None) -> Iterator[None]:
+    def back(self, weights: Weights | None) -> AbstractContextManager[None]:
         """Meanwhile theta is what `weights` were, if a copy is left."""
         if weights is None or weights.copy is None:
-            yield
-            return
-        mine = self._theta.clone()
-        self._theta.copy_(weights.copy)
-        try:
-            yield
-        finally:
-            self._theta.copy_(mine)
+            return contextlib.nullcontext()
+        return instead(self._theta, weights.copy)
 
     @property
     def nbytes(self) -> int:
