@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Sequence
 
 from swarmnode.data.blocks import BlockLedger
@@ -16,6 +17,9 @@ from swarmnode.pipeline.hop import Hop
 from swarmnode.ports import Priority
 from swarmnode.wire import record_pb2
 
+# A model of 8 B on machines at home takes most of an hour for it; two feeders of five did, as who begins knows few
+# others that could (simulated: thousand-8b).
+BASELINE_S = 60.0  # guess
 UNHEARD = PeerId("unheard")  # in whose name the blocks of feeders nobody heard of are remembered
 
 
@@ -67,18 +71,30 @@ async def feeding(feeder: Feeder, gossip: Gossip, samples_total: Callable[[], in
     """Measure the held-out loss before anything is trained (or a checkpoint was `resumed`), then feed, and measure
     again after each round past `done`.
 
-    Returns when the feeder is drained.
+    Nobody waits longer than BASELINE_S for the first measurement. Returns when the feeder is drained.
     """
-    trained = samples_total()
-    if (trained == 0 or resumed) and feeder.validates(0):
-        await feeder.validate(trained)
+    first = (samples_total() == 0 or resumed) and feeder.validates(0)
+    measured = asyncio.Event()
     async with asyncio.TaskGroup() as tasks:
-        validating = tasks.create_task(_validating(feeder, gossip, samples_total, done))
+        validating = tasks.create_task(_validating(feeder, gossip, samples_total, done, first, measured))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(BASELINE_S):
+                await measured.wait()
         await feeder.run()
         validating.cancel()
 
 
-async def _validating(feeder: Feeder, gossip: Gossip, samples_total: Callable[[], int], validated: int) -> None:
+async def _validating(
+    feeder: Feeder,
+    gossip: Gossip,
+    samples_total: Callable[[], int],
+    validated: int,
+    first: bool,
+    measured: asyncio.Event,
+) -> None:
+    if first:
+        await feeder.validate(samples_total())
+    measured.set()
     while True:
         gossip.finished.clear()
         if gossip.done > validated and feeder.validates(gossip.done):

@@ -85,7 +85,7 @@ class Feeder:
         self.returned = 0  # microbatches whose gradient came back, ever
         self._changed = asyncio.Event()
         self._drained = asyncio.Event()
-        self.window = Window(manifest.pipeline.stages + 1, manifest.pipeline.window_max)
+        self.window = Window(2 * manifest.pipeline.stages, manifest.pipeline.window_max)
         self.draining = False
         self._held = False
         self._running = False

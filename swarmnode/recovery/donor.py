@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
@@ -10,7 +11,7 @@ from swarmnode.errors import Busy, RemoteFault, Unavailable
 from swarmnode.ids import PeerId, RunId
 from swarmnode.metrics import name
 from swarmnode.ports import Answer, Call, Telemetry, Transport, WireTensor
-from swarmnode.recovery.snapshot import CHUNK_NBYTES, WHOLE, Cut, Snapshot
+from swarmnode.recovery.snapshot import CHUNK_NBYTES, CHUNKS_AT_ONCE, WHOLE, Cut, Snapshot
 from swarmnode.wire import call_pb2 as wire
 
 SNAPSHOTS_MAX = 2
@@ -26,6 +27,8 @@ class DonorLimits:
     downloads_max: int = 4  # peers that pull at once
     puller_idle_s: float = 10.0  # one that has not asked in this time, for each MiB of a chunk, pulls no more
     busy_retry_s: float = 2.0
+    share_s: float = 30.0  # who would share our line with another for longer than this goes elsewhere, or waits
+    retry_max_s: float = 60.0  # and asks again then: somebody may have given up
 
 
 @dataclass(slots=True)
@@ -41,7 +44,17 @@ class _Puller:
     """A peer that pulls state here."""
 
     until_s: float  # when its place is another's, unless it asks again
+    hurries: bool = True  # somebody waits for what it pulls
     chunks: int = 0  # it has asked for
+    of: int = 0  # chunks of what it pulls
+    begun_s: float = 0.0  # when it asked for the first
+
+    def left_s(self, now_s: float) -> float:
+        """Until it has everything, at the rate so far: infinite while nothing came through. 0 before its first ask."""
+        if not self.chunks:
+            return 0.0
+        through = self.chunks - CHUNKS_AT_ONCE
+        return (self.of - through) * (now_s - self.begun_s) / through if through > 0 else math.inf
 
 
 class SnapshotDonor:
@@ -108,7 +121,8 @@ class SnapshotDonor:
         self._check_run(call)
         cut = Cut.of(asked)
         kept = self._of_other(asked.stage, asked.round_min) if asked.stage != self._stage else None
-        self._admit(peer)
+        self._share(peer)
+        self._admit(peer, hurries=not asked.nobody_waits)
         try:
             async with self._making:
                 kept = kept or self._usable(asked.round_min) or await self._make(asked.round_min, cut)
@@ -156,6 +170,8 @@ class SnapshotDonor:
         self._admit(peer)
         kept.asked_s = self._now_s()
         puller = self._wait_for(peer, part)
+        if not puller.chunks:
+            puller.of, puller.begun_s = part.chunks, self._now_s()
         puller.chunks += 1
         if puller.chunks >= part.chunks:  # all of it is on its way: others begin
             self._pulling.pop(peer, None)
@@ -179,14 +195,24 @@ class SnapshotDonor:
         if call.header.run_id != self._run_id:
             raise RemoteFault(f"state of run {call.header.run_id[:8]!r} asked of a node of run {self._run_id[:8]!r}")
 
-    def _admit(self, peer: PeerId) -> None:
+    def _share(self, newcomer: PeerId) -> None:
+        """Raises Busy where `newcomer` would share our line for long. Of two large states that are given one after the
+        other the first is there in half the time, the second no later, and it has two donors to choose from."""
+        now_s = self._now_s()
+        hurrying = [one for peer, one in self._pulling.items() if one.hurries and one.until_s > now_s]
+        left_s = max((one.left_s(now_s) for one in hurrying), default=0.0)
+        if newcomer not in self._pulling and left_s > self._limits.share_s:
+            raise Busy("another pulls a large state here", min(left_s, self._limits.retry_max_s))
+
+    def _admit(self, peer: PeerId, hurries: bool = True) -> None:
         """Count `peer` among those that pull, or raise Busy."""
         now_s = self._now_s()
         self._pulling = {other: puller for other, puller in self._pulling.items() if puller.until_s > now_s}
         if peer not in self._pulling:
             if len(self._pulling) >= self._limits.downloads_max:
                 raise Busy(f"{len(self._pulling)} peers pull state here already", self._limits.busy_retry_s)
-            self._pulling[peer] = _Puller(now_s + self._limits.idle_s)  # a state is copied and hashed first
+            # A state is copied and hashed first.
+            self._pulling[peer] = _Puller(now_s + self._limits.idle_s, hurries)
 
     def _wait_for(self, peer: PeerId, part: Snapshot) -> _Puller:
         """`peer`, who pulls `part`, keeps its place: larger chunks are asked for more rarely."""

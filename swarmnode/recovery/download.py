@@ -13,7 +13,16 @@ from swarmnode.ids import PeerId, RunId, short
 from swarmnode.membership.liveness import patiently
 from swarmnode.metrics import name
 from swarmnode.ports import Call, State, Telemetry, Transport
-from swarmnode.recovery.snapshot import CHUNK_NBYTES, WHOLE, Cut, assemble, check_chunk, check_offer, chunk_span
+from swarmnode.recovery.snapshot import (
+    CHUNK_NBYTES,
+    CHUNKS_AT_ONCE,
+    WHOLE,
+    Cut,
+    assemble,
+    check_chunk,
+    check_offer,
+    chunk_span,
+)
 from swarmnode.together import together
 from swarmnode.wire import call_pb2 as wire
 
@@ -30,7 +39,9 @@ class DownloadLimits:
     fruitful: float = 0.05  # share of the chunks that makes an attempt worth another
     failures_max: int = 3  # fruitless attempts at one donor; one that lied is not asked again at all
     chunk_retries_max: int = 2  # times one chunk is asked for again before the attempt has failed
-    parallel: int = 4  # chunks under way at once, from one donor
+    busy_max_s: float = 4 * 3600.0  # waited for donors that all give to others now: gigabytes over a home's line
+    waited_for: bool = True  # who asks cannot do its work without; what nobody waits for is not waited for
+    parallel: int = CHUNKS_AT_ONCE  # chunks under way at once, from one donor
     helpers: int = 3  # peers besides the donor that are asked for the same bytes
     rest: float = 0.0  # seconds of rest after a chunk for each second it took: 1.0 leaves half of the donor's uplink
     offer_timeout_s: float = 60.0  # the donor copies and hashes its state in this time
@@ -43,6 +54,14 @@ class DownloadLimits:
 
 class _Lie(Exception):
     """A donor sent what contradicts its own announcement, or what is expected of any."""
+
+
+class _Later(Exception):
+    """A donor gives to others now."""
+
+    def __init__(self, busy: Busy) -> None:
+        super().__init__(str(busy))
+        self.retry_after_s = busy.retry_after_s
 
 
 class _Failed(Exception):
@@ -73,43 +92,59 @@ async def download(
     `donors` is asked again before each attempt and returns the best first. A snapshot that broke off is gone on with at
     the same donor; chunks are kept for as long as the same hashes are offered, by whomever. `helpers` may hold the very
     same snapshot (joiners that came a moment before): each is asked for chunks of it until it refuses. `accept` takes
-    the state
-    (loads it, say) and raises RemoteFault when its numbers cannot be believed: the donor has lied, another is asked.
-    Raises Unavailable when the attempts are used up or nobody is left to ask.
+    the state (loads it, say) and raises RemoteFault when its numbers cannot be believed: the donor has lied, another is
+    asked. Donors that give to others are asked again when they said. Raises Unavailable when the attempts are used up
+    or nobody is left to ask.
     """
     puller = _Puller(transport, stage, run_id, parameters, limits, telemetry, round_min, accept, cut, helpers)
+    loop = asyncio.get_running_loop()
     failures: Counter[PeerId] = Counter()
     tried: Counter[PeerId] = Counter()
-    fruitless = 0
+    later: dict[PeerId, float] = {}  # donors that give to others now, and when they are asked again
+    pulls = fruitless = 0
+    waited_s = 0.0
     reason = "nobody serves it"
-    for pull in range(limits.pulls_max):
-        if pull:
-            await asyncio.sleep(_pause_s(limits, fruitless))
+    while pulls < limits.pulls_max and fruitless < limits.attempts_max:
         able = [peer for peer in donors() if peer != transport.peer_id and failures[peer] < limits.failures_max]
-        if able:
-            donor = puller.going_on if puller.going_on in able else min(able, key=lambda p: (failures[p], tried[p]))
-            tried[donor] += 1
-            telemetry.event("state.donor", peer=donor, stage=stage, attempt=pull + 1, of=len(able))
+        free = [peer for peer in able if later.get(peer, 0.0) <= loop.time()]
+        if able and not free and waited_s < limits.busy_max_s:
+            if not waited_s:
+                telemetry.event("state.waiting", stage=stage, donors=len(able), reason=reason)
+            pause_s = min(limits.pause_max_s, min(later[peer] for peer in able) - loop.time())
+            waited_s += pause_s
+            await asyncio.sleep(pause_s)
+            continue
+        pulls += 1
+        if free:
+            donor = puller.going_on if puller.going_on in free else min(free, key=lambda p: (failures[p], tried[p]))
+            telemetry.event("state.donor", peer=donor, stage=stage, attempt=pulls, of=len(able))
             before = puller.received
             try:
                 return await puller.pull(donor)
+            except _Later as busy:
+                reason = f"{short(donor)}: {busy}"
+                later[donor] = loop.time() + max(limits.pause_s, busy.retry_after_s)
+                pulls -= 1
+                continue
             except (_Lie, _Failed) as failure:
                 lied = isinstance(failure, _Lie)
                 reason = f"{short(donor)}: {failure}"
                 telemetry.event(
                     "state.failed", level="warning", peer=donor, stage=stage, lied=lied, reason=str(failure)
                 )
+            tried[donor] += 1
             if lied:
                 failures[donor] = limits.failures_max
                 telemetry.count(name.PEER_FAULTS, kind="state")
             elif puller.received - before >= limits.fruitful * puller.chunks > 0:
                 fruitless = 0
+                await asyncio.sleep(_pause_s(limits, fruitless))
                 continue
             failures[donor] += 1
         fruitless += 1
-        if fruitless >= limits.attempts_max:
-            break
-    raise Unavailable(f"no state for stage {stage} after {pull + 1} attempts; the last: {reason}")
+        if fruitless < limits.attempts_max:
+            await asyncio.sleep(_pause_s(limits, fruitless))
+    raise Unavailable(f"no state for stage {stage} after {pulls} attempts; the last: {reason}")
 
 
 def _pause_s(limits: DownloadLimits, attempt: int) -> float:
@@ -155,7 +190,7 @@ class _Puller:
         return len(self._offer.hashes)
 
     async def pull(self, donor: PeerId) -> tuple[State, wire.Snapshot]:
-        """Everything that is still missing, from `donor`. Raises _Lie, _Failed."""
+        """Everything that is still missing, from `donor`. Raises _Lie, _Later, _Failed."""
         if self.going_on == donor:
             offer = self._offer
         else:
@@ -187,7 +222,7 @@ class _Puller:
 
     async def _ask(self, donor: PeerId) -> wire.Snapshot:
         """The donor's offer, checked."""
-        request = self._cut.request(self._stage, self._round_min)
+        request = self._cut.request(self._stage, self._round_min, nobody_waits=not self._limits.waited_for)
         call = self._transport.call(
             donor,
             Call(wire.Request(run_id=self._run_id, snapshot=request)),
@@ -196,6 +231,10 @@ class _Puller:
         )
         try:
             answer = await patiently(self._transport, self._run_id, donor, call, self._limits.patience_s)
+        except Busy as busy:
+            if self._limits.busy_max_s:
+                raise _Later(busy) from busy
+            raise _Failed(str(busy), soon=False) from busy
         except (RemoteFault, Unavailable) as error:
             raise _Failed(str(error), soon=False) from error
         offer = answer.header.snapshot

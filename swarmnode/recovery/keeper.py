@@ -16,12 +16,12 @@ from swarmnode.recovery.ladder import keeps
 from swarmnode.recovery.snapshot import SLOW, WHOLE, Cut, Snapshot, snapshot_nbytes
 from swarmnode.wire import call_pb2
 
-GENTLE = DownloadLimits(attempts_max=2, parallel=1, pause_s=1.0, rest=3.0)
+GENTLE = DownloadLimits(attempts_max=2, parallel=1, pause_s=1.0, rest=3.0, busy_max_s=0.0, waited_for=False)
 """Nobody waits for it: one chunk at a time on a quarter of the line, and when a donor is busy another day will do.
 Guess."""
 
 
-URGENT = DownloadLimits(attempts_max=3, pause_s=0.1)
+URGENT = DownloadLimits(attempts_max=3, pause_s=0.1, busy_max_s=0.0)
 """The donor is about to go. Guess."""
 
 

@@ -22,6 +22,7 @@ ITEMSIZE = 4  # float32
 HASH_BYTES = 32
 CHUNK_NBYTES = 1 << 20  # guess: a second at 8 Mbit/s, half a millisecond of hashing [measured, hivemind.md]
 CHUNK_NBYTES_MAX = 1 << 24
+CHUNKS_AT_ONCE = 4  # guess: under way from one donor
 BUMP_STEPS_MAX = 1 << 20
 CHUNKS_MAX = 1 << 14  # hashes of 34 bytes each in one header of at most 1 MiB (transport/frame.py)
 
@@ -42,11 +43,16 @@ class Cut:
             raise RemoteFault(f"sections {sections} asked for; a state has {SECTIONS} in this order")
         return Cut(sections, request.first, request.count or None)
 
-    def request(self, stage: int, round_min: int) -> wire.SnapshotRequest:
+    def request(self, stage: int, round_min: int, nobody_waits: bool = False) -> wire.SnapshotRequest:
         """The message that asks for it."""
         sections = () if self.sections == SECTIONS else self.sections
         return wire.SnapshotRequest(
-            stage=stage, round_min=round_min, sections=sections, first=self.first, count=self.count or 0
+            stage=stage,
+            round_min=round_min,
+            sections=sections,
+            first=self.first,
+            count=self.count or 0,
+            nobody_waits=nobody_waits,
         )
 
     def elements(self, parameters: int) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from swarmnode.errors import LocalFault, Unavailable
@@ -108,8 +109,7 @@ class Inhabitant:
             probe=_probe,
             save=self._save,
             saving=world.saving(),
-            # A chunk here stands for many, which would be asked for one after the other.
-            donating=DonorLimits(idle_s=DonorLimits().idle_s / world.scenario.state_share),
+            donating=_donating(world.scenario.state_share),
         )
         self.node = Node(world.scenario.manifest, world.run_id, ports)
         self.task = world.loop.create_task(self._live(self.node, stage), name=self.label, context=context)
@@ -200,6 +200,12 @@ class Inhabitant:
             for position, count in backlog._by_position.items():
                 laws.bound(self.label, f"microbatches held at position {position}", count, places)
         laws.bound(self.label, "calls under way", self.transport.serving, SERVING_MAX)
+
+
+def _donating(state_share: float) -> DonorLimits:
+    """A chunk here stands for many, which would be asked for one after the other."""
+    usual = DonorLimits()
+    return replace(usual, idle_s=usual.idle_s / state_share, puller_idle_s=usual.puller_idle_s / state_share)
 
 
 def _probe(replica: Replica, manifest: Any, stage: int) -> None:

@@ -237,18 +237,20 @@ class Committed(_message.Message):
     def __init__(self) -> None: ...
 
 class SnapshotRequest(_message.Message):
-    __slots__ = ("stage", "round_min", "sections", "first", "count")
+    __slots__ = ("stage", "round_min", "sections", "first", "count", "nobody_waits")
     STAGE_FIELD_NUMBER: _ClassVar[int]
     ROUND_MIN_FIELD_NUMBER: _ClassVar[int]
     SECTIONS_FIELD_NUMBER: _ClassVar[int]
     FIRST_FIELD_NUMBER: _ClassVar[int]
     COUNT_FIELD_NUMBER: _ClassVar[int]
+    NOBODY_WAITS_FIELD_NUMBER: _ClassVar[int]
     stage: int
     round_min: int
     sections: _containers.RepeatedScalarFieldContainer[str]
     first: int
     count: int
-    def __init__(self, stage: _Optional[int] = ..., round_min: _Optional[int] = ..., sections: _Optional[_Iterable[str]] = ..., first: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
+    nobody_waits: bool
+    def __init__(self, stage: _Optional[int] = ..., round_min: _Optional[int] = ..., sections: _Optional[_Iterable[str]] = ..., first: _Optional[int] = ..., count: _Optional[int] = ..., nobody_waits: _Optional[bool] = ...) -> None: ...
 
 class Snapshot(_message.Message):
     __slots__ = ("id", "stage", "round", "nbytes", "chunk_nbytes", "hashes", "parameters", "sections", "inner_steps", "progress", "gradient_norm", "bump_steps")

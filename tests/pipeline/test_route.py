@@ -68,6 +68,19 @@ def test_of_a_large_stage_the_fast_get_more_from_the_first_microbatch(told: str)
     assert fast / 2000 == pytest.approx(0.75, abs=0.03)
 
 
+def test_who_was_never_asked_is_expected_to_queue_as_the_others_do() -> None:
+    """Machines announce the time of their work, answers take four times as long by the wait in queues. A slow machine
+    that nobody asked yet gets a microbatch for four of a fast one that was asked, not as many."""
+    router = Router(random.Random(3), epsilon=0.0)
+    fast = [member(f"fast{i}", samples_per_second=4.0) for i in range(5)]
+    router.update(fast)
+    for one in fast:
+        router.completed(one.peer, 1, 4 / 4.0)
+    router.update([*fast, *(member(f"slow{i}", samples_per_second=1.0) for i in range(20))])
+    chosen = [router.choose(0.0, 1)[0] for _ in range(400)]
+    assert sum(peer is not None and peer.startswith("fast") for peer in chosen) / 400 == pytest.approx(0.5, abs=0.05)
+
+
 def test_epsilon_is_chosen_uniformly() -> None:
     router = Router(random.Random(2), epsilon=1.0)
     router.update([member("a"), member("b")])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import TypeVar
@@ -16,7 +17,8 @@ from swarmnode.metrics.name import Kind, check_event, check_metric
 from swarmnode.ports import Answer, Call, Handler, State
 from swarmnode.recovery.donor import DonorLimits, SnapshotDonor
 from swarmnode.recovery.download import DownloadLimits, download
-from swarmnode.recovery.snapshot import CHUNK_NBYTES, SECTIONS, Cut, Snapshot
+from swarmnode.recovery.keeper import GENTLE
+from swarmnode.recovery.snapshot import CHUNK_NBYTES, CHUNKS_AT_ONCE, SECTIONS, Cut, Snapshot
 from swarmnode.wire import call_pb2 as wire
 
 T = TypeVar("T")
@@ -25,6 +27,7 @@ ME, A, B, C = (PeerId(name) for name in ("me", "peerA", "peerB", "peerC"))
 PARAMETERS = 100  # 2000 bytes
 CHUNK = 64
 CHUNKS = 32
+SLOWLY = wire.SnapshotRequest(stage=1, nobody_waits=True)
 Next = Callable[[], Awaitable[Answer]]
 
 
@@ -597,7 +600,7 @@ def test_a_donor_refuses_what_is_wrong() -> None:
 
 def test_a_donor_serves_a_bounded_number_of_peers() -> None:
     async def main() -> None:
-        giver = Giver(World(), A, 100, DonorLimits(downloads_max=2))
+        giver = Giver(World(), A, 100, DonorLimits(downloads_max=2, share_s=math.inf))
         found = (await giver.donor.offer(B, ask())).header.snapshot
         await giver.donor.offer(C, ask())
         with pytest.raises(Busy, match="2 peers pull state here") as refusal:
@@ -608,6 +611,83 @@ def test_a_donor_serves_a_bounded_number_of_peers() -> None:
             await giver.donor.chunk(B, ask_chunk(found.id, 0))
         await giver.donor.offer(PeerId("peerD"), ask())  # C has not asked for a while
         giver.donor.close()
+
+    live(main())
+
+
+def test_a_large_state_is_given_to_one_after_the_other() -> None:
+    async def main() -> None:
+        giver = Giver(World(), A, 100, DonorLimits(share_s=30.0, retry_max_s=60.0))
+        found = (await giver.donor.offer(B, ask())).header.snapshot
+        for index in range(CHUNKS_AT_ONCE + 3):
+            await giver.donor.chunk(B, ask_chunk(found.id, index))
+            await asyncio.sleep(1.0)
+        # Three chunks came through in seven seconds, and 28 are still to come.
+        await giver.donor.offer(B, ask())  # it goes on itself
+        for _ in range(2):
+            with pytest.raises(Busy, match="large state") as refusal:
+                await giver.donor.offer(C, ask())
+        assert refusal.value.retry_after_s == 60.0
+        for index in range(CHUNKS_AT_ONCE + 3, CHUNKS - 8):
+            await giver.donor.chunk(B, ask_chunk(found.id, index))
+            await asyncio.sleep(1.0)
+        await giver.donor.offer(C, ask())  # 12 at a second each
+        giver.donor.close()
+
+        giver = Giver(World(), A, 100)
+        await giver.donor.offer(B, Call(wire.Request(run_id=RUN, snapshot=SLOWLY)))
+        await giver.donor.chunk(B, ask_chunk((await giver.donor.offer(B, ask())).header.snapshot.id, 0))
+        await asyncio.sleep(9.0)
+        await giver.donor.offer(C, ask())  # a keeper takes a quarter of the line: nobody waits for it
+        giver.donor.close()
+
+    live(main())
+
+
+def test_a_joiner_waits_for_donors_that_give_to_others() -> None:
+    async def main() -> None:
+        world, said, busy = World(), Said(), True
+        for peer, seed in ((A, 100), (B, 100)):
+            Giver(world, peer, seed)
+
+        async def refuses(method: str, serial: int, go: Next) -> Answer:
+            if busy and method == "snapshot":
+                raise Busy("another pulls a large state here", 60.0)
+            return await go()
+
+        world.faults = {A: refuses, B: refuses}
+        task = asyncio.create_task(fetch(world, [A, B], said))
+        await asyncio.sleep(3600.0)
+        assert not task.done() and len(said.all("state.waiting")) == 1
+        asked = world.asked[A, "snapshot"]
+        assert 50 < asked == world.asked[B, "snapshot"] <= 60 * 1.2, "each once a minute"
+        del world.faults[B]
+        found, _ = await task
+        assert same(found, state(105)) and not said.all("state.failed")
+
+        world.faults = {A: refuses}  # who is refused goes to another at once
+        begun = asyncio.get_running_loop().time()
+        await fetch(world, [A, B])
+        assert asyncio.get_running_loop().time() - begun < 2.0
+
+    live(main())
+
+
+def test_waiting_for_donors_is_bounded() -> None:
+    async def main() -> None:
+        world = World()
+        Giver(world, A, 100)
+
+        async def refuses(method: str, serial: int, go: Next) -> Answer:
+            raise Busy("another pulls a large state here", 60.0)
+
+        world.faults = {A: refuses}
+        loop = asyncio.get_running_loop()
+        for limits, most_s in ((DownloadLimits(), 1.1 * DownloadLimits().busy_max_s), (GENTLE, 10.0)):
+            begun = loop.time()
+            with pytest.raises(Unavailable, match="another pulls"):
+                await download(Link(world, ME), lambda: [A], 1, RUN, PARAMETERS, limits, Said())
+            assert loop.time() - begun < most_s
 
     live(main())
 
