@@ -1,6 +1,5 @@
 """The ports: everything a node asks of the world. Real ones live in transport/, node/, control/ and metrics/; the
-simulator has its own. Node code sees only these, takes time from the event loop and chance from `ids.seeded`.
-"""
+simulator has its own. Node code sees only these, takes time from the event loop and chance from `ids.seeded`."""
 
 from __future__ import annotations
 
@@ -236,22 +235,23 @@ class StepReport:
 
 
 class Tape(Protocol):
-    """What a forward keeps for its backward. `nbytes` is an estimate of the memory held, the input included."""
+    """What a forward keeps for its backward."""
 
     @property
-    def nbytes(self) -> int: ...
+    def nbytes(self) -> int: ...  # an estimate of the memory held, the input included
 
 
 @dataclass(slots=True)
 class State:
-    """All a replica is: flat little-endian float32 sections in the order theta, phi, momentum, exp_avg, exp_avg_sq.
-
-    `bump_steps` are the inner steps left at the higher learning rate that follows a rebuild."""
+    """All a replica is: flat little-endian float32 sections in the order theta, phi, momentum, exp_avg, exp_avg_sq;
+    `packed` for lines, all but phi in bfloat16, theta as what it is more than phi. `bump_steps`: inner steps left at
+    the higher learning rate that follows a rebuild."""
 
     sections: dict[str, memoryview]
     inner_steps: int
     gradient_norm: float
     bump_steps: int = 0
+    packed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,7 +361,7 @@ class Replica(Protocol):
         """One inner AdamW step on the mean gradient, clipped to c/sqrt(S), at the rate of `samples_total`."""
         ...
 
-    def snapshot(self) -> State:
+    def snapshot(self, *, packed: bool = False) -> State:
         """An immutable copy of everything this replica is (theta, phi, momentum, both AdamW moments)."""
         ...
 

@@ -9,7 +9,8 @@ from swarmnode.model.split import Part
 
 ITEMSIZE = 4  # float32
 STATE_FLATS = 5  # fast and slow weights, outer momentum, two moments: a snapshot's sections
-STATE_COPIES = 1.5  # guess: the replica and, at times, half of a snapshot of it
+SNAPSHOT_FLATS = 3  # a snapshot has as many bytes as three of them, most sections being bfloat16
+SNAPSHOTS = 0.5  # guess: of its state that a node holds besides, most of the time none
 COPIES_MAX = 4  # guess: of older weights, kept while tapes need them; the demo has two, a large model one at most
 TAPES = 4  # guess: microbatches whose gradient is awaited at a time
 LOGITS = 3  # the last stage's, their logarithms of softmax, and their gradient, all float32
@@ -35,7 +36,7 @@ def replica_nbytes(manifest: Manifest, part: Part) -> int:
     model, width = manifest.model, boundary_width(manifest)
     steps = math.ceil(TAPES * manifest.inner.microbatch / manifest.inner.inner_batch)  # while a gradient is awaited
     copies = 0 if part.has_head else min(COPIES_MAX, steps)
-    state = (STATE_COPIES * STATE_FLATS + 1 + copies) * ITEMSIZE * part.parameters
+    state = (STATE_FLATS + SNAPSHOTS * SNAPSHOT_FLATS + 1 + copies) * ITEMSIZE * part.parameters
     if manifest.pipeline.boundary == "subspace":
         state += ITEMSIZE * model.vocabulary * model.width  # every stage holds the table
     tokens = manifest.inner.microbatch * model.context

@@ -18,7 +18,7 @@ async def copying(
     run = partial(compute.run, Priority.OUTER, 0)
     while True:
         done, progress, made = gossip.done, presence.progress.to_wire(), list[Snapshot]()
-        copied = run(lambda: made.append(Snapshot.of(replica.snapshot(), stage, done, progress)))  # noqa: B023
+        copied = run(lambda: made.append(Snapshot.of(replica.snapshot(packed=True), stage, done, progress)))  # noqa: B023
         # Queued with the copy: asked for later it would wait for the next microbatch (simulated: half a minute).
         hashed = [run(lambda: made[0].manifest())] if cut == WHOLE else []  # noqa: B023, PLW0108  not there yet
         await asyncio.gather(copied, *hashed)

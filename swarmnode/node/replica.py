@@ -19,7 +19,7 @@ from swarmnode.model.stage import BUMP_STEPS, StageReplica
 from swarmnode.model.tensor import check_finite, decode
 from swarmnode.ports import Draft, LossResult, Neighbour, OuterReport, Packet, State, StepReport, Tape, WireTensor
 from swarmnode.recovery import checkfree
-from swarmnode.recovery.snapshot import ITEMSIZE, SECTIONS
+from swarmnode.recovery.snapshot import ITEMSIZE, PACKED_ITEMSIZE, SECTIONS
 
 
 class TorchReplica:
@@ -121,10 +121,19 @@ class TorchReplica:
         """SHA-256 of the slow weights as little-endian float32: equal at two replicas exactly when every bit is."""
         return hashlib.sha256(_bytes(self.outer.phi)).digest()
 
-    def snapshot(self) -> State:
-        """A copy of everything that lasts: 20 bytes a parameter. Gradients not yet stepped with are not part of it."""
-        sections = {name: _bytes(flat.clone()) for name, flat in self._flats().items()}
-        return State(sections, self.stage.inner_steps, self.stage.gradient_norm, bump_steps=self.stage.bump_steps)
+    @torch.no_grad()
+    def snapshot(self, *, packed: bool = False) -> State:
+        """A copy of everything that lasts: 20 bytes a parameter, 12 when `packed`. Gradients not yet stepped with are
+        not part of it."""
+        flats = self._flats()
+        if packed:
+            lead = flats["theta"] - flats["phi"]
+            sections = {name: _bfloat16(lead if name == "theta" else flat) for name, flat in flats.items()}
+            sections["phi"] = _bytes(flats["phi"].clone())
+        else:
+            sections = {name: _bytes(flat.clone()) for name, flat in flats.items()}
+        stage = self.stage
+        return State(sections, stage.inner_steps, stage.gradient_norm, bump_steps=stage.bump_steps, packed=packed)
 
     @torch.no_grad()
     def load(self, state: State) -> None:
@@ -133,6 +142,8 @@ class TorchReplica:
         weights are not of this run's subspace."""
         flats = self._flats()
         given = {name: self._section(state, name) for name in SECTIONS}
+        if state.packed:
+            given["theta"] += given["phi"]
         if len(state.sections) != len(SECTIONS):
             raise RemoteFault(f"state with sections {list(state.sections)}; {', '.join(SECTIONS)} belong there")
         if float(given["exp_avg_sq"].min()) < 0.0:
@@ -198,13 +209,15 @@ class TorchReplica:
                 raise RemoteFault(f"state whose {name} is not in this run's subspace: was it trained in another run?")
 
     def _section(self, state: State, name: str) -> Tensor:
-        """One section of `state` as float32 [N] on the CPU, checked, sharing its memory."""
+        """One section of `state` as float32 [N] on the CPU, checked; it shares its memory where that is float32."""
         data = state.sections.get(name)
         if data is None:
             raise RemoteFault(f"state without section {name}")
-        if data.nbytes != ITEMSIZE * self.parameters:
-            raise RemoteFault(f"state with {data.nbytes} bytes of {name}; {ITEMSIZE * self.parameters} belong there")
-        return _flat(data, self.parameters, f"state, section {name}")
+        itemsize = PACKED_ITEMSIZE[name] if state.packed else ITEMSIZE
+        if data.nbytes != itemsize * self.parameters:
+            raise RemoteFault(f"state with {data.nbytes} bytes of {name}; {itemsize * self.parameters} belong there")
+        dtype = "f32" if itemsize == ITEMSIZE else "bf16"
+        return _flat(data, self.parameters, f"state, section {name}", dtype)
 
 
 def _bytes(flat: Tensor) -> memoryview:
@@ -212,8 +225,13 @@ def _bytes(flat: Tensor) -> memoryview:
     return flat.to("cpu", torch.float32).view(torch.uint8).numpy().data.toreadonly()
 
 
-def _flat(data: memoryview, parameters: int, what: str) -> Tensor:
-    """`data` as float32 [parameters] on the CPU, checked, sharing its memory. Raises RemoteFault that names `what`."""
-    flat = decode(WireTensor("f32", (parameters,), data))
+def _bfloat16(flat: Tensor) -> memoryview:
+    """The elements as little-endian bfloat16, rounded to nearest."""
+    return flat.to(torch.bfloat16).cpu().view(torch.uint8).numpy().data.toreadonly()
+
+
+def _flat(data: memoryview, parameters: int, what: str, dtype: str = "f32") -> Tensor:
+    """`data` as float32 [parameters] on the CPU, checked. Raises RemoteFault that names `what`."""
+    flat = decode(WireTensor(dtype, (parameters,), data)).float()
     check_finite(flat, what)
     return flat

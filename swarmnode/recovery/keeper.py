@@ -30,7 +30,7 @@ def to_keep(bytes_max: int, parameters: int, ends: tuple[int, int]) -> tuple[Cut
     only the slow weights of its embedding or head (`ends`: first element, count), which no neighbour has; or nothing.
     Every node decides alike."""
     first, count = ends
-    whole, least = snapshot_nbytes(parameters), snapshot_nbytes(count, 1)
+    whole, least = snapshot_nbytes(parameters), snapshot_nbytes(count, SLOW.sections)
     if whole <= bytes_max:
         return WHOLE, f"all {whole} bytes of it"
     if count and least <= bytes_max:

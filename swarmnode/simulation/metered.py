@@ -18,7 +18,7 @@ from swarmnode.ports import (
     Tape,
     WireTensor,
 )
-from swarmnode.recovery.snapshot import ITEMSIZE, SECTIONS
+from swarmnode.recovery.snapshot import ITEMSIZE, SECTIONS, snapshot_nbytes
 from swarmnode.simulation.machine import Meter
 from swarmnode.simulation.replica import Witness
 
@@ -39,7 +39,7 @@ class Metered:
         self._witness = witness
         self._flops = part.cost * context * work_factor  # forward, of one sample
         self._nbytes = float(part.parameters)
-        meter.state_nbytes = self._nbytes * len(SECTIONS) * ITEMSIZE
+        meter.state_nbytes = float(snapshot_nbytes(part.parameters))
 
     @property
     def parameters(self) -> int:
@@ -83,9 +83,9 @@ class Metered:
         self._meter.add(nbytes=STEP_TRAFFIC * self._nbytes)
         return self.inner.step(samples_total)
 
-    def snapshot(self) -> State:
+    def snapshot(self, *, packed: bool = False) -> State:
         self._meter.add(nbytes=STATE_TRAFFIC * self._nbytes)
-        state = self.inner.snapshot()
+        state = self.inner.snapshot(packed=packed)
         self._witness.given(_digest(state))
         return state
 

@@ -28,7 +28,7 @@ from swarmnode.ports import (
     Verdict,
     WireTensor,
 )
-from swarmnode.recovery.snapshot import ITEMSIZE, SECTIONS
+from swarmnode.recovery.snapshot import ITEMSIZE, PACKED_ITEMSIZE, SECTIONS
 
 DIMENSIONS = 3
 ROW = struct.Struct(f"<{2 + 2 * DIMENSIONS}d")  # replica, round, theta, phi: what a fake packet holds, over and over
@@ -233,22 +233,25 @@ class FakeReplica:
         self.gradient_norm = 1.0
         return StepReport(self.inner_steps, 1.0, self._manifest.inner.learning_rate, samples)
 
-    def snapshot(self) -> State:
-        sizes = ITEMSIZE * self.parameters
+    def snapshot(self, *, packed: bool = False) -> State:
         values = {"theta": self.theta, "phi": self.phi, "momentum": self.momentum}
         sections = {
             name: memoryview(
-                _row(self.number, self.inner_steps, values.get(name, self.theta), self.phi) * (sizes // 64)
+                _row(self.number, self.inner_steps, values.get(name, self.theta), self.phi)
+                * (self._section_nbytes(name, packed) // ROW_BYTES)
             )
             for name in SECTIONS
         }
-        return State(sections, self.inner_steps, self.gradient_norm)
+        return State(sections, self.inner_steps, self.gradient_norm, packed=packed)
+
+    def _section_nbytes(self, name: str, packed: bool) -> int:
+        return (PACKED_ITEMSIZE[name] if packed else ITEMSIZE) * self.parameters
 
     def load(self, state: State) -> None:
         values = {}
         for name in SECTIONS:
             data = state.sections[name]
-            if data.nbytes != ITEMSIZE * self.parameters:
+            if data.nbytes != self._section_nbytes(name, state.packed):
                 raise RemoteFault(f"state with {data.nbytes} bytes of {name}")
             row = ROW.unpack(bytes(data[:ROW_BYTES]))
             if not all(map(math.isfinite, row)):

@@ -7,7 +7,7 @@ from dataclasses import replace
 from swarmnode.manifest import PRESETS, LimitsSpec, Manifest, ModelSpec, PipelineSpec
 from swarmnode.model import memory
 from swarmnode.model.split import split
-from swarmnode.recovery.snapshot import ITEMSIZE, SECTIONS
+from swarmnode.recovery.snapshot import ITEMSIZE, SECTIONS, snapshot_nbytes
 
 
 def needed(run: Manifest) -> list[int]:
@@ -16,6 +16,7 @@ def needed(run: Manifest) -> list[int]:
 
 def test_a_state_is_what_a_snapshot_holds() -> None:
     assert (len(SECTIONS), ITEMSIZE) == (memory.STATE_FLATS, memory.ITEMSIZE)
+    assert snapshot_nbytes(1000) == memory.SNAPSHOT_FLATS * memory.ITEMSIZE * 1000
 
 
 def test_tapes_are_kept_while_there_is_room() -> None:

@@ -90,7 +90,7 @@ def test_the_higher_rate_decays() -> None:
 def test_the_first_and_last_take_their_ends_or_keep_those_of_the_seed(stage: int) -> None:
     everybody = replicas()
     lost, middle = everybody[stage], everybody[1]
-    whole = Snapshot.of(lost.snapshot(), stage, 1, record_pb2.Progress())
+    whole = Snapshot.of(lost.snapshot(packed=True), stage, 1, record_pb2.Progress())
     first, count = ends(MODEL, split(MODEL, 3)[stage])
     mirrored = whole.part(Cut(SLOW.sections, first, count)).state.sections["phi"]
     before = lost.stage.theta.clone()

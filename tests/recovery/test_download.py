@@ -18,13 +18,13 @@ from swarmnode.ports import Answer, Call, Handler, State
 from swarmnode.recovery.donor import DonorLimits, SnapshotDonor
 from swarmnode.recovery.download import DownloadLimits, download
 from swarmnode.recovery.keeper import GENTLE
-from swarmnode.recovery.snapshot import CHUNK_NBYTES, CHUNKS_AT_ONCE, SECTIONS, Cut, Snapshot
+from swarmnode.recovery.snapshot import CHUNK_NBYTES, CHUNKS_AT_ONCE, PACKED_ITEMSIZE, Cut, Snapshot
 from swarmnode.wire import call_pb2 as wire
 
 T = TypeVar("T")
 RUN = RunId("ef" * 32)
 ME, A, B, C = (PeerId(name) for name in ("me", "peerA", "peerB", "peerC"))
-PARAMETERS = 100  # 2000 bytes
+PARAMETERS = 168  # 2016 bytes
 CHUNK = 64
 CHUNKS = 32
 SLOWLY = wire.SnapshotRequest(stage=1, nobody_waits=True)
@@ -143,9 +143,10 @@ class World:
 
 def state(seed: int) -> State:
     sections = {
-        name: memoryview(b"".join(digest(seed, name, i) for i in range(13))[: 4 * PARAMETERS]) for name in SECTIONS
+        name: memoryview(b"".join(digest(seed, name, i) for i in range(21))[: size * PARAMETERS])
+        for name, size in PACKED_ITEMSIZE.items()
     }
-    return State(sections, inner_steps=seed, gradient_norm=0.25)
+    return State(sections, inner_steps=seed, gradient_norm=0.25, packed=True)
 
 
 class Giver:
@@ -200,8 +201,8 @@ def test_a_download() -> None:
         assert offer.round == 5 and offer.progress.samples[:] == [5000]
         assert world.asked == {(A, "snapshot"): 1, (A, "chunk"): CHUNKS}
         assert 1 < world.under_way_max <= DownloadLimits().parallel
-        assert said.counts["swarmnode_snapshot_bytes_total received"] == 2000
-        assert giver.said.counts["swarmnode_snapshot_bytes_total sent"] == 2000
+        assert said.counts["swarmnode_snapshot_bytes_total received"] == 2016
+        assert giver.said.counts["swarmnode_snapshot_bytes_total sent"] == 2016
         progress = [fields["chunks"] for fields in said.all("state.download")]
         assert progress == list(range(1, CHUNKS + 1))
         assert [name for name, _ in said.events if name != "state.download"] == ["state.donor", "state.downloaded"]
@@ -311,8 +312,8 @@ def test_large_chunks_may_take_as_long_as_they_must() -> None:
         parameters = CHUNK_NBYTES // 4
 
         async def take(cut: Cut) -> Snapshot:
-            sections = {name: memoryview(bytes(4 * parameters)) for name in SECTIONS}
-            return Snapshot.of(State(sections, 1, 0.25), 1, 5, to_message({}), 2 * CHUNK_NBYTES)
+            sections = {name: memoryview(bytes(size * parameters)) for name, size in PACKED_ITEMSIZE.items()}
+            return Snapshot.of(State(sections, 1, 0.25, packed=True), 1, 5, to_message({}), 2 * CHUNK_NBYTES)
 
         async def slow(method: str, serial: int, go: Next) -> Answer:
             if method == "chunk":
@@ -324,8 +325,8 @@ def test_large_chunks_may_take_as_long_as_they_must() -> None:
         giver.donor.serve(Link(world, A))
         world.faults[A] = slow
         found, _ = await download(Link(world, ME), lambda: [A], 1, RUN, parameters, DownloadLimits(), said)
-        assert all(memoryview(section).nbytes == CHUNK_NBYTES for section in found.sections.values())
-        assert world.asked[A, "chunk"] == -(-len(SECTIONS) // 2) and not said.all("state.failed")
+        assert memoryview(found.sections["phi"]).nbytes == CHUNK_NBYTES
+        assert world.asked[A, "chunk"] == 2 and not said.all("state.failed")
         giver.donor.close()
 
     live(main())

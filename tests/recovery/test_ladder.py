@@ -143,7 +143,7 @@ def test_keepers_are_of_the_stage_before_and_the_same_for_all() -> None:
 
 
 def test_a_budget_decides_what_is_kept() -> None:
-    assert to_keep(20_000, 1000, (0, 100))[0] == WHOLE
-    assert to_keep(19_999, 1000, (900, 100))[0] == Cut(SLOW.sections, 900, 100)
-    assert to_keep(19_999, 1000, (0, 0))[0] is None
+    assert to_keep(12_000, 1000, (0, 100))[0] == WHOLE
+    assert to_keep(11_999, 1000, (900, 100))[0] == Cut(SLOW.sections, 900, 100)
+    assert to_keep(11_999, 1000, (0, 0))[0] is None
     assert to_keep(399, 1000, (0, 100))[0] is None

@@ -15,7 +15,15 @@ from swarmnode.ids import digest
 from swarmnode.membership.progress import to_message
 from swarmnode.ports import State
 from swarmnode.recovery import snapshot as module
-from swarmnode.recovery.snapshot import SECTIONS, Snapshot, assemble, check_chunk, check_offer, chunk_span
+from swarmnode.recovery.snapshot import (
+    PACKED_ITEMSIZE,
+    SECTIONS,
+    Snapshot,
+    assemble,
+    check_chunk,
+    check_offer,
+    chunk_span,
+)
 from swarmnode.wire import call_pb2 as wire
 from swarmnode.wire import record_pb2
 
@@ -23,10 +31,10 @@ from swarmnode.wire import record_pb2
 def state(parameters: int, seed: int = 0) -> State:
     """Sections of bytes that mean nothing, all different."""
     sections = {
-        name: memoryview(b"".join(digest(seed, name, i) for i in range(parameters // 8 + 1))[: 4 * parameters])
-        for name in SECTIONS
+        name: memoryview(b"".join(digest(seed, name, i) for i in range(parameters // 8 + 1))[: size * parameters])
+        for name, size in PACKED_ITEMSIZE.items()
     }
-    return State(sections, inner_steps=17, gradient_norm=0.5)
+    return State(sections, inner_steps=17, gradient_norm=0.5, packed=True)
 
 
 def snapshot(parameters: int = 10, chunk_nbytes: int = 64) -> Snapshot:
@@ -64,15 +72,16 @@ def test_there_and_back(parameters: int, chunk_nbytes: int) -> None:
 
 
 def test_chunks_inside_a_section_are_not_copied() -> None:
-    data = bytearray(4000)
-    found = Snapshot.of(State(dict.fromkeys(SECTIONS, memoryview(data)), 0, 0.0), 0, 0, record_pb2.Progress(), 1000)
-    assert found.chunk(1).obj is data and found.chunk(1).readonly
+    data = {name: bytearray(1000 * size) for name, size in PACKED_ITEMSIZE.items()}
+    given_state = State({name: memoryview(part) for name, part in data.items()}, 0, 0.0, packed=True)
+    found = Snapshot.of(given_state, 0, 0, record_pb2.Progress(), 1000)
+    assert found.chunk(3).obj is data["phi"] and found.chunk(3).readonly
 
 
 def test_a_large_state_gets_larger_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CHUNKS_MAX", 16)
     found = snapshot(parameters=100, chunk_nbytes=10)
-    assert found.chunk_nbytes == 160 and found.chunks == 13
+    assert found.chunk_nbytes == 80 and found.chunks == 15
 
 
 def spoil(**fields: object) -> Callable[[wire.Snapshot], None]:
@@ -104,10 +113,10 @@ def absurd_progress(found: wire.Snapshot) -> None:
     [
         (spoil(stage=3), "stage is 3; 2 belongs"),
         (spoil(parameters=11), "parameters is 11; 10 belongs"),
-        (spoil(nbytes=2**63), "nbytes is 9223372036854775808; 200 belongs"),
+        (spoil(nbytes=2**63), "nbytes is 9223372036854775808; 120 belongs"),
         (spoil(chunk_nbytes=0), "chunks of 0 bytes"),
         (spoil(chunk_nbytes=2**31), "chunks of 2147483648 bytes"),
-        (spoil(chunk_nbytes=32), "number of hashes is 4; 7 belongs"),
+        (spoil(chunk_nbytes=32), "number of hashes is 2; 4 belongs"),
         (spoil(id=b"x" * 32), "id is not the hash"),
         (spoil(round=2**60), "round 1152921504606846976"),
         (spoil(inner_steps=2**60), "1152921504606846976 inner steps"),
@@ -127,18 +136,18 @@ def test_an_offer_that_contradicts_itself_is_refused(change: Callable[[wire.Snap
 
 
 def test_an_offer_too_large_is_refused() -> None:
-    with pytest.raises(RemoteFault, match="200 bytes; at most 199"):
-        check_offer(offer(), stage=2, parameters=10, nbytes_max=199)
+    with pytest.raises(RemoteFault, match="120 bytes; at most 119"):
+        check_offer(offer(), stage=2, parameters=10, nbytes_max=119)
 
 
 def test_wrong_bytes_are_refused() -> None:
     found = offer()
     whole = bytearray(b"".join(state(10).sections.values()))
-    whole[199] ^= 1
-    with pytest.raises(RemoteFault, match=r"chunk 3 .* hash"):
+    whole[119] ^= 1
+    with pytest.raises(RemoteFault, match=r"chunk 1 .* hash"):
         assemble(found, whole)
-    with pytest.raises(RemoteFault, match="199 bytes; 200"):
-        assemble(found, whole[:199])
+    with pytest.raises(RemoteFault, match="119 bytes; 120"):
+        assemble(found, whole[:119])
     with pytest.raises(RemoteFault, match="chunk 0 of 63 bytes; 64 belong"):
         check_chunk(found, 0, whole[:63])
 

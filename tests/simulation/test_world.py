@@ -16,6 +16,7 @@ from swarmnode.cli.main import main
 from swarmnode.errors import UsageError
 from swarmnode.model.split import split
 from swarmnode.pipeline.backlog import Backlog
+from swarmnode.recovery.snapshot import snapshot_nbytes
 from swarmnode.simulation import agenda
 from swarmnode.simulation.report import page
 from swarmnode.simulation.scenario import find, parse_scenario, read_scenario, shorter
@@ -155,7 +156,7 @@ def test_states_of_gigabytes_come_over_thin_lines() -> None:
     scenario = parse_scenario(tree, "test", find("calm").parent, "thin")
     outcome = simulate(scenario, 1)
     assert not outcome.failures, outcome.failures
-    state_nbytes = 5 * 4 * split(scenario.manifest.model, 2)[0].parameters
+    state_nbytes = snapshot_nbytes(split(scenario.manifest.model, 2)[0].parameters)
     assert outcome.total.bytes["state"] >= 0.99 * state_nbytes > 5e9
     assert outcome.virtual_s > 600.0 + state_nbytes / (50e6 / 8), "no sooner than the donor's line has carried it"
 
