@@ -18,6 +18,7 @@ from swarmnode.metrics import name
 from swarmnode.pipeline.hop import Hop
 from swarmnode.pipeline.itinerary import itinerary
 from swarmnode.pipeline.onward import Carried
+from swarmnode.pipeline.patience import RoundTrip
 from swarmnode.pipeline.route import Ema
 from swarmnode.pipeline.window import Window
 from swarmnode.ports import Telemetry, WireTensor
@@ -85,6 +86,7 @@ class Feeder:
         self.returned = 0  # microbatches whose gradient came back, ever
         self._changed = asyncio.Event()
         self._drained = asyncio.Event()
+        self._round_trip = RoundTrip(manifest.limits.microbatch_timeout_s)
         self.window = Window(2 * manifest.pipeline.stages, manifest.pipeline.window_max)
         self.draining = False
         self._held = False
@@ -213,6 +215,7 @@ class Feeder:
             self._telemetry.count(name.MICROBATCHES, outcome="lost")
             self._telemetry.event("microbatch.lost", level="warning", reason=str(lost), block=piece.block)
             self._pending.appendleft(piece)
+            self._round_trip.lost(begun, loop.time())
             self.window.lost()
             await asyncio.sleep(LOST_PAUSE_S)
         else:
@@ -224,6 +227,7 @@ class Feeder:
     def _done(self, piece: _Piece, carried: Carried, seconds: float) -> None:
         now, tokens = asyncio.get_running_loop().time(), carried.tokens
         self.returned += 1
+        self._round_trip.completed(seconds)
         self.window.completed(seconds, carried.queued_s, self._machines())
         self.loss.add(carried.loss_sum / max(1, tokens))
         self.done += 1
@@ -256,7 +260,7 @@ class Feeder:
             position=0,
             boundary_digest=self._hop.boundary_digest,
         )
-        deadline = asyncio.get_running_loop().time() + self._manifest.limits.microbatch_timeout_s
+        deadline = asyncio.get_running_loop().time() + self._round_trip.limit_s
         return await self._hop.carry(process, tokens, tokens, deadline)
 
     def _itinerary(self) -> tuple[int, ...]:

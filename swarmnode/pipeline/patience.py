@@ -13,10 +13,42 @@ work than it saved where hops are slow (simulated: calm, seed 7: 76 done and 8 l
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 TIMEOUT_FACTOR = 4.0  # issue 5: a node later than four times what is expected of it is pinged
+LIMIT_MAX_S = 86_400.0  # as the manifest's, at most
 GRAY_FACTOR = 2.0  # guess: one that is so many times later still, and answers pings, does everything but its work
+
+
+class RoundTrip:
+    """How long a microbatch may take, there and back: TCP's retransmission timer (RFC 6298, section 2: the mean and
+    four deviations), with the manifest's time as the least. Before the first comes back it doubles with each loss, as
+    TCP's: nobody need know before how long a large model takes on machines at home."""
+
+    def __init__(self, least_s: float) -> None:
+        self._least_s = least_s
+        self._mean_s = self._deviation_s = 0.0
+        self._known = False
+        self._grown_s = -math.inf  # when it was doubled
+
+    @property
+    def limit_s(self) -> float:
+        """Seconds that a microbatch begun now may take."""
+        return min(LIMIT_MAX_S, max(self._least_s, self._mean_s + 4.0 * self._deviation_s))
+
+    def completed(self, seconds: float) -> None:
+        """One came back."""
+        if not self._known:
+            self._known, self._mean_s, self._deviation_s = True, seconds, seconds / 2.0
+        else:
+            self._deviation_s += (abs(seconds - self._mean_s) - self._deviation_s) / 4.0
+            self._mean_s += (seconds - self._mean_s) / 8.0
+
+    def lost(self, begun_s: float, now_s: float) -> None:
+        """One begun at `begun_s` was not back in time. Of those begun under one limit the first counts."""
+        if not self._known and begun_s >= self._grown_s:
+            self._least_s, self._grown_s = min(LIMIT_MAX_S, 2.0 * self._least_s), now_s
 
 
 @dataclass(frozen=True, slots=True)

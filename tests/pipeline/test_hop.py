@@ -9,6 +9,7 @@ import random
 import threading
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,7 @@ from swarmnode.node.greeting import Greeting
 from swarmnode.node.replica import TorchReplica
 from swarmnode.pipeline.backlog import Backlog
 from swarmnode.pipeline.hop import Hop
-from swarmnode.pipeline.onward import Carried, Onward
+from swarmnode.pipeline.onward import FINISH_SHARE, Carried, Onward
 from swarmnode.pipeline.route import Router
 from swarmnode.ports import Answer, Call, Priority
 from swarmnode.transport.memory import MemoryNetwork, MemoryTransport
@@ -277,6 +278,47 @@ def test_who_died_is_not_asked_again() -> None:
             await people[0].feed()
             other = next(p for p in people[1:3] if p not in first)
             assert counted([*first, other]) == [0, 4]
+
+    asyncio.run(body())
+
+
+def test_nobody_else_is_asked_when_too_little_time_is_left_for_it() -> None:
+    """The first replica dies; the way takes four times as long as there is time. What another did would be lost."""
+
+    async def body() -> None:
+        async with chain(0, 1, 1, 2) as (network, people):
+            asked: list[PeerId] = []
+
+            async def link(sender: PeerId, receiver: PeerId, nbytes: int) -> None:
+                if receiver in [p.transport.peer_id for p in people[1:3]] and receiver not in asked:
+                    asked.append(receiver)
+                    await next(p for p in people if p.transport.peer_id == receiver).transport.close()
+                    raise Broken("the stream was reset")
+
+            network.link = link
+            people[0].onward.took(1, 80.0)
+            with pytest.raises(MicrobatchLost, match="no way to stage 1"):
+                await people[0].feed(deadline_s=20.0)
+            assert len(asked) == 1 and counted(people) == [0, 0, 0, 0]
+
+    asyncio.run(body())
+
+
+def test_each_hop_leaves_the_one_before_a_part_of_a_tenth_of_the_time() -> None:
+    async def body() -> None:
+        async with chain(0, 1, 2) as (_, people):
+            given: dict[int, float] = {}
+            for person in people:
+                serve = person.hop.serve
+
+                async def noted(peer: PeerId, call: Call, stage: int = person.stage, serve: Any = serve) -> Answer:
+                    given[stage] = call.header.process.deadline_ms / 1000.0
+                    return await serve(peer, call)
+
+                person.hop.serve = noted  # type: ignore[method-assign]
+            await people[0].feed(deadline_s=1000.0)
+            assert given[1] == pytest.approx(1000.0 * FINISH_SHARE**0.5, abs=10.0)
+            assert given[2] == pytest.approx(given[1] * FINISH_SHARE, abs=10.0)
 
     asyncio.run(body())
 
