@@ -11,6 +11,10 @@ from swarmnode.metrics import name
 from swarmnode.ports import Answer, Call, Packet, Telemetry, Transport, WireTensor
 from swarmnode.wire import call_pb2 as wire
 
+# Guess: 8 Mbit/s, what is left of a home's line where it trains. A stage of a model of 8 B has packets of 300 MB, for
+# which the time of small ones will not do: who does not wait meets nobody (simulated: home-8b with the default limits,
+# 200 lone steps of 256).
+PACKETS_BYTES_PER_S = 1e6
 COMMIT_TIMEOUT_S = 5.0  # guess: a commit is one small message
 REPLY_SLACK_BYTES = 4096
 
@@ -27,6 +31,10 @@ class Message:
     @property
     def nbytes(self) -> int:
         return sum(tensor.nbytes for tensor in self.tensors)
+
+    def patience_s(self, timeout_s: float) -> float:
+        """How long its exchange may take, where one of small packets may take `timeout_s`."""
+        return timeout_s + 2 * self.nbytes / PACKETS_BYTES_PER_S
 
 
 async def swap(

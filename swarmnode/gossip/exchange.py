@@ -239,7 +239,7 @@ class Gossip:
             came,
             self.bequests.take(round_index, samples),
             self._to_ask(round_index, members, others),
-            min(self._manifest.limits.exchange_timeout_s, self._pace.seconds(self.left)),
+            min(ours.patience_s(self._manifest.limits.exchange_timeout_s), self._pace.seconds(self.left)),
             reason,
             others_here=any(m.peer != me and m.state in GOSSIPING for m in self._swarm().stages[self._stage]),
         )
@@ -281,7 +281,7 @@ class Gossip:
             try:
                 found[other] = await self._meet_one(other, ours)
             except (TimeoutError, RemoteFault, Unavailable) as error:
-                late = f"did not come within {self._manifest.limits.exchange_timeout_s:g} s"
+                late = f"did not come within {ours.patience_s(self._manifest.limits.exchange_timeout_s):g} s"
                 why = f"partner {short(other)}" + (f" {late}" if isinstance(error, TimeoutError) else f": {error}")
                 if isinstance(error, RemoteFault):
                     self._lost(other)
@@ -299,7 +299,7 @@ class Gossip:
 
     async def _meet_one(self, other: PeerId, ours: Message) -> Packet:
         """Raises TimeoutError, RemoteFault and Unavailable."""
-        timeout_s = self._manifest.limits.exchange_timeout_s
+        timeout_s = ours.patience_s(self._manifest.limits.exchange_timeout_s)
         async with asyncio.timeout(timeout_s):
             if other in self._meetings:
                 return await self._await_call(self._meetings[other])

@@ -203,7 +203,7 @@ FIELDS: tuple[Field, ...] = (
         "limits",
         "microbatch_timeout_s",
         _SECONDS,
-        "Seconds a microbatch may take, there and back.",
+        "Seconds that any microbatch may take, there and back; where they take long, what they are seen to take.",
         "guess: simulated, pieces of work of 5 s and three stages, 60 s lost 19 of 400 and 120 s none",
     ),
     Field("limits", "hop_timeout_min_s", _SECONDS, "Seconds a hop may take, at least.", "guess"),
@@ -222,7 +222,13 @@ FIELDS: tuple[Field, ...] = (
         "guess",
     ),
     Field("limits", "frame_bytes_max", whole(1024, BYTES_MAX), "Bytes of tensors in one call, at most.", "guess"),
-    Field("limits", "exchange_timeout_s", _SECONDS, "Seconds an exchange between two replicas may take.", "guess"),
+    Field(
+        "limits",
+        "exchange_timeout_s",
+        _SECONDS,
+        "Seconds an exchange between two replicas may take, and 2 more for each MB of a packet.",
+        "guess",
+    ),
     Field("limits", "announce_period_s", _SECONDS, "Seconds between records of a node.", "guess"),
     Field(
         "limits", "record_ttl_s", _SECONDS, "Seconds until a record is forgotten.", "guess: several announce periods"
