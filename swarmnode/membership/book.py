@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import random
 from collections.abc import Collection, Sequence
 from collections.abc import Set as AbstractSet
 
-from swarmnode.ids import PeerId
+from swarmnode.ids import PeerId, digest64
 from swarmnode.membership.swarm import SERVING, Member, Swarm, shared
 from swarmnode.membership.view import View
 from swarmnode.wire import record_pb2 as wire
@@ -19,14 +20,16 @@ CROWD_MAX = 64  # guess: replicas known of a stage not our own; to choose among 
 class Book:
     """The newest record of every peer we heard of, until it expires. Records come verified.
 
-    Of stages other than `own`, CROWD_MAX members are enough: whoever is there first stays until its record runs out.
-    Those that keep a snapshot or are about to move are always known.
+    Of stages other than `own`, CROWD_MAX members are enough, drawn by lot: those of the least rank (`_rank`), whenever
+    they come. Were it whoever is there first, all would know the same ones, and of a hundred replicas some got nine
+    times the work of others (simulated: thousand-8b). Those that keep a snapshot or are about to move are always known.
     """
 
     def __init__(self, stages: int, members_max: int = 65_536, crowd_max: int = CROWD_MAX) -> None:
         self._members_max = members_max
         self._crowd_max = crowd_max
         self.own: int | None = None
+        self._salt = 0  # of our lot; 0: not drawn yet
         self._sizes = [0] * stages  # what the last look-up of each stage gave, where that was a crowd
         self._places: dict[PeerId, int] = {}  # the stage where each is present, ABSENT of those in `_absent`
         self._present: list[dict[PeerId, Member]] = [{} for _ in range(stages)]  # by stage, without those that left
@@ -46,13 +49,12 @@ class Book:
         self._frozen = Swarm.frozen(() for _ in range(stages))
 
     def news(self, stage: int, records: Sequence[wire.SignedRecord], rng: random.Random) -> Sequence[wire.SignedRecord]:
-        """What is worth a look of what the directory has of `stage`: the quick way through many. Of a crowd, strangers
-        in an order by `rng`: each node knows others."""
+        """What is worth a look of what the directory has of `stage`, quickly. Of a crowd, strangers by lot."""
         crowd = len(records) > self._crowd_max and stage != self.own
-        self._sized(stage, len(records) if crowd else 0)
+        self._sized(stage, len(records) if crowd else 0, rng)
         here = self.member
         found: list[wire.SignedRecord] = []
-        strangers: list[wire.SignedRecord] = []
+        strangers: dict[PeerId, wire.SignedRecord] = {}
         for signed in records:
             known = shared(signed)
             if known is None:
@@ -61,14 +63,27 @@ class Book:
             member = known[2]
             before = here(member.peer)
             if before is None and crowd:
-                strangers.append(signed)
+                strangers[member.peer] = signed
             elif before is not member:
                 found.append(signed)
         if crowd:
             rng.shuffle(found)
-            room = self._crowd_max - len(self._present[stage])
-            found += rng.sample(strangers, min(max(0, room), len(strangers)))
+            found += [strangers[peer] for peer in self._drawn(stage, strangers)]
         return found
+
+    def _drawn(self, stage: int, strangers: Collection[PeerId]) -> list[PeerId]:
+        """Which of `strangers` are to be known of `stage`, a crowd; those known whom they replace are forgotten."""
+        salt, special, room = self._salt, self._special[stage], self._crowd_max - len(self._present[stage])
+        newer = sorted([(_rank(peer, salt), peer) for peer in strangers])
+        drawn = [peer for _, peer in newer[: max(0, room)]]
+        if len(drawn) < len(newer):
+            plain = sorted([(_rank(peer, salt), peer) for peer in self._present[stage] if peer not in special])
+            for new, known in zip(newer[len(drawn) :], reversed(plain), strict=False):
+                if new >= known:
+                    break
+                self.forget(known[1])
+                drawn.append(new[1])
+        return drawn
 
     def knows(self, record: wire.Record) -> bool:
         """Whether `record` is no news."""
@@ -79,20 +94,21 @@ class Book:
         """Keep `record` if it is newer than what we have. True when it changed what we know. `member`: as it tells, if
         that was found out before."""
         peer = PeerId(record.peer_id) if member is None else member.peer
-        known = self.member(peer)
-        if known is not None and known.sequence >= (record if member is None else member).sequence:
+        known, told = self.member(peer), Member.of(record) if member is None else member
+        if known is not None and known.sequence >= told.sequence:
             return False
-        return self._take(known, Member.of(record) if member is None else member)
+        if known is None and member is None and self._salt and self._crowded(told):
+            self._drawn(told.stage, [peer])  # there is room now, if it is better placed
+        return self._take(known, told)
 
     def renew(self, stage: int, view: View, me: PeerId, rng: random.Random) -> list[PeerId]:
         """Learn all that is news in `view` of `stage`; returns whose samples or blocks are to be looked at. As `news`
         and `learn` one by one, quicker."""
         crowd = len(view.members) > self._crowd_max and stage != self.own
         was_crowd = self._sizes[stage] > 0
-        self._sized(stage, len(view.members) if crowd else 0)
+        self._sized(stage, len(view.members) if crowd else 0, rng)
         self.most = max(self.most, view.most)
         before, present, here = self._seen[stage], self._present[stage], self._places
-        room = not crowd or len(present) < self._crowd_max
         told, others, unseen = view.members, list[Member](), set[PeerId]()
         if before is not None and not (view.stage == stage and crowd == was_crowd and view.follows(before)):
             before = None  # all are compared
@@ -101,7 +117,7 @@ class Book:
         else:
             newer, others = self._compare(stage, view, me)
             stays = present.keys() - newer if view.fed else newer
-        if before is not None and not (crowd and room):
+        if before is not None and not crowd:
             unseen.update(_since(before, view.came), self._lost[stage], self._absent)
             unseen = {peer for peer in unseen if peer in told and peer not in present}
         else:
@@ -109,11 +125,10 @@ class Book:
         self._lost[stage].clear()
         kept = set[PeerId]()
         if unseen:
-            strangers: list[Member] = []
-            if room:
-                strangers = [new for peer, new in told.items() if peer in unseen and peer not in here]
-                if crowd:
-                    strangers = rng.sample(strangers, min(self._crowd_max - len(present), len(strangers)))
+            strangers = [new for peer, new in told.items() if peer in unseen and peer not in here]
+            if crowd and strangers:
+                drawn = set(self._drawn(stage, [new.peer for new in strangers]))
+                strangers = [new for new in strangers if new.peer in drawn]
             # Buried, or come from another stage.
             back = [told[peer] for peer in sorted(unseen & here.keys())]
             others += [new for new in back if (known := self.member(new.peer)) and known.sequence < new.sequence]
@@ -327,7 +342,8 @@ class Book:
         plain = len(self._present[stage]) - len(special)
         return math.fsum([view.speed * plain, *told]), told.count(0.0)
 
-    def _sized(self, stage: int, size: int) -> None:
+    def _sized(self, stage: int, size: int, rng: random.Random) -> None:
+        self._salt = self._salt or (rng.getrandbits(64) if size else 0)
         if size != self._sizes[stage]:
             self._sizes[stage] = size
             self.shape += 1
@@ -354,6 +370,16 @@ class Book:
     def _touch(self, stage: int) -> None:
         self._stale.add(stage)
         self._changed.add(stage)
+
+
+def _rank(peer: PeerId, salt: int) -> int:
+    """One node's order of all peers; another's has nothing to do with it."""
+    return ((_number(peer) ^ salt) * 0x9E3779B97F4A7C15) % (1 << 64)
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _number(peer: PeerId) -> int:
+    return digest64("lot", peer)
 
 
 def _since(before: View, changes: Sequence[tuple[int, PeerId]]) -> list[PeerId]:

@@ -82,6 +82,31 @@ def test_each_node_knows_others_of_a_crowd_and_reads_only_what_is_new() -> None:
         remember(2048)
 
 
+@pytest.mark.parametrize("how", ["views", "shared messages", "own messages"])
+def test_who_came_early_is_known_by_no_more_than_others(how: str) -> None:
+    """A stage of 40 that fills up while 60 nodes look: each replica is known by about a fifth of them in the end."""
+    found = [signed(number, 1, samples_per_second=1.0) for number in range(40)]
+    remember(0 if how == "own messages" else 2048)
+    known: Counter[PeerId] = Counter()
+    try:
+        for node in range(60):
+            book, rng = Book(2, crowd_max=CROWD), seeded("lot", node)
+            for count in (6, CROWD, 20, 40, 40):
+                if how == "views":
+                    for message in found:
+                        check_record(message, run_id=RUN)
+                    view = view_of(found[:count])
+                    assert view is not None
+                    book.renew(1, view, PeerId("me"), rng)
+                else:
+                    look(book, 1, found[:count], rng)
+            assert len(book.swarm().stages[1]) == CROWD
+            known.update(member.peer for member in book.swarm().stages[1])
+    finally:
+        remember(2048)
+    assert len(known) == 40 and max(known.values()) < 60 / 2, "at first six were all there are"
+
+
 def test_without_shared_messages_the_same_is_known() -> None:
     found = [signed(number, 1) for number in range(40)]
     remember(0)
