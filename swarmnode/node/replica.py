@@ -144,6 +144,7 @@ class TorchReplica:
         given = {name: self._section(state, name) for name in SECTIONS}
         if state.packed:
             given["theta"] += given["phi"]
+            check_finite(given["theta"], "state, section theta")
         if len(state.sections) != len(SECTIONS):
             raise RemoteFault(f"state with sections {list(state.sections)}; {', '.join(SECTIONS)} belong there")
         if float(given["exp_avg_sq"].min()) < 0.0:

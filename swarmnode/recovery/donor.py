@@ -15,6 +15,7 @@ from swarmnode.recovery.snapshot import CHUNK_NBYTES, CHUNKS_AT_ONCE, WHOLE, Cut
 from swarmnode.wire import call_pb2 as wire
 
 SNAPSHOTS_MAX = 2
+REFUSED_MAX = 1024  # newcomers remembered
 PARTS_MAX = 8  # guess: slow weights, embedding or head, all of it
 
 
@@ -29,6 +30,7 @@ class DonorLimits:
     busy_retry_s: float = 2.0
     share_s: float = 30.0  # who would share our line with another for longer than this goes elsewhere, or waits
     retry_max_s: float = 60.0  # and asks again then: somebody may have given up
+    refused_max_s: float = 600.0  # and shares after so long: one that pulls slowly everywhere must not keep others out
 
 
 @dataclass(slots=True)
@@ -88,6 +90,7 @@ class SnapshotDonor:
         self._others: dict[int, _Kept] = {}
         self._kept: list[_Kept] = []  # oldest first
         self._pulling: dict[PeerId, _Puller] = {}
+        self._refused: dict[PeerId, float] = {}  # when newcomers were first told to go elsewhere, oldest first
         self._making = asyncio.Lock()
         self._timer: asyncio.TimerHandle | None = None
         if received is not None:
@@ -202,7 +205,12 @@ class SnapshotDonor:
         hurrying = [one for peer, one in self._pulling.items() if one.hurries and one.until_s > now_s]
         left_s = max((one.left_s(now_s) for one in hurrying), default=0.0)
         if newcomer not in self._pulling and left_s > self._limits.share_s:
-            raise Busy("another pulls a large state here", min(left_s, self._limits.retry_max_s))
+            since_s = self._refused.setdefault(newcomer, now_s)
+            if len(self._refused) > REFUSED_MAX:
+                del self._refused[next(iter(self._refused))]
+            if now_s - since_s < self._limits.refused_max_s:
+                raise Busy("another pulls a large state here", min(left_s, self._limits.retry_max_s))
+        self._refused.pop(newcomer, None)
 
     def _admit(self, peer: PeerId, hurries: bool = True) -> None:
         """Count `peer` among those that pull, or raise Busy."""

@@ -635,6 +635,18 @@ def test_a_large_state_is_given_to_one_after_the_other() -> None:
         await giver.donor.offer(C, ask())  # 12 at a second each
         giver.donor.close()
 
+        limits = DonorLimits(refused_max_s=600.0, puller_idle_s=100.0, idle_s=200.0)
+        giver = Giver(World(), A, 100, limits)
+        found = (await giver.donor.offer(B, ask())).header.snapshot
+        for index in range(7):  # one that pulls slowly keeps nobody out for ever
+            await giver.donor.chunk(B, ask_chunk(found.id, index))
+            with pytest.raises(Busy, match="large state"):
+                await giver.donor.offer(C, ask())
+            await asyncio.sleep(90.0)
+        await giver.donor.chunk(B, ask_chunk(found.id, 7))
+        await giver.donor.offer(C, ask())
+        giver.donor.close()
+
         giver = Giver(World(), A, 100)
         await giver.donor.offer(B, Call(wire.Request(run_id=RUN, snapshot=SLOWLY)))
         await giver.donor.chunk(B, ask_chunk((await giver.donor.offer(B, ask())).header.snapshot.id, 0))

@@ -206,6 +206,17 @@ def test_a_bad_state_is_refused_and_changes_nothing(spoil: Callable[[State], Non
     assert contents(replica.snapshot()) == before and replica.inner_steps == steps
 
 
+def test_a_packed_state_whose_sum_is_not_finite_is_refused() -> None:
+    replica, state = lived(1), lived(2).snapshot(packed=True)
+    before = contents(replica.snapshot())
+    huge = torch.full((replica.parameters,), 3e38)
+    state.sections["theta"] = memoryview(huge.to(torch.bfloat16).view(torch.uint8).numpy().tobytes())
+    state.sections["phi"] = memoryview(huge.numpy().tobytes())
+    with pytest.raises(RemoteFault, match="section theta"):
+        replica.load(state)
+    assert contents(replica.snapshot()) == before
+
+
 def test_a_replica_travels() -> None:
     """Snapshot, donor, chunks over a transport, load: the newcomer has the donor's slow weights to the bit, and the
     rest within half a unit in the last of bfloat16's eight bits."""
