@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import random
 from collections.abc import Collection, Sequence
 from collections.abc import Set as AbstractSet
 
-from swarmnode.ids import PeerId, digest64
+from swarmnode.ids import PeerId
 from swarmnode.membership.swarm import SERVING, Member, Swarm, shared
-from swarmnode.membership.view import View
+from swarmnode.membership.view import View, rank
 from swarmnode.wire import record_pb2 as wire
 
 ABSENT = -1
@@ -20,7 +19,7 @@ CROWD_MAX = 64  # guess: replicas known of a stage not our own; to choose among 
 class Book:
     """The newest record of every peer we heard of, until it expires. Records come verified.
 
-    Of stages other than `own`, CROWD_MAX members are enough, drawn by lot: those of the least rank (`_rank`), whenever
+    Of stages other than `own`, CROWD_MAX members are enough, drawn by lot: those of the least `rank`, whenever
     they come. Were it whoever is there first, all would know the same ones, and of a hundred replicas some got nine
     times the work of others (simulated: thousand-8b). Those that keep a snapshot or are about to move are always known.
     """
@@ -74,10 +73,10 @@ class Book:
     def _drawn(self, stage: int, strangers: Collection[PeerId]) -> list[PeerId]:
         """Which of `strangers` are to be known of `stage`, a crowd; those known whom they replace are forgotten."""
         salt, special, room = self._salt, self._special[stage], self._crowd_max - len(self._present[stage])
-        newer = sorted([(_rank(peer, salt), peer) for peer in strangers])
+        newer = sorted([(rank(peer, salt), peer) for peer in strangers])
         drawn = [peer for _, peer in newer[: max(0, room)]]
         if len(drawn) < len(newer):
-            plain = sorted([(_rank(peer, salt), peer) for peer in self._present[stage] if peer not in special])
+            plain = sorted([(rank(peer, salt), peer) for peer in self._present[stage] if peer not in special])
             for new, known in zip(newer[len(drawn) :], reversed(plain), strict=False):
                 if new >= known:
                     break
@@ -125,7 +124,8 @@ class Book:
         self._lost[stage].clear()
         kept = set[PeerId]()
         if unseen:
-            strangers = [new for peer, new in told.items() if peer in unseen and peer not in here]
+            able = view.least(self._salt, self._crowd_max) if crowd else told
+            strangers = [told[peer] for peer in able if peer in unseen and peer not in here]
             if crowd and strangers:
                 drawn = set(self._drawn(stage, [new.peer for new in strangers]))
                 strangers = [new for new in strangers if new.peer in drawn]
@@ -370,16 +370,6 @@ class Book:
     def _touch(self, stage: int) -> None:
         self._stale.add(stage)
         self._changed.add(stage)
-
-
-def _rank(peer: PeerId, salt: int) -> int:
-    """One node's order of all peers; another's has nothing to do with it."""
-    return ((_number(peer) ^ salt) * 0x9E3779B97F4A7C15) % (1 << 64)
-
-
-@functools.lru_cache(maxsize=1 << 16)
-def _number(peer: PeerId) -> int:
-    return digest64("lot", peer)
 
 
 def _since(before: View, changes: Sequence[tuple[int, PeerId]]) -> list[PeerId]:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from swarmnode.ids import PeerId
+import numpy as np
+import numpy.typing as npt
+
+from swarmnode.ids import PeerId, digest64
 from swarmnode.membership import swarm
 from swarmnode.membership.swarm import Member, shared
 from swarmnode.wire import record_pb2 as wire
 
 VIEWS_MAX = 64
+ODD = 0x9E3779B97F4A7C15  # multiplication by it mixes
 CHANGES_MAX = 256  # guess: in a stage of hundreds, hours of who came and went
 _Signed = Iterable[wire.SignedRecord]
 
@@ -42,10 +47,29 @@ class View:
     came: tuple[tuple[int, PeerId], ...] = ()  # who was not in the view before, in those of the line since `since`
     went: tuple[tuple[int, PeerId], ...] = ()  # who was, and is no more
     since: int = 0
+    numbers: npt.NDArray[np.uint64] | None = None  # of `members`, for lots
+
+    def least(self, salt: int, count: int) -> list[PeerId]:
+        """The `count` members of the least `rank`, in the order of `members`."""
+        if self.numbers is None:
+            self.numbers = np.array([_number(peer) for peer in self.members], np.uint64)
+        ranks = (self.numbers ^ np.uint64(salt)) * np.uint64(ODD)
+        names = [*self.members]
+        return [names[at] for at in sorted(np.argpartition(ranks, count)[:count].tolist())]
 
     def follows(self, before: View) -> bool:
         """Whether it is known who came and went since `before`."""
         return self.line is before.line and self.since <= before.number <= self.number
+
+
+def rank(peer: PeerId, salt: int) -> int:
+    """One node's order of all peers; another's has nothing to do with it."""
+    return ((_number(peer) ^ salt) * ODD) % (1 << 64)
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _number(peer: PeerId) -> int:
+    return digest64("lot", peer)
 
 
 _views: dict[int, View] = {}
@@ -79,6 +103,7 @@ def view_after(
         special=known.special.copy(),
         samples=known.samples.copy(),
         blocks=known.blocks.copy(),
+        numbers=None,
     )
     if len(view.came) + len(view.went) > CHANGES_MAX:
         view.came, view.went, view.since = (), (), view.number - 1
