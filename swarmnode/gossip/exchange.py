@@ -239,7 +239,7 @@ class Gossip:
             came,
             self.bequests.take(round_index, samples),
             self._to_ask(round_index, members, others),
-            min(ours.patience_s(self._manifest.limits.exchange_timeout_s), self._pace.seconds(self.left)),
+            min(self._patience_s(ours), self._pace.seconds(self.left)),
             reason,
             others_here=any(m.peer != me and m.state in GOSSIPING for m in self._swarm().stages[self._stage]),
         )
@@ -281,7 +281,7 @@ class Gossip:
             try:
                 found[other] = await self._meet_one(other, ours)
             except (TimeoutError, RemoteFault, Unavailable) as error:
-                late = f"did not come within {ours.patience_s(self._manifest.limits.exchange_timeout_s):g} s"
+                late = f"did not come within {self._patience_s(ours):g} s"
                 why = f"partner {short(other)}" + (f" {late}" if isinstance(error, TimeoutError) else f": {error}")
                 if isinstance(error, RemoteFault):
                     self._lost(other)
@@ -297,9 +297,12 @@ class Gossip:
             self._meetings.clear()
         return {other: found[other] for other in others if other in found}, why
 
+    def _patience_s(self, ours: Message) -> float:
+        return ours.patience_s(self._manifest.limits.exchange_timeout_s)
+
     async def _meet_one(self, other: PeerId, ours: Message) -> Packet:
         """Raises TimeoutError, RemoteFault and Unavailable."""
-        timeout_s = ours.patience_s(self._manifest.limits.exchange_timeout_s)
+        timeout_s = self._patience_s(ours)
         async with asyncio.timeout(timeout_s):
             if other in self._meetings:
                 return await self._await_call(self._meetings[other])

@@ -201,9 +201,8 @@ class SnapshotDonor:
     def _share(self, newcomer: PeerId) -> None:
         """Raises Busy where `newcomer` would share our line for long. Of two large states that are given one after the
         other the first is there in half the time, the second no later, and it has two donors to choose from."""
-        now_s = self._now_s()
-        hurrying = [one for peer, one in self._pulling.items() if one.hurries and one.until_s > now_s]
-        left_s = max((one.left_s(now_s) for one in hurrying), default=0.0)
+        now_s = self._leave_idle()
+        left_s = max((one.left_s(now_s) for one in self._pulling.values() if one.hurries), default=0.0)
         if newcomer not in self._pulling and left_s > self._limits.share_s:
             since_s = self._refused.setdefault(newcomer, now_s)
             if len(self._refused) > REFUSED_MAX:
@@ -214,19 +213,23 @@ class SnapshotDonor:
 
     def _admit(self, peer: PeerId, hurries: bool = True) -> None:
         """Count `peer` among those that pull, or raise Busy."""
-        now_s = self._now_s()
-        self._pulling = {other: puller for other, puller in self._pulling.items() if puller.until_s > now_s}
+        now_s = self._leave_idle()
         if peer not in self._pulling:
             if len(self._pulling) >= self._limits.downloads_max:
                 raise Busy(f"{len(self._pulling)} peers pull state here already", self._limits.busy_retry_s)
             # A state is copied and hashed first.
             self._pulling[peer] = _Puller(now_s + self._limits.idle_s, hurries)
 
+    def _leave_idle(self) -> float:
+        """Forget those that pull no more; returns the time of now."""
+        now_s = self._now_s()
+        self._pulling = {peer: puller for peer, puller in self._pulling.items() if puller.until_s > now_s}
+        return now_s
+
     def _wait_for(self, peer: PeerId, part: Snapshot) -> _Puller:
         """`peer`, who pulls `part`, keeps its place: larger chunks are asked for more rarely."""
         puller = self._pulling.setdefault(peer, _Puller(0.0))  # its place may have gone while the state was copied
-        chunks = max(1.0, part.chunk_nbytes / CHUNK_NBYTES)
-        puller.until_s = self._now_s() + self._limits.puller_idle_s * chunks
+        puller.until_s = self._now_s() + self._limits.puller_idle_s * _largeness(part)
         return puller
 
     def _usable(self, round_min: int) -> _Kept | None:
@@ -284,8 +287,13 @@ class SnapshotDonor:
 
     def _idle_s(self, kept: _Kept) -> float:
         """Larger chunks are asked for more rarely."""
-        return self._limits.idle_s * max(1.0, kept.snapshot.chunk_nbytes / CHUNK_NBYTES)
+        return self._limits.idle_s * _largeness(kept.snapshot)
 
     @staticmethod
     def _now_s() -> float:
         return asyncio.get_running_loop().time()
+
+
+def _largeness(snapshot: Snapshot) -> float:
+    """Of its chunks, in MiB: how many times as long as for the smallest it takes until another is asked for."""
+    return max(1.0, snapshot.chunk_nbytes / CHUNK_NBYTES)
