@@ -100,6 +100,9 @@ class Transport(Protocol):
     @property
     def peer_id(self) -> PeerId: ...
 
+    @property
+    def line_queue(self) -> int: ...  # messages of bulk that wait for their turn on this node's line
+
     async def addresses(self) -> list[str]:
         """Multiaddrs (without /p2p) at which others reach this node."""
         ...
@@ -164,8 +167,7 @@ class Compute(Protocol):
 
     @property
     def worked_s(self) -> float:
-        """Seconds the device has worked so far, or rested because its volunteer wants it; waiting for work not
-        counted."""
+        """Seconds the device has worked so far, or rested as its volunteer wants; waiting for work not counted."""
         ...
 
 
@@ -174,8 +176,7 @@ class Store(Protocol):
     all. Names are relative, "/" between their parts."""
 
     async def write(self, name: str, parts: Sequence[bytes | memoryview]) -> str:
-        """Write, flush, fsync, rename; returns the SHA-256 (hex) of what was written. Raises LocalFault with the path
-        and the reason (disk full, read only)."""
+        """Write, flush, fsync, rename; returns the SHA-256 (hex). Raises LocalFault with path and reason."""
         ...
 
     async def read(self, name: str, sha256: str | None = None) -> bytes | None:
@@ -277,8 +278,7 @@ class Packet:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """On one packet: how much of the partner's distance is taken (0: refused), the step that decided (robust.py), and
-    why."""
+    """On one packet: how much of the partner's distance is taken (0: refused), by which step (robust.py), and why."""
 
     keep: float
     step: str

@@ -41,6 +41,11 @@ class Turns:
         self._others: deque[_Waiting] = deque()
         self._timer: asyncio.TimerHandle | None = None
 
+    @property
+    def waiting(self) -> int:
+        """Messages whose turn has not come."""
+        return len(self._urgent) + len(self._others)
+
     async def take(self, nbytes: int, timeout_s: float, *, urgent: bool = False) -> float:
         """Returns when `nbytes` may be sent, after how many seconds; then comes one `give`. What is small goes at once.
         Raises Unavailable after WAIT_SHARE of `timeout_s`."""

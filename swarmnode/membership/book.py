@@ -38,6 +38,7 @@ class Book:
         self.most = 0  # samples of the whole run: nobody known tells of more
         self.shape = 0
         """Grows when somebody comes, goes, changes its state or goal, or tells its speed for the first time."""
+        self._counted: tuple[int, Sequence[tuple[int, int]]] = -1, ()  # (`shape`, `counts` as of it)
         # Of `_present` those that are not plain.
         self._special: list[dict[PeerId, Member]] = [{} for _ in range(stages)]
         self._seen: list[View | None] = [None] * stages  # what `_present` is as, but for those in ...
@@ -303,10 +304,13 @@ class Book:
         """How many there are of all stages, known to us or not: the sum of the `sizes` of `swarm`."""
         return sum(map(max, map(len, self._present), self._sizes))
 
-    def counts(self) -> list[tuple[int, int]]:
-        """Members of each stage, and how many of them serve it."""
-        away = [sum(m.state != SERVING for m in special.values()) for special in self._special]
-        return [(len(here), len(here) - gone) for here, gone in zip(self._present, away, strict=True)]
+    def counts(self) -> Sequence[tuple[int, int]]:
+        """Members of each stage, and how many of them serve it; asked often, they change with `shape`."""
+        if self._counted[0] != self.shape:
+            away = [sum(m.state != SERVING for m in special.values()) for special in self._special]
+            counts = [(len(here), len(here) - gone) for here, gone in zip(self._present, away, strict=True)]
+            self._counted = self.shape, counts
+        return self._counted[1]
 
     def serving(self) -> tuple[int, ...]:
         """How many serve each stage, of crowds as the directory counts them."""

@@ -132,6 +132,12 @@ PACKETS = _counter(
     "Packets of partners, by the step of acceptance that decided (gossip/robust.py).",
     step=("accepted", "clipped", "norm", "direction", "loss", "misshapen", "newcomer"),
 )
+RESERVATIONS = _counter(
+    "swarmnode_reservations_total",
+    "questions",
+    "Replicas asked whether a microbatch may be sent, by what they answered (pipeline/reserve.py).",
+    outcome=("granted", "full", "unheard"),
+)
 STAND_INS = _counter(
     "swarmnode_standins_total",
     "packets",
@@ -247,6 +253,7 @@ EVENTS: Final[dict[str, str]] = {
     "stage.lost": "a stage has no replica alive any more",
     "stage.back": "a lost stage is served again: after how long, and the loss before and after",
     "state.donor": "a donor for the stage's state was chosen",
+    "state.beside": "another donor gives chunks of its own snapshot, because the download takes long",
     "state.download": "progress of a state download",
     "state.downloaded": "the stage's state is here, verified and loaded",
     "state.waiting": "all who could give the stage's state give it to others now; the first free one is asked",

@@ -22,8 +22,9 @@ from swarmnode.node.saver import Resumption, Saving, resume
 from swarmnode.pipeline.itinerary import partner
 from swarmnode.pipeline.rebalance import staying
 from swarmnode.ports import Clock, Compute, Neighbour, Priority, Replica, State, Telemetry
+from swarmnode.recovery.asking import DownloadLimits
 from swarmnode.recovery.checkpoint import ROOT
-from swarmnode.recovery.download import Accept, DownloadLimits, download
+from swarmnode.recovery.download import Accept, download
 from swarmnode.recovery.keeper import to_keep
 from swarmnode.recovery.ladder import Rung, Sight, climb, first_builder, silent
 from swarmnode.recovery.saving import find
@@ -38,6 +39,7 @@ SETTLE_SHARE = 0.5  # guess: of the announce period, that others who bring the s
 ASKED_MAX = 64  # guess: members a joiner pings before it believes their records; in larger swarms one more or less
 POLITE = DownloadLimits(rest=0.5)
 """A joiner of a stage that others serve leaves a third of its donor's uplink to training at any time. Guess."""
+KEPT = DownloadLimits(sources=1)  # keepers have it of rounds far apart
 TRIES_MAX = 3  # guess: times state is sought from living replicas before this process gives up
 
 
@@ -252,7 +254,7 @@ class Arrival:
         self._nbytes = 0
         match rung:
             case Rung.REPLICA:
-                donors = partial(self._still, sight.donors, sight.stage)
+                donors = partial(self._still, frozenset(sight.donors), sight.stage)
                 state, offer = await self._download(
                     replica, sight.stage, donors, accept=self._loading(replica), limits=POLITE
                 )
@@ -285,7 +287,7 @@ class Arrival:
             method = "copy"
         for stage, serves in ((sight.stage - 1, sight.below), (sight.stage + 1, sight.above)):
             if serves and twin in (None, stage):
-                donors = partial(self._still, (), stage)
+                donors = partial(self._still, frozenset(), stage)
                 state, offer = await self._download(replica, stage, donors, cut=SLOW)
                 neighbours.append(Neighbour(stage, state.sections["phi"], offer.gradient_norm))
         mirrored = None
@@ -302,7 +304,9 @@ class Arrival:
         own = self.carried if self._presence.me in keepers else None
         if own is None or keepers[0] != self._presence.me:
             try:
-                state, offer = await self._download(replica, stage, lambda: keepers, cut=cut, accept=accept)
+                state, offer = await self._download(
+                    replica, stage, lambda: keepers, cut=cut, accept=accept, limits=KEPT
+                )
                 return state, offer.progress
             except Unavailable:
                 if own is None:
@@ -340,7 +344,7 @@ class Arrival:
         self._nbytes += offer.nbytes
         return state, offer
 
-    def _still(self, seen: tuple[PeerId, ...], stage: int) -> Sequence[PeerId]:
+    def _still(self, seen: frozenset[PeerId], stage: int) -> Sequence[PeerId]:
         """Donors of `stage` as they are known now, those that answered a moment ago first."""
         now = donors_of(self._swarm(), stage, self._presence.me)
         return [peer for peer in now if peer in seen] + [peer for peer in now if peer not in seen]

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from swarmnode.errors import RemoteFault
 from swarmnode.gossip.exchange import METHODS
@@ -16,6 +17,7 @@ from swarmnode.ports import Answer, Call, Handler, Transport
 from swarmnode.wire import call_pb2 as wire
 from swarmnode.wire import record_pb2
 
+QUIET = (*METHODS, "reserve")  # on whose messages news are not worth their bytes: others go the same way all the time
 SEEN_MAX = 4096  # guess: peers whose last seen record sequence is remembered
 Learn = Callable[[record_pb2.SignedRecord], None]
 
@@ -50,6 +52,10 @@ class Line:
     async def addresses(self) -> list[str]:
         return await self._transport.addresses()
 
+    @property
+    def line_queue(self) -> int:
+        return self._transport.line_queue
+
     def bytes_by_method(self) -> dict[tuple[str, str], int]:
         return self._transport.bytes_by_method()
 
@@ -68,7 +74,7 @@ class Line:
             header = type(answer.header)()
             header.CopyFrom(answer.header)
             self._ride(peer, method, header, call.header.progress)
-            return Answer(header, answer.tensors)
+            return replace(answer, header=header)
 
         self._transport.serve(method, with_news, tensor_bytes_max=tensor_bytes_max)
 
@@ -99,7 +105,7 @@ class Line:
         """
         header.ClearField("record")
         header.ClearField("progress")
-        if method in METHODS:
+        if method in QUIET:
             if method == "exchange":
                 self._news(peer, header.progress, heard)
             return

@@ -10,6 +10,7 @@ from swarmnode.ports import Telemetry, Transport
 
 KIND_OF_METHOD: Mapping[str, str] = {
     "process": "pipeline",
+    "reserve": "pipeline",
     "exchange": "gossip",
     "commit": "gossip",
     "standin": "gossip",

@@ -31,7 +31,8 @@ from swarmnode.pipeline.rebalance import (
     worth_it,
 )
 from swarmnode.ports import State, Telemetry, Transport
-from swarmnode.recovery.download import DownloadLimits, download
+from swarmnode.recovery.asking import DownloadLimits
+from swarmnode.recovery.download import download
 from swarmnode.recovery.snapshot import snapshot_nbytes
 from swarmnode.wire import call_pb2 as wire
 from swarmnode.wire import record_pb2

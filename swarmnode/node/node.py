@@ -84,8 +84,7 @@ class Node:
         self.feeder: Feeder | None = None
         self._turn: asyncio.Task[Brought] | None = None
         self.farewell: Farewell | None = None  # once it leaves
-        self._stays = 0  # stages left so far
-        self._leaving = False
+        self._stays, self._leaving = 0, False  # stages left so far; whether it is told to go
         self._gone = asyncio.Event()
         asked = self.arrival.answering
         self.rollcall = RollCall(manifest, self.presence, asked, world.clock, world.telemetry, lambda: self.feeder)
@@ -110,7 +109,8 @@ class Node:
         """Handlers exist before anybody can learn the address; those that need a stage say so until there is one."""
         nbytes_max = self.manifest.limits.frame_bytes_max
         handlers: list[tuple[str, Handler, int]] = [
-            ("process", self._serve_process, nbytes_max),
+            ("process", lambda peer, call: self._hop().serve(peer, call), nbytes_max),
+            ("reserve", lambda peer, call: self._hop().reserve(peer, call), 0),
             ("exchange", lambda peer, call: _there(self.gossip).serve_exchange(peer, call), nbytes_max),
             ("bequest", lambda peer, call: _there(self.gossip).serve_bequest(peer, call), nbytes_max),
             ("handover", self._inherit, 0),
@@ -128,10 +128,10 @@ class Node:
         self.presence.changed()  # who brings the stage back must know at once who has the latest of it
         return answer
 
-    async def _serve_process(self, peer: PeerId, call: Call) -> Answer:
+    def _hop(self) -> Hop:
         if self.state not in (*GIVING, record_pb2.NODE_STATE_PAUSED):
             raise Unavailable("this node does not serve yet")
-        return await _there(self.hop).serve(peer, call)
+        return _there(self.hop)
 
     async def run(self, notices: Notices, stage: int | None = None) -> Farewell:
         """Live until a notice says go, then leave within its time. `stage` None: the neediest. Raises Unavailable when
@@ -377,7 +377,7 @@ class Node:
         replica, gossip, stage = self._replica, self.gossip, self.stage
         if replica is None or gossip is None or stage is None or self.state not in GIVING:
             raise Unavailable("this node has no state to give")
-        return await copying(cut, replica, gossip, stage, self.presence, self._world.compute)
+        return await copying(cut, replica, gossip, stage, self.presence, self._world)
 
     def _fed(self, samples: int) -> None:
         self.presence.progress.add(self.me, samples)

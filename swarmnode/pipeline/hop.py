@@ -6,13 +6,14 @@ import asyncio
 from collections.abc import Callable
 from typing import TypeVar
 
-from swarmnode.errors import RemoteFault
+from swarmnode.errors import RemoteFault, Unavailable
 from swarmnode.ids import MICROBATCH_ID_BYTES, MicrobatchId, PeerId
 from swarmnode.manifest import Manifest, boundary_width
 from swarmnode.metrics import name
 from swarmnode.pipeline.backlog import Backlog, Held
 from swarmnode.pipeline.itinerary import fault
 from swarmnode.pipeline.onward import Carried, Onward
+from swarmnode.pipeline.reserve import Reservations
 from swarmnode.pipeline.route import Ema
 from swarmnode.ports import Answer, Call, Compute, Priority, Replica, StepReport, Tape, Telemetry, WireTensor
 from swarmnode.wire import call_pb2 as wire
@@ -50,6 +51,7 @@ class Hop:
         self._samples_total = samples_total
         self._telemetry = telemetry
         self.boundary_digest = replica.boundary_digest()
+        self._reservations = Reservations(lambda: compute.waiting + onward.line_queue)
         self._tape_max = max(manifest.limits.tape_bytes_max, int(OWN_SHARE * replica.spare_nbytes))
         self._tape_nbytes = 0
         self._tape_nbytes_last = 0  # of the last one with its graph: what the next will take
@@ -61,6 +63,7 @@ class Hop:
 
     async def serve(self, peer: PeerId, call: Call) -> Answer:
         """Handler of method "process". Raises RemoteFault for a malformed request, Busy, MicrobatchLost."""
+        self._reservations.came(peer)
         process = call.header.process
         x, tokens = self._check(process, call.tensors)
         deadline = asyncio.get_running_loop().time() + process.deadline_ms / 1000.0
@@ -81,6 +84,12 @@ class Hop:
             return Answer(wire.Reply(processed=report), tensors, urgent=True)
 
         return await self._backlog.once(key, work)
+
+    async def reserve(self, peer: PeerId, call: Call) -> Answer:
+        """Handler of method "reserve". Raises Unavailable while this replica drains."""
+        if self._backlog.refusing is not None:
+            raise Unavailable(self._backlog.refusing)
+        return self._reservations.serve(peer, call)
 
     async def carry(
         self, process: wire.Process, x: WireTensor, tokens: WireTensor, deadline: float, held: Held | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -14,6 +14,7 @@ from swarmnode.manifest import LimitsSpec
 from swarmnode.membership.liveness import Watch, late
 from swarmnode.metrics import name
 from swarmnode.pipeline.patience import patience
+from swarmnode.pipeline.reserve import ASKED_MAX, Reserving
 from swarmnode.pipeline.route import Ema, Router
 from swarmnode.ports import Call, Telemetry, Transport, WireTensor
 from swarmnode.wire import call_pb2 as wire
@@ -60,7 +61,13 @@ class Onward:
         self._telemetry = telemetry
         self._limits = limits
         self._watches: dict[PeerId, dict[Watch, None]] = {}  # over what waits for each peer
+        self._reserving = Reserving(run_id, transport, telemetry)
         self._usual: dict[int, Ema] = {}  # seconds that the way from each stage on takes, there and back
+
+    @property
+    def line_queue(self) -> int:
+        """Messages of bulk that wait for their turn on this node's line."""
+        return self._transport.line_queue
 
     async def send(self, process: wire.Process, y: WireTensor, tokens: WireTensor, deadline: float) -> Carried:
         """Carry `y` to the stage after `process.position` and wait for its gradient until loop time `deadline`.
@@ -73,7 +80,7 @@ class Onward:
         begun, retries, no_room_s, tried = loop.time(), 0, 0.0, set[PeerId]()
         reason = "deadline passed"
         while (left_s := deadline - loop.time()) > 0:
-            peer, choice = router.choose(loop.time(), process.samples, tried)
+            peer, choice = await self._choose(stage, process.samples, tried, deadline)
             if peer is None:
                 reason = f"stage {stage}: {choice}" + (f"; last: {reason}" if tried else "")
                 tried.clear()
@@ -90,28 +97,62 @@ class Onward:
                 carried.onward_s = loop.time() - begun - carried.sent_s
                 self.took(stage, loop.time() - begun)
                 return carried
-            except Busy as busy:
-                router.delay(peer, loop.time() + max(WAIT_MIN_S, busy.retry_after_s))
-                reason = str(busy)
-                continue
-            except Unavailable as error:
-                # A refusal brings no record: until the next look a mover would be asked every few ms while the others
-                # of its stage are busy (simulated: swarm48, seed 0, hour 10: 6,000 times).
-                router.delay(peer, loop.time() + max(WAIT_MAX_S, error.retry_after_s))
+            except (Unavailable, RemoteFault) as error:
+                self._refused(peer, stage, error)
                 reason = str(error)
-            except Refused as error:
-                self._telemetry.count(name.PEER_FAULTS, kind="refused")
-                self._telemetry.event("microbatch.refused", level="warning", peer=peer, reason=str(error))
-                reason = str(error)
-            except RemoteFault as fault:
-                self.blame(peer, stage, fault)
-                reason = str(fault)
+                if isinstance(error, Busy):
+                    continue
             tried.add(peer)
             retries += 1
             if (usual := self._usual.get(stage)) and deadline - loop.time() < HOPELESS_SHARE * usual.value:
                 break  # its feeder begins anew: what others did until the deadline would be done for nothing
             self._telemetry.count(name.MICROBATCHES, outcome="retried")
         raise MicrobatchLost(f"no way to stage {stage} in time: {reason}")
+
+    async def _choose(
+        self, stage: int, samples: int, tried: Collection[PeerId], deadline: float
+    ) -> tuple[PeerId | None, str]:
+        """The replica of `stage` whose turn it is; where a microbatch takes long, the first of a few at which nothing
+        waits, or the one that would be at it first. Nobody when `deadline` passes meanwhile."""
+        loop, router = asyncio.get_running_loop(), self._routers[stage]
+        peer, choice = router.choose(loop.time(), samples, tried)
+        charged: dict[PeerId, float] = {}  # those asked: seconds
+        ahead: dict[PeerId, float] = {}  # of them who have something to do: seconds until ours would be done
+        while peer is not None and (charged or self._reserving.worth_it(router, peer, samples)):
+            charged[peer] = seconds = router.seconds(peer, samples)
+            try:
+                waits = await self._reserving.ask(peer, deadline - loop.time())
+                if waits is None:
+                    break
+                ahead[peer] = (1 + waits) * seconds
+            except (Unavailable, RemoteFault) as error:
+                self._refused(peer, stage, error)
+            peer = None
+            if len(charged) < ASKED_MAX:
+                peer, choice = router.choose(loop.time(), samples, {*tried, *charged})
+        if peer is None and ahead:
+            peer, choice = min(ahead, key=ahead.__getitem__), f"the least of {len(ahead)}"
+        if charged and deadline <= loop.time():
+            peer, choice = None, "the deadline passed while replicas were asked"
+        for other, seconds in charged.items():
+            if other != peer:
+                router.refund(other, seconds)
+        return peer, choice
+
+    def _refused(self, peer: PeerId, stage: int, error: Unavailable | RemoteFault) -> None:
+        """`peer` will not or cannot take a microbatch now."""
+        router, now = self._routers[stage], asyncio.get_running_loop().time()
+        if isinstance(error, Busy):
+            router.delay(peer, now + max(WAIT_MIN_S, error.retry_after_s))
+        elif isinstance(error, Unavailable):
+            # A refusal brings no record: until the next look a mover would be asked every few ms while the others of
+            # its stage are busy (simulated: swarm48, seed 0, hour 10: 6,000 times).
+            router.delay(peer, now + max(WAIT_MAX_S, error.retry_after_s))
+        elif isinstance(error, Refused):
+            self._telemetry.count(name.PEER_FAULTS, kind="refused")
+            self._telemetry.event("microbatch.refused", level="warning", peer=peer, reason=str(error))
+        else:
+            self.blame(peer, stage, error)
 
     def took(self, stage: int, seconds: float) -> None:
         """The way from `stage` on, there and back."""
@@ -197,6 +238,7 @@ class Onward:
         own_s = seconds - answer.waited_s - _within(report.onward_s, seconds - answer.waited_s)
         coming_in_s = _within(report.received_s, own_s)
         sent_s = answer.waited_s
+        self._reserving.came(sent_s + coming_in_s)
         if train:
             sent_s += router.completed(peer, process.samples, own_s, coming_in_s)
         return Carried(

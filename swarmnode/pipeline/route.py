@@ -174,7 +174,7 @@ class Router:
         return [
             peer
             for peer in self._pausing
-            if self._members[peer].pauses_unix_s < now + self.unix_ahead_s + samples * self._seconds(peer)
+            if self._members[peer].pauses_unix_s < now + self.unix_ahead_s + self.seconds(peer, samples)
         ]
 
     def choose(self, now: float, samples: int, exclude: Collection[PeerId] = ()) -> tuple[PeerId | None, str]:
@@ -292,6 +292,20 @@ class Router:
             return None
         return known.seconds_per_sample.value * samples
 
+    def seconds(self, peer: PeerId, samples: int) -> float:
+        """Seconds that `peer`, one of those present, needs for `samples` as far as is known: what `choose` charges."""
+        return samples * self._seconds(peer)
+
+    def runtime(self, peer: PeerId) -> float:
+        """Virtual seconds of work given to `peer`, one of those present."""
+        return self._peers[peer].runtime
+
+    def refund(self, peer: PeerId, seconds: float) -> None:
+        """It was chosen and charged `seconds`, and then did not get the microbatch."""
+        if (known := self._peers.get(peer)) is not None:
+            known.runtime -= seconds
+            self._push(peer)
+
     def typical_s(self, samples: int) -> float:
         """Seconds that any peer needs for `samples`, 0 before the first answer."""
         return self._all.value * samples
@@ -310,7 +324,7 @@ class Router:
     def _charge(self, peer: PeerId, samples: int) -> PeerId:
         known = self._peers[peer]
         known.charged = True
-        known.runtime += samples * self._seconds(peer)
+        known.runtime += self.seconds(peer, samples)
         self._push(peer)
         return peer
 

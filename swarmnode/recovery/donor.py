@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
@@ -26,8 +25,10 @@ class DonorLimits:
     idle_s: float = 60.0  # a snapshot nobody asked for in this time, for each MiB of a chunk, is forgotten
     fresh_s: float = 10.0  # a newcomer gets the snapshot made for another one up to this old
     downloads_max: int = 4  # peers that pull at once
+    chunk_nbytes: int = CHUNK_NBYTES
     puller_idle_s: float = 10.0  # one that has not asked in this time, for each MiB of a chunk, pulls no more
     busy_retry_s: float = 2.0
+    line_nbytes: float = 1e7  # a second, that our line gives as far as nothing is known of it
     share_s: float = 30.0  # who would share our line with another for longer than this goes elsewhere, or waits
     retry_max_s: float = 60.0  # and asks again then: somebody may have given up
     refused_max_s: float = 600.0  # and shares after so long: one that pulls slowly everywhere must not keep others out
@@ -48,15 +49,17 @@ class _Puller:
     until_s: float  # when its place is another's, unless it asks again
     hurries: bool = True  # somebody waits for what it pulls
     chunks: int = 0  # it has asked for
-    of: int = 0  # chunks of what it pulls
+    of: int = 0  # chunks of what it pulls; 0: not made yet
+    nbytes: int = 0  # of it
     begun_s: float = 0.0  # when it asked for the first
 
-    def left_s(self, now_s: float) -> float:
-        """Until it has everything, at the rate so far: infinite while nothing came through. 0 before its first ask."""
-        if not self.chunks:
-            return 0.0
+    def left_s(self, now_s: float, line_nbytes: float) -> float:
+        """Until it has everything, at the rate so far."""
         through = self.chunks - CHUNKS_AT_ONCE
-        return (self.of - through) * (now_s - self.begun_s) / through if through > 0 else math.inf
+        if through > 0:
+            return (self.of - through) * (now_s - self.begun_s) / through
+        waits_s = now_s - self.begun_s if self.chunks else 0.0
+        return max(self.nbytes / line_nbytes, waits_s * self.of / CHUNKS_AT_ONCE)
 
 
 class SnapshotDonor:
@@ -124,16 +127,21 @@ class SnapshotDonor:
         self._check_run(call)
         cut = Cut.of(asked)
         kept = self._of_other(asked.stage, asked.round_min) if asked.stage != self._stage else None
-        self._share(peer)
-        self._admit(peer, hurries=not asked.nobody_waits)
+        hurries, newcomer = not asked.nobody_waits, peer not in self._pulling
+        if newcomer:
+            self._share(peer)
+        self._admit(peer, hurries)
         try:
             async with self._making:
+                if newcomer:
+                    self._share(peer)  # now it is known what those get who came just before
                 kept = kept or self._usable(asked.round_min) or await self._make(asked.round_min, cut)
                 part = await self._part(kept, cut)
         except BaseException:
             self._pulling.pop(peer, None)
             raise
         kept.asked_s = self._now_s()
+        self._refused.pop(peer, None)
         self._wait_for(peer, part)
         self._telemetry.event("state.served", peer=peer, stage=asked.stage, round=part.round_index)
         return Answer(wire.Reply(snapshot=part.manifest()))
@@ -174,7 +182,7 @@ class SnapshotDonor:
         kept.asked_s = self._now_s()
         puller = self._wait_for(peer, part)
         if not puller.chunks:
-            puller.of, puller.begun_s = part.chunks, self._now_s()
+            puller.begun_s = self._now_s()
         puller.chunks += 1
         if puller.chunks >= part.chunks:  # all of it is on its way: others begin
             self._pulling.pop(peer, None)
@@ -202,20 +210,20 @@ class SnapshotDonor:
         """Raises Busy where `newcomer` would share our line for long. Of two large states that are given one after the
         other the first is there in half the time, the second no later, and it has two donors to choose from."""
         now_s = self._leave_idle()
-        left_s = max((one.left_s(now_s) for one in self._pulling.values() if one.hurries), default=0.0)
-        if newcomer not in self._pulling and left_s > self._limits.share_s:
+        others = [one for peer, one in self._pulling.items() if peer != newcomer and one.hurries]
+        left_s = max([one.left_s(now_s, self._limits.line_nbytes) for one in others], default=0.0)
+        if left_s > self._limits.share_s:
             since_s = self._refused.setdefault(newcomer, now_s)
             if len(self._refused) > REFUSED_MAX:
                 del self._refused[next(iter(self._refused))]
             if now_s - since_s < self._limits.refused_max_s:
                 raise Busy("another pulls a large state here", min(left_s, self._limits.retry_max_s))
-        self._refused.pop(newcomer, None)
 
     def _admit(self, peer: PeerId, hurries: bool = True) -> None:
         """Count `peer` among those that pull, or raise Busy."""
         now_s = self._leave_idle()
         if peer not in self._pulling:
-            if len(self._pulling) >= self._limits.downloads_max:
+            if len(self._pulling) >= self._limits.downloads_max - (not hurries):  # one place is for who hurries
                 raise Busy(f"{len(self._pulling)} peers pull state here already", self._limits.busy_retry_s)
             # A state is copied and hashed first.
             self._pulling[peer] = _Puller(now_s + self._limits.idle_s, hurries)
@@ -230,6 +238,7 @@ class SnapshotDonor:
         """`peer`, who pulls `part`, keeps its place: larger chunks are asked for more rarely."""
         puller = self._pulling.setdefault(peer, _Puller(0.0))  # its place may have gone while the state was copied
         puller.until_s = self._now_s() + self._limits.puller_idle_s * _largeness(part)
+        puller.of, puller.nbytes = part.chunks, part.nbytes
         return puller
 
     def _usable(self, round_min: int) -> _Kept | None:

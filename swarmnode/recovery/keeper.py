@@ -11,15 +11,17 @@ from swarmnode.ids import PeerId, RunId
 from swarmnode.manifest import Manifest, RecoverySpec
 from swarmnode.membership.swarm import Swarm
 from swarmnode.ports import Answer, Call, Telemetry, Transport
-from swarmnode.recovery.download import DownloadLimits, download
+from swarmnode.recovery.asking import DownloadLimits
+from swarmnode.recovery.download import download
 from swarmnode.recovery.ladder import keeps
 from swarmnode.recovery.snapshot import SLOW, WHOLE, Cut, Snapshot, snapshot_nbytes
 from swarmnode.wire import call_pb2
 
-GENTLE = DownloadLimits(attempts_max=2, parallel=1, pause_s=1.0, rest=3.0, busy_max_s=0.0, waited_for=False)
+GENTLE = DownloadLimits(attempts_max=2, parallel=1, sources=1, pause_s=1.0, rest=3.0, busy_max_s=0.0, waited_for=False)
 """Nobody waits for it: one chunk at a time on a quarter of the line, and when a donor is busy another day will do.
 Guess."""
 
+RETRY_MAX_S = 60.0  # guess: between two tries while those who could give it give to newcomers
 
 URGENT = DownloadLimits(attempts_max=3, pause_s=0.1, busy_max_s=0.0)
 """The donor is about to go. Guess."""
@@ -99,12 +101,13 @@ class Keeper:
         if self._cut is None or self._spec.keepers == 0 or self._alone:
             self._telemetry.event("recovery.kept", of_stage=self.stage, nbytes=0, reason=self._reason)
             return
+        pause_s = self._period_s
         while True:
             me, now = self._transport.peer_id, self._round_now()
             due, reason = renewal(self._swarm(), self.stage, me, self._run_id, self._spec, now, self.kept_round)
-            if due and not self.held:
-                await self._renew(self._cut, reason)
-            await asyncio.sleep(self._period_s)
+            failed = due and not self.held and not await self._renew(self._cut, reason)
+            pause_s = max(self._period_s, min(2.0 * pause_s, RETRY_MAX_S)) if failed else self._period_s
+            await asyncio.sleep(pause_s)
 
     async def inherit(self, peer: PeerId, call: Call) -> Answer:
         """Handler of "handover": keep the state of `peer`, the last replica of the stage after ours, which leaves.
@@ -118,12 +121,15 @@ class Keeper:
         offer = await self._fetch(WHOLE, [peer], URGENT, "its last replica leaves")
         return Answer(call_pb2.Reply(handed=call_pb2.Handed(round=offer.round)))
 
-    async def _renew(self, cut: Cut, reason: str) -> None:
+    async def _renew(self, cut: Cut, reason: str) -> bool:
+        """Whether it has come."""
         donors = [member.peer for member in self._swarm().serving(self.stage)]
         try:
             await self._fetch(cut, donors, GENTLE, reason)
         except Unavailable as error:
             self._telemetry.event("recovery.kept", level="warning", of_stage=self.stage, nbytes=0, reason=str(error))
+            return False
+        return True
 
     async def _fetch(
         self, cut: Cut, donors: Sequence[PeerId], limits: DownloadLimits, reason: str

@@ -270,6 +270,20 @@ def assemble(offer: wire.Snapshot, data: memoryview | bytes | bytearray, *, veri
     return State(sections, offer.inner_steps, offer.gradient_norm, bump_steps=offer.bump_steps, packed=True)
 
 
+def mixed(offers: Sequence[wire.Snapshot]) -> wire.Snapshot:
+    """What a state says of itself whose chunk i is that of `offers[i]`, all of one size: of its oldest part, but for
+    the hashes."""
+    oldest = min(offers, key=lambda offer: (offer.round, offer.inner_steps))
+    if all(offer is oldest for offer in offers):
+        return oldest
+    whole = wire.Snapshot()
+    whole.CopyFrom(oldest)
+    del whole.hashes[:]
+    whole.hashes.extend([offer.hashes[index] for index, offer in enumerate(offers)])
+    whole.id = snapshot_id(whole.hashes)
+    return whole
+
+
 def _expect(what: str, found: object, expected: object) -> None:
     if found != expected:
         raise RemoteFault(f"snapshot whose {what} is {str(found)[:80]}; {expected} belongs there")

@@ -23,7 +23,7 @@ from swarmnode.simulation.clock import owned
 from swarmnode.simulation.directory import SimDirectory
 from swarmnode.simulation.fleet import Kind
 from swarmnode.simulation.machine import Disk, Machine, Meter
-from swarmnode.simulation.metered import Metered
+from swarmnode.simulation.metered import FINE_NBYTES, Metered
 from swarmnode.simulation.network import Plug
 from swarmnode.simulation.trace import Ear
 from swarmnode.simulation.transport import SimTransport
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from swarmnode.simulation.world import World
 
 DISK_BYTES = 1 << 33
+IDLE_MAX_S = 1200.0  # guess: however much a chunk stands for; a thousand states given once fill no memory then
 GOODBYE_S = 15.0  # above node.DRAIN_S, saving and announcing
 SERVING_MAX = 4096  # calls of others under way at one node
 
@@ -203,9 +204,15 @@ class Inhabitant:
 
 
 def _donating(state_share: float) -> DonorLimits:
-    """A chunk here stands for many, which would be asked for one after the other."""
+    """A chunk here stands for many, which would be asked for one after the other, of several donors."""
     usual = DonorLimits()
-    return replace(usual, idle_s=usual.idle_s / state_share, puller_idle_s=usual.puller_idle_s / state_share)
+    return replace(
+        usual,
+        idle_s=min(usual.idle_s / state_share, IDLE_MAX_S),
+        puller_idle_s=min(usual.puller_idle_s / state_share, IDLE_MAX_S),
+        line_nbytes=usual.line_nbytes * state_share,
+        chunk_nbytes=usual.chunk_nbytes if state_share == 1.0 else FINE_NBYTES,
+    )
 
 
 def _probe(replica: Replica, manifest: Any, stage: int) -> None:

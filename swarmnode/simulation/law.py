@@ -41,7 +41,7 @@ class Laws:
         self._takers: dict[tuple[int, int], int] = {}  # (giver, round) -> who applied its packet
         self._stood_in: dict[tuple[int, int], int] = {}  # (giver, round) -> who was given its packet besides
         self._helped: dict[tuple[int, int], int] = {}  # (taker, round) -> who gave it one besides
-        self._given: set[bytes] = set()
+        self._given: set[tuple[int, bytes]] = set()
         self._commits: set[tuple[str, int]] = set()  # (label, round): a one-sided commit that was counted
 
     def breaks(self, law: str, what: str, *labels: str) -> None:
@@ -154,12 +154,13 @@ class Laws:
 
     # ---- state
 
-    def given(self, digest: bytes) -> None:
-        self._given.add(digest)
+    def given(self, chunks: Sequence[tuple[int, bytes]]) -> None:
+        """A replica gave a state of these chunks: (index, hash)."""
+        self._given.update(chunks)
 
-    def taken(self, replica: int, digest: bytes) -> None:
+    def taken(self, replica: int, chunks: Sequence[tuple[int, bytes]]) -> None:
         self.checks += 1
-        if digest not in self._given:
+        if not self._given.issuperset(chunks):
             label = self._label(replica)
             self.breaks("state is what a replica was", f"{label} loaded a state that no replica gave", label)
 

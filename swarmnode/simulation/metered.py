@@ -18,13 +18,16 @@ from swarmnode.ports import (
     Tape,
     WireTensor,
 )
-from swarmnode.recovery.snapshot import ITEMSIZE, SECTIONS, snapshot_nbytes
+from swarmnode.recovery.snapshot import CHUNK_NBYTES, ITEMSIZE, SECTIONS, Snapshot, snapshot_nbytes
 from swarmnode.simulation.machine import Meter
+from swarmnode.simulation.network import FINE
 from swarmnode.simulation.replica import Witness
+from swarmnode.wire.record_pb2 import Progress
 
 STATE_TRAFFIC = 2 * len(SECTIONS) * ITEMSIZE  # bytes of memory traffic per parameter to copy a state
 STEP_TRAFFIC = 28  # bytes per parameter: AdamW reads four and writes three float32
 OUTER_TRAFFIC = 40
+FINE_NBYTES = CHUNK_NBYTES // FINE
 
 
 class Metered:
@@ -86,13 +89,13 @@ class Metered:
     def snapshot(self, *, packed: bool = False) -> State:
         self._meter.add(nbytes=STATE_TRAFFIC * self._nbytes)
         state = self.inner.snapshot(packed=packed)
-        self._witness.given(_digest(state))
+        self._witness.given(_digests(state))
         return state
 
     def load(self, state: State) -> None:
         self._meter.add(nbytes=STATE_TRAFFIC * self._nbytes)
         self.inner.load(state)
-        self._witness.taken(self.number, _digest(state))
+        self._witness.taken(self.number, _digests(state))
 
     def parameters_of(self, stage: int) -> int:
         return self.inner.parameters_of(stage)
@@ -123,8 +126,7 @@ class Metered:
         self._meter.add(self._flops * samples)
 
 
-def _digest(state: State) -> bytes:
-    whole = hashlib.sha256()
-    for name in SECTIONS:
-        whole.update(state.sections[name])
-    return whole.digest()
+def _digests(state: State) -> list[tuple[int, bytes]]:
+    """(index, hash) of each chunk, or part of one: a download may bring them from several replicas."""
+    whole = Snapshot(state, 0, 0, Progress(), FINE_NBYTES)
+    return [(index, hashlib.sha256(whole.chunk(index)).digest()) for index in range(whole.chunks)]

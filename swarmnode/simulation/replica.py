@@ -75,9 +75,9 @@ class Witness(Protocol):
 
     def stood_in(self, replica: int, round_index: int, giver: int, made_in: int) -> None: ...
 
-    def given(self, digest: bytes) -> None: ...
+    def given(self, chunks: Sequence[tuple[int, bytes]]) -> None: ...
 
-    def taken(self, replica: int, digest: bytes) -> None: ...
+    def taken(self, replica: int, chunks: Sequence[tuple[int, bytes]]) -> None: ...
 
 
 class FakeSamples:
@@ -235,13 +235,12 @@ class FakeReplica:
 
     def snapshot(self, *, packed: bool = False) -> State:
         values = {"theta": self.theta, "phi": self.phi, "momentum": self.momentum}
-        sections = {
-            name: memoryview(
-                _row(self.number, self.inner_steps, values.get(name, self.theta), self.phi)
-                * (self._section_nbytes(name, packed) // ROW_BYTES)
-            )
-            for name in SECTIONS
+        wanted = {name: (values.get(name, self.theta), self._section_nbytes(name, packed)) for name in SECTIONS}
+        made = {
+            (vector, nbytes): memoryview(_row(self.number, self.inner_steps, vector, self.phi) * (nbytes // ROW_BYTES))
+            for vector, nbytes in wanted.values()
         }
+        sections = {name: made[row] for name, row in wanted.items()}  # three of them are one memory
         return State(sections, self.inner_steps, self.gradient_norm, packed=packed)
 
     def _section_nbytes(self, name: str, packed: bool) -> int:

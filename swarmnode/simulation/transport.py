@@ -14,7 +14,7 @@ from swarmnode import header as frame
 from swarmnode.errors import Broken, LocalFault, PeerTimeout, RemoteFault, Unavailable
 from swarmnode.ids import PeerId, RunId, short
 from swarmnode.ports import Answer, Call, Handler, Telemetry, WireTensor
-from swarmnode.simulation.network import Network, Parcel, Plug
+from swarmnode.simulation.network import FINE, Network, Parcel, Plug
 from swarmnode.turns import BULK_BYTES
 from swarmnode.wire import call_pb2 as wire
 
@@ -108,6 +108,10 @@ class SimTransport:
         if plug is None or not plug.alive:
             raise Unavailable(f"{short(peer)} cannot be reached")
 
+    @property
+    def line_queue(self) -> int:
+        return self.plug.turns.waiting
+
     def bytes_by_method(self) -> dict[tuple[str, str], int]:
         return dict(self._traffic)
 
@@ -132,7 +136,7 @@ class SimTransport:
             raise LocalFault(f"{self.plug.label} is dead and calls {method}")
         tensors = call.tensors if self.forge is None else self.forge(method, call.header, call.tensors)
         # A message that stands for many has the time of all of them (simulated: a model of 8 B, whose chunks are 1 GB).
-        timeout_s *= self._stands_for(method)
+        timeout_s *= max(1.0, self._stands_for(method) / FINE)
         waited_s, sent = 0.0, None
         if (nbytes := self._turn_nbytes(method, tensors)) > BULK_BYTES:
             waited_s, sent = await self.plug.turns.take(nbytes, timeout_s), partial(self.plug.turns.give, nbytes)

@@ -254,7 +254,9 @@ class Libp2pTransport:
         """Payload and header bytes so far by (method, "sent" or "received"), of calls and of answers alike."""
         return dict(self._traffic)
 
-    # Calling.
+    @property
+    def line_queue(self) -> int:
+        return self._turns.waiting
 
     async def _call(self, peer: PeerId, method: str, call: Call, timeout_s: float, reply_bytes_max: int) -> Answer:
         nbytes = sum(tensor.nbytes for tensor in call.tensors)

@@ -70,6 +70,10 @@ class MemoryTransport:
         if peer not in self._network.nodes:
             raise Unavailable(f"{short(peer)} cannot be reached")
 
+    @property
+    def line_queue(self) -> int:
+        return 0  # nothing goes in turns here
+
     def bytes_by_method(self) -> dict[tuple[str, str], int]:
         return dict(self._traffic)
 

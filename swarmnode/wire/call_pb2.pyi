@@ -49,7 +49,7 @@ class TensorSpec(_message.Message):
     def __init__(self, dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., nbytes: _Optional[int] = ..., codec: _Optional[str] = ...) -> None: ...
 
 class Request(_message.Message):
-    __slots__ = ("version", "run_id", "timeout_ms", "tensors", "progress", "record", "ping", "process", "exchange", "commit", "snapshot", "chunk", "manifest", "standin", "bequest", "handover", "guests", "reach", "receipt", "measure", "packet_receipt", "report")
+    __slots__ = ("version", "run_id", "timeout_ms", "tensors", "progress", "record", "ping", "process", "exchange", "commit", "snapshot", "chunk", "manifest", "standin", "reserve", "bequest", "handover", "guests", "reach", "receipt", "measure", "packet_receipt", "report")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
@@ -64,6 +64,7 @@ class Request(_message.Message):
     CHUNK_FIELD_NUMBER: _ClassVar[int]
     MANIFEST_FIELD_NUMBER: _ClassVar[int]
     STANDIN_FIELD_NUMBER: _ClassVar[int]
+    RESERVE_FIELD_NUMBER: _ClassVar[int]
     BEQUEST_FIELD_NUMBER: _ClassVar[int]
     HANDOVER_FIELD_NUMBER: _ClassVar[int]
     GUESTS_FIELD_NUMBER: _ClassVar[int]
@@ -86,6 +87,7 @@ class Request(_message.Message):
     chunk: ChunkRequest
     manifest: ManifestRequest
     standin: StandIn
+    reserve: Reserve
     bequest: Bequest
     handover: Handover
     guests: GuestsRequest
@@ -94,10 +96,10 @@ class Request(_message.Message):
     measure: Measure
     packet_receipt: PacketReceipt
     report: _report_pb2.ReportRequest
-    def __init__(self, version: _Optional[int] = ..., run_id: _Optional[str] = ..., timeout_ms: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., progress: _Optional[_Union[_record_pb2.Progress, _Mapping]] = ..., record: _Optional[_Union[_record_pb2.SignedRecord, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., process: _Optional[_Union[Process, _Mapping]] = ..., exchange: _Optional[_Union[Exchange, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., snapshot: _Optional[_Union[SnapshotRequest, _Mapping]] = ..., chunk: _Optional[_Union[ChunkRequest, _Mapping]] = ..., manifest: _Optional[_Union[ManifestRequest, _Mapping]] = ..., standin: _Optional[_Union[StandIn, _Mapping]] = ..., bequest: _Optional[_Union[Bequest, _Mapping]] = ..., handover: _Optional[_Union[Handover, _Mapping]] = ..., guests: _Optional[_Union[GuestsRequest, _Mapping]] = ..., reach: _Optional[_Union[ReachRequest, _Mapping]] = ..., receipt: _Optional[_Union[ReceiptRequest, _Mapping]] = ..., measure: _Optional[_Union[Measure, _Mapping]] = ..., packet_receipt: _Optional[_Union[PacketReceipt, _Mapping]] = ..., report: _Optional[_Union[_report_pb2.ReportRequest, _Mapping]] = ...) -> None: ...
+    def __init__(self, version: _Optional[int] = ..., run_id: _Optional[str] = ..., timeout_ms: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., progress: _Optional[_Union[_record_pb2.Progress, _Mapping]] = ..., record: _Optional[_Union[_record_pb2.SignedRecord, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., process: _Optional[_Union[Process, _Mapping]] = ..., exchange: _Optional[_Union[Exchange, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., snapshot: _Optional[_Union[SnapshotRequest, _Mapping]] = ..., chunk: _Optional[_Union[ChunkRequest, _Mapping]] = ..., manifest: _Optional[_Union[ManifestRequest, _Mapping]] = ..., standin: _Optional[_Union[StandIn, _Mapping]] = ..., reserve: _Optional[_Union[Reserve, _Mapping]] = ..., bequest: _Optional[_Union[Bequest, _Mapping]] = ..., handover: _Optional[_Union[Handover, _Mapping]] = ..., guests: _Optional[_Union[GuestsRequest, _Mapping]] = ..., reach: _Optional[_Union[ReachRequest, _Mapping]] = ..., receipt: _Optional[_Union[ReceiptRequest, _Mapping]] = ..., measure: _Optional[_Union[Measure, _Mapping]] = ..., packet_receipt: _Optional[_Union[PacketReceipt, _Mapping]] = ..., report: _Optional[_Union[_report_pb2.ReportRequest, _Mapping]] = ...) -> None: ...
 
 class Reply(_message.Message):
-    __slots__ = ("status", "reason", "retry_after_ms", "tensors", "progress", "record", "waited_s", "pong", "processed", "exchanged", "committed", "snapshot", "chunk", "manifest", "bequeathed", "handed", "guests", "reach", "receipt", "measure", "packet_receipt", "report")
+    __slots__ = ("status", "reason", "retry_after_ms", "tensors", "progress", "record", "waited_s", "pong", "processed", "exchanged", "committed", "snapshot", "chunk", "manifest", "reserved", "bequeathed", "handed", "guests", "reach", "receipt", "measure", "packet_receipt", "report")
     STATUS_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     RETRY_AFTER_MS_FIELD_NUMBER: _ClassVar[int]
@@ -112,6 +114,7 @@ class Reply(_message.Message):
     SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     CHUNK_FIELD_NUMBER: _ClassVar[int]
     MANIFEST_FIELD_NUMBER: _ClassVar[int]
+    RESERVED_FIELD_NUMBER: _ClassVar[int]
     BEQUEATHED_FIELD_NUMBER: _ClassVar[int]
     HANDED_FIELD_NUMBER: _ClassVar[int]
     GUESTS_FIELD_NUMBER: _ClassVar[int]
@@ -134,6 +137,7 @@ class Reply(_message.Message):
     snapshot: Snapshot
     chunk: Chunk
     manifest: _record_pb2.SignedManifest
+    reserved: Reserved
     bequeathed: Bequeathed
     handed: Handed
     guests: _access_pb2.SignedGuestList
@@ -142,7 +146,7 @@ class Reply(_message.Message):
     measure: Measured
     packet_receipt: PacketReceiptTaken
     report: _report_pb2.Report
-    def __init__(self, status: _Optional[_Union[Status, str]] = ..., reason: _Optional[str] = ..., retry_after_ms: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., progress: _Optional[_Union[_record_pb2.Progress, _Mapping]] = ..., record: _Optional[_Union[_record_pb2.SignedRecord, _Mapping]] = ..., waited_s: _Optional[float] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., processed: _Optional[_Union[Processed, _Mapping]] = ..., exchanged: _Optional[_Union[Exchanged, _Mapping]] = ..., committed: _Optional[_Union[Committed, _Mapping]] = ..., snapshot: _Optional[_Union[Snapshot, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., manifest: _Optional[_Union[_record_pb2.SignedManifest, _Mapping]] = ..., bequeathed: _Optional[_Union[Bequeathed, _Mapping]] = ..., handed: _Optional[_Union[Handed, _Mapping]] = ..., guests: _Optional[_Union[_access_pb2.SignedGuestList, _Mapping]] = ..., reach: _Optional[_Union[Reached, _Mapping]] = ..., receipt: _Optional[_Union[Receipt, _Mapping]] = ..., measure: _Optional[_Union[Measured, _Mapping]] = ..., packet_receipt: _Optional[_Union[PacketReceiptTaken, _Mapping]] = ..., report: _Optional[_Union[_report_pb2.Report, _Mapping]] = ...) -> None: ...
+    def __init__(self, status: _Optional[_Union[Status, str]] = ..., reason: _Optional[str] = ..., retry_after_ms: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., progress: _Optional[_Union[_record_pb2.Progress, _Mapping]] = ..., record: _Optional[_Union[_record_pb2.SignedRecord, _Mapping]] = ..., waited_s: _Optional[float] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., processed: _Optional[_Union[Processed, _Mapping]] = ..., exchanged: _Optional[_Union[Exchanged, _Mapping]] = ..., committed: _Optional[_Union[Committed, _Mapping]] = ..., snapshot: _Optional[_Union[Snapshot, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., manifest: _Optional[_Union[_record_pb2.SignedManifest, _Mapping]] = ..., reserved: _Optional[_Union[Reserved, _Mapping]] = ..., bequeathed: _Optional[_Union[Bequeathed, _Mapping]] = ..., handed: _Optional[_Union[Handed, _Mapping]] = ..., guests: _Optional[_Union[_access_pb2.SignedGuestList, _Mapping]] = ..., reach: _Optional[_Union[Reached, _Mapping]] = ..., receipt: _Optional[_Union[Receipt, _Mapping]] = ..., measure: _Optional[_Union[Measured, _Mapping]] = ..., packet_receipt: _Optional[_Union[PacketReceiptTaken, _Mapping]] = ..., report: _Optional[_Union[_report_pb2.Report, _Mapping]] = ...) -> None: ...
 
 class Ping(_message.Message):
     __slots__ = ("payload",)
@@ -175,6 +179,20 @@ class Process(_message.Message):
     deadline_ms: int
     boundary_digest: bytes
     def __init__(self, microbatch_id: _Optional[bytes] = ..., feeder: _Optional[str] = ..., samples: _Optional[int] = ..., purpose: _Optional[_Union[Purpose, str]] = ..., itinerary: _Optional[_Iterable[int]] = ..., position: _Optional[int] = ..., deadline_ms: _Optional[int] = ..., boundary_digest: _Optional[bytes] = ...) -> None: ...
+
+class Reserve(_message.Message):
+    __slots__ = ("hold_ms",)
+    HOLD_MS_FIELD_NUMBER: _ClassVar[int]
+    hold_ms: int
+    def __init__(self, hold_ms: _Optional[int] = ...) -> None: ...
+
+class Reserved(_message.Message):
+    __slots__ = ("granted", "ahead")
+    GRANTED_FIELD_NUMBER: _ClassVar[int]
+    AHEAD_FIELD_NUMBER: _ClassVar[int]
+    granted: bool
+    ahead: int
+    def __init__(self, granted: _Optional[bool] = ..., ahead: _Optional[int] = ...) -> None: ...
 
 class Processed(_message.Message):
     __slots__ = ("loss_sum", "tokens", "path", "retries", "onward_s", "queued_s", "received_s")

@@ -12,7 +12,7 @@ from swarmnode.ids import PeerId, RunId, digest, seeded
 from swarmnode.membership.book import Book
 from swarmnode.membership.record import check_record, remember, sign_record
 from swarmnode.membership.swarm import shared
-from swarmnode.membership.view import view_after, view_of
+from swarmnode.membership.view import rank, view_after, view_of
 from swarmnode.wire import record_pb2
 
 RUN = RunId("run")
@@ -149,6 +149,21 @@ def told(number: int, samples: int, finished: int) -> record_pb2.SignedRecord:
     return sign_record(more, identity)
 
 
+def test_a_lot_is_drawn_alike_of_one_and_of_many() -> None:
+    remember(64)
+    try:
+        records = [signed(number, 0, 1) for number in range(40)]
+        for message in records:
+            check_record(message, run_id=RUN)
+        view = view_of(records)
+        assert view is not None
+        for salt in (1, 2**63 + 5, 2**64 - 1):
+            least = sorted(view.members, key=lambda peer: rank(peer, salt))[:16]
+            assert view.least(salt, 16) == [peer for peer in view.members if peer in least]
+    finally:
+        remember(2048)
+
+
 @pytest.mark.parametrize("own", [0, None])
 def test_who_follows_the_views_knows_what_who_compares_them_does(own: int | None) -> None:
     remember(4096)
@@ -204,6 +219,8 @@ def test_who_follows_the_views_knows_what_who_compares_them_does(own: int | None
                 assert sorted(books[0].expire(sequence)) == sorted(books[1].expire(sequence))
                 assert books[0].swarm() == books[1].swarm()
                 assert books[0].choices(0) == books[1].choices(0)
+                whole = books[0].swarm()
+                assert books[0].counts() == [(len(here), len(whole.serving(k))) for k, here in enumerate(whole.stages)]
                 now = [book.shape for book in books]
                 assert (now[0] > shapes[0]) == (now[1] > shapes[1])
                 shapes = now

@@ -78,7 +78,7 @@ def test_the_last_replicas_state_is_kept_and_taken_up_where_it_ended() -> None:
 
 def test_a_replica_that_comes_while_the_last_one_leaves_is_given_what_was_learnt() -> None:
     async def body() -> None:
-        async with village(manifest(round_samples=100_000)) as v:
+        async with village(manifest(round_samples=1_000_000_000)) as v:
             for index in range(5):
                 v.add((0, 1, 2, 0, 2)[index])
             await v.until(lambda: training(v) and v.total() >= 256, "256 samples")

@@ -8,7 +8,7 @@ from swarmnode.identity import Identity
 from swarmnode.ids import PeerId, RunId
 from swarmnode.membership.progress import Progress, to_samples
 from swarmnode.node.line import Line
-from swarmnode.ports import Answer, Call
+from swarmnode.ports import Answer, Call, Handler
 from swarmnode.transport.memory import MemoryNetwork, MemoryTransport
 from swarmnode.wire import call_pb2 as wire
 from swarmnode.wire import record_pb2
@@ -55,5 +55,27 @@ def test_on_rounds_no_record_rides_and_progress_on_the_exchange_alone() -> None:
         assert not heard["exchange"].HasField("record") and not exchange.HasField("record")
         process = await call(wire.Request(process=wire.Process(purpose=wire.PURPOSE_VALIDATE)))
         assert heard["process"].record == RECORD == process.record
+
+    asyncio.run(main())
+
+
+def test_an_answer_that_is_urgent_stays_so() -> None:
+    """Who answers a microbatch says that its gradient goes before other bulk; the transport below has to hear of it."""
+
+    class Below(MemoryTransport):
+        def serve(self, method: str, handler: Handler, *, tensor_bytes_max: int) -> None:
+            self.handler = handler
+
+    async def main() -> None:
+        below = Below(MemoryNetwork(), US, RUN)
+        line = Line(below, Progress(), lambda: (1, RECORD), lambda record: None, lambda: None)
+
+        async def handler(peer: PeerId, call: Call) -> Answer:
+            return Answer(ANSWERS["process"], urgent=call.header.process.samples == 1)
+
+        line.serve("process", handler, tensor_bytes_max=0)
+        for samples in (1, 2):
+            answer = await below.handler(THEM, Call(wire.Request(process=wire.Process(samples=samples))))
+            assert answer.urgent is (samples == 1)
 
     asyncio.run(main())

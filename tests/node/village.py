@@ -177,7 +177,8 @@ class Village:
                             person.task.result()
                     await asyncio.sleep(0.01)
         except TimeoutError:
-            raise AssertionError(f"not within {timeout_s:g} s: {what}") from None
+            seen = "\n".join(f"{p.node.me[-8:]} stage {p.node.stage}: {p.quiet.events[-12:]}" for p in self.people)
+            raise AssertionError(f"not within {timeout_s:g} s: {what}\n{seen}") from None
 
     def total(self) -> int:
         """Samples fed by everybody: each feeder's own entry, which nobody else may know yet."""

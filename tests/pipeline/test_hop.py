@@ -32,15 +32,16 @@ from tests.node.village import RUN, Numbers, manifest
 from tests.pipeline.quiet import Quiet
 
 STAGES = 3
+BULK = 1024  # bytes: a microbatch has more, a question whether to send it has not
 
 
 class Served:
     """One replica with all that it answers microbatches with. `answering` is called before each answer leaves."""
 
-    def __init__(self, network: MemoryNetwork, number: int, stage: int, tasks: asyncio.TaskGroup) -> None:
+    def __init__(self, transport: Any, stage: int, tasks: asyncio.TaskGroup) -> None:
         run, quiet = manifest(STAGES), Quiet()
         self.stage = stage
-        self.transport = MemoryTransport(network, Identity.of_seed(bytes([number]) * 32).peer_id, RUN)
+        self.transport = transport
         self.replica = TorchReplica(run, stage)
         self.compute = ThreadCompute(quiet)
         self.routers = [Router(random.Random(n), epsilon=0.0) for n in range(STAGES)]
@@ -52,6 +53,7 @@ class Served:
         self.answering = lambda: None
         Greeting(record_pb2.SignedManifest()).serve(self.transport)
         self.transport.serve("process", self._serve, tensor_bytes_max=1 << 20)
+        self.transport.serve("reserve", self.hop.reserve, tensor_bytes_max=0)
 
     async def _serve(self, peer: PeerId, call: Call) -> Answer:
         answer = await self.hop.serve(peer, call)
@@ -94,7 +96,9 @@ async def chain(*stages: int) -> AsyncIterator[tuple[MemoryNetwork, list[Served]
     """A replica for each of `stages`, all of which know each other; at the end nothing is held."""
     network = MemoryNetwork()
     async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
-        people = [Served(network, number + 1, stage, tasks) for number, stage in enumerate(stages)]
+        identities = [Identity.of_seed(bytes([number + 1]) * 32) for number in range(len(stages))]
+        transports = [MemoryTransport(network, identity.peer_id, RUN) for identity in identities]
+        people = [Served(transport, stage, tasks) for transport, stage in zip(transports, stages, strict=True)]
         for person in people:
             person.knows(*people)
         try:
@@ -104,6 +108,21 @@ async def chain(*stages: int) -> AsyncIterator[tuple[MemoryNetwork, list[Served]
         finally:
             for person in people:
                 person.compute.close()
+
+
+@contextlib.asynccontextmanager
+async def occupied(person: Served, pieces: int) -> AsyncIterator[None]:
+    """Its device has so many pieces of work until the end of this."""
+    held = threading.Event()
+    works = [person.compute.run(Priority.OUTER, 0, lambda: held.wait(30.0)) for _ in range(pieces)]
+    ongoing = [asyncio.ensure_future(work) for work in works]
+    try:
+        while person.compute.waiting < pieces:
+            await asyncio.sleep(0.001)
+        yield
+    finally:
+        held.set()
+        await asyncio.gather(*ongoing)
 
 
 def counted(people: list[Served]) -> list[int]:
@@ -290,7 +309,8 @@ def test_nobody_else_is_asked_when_too_little_time_is_left_for_it() -> None:
             asked: list[PeerId] = []
 
             async def link(sender: PeerId, receiver: PeerId, nbytes: int) -> None:
-                if receiver in [p.transport.peer_id for p in people[1:3]] and receiver not in asked:
+                middle = [p.transport.peer_id for p in people[1:3]]
+                if receiver in middle and receiver not in asked and nbytes > BULK:
                     asked.append(receiver)
                     await next(p for p in people if p.transport.peer_id == receiver).transport.close()
                     raise Broken("the stream was reset")
@@ -300,6 +320,110 @@ def test_nobody_else_is_asked_when_too_little_time_is_left_for_it() -> None:
             with pytest.raises(MicrobatchLost, match="no way to stage 1"):
                 await people[0].feed(deadline_s=20.0)
             assert len(asked) == 1 and counted(people) == [0, 0, 0, 0]
+
+    asyncio.run(body())
+
+
+def test_a_microbatch_goes_where_nothing_waits() -> None:
+    """Of two replicas of stage 1 one has work for minutes: it gets none of the microbatches and is charged none."""
+
+    async def body() -> None:
+        async with chain(0, 1, 1, 2) as (network, people):
+            bulk = list[PeerId]()
+            busy, idle = people[1:3]
+
+            async def link(sender: PeerId, receiver: PeerId, nbytes: int) -> None:
+                if nbytes > BULK:
+                    bulk.append(receiver)
+
+            network.link = link
+            async with occupied(busy, 2):
+                for serial in range(2):
+                    # One that had an answer knows how fast these are: too fast for a question.
+                    people[0].routers[1] = Router(random.Random(serial), epsilon=0.0)
+                    people[0].knows(*people)
+                    before = people[0].routers[1].runtime(busy.transport.peer_id)
+                    await people[0].feed(serial=serial + 1)
+                    assert people[0].routers[1].runtime(busy.transport.peer_id) == pytest.approx(before)
+            assert busy.transport.peer_id not in bulk and (busy.hop.samples, idle.hop.samples) == (0, 8)
+
+    asyncio.run(body())
+
+
+def test_where_all_are_busy_the_one_that_is_first_done_gets_it() -> None:
+    async def body() -> None:
+        async with chain(0, 1, 1, 2) as (_, people):
+            async with occupied(people[1], 5), occupied(people[2], 2):
+                feeding = asyncio.ensure_future(people[0].feed())
+                while people[2].compute.waiting < 3:
+                    await asyncio.sleep(0.001)
+                assert people[1].compute.waiting == 5
+            await feeding
+            assert counted(people[1:3]) == [0, 4]
+
+    asyncio.run(body())
+
+
+def test_who_cannot_be_asked_is_banned_and_gets_nothing() -> None:
+    async def body() -> None:
+        async with chain(0, 1, 1, 2) as (network, people):
+            first: list[Served] = []
+
+            async def link(sender: PeerId, receiver: PeerId, nbytes: int) -> None:
+                asked = [p for p in people[1:3] if p.transport.peer_id == receiver]
+                if asked and not first:
+                    assert nbytes <= BULK, "a microbatch was sent to a replica nobody had asked"
+                    first.extend(asked)
+                    await asked[0].transport.close()
+
+            network.link = link
+            carried = await people[0].feed()
+            assert counted([first[0], next(p for p in people[1:3] if p not in first)]) == [0, 4]
+            assert people[0].routers[1].banned(first[0].transport.peer_id, asyncio.get_running_loop().time())
+            assert carried.retries == 0, "no time was lost by it"
+
+    asyncio.run(body())
+
+
+def test_who_does_not_know_the_question_gets_the_microbatch() -> None:
+    """A replica of a version from before it refuses the question, as wrong."""
+
+    async def body() -> None:
+        async with chain(0, 1, 1, 2) as (_, people):
+            for person in people[1:]:
+                del person.transport._served["reserve"]
+            await people[0].feed()
+            assert sorted(counted(people)) == [0, 4, 4, 4]
+            assert not any(people[0].routers[1].banned(p.transport.peer_id, 0.0) for p in people[1:3])
+
+    asyncio.run(body())
+
+
+def test_the_deadline_may_pass_while_replicas_are_asked() -> None:
+    async def body() -> None:
+        async with chain(0, 1, 1, 2) as (network, people):
+            router = people[0].routers[1]
+            before = [router.runtime(person.transport.peer_id) for person in people[1:3]]
+
+            async def link(sender: PeerId, receiver: PeerId, nbytes: int) -> None:
+                await asyncio.sleep(60.0)
+
+            network.link = link
+            with pytest.raises(MicrobatchLost, match="while replicas were asked"):
+                await people[0].feed(deadline_s=0.5)
+            after = [router.runtime(person.transport.peer_id) for person in people[1:3]]
+            assert after == pytest.approx(before), "nobody is charged"
+
+    asyncio.run(body())
+
+
+def test_who_drains_is_passed_over() -> None:
+    async def body() -> None:
+        async with chain(0, 1, 1, 2) as (_, people):
+            people[1].backlog.refusing = "this node is leaving"
+            for serial in range(3):
+                await people[0].feed(serial=serial + 1)
+            assert [person.hop.samples for person in people[1:3]] == [0, 12]
 
     asyncio.run(body())
 

@@ -11,8 +11,9 @@ from swarmnode.errors import RemoteFault, Unavailable
 from swarmnode.ids import PeerId
 from swarmnode.membership.progress import to_message
 from swarmnode.ports import Answer, WireTensor
+from swarmnode.recovery.asking import DownloadLimits
 from swarmnode.recovery.donor import SnapshotDonor
-from swarmnode.recovery.download import DownloadLimits, download
+from swarmnode.recovery.download import download
 from swarmnode.recovery.snapshot import SLOW, WHOLE, Cut, Snapshot
 from tests.recovery.test_download import (
     CHUNK,

@@ -15,8 +15,9 @@ from swarmnode.manifest import GossipSpec, InnerSpec, Manifest, ModelSpec, Pipel
 from swarmnode.membership.progress import Progress
 from swarmnode.node.replica import TorchReplica
 from swarmnode.ports import Packet, Replica, State, WireTensor
+from swarmnode.recovery.asking import DownloadLimits
 from swarmnode.recovery.donor import SnapshotDonor
-from swarmnode.recovery.download import DownloadLimits, download
+from swarmnode.recovery.download import download
 from swarmnode.recovery.snapshot import SECTIONS, Cut, Snapshot
 from swarmnode.transport.memory import MemoryNetwork, MemoryTransport
 from swarmnode.wire import call_pb2 as wire

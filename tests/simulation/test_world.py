@@ -158,7 +158,8 @@ def test_states_of_gigabytes_come_over_thin_lines() -> None:
     assert not outcome.failures, outcome.failures
     state_nbytes = snapshot_nbytes(split(scenario.manifest.model, 2)[0].parameters)
     assert outcome.total.bytes["state"] >= 0.99 * state_nbytes > 5e9
-    assert outcome.virtual_s > 600.0 + state_nbytes / (50e6 / 8), "no sooner than the donor's line has carried it"
+    one_s = state_nbytes / (50e6 / 8)
+    assert 600.0 + one_s / 4 < outcome.virtual_s < 600.0 + one_s, "sooner than one donor's line, not than four carry it"
 
 
 def test_reports(tmp_path: object, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,260 @@
+"""States of several donors: what takes long comes side by side, outlives its donors, and is blamed on nobody."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+import pytest
+
+from swarmnode.errors import RemoteFault, Unavailable
+from swarmnode.membership.progress import to_message
+from swarmnode.ports import Answer, State
+from swarmnode.recovery.asking import DownloadLimits
+from swarmnode.recovery.download import download
+from swarmnode.recovery.keeper import GENTLE
+from swarmnode.recovery.snapshot import Snapshot, check_chunk, mixed
+from tests.recovery.test_download import (
+    CHUNK,
+    CHUNKS,
+    ME,
+    PARAMETERS,
+    RUN,
+    A,
+    B,
+    C,
+    Giver,
+    Link,
+    Next,
+    Said,
+    World,
+    altered,
+    flip,
+    live,
+    same,
+    state,
+)
+
+SLOW_S = 20.0  # a chunk; four at once: all takes 160 s from one
+Fault = Callable[[str, int, Next], Awaitable[Answer]]
+
+
+def slowly(limit: float = float("inf"), error: Exception | None = None) -> Fault:
+    """Chunks take SLOW_S; after `limit` of them `error`, or never an answer."""
+
+    async def fault(method: str, serial: int, go: Next) -> Answer:
+        if method == "chunk":
+            if serial > limit:
+                if error is None:
+                    await asyncio.sleep(1e6)
+                else:
+                    raise error
+            await asyncio.sleep(SLOW_S)
+        return await go()
+
+    return fault
+
+
+def pieces(found: State) -> list[bytes]:
+    whole = b"".join(bytes(section) for section in found.sections.values())
+    return [whole[at : at + CHUNK] for at in range(0, len(whole), CHUNK)]
+
+
+def origins(found: State, *states: State) -> list[int]:
+    """Which of `states` each chunk is of."""
+    known = [pieces(one) for one in states]
+    return [next(k for k, one in enumerate(known) if one[i] == piece) for i, piece in enumerate(pieces(found))]
+
+
+def close(*givers: Giver) -> None:
+    for giver in givers:
+        giver.donor.close()
+
+
+async def pull(
+    world: World,
+    donors: list[str],
+    said: Said,
+    limits: DownloadLimits | None = None,
+    accept: Callable[[State], Awaitable[None]] | None = None,
+) -> Snapshot:
+    found, offer = await download(
+        Link(world, ME), lambda: donors, 1, RUN, PARAMETERS, limits or DownloadLimits(), said, accept=accept
+    )
+    assert offer.nbytes == sum(map(len, pieces(found))) and said.all("state.downloaded")[-1]["nbytes"] == offer.nbytes
+    for index, piece in enumerate(pieces(found)):
+        check_chunk(offer, index, piece)  # whoever is given it on can verify it
+    return Snapshot.received(offer, found)
+
+
+def test_what_a_donor_gave_in_minutes_outlives_it() -> None:
+    async def main() -> None:
+        world, said = World(), Said()
+        givers = [Giver(world, A, 100), Giver(world, B, 200)]
+        givers[1].round_index = 7
+        givers[1].donor.close()
+        limits = DownloadLimits(sources=2)
+        world.faults = {A: slowly(20, RemoteFault("connection reset")), B: slowly()}
+        # B comes only now: nobody was there to give side by side.
+        donors = [A]
+        task = asyncio.create_task(pull(world, donors, said, limits))
+        while world.asked.get((A, "chunk"), 0) <= 20:
+            await asyncio.sleep(1.0)
+        donors.append(B)
+        found = await task
+        of = origins(found.state, state(105), state(207))
+        assert of == [0] * 20 + [1] * (CHUNKS - 20), "nothing came twice"
+        assert found.round_index == 5 and found.state.inner_steps == 105, "it is as old as its oldest part"
+        assert world.asked[B, "chunk"] == CHUNKS - 20
+        assert said.all("state.downloaded")[0]["donors"] == 2
+        assert said.counts.get("swarmnode_peer_faults_total state") is None
+        close(*givers)
+
+    live(main())
+
+
+def test_what_takes_long_comes_from_several_side_by_side() -> None:
+    async def main() -> None:
+        taken = []
+        for peers in ([A], [A, B, C]):
+            world, said, loop = World(), Said(), asyncio.get_running_loop()
+            givers = [Giver(world, peer, 100 * (1 + k)) for k, peer in enumerate(peers)]
+            world.faults = {peer: slowly() for peer in peers}
+            begun = loop.time()
+            found = await pull(world, list(peers), said)
+            taken.append(loop.time() - begun)
+            of = Counter(origins(found.state, *[state(100 * (1 + k) + 5) for k in range(len(peers))]))
+            asked = sum(world.asked[peer, "chunk"] for peer in peers)
+            assert asked == CHUNKS and sum(of.values()) == CHUNKS, "each chunk once"
+            assert len(of) == len(peers) and len(said.all("state.beside")) == len(peers) - 1
+            close(*givers)
+        assert taken[0] > 160.0 and taken[1] < 130.0, "60 s alone, then twice as fast"
+
+    live(main())
+
+
+def test_what_is_soon_there_comes_from_one() -> None:
+    async def main() -> None:
+        world, said = World(), Said()
+        givers = [Giver(world, A, 100), Giver(world, B, 200)]
+        found = await pull(world, [A, B], said)
+        assert same(found.state, state(105)) and (B, "snapshot") not in world.asked
+        # Also where it takes a little longer than one should give alone: the end is in sight.
+        world.faults = {A: slowly(), B: slowly()}
+        found = await pull(world, [A, B], said, DownloadLimits(alone_s=90.0))
+        assert same(found.state, state(105)) and not said.all("state.beside")
+        close(*givers)
+
+    live(main())
+
+
+def test_a_frozen_donor_keeps_what_it_gave_and_no_more() -> None:
+    async def main() -> None:
+        world, said = World(), Said()
+        givers = [Giver(world, A, 100), Giver(world, B, 200)]
+        world.faults = {A: slowly(8)}
+        found = await pull(world, [A, B], said)
+        of = origins(found.state, state(105), state(205))
+        assert of.count(0) == 8 and of.count(1) == CHUNKS - 8
+        assert asyncio.get_running_loop().time() < 300.0
+        assert not any(fields["lied"] for fields in said.all("state.failed"))
+        close(*givers)
+
+    live(main())
+
+
+def test_nothing_stays_of_one_that_lied_beside() -> None:
+    async def main() -> None:
+        world, said = World(), Said()
+        givers = [Giver(world, A, 100), Giver(world, B, 200)]
+        slow = slowly()
+
+        async def lies(method: str, serial: int, go: Next) -> Answer:
+            if method == "chunk" and serial > 5:
+                return await altered(go, flip)
+            return await slow(method, serial, go)
+
+        world.faults = {A: slow, B: lies}
+        found = await pull(world, [A, B], said)
+        assert same(found.state, state(105)), "all of it of the honest one"
+        assert [fields["peer"] for fields in said.all("state.failed")] == [B]
+        assert said.counts["swarmnode_peer_faults_total state"] == 1
+        close(*givers)
+
+    live(main())
+
+
+def test_who_fails_is_not_asked_beside_again_and_again() -> None:
+    async def main() -> None:
+        world, said = World(), Said()
+        givers = [Giver(world, A, 100), Giver(world, B, 200)]
+
+        async def refuses(method: str, serial: int, go: Next) -> Answer:
+            raise Unavailable("not now") if serial > 1 else RemoteFault("not now")
+
+        world.faults = {A: slowly(), B: refuses}
+        found = await pull(world, [A, B], said)
+        assert same(found.state, state(105))
+        assert world.asked[B, "snapshot"] <= DownloadLimits().failures_max
+        close(*givers)
+
+    live(main())
+
+
+def test_a_mixed_state_that_is_not_believed_is_nobodys_lie() -> None:
+    async def main() -> None:
+        world, said = World(), Said()
+        givers = [Giver(world, A, 100), Giver(world, B, 200)]
+        world.faults = {A: slowly(), B: slowly()}
+        seen: list[set[int]] = []
+
+        async def accept(found: State) -> None:
+            seen.append(set(origins(found, state(105), state(205))))
+            if len(seen) == 1:
+                raise RemoteFault("state, section phi: not finite")
+
+        found = await pull(world, [A, B], said, accept=accept)
+        assert seen[0] == {0, 1} and len(seen[1]) == 1, "the next is of one alone"
+        assert same(found.state, state(105)) or same(found.state, state(205))
+        assert [fields["lied"] for fields in said.all("state.failed")] == [False]
+        assert said.counts.get("swarmnode_peer_faults_total state") is None
+        close(*givers)
+
+    live(main())
+
+
+def test_what_nobody_waits_for_is_of_one() -> None:
+    async def main() -> None:
+        world, said = World(), Said()
+        givers = [Giver(world, A, 100), Giver(world, B, 200)]
+        world.faults = {A: slowly(), B: slowly()}
+        found = await pull(world, [A, B], said, replace(GENTLE, rest=0.0))
+        assert same(found.state, state(105)) and (B, "snapshot") not in world.asked
+        close(*givers)
+
+    live(main())
+
+
+def test_cancelled_beside_others_nothing_is_left() -> None:
+    async def main() -> None:
+        world, said = World(), Said()
+        givers = [Giver(world, A, 100), Giver(world, B, 200)]
+        world.faults = {A: slowly(), B: slowly()}
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(85.0):
+                await pull(world, [A, B], said)
+        assert said.all("state.beside") and world.under_way == 0
+        close(*givers)
+
+    live(main())  # no task is left
+
+
+def test_a_state_of_one_offer_is_that_offer() -> None:
+    snapshots = [Snapshot.of(state(seed), 1, 5 + k, to_message({}), CHUNK) for k, seed in enumerate((1, 2))]
+    one, two = (snapshot.manifest() for snapshot in snapshots)
+    assert mixed([two] * CHUNKS) is two
+    whole = mixed([two] * 3 + [one] * (CHUNKS - 3))
+    assert whole.round == 5 and list(whole.hashes) == [*two.hashes[:3], *one.hashes[3:]]
+    assert len({bytes(offer.id) for offer in (one, two, whole)}) == 3

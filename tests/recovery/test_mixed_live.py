@@ -1,0 +1,90 @@
+"""A state of several donors over real streams: the first donor gives up on the way."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from contextlib import AsyncExitStack
+
+from swarmnode.errors import RemoteFault
+from swarmnode.ids import PeerId, digest
+from swarmnode.membership.progress import to_message
+from swarmnode.ports import Answer, Call, State
+from swarmnode.recovery.asking import DownloadLimits
+from swarmnode.recovery.donor import SnapshotDonor
+from swarmnode.recovery.download import download
+from swarmnode.recovery.snapshot import PACKED_ITEMSIZE, Cut, Snapshot, check_chunk, chunk_span
+from swarmnode.transport.libp2p import Libp2pTransport
+from tests.recovery.test_download import Said
+from tests.transport.contract import RUN, pong
+from tests.transport.test_contract import node
+from tests.transport.test_libp2p import run
+
+PARAMETERS = 1 << 16
+CHUNK = 1 << 13
+CHUNKS = PARAMETERS * sum(PACKED_ITEMSIZE.values()) // CHUNK
+GIVEN = 10  # chunks of the first, before it stalls
+
+
+def state(seed: int) -> State:
+    return State(
+        {name: memoryview(digest(seed, name) * (size * PARAMETERS // 32)) for name, size in PACKED_ITEMSIZE.items()},
+        inner_steps=seed,
+        gradient_norm=0.25,
+        packed=True,
+    )
+
+
+class Giving:
+    """A donor on a real transport; the first stalls until two others have given, and gives up."""
+
+    def __init__(self, transport: Libp2pTransport, seed: int) -> None:
+        self.transport = transport
+        self.seed = seed
+        self.chunks = 0
+        self.before: list[Giving] = []  # whom the first waits for
+        self.donor = SnapshotDonor(RUN, 1, self.take, asyncio.to_thread, Said())
+        transport.serve("ping", pong, tensor_bytes_max=0)
+        transport.serve("snapshot", self.donor.offer, tensor_bytes_max=0)
+        transport.serve("chunk", self.chunk, tensor_bytes_max=0)
+
+    async def take(self, cut: Cut) -> Snapshot:
+        return Snapshot.of(state(self.seed), 1, self.seed, to_message({}), CHUNK)
+
+    async def chunk(self, peer: PeerId, call: Call) -> Answer:
+        self.chunks += 1
+        if self.before and self.chunks > GIVEN:
+            while not all(other.chunks for other in self.before):
+                await asyncio.sleep(0.02)
+            raise RemoteFault("its machine was taken away")
+        return await self.donor.chunk(peer, call)
+
+
+def test_a_state_of_several_over_real_streams() -> None:
+    async def main() -> None:
+        async with AsyncExitStack() as stack:
+            (joiner, _), *nodes = [await stack.enter_async_context(node()) for _ in range(4)]
+            givers = [Giving(transport, 1 + k) for k, (transport, _) in enumerate(nodes)]
+            givers[0].before = givers[1:]
+            for giver in givers:
+                await joiner.connect(giver.transport.peer_id, await giver.transport.addresses())
+            for transport in (joiner, *[giver.transport for giver in givers]):
+                transport.start()
+            peers, said = [giver.transport.peer_id for giver in givers], Said()
+            limits = DownloadLimits(alone_s=0.2)
+            found, offer = await download(joiner, lambda: peers, 1, RUN, PARAMETERS, limits, said)
+
+            whole = b"".join(bytes(section) for section in found.sections.values())
+            manifests = [Snapshot.of(state(1 + k), 1, 1 + k, to_message({}), CHUNK).manifest() for k in range(3)]
+            of = set()
+            for index in range(CHUNKS):
+                start, end = chunk_span(offer, index)
+                check_chunk(offer, index, whole[start:end])
+                of.add(next(k for k, m in enumerate(manifests) if m.hashes[index] == offer.hashes[index]))
+            assert of == {0, 1, 2} and offer.round == 1 and offer.id == hashlib.sha256(b"".join(offer.hashes)).digest()
+            assert said.all("state.failed")[0]["peer"] == peers[0]
+            assert sum(giver.chunks for giver in givers) < CHUNKS + 60, "nothing came twice but what was under way"
+            for giver in givers:
+                giver.donor.close()
+
+    run(main)
