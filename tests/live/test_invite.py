@@ -18,7 +18,7 @@ from swarmnode.membership.access import grant_name
 from swarmnode.membership.invite import decode
 from tests.live.test_mistakes import said
 
-BOUND_S = 120.0
+BOUND_S = 240.0
 HERE = ["--listen", "/ip4/127.0.0.1/tcp/0"]
 
 

@@ -12,7 +12,7 @@ from swarmnode import manifest as manifests
 from swarmnode.local.child import Child, NodePlan, environment, node_command
 from swarmnode.manifest import PRESETS, SIGNED_FILE, DataSpec
 
-BOUND_S = 120.0
+BOUND_S = 240.0
 OTHER_RUN = "ab" * 32
 NOBODY = "/ip4/127.0.0.1/tcp/1/p2p/12D3KooWNjStcekxZuKJtEW2TaSTxnK55TAvdxvzrt8w5mRGsHdq"
 

@@ -55,7 +55,7 @@ def test_a_volunteer_rules_over_a_running_node(tmp_path: Path) -> None:
             assert config["max-up"] == {"value": "80Mbit", "origin": "flag"}
             assert config["pipeline.stages"]["origin"] == "manifest"
             assert "stage 1 of 2" in await output_of("top", "--times", "1", *at)
-            assert "node.started" in await output_of("logs", "-n", "500", *at)
+            assert "node.started" in await output_of("logs", "-n", "100000", *at)
 
             await output_of("pause", *at)
             await until(children, lambda: ours.status.state == NODE_STATE_PAUSED, "it pauses")  # type: ignore[union-attr]
