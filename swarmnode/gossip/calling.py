@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -46,14 +47,19 @@ async def swap(
     ours: Message,
     timeout_s: float,
 ) -> Packet:
-    """The packet of `other` for `ours`. Raises RemoteFault and Unavailable."""
+    """The packet of `other` for `ours`. Raises TimeoutError, RemoteFault and Unavailable.
+
+    `timeout_s` is for the packets: when theirs is here `other` may apply ours, so that is not given up for a commit
+    that takes long (simulated: simulate-1000, seed 0; one applied, and the other knew of nothing).
+    """
     exchange = wire.Exchange(round=ours.round_index, stage=stage, newcomer=ours.weight == 0.0, samples=ours.samples)
-    answer = await transport.call(
-        other,
-        Call(wire.Request(run_id=run_id, exchange=exchange), ours.tensors),
-        timeout_s=timeout_s,
-        reply_bytes_max=reply_bytes_max(ours.nbytes),
-    )
+    async with asyncio.timeout(timeout_s):
+        answer = await transport.call(
+            other,
+            Call(wire.Request(run_id=run_id, exchange=exchange), ours.tensors),
+            timeout_s=timeout_s,
+            reply_bytes_max=reply_bytes_max(ours.nbytes),
+        )
     theirs = packet_of(answer, ours.round_index)
     commit = wire.Commit(round=ours.round_index, apply=True)
     try:

@@ -303,20 +303,24 @@ class Gossip:
     async def _meet_one(self, other: PeerId, ours: Message) -> Packet:
         """Raises TimeoutError, RemoteFault and Unavailable."""
         timeout_s = self._patience_s(ours)
-        async with asyncio.timeout(timeout_s):
-            if other in self._meetings:
-                return await self._await_call(self._meetings[other])
+        if (meeting := self._meetings.get(other)) is None:
             return await swap(self._transport, self._telemetry, self._run_id, self._stage, other, ours, timeout_s)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._await_call(meeting)
+        except (TimeoutError, RemoteFault, Unavailable):
+            if not meeting.over():
+                raise
+        assert meeting.packet is not None
+        return meeting.packet
 
-    async def _await_call(self, meeting: Meeting) -> Packet:
+    async def _await_call(self, meeting: Meeting) -> None:
         """The responder's side: stand ready for a partner until it has called and committed."""
         # Who has not called when the next round is near goes by another view, or is at another round.
         round_s = self._pace.seconds(self.stride * self._manifest.gossip.round_samples)
         verdict = meeting.said(max(PARTNER_PATIENCE_S, round_s))
         if not await patiently(self._transport, self._run_id, meeting.partner, verdict, PARTNER_PATIENCE_S):
             raise Unavailable("it gave the exchange up, or went on to a later round")
-        assert meeting.packet is not None
-        return meeting.packet
 
     async def serve_exchange(self, peer: PeerId, call: Call) -> Answer:
         """Handler of method "exchange". Waits a bounded time for our own boundary of that round. Raises Unavailable."""
@@ -324,8 +328,8 @@ class Gossip:
         if asked.stage != self._stage:
             raise RemoteFault(f"exchange for stage {asked.stage} sent to a replica of stage {self._stage}")
         meeting = await self._meet(peer, asked.round)
-        if meeting.packet is not None:
-            raise Unavailable("already in this exchange")
+        if meeting.packet is not None or meeting.verdict.done():
+            raise Unavailable("already in this exchange, or it is over")
         meeting.packet = Packet(weight_of(asked), asked.samples, call.tensors)
         meeting.arrived.set()
         reply = wire.Exchanged(round=meeting.round_index, newcomer=meeting.weight == 0.0, samples=meeting.samples)

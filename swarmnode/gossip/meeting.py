@@ -42,6 +42,11 @@ class Meeting:
             self.verdict.set_result(apply)
             self.arrived.set()
 
+    def over(self) -> bool:
+        """Nobody waits any longer, and a commit from now on is refused. Whether one came before."""
+        self.end(False)
+        return not self.verdict.cancelled() and self.verdict.result()
+
 
 async def while_written(draft: Draft, work: Coroutine[object, object, T]) -> T:
     """What `work`, which sends the tensors of `draft`, returns; the draft is finished by then. What stops the draft

@@ -17,7 +17,8 @@ from swarmnode.ports import Answer, Call, Handler, Transport
 from swarmnode.wire import call_pb2 as wire
 from swarmnode.wire import record_pb2
 
-QUIET = (*METHODS, "reserve")  # on whose messages news are not worth their bytes: others go the same way all the time
+QUIET = frozenset({*METHODS, "reserve"})  # news are not worth their bytes there: others go the same way all the time
+SILENT = QUIET - {"exchange"}  # no news at all
 SEEN_MAX = 4096  # guess: peers whose last seen record sequence is remembered
 Learn = Callable[[record_pb2.SignedRecord], None]
 
@@ -63,6 +64,10 @@ class Line:
         await self._transport.connect(peer, addresses)
 
     def serve(self, method: str, handler: Handler, *, tensor_bytes_max: int) -> None:
+        if method in SILENT:
+            self._transport.serve(method, handler, tensor_bytes_max=tensor_bytes_max)
+            return
+
         async def with_news(peer: PeerId, call: Call) -> Answer:
             self._hear(peer, call.header.progress, call.header.record if call.header.HasField("record") else None)
             answer = await handler(peer, call)
@@ -81,6 +86,8 @@ class Line:
     async def call(self, peer: PeerId, call: Call, *, timeout_s: float, reply_bytes_max: int) -> Answer:
         method = call.header.WhichOneof("body")
         assert method is not None, "a call without a body asks for nothing"
+        if method in SILENT:
+            return await self._transport.call(peer, call, timeout_s=timeout_s, reply_bytes_max=reply_bytes_max)
         self._ride(peer, method, call.header)
         try:
             answer = await self._transport.call(peer, call, timeout_s=timeout_s, reply_bytes_max=reply_bytes_max)
@@ -106,8 +113,7 @@ class Line:
         header.ClearField("record")
         header.ClearField("progress")
         if method in QUIET:
-            if method == "exchange":
-                self._news(peer, header.progress, heard)
+            self._news(peer, header.progress, heard)
             return
         if heard is None or heard.total < self._progress.total:  # else the caller knows no less than we
             self._news(peer, header.progress)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,8 +19,12 @@ from swarmnode.turns import BULK_BYTES
 from swarmnode.wire import call_pb2 as wire
 
 PREAMBLE_BYTES = 12  # as transport/frame.py's
+PROMPT = frozenset({"ping", "reserve"})
+"""Methods whose handlers never wait, and most of all calls: they are answered without a task (a quarter less CPU)."""
 Forge = Callable[[str, wire.Request | wire.Reply, Sequence[WireTensor]], Sequence[WireTensor]]
 """What a liar does to the tensors it sends: (method, header, tensors) -> tensors."""
+Reply = tuple[wire.Reply, Sequence[WireTensor], Callable[[], None] | None]
+"""Header, tensors, and what to call once they have left our line."""
 
 
 class Conversation:
@@ -251,17 +255,31 @@ class SimTransport:
             self._reset(conversation, "broke the stream")
             return
         self._traffic[conversation.method, "received"] += conversation.nbytes
+        if conversation.method in PROMPT and conversation.method not in self.deaf:
+            self._reply(conversation, *_at_once(self._handled(conversation)))
+            return
         self._serving[conversation] = None
         conversation.task = self._loop.create_task(self._answer(conversation), context=plug.context)
 
     async def _answer(self, conversation: Conversation) -> None:
         """The handler's answer, or its refusal, sent back. Cancelled when the caller gives up."""
+        try:
+            answer = await self._handled(conversation)
+        finally:
+            self._serving.pop(conversation, None)
+            if conversation.timer is not None:
+                conversation.timer.cancel()
+        conversation.task = None
+        self._reply(conversation, *answer)
+
+    async def _handled(self, conversation: Conversation) -> Reply:
+        """What the handler says, or its refusal."""
         task, method = conversation.task, conversation.method
-        assert task is not None
         sent = None
         try:
             _, request = frame.open_request(conversation.raw, self._run_id)
-            conversation.timer = self._loop.call_later(request.timeout_ms / 1000.0, task.cancel)
+            if task is not None:
+                conversation.timer = self._loop.call_later(request.timeout_ms / 1000.0, task.cancel)
             served = self._served.get(method)
             if served is None:
                 raise RemoteFault(f"method {method!r} is not served here")
@@ -286,12 +304,7 @@ class SimTransport:
                     "call.failed", level="error", method=method, error=type(error).__name__, why=str(error)
                 )
             header, tensors = wire.Reply(status=wire.STATUS_FAULT, reason=type(error).__name__), ()
-        finally:
-            self._serving.pop(conversation, None)
-            if conversation.timer is not None:
-                conversation.timer.cancel()
-        conversation.task = None
-        self._reply(conversation, header, tensors, sent)
+        return header, tensors, sent
 
     def _reply(
         self,
@@ -336,6 +349,16 @@ class SimTransport:
         self._loop.call_later(
             network.latency_s(self.plug, caller), _fail, conversation.reply, fault, context=caller.context
         )
+
+
+def _at_once(handled: Coroutine[Any, Any, Reply]) -> Reply:
+    """The result of a coroutine that waits for nothing."""
+    try:
+        handled.send(None)
+    except StopIteration as done:
+        answer: Reply = done.value
+        return answer
+    raise AssertionError(f"a handler of {', '.join(sorted(PROMPT))} waits")
 
 
 def _expire(reply: asyncio.Future[Any], peer: PeerId, method: str, timeout_s: float) -> None:

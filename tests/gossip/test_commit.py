@@ -1,0 +1,151 @@
+"""An exchange that is nearly too late: both average or neither does, and where that cannot be it is counted."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from types import SimpleNamespace
+
+from swarmnode.errors import PeerTimeout
+from swarmnode.gossip.calling import Message
+from swarmnode.gossip.exchange import Gossip
+from swarmnode.identity import Identity
+from swarmnode.ids import PeerId, RunId
+from swarmnode.manifest import PRESETS
+from swarmnode.membership.swarm import Swarm
+from swarmnode.metrics import name
+from swarmnode.ports import Answer, Call, Packet, WireTensor
+from swarmnode.simulation import clock
+from swarmnode.transport.memory import MemoryNetwork, MemoryTransport
+from tests.pipeline.quiet import Quiet
+from tests.transport.contract import pong
+
+RUN = RunId("ab" * 32)
+TIMEOUT_S = 10.0
+NBYTES = 4096
+WHO = sorted([Identity.of_seed(bytes([n]) * 32) for n in range(1, 4)], key=lambda one: one.peer_id)
+CALLER, RESPONDER, THIRD = [one.peer_id for one in WHO]
+
+
+class Slow(MemoryTransport):
+    """Commits take `commit_s` to the partner and back; one that is given up arrives nevertheless."""
+
+    commit_s = 0.0, 0.0
+
+    async def call(self, peer: PeerId, call: Call, *, timeout_s: float, reply_bytes_max: int) -> Answer:
+        there_s, back_s = self.commit_s if call.header.HasField("commit") else (0.0, 0.0)
+
+        async def carried() -> Answer:
+            await asyncio.sleep(there_s)
+            answer = await super(Slow, self).call(peer, call, timeout_s=timeout_s, reply_bytes_max=reply_bytes_max)
+            await asyncio.sleep(back_s)
+            return answer
+
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await asyncio.shield(asyncio.ensure_future(carried()))
+        except TimeoutError:
+            raise PeerTimeout("too late") from None
+
+
+class Party:
+    """A replica in round 1, whose packet is ready once it is told to meet."""
+
+    def __init__(
+        self,
+        network: MemoryNetwork,
+        identity: Identity,
+        *,
+        round_s: float = 3600.0,
+        commit_s: tuple[float, float] = (0.0, 0.0),
+    ) -> None:
+        self.me, self.quiet = identity.peer_id, Quiet()
+        transport = Slow(network, self.me, RUN, telemetry=self.quiet)
+        transport.commit_s = commit_s
+        limits = replace(PRESETS["tiny"].limits, exchange_timeout_s=TIMEOUT_S)
+        self.gossip = Gossip(
+            replace(PRESETS["tiny"], limits=limits),
+            RUN,
+            1,
+            transport,
+            None,  # type: ignore[arg-type]
+            SimpleNamespace(worked_s=0.0),
+            lambda: Swarm.of([], 2),
+            lambda: 0,
+            lambda: 0,
+            self.quiet,
+            identity=identity,
+            done=0,
+            newcomer=False,
+        )
+        self.gossip._pace.samples_per_second = PRESETS["tiny"].gossip.round_samples / round_s
+        transport.serve("ping", pong, tensor_bytes_max=0)
+        transport.serve("exchange", self.gossip.serve_exchange, tensor_bytes_max=1 << 20)
+        transport.serve("commit", self.gossip.serve_commit, tensor_bytes_max=0)
+
+    async def meet(self, after_s: float, *others: PeerId) -> tuple[dict[PeerId, Packet], str]:
+        await asyncio.sleep(after_s)
+        packet = WireTensor("u8", (NBYTES,), bytearray(self.me.encode()[-1:] * NBYTES))
+        return await self.gossip._meet_all(others, Message(1, 1.0, 8, [packet]))
+
+    @property
+    def onesided(self) -> float:
+        return self.quiet.total(name.ONESIDED_COMMITS)
+
+
+def met(late_s: float, there_s: float, back_s: float = 0.0) -> tuple[bool, bool, float]:
+    """(whether the caller has the responder's packet, the reverse, one-sided exchanges counted), where the responder
+    begins so much after the caller, whose commit takes so long to it and back."""
+
+    async def main() -> tuple[bool, bool, float]:
+        here = MemoryNetwork()
+        caller, responder = Party(here, WHO[0], commit_s=(there_s, back_s)), Party(here, WHO[1])
+        (ours, _), (theirs, _) = await asyncio.gather(caller.meet(0.0, RESPONDER), responder.meet(late_s, CALLER))
+        for found, giver in ((ours, RESPONDER), (theirs, CALLER)):
+            assert all(bytes(p.tensors[0].data) == giver.encode()[-1:] * NBYTES for p in found.values())
+        return RESPONDER in ours, CALLER in theirs, caller.onesided
+
+    return clock.run(main())
+
+
+def test_who_has_the_other_s_packet_does_not_give_it_up_while_it_commits() -> None:
+    for late_s in (0.0, 9.0, 9.9):
+        assert met(late_s, 0.5, 0.5) == (True, True, 0.0)
+    assert met(TIMEOUT_S + 1.0, 0.5, 0.5) == (False, False, 0.0)
+
+
+def test_a_commit_that_comes_too_late_is_refused_and_counted() -> None:
+    for late_s in (0.0, 5.0):
+        assert met(late_s, 3.0, 3.0) == (True, True, 1.0)  # only its answer came too late: the caller cannot know
+        assert met(late_s, TIMEOUT_S + 1.0) == (True, False, 1.0)
+
+
+def test_a_commit_of_the_last_moment_counts() -> None:
+    """The word comes at the very time at which nobody waits for it any longer: whatever is first, both agree."""
+    for seed in range(8):
+
+        async def main() -> tuple[bool, bool]:
+            here = MemoryNetwork()
+            caller, responder = Party(here, WHO[0], commit_s=(4.0, 0.0)), Party(here, WHO[1])
+            theirs = asyncio.ensure_future(responder.meet(0.0, CALLER))
+            await caller.meet(TIMEOUT_S - 4.0, RESPONDER)
+            return CALLER in (await theirs)[0], caller.onesided == 0.0
+
+        applied, told = clock.run(main(), seed)
+        assert applied == told
+
+
+def test_whom_we_wait_for_no_longer_is_told_so_while_others_are_waited_for() -> None:
+    """In a group of three: one calls when the next round is near, while another's commit is on its way."""
+
+    async def main() -> None:
+        here = MemoryNetwork()
+        first, second = Party(here, WHO[0], commit_s=(4.0, 0.0)), Party(here, WHO[1])
+        third = Party(here, WHO[2], round_s=4.0)
+        (found, _), (_, _), (late, why) = await asyncio.gather(
+            third.meet(0.0, CALLER, RESPONDER), first.meet(3.0, THIRD), second.meet(6.0, THIRD)
+        )
+        assert found.keys() == {CALLER} and not late and "or it is over" in why
+        assert first.onesided == second.onesided == 0.0
+
+    clock.run(main())
