@@ -17,8 +17,8 @@ from swarmnode.ports import Answer, Call, Handler, Transport
 from swarmnode.wire import call_pb2 as wire
 from swarmnode.wire import record_pb2
 
-QUIET = frozenset({*METHODS, "reserve"})  # news are not worth their bytes there: others go the same way all the time
-SILENT = QUIET - {"exchange"}  # no news at all
+# News are not worth their bytes on these: others go the same way all the time. Of rounds, "exchange" tells of progress.
+SILENT = frozenset({*METHODS, "reserve"}) - {"exchange"}
 SEEN_MAX = 4096  # guess: peers whose last seen record sequence is remembered
 Learn = Callable[[record_pb2.SignedRecord], None]
 
@@ -112,7 +112,7 @@ class Line:
         """
         header.ClearField("record")
         header.ClearField("progress")
-        if method in QUIET:
+        if method == "exchange":
             self._news(peer, header.progress, heard)
             return
         if heard is None or heard.total < self._progress.total:  # else the caller knows no less than we

@@ -20,7 +20,7 @@ from swarmnode.wire import call_pb2 as wire
 
 PREAMBLE_BYTES = 12  # as transport/frame.py's
 PROMPT = frozenset({"ping", "reserve"})
-"""Methods whose handlers never wait, and most of all calls: they are answered without a task (a quarter less CPU)."""
+"""Methods whose handlers never wait, and most of all calls: they are answered without a task (8 % fewer events)."""
 Forge = Callable[[str, wire.Request | wire.Reply, Sequence[WireTensor]], Sequence[WireTensor]]
 """What a liar does to the tensors it sends: (method, header, tensors) -> tensors."""
 Reply = tuple[wire.Reply, Sequence[WireTensor], Callable[[], None] | None]

@@ -7,7 +7,7 @@ import contextlib
 import math
 import random
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import Any
 
@@ -123,6 +123,22 @@ async def occupied(person: Served, pieces: int) -> AsyncIterator[None]:
     finally:
         held.set()
         await asyncio.gather(*ongoing)
+
+
+def dying(network: MemoryNetwork, people: list[Served], then: Callable[[int], None]) -> list[Served]:
+    """The first of `people` that a message is sent to dies before it has come, then `then` is called with the bytes of
+    it. Who that was, once it is known."""
+    first: list[Served] = []
+
+    async def link(sender: PeerId, receiver: PeerId, nbytes: int) -> None:
+        asked = [p for p in people if p.transport.peer_id == receiver]
+        if asked and not first:
+            first.extend(asked)
+            await asked[0].transport.close()
+            then(nbytes)
+
+    network.link = link
+    return first
 
 
 def counted(people: list[Served]) -> list[int]:
@@ -284,16 +300,11 @@ def test_a_loss_that_cannot_be_is_the_fault_of_who_tells_it(loss: float, tokens:
 def test_who_died_is_not_asked_again() -> None:
     async def body() -> None:
         async with chain(0, 1, 1, 2) as (network, people):
-            first: list[Served] = []
 
-            async def link(sender: PeerId, receiver: PeerId, nbytes: int) -> None:
-                asked = [p for p in people[1:3] if p.transport.peer_id == receiver]
-                if asked and not first:
-                    first.extend(asked)
-                    await asked[0].transport.close()
-                    raise Broken("the stream was reset")
+            def reset(nbytes: int) -> None:
+                raise Broken("the stream was reset")
 
-            network.link = link
+            first = dying(network, people[1:3], reset)
             await people[0].feed()
             other = next(p for p in people[1:3] if p not in first)
             assert counted([*first, other]) == [0, 4]
@@ -367,16 +378,11 @@ def test_where_all_are_busy_the_one_that_is_first_done_gets_it() -> None:
 def test_who_cannot_be_asked_is_banned_and_gets_nothing() -> None:
     async def body() -> None:
         async with chain(0, 1, 1, 2) as (network, people):
-            first: list[Served] = []
 
-            async def link(sender: PeerId, receiver: PeerId, nbytes: int) -> None:
-                asked = [p for p in people[1:3] if p.transport.peer_id == receiver]
-                if asked and not first:
-                    assert nbytes <= BULK, "a microbatch was sent to a replica nobody had asked"
-                    first.extend(asked)
-                    await asked[0].transport.close()
+            def asks(nbytes: int) -> None:
+                assert nbytes <= BULK, "a microbatch was sent to a replica nobody had asked"
 
-            network.link = link
+            first = dying(network, people[1:3], asks)
             carried = await people[0].feed()
             assert counted([first[0], next(p for p in people[1:3] if p not in first)]) == [0, 4]
             assert people[0].routers[1].banned(first[0].transport.peer_id, asyncio.get_running_loop().time())
