@@ -311,9 +311,7 @@ class Replica(Protocol):
     """
 
     @property
-    def parameters(self) -> int:
-        """Elements in the flat buffer."""
-        ...
+    def parameters(self) -> int: ...  # elements in the flat buffer
 
     def boundary_digest(self) -> bytes:
         """Of what replicas must have in common to understand each other's activations; b"" where that is nothing."""
@@ -329,9 +327,12 @@ class Replica(Protocol):
         Raises RemoteFault when x has the wrong dtype or shape, token ids out of range, or NaN or Inf."""
         ...
 
-    def backward(self, tape: Tape, gradient: WireTensor, samples: int) -> WireTensor | None:
-        """Accumulate this stage's gradient; return that of its input (None for the first stage). A tape whose graph was
-        not kept is recomputed from its input. Raises RemoteFault for a bad gradient."""
+    @property
+    def inner_steps(self) -> int: ...  # behind these weights
+
+    def backward(self, tape: Tape, gradient: WireTensor, samples: int, *, accumulate: bool = True) -> WireTensor | None:
+        """Accumulate this stage's gradient, unless told not to; return that of its input (None for the first stage). A
+        tape whose graph was not kept is recomputed from its input. Raises RemoteFault for a bad gradient."""
         ...
 
     def loss(self, x: WireTensor, tokens: WireTensor, samples: int, *, train: bool) -> LossResult:
@@ -343,9 +344,7 @@ class Replica(Protocol):
         ...
 
     @property
-    def spare_nbytes(self) -> int:
-        """Memory of a device of its own that nobody has taken; 0 where it is shared with the machine."""
-        ...
+    def spare_nbytes(self) -> int: ...  # of a device of its own that nobody has taken; 0 where it shares the machine's
 
     @property
     def recomputed(self) -> int:

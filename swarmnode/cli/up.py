@@ -85,6 +85,7 @@ def command(
     --json ends with: run, nodes, wall_s, samples, tokens, tokens_per_s, loss_validation_first,
     loss_validation_last, loss_train_last (nats per token), rounds, exchanges {paired, lone: outer steps
     of replicas, each partner counts its own}, microbatches {done, lost, retried, duplicate},
+    staleness (gradients by how many inner steps old they were),
     samples_duplicate (of blocks two feeders finished), recoveries,
     bytes {pipeline, gossip, state, control: sent}, killed, stopped, exit_reasons by node, folder, model,
     failure, checkpoint (where it was saved last).

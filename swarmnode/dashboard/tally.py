@@ -32,6 +32,7 @@ SERIES: Mapping[str, tuple[str, ...]] = {
         for method in name.METRICS[name.RECOVERIES].labels["method"]
         if method != "fresh"
     ),
+    **{f"late_{index}": (series(name.GRADIENTS, staleness=label),) for index, label in enumerate(name.STALENESS)},
     "sent_pipeline": (series(name.LINK_BYTES, kind="pipeline", direction="sent"),),
     "sent_gossip": (series(name.LINK_BYTES, kind="gossip", direction="sent"),),
     "sent_state": (series(name.LINK_BYTES, kind="state", direction="sent"),),
@@ -40,6 +41,7 @@ SERIES: Mapping[str, tuple[str, ...]] = {
 """Our word for a count, and the series of a status that add up to it."""
 
 KEYS = (*SERIES, "worked_s", "dense")
+LATE = tuple(key for key in KEYS if key.startswith("late_"))
 SENT = tuple(key for key in KEYS if key.startswith("sent_"))
 
 

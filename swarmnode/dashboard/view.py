@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from swarmnode.dashboard.alarm import Health, parties
 from swarmnode.dashboard.board import SILENT_AFTER, Board, Seen
 from swarmnode.dashboard.history import Point
-from swarmnode.dashboard.tally import SENT
+from swarmnode.dashboard.tally import LATE, SENT
 from swarmnode.ids import PeerId
 from swarmnode.wire import record_pb2, report_pb2
 
@@ -77,6 +77,7 @@ def summary(board: Board, now_s: float) -> Json:
         "lone": round(board.totals["lone"]),
         "recoveries": round(board.totals["recoveries"]),
         "microbatches": {key: round(board.totals[key]) for key in ("done", "lost", "retried")},
+        "staleness": [round(board.totals[key]) for key in LATE],
         "sent": sent,
         "gossip_dense": round(board.totals["dense"]),
     }

@@ -34,7 +34,8 @@ class NodeFacts:
 class Totals:
     """Of the whole swarm. Counts are summed over all nodes, the dead included; what every node knows of the run
     (samples, tokens, round) is the largest. Losses are nats per token, None when unknown. `paired` counts
-    each partner's step. Bytes are those sent, so that none is counted twice."""
+    each partner's step, `staleness` gradients by how many inner steps old they were. Bytes are those sent, so that none
+    is counted twice."""
 
     samples: int = 0
     tokens: int = 0
@@ -44,6 +45,7 @@ class Totals:
     loss_validation: float | None = None
     exchanges: Mapping[str, int] = field(default_factory=dict)
     microbatches: Mapping[str, int] = field(default_factory=dict)
+    staleness: Mapping[str, int] = field(default_factory=dict)
     samples_duplicate: int = 0
     recoveries: int = 0
     bytes: Mapping[str, int] = field(default_factory=dict)
@@ -82,6 +84,7 @@ def totals(nodes: Sequence[NodeFacts]) -> Totals:
         loss_validation=last.loss_validation if last else None,
         exchanges={outcome: count(nodes, name.EXCHANGES, outcome=outcome) for outcome in ("paired", "lone")},
         microbatches={outcome: count(nodes, name.MICROBATCHES, outcome=outcome) for outcome in OUTCOMES},
+        staleness={steps: count(nodes, name.GRADIENTS, staleness=steps) for steps in name.STALENESS},
         samples_duplicate=count(nodes, name.DUPLICATE_SAMPLES),
         recoveries=count(nodes, name.RECOVERIES) - count(nodes, name.RECOVERIES, method="fresh"),
         bytes={kind: count(nodes, name.LINK_BYTES, kind=kind, direction="sent") for kind in KINDS},
@@ -143,6 +146,7 @@ class Summary:
             "rounds": t.round,
             "exchanges": dict(t.exchanges),
             "microbatches": dict(t.microbatches),
+            "staleness": dict(t.staleness),
             "samples_duplicate": t.samples_duplicate,
             "recoveries": t.recoveries,
             "bytes": dict(t.bytes),

@@ -98,6 +98,11 @@ ACROSS: tuple[Across, ...] = (
         lambda m: f"a divisor of inner.inner_batch = {m.inner.inner_batch}",
     ),
     Across(
+        ("inner.inner_batch_max", "inner.inner_batch"),
+        lambda m: m.inner.inner_batch_max == 0 or m.inner.inner_batch_max >= m.inner.inner_batch,
+        lambda m: f"0, or at least inner.inner_batch = {m.inner.inner_batch}",
+    ),
+    Across(
         ("data.block_samples", "inner.microbatch"),
         lambda m: m.data.block_samples % m.inner.microbatch == 0,
         lambda m: f"a multiple of inner.microbatch = {m.inner.microbatch}",

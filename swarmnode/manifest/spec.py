@@ -29,8 +29,10 @@ class PipelineSpec:
     boundary: str = "bf16"
     boundary_rank: int = 0
     epsilon: float = 0.1
-    window_max: int = 16
+    window_max: int = 64
+    staleness_max: int = 1
     validation_samples: int = 64
+    validation_every_samples: int = 1024
     rebalance_period_s: float = 300.0
     rebalance_ratio: float = 1.1
     min_keep: int = 2
@@ -52,8 +54,10 @@ class DataSpec:
 class InnerSpec:
     """Inner steps: the optimizer of one replica."""
 
-    optimizer: str = "adamw"
+    optimizer: str = "muon"
     learning_rate: float = 3e-3
+    muon_learning_rate: float = 0.003
+    muon_momentum: float = 0.95
     warmup_samples: int = 512
     decay: str = "cosine"
     decay_samples: int = 100_000
@@ -64,22 +68,23 @@ class InnerSpec:
     weight_decay: float = 0.1
     clip_norm: float = 1.0
     microbatch: int = 8
-    inner_batch: int = 32
+    inner_batch: int = 8
+    inner_batch_max: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class GossipSpec:
     """Rounds: how the replicas of a stage meet."""
 
-    method: str = "noloco"
+    method: str = "average"
     alpha: float = 0.5
     beta: float = 0.7
     gamma: float = 0.7
     codec: str = "modular4"
-    acceptance: str = "guarded"
+    acceptance: str = "clipped"
     group: int = 2
-    round_samples: int = 1024
-    round_seconds_min: float = 2.0
+    round_samples: int = 128
+    round_seconds_min: float = 0.5
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,6 +82,18 @@ MICROBATCHES = _counter(
     "repaired the way onward; duplicate by the replica it reached a second time.",
     outcome=("done", "lost", "retried", "duplicate", "validated"),
 )
+STALENESS = ("0", "1", "2", "3", "4 or more")
+GRADIENTS = _counter(
+    "swarmnode_gradients_total",
+    "gradients",
+    "Microbatch gradients of this replica, by the inner steps it took between their forward and their backward.",
+    staleness=STALENESS,
+)
+STALE_GRADIENTS = _counter(
+    "swarmnode_stale_gradients_total",
+    "gradients",
+    "Microbatch gradients not added because they were older than pipeline.staleness_max.",
+)
 SAMPLES = _counter("swarmnode_samples_total", "samples", "Samples this node fed whose gradient came back.")
 DUPLICATE_SAMPLES = _counter(
     "swarmnode_duplicate_samples_total", "samples", "Samples of blocks this feeder finished and another finished too."
@@ -89,6 +101,11 @@ DUPLICATE_SAMPLES = _counter(
 TOKENS = _counter("swarmnode_tokens_total", "tokens", "Target tokens of the samples this node fed.")
 BUSY = _counter("swarmnode_busy_total", "calls", "Calls refused because every place here was taken.")
 WINDOW = _gauge("swarmnode_window", "microbatches", "Microbatches this feeder keeps under way.")
+WINDOW_WANTED = _gauge(
+    "swarmnode_window_wanted",
+    "microbatches",
+    "Microbatches that would keep the machines busy, if no gradient could be too old.",
+)
 RECOMPUTED_TAPES = _counter(
     "swarmnode_recomputed_tapes_total",
     "tapes",
@@ -286,6 +303,7 @@ EVENTS: Final[dict[str, str]] = {
     "inner.skipped": "an inner step was skipped: the gradient was not finite",
     "round.boundary": "a round ended; this replica paired or not, and why",
     "round.stride": "rounds come faster or slower than replicas can meet: takes part in only every second, fourth, ...",
+    "feeder.window": "the stages changed: how many microbatches this feeder may keep under way now, and why",
     "bequest.given": "a leaver gave what it learnt since its last round to a replica that stays",
     "bequest.merged": "what a leaver learnt counts in this round here",
     "bequest.stale": "what a leaver learnt came for another round and is dropped",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import pairwise
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -15,15 +15,24 @@ NORM_EMA = 0.1  # weight of the newest gradient norm [guess]
 CLIP_EPS = 1e-6  # torch.nn.utils.clip_grad_norm_'s own
 
 
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Elements [first, last) of a flat buffer that AdamW updates; whether weight decay applies to them."""
+
+    first: int
+    last: int
+    decays: bool
+
+
 class FlatAdamW:
-    """AdamW [arXiv 1711.05101] on `theta` by `grad`, both [N]; the first `decayed` elements decay, the rest do not.
+    """AdamW [arXiv 1711.05101] on `theta` by `grad`, both [N], in `spans` alone; other elements stay as they are.
 
     `exp_avg` and `exp_avg_sq` are flat [N] too. They and `theta` may be overwritten in place between steps. The
     arithmetic is the kernel of `torch.optim.AdamW(fused=True)`, called by its own name: the class around it imports
     torch's compiler, which is 70 MiB and a second for each node process (measured).
 
-    The first `frozen` elements stay as they are. Of `shared` matrices [D, in], by their first element, the gradient g
-    lies in `rank` dimensions of D, and all rows have one second moment:
+    Of `shared` matrices [D, in], by their first element, which are in no span, the gradient g lies in `rank` dimensions
+    of D, and all rows have one second moment:
 
         exp_avg_sq [in] <- beta2 exp_avg_sq + (1 - beta2) sum_D(g^2) / rank
 
@@ -36,10 +45,9 @@ class FlatAdamW:
         self,
         theta: Tensor,
         grad: Tensor,
-        decayed: int,
         inner: InnerSpec,
+        spans: Sequence[Span],
         *,
-        frozen: int = 0,
         shared: Sequence[tuple[int, tuple[int, ...]]] = (),
         rank: int = 1,
     ) -> None:
@@ -49,15 +57,15 @@ class FlatAdamW:
         self._inner = inner
         self._rank = rank
         flats = (theta, grad, self.exp_avg, self.exp_avg_sq)
-        matrices = [(first, first + math.prod(shape), shape) for first, shape in shared]
-        edges = [frozen, *(edge for first, last, _ in matrices for edge in (first, last)), decayed]
-        between = [slice(first, last) for first, last in list(pairwise(edges))[::2] if first < last]
-        self._slices = [
-            (weight_decay, [[flat[part] for part in parts] for flat in flats])
-            for parts, weight_decay in ((between, inner.weight_decay), ([slice(decayed, None)], 0.0))
-            if parts
+        self._slices = []
+        for decays in (True, False):
+            parts = [slice(span.first, span.last) for span in spans if span.decays == decays]
+            if parts:
+                weight_decay = inner.weight_decay if decays else 0.0
+                self._slices.append((weight_decay, [[flat[part] for part in parts] for flat in flats]))
+        self._shared = [
+            [flat[first : first + math.prod(shape)].view(shape) for first, shape in shared] for flat in flats
         ]
-        self._shared = [[flat[first:last].view(shape) for first, last, shape in matrices] for flat in flats]
         self._step = torch.zeros((), dtype=torch.float32, device=theta.device)
 
     @torch.no_grad()

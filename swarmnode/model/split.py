@@ -100,6 +100,11 @@ def parameter_shapes(model: ModelSpec, part: Part) -> Shapes:
     return matrices | norms
 
 
+def is_hidden_matrix(name: str, shape: tuple[int, ...]) -> bool:
+    """Whether a parameter is a matrix inside a layer: neither the token table, nor the head, nor a norm."""
+    return len(shape) == 2 and ".layers." in name
+
+
 @functools.lru_cache(maxsize=64)
 def split(model: ModelSpec, stages: int) -> tuple[Part, ...]:
     """The parts of `stages` stages in order; `split(model, 1)[0]` is the whole model.

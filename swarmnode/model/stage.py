@@ -18,9 +18,10 @@ from swarmnode.manifest import Manifest, boundary_width
 from swarmnode.model.boundary import decode_boundary, encode_boundary
 from swarmnode.model.llama import Llama, initial
 from swarmnode.model.memory import graph_nbytes
-from swarmnode.model.optimizer import FlatAdamW, corrected_ema
+from swarmnode.model.muon import FlatMuon, Matrix
+from swarmnode.model.optimizer import FlatAdamW, Span, corrected_ema
 from swarmnode.model.schedule import learning_rate
-from swarmnode.model.split import parameter_shapes, split
+from swarmnode.model.split import is_hidden_matrix, parameter_shapes, split
 from swarmnode.model.stash import Stash, Weights, instead
 from swarmnode.model.subspace import TABLE, Subspace, is_writer
 from swarmnode.model.tensor import decode_tokens
@@ -82,8 +83,8 @@ class StageReplica:
     """The stage `stage` of `manifest` on `device`, freshly initialised from the manifest's seed.
 
     All parameters are views of `theta` (matrices, then norms: `split.parameter_shapes`), their gradients of `grad`; the
-    AdamW moments `exp_avg` and `exp_avg_sq` are flat alike. All four are [N] in `dtype` and may be written in place on
-    the compute thread, after which `touched` must be called. With `autocast`, matrices multiply in bfloat16.
+    optimizer's moments `exp_avg` and `exp_avg_sq` are flat alike. All four are [N] in `dtype` and may be written in
+    place on the compute thread, after which `touched` must be called. With `autocast`, matrices multiply in bfloat16.
     """
 
     def __init__(
@@ -108,6 +109,7 @@ class StageReplica:
             self.subspace = Subspace.of(manifest, self.device, dtype)
             self.subspace.constrain_(self.named(self.theta))
         self.module = self._module(dtype)
+        self._autocast = autocast
         self._optimizer = self._made_optimizer()
         self.exp_avg = self._optimizer.exp_avg
         self.exp_avg_sq = self._optimizer.exp_avg_sq
@@ -120,7 +122,6 @@ class StageReplica:
         self._accumulated = 0
         self.keeps_probe = False  # the last microbatch trained is kept for `probe`
         self._probe: Probe | None = None
-        self._autocast = autocast
         self._boundary = "fp64" if dtype == torch.float64 else manifest.pipeline.boundary
 
     def _module(self, dtype: torch.dtype) -> Llama:
@@ -137,21 +138,33 @@ class StageReplica:
                 parameter.requires_grad_(False)
         return module
 
-    def _made_optimizer(self) -> FlatAdamW:
-        """AdamW that decays matrices; of a stream in a subspace it leaves the table alone and writers in the span."""
-        inner, first, decayed, frozen = self.manifest.inner, 0, 0, 0
+    def _made_optimizer(self) -> FlatAdamW | FlatMuon:
+        """The manifest's optimizer. Matrices decay; where the stream is kept in a subspace, the token table stays as it
+        is and writers stay in the span."""
+        inner, muon = self.manifest.inner, self.manifest.inner.optimizer == "muon"
+        first = 0
+        spans: list[Span] = []
+        matrices: list[Matrix] = []
         shared: list[tuple[int, tuple[int, ...]]] = []
         for name, shape in self.shapes.items():
             last = first + math.prod(shape)
-            decayed = last if len(shape) > 1 else decayed
+            writer = self.subspace is not None and is_writer(name)
             if self.subspace is not None and name == TABLE:
-                frozen = last
-            elif self.subspace is not None and is_writer(name):
+                pass
+            elif muon and is_hidden_matrix(name, shape):
+                matrices.append(Matrix(first, shape, writer))
+            elif writer:
                 shared.append((first, shape))
+            elif spans and spans[-1].last == first and spans[-1].decays == (len(shape) > 1):
+                spans[-1] = Span(spans[-1].first, last, len(shape) > 1)
+            else:
+                spans.append(Span(first, last, len(shape) > 1))
             first = last
-        rank = boundary_width(self.manifest)
-        # Autograd is not told of steps (`data`): `backward` sees to it that theta is what the graph was made with.
-        return FlatAdamW(self.theta.data, self.grad, decayed, inner, frozen=frozen, shared=shared, rank=rank)
+        theta = self.theta.data  # autograd is not told of steps: `backward` sees to it that theta is the graph's
+        if muon:
+            subspace, autocast = self.subspace, self._autocast
+            return FlatMuon(theta, self.grad, inner, matrices, spans, subspace=subspace, autocast=autocast)
+        return FlatAdamW(theta, self.grad, inner, spans, shared=shared, rank=boundary_width(self.manifest))
 
     def hold(self, *flats: Tensor) -> None:
         """Put weights [N] that were written from outside back where they belong: where the stream is kept in a
@@ -261,8 +274,9 @@ class StageReplica:
         assert isinstance(tape, StageTape)
         tape.output = tape.leaf = None
 
-    def backward(self, tape: Tape, gradient: WireTensor, samples: int) -> WireTensor | None:
+    def backward(self, tape: Tape, gradient: WireTensor, samples: int, *, accumulate: bool = True) -> WireTensor | None:
         """Accumulate this stage's gradient; return that of its input (None for the first stage). The tape is spent.
+        Without `accumulate` only the input's gradient is computed.
 
         A released tape is recomputed from its input. All is done with the weights of the forward, whatever steps came
         between (stash.py); when theta was loaded from elsewhere, a tape is recomputed with today's. Raises RemoteFault
@@ -283,6 +297,10 @@ class StageReplica:
             output, leaf = tape.output, tape.leaf
             self.release(tape)
             dy = dy.to(self.device, output.dtype)
+            if not accumulate:
+                if leaf.requires_grad:
+                    (leaf.grad,) = torch.autograd.grad(output, leaf, dy)
+                return self._input_gradient(leaf)
             if self.keeps_probe:
                 self._probe = Probe(tape.kept, dy)
             torch.autograd.backward(output, dy)
@@ -339,7 +357,9 @@ class StageReplica:
     # An inner step
 
     def step(self, samples_total: int) -> StepReport:
-        """One AdamW step on the accumulated mean gradient, clipped to c / sqrt(S), learning rate by `samples_total`.
+        """One step of the optimizer on the accumulated mean gradient, clipped to c / sqrt(S). The learning rate follows
+        `samples_total`; where more samples came together than `inner_batch`, it grows by the root of the ratio
+        (arXiv 2205.10287, section 4).
 
         Raises LocalFault when the gradient is not finite (what came in was, so theta has diverged); it is dropped.
         """
@@ -353,6 +373,7 @@ class StageReplica:
             self.grad.zero_()
             raise LocalFault(f"stage {self.part.stage}: gradient norm {norm} in inner step {self.inner_steps + 1}")
         rate = learning_rate(self.manifest.inner, samples_total) * (1.0 + BUMP * self.bump_steps / BUMP_STEPS)
+        rate *= math.sqrt(max(1.0, samples / self.manifest.inner.inner_batch))
         self.bump_steps = max(0, self.bump_steps - 1)
         self.stash.before_step()
         self._optimizer.step(self.inner_steps, rate)

@@ -69,7 +69,7 @@ async def feeder_of(
 
 async def feeding(feeder: Feeder, gossip: Gossip, samples_total: Callable[[], int], done: int, resumed: bool) -> None:
     """Measure the held-out loss before anything is trained (or a checkpoint was `resumed`), then feed, and measure
-    again after each round past `done`.
+    again after rounds past `done`, every `pipeline.validation_every_samples`.
 
     Nobody waits longer than BASELINE_S for the first measurement. Returns when the feeder is drained.
     """
@@ -97,7 +97,7 @@ async def _validating(
     measured.set()
     while True:
         gossip.finished.clear()
-        if gossip.done > validated and feeder.validates(gossip.done):
+        if feeder.validation_due(validated, gossip.done) and feeder.validates(gossip.done):
             await feeder.validate(samples_total())
         validated = max(validated, gossip.done)
         if not gossip.finished.is_set():

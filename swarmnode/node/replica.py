@@ -79,8 +79,8 @@ class TorchReplica:
     ) -> tuple[WireTensor, Tape | None]:
         return self.stage.forward(x, keep=keep, graph=graph, tokens=tokens)
 
-    def backward(self, tape: Tape, gradient: WireTensor, samples: int) -> WireTensor | None:
-        return self.stage.backward(tape, gradient, samples)
+    def backward(self, tape: Tape, gradient: WireTensor, samples: int, *, accumulate: bool = True) -> WireTensor | None:
+        return self.stage.backward(tape, gradient, samples, accumulate=accumulate)
 
     def loss(self, x: WireTensor, tokens: WireTensor, samples: int, *, train: bool) -> LossResult:
         return self.stage.loss(x, tokens, samples, train=train)

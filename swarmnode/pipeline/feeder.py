@@ -20,6 +20,7 @@ from swarmnode.pipeline.itinerary import itinerary
 from swarmnode.pipeline.onward import Carried
 from swarmnode.pipeline.patience import RoundTrip
 from swarmnode.pipeline.route import Ema
+from swarmnode.pipeline.staleness import window_limit
 from swarmnode.pipeline.window import Window
 from swarmnode.ports import Telemetry, WireTensor
 from swarmnode.together import together
@@ -107,8 +108,17 @@ class Feeder:
         finally:
             self._drained.set()
 
+    def _limit_window(self) -> None:
+        """Keep no more under way than gradients may be late by, for the stages as they are now."""
+        limit, reason = window_limit(self._manifest, self._swarm().sizes)
+        if self.window.limit(limit):
+            self._telemetry.event(
+                "feeder.window", size=self.window.size, limit=limit, wanted=self.window.wanted, reason=reason
+            )
+
     async def _start_all(self, tasks: asyncio.TaskGroup) -> None:
         while not self.draining:
+            self._limit_window()
             if self._held or self._under_way >= self.window.size:
                 await self._change()
                 continue
@@ -186,12 +196,20 @@ class Feeder:
         self._telemetry.event("validation.done", loss=loss, samples_total=samples_total)
         return loss
 
+    def validation_due(self, before: int, after: int) -> bool:
+        """Whether the rounds from `before` to `after` complete another `validation_every_samples` of the run."""
+        return self._validation_index(after) > self._validation_index(before)
+
     def validates(self, round_index: int) -> bool:
         """Whether it is this feeder's turn to validate after `round_index`: VALIDATORS of the feeders, by hash, so that
         one of them may have died without its record having expired."""
-        feeders = {*self._swarm().feeders(), self._me}
-        order = sorted(feeders, key=lambda peer: digest64(self._manifest.seed, "validate", round_index, peer))
+        feeders, turn = {*self._swarm().feeders(), self._me}, self._validation_index(round_index)
+        order = sorted(feeders, key=lambda peer: digest64(self._manifest.seed, "validate", turn, peer))
         return self._me in order[:VALIDATORS]
+
+    def _validation_index(self, round_index: int) -> int:
+        samples = round_index * self._manifest.gossip.round_samples
+        return samples // self._manifest.pipeline.validation_every_samples
 
     def _next(self) -> _Piece:
         """The next microbatch to start, from the block in work or a new one of ours."""
@@ -237,6 +255,7 @@ class Feeder:
         self._telemetry.count(name.TOKENS, tokens)
         self._telemetry.count(name.SAMPLES, len(piece.indices))
         self._telemetry.gauge(name.WINDOW, float(self.window.size))
+        self._telemetry.gauge(name.WINDOW_WANTED, float(self.window.wanted))
         self._counted(len(piece.indices))
         self._left[piece.block] -= 1
         if self._left[piece.block] == 0:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import TypeVar
 
 from swarmnode.errors import RemoteFault, Unavailable
@@ -15,6 +16,7 @@ from swarmnode.pipeline.itinerary import fault
 from swarmnode.pipeline.onward import Carried, Onward
 from swarmnode.pipeline.reserve import Reservations
 from swarmnode.pipeline.route import Ema
+from swarmnode.pipeline.staleness import PUT_OFF, Pending, PendingGradients, batch_max, label
 from swarmnode.ports import Answer, Call, Compute, Priority, Replica, StepReport, Tape, Telemetry, WireTensor
 from swarmnode.wire import call_pb2 as wire
 
@@ -54,6 +56,7 @@ class Hop:
         self._reservations = Reservations(lambda: compute.waiting + onward.line_queue)
         self._tape_max = max(manifest.limits.tape_bytes_max, int(OWN_SHARE * replica.spare_nbytes))
         self._tape_nbytes = 0
+        self._pending = PendingGradients(manifest.pipeline.staleness_max)
         self._tape_nbytes_last = 0  # of the last one with its graph: what the next will take
         self.inner_steps = 0
         self.samples = 0  # trained here since start
@@ -118,11 +121,13 @@ class Hop:
             return await self._onward.send(process, y, tokens, deadline)
         nbytes = tape.nbytes
         self._hold(nbytes)
+        pending = self._pending.opened(self._replica.inner_steps, asyncio.get_running_loop().time())
         try:
-            carried = await self._return(process, y, tape, tokens, deadline, held)
+            carried = await self._return(process, y, tape, pending, tokens, deadline, held)
             carried.queued_s += queued_s
             return carried
         finally:
+            self._pending.closed(pending)
             self._hold(-nbytes)
 
     async def _return(
@@ -130,11 +135,13 @@ class Hop:
         process: wire.Process,
         y: WireTensor,
         tape: Tape,
+        pending: Pending,
         tokens: WireTensor,
         deadline: float,
         held: Held | None,
     ) -> Carried:
         """Send onward and run the gradient back through the tape; a bad one is the next peer's fault: ask another."""
+        loop = asyncio.get_running_loop()
         while True:
             carried = await self._onward.send(process, y, tokens, deadline)
             gradient = carried.gradient
@@ -143,7 +150,7 @@ class Hop:
                 (carried.gradient, step), queued_s = await self._timed(
                     Priority.BACKWARD,
                     process.samples,
-                    lambda given=gradient: self._backward(tape, given, process.samples, held),  # type: ignore[misc]
+                    partial(self._backward, tape, pending, gradient, process.samples, held, loop),
                 )
             except RemoteFault as fault:
                 assert carried.peer is not None
@@ -161,11 +168,13 @@ class Hop:
     ) -> Carried:
         """The last stage: loss and its gradient in one piece of work."""
 
+        loop = asyncio.get_running_loop()
+
         def work() -> tuple[Carried, StepReport | None]:
             if held is not None and train:
                 held.commit()
             result = self._replica.loss(x, tokens, process.samples, train=train)
-            step = self._step() if train else None
+            step = self._step(loop.time()) if train else None
             return Carried(result.gradient, result.loss_sum, result.tokens), step
 
         # Validation too: all other work of the last stage is backward, and it would never run on a busy replica.
@@ -173,6 +182,7 @@ class Hop:
         carried.queued_s = queued_s
         self.worked += process.samples if train else FORWARD_SHARE * process.samples
         if train:
+            self._telemetry.count(name.GRADIENTS, staleness=label(0))
             self.loss.add(carried.loss_sum / max(1, carried.tokens))
             self._telemetry.gauge(name.LOSS, self.loss.value, split="train")
             self._trained(process.samples, step)
@@ -190,20 +200,39 @@ class Hop:
         return await self._compute.run(priority, samples, timed)
 
     def _backward(
-        self, tape: Tape, gradient: WireTensor, samples: int, held: Held | None
+        self,
+        tape: Tape,
+        pending: Pending,
+        gradient: WireTensor,
+        samples: int,
+        held: Held | None,
+        loop: asyncio.AbstractEventLoop,
     ) -> tuple[WireTensor | None, StepReport | None]:
+        """On the compute thread: the gradient of the input, and of an inner step what it did. A gradient that is too
+        old is passed on and not added here."""
         if held is not None:
             held.commit()
+        age = pending.age(self._replica.inner_steps)
+        fresh = age <= self._manifest.pipeline.staleness_max
         before = self._replica.recomputed
-        given = self._replica.backward(tape, gradient, samples)
+        given = self._replica.backward(tape, gradient, samples, accumulate=fresh)
+        self._pending.closed(pending, loop.time())
+        self._telemetry.count(name.GRADIENTS, staleness=label(age))
+        if not fresh:
+            self._telemetry.count(name.STALE_GRADIENTS)
         if self._replica.recomputed > before:
             self._telemetry.count(name.RECOMPUTED_TAPES)
             self.reworked += FORWARD_SHARE * samples
-        return given, self._step()
+        return given, self._step(loop.time())
 
-    def _step(self) -> StepReport | None:
+    def _step(self, now_s: float) -> StepReport | None:
         """On the compute thread, right after a gradient was added."""
-        if self._replica.accumulated < self._manifest.inner.inner_batch:
+        accumulated, inner = self._replica.accumulated, self._manifest.inner
+        if accumulated < inner.inner_batch:
+            return None
+        if accumulated < PUT_OFF * batch_max(self._manifest) and self._pending.put_off(
+            self._replica.inner_steps, now_s
+        ):
             return None
         return self._replica.step(self._samples_total())
 

@@ -28,10 +28,21 @@ class Window:
         self._share: float | None = None  # of a round trip, spent in queues
         self._starting = True  # doubling with each round trip, until something waits
         self._since = maximum  # completions and losses since it was halved
+        self._limit = maximum
 
     @property
     def size(self) -> int:
+        return min(int(self._size), self._limit)
+
+    @property
+    def wanted(self) -> int:
+        """The size without its limit."""
         return int(self._size)
+
+    def limit(self, microbatches: int) -> bool:
+        """Stay at or below so many microbatches from now on. Returns whether that is news."""
+        news, self._limit = microbatches != self._limit, microbatches
+        return news
 
     def completed(self, round_trip_s: float, queued_s: float, machines: float = 1.0) -> None:
         """A microbatch came back after `round_trip_s`, of which it waited `queued_s` for compute threads; this feeder's

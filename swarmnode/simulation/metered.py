@@ -69,9 +69,13 @@ class Metered:
         self._meter.add(self._flops * x.shape[0])
         return self.inner.forward(x, keep=keep, graph=graph, tokens=tokens)
 
-    def backward(self, tape: Tape, gradient: WireTensor, samples: int) -> WireTensor | None:
+    @property
+    def inner_steps(self) -> int:
+        return self.inner.inner_steps
+
+    def backward(self, tape: Tape, gradient: WireTensor, samples: int, *, accumulate: bool = True) -> WireTensor | None:
         before = self.inner.recomputed
-        given = self.inner.backward(tape, gradient, samples)
+        given = self.inner.backward(tape, gradient, samples, accumulate=accumulate)
         self._meter.add((2.0 + self.inner.recomputed - before) * self._flops * samples)
         return given
 

@@ -38,6 +38,7 @@ class Sums:
     duplicate: float = 0.0
     busy: float = 0.0
     recomputed: float = 0.0
+    staleness: dict[str, float] = field(default_factory=dict)
     paired: float = 0.0
     lone: float = 0.0
     recoveries: float = 0.0
@@ -60,6 +61,7 @@ class Sums:
             duplicate=total(name.MICROBATCHES, "duplicate"),
             busy=total(name.BUSY),
             recomputed=total(name.RECOMPUTED_TAPES),
+            staleness={steps: total(name.GRADIENTS, steps) for steps in name.STALENESS},
             paired=total(name.EXCHANGES, "paired"),
             lone=total(name.EXCHANGES, "lone"),
             recoveries=total(name.RECOVERIES, "replica"),

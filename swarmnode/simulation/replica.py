@@ -198,7 +198,7 @@ class FakeReplica:
         nbytes = x.nbytes + (x.shape[0] * self._graph_nbytes if graph else 0)
         return y, FakeTape(mark, x.shape, nbytes, self._version if graph else VOID)
 
-    def backward(self, tape: Tape, gradient: WireTensor, samples: int) -> WireTensor | None:
+    def backward(self, tape: Tape, gradient: WireTensor, samples: int, *, accumulate: bool = True) -> WireTensor | None:
         assert isinstance(tape, FakeTape)
         _check_finite(gradient, "gradient")
         mark = MARK.unpack(first(gradient.data, MARK.size))[0]
@@ -206,8 +206,9 @@ class FakeReplica:
             self._witness.mixed(self.number, tape.mark, mark)
         if tape.version != self._version:
             self.recomputed += 1
-        self._witness.counted(self.number, self.stage, tape.mark)
-        self.accumulated += samples
+        if accumulate:
+            self._witness.counted(self.number, self.stage, tape.mark)
+            self.accumulated += samples
         return None if self.stage == 0 else self._activations(samples, tape.mark)
 
     def loss(self, x: WireTensor, tokens: WireTensor, samples: int, *, train: bool) -> LossResult:

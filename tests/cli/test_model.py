@@ -32,7 +32,7 @@ from tests.model.tiny import TINY, token_batch, train_on
 RUN = Manifest(
     name="left",
     model=replace(TINY, vocabulary=256),
-    pipeline=PipelineSpec(stages=3, boundary="fp32", validation_samples=8),
+    pipeline=PipelineSpec(stages=3, boundary="fp32", validation_samples=8, validation_every_samples=1),
     data=DataSpec(source="text", paths=("words.txt",), validation_fraction=0.3),
 )
 

@@ -198,7 +198,9 @@ def test_desloc_refuses_a_second_moment_below_zero_and_one_too_few() -> None:
 @pytest.mark.parametrize("coding", ["fp32", "modular4"])
 def test_after_a_full_merge_all_are_the_mean(coding: str) -> None:
     start = normal(0)
-    members = [outer(GossipSpec(codec=coding, acceptance="all"), start.clone(), f"r{i}") for i in range(4)]
+    members = [
+        outer(GossipSpec(method="noloco", codec=coding, acceptance="all"), start.clone(), f"r{i}") for i in range(4)
+    ]
     for i, member in enumerate(members):
         member.theta.add_(0.01 * normal(i + 1))
         member.momentum.normal_()

@@ -332,8 +332,8 @@ def test_messages_own_their_memory(count: int) -> None:
 
 def test_from_the_manifest() -> None:
     theta = torch.zeros(3)
-    found = outer(GossipSpec(), theta)
-    assert isinstance(found, NoLoCo) and found.codec.name == "modular4" and found.guard == Guard(direction=True)
+    found = outer(GossipSpec(method="noloco"), theta)
+    assert isinstance(found, NoLoCo) and found.codec.name == "modular4" and found.guard == Guard(direction=False)
     assert outer(GossipSpec(codec="bf16"), theta).message_nbytes == 6
     assert isinstance(outer(GossipSpec(method="diloco", codec="fp32"), theta), DiLoCo)
     with pytest.raises(ManifestError, match=r"'mean'.*noloco, diloco"):

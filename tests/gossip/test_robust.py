@@ -159,7 +159,9 @@ def pair(codec_name: str, size: int = 5000, acceptance: str = "guarded", gamma: 
     start, common = torch.randn(size, generator=draw), torch.randn(size, generator=draw) * 1e-2
     found = []
     for i in range(2):
-        one = outer(GossipSpec(codec=codec_name, acceptance=acceptance, gamma=gamma), start.clone(), f"r{i}")
+        one = outer(
+            GossipSpec(method="noloco", codec=codec_name, acceptance=acceptance, gamma=gamma), start.clone(), f"r{i}"
+        )
         assert isinstance(one, NoLoCo)
         one.theta.add_(common + torch.randn(size, generator=draw) * 1e-2)
         found.append(one)

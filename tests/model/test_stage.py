@@ -80,7 +80,9 @@ def test_each_stage_starts_as_its_part_of_the_whole():
 @pytest.mark.parametrize("stages", [1, 3])
 def test_one_replica_a_stage_is_single_process_adamw(stages):
     """20 steps against torch's AdamW over separate parameters, clipped for each stage to c / sqrt(S)."""
-    run = manifest(stages=stages, learning_rate=3e-3, warmup_samples=32, decay_samples=160, clip_norm=1.7)
+    run = manifest(
+        stages=stages, optimizer="adamw", learning_rate=3e-3, warmup_samples=32, decay_samples=160, clip_norm=1.7
+    )
     chain = stages_of(run, torch.float64)
     net = plain_model(chain, torch.float64)
     inner = run.inner
@@ -162,7 +164,8 @@ def test_parameters_and_gradients_are_views_of_flat_buffers():
 
 
 def test_norms_do_not_decay():
-    stage = StageReplica(manifest(weight_decay=0.5, decay="constant", learning_rate=0.1), 1)
+    rates = {"learning_rate": 0.1, "muon_learning_rate": 0.1}
+    stage = StageReplica(manifest(weight_decay=0.5, decay="constant", **rates), 1)
     before = {name: value.clone() for name, value in stage.named(stage.theta).items()}
     stage._accumulated = 1  # a zero gradient
     stage.step(1000)

@@ -28,7 +28,12 @@ def test_nobody_waits_long_for_the_first_held_out_loss(takes_s: float, begins_s:
         await asyncio.sleep(4000.0)
 
     async def main() -> None:
-        feeder: Any = SimpleNamespace(validates=lambda round_index: True, validate=validate, run=feed)
+        feeder: Any = SimpleNamespace(
+            validation_due=lambda before, after: after > before,
+            validates=lambda round_index: True,
+            validate=validate,
+            run=feed,
+        )
         gossip: Any = SimpleNamespace(finished=asyncio.Event(), done=0)
         await feeding(feeder, gossip, lambda: 0, 0, resumed=False)
 

@@ -49,6 +49,7 @@ def manifest(
             boundary_rank=boundary_rank,
             window_max=window_max,
             validation_samples=8,
+            validation_every_samples=1,
             rebalance_period_s=0.0,
         ),
         inner=InnerSpec(microbatch=4, inner_batch=8, warmup_samples=16, decay_samples=100_000),
@@ -86,9 +87,9 @@ class Recording(TorchReplica):
 
     counted: int = 0
 
-    def backward(self, tape: Tape, gradient: WireTensor, samples: int) -> WireTensor | None:
-        given = super().backward(tape, gradient, samples)
-        self.counted += samples
+    def backward(self, tape: Tape, gradient: WireTensor, samples: int, *, accumulate: bool = True) -> WireTensor | None:
+        given = super().backward(tape, gradient, samples, accumulate=accumulate)
+        self.counted += samples if accumulate else 0
         return given
 
 

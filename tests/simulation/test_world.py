@@ -103,7 +103,7 @@ def test_real_tensors_learn_in_the_storm(text: str) -> None:
         "fleet": [{"count": 6, "flops": 1e7, "up_mbps": 100, "down_mbps": 100}],
         "manifest": {
             "model": {"layers": 2, "width": 32, "heads": 2, "kv_heads": 1, "ffn": 48, "context": 16},
-            "pipeline": {"stages": 2, "validation_samples": 16},
+            "pipeline": {"stages": 2, "validation_samples": 16, "validation_every_samples": 1},
             "inner": {"learning_rate": 0.01, "warmup_samples": 64, "microbatch": 4, "inner_batch": 16},
             "gossip": {"round_samples": 256},
         },

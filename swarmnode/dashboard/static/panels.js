@@ -42,7 +42,9 @@ export function numbers() {
   at("meter").setAttribute("aria-valuenow", (100 * share).toFixed(1));
   at("meter").firstElementChild.style.transform = `scaleX(${share.toFixed(5)})`;
   const sent = Object.values(summary.sent).reduce((sum, value) => sum + value, 0);
-  write(at("traffic-note"), `${bytes(sent)} sent in all · ${count(summary.microbatches.retried)} microbatches rerouted, ${count(summary.microbatches.lost)} lost`);
+  const gradients = summary.staleness.reduce((sum, value) => sum + value, 0);
+  const late = gradients ? ` · ${((100 * (summary.staleness[0] + summary.staleness[1])) / gradients).toFixed(1)} % of gradients at most one step old` : "";
+  write(at("traffic-note"), `${bytes(sent)} sent in all · ${count(summary.microbatches.retried)} microbatches rerouted, ${count(summary.microbatches.lost)} lost${late}`);
 }
 
 export function alarms() {

@@ -1,0 +1,99 @@
+"""Muon's steps against torch's own Muon, and what orthogonalisation leaves of a matrix."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from swarmnode.model.llama import Llama
+from swarmnode.model.muon import orthogonalize
+from swarmnode.model.schedule import learning_rate
+from swarmnode.model.split import is_hidden_matrix, split
+from tests.model.tiny import manifest, stages_of, token_batch, train_on
+
+
+@pytest.mark.parametrize("shape", [(3, 16, 16), (2, 16, 40), (2, 40, 16)])
+def test_singular_values_come_near_one(shape: tuple[int, ...]) -> None:
+    matrices = torch.randn(shape, generator=torch.Generator().manual_seed(1))
+    u, _, v = torch.linalg.svd(matrices, full_matrices=False)
+    found = orthogonalize(matrices)
+    values = torch.linalg.svdvals(found)
+    usual = values[values > 0.5]  # a random square matrix has some that are nearly zero
+    assert values.max() < 1.25 and len(usual) > 0.8 * values.numel()
+    cosine = (found * (u @ v)).sum() / (found.norm() * (u @ v).norm())
+    assert cosine > 0.95
+
+
+def test_a_zero_matrix_stays_zero() -> None:
+    assert not orthogonalize(torch.zeros(1, 4, 8)).any()
+
+
+@pytest.mark.parametrize("stages", [1, 3])
+def test_one_replica_a_stage_is_single_process_muon(stages: int) -> None:
+    """Ten steps against torch.optim.Muon for hidden matrices and torch.optim.AdamW for the rest.
+
+    torch iterates in bfloat16, which leaves 2^-8 of a step: hence the tolerance of a twentieth of all steps together.
+    """
+    rates = {"learning_rate": 3e-3, "muon_learning_rate": 0.02}
+    run = manifest(stages=stages, optimizer="muon", warmup_samples=1, decay="constant", clip_norm=1e6, **rates)
+    chain, inner = stages_of(run), run.inner
+    whole = split(run.model, 1)[0]
+    net = Llama(run.model, whole)
+    net.load_state_dict({name: value.clone() for stage in chain for name, value in stage.named(stage.theta).items()})
+    parameters = dict(net.named_parameters())
+    hidden = {name: p for name, p in parameters.items() if is_hidden_matrix(name, tuple(p.shape))}
+    others = [p for name, p in parameters.items() if name not in hidden]
+    muon = torch.optim.Muon(
+        list(hidden.values()),
+        lr=inner.muon_learning_rate,
+        momentum=inner.muon_momentum,
+        weight_decay=inner.weight_decay,
+        adjust_lr_fn="match_rms_adamw",
+    )
+    adamw = torch.optim.AdamW(
+        [
+            {"params": [p for p in others if p.dim() > 1], "weight_decay": inner.weight_decay},
+            {"params": [p for p in others if p.dim() == 1], "weight_decay": 0.0},
+        ],
+        lr=learning_rate(inner, 8),
+        betas=(inner.beta1, inner.beta2),
+        eps=inner.eps,
+    )
+    before = {name: p.detach().clone() for name, p in hidden.items()}
+    for step in range(10):
+        for half in (0, 1):
+            tokens = token_batch(seed=2 * step + half)
+            train_on(chain, tokens)
+            logits = net(tokens[:, :-1]).flatten(0, 1)
+            torch.autograd.backward(torch.nn.functional.cross_entropy(logits, tokens[:, 1:].flatten()) / 2)
+        for stage in chain:
+            stage.step(8)
+        for optimizer in (muon, adamw):
+            optimizer.step()
+            optimizer.zero_grad()
+    for stage in chain:
+        for name, value in stage.named(stage.theta).items():
+            theirs = parameters[name].detach()
+            if name in hidden:
+                moved = (theirs - before[name]).norm()
+                assert (value - theirs).norm() < 0.05 * moved, name
+            else:
+                torch.testing.assert_close(value, theirs, rtol=0, atol=1e-2, msg=name)
+        for name, square in stage.named(stage.exp_avg_sq).items():
+            assert bool(square.any()) != (name in hidden), name
+
+
+def test_a_step_is_as_large_as_adamws() -> None:
+    """The root mean square of an element's step is about 0.2 of the rate (arXiv 2502.16982, section 2.2)."""
+    run = manifest(optimizer="muon", weight_decay=0.0, decay="constant", warmup_samples=1, muon_learning_rate=0.01)
+    chain = stages_of(run)
+    train_on(chain, token_batch(samples=4))
+    stage = chain[1]
+    before = {name: value.clone() for name, value in stage.named(stage.theta).items()}
+    stage.step(8)
+    for name, value in stage.named(stage.theta).items():
+        if is_hidden_matrix(name, tuple(value.shape)):
+            step = float((value - before[name]).norm()) / math.sqrt(value.numel())
+            assert 0.5 < step / (0.2 * 0.01) < 1.5, (name, step)

@@ -1,0 +1,119 @@
+"""How late gradients may be: what a feeder keeps under way, and when a replica puts off its step."""
+
+from __future__ import annotations
+
+import asyncio
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarmnode.manifest import InnerSpec, Manifest, PipelineSpec
+from swarmnode.metrics import name
+from swarmnode.pipeline.staleness import STRAGGLER, PendingGradients, batch_max, label, window_limit
+from tests.model.tiny import manifest as tiny_manifest
+from tests.model.tiny import stages_of, token_batch, train_on
+from tests.pipeline.test_hop import chain
+
+
+def run(microbatch: int = 8, batch: int = 8, batch_max: int = 0, steps: int = 1) -> Manifest:
+    inner = InnerSpec(microbatch=microbatch, inner_batch=batch, inner_batch_max=batch_max)
+    return Manifest(inner=inner, pipeline=PipelineSpec(staleness_max=steps))
+
+
+@given(
+    sizes=st.lists(st.integers(0, 50), min_size=1, max_size=8),
+    microbatch=st.sampled_from([1, 2, 4, 8]),
+    batches=st.integers(1, 8),
+    steps=st.integers(0, 4),
+)
+def test_all_feeders_together_stay_within_the_staleness(
+    sizes: list[int], microbatch: int, batches: int, steps: int
+) -> None:
+    manifest = run(microbatch, microbatch * batches, steps=steps)
+    limit, reason = window_limit(manifest, sizes)
+    in_flight = limit * microbatch * max(1, sizes[0])
+    bound = max(1, steps) * batch_max(manifest) * max(1, min(sizes))
+    assert limit >= 1 and reason
+    assert limit == 1 or in_flight <= bound
+    assert (limit + 1) * microbatch * max(1, sizes[0]) > bound
+
+
+def test_a_larger_batch_allows_more_under_way() -> None:
+    assert window_limit(run(), [2, 2, 2])[0] == 1
+    assert window_limit(run(batch_max=64), [2, 2, 2])[0] == 8
+    assert window_limit(run(microbatch=2), [2, 2, 2])[0] == 4
+    assert window_limit(run(microbatch=2), [2, 2, 1])[0] == 2
+
+
+def test_a_step_waits_for_gradients_that_it_would_make_too_old() -> None:
+    pending = PendingGradients(staleness_max=1)
+    first = pending.opened(5, 0.0)
+    assert first.age(6) == 1 and not pending.put_off(5, 0.1)  # one step may come between
+    assert pending.put_off(6, 0.1)  # two may not
+    second = pending.opened(6, 0.2)
+    pending.closed(first, 0.3)
+    pending.closed(first, 99.0)
+    assert not pending.put_off(6, 0.4)
+    assert pending.put_off(7, 0.4)
+    pending.closed(second)
+    assert not pending.put_off(7, 0.4)
+
+
+def test_nobody_waits_for_a_straggler() -> None:
+    pending = PendingGradients(staleness_max=0)
+    pending.closed(pending.opened(0, 0.0), 1.0)  # one second is usual
+    pending.opened(0, 10.0)
+    assert pending.put_off(0, 10.0 + 0.9 * STRAGGLER)
+    assert not pending.put_off(0, 10.0 + 1.1 * STRAGGLER)
+
+
+def test_labels_cover_every_age() -> None:
+    assert [label(age) for age in (0, 1, 2, 3, 4, 99)] == [*name.STALENESS, name.STALENESS[-1]]
+
+
+def test_a_replica_puts_off_its_step_while_an_older_gradient_is_on_its_way() -> None:
+    """Eight microbatches of four samples, inner batches of eight: four steps everywhere. With a gradient outstanding
+    that was begun long ago, the same eight make no step until twice the batch has come together."""
+
+    async def body() -> None:
+        async with chain(0, 1, 2) as (_, people):
+            middle, now_s = people[1], asyncio.get_running_loop().time()
+            for serial in range(1, 9):
+                await people[0].feed(serial=serial)
+            assert [person.replica.inner_steps for person in people] == [4, 4, 4]
+            waited_for = middle.hop._pending.opened(3, now_s + 1e6)
+            await people[0].feed(serial=9)
+            await people[0].feed(serial=10)
+            assert [person.replica.inner_steps for person in people] == [5, 4, 5]
+            middle.hop._pending.closed(waited_for)
+            await people[0].feed(serial=11)
+            assert middle.replica.inner_steps == 5 and middle.replica.accumulated == 0
+
+    asyncio.run(body())
+
+
+def test_a_gradient_that_is_too_old_is_passed_on_and_not_added() -> None:
+    async def body() -> None:
+        async with chain(0, 1, 2) as (_, people):
+            middle = people[1]
+            # While the last stage works, the middle replica takes two steps with other microbatches.
+            last_loss = people[2].replica.loss
+
+            def loss(*arguments: object, **named: object) -> object:
+                middle.replica.stage.inner_steps += 2
+                return last_loss(*arguments, **named)  # type: ignore[arg-type]
+
+            people[2].replica.loss = loss  # type: ignore[method-assign,assignment]
+            await people[0].feed()
+            assert [person.replica.accumulated for person in people] == [4, 0, 4]
+
+    asyncio.run(body())
+
+
+def test_the_rate_grows_by_the_root_of_a_batch_that_grew() -> None:
+    manifest = tiny_manifest(decay="constant", warmup_samples=1, inner_batch=4)
+    once, twice = stages_of(manifest), stages_of(manifest)
+    train_on(once, token_batch(samples=4))
+    for seed in range(4):
+        train_on(twice, token_batch(samples=4, seed=seed))
+    assert twice[0].step(100).learning_rate == 2.0 * once[0].step(100).learning_rate
