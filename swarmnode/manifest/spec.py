@@ -93,8 +93,8 @@ class RecoverySpec:
 
     method: str = "copy"
     keepers: int = 2
-    snapshot_rounds: int = 4
-    snapshot_rounds_max: int = 16
+    snapshot_rounds: int = 32
+    snapshot_rounds_max: int = 128
     snapshot_bytes_max: int = 4 << 30
     itinerary: str = "straight"
     while_lost: str = "wait"
@@ -105,7 +105,7 @@ class CheckpointSpec:
     """Where and how often the whole run is saved."""
 
     url: str = ""
-    every_rounds: int = 10
+    every_rounds: int = 80
     keep: int = 3
 
 

@@ -17,7 +17,7 @@ from swarmnode.simulation.directory import Habits
 from swarmnode.simulation.fleet import Kind, parse_fleet, read_fleet
 from swarmnode.simulation.network import Weather
 
-FAKED = ("noloco", "none")
+FAKED = ("noloco", "average", "none")
 """Methods whose outer steps fake replicas take (simulation/replica.py)."""
 
 FOLDERS = (Path("examples"), Path(__file__).resolve().parents[2] / "examples")
