@@ -113,6 +113,14 @@ ACROSS: tuple[Across, ...] = (
         lambda m: f"more than inner.warmup_samples = {m.inner.warmup_samples}",
     ),
     Across(
+        ("inner.cooldown_samples", "inner.decay_samples", "inner.warmup_samples", "inner.decay"),
+        lambda m: m.inner.decay != "wsd" or m.inner.cooldown_samples <= m.inner.decay_samples - m.inner.warmup_samples,
+        lambda m: (
+            f"at most {max(1, m.inner.decay_samples - m.inner.warmup_samples)}, what inner.decay_samples leaves after"
+            " warm-up"
+        ),
+    ),
+    Across(
         ("gossip.round_samples", "inner.inner_batch"),
         lambda m: m.gossip.round_samples >= m.inner.inner_batch,
         lambda m: f"at least inner.inner_batch = {m.inner.inner_batch}",

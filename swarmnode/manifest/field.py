@@ -177,8 +177,23 @@ FIELDS: tuple[Field, ...] = (
         "Jordan et al., Muon, 2024",
     ),
     Field("inner", "warmup_samples", whole(0, COUNT_MAX), "Samples of the whole run until the peak.", "guess"),
-    Field("inner", "decay", one_of("cosine", "constant"), "Course of the learning rate after warm-up.", _LLAMA),
+    Field(
+        "inner",
+        "decay",
+        one_of("cosine", "linear", "wsd", "constant"),
+        "Course of the learning rate from the end of warm-up to inner.decay_samples; linear: best to a least ratio of 0"
+        " (arXiv 2502.15938); wsd: at its peak until the last inner.cooldown_samples, then down as 1 - sqrt"
+        " (arXiv 2404.06395, 2405.18392); constant: no end need be known.",
+        _LLAMA,
+    ),
     Field("inner", "decay_samples", whole(1, COUNT_MAX), "Samples of the whole run until the rate is least.", "guess"),
+    Field(
+        "inner",
+        "cooldown_samples",
+        whole(1, COUNT_MAX),
+        'inner.decay = "wsd": samples of the whole run over which the rate falls, the last before inner.decay_samples.',
+        "arXiv 2405.18392, section 3: a fifth of inner.decay_samples",
+    ),
     Field("inner", "learning_rate_min_ratio", real(0.0, 1.0), "Least learning rate, as a share of the peak.", _LLAMA),
     Field("inner", "beta1", real(0.0, 1.0, below=True), "AdamW: decay of the mean.", _LLAMA),
     Field("inner", "beta2", real(0.0, 1.0, below=True), "AdamW: decay of the mean square.", _LLAMA),

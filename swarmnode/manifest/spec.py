@@ -61,6 +61,7 @@ class InnerSpec:
     warmup_samples: int = 512
     decay: str = "cosine"
     decay_samples: int = 100_000
+    cooldown_samples: int = 20_000
     learning_rate_min_ratio: float = 0.1
     beta1: float = 0.9
     beta2: float = 0.95

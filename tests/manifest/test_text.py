@@ -147,6 +147,10 @@ def test_all_mistakes_at_once_with_field_value_and_what_is_allowed() -> None:
         ("pipeline.boundary_rank = 8", 'pipeline.boundary_rank = 8: allowed is 0 with pipeline.boundary = "bf16", or'),
         ("inner.decay_samples = 5", "inner.decay_samples = 5: allowed is more than inner.warmup_samples = 512"),
         (
+            'inner = {decay = "wsd", warmup_samples = 500, decay_samples = 5000, cooldown_samples = 4501}',
+            "inner.cooldown_samples = 4501: allowed is at most 4500, what inner.decay_samples leaves",
+        ),
+        (
             'gossip.codec = "topk64"',
             'gossip.codec = "topk64": allowed is fp32 or bf16 or int8 or modular6 or modular4 or',
         ),
