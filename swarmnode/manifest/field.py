@@ -217,6 +217,14 @@ FIELDS: tuple[Field, ...] = (
         "no growth: larger batches learn less from a sample",
     ),
     Field(
+        "inner",
+        "inner_batch_end",
+        whole(0, 1 << 24),
+        "Samples a replica averages from inner.decay_samples on; before, as the square root of the run's samples where"
+        " that is more than inner.inner_batch (arXiv 2410.21676); 0: it does not grow.",
+        "measured on no run yet: off",
+    ),
+    Field(
         "gossip",
         "method",
         one_of(*meeting.METHODS),
@@ -258,6 +266,14 @@ FIELDS: tuple[Field, ...] = (
         "NoLoCo, arXiv 2506.10911",
     ),
     Field("gossip", "round_samples", whole(1, COUNT_MAX), "Samples of the whole run in a round.", "guess"),
+    Field(
+        "gossip",
+        "rounds",
+        one_of("even", "qsr"),
+        "At which rounds replicas meet; even: at each; qsr: at every second, fourth, ... (at most 64th) as the learning"
+        " rate falls, by the square of its peak over it (arXiv 2310.14423).",
+        "measured on no run yet: the simpler one",
+    ),
     Field("gossip", "round_seconds_min", real(0.0, 86_400.0), "Seconds between rounds, at least.", "guess"),
     Field(
         "checkpoint",

@@ -71,6 +71,7 @@ class InnerSpec:
     microbatch: int = 8
     inner_batch: int = 8
     inner_batch_max: int = 0
+    inner_batch_end: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +86,7 @@ class GossipSpec:
     acceptance: str = "clipped"
     group: int = 2
     round_samples: int = 128
+    rounds: str = "even"
     round_seconds_min: float = 0.5
 
 

@@ -1,4 +1,4 @@
-"""The learning rate, by the run's total samples: the same for every node, whatever its own step counter says."""
+"""Learning rate and inner batch by the run's total samples: the same for every node, whatever its own steps."""
 
 from __future__ import annotations
 
@@ -37,3 +37,17 @@ def _fallen(inner: InnerSpec, samples_total: int) -> float:
             return 0.0 if left >= inner.cooldown_samples else math.sqrt(1.0 - left / inner.cooldown_samples)
         case unknown:
             raise AssertionError(f"inner.decay = {unknown!r} passed the manifest's checks")
+
+
+def inner_batch(inner: InnerSpec, samples_total: int) -> int:
+    """Samples whose gradients a replica averages in an inner step after `samples_total` samples of the whole run.
+
+    `inner_batch`; with an `inner_batch_end` it grows as the square root of the samples where that is more, in whole
+    microbatches, up to `inner_batch_end` from `decay_samples` on. The critical batch size, above which larger batches
+    waste samples, grows as samples^0.47 at any size of model (arXiv 2410.21676, section 4).
+    """
+    if inner.inner_batch_end == 0:
+        return inner.inner_batch
+    share = min(max(samples_total, 0) / inner.decay_samples, 1.0)
+    microbatches = int(inner.inner_batch_end // inner.microbatch * math.sqrt(share))
+    return max(inner.inner_batch, microbatches * inner.microbatch)
