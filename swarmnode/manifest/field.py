@@ -195,6 +195,14 @@ FIELDS: tuple[Field, ...] = (
         "arXiv 2405.18392, section 3: a fifth of inner.decay_samples",
     ),
     Field("inner", "learning_rate_min_ratio", real(0.0, 1.0), "Least learning rate, as a share of the peak.", _LLAMA),
+    Field(
+        "inner",
+        "average_share",
+        real(0.0, 0.5),
+        "Mean age of the weights in the running mean that each replica keeps of them for `export`, as a share of the"
+        " run's samples so far; 0: none is kept. It takes 4 bytes a parameter (arXiv 2507.17634, 2312.02696).",
+        "measured: `python -m swarmnode.bench.average`",
+    ),
     Field("inner", "beta1", real(0.0, 1.0, below=True), "AdamW: decay of the mean.", _LLAMA),
     Field("inner", "beta2", real(0.0, 1.0, below=True), "AdamW: decay of the mean square.", _LLAMA),
     Field("inner", "eps", real(0.0, 1.0, above=True), "AdamW: added to the divisor.", "PyTorch's own default"),

@@ -63,6 +63,7 @@ class InnerSpec:
     decay_samples: int = 100_000
     cooldown_samples: int = 20_000
     learning_rate_min_ratio: float = 0.1
+    average_share: float = 0.07
     beta1: float = 0.9
     beta2: float = 0.95
     eps: float = 1e-8
