@@ -61,7 +61,9 @@ class InnerSpec:
     warmup_samples: int = 512
     decay: str = "cosine"
     decay_samples: int = 100_000
+    cooldown_samples: int = 20_000
     learning_rate_min_ratio: float = 0.1
+    average_share: float = 0.07
     beta1: float = 0.9
     beta2: float = 0.95
     eps: float = 1e-8
@@ -70,6 +72,7 @@ class InnerSpec:
     microbatch: int = 8
     inner_batch: int = 8
     inner_batch_max: int = 0
+    inner_batch_end: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +87,7 @@ class GossipSpec:
     acceptance: str = "clipped"
     group: int = 2
     round_samples: int = 128
+    rounds: str = "even"
     round_seconds_min: float = 0.5
 
 

@@ -11,6 +11,7 @@ from swarmnode.errors import RemoteFault, Unavailable
 from swarmnode.ids import MICROBATCH_ID_BYTES, MicrobatchId, PeerId
 from swarmnode.manifest import Manifest, boundary_width
 from swarmnode.metrics import name
+from swarmnode.model.schedule import inner_batch
 from swarmnode.pipeline.backlog import Backlog, Held
 from swarmnode.pipeline.itinerary import fault
 from swarmnode.pipeline.onward import Carried, Onward
@@ -227,8 +228,8 @@ class Hop:
 
     def _step(self, now_s: float) -> StepReport | None:
         """On the compute thread, right after a gradient was added."""
-        accumulated, inner = self._replica.accumulated, self._manifest.inner
-        if accumulated < inner.inner_batch:
+        accumulated = self._replica.accumulated
+        if accumulated < inner_batch(self._manifest.inner, self._samples_total()):
             return None
         if accumulated < PUT_OFF * batch_max(self._manifest) and self._pending.put_off(
             self._replica.inner_steps, now_s
