@@ -76,7 +76,8 @@ def fit(
 ) -> Fitted:
     """`start` for a model of `parameters`, a fleet of `nodes` and a run of `samples`; None: as it is in `start`, which
     has two nodes a stage. Raises UsageError when no such model can be made."""
-    stages, origins = start.pipeline.stages, {}
+    stages = start.pipeline.stages
+    origins: dict[str, str] = {}
     model = start.model
     if parameters is not None:
         model = model_of(parameters, model, stages)

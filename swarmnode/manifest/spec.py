@@ -70,6 +70,7 @@ class InnerSpec:
     weight_decay: float = 0.1
     clip_norm: float = 1.0
     microbatch: int = 8
+    microbatch_min: int = 2
     inner_batch: int = 8
     inner_batch_max: int = 0
     inner_batch_end: int = 0
@@ -85,10 +86,10 @@ class GossipSpec:
     gamma: float = 0.7
     codec: str = "modular4"
     acceptance: str = "clipped"
-    group: int = 2
-    round_samples: int = 128
+    group: int = 4
+    round_samples: int = 64
     rounds: str = "even"
-    round_seconds_min: float = 0.5
+    round_seconds_min: float = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +98,8 @@ class RecoverySpec:
 
     method: str = "copy"
     keepers: int = 2
-    snapshot_rounds: int = 32
-    snapshot_rounds_max: int = 128
+    snapshot_rounds: int = 64
+    snapshot_rounds_max: int = 256
     snapshot_bytes_max: int = 4 << 30
     itinerary: str = "straight"
     while_lost: str = "wait"
@@ -109,7 +110,7 @@ class CheckpointSpec:
     """Where and how often the whole run is saved."""
 
     url: str = ""
-    every_rounds: int = 80
+    every_rounds: int = 160
     keep: int = 3
 
 

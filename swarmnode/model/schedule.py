@@ -40,7 +40,8 @@ def _fallen(inner: InnerSpec, samples_total: int) -> float:
 
 
 def inner_batch(inner: InnerSpec, samples_total: int) -> int:
-    """Samples whose gradients a replica averages in an inner step after `samples_total` samples of the whole run.
+    """Samples that the replicas of a stage average between two inner steps, together, after `samples_total` samples of
+    the whole run.
 
     `inner_batch`; with an `inner_batch_end` it grows as the square root of the samples where that is more, in whole
     microbatches, up to `inner_batch_end` from `decay_samples` on. The critical batch size, above which larger batches

@@ -91,7 +91,7 @@ class TorchReplica:
     def release(self, tape: Tape) -> None:
         self.stage.release(tape)
 
-    def step(self, samples_total: int) -> StepReport:
+    def step(self, samples_total: int, batch: float = math.inf) -> StepReport:
         report = self.stage.step(samples_total)
         if self.average is not None:
             self.average.see(self.stage.theta, samples_total)
