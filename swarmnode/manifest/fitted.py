@@ -20,8 +20,12 @@ from swarmnode.errors import UsageError
 from swarmnode.manifest.spec import Manifest, ModelSpec
 
 RATE_PARAMETERS, RATE_EXPONENT = 1e6, -0.17
-RATES = {"adamw": 1.4e-3}
-"""At RATE_PARAMETERS: measured on the demo's model, batches of 8, 7,500 samples."""
+RATES = {
+    "adamw": {"learning_rate": 1.4e-3},
+    "muon": {"learning_rate": 3e-3, "muon_learning_rate": 3e-3},
+}
+"""At RATE_PARAMETERS, by inner.optimizer: measured on the demo's model, batches of 8, 7,500 samples. That Muon's falls
+with the size as AdamW's does: its steps are as large (arXiv 2502.16982)."""
 BATCH_TOKENS, BATCH_EXPONENT = 0.58, 0.571  # Step Law, arXiv 2503.04715
 WARMUP_SHARE, WARMUP_SHARE_MAX = 0.01, 0.1  # GPT-3 and LLaMA warm up over 0.1 to 1 % of a run; the bound: guess
 BATCH_MAX = 1 << 12  # guess: samples
@@ -89,11 +93,13 @@ def fit(
     if samples is not None:
         origins["inner.decay_samples"] = "the run's length as it was asked for"
 
-    rate = _rounded(RATES[start.inner.optimizer] * (count / RATE_PARAMETERS) ** RATE_EXPONENT)
-    origins["inner.learning_rate"] = (
+    share = (count / RATE_PARAMETERS) ** RATE_EXPONENT
+    rates = {key: float(f"{rate * share:.1e}") for key, rate in RATES[start.inner.optimizer].items()}
+    through = (
         f"fitted to {count:_} parameters: through the demo (measured), GPT-3 125M (arXiv 2005.14165) and LLaMA 7B"
         " (arXiv 2302.13971)"
     )
+    origins |= {f"inner.{key}": through for key in rates}
     tokens = BATCH_TOKENS * (run * model.context / replicas) ** BATCH_EXPONENT
     batch = min(1 << max(0, round(math.log2(tokens / model.context))), BATCH_MAX)
     microbatch = min(batch, 1 << int(math.log2(start.inner.microbatch)))
@@ -109,12 +115,13 @@ def fit(
     )
     inner = dataclasses.replace(
         start.inner,
-        learning_rate=rate,
+        **rates,
         warmup_samples=warmup,
         decay_samples=run,
         cooldown_samples=max(1, run // 5),
         microbatch=microbatch,
         inner_batch=batch,
+        inner_batch_max=0,
         inner_batch_end=0,
     )
     origins["inner.cooldown_samples"] = "fitted: a fifth of the run, arXiv 2405.18392"
@@ -126,8 +133,3 @@ def fit(
         data = dataclasses.replace(data, block_samples=8 * microbatch)
         origins["data.block_samples"] = "fitted: 8 microbatches"
     return Fitted(dataclasses.replace(start, model=model, inner=inner, gossip=gossip, data=data), origins)
-
-
-def _rounded(value: float) -> float:
-    """To two digits."""
-    return float(f"{value:.1e}")

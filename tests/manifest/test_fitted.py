@@ -20,15 +20,19 @@ def test_parameters_are_those_of_the_model(name):
 
 
 def test_the_demo_gets_what_was_measured_on_it():
-    inner = fit(PRESETS["demo"], nodes=6, samples=7_500).manifest.inner
-    assert inner.learning_rate == pytest.approx(1.4e-3, rel=0.05)
+    start = PRESETS["demo"]
+    inner = fit(start, nodes=6, samples=7_500).manifest.inner
+    assert inner.muon_learning_rate == pytest.approx(3e-3, rel=0.05)
+    adamw = fit(replace(start, inner=replace(start.inner, optimizer="adamw")), samples=7_500).manifest.inner
+    assert adamw.learning_rate == pytest.approx(1.4e-3, rel=0.05)
     assert inner.inner_batch == 8 and inner.microbatch == 8
     assert 400 <= inner.warmup_samples <= 750 and inner.decay_samples == 7_500
 
 
 @pytest.mark.parametrize(("parameters", "rate"), [(125_000_000, 6e-4), (7_000_000_000, 3e-4)])
 def test_large_models_get_the_published_rates(parameters, rate):
-    found = fit(PRESETS["small"], parameters=parameters).manifest
+    small = PRESETS["small"]
+    found = fit(replace(small, inner=replace(small.inner, optimizer="adamw")), parameters=parameters).manifest
     assert found.inner.learning_rate == pytest.approx(rate, rel=0.1)
     assert parameters_of(found.model) == pytest.approx(parameters, rel=0.1)
 
@@ -56,7 +60,17 @@ def test_whatever_is_fitted_is_a_manifest_and_says_from_where(preset, parameters
 
 BY_VALUE = [
     *(f"model.{key}" for key in ("layers", "width", "heads", "kv_heads", "ffn", "context", "vocabulary")),
-    *(f"inner.{key}" for key in ("learning_rate", "warmup_samples", "decay", "decay_samples", "cooldown_samples")),
+    *(
+        f"inner.{key}"
+        for key in (
+            "learning_rate",
+            "muon_learning_rate",
+            "warmup_samples",
+            "decay",
+            "decay_samples",
+            "cooldown_samples",
+        )
+    ),
     *("inner.microbatch", "inner.inner_batch", "inner.inner_batch_end", "gossip.round_samples", "data.block_samples"),
 ]
 
