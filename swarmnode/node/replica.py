@@ -93,7 +93,7 @@ class TorchReplica:
             return self.stage.loss(x, tokens, samples, train=train)
 
     def _averaged(self) -> contextlib.AbstractContextManager[None]:
-        """Meanwhile the weights are the running mean, if there is one: held-out losses are those of what is exported."""
+        """Meanwhile the weights are the running mean, if there is one: held-out losses are of what is exported."""
         if self.average is None or self.average.value is None:
             return contextlib.nullcontext()
         return instead(self.stage.theta, self.average.value)
