@@ -12,6 +12,7 @@ from swarmnode.manifest.folder import (
     sign_folder,
     write_signed,
 )
+from swarmnode.manifest.meeting import Constants, constants
 from swarmnode.manifest.preset import PRESETS
 from swarmnode.manifest.signed import canonical, parse_signed, read_signed, run_id_of, sign, verify
 from swarmnode.manifest.spec import (
@@ -35,6 +36,7 @@ __all__ = [
     "PRESETS",
     "SIGNED_FILE",
     "CheckpointSpec",
+    "Constants",
     "AccessSpec",
     "DataSpec",
     "GossipSpec",
@@ -47,6 +49,7 @@ __all__ = [
     "boundary_nbytes",
     "boundary_width",
     "canonical",
+    "constants",
     "init",
     "parse",
     "parse_signed",
