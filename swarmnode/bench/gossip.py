@@ -25,9 +25,10 @@ from swarmnode.bench.village import Size, Village, read_text
 from swarmnode.errors import UsageError
 from swarmnode.gossip.compression import kernel
 from swarmnode.gossip.outer import Outer, outer, period
-from swarmnode.manifest import GossipSpec
+from swarmnode.manifest import GossipSpec, meeting
+from swarmnode.manifest.text import from_tree
 
-ALONE, PARALLEL = "alone", "parallel"
+ALONE, PARALLEL, RATE = "alone", "parallel", "rate"
 DEFAULT = (
     ALONE,
     PARALLEL,
@@ -48,12 +49,13 @@ DEFAULT = (
     "keeping/topk",
     "keeping/topk64",
     "streaming/e3m0",
-    "eager/e3m0",
     "delayed/e3m0",
     "edit/e3m0",
     "noloco/modular4@qsr",
     "noloco/modular4@bounded",
 )
+"""Not eager: here an exchange takes no time, and there it is diloco with another rate."""
+
 H_MOST = 4  # times Size.inner_steps, with a schedule; guess
 LABEL_PX = (110, 13)  # that a method's name takes in the drawing
 RESULTS = "gossip.json"
@@ -61,8 +63,8 @@ LOOKS = 10  # times a run is looked at on its way, for the comparison at equal b
 
 PRESETS: dict[str, tuple[Size, int]] = {
     # (what is trained, seeds); minutes on 2 cores with --jobs 2, reckoned from the CPU seconds measured for one run
-    "quick": (replace(Size(), batch=4), 1),  # 24 runs of 25 CPU s: 5 to 10 minutes
-    "standard": (Size(), 3),  # 72 runs of 43 CPU s: 26 minutes, more on a busy machine
+    "quick": (replace(Size(), batch=4), 1),  # 23 runs of 25 CPU s: 5 to 10 minutes
+    "standard": (Size(), 3),  # 69 runs of 43 CPU s: 26 minutes, more on a busy machine
     "long": (
         replace(Size(), width=128, heads=4, ffn=352, layers=4, context=128, rounds=120, inner_steps=25),
         3,
@@ -81,16 +83,34 @@ class Run:
     healing: bool = True
 
 
-def spec(what: str) -> GossipSpec:
-    """The manifest's words for "method/codec". Raises UsageError."""
-    what, at, schedule = what.partition("@")
-    method, slash, codec = what.partition("/")
-    if not slash or (at and schedule not in SCHEDULES):
+def parts(what: str) -> tuple[str, dict[str, float], str]:
+    """("method/codec" or a base line, numbers given for it by name, schedule or "") of "method/codec+NAME=NUMBER
+    @schedule". Raises UsageError."""
+    named, at, schedule = what.partition("@")
+    base, *given = named.split("+")
+    try:
+        numbers = {name: float(number) for name, number in (one.split("=") for one in given)}
+    except ValueError:
+        numbers = {"": math.nan}
+    if (base not in (ALONE, PARALLEL) and "/" not in base) or (at and schedule not in SCHEDULES):
         raise UsageError(
-            f"{what + at + schedule!r} is no method; say {ALONE}, {PARALLEL}, or METHOD/CODEC such as noloco/modular4, "
+            f"{what!r} is no method; say {ALONE}, {PARALLEL}, or METHOD/CODEC such as noloco/modular4, "
             f"and a schedule of rounds behind it if you like: {', '.join('@' + name for name in SCHEDULES)}"
         )
-    return GossipSpec(method=method, codec=codec)
+    taken = (RATE,) if base in (ALONE, PARALLEL) else (RATE, "alpha", "beta", "gamma")
+    if not numbers.keys() <= set(taken):
+        raise UsageError(f"{what!r}: behind {base} go numbers such as +{taken[-1]}=0.5; named {', '.join(taken)}")
+    return base, numbers, schedule
+
+
+def spec(what: str) -> GossipSpec:
+    """The manifest's words for "method/codec", constants the method's own unless given. Raises UsageError and
+    ManifestError."""
+    base, numbers, _ = parts(what)
+    method, _, codec = base.partition("/")
+    table: dict[str, Any] = {name: number for name, number in numbers.items() if name != RATE}
+    table |= {"method": method, "codec": codec, "group": 2 if method in meeting.IN_GROUPS else 0}
+    return from_tree({"gossip": table}, what).gossip
 
 
 def _quadratic(village: Village, steps: int) -> int:
@@ -109,7 +129,7 @@ SCHEDULES: dict[str, Callable[[Village, int], int]] = {"qsr": _quadratic, "bound
 
 def maker(what: str, *, healing: bool = True) -> Callable[[Tensor], Outer] | None:
     """What makes a replica's outer optimizer; None for those that never meet."""
-    if what in (ALONE, PARALLEL):
+    if parts(what)[0] in (ALONE, PARALLEL):
         return None
     found = spec(what)
     outer(found, torch.zeros(1))  # refuses what it does not know, before anything is trained
@@ -119,20 +139,21 @@ def maker(what: str, *, healing: bool = True) -> Callable[[Tensor], Outer] | Non
 def measure(run: Run) -> dict[str, Any]:
     """One training: nats per held-out byte, mean of the replicas and of their average, bytes and seconds."""
     torch.set_num_threads(1)
-    size = run.size
+    base, numbers, named = parts(run.what)
+    size = replace(run.size, learning_rate=numbers.get(RATE, run.size.learning_rate))
     make = maker(run.what, healing=run.healing)
-    village = Village(size, run.seed, make, read_text(run.text), together=run.what == PARALLEL)
+    village = Village(size, run.seed, make, read_text(run.text), together=base == PARALLEL)
     began, gossip_s = time.process_time(), 0.0
     curve: list[tuple[float, float]] = []
 
     def sent() -> float:
-        """Bytes a parameter and replica so far; in parallel a gradient in fp32 each step, however it is reduced."""
-        if run.what == PARALLEL:
-            return 4.0 * village.steps
+        """Bytes a parameter that a replica has sent so far; in parallel fp32 gradients by a ring, each step."""
+        if base == PARALLEL:
+            return 4.0 * 2 * (size.replicas - 1) / size.replicas * village.steps
         return village.nbytes / (village.parameters * size.replicas)
 
     total, steps, round_index = size.inner_steps * size.rounds, size.inner_steps, 0
-    schedule = SCHEDULES.get(run.what.partition("@")[2])
+    schedule = SCHEDULES.get(named)
     while village.steps < total:
         looks = village.steps * LOOKS // total
         village.learn(min(steps, total - village.steps))
@@ -290,8 +311,10 @@ def _at(curve: Sequence[tuple[float, float]], budget: float) -> float:
 def page(result: dict[str, Any]) -> str:
     """A page of one drawing, loss against bytes (logarithmic), and the table; nothing is loaded from outside."""
     rows = result["methods"]
-    drawn = [row for row in rows if row["bytes/param/round"] > 0 and row["method"] != PARALLEL]
-    apart = [row for row in rows if row["method"] == PARALLEL]  # far off all others, it would press them together
+    drawn = [row for row in rows if row["bytes/param/round"] > 0 and parts(row["method"])[0] != PARALLEL]
+    apart = [
+        row for row in rows if parts(row["method"])[0] == PARALLEL
+    ]  # far off all others, it would press them together
     also = "".join(
         f" Not drawn: synchronous data parallel, {row['nats']:.4f} nats at {row['bytes/param/round']:g} bytes."
         for row in apart

@@ -159,7 +159,7 @@ class Village:
         self._draws = [np.random.Generator(np.random.Philox(key=digest64("text", seed, name))) for name in self.names]
         self._adamw = torch.optim.AdamW([self.theta], betas=(0.9, 0.95), weight_decay=0.1, fused=True)
         self.steps = 0
-        self.nbytes = 0  # sent by all replicas
+        self.nbytes = 0  # sent by all replicas: a message counts as often as it is sent
 
     def _batch(self, replica: int) -> Tensor:
         length = self.size.context + 1
@@ -212,7 +212,6 @@ class Village:
         messages = []
         for i, outer in enumerate(self.outers):
             message = outer.message(round_index)
-            self.nbytes += sum(tensor.nbytes for tensor in message)
             messages.append(lie(round_index, i, message) if lie is not None and i in liars else message)
         size = self.outers[0].group_size
         circles = []
@@ -223,6 +222,7 @@ class Village:
         given: set[int] = set()  # who stood in for another one's partner
         for me, circle in enumerate(circles):
             others = [other for other in sorted(circle) if other != me and me in circles[other]]
+            self.nbytes += sum(tensor.nbytes for other in others for tensor in messages[other])  # lost ones, too
             others = [other for other in others if not self._late(round_index, other, me)]
             packets = [Packet(1.0, 0, messages[other]) for other in others]
             to_ask = self._to_ask(me, round_index, circle)
@@ -265,7 +265,7 @@ class Village:
         if not mergeable:
             return False
         messages = [outer.message(round_index) for outer in mergeable]
-        self.nbytes += sum(tensor.nbytes for message in messages for tensor in message)
+        self.nbytes += (len(mergeable) - 1) * sum(tensor.nbytes for message in messages for tensor in message)
         for me, outer in enumerate(mergeable):
             full_merge(outer, round_index, 1.0, [Packet(1.0, 0, m) for i, m in enumerate(messages) if i != me])
         return True

@@ -228,7 +228,11 @@ def boundary(as_json: bool) -> None:
 @click.option(
     "--preset", default="quick", show_default=True, help="quick (minutes), standard (3 seeds) or long (hours)."
 )
-@click.option("--methods", default="", help="METHOD/CODEC[@SCHEDULE],... instead of the default list.")
+@click.option(
+    "--methods",
+    default="",
+    help="METHOD/CODEC[+NAME=NUMBER][@SCHEDULE],... instead of the default list; NAME: alpha, beta, gamma, rate.",
+)
 @click.option("--rounds", type=click.IntRange(1, 10_000), default=None, help="Instead of the preset's.")
 @click.option("--inner-steps", type=click.IntRange(1, 10_000), default=None, help="Of a round; also the preset's.")
 @click.option("--seeds", type=click.IntRange(1, 100), default=None, help="Seeds 0 to N-1; default: the preset's.")

@@ -12,15 +12,13 @@ against our own theta_i, slow weights phi_i and pseudo-gradient D_i = theta_i - 
 Step 1 is always safe: an honest packet is never refused. Alone it leaves +0.4 nat under a sign flip by a quarter of the
 replicas (design section 5, measured); step 2 is what stops that. The clip that comes down again is a redescending
 M-estimator (Hampel et al., Robust Statistics, 1986); clipping about one's own weights is centred clipping
-[arXiv 2012.10333]. With three or more members `nearest` keeps those closest to our own weights (MoNNA, Farhadkhani et
-al., ICML 2023). When nothing is accepted the round is a lone step for this replica, which is always valid.
+[arXiv 2012.10333]. When nothing is accepted the round is a lone step for this replica, which is always valid.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from swarmnode.ports import Verdict
@@ -140,11 +138,3 @@ class Guard:
 def guard(acceptance: str) -> Guard | None:
     """The guard for a manifest's gossip.acceptance; None believes whatever is well-formed."""
     return None if acceptance == ALL else Guard(direction=acceptance == GUARDED)
-
-
-def nearest(gaps: Sequence[float], liars_most: int) -> list[int]:
-    """MoNNA: of the other members by their distance to our own weights, all but the `liars_most` farthest (and none
-    that is not finite), in their order. Ties go to the earlier."""
-    finite = [i for i, gap in enumerate(gaps) if math.isfinite(gap)]
-    keep = max(len(gaps) - liars_most, 0)
-    return sorted(sorted(finite, key=lambda i: (gaps[i], i))[:keep])

@@ -10,10 +10,13 @@ from swarmnode.ids import PeerId, RunId
 if TYPE_CHECKING:
     from swarmnode.model.gather import Copy, Gathered
 
+PAIRED = ("noloco", "average")
+"""Methods whose outer step is NoLoCo's with constants of their own."""
+
 
 def mixed(found: Gathered, rounds: int) -> Gathered:
-    """`found` after `rounds` in which the copies of each stage meet in pairs by the run's own outer step (NoLoCo with
-    its alpha, beta, gamma; nothing is lost on the wire).
+    """`found` after `rounds` in which the copies of each stage meet in pairs by the run's own outer step, where that is
+    one of pairs, else by NoLoCo's; nothing is lost on the wire.
 
     Without training the mean of all copies stays as it is and each comes closer to it, so that any one of them will
     do: what a swarm can do where nobody can fetch all.
@@ -31,12 +34,14 @@ def _met(found: Gathered, stage: int, group: list[Copy], rounds: int) -> list[Co
     from swarmnode.gossip.compression import codec
     from swarmnode.gossip.outer.noloco import NoLoCo
     from swarmnode.gossip.pairing import pairs
+    from swarmnode.manifest import GossipSpec, constants
     from swarmnode.model.gather import flat, with_flat
     from swarmnode.ports import Packet
 
     spec = found.manifest.gossip
+    step = constants(spec if spec.method in PAIRED else GossipSpec(method=NoLoCo.name))
     members = {
-        PeerId(f"{at:06d} {copy.peer}"): NoLoCo(flat(copy), codec("fp32"), spec.alpha, spec.beta, spec.gamma)
+        PeerId(f"{at:06d} {copy.peer}"): NoLoCo(flat(copy), codec("fp32"), step.alpha, step.beta, step.gamma)
         for at, copy in enumerate(group)
     }
     for number in range(found.round + 1, found.round + 1 + rounds):

@@ -13,6 +13,7 @@ from swarmnode.manifest.folder import (
     sign_folder,
     write_signed,
 )
+from swarmnode.manifest.meeting import Constants, constants
 from swarmnode.manifest.preset import PRESETS
 from swarmnode.manifest.signed import canonical, parse_signed, read_signed, run_id_of, sign, verify
 from swarmnode.manifest.spec import (
@@ -36,6 +37,7 @@ __all__ = [
     "PRESETS",
     "SIGNED_FILE",
     "CheckpointSpec",
+    "Constants",
     "AccessSpec",
     "DataSpec",
     "Fitted",
@@ -49,6 +51,7 @@ __all__ = [
     "boundary_nbytes",
     "boundary_width",
     "canonical",
+    "constants",
     "fit",
     "init",
     "parse",

@@ -39,6 +39,10 @@ def _boundary_nbytes(m: Manifest) -> int:
     return boundary_nbytes(m.pipeline.boundary, tokens, boundary_width(m)) + 4 * tokens
 
 
+def _own_alone(m: Manifest, what: str) -> str:
+    return f'"own" with gossip.method = {m.gossip.method!r}, which has {what}'
+
+
 ACROSS: tuple[Across, ...] = (
     Across(
         ("model.heads", "model.width"),
@@ -153,11 +157,15 @@ ACROSS: tuple[Across, ...] = (
     ),
     Across(
         ("gossip.gamma", "gossip.beta", "gossip.codec"),
+        meeting.sends_weights_alone,
         lambda m: (
-            m.gossip.method != "noloco" or m.gossip.codec not in meeting.MODULAR or m.gossip.gamma == m.gossip.beta
+            f'"own", or gossip.beta = {meeting.constants(m.gossip).beta:g} with gossip.codec = {m.gossip.codec!r},'
+            " which sends weights alone"
         ),
-        lambda m: f"gossip.beta = {m.gossip.beta:g} with gossip.codec = {m.gossip.codec!r}, which sends weights alone",
     ),
+    Across(("gossip.alpha", "gossip.method"), meeting.has_alpha, lambda m: _own_alone(m, "no momentum")),
+    Across(("gossip.beta", "gossip.method"), meeting.has_beta, lambda m: _own_alone(m, "no outer learning rate")),
+    Across(("gossip.gamma", "gossip.method"), meeting.has_gamma, lambda m: _own_alone(m, "no such pull")),
     Across(("gossip.codec", "gossip.method"), meeting.goes_together, meeting.allowed_codecs),
     Across(
         ("gossip.group", "gossip.method"),

@@ -55,6 +55,15 @@ def one_of(*choices: str) -> Check:
     return Check(" or ".join(f'"{choice}"' for choice in choices), accept)
 
 
+def word_or(word: str, otherwise: Check) -> Check:
+    """The one word `word`, or what `otherwise` accepts."""
+
+    def accept(raw: Any) -> Value | None:
+        return raw if type(raw) is str and raw == word else otherwise.accept(raw)
+
+    return Check(f'"{word}" or {otherwise.allowed}', accept)
+
+
 def matching(pattern: str, allowed: str) -> Check:
     """Text that `pattern` matches as a whole."""
     compiled = re.compile(pattern)

@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from swarmnode.manifest import meeting
-from swarmnode.manifest.check import Check, matching, one_of, paths, real, text, whole
+from swarmnode.manifest.check import Check, matching, one_of, paths, real, text, whole, word_or
+from swarmnode.manifest.spec import OWN
 
 COUNT_MAX = 1 << 40
 BYTES_MAX = 1 << 40
@@ -43,7 +44,6 @@ TABLES = {
 }
 
 _LLAMA = "LLaMA, arXiv 2302.13971, section 2"
-_NOLOCO = "the code published with NoLoCo"
 _MEASURED = "measured: this size trains at 10 000 tokens/s on one CPU thread"
 _SECONDS = real(0.0, 86_400.0, above=True)
 
@@ -258,12 +258,26 @@ FIELDS: tuple[Field, ...] = (
     Field(
         "gossip",
         "alpha",
-        real(0.0, 1.0, below=True),
-        "Momentum of the outer step; not of average, sparseloco, keeping and desloc, which have none.",
-        _NOLOCO,
+        word_or(OWN, real(0.0, 1.0, below=True)),
+        "Momentum of the outer step; own: what belongs to the method (docs/methods.md). Not of average, sparseloco,"
+        " keeping and desloc, which have none.",
+        "each method's paper",
     ),
-    Field("gossip", "beta", real(0.0, 2.0), "Weight of the mean pseudo-gradient, where there is momentum.", _NOLOCO),
-    Field("gossip", "gamma", real(0.0, 2.0), "noloco: pull towards the partner's slow weights.", _NOLOCO),
+    Field(
+        "gossip",
+        "beta",
+        word_or(OWN, real(0.0, 2.0)),
+        "Outer learning rate: weight of the mean pseudo-gradient; own: what belongs to the method. Not of average,"
+        " keeping and desloc.",
+        "each method's paper",
+    ),
+    Field(
+        "gossip",
+        "gamma",
+        word_or(OWN, real(0.0, 2.0)),
+        "noloco: pull towards the partner's slow weights; own: beta.",
+        "the code published with NoLoCo",
+    ),
     Field(
         "gossip",
         "codec",

@@ -1,9 +1,11 @@
-"""Which of gossip's methods, codecs and groups go together. `swarmnode.gossip.outer` makes the pairs named here, and
-refuses the others (a test holds both together)."""
+"""Which of gossip's methods, codecs, groups and constants go together. `swarmnode.gossip.outer` makes the pairs named
+here, and refuses the others (a test holds both together)."""
 
 from __future__ import annotations
 
-from swarmnode.manifest.spec import Manifest
+from dataclasses import dataclass
+
+from swarmnode.manifest.spec import OWN, GossipSpec, Manifest
 
 WEIGHTS = ("fp32", "bf16", "int8")
 MODULAR = ("modular6", "modular4", "modular3")
@@ -39,6 +41,68 @@ IN_GROUPS = ("noloco", "average", "desloc", "none")
 IN_SUBSPACE = ("noloco", "average", "none")
 """Methods that meet by weights alone: what codecs leave outside the subspace of pipeline.boundary is projected away.
 With pseudo-gradients residuals and equal bits would suffer, with moments AdamW's shared ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Constants:
+    """Of an outer step: momentum, weight of the mean pseudo-gradient (the outer learning rate), pull towards the
+    partner's slow weights."""
+
+    alpha: float
+    beta: float
+    gamma: float
+
+
+OWN_ALPHA = {
+    "noloco": 0.5,  # the code published with NoLoCo
+    "diloco": 0.9,  # DiLoCo, arXiv 2311.08105 (Nesterov)
+    "streaming": 0.9,  # Streaming DiLoCo, arXiv 2501.18512 (Nesterov)
+    "eager": 0.9,  # Eager updates, arXiv 2502.12996: as Streaming DiLoCo, of the same authors (Nesterov)
+    "delayed": 0.9,  # Async Local-SGD, arXiv 2401.09135: as DiLoCo (Nesterov)
+    "edit": 0.85,  # EDiT, arXiv 2412.07210 (Nesterov)
+}
+OWN_BETA = {
+    "noloco": 0.7,  # the code published with NoLoCo
+    "diloco": 0.7,  # DiLoCo, arXiv 2311.08105
+    "sparseloco": 1.0,  # SparseLoCo, arXiv 2508.15706: momentum is left to the residual
+    "streaming": 0.4,  # Streaming DiLoCo, arXiv 2501.18512
+    "eager": 0.4,  # as Streaming DiLoCo
+    "delayed": 0.7,  # as DiLoCo
+    "edit": 0.8,  # EDiT, arXiv 2412.07210
+}
+"""What "own" means, by method; methods that are missing have no such constant. gamma's own is beta, as in the code
+published with NoLoCo; only noloco has one."""
+
+
+def constants(gossip: GossipSpec) -> Constants:
+    """The numbers that gossip.alpha, beta and gamma stand for. Methods without them are plain means: alpha = 0, beta =
+    gamma = 1."""
+    alpha = _number(gossip.alpha, OWN_ALPHA.get(gossip.method, 0.0))
+    beta = _number(gossip.beta, OWN_BETA.get(gossip.method, 1.0))
+    return Constants(alpha, beta, _number(gossip.gamma, beta))
+
+
+def _number(given: float | str, own: float) -> float:
+    return float(given) if given != OWN else own
+
+
+def has_alpha(m: Manifest) -> bool:
+    """Whether gossip.alpha, where it is a number, means anything; so for the next two."""
+    return m.gossip.alpha == OWN or m.gossip.method in OWN_ALPHA
+
+
+def has_beta(m: Manifest) -> bool:
+    return m.gossip.beta == OWN or m.gossip.method in OWN_BETA
+
+
+def has_gamma(m: Manifest) -> bool:
+    return m.gossip.gamma == OWN or m.gossip.method == "noloco"
+
+
+def sends_weights_alone(m: Manifest) -> bool:
+    """Whether gamma equals beta where the codec needs it."""
+    found = constants(m.gossip)
+    return m.gossip.method != "noloco" or m.gossip.codec not in MODULAR or found.gamma == found.beta
 
 
 def allowed_codecs(m: Manifest) -> str:

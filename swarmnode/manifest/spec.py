@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+OWN = "own"
+"""gossip.alpha, beta and gamma: the value that belongs to gossip.method (meeting.py)."""
+
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
@@ -81,9 +84,9 @@ class GossipSpec:
     """Rounds: how the replicas of a stage meet."""
 
     method: str = "average"
-    alpha: float = 0.5
-    beta: float = 0.7
-    gamma: float = 0.7
+    alpha: float | str = OWN
+    beta: float | str = OWN
+    gamma: float | str = OWN
     codec: str = "modular4"
     acceptance: str = "clipped"
     group: int = 4

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from swarmnode.gossip.outer.traffic import message_nbytes, messages
 from swarmnode.manifest import Manifest, boundary_nbytes, boundary_width
 from swarmnode.model.memory import replica_nbytes
 from swarmnode.model.split import Part, split
@@ -13,7 +14,6 @@ from swarmnode.recovery.snapshot import snapshot_nbytes
 from swarmnode.simulation.calm import balanced
 from swarmnode.simulation.fleet import Kind
 
-CODEC_BYTES = {"fp32": 4.0, "bf16": 2.0, "int8": 1.07, "e3m0": 0.57, "modular4": 0.57}  # about: a scale a block
 DETECT_S = 60.0  # guess: until a dead node's replacement begins to download
 
 
@@ -87,11 +87,8 @@ def _sample_bytes(manifest: Manifest, part: Part, stages: int) -> float:
 
 def _gossip_bytes(manifest: Manifest, part: Part, replicas: int) -> float:
     """Bytes all replicas of a stage send in exchanges, for a sample of the run."""
-    gossip = manifest.gossip
-    if gossip.method == "none" or replicas < 2:
-        return 0.0
-    buffers = 1 if gossip.gamma == gossip.beta else 2
-    return replicas * buffers * part.parameters * CODEC_BYTES.get(gossip.codec, 2.0) / gossip.round_samples
+    sent = messages(manifest.gossip, replicas)
+    return sent * message_nbytes(manifest.gossip, part.parameters) / manifest.gossip.round_samples if sent else 0.0
 
 
 def _stage(manifest: Manifest, part: Part, here: Sequence[Kind], samples_per_s: float, stages: int) -> StagePlan:

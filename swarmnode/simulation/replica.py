@@ -13,7 +13,7 @@ import numpy as np
 
 from swarmnode.errors import RemoteFault
 from swarmnode.gossip.robust import ALL, Guard, Measures
-from swarmnode.manifest import Manifest, boundary_nbytes, boundary_width
+from swarmnode.manifest import Manifest, boundary_nbytes, boundary_width, constants
 from swarmnode.model.memory import graph_nbytes
 from swarmnode.model.split import Part, split
 from swarmnode.ports import (
@@ -273,7 +273,8 @@ class FakeReplica:
         else:
             nbytes = max(1, round(CODEC_BYTES[gossip.codec] * self._true / ROW_BYTES)) * ROW_BYTES
             tensor = WireTensor("f32", (self._true,), repeated(row, nbytes), gossip.codec)
-        return [tensor] * (1 if gossip.gamma == gossip.beta else 2)
+        step = constants(gossip)
+        return [tensor] * (1 if step.gamma == step.beta else 2)
 
     def draft(self, round_index: int) -> Draft:
         return Draft(self.message(round_index))
@@ -299,13 +300,13 @@ class FakeReplica:
         givers = [(p.weight, self._drawn_back(row, boundary, keep)) for p, row, keep in whole if keep > 0.0]
         total = own_weight + sum(weight for weight, _ in givers)
         own = own_weight / total if givers else 1.0
-        gossip, at = self._manifest.gossip, 2 + DIMENSIONS
+        step, at = constants(self._manifest.gossip), 2 + DIMENSIONS
         phi, momentum, theta = [], [], []
         for k in range(DIMENSIONS):
             delta = own * (boundary[k] - self.phi[k])
             delta += sum(w / total * (row[2 + k] - row[at + k]) for w, row in givers)
             mean = own * self.phi[k] + sum(w / total * row[at + k] for w, row in givers)
-            m = gossip.alpha * self.momentum[k] + gossip.beta * delta + gossip.gamma * (mean - self.phi[k])
+            m = step.alpha * self.momentum[k] + step.beta * delta + step.gamma * (mean - self.phi[k])
             momentum.append(m)
             phi.append(self.phi[k] + m)
             theta.append(self.phi[k] + m + self.theta[k] - boundary[k])

@@ -14,6 +14,7 @@ import torch
 from swarmnode.bench import attack, boundary, codec, gossip
 from swarmnode.bench.village import Size, Village, losses, shapes
 from swarmnode.errors import UsageError
+from swarmnode.gossip.outer import DeltaMean, NoLoCo
 
 TINY = replace(
     Size(),
@@ -89,7 +90,35 @@ def test_rounds_and_their_steps_can_be_given_and_dense_averaging_is_compared_wit
     )
 
 
-@pytest.mark.parametrize("what", ["noloco", "noloco/zip", "gossip/fp32", "noloco/fp32@never"])
+def test_a_message_counts_as_often_as_it_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(gossip.PRESETS, "quick", (BRIEF, 1))
+    whats = ("noloco/fp32+gamma=0.3", "diloco/fp32", "keeping/topk64", gossip.PARALLEL)
+    found = gossip.run("quick", whats, healing=False)
+    sent = {row["method"]: row["bytes/param/round"] for row in found["methods"]}
+    parameters = sum(math.prod(shape) for shape in shapes(BRIEF))
+    assert sent["noloco/fp32+gamma=0.3"] == 8.0, "weights and pseudo-gradients, to one partner"
+    assert sent["diloco/fp32"] == 7 * 4.0, "to all seven others"
+    assert sent["keeping/topk64"] == 7 * -(-parameters // 4096) * 84 / parameters
+    assert sent["parallel"] == BRIEF.inner_steps * 2 * 7 / 8 * 4.0, "a ring's reduce-scatter and all-gather"
+
+
+def test_a_method_runs_at_its_own_constants_unless_others_are_given() -> None:
+    theta = torch.zeros(8)
+    for what, alpha, beta in (
+        ("noloco/fp32", 0.5, 0.7),
+        ("diloco/e3m0", 0.9, 0.7),
+        ("streaming/e3m0", 0.9, 0.4),
+        ("edit/e3m0+alpha=0+rate=6e-3", 0.0, 0.8),
+        ("sparseloco/topk64+beta=0.4@qsr", 0.0, 0.4),
+    ):
+        make = gossip.maker(what)
+        assert make is not None
+        made = make(theta)
+        assert isinstance(made, NoLoCo | DeltaMean) and (made.alpha, made.beta) == (alpha, beta)
+    assert gossip.parts("alone+rate=6e-3") == ("alone", {"rate": 6e-3}, "")
+
+
+@pytest.mark.parametrize("what", ["noloco", "noloco/zip", "gossip/fp32", "noloco/fp32@never", "noloco/fp32+alpha"])
 def test_unknown_methods_are_refused_before_anything_is_trained(what: str) -> None:
     from swarmnode.errors import SwarmnodeError
 
@@ -97,6 +126,13 @@ def test_unknown_methods_are_refused_before_anything_is_trained(what: str) -> No
         gossip.run("quick", (gossip.ALONE, what))
     with pytest.raises(UsageError, match="preset"):
         gossip.run("huge")
+    for wrong, says in (
+        ("average/fp32+alpha=0.5", "no momentum"),
+        ("alone+beta=1", "named rate"),
+        ("noloco/fp32+k=1", "k"),
+    ):
+        with pytest.raises(SwarmnodeError, match=says):
+            gossip.run("quick", (wrong,))
 
 
 def test_bench_codec_measures_every_codec() -> None:

@@ -17,6 +17,7 @@ from swarmnode.gossip.outer.edit import HISTORY_LEAST, EDiT
 from swarmnode.gossip.outer.mean import DeltaMean
 from swarmnode.gossip.outer.merge import full_merge
 from swarmnode.gossip.outer.period import bounded, quadratic
+from swarmnode.gossip.outer.sparseloco import SparseLoCo
 from swarmnode.gossip.outer.streaming import Streaming
 from swarmnode.manifest import GossipSpec
 from swarmnode.manifest.meeting import CODECS_OF
@@ -58,7 +59,8 @@ def test_streaming_moves_one_fragment_a_round() -> None:
         inside[bounds[r % 4] : bounds[r % 4 + 1]] = True
         for member, (phi, theta, m) in zip(members, before, strict=True):
             assert torch.equal(member.phi[~inside], phi[~inside]) and torch.equal(member.theta[~inside], theta[~inside])
-            stepped = phi + ALPHA * m + BETA * (d[0] + d[1]) / 2
+            gradient = BETA * (d[0] + d[1]) / 2
+            stepped = phi + gradient + ALPHA * (ALPHA * m + gradient)
             torch.testing.assert_close(member.phi[inside], stepped[inside])
             torch.testing.assert_close(member.theta[inside], (0.5 * theta + 0.5 * stepped)[inside])
     assert torch.equal(members[0].phi, members[1].phi)
@@ -75,32 +77,127 @@ def test_one_fragment_without_merging_is_diloco() -> None:
     torch.testing.assert_close(streams[0].theta, plain[0].theta)
 
 
-def test_eager_takes_the_others_a_round_late() -> None:
-    members: list[DeltaMean] = [Eager(normal(0), codec("fp32"), 0.0, 1.0) for _ in range(2)]
-    late: list[torch.Tensor] | None = None
+def test_pseudo_gradients_make_the_step_of_pytorchs_nesterov() -> None:
+    group = [DeltaMean(normal(0), codec("fp32"), 0.9, BETA) for _ in range(2)]
+    weights = torch.nn.Parameter(normal(0))
+    sgd = torch.optim.SGD([weights], lr=BETA, momentum=0.9, nesterov=True)
     for r in range(1, 5):
-        d = learn(r, members)
-        phis = [member.phi.clone() for member in members]
-        meet(r, members)
+        d = learn(r, group)
+        meet(r, group)
+        weights.grad = -(d[0] + d[1]) / 2
+        sgd.step()
+        torch.testing.assert_close(group[0].phi, weights.detach())
+    assert torch.equal(group[0].phi, group[1].phi)
+
+
+def test_eager_goes_on_from_its_own_part_and_takes_the_others_when_they_come() -> None:
+    """Fast weights run ahead by the own D and the others' of the last round; slow ones take the mean of this round."""
+    members: list[DeltaMean] = [Eager(normal(0), codec("fp32"), ALPHA, BETA) for _ in range(3)]
+    phi, m = normal(0), torch.zeros(SIZE)
+    late: list[torch.Tensor] | None = None
+
+    def step(mean: torch.Tensor) -> torch.Tensor:
+        return phi + BETA * mean + ALPHA * (ALPHA * m + BETA * mean)
+
+    for r in range(1, 5):
+        d = learn(r, members, (1.0, 1.0, 1.0))
+        messages = [member.message(r) for member in members]
+        gains = [normal(500 * r + i, 1e-3) for i in range(3)]
         for i, member in enumerate(members):
-            wanted = phis[i] + (d[i] if late is None else (d[i] + late[1 - i]) / 2)
-            torch.testing.assert_close(member.phi, wanted)
+            if late is None:
+                torch.testing.assert_close(member.theta, phi + d[i])
+            else:
+                torch.testing.assert_close(member.theta, step((d[i] + sum(late) - late[i]) / 3))
+            member.theta.add_(gains[i])  # inner steps while packets are on their way
+        for i, member in enumerate(members):
+            member.apply(r, 1.0, [Packet(1.0, 0, message) for j, message in enumerate(messages) if j != i])
+        mean = torch.stack(d).mean(0)
+        phi, m = step(mean), ALPHA * m + BETA * mean
+        for i, member in enumerate(members):
+            torch.testing.assert_close(member.phi, phi)
+            torch.testing.assert_close(member.theta, phi + gains[i])
+            assert torch.equal(member.phi, members[0].phi)
         late = d
 
 
+def test_eager_loses_nothing_where_nobody_comes_or_a_boundary_is_marked_again() -> None:
+    one, other = members = [Eager(normal(0), codec("fp32"), 0.0, 1.0) for _ in range(2)]
+    learn(1, [*members])
+    meet(1, [*members])
+    (d, _), phi = learn(2, [*members]), one.phi.clone()
+    other.message(2)
+    one.message(2)
+    assert not torch.allclose(one.theta, phi + d, atol=1e-4), "it runs ahead"
+    one.message(2)
+    refused = Packet(1.0, 0, [])
+    assert one.apply(2, 1.0, [refused], lone=False).members == 0 and one.round == 2
+    one.apply(2, 1.0, [refused])
+    assert torch.equal(one.phi, phi)
+    torch.testing.assert_close(one.theta, phi + d)
+
+
 def test_delayed_momentum_comes_every_few_rounds() -> None:
-    members: list[DeltaMean] = [DelayedNesterov(normal(0), codec("fp32"), ALPHA, BETA, every=3) for _ in range(2)]
+    """Algorithm 3 of the paper, c = 0, for packets of N times the mean, so that its gradient / N is the mean."""
+    every = 3
+    members: list[DeltaMean] = [DelayedNesterov(normal(0), codec("fp32"), ALPHA, BETA, every) for _ in range(2)]
     phi, m, buffer = members[0].phi.clone(), torch.zeros(SIZE), torch.zeros(SIZE)
     for r in range(1, 8):
         d = learn(r, members)
-        mean = (d[0] + d[1]) / 2
+        gradient = every * (d[0] + d[1]) / 2
         meet(r, members)
-        phi, buffer = phi + BETA * mean, buffer + mean
-        if r % 3 == 0:
-            m = ALPHA * m + buffer / 3
-            phi, buffer = phi + ALPHA * BETA * m, torch.zeros(SIZE)
+        buffer = buffer + gradient
+        if r % every == 0:
+            m, buffer = ALPHA * m + buffer / every, torch.zeros(SIZE)
+            phi = phi + BETA * (ALPHA * m + gradient / every)
+        else:
+            phi = phi + BETA * gradient / every
         torch.testing.assert_close(members[0].phi, phi)
     assert torch.equal(members[0].phi, members[1].phi)
+
+
+def test_delayed_goes_on_from_a_snapshot_in_the_middle_of_its_rounds() -> None:
+    """Slow weights and momentum, which snapshots have, are all of its state."""
+    members: list[DeltaMean] = [DelayedNesterov(normal(0), codec("fp32"), ALPHA, BETA) for _ in range(2)]
+    for r in range(1, 7):
+        learn(r, members)
+        meet(r, members)
+    restored: list[DeltaMean] = [DelayedNesterov(normal(3), codec("fp32"), ALPHA, BETA) for _ in range(2)]
+    for old, new in zip(members, restored, strict=True):
+        new.theta.copy_(old.theta)
+        new.reset(old.phi, old.momentum)
+    for r in range(7, 14):
+        for group in (members, restored):
+            learn(r, group)
+            meet(r, group)
+        assert torch.equal(members[0].phi, restored[0].phi)
+
+
+def test_delayed_by_one_round_is_nesterovs_step() -> None:
+    delayed = [DelayedNesterov(normal(0), codec("fp32"), 0.9, BETA, every=1) for _ in "ab"]
+    plain = [DeltaMean(normal(0), codec("fp32"), 0.9, BETA) for _ in "ab"]
+    for r in range(1, 5):
+        for group in ([*delayed], [*plain]):
+            learn(r, group)
+            meet(r, group)
+        torch.testing.assert_close(delayed[0].phi, plain[0].phi)
+
+
+@pytest.mark.parametrize("coding", ["topk64", "topk512", "fp32", "ternary"])
+def test_sparseloco_divides_by_those_who_sent_a_coordinate(coding: str) -> None:
+    """Where the codec chooses coordinates, else by all; members stay equal to the bit."""
+    members: list[DeltaMean] = [SparseLoCo(normal(0), codec(coding), 0.8) for _ in range(5)]
+    for r in range(1, 4):
+        learn(r, members, (1.0, 2.0, 1.0, 0.5, 1.0))
+        phi, messages = members[0].phi.clone(), [member.message(r) for member in members]
+        sent = torch.empty(len(members), SIZE)
+        for packet, row in zip(messages, sent, strict=True):
+            members[0].codec.read(packet[:1], 0, row)
+        for i, member in enumerate(members):
+            member.apply(r, 1.0, [Packet(1.0, 0, message) for j, message in enumerate(messages) if j != i])
+        count = sent.ne(0).sum(0).clamp(min=1) if coding.startswith("topk") else len(members)
+        torch.testing.assert_close(members[0].phi, phi + 0.8 * sent.sum(0) / count)
+        assert all(torch.equal(members[0].phi, member.phi) for member in members)
+    assert not coding.startswith("topk") or int(sent.ne(0).sum(0).max()) > 1, "some coordinates were sent by several"
 
 
 def test_edit_leaves_out_who_is_much_louder_than_usual() -> None:
@@ -132,7 +229,10 @@ def test_every_method_pulls_towards_what_all_want(method: str, coding: str) -> N
         with pytest.raises(ManifestError, match="residual"):
             outer(GossipSpec(method=method, codec=coding), normal(0))
         return
-    members = [outer(GossipSpec(method=method, codec=coding, acceptance="all"), normal(0), f"r{i}") for i in range(3)]
+    # The methods' own momentum of 0.9 and a residual of old gradients swing for longer than these rounds.
+    constants = {"alpha": ALPHA, "beta": BETA} if method != "sparseloco" else {}
+    spec = GossipSpec(method=method, codec=coding, acceptance="all", **constants)
+    members = [outer(spec, normal(0), f"r{i}") for i in range(3)]
     start = float((members[0].theta - wanted).norm())
     for r in range(1, 41):
         for member in members:

@@ -91,11 +91,12 @@ def test_population_mean_follows_the_recursion(
 
 
 @given(gamma=st.floats(0, 1), count=st.integers(1, 6))
-def test_all_together_it_is_diloco_whatever_gamma(gamma: float, count: int) -> None:
+def test_all_together_it_is_heavy_ball_diloco_whatever_gamma_and_diloco_is_nesterovs(gamma: float, count: int) -> None:
     alpha, beta = 0.5, 0.7
     replicas = swarm(count, 4, alpha, beta, gamma, apart=False)
     diloco = [DiLoCo(random(4, 0), Fp64(), alpha, beta) for _ in range(count)]
     phi, m = random(4, 0), torch.zeros(4, dtype=torch.float64)
+    ahead = phi.clone()
     for round_index in range(1, 5):
         deltas = [random(4, 1000 * round_index + i) for i in range(count)]
         for i, delta in enumerate(deltas):
@@ -103,11 +104,13 @@ def test_all_together_it_is_diloco_whatever_gamma(gamma: float, count: int) -> N
             diloco[i].theta.add_(delta)
         meet(replicas, round_index, None)
         meet(list(diloco), round_index, None)
-        m = alpha * m + beta * mean(deltas)  # heavy ball, written plainly
-        phi = phi + m
-        for replica in (*replicas, *diloco):
-            torch.testing.assert_close(replica.phi, phi, rtol=0, atol=1e-12)
-            torch.testing.assert_close(replica.theta, phi, rtol=0, atol=1e-12)
+        m = alpha * m + beta * mean(deltas)
+        phi = phi + m  # heavy ball, written plainly
+        ahead = ahead + alpha * m + beta * mean(deltas)
+        for group, wanted in ((replicas, phi), (diloco, ahead)):
+            for replica in group:
+                torch.testing.assert_close(replica.phi, wanted, rtol=0, atol=1e-12)
+                torch.testing.assert_close(replica.theta, wanted, rtol=0, atol=1e-12)
     assert DiLoCo.group_size is None and NoLoCo.group_size == 2
 
 
@@ -335,7 +338,12 @@ def test_from_the_manifest() -> None:
     found = outer(GossipSpec(method="noloco"), theta)
     assert isinstance(found, NoLoCo) and found.codec.name == "modular4" and found.guard == Guard(direction=False)
     assert outer(GossipSpec(codec="bf16"), theta).message_nbytes == 6
-    assert isinstance(outer(GossipSpec(method="diloco", codec="fp32"), theta), DiLoCo)
+    found = outer(GossipSpec(method="diloco", codec="fp32"), theta)
+    assert isinstance(found, DiLoCo) and (found.alpha, found.beta) == (0.9, 0.7)
+    found = outer(GossipSpec(method="diloco", codec="e3m0", alpha=0.1, beta=0.2), theta)
+    assert isinstance(found, DeltaMean) and (found.alpha, found.beta) == (0.1, 0.2)
+    found = outer(GossipSpec(method="sparseloco", codec="topk64", beta=0.4), theta)
+    assert isinstance(found, DeltaMean) and (found.alpha, found.beta) == (0.0, 0.4)
     with pytest.raises(ManifestError, match=r"'mean'.*noloco, diloco"):
         outer(GossipSpec(method="mean"), theta)
     with pytest.raises(ManifestError, match="codec"):

@@ -22,7 +22,6 @@ from swarmnode.gossip.robust import (
     Measures,
     Z,
     guard,
-    nearest,
 )
 from swarmnode.manifest import GossipSpec
 from swarmnode.ports import Packet
@@ -143,14 +142,6 @@ def test_a_newcomer_probes_nothing_and_neither_does_who_believes_all() -> None:
             message = b.message(round_index)
             a.message(round_index)
             assert a.apply(round_index, weight, [Packet(1.0, 1, message)]).probed is None
-
-
-@given(st.lists(st.one_of(st.floats(0, 100), st.just(math.nan), st.just(math.inf)), max_size=9), st.integers(0, 9))
-def test_nearest_twin(gaps: list[float], liars: int) -> None:
-    left = {i: gap for i, gap in enumerate(gaps) if math.isfinite(gap)}
-    while len(left) > max(len(gaps) - liars, 0):
-        del left[max(left, key=lambda i: (left[i], i))]
-    assert nearest(gaps, liars) == sorted(left)
 
 
 def pair(codec_name: str, size: int = 5000, acceptance: str = "guarded", gamma: float = 0.7) -> tuple[NoLoCo, NoLoCo]:

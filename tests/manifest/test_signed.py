@@ -41,7 +41,7 @@ def resign(raw: bytes, key: Ed25519PrivateKey = KEY) -> record_pb2.SignedManifes
 
 
 def test_round_trip() -> None:
-    manifest = Manifest(name="one", gossip=GossipSpec(alpha=0.25))
+    manifest = Manifest(name="one", gossip=GossipSpec(method="noloco", alpha=0.25))
     signed = record_pb2.SignedManifest.FromString(sign(manifest, KEY).SerializeToString())
     found, run_id = verify(signed, None)
     assert found == manifest
@@ -51,7 +51,7 @@ def test_round_trip() -> None:
 
 def test_the_id_is_of_content_and_owner() -> None:
     # Written down: another byte in the canonical form is another run.
-    assert verify(sign(Manifest(), KEY), None)[1] == "a15e5b5c22ef20c698cd7fc3c67fa90ba899d2e044371aea22a872aed97ba59b"
+    assert verify(sign(Manifest(), KEY), None)[1] == "e8968e457819045ac3bba4117bedcdc37a24a6d6480e5cc1ecd942e3956c41c0"
     assert verify(sign(Manifest(), OTHER), None)[1] != verify(sign(Manifest(), KEY), None)[1]
     assert verify(sign(Manifest(seed=1), KEY), None)[1] != verify(sign(Manifest(), KEY), None)[1]
 
@@ -94,8 +94,9 @@ def test_another_runs_manifest_is_refused() -> None:
         (resign(b'{"format":1}'), "not in canonical form"),
         (resign(canonical(Manifest()) + b" "), "not in canonical form"),
         (resign(b'{"extra":1,' + canonical(Manifest())[1:]), "extra = 1: no such field"),
-        (resign(canonical(Manifest()).replace(b'"alpha":0.5', b'"alpha":NaN')), "gossip.alpha = nan"),
-        (resign(canonical(Manifest()).replace(b'"alpha":0.5', b'"alpha":0.50')), "not in canonical form"),
+        (resign(canonical(Manifest()).replace(b'"alpha":"own"', b'"alpha":NaN')), "gossip.alpha = nan"),
+        (resign(canonical(Manifest()).replace(b'"alpha":"own"', b'"alpha":"none"')), 'gossip.alpha = "none"'),
+        (resign(canonical(Manifest()).replace(b'"epsilon":0.1', b'"epsilon":0.10')), "not in canonical form"),
         (resign(canonical(Manifest()).replace(b'"stages":3', b'"stages":7')), "pipeline.stages = 7"),
     ],
 )

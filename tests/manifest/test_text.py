@@ -8,9 +8,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarmnode.errors import ManifestError
-from swarmnode.manifest import MANIFEST_BYTES_MAX, PRESETS, DataSpec, InnerSpec, Manifest, ModelSpec, parse, template
+from swarmnode.manifest import (
+    MANIFEST_BYTES_MAX,
+    PRESETS,
+    Constants,
+    DataSpec,
+    GossipSpec,
+    InnerSpec,
+    Manifest,
+    ModelSpec,
+    constants,
+    parse,
+    template,
+)
 from swarmnode.manifest.across import ACROSS
 from swarmnode.manifest.field import BY_NAME, FIELDS, TABLES
+from swarmnode.manifest.meeting import METHODS
 from swarmnode.manifest.text import build, value_of
 
 
@@ -119,7 +132,7 @@ def test_all_mistakes_at_once_with_field_value_and_what_is_allowed() -> None:
         "inner.microbatch = 5: allowed is a divisor of inner.inner_batch = 8",
         "data.block_samples = 64: allowed is a multiple of inner.microbatch = 5",
         "inner.eps = true: allowed is a number above 0 and at most 1",
-        "gossip.alpha = nan: allowed is a number at least 0 and below 1",
+        'gossip.alpha = nan: allowed is "own" or a number at least 0 and below 1',
         "gossip.layers = 1: no such field; did you mean model.layers?",
     }
 
@@ -175,7 +188,24 @@ def test_all_mistakes_at_once_with_field_value_and_what_is_allowed() -> None:
             'inner.decay = "constant"\ngossip.rounds = "qsr"',
             'gossip.rounds = "qsr": allowed is "even" with inner.decay = "constant"',
         ),
-        ("gossip.alpha = 1.0", "gossip.alpha = 1.0: allowed is a number at least 0 and below 1"),
+        ("gossip.alpha = 1.0", 'gossip.alpha = 1.0: allowed is "own" or a number at least 0 and below 1'),
+        ('gossip.beta = "paper"', 'gossip.beta = "paper": allowed is "own" or a number at least 0 and at most 2'),
+        (
+            'gossip = {method = "average", alpha = 0.5}',
+            "gossip.alpha = 0.5: allowed is \"own\" with gossip.method = 'average', which has no momentum",
+        ),
+        (
+            'gossip = {method = "desloc", codec = "int8", beta = 1}',
+            "gossip.beta = 1.0: allowed is \"own\" with gossip.method = 'desloc', which has no outer learning rate",
+        ),
+        (
+            'gossip = {method = "diloco", codec = "e3m0", group = 0, gamma = 0.7}',
+            "gossip.gamma = 0.7: allowed is \"own\" with gossip.method = 'diloco', which has no such pull",
+        ),
+        (
+            'gossip = {method = "noloco", codec = "modular4", gamma = 0.6}',
+            "gossip.gamma = 0.6: allowed is \"own\", or gossip.beta = 0.7 with gossip.codec = 'modular4'",
+        ),
         ("gossip.alpha = inf", "gossip.alpha = inf: allowed"),
         ("limits.hop_timeout_min_s = 121", "limits.hop_timeout_min_s = 121.0: allowed is at most"),
         ("limits.record_ttl_s = 3", "limits.record_ttl_s = 3.0: allowed is at least twice"),
@@ -233,3 +263,13 @@ def test_values_that_json_does_not_have_are_shown() -> None:
     """Found by `python -m tests.fuzz`: a date in a list."""
     assert "2024-05-27" in mistakes("[data]\npaths = [2024-05-27]")
     assert "07:32" in mistakes("[data]\npaths = [[07:32:00]]")
+
+
+def test_own_constants_are_the_methods() -> None:
+    found = {method: constants(GossipSpec(method=method)) for method in METHODS}
+    assert found["noloco"] == Constants(0.5, 0.7, 0.7) and found["average"] == Constants(0.0, 1.0, 1.0)
+    assert found["diloco"] == Constants(0.9, 0.7, 0.7) and found["streaming"] == Constants(0.9, 0.4, 0.4)
+    assert found["sparseloco"] == Constants(0.0, 1.0, 1.0)
+    assert constants(GossipSpec(method="noloco", beta=1)) == Constants(0.5, 1.0, 1.0), "gamma's own is beta"
+    told = parse('[gossip]\nmethod = "noloco"\ncodec = "fp32"\nalpha = 0\ngamma = 0.3', "here").gossip
+    assert constants(told) == Constants(0.0, 0.7, 0.3)

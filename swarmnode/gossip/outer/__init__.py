@@ -16,9 +16,10 @@ from swarmnode.gossip.outer.keeping import Keeping
 from swarmnode.gossip.outer.mean import DeltaMean
 from swarmnode.gossip.outer.method import Outer
 from swarmnode.gossip.outer.noloco import NoLoCo
+from swarmnode.gossip.outer.sparseloco import SparseLoCo
 from swarmnode.gossip.outer.streaming import Streaming
 from swarmnode.gossip.robust import guard
-from swarmnode.manifest import GossipSpec
+from swarmnode.manifest import GossipSpec, constants
 
 NONE = "none"
 """No outer steps: replicas never meet. The slow side is kept all the same, so that snapshots have one shape."""
@@ -26,9 +27,9 @@ NONE = "none"
 KIN: dict[str, type[Streaming | Eager | DelayedNesterov | EDiT]] = {
     kind.name: kind for kind in (Streaming, Eager, DelayedNesterov, EDiT)
 }
-"""Of DiLoCo: packets of pseudo-gradients, momentum alpha, weight beta."""
+"""Of DiLoCo: packets of pseudo-gradients, Nesterov momentum alpha, outer learning rate beta."""
 
-METHODS = (NoLoCo.name, DiLoCo.name, Average.name, DesLoc.name, DeltaMean.name, Keeping.name, *KIN, NONE)
+METHODS = (NoLoCo.name, DiLoCo.name, Average.name, DesLoc.name, SparseLoCo.name, Keeping.name, *KIN, NONE)
 
 
 def outer(gossip: GossipSpec, theta: torch.Tensor, sender: str = "", *, healing: bool = True) -> Outer:
@@ -44,26 +45,38 @@ def outer(gossip: GossipSpec, theta: torch.Tensor, sender: str = "", *, healing:
 
 
 def _outer(gossip: GossipSpec, theta: torch.Tensor) -> Outer:
-    coder = codec(gossip.codec)
+    coder, step = codec(gossip.codec), constants(gossip)
     match gossip.method:
         case NoLoCo.name | "none":
-            return NoLoCo(theta, coder, gossip.alpha, gossip.beta, gossip.gamma)
+            return NoLoCo(theta, coder, step.alpha, step.beta, step.gamma)
         case Average.name:
             return Average(theta, coder)
         case DesLoc.name:
             return DesLoc(theta, coder)
         case DiLoCo.name if coder.of_delta:
-            return DeltaMean(theta, coder, gossip.alpha, gossip.beta)
+            return DeltaMean(theta, coder, step.alpha, step.beta)
         case DiLoCo.name:
-            return DiLoCo(theta, coder, gossip.alpha, gossip.beta)
-        case DeltaMean.name:
-            return DeltaMean(theta, coder)
+            return DiLoCo(theta, coder, step.alpha, step.beta)
+        case SparseLoCo.name:
+            return SparseLoCo(theta, coder, step.beta)
         case Keeping.name:
             return Keeping(theta, coder)
         case name if name in KIN:
-            return KIN[name](theta, coder, gossip.alpha, gossip.beta)
+            return KIN[name](theta, coder, step.alpha, step.beta)
         case _:
             raise ManifestError(f"gossip.method is {gossip.method!r}; known: {', '.join(METHODS)}")
 
 
-__all__ = ["KIN", "METHODS", "NONE", "Average", "DeltaMean", "DesLoc", "DiLoCo", "NoLoCo", "Outer", "outer"]
+__all__ = [
+    "KIN",
+    "METHODS",
+    "NONE",
+    "Average",
+    "DeltaMean",
+    "DesLoc",
+    "DiLoCo",
+    "NoLoCo",
+    "Outer",
+    "SparseLoCo",
+    "outer",
+]

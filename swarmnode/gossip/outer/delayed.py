@@ -1,11 +1,12 @@
 """Delayed Nesterov: packets are used as they come, momentum is renewed only every few of them.
 
-    phi <- phi + beta mean(D)                                      each round; b <- b + mean(D)
-    every N-th round:   m <- alpha m + b / N ;   phi <- phi + alpha beta m ;   b <- 0
+    phi <- phi + beta mean(D) ;   b <- b + beta mean(D)            each round
+    m <- alpha m + b ;   phi <- phi + alpha m ;   b <- 0           every N-th round, after that
 
-[arXiv 2401.09135, algorithm 3 with c = 0.] Where replicas arrive at any time, momentum counts what is stale again and
-again; delayed, it counts it once. The paper's DyLU, inner steps in proportion to a replica's speed, is what rounds of
-samples do here by themselves: who is quick does more inner steps in a round.
+[arXiv 2401.09135, algorithm 3 with c = 0.] The weights are the paper's: over N packets gradients and what they add to
+the momentum count alike, there 1 / N each for one worker's packet, here 1 for the mean of all workers' packets. With
+N = 1 it is Nesterov's step (mean.py). The paper's DyLU, inner steps in proportion to a replica's speed, is what rounds
+of samples do here by themselves: a quick replica does more inner steps in a round.
 """
 
 from __future__ import annotations
@@ -17,30 +18,25 @@ import torch
 from swarmnode.gossip.compression import Codec
 from swarmnode.gossip.outer.mean import DeltaMean
 
-EVERY = 4  # guess: the paper has the number of workers
+EVERY = 4  # guess: the paper has the number of workers, whose packets come one by one there
 
 
 class DelayedNesterov(DeltaMean):
-    """Gradient steps every round, momentum steps every EVERY rounds."""
+    """Gradient steps every round, momentum steps every `every` rounds.
+
+    `momentum` holds alpha m + b, which is all that the next rounds need: alpha m right after a momentum step, the next
+    m once N rounds have been added. So snapshots, which have the momentum, have the buffer too."""
 
     name: ClassVar[str] = "delayed"
 
     def __init__(self, theta: torch.Tensor, codec: Codec, alpha: float, beta: float, every: int = EVERY) -> None:
         super().__init__(theta, codec, alpha, beta)
         self.every = every
-        self._buffer = torch.zeros_like(self.theta)
 
     def _advance(self, phi: torch.Tensor, m: torch.Tensor, mean: torch.Tensor, start: int) -> None:
         assert self.round is not None
-        buffer = self._buffer[start : start + mean.numel()]
         phi.add_(mean, alpha=self.beta)
-        buffer.add_(mean)
+        m.add_(mean, alpha=self.beta)
         if self.round % self.every == 0:
-            m.mul_(self.alpha).add_(buffer, alpha=1.0 / self.every)
-            phi.add_(m, alpha=self.alpha * self.beta)
-            buffer.zero_()
-
-    @torch.no_grad()
-    def reset(self, phi: torch.Tensor, momentum: torch.Tensor) -> None:
-        super().reset(phi, momentum)
-        self._buffer.zero_()
+            m.mul_(self.alpha)
+            phi.add_(m)

@@ -1,20 +1,23 @@
-"""DiLoCo: all replicas of a stage meet each round [arXiv 2311.08105]; heavy-ball momentum as in NoLoCo's eq. 1-3."""
+"""DiLoCo with packets of weights: all replicas of a stage meet each round, Nesterov momentum [arXiv 2311.08105]."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
 
 from swarmnode.gossip.compression import Codec
 from swarmnode.gossip.outer.noloco import NoLoCo
+from swarmnode.ports import WireTensor
 
 
 class DiLoCo(NoLoCo):
-    """m <- alpha m + beta mean(D); phi <- phi + m, the mean over all members.
+    """m <- alpha m + beta mean(D); phi <- phi + alpha m + beta mean(D), the mean over all members.
 
-    It is NoLoCo with n = all: slow weights are then equal and gamma multiplies zero. So gamma is set to beta, which
-    halves the bytes (theta alone travels) and pulls together what rounding or a missed round has driven apart.
+    This is PyTorch's SGD(nesterov=True) with learning rate beta, which is folded into m. It is NoLoCo with n = all and
+    Nesterov's step: slow weights are equal and gamma multiplies zero. So gamma is set to beta, which halves the bytes
+    (theta alone travels) and pulls together what rounding or a missed round has driven apart.
     """
 
     name: ClassVar[str] = "diloco"
@@ -22,3 +25,16 @@ class DiLoCo(NoLoCo):
 
     def __init__(self, theta: torch.Tensor, codec: Codec, alpha: float, beta: float) -> None:
         super().__init__(theta, codec, alpha, beta, gamma=beta)
+
+    def _step(
+        self, start: int, own_share: float, shares: Sequence[tuple[float, Sequence[Sequence[WireTensor]]]]
+    ) -> tuple[float, float]:
+        """The heavy ball's step m, and alpha (m - m of the last round) more: together alpha m + beta mean(D)."""
+        end = min(start + self._block, self.parameters)
+        momentum, before = self.momentum[start:end], self.momentum[start:end].clone()
+        delta_squared, _ = super()._step(start, own_share, shares)
+        further = torch.sub(momentum, before, out=before).mul_(self.alpha)
+        self.phi[start:end].add_(further)
+        self.theta[start:end].add_(further)
+        further.add_(momentum)
+        return delta_squared, torch.dot(further, further).item()

@@ -1,9 +1,12 @@
-"""Eager updates: the others' packets may be a round late, the own one never is.
+"""Eager updates: the own pseudo-gradient at once, the others' when they come.
 
-    phi_i <- phi_i + step( (D_i(t) + sum over j != i of C(D_j(t - 1))) / n )
+    at the boundary   D' <- (D_i + sum over j != i of C(D_j) of the last round) / n       theta <- phi + step(D')
+    once packets came D  <- mean_j C(D_j)                     phi <- phi + step(D) ;  theta <- phi + (gain since then)
 
-[arXiv 2502.12996, eq. 4: overlapping communication with the whole next round.] An exchange then has a round's time, and
-costs no waiting. Slow weights of members differ by what their packets of the last round differ.
+[arXiv 2502.12996, eq. 4.] In the paper packets take the whole next round, so that D' is all there is to step by. Here
+an exchange ends within its round: inner steps go on from D' meanwhile, and D' gives way to D. So slow weights and
+momentum take DiLoCo's step and stay equal at all members; only the fast ones run ahead. Where an exchange takes no time
+it is DiLoCo.
 """
 
 from __future__ import annotations
@@ -15,23 +18,57 @@ import torch
 
 from swarmnode.gossip.compression import Codec
 from swarmnode.gossip.outer.mean import DeltaMean, Share
+from swarmnode.ports import Draft, OuterReport, Packet
 
 
 class Eager(DeltaMean):
-    """DiLoCo with everybody else's packets of the round before."""
+    """DiLoCo that steps before the others' packets are there, by those of the round before."""
 
     name: ClassVar[str] = "eager"
 
     def __init__(self, theta: torch.Tensor, codec: Codec, alpha: float, beta: float) -> None:
         super().__init__(theta, codec, alpha, beta)
-        self._late: list[Share] = []
+        self._own_share = 1.0  # of the last round's mean
+        self._others: torch.Tensor | None = None  # the rest of that mean, [P]; None before the first
+        self._ahead: torch.Tensor | None = None  # what the step by D' has added to theta, [P]
+
+    @torch.no_grad()
+    def draft(self, round_index: int) -> Draft:
+        self._go_back()
+        draft = super().draft(round_index)
+        if self._others is not None:
+            expected = (self._boundary - self.phi).mul_(self._own_share).add_(self._others).mul_(self.beta)
+            step = (self.momentum * self.alpha).add_(expected).mul_(self.alpha).add_(expected)  # as _advance
+            self._ahead = step.add_(self.phi).sub_(self._boundary)
+            self.theta.add_(self._ahead)
+        return draft
+
+    @torch.no_grad()
+    def apply(
+        self, round_index: int, own_weight: float, packets: Sequence[Packet], *, lone: bool = True
+    ) -> OuterReport:
+        self._go_back()
+        return super().apply(round_index, own_weight, packets, lone=lone)
+
+    def _go_back(self) -> None:
+        """Fast weights as if only inner steps had moved them since the boundary."""
+        if self._ahead is not None:
+            self.theta.sub_(self._ahead)
+            self._ahead = None
 
     def _shares(self, given: Sequence[Share]) -> list[Share]:
-        late, self._late = self._late, [share for share in given if share.tensors is not self._own]
-        members = [Share(1.0, self._own), *late]
-        return [Share(1.0 / len(members), share.tensors, share.keep) for share in members]
+        shares = super()._shares(given)
+        self._own_share = sum(share.weight for share in shares if share.tensors is self._own)
+        return shares
+
+    def _average(self, shares: Sequence[Share], start: int, mean: torch.Tensor, theirs: torch.Tensor) -> None:
+        super()._average([share for share in shares if share.tensors is not self._own], start, mean, theirs)
+        if self._others is None:
+            self._others = torch.zeros_like(self.phi)
+        self._others[start : start + mean.numel()] = mean
+        super()._average(shares, start, mean, theirs)  # in one order at every member
 
     @torch.no_grad()
     def reset(self, phi: torch.Tensor, momentum: torch.Tensor) -> None:
         super().reset(phi, momentum)
-        self._late = []
+        self._own_share, self._others, self._ahead = 1.0, None, None

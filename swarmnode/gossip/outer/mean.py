@@ -1,19 +1,20 @@
-"""Groups that average pseudo-gradients: DiLoCo and SparseLoCo with packets of D; every member decodes every packet.
+"""DiLoCo with packets of pseudo-gradients: every member of a group decodes every packet [arXiv 2311.08105].
 
-    m   <- alpha m + beta mean_j C(D_j)              the own packet decoded too, so that members stay equal to the bit
-    phi <- phi + m ;   theta <- phi + (what theta gained since the boundary)
+    D   <- mean_j C(D_j)                             the own packet decoded too, so that members stay equal to the bit
+    m   <- alpha m + beta D ;   phi <- phi + alpha m + beta D          Nesterov, as PyTorch's SGD; beta is folded into m
+    theta <- phi + (what theta gained since the boundary)
 
-alpha = 0, beta = 1 is SparseLoCo's step (sender mean, no momentum) [arXiv 2508.15706]; alpha > 0 heavy-ball DiLoCo
-[arXiv 2311.08105]. Slow weights must be equal at all members: with `healing` those that are not come together again
-(fragment.py). Alone in its stage a replica takes its own packet; what that left out stays in the residual. Where there
-are others and none of them was heard or believed, the round changes nothing: slow weights wait for those of the others,
-and what was learned is in the next packet.
+alpha = 0, beta = 1 is dense averaging. Slow weights must be equal at all members: with `healing` those that are not
+come together again (fragment.py). Alone in its stage a replica takes its own packet; what that left out stays in the
+residual. Where there are others and none of them was heard or believed, the round changes nothing: slow weights wait
+for those of the others, and what was learned is in the next packet.
 
 Packets are judged one by one: what is misshapen or refused is left out, what is clipped is made so much smaller. A
 leaver's packet, which one member alone has, is added to that one's fast weights: it goes to all with the next.
 
-Its kin replace one of four parts: which slice of the coordinates a round is about (`_span`), what weight each packet
-has (`_shares`), what becomes of the mean (`_advance`), and how fast weights follow (`_follow`).
+Its kin replace one of five parts: which slice of the coordinates a round is about (`_span`), what weight each packet
+has (`_shares`), how packets become a mean (`_average`), the step by that mean (`_advance`), and how fast weights
+follow (`_follow`).
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class Share:
 class DeltaMean(Outer):
     """The mean of a group's packets of D, own included."""
 
-    name: ClassVar[str] = "sparseloco"
+    name: ClassVar[str] = "diloco"
     group_size: ClassVar[int | None] = None
 
     def __init__(self, theta: torch.Tensor, codec: Codec, alpha: float = 0.0, beta: float = 1.0) -> None:
@@ -88,7 +89,7 @@ class DeltaMean(Outer):
     def _advance(self, phi: torch.Tensor, m: torch.Tensor, mean: torch.Tensor, start: int) -> None:
         """The outer step of elements from `start` on, in place; `mean` may be overwritten."""
         m.mul_(self.alpha).add_(mean, alpha=self.beta)
-        phi.add_(m)
+        phi.add_(mean, alpha=self.beta).add_(m, alpha=self.alpha)
 
     def _follow(self, theta: torch.Tensor, boundary: torch.Tensor, phi: torch.Tensor) -> None:
         """Fast weights after the outer step: the slow ones and what theta gained since the boundary."""

@@ -1,7 +1,7 @@
 """Streaming DiLoCo: a fragment of the coordinates a round, so that the peak of traffic falls by their number.
 
     round r is about fragment r mod F; for its coordinates, with D = theta - phi since their own last round
-    m   <- alpha m + beta mean_j D_j ;   phi <- phi + m
+    m   <- alpha m + beta mean_j D_j ;   phi <- phi + alpha m + beta mean_j D_j
     theta <- MERGE (theta, as it has moved on meanwhile) + (1 - MERGE) (phi + what theta gained since the boundary)
 
 [arXiv 2501.18512: fragments, overlap with tau inner steps, merging; its MERGE = 0.5 and E3M0 packets.] The overlap is

@@ -1,0 +1,42 @@
+"""SparseLoCo: each coordinate becomes the mean of those members' packets that have it; no momentum [arXiv 2508.15706].
+
+    phi <- phi + beta sum_j C(D_j) / |{j: C(D_j) is not 0}|      coordinate by coordinate;   theta as in mean.py
+
+Codecs that choose coordinates (topk) leave most members silent about a coordinate, and silence is no vote for zero: the
+rest of their D stays in their residual. Codecs that speak of every coordinate are divided by all members: a zero there
+is a value, of `ternary` even most values. All members decode the same packets in one order and stay equal to the bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+
+from swarmnode.gossip.compression import Codec
+from swarmnode.gossip.compression.topk import TopK
+from swarmnode.gossip.outer.mean import DeltaMean, Share
+
+
+class SparseLoCo(DeltaMean):
+    """The mean of a group's packets over those who sent each coordinate, own included."""
+
+    name: ClassVar[str] = "sparseloco"
+
+    def __init__(self, theta: torch.Tensor, codec: Codec, beta: float = 1.0) -> None:
+        super().__init__(theta, codec, 0.0, beta)
+        # share of the packets that have each coordinate of the block
+        self._sent = torch.empty_like(self._mean) if isinstance(codec, TopK) else None
+
+    def _average(self, shares: Sequence[Share], start: int, mean: torch.Tensor, theirs: torch.Tensor) -> None:
+        if self._sent is None:
+            super()._average(shares, start, mean, theirs)
+            return
+        mean.zero_()
+        sent = self._sent[: mean.numel()].zero_()
+        for share in shares:
+            self.codec.read(share.tensors, start, theirs)
+            mean.add_(theirs, alpha=share.weight * share.keep)
+            sent.add_(theirs.ne_(0.0), alpha=share.weight)
+        mean.div_(torch.where(sent > 0.0, sent, 1.0))

@@ -1,0 +1,32 @@
+"""How many bytes a run's rounds take, by the formulas of its method and codec."""
+
+from __future__ import annotations
+
+import torch
+
+from swarmnode.gossip.outer import DesLoc, outer
+from swarmnode.manifest import GossipSpec
+
+SETTLED = 1 << 20  # a round behind every warm-up: k of topk has fallen, fragments are few
+ROUNDS = 12  # whole periods of streaming's fragments (4) and of desloc's moments (3, 6)
+
+
+def message_nbytes(gossip: GossipSpec, parameters: int) -> float:
+    """Bytes of tensors in one message of a stage of `parameters`, the mean over the rounds of a settled run. Raises
+    ManifestError for a method and codec that do not go together."""
+    theta = torch.empty(parameters, device="meta")
+    found = outer(gossip, theta)
+    if isinstance(found, DesLoc):
+        found.attend(torch.empty_like(theta), torch.empty_like(theta))
+    return sum(found.nbytes_of(SETTLED + number) for number in range(ROUNDS)) / ROUNDS
+
+
+def messages(gossip: GossipSpec, replicas: int) -> int:
+    """Messages that the replicas of a stage send in a round: each goes to every other member of its group."""
+    if gossip.method == "none":
+        return 0
+    size = min(gossip.group, replicas) if gossip.group else replicas
+    if size < 2:
+        return 0
+    rest = replicas % size
+    return replicas // size * size * (size - 1) + rest * max(rest - 1, 0)

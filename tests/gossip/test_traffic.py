@@ -1,0 +1,45 @@
+"""Bytes by formula against the bytes of messages that the methods make."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from swarmnode.errors import ManifestError
+from swarmnode.gossip.outer import DesLoc, outer
+from swarmnode.gossip.outer.traffic import ROUNDS, SETTLED, message_nbytes, messages
+from swarmnode.manifest import GossipSpec
+from swarmnode.manifest.meeting import CODECS_OF
+
+SIZE = 3 * 4096 + 100
+
+
+@pytest.mark.parametrize(
+    ("method", "coding"), [(method, coding) for method, codings in CODECS_OF.items() for coding in codings]
+)
+def test_the_formula_is_what_is_sent(method: str, coding: str) -> None:
+    spec = GossipSpec(method=method, codec=coding, acceptance="all")
+    theta = torch.randn(SIZE, generator=torch.Generator().manual_seed(1))
+    one = outer(spec, theta, "r0")
+    if isinstance(one, DesLoc):
+        one.attend(torch.zeros(SIZE), torch.zeros(SIZE))
+    sent = 0
+    for number in range(ROUNDS):
+        theta.add_(torch.randn(SIZE, generator=torch.Generator().manual_seed(number)), alpha=1e-2)
+        sent += sum(tensor.nbytes for tensor in one.message(SETTLED + number))
+        one.apply(SETTLED + number, 1.0, [])
+    assert message_nbytes(spec, SIZE) == pytest.approx(sent / ROUNDS, rel=0.01 if "modular" in coding else 0)
+
+
+def test_two_buffers_where_gamma_is_not_beta_and_what_does_not_go_together() -> None:
+    assert message_nbytes(GossipSpec(method="noloco", codec="fp32", gamma=0.3), SIZE) == 8 * SIZE
+    with pytest.raises(ManifestError, match="topk64"):
+        message_nbytes(GossipSpec(method="noloco", codec="topk64"), SIZE)
+
+
+def test_every_member_of_a_group_sends_to_every_other() -> None:
+    pairs, fours, whole = (GossipSpec(method="average", group=size) for size in (2, 4, 0))
+    assert [messages(pairs, count) for count in (0, 1, 2, 3, 8)] == [0, 0, 2, 2, 8]
+    assert [messages(fours, count) for count in (1, 3, 4, 6, 9)] == [0, 6, 12, 14, 24]
+    assert [messages(whole, count) for count in (1, 2, 8)] == [0, 2, 56]
+    assert messages(GossipSpec(method="none"), 8) == 0
