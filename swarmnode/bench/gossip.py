@@ -13,7 +13,7 @@ import math
 import multiprocessing
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from swarmnode.bench.inner import check_optimizer
 from swarmnode.bench.village import Size, Village, read_text
 from swarmnode.errors import UsageError
 from swarmnode.gossip.compression import kernel
@@ -79,18 +80,21 @@ class Run:
     size: Size
     text: str | None = None
     healing: bool = True
+    acceptance: str = ""
 
 
 def spec(what: str) -> GossipSpec:
-    """The manifest's words for "method/codec". Raises UsageError."""
+    """The manifest's words for "method/codec" or "method/codec/fragments". Raises UsageError."""
     what, at, schedule = what.partition("@")
-    method, slash, codec = what.partition("/")
-    if not slash or (at and schedule not in SCHEDULES):
+    method, slash, rest = what.partition("/")
+    codec, slash_too, fragments = rest.partition("/")
+    if not slash or (at and schedule not in SCHEDULES) or (slash_too and not (fragments.isdigit() and int(fragments))):
         raise UsageError(
             f"{what + at + schedule!r} is no method; say {ALONE}, {PARALLEL}, or METHOD/CODEC such as noloco/modular4, "
+            f"or METHOD/CODEC/FRAGMENTS such as average/modular4/5, "
             f"and a schedule of rounds behind it if you like: {', '.join('@' + name for name in SCHEDULES)}"
         )
-    return GossipSpec(method=method, codec=codec)
+    return GossipSpec(method=method, codec=codec, fragments=int(fragments or 1))
 
 
 def _quadratic(village: Village, steps: int) -> int:
@@ -107,11 +111,12 @@ SCHEDULES: dict[str, Callable[[Village, int], int]] = {"qsr": _quadratic, "bound
 """Inner steps of the next round after one of so many, asked at its boundary."""
 
 
-def maker(what: str, *, healing: bool = True) -> Callable[[Tensor], Outer] | None:
-    """What makes a replica's outer optimizer; None for those that never meet."""
+def maker(what: str, acceptance: str = "", *, healing: bool = True) -> Callable[[Tensor], Outer] | None:
+    """What makes a replica's outer optimizer; None for those that never meet. `acceptance`: "", the manifest's own."""
     if what in (ALONE, PARALLEL):
         return None
     found = spec(what)
+    found = replace(found, acceptance=acceptance or found.acceptance)
     outer(found, torch.zeros(1))  # refuses what it does not know, before anything is trained
     return lambda theta: outer(found, theta, healing=healing)
 
@@ -120,7 +125,7 @@ def measure(run: Run) -> dict[str, Any]:
     """One training: nats per held-out byte, mean of the replicas and of their average, bytes and seconds."""
     torch.set_num_threads(1)
     size = run.size
-    make = maker(run.what, healing=run.healing)
+    make = maker(run.what, run.acceptance, healing=run.healing)
     village = Village(size, run.seed, make, read_text(run.text), together=run.what == PARALLEL)
     began, gossip_s = time.process_time(), 0.0
     curve: list[tuple[float, float]] = []
@@ -143,8 +148,9 @@ def measure(run: Run) -> dict[str, Any]:
         gossip_s += time.process_time() - before
         if village.steps * LOOKS // total > looks:
             curve.append((sent(), village.validate([])[1]))
-    nats, merged = village.validate()
+    (nats, merged), spread = village.validate(), village.spread
     per_round = sent() / size.rounds  # of inner_steps each, also where a schedule made fewer
+    per_step = sent() / village.steps
     after = village.validate()[0] if village.full_merge(round_index + 1) else math.nan
     return {
         "what": run.what,
@@ -154,6 +160,8 @@ def measure(run: Run) -> dict[str, Any]:
         "after a full merge": after,
         "rounds": round_index,
         "bytes_per_parameter_round": per_round,
+        "bytes_per_parameter_step": per_step,
+        "spread": spread,
         "curve": curve,
         "cpu_s": time.process_time() - began,
         "gossip_cpu_s": gossip_s,
@@ -169,28 +177,29 @@ def run(
     out: Path | None = None,
     say: Callable[[str], None] = lambda line: None,
     *,
-    rounds: int | None = None,
-    inner_steps: int | None = None,
+    changes: Mapping[str, Any] | None = None,
     resume: bool = False,
-    lost: float = 0.0,
     healing: bool = True,
+    acceptance: str = "",
 ) -> dict[str, Any]:
-    """{"methods": [a row each], "runs": [...], "preset", "size"}, of `rounds` of `inner_steps` instead of the preset's;
-    with `out`, also OUT/gossip.json and gossip.html, after each run. With `resume` runs that are there already, of the
-    same size and text, are not done again. `lost`, `healing`: Size.lost, and whether fragments of slow weights travel.
+    """{"methods": [a row each], "runs": [...], "preset", "size"}, with `changes` of fields of the preset's Size; with
+    `out`, also OUT/gossip.json and gossip.html, after each run. With `resume` runs that are there already, of the
+    same size and text, are not done again. `healing`: whether fragments of slow weights travel with packets of D.
+    `acceptance`: gossip.acceptance, "": its default. Raises UsageError.
     """
     if preset not in PRESETS:
         raise UsageError(f"preset {preset!r}; there are {', '.join(PRESETS)}")
     kernel.build()
     for what in whats:
-        maker(what)
+        maker(what, acceptance)
     size, count = PRESETS[preset]
-    size = replace(size, rounds=rounds or size.rounds, inner_steps=inner_steps or size.inner_steps, lost=lost)
-    same: dict[str, Any] = {"size": asdict(size), "text": text, "healing": healing}
+    size = replace(size, **(changes or {}))
+    check_optimizer(size.optimizer)
+    same: dict[str, Any] = {"size": asdict(size), "text": text, "healing": healing, "acceptance": acceptance}
     before = measured_before(out / RESULTS, **same) if resume and out is not None else {}
     found = list(before.get("runs", []))
     done = {(row["what"], row["seed"]) for row in found}
-    order = [Run(what, seed, size, text, healing) for seed in range(seeds or count) for what in whats]
+    order = [Run(what, seed, size, text, healing, acceptance) for seed in range(seeds or count) for what in whats]
     began = time.perf_counter() - before.get("seconds", 0.0)
 
     def result() -> dict[str, Any]:
@@ -263,6 +272,8 @@ def table(runs: Sequence[dict[str, Any]], whats: Sequence[str]) -> list[dict[str
                 "after a full merge": statistics.fmean(row.get("after a full merge", math.nan) for row in mine),
                 "merged at equal bytes": statistics.fmean(_at(row["curve"], budget) for row in mine),
                 "bytes/param/round": statistics.fmean(row["bytes_per_parameter_round"] for row in mine),
+                "bytes/param/step": statistics.fmean(row["bytes_per_parameter_step"] for row in mine),
+                "apart": statistics.fmean(row["spread"] for row in mine),
                 "gossip CPU s": statistics.fmean(row["gossip_cpu_s"] for row in mine),
             }
         )

@@ -31,6 +31,15 @@ def whole(low: int, high: int) -> Check:
     return Check(f"a whole number from {low:_} to {high:_}", accept)
 
 
+def odd(low: int, high: int) -> Check:
+    """An odd integer in [low, high]."""
+
+    def accept(raw: Any) -> Value | None:
+        return raw if type(raw) is int and low <= raw <= high and raw % 2 == 1 else None
+
+    return Check(f"an odd whole number from {low:_} to {high:_}", accept)
+
+
 def real(low: float, high: float, *, above: bool = False, below: bool = False) -> Check:
     """A finite number in [low, high]; `above` and `below` leave the ends out. An integer is taken as a float."""
 

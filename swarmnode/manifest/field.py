@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from swarmnode.manifest import meeting
-from swarmnode.manifest.check import Check, matching, one_of, paths, real, text, whole
+from swarmnode.manifest.check import Check, matching, odd, one_of, paths, real, text, whole
 
 COUNT_MAX = 1 << 40
 BYTES_MAX = 1 << 40
@@ -241,6 +241,14 @@ FIELDS: tuple[Field, ...] = (
         "Replicas that meet in a round: 2: pairs; 3 to 8; 0: all of the stage. Whoever came before"
         " limits.exchange_timeout_s counts.",
         "NoLoCo, arXiv 2506.10911",
+    ),
+    Field(
+        "gossip",
+        "fragments",
+        odd(1, meeting.FRAGMENTS_MAX),
+        "F: a round is about each F-th block of the weights only, F rounds about all of them; 1: all in each round. "
+        "Odd, so that replicas that meet at every second or fourth round come to all of them. noloco and average.",
+        "whole packets",
     ),
     Field("gossip", "round_samples", whole(1, COUNT_MAX), "Samples of the whole run in a round.", "guess"),
     Field("gossip", "round_seconds_min", real(0.0, 86_400.0), "Seconds between rounds, at least.", "guess"),

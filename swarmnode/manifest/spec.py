@@ -83,6 +83,7 @@ class GossipSpec:
     codec: str = "modular4"
     acceptance: str = "clipped"
     group: int = 2
+    fragments: int = 1
     round_samples: int = 128
     round_seconds_min: float = 0.5
 
