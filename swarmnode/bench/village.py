@@ -290,10 +290,11 @@ class Village:
         mergeable = [outer for outer in self.outers if _of_weights(outer)]
         if not mergeable:
             return False
-        messages = [outer.message(round_index) for outer in mergeable]
+        messages = [outer.bequest(round_index) for outer in mergeable]
         self.nbytes += sum(tensor.nbytes for message in messages for tensor in message)
         for me, outer in enumerate(mergeable):
-            full_merge(outer, round_index, 1.0, [Packet(1.0, 0, m) for i, m in enumerate(messages) if i != me])
+            others = [Packet(1.0, 0, m, bequest=True) for i, m in enumerate(messages) if i != me]
+            full_merge(outer, round_index, 1.0, others)
         return True
 
     def view(self, replica: int, round_index: int) -> Sequence[int]:
