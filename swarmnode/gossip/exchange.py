@@ -76,7 +76,8 @@ class Gossip:
         self._taking = Taking(replica, compute, self.acceptance, self.standins, telemetry)
         self._tasks = asyncio.TaskGroup()  # of `run`
         self.done = done  # the last round finished
-        self.newcomer = newcomer  # this replica's first round counts nothing of its own
+        self.newcomer = newcomer  # this replica's first round of each fragment of the weights counts nothing of its own
+        self._received = set[int]()  # a newcomer's: fragments that had a round
         self._rounds = Rounds(manifest.gossip.round_samples)
         self.stride = 1  # this replica meets at multiples of it; announced in its record
         self._pace = Pace()
@@ -126,8 +127,8 @@ class Gossip:
         return self._samples_here() - self._samples_before if met else 0
 
     async def parting(self, round_index: int | None = None) -> tuple[wire.Bequest, Sequence[WireTensor]]:
-        """After `rest`: what was learnt since the last round, as the message this replica would send in `round_index`,
-        None: its next one. Raises Unavailable for a round that is over here: one packet a round, the same each time."""
+        """After `rest`: what was learnt since the last round of each fragment of the weights, as a message of the round
+        given, None: the next one here. Raises Unavailable for one that is over here: one packet a round, each time."""
         due = self.next_round if round_index is None else round_index
         if due <= self.done:
             raise Unavailable(f"round {due} is over here")
@@ -137,7 +138,7 @@ class Gossip:
             if self._parted is None or self._parted[0].round != due:
                 if self._replica.accumulated:
                     self._replica.step(self._samples_total())
-                self._parted = said, self._replica.message(due)
+                self._parted = said, self._replica.bequest(due)
             return self._parted
 
         return await self._compute.run(Priority.OUTER, 0, message)
@@ -219,7 +220,8 @@ class Gossip:
         me = self._transport.peer_id
         size = self._manifest.gossip.group or None
         others, reason = partners(self._run_id, self._stage, round_index, members, me, size)
-        weight = 0.0 if self.newcomer else 1.0
+        fragment = round_index % self._manifest.gossip.fragments
+        weight = 0.0 if self.newcomer and fragment not in self._received else 1.0
         samples = self._samples_here() - self._samples_before
         loop = asyncio.get_running_loop()
         begun, worked_s = loop.time(), self._compute.worked_s
@@ -247,7 +249,9 @@ class Gossip:
         self.done = round_index
         # Also after a lone step: where rounds are slow, a newcomer that waited for a pair stood by for minutes
         # (simulated: everything, seeds 102 and 104).
-        self.newcomer = False
+        self._received.add(fragment)
+        if not self.newcomer or len(self._received) == self._manifest.gossip.fragments:
+            self.newcomer, self._received = False, set()
         async with self._met:
             self._met.notify_all()  # whoever asks for this round is told that it is over
         self._ended = (loop.time(), self._compute.worked_s)
@@ -359,13 +363,8 @@ class Gossip:
         """Handler of method "commit": the caller has our packet, so we may apply its own."""
         commit = call.header.commit
         meeting = self._meetings.get(peer)
-        good = (
-            meeting is not None
-            and meeting.round_index == commit.round
-            and meeting.packet is not None
-            and not meeting.verdict.done()
-        )
-        if not good or meeting is None:
+        good = meeting is not None and meeting.round_index == commit.round and meeting.packet is not None
+        if meeting is None or not good or meeting.verdict.done():
             raise Unavailable(f"no exchange of round {commit.round} with you is open here")
         meeting.end(commit.apply)
         return Answer(wire.Reply(committed=wire.Committed()))

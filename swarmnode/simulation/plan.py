@@ -91,7 +91,8 @@ def _gossip_bytes(manifest: Manifest, part: Part, replicas: int) -> float:
     if gossip.method == "none" or replicas < 2:
         return 0.0
     buffers = 1 if gossip.gamma == gossip.beta else 2
-    return replicas * buffers * part.parameters * CODEC_BYTES.get(gossip.codec, 2.0) / gossip.round_samples
+    parameters = part.parameters / gossip.fragments  # in a round
+    return replicas * buffers * parameters * CODEC_BYTES.get(gossip.codec, 2.0) / gossip.round_samples
 
 
 def _stage(manifest: Manifest, part: Part, here: Sequence[Kind], samples_per_s: float, stages: int) -> StagePlan:
