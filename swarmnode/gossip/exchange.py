@@ -32,7 +32,6 @@ from swarmnode.wire import call_pb2 as wire
 
 PARTNER_PATIENCE_S = 2.0  # guess: a partner that has not called by then is asked whether it lives
 METHODS = ("exchange", "commit", "packet_receipt", "standin")  # what rounds are made of
-EXCHANGES_PER_ROUND = 2.0  # guess: rounds are so far apart that exchanges, waiting included, take at most half of them
 
 
 class Gossip:
@@ -170,12 +169,15 @@ class Gossip:
             await self._wake.wait()
 
     def _keep_pace(self) -> None:
-        """Choose the stride anew from how fast samples come and how long exchanges take."""
-        self._pace.boundary(asyncio.get_running_loop().time(), self._samples_total())
-        needed_s = max(self._manifest.gossip.round_seconds_min, EXCHANGES_PER_ROUND * self._pace.exchange_s)
+        """Choose the stride anew from how fast samples come, how long exchanges take and what the line carries."""
+        gossip, sent = self._manifest.gossip, self._transport.bytes_by_method().items()
+        sent_nbytes = sum(nbytes for (_, direction), nbytes in sent if direction == "sent")
+        self._pace.boundary(asyncio.get_running_loop().time(), self._samples_total(), sent_nbytes)
+        needed_s, why = self._pace.needed_s(gossip.uplink_share)
+        needed_s = max(gossip.round_seconds_min, needed_s)
         stride, reason = self._rounds.stride(self._pace.samples_per_second, needed_s, self.stride)
         if stride != self.stride:
-            self._telemetry.event("round.stride", stride=stride, before=self.stride, reason=reason)
+            self._telemetry.event("round.stride", stride=stride, before=self.stride, reason=f"{reason}; {why}")
             self.stride = stride
 
     def _members(self, round_index: int) -> tuple[PeerId, ...]:
@@ -232,7 +234,7 @@ class Gossip:
         came, why = await while_written(draft, self._meet_all(others, ours))
         reason = why or reason
         if came:
-            self._pace.exchanged(loop.time() - begun)
+            self._pace.exchanged(loop.time() - begun, ours.nbytes * len(came))
         await self.standins.offer(ours)
         self._stepping = round_index
         took = await self._taking.take(

@@ -253,6 +253,14 @@ FIELDS: tuple[Field, ...] = (
     Field("gossip", "round_samples", whole(1, COUNT_MAX), "Samples of the whole run in a round.", "guess"),
     Field("gossip", "round_seconds_min", real(0.0, 86_400.0), "Seconds between rounds, at least.", "guess"),
     Field(
+        "gossip",
+        "uplink_share",
+        real(0.0, 1.0, above=True),
+        "Share of a machine's line up that packets of rounds may take; where they would take more, the machine meets at"
+        " every second round only, or fourth, ... The line is what it was seen to carry.",
+        "guess: the rest is for activations",
+    ),
+    Field(
         "checkpoint",
         "url",
         matching(r"[ -~]{0,1024}", "at most 1024 printable ASCII characters"),
