@@ -73,12 +73,17 @@ class Inner:
 
     def _adamw(self, gradient: Tensor, rate: float) -> None:
         flats = (self.theta, gradient, self.exp_avg, self.exp_avg_sq)
-        parts = [[row[first:last] for row in flat for first, last in self._elsewhere] for flat in flats]
+        weights, gradients, exp_avgs, exp_avg_sqs = (
+            [row[first:last] for row in flat for first, last in self._elsewhere] for flat in flats
+        )
         step = torch.full((), float(self.steps))
         torch._fused_adamw_(
-            *parts,
+            weights,
+            gradients,
+            exp_avgs,
+            exp_avg_sqs,
             [],
-            [step] * len(parts[0]),
+            [step] * len(weights),
             lr=rate,
             beta1=self.beta1,
             beta2=BETA2,

@@ -136,8 +136,8 @@ def test_a_fragment_is_what_a_model_of_its_coordinates_alone_would_be(of: int, n
             assert one.measure(packets[0]) == alone.measure(packets[0])
             reports = one.apply(round_index, 1.0, packets), alone.apply(round_index, 1.0, packets)
             assert reports[0] == reports[1] and reports[0].members == 2
-            for flat, part in zip(_flats(one), _flats(alone), strict=True):
-                assert torch.equal(gathered(flat, k, of), part)
+            for found, expected in zip(_flats(one), _flats(alone), strict=True):
+                assert torch.equal(gathered(found, k, of), expected)
     assert escaped or not name.startswith("modular")
 
 
@@ -146,8 +146,11 @@ def test_a_bequest_has_what_was_learnt_since_every_fragments_round(gamma: float)
     """The heir takes all of it at once: as whole packets do where nobody else came, and beside a partner of one
     fragment."""
     of, alpha, beta = 3, 0.5, 0.7
-    makers = [lambda i, of=of: NoLoCo(random(SIZE, i), Fp64(), alpha, beta, gamma, of) for of in (of, 1)]
-    (heir, leaver, partner), (plain_heir, plain_leaver, _) = ([make(i) for i in range(3)] for make in makers)
+
+    def make(i: int, fragments: int = of) -> NoLoCo:
+        return NoLoCo(random(SIZE, i), Fp64(), alpha, beta, gamma, fragments)
+
+    heir, leaver, partner, plain_heir, plain_leaver = make(0), make(1), make(2), make(0, 1), make(1, 1)
     for one in (heir, leaver, partner, plain_heir, plain_leaver):
         one.theta.mul_(1.5)
     heir.message(4)
@@ -159,7 +162,7 @@ def test_a_bequest_has_what_was_learnt_since_every_fragments_round(gamma: float)
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
     assert plain_leaver.bequest(5)[0].nbytes == plain_leaver.message(5)[0].nbytes
 
-    again, both = makers[0](0), makers[0](0)
+    again, both = make(0), make(0)
     for one in (again, both):
         one.theta.mul_(1.5)
         one.message(4)
