@@ -84,7 +84,6 @@ class GossipSpec:
     acceptance: str = "clipped"
     group: int = 2
     fragments: int = 1
-    fragments: int = 1
     round_samples: int = 128
     round_seconds_min: float = 0.5
     uplink_share: float = 0.5
