@@ -322,14 +322,16 @@ class FakeReplica:
         return OuterReport(len(taken) + (own_weight > 0.0 or not taken), 0.0, 0.0, verdicts)
 
     def _momentum(self, k: int, own_weight: float, boundary: Vector, givers: Sequence[tuple[float, Vector]]) -> float:
-        """NoLoCo's, of dimension `k`, after what `givers` gave."""
+        """That of dimension `k` after what `givers` gave, by NoLoCo's equations, as plain averaging has them or not."""
         total = own_weight + sum(weight for weight, _ in givers)
         own = own_weight / total if givers else 1.0
         gossip, at = self._manifest.gossip, 2 + DIMENSIONS
+        plain = gossip.method == "average"
+        alpha, beta, gamma = (0.0, 1.0, 1.0) if plain else (gossip.alpha, gossip.beta, gossip.gamma)
         delta = own * (boundary[k] - self.phi[k])
         delta += sum(w / total * (row[2 + k] - row[at + k]) for w, row in givers)
         mean = own * self.phi[k] + sum(w / total * row[at + k] for w, row in givers)
-        return gossip.alpha * self.momentum[k] + gossip.beta * delta + gossip.gamma * (mean - self.phi[k])
+        return alpha * self.momentum[k] + beta * delta + gamma * (mean - self.phi[k])
 
     def _judge(
         self, own_weight: float, packet: Packet, boundary: Vector, round_index: int

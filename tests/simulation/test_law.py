@@ -78,9 +78,7 @@ def test_a_step_that_was_no_step_is_told_with_the_one_that_follows() -> None:
 @pytest.mark.parametrize("of", [3, 5])
 def test_fake_replicas_meet_by_fragments(of: int) -> None:
     """A round moves the dimensions of its fragment and its packet has a part of the bytes; a bequest has all."""
-    run = replace(
-        Manifest(), gossip=GossipSpec(method="average", acceptance="all", alpha=0.0, beta=1.0, gamma=1.0, fragments=of)
-    )
+    run = replace(Manifest(), gossip=GossipSpec(method="average", acceptance="all", fragments=of))
     laws, part = Laws(), split(run.model, run.pipeline.stages)[1]
     one, other, leaver = (FakeReplica(run, part, i, laws, random.Random(i), 1.0) for i in range(3))
     whole = FakeReplica(replace(run, gossip=replace(run.gossip, fragments=1)), part, 9, laws, random.Random(9), 1.0)
