@@ -139,6 +139,8 @@ class FakeReplica:
         self.theta: Vector = (0.0,) * DIMENSIONS
         self.phi: Vector = self.theta
         self.momentum: Vector = self.theta
+        gossip = manifest.gossip  # alpha, beta, gamma:
+        self._outer = (0.0, 1.0, 1.0) if gossip.method == "average" else (gossip.alpha, gossip.beta, gossip.gamma)
         self._marked: tuple[int, Vector] | None = None
         # Of the round marked: giver, round made in, whether it stood in.
         self._refused: list[tuple[int, int, bool]] = []
@@ -281,7 +283,7 @@ class FakeReplica:
         else:
             nbytes = max(1, round(CODEC_BYTES[gossip.codec] * count / ROW_BYTES)) * ROW_BYTES
             tensor = WireTensor("f32", (count,), repeated(row, nbytes), gossip.codec)
-        return [tensor] * (1 if gossip.gamma == gossip.beta else 2)
+        return [tensor] * (1 if self._outer[1] == self._outer[2] else 2)
 
     def _dimensions(self, round_index: int) -> list[int]:
         """Those of the round's fragment: d is in fragment d mod F; there are fragments without any where F is more."""
@@ -325,9 +327,7 @@ class FakeReplica:
         """That of dimension `k` after what `givers` gave, by NoLoCo's equations, as plain averaging has them or not."""
         total = own_weight + sum(weight for weight, _ in givers)
         own = own_weight / total if givers else 1.0
-        gossip, at = self._manifest.gossip, 2 + DIMENSIONS
-        plain = gossip.method == "average"
-        alpha, beta, gamma = (0.0, 1.0, 1.0) if plain else (gossip.alpha, gossip.beta, gossip.gamma)
+        (alpha, beta, gamma), at = self._outer, 2 + DIMENSIONS
         delta = own * (boundary[k] - self.phi[k])
         delta += sum(w / total * (row[2 + k] - row[at + k]) for w, row in givers)
         mean = own * self.phi[k] + sum(w / total * row[at + k] for w, row in givers)

@@ -17,7 +17,7 @@ from swarmnode.simulation.directory import Habits
 from swarmnode.simulation.fleet import Kind, parse_fleet, read_fleet
 from swarmnode.simulation.network import Weather
 
-FAKED = ("noloco", "none")
+FAKED = ("noloco", "average", "none")
 """Methods whose outer steps fake replicas take (simulation/replica.py)."""
 
 FOLDERS = (Path("examples"), Path(__file__).resolve().parents[2] / "examples")
@@ -143,7 +143,7 @@ def _check(scenario: Scenario, origin: str) -> None:
     method = scenario.manifest.gossip.method
     if scenario.tensors == "fake" and method not in FAKED:
         raise UsageError(
-            f'{origin}: gossip.method = {method!r} with tensors = "fake"; these take the steps of {" and ".join(FAKED)}'
+            f'{origin}: gossip.method = {method!r} with tensors = "fake"; these take the steps of {", ".join(FAKED)}'
             ' alone: say tensors = "torch"'
         )
     if scenario.text not in ("pattern", "data"):
