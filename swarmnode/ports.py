@@ -4,6 +4,7 @@ simulator has its own. Node code sees only these, takes time from the event loop
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
@@ -349,8 +350,8 @@ class Replica(Protocol):
     def accumulated(self) -> int:
         """Samples whose gradient waits for the next inner step."""
 
-    def step(self, samples_total: int) -> StepReport:
-        """One inner AdamW step on the mean gradient, clipped to c/sqrt(S), at the rate of `samples_total`."""
+    def step(self, samples_total: int, batch: float = math.inf) -> StepReport:
+        """One inner step on the mean gradient, clipped to c/sqrt(S), at the rate of `samples_total` for `batch`."""
 
     def snapshot(self, *, packed: bool = False) -> State:
         """An immutable copy of everything this replica is (theta, phi, momentum, both AdamW moments)."""

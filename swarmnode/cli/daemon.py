@@ -337,13 +337,19 @@ def _data_folder(options: NodeOptions) -> Path:
 async def _save(
     process: Process, compute: Compute, replica: Replica, stage: int, round_index: int, samples: int
 ) -> None:
-    """The stage's fast weights in the home, as `swarmnode export` reads them."""
+    """The stage's fast weights and their running mean in the home, as `swarmnode export` reads them."""
     assert isinstance(replica, TorchReplica)
-    peer = process.transport.peer_id
-    label = StageLabel(run_id=process.run_id, stage=stage, round=round_index, samples=samples, peer=peer)
+    peer, mean = process.transport.peer_id, replica.average
     path = process.options.home / f"stage-{stage}-{peer[-8:]}.safetensors"
     weights = await compute.run(Priority.OUTER, 0, partial(stage_state_dict, replica.stage))
-    await asyncio.to_thread(save_stage, path, weights, label)
+    average, averaged = None, 0
+    if mean is not None and mean.value is not None:
+        average = await compute.run(Priority.OUTER, 0, partial(stage_state_dict, replica.stage, mean.value))
+        averaged = mean.span
+    label = StageLabel(
+        run_id=process.run_id, stage=stage, round=round_index, samples=samples, peer=peer, averaged=averaged
+    )
+    await asyncio.to_thread(save_stage, path, weights, label, average)
 
 
 async def fetch_manifest(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from swarmnode.cli.export import GOSSIP, KIND
+from swarmnode.cli.export import AVERAGE, GOSSIP, KIND, LAST
 from swarmnode.cli.options import FOLDER
 from swarmnode.cli.progress import bar
 from swarmnode.place import default_cache
@@ -17,6 +17,8 @@ from swarmnode.place import default_cache
 @click.argument("source", metavar="SOURCE")
 @KIND
 @GOSSIP
+@LAST
+@AVERAGE
 @click.option("--samples", type=click.IntRange(1, 1 << 20), help="Held-out samples.  [default: the manifest's]")
 @click.option("--data", type=FOLDER, help="Where the manifest's relative paths begin.  [default: the run's folder]")
 @click.option("--cache", type=FOLDER, help="Folder of tokens.  [default: ~/.cache/swarmnode]")
@@ -25,6 +27,8 @@ def command(
     source: str,
     kind: str,
     rounds: int,
+    last: bool,
+    checkpoints: int,
     samples: int | None,
     data: Path | None,
     cache: Path | None,
@@ -36,11 +40,12 @@ def command(
     --json: kind, run, round, samples, tokens, merged {loss, perplexity}, replicas [{replicas, loss}], spread (distance
     of replicas from their mean, as a share of the weights).
     """
-    from swarmnode.local.gathered import gather
+    from swarmnode.local.gathered import Weights, gather
     from swarmnode.local.held_out import evaluate
 
     with bar("reading") as moved:
-        found, folder = gather(source, kind, lambda text: click.echo(text, err=True), moved)
+        weights = Weights(last, checkpoints)
+        found, folder = gather(source, kind, lambda text: click.echo(text, err=True), moved, weights)
     if rounds:
         from swarmnode.local.mixing import mixed
 

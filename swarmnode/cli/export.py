@@ -16,6 +16,15 @@ KIND = click.option("--from", "kind", type=click.Choice(KINDS), default="auto", 
 GOSSIP = click.option(
     "--gossip-rounds", "rounds", type=click.IntRange(0, 1000), default=0, help="First let the replicas meet so often."
 )
+LAST = click.option("--last", is_flag=True, help="Take replicas' last weights, not their running mean.")
+AVERAGE = click.option(
+    "--average",
+    "checkpoints",
+    metavar="N",
+    type=click.IntRange(1, 1000),
+    default=1,
+    help="Of checkpoints, the mean of the newest N.",
+)
 
 
 @click.command(short_help="make a Hugging Face model of what is kept of a run")
@@ -23,18 +32,24 @@ GOSSIP = click.option(
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), required=True, help="Where the model goes.")
 @KIND
 @GOSSIP
+@LAST
+@AVERAGE
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def command(source: str, out: Path, kind: str, rounds: int, as_json: bool) -> None:
+def command(source: str, out: Path, kind: str, rounds: int, last: bool, checkpoints: int, as_json: bool) -> None:
     """Merge SOURCE into one model that transformers' AutoModelForCausalLM and AutoTokenizer load. Prints where it is.
 
     SOURCE is the folder of a session or a run (what its nodes saved when they left: replicas of a stage are averaged;
     when a stage is missing there, its newest checkpoint), or a checkpoint: a folder or s3://BUCKET/PREFIX, which a
-    swarm that runs goes on writing. With --gossip-rounds the replicas of a stage first meet in pairs without training,
+    swarm that runs goes on writing. Of a session each replica's running mean of its weights is taken
+    (inner.average_share), which has a lower loss than its last weights while the learning rate is high; of checkpoints,
+    --average N gives the same. With --gossip-rounds the replicas of a stage first meet in pairs without training,
     by the run's own outer step: each comes closer to their mean. --json: model, kind, run, round, samples, parameters,
     replicas, gossip_rounds, spread (of replicas around their mean before they are averaged, as a share of the weights).
     """
     with bar("reading") as moved:
-        found = export_model(source, out, kind, lambda text: click.echo(text, err=True), moved, rounds)
+        found = export_model(
+            source, out, kind, lambda text: click.echo(text, err=True), moved, rounds, last, checkpoints
+        )
     click.echo(json.dumps(found) if as_json else found["model"])
 
 
@@ -50,17 +65,19 @@ def export_model(
     note: Note,
     moved: Callable[[int, int], None] = lambda done, of: None,
     rounds: int = 0,
+    last: bool = False,
+    checkpoints: int = 1,
 ) -> dict[str, object]:
     """Merge `source` into a model in `out`, after `rounds` of gossip among its replicas; returns what --json prints.
 
     Raises UsageError when there is nothing to merge, and what the merge raises.
     """
-    from swarmnode.local.gathered import gather
+    from swarmnode.local.gathered import Weights, gather
     from swarmnode.local.mixing import mixed
     from swarmnode.model.export import write_model
     from swarmnode.model.gather import merged, spread
 
-    found, folder = gather(source, kind, note, moved)
+    found, folder = gather(source, kind, note, moved, Weights(last, checkpoints))
     found = mixed(found, rounds) if rounds else found
     about = {
         "kind": found.kind,

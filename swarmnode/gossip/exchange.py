@@ -77,7 +77,7 @@ class Gossip:
         self.done = done  # the last round finished
         self.newcomer = newcomer  # this replica's first round of each fragment of the weights counts nothing of its own
         self._received = set[int]()  # a newcomer's: fragments that had a round
-        self._rounds = Rounds(manifest.gossip.round_samples)
+        self._rounds = Rounds.of(manifest)
         self.stride = 1  # this replica meets at multiples of it; announced in its record
         self._pace = Pace()
         self._ended = (asyncio.get_running_loop().time(), compute.worked_s)  # the last round: when, device seconds
@@ -112,7 +112,7 @@ class Gossip:
         return self._after(self.done)
 
     def _after(self, round_index: int) -> int:
-        return (round_index // self.stride + 1) * self.stride
+        return self._rounds.following(round_index, self.stride)
 
     @property
     def left(self) -> int:
@@ -198,7 +198,7 @@ class Gossip:
     @property
     def _round_max(self) -> int:
         """One after the newest that the samples seen here complete."""
-        return self._rounds.newest(self._samples_total(), self.stride) + self.stride
+        return self._after(self._rounds.newest(self._samples_total(), self.stride))
 
     def _lost(self, peer: PeerId) -> None:
         """`peer` could not be reached: rounds go on without it until it says something new."""
@@ -323,7 +323,8 @@ class Gossip:
     async def _await_call(self, meeting: Meeting) -> None:
         """The responder's side: stand ready for a partner until it has called and committed."""
         # Who has not called when the next round is near goes by another view, or is at another round.
-        round_s = self._pace.seconds(self.stride * self._manifest.gossip.round_samples)
+        rounds = self._after(meeting.round_index) - meeting.round_index
+        round_s = self._pace.seconds(rounds * self._manifest.gossip.round_samples)
         verdict = meeting.said(max(PARTNER_PATIENCE_S, round_s))
         if not await patiently(self._transport, self._run_id, meeting.partner, verdict, PARTNER_PATIENCE_S):
             raise Unavailable("it gave the exchange up, or went on to a later round")
@@ -353,7 +354,7 @@ class Gossip:
                         raise Unavailable(f"paired with {short(other)} in round {round_index}: another view")
                 if self.done >= round_index:
                     raise Unavailable(f"round {round_index} is over here")
-                if round_index % self.stride:
+                if self._rounds.before(round_index, self.stride) != round_index:
                     raise Unavailable(f"round {round_index} is none of those met at here, every {self.stride}")
                 if meeting is not None and round_index > meeting.round_index:
                     meeting.end(False)  # we wait for its call of a round that it has left behind

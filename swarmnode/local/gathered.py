@@ -6,6 +6,7 @@ import asyncio
 import base64
 import binascii
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,15 +31,34 @@ Moved = Callable[[int, int], None]
 """Told of bytes read so far, and of all there are."""
 
 
-def gather(source: str, kind: str, note: Note, moved: Moved = lambda done, of: None) -> tuple[Gathered, Path]:
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """Which weights of a run are taken: of replicas that left their running mean, or with `last` their last weights; of
+    checkpoints the mean of the newest `checkpoints` (WSM, arXiv 2507.17634)."""
+
+    last: bool = False
+    checkpoints: int = 1
+
+
+NEWEST = Weights()
+
+
+def gather(
+    source: str, kind: str, note: Note, moved: Moved = lambda done, of: None, weights: Weights = NEWEST
+) -> tuple[Gathered, Path]:
     """All copies of stages at `source`, and the folder at which the manifest's relative paths begin.
 
     `kind` "stages": what nodes saved when they left; "checkpoint": the newest intact one; "auto": the first of exported
-    model, stages, checkpoint that makes a whole model. Raises UsageError, DataError, LocalFault.
+    model, stages, checkpoint that makes a whole model; checkpoints alone where `weights` asks for several. Raises
+    UsageError, DataError, LocalFault.
     """
     folder = Path(source).expanduser()
+    if weights.checkpoints > 1:
+        if kind == "stages":
+            raise UsageError("--average is of checkpoints: give --from checkpoint, or leave it out")
+        kind = "checkpoint"
     if is_url(source):
-        return _of_checkpoint(source, note, moved), Path.cwd()
+        return _of_checkpoint(source, note, moved, weights.checkpoints), Path.cwd()
     if not folder.is_dir():
         raise UsageError(f"{source}: no such folder; give a run's or a session's folder, a checkpoint or an export")
     from swarmnode.model import gather as models
@@ -50,7 +70,8 @@ def gather(source: str, kind: str, note: Note, moved: Moved = lambda done, of: N
         files = _stage_files(folder)
         if files:
             try:
-                return models.of_stage_files(files, manifest_of(folder)), data_folder(folder)
+                found = models.of_stage_files(files, manifest_of(folder), last=weights.last)
+                return found, data_folder(folder)
             except DataError as error:
                 failure = error
                 note(f"{error}; looking for a checkpoint instead") if kind == "auto" else None
@@ -59,7 +80,7 @@ def gather(source: str, kind: str, note: Note, moved: Moved = lambda done, of: N
     if failure is not None and kind == "stages":
         raise failure
     try:
-        return _of_checkpoint(source, note, moved), data_folder(folder)
+        return _of_checkpoint(source, note, moved, weights.checkpoints), data_folder(folder)
     except (DataError, UsageError):
         if failure is not None:
             raise failure from None
@@ -100,37 +121,52 @@ def manifest_in(resumption: Resumption) -> SignedManifest:
     return signed
 
 
-def _of_checkpoint(source: str, note: Note, moved: Moved) -> Gathered:
+def _of_checkpoint(source: str, note: Note, moved: Moved, newest: int) -> Gathered:
+    """The newest checkpoint, or the mean of the `newest` ones of its run."""
     from swarmnode.model import gather as models
 
-    resumption, tensors = asyncio.run(_read(source, note, moved))
+    read = asyncio.run(_read(source, note, moved, newest))
+    if len(read) < newest:
+        note(f"{len(read)} checkpoints are averaged: there are no {newest} that can be used")
+    resumption, _ = read[0]
     checkpoint = resumption.checkpoint
     manifest, run_id = verify(manifest_in(resumption), None)
     peers = " ".join(part.peer[-8:] for part in checkpoint.parts)
-    empty = models.Gathered(
-        manifest, run_id, checkpoint.round, checkpoint.samples, (), f"checkpoint {checkpoint.label}"
-    )
-    return models.of_buffers([(peers, tensors)], empty, resumption.where)
+    kind = f"checkpoint {checkpoint.label}" + (f" averaged with {len(read) - 1} before it" if len(read) > 1 else "")
+    empty = models.Gathered(manifest, run_id, checkpoint.round, checkpoint.samples, (), kind)
+    found = models.of_buffers([(peers, tensors) for _, tensors in read], empty, resumption.where)
+    if len(read) == 1:
+        return found
+    return replace(found, copies=(models.Copy(peers, models.merged(found), resumption.where),))
 
 
-async def _read(source: str, note: Note, moved: Moved) -> tuple[Resumption, saving.Tensors]:
-    """The newest checkpoint whose parameters are all as they were saved."""
+async def _read(source: str, note: Note, moved: Moved, newest: int) -> list[tuple[Resumption, saving.Tensors]]:
+    """The `newest` checkpoints, or as many as there are, whose parameters are all as they were saved. Raises DataError
+    when none is."""
     failure: DataError | None = None
-    for resumption in await resuming.find_resumptions(source, None, note):
-        whole = sum(file.nbytes for file in resumption.checkpoint.files if file.section == "theta")
-        seen = 0
+    candidates = await resuming.find_resumptions(source, None, note)
+    sizes = [sum(f.nbytes for f in each.checkpoint.files if f.section == "theta") for each in candidates[:newest]]
+    seen = 0
 
-        def count(nbytes: int, whole: int = whole) -> None:
-            nonlocal seen
-            seen += nbytes
-            moved(seen, whole)
+    def count(nbytes: int) -> None:
+        nonlocal seen
+        seen += nbytes
+        moved(min(seen, sum(sizes)), sum(sizes))
 
+    read: list[tuple[Resumption, saving.Tensors]] = []
+    for resumption in candidates:
         try:
-            return resumption, await saving.load_tensors(
+            tensors = await saving.load_tensors(
                 resumption.store, resumption.base, resumption.checkpoint, "theta", moved=count
             )
         except DataError as error:
             failure = error
             note(f"{resumption.checkpoint.label} cannot be used: {failure}")
-    assert failure is not None
-    raise failure
+            continue
+        read.append((resumption, tensors))
+        if len(read) == newest:
+            break
+    if not read:
+        assert failure is not None
+        raise failure
+    return read

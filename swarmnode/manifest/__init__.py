@@ -4,6 +4,7 @@
 """
 
 from swarmnode.manifest.across import BOUNDARY_BLOCK, boundary_nbytes, boundary_width
+from swarmnode.manifest.fitted import Fitted, fit
 from swarmnode.manifest.folder import (
     MANIFEST_FILE,
     SIGNED_FILE,
@@ -37,6 +38,7 @@ __all__ = [
     "CheckpointSpec",
     "AccessSpec",
     "DataSpec",
+    "Fitted",
     "GossipSpec",
     "InnerSpec",
     "LimitsSpec",
@@ -47,6 +49,7 @@ __all__ = [
     "boundary_nbytes",
     "boundary_width",
     "canonical",
+    "fit",
     "init",
     "parse",
     "parse_signed",

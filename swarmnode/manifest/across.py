@@ -98,9 +98,25 @@ ACROSS: tuple[Across, ...] = (
         lambda m: f"a divisor of inner.inner_batch = {m.inner.inner_batch}",
     ),
     Across(
+        ("inner.microbatch_min", "inner.microbatch"),
+        lambda m: m.inner.microbatch_min <= m.inner.microbatch,
+        lambda m: f"at most inner.microbatch = {m.inner.microbatch}",
+    ),
+    Across(
         ("inner.inner_batch_max", "inner.inner_batch"),
         lambda m: m.inner.inner_batch_max == 0 or m.inner.inner_batch_max >= m.inner.inner_batch,
         lambda m: f"0, or at least inner.inner_batch = {m.inner.inner_batch}",
+    ),
+    Across(
+        ("inner.inner_batch_end", "inner.inner_batch", "inner.microbatch"),
+        lambda m: (
+            m.inner.inner_batch_end == 0
+            or (m.inner.inner_batch_end >= m.inner.inner_batch and m.inner.inner_batch_end % m.inner.microbatch == 0)
+        ),
+        lambda m: (
+            f"0, or a multiple of inner.microbatch = {m.inner.microbatch} that is at least inner.inner_batch ="
+            f" {m.inner.inner_batch}"
+        ),
     ),
     Across(
         ("data.block_samples", "inner.microbatch"),
@@ -113,9 +129,27 @@ ACROSS: tuple[Across, ...] = (
         lambda m: f"more than inner.warmup_samples = {m.inner.warmup_samples}",
     ),
     Across(
+        ("inner.cooldown_samples", "inner.decay_samples", "inner.warmup_samples", "inner.decay"),
+        lambda m: m.inner.decay != "wsd" or m.inner.cooldown_samples <= m.inner.decay_samples - m.inner.warmup_samples,
+        lambda m: (
+            f"at most {max(1, m.inner.decay_samples - m.inner.warmup_samples)}, what inner.decay_samples leaves after"
+            " warm-up"
+        ),
+    ),
+    Across(
         ("gossip.round_samples", "inner.inner_batch"),
         lambda m: m.gossip.round_samples >= m.inner.inner_batch,
         lambda m: f"at least inner.inner_batch = {m.inner.inner_batch}",
+    ),
+    Across(
+        ("gossip.round_samples", "inner.inner_batch_end"),
+        lambda m: m.gossip.round_samples >= m.inner.inner_batch_end,
+        lambda m: f"at least inner.inner_batch_end = {m.inner.inner_batch_end}",
+    ),
+    Across(
+        ("gossip.rounds", "inner.decay"),
+        lambda m: m.gossip.rounds != "qsr" or m.inner.decay != "constant",
+        lambda m: '"even" with inner.decay = "constant": rounds of "qsr" lengthen as the learning rate falls',
     ),
     Across(
         ("gossip.gamma", "gossip.beta", "gossip.codec"),

@@ -177,20 +177,52 @@ FIELDS: tuple[Field, ...] = (
         "Jordan et al., Muon, 2024",
     ),
     Field("inner", "warmup_samples", whole(0, COUNT_MAX), "Samples of the whole run until the peak.", "guess"),
-    Field("inner", "decay", one_of("cosine", "constant"), "Course of the learning rate after warm-up.", _LLAMA),
+    Field(
+        "inner",
+        "decay",
+        one_of("cosine", "linear", "wsd", "constant"),
+        "Course of the learning rate from the end of warm-up to inner.decay_samples; linear: best to a least ratio of 0"
+        " (arXiv 2502.15938); wsd: at its peak until the last inner.cooldown_samples, then down as 1 - sqrt"
+        " (arXiv 2404.06395, 2405.18392); constant: no end need be known.",
+        _LLAMA,
+    ),
     Field("inner", "decay_samples", whole(1, COUNT_MAX), "Samples of the whole run until the rate is least.", "guess"),
+    Field(
+        "inner",
+        "cooldown_samples",
+        whole(1, COUNT_MAX),
+        'inner.decay = "wsd": samples of the whole run over which the rate falls, the last before inner.decay_samples.',
+        "arXiv 2405.18392, section 3: a fifth of inner.decay_samples",
+    ),
     Field("inner", "learning_rate_min_ratio", real(0.0, 1.0), "Least learning rate, as a share of the peak.", _LLAMA),
+    Field(
+        "inner",
+        "average_share",
+        real(0.0, 0.5),
+        "Mean age of the weights in the running mean that each replica keeps of them for `export`, as a share of the"
+        " run's samples so far; 0: none is kept. It takes 4 bytes a parameter (arXiv 2507.17634, 2312.02696).",
+        "measured: `python -m swarmnode.bench.average`",
+    ),
     Field("inner", "beta1", real(0.0, 1.0, below=True), "AdamW: decay of the mean.", _LLAMA),
     Field("inner", "beta2", real(0.0, 1.0, below=True), "AdamW: decay of the mean square.", _LLAMA),
     Field("inner", "eps", real(0.0, 1.0, above=True), "AdamW: added to the divisor.", "PyTorch's own default"),
     Field("inner", "weight_decay", real(0.0, 10.0), "AdamW: decoupled weight decay.", _LLAMA),
     Field("inner", "clip_norm", real(0.0, 1e6, above=True), "c: each stage clips to c / sqrt(stages).", _LLAMA),
-    Field("inner", "microbatch", whole(1, 65_536), "Samples that travel together.", _MEASURED),
+    Field("inner", "microbatch", whole(1, 65_536), "Samples that travel together, at most.", _MEASURED),
+    Field(
+        "inner",
+        "microbatch_min",
+        whole(1, 65_536),
+        "Samples that travel together at least: where a stage has many replicas, each steps on a share of inner_batch,"
+        " and microbatches become as small as that. Smaller ones cost more time a sample.",
+        "measured: four replicas a stage of the demo learn 0.08 nat more with 2 than with 4",
+    ),
     Field(
         "inner",
         "inner_batch",
         whole(1, 1 << 24),
-        "Samples a replica averages before an inner step.",
+        "Samples that the replicas of a stage average between two inner steps, all together: the global batch. Each"
+        " steps on its share, at least microbatch_min.",
         "measured: `swarmnode bench learning`",
     ),
     Field(
@@ -200,6 +232,14 @@ FIELDS: tuple[Field, ...] = (
         "Samples to which inner batches may grow so that machines on slow lines stay busy while no gradient is too old;"
         " the learning rate grows by the root of it. 0: as inner_batch. At most the critical batch (arXiv 1812.06162).",
         "no growth: larger batches learn less from a sample",
+    ),
+    Field(
+        "inner",
+        "inner_batch_end",
+        whole(0, 1 << 24),
+        "Samples a replica averages from inner.decay_samples on; before, as the square root of the run's samples where"
+        " that is more than inner.inner_batch (arXiv 2410.21676); 0: it does not grow.",
+        "measured on no run yet: off",
     ),
     Field(
         "gossip",
@@ -250,7 +290,21 @@ FIELDS: tuple[Field, ...] = (
         "Odd, so that replicas that meet at every second or fourth round come to all of them. noloco and average.",
         "whole packets",
     ),
-    Field("gossip", "round_samples", whole(1, COUNT_MAX), "Samples of the whole run in a round.", "guess"),
+    Field(
+        "gossip",
+        "round_samples",
+        whole(1, COUNT_MAX),
+        "Samples of the whole run in a round.",
+        "measured: `swarmnode bench learning`; eight inner steps of the demo",
+    ),
+    Field(
+        "gossip",
+        "rounds",
+        one_of("even", "qsr"),
+        "At which rounds replicas meet; even: at each; qsr: at every second, fourth, ... (at most 64th) as the learning"
+        " rate falls, by the square of its peak over it (arXiv 2310.14423).",
+        "measured on no run yet: the simpler one",
+    ),
     Field("gossip", "round_seconds_min", real(0.0, 86_400.0), "Seconds between rounds, at least.", "guess"),
     Field(
         "gossip",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+from collections.abc import Mapping
 
 from swarmnode import owner as owner_key
 from swarmnode.errors import ManifestError, NotPermitted, UsageError
@@ -16,8 +17,11 @@ MANIFEST_FILE = "manifest.toml"
 SIGNED_FILE = "manifest.signed"
 
 
-def init(folder: pathlib.Path, manifest: Manifest | None = None) -> tuple[pathlib.Path, pathlib.Path]:
-    """A new run in `folder`: manifest.toml (commented; the values of `manifest` or the defaults) and owner.key.
+def init(
+    folder: pathlib.Path, manifest: Manifest | None = None, origins: Mapping[str, str] | None = None
+) -> tuple[pathlib.Path, pathlib.Path]:
+    """A new run in `folder`: manifest.toml (commented; the values of `manifest` or the defaults, `origins` says where
+    those of some fields come from) and owner.key.
 
     Returns both paths. Raises UsageError when either exists already, NotPermitted when they cannot be written.
     """
@@ -30,7 +34,7 @@ def init(folder: pathlib.Path, manifest: Manifest | None = None) -> tuple[pathli
     except OSError as error:
         raise NotPermitted(f"{folder} cannot be made: {error.strerror}") from error
     owner_key.create_owner(key_path)
-    _write_new(manifest_path, template(manifest).encode())
+    _write_new(manifest_path, template(manifest, origins).encode())
     return manifest_path, key_path
 
 

@@ -61,15 +61,19 @@ class InnerSpec:
     warmup_samples: int = 512
     decay: str = "cosine"
     decay_samples: int = 100_000
+    cooldown_samples: int = 20_000
     learning_rate_min_ratio: float = 0.1
+    average_share: float = 0.07
     beta1: float = 0.9
     beta2: float = 0.95
     eps: float = 1e-8
     weight_decay: float = 0.1
     clip_norm: float = 1.0
     microbatch: int = 8
+    microbatch_min: int = 2
     inner_batch: int = 8
     inner_batch_max: int = 0
+    inner_batch_end: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +86,11 @@ class GossipSpec:
     gamma: float = 0.7
     codec: str = "modular4"
     acceptance: str = "clipped"
-    group: int = 2
+    group: int = 4
     fragments: int = 1
-    round_samples: int = 128
-    round_seconds_min: float = 0.5
+    round_samples: int = 64
+    rounds: str = "even"
+    round_seconds_min: float = 0.2
     uplink_share: float = 0.5
 
 
@@ -95,8 +100,8 @@ class RecoverySpec:
 
     method: str = "copy"
     keepers: int = 2
-    snapshot_rounds: int = 4
-    snapshot_rounds_max: int = 16
+    snapshot_rounds: int = 64
+    snapshot_rounds_max: int = 256
     snapshot_bytes_max: int = 4 << 30
     itinerary: str = "straight"
     while_lost: str = "wait"
@@ -107,7 +112,7 @@ class CheckpointSpec:
     """Where and how often the whole run is saved."""
 
     url: str = ""
-    every_rounds: int = 10
+    every_rounds: int = 160
     keep: int = 3
 
 

@@ -81,12 +81,13 @@ def value_of(manifest: Manifest, name: str) -> Value:
     return cast(Value, getattr(getattr(manifest, table) if table else manifest, key))
 
 
-def template(manifest: Manifest | None = None) -> str:
-    """A manifest as commented TOML: every field with its meaning, what is allowed, and where the default comes from.
+def template(manifest: Manifest | None = None, origins: Mapping[str, str] | None = None) -> str:
+    """A manifest as commented TOML: every field with its meaning, what is allowed, and where the default comes from; by
+    `origins` also where the value comes from that a field has here.
 
     `parse(template(m), ...)` equals `m`.
     """
-    manifest = manifest or Manifest()
+    manifest, origins = manifest or Manifest(), origins or {}
     lines = [
         "# A swarmnode manifest: one training job. Once signed it is frozen; its hash is the run's id.",
         "# Every field is optional; those left out have the value shown here.",
@@ -96,14 +97,20 @@ def template(manifest: Manifest | None = None) -> str:
         if field.table != table:
             table = field.table
             lines += ["", f"[{table}]", f"# {TABLES[table]}"]
-        lines += ["", *_comment(field), f"{field.key} = {_toml(value_of(manifest, field.name))}"]
+        lines += [
+            "",
+            *_comment(field, origins.get(field.name, "")),
+            f"{field.key} = {_toml(value_of(manifest, field.name))}",
+        ]
     return "\n".join(lines) + "\n"
 
 
 @functools.cache
-def _comment(field: Field) -> list[str]:
+def _comment(field: Field, here: str) -> list[str]:
     default = _toml(value_of(Manifest(), field.name))
     says = f"{field.meaning} Allowed: {field.check.allowed}. Default: {default} ({field.origin})."
+    if here:
+        says += f" Here: {here}."
     return textwrap.wrap(
         says,
         COMMENT_COLUMNS,

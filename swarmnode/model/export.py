@@ -18,16 +18,20 @@ from swarmnode.errors import DataError, LocalFault
 from swarmnode.manifest import MANIFEST_FILE, Manifest, ModelSpec, template
 from swarmnode.model.stage import StageReplica
 
+AVERAGE = "average."  # begins the names of the running mean's parameters in a stage's file
+
 
 @dataclass(frozen=True, slots=True)
 class StageLabel:
-    """Where a stage's parameters come from: the run, the stage, how far it had come, and whose copy it is."""
+    """Where a stage's parameters come from: the run, the stage, how far it had come, and whose copy it is. `averaged`
+    are the samples that its running mean spans; 0 where it has none."""
 
     run_id: str
     stage: int
     round: int
     samples: int
     peer: str
+    averaged: int = 0
 
 
 def stage_state_dict(replica: StageReplica, flat: Tensor | None = None) -> dict[str, Tensor]:
@@ -37,15 +41,19 @@ def stage_state_dict(replica: StageReplica, flat: Tensor | None = None) -> dict[
     return {name: view.detach().to("cpu", torch.float32, copy=True) for name, view in views.items()}
 
 
-def save_stage(path: Path, tensors: Mapping[str, Tensor], label: StageLabel) -> None:
-    """Write `tensors` and their label to `path` (safetensors), whole or not at all. Raises LocalFault when the disk
-    does not take it."""
+def save_stage(
+    path: Path, tensors: Mapping[str, Tensor], label: StageLabel, average: Mapping[str, Tensor] | None = None
+) -> None:
+    """Write `tensors`, the running mean of them if there is one, and their label to `path` (safetensors), whole or not
+    at all. Raises LocalFault when the disk does not take it."""
     metadata = {key: str(value) for key, value in asdict(label).items()}
-    _write(path, safetensors.torch.save(dict(tensors), metadata))
+    mean = {AVERAGE + name: tensor for name, tensor in (average or {}).items()}
+    _write(path, safetensors.torch.save({**tensors, **mean}, metadata))
 
 
-def load_stage(path: Path) -> tuple[StageLabel, dict[str, Tensor]]:
-    """What `save_stage` wrote. Raises DataError that names the file when it is not there or not such a file."""
+def load_stage(path: Path) -> tuple[StageLabel, dict[str, Tensor], dict[str, Tensor]]:
+    """What `save_stage` wrote: label, parameters, their running mean, empty where there is none. Raises DataError that
+    names the file when it is not there or not such a file."""
     try:
         with safetensors.safe_open(path, framework="pt", device="cpu") as opened:
             metadata = opened.metadata() or {}
@@ -56,12 +64,15 @@ def load_stage(path: Path) -> tuple[StageLabel, dict[str, Tensor]]:
             round=int(metadata["round"]),
             samples=int(metadata["samples"]),
             peer=metadata["peer"],
+            averaged=int(metadata["averaged"]),
         )
     except OSError as error:
         raise DataError(f"{path}: cannot be read as a stage file ({error.strerror or error})") from error
     except (safetensors.SafetensorError, KeyError, ValueError) as error:
         raise DataError(f"{path}: not a stage file of swarmnode ({error}); export needs what a node saved") from error
-    return label, tensors
+    last = {name: tensor for name, tensor in tensors.items() if not name.startswith(AVERAGE)}
+    mean = {name.removeprefix(AVERAGE): tensor for name, tensor in tensors.items() if name.startswith(AVERAGE)}
+    return label, last, mean
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from swarmnode.errors import DataError
 from swarmnode.manifest import Manifest, ModelSpec
+from swarmnode.model.average import weight_of
 from swarmnode.model.export import load_stage, read_tensors
 from swarmnode.model.split import parameter_shapes, split
 
@@ -21,11 +22,13 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """One replica's parameters of one stage (or of the whole model), float32 by name. `origin` is for messages."""
+    """One replica's parameters of one stage (or of the whole model), float32 by name. `origin` is for messages,
+    `weight` what it counts in the mean of all."""
 
     peer: str
     tensors: dict[str, Tensor]
     origin: str
+    weight: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,15 +48,21 @@ class Gathered:
         return max(_counts(self.copies).values(), default=0)
 
 
-def of_stage_files(paths: Sequence[Path], manifest: Manifest, run_id: str = "") -> Gathered:
-    """Of the files nodes saved when they left. Raises DataError for one that is of another run or no such file."""
+def of_stage_files(paths: Sequence[Path], manifest: Manifest, run_id: str = "", *, last: bool = False) -> Gathered:
+    """Of the files nodes saved when they left: of each replica its running mean where it has one (model/average.py), or
+    with `last` its last weights. Raises DataError for one that is of another run or no such file."""
     copies, rounds, samples = [], [0], [0]
     for path in paths:
-        label, tensors = load_stage(path)
+        label, tensors, average = load_stage(path)
         run_id = run_id or label.run_id
         if label.run_id != run_id:
             raise DataError(f"{path}: belongs to run {label.run_id[:12]}, not to run {run_id[:12]}; leave it out")
-        copies.append(Copy(label.peer, tensors, str(path)))
+        share = manifest.inner.average_share
+        if last or not share:
+            copies.append(Copy(label.peer, tensors, str(path)))
+        else:
+            weight = weight_of(share, label.averaged, label.samples)
+            copies.append(Copy(label.peer, average or tensors, str(path), weight))
         rounds.append(label.round)
         samples.append(label.samples)
     return _checked(Gathered(manifest, run_id, max(rounds), max(samples), tuple(copies), "saved stages"))
@@ -85,14 +94,15 @@ def of_export(folder: Path, manifest: Manifest, about: Mapping[str, object]) -> 
 
 
 def merged(gathered: Gathered) -> dict[str, Tensor]:
-    """The mean of all copies of each parameter, in the model's order. Two models in memory, however many copies."""
-    counts: Counter[str] = Counter()
+    """The mean of all copies of each parameter, by their weights, in the model's order. Two models in memory, however
+    many copies."""
+    weights: dict[str, float] = {}
     mean: dict[str, Tensor] = {}
     for copy in gathered.copies:
         for name, tensor in copy.tensors.items():
-            counts[name] += 1
+            weights[name] = weights.get(name, 0.0) + copy.weight
             into = mean.setdefault(name, torch.zeros_like(tensor, dtype=torch.float64))
-            into.add_(tensor.double() - into, alpha=1.0 / counts[name])
+            into.add_(tensor.double() - into, alpha=copy.weight / weights[name])
     return {name: mean[name].float() for name in _whole(gathered.manifest.model)}
 
 

@@ -37,6 +37,8 @@ def replica_nbytes(manifest: Manifest, part: Part) -> int:
     steps = math.ceil(TAPES * manifest.inner.microbatch / manifest.inner.inner_batch)  # while a gradient is awaited
     copies = 0 if part.has_head else min(COPIES_MAX, steps)
     state = (STATE_FLATS + SNAPSHOTS * SNAPSHOT_FLATS + 1 + copies) * ITEMSIZE * part.parameters
+    if manifest.inner.average_share > 0.0:
+        state += ITEMSIZE * part.parameters
     if manifest.pipeline.boundary == "subspace":
         state += ITEMSIZE * model.vocabulary * model.width  # every stage holds the table
     tokens = manifest.inner.microbatch * model.context

@@ -1,4 +1,4 @@
-"""The learning rate, by the run's total samples: the same for every node, whatever its own step counter says."""
+"""Learning rate and inner batch by the run's total samples: the same for every node, whatever its own steps."""
 
 from __future__ import annotations
 
@@ -8,16 +8,47 @@ from swarmnode.manifest import InnerSpec
 
 
 def learning_rate(inner: InnerSpec, samples_total: int) -> float:
-    """Linear from 0 over `warmup_samples`; then constant, or half a cosine that reaches
-    `learning_rate · learning_rate_min_ratio` at `decay_samples` and stays there. `samples_total` counts from 0."""
+    """The rate of an inner step after `samples_total` samples of the whole run, counted from 0.
+
+    It rises linearly from 0 over `warmup_samples`; then `decay` says what share of the way from the peak down to
+    `learning_rate · learning_rate_min_ratio` is gone. From `decay_samples` on it stays at that least rate.
+    """
     peak = inner.learning_rate
     if samples_total < inner.warmup_samples:
         return peak * max(samples_total, 0) / inner.warmup_samples
     if inner.decay == "constant":
         return peak
-    assert inner.decay == "cosine", f"inner.decay = {inner.decay!r} passed the manifest's checks"
     floor = peak * inner.learning_rate_min_ratio
     if samples_total >= inner.decay_samples:
         return floor
+    return peak - (peak - floor) * _fallen(inner, samples_total)
+
+
+def _fallen(inner: InnerSpec, samples_total: int) -> float:
+    """How much of the fall from the peak to the least rate is done between warm-up and `decay_samples`, 0 to 1."""
     progress = (samples_total - inner.warmup_samples) / (inner.decay_samples - inner.warmup_samples)
-    return floor + (peak - floor) * 0.5 * (1.0 + math.cos(math.pi * progress))
+    match inner.decay:
+        case "cosine":  # SGDR, arXiv 1608.03983, eq. 5
+            return 0.5 * (1.0 - math.cos(math.pi * progress))
+        case "linear":  # to zero: D2Z, arXiv 2502.15938, section 2
+            return progress
+        case "wsd":  # warm-up, stable, decay: MiniCPM, arXiv 2404.06395, section 4; its shape: arXiv 2405.18392, eq. 1
+            left = inner.decay_samples - samples_total
+            return 0.0 if left >= inner.cooldown_samples else math.sqrt(1.0 - left / inner.cooldown_samples)
+        case unknown:
+            raise AssertionError(f"inner.decay = {unknown!r} passed the manifest's checks")
+
+
+def inner_batch(inner: InnerSpec, samples_total: int) -> int:
+    """Samples that the replicas of a stage average between two inner steps, together, after `samples_total` samples of
+    the whole run.
+
+    `inner_batch`; with an `inner_batch_end` it grows as the square root of the samples where that is more, in whole
+    microbatches, up to `inner_batch_end` from `decay_samples` on. The critical batch size, above which larger batches
+    waste samples, grows as samples^0.47 at any size of model (arXiv 2410.21676, section 4).
+    """
+    if inner.inner_batch_end == 0:
+        return inner.inner_batch
+    share = min(max(samples_total, 0) / inner.decay_samples, 1.0)
+    microbatches = int(inner.inner_batch_end // inner.microbatch * math.sqrt(share))
+    return max(inner.inner_batch, microbatches * inner.microbatch)

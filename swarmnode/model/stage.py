@@ -356,10 +356,10 @@ class StageReplica:
 
     # An inner step
 
-    def step(self, samples_total: int) -> StepReport:
+    def step(self, samples_total: int, batch: float = math.inf) -> StepReport:
         """One step of the optimizer on the accumulated mean gradient, clipped to c / sqrt(S). The learning rate follows
-        `samples_total`; where more samples came together than `inner_batch`, it grows by the root of the ratio
-        (arXiv 2205.10287, section 4).
+        `samples_total`; where more samples came together than the `batch` it is meant for, it grows by the root of the
+        ratio (arXiv 2205.10287, section 4).
 
         Raises LocalFault when the gradient is not finite (what came in was, so theta has diverged); it is dropped.
         """
@@ -373,7 +373,7 @@ class StageReplica:
             self.grad.zero_()
             raise LocalFault(f"stage {self.part.stage}: gradient norm {norm} in inner step {self.inner_steps + 1}")
         rate = learning_rate(self.manifest.inner, samples_total) * (1.0 + BUMP * self.bump_steps / BUMP_STEPS)
-        rate *= math.sqrt(max(1.0, samples / self.manifest.inner.inner_batch))
+        rate *= math.sqrt(max(1.0, samples / batch))
         self.bump_steps = max(0, self.bump_steps - 1)
         self.stash.before_step()
         self._optimizer.step(self.inner_steps, rate)

@@ -44,6 +44,7 @@ async def feeder_of(
     world: World,
     hop: Hop,
     incarnation: int,
+    samples_total: Callable[[], int],
     counted: Callable[[int], None],
     lost: Callable[[], Sequence[int]],
 ) -> Feeder:
@@ -59,6 +60,7 @@ async def feeder_of(
         samples,
         ledger,
         presence.book.swarm,
+        samples_total,
         counted,
         world.telemetry,
         lost,

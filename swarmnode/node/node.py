@@ -216,9 +216,9 @@ class Node:
         if newcomer:
             await syncing(gossip, presence, stage, self.manifest, self._telemetry)
         if stage == 0:
-            number, lost = presence.incarnation + self._stays, self.rollcall.lost
-            self.feeder = await feeder_of(self.manifest, presence, world, hop, number, self._fed, lost)
-            tasks.create_task(feeding(self.feeder, gossip, self.samples_total, done, world.saving.resume is not None))
+            number, lost, total = presence.incarnation + self._stays, self.rollcall.lost, self.samples_total
+            self.feeder = await feeder_of(self.manifest, presence, world, hop, number, total, self._fed, lost)
+            tasks.create_task(feeding(self.feeder, gossip, total, done, world.saving.resume is not None))
         presence.set_state(record_pb2.NODE_STATE_TRAINING, "ready")
         self._telemetry.event("node.ready", serves=stage)
         rng = seeded(self.manifest.seed, "moving", self.me, presence.incarnation, self._stays)
@@ -256,11 +256,12 @@ class Node:
         self, tasks: asyncio.TaskGroup, replica: Replica, stage: int, *, newcomer: bool, done: int
     ) -> tuple[Hop, Gossip]:
         """The parts that serve microbatches, rounds and snapshots of `replica`."""
-        world, manifest, telemetry = self._world, self.manifest, self._telemetry
+        world, manifest, telemetry, total = self._world, self.manifest, self._telemetry, self.samples_total
         backlog = Backlog(tasks, manifest.limits.in_flight_max, telemetry)
         onward = Onward(self.run_id, self.line, self.presence.routers, telemetry, manifest.limits)
         self.presence.doubted = onward.doubt
-        hop = Hop(manifest, stage, self.me, replica, world.compute, onward, backlog, self.samples_total, telemetry)
+        parts = (replica, world.compute, onward, backlog, total, telemetry, lambda: self._swarm().sizes[stage])
+        hop = Hop(manifest, stage, self.me, *parts)
         gossip = Gossip(
             manifest,
             self.run_id,
@@ -269,7 +270,7 @@ class Node:
             replica,
             world.compute,
             self._swarm,
-            self.samples_total,
+            total,
             lambda: hop.samples,
             telemetry,
             identity=world.identity,

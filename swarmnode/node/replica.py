@@ -13,6 +13,7 @@ from swarmnode.errors import RemoteFault
 from swarmnode.gossip.outer import DesLoc, Outer, outer
 from swarmnode.gossip.robust import GUARDED
 from swarmnode.manifest import Manifest
+from swarmnode.model.average import RunningMean
 from swarmnode.model.device import free_nbytes
 from swarmnode.model.split import Part, split
 from swarmnode.model.stage import BUMP_STEPS, StageReplica
@@ -39,6 +40,8 @@ class TorchReplica:
         self.stage = StageReplica(manifest, stage, device, dtype, autocast=autocast)
         # Autograd is not told of outer steps (`data`): tapes find theta as it was, see model/stash.py.
         self.outer: Outer = outer(manifest.gossip, self.stage.theta.data, sender)
+        share = manifest.inner.average_share
+        self.average = RunningMean(share) if share > 0.0 else None
         if isinstance(self.outer, DesLoc):
             self.outer.attend(self.stage.exp_avg, self.stage.exp_avg_sq)
         if manifest.gossip.acceptance == GUARDED:
@@ -88,8 +91,11 @@ class TorchReplica:
     def release(self, tape: Tape) -> None:
         self.stage.release(tape)
 
-    def step(self, samples_total: int) -> StepReport:
-        return self.stage.step(samples_total)
+    def step(self, samples_total: int, batch: float = math.inf) -> StepReport:
+        report = self.stage.step(samples_total)
+        if self.average is not None:
+            self.average.see(self.stage.theta, samples_total)
+        return report
 
     def message(self, round_index: int) -> list[WireTensor]:
         """Mark the boundary of `round_index` and return what partners need of it; the tensors own their memory."""
@@ -168,6 +174,11 @@ class TorchReplica:
         self.stage.bump_steps = state.bump_steps
         self.stage.discard()
         self.stage.touched()
+        self._average_anew()
+
+    def _average_anew(self) -> None:
+        if self.average is not None:
+            self.average.forget()
 
     def parameters_of(self, stage: int) -> int:
         """Elements in the flat buffer of a replica of `stage`."""
@@ -196,6 +207,7 @@ class TorchReplica:
         self.stage.hold(self.stage.theta)
         self.outer.reset(self.stage.theta, torch.zeros_like(self.stage.theta))
         self.stage.begin_anew()
+        self._average_anew()
 
     def _parts(self) -> tuple[Part, ...]:
         return split(self.stage.manifest.model, self.stage.manifest.pipeline.stages)

@@ -20,7 +20,7 @@ from swarmnode.pipeline.itinerary import itinerary
 from swarmnode.pipeline.onward import Carried
 from swarmnode.pipeline.patience import RoundTrip
 from swarmnode.pipeline.route import Ema
-from swarmnode.pipeline.staleness import window_limit
+from swarmnode.pipeline.staleness import microbatch_of, window_limit
 from swarmnode.pipeline.window import Window
 from swarmnode.ports import Telemetry, WireTensor
 from swarmnode.together import together
@@ -64,6 +64,7 @@ class Feeder:
         samples: Samples,
         ledger: BlockLedger,
         swarm: Callable[[], Swarm],
+        samples_total: Callable[[], int],
         counted: Callable[[int], None],
         telemetry: Telemetry,
         lost: Callable[[], Sequence[int]] = tuple,
@@ -77,6 +78,7 @@ class Feeder:
         self._samples = samples
         self._ledger = ledger
         self._swarm = swarm
+        self._samples_total = samples_total
         self._counted = counted
         self._telemetry = telemetry
         self._serial = 0
@@ -110,7 +112,7 @@ class Feeder:
 
     def _limit_window(self) -> None:
         """Keep no more under way than gradients may be late by, for the stages as they are now."""
-        limit, reason = window_limit(self._manifest, self._swarm().sizes)
+        limit, reason = window_limit(self._manifest, self._swarm().sizes, self._samples_total())
         if self.window.limit(limit):
             self._telemetry.event(
                 "feeder.window", size=self.window.size, limit=limit, wanted=self.window.wanted, reason=reason
@@ -215,7 +217,8 @@ class Feeder:
         """The next microbatch to start, from the block in work or a new one of ours."""
         if not self._pending:
             block, _ = self._ledger.take(self._swarm().feeders())
-            size, step = self._manifest.data.block_samples, self._manifest.inner.microbatch
+            size = self._manifest.data.block_samples
+            step = microbatch_of(self._manifest, self._swarm().sizes, self._samples_total())
             first = block * size
             pieces = [
                 _Piece(block, tuple(range(at, min(at + step, first + size)))) for at in range(first, first + size, step)

@@ -11,12 +11,13 @@ from swarmnode.errors import RemoteFault, Unavailable
 from swarmnode.ids import MICROBATCH_ID_BYTES, MicrobatchId, PeerId
 from swarmnode.manifest import Manifest, boundary_width
 from swarmnode.metrics import name
+from swarmnode.model.schedule import inner_batch
 from swarmnode.pipeline.backlog import Backlog, Held
 from swarmnode.pipeline.itinerary import fault
 from swarmnode.pipeline.onward import Carried, Onward
 from swarmnode.pipeline.reserve import Reservations
 from swarmnode.pipeline.route import Ema
-from swarmnode.pipeline.staleness import PUT_OFF, Pending, PendingGradients, batch_max, label
+from swarmnode.pipeline.staleness import PUT_OFF, Pending, PendingGradients, label, replica_batch
 from swarmnode.ports import Answer, Call, Compute, Priority, Replica, StepReport, Tape, Telemetry, WireTensor
 from swarmnode.wire import call_pb2 as wire
 
@@ -42,8 +43,11 @@ class Hop:
         backlog: Backlog,
         samples_total: Callable[[], int],
         telemetry: Telemetry,
+        replicas: Callable[[], int] = lambda: 1,
     ) -> None:
+        """`replicas` tells how many this stage has: each steps on its share of the inner batch."""
         self._manifest = manifest
+        self._replicas = replicas
         self._stage = stage
         self._me = me
         self._replica = replica
@@ -227,14 +231,15 @@ class Hop:
 
     def _step(self, now_s: float) -> StepReport | None:
         """On the compute thread, right after a gradient was added."""
-        accumulated, inner = self._replica.accumulated, self._manifest.inner
-        if accumulated < inner.inner_batch:
+        accumulated, samples_total, inner = self._replica.accumulated, self._samples_total(), self._manifest.inner
+        replicas = max(1, self._replicas())
+        together = inner_batch(inner, samples_total)
+        if accumulated < replica_batch(self._manifest, together, replicas):
             return None
-        if accumulated < PUT_OFF * batch_max(self._manifest) and self._pending.put_off(
-            self._replica.inner_steps, now_s
-        ):
+        most = PUT_OFF * replica_batch(self._manifest, max(together, inner.inner_batch_max), replicas)
+        if accumulated < most and self._pending.put_off(self._replica.inner_steps, now_s):
             return None
-        return self._replica.step(self._samples_total())
+        return self._replica.step(samples_total, together / replicas)
 
     def _trained(self, samples: int, step: StepReport | None) -> None:
         self.samples += samples

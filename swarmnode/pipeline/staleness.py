@@ -1,10 +1,11 @@
 """How old gradients are, in inner steps of their replica between forward and backward, and what keeps them young.
 
-With R replicas of a stage, inner batches of B samples and f samples in flight in the whole swarm, a gradient is about
-f / (R B) steps late (PipeDream, arXiv 1806.03377, section 3.3, counts the same delay). Late gradients cost most of what
-a swarm fails to learn from a sample [measured: `swarmnode bench learning`]. Two things bound the delay at
-`pipeline.staleness_max` steps: a feeder keeps no more under way than `window_limit`, and a replica puts off an inner
-step that would make a gradient it still waits for too old. A gradient that is too old nevertheless is not added.
+Where the replicas of a stage average B samples between two steps, all together, and f samples are in flight in the
+whole swarm, a gradient is about f / B steps late (PipeDream, arXiv 1806.03377, section 3.3, counts the same delay).
+Late gradients cost most of what a swarm fails to learn from a sample [measured: `swarmnode bench learning`]. Two
+things bound the delay at `pipeline.staleness_max` steps: a feeder keeps no more under way than `window_limit`, and a
+replica puts off an inner step that would make a gradient it still waits for too old. A gradient that is too old
+nevertheless is not added.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from dataclasses import dataclass
 
 from swarmnode.manifest import Manifest
 from swarmnode.metrics.name import STALENESS
+from swarmnode.model.schedule import inner_batch
 
 STRAGGLER = 4.0  # guess: a gradient that takes so many times as long as usual holds up no step
 SMOOTHING = 0.1  # guess: of the usual time, over about ten gradients
-PUT_OFF = 2.0  # guess: a step is put off until so many times the largest inner batch has come together
+PUT_OFF = 2.0  # guess: a step is put off until so many times a replica's largest share has come together
 
 
 def label(staleness: int) -> str:
@@ -25,21 +27,28 @@ def label(staleness: int) -> str:
     return STALENESS[min(max(staleness, 0), len(STALENESS) - 1)]
 
 
-def batch_max(manifest: Manifest) -> int:
-    """Samples that an inner step is planned for, at most."""
-    return max(manifest.inner.inner_batch, manifest.inner.inner_batch_max)
+def replica_batch(manifest: Manifest, batch: int, replicas: int) -> int:
+    """Samples that one of `replicas` steps on where all together average `batch`: its share, rounded up."""
+    return max(manifest.inner.microbatch_min, -(-batch // max(1, replicas)))
 
 
-def window_limit(manifest: Manifest, sizes: Sequence[int]) -> tuple[int, str]:
+def microbatch_of(manifest: Manifest, sizes: Sequence[int], samples_total: int) -> int:
+    """Samples that travel together now: no more than a replica of the largest stage steps on."""
+    share = replica_batch(manifest, inner_batch(manifest.inner, samples_total), max(sizes))
+    return min(manifest.inner.microbatch, share)
+
+
+def window_limit(manifest: Manifest, sizes: Sequence[int], samples_total: int) -> tuple[int, str]:
     """(microbatches that one feeder may keep under way, the reason), given how many replicas each stage has.
 
     All feeders' samples in flight come to at most staleness_max steps of the stage that has the fewest replicas.
     """
+    inner, steps = manifest.inner, max(1, manifest.pipeline.staleness_max)
     feeders, fewest = max(1, sizes[0]), max(1, min(sizes))
-    batch, microbatch, steps = batch_max(manifest), manifest.inner.microbatch, manifest.pipeline.staleness_max
-    samples = max(1, steps) * batch * fewest
-    limit = max(1, samples // (microbatch * feeders))
-    return limit, f"{steps} steps of {batch} samples at {fewest} replicas, for {feeders} feeders"
+    microbatch = microbatch_of(manifest, sizes, samples_total)
+    batch = fewest * replica_batch(manifest, max(inner_batch(inner, samples_total), inner.inner_batch_max), fewest)
+    limit = max(1, steps * batch // (microbatch * feeders))
+    return limit, f"{steps} x {batch} samples in flight at {fewest} replicas, {feeders} feeders, {microbatch} at a time"
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 
 from swarmnode.model.split import Part
@@ -86,9 +87,9 @@ class Metered:
     def release(self, tape: Tape) -> None:
         self.inner.release(tape)
 
-    def step(self, samples_total: int) -> StepReport:
+    def step(self, samples_total: int, batch: float = math.inf) -> StepReport:
         self._meter.add(nbytes=STEP_TRAFFIC * self._nbytes)
-        return self.inner.step(samples_total)
+        return self.inner.step(samples_total, batch)
 
     def snapshot(self, *, packed: bool = False) -> State:
         self._meter.add(nbytes=STATE_TRAFFIC * self._nbytes)

@@ -148,6 +148,19 @@ def test_init_makes_a_run_and_overwrites_nothing(tmp_path: pathlib.Path, capsys:
     assert "not overwritten" in capsys.readouterr().err
 
 
+def test_init_fits_a_manifest_to_model_and_fleet(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from swarmnode.manifest import PRESETS, fit, read_manifest
+
+    folder = tmp_path / "run"
+    assert main(["init", str(folder), "--nodes", "12", "--samples", "30000", "--parameters", "5000000"]) == 0
+    fitted = fit(PRESETS["demo"], parameters=5_000_000, nodes=12, samples=30_000).manifest
+    assert read_manifest(folder / "manifest.toml") == fitted != PRESETS["demo"]
+    assert "Here: fitted to " in (folder / "manifest.toml").read_text().replace("\n# ", " ")
+    assert main(["init", str(tmp_path / "none"), "--parameters", "1000"]) == 2
+    assert "--parameters 1000: the nearest model" in capsys.readouterr().err
+    assert not (tmp_path / "none").exists()
+
+
 def test_the_presets_of_init_are_those_of_the_manifest() -> None:
     from swarmnode import manifest
     from swarmnode.cli.init import PRESETS

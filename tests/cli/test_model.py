@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from swarmnode import manifest as manifests
 from swarmnode.cli.generate import spoken
@@ -20,7 +21,7 @@ from swarmnode.data.tokens import ByteTokenizer
 from swarmnode.ids import PeerId
 from swarmnode.manifest import SIGNED_FILE, DataSpec, Manifest, PipelineSpec
 from swarmnode.membership.progress import to_message
-from swarmnode.model.export import StageLabel, save_stage, stage_state_dict
+from swarmnode.model.export import StageLabel, read_tensors, save_stage, stage_state_dict
 from swarmnode.node.replica import TorchReplica
 from swarmnode.node.store import FolderStore
 from swarmnode.recovery import checkpoint as form
@@ -28,6 +29,8 @@ from swarmnode.recovery import saving
 from swarmnode.recovery.saving import Holding
 from swarmnode.wire import record_pb2
 from tests.model.tiny import TINY, token_batch, train_on
+
+AGE = 0.75  # a replica's running mean is so much of its last weights here
 
 RUN = Manifest(
     name="left",
@@ -57,20 +60,24 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for stage, replica in enumerate(replicas):
             replica.step(100)
             (place / peer).mkdir(exist_ok=True)
-            label = StageLabel(run_id, stage, 4, 512, peer)
-            save_stage(place / peer / f"stage-{stage}-{peer}.safetensors", stage_state_dict(replica.stage), label)
+            label = StageLabel(run_id, stage, 4, 512, peer, averaged=256)
+            path, weights = place / peer / f"stage-{stage}-{peer}.safetensors", stage_state_dict(replica.stage)
+            save_stage(path, weights, label, {name: AGE * value for name, value in weights.items()})
     store = FolderStore(place / "checkpoints")
     origin = form.Origin.of(run, run_id, base64.b64encode(signed.SerializeToString()).decode())
 
-    async def keep() -> None:
+    async def keep(round_index: int) -> None:
         for stage, replica in enumerate(replicas):
-            progress = to_message({"peerBBBB": 640})
-            holding = Holding(stage, 5, PeerId("peerBBBB"), progress, record_pb2.Blocks())
-            where = form.place(run_id, form.label(5))
+            progress = to_message({"peerBBBB": 128 * round_index})
+            holding = Holding(stage, round_index, PeerId("peerBBBB"), progress, record_pb2.Blocks())
+            where = form.place(run_id, form.label(round_index))
             await saving.save_stage(store, where, replica.snapshot(), replica.stage.shapes, holding)
-        assert await saving.complete(store, origin, form.label(5)) is not None
+        assert await saving.complete(store, origin, form.label(round_index)) is not None
 
-    asyncio.run(keep())
+    asyncio.run(keep(5))
+    for replica in replicas:
+        replica.stage.theta.mul_(3.0)
+    asyncio.run(keep(3))
     return place
 
 
@@ -96,8 +103,6 @@ with torch.no_grad():
 
 def test_export_gives_transformers_the_same_logits(session: Path, tmp_path: Path, said) -> None:  # type: ignore[no-untyped-def]
     pytest.importorskip("transformers")
-    import torch
-
     from swarmnode.local.gathered import gather
     from swarmnode.model.gather import merged
     from swarmnode.model.sample import whole_model
@@ -120,7 +125,7 @@ def test_export_gives_transformers_the_same_logits(session: Path, tmp_path: Path
 
 def test_eval_tells_the_mean_from_the_replicas(session: Path, tmp_path: Path, said) -> None:  # type: ignore[no-untyped-def]
     cache = ["--cache", str(tmp_path / "cache"), "--json"]
-    code, text, error = said("eval", str(session), *cache)
+    code, text, error = said("eval", str(session), "--last", *cache)
     assert code == 0, error
     found = json.loads(text)
     assert found["kind"] == "saved stages" and found["samples"] == 512 and found["tokens"] == 8 * TINY.context
@@ -131,14 +136,42 @@ def test_eval_tells_the_mean_from_the_replicas(session: Path, tmp_path: Path, sa
     kept = json.loads(text)
     assert kept["kind"] == "checkpoint round-000000005" and kept["replicas"] == [] and kept["samples"] == 640
     assert kept["merged"]["loss"] == pytest.approx(losses[1]), "the checkpoint is the second replica's"
-    said("export", str(session), "--out", str(tmp_path / "model"))
+    said("export", str(session), "--last", "--out", str(tmp_path / "model"))
     code, text, error = said("eval", str(tmp_path / "model"), "--data", str(session.parent), *cache)
     assert json.loads(text)["merged"]["loss"] == pytest.approx(found["merged"]["loss"], abs=1e-5), error
 
 
-def test_gossip_alone_brings_the_replicas_to_their_mean(session: Path, tmp_path: Path, said) -> None:  # type: ignore[no-untyped-def]
-    import torch
+def tensors_of(model: Path) -> dict[str, torch.Tensor]:
+    return read_tensors(model / "model.safetensors")
 
+
+def test_export_takes_running_means_and_last_weights_when_asked(session: Path, tmp_path: Path, said) -> None:  # type: ignore[no-untyped-def]
+    assert said("export", str(session), "--out", str(tmp_path / "mean"))[0] == 0
+    assert said("export", str(session), "--out", str(tmp_path / "last"), "--last")[0] == 0
+    last = tensors_of(tmp_path / "last")
+    for name, value in tensors_of(tmp_path / "mean").items():
+        torch.testing.assert_close(value, AGE * last[name])
+
+
+def test_export_averages_the_newest_checkpoints(session: Path, tmp_path: Path, said) -> None:  # type: ignore[no-untyped-def]
+    """Of round 5, and of round 3 with three times its weights."""
+    place, made = str(session / "checkpoints"), {}
+    for count in ("1", "2", "9"):
+        code, text, error = said("export", place, "--out", str(tmp_path / count), "--average", count, "--json")
+        assert code == 0, error
+        assert json.loads(text)["replicas"] == 1 and json.loads(text)["samples"] == 640
+        assert ("2 checkpoints are averaged: there are no 9" in error) == (count == "9")
+        made[count] = tensors_of(tmp_path / count)
+    for name, newest in made["1"].items():
+        torch.testing.assert_close(made["2"][name], 2.0 * newest)
+        assert torch.equal(made["2"][name], made["9"][name])
+    code, text, _ = said("export", str(session), "--out", str(tmp_path / "session"), "--average", "2", "--json")
+    assert json.loads(text)["kind"] == "checkpoint round-000000005 averaged with 1 before it"
+    code, _, error = said("export", place, "--out", str(tmp_path / "none"), "--average", "2", "--from", "stages")
+    assert code == 2 and "--average is of checkpoints" in error
+
+
+def test_gossip_alone_brings_the_replicas_to_their_mean(session: Path, tmp_path: Path, said) -> None:  # type: ignore[no-untyped-def]
     from swarmnode.local.gathered import gather
     from swarmnode.local.mixing import mixed
     from swarmnode.model.gather import merged, spread

@@ -147,6 +147,10 @@ def test_all_mistakes_at_once_with_field_value_and_what_is_allowed() -> None:
         ("pipeline.boundary_rank = 8", 'pipeline.boundary_rank = 8: allowed is 0 with pipeline.boundary = "bf16", or'),
         ("inner.decay_samples = 5", "inner.decay_samples = 5: allowed is more than inner.warmup_samples = 512"),
         (
+            'inner = {decay = "wsd", warmup_samples = 500, decay_samples = 5000, cooldown_samples = 4501}',
+            "inner.cooldown_samples = 4501: allowed is at most 4500, what inner.decay_samples leaves",
+        ),
+        (
             'gossip.codec = "topk64"',
             'gossip.codec = "topk64": allowed is fp32 or bf16 or int8 or modular6 or modular4 or',
         ),
@@ -155,6 +159,22 @@ def test_all_mistakes_at_once_with_field_value_and_what_is_allowed() -> None:
             "gossip.group = 2: allowed is 0 with gossip.method = 'keeping'",
         ),
         ("gossip.round_samples = 5", "gossip.round_samples = 5: allowed is at least inner.inner_batch = 8"),
+        (
+            "inner.inner_batch_end = 31",
+            "inner.inner_batch_end = 31: allowed is 0, or a multiple of inner.microbatch = 8",
+        ),
+        (
+            "inner.inner_batch = 32\ninner.inner_batch_end = 24",
+            "inner.inner_batch_end = 24: allowed is 0, or a multiple of inner.microbatch = 8",
+        ),
+        (
+            "inner.inner_batch_end = 2048",
+            "gossip.round_samples = 128: allowed is at least inner.inner_batch_end = 2048",
+        ),
+        (
+            'inner.decay = "constant"\ngossip.rounds = "qsr"',
+            'gossip.rounds = "qsr": allowed is "even" with inner.decay = "constant"',
+        ),
         ("gossip.alpha = 1.0", "gossip.alpha = 1.0: allowed is a number at least 0 and below 1"),
         ("gossip.alpha = inf", "gossip.alpha = inf: allowed"),
         ("limits.hop_timeout_min_s = 121", "limits.hop_timeout_min_s = 121.0: allowed is at most"),

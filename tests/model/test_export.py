@@ -7,6 +7,7 @@ import torch
 
 from swarmnode.errors import DataError, LocalFault
 from swarmnode.manifest import DataSpec, Manifest, ModelSpec
+from swarmnode.model.average import SPAN_AGES, WEIGHT_MIN
 from swarmnode.model.export import StageLabel, byte_tokenizer, load_stage, save_stage, stage_state_dict, write_model
 from swarmnode.model.gather import Gathered, chains, merged, of_stage_files, spread
 from swarmnode.model.llama import Llama
@@ -85,8 +86,8 @@ def test_a_tokenizer_file_is_copied_and_a_wrong_one_refused(tmp_path):
 
 def test_a_stage_file_comes_back_with_its_label(tmp_path):
     stage = stages_of(manifest())[1]
-    label, tensors = load_stage(save(tmp_path, stage))
-    assert label == StageLabel("r" * 64, 1, 3, 1000, "peerA")
+    label, tensors, average = load_stage(save(tmp_path, stage))
+    assert label == StageLabel("r" * 64, 1, 3, 1000, "peerA") and average == {}
     assert {name: tuple(value.shape) for name, value in tensors.items()} == stage.shapes
     assert all(torch.equal(value, tensors[name]) for name, value in stage.named(stage.theta).items())
     slow = stage_state_dict(stage, stage.theta * 2)
@@ -115,6 +116,29 @@ def test_replicas_of_a_stage_are_averaged(tmp_path):
         for name, value in chain[1].named(chain[1].theta).items():
             torch.testing.assert_close(tensors[name], factor * value)
     assert spread(report) > 0.1 and spread(of_stage_files(files[:3], run)) == 0.0
+
+
+def test_running_means_are_merged_by_how_much_of_their_window_they_have_seen(tmp_path):
+    run = manifest()
+    assert run.inner.average_share > 0.0
+    window = SPAN_AGES * run.inner.average_share * 1000
+    files = []
+    for stage in stages_of(run):
+        for factor, averaged, peer in ((2.0, 900, "peerA"), (5.0, round(window / 2), "peerB"), (11.0, 0, "peerC")):
+            weights = stage_state_dict(stage)
+            mean = {name: factor * value for name, value in weights.items()} if averaged else {}
+            scaled = weights if averaged else {name: factor * value for name, value in weights.items()}
+            label = StageLabel("r" * 64, stage.part.stage, 3, 1000, peer, averaged)
+            files.append(tmp_path / f"{stage.part.stage}-{peer}.safetensors")
+            save_stage(files[-1], scaled, label, mean)
+    mean = merged(of_stage_files(files, run))
+    last = merged(of_stage_files(files, run, last=True))
+    plain = merged(of_stage_files(files, replace(run, inner=replace(run.inner, average_share=0.0))))
+    for stage in stages_of(run):
+        for name, value in stage.named(stage.theta).items():
+            torch.testing.assert_close(mean[name], value * (2.0 + 0.5 * 5.0 + WEIGHT_MIN * 11.0) / (1.5 + WEIGHT_MIN))
+            torch.testing.assert_close(last[name], value * (1.0 + 1.0 + 11.0) / 3.0)
+            assert torch.equal(last[name], plain[name])
 
 
 def test_files_that_do_not_make_a_model_are_refused(tmp_path):

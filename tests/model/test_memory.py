@@ -27,6 +27,15 @@ def test_tapes_are_kept_while_there_is_room() -> None:
     assert needed(few)[-1] == needed(many)[-1]  # the last stage keeps none
 
 
+def test_a_running_mean_takes_a_flat() -> None:
+    run = PRESETS["demo"]
+    without = replace(run, inner=replace(run.inner, average_share=0.0))
+    parts = split(run.model, run.pipeline.stages)
+    assert run.inner.average_share > 0.0
+    for part, more, less in zip(parts, needed(run), needed(without), strict=True):
+        assert more - less == memory.ITEMSIZE * part.parameters
+
+
 def test_logits_of_a_large_vocabulary_count() -> None:
     model = ModelSpec(layers=4, width=256, heads=4, ffn=704, vocabulary=50_000, context=512)
     inner, last = needed(Manifest(model=model, pipeline=PipelineSpec(stages=2)))

@@ -1,7 +1,11 @@
+from dataclasses import replace
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from swarmnode.manifest import InnerSpec
-from swarmnode.model.schedule import learning_rate
+from swarmnode.model.schedule import inner_batch, learning_rate
 
 COSINE = InnerSpec(learning_rate=1.0, warmup_samples=100, decay_samples=1100, learning_rate_min_ratio=0.1)
 
@@ -20,7 +24,73 @@ def test_warmup_then_constant(samples, rate):
     assert learning_rate(inner, samples) == rate
 
 
+@pytest.mark.parametrize(
+    ("samples", "rate"), [(50, 0.5), (100, 1.0), (350, 0.775), (600, 0.55), (1099, 0.1009), (1100, 0.1), (10**12, 0.1)]
+)
+def test_warmup_then_linear(samples, rate):
+    assert learning_rate(replace(COSINE, decay="linear"), samples) == pytest.approx(rate, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("samples", "rate"),
+    [(50, 0.5), (100, 1.0), (700, 1.0), (800, 0.55), (1000, 0.22057713659), (1100, 0.1), (10**12, 0.1)],
+)
+def test_warmup_then_stable_then_one_minus_the_root(samples, rate):
+    inner = replace(COSINE, decay="wsd", cooldown_samples=400)
+    assert learning_rate(inner, samples) == pytest.approx(rate, abs=1e-9)
+
+
+@given(
+    st.sampled_from(["constant", "cosine", "linear", "wsd"]),
+    st.integers(0, 1000),
+    st.integers(1, 1000),
+    st.floats(0.0, 1.0),
+    st.floats(0.0, 1.0),
+    st.integers(0, 3000),
+)
+def test_after_warmup_the_rate_never_rises_and_stays_within_its_bounds(decay, warmup, after, share, ratio, samples):
+    inner = InnerSpec(
+        learning_rate=1.0,
+        warmup_samples=warmup,
+        decay=decay,
+        decay_samples=warmup + after,
+        cooldown_samples=max(1, int(share * after)),
+        learning_rate_min_ratio=ratio,
+    )
+    now, then = learning_rate(inner, samples), learning_rate(inner, samples + 1)
+    if samples < warmup:
+        assert 0.0 <= now < 1.0 and then > now
+        return
+    assert ratio - 1e-12 <= then <= now + 1e-12 <= 1.0 + 2e-12
+    assert learning_rate(inner, warmup) == 1.0
+    assert learning_rate(inner, warmup + after) == (1.0 if decay == "constant" else ratio)
+
+
 def test_no_warmup_and_a_decay_that_ends_within_it():
     assert learning_rate(InnerSpec(learning_rate=0.5, warmup_samples=0, decay="constant"), 0) == 0.5
     inner = InnerSpec(learning_rate=1.0, warmup_samples=100, decay_samples=50, learning_rate_min_ratio=0.25)
     assert [learning_rate(inner, samples) for samples in (99, 100)] == [0.99, 0.25]
+
+
+GROWING = InnerSpec(microbatch=8, inner_batch=16, inner_batch_end=64, decay_samples=1600)
+
+
+@pytest.mark.parametrize(
+    ("samples", "batch"), [(0, 16), (100, 16), (224, 16), (225, 24), (400, 32), (1599, 56), (1600, 64), (10**12, 64)]
+)
+def test_the_inner_batch_grows_as_the_root_of_the_samples(samples, batch):
+    assert inner_batch(GROWING, samples) == batch
+    assert inner_batch(replace(GROWING, inner_batch_end=0), samples) == 16
+
+
+@given(st.integers(1, 16), st.integers(1, 8), st.integers(0, 8), st.integers(1, 5000), st.integers(0, 6000))
+def test_the_inner_batch_never_shrinks_and_is_of_whole_microbatches(microbatch, first, more, horizon, samples):
+    inner = InnerSpec(
+        microbatch=microbatch,
+        inner_batch=microbatch * first,
+        inner_batch_end=microbatch * (first + more),
+        decay_samples=horizon,
+    )
+    now, then = inner_batch(inner, samples), inner_batch(inner, samples + 1)
+    assert inner.inner_batch <= now <= then <= inner.inner_batch_end and now % microbatch == 0
+    assert inner_batch(inner, horizon) == inner.inner_batch_end

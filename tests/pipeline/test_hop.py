@@ -48,7 +48,8 @@ class Served:
         self.backlog = Backlog(tasks, 4, quiet)
         self.onward = Onward(RUN, self.transport, self.routers, quiet, run.limits)
         me = self.transport.peer_id
-        parts = self.replica, self.compute, self.onward, self.backlog, lambda: 0, quiet
+        self.samples_total = 0
+        parts = self.replica, self.compute, self.onward, self.backlog, lambda: self.samples_total, quiet
         self.hop = Hop(run, stage, me, *parts)  # type: ignore[arg-type]
         self.answering = lambda: None
         Greeting(record_pb2.SignedManifest()).serve(self.transport)
@@ -468,5 +469,25 @@ def test_a_replica_keeps_tapes_in_memory_of_its_own(
             for serial in range(3):
                 await people[0].feed(serial=serial)
             assert [person.replica.recomputed for person in people] == [again, again, 0]
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize(("samples_total", "steps"), [(0, [0, 1, 1, 2]), (100_000, [0, 0, 0, 1])])
+def test_the_inner_batch_grows_with_the_run(
+    samples_total: int, steps: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 8 samples at first and 16 in the end, in microbatches of 4."""
+    run = manifest(STAGES)
+    run = replace(run, inner=replace(run.inner, inner_batch_end=16))
+    monkeypatch.setattr("tests.pipeline.test_hop.manifest", lambda stages: run)
+
+    async def body() -> None:
+        async with chain(0, 1, 2) as (_, people):
+            for person in people:
+                person.samples_total = samples_total
+            for serial, step in enumerate(steps):
+                await people[0].feed(serial=serial)
+                assert [person.replica.inner_steps for person in people] == [step] * STAGES
 
     asyncio.run(body())

@@ -9,14 +9,21 @@ from hypothesis import strategies as st
 
 from swarmnode.manifest import InnerSpec, Manifest, PipelineSpec
 from swarmnode.metrics import name
-from swarmnode.pipeline.staleness import STRAGGLER, PendingGradients, batch_max, label, window_limit
+from swarmnode.pipeline.staleness import (
+    STRAGGLER,
+    PendingGradients,
+    label,
+    microbatch_of,
+    replica_batch,
+    window_limit,
+)
 from tests.model.tiny import manifest as tiny_manifest
 from tests.model.tiny import stages_of, token_batch, train_on
 from tests.pipeline.test_hop import chain
 
 
-def run(microbatch: int = 8, batch: int = 8, batch_max: int = 0, steps: int = 1) -> Manifest:
-    inner = InnerSpec(microbatch=microbatch, inner_batch=batch, inner_batch_max=batch_max)
+def run(microbatch: int = 8, batch: int = 16, batch_max: int = 0, steps: int = 1, least: int = 1) -> Manifest:
+    inner = InnerSpec(microbatch=microbatch, microbatch_min=least, inner_batch=batch, inner_batch_max=batch_max)
     return Manifest(inner=inner, pipeline=PipelineSpec(staleness_max=steps))
 
 
@@ -30,19 +37,26 @@ def test_all_feeders_together_stay_within_the_staleness(
     sizes: list[int], microbatch: int, batches: int, steps: int
 ) -> None:
     manifest = run(microbatch, microbatch * batches, steps=steps)
-    limit, reason = window_limit(manifest, sizes)
-    in_flight = limit * microbatch * max(1, sizes[0])
-    bound = max(1, steps) * batch_max(manifest) * max(1, min(sizes))
-    assert limit >= 1 and reason
+    limit, reason = window_limit(manifest, sizes, 0)
+    fewest, travels = max(1, min(sizes)), microbatch_of(manifest, sizes, 0)
+    in_flight = limit * travels * max(1, sizes[0])
+    bound = max(1, steps) * fewest * replica_batch(manifest, microbatch * batches, fewest)
+    assert limit >= 1 and reason and 1 <= travels <= microbatch
     assert limit == 1 or in_flight <= bound
-    assert (limit + 1) * microbatch * max(1, sizes[0]) > bound
+    assert (limit + 1) * travels * max(1, sizes[0]) > bound
 
 
 def test_a_larger_batch_allows_more_under_way() -> None:
-    assert window_limit(run(), [2, 2, 2])[0] == 1
-    assert window_limit(run(batch_max=64), [2, 2, 2])[0] == 8
-    assert window_limit(run(microbatch=2), [2, 2, 2])[0] == 4
-    assert window_limit(run(microbatch=2), [2, 2, 1])[0] == 2
+    assert window_limit(run(), [2, 2, 2], 0)[0] == 1
+    assert window_limit(run(batch_max=128), [2, 2, 2], 0)[0] == 8
+    assert window_limit(run(microbatch=2), [2, 2, 2], 0)[0] == 4
+
+
+def test_more_replicas_step_on_less_each() -> None:
+    manifest = run(batch=8, least=2)
+    assert [replica_batch(manifest, 8, replicas) for replicas in (0, 1, 2, 3, 4, 5, 99)] == [8, 8, 4, 3, 2, 2, 2]
+    assert [microbatch_of(manifest, sizes, 0) for sizes in ([1, 1], [2, 2], [2, 4], [9, 9])] == [8, 4, 2, 2]
+    assert microbatch_of(run(microbatch=4, batch=64), [2, 2], 0) == 4
 
 
 def test_a_step_waits_for_gradients_that_it_would_make_too_old() -> None:
@@ -116,4 +130,5 @@ def test_the_rate_grows_by_the_root_of_a_batch_that_grew() -> None:
     train_on(once, token_batch(samples=4))
     for seed in range(4):
         train_on(twice, token_batch(samples=4, seed=seed))
-    assert twice[0].step(100).learning_rate == 2.0 * once[0].step(100).learning_rate
+    assert twice[0].step(100, batch=4.0).learning_rate == 2.0 * once[0].step(100, batch=4.0).learning_rate
+    assert once[1].step(100, batch=16.0).learning_rate == twice[1].step(100, batch=16.0).learning_rate

@@ -14,7 +14,7 @@ from swarmnode.ids import PeerId, RunId
 from swarmnode.manifest import GossipSpec, InnerSpec, Manifest, ModelSpec, PipelineSpec
 from swarmnode.membership.progress import Progress
 from swarmnode.node.replica import TorchReplica
-from swarmnode.ports import Packet, Replica, State, WireTensor
+from swarmnode.ports import Neighbour, Packet, Replica, State, WireTensor
 from swarmnode.recovery.asking import DownloadLimits
 from swarmnode.recovery.donor import SnapshotDonor
 from swarmnode.recovery.download import download
@@ -124,6 +124,36 @@ def test_loading_voids_what_belongs_to_other_weights() -> None:
     copy.backward(stale, gradient(4), SAMPLES)
     original.backward(fresh, gradient(4), SAMPLES)
     assert torch.equal(copy.stage.grad, original.stage.grad)
+
+
+def test_a_replica_keeps_a_mean_of_its_own_weights_alone() -> None:
+    share = MANIFEST.inner.average_share
+    first, second = TorchReplica(MANIFEST, 0), TorchReplica(MANIFEST, 0)
+    assert first.average is not None and first.average.value is None
+    train(first, 1)
+    before = first.stage.theta.clone()
+    assert torch.equal(first.average.value, before)
+    _, tape = first.forward(tokens(2), keep=True)
+    assert tape is not None
+    first.backward(tape, gradient(2), SAMPLES)
+    first.step(200)
+    expected = torch.lerp(before, first.stage.theta, 1.0 - 0.5 ** (1.0 / share - 1.0))
+    torch.testing.assert_close(first.average.value, expected)
+    assert first.average.span == 100
+    train(second, 5)
+    second.load(first.snapshot())
+    assert second.average is not None and second.average.value is None, "the mean was of other weights"
+    train(second, 6)
+    assert torch.equal(second.average.value, second.stage.theta) and second.average.span == 0
+    second.rebuild("copy", [Neighbour(1, state_phi(1), 1.0)], None)
+    assert second.average.value is None
+    none = TorchReplica(replace(MANIFEST, inner=replace(MANIFEST.inner, average_share=0.0)), 0)
+    train(none, 1)
+    assert none.average is None and torch.equal(none.stage.theta, before), "it takes no part in training"
+
+
+def state_phi(stage: int) -> memoryview:
+    return TorchReplica(MANIFEST, stage).snapshot().sections["phi"]
 
 
 def test_an_outer_step_leaves_tapes_as_they_were() -> None:

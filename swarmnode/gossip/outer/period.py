@@ -3,8 +3,8 @@
     QSR        H = max(H_least, floor((GROWTH / rate)^2))     [quadratic synchronisation rule, arXiv 2310.14423, eq. 2]
     bounded    H between two bounds, doubled when replicas drift less than they should and halved when more
 
-As the rate falls, replicas drift apart more slowly and need to meet less: fewer bytes for the same loss. Both are plain
-functions; a manifest counts rounds in samples, so whoever uses them changes gossip.round_samples between runs.
+As the rate falls, replicas drift apart more slowly and need to meet less: fewer bytes for the same loss. QSR is
+gossip.rounds = "qsr" (gossip/round.py); bounded rounds are measured in `swarmnode bench gossip` alone.
 """
 
 from __future__ import annotations

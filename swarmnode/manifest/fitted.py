@@ -1,0 +1,135 @@
+"""A model, a learning rate, a batch and a warm-up for a size of model and a fleet, each with where it comes from.
+
+    rate       R (N / 1e6)^-0.17                N parameters
+    batch      0.58 (D / r)^0.571 tokens        D tokens of the run, r replicas of a stage; a replica sees D / r of them
+    warm-up    the larger of 2 / (1 - beta2) inner steps of all replicas and a hundredth of the run, at most a tenth
+
+The rate goes through what was measured on the demo (1 M parameters, 1.4e-3 with AdamW), GPT-3's 125 M (6e-4; arXiv
+2005.14165, table 2.1) and LLaMA's 7 B (3e-4; arXiv 2302.13971, table 2). The batch is Step Law's (arXiv 2503.04715),
+which gives the 8 samples that are best on the demo (measured); it depends on the samples and hardly on the model's
+size (arXiv 2410.21676). The warm-up in steps: arXiv 1910.04209, section 5.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+
+from swarmnode.errors import UsageError
+from swarmnode.manifest.spec import Manifest, ModelSpec
+
+RATE_PARAMETERS, RATE_EXPONENT = 1e6, -0.17
+RATES = {
+    "adamw": {"learning_rate": 1.4e-3},
+    "muon": {"learning_rate": 3e-3, "muon_learning_rate": 3e-3},
+}
+"""At RATE_PARAMETERS, by inner.optimizer: measured on the demo's model, batches of 8, 7,500 samples. That Muon's falls
+with the size as AdamW's does: its steps are as large (arXiv 2502.16982)."""
+BATCH_TOKENS, BATCH_EXPONENT = 0.58, 0.571  # Step Law, arXiv 2503.04715
+WARMUP_SHARE, WARMUP_SHARE_MAX = 0.01, 0.1  # GPT-3 and LLaMA warm up over 0.1 to 1 % of a run; the bound: guess
+BATCH_MAX = 1 << 12  # guess: samples
+LAYERS_LEAST = 4  # guess
+ASPECT = 64  # width over layers: GPT-3 125M, arXiv 2005.14165, table 2.1; LLaMA 7B has 128
+HEAD_WIDTH, HEADS_LEAST = 64, 4  # GPT-3 125M, arXiv 2005.14165, table 2.1; the demo
+WIDTH_STEP, WIDE, WIDE_STEP, WIDTH_MAX = 32, 512, 128, 1 << 13
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Fitted:
+    """A manifest, and by field name where each value that was fitted comes from."""
+
+    manifest: Manifest
+    origins: dict[str, str]
+
+
+def parameters_of(model: ModelSpec) -> int:
+    """Parameters of a model: token table, layers, last norm, head."""
+    keys = model.kv_heads * (model.width // model.heads)
+    attention = 2 * model.width * (model.width + keys)
+    layer = attention + 3 * model.width * model.ffn + 2 * model.width
+    return 2 * model.vocabulary * model.width + model.layers * layer + model.width
+
+
+def _shapes(start: ModelSpec, stages: int) -> Iterator[ModelSpec]:
+    for width in range(WIDTH_STEP, WIDTH_MAX + 1, WIDTH_STEP):
+        heads = max(HEADS_LEAST, width // HEAD_WIDTH)
+        if width % heads or width // heads % 2 or (width > WIDE and width % WIDE_STEP):
+            continue
+        usual = max(LAYERS_LEAST, stages, round(width / ASPECT))
+        for layers in range(usual, usual + usual // 2 + 1):
+            kv_heads = heads // 2 if heads % 2 == 0 else heads
+            ffn = 32 * math.ceil(width * 8 / 3 / 32)
+            yield dataclasses.replace(start, layers=layers, width=width, heads=heads, kv_heads=kv_heads, ffn=ffn)
+
+
+def model_of(parameters: int, start: ModelSpec, stages: int) -> ModelSpec:
+    """The model of nearly `parameters` parameters, with the vocabulary and context of `start` and at least `stages`
+    layers. Raises UsageError when there is none within a quarter."""
+    found = min(_shapes(start, stages), key=lambda model: abs(math.log(parameters_of(model) / parameters)))
+    if not 0.75 <= parameters_of(found) / parameters <= 1.25:
+        raise UsageError(
+            f"--parameters {parameters}: the nearest model with {found.vocabulary} token ids and at least {stages}"
+            f" layers has {parameters_of(found)}"
+        )
+    return found
+
+
+def fit(
+    start: Manifest, *, parameters: int | None = None, nodes: int | None = None, samples: int | None = None
+) -> Fitted:
+    """`start` for a model of `parameters`, a fleet of `nodes` and a run of `samples`; None: as it is in `start`, which
+    has two nodes a stage. Raises UsageError when no such model can be made."""
+    stages = start.pipeline.stages
+    origins: dict[str, str] = {}
+    model = start.model
+    if parameters is not None:
+        model = model_of(parameters, model, stages)
+        shape = f"fitted: {parameters_of(model):_} parameters of {parameters:_} asked for"
+        origins |= {f"model.{key}": shape for key in ("layers", "width", "heads", "kv_heads", "ffn")}
+    count = parameters_of(model)
+    replicas = max(1, (nodes or 2 * stages) // stages)
+    run = samples or start.inner.decay_samples
+    if samples is not None:
+        origins["inner.decay_samples"] = "the run's length as it was asked for"
+
+    share = (count / RATE_PARAMETERS) ** RATE_EXPONENT
+    rates = {key: float(f"{rate * share:.1e}") for key, rate in RATES[start.inner.optimizer].items()}
+    through = (
+        f"fitted to {count:_} parameters: through the demo (measured), GPT-3 125M (arXiv 2005.14165) and LLaMA 7B"
+        " (arXiv 2302.13971)"
+    )
+    origins |= {f"inner.{key}": through for key in rates}
+    tokens = BATCH_TOKENS * (run * model.context / replicas) ** BATCH_EXPONENT
+    batch = min(1 << max(0, round(math.log2(tokens / model.context))), BATCH_MAX)
+    microbatch = min(batch, 1 << int(math.log2(start.inner.microbatch)))
+    origins["inner.inner_batch"] = (
+        f"fitted to {run:_} samples by {replicas} replicas: Step Law, arXiv 2503.04715, of what one replica sees"
+    )
+    if microbatch != start.inner.microbatch:
+        origins["inner.microbatch"] = "fitted: a divisor of inner.inner_batch"
+    steps = 2.0 / (1.0 - start.inner.beta2)
+    warmup = round(min(max(steps * batch * replicas, WARMUP_SHARE * run), WARMUP_SHARE_MAX * run))
+    origins["inner.warmup_samples"] = (
+        f"fitted: {steps:.0f} inner steps of {replicas} replicas (arXiv 1910.04209) or 1 % of the run, at most 10 %"
+    )
+    inner = dataclasses.replace(
+        start.inner,
+        **rates,
+        warmup_samples=warmup,
+        decay_samples=run,
+        cooldown_samples=max(1, run // 5),
+        microbatch=microbatch,
+        inner_batch=batch,
+        inner_batch_max=0,
+        inner_batch_end=0,
+    )
+    origins["inner.cooldown_samples"] = "fitted: a fifth of the run, arXiv 2405.18392"
+    gossip, data = start.gossip, start.data
+    if gossip.round_samples < batch * replicas:
+        gossip = dataclasses.replace(gossip, round_samples=batch * replicas)
+        origins["gossip.round_samples"] = "fitted: an inner step of each replica"
+    if data.block_samples % microbatch:
+        data = dataclasses.replace(data, block_samples=8 * microbatch)
+        origins["data.block_samples"] = "fitted: 8 microbatches"
+    return Fitted(dataclasses.replace(start, model=model, inner=inner, gossip=gossip, data=data), origins)
