@@ -64,7 +64,7 @@ class Inner:
             weights, gradients, averages = ([x if x.shape[1] == short else x.mT for x in some] for some in views)
             g, m = torch.stack(gradients, 1), torch.stack(averages, 1)  # [R, matrices, short, long]
             m.lerp_(g, 1.0 - self.momentum)
-            update = orthogonalize(g.lerp_(m, self.momentum))
+            update = orthogonalize(g.lerp_(m, self.momentum).flatten(0, 1)).view_as(m)
             scale = rate * SCALE * math.sqrt(long)
             for i, (weight, average) in enumerate(zip(weights, averages, strict=True)):
                 average.copy_(m[:, i])

@@ -53,7 +53,7 @@ def test_muon_steps_each_matrix_by_itself() -> None:
         for row in range(3):
             for one in found:
                 numbers = one.first + torch.arange(one.rows)[:, None] * one.stride + torch.arange(one.columns)
-                update = orthogonalize(ahead[row][numbers])
+                update = orthogonalize(ahead[row][numbers][None])[0]
                 scale = rate * SCALE * math.sqrt(max(update.shape))
                 plain[row][numbers] = (1 - rate * WEIGHT_DECAY) * plain[row][numbers] - scale * update
         inner.step(gradient.clone(), rate, elsewhere)
