@@ -100,7 +100,13 @@ FIELDS: tuple[Field, ...] = (
         " under way, and replicas put off their steps; an older gradient is not added.",
         "measured: three steps cost 0.4 nat on the replica bench, two 0.25 in the demo's swarm",
     ),
-    Field("pipeline", "validation_samples", whole(1, 1 << 20), "Held-out samples in one validation.", "guess"),
+    Field(
+        "pipeline",
+        "validation_samples",
+        whole(1, 1 << 20),
+        "Held-out samples in one validation, of the running mean where there is one (inner.average_share).",
+        "guess",
+    ),
     Field(
         "pipeline",
         "validation_every_samples",

@@ -1,13 +1,13 @@
 """A model, a learning rate, a batch and a warm-up for a size of model and a fleet, each with where it comes from.
 
     rate       R (N / 1e6)^-0.17                N parameters
-    batch      0.58 (D / r)^0.571 tokens        D tokens of the run, r replicas of a stage; a replica sees D / r of them
-    warm-up    the larger of 2 / (1 - beta2) inner steps of all replicas and a hundredth of the run, at most a tenth
+    batch      0.58 D^0.571 tokens              D tokens of the run; the replicas of a stage share the batch
+    warm-up    the larger of 2 / (1 - beta2) inner steps and a hundredth of the run, at most a tenth
 
 The rate goes through what was measured on the demo (1 M parameters, 1.4e-3 with AdamW), GPT-3's 125 M (6e-4; arXiv
 2005.14165, table 2.1) and LLaMA's 7 B (3e-4; arXiv 2302.13971, table 2). The batch is Step Law's (arXiv 2503.04715),
-which gives the 8 samples that are best on the demo (measured); it depends on the samples and hardly on the model's
-size (arXiv 2410.21676). The warm-up in steps: arXiv 1910.04209, section 5.
+which gives 12 samples for the demo, on which 8 to 16 are best (measured); it depends on the samples and hardly on the
+model's size (arXiv 2410.21676). The warm-up in steps: arXiv 1910.04209, section 5.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator
+from typing import Any
 
 from swarmnode.errors import UsageError
 from swarmnode.manifest.spec import Manifest, ModelSpec
@@ -28,6 +29,7 @@ RATES = {
 with the size as AdamW's does: its steps are as large (arXiv 2502.16982)."""
 BATCH_TOKENS, BATCH_EXPONENT = 0.58, 0.571  # Step Law, arXiv 2503.04715
 WARMUP_SHARE, WARMUP_SHARE_MAX = 0.01, 0.1  # GPT-3 and LLaMA warm up over 0.1 to 1 % of a run; the bound: guess
+STEPS_OF_ROUND = 8  # measured: the demo's swarm, `swarmnode bench learning`
 BATCH_MAX = 1 << 12  # guess: samples
 LAYERS_LEAST = 4  # guess
 ASPECT = 64  # width over layers: GPT-3 125M, arXiv 2005.14165, table 2.1; LLaMA 7B has 128
@@ -88,30 +90,31 @@ def fit(
         shape = f"fitted: {parameters_of(model):_} parameters of {parameters:_} asked for"
         origins |= {f"model.{key}": shape for key in ("layers", "width", "heads", "kv_heads", "ffn")}
     count = parameters_of(model)
-    replicas = max(1, (nodes or 2 * stages) // stages)
     run = samples or start.inner.decay_samples
     if samples is not None:
         origins["inner.decay_samples"] = "the run's length as it was asked for"
 
     share = (count / RATE_PARAMETERS) ** RATE_EXPONENT
-    rates = {key: float(f"{rate * share:.1e}") for key, rate in RATES[start.inner.optimizer].items()}
+    rates: dict[str, Any] = {key: float(f"{rate * share:.1e}") for key, rate in RATES[start.inner.optimizer].items()}
     through = (
         f"fitted to {count:_} parameters: through the demo (measured), GPT-3 125M (arXiv 2005.14165) and LLaMA 7B"
         " (arXiv 2302.13971)"
     )
     origins |= {f"inner.{key}": through for key in rates}
-    tokens = BATCH_TOKENS * (run * model.context / replicas) ** BATCH_EXPONENT
-    batch = min(1 << max(0, round(math.log2(tokens / model.context))), BATCH_MAX)
+    tokens = BATCH_TOKENS * (run * model.context) ** BATCH_EXPONENT
+    least = start.inner.microbatch_min * max(1, (nodes or 2 * stages) // stages)
+    whole = 1 << max(0, round(math.log2(tokens / model.context)), (least - 1).bit_length())
+    batch = min(whole, BATCH_MAX)
     microbatch = min(batch, 1 << int(math.log2(start.inner.microbatch)))
     origins["inner.inner_batch"] = (
-        f"fitted to {run:_} samples by {replicas} replicas: Step Law, arXiv 2503.04715, of what one replica sees"
+        f"fitted to {run:_} samples: Step Law, arXiv 2503.04715, and at least {least}, a step of each replica"
     )
     if microbatch != start.inner.microbatch:
         origins["inner.microbatch"] = "fitted: a divisor of inner.inner_batch"
     steps = 2.0 / (1.0 - start.inner.beta2)
-    warmup = round(min(max(steps * batch * replicas, WARMUP_SHARE * run), WARMUP_SHARE_MAX * run))
+    warmup = round(min(max(steps * batch, WARMUP_SHARE * run), WARMUP_SHARE_MAX * run))
     origins["inner.warmup_samples"] = (
-        f"fitted: {steps:.0f} inner steps of {replicas} replicas (arXiv 1910.04209) or 1 % of the run, at most 10 %"
+        f"fitted: {steps:.0f} inner steps (arXiv 1910.04209) or 1 % of the run, at most 10 %"
     )
     inner = dataclasses.replace(
         start.inner,
@@ -120,15 +123,16 @@ def fit(
         decay_samples=run,
         cooldown_samples=max(1, run // 5),
         microbatch=microbatch,
+        microbatch_min=min(start.inner.microbatch_min, microbatch),
         inner_batch=batch,
         inner_batch_max=0,
         inner_batch_end=0,
     )
     origins["inner.cooldown_samples"] = "fitted: a fifth of the run, arXiv 2405.18392"
     gossip, data = start.gossip, start.data
-    if gossip.round_samples < batch * replicas:
-        gossip = dataclasses.replace(gossip, round_samples=batch * replicas)
-        origins["gossip.round_samples"] = "fitted: an inner step of each replica"
+    if gossip.round_samples < STEPS_OF_ROUND * batch:
+        gossip = dataclasses.replace(gossip, round_samples=STEPS_OF_ROUND * batch)
+        origins["gossip.round_samples"] = f"fitted: {STEPS_OF_ROUND} inner steps, as the demo has"
     if data.block_samples % microbatch:
         data = dataclasses.replace(data, block_samples=8 * microbatch)
         origins["data.block_samples"] = "fitted: 8 microbatches"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from swarmnode.model.average import RunningMean
 from swarmnode.model.device import free_nbytes
 from swarmnode.model.split import Part, split
 from swarmnode.model.stage import BUMP_STEPS, StageReplica
+from swarmnode.model.stash import instead
 from swarmnode.model.tensor import check_finite, decode
 from swarmnode.ports import Draft, LossResult, Neighbour, OuterReport, Packet, State, StepReport, Tape, WireTensor
 from swarmnode.recovery import checkfree
@@ -80,19 +82,27 @@ class TorchReplica:
     def forward(
         self, x: WireTensor, *, keep: bool, graph: bool = True, tokens: WireTensor | None = None
     ) -> tuple[WireTensor, Tape | None]:
-        return self.stage.forward(x, keep=keep, graph=graph, tokens=tokens)
+        with contextlib.nullcontext() if keep else self._averaged():
+            return self.stage.forward(x, keep=keep, graph=graph, tokens=tokens)
 
     def backward(self, tape: Tape, gradient: WireTensor, samples: int, *, accumulate: bool = True) -> WireTensor | None:
         return self.stage.backward(tape, gradient, samples, accumulate=accumulate)
 
     def loss(self, x: WireTensor, tokens: WireTensor, samples: int, *, train: bool) -> LossResult:
-        return self.stage.loss(x, tokens, samples, train=train)
+        with contextlib.nullcontext() if train else self._averaged():
+            return self.stage.loss(x, tokens, samples, train=train)
+
+    def _averaged(self) -> contextlib.AbstractContextManager[None]:
+        """Meanwhile the weights are the running mean, if there is one: held-out losses are those of what is exported."""
+        if self.average is None or self.average.value is None:
+            return contextlib.nullcontext()
+        return instead(self.stage.theta, self.average.value)
 
     def release(self, tape: Tape) -> None:
         self.stage.release(tape)
 
     def step(self, samples_total: int, batch: float = math.inf) -> StepReport:
-        report = self.stage.step(samples_total)
+        report = self.stage.step(samples_total, batch)
         if self.average is not None:
             self.average.see(self.stage.theta, samples_total)
         return report

@@ -156,7 +156,7 @@ def test_all_mistakes_at_once_with_field_value_and_what_is_allowed() -> None:
         ),
         (
             'gossip = {method = "keeping", codec = "topk"}',
-            "gossip.group = 2: allowed is 0 with gossip.method = 'keeping'",
+            "gossip.group = 4: allowed is 0 with gossip.method = 'keeping'",
         ),
         ("gossip.round_samples = 5", "gossip.round_samples = 5: allowed is at least inner.inner_batch = 8"),
         (
@@ -169,7 +169,7 @@ def test_all_mistakes_at_once_with_field_value_and_what_is_allowed() -> None:
         ),
         (
             "inner.inner_batch_end = 2048",
-            "gossip.round_samples = 128: allowed is at least inner.inner_batch_end = 2048",
+            "gossip.round_samples = 64: allowed is at least inner.inner_batch_end = 2048",
         ),
         (
             'inner.decay = "constant"\ngossip.rounds = "qsr"',
