@@ -316,7 +316,6 @@ class Replica(Protocol):
 
     def boundary_digest(self) -> bytes:
         """Of what replicas must have in common to understand each other's activations; b"" where that is nothing."""
-        ...
 
     def forward(
         self, x: WireTensor, *, keep: bool, graph: bool = True, tokens: WireTensor | None = None
@@ -326,7 +325,6 @@ class Replica(Protocol):
         beside activations where the boundary is a subspace.
 
         Raises RemoteFault when x has the wrong dtype or shape, token ids out of range, or NaN or Inf."""
-        ...
 
     @property
     def inner_steps(self) -> int: ...  # behind these weights
@@ -334,15 +332,12 @@ class Replica(Protocol):
     def backward(self, tape: Tape, gradient: WireTensor, samples: int, *, accumulate: bool = True) -> WireTensor | None:
         """Accumulate this stage's gradient, unless told not to; return that of its input (None for the first stage). A
         tape whose graph was not kept is recomputed from its input. Raises RemoteFault for a bad gradient."""
-        ...
 
     def loss(self, x: WireTensor, tokens: WireTensor, samples: int, *, train: bool) -> LossResult:
         """Last stage: forward, mean-free cross entropy, and with train=True backward, accumulated at once."""
-        ...
 
     def release(self, tape: Tape) -> None:
         """Drop what the tape holds except its input, so that `backward` recomputes (memory bound)."""
-        ...
 
     @property
     def spare_nbytes(self) -> int: ...  # of a device of its own that nobody has taken; 0 where it shares the machine's
@@ -350,46 +345,39 @@ class Replica(Protocol):
     @property
     def recomputed(self) -> int:
         """Tapes run forward again so far, because their graph was not kept or the state was loaded since."""
-        ...
 
     @property
     def accumulated(self) -> int:
         """Samples whose gradient waits for the next inner step."""
-        ...
 
     def step(self, samples_total: int, batch: float = math.inf) -> StepReport:
         """One inner step on the mean gradient, clipped to c/sqrt(S), at the rate of `samples_total` for `batch`."""
-        ...
 
     def snapshot(self, *, packed: bool = False) -> State:
         """An immutable copy of everything this replica is (theta, phi, momentum, both AdamW moments)."""
-        ...
 
     def load(self, state: State) -> None:
         """Become `state`. Raises RemoteFault when sections are missing, of the wrong size, or not finite."""
-        ...
 
     def parameters_of(self, stage: int) -> int:
         """Elements in the flat buffer of a replica of `stage` of the same run."""
-        ...
 
     def ends_of(self, stage: int) -> tuple[int, int]:
         """(first element, count) of the embedding or head in the flat buffer of `stage`; count 0 for an inner one."""
-        ...
 
     def rebuild(self, method: str, neighbours: Sequence[Neighbour], ends: memoryview | None) -> None:
         """Become what `neighbours` make probable, by `method` (CheckFree): slow and fast weights alike, no momentum,
         fresh AdamW, a higher learning rate for a while. `ends` are the mirrored elements of `ends_of`. Raises
         RemoteFault, having changed nothing, when what was given is of the wrong size or not finite."""
-        ...
 
     def message(self, round_index: int) -> Sequence[WireTensor]:
         """Mark the boundary of `round_index` (theta is copied) and return what partners need of it."""
-        ...
+
+    def bequest(self, round_index: int) -> Sequence[WireTensor]:
+        """As `message`, of all weights, also where a round is about a fragment of them: for packets marked so."""
 
     def draft(self, round_index: int) -> Draft:
         """As `message`, which is this and `finish`; nothing else may be asked of the replica between the two."""
-        ...
 
     def apply(
         self, round_index: int, own_weight: float, packets: Sequence[Packet], *, lone: bool = True
@@ -397,4 +385,3 @@ class Replica(Protocol):
         """The outer step of the round `message` marked; no packets, or none that is believed, makes it a lone step, or
         without `lone` none: then the boundary stays marked for another `apply`. What theta gained since the boundary is
         kept. A packet that is misshapen or not finite, which no honest one is, is refused alone, by its verdict."""
-        ...

@@ -7,13 +7,12 @@ real outer optimizer (bench/village.py); messages go through the codec's bytes, 
 from __future__ import annotations
 
 import concurrent.futures
-import html
 import json
 import math
 import multiprocessing
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from swarmnode.bench.gossip_page import ALONE, PARALLEL, page
+from swarmnode.bench.inner import check_optimizer
 from swarmnode.bench.village import Size, Village, read_text
 from swarmnode.errors import UsageError
 from swarmnode.gossip.compression import kernel
@@ -28,7 +29,7 @@ from swarmnode.gossip.outer import Outer, outer, period
 from swarmnode.manifest import GossipSpec, meeting
 from swarmnode.manifest.text import from_tree
 
-ALONE, PARALLEL, RATE = "alone", "parallel", "rate"
+RATE = "rate"
 DEFAULT = (
     ALONE,
     PARALLEL,
@@ -57,7 +58,6 @@ DEFAULT = (
 """Not eager: here an exchange takes no time, and there it is diloco with another rate."""
 
 H_MOST = 4  # times Size.inner_steps, with a schedule; guess
-LABEL_PX = (110, 13)  # that a method's name takes in the drawing
 RESULTS = "gossip.json"
 LOOKS = 10  # times a run is looked at on its way, for the comparison at equal bytes
 
@@ -81,6 +81,7 @@ class Run:
     size: Size
     text: str | None = None
     healing: bool = True
+    acceptance: str = ""
 
 
 def parts(what: str) -> tuple[str, dict[str, float], str]:
@@ -94,8 +95,8 @@ def parts(what: str) -> tuple[str, dict[str, float], str]:
         numbers = {"": math.nan}
     if (base not in (ALONE, PARALLEL) and "/" not in base) or (at and schedule not in SCHEDULES):
         raise UsageError(
-            f"{what!r} is no method; say {ALONE}, {PARALLEL}, or METHOD/CODEC such as noloco/modular4, "
-            f"and a schedule of rounds behind it if you like: {', '.join('@' + name for name in SCHEDULES)}"
+            f"{what!r} is no method; say {ALONE}, {PARALLEL}, METHOD/CODEC such as noloco/modular4, or METHOD/CODEC/F,"
+            f" and a schedule of rounds behind it if you like: {', '.join('@' + name for name in SCHEDULES)}"
         )
     taken = (RATE,) if base in (ALONE, PARALLEL) else (RATE, "alpha", "beta", "gamma")
     if not numbers.keys() <= set(taken):
@@ -107,9 +108,17 @@ def spec(what: str) -> GossipSpec:
     """The manifest's words for "method/codec", constants the method's own unless given. Raises UsageError and
     ManifestError."""
     base, numbers, _ = parts(what)
-    method, _, codec = base.partition("/")
+    method, _, rest = base.partition("/")
+    codec, slash, fragments = rest.partition("/")
+    if slash and not (fragments.isdigit() and int(fragments)):
+        raise UsageError(f"{what!r}: FRAGMENTS of METHOD/CODEC/FRAGMENTS is {fragments!r}; say a number, such as 5")
     table: dict[str, Any] = {name: number for name, number in numbers.items() if name != RATE}
-    table |= {"method": method, "codec": codec, "group": 2 if method in meeting.IN_GROUPS else 0}
+    table |= {
+        "method": method,
+        "codec": codec,
+        "fragments": int(fragments or 1),
+        "group": 2 if method in meeting.IN_GROUPS else 0,
+    }
     return from_tree({"gossip": table}, what).gossip
 
 
@@ -127,11 +136,12 @@ SCHEDULES: dict[str, Callable[[Village, int], int]] = {"qsr": _quadratic, "bound
 """Inner steps of the next round after one of so many, asked at its boundary."""
 
 
-def maker(what: str, *, healing: bool = True) -> Callable[[Tensor], Outer] | None:
-    """What makes a replica's outer optimizer; None for those that never meet."""
+def maker(what: str, acceptance: str = "", *, healing: bool = True) -> Callable[[Tensor], Outer] | None:
+    """What makes a replica's outer optimizer; None for those that never meet. `acceptance`: "", the manifest's own."""
     if parts(what)[0] in (ALONE, PARALLEL):
         return None
     found = spec(what)
+    found = replace(found, acceptance=acceptance or found.acceptance)
     outer(found, torch.zeros(1))  # refuses what it does not know, before anything is trained
     return lambda theta: outer(found, theta, healing=healing)
 
@@ -141,7 +151,7 @@ def measure(run: Run) -> dict[str, Any]:
     torch.set_num_threads(1)
     base, numbers, named = parts(run.what)
     size = replace(run.size, learning_rate=numbers.get(RATE, run.size.learning_rate))
-    make = maker(run.what, healing=run.healing)
+    make = maker(run.what, run.acceptance, healing=run.healing)
     village = Village(size, run.seed, make, read_text(run.text), together=base == PARALLEL)
     began, gossip_s = time.process_time(), 0.0
     curve: list[tuple[float, float]] = []
@@ -164,8 +174,9 @@ def measure(run: Run) -> dict[str, Any]:
         gossip_s += time.process_time() - before
         if village.steps * LOOKS // total > looks:
             curve.append((sent(), village.validate([])[1]))
-    nats, merged = village.validate()
+    (nats, merged), spread = village.validate(), village.spread
     per_round = sent() / size.rounds  # of inner_steps each, also where a schedule made fewer
+    per_step = sent() / village.steps
     after = village.validate()[0] if village.full_merge(round_index + 1) else math.nan
     return {
         "what": run.what,
@@ -175,6 +186,8 @@ def measure(run: Run) -> dict[str, Any]:
         "after a full merge": after,
         "rounds": round_index,
         "bytes_per_parameter_round": per_round,
+        "bytes_per_parameter_step": per_step,
+        "spread": spread,
         "curve": curve,
         "cpu_s": time.process_time() - began,
         "gossip_cpu_s": gossip_s,
@@ -190,28 +203,29 @@ def run(
     out: Path | None = None,
     say: Callable[[str], None] = lambda line: None,
     *,
-    rounds: int | None = None,
-    inner_steps: int | None = None,
+    changes: Mapping[str, Any] | None = None,
     resume: bool = False,
-    lost: float = 0.0,
     healing: bool = True,
+    acceptance: str = "",
 ) -> dict[str, Any]:
-    """{"methods": [a row each], "runs": [...], "preset", "size"}, of `rounds` of `inner_steps` instead of the preset's;
-    with `out`, also OUT/gossip.json and gossip.html, after each run. With `resume` runs that are there already, of the
-    same size and text, are not done again. `lost`, `healing`: Size.lost, and whether fragments of slow weights travel.
+    """{"methods": [a row each], "runs": [...], "preset", "size"}, with `changes` of fields of the preset's Size; with
+    `out`, also OUT/gossip.json and gossip.html, after each run. With `resume` runs that are there already, of the
+    same size and text, are not done again. `healing`: whether fragments of slow weights travel with packets of D.
+    `acceptance`: gossip.acceptance, "": its default. Raises UsageError.
     """
     if preset not in PRESETS:
         raise UsageError(f"preset {preset!r}; there are {', '.join(PRESETS)}")
     kernel.build()
     for what in whats:
-        maker(what)
+        maker(what, acceptance)
     size, count = PRESETS[preset]
-    size = replace(size, rounds=rounds or size.rounds, inner_steps=inner_steps or size.inner_steps, lost=lost)
-    same: dict[str, Any] = {"size": asdict(size), "text": text, "healing": healing}
+    size = replace(size, **(changes or {}))
+    check_optimizer(size.optimizer)
+    same: dict[str, Any] = {"size": asdict(size), "text": text, "healing": healing, "acceptance": acceptance}
     before = measured_before(out / RESULTS, **same) if resume and out is not None else {}
     found = list(before.get("runs", []))
     done = {(row["what"], row["seed"]) for row in found}
-    order = [Run(what, seed, size, text, healing) for seed in range(seeds or count) for what in whats]
+    order = [Run(what, seed, size, text, healing, acceptance) for seed in range(seeds or count) for what in whats]
     began = time.perf_counter() - before.get("seconds", 0.0)
 
     def result() -> dict[str, Any]:
@@ -284,6 +298,8 @@ def table(runs: Sequence[dict[str, Any]], whats: Sequence[str]) -> list[dict[str
                 "after a full merge": statistics.fmean(row.get("after a full merge", math.nan) for row in mine),
                 "merged at equal bytes": statistics.fmean(_at(row["curve"], budget) for row in mine),
                 "bytes/param/round": statistics.fmean(row["bytes_per_parameter_round"] for row in mine),
+                "bytes/param/step": statistics.fmean(row["bytes_per_parameter_step"] for row in mine),
+                "apart": statistics.fmean(row["spread"] for row in mine),
                 "gossip CPU s": statistics.fmean(row["gossip_cpu_s"] for row in mine),
             }
         )
@@ -306,87 +322,3 @@ def _at(curve: Sequence[tuple[float, float]], budget: float) -> float:
     """Nats of the replicas' average when `budget` was spent: the last look before that, or the first of all."""
     within = [nats for sent, nats in curve if sent <= budget * (1 + 1e-9)]
     return within[-1] if within else curve[0][1] if curve else math.nan
-
-
-def page(result: dict[str, Any]) -> str:
-    """A page of one drawing, loss against bytes (logarithmic), and the table; nothing is loaded from outside."""
-    rows = result["methods"]
-    drawn = [row for row in rows if row["bytes/param/round"] > 0 and parts(row["method"])[0] != PARALLEL]
-    apart = [
-        row for row in rows if parts(row["method"])[0] == PARALLEL
-    ]  # far off all others, it would press them together
-    also = "".join(
-        f" Not drawn: synchronous data parallel, {row['nats']:.4f} nats at {row['bytes/param/round']:g} bytes."
-        for row in apart
-    )
-    cells = "".join(
-        "<tr>" + "".join(f"<td>{html.escape(_cell(value))}</td>" for value in row.values()) + "</tr>" for row in rows
-    )
-    heads = "".join(f"<th>{html.escape(key)}</th>" for key in rows[0])
-    return (
-        "<!doctype html><meta charset=utf-8><title>swarmnode bench gossip</title><style>body{font:14px sans-serif;"
-        "margin:2em}td,th{padding:.2em .8em;text-align:right}td:first-child{text-align:left}</style>"
-        f"<h1>Loss against bytes</h1><p>preset {html.escape(result['preset'])}, held-out nats per byte, lower left is"
-        f" better; bars are one standard deviation over seeds; the dashed line is a lone replica.{also}</p>"
-        f"{_drawing(drawn, [row for row in rows if row not in apart])}<table><tr>{heads}</tr>{cells}</table>"
-    )
-
-
-def _cell(value: object) -> str:
-    if isinstance(value, float):
-        return "–" if math.isnan(value) else f"{value:.4f}"
-    return str(value)
-
-
-def _drawing(drawn: Sequence[dict[str, Any]], rows: Sequence[dict[str, Any]]) -> str:
-    width, height, left, bottom = 900, 480, 70, 50
-    if not drawn:
-        return ""
-    xs = [math.log10(row["bytes/param/round"]) for row in drawn]
-    nats = [row["nats"] for row in rows]
-    low, high = min(xs) - 0.2, max(xs) + 0.5
-    least, most = min(nats), max(nats)
-    margin = max((most - least) * 0.1, 1e-3)
-
-    def x(value: float) -> float:
-        return float(left + (value - low) / (high - low) * (width - left - 20))
-
-    def y(value: float) -> float:
-        return float(20 + (most + margin - value) / (most - least + 2 * margin) * (height - bottom - 20))
-
-    parts = []
-    best = math.inf
-    front = []
-    labels: list[tuple[float, float]] = []
-    for at, row in sorted(zip(xs, drawn, strict=True), key=lambda pair: pair[0]):
-        spread = 0.0 if math.isnan(row["spread"]) else row["spread"]
-        here = y(row["nats"])
-        label = here - 6
-        while any(abs(label - other) < LABEL_PX[1] and abs(x(at) - beside) < LABEL_PX[0] for beside, other in labels):
-            label += 4.0
-        labels.append((x(at), label))
-        parts.append(
-            f"<line x1={x(at):.1f} x2={x(at):.1f} y1={y(row['nats'] - spread):.1f} y2={y(row['nats'] + spread):.1f}"
-            f" stroke=#999 /><circle cx={x(at):.1f} cy={here:.1f} r=5 fill=#06c />"
-            f"<text x={x(at) + 8:.1f} y={label:.1f} font-size=12>{html.escape(row['method'])}</text>"
-        )
-        if row["nats"] < best:
-            best = row["nats"]
-            front.append(f"{x(at):.1f},{here:.1f}")
-    for row in rows:
-        if row["method"] == ALONE:
-            here = y(row["nats"])
-            parts.append(
-                f"<line x1={left} x2={width - 20} y1={here:.1f} y2={here:.1f} stroke=#c00 stroke-dasharray=6 />"
-            )
-    for tick in range(math.floor(low), math.ceil(high) + 1):
-        if low <= tick <= high:
-            parts.append(f"<text x={x(tick):.1f} y={height - 25} font-size=12>{math.pow(10.0, tick):g}</text>")
-    for i in range(5):
-        value = least + (most - least) * i / 4
-        parts.append(f"<text x=5 y={y(value):.1f} font-size=12>{value:.4f}</text>")
-    parts.append(f"<text x={width // 2} y={height - 5} font-size=13>bytes a parameter and round</text>")
-    return (
-        f"<svg width={width} height={height}><polyline points='{' '.join(front)}' fill=none stroke=#06c "
-        f"stroke-opacity=.4 />{''.join(parts)}</svg>"
-    )

@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from swarmnode.bench.inner import ADAMW, MUON, Inner, Matrix
 from swarmnode.gossip.outer import DesLoc, NoLoCo, Outer
 from swarmnode.gossip.outer.merge import full_merge
 from swarmnode.gossip.pairing import groups
@@ -29,6 +30,8 @@ from swarmnode.ports import OuterReport, Packet, WireTensor
 
 TEXT_BYTES_MAX = 24 << 20
 HELD_OUT = 13  # of 256 files, by hash
+COSINE, FLAT = "cosine", "flat"
+DECAYS = (COSINE, FLAT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,12 @@ class Size:
     learning_rate: float = 4e-3
     warmup: int = 40
     validation: int = 256
+    optimizer: str = ADAMW
+    elsewhere: float = 0.0  # muon: AdamW's rate for what is no matrix, 0: learning_rate
+    decay: str = COSINE
+    beta1: float = 0.9  # of AdamW
+    momentum: float = 0.95  # of Muon
+    group: int = 2  # that meet, by methods that do not ask for the whole stage; 0: all
     lost: float = 0.0  # share of the packets that do not reach one of their receivers in time
 
 
@@ -73,6 +82,17 @@ def shapes(size: Size) -> list[tuple[int, ...]]:
     d, f = size.width, size.ffn
     layer = [(d,), (d, 3 * d), (d, d), (d,), (d, 2 * f), (f, d)]
     return [(256, d), (size.context, d), *(layer * size.layers), (d,)]
+
+
+def matrices(size: Size) -> list[Matrix]:
+    """Those that Muon orthogonalises: queries, keys and values each by itself, so are gate and up."""
+    found, first = [], 0
+    for i, shape in enumerate(shapes(size)):
+        if len(shape) == 2 and i >= 2:
+            columns = shape[1] // {1: 3, 4: 2}.get((i - 2) % 6, 1)  # of a layer's six, as `shapes` has them
+            found += [Matrix(first + k, shape[0], columns, shape[1]) for k in range(0, shape[1], columns)]
+        first += math.prod(shape)
+    return found
 
 
 def initial(size: Size, seed: int) -> Tensor:
@@ -157,7 +177,8 @@ class Village:
         self.run_id = RunId(digest("village", seed, *([pairing] if pairing else [])).hex())
         self._train, self._held = text
         self._draws = [np.random.Generator(np.random.Philox(key=digest64("text", seed, name))) for name in self.names]
-        self._adamw = torch.optim.AdamW([self.theta], betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+        by_muon = matrices(size) if size.optimizer == MUON else []
+        self._inner = Inner(self.theta, by_muon, beta1=size.beta1, momentum=size.momentum)
         self.steps = 0
         self.nbytes = 0  # sent by all replicas: a message counts as often as it is sent
 
@@ -176,17 +197,17 @@ class Village:
                 gradient.copy_(gradient.mean(0, keepdim=True).expand_as(gradient))
             norms = torch.linalg.vector_norm(gradient, dim=1, keepdim=True)
             gradient.mul_((1.0 / (norms + 1e-6)).clamp_(max=1.0))
-            self.theta.grad = gradient
             self.steps += 1
-            for group in self._adamw.param_groups:
-                group["lr"] = self.rate * min(1.0, self.steps / size.warmup)
-            self._adamw.step()
+            rate = self.rate * min(1.0, self.steps / size.warmup)
+            self._inner.step(gradient, rate, rate * (size.elsewhere or size.learning_rate) / size.learning_rate)
             self._attend()
 
     @property
     def rate(self) -> float:
         """The learning rate after the steps done so far, without its warm-up."""
         done = min(1.0, self.steps / (self.size.inner_steps * self.size.rounds))
+        if self.size.decay == FLAT:
+            return self.size.learning_rate
         return self.size.learning_rate * (0.55 + 0.45 * math.cos(math.pi * done))
 
     @property
@@ -197,12 +218,17 @@ class Village:
         learned = torch.stack([row - outer.phi for row, outer in zip(theta, self.outers, strict=True)]).norm(dim=1)
         return float(apart / learned.mean())
 
+    @property
+    def spread(self) -> float:
+        """Root mean square distance of a weight from its mean over replicas."""
+        theta = self.theta.detach()
+        return float((theta - theta.mean(0)).square().mean().sqrt())
+
     def _attend(self) -> None:
         """Show methods that average moments where those are, once they exist."""
-        state = self._adamw.state.get(self.theta)
         for i, outer in enumerate(self.outers):
-            if state and isinstance(outer, DesLoc) and not outer.attends:
-                outer.attend(state["exp_avg"][i], state["exp_avg_sq"][i])
+            if isinstance(outer, DesLoc) and not outer.attends:
+                outer.attend(self._inner.exp_avg[i], self._inner.exp_avg_sq[i])
 
     def meet(self, round_index: int, liars: Sequence[int] = (), lie: Liar | None = None) -> None:
         """The boundary of `round_index` at every replica, then every outer step. Those meet who each count the other as
@@ -213,16 +239,16 @@ class Village:
         for i, outer in enumerate(self.outers):
             message = outer.message(round_index)
             messages.append(lie(round_index, i, message) if lie is not None and i in liars else message)
-        size = self.outers[0].group_size
+        size = self.outers[0].group_size and (self.size.group or None)
         circles = []
         for me, name in enumerate(self.names):
             members = [self.names[i] for i in self.view(me, round_index)]
             found = next(group for group in groups(self.run_id, 0, round_index, members, size) if name in group)
             circles.append({self.names.index(other) for other in found})
+            self.nbytes += (len(found) - 1) * sum(tensor.nbytes for tensor in messages[me])
         given: set[int] = set()  # who stood in for another one's partner
         for me, circle in enumerate(circles):
             others = [other for other in sorted(circle) if other != me and me in circles[other]]
-            self.nbytes += sum(tensor.nbytes for other in others for tensor in messages[other])  # lost ones, too
             others = [other for other in others if not self._late(round_index, other, me)]
             packets = [Packet(1.0, 0, messages[other]) for other in others]
             to_ask = self._to_ask(me, round_index, circle)
@@ -264,10 +290,11 @@ class Village:
         mergeable = [outer for outer in self.outers if _of_weights(outer)]
         if not mergeable:
             return False
-        messages = [outer.message(round_index) for outer in mergeable]
+        messages = [outer.bequest(round_index) for outer in mergeable]
         self.nbytes += (len(mergeable) - 1) * sum(tensor.nbytes for message in messages for tensor in message)
         for me, outer in enumerate(mergeable):
-            full_merge(outer, round_index, 1.0, [Packet(1.0, 0, m) for i, m in enumerate(messages) if i != me])
+            others = [Packet(1.0, 0, m, bequest=True) for i, m in enumerate(messages) if i != me]
+            full_merge(outer, round_index, 1.0, others)
         return True
 
     def view(self, replica: int, round_index: int) -> Sequence[int]:

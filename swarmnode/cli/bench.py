@@ -231,31 +231,43 @@ def boundary(as_json: bool) -> None:
 @click.option(
     "--methods",
     default="",
-    help="METHOD/CODEC[+NAME=NUMBER][@SCHEDULE],... instead of the default list; NAME: alpha, beta, gamma, rate.",
+    help="METHOD/CODEC[/FRAGMENTS][+NAME=NUMBER][@SCHEDULE],... instead of the default list; NAME: alpha, beta, gamma,"
+    " rate.",
 )
 @click.option("--rounds", type=click.IntRange(1, 10_000), default=None, help="Instead of the preset's.")
 @click.option("--inner-steps", type=click.IntRange(1, 10_000), default=None, help="Of a round; also the preset's.")
+@click.option("--replicas", type=click.IntRange(1, 1024), default=None, help="Instead of the preset's 8.")
+@click.option("--batch", type=click.IntRange(1, 4096), default=None, help="Samples of a replica's inner step.")
+@click.option("--group", type=click.IntRange(0, 1024), default=None, help="Replicas that meet; 0: all. Default: 2.")
+@click.option("--optimizer", type=click.Choice(["adamw", "muon"]), default=None, help="Of inner steps. Default: adamw.")
+@click.option("--learning-rate", type=click.FloatRange(0.0, 10.0, min_open=True), default=None, help="Its peak.")
+@click.option(
+    "--elsewhere", type=click.FloatRange(0.0, 10.0), default=None, help="muon: AdamW's rate, beside matrices."
+)
+@click.option("--decay", type=click.Choice(["cosine", "flat"]), default=None, help="Of the rate. Default: cosine.")
+@click.option("--beta1", type=click.FloatRange(0.0, 1.0, max_open=True), default=None, help="AdamW's. Default: 0.9.")
+@click.option("--momentum", type=click.FloatRange(0.0, 1.0, max_open=True), default=None, help="Muon's. Default: 0.95.")
+@click.option("--acceptance", default="", help="A value of gossip.acceptance instead of its default.")
 @click.option("--seeds", type=click.IntRange(1, 100), default=None, help="Seeds 0 to N-1; default: the preset's.")
 @click.option("--jobs", type=click.IntRange(1, 64), default=2, show_default=True, help="Processes, a thread each.")
 @click.option("--text", type=click.Path(exists=True), default=None, help="A text file or a folder of .txt files.")
 @click.option("--out", type=click.Path(path_type=Path), default=Path("runs/gossip"), show_default=True, help="Results.")
 @click.option("--resume", is_flag=True, help="Keep the runs that OUT/gossip.json has already.")
-@click.option("--lost", type=click.FloatRange(0.0, 1.0), default=0.0, help="Share of packets that come too late.")
+@click.option("--lost", type=click.FloatRange(0.0, 1.0), default=None, help="Share of packets that come too late.")
 @click.option("--healing/--no-healing", default=True, help="Whether fragments of slow weights go with packets of D.")
 @JSON
 def gossip(
     preset: str,
     methods: str,
-    rounds: int | None,
-    inner_steps: int | None,
+    acceptance: str,
     seeds: int | None,
     jobs: int,
     text: str | None,
     out: Path,
     resume: bool,
-    lost: float,
     healing: bool,
     as_json: bool,
+    **size: Any,
 ) -> None:
     """Loss against bytes of gossip methods and codecs: 8 replicas of a small byte model in one process, the same text,
     seeds and steps for all. Writes OUT/gossip.json and OUT/gossip.html (the Pareto front)."""
@@ -263,11 +275,10 @@ def gossip(
     whats = tuple(methods.split(",")) if methods else bench.DEFAULT
     found = bench.run(
         *(preset, whats, seeds, jobs, text, out, lambda line: click.echo(line, err=True)),
-        rounds=rounds,
-        inner_steps=inner_steps,
+        changes={key: value for key, value in size.items() if value is not None},
         resume=resume,
-        lost=lost,
         healing=healing,
+        acceptance=acceptance,
     )
     _print(found if as_json else {key: found[key] for key in ("methods", "preset", "seconds")}, as_json)
     if not as_json:

@@ -290,9 +290,8 @@ async def _live(
 
 async def _saving(process: Process) -> Saving:
     """Where this node saves the run's checkpoints and which one it starts from. Raises UsageError, DataError."""
-    options, manifest = process.options, process.manifest
+    options, manifest, resumption = process.options, process.manifest, None
     where = _checkpoints(options, manifest)
-    resumption = None
     if options.resume:
         resumption = (await find_resumptions(options.resume, process.run_id))[0]
         check(resumption, manifest, process.run_id, other=options.resume_other, where=options.resume)
@@ -330,8 +329,7 @@ def _node(process: Process, saving: Saving, compute: ThreadCompute) -> Node:
 
 def _data_folder(options: NodeOptions) -> Path:
     """Where relative data paths start: the manifest's folder when it is a file, else the working folder."""
-    path = Path(options.run)
-    return path.parent if path.is_file() else Path.cwd()
+    return path.parent if (path := Path(options.run)).is_file() else Path.cwd()
 
 
 async def _save(
@@ -342,13 +340,11 @@ async def _save(
     peer, mean = process.transport.peer_id, replica.average
     path = process.options.home / f"stage-{stage}-{peer[-8:]}.safetensors"
     weights = await compute.run(Priority.OUTER, 0, partial(stage_state_dict, replica.stage))
-    average, averaged = None, 0
+    average, span = None, 0
     if mean is not None and mean.value is not None:
         average = await compute.run(Priority.OUTER, 0, partial(stage_state_dict, replica.stage, mean.value))
-        averaged = mean.span
-    label = StageLabel(
-        run_id=process.run_id, stage=stage, round=round_index, samples=samples, peer=peer, averaged=averaged
-    )
+        span = mean.span
+    label = StageLabel(process.run_id, stage=stage, round=round_index, samples=samples, peer=peer, averaged=span)
     await asyncio.to_thread(save_stage, path, weights, label, average)
 
 

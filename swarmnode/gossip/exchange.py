@@ -32,7 +32,6 @@ from swarmnode.wire import call_pb2 as wire
 
 PARTNER_PATIENCE_S = 2.0  # guess: a partner that has not called by then is asked whether it lives
 METHODS = ("exchange", "commit", "packet_receipt", "standin")  # what rounds are made of
-EXCHANGES_PER_ROUND = 2.0  # guess: rounds are so far apart that exchanges, waiting included, take at most half of them
 
 
 class Gossip:
@@ -76,7 +75,8 @@ class Gossip:
         self._taking = Taking(replica, compute, self.acceptance, self.standins, telemetry)
         self._tasks = asyncio.TaskGroup()  # of `run`
         self.done = done  # the last round finished
-        self.newcomer = newcomer  # this replica's first round counts nothing of its own
+        self.newcomer = newcomer  # this replica's first round of each fragment of the weights counts nothing of its own
+        self._received = set[int]()  # a newcomer's: fragments that had a round
         self._rounds = Rounds.of(manifest)
         self.stride = 1  # this replica meets at multiples of it; announced in its record
         self._pace = Pace()
@@ -126,8 +126,8 @@ class Gossip:
         return self._samples_here() - self._samples_before if met else 0
 
     async def parting(self, round_index: int | None = None) -> tuple[wire.Bequest, Sequence[WireTensor]]:
-        """After `rest`: what was learnt since the last round, as the message this replica would send in `round_index`,
-        None: its next one. Raises Unavailable for a round that is over here: one packet a round, the same each time."""
+        """After `rest`: what was learnt since the last round of each fragment of the weights, as a message of the round
+        given, None: the next one here. Raises Unavailable for one that is over here: one packet a round, each time."""
         due = self.next_round if round_index is None else round_index
         if due <= self.done:
             raise Unavailable(f"round {due} is over here")
@@ -137,7 +137,7 @@ class Gossip:
             if self._parted is None or self._parted[0].round != due:
                 if self._replica.accumulated:
                     self._replica.step(self._samples_total())
-                self._parted = said, self._replica.message(due)
+                self._parted = said, self._replica.bequest(due)
             return self._parted
 
         return await self._compute.run(Priority.OUTER, 0, message)
@@ -169,12 +169,15 @@ class Gossip:
             await self._wake.wait()
 
     def _keep_pace(self) -> None:
-        """Choose the stride anew from how fast samples come and how long exchanges take."""
-        self._pace.boundary(asyncio.get_running_loop().time(), self._samples_total())
-        needed_s = max(self._manifest.gossip.round_seconds_min, EXCHANGES_PER_ROUND * self._pace.exchange_s)
+        """Choose the stride anew from how fast samples come, how long exchanges take and what the line carries."""
+        gossip, sent = self._manifest.gossip, self._transport.bytes_by_method().items()
+        sent_nbytes = sum(nbytes for (_, direction), nbytes in sent if direction == "sent")
+        self._pace.boundary(asyncio.get_running_loop().time(), self._samples_total(), sent_nbytes)
+        needed_s, why = self._pace.needed_s(gossip.uplink_share)
+        needed_s = max(gossip.round_seconds_min, needed_s)
         stride, reason = self._rounds.stride(self._pace.samples_per_second, needed_s, self.stride)
         if stride != self.stride:
-            self._telemetry.event("round.stride", stride=stride, before=self.stride, reason=reason)
+            self._telemetry.event("round.stride", stride=stride, before=self.stride, reason=f"{reason}; {why}")
             self.stride = stride
 
     def _members(self, round_index: int) -> tuple[PeerId, ...]:
@@ -219,7 +222,8 @@ class Gossip:
         me = self._transport.peer_id
         size = self._manifest.gossip.group or None
         others, reason = partners(self._run_id, self._stage, round_index, members, me, size)
-        weight = 0.0 if self.newcomer else 1.0
+        fragment = round_index % self._manifest.gossip.fragments
+        weight = 0.0 if self.newcomer and fragment not in self._received else 1.0
         samples = self._samples_here() - self._samples_before
         loop = asyncio.get_running_loop()
         begun, worked_s = loop.time(), self._compute.worked_s
@@ -230,7 +234,7 @@ class Gossip:
         came, why = await while_written(draft, self._meet_all(others, ours))
         reason = why or reason
         if came:
-            self._pace.exchanged(loop.time() - begun)
+            self._pace.exchanged(loop.time() - begun, ours.nbytes * len(came))
         await self.standins.offer(ours)
         self._stepping = round_index
         took = await self._taking.take(
@@ -247,7 +251,9 @@ class Gossip:
         self.done = round_index
         # Also after a lone step: where rounds are slow, a newcomer that waited for a pair stood by for minutes
         # (simulated: everything, seeds 102 and 104).
-        self.newcomer = False
+        self._received.add(fragment)
+        if not self.newcomer or len(self._received) == self._manifest.gossip.fragments:
+            self.newcomer, self._received = False, set()
         async with self._met:
             self._met.notify_all()  # whoever asks for this round is told that it is over
         self._ended = (loop.time(), self._compute.worked_s)
@@ -360,13 +366,8 @@ class Gossip:
         """Handler of method "commit": the caller has our packet, so we may apply its own."""
         commit = call.header.commit
         meeting = self._meetings.get(peer)
-        good = (
-            meeting is not None
-            and meeting.round_index == commit.round
-            and meeting.packet is not None
-            and not meeting.verdict.done()
-        )
-        if not good or meeting is None:
+        good = meeting is not None and meeting.round_index == commit.round and meeting.packet is not None
+        if meeting is None or not good or meeting.verdict.done():
             raise Unavailable(f"no exchange of round {commit.round} with you is open here")
         meeting.end(commit.apply)
         return Answer(wire.Reply(committed=wire.Committed()))

@@ -27,6 +27,8 @@ NARROWING = (
 
 LENGTHENING_MAX = 64  # guess: rounds of "qsr" become no longer, however far the learning rate falls
 SMOOTHING = 0.5  # guess: of the newest round's seconds and samples in their averages
+EXCHANGES_PER_ROUND = 2.0  # guess: rounds are so far apart that exchanges, waiting included, take at most half of them
+LINE_FADE = 0.98  # guess: of the most that the line was seen to carry, a round: another network is noticed within 50
 
 
 def lengthening(manifest: Manifest, total_samples: int) -> int:
@@ -146,24 +148,49 @@ class Rounds:
 
 @dataclass(slots=True)
 class Pace:
-    """How fast the run's samples come and how long exchanges take, smoothed over rounds."""
+    """How fast the run's samples come, how long exchanges take and how many bytes a round costs, smoothed over rounds;
+    and what this machine's line up carries: the most it was seen to, in any exchange or from round to round, packets
+    and activations alike. A line that is never busy seems slower than it is, and rounds take less of it then."""
 
     samples_per_second: float = 0.0
     exchange_s: float = 0.0
-    _boundary: tuple[float, int] | None = None
+    round_nbytes: float = 0.0
+    line_bytes_per_s: float = 0.0
+    _boundary: tuple[float, int, int] | None = None
 
-    def boundary(self, now_s: float, samples: int) -> None:
+    def boundary(self, now_s: float, samples: int, sent_nbytes: int) -> None:
+        """A round is over; `samples` of the run and bytes that this machine sent, ever."""
         if self._boundary is not None and now_s > self._boundary[0]:
-            rate = (samples - self._boundary[1]) / (now_s - self._boundary[0])
-            self.samples_per_second = _smoothed(self.samples_per_second, rate)
-        self._boundary = (now_s, samples)
+            seconds = now_s - self._boundary[0]
+            self.samples_per_second = _smoothed(self.samples_per_second, (samples - self._boundary[1]) / seconds)
+            self.line_bytes_per_s *= LINE_FADE
+            self._carried((sent_nbytes - self._boundary[2]) / seconds)
+        self._boundary = (now_s, samples, sent_nbytes)
+
+    def _carried(self, bytes_per_s: float) -> None:
+        self.line_bytes_per_s = max(self.line_bytes_per_s, bytes_per_s)
+
+    def needed_s(self, uplink_share: float) -> tuple[float, str]:
+        """(seconds from round to round, so that exchanges take at most half of the time and `uplink_share` of the line
+        up; why)."""
+        exchanges_s, line_s = EXCHANGES_PER_ROUND * self.exchange_s, 0.0
+        if self.line_bytes_per_s > 0.0:
+            line_s = self.round_nbytes / (uplink_share * self.line_bytes_per_s)
+        if line_s > exchanges_s:
+            line = f"a line of {self.line_bytes_per_s / 1e6:.3g} MB/s"
+            return line_s, f"{self.round_nbytes / 1e6:.3g} MB are {uplink_share:g} of {line}"
+        return exchanges_s, f"an exchange takes {self.exchange_s:.3g} s"
 
     def seconds(self, samples: int) -> float:
         """What the run needs for `samples`, infinite while that is not known."""
         return samples / self.samples_per_second if self.samples_per_second > 0 else float("inf")
 
-    def exchanged(self, seconds: float) -> None:
+    def exchanged(self, seconds: float, nbytes: int) -> None:
+        """A round's packets were sent, `nbytes` by this machine, and others' came."""
         self.exchange_s = _smoothed(self.exchange_s, seconds)
+        self.round_nbytes = _smoothed(self.round_nbytes, float(nbytes))
+        if seconds > 0.0:
+            self._carried(nbytes / seconds)
 
 
 def _smoothed(average: float, value: float) -> float:

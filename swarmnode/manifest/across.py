@@ -173,6 +173,11 @@ ACROSS: tuple[Across, ...] = (
         lambda m: f"0 with gossip.method = {m.gossip.method!r}: slow weights are equal at all who get the same packets",
     ),
     Across(
+        ("gossip.fragments", "gossip.method"),
+        meeting.takes_fragments,
+        lambda m: f"1 with gossip.method = {m.gossip.method!r}; fragments go with {' or '.join(meeting.IN_FRAGMENTS)}",
+    ),
+    Across(
         ("limits.hop_timeout_min_s", "limits.microbatch_timeout_s"),
         lambda m: m.limits.hop_timeout_min_s <= m.limits.microbatch_timeout_s,
         lambda m: f"at most limits.microbatch_timeout_s = {m.limits.microbatch_timeout_s:g}",

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+COUNT_MAX = 1 << 40
+BYTES_MAX = 1 << 40
 TEXT_MAX = 1024
 PATHS_MAX = 256
 
@@ -29,6 +31,15 @@ def whole(low: int, high: int) -> Check:
         return raw if type(raw) is int and low <= raw <= high else None
 
     return Check(f"a whole number from {low:_} to {high:_}", accept)
+
+
+def odd(low: int, high: int) -> Check:
+    """An odd integer in [low, high]."""
+
+    def accept(raw: Any) -> Value | None:
+        return raw if type(raw) is int and low <= raw <= high and raw % 2 == 1 else None
+
+    return Check(f"an odd whole number from {low:_} to {high:_}", accept)
 
 
 def real(low: float, high: float, *, above: bool = False, below: bool = False) -> Check:
@@ -96,3 +107,18 @@ def paths() -> Check:
 
 def _is_plain(raw: Any) -> bool:
     return type(raw) is str and 0 < len(raw) <= TEXT_MAX and raw.isprintable()
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One key: `table` is "" for the top level. `origin` signs the default (paper, measured or guess)."""
+
+    table: str
+    key: str
+    check: Check
+    meaning: str
+    origin: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.table}.{self.key}" if self.table else self.key

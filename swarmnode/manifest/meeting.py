@@ -38,6 +38,10 @@ IN_GROUPS = ("noloco", "average", "desloc", "none")
 """Methods that any part of a stage can meet by; slow weights of the others are a whole stage's."""
 
 
+FRAGMENTS_MAX = 255  # guess; each has the state of a codec of its own
+IN_FRAGMENTS = ("noloco", "average", "none")
+"""Methods that can meet by fragments of the weights (gossip/outer/blocks.py)."""
+
 IN_SUBSPACE = ("noloco", "average", "none")
 """Methods that meet by weights alone: what codecs leave outside the subspace of pipeline.boundary is projected away.
 With pseudo-gradients residuals and equal bits would suffer, with moments AdamW's shared ones."""
@@ -114,6 +118,10 @@ def allowed_codecs(m: Manifest) -> str:
 
 def goes_together(m: Manifest) -> bool:
     return m.gossip.codec in CODECS_OF.get(m.gossip.method, ())
+
+
+def takes_fragments(m: Manifest) -> bool:
+    return m.gossip.fragments == 1 or m.gossip.method in IN_FRAGMENTS
 
 
 def keeps_subspace(m: Manifest) -> bool:

@@ -90,9 +90,11 @@ class GossipSpec:
     codec: str = "modular4"
     acceptance: str = "clipped"
     group: int = 4
+    fragments: int = 1
     round_samples: int = 64
     rounds: str = "even"
     round_seconds_min: float = 0.2
+    uplink_share: float = 0.5
 
 
 @dataclass(frozen=True, slots=True)

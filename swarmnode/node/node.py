@@ -103,8 +103,6 @@ class Node:
         source = self.feeder.loss if self.feeder is not None else self.hop.loss if self.hop is not None else None
         return source.value if source is not None and source.known else None
 
-    # ---- what others ask of us
-
     def _register(self) -> None:
         """Handlers exist before anybody can learn the address; those that need a stage say so until there is one."""
         nbytes_max = self.manifest.limits.frame_bytes_max

@@ -111,6 +111,10 @@ class TorchReplica:
         """Mark the boundary of `round_index` and return what partners need of it; the tensors own their memory."""
         return list(self.draft(round_index).finish())
 
+    def bequest(self, round_index: int) -> Sequence[WireTensor]:
+        """See ports.Replica."""
+        return self.outer.bequest(round_index)
+
     def draft(self, round_index: int) -> Draft:
         """The same, before the tensors are written."""
         return self.outer.draft(round_index)

@@ -116,6 +116,10 @@ class Metered:
         self._meter.add(nbytes=OUTER_TRAFFIC * self._nbytes)
         return self.inner.message(round_index)
 
+    def bequest(self, round_index: int) -> Sequence[WireTensor]:
+        self._meter.add(nbytes=OUTER_TRAFFIC * self._nbytes)
+        return self.inner.bequest(round_index)
+
     def draft(self, round_index: int) -> Draft:
         """Complete: in the virtual world work has an end, and no middle."""
         return Draft(self.message(round_index))

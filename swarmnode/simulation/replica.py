@@ -265,16 +265,29 @@ class FakeReplica:
     def message(self, round_index: int) -> Sequence[WireTensor]:
         self._marked, self._refused = (round_index, self.theta), []
         self._witness.boundary(self.number, self.stage, round_index)
+        return self._tensors(round_index, self._true // self._manifest.gossip.fragments)
+
+    def bequest(self, round_index: int) -> Sequence[WireTensor]:
+        self.message(round_index)
+        return self._tensors(round_index, self._true)
+
+    def _tensors(self, round_index: int, count: int) -> list[WireTensor]:
+        """Of so many parameters."""
         gossip = self._manifest.gossip
         row = _row(self.number, round_index, self.theta, self.phi)
         if gossip.codec in BOUNDARY:
             dtype, itemsize = BOUNDARY[gossip.codec]
-            tensor = fake(dtype, (self._true,), itemsize, row)
+            tensor = fake(dtype, (count,), itemsize, row)
         else:
-            nbytes = max(1, round(CODEC_BYTES[gossip.codec] * self._true / ROW_BYTES)) * ROW_BYTES
-            tensor = WireTensor("f32", (self._true,), repeated(row, nbytes), gossip.codec)
+            nbytes = max(1, round(CODEC_BYTES[gossip.codec] * count / ROW_BYTES)) * ROW_BYTES
+            tensor = WireTensor("f32", (count,), repeated(row, nbytes), gossip.codec)
         step = constants(gossip)
         return [tensor] * (1 if step.gamma == step.beta else 2)
+
+    def _dimensions(self, round_index: int) -> list[int]:
+        """Those of the round's fragment: d is in fragment d mod F; there are fragments without any where F is more."""
+        of = self._manifest.gossip.fragments
+        return [k for k in range(DIMENSIONS) if k % of == round_index % of]
 
     def draft(self, round_index: int) -> Draft:
         return Draft(self.message(round_index))
@@ -284,7 +297,7 @@ class FakeReplica:
     ) -> OuterReport:
         assert self._marked is not None and self._marked[0] == round_index, f"{self._marked} is not {round_index}"
         boundary = self._marked[1]
-        judged = [self._judge(own_weight, packet, boundary) for packet in packets]
+        judged = [self._judge(own_weight, packet, boundary, round_index) for packet in packets]
         verdicts = [verdict for verdict, _ in judged]
         whole = [(p, row, v.keep) for p, (v, row) in zip(packets, judged, strict=True) if row is not None]
         said = [(int(row[0]), int(row[1]), packet.standin) for packet, row, _ in whole]
@@ -297,23 +310,31 @@ class FakeReplica:
             self._witness.stood_in(self.number, round_index, giver, made_in)
         met = [(giver, made_in) for giver, made_in, standin in (*refused, *said) if not standin]
         self._witness.applied(self.number, self.stage, round_index, met)
-        givers = [(p.weight, self._drawn_back(row, boundary, keep)) for p, row, keep in whole if keep > 0.0]
+        taken = [(p, self._drawn_back(row, boundary, keep)) for p, row, keep in whole if keep > 0.0]
+        phi, momentum, theta = list(self.phi), list(self.momentum), list(self.theta)
+        due = self._dimensions(round_index)
+        for k in range(DIMENSIONS):
+            givers = [(packet.weight, row) for packet, row in taken if packet.bequest or k in due]
+            if givers or k in due:
+                momentum[k] = self._momentum(k, own_weight, boundary, givers)
+                phi[k] += momentum[k]
+                theta[k] = phi[k] + theta[k] - boundary[k]
+        self.theta, self.phi, self.momentum = tuple(theta), tuple(phi), tuple(momentum)
+        return OuterReport(len(taken) + (own_weight > 0.0 or not taken), 0.0, 0.0, verdicts)
+
+    def _momentum(self, k: int, own_weight: float, boundary: Vector, givers: Sequence[tuple[float, Vector]]) -> float:
+        """That of dimension `k` after what `givers` gave, by NoLoCo's equations, as plain averaging has them or not."""
         total = own_weight + sum(weight for weight, _ in givers)
         own = own_weight / total if givers else 1.0
         step, at = constants(self._manifest.gossip), 2 + DIMENSIONS
-        phi, momentum, theta = [], [], []
-        for k in range(DIMENSIONS):
-            delta = own * (boundary[k] - self.phi[k])
-            delta += sum(w / total * (row[2 + k] - row[at + k]) for w, row in givers)
-            mean = own * self.phi[k] + sum(w / total * row[at + k] for w, row in givers)
-            m = step.alpha * self.momentum[k] + step.beta * delta + step.gamma * (mean - self.phi[k])
-            momentum.append(m)
-            phi.append(self.phi[k] + m)
-            theta.append(self.phi[k] + m + self.theta[k] - boundary[k])
-        self.theta, self.phi, self.momentum = tuple(theta), tuple(phi), tuple(momentum)
-        return OuterReport(len(givers) + (own > 0.0), 0.0, 0.0, verdicts)
+        delta = own * (boundary[k] - self.phi[k])
+        delta += sum(w / total * (row[2 + k] - row[at + k]) for w, row in givers)
+        mean = own * self.phi[k] + sum(w / total * row[at + k] for w, row in givers)
+        return step.alpha * self.momentum[k] + step.beta * delta + step.gamma * (mean - self.phi[k])
 
-    def _judge(self, own_weight: float, packet: Packet, boundary: Vector) -> tuple[Verdict, Vector | None]:
+    def _judge(
+        self, own_weight: float, packet: Packet, boundary: Vector, round_index: int
+    ) -> tuple[Verdict, Vector | None]:
         """(the real guard's verdict, by distance alone: in so few dimensions honest directions differ by chance; what
         the packet says, unless it is misshapen)."""
         try:
@@ -324,10 +345,11 @@ class FakeReplica:
             return Verdict(0.0, "newcomer", "a newcomer gives nothing"), row
         if self._guard is None:
             return Verdict(1.0, "accepted", "whatever is well-formed"), row
-        theirs = row[2 : 2 + DIMENSIONS]
-        own = math.dist(boundary, self.phi) if own_weight > 0.0 else 0.0
-        weights_norm = math.hypot(WEIGHTS_NORM, *self.phi)
-        measures = Measures(own, math.dist(theirs, self.phi), math.dist(theirs, boundary), 0.0, weights_norm)
+        about = range(DIMENSIONS) if packet.bequest else self._dimensions(round_index)
+        theirs, ours, phi = ([flat[k] for k in about] for flat in (row[2 : 2 + DIMENSIONS], boundary, self.phi))
+        own = math.dist(ours, phi) if own_weight > 0.0 else 0.0
+        weights_norm = math.hypot(WEIGHTS_NORM, *phi)
+        measures = Measures(own, math.dist(theirs, phi), math.dist(theirs, ours), 0.0, weights_norm)
         return self._guard.judge(measures), row
 
     def _drawn_back(self, row: Vector, boundary: Vector, keep: float) -> Vector:
@@ -336,7 +358,8 @@ class FakeReplica:
         return tuple(mine + keep * (their - mine) for mine, their in zip(ours, row, strict=True))
 
     def _open(self, packet: Packet) -> Vector:
-        if not packet.tensors or packet.tensors[0].shape != (self._true,):
+        count = self._true if packet.bequest else self._true // self._manifest.gossip.fragments
+        if not packet.tensors or packet.tensors[0].shape != (count,):
             raise RemoteFault(f"packet of {len(packet.tensors)} tensors of another shape")
         row = ROW.unpack(first(packet.tensors[0].data, ROW_BYTES))
         if not all(map(math.isfinite, row)):

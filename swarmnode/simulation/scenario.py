@@ -143,7 +143,7 @@ def _check(scenario: Scenario, origin: str) -> None:
     method = scenario.manifest.gossip.method
     if scenario.tensors == "fake" and method not in FAKED:
         raise UsageError(
-            f'{origin}: gossip.method = {method!r} with tensors = "fake"; these take the steps of {" and ".join(FAKED)}'
+            f'{origin}: gossip.method = {method!r} with tensors = "fake"; these take the steps of {", ".join(FAKED)}'
             ' alone: say tensors = "torch"'
         )
     if scenario.text not in ("pattern", "data"):

@@ -81,7 +81,7 @@ def test_rounds_and_their_steps_can_be_given_and_dense_averaging_is_compared_wit
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(gossip.PRESETS, "quick", (BRIEF, 1))
-    found = gossip.run("quick", ("sparseloco/fp32", "keeping/topk64"), rounds=3, inner_steps=4)
+    found = gossip.run("quick", ("sparseloco/fp32", "keeping/topk64"), changes={"rounds": 3, "inner_steps": 4})
     assert (found["size"]["rounds"], found["size"]["inner_steps"]) == (3, 4)
     dense, sparse = found["methods"]
     assert dense["over dense"] == 0.0 and sparse["over dense"] == sparse["nats"] - dense["nats"]

@@ -8,7 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnode.gossip.round import LENGTHENING_MAX, NARROWING, STRIDE_MAX, Rounds, lengthening
+from swarmnode.gossip.round import (
+    EXCHANGES_PER_ROUND,
+    LENGTHENING_MAX,
+    LINE_FADE,
+    NARROWING,
+    STRIDE_MAX,
+    Pace,
+    Rounds,
+    lengthening,
+)
 from swarmnode.manifest import GossipSpec, InnerSpec, Manifest
 
 strides = st.integers(0, 5).map(lambda power: 2**power)
@@ -68,6 +77,33 @@ def test_whoever_meets_more_rarely_meets_at_rounds_the_others_have() -> None:
     rounds = Rounds(10)
     at = {stride: {rounds.newest(total, stride) for total in range(2000)} for stride in (1, 2, 8)}
     assert at[8] < at[2] < at[1]
+
+
+def test_rounds_take_their_share_of_the_line() -> None:
+    """A line that carried 4 MB/s at most, packets of 1 MB: a quarter of it is a packet a second."""
+    pace = Pace()
+    assert pace.needed_s(0.25)[0] == 0.0, "nothing is known yet"
+    pace.boundary(0.0, 0, 0)
+    pace.exchanged(0.25, 1_000_000)
+    seconds, reason = pace.needed_s(0.25)
+    assert seconds == pytest.approx(1.0) and reason == "1 MB are 0.25 of a line of 4 MB/s"
+    pace.boundary(10.0, 100, 80_000_000)  # activations went out at 8 MB/s meanwhile
+    assert pace.needed_s(0.25)[0] == pytest.approx(0.5) == EXCHANGES_PER_ROUND * 0.25
+    pace.exchanged(0.25, 1_000_000)
+    assert pace.needed_s(0.125)[0] == pytest.approx(1.0)
+    for number in range(2, 400):  # another network, of a tenth: it is forgotten that there was more
+        pace.exchanged(2.5, 1_000_000)
+        pace.boundary(10.0 * number, 100 * number, 80_000_000)
+    assert pace.needed_s(0.1)[0] == pytest.approx(25.0, rel=0.05) and LINE_FADE < 1.0
+    assert pace.needed_s(1.0)[0] == pytest.approx(5.0), "and the time of exchanges counts, too"
+
+
+@given(st.floats(0.01, 1.0), st.integers(1, 10**9), st.floats(1e3, 1e9), st.floats(0.0, 10.0))
+def test_packets_never_take_more_than_their_share(share: float, nbytes: int, line: float, waiting: float) -> None:
+    pace = Pace()
+    pace.exchanged(nbytes / line + waiting, nbytes)
+    seconds, _ = pace.needed_s(share)
+    assert nbytes <= share * line * seconds * (1 + 1e-9)
 
 
 INNER = InnerSpec(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from swarmnode.node.drain import Farewell, Step
 from swarmnode.node.duties import duties, mates
 from swarmnode.node.notice import Kind, Notice
@@ -30,9 +32,12 @@ async def gone(v: Village, person: Villager, seconds: float) -> None:
     await v.until(person.task.done, "the node told has left")
 
 
-def test_what_a_leaver_learnt_counts_in_a_round_of_who_stays() -> None:
+@pytest.mark.parametrize("ways", [{}, {"method": "average", "fragments": 3}])
+def test_what_a_leaver_learnt_counts_in_a_round_of_who_stays(ways: dict[str, object]) -> None:
+    """All of it, also where a round is about a third of the weights."""
+
     async def body() -> None:
-        async with village(manifest(round_samples=512)) as v:
+        async with village(manifest(round_samples=512, **ways)) as v:  # type: ignore[arg-type]
             for index in range(6):
                 v.add(index % 3)
             await v.until(lambda: training(v) and v.total() >= 600, "the first round is over")

@@ -75,6 +75,37 @@ def test_a_step_that_was_no_step_is_told_with_the_one_that_follows() -> None:
     assert broken(laws) == [] and laws.onesided == 0
 
 
+@pytest.mark.parametrize("of", [3, 5])
+def test_fake_replicas_meet_by_fragments(of: int) -> None:
+    """A round moves the dimensions of its fragment and its packet has a part of the bytes; a bequest has all."""
+    run = replace(Manifest(), gossip=GossipSpec(method="average", acceptance="all", fragments=of))
+    laws, part = Laws(), split(run.model, run.pipeline.stages)[1]
+    one, other, leaver = (FakeReplica(run, part, i, laws, random.Random(i), 1.0) for i in range(3))
+    whole = FakeReplica(replace(run, gossip=replace(run.gossip, fragments=1)), part, 9, laws, random.Random(9), 1.0)
+    size = whole.message(1)[0].nbytes
+    for round_index in range(1, 2 * of + 1):
+        for each in (one, other):
+            each.step(0)
+        messages = [each.message(round_index) for each in (one, other)]
+        assert abs(of * messages[0][0].nbytes / size - 1.0) < 0.01
+        before = [(each.theta, each.phi) for each in (one, other)]
+        for each, packet in ((one, messages[1]), (other, messages[0])):
+            assert each.apply(round_index, 1.0, [Packet(1.0, 1, packet)]).believed
+        for k in range(3):
+            if k % of == round_index % of:
+                assert one.theta[k] == pytest.approx(other.theta[k]) == pytest.approx(one.phi[k])
+            else:
+                assert [(each.theta[k], each.phi[k]) for each in (one, other)] == [(a[k], b[k]) for a, b in before]
+    leaver.step(0)
+    one.message(2 * of + 1)
+    left = leaver.bequest(2 * of + 1)
+    assert left[0].nbytes == size
+    expected = tuple((a + b) / 2 for a, b in zip(one.theta, leaver.theta, strict=True))
+    assert one.apply(2 * of + 1, 1.0, [Packet(1.0, 1, left, bequest=True)]).believed
+    assert one.theta == pytest.approx(expected)
+    assert broken(laws) == []
+
+
 def test_fake_packets_are_checked_as_real_ones_are() -> None:
     run = Manifest()
     fake = FakeReplica(run, split(run.model, run.pipeline.stages)[1], 0, Laws(), random.Random(0), 1.0)

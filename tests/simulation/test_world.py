@@ -209,7 +209,7 @@ def test_mistakes_in_scenarios_are_named() -> None:
         ({}, "fleet is missing"),
         (
             {"fleet": fleet, "manifest": {"gossip": {"method": "keeping", "codec": "topk", "group": 0}}},
-            "gossip.method = 'keeping' with tensors = \"fake\"; these take the steps of noloco and none alone",
+            "gossip.method = 'keeping' with tensors = \"fake\"; these take the steps of noloco, average, none alone",
         ),
         ({"fleet": fleet, "faults": {"meteor": {}}}, "no fault 'meteor'; faults are"),
         ({"fleet": fleet, "faults": {"crash": {"rate": 1}}}, "faults.crash: no key 'rate'"),

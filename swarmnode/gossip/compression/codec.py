@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -46,6 +46,11 @@ class Codec(ABC):
 
     of_delta: ClassVar[bool] = False
     """True for codecs of pseudo-gradients, which may keep a residual at the sender."""
+
+    def another(self) -> Self:
+        """A codec of the same kind and settings for another part of the weights, in a state of its own; the buffers it
+        works in are shared."""
+        return type(self)()
 
     @abstractmethod
     def nbytes(self, parameters: int) -> int:

@@ -36,7 +36,7 @@ import math
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import numpy as np
 import torch
@@ -125,12 +125,17 @@ class Modular(Codec):
         self._steps: torch.Tensor | None = None  # float32 by block: of the last message
         self._far: torch.Tensor | None = None  # float32 by block: how far the farthest partner lay, fading
         self._escapes_due: Numbers = np.empty(0, np.int64)  # of the message begun
-        self._engine: Engine = engine(self.bits, torch.device("cpu"))
+        self._engines: dict[torch.device, Engine] = {}
+
+    def another(self) -> Self:
+        found = type(self)(self.kappa, adapt=self.adapt)
+        found._engines = self._engines
+        return found
 
     def _on(self, device: torch.device) -> Engine:
-        if device != self._engine.scratch.device:
-            self._engine = engine(self.bits, device)
-        return self._engine
+        if device not in self._engines:
+            self._engines[device] = engine(self.bits, device)
+        return self._engines[device]
 
     def _tile_nbytes(self, elements: int) -> int:
         return blocks(elements) * (3 + 8 * self.bits)
@@ -212,7 +217,9 @@ class Modular(Codec):
         padded[inside] = flat[index[inside]].float()
         steps = (padded.abs().amax(1) / 127).clamp_(min=STEP_LEAST)
         wire_steps(steps, out[4 * count : 6 * count])
-        drawn = self._engine.scratch.pool.to(flat.device)[index % CHUNK]  # which does not matter, but that it is chance
+        drawn = self._on(flat.device).scratch.pool.to(flat.device)[
+            index % CHUNK
+        ]  # which does not matter, but that it is chance
         codes = (padded / steps.unsqueeze(1) + drawn * (1 / 256) + (128 + 1 / 512)).to(torch.uint8)
         out[: 4 * count] = escapes.astype("<u4").view(np.uint8)
         out[6 * count :] = codes.cpu().numpy().reshape(-1)

@@ -20,6 +20,7 @@ from swarmnode.gossip.outer.sparseloco import SparseLoCo
 from swarmnode.gossip.outer.streaming import Streaming
 from swarmnode.gossip.robust import guard
 from swarmnode.manifest import GossipSpec, constants
+from swarmnode.manifest.meeting import IN_FRAGMENTS
 
 NONE = "none"
 """No outer steps: replicas never meet. The slow side is kept all the same, so that snapshots have one shape."""
@@ -45,12 +46,15 @@ def outer(gossip: GossipSpec, theta: torch.Tensor, sender: str = "", *, healing:
 
 
 def _outer(gossip: GossipSpec, theta: torch.Tensor) -> Outer:
-    coder, step = codec(gossip.codec), constants(gossip)
+    coder, step, of = codec(gossip.codec), constants(gossip), gossip.fragments
+    if of > 1 and gossip.method not in IN_FRAGMENTS:
+        allowed = f"1, or gossip.method = {' or '.join(map(repr, IN_FRAGMENTS))}"
+        raise ManifestError(f"gossip.fragments = {of}: allowed is {allowed}")
     match gossip.method:
         case NoLoCo.name | "none":
-            return NoLoCo(theta, coder, step.alpha, step.beta, step.gamma)
+            return NoLoCo(theta, coder, step.alpha, step.beta, step.gamma, of)
         case Average.name:
-            return Average(theta, coder)
+            return Average(theta, coder, of)
         case DesLoc.name:
             return DesLoc(theta, coder)
         case DiLoCo.name if coder.of_delta:

@@ -17,5 +17,5 @@ class Average(NoLoCo):
     name: ClassVar[str] = "average"
     group_size: ClassVar[int | None] = 2
 
-    def __init__(self, theta: torch.Tensor, codec: Codec) -> None:
-        super().__init__(theta, codec, 0.0, 1.0, 1.0)
+    def __init__(self, theta: torch.Tensor, codec: Codec, of: int = 1) -> None:
+        super().__init__(theta, codec, 0.0, 1.0, 1.0, of)

@@ -39,7 +39,7 @@ class DesLoc(Average):
                 f"gossip.codec {codec.name} needs a partner that is near; moments of {self.name} are not"
             )
         self._moments: list[tuple[int, torch.Tensor]] = []
-        self._marked: list[torch.Tensor] = []  # at the boundary, of those due
+        self._averaged: list[torch.Tensor] = []  # at the boundary, of those due
 
     def attend(self, exp_avg: torch.Tensor, exp_avg_sq: torch.Tensor) -> None:
         """From now on these moments [P], live buffers written in place, are averaged too."""
@@ -64,16 +64,16 @@ class DesLoc(Average):
     @torch.no_grad()
     def draft(self, round_index: int) -> Draft:
         theta = super().draft(round_index)
-        self._marked = [moment.clone() for moment in self._due(round_index)]
-        seeds = [self.seed(f"moment {number}") for number in range(len(self._marked))]
-        drafts = map(lambda moment, seed: self.codec.draft(moment, seed=seed), self._marked, seeds)
+        self._averaged = [moment.clone() for moment in self._due(round_index)]
+        seeds = [self.seed(f"moment {number}") for number in range(len(self._averaged))]
+        drafts = map(lambda moment, seed: self.codec.draft(moment, seed=seed), self._averaged, seeds)
         return one_by_one(theta, *drafts)
 
     def check(self, packet: Packet) -> None:
         super().check(packet)
         assert self.round is not None
         parts = self._after_theta(packet)
-        if len(parts) != len(self._marked) * self.codec.tensors:
+        if len(parts) != len(self._averaged) * self.codec.tensors:
             raise RemoteFault(f"{self.name} packet of {len(packet.tensors)} tensors in round {self.round}")
         for number, moment in enumerate(self._due(self.round)):
             part = self._moment(packet, number)
@@ -81,8 +81,8 @@ class DesLoc(Average):
             if moment is self._moments[-1][1] and self._least(part) < 0.0:
                 raise RemoteFault(f"{self.name} packet with a negative second moment")
 
-    def _parts(self, packet: Packet) -> list[Sequence[WireTensor]]:
-        return [packet.tensors[: self.codec.tensors]]
+    def _parts(self, tensors: Sequence[WireTensor]) -> list[Sequence[WireTensor]]:
+        return [tensors[: self.codec.tensors]]
 
     def _after_theta(self, packet: Packet) -> Sequence[WireTensor]:
         return packet.tensors[self.codec.tensors :]
@@ -107,7 +107,7 @@ class DesLoc(Average):
         total = own_weight + sum(packet.weight for packet in taken)
         if not taken:
             return report
-        for number, (moment, marked) in enumerate(zip(self._due(round_index), self._marked, strict=True)):
+        for number, (moment, marked) in enumerate(zip(self._due(round_index), self._averaged, strict=True)):
             for start in self._starts:
                 end = min(start + self._block, self.parameters)
                 mean, theirs = (scratch[: end - start] for scratch in self._scratch[:2])

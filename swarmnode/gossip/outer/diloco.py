@@ -8,8 +8,7 @@ from typing import ClassVar
 import torch
 
 from swarmnode.gossip.compression import Codec
-from swarmnode.gossip.outer.noloco import NoLoCo
-from swarmnode.ports import WireTensor
+from swarmnode.gossip.outer.noloco import NoLoCo, Part, Share
 
 
 class DiLoCo(NoLoCo):
@@ -26,13 +25,11 @@ class DiLoCo(NoLoCo):
     def __init__(self, theta: torch.Tensor, codec: Codec, alpha: float, beta: float) -> None:
         super().__init__(theta, codec, alpha, beta, gamma=beta)
 
-    def _step(
-        self, start: int, own_share: float, shares: Sequence[tuple[float, Sequence[Sequence[WireTensor]]]]
-    ) -> tuple[float, float]:
+    def _step(self, part: Part, start: int, own_share: float, shares: Sequence[Share]) -> tuple[float, float]:
         """The heavy ball's step m, and alpha (m - m of the last round) more: together alpha m + beta mean(D)."""
         end = min(start + self._block, self.parameters)
         momentum, before = self.momentum[start:end], self.momentum[start:end].clone()
-        delta_squared, _ = super()._step(start, own_share, shares)
+        delta_squared, _ = super()._step(part, start, own_share, shares)
         further = torch.sub(momentum, before, out=before).mul_(self.alpha)
         self.phi[start:end].add_(further)
         self.theta[start:end].add_(further)

@@ -19,7 +19,7 @@ from swarmnode.ports import OuterReport, Packet
 
 @torch.no_grad()
 def full_merge(outer: NoLoCo, round_index: int, own_weight: float, packets: Sequence[Packet]) -> OuterReport:
-    """The outer step of the boundary `outer.message` marked, as a plain mean over everybody's packets. Equal at all up
+    """The outer step of the boundary `outer.bequest` marked, as a plain mean over everybody's packets. Equal at all up
     to what the codec rounds and to packets that one of them refused."""
     before = outer.alpha, outer.beta, outer.gamma
     outer.alpha, outer.beta, outer.gamma = 0.0, 1.0, 1.0

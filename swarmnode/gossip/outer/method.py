@@ -67,6 +67,11 @@ class Outer(ABC):
         marked before and never applied is forgotten: its gain stays in theta and belongs to this one."""
         return list(self.draft(round_index).finish())
 
+    def bequest(self, round_index: int) -> list[WireTensor]:
+        """As `message`, of all that was learnt: where a round is about a part of the weights only, this is not. For a
+        packet that says it is a bequest."""
+        return self.message(round_index)
+
     @abstractmethod
     def draft(self, round_index: int) -> Draft:
         """As `message`, its tensors not written yet: the boundary is marked, and nothing else may be asked of this

@@ -4,18 +4,40 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 
-from swarmnode.errors import ManifestError
+from swarmnode.errors import ManifestError, RemoteFault
 from swarmnode.gossip.compression import Codec
+from swarmnode.gossip.compression.tiles import blocks
+from swarmnode.gossip.outer.blocks import Fragment, fragments
 from swarmnode.gossip.outer.method import Outer, check_weight, one_by_one
 from swarmnode.gossip.robust import Measures
 from swarmnode.ports import Draft, OuterReport, Packet, WireTensor
 
 BLOCK_CPU = 1 << 18  # elements; measured best of 2^12 .. 2^19: 8 M parameters in 19 ms (2^15: 29 ms, 2^12: 107 ms)
 BLOCK_DEVICE = 1 << 24  # guess: enough to fill an accelerator, 64 MiB of scratch
+
+Share = tuple[float, float, Sequence[Sequence[WireTensor]]]
+"""Of one packet in a mean: its weight there, how much of its distance from ours counts, and its tensors by buffer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A fragment at a boundary: theta and phi there, [count] each; phi is the live buffer where the fragment is whole.
+    `delta` is their difference, where that travels."""
+
+    fragment: Fragment
+    codec: Codec
+    boundary: torch.Tensor
+    phi: torch.Tensor
+    delta: torch.Tensor | None
+
+    @property
+    def count(self) -> int:
+        return self.fragment.count
 
 
 class NoLoCo(Outer):
@@ -31,49 +53,120 @@ class NoLoCo(Outer):
 
     A member of weight 0 receives and does not give: a newcomer takes its partners' average alone, and its partners,
     when nobody else gives them anything, take a lone step (n = 1: m <- alpha m + beta D).
+
+    With F > 1 fragments (`of`) round E is about one of them only (blocks.py), and nothing of the others changes: a
+    replica's D is what it learned there in F rounds. Each fragment has a codec of its own, whose steps follow what is
+    seen of that fragment. A bequest has all fragments: those that the round is not about are averaged with it alone.
     """
 
     name: ClassVar[str] = "noloco"
     group_size: ClassVar[int | None] = 2
 
-    def __init__(self, theta: torch.Tensor, codec: Codec, alpha: float, beta: float, gamma: float) -> None:
+    def __init__(self, theta: torch.Tensor, codec: Codec, alpha: float, beta: float, gamma: float, of: int = 1) -> None:
         super().__init__(theta, codec)
         self.alpha, self.beta, self.gamma = alpha, beta, gamma
         self._theta_alone = gamma == beta
-        self._keeps: list[float] = []  # of the packets of the step under way, how much of their distance counts
         if codec.of_delta:
             raise ManifestError(f"gossip.codec {codec.name} sends pseudo-gradients; {self.name} needs weights")
         if codec.relative and not self._theta_alone:
             raise ManifestError(f"gossip.codec {codec.name} sends theta alone: gossip.gamma must equal gossip.beta")
-        self._boundary = torch.empty_like(self.theta)  # theta at the boundary
-        self._delta = None if self._theta_alone else torch.empty_like(self.theta)
-        block = min(self.parameters, BLOCK_CPU if theta.device.type == "cpu" else BLOCK_DEVICE)
+        of = min(of, blocks(self.parameters) - 1 | 1)  # odd, and none is empty
+        self.fragments = fragments(self.parameters, of)
+        self._codecs = [codec, *(codec.another() for _ in self.fragments[1:])]
+        self._largest = max(fragment.count for fragment in self.fragments)
+        self._boundary = torch.empty(self._largest, dtype=theta.dtype, device=theta.device)  # theta at the boundary
+        self._slow = self.phi if of == 1 else torch.empty_like(self._boundary)  # phi of the fragment
+        self._delta = None if self._theta_alone else torch.empty_like(self._boundary)
+        self._marked: Part | None = None
+        self._all: list[Part] = []  # during `apply`: the fragments that the packets are about, by number
+        block = min(self._largest, BLOCK_CPU if theta.device.type == "cpu" else BLOCK_DEVICE)
         self._starts = range(0, self.parameters, block)
         self._block = block
-        self._scratch = [torch.empty(block, dtype=theta.dtype, device=theta.device) for _ in range(3)]
+        rooms = 3 if of == 1 else 5
+        self._scratch = [torch.empty(block, dtype=theta.dtype, device=theta.device) for _ in range(rooms)]
+
+    @property
+    def _buffers(self) -> int:
+        return 1 if self._theta_alone else 2
 
     @property
     def message_nbytes(self) -> int:
-        return self.codec.nbytes(self.parameters) * (1 if self._theta_alone else 2)
+        return self.codec.nbytes(self._largest) * self._buffers
 
     def nbytes_of(self, round_index: int) -> int:
-        return super().nbytes_of(round_index) * (1 if self._theta_alone else 2)
+        self.codec.at(round_index)
+        return self.codec.least_nbytes(self._fragment(round_index).count) * self._buffers
+
+    def _fragment(self, round_index: int) -> Fragment:
+        """That of a round."""
+        return self.fragments[round_index % len(self.fragments)]
+
+    def _mark(self, fragment: Fragment, *, anew: bool = False) -> Part:
+        """`fragment` as it is now; `anew`: in memory of its own."""
+        count = fragment.count
+        rooms = [self._boundary, self._slow, self._delta]
+        boundary, slow, delta = (None if x is None else torch.empty_like(x) if anew else x for x in rooms)
+        assert boundary is not None and slow is not None
+        boundary, slow = boundary[:count], slow[:count]
+        if fragment.whole:
+            boundary.copy_(self.theta)
+            slow = self.phi
+        else:
+            fragment.get(self.theta, 0, count, boundary)
+            fragment.get(self.phi, 0, count, slow)
+        if delta is not None:
+            delta = torch.sub(boundary, slow, out=delta[:count])
+        return Part(fragment, self._codecs[fragment.number], boundary, slow, delta)
 
     @torch.no_grad()
     def draft(self, round_index: int) -> Draft:
-        self._boundary.copy_(self.theta)
         self.round = round_index
-        if self._delta is None:
-            return self.codec.draft(self._boundary, reference=self.phi, seed=self.seed("theta"))
-        torch.sub(self._boundary, self.phi, out=self._delta)
+        self._marked = self._mark(self._fragment(round_index))
+        return self._drafted(self._marked, "")
+
+    def _drafted(self, part: Part, seeded: str) -> Draft:
+        if part.delta is None:
+            return part.codec.draft(part.boundary, reference=part.phi, seed=self.seed(f"theta{seeded}"))
         return one_by_one(
-            self.codec.draft(self._delta, seed=self.seed("delta")), self.codec.draft(self.phi, seed=self.seed("phi"))
+            part.codec.draft(part.delta, seed=self.seed(f"delta{seeded}")),
+            part.codec.draft(part.phi, seed=self.seed(f"phi{seeded}")),
         )
+
+    @torch.no_grad()
+    def bequest(self, round_index: int) -> list[WireTensor]:
+        if len(self.fragments) == 1:
+            return self.message(round_index)
+        tensors: list[WireTensor] = []
+        self.round = round_index
+        for fragment in self.fragments:
+            tensors += self._drafted(self._mark(fragment), f" of fragment {fragment.number}").finish()
+        self._marked = self._mark(self._fragment(round_index))
+        return tensors
 
     def check(self, packet: Packet) -> None:
         check_weight(packet.weight)
-        for part in self._parts(packet):
-            self.codec.check(part, self.parameters)
+        for part, tensors in self._said(packet):
+            for some in tensors:
+                part.codec.check(some, part.count)
+
+    def _said(self, packet: Packet) -> list[tuple[Part, list[Sequence[WireTensor]]]]:
+        """Each fragment that `packet` is about, as it is at the boundary, with the packet's tensors of it by flat
+        buffer, [theta] or [D, phi]; the codec's check sees a wrong number. Raises RemoteFault for a bequest of another
+        number of tensors."""
+        assert self._marked is not None
+        if not packet.bequest or self._marked.fragment.whole:
+            return [(self._marked, self._parts(packet.tensors))]
+        parts, each = self._all, self.codec.tensors * self._buffers
+        if len(packet.tensors) != each * len(parts):
+            raise RemoteFault(f"bequest of {len(packet.tensors)} tensors; {each * len(parts)} belong there")
+        cut = (packet.tensors[i * each : (i + 1) * each] for i in range(len(parts)))
+        return [(part, self._parts(tensors)) for part, tensors in zip(parts, cut, strict=True)]
+
+    def _parts(self, tensors: Sequence[WireTensor]) -> list[Sequence[WireTensor]]:
+        """The wire tensors of one fragment by flat buffer."""
+        if self._theta_alone:
+            return [tensors]
+        return [tensors[: self.codec.tensors], tensors[self.codec.tensors :]]
 
     @torch.no_grad()
     def apply(
@@ -81,80 +174,111 @@ class NoLoCo(Outer):
     ) -> OuterReport:
         assert self.round == round_index, f"outer step of round {round_index}; the boundary marked is {self.round}"
         assert 0.0 <= own_weight <= 1.0, f"own weight {own_weight}"
+        assert self._marked is not None
+        self._all = self._every() if any(packet.bequest for packet in packets) else [self._marked]
+        try:
+            return self._apply(own_weight, packets, lone)
+        finally:
+            self._all = []
+
+    def _every(self) -> list[Part]:
+        """All fragments: the one marked, and the others as they are now, in memory of their own."""
+        assert self._marked is not None
+        marked = self._marked.fragment
+        return [self._marked if one == marked else self._mark(one, anew=True) for one in self.fragments]
+
+    def _apply(self, own_weight: float, packets: Sequence[Packet], lone: bool) -> OuterReport:
         verdicts = [self._judge(own_weight, packet) for packet in packets]
         probed = self._probe_one(own_weight, packets, verdicts)
         taken = [(packet, verdict.keep) for packet, verdict in zip(packets, verdicts, strict=True) if verdict.keep > 0]
         if not taken and not lone:
             return OuterReport(0, 0.0, 0.0, verdicts, probed)
-        givers = [(packet.weight, self._parts(packet)) for packet, _ in taken]
-        total = own_weight + sum(weight for weight, _ in givers)
-        own_share = own_weight / total if givers else 1.0
-        shares = [(weight / total, parts) for weight, parts in givers]
-        self._keeps = [keep for _, keep in taken]
-        delta_squared = step_squared = 0.0
-        for start in self._starts:
-            squares = self._step(start, own_share, shares)
-            delta_squared += squares[0]
-            step_squared += squares[1]
+        given: dict[int, list[Share]] = {}
+        for packet, keep in taken:
+            for part, tensors in self._said(packet):
+                given.setdefault(part.fragment.number, []).append((packet.weight, keep, tensors))
+        squares = [0.0, 0.0]
+        for part in self._all:
+            givers = given.get(part.fragment.number, [])
+            if givers or part is self._marked:
+                squares = [a + b for a, b in zip(squares, self._step_part(part, own_weight, givers), strict=True)]
         self.round = None
         return OuterReport(
-            members=len(givers) + (own_share > 0.0),
-            delta_norm=math.sqrt(delta_squared),
-            step_norm=math.sqrt(step_squared),
+            members=len(taken) + (own_weight > 0.0 or not taken),
+            delta_norm=math.sqrt(squares[0]),
+            step_norm=math.sqrt(squares[1]),
             verdicts=verdicts,
             probed=probed,
         )
 
-    def _tried(self, packet: Packet, keep: float) -> tuple[torch.Tensor, torch.Tensor]:
-        theirs = torch.empty_like(self._boundary)
-        self._read(packet, 0, theirs, self._boundary)
-        return self._boundary, torch.lerp(self._boundary, theirs, keep / 2, out=theirs)
+    def _step_part(self, part: Part, own_weight: float, givers: Sequence[Share]) -> tuple[float, float]:
+        """The outer step of one fragment with what was given of it; returns the squared norms of D and of m."""
+        total = own_weight + sum(weight for weight, _, _ in givers)
+        own_share = own_weight / total if givers else 1.0
+        shares = [(weight / total, keep, tensors) for weight, keep, tensors in givers]
+        delta_squared = step_squared = 0.0
+        for start in range(0, part.count, self._block):
+            squares = self._step(part, start, own_share, shares)
+            delta_squared += squares[0]
+            step_squared += squares[1]
+        return delta_squared, step_squared
 
-    def _read(self, packet: Packet, start: int, theirs: torch.Tensor, ours: torch.Tensor) -> None:
-        """The partner's fast weights from element `start` on; `ours` are our own there."""
-        parts = self._parts(packet)
-        self.codec.read(parts[0], start, theirs, ours)
-        if len(parts) == 2:
+    def _tried(self, packet: Packet, keep: float) -> tuple[torch.Tensor, torch.Tensor]:
+        said = self._said(packet)
+        if said[0][0].fragment.whole:
+            part, tensors = said[0]
+            theirs = torch.empty_like(part.boundary)
+            self._read(part, tensors, 0, theirs)
+            return part.boundary, torch.lerp(part.boundary, theirs, keep / 2, out=theirs)
+        before, after = self.theta.clone(), self.theta.clone()
+        for part, tensors in said:
+            theirs = torch.empty_like(part.boundary)
+            self._read(part, tensors, 0, theirs)
+            part.fragment.put(before, 0, part.count, part.boundary)
+            part.fragment.put(after, 0, part.count, torch.lerp(part.boundary, theirs, keep / 2, out=theirs))
+        return before, after
+
+    def _read(self, part: Part, tensors: Sequence[Sequence[WireTensor]], start: int, theirs: torch.Tensor) -> None:
+        """The partner's fast weights from element `start` of the fragment on."""
+        part.codec.read(tensors[0], start, theirs, part.boundary[start : start + theirs.numel()])
+        if len(tensors) == 2:
             phi = torch.empty_like(theirs)
-            self.codec.read(parts[1], start, phi)
+            part.codec.read(tensors[1], start, phi)
             theirs.add_(phi)
 
     def measure(self, packet: Packet, *, judged_by_own: bool = True) -> Measures:
         own = norm = gap = product = weights = 0.0
-        parts = self._parts(packet)
-        for start in self._starts:
-            end = min(start + self._block, self.parameters)
-            phi, boundary = self.phi[start:end], self._boundary[start:end]
-            delta, other, theirs = (scratch[: end - start] for scratch in self._scratch)
-            self.codec.read(parts[0], start, theirs, boundary)
-            if len(parts) == 2:
-                self.codec.read(parts[1], start, other)
-                theirs.add_(other)
-            torch.sub(boundary, phi, out=delta)
-            own += torch.dot(delta, delta).item()
-            torch.sub(theirs, boundary, out=other)
-            gap += torch.dot(other, other).item()
-            theirs.sub_(phi)
-            norm += torch.dot(theirs, theirs).item()
-            product += torch.dot(theirs, delta).item()
-            weights += torch.dot(phi, phi).item()
+        for part, tensors in self._said(packet):
+            for start in range(0, part.count, self._block):
+                end = min(start + self._block, part.count)
+                phi, boundary = part.phi[start:end], part.boundary[start:end]
+                delta, other, theirs = (scratch[: end - start] for scratch in self._scratch[:3])
+                part.codec.read(tensors[0], start, theirs, boundary)
+                if len(tensors) == 2:
+                    part.codec.read(tensors[1], start, other)
+                    theirs.add_(other)
+                torch.sub(boundary, phi, out=delta)
+                own += torch.dot(delta, delta).item()
+                torch.sub(theirs, boundary, out=other)
+                gap += torch.dot(other, other).item()
+                theirs.sub_(phi)
+                norm += torch.dot(theirs, theirs).item()
+                product += torch.dot(theirs, delta).item()
+                weights += torch.dot(phi, phi).item()
         if not judged_by_own:
             own = product = 0.0
         return Measures(math.sqrt(own), math.sqrt(norm), math.sqrt(gap), product, math.sqrt(weights))
 
-    def _parts(self, packet: Packet) -> list[Sequence[WireTensor]]:
-        """The packet's wire tensors by flat buffer, [theta] or [D, phi]; the codec's check sees a wrong number."""
-        if self._theta_alone:
-            return [packet.tensors]
-        return [packet.tensors[: self.codec.tensors], packet.tensors[self.codec.tensors :]]
-
-    def _step(
-        self, start: int, own_share: float, shares: Sequence[tuple[float, Sequence[Sequence[WireTensor]]]]
-    ) -> tuple[float, float]:
-        """The outer step of one block of elements; returns the squared norms of D and of m."""
-        end = min(start + self._block, self.parameters)
-        theta, phi, m, boundary = (flat[start:end] for flat in (self.theta, self.phi, self.momentum, self._boundary))
-        mean, pull, theirs = (scratch[: end - start] for scratch in self._scratch)
+    def _step(self, part: Part, start: int, own_share: float, shares: Sequence[Share]) -> tuple[float, float]:
+        """The outer step of one block of a fragment's elements; returns the squared norms of D and of m."""
+        end = min(start + self._block, part.count)
+        mean, pull, theirs, *rooms = (scratch[: end - start] for scratch in self._scratch)
+        phi, boundary = part.phi[start:end], part.boundary[start:end]
+        room, other_room = rooms if rooms else (mean, mean)  # a whole fragment needs none
+        theta, m = (
+            part.fragment.get(self.theta, start, end, room),
+            part.fragment.get(self.momentum, start, end, other_room),
+        )
         torch.sub(boundary, phi, out=mean)
         delta_squared = torch.dot(mean, mean).item()
         m.mul_(self.alpha)
@@ -162,32 +286,35 @@ class NoLoCo(Outer):
             m.add_(mean, alpha=self.beta)
         elif self._theta_alone:
             torch.mul(boundary, own_share, out=mean)
-            self._add(start, mean, theirs, [(share, parts[0]) for share, parts in shares], boundary)
+            self._add(part, 0, start, mean, theirs, shares, boundary)
             m.add_(mean.sub_(phi), alpha=self.beta)
         else:
             mean.mul_(own_share)
-            assert self._delta is not None
-            ours = self._delta[start:end]
-            self._add(start, mean, theirs, [(share, parts[0]) for share, parts in shares], ours)
+            assert part.delta is not None
+            self._add(part, 0, start, mean, theirs, shares, part.delta[start:end])
             torch.mul(phi, own_share, out=pull)
-            self._add(start, pull, theirs, [(share, parts[1]) for share, parts in shares], phi)
+            self._add(part, 1, start, pull, theirs, shares, phi)
             m.add_(mean, alpha=self.beta).add_(pull.sub_(phi), alpha=self.gamma)
         theta.sub_(boundary)  # the gain
         phi.add_(m)
         theta.add_(phi)
+        for flat, values in ((self.theta, theta), (self.phi, phi), (self.momentum, m)):
+            part.fragment.put(flat, start, end, values)
         return delta_squared, torch.dot(m, m).item()
 
     def _add(
         self,
+        part: Part,
+        which: int,
         start: int,
         mean: torch.Tensor,
         theirs: torch.Tensor,
-        shares: Sequence[tuple[float, Sequence[WireTensor]]],
+        shares: Sequence[Share],
         ours: torch.Tensor,
     ) -> None:
-        """Add the decoded packets to `mean`, those clipped drawn back towards `ours`."""
-        for (share, tensors), keep in zip(shares, self._keeps, strict=True):
-            self.codec.read(tensors, start, theirs, ours)
+        """Add buffer `which` of the decoded packets to `mean`, those clipped drawn back towards `ours`."""
+        for share, keep, tensors in shares:
+            part.codec.read(tensors[which], start, theirs, ours)
             if keep < 1.0:
                 torch.lerp(ours, theirs, keep, out=theirs)
             mean.add_(theirs, alpha=share)
