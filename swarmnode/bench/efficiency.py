@@ -7,6 +7,7 @@ Between two points nats are linear in the logarithm of the cost.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -14,7 +15,9 @@ from itertools import pairwise
 Point = tuple[float, float]
 Curve = Sequence[Point]
 
-BIN_SHARE = 1 / 16  # guess: points of a swarm that lie closer than this share of their cost become one
+WIDTH = 0.25
+"""Of the neighbourhood that a look is smoothed over. One look is off by 0.02 nats (plain AdamW, the demo's model, after
+7,000 samples: measured), which is 7 % of the samples there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,23 +87,30 @@ def efficiency(plain: Curve, cost: float, nats: float) -> Reached:
     return needed(plain, nats).over(cost)
 
 
-def binned(points: Curve, share: float = BIN_SHARE) -> list[Point]:
-    """`points` in any order as a curve in which neighbours are averaged: each group spans at most `share` of its first
-    cost. Groups are cut from the end, so that the last one is as wide as the others."""
-    found: list[Point] = []
-    group: list[Point] = []
-    for point in sorted(points, reverse=True):
-        if group and point[0] < group[0][0] * (1.0 - share):
-            found.append(_mean(group))
-            group = []
-        group.append(point)
-    if group:
-        found.append(_mean(group))
-    return found[::-1]
+def smoothed(points: Curve, width: float = WIDTH) -> list[Point]:
+    """`points` in any order as a curve without the noise of single looks: at each cost the value there of the straight
+    line, in nats over the logarithm of the cost, that fits best (least squares) within a factor 1 + `width` of it.
+
+    A line has no bias at the end of a curve, where a mean of neighbours would be too high.
+    """
+    ordered = sorted(points)
+    costs, reach = [cost for cost, _ in ordered], 1.0 + width
+    found = []
+    for cost in dict.fromkeys(costs):
+        near = ordered[bisect_left(costs, cost / reach) : bisect_right(costs, cost * reach)]
+        found.append((cost, _line_at(near, cost)))
+    return found
 
 
-def _mean(group: Sequence[Point]) -> Point:
-    return sum(cost for cost, _ in group) / len(group), sum(nats for _, nats in group) / len(group)
+def _line_at(points: Curve, cost: float) -> float:
+    """The value at `cost` of the line that fits `points` best; their mean where all are at one cost."""
+    xs = [math.log(each) - math.log(cost) for each, _ in points]
+    mean_x, mean_y = sum(xs) / len(xs), sum(nats for _, nats in points) / len(points)
+    spread = sum((x - mean_x) ** 2 for x in xs)
+    if spread < 1e-12:
+        return mean_y
+    slope = sum((x - mean_x) * (nats - mean_y) for x, (_, nats) in zip(xs, points, strict=True)) / spread
+    return mean_y - slope * mean_x
 
 
 def _share(left: float, right: float, cost: float) -> float:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from swarmnode import manifest as manifests
-from swarmnode.bench.efficiency import UNKNOWN, Point, Reached, at, binned, efficiency, envelope, needed
+from swarmnode.bench.efficiency import UNKNOWN, Point, Reached, at, efficiency, envelope, needed, smoothed
 from swarmnode.bench.frontier import FAST, GRID, Ground, Journal, PlainRun, machine, measure, plain_run
 from swarmnode.bench.learning_page import page
 from swarmnode.bench.learning_swarm import SwarmRun, live
@@ -157,11 +157,11 @@ def _all_cores(ground: Ground, runs: Sequence[PlainRun], seconds: float, say: Sa
 
 
 def samples_curve(run: PlainRun) -> list[Point]:
-    return [(look.samples, look.nats) for look in run.looks]
+    return smoothed([(look.samples, look.nats) for look in run.looks])
 
 
 def core_curve(run: PlainRun) -> list[Point]:
-    return [(look.core_s, look.nats) for look in run.looks]
+    return smoothed([(look.core_s, look.nats) for look in run.looks])
 
 
 def report(
@@ -177,7 +177,7 @@ def report(
         for optimizer in OPTIMIZERS
         for seed in sorted({run.seed for run in plain})
     }
-    wall = [(look.wall_s, look.nats) for look in timed.looks] if timed else []
+    wall = smoothed([(look.wall_s, look.nats) for look in timed.looks]) if timed else []
     rows = [row(manifest, swarm, frontiers, wall) for swarm in swarms]
     found: dict[str, Any] = {
         "machine": here,
@@ -198,7 +198,7 @@ def report(
         found["seconds"] = {
             "plain": f"{timed.setting}, {timed.threads} threads",
             "wall_s": last.wall_s,
-            "nats": last.nats,
+            "nats": wall[-1][1],
             "samples": last.samples,
         }
     return found
@@ -209,9 +209,9 @@ Frontiers = dict[tuple[str, int], dict[str, list[Point]]]
 
 def row(manifest: Manifest, swarm: SwarmRun, frontiers: Frontiers, wall: Sequence[Point]) -> dict[str, Any]:
     """One swarm at its end. Numbers that may be only bounds are {"value", "bound"}."""
-    samples, nats = binned([(one.samples, one.nats) for one in swarm.validations])[-1]
-    core_s = binned([(one.core_s, one.nats) for one in swarm.validations])[-1][0]
-    walls = binned([(one.wall_s, one.nats) for one in swarm.validations])
+    samples, nats = smoothed([(one.samples, one.nats) for one in swarm.validations])[-1]
+    core_s = smoothed([(one.core_s, one.nats) for one in swarm.validations])[-1][0]
+    walls = smoothed([(one.wall_s, one.nats) for one in swarm.validations])
     adamw, muon = (frontiers[optimizer, swarm.seed] for optimizer in OPTIMIZERS)
     target_s = needed(walls, wall[-1][1]) if wall else UNKNOWN
     found = {
@@ -239,13 +239,13 @@ def row(manifest: Manifest, swarm: SwarmRun, frontiers: Frontiers, wall: Sequenc
 
 def along(swarm: SwarmRun, frontiers: Frontiers) -> dict[str, Any]:
     """One swarm's whole course: its curves, and its efficiency in samples at each of their points."""
-    curve = binned([(one.samples, one.nats) for one in swarm.validations])
+    curve = smoothed([(one.samples, one.nats) for one in swarm.validations])
     return {
         "replicas": swarm.replicas,
         "seed": swarm.seed,
         "samples": curve,
-        "core_s": binned([(one.core_s, one.nats) for one in swarm.validations]),
-        "wall_s": binned([(one.wall_s, one.nats) for one in swarm.validations]),
+        "core_s": smoothed([(one.core_s, one.nats) for one in swarm.validations]),
+        "wall_s": smoothed([(one.wall_s, one.nats) for one in swarm.validations]),
         **{
             f"efficiency, {optimizer}": [
                 (samples, dataclasses.asdict(efficiency(frontiers[optimizer, swarm.seed]["samples"], samples, nats)))

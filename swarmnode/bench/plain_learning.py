@@ -28,8 +28,8 @@ VERSION = 1
 WARMUP_SAMPLES = 512  # the demo's manifest: linear from zero, constant from there on
 BETAS, EPS, CLIP_NORM = (0.9, 0.95), 1e-8, 1.0  # the demo's manifest, and LLaMA (arXiv 2302.13971)
 LOOK_SAMPLES = 256
-"""Looks are at multiples of it, so that every batch size of the grid meets them exactly. They come in steps of an
-eighth of the samples so far, rounded down to a power of two [guess]."""
+"""Looks are at multiples of it, so that every batch size of the grid meets them exactly. They come in steps of a
+32nd of the samples so far, rounded down to a power of two: eight lie in the neighbourhood that is smoothed over."""
 
 HELD_OUT_BATCH = 32  # guess: samples of a held-out forward pass
 
@@ -87,8 +87,8 @@ class Look:
 def looks_from(samples: int) -> Iterator[int]:
     """The sample counts of looks after `samples`, without end."""
     while True:
-        eighth = max(1, samples // (8 * LOOK_SAMPLES))
-        step = LOOK_SAMPLES * (1 << (eighth.bit_length() - 1))
+        share = max(1, samples // (32 * LOOK_SAMPLES))
+        step = LOOK_SAMPLES * (1 << (share.bit_length() - 1))
         samples = (samples // step + 1) * step
         yield samples
 

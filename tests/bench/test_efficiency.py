@@ -2,7 +2,8 @@ import math
 
 import pytest
 
-from swarmnode.bench.efficiency import Reached, at, binned, efficiency, envelope, needed
+from swarmnode.bench.efficiency import Reached, at, efficiency, envelope, needed, smoothed
+from swarmnode.ids import seeded
 
 CURVE = [(100.0, 4.0), (1000.0, 3.0), (10_000.0, 2.0)]  # a nat a decade
 
@@ -55,7 +56,20 @@ def test_an_envelope_sees_a_curve_between_its_own_points():
     assert dict(envelope([sparse, worse]))[1000.0] == pytest.approx(3.0)
 
 
-def test_neighbouring_points_of_a_swarm_become_one():
-    points = [(1000.0, 2.0), (500.0, 3.0), (990.0, 2.2), (510.0, 2.8), (100.0, 4.0)]
-    assert binned(points, 0.05) == [(100.0, 4.0), (505.0, pytest.approx(2.9)), (995.0, pytest.approx(2.1))]
-    assert binned([]) == []
+def test_smoothing_leaves_a_straight_line_as_it_is():
+    line = [(cost, 4.0 - math.log10(cost)) for cost in (100.0, 110.0, 120.0, 200.0, 210.0, 1000.0)]
+    assert smoothed(line[::-1]) == [(cost, pytest.approx(nats)) for cost, nats in line]
+    assert smoothed([]) == []
+
+
+def test_smoothing_takes_the_noise_of_single_looks_away():
+    chance = seeded("noise", 1)
+    costs = [1000.0 + 10 * i for i in range(100)]
+    noisy = [(cost, 4.0 - math.log10(cost) + chance.gauss(0.0, 0.1)) for cost in costs]
+    errors = [nats - (4.0 - math.log10(cost)) for cost, nats in smoothed(noisy)]
+    assert max(map(abs, errors)) < 0.06
+    assert errors[-1] == pytest.approx(0.0, abs=0.05)  # the end, too
+
+
+def test_smoothing_averages_what_was_seen_at_one_cost():
+    assert smoothed([(5.0, 1.0), (5.0, 2.0)]) == [(5.0, 1.5)]

@@ -124,7 +124,7 @@ def test_muon_decays_weights_and_has_momentum():
 
 def test_looks_are_where_every_batch_of_the_grid_ends():
     looks = looks_from(0)
-    found = [next(looks) for _ in range(40)]
+    found = [next(looks) for _ in range(60)]
     assert found[:4] == [256, 512, 768, 1024] and 7680 in found and found == sorted(set(found))
     assert all(samples % batch == 0 for samples in found for batch in frontier.BATCHES)
 
