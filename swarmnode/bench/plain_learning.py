@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from swarmnode.bench.plain_model import PlainLlama, PlainMuon, initialise
 from swarmnode.data.corpus import Corpus, open_corpus
@@ -130,8 +131,8 @@ def _optimizers(
     net: PlainLlama, setting: Setting, weight_decay: float, dtype: torch.dtype
 ) -> list[torch.optim.Optimizer]:
     """Norms do not decay, everything else does."""
-    inside = [value for value in net.layers.parameters() if value.dim() == 2]
-    outside = [net.embedding.weight, net.head.weight]
+    inside: list[Tensor] = [value for value in net.layers.parameters() if value.dim() == 2]
+    outside: list[Tensor] = [net.embedding.weight, net.head.weight]
     norms = [value for value in net.parameters() if value.dim() == 1]
     muon = setting.optimizer == "muon"
     elsewhere = setting.rate_elsewhere if muon else setting.rate

@@ -106,7 +106,8 @@ def newton_schulz(matrices: Tensor) -> Tensor:
     for _ in range(NEWTON_SCHULZ_STEPS):
         square = x @ x.mT
         x = a * x + (b * square + c * square @ square) @ x
-    return x
+    found: Tensor = x
+    return found
 
 
 class PlainMuon(torch.optim.Optimizer):
