@@ -93,9 +93,9 @@ async def _train(fleet: Fleet, samples: int, clock: Clock, say: Callable[[str], 
             reading = tasks.create_task(meter.read_on())  # nodes train before all of them are ready
             try:
                 await fleet.start(stopping)
-                await _until_done(fleet, samples, meter, say)
             finally:
                 reading.cancel()
+        await _until_done(fleet, samples, meter, say)
     finally:
         await fleet.stop("measured")
         await fleet.reap()
@@ -107,13 +107,13 @@ async def _until_done(fleet: Fleet, samples: int, meter: _Meter, say: Callable[[
     told, most, moved_s = 0, -1, loop.time()
     while True:
         gone = await fleet.poll()
+        meter.read()
         if gone:
             raise LocalFault(f"{gone[0].name} ended while the swarm trained: {gone[0].reason}")
         facts = fleet.facts()
         done = count(facts, name.SAMPLES)
         validated = max((node.status.loss_validation_samples for node in facts if node.status), default=0)
         if done >= samples and (validated >= samples or done >= samples * (1.0 + LATER_SHARE)):
-            meter.read()
             return
         if done > most:
             most, moved_s = done, loop.time()
