@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import datetime
 import math
 import tempfile
@@ -24,6 +25,7 @@ from swarmnode.metrics import name
 from swarmnode.ports import Clock
 
 POLL_S = 0.5
+LOOK_SAMPLES = 512  # guess: the swarm validates so often at least; two validators then cost it a twelfth of its work
 STILL_S = 120.0  # guess: a swarm that trains nothing for so long is stuck
 LATER_SHARE = 0.25  # guess: how much longer than asked for a swarm trains until it has looked at its loss once more
 
@@ -71,6 +73,10 @@ def live(
     """Train a fresh run of `manifest` with `replicas` of each stage until `samples` samples are done and the loss was
     measured once more. Raises LocalFault when the swarm does not start, stands still, or measures no loss."""
     nodes = replicas * manifest.pipeline.stages
+    often = min(manifest.pipeline.validation_every_samples, LOOK_SAMPLES)
+    manifest = dataclasses.replace(
+        manifest, pipeline=dataclasses.replace(manifest.pipeline, validation_every_samples=often)
+    )
     with tempfile.TemporaryDirectory(prefix="swarmnode-bench-") as folder:
         fleet = fleet_in(Path(folder), manifest, nodes, cache=cache)
         say(f"swarm of {nodes} nodes: starting")
