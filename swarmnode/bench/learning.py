@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from swarmnode import manifest as manifests
 from swarmnode.bench.efficiency import UNKNOWN, Point, Reached, at, efficiency, envelope, needed, smoothed
 from swarmnode.bench.frontier import FAST, GRID, Ground, Journal, PlainRun, machine, measure, plain_run
@@ -32,6 +34,7 @@ from swarmnode.ports import Clock
 RESULTS, PAGE = "learning.json", "learning.html"
 OPTIMIZERS = ("adamw", "muon")
 SPEED_S = 4.0  # guess: of training, for the speed of one batch size
+BUSY_S, BUSY_MAX = 1.0, 0.1  # guess: others may use so much of the machine, looked at for so long before the start
 Say = Callable[[str], None]
 
 
@@ -74,11 +77,14 @@ def run(
     fresh: bool = False,
     out: Path | None = None,
 ) -> dict[str, Any]:
-    """{"swarms", "mean", "plain", "seconds", "curves", "machine", "model"}: see the module. `replicas` may be empty.
+    """{"swarms", "mean", "plain", "seconds", "curves", "machine", ...}: see the module. `replicas` may be empty.
 
     Relative paths of `manifest` begin at `base`. `out` gets learning.json and learning.html. Raises DataError and
     LocalFault."""
     use_one_thread()
+    others = psutil.cpu_percent(interval=BUSY_S) / 100.0
+    if others > BUSY_MAX:
+        say(f"other programs use {others:.0%} of this machine: samples will be right, and all seconds too long")
     manifest = _rooted(manifest, base)
     cache = default_cache()
     kept = Journal(cache / "bench-learning.jsonl" if journal is None else journal)
@@ -93,6 +99,7 @@ def run(
             of_seed = dataclasses.replace(manifest, seed=manifest.seed + seed)
             swarms.append(live(of_seed, each, extent.samples, cache, clock, say, seed))
     found: dict[str, Any] = _without_nan(report(manifest, plain, timed, swarms, extent.samples))
+    found["machine used by others"] = others
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
         (out / RESULTS).write_text(json.dumps(found, indent=1, allow_nan=False))

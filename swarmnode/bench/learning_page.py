@@ -46,9 +46,9 @@ def page(found: dict[str, Any]) -> str:
         f"<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>"
         f"<title>swarmnode bench learning</title><style>{STYLE}</style><h1>What a swarm learns</h1>"
         f"<p>{model['layers']} layers of width {model['width']}, contexts of {model['context']} tokens, on "
-        f"{html.escape(found['machine'])}. Lower is better in the first drawings. The plain curves are the best of all "
-        "settings at each cost. Efficiency is what plain AdamW needs for the swarm's loss, over what the swarm "
-        "needed: above 1 the swarm learns more.</p>"
+        f"{html.escape(found['machine'])}{_busy(found)}. "
+        "Lower is better in the first two drawings. The plain curves are the best of all settings at each "
+        "cost. Efficiency is what plain AdamW needs for the swarm's loss, over what the swarm needed: above 1 the swarm learns more.</p>"
         f"<h2>Loss over samples</h2>{drawing(_lines(found, 'samples'), 'samples', 'held-out nats a token')}"
         f"<h2>Loss over core seconds</h2>{drawing(_lines(found, 'core_s'), 'core seconds', 'held-out nats a token')}"
         f"<h2>Efficiency over samples</h2>{drawing(_efficiencies(found), 'samples', 'learning efficiency', 0.0)}"
@@ -56,6 +56,12 @@ def page(found: dict[str, Any]) -> str:
         f"{'<h2>Over seeds</h2>' + table(found['mean']) if found['mean'] else ''}"
         f"<h2>Best plain runs</h2>{table(found['plain'])}</html>"
     )
+
+
+def _busy(found: dict[str, Any]) -> str:
+    """A warning where other programs took much of the machine."""
+    others = found.get("machine used by others", 0.0)
+    return f", of which other programs used {others:.0%}: seconds are too long" if others > 0.1 else ""
 
 
 def _lines(found: dict[str, Any], cost: str) -> list[Line]:
