@@ -9,8 +9,9 @@ from typing import Any
 
 import click
 
+from swarmnode.cli import bench_learning
 from swarmnode.cli.duration import Duration
-from swarmnode.cli.paper import paper
+from swarmnode.cli.findings import show as _print
 
 JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
@@ -344,41 +345,4 @@ def _run(what: str, **options: object) -> dict[str, Any]:
     return found
 
 
-def _print(found: dict[str, Any], as_json: bool) -> None:
-    if as_json:
-        click.echo(json.dumps(found))
-        return
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    console = paper()
-    for key, value in found.items():
-        if isinstance(value, list) and value and isinstance(value[0], dict):
-            value = _without_empty(value)
-            heads = (name.replace("_", " ").replace("/", " / ") for name in value[0])
-            table = Table(*heads, title=key, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-            table.columns[0].no_wrap = True  # the name; what is short of room goes on below, and nothing is cut
-            for column in table.columns[1:]:
-                column.overflow = "fold"
-            for row in value:
-                table.add_row(*map(_text, row.values()))
-            console.print(table)
-        elif isinstance(value, dict):
-            table = Table("", "", title=key, title_justify="left", show_header=False)
-            for name, inner in value.items():
-                table.add_row(name, _text(inner))
-            console.print(table)
-        else:
-            console.print(f"{key}: {_text(value)}", highlight=False)
-
-
-def _without_empty(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """`rows` without the columns that say nothing in any of them."""
-    said = [name for name in rows[0] if any(row[name] == row[name] for row in rows)]
-    return [{name: row[name] for name in said} for row in rows]
-
-
-def _text(value: object) -> str:
-    if value != value:
-        return "–"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+command.add_command(bench_learning.command, "learning")

@@ -1,0 +1,75 @@
+import math
+
+import pytest
+
+from swarmnode.bench.efficiency import Reached, at, efficiency, envelope, needed, smoothed
+from swarmnode.ids import seeded
+
+CURVE = [(100.0, 4.0), (1000.0, 3.0), (10_000.0, 2.0)]  # a nat a decade
+
+
+def test_nats_are_linear_in_the_logarithm_of_the_cost():
+    assert at(CURVE, 100.0) == 4.0 and at(CURVE, 10_000.0) == 2.0
+    assert at(CURVE, math.sqrt(1e5)) == pytest.approx(3.5)
+    assert at(CURVE, 99.0) == at(CURVE, 10_001.0) == at([], 5.0) == math.inf
+
+
+def test_what_a_curve_needs_is_the_inverse_of_what_it_has():
+    for nats in (3.9, 3.0, 2.5, 2.1):
+        cost = needed(CURVE, nats)
+        assert cost.bound == "" and at(CURVE, cost.value) == pytest.approx(nats)
+    assert needed(CURVE, 4.0) == Reached(100.0) and needed(CURVE, 2.0).value == pytest.approx(10_000.0)
+    assert needed(CURVE[:1], 4.0) == Reached(100.0)
+
+
+def test_what_lies_outside_a_curve_is_a_bound():
+    assert needed(CURVE, 4.5) == Reached(100.0, "<")
+    assert needed(CURVE, 1.9) == Reached(10_000.0, ">")
+    assert math.isnan(needed([], 3.0).value)
+    assert str(needed(CURVE, 1.9)) == "> 10,000" and str(needed([], 3.0)) == "–"
+
+
+def test_efficiency_is_what_plain_needs_over_what_the_swarm_needed():
+    assert efficiency(CURVE, 2000.0, 3.0) == Reached(pytest.approx(0.5))
+    assert efficiency(CURVE, 500.0, 3.0) == Reached(pytest.approx(2.0))
+    assert efficiency(CURVE, 5000.0, 1.0) == Reached(2.0, ">")
+    assert efficiency(CURVE, 50.0, 5.0) == Reached(2.0, "<")
+
+
+def test_a_bound_turns_round_under_a_line():
+    assert Reached(4.0, ">").under(2.0) == Reached(0.5, "<")
+    assert Reached(4.0).under(2.0) == Reached(0.5)
+    assert math.isnan(Reached(0.0).under(2.0).value)
+
+
+def test_an_envelope_takes_the_best_of_each_cost_and_never_rises():
+    quick = [(100.0, 3.0), (1000.0, 2.9), (10_000.0, 2.95)]
+    slow = [(100.0, 4.0), (10_000.0, 2.0), (20_000.0, 2.1)]
+    found = envelope([quick, slow])
+    assert found == [(100.0, 3.0), (1000.0, 2.9), (10_000.0, 2.0), (20_000.0, 2.0)]
+    assert envelope([]) == []
+
+
+def test_an_envelope_sees_a_curve_between_its_own_points():
+    sparse = [(100.0, 4.0), (10_000.0, 2.0)]
+    worse = [(100.0, 5.0), (1000.0, 4.9)]
+    assert dict(envelope([sparse, worse]))[1000.0] == pytest.approx(3.0)
+
+
+def test_smoothing_leaves_a_straight_line_as_it_is():
+    line = [(cost, 4.0 - math.log10(cost)) for cost in (100.0, 110.0, 120.0, 200.0, 210.0, 1000.0)]
+    assert smoothed(line[::-1]) == [(cost, pytest.approx(nats)) for cost, nats in line]
+    assert smoothed([]) == []
+
+
+def test_smoothing_takes_the_noise_of_single_looks_away():
+    chance = seeded("noise", 1)
+    costs = [1000.0 + 10 * i for i in range(100)]
+    noisy = [(cost, 4.0 - math.log10(cost) + chance.gauss(0.0, 0.1)) for cost in costs]
+    errors = [nats - (4.0 - math.log10(cost)) for cost, nats in smoothed(noisy)]
+    assert max(map(abs, errors)) < 0.06
+    assert errors[-1] == pytest.approx(0.0, abs=0.05)  # the end, too
+
+
+def test_smoothing_averages_what_was_seen_at_one_cost():
+    assert smoothed([(5.0, 1.0), (5.0, 2.0)]) == [(5.0, 1.5)]

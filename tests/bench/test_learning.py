@@ -1,0 +1,255 @@
+import dataclasses
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from swarmnode.bench import frontier, learning, learning_page, plain_learning, plain_model
+from swarmnode.bench.efficiency import Reached
+from swarmnode.bench.frontier import Ground, Journal, PlainRun
+from swarmnode.bench.learning_swarm import Reading, SwarmRun, Validation, reading_at
+from swarmnode.bench.plain_learning import Look, Setting, Task, looks_from, train
+from swarmnode.data.corpus import open_corpus
+from swarmnode.errors import UsageError
+from swarmnode.manifest import DataSpec, Manifest, ModelSpec, PipelineSpec
+
+SMALL = ModelSpec(layers=2, width=32, heads=4, kv_heads=2, ffn=48, context=24)
+ADAMW, MUON = Setting("adamw", 8, 1e-2), Setting("muon", 8, 2e-2)
+THEIRS = {
+    "attention_norm": "input_layernorm",
+    "feed_norm": "post_attention_layernorm",
+    **{short: f"self_attn.{short}_proj" for short in "qkvo"},
+    **{short: f"mlp.{short}_proj" for short in ("gate", "up", "down")},
+}
+
+
+@pytest.fixture
+def text(tmp_path):
+    folder = tmp_path / "text"
+    folder.mkdir()
+    line = "The quick brown fox {} jumps over {} lazy dogs, and then it sleeps until noon.\n"
+    for number in range(6):
+        (folder / f"{number}.txt").write_text("".join(line.format(i * 7 % 13, i % (number + 3)) for i in range(1, 400)))
+    return folder
+
+
+@pytest.fixture
+def manifest(text):
+    data = DataSpec(source="text", paths=(str(text),), validation_fraction=0.2)
+    return Manifest(model=SMALL, data=data, pipeline=PipelineSpec(stages=2, validation_samples=16))
+
+
+@pytest.fixture
+def ground(manifest, tmp_path):
+    return Ground(learning._signed(tmp_path / "run", manifest), tmp_path / "cache", manifest, False)
+
+
+def hugging_face_name(name: str) -> str:
+    match name.split("."):
+        case ["layers", number, part, "weight"]:
+            return f"model.layers.{number}.{THEIRS[part]}.weight"
+        case ["head", "weight"]:
+            return "lm_head.weight"
+        case ["embedding", "weight"]:
+            return "model.embed_tokens.weight"
+    return f"model.{name}"
+
+
+def test_the_plain_model_is_hugging_faces():
+    transformers = pytest.importorskip("transformers")
+    net = plain_model.PlainLlama(SMALL)
+    plain_model.initialise(net, SMALL, 3)
+    config = transformers.LlamaConfig(
+        vocab_size=SMALL.vocabulary,
+        hidden_size=SMALL.width,
+        intermediate_size=SMALL.ffn,
+        num_hidden_layers=SMALL.layers,
+        num_attention_heads=SMALL.heads,
+        num_key_value_heads=SMALL.kv_heads,
+        max_position_embeddings=SMALL.context,
+        rms_norm_eps=SMALL.norm_eps,
+        rope_parameters={"rope_type": "default", "rope_theta": SMALL.rope_theta},
+        tie_word_embeddings=False,
+    )
+    theirs = transformers.LlamaForCausalLM(config)
+    theirs.load_state_dict({hugging_face_name(name): value for name, value in net.state_dict().items()})
+    tokens = torch.randint(0, 256, (3, SMALL.context), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        torch.testing.assert_close(net(tokens), theirs(tokens).logits, rtol=0, atol=1e-4)
+
+
+def test_initial_weights_have_the_deviations_that_are_told():
+    wide = dataclasses.replace(SMALL, width=128, ffn=256)
+    net = plain_model.PlainLlama(wide)
+    plain_model.initialise(net.requires_grad_(False), wide, 0)
+    deviation = math.sqrt(2 / (5 * 128))
+    assert net.layers[0].gate.weight.std() == pytest.approx(deviation, rel=0.03)
+    assert net.embedding.weight.std() == pytest.approx(deviation, rel=0.03)
+    for writes in (net.layers[1].o.weight, net.layers[1].down.weight):
+        assert writes.std() == pytest.approx(deviation / 2, rel=0.03)
+    assert torch.equal(net.norm.weight, torch.ones(128))
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype"), [((24, 40), torch.float32), ((40, 24), torch.float32), ((32, 32), torch.bfloat16)]
+)
+def test_a_step_of_muon_moves_along_all_directions_alike(shape, dtype):
+    torch.manual_seed(0)
+    # Of a known spectrum, whose least value is not lost in the five iterations.
+    u, _, v = torch.linalg.svd(torch.randn(shape), full_matrices=False)
+    matrix = torch.nn.Parameter(torch.zeros(shape))
+    matrix.grad = u @ torch.diag(torch.linspace(0.1, 1.0, min(shape))) @ v
+    plain_model.PlainMuon([matrix], lr=0.5, momentum=0.95, weight_decay=0.1, dtype=dtype).step()
+    moved = torch.linalg.svdvals(matrix.detach()) / (0.5 * 0.2 * math.sqrt(max(shape)))
+    assert moved.min() > 0.65 and moved.max() < 1.25
+    against = (matrix.detach() * matrix.grad).sum()
+    assert against < 0  # downhill
+
+
+def test_muon_decays_weights_and_has_momentum():
+    matrix = torch.nn.Parameter(torch.eye(4))
+    optimizer = plain_model.PlainMuon([matrix], lr=0.1, momentum=0.9, weight_decay=0.5, dtype=torch.float32)
+    matrix.grad = torch.zeros(4, 4)
+    optimizer.step()
+    torch.testing.assert_close(matrix.detach(), torch.eye(4) * 0.95)
+    matrix.grad = torch.eye(4)
+    optimizer.step()
+    before = matrix.detach().clone()
+    matrix.grad = torch.zeros(4, 4)
+    optimizer.step()  # the gradient is gone, the momentum is not
+    assert matrix[0, 0] < before[0, 0] * 0.95 - 0.01
+
+
+def test_looks_are_where_every_batch_of_the_grid_ends():
+    looks = looks_from(0)
+    found = [next(looks) for _ in range(60)]
+    assert found[:4] == [256, 512, 768, 1024] and 7680 in found and found == sorted(set(found))
+    assert all(samples % batch == 0 for samples in found for batch in frontier.BATCHES)
+
+
+@pytest.mark.parametrize("setting", [ADAMW, MUON], ids=str)
+def test_the_plain_process_learns(ground, manifest, setting):
+    corpus = open_corpus(manifest, ground.signed.parent, ground.cache)
+    task = Task(str(ground.signed), str(ground.cache), setting, 1024)
+    looks = train(task, manifest, corpus)
+    assert [look.samples for look in looks] == [256, 512, 768, 1024]
+    assert looks[-1].nats < looks[0].nats < math.log(256)
+    assert 0 < looks[0].core_s < looks[-1].core_s
+    again = train(dataclasses.replace(task, samples=256), manifest, corpus)
+    assert again[-1].nats == looks[0].nats  # a longer run begins like a shorter one: journals rely on it
+
+
+def test_held_out_loss_is_of_the_samples_that_the_swarm_validates_on(ground, manifest):
+    from swarmnode.node.reading import CorpusSamples
+
+    corpus = open_corpus(manifest, ground.signed.parent, ground.cache)
+    net = plain_model.PlainLlama(SMALL)
+    plain_model.initialise(net, SMALL, 0)
+    theirs = [
+        np.frombuffer(one.data, dtype="<u2").reshape(one.shape) for one in CorpusSamples(corpus, manifest).held_out()
+    ]
+    tokens = torch.from_numpy(np.concatenate(theirs).astype("int64"))
+    with torch.no_grad():
+        expected = torch.nn.functional.cross_entropy(net(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+    assert len(tokens) == manifest.pipeline.validation_samples
+    assert plain_learning.held_out(net, manifest, corpus, False) == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_a_journal_keeps_what_was_measured(ground, tmp_path):
+    path, said = tmp_path / "journal.jsonl", list[str]()
+    first = frontier.measure(ground, [(ADAMW, 256, 0)], Journal(path), said.append)
+    again = frontier.measure(ground, [(ADAMW, 256, 0)], Journal(path), said.append)
+    assert again == first and first[0].looks[-1].samples == 256
+    assert len(path.read_text().splitlines()) == 1
+    assert said[0].endswith("CPU s") and said[1].endswith("from the journal")
+
+
+def test_a_journal_answers_only_what_was_asked(ground, tmp_path):
+    journal = Journal(tmp_path / "journal.jsonl")
+    key = ground.key(ADAMW, 0, 1)
+    long, short = (PlainRun(ADAMW, 0, 1, "here", (Look(n, 2.0, 1.0, 1.0),)) for n in (2000, 1000))
+    journal.add(key, long)
+    journal.add(key, short)
+    for kept in (journal, Journal(tmp_path / "journal.jsonl")):
+        assert kept.find(key, 1500) == long and kept.find(key, 500) == long and kept.find(key, 3000) is None
+        for other in (ground.key(MUON, 0, 1), ground.key(ADAMW, 1, 1), ground.key(ADAMW, 0, 2)):
+            assert kept.find(other, 1) is None
+    deeper = dataclasses.replace(ground.manifest, model=dataclasses.replace(SMALL, layers=3))
+    assert dataclasses.replace(ground, manifest=deeper).key(ADAMW, 0, 1) != key
+    assert (
+        dataclasses.replace(ground, manifest=dataclasses.replace(ground.manifest, name="other")).key(ADAMW, 0, 1) == key
+    )
+
+
+def test_a_reading_between_two_is_linear():
+    readings = [Reading(10.0, 0, 4.0), Reading(12.0, 100, 8.0)]
+    assert reading_at(readings, 10.5) == Reading(10.5, 25, 5.0)
+    assert reading_at(readings, 9.0) == readings[0] and reading_at(readings, 13.0) == readings[1]
+
+
+def curve(setting: Setting, decades: float, threads: int = 1) -> PlainRun:
+    """From 4 nats at 100 samples and 1 s, `decades` nats less a decade."""
+    looks = [Look(100 * 10**i, 4.0 - decades * i, 10.0**i, 10.0**i) for i in range(3)]
+    return PlainRun(setting, 0, threads, frontier.machine(), tuple(looks))
+
+
+def reported(**changed):
+    swarm = SwarmRun(2, 0, 1000, 40.0, 20.0, (Validation(100, 3.5, 4.0, 2.0), Validation(1000, 2.5, 40.0, 20.0)))
+    plain = [curve(ADAMW, 1.0), curve(MUON, 2.0)]
+    return learning.report(Manifest(), plain, curve(ADAMW, 1.0, 2), [dataclasses.replace(swarm, **changed)], 1000)
+
+
+def test_a_swarm_is_held_against_the_plain_curves():
+    row = reported()["swarms"][0]
+    assert row["AdamW needs"]["value"] == pytest.approx(10**3.5)
+    assert row["efficiency"]["value"] == pytest.approx(10**0.5) and row["efficiency"]["bound"] == ""
+    assert row["of Muon"]["value"] == pytest.approx(10 ** (2 + 0.75 - 3))
+    assert row["of core s"]["value"] == pytest.approx(10**1.5 / 40)
+    assert row["of wall s"]["value"] == pytest.approx(10**1.5 / 20)
+    assert (row["nodes"], row["tokens_per_s"]) == (6, 6400.0)
+    assert row["s to plain's loss"] == {"value": 20.0, "bound": ">"}  # plain's last loss is 2, the swarm's 2.5
+
+
+def test_a_loss_below_the_plain_curve_is_a_bound():
+    found = reported(validations=(Validation(100, 3.5, 4.0, 2.0), Validation(1000, 1.5, 40.0, 20.0)))
+    assert found["swarms"][0]["efficiency"] == {"value": 10.0, "bound": ">"}
+    assert learning.shown(found)["swarms"][0]["efficiency"] == "> 10"
+    assert found["swarms"][0]["s to plain's loss"]["value"] < 20.0
+
+
+def test_the_page_has_every_curve_and_loads_nothing():
+    found = json.loads(json.dumps(learning._without_nan(reported()), allow_nan=False))
+    page = learning_page.page(found)
+    assert page.count("<svg") == 3 and page.count("<polyline") == 3 + 3 + 1
+    assert "plain AdamW" in page and "plain Muon" in page and "2 a stage" in page
+    assert "http" not in page and "<script" not in page
+
+
+def test_the_page_of_a_bench_without_swarms_says_so():
+    found = learning.report(Manifest(), [curve(ADAMW, 1.0), curve(MUON, 2.0)], None, [], 1000)
+    page = learning_page.page(learning._without_nan(found))
+    assert page.count("<svg") == 2 and "not measured" in page
+
+
+def test_numbers_of_replicas_are_read_or_refused():
+    assert learning.replicas_of("1,2,4") == (1, 2, 4)
+    for text in ("", "a", "1,0", "1;2"):
+        with pytest.raises(UsageError, match="--replicas"):
+            learning.replicas_of(text)
+
+
+def test_means_over_seeds_come_with_their_spread():
+    rows = [
+        {
+            "replicas": 2,
+            "nats": nats,
+            **{key: {"value": value, "bound": ""} for key in ("efficiency", "of Muon", "of core s")},
+        }
+        for nats, value in ((1.0, 2.0), (2.0, 4.0))
+    ]
+    (mean,) = learning.mean_rows(rows)
+    assert mean["efficiency"] == 3.0 and mean["efficiency ±"] == pytest.approx(math.sqrt(2)) and mean["nats"] == 1.5
+    assert learning.mean_rows(rows[:1]) == []
+    assert str(Reached(3.0)) == "3"
