@@ -25,7 +25,7 @@ from swarmnode.manifest import Manifest
 BATCHES = (8, 4, 16, 32, 64)  # the best ones first, so that a bench that is cut short has them in its journal
 ADAMW_RATES = (1.5e-3, 1.05e-3, 2.1e-3, 3e-3, 0.75e-3)  # around the best of batches of 4 to 32 (demo, 7,500 samples)
 MUON_RATES = (3e-3, 1.5e-3, 6e-3, 0.012)  # the same; at .012 batches of 8 have 1.49 nats, at .0025 1.32 (measured)
-FAST = (Setting("adamw", 4, 1.05e-3), Setting("adamw", 8, 1.5e-3), Setting("muon", 8, 3e-3))
+FAST = (Setting("adamw", 4, 1.05e-3), Setting("adamw", 8, 1.05e-3), Setting("muon", 8, 3e-3))
 """The best settings for the demo's model, by whole runs on its text (measured). Other models need the grid."""
 
 GRID = (

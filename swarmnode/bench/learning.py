@@ -164,11 +164,18 @@ def _all_cores(ground: Ground, runs: Sequence[PlainRun], seconds: float, say: Sa
 
 
 def samples_curve(run: PlainRun) -> list[Point]:
+    """Nats of the running mean of the weights, over samples: what a swarm is judged by, too."""
+    return smoothed([(look.samples, look.mean_nats) for look in run.looks])
+
+
+def last_curve(run: PlainRun) -> list[Point]:
+    """Nats of the last weights, over samples."""
     return smoothed([(look.samples, look.nats) for look in run.looks])
 
 
 def core_curve(run: PlainRun) -> list[Point]:
-    return smoothed([(look.core_s, look.nats) for look in run.looks])
+    """Nats of the running mean, over core seconds."""
+    return smoothed([(look.core_s, look.mean_nats) for look in run.looks])
 
 
 def report(
@@ -179,12 +186,13 @@ def report(
     frontiers = {
         (optimizer, seed): {
             "samples": envelope([samples_curve(run) for run in plain if _is(run, optimizer, seed)]),
+            "last": envelope([last_curve(run) for run in plain if _is(run, optimizer, seed)]),
             "core_s": envelope([core_curve(run) for run in plain if _is(run, optimizer, seed) and run.machine == here]),
         }
         for optimizer in OPTIMIZERS
         for seed in sorted({run.seed for run in plain})
     }
-    wall = smoothed([(look.wall_s, look.nats) for look in timed.looks]) if timed else []
+    wall = smoothed([(look.wall_s, look.mean_nats) for look in timed.looks]) if timed else []
     rows = [row(manifest, swarm, frontiers, wall) for swarm in swarms]
     found: dict[str, Any] = {
         "machine": here,
@@ -225,6 +233,8 @@ def row(manifest: Manifest, swarm: SwarmRun, frontiers: Frontiers, wall: Sequenc
         "AdamW needs": needed(adamw["samples"], nats),
         "efficiency": efficiency(adamw["samples"], samples, nats),
         "of Muon": efficiency(muon["samples"], samples, nats),
+        "of AdamW's last": efficiency(adamw["last"], samples, nats),
+        "of Muon's last": efficiency(muon["last"], samples, nats),
         "of core s": efficiency(adamw["core_s"], core_s, nats),
         "of core s, Muon": efficiency(muon["core_s"], core_s, nats),
         "of wall s": efficiency(wall, walls[-1][0], nats),

@@ -6,11 +6,12 @@ reader is the only part that it shares with the swarm, so that both see the same
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from swarmnode.bench.plain_model import PlainLlama, PlainMuon, initialise
 from swarmnode.data.corpus import Corpus, open_corpus
 from swarmnode.manifest import Manifest, read_signed
 
-VERSION = 1
+VERSION = 2
 """Of what is measured here. A change that changes curves raises it, and journals are measured anew."""
 
 WARMUP_SAMPLES = 512  # the demo's manifest: linear from zero, constant from there on
@@ -31,6 +32,9 @@ BETAS, EPS, CLIP_NORM = (0.9, 0.95), 1e-8, 1.0  # the demo's manifest, and LLaMA
 LOOK_SAMPLES = 256
 """Looks are at multiples of it, so that every batch size of the grid meets them exactly. They come in steps of a
 32nd of the samples so far, rounded down to a power of two: eight lie in the neighbourhood that is smoothed over."""
+
+MEAN_SHARE = 0.07  # the age of the mean, of the samples so far: the manifest's inner.average_share
+MEAN_UPDATES = 16  # times the mean is renewed while its age goes by, as in the swarm
 
 HELD_OUT_BATCH = 32  # guess: samples of a held-out forward pass
 
@@ -77,12 +81,14 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Held-out nats a token after `samples`; seconds of training so far, without the looks."""
+    """Held-out nats a token after `samples`, of the weights and of their running mean; seconds of training so far,
+    without the looks."""
 
     samples: int
     nats: float
     core_s: float
     wall_s: float
+    mean_nats: float
 
 
 def looks_from(samples: int) -> Iterator[int]:
@@ -100,6 +106,7 @@ def train(task: Task, manifest: Manifest, corpus: Corpus) -> list[Look]:
     net = PlainLlama(model)
     initialise(net, model, manifest.seed)
     optimizers = _optimizers(net, setting, manifest.inner.weight_decay, torch.bfloat16 if task.bf16 else torch.float32)
+    mean = Mean(list(net.parameters()))
     clock = _Clock()
     found: list[Look] = []
     looks = looks_from(0)
@@ -108,7 +115,10 @@ def train(task: Task, manifest: Manifest, corpus: Corpus) -> list[Look]:
         over = samples >= task.samples or (task.seconds is not None and clock.read()[1] >= task.seconds)
         if samples >= due or over:
             core_s, wall_s = clock.read()
-            found.append(Look(samples, held_out(net, manifest, corpus, task.bf16), core_s, wall_s))
+            nats = held_out(net, manifest, corpus, task.bf16)
+            with mean.in_place():
+                mean_nats = held_out(net, manifest, corpus, task.bf16)
+            found.append(Look(samples, nats, core_s, wall_s, mean_nats))
             clock.set(core_s, wall_s)
             due = next(looks)
         if over:
@@ -125,6 +135,35 @@ def train(task: Task, manifest: Manifest, corpus: Corpus) -> list[Look]:
                 group["lr"] = group["peak"] * min(1.0, samples / WARMUP_SAMPLES)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
+        mean.see(samples)
+
+
+class Mean:
+    """A running mean of `parameters` whose age is MEAN_SHARE of the samples (power function EMA, arXiv 2312.02696)."""
+
+    def __init__(self, parameters: Sequence[Tensor]) -> None:
+        self._parameters = [parameter.data for parameter in parameters]
+        self._means = [parameter.clone() for parameter in self._parameters]
+        self._last = 0
+
+    @torch.no_grad()
+    def see(self, samples: int) -> None:
+        """The parameters are those after so many samples."""
+        if (samples - self._last) * MEAN_UPDATES < MEAN_SHARE * samples:
+            return
+        kept = (self._last / samples) ** (1.0 / MEAN_SHARE - 1.0)
+        torch._foreach_lerp_(self._means, self._parameters, 1.0 - kept)
+        self._last = samples
+
+    @contextlib.contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Meanwhile the parameters are their mean."""
+        kept = [parameter.clone() for parameter in self._parameters]
+        torch._foreach_copy_(self._parameters, self._means)
+        try:
+            yield
+        finally:
+            torch._foreach_copy_(self._parameters, kept)
 
 
 def _optimizers(

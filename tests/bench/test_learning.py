@@ -169,7 +169,7 @@ def test_a_journal_keeps_what_was_measured(ground, tmp_path):
 def test_a_journal_answers_only_what_was_asked(ground, tmp_path):
     journal = Journal(tmp_path / "journal.jsonl")
     key = ground.key(ADAMW, 0, 1)
-    long, short = (PlainRun(ADAMW, 0, 1, "here", (Look(n, 2.0, 1.0, 1.0),)) for n in (2000, 1000))
+    long, short = (PlainRun(ADAMW, 0, 1, "here", (Look(n, 2.0, 1.0, 1.0, 2.0),)) for n in (2000, 1000))
     journal.add(key, long)
     journal.add(key, short)
     for kept in (journal, Journal(tmp_path / "journal.jsonl")):
@@ -191,7 +191,7 @@ def test_a_reading_between_two_is_linear():
 
 def curve(setting: Setting, decades: float, threads: int = 1) -> PlainRun:
     """From 4 nats at 100 samples and 1 s, `decades` nats less a decade."""
-    looks = [Look(100 * 10**i, 4.0 - decades * i, 10.0**i, 10.0**i) for i in range(3)]
+    looks = [Look(100 * 10**i, 4.0 - decades * i, 10.0**i, 10.0**i, 4.0 - decades * i) for i in range(3)]
     return PlainRun(setting, 0, threads, frontier.machine(), tuple(looks))
 
 
@@ -253,3 +253,15 @@ def test_means_over_seeds_come_with_their_spread():
     assert mean["efficiency"] == 3.0 and mean["efficiency ±"] == pytest.approx(math.sqrt(2)) and mean["nats"] == 1.5
     assert learning.mean_rows(rows[:1]) == []
     assert str(Reached(3.0)) == "3"
+
+
+def test_the_mean_of_weights_is_a_weighted_mean_of_all_so_far_and_leaves_them_alone() -> None:
+    weights = torch.zeros(3)
+    mean = plain_learning.Mean([weights])
+    for samples in range(1, 2001):
+        weights.fill_(float(samples))
+        mean.see(samples)
+    with mean.in_place():
+        age = 1.0 - float(weights[0]) / 2000.0
+    assert age == pytest.approx(plain_learning.MEAN_SHARE, rel=0.1)
+    assert torch.equal(weights, torch.full((3,), 2000.0))
