@@ -7,6 +7,7 @@ import math
 
 import pytest
 
+from swarmnode.wire import record_pb2
 from tests.node.test_swarm import losses
 from tests.node.village import manifest, village
 
@@ -44,6 +45,33 @@ def test_a_swarm_trains_with(codec: str, acceptance: str) -> None:
             assert not [f for f in refused if f["step"] not in ("direction", "loss")], (
                 refused
             )  # honest ones are, now and then
+
+    asyncio.run(asyncio.wait_for(body(), 120))
+
+
+def test_a_swarm_trains_by_fragments() -> None:
+    """A joiner comes while rounds go on: it receives one of each fragment before it gives."""
+    ways = {"fragments": 3, "method": "average", "round_samples": 32, "acceptance": "clipped"}
+
+    async def body() -> None:
+        async with village(manifest(stages=2, **ways)) as v:  # type: ignore[arg-type]
+            for index in range(4):
+                v.add(index % 2)
+
+            def met() -> int:
+                return sum(event == "exchange.paired" for p in v.people for event, _ in p.quiet.events)
+
+            await v.until(lambda: met() >= 12, "12 outer steps in pairs")
+            joiner = v.add(1)
+            await v.until(lambda: joiner.node.state == record_pb2.NODE_STATE_TRAINING, "the joiner works")
+            await v.until(lambda: v.total() >= 1024, "1024 samples")
+            await v.leave()
+            assert losses(v)[-1] < math.log(v.run.model.vocabulary) - 0.5, "below a guess at random"
+            refused = [f for p in v.people for e, f in p.quiet.events if e == "exchange.refused"]
+            assert not refused, refused
+            told = [fields for event, fields in joiner.quiet.events if event == "receipt.got"]
+            received = {int(str(fields["round"])) for fields in told if fields["step"] == "newcomer"}
+            assert len(received) == len({number % 3 for number in received}), "a second round of a fragment at weight 0"
 
     asyncio.run(asyncio.wait_for(body(), 120))
 
