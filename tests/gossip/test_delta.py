@@ -250,7 +250,9 @@ def meet(members: list[Outer], round_index: int) -> None:
 @pytest.mark.parametrize("method", ["sparseloco", "diloco"])
 def test_members_stay_equal_and_learn_what_all_learned(name: str, method: str) -> None:
     size, wanted = 9000, heavy(9000, 99) * 100
-    members = [outer(GossipSpec(method=method, codec=name), torch.zeros(size), f"r{i}") for i in range(4)]
+    # At DiLoCo's own 0.9 and 0.7 topk diverges here: residuals bring old gradients, and momentum repeats them.
+    spec = GossipSpec(method=method, codec=name, **({"alpha": 0.5, "beta": 0.7} if method == "diloco" else {}))
+    members = [outer(spec, torch.zeros(size), f"r{i}") for i in range(4)]
     for round_index in range(1, 40):
         for i, member in enumerate(members):
             pull = 0.3 * (wanted - member.theta)

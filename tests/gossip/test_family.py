@@ -229,7 +229,7 @@ def test_every_method_pulls_towards_what_all_want(method: str, coding: str) -> N
         with pytest.raises(ManifestError, match="residual"):
             outer(GossipSpec(method=method, codec=coding), normal(0))
         return
-    # The methods' own momentum of 0.9 and a residual of old gradients swing for longer than these rounds.
+    # At the methods' own momentum of 0.9 topk diverges here: residuals bring old gradients, and momentum repeats them.
     constants = {"alpha": ALPHA, "beta": BETA} if method != "sparseloco" else {}
     spec = GossipSpec(method=method, codec=coding, acceptance="all", **constants)
     members = [outer(spec, normal(0), f"r{i}") for i in range(3)]
