@@ -81,14 +81,16 @@ def _state_as_given(log: Sequence[Event], by_peer: dict[str, list[Event]]) -> li
 
 
 def _pairs_agree(by_peer: dict[str, list[Event]]) -> list[str]:
-    """Who steps with a partner is that partner's partner in the round; only a commit that was lost may differ, a packet
-    that was not believed, or one that another replica gave in its place."""
-    met = {
-        (peer, event["stage"], event["fields"]["round"]): event["fields"]["peer"]
-        for peer, log in by_peer.items()
-        for event in log
-        if event["event"] == "exchange.paired" and not event["fields"].get("standin")
-    }
+    """Replicas that step with each other agree on it in the round. Exceptions are a commit that was lost, a packet that
+    was not believed, and one that another replica gave in its place."""
+    met: dict[tuple[str, str, int], set[str]] = {}
+    for peer, log in by_peer.items():
+        for event in log:
+            fields = event["fields"]
+            if event["event"] == "exchange.paired" and not fields.get("standin"):
+                met.setdefault((peer, event["stage"], fields["round"]), set()).add(fields["peer"])
+            elif event["event"] == "exchange.group":
+                met.setdefault((peer, event["stage"], fields["round"]), set()).update(fields["peers"])
     finished = {
         (peer, event["stage"], event["fields"]["round"])
         for peer, log in by_peer.items()
@@ -102,15 +104,15 @@ def _pairs_agree(by_peer: dict[str, list[Event]]) -> list[str]:
         if event["event"] == "exchange.refused"
     }
     found = []
-    for (peer, stage, round_index), other in met.items():
-        theirs = met.get((other, stage, round_index))
-        if theirs == peer or (other, stage, round_index) not in finished:
+    for (peer, stage, round_index), other in ((key, other) for key, others in met.items() for other in sorted(others)):
+        theirs = met.get((other, stage, round_index), set())
+        if peer in theirs or (other, stage, round_index) not in finished:
             continue  # they agree, or the partner was killed before it could say
-        if theirs is None and (other, stage, round_index) in refused:
+        if (other, stage, round_index) in refused:
             continue  # it did not believe what it got (gossip.acceptance)
-        if theirs is None and _lost_a_commit(by_peer[peer], round_index):
+        if _lost_a_commit(by_peer[peer], round_index):
             continue
-        said = f"paired with {short(PeerId(theirs))}" if theirs else "was alone"
+        said = "paired with " + ", ".join(short(PeerId(one)) for one in sorted(theirs)) if theirs else "was alone"
         found.append(f"{short(PeerId(peer))} paired with {short(PeerId(other))} in round {round_index}, who {said}")
     return found
 

@@ -102,11 +102,6 @@ ACROSS: tuple[Across, ...] = (
         lambda m: f"a divisor of inner.inner_batch = {m.inner.inner_batch}",
     ),
     Across(
-        ("inner.microbatch_min", "inner.microbatch"),
-        lambda m: m.inner.microbatch_min <= m.inner.microbatch,
-        lambda m: f"at most inner.microbatch = {m.inner.microbatch}",
-    ),
-    Across(
         ("inner.inner_batch_max", "inner.inner_batch"),
         lambda m: m.inner.inner_batch_max == 0 or m.inner.inner_batch_max >= m.inner.inner_batch,
         lambda m: f"0, or at least inner.inner_batch = {m.inner.inner_batch}",

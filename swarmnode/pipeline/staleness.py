@@ -29,7 +29,8 @@ def label(staleness: int) -> str:
 
 def replica_batch(manifest: Manifest, batch: int, replicas: int) -> int:
     """Samples that one of `replicas` steps on where all together average `batch`: its share, rounded up."""
-    return max(manifest.inner.microbatch_min, -(-batch // max(1, replicas)))
+    least = min(manifest.inner.microbatch_min, manifest.inner.microbatch)
+    return max(least, -(-batch // max(1, replicas)))
 
 
 def microbatch_of(manifest: Manifest, sizes: Sequence[int], samples_total: int) -> int:

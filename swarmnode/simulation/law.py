@@ -21,7 +21,9 @@ class LawBroken(AssertionError):
 class Laws:
     """Implements replica.Witness. Told by wrappers around replicas, machines and transports."""
 
-    def __init__(self) -> None:
+    def __init__(self, group: int = 2) -> None:
+        """`group`: replicas that meet in a round (gossip.group); 0: all of a stage."""
+        self._group = group
         self.broken: list[LawBroken] = []
         self.checks = 0
         self.onesided = 0
@@ -38,7 +40,7 @@ class Laws:
         self._boundary: dict[int, int] = {}
         self._stepped: dict[int, int] = {}
         self._applied: dict[tuple[int, int], list[tuple[int, int]]] = {}  # (replica, round) -> packets
-        self._takers: dict[tuple[int, int], int] = {}  # (giver, round) -> who applied its packet
+        self._takers: dict[tuple[int, int], set[int]] = {}  # (giver, round) -> replicas that applied its packet
         self._stood_in: dict[tuple[int, int], int] = {}  # (giver, round) -> who was given its packet besides
         self._helped: dict[tuple[int, int], int] = {}  # (taker, round) -> who gave it one besides
         self._given: set[tuple[int, bytes]] = set()
@@ -88,17 +90,18 @@ class Laws:
     def applied(self, replica: int, stage: int, round_index: int, packets: Sequence[tuple[int, int]]) -> None:
         """`replica` took its outer step of `round_index` with `packets`: (giver, the round it was made in)."""
         self.checks += 1
-        label = self._label(replica)
         self._stepped[replica] = round_index
         self._applied[replica, round_index] = list(packets)
         for giver, made_in in packets:
             other = self._label(giver)
             if not self._took(replica, round_index, giver, made_in):
                 continue
-            taker = self._takers.setdefault((giver, round_index), replica)
-            if taker != replica:
-                what = f"{other} gave its packet of round {round_index} to {label} and to {self._label(taker)}"
-                self.breaks("a node is in one exchange at a time", what, label, other, self._label(taker))
+            takers = self._takers.setdefault((giver, round_index), set())
+            takers.add(replica)
+            if self._group and len(takers) >= self._group:
+                labels = [self._label(taker) for taker in sorted(takers)]
+                what = f"{other} gave its packet of round {round_index} to {', '.join(labels)}"
+                self.breaks("a node is in one exchange of its group at a time", what, other, *labels)
 
     def stood_in(self, replica: int, round_index: int, giver: int, made_in: int) -> None:
         """`replica`, who met nobody it believed, took what `giver` made in round `made_in` into its own outer step."""

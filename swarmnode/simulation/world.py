@@ -55,7 +55,7 @@ class World:
         self.seed = seed
         self.run_id = RunId(digest("simulation", seed).hex())
         self.trace = Trace(loop.time, keep=keep)
-        self.laws = Laws()
+        self.laws = Laws(scenario.manifest.gossip.group)
         self.laws.notified = lambda: self._over.set()  # noqa: PLW0108  not there yet
         self.bug: BaseException | None = None
         chunk_scale = {"chunk": 1.0 / scenario.state_share}

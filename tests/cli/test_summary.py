@@ -81,6 +81,7 @@ def test_totals_add_what_is_counted_and_take_the_largest_of_what_is_known() -> N
         loss_validation=2.25,
         exchanges={"paired": 0, "lone": 2},
         microbatches={"done": 120, "lost": 1, "retried": 0, "duplicate": 0},
+        staleness={"0": 0, "1": 0, "2": 0, "3": 0, "4 or more": 0},
         recoveries=1,
         bytes={"pipeline": 0, "gossip": 20, "state": 0, "control": 0},
     )
@@ -161,6 +162,7 @@ def test_the_json_has_what_the_issue_asks_for() -> None:
         "rounds": 3,
         "exchanges": {"paired": 0, "lone": 2},
         "microbatches": {"done": 120, "lost": 1, "retried": 0, "duplicate": 0},
+        "staleness": {"0": 0, "1": 0, "2": 0, "3": 0, "4 or more": 0},
         "samples_duplicate": 0,
         "recoveries": 1,
         "bytes": {"pipeline": 0, "gossip": 20, "state": 0, "control": 0},

@@ -17,7 +17,7 @@ from swarmnode.recovery.snapshot import SLOW, WHOLE, Cut
 from swarmnode.wire import record_pb2
 
 RUN = RunId("ab" * 32)
-SPEC = RecoverySpec()
+SPEC = RecoverySpec(snapshot_rounds=4, snapshot_rounds_max=16)
 A, B, C = PeerId("a"), PeerId("b"), PeerId("c")
 LOST = Sight(stage=1, stages=4, samples_total=1000, round_now=20, below=True, above=True)
 JOINING, SYNCING = record_pb2.NODE_STATE_JOINING, record_pb2.NODE_STATE_SYNCING

@@ -43,7 +43,11 @@ def test_a_full_disk_stops_no_training() -> None:
             "seconds": 100,
             "work_factor": 2,
             "checkpoints": True,
-            "manifest": {"checkpoint": {"every_rounds": 1}, "gossip": {"round_samples": 256}},
+            "manifest": {
+                "checkpoint": {"every_rounds": 1},
+                "gossip": {"round_samples": 256},
+                "inner": {"inner_batch": 64},
+            },
         },
         "test",
         find("calm").parent,

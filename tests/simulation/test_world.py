@@ -181,6 +181,8 @@ def test_nodes_that_move_are_placed_better(tmp_path: pathlib.Path, capsys: pytes
         join_s = 2
         bounds = { window_s = 5.0, throughput = 0.0 }
         manifest.pipeline = { stages = 2, window_max = 16 }
+        manifest.inner = { inner_batch = 128 }
+        manifest.gossip = { round_samples = 1024 }
         manifest.limits = { announce_period_s = 5.0, record_ttl_s = 20.0 }
         [[fleet]]
         count = 8
