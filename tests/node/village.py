@@ -53,7 +53,7 @@ def manifest(
             rebalance_period_s=0.0,
         ),
         inner=InnerSpec(microbatch=4, inner_batch=8, warmup_samples=16, decay_samples=100_000),
-        gossip=GossipSpec(method=method, round_seconds_min=0.0, **{"round_samples": 128, **gossip}),  # type: ignore[arg-type]
+        gossip=GossipSpec(method=method, round_seconds_min=0.0, **{"round_samples": 128, "group": 2, **gossip}),  # type: ignore[arg-type]
         limits=LimitsSpec(
             announce_period_s=0.2,
             record_ttl_s=5.0,
