@@ -274,6 +274,7 @@ class Packet:
     samples: int
     tensors: Sequence[WireTensor]
     bequest: bool = False  # of a replica that left, and nobody else has it (gossip/bequest.py)
+    sender: str = ""  # a peer id; "" where nobody is held to account for it
     standin: bool = False  # of a replica that met another one, in place of a partner that failed (gossip/standin.py)
 
 

@@ -25,7 +25,7 @@ from swarmnode.bench.village import Size, Village, losses, read_text
 from swarmnode.errors import UsageError
 from swarmnode.gossip import compression
 from swarmnode.gossip.compression import kernel
-from swarmnode.gossip.distrust import Distrust
+from swarmnode.gossip.distrust import PROVEN, Distrust
 from swarmnode.gossip.outer import DeltaMean, Outer, outer
 from swarmnode.gossip.outer.fragment import fragment
 from swarmnode.gossip.robust import ALL, CLIPPED, GUARDED
@@ -44,8 +44,8 @@ PRESETS = {
 
 
 class AttackedVillage(Village):
-    """A village in which LIARS send what `attack` says; a packet refused makes a lone step and lowers its sender's
-    standing."""
+    """A village in which LIARS send what `attack` says; a packet refused makes a lone step, unless another replica
+    stands in for its sender."""
 
     def __init__(
         self,
@@ -170,9 +170,9 @@ class AttackedVillage(Village):
             if self.attack == "slander":
                 for liar in LIARS:
                     self.distrust.heard(me, self.names[liar], round_index, False, now_s, "misshapen")
-            if keep == 0.0:
+            if verdict.step in PROVEN:
                 self.standings[replica].refused(other, now_s)
-            else:
+            elif keep > 0.0:
                 self.standings[replica].taken(other, now_s)
 
 
@@ -212,6 +212,11 @@ def measure(run: Run) -> dict[str, Any]:
 
 
 _text = functools.cache(read_text)
+
+
+def village_text(path: str | None) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
+    """read_text, read once a process."""
+    return _text(path)
 
 
 def run(

@@ -46,7 +46,7 @@ def broken(homes: Sequence[Path]) -> list[str]:
     by_peer = {log[-1]["node"]: log for log in logs if log[-1]["node"]}
     found: list[str] = []
     for log in by_peer.values():
-        found += _rounds_in_order(log) + _nothing_after_the_end(log) + _state_as_given(log, by_peer)
+        found += _rounds_in_order(log) + _nothing_after_the_end(log) + _state_as_given(log, by_peer) + _nobody_left_out(log)
     return found + _pairs_agree(by_peer)
 
 
@@ -78,6 +78,12 @@ def _state_as_given(log: Sequence[Event], by_peer: dict[str, list[Event]]) -> li
                     f"{_who(log)} loaded round {event['fields']['round']} of {_who(donor)}, which gave {given}"
                 )
     return found
+
+
+def _nobody_left_out(log: Sequence[Event]) -> list[str]:
+    """The storm's nodes are honest, all of them: none may be left out for what it sends."""
+    told = [event["fields"] for event in log if event["event"] == "peer.left_out"]
+    return [f"{_who(log)} left out {short(PeerId(each['peer']))}: {each['reason']}" for each in told]
 
 
 def _pairs_agree(by_peer: dict[str, list[Event]]) -> list[str]:

@@ -250,7 +250,7 @@ class Village:
         for me, circle in enumerate(circles):
             others = [other for other in sorted(circle) if other != me and me in circles[other]]
             others = [other for other in others if not self._late(round_index, other, me)]
-            packets = [Packet(1.0, 0, messages[other]) for other in others]
+            packets = [Packet(1.0, 0, messages[other], sender=self.names[other]) for other in others]
             to_ask = self._to_ask(me, round_index, circle)
             if not self.step(me, round_index, packets, others, lone=not to_ask).believed and to_ask:
                 self._ask(me, round_index, to_ask, messages, given)
@@ -273,7 +273,7 @@ class Village:
                 continue
             given.add(other)
             self.nbytes += sum(tensor.nbytes for tensor in messages[other])
-            packet = Packet(1.0, 0, messages[other], standin=True)
+            packet = Packet(1.0, 0, messages[other], sender=self.names[other], standin=True)
             if self.step(me, round_index, [packet], [other], lone=False).believed:
                 return
         self.step(me, round_index, [], [])

@@ -299,6 +299,7 @@ def gossip(
 @click.option(
     "--references", type=click.IntRange(1, 100), default=1, show_default=True, help="Runs without liars, a seed."
 )
+@click.option("--honest", is_flag=True, help="Nobody lies: the share of honest packets that the guard takes whole.")
 @JSON
 def attack(
     preset: str,
@@ -311,10 +312,15 @@ def attack(
     out: Path,
     resume: bool,
     references: int,
+    honest: bool,
     as_json: bool,
 ) -> None:
     """What a quarter of lying replicas costs the honest ones, by what they believe (gossip.acceptance): held-out nats
     over the same run without the liars."""
+    if honest:
+        bench = importlib.import_module("swarmnode.bench.honest")
+        _print(bench.run(codec, seeds, text, lambda line: click.echo(line, err=True), jobs=jobs, out=out), as_json)
+        return
     bench = importlib.import_module("swarmnode.bench.attack")
     names = tuple(name.strip() for name in attacks.split(",")) if attacks else tuple(bench.ATTACKS)
     believing = tuple(word.strip() for word in acceptance.split(","))

@@ -1,7 +1,7 @@
 """What follows from a verdict on a partner's packet: a count, a line in the log, standing, and a signed receipt.
 
 The receipt goes to whom the packet came from, and a refusal (or the first acceptance after one) to the stage's other
-replicas too: what most of them refused, all leave out (distrust.py).
+replicas too: a peer whose packets broke the rules at most of them is left out by all (distrust.py).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import base64
 from collections.abc import Callable, Collection, Mapping
 
 from swarmnode.errors import RemoteFault, Unavailable
-from swarmnode.gossip.distrust import Distrust
+from swarmnode.gossip.distrust import PROVEN, Distrust
 from swarmnode.gossip.receipt import check_receipt, receipt, sent_to, whole
 from swarmnode.gossip.standing import Standings
 from swarmnode.identity import Identity
@@ -46,23 +46,24 @@ class Acceptance:
         self._mates = mates
         self.standings = Standings()
         self.distrust = Distrust()
-        self._out: dict[PeerId, str] = {}  # left out by the stage, as of the last look
+        self._out: dict[PeerId, str] = {}  # left out and why, as of the last look
 
     def left_out(self, members: Collection[PeerId] | None = None) -> set[PeerId]:
-        """Of the stage's `members` (None: all known) those not to be met: refused too often by us, or by most of the
-        others."""
+        """Of the stage's `members` (None: all known) those not to be met: their packets broke the rules too often at
+        us, or at most of the others."""
         if not self.distrust and not self.standings:
             self._out = {}
             return set()
         now_s = asyncio.get_running_loop().time()
         members = self._mates() if members is None else members
-        out = self.distrust.left_out(members, now_s)
+        out = {peer: self.standings.meets(peer, now_s)[1] for peer in self.standings.shunned(now_s) & {*members}}
+        out |= self.distrust.left_out(members, now_s)
         for peer, reason in out.items():
             if peer not in self._out:
                 self._telemetry.count(name.PEER_FAULTS, kind="distrusted")
                 self._telemetry.event("peer.left_out", level="warning", peer=peer, reason=reason)
         self._out = out
-        return {*out, *self.standings.shunned(now_s).intersection(members)}
+        return {*out}
 
     def judged(
         self, tasks: asyncio.TaskGroup, round_index: int, came: Mapping[PeerId, Packet], report: OuterReport
@@ -85,7 +86,7 @@ class Acceptance:
         if verdict.keep > 0.0:
             self.standings.taken(other, now_s)
         elif step != NEWCOMER:
-            trust = round(self.standings.refused(other, now_s), 3)
+            trust = (self.standings.refused if step in PROVEN else self.standings.trust)(other, now_s)
             self._telemetry.count(name.PEER_FAULTS, kind="packet")
             self._telemetry.event(
                 "exchange.refused",
@@ -94,9 +95,9 @@ class Acceptance:
                 peer=other,
                 step=step,
                 reason=reason,
-                trust=trust,
+                trust=round(trust, 3),
             )
-        if step == "clipped":
+        if step in ("clipped", "direction") and verdict.keep > 0.0:
             self._telemetry.event("exchange.clipped", round=round_index, peer=other, keep=verdict.keep, reason=reason)
 
     def _hearers(self, round_index: int, other: PeerId, verdict: Verdict) -> list[PeerId]:

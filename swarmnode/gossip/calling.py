@@ -60,7 +60,7 @@ async def swap(
             timeout_s=timeout_s,
             reply_bytes_max=reply_bytes_max(ours.nbytes),
         )
-    theirs = packet_of(answer, ours.round_index)
+    theirs = packet_of(answer, ours.round_index, other)
     commit = wire.Commit(round=ours.round_index, apply=True)
     try:
         await transport.call(
@@ -81,12 +81,12 @@ def reply_bytes_max(nbytes: int) -> int:
     return 2 * nbytes + REPLY_SLACK_BYTES
 
 
-def packet_of(answer: Answer, round_index: int, *, standin: bool = False) -> Packet:
+def packet_of(answer: Answer, round_index: int, peer: PeerId, *, standin: bool = False) -> Packet:
     """What `answer` gives. Raises RemoteFault when that is of another round than was asked for."""
     given = answer.header.exchanged
     if given.round != round_index:
         raise RemoteFault(f"answered round {given.round} instead of {round_index}")
-    return Packet(weight_of(given), given.samples, answer.tensors, standin=standin)
+    return Packet(weight_of(given), given.samples, answer.tensors, sender=peer, standin=standin)
 
 
 def weight_of(said: wire.Exchange | wire.Exchanged) -> float:

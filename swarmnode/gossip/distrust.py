@@ -1,19 +1,17 @@
-"""Who is left out by all: a giver whose packets most of a stage's replicas refused when they last met it.
+"""Replicas that a whole stage leaves out: those whose packets broke the rules of their codec at most of the others.
 
-Every refusal is signed by who refused (receipt.py) and told to the stage, and so is the first packet that the same
-receiver took again. Of a stage with n members beside the giver
+Every refusal is signed by the replica that refused (receipt.py) and told to the stage, and so is the first packet of
+the same giver that it took again. Of a stage with n members beside the giver
 
     left out   when at least n // 2 + 1 of them, each by its last word, of at most AGE_S ago, refused it,
-               in at least ROUNDS_LEAST different rounds among them since each took its last packet
-    or         when as many, in at least ROUNDS_PROVEN different rounds, got one that breaks the rules of its codec:
-               malformed, out of range, not finite
+               and each of them got, since it last took a packet of it, one that breaks the rules of its codec: malformed,
+               out of range, not finite; in at least ROUNDS_PROVEN different rounds among them
 
-and who is left out has no voice about others. Then nobody loses rounds by meeting it, and all count the same members.
-Fewer than half cannot shut out anybody, whatever they sign; an honest replica that one or two misjudge stays. So does
-one that fell behind and is refused by all in the same rounds: what it sends points back to where they come from, but
-it takes what they send and catches up. Shut out at once it never would. Packets that break rules are another thing: no
-honest replica sends them, however far behind it is, and who is broken for a while is met again after AGE_S, as a liar
-is, by a few, who tell.
+and a replica that is left out has no voice about others. Then no rounds are lost by meeting it, and all count the same
+members. Fewer than half cannot shut out anybody, whatever they sign. No honest replica sends packets that break rules,
+however far behind it is. All other refusals are judgements and may be wrong: they cost the giver that one packet, and
+decide whom replicas without a partner ask last (standin.py). A replica that is broken for a while is met again after
+AGE_S, as a liar is, by a few, who tell.
 """
 
 from __future__ import annotations
@@ -25,7 +23,6 @@ from swarmnode.ids import PeerId
 
 AGE_S = 900.0  # guess: with rounds of a minute a liar is met again every quarter of an hour
 REFUSERS_LEAST = 2  # one voice never shuts out anybody
-ROUNDS_LEAST = 12  # measured (five replicas, rounds of 3 inner steps): who fell behind was refused in up to ten rounds
 ROUNDS_PROVEN = 3  # guess: a machine that hiccups in a round or two is not shut out where a whole stage meets at once
 PROVEN = ("misshapen",)  # verdicts' steps (robust.py) that no honest packet comes to, wherever its receiver stands
 GIVERS_MAX = 4096  # guess: remembered at once; those refused longest ago are forgotten first
@@ -33,18 +30,16 @@ GIVERS_MAX = 4096  # guess: remembered at once; those refused longest ago are fo
 
 @dataclass(slots=True)
 class Voice:
-    """One receiver's refusals since it last took a packet of the giver: when the last was, the latest rounds, and of
-    those the latest in which the packet broke rules."""
+    """One receiver's refusals since it last took a packet of the giver: when the last was, and the latest rounds in
+    which the packet broke rules."""
 
     last_s: float
-    rounds: tuple[int, ...] = ()
     proven: tuple[int, ...] = ()
 
     def more(self, round_index: int, step: str, now_s: float) -> Voice:
         """With one more refusal."""
-        rounds = tuple(sorted({*self.rounds, round_index}))[-ROUNDS_LEAST:]
         proven = {*self.proven, round_index} if step in PROVEN else self.proven
-        return Voice(now_s, rounds, tuple(sorted(proven))[-ROUNDS_PROVEN:])
+        return Voice(now_s, tuple(sorted(proven))[-ROUNDS_PROVEN:])
 
 
 @dataclass(slots=True)
@@ -94,16 +89,12 @@ class Distrust:
             more = {}
             for giver in sorted(voters & self._refused.keys()):
                 voices = self._refused[giver]
-                against = [v for one, v in voices.items() if one in voters and now_s - v.last_s <= AGE_S]
+                proven = [v for one, v in voices.items() if one in voters and v.proven and now_s - v.last_s <= AGE_S]
                 needed = max(REFUSERS_LEAST, (len(voters) - 1) // 2 + 1)
-                rounds = len({index for voice in against for index in voice.rounds})
-                proven = [voice for voice in against if voice.proven]
-                broken = len({index for voice in proven for index in voice.proven})
-                many, few = f"of {len(voters) - 1}", f"{needed} suffice, in"
-                if len(proven) >= needed and broken >= ROUNDS_PROVEN:
-                    more[giver] = f"{len(proven)} {many} got packets that break the rules, {few} {broken} rounds"
-                elif len(against) >= needed and rounds >= ROUNDS_LEAST:
-                    more[giver] = f"{len(against)} {many} refused its packets, {few} {rounds} rounds"
+                rounds = len({index for voice in proven for index in voice.proven})
+                if len(proven) >= needed and rounds >= ROUNDS_PROVEN:
+                    who = f"{len(proven)} of {len(voters) - 1}"
+                    more[giver] = f"{who} got packets that break the rules, {needed} suffice, in {rounds} rounds"
             if not more:
                 return found
             found |= more

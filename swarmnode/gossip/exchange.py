@@ -337,7 +337,7 @@ class Gossip:
         meeting = await self._meet(peer, asked.round)
         if meeting.packet is not None or meeting.verdict.done():
             raise Unavailable("already in this exchange, or it is over")
-        meeting.packet = Packet(weight_of(asked), asked.samples, call.tensors)
+        meeting.packet = Packet(weight_of(asked), asked.samples, call.tensors, sender=peer)
         meeting.arrived.set()
         reply = wire.Exchanged(round=meeting.round_index, newcomer=meeting.weight == 0.0, samples=meeting.samples)
         return Answer(wire.Reply(exchanged=reply), meeting.tensors)

@@ -91,7 +91,7 @@ class StandIns:
             timeout_s=timeout_s,
             reply_bytes_max=reply_bytes_max(nbytes),
         )
-        return packet_of(answer, round_index, standin=True)
+        return packet_of(answer, round_index, peer, standin=True)
 
     async def serve(self, peer: PeerId, call: Call) -> Answer:
         """Handler of method "standin". Waits a bounded time for the end of our own meeting. Raises RemoteFault and

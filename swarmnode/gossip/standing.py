@@ -1,14 +1,13 @@
-"""What we think of peers as partners: trust falls with packets that were refused and comes back with time.
+"""What we think of peers as partners: trust falls with packets that break the rules and comes back with time.
 
-    trust <- FALL trust                                        a packet refused or misshapen
+    trust <- FALL trust                                        a packet malformed, out of range or not finite
     1 - trust <- RISE (1 - trust)                              a packet taken
     1 - trust <- (1 - trust) 2^(-t / HALF_LIFE_S)              t seconds later
 
-A peer below LEAST is left out of our pairs until it is above again: an honest one that was misjudged is back within
-minutes, and a liar is met ever more rarely. It takes six refusals in a row: a replica that fell behind is refused
-while it catches up, which it only can when it is met. This is our own view alone: who leaves a peer out by it mostly
-has no partner in the rounds in which it would have met it, a lone step either way. What most replicas think is
-distrust.py.
+A peer below LEAST is left out of our pairs until it is above again. It takes six such packets in a row. Packets that
+are refused for what they say do not count: honest ones may be. This is our own view alone: a replica that leaves a peer
+out by it mostly has no partner in the rounds in which it would have met it, a lone step either way. What most replicas
+think is distrust.py.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from swarmnode.ids import PeerId, short
 
 FALL = 0.7  # guess
 RISE = 0.5  # guess: two packets taken make up for most of what was held against a peer
-LEAST = 0.15  # measured (five replicas, rounds of 3 inner steps): who fell behind was refused up to ten rounds in a row
+LEAST = 0.15  # guess: six in a row; a machine that hiccups for a few rounds stays
 HALF_LIFE_S = 600.0  # guess: of what a peer is still short of full trust
 PEERS_MAX = 4096  # guess: remembered at once; those trusted most are forgotten first
 
@@ -40,7 +39,7 @@ class Standings:
         return float(1.0 - (1.0 - value) * 2.0 ** ((since_s - now_s) / HALF_LIFE_S))
 
     def refused(self, peer: PeerId, now_s: float) -> float:
-        """A packet of `peer` was refused; returns what trust is left."""
+        """A packet of `peer` broke the rules; returns what trust is left."""
         left = FALL * self.trust(peer, now_s)
         self._trust[peer] = (left, now_s)
         if len(self._trust) > PEERS_MAX:

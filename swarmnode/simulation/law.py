@@ -130,6 +130,12 @@ class Laws:
             self.breaks("a node meets others", f"{label} applied its own packet", label)
         return True
 
+    def left_out(self, label: str, other: str, reason: str) -> None:
+        """`label` meets `other` no more, for what it sent."""
+        self.checks += 1
+        if label not in self.excused and other not in self.excused:
+            self.breaks("no honest replica is left out", f"{label} leaves out {other}: {reason}", label, other)
+
     def commit_unsure(self, label: str, round_index: int) -> None:
         """`label` counted an exchange whose commit may not have arrived."""
         self._commits.add((label, round_index))

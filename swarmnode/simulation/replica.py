@@ -12,7 +12,8 @@ from typing import Protocol
 import numpy as np
 
 from swarmnode.errors import RemoteFault
-from swarmnode.gossip.robust import ALL, Guard, Measures
+from swarmnode.gossip.course import Course, sampled
+from swarmnode.gossip.robust import Measures, guard
 from swarmnode.manifest import Manifest, boundary_nbytes, boundary_width, constants
 from swarmnode.model.memory import graph_nbytes
 from swarmnode.model.split import Part, split
@@ -142,7 +143,8 @@ class FakeReplica:
         self._marked: tuple[int, Vector] | None = None
         # Of the round marked: giver, round made in, whether it stood in.
         self._refused: list[tuple[int, int, bool]] = []
-        self._guard = Guard(direction=False) if manifest.gossip.acceptance != ALL else None
+        self._guard = guard(manifest.gossip.acceptance)
+        self._courses: dict[int, Course] = {}  # by fragment
         self._version = 0
         self.accumulated = 0
         self.recomputed = 0
@@ -173,6 +175,8 @@ class FakeReplica:
         self.theta = self.phi = tuple(math.fsum(values) / len(used) for values in zip(*used, strict=True))
         self.momentum = (0.0,) * DIMENSIONS
         self.inner_steps, self.accumulated, self._marked = 0, 0, None
+        for course in self._courses.values():
+            course.restart()
         self._version += 1
 
     def _activations(self, samples: int, mark: int) -> WireTensor:
@@ -260,6 +264,8 @@ class FakeReplica:
         self.theta, self.phi, self.momentum = values["theta"], values["phi"], values["momentum"]
         self.inner_steps, self.gradient_norm = state.inner_steps, state.gradient_norm
         self.accumulated, self._marked = 0, None
+        for course in self._courses.values():
+            course.restart()
         self._version += 1
 
     def message(self, round_index: int) -> Sequence[WireTensor]:
@@ -320,6 +326,8 @@ class FakeReplica:
                 phi[k] += momentum[k]
                 theta[k] = phi[k] + theta[k] - boundary[k]
         self.theta, self.phi, self.momentum = tuple(theta), tuple(phi), tuple(momentum)
+        if due and self._guard is not None and self._guard.direction:
+            self._course(round_index).moved(np.array([phi[k] for k in due]))
         return OuterReport(len(taken) + (own_weight > 0.0 or not taken), 0.0, 0.0, verdicts)
 
     def _momentum(self, k: int, own_weight: float, boundary: Vector, givers: Sequence[tuple[float, Vector]]) -> float:
@@ -335,8 +343,7 @@ class FakeReplica:
     def _judge(
         self, own_weight: float, packet: Packet, boundary: Vector, round_index: int
     ) -> tuple[Verdict, Vector | None]:
-        """(the real guard's verdict, by distance alone: in so few dimensions honest directions differ by chance; what
-        the packet says, unless it is misshapen)."""
+        """(the real guard's verdict, what the packet says, unless it is misshapen)."""
         try:
             row = self._open(packet)
         except RemoteFault as fault:
@@ -349,8 +356,25 @@ class FakeReplica:
         theirs, ours, phi = ([flat[k] for k in about] for flat in (row[2 : 2 + DIMENSIONS], boundary, self.phi))
         own = math.dist(ours, phi) if own_weight > 0.0 else 0.0
         weights_norm = math.hypot(WEIGHTS_NORM, *phi)
-        measures = Measures(own, math.dist(theirs, phi), math.dist(theirs, ours), 0.0, weights_norm)
-        return self._guard.judge(measures), row
+        along = self._along(round_index, row, boundary) if own > 0.0 else []
+        measures = Measures(own, math.dist(theirs, ours), weights_norm, *along)
+        return self._guard.judge(measures, packet.sender, round_index), row
+
+    def _course(self, round_index: int) -> Course:
+        """Where the round's fragment of the slow weights has been going."""
+        fragment = round_index % self._manifest.gossip.fragments
+        if fragment not in self._courses:
+            self._courses[fragment] = Course(sampled(len(self._dimensions(round_index))))
+        return self._courses[fragment]
+
+    def _along(self, round_index: int, row: Vector, boundary: Vector) -> list[float]:
+        """How far our own update, and a packet's distance from it, go along the course of the round's fragment; nothing
+        before it is known."""
+        course, due = self._course(round_index), self._dimensions(round_index)
+        if not due or not course.known:
+            return []
+        theirs, ours, phi = (np.array([flat[k] for k in due]) for flat in (row[2:], boundary, self.phi))
+        return [course.along(ours - phi, 0), course.along(theirs - ours, 0)]
 
     def _drawn_back(self, row: Vector, boundary: Vector, keep: float) -> Vector:
         """A packet of which only `keep` of the distance to our own is believed."""

@@ -79,6 +79,7 @@ class World:
         self._replicas = 0
         self._feeders = 0
         self.trace.listeners["exchange.onesided"] = self._onesided
+        self.trace.listeners["peer.left_out"] = self._left_out
         self.trace.listeners["validation.done"] = self._validated
         self.trace.listeners["checkpoint.loaded"] = self._loaded
 
@@ -331,6 +332,10 @@ class World:
 
     def _onesided(self, now: float, label: str, event: str, fields: dict[str, object]) -> None:
         self.laws.commit_unsure(label, int(str(fields["round"])))
+
+    def _left_out(self, now: float, label: str, event: str, fields: dict[str, object]) -> None:
+        others = [person.label for person in self.people if person.identity.peer_id == fields["peer"]]
+        self.laws.left_out(label, others[0], str(fields["reason"]))
 
     def _validated(self, now: float, label: str, event: str, fields: dict[str, object]) -> None:
         self.validations.append((now, float(str(fields["loss"])), int(str(fields["samples_total"]))))

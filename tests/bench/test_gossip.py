@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from swarmnode.bench import attack, boundary, codec, gossip
+from swarmnode.bench import attack, boundary, codec, gossip, honest
 from swarmnode.bench.village import Size, Village, losses, shapes
 from swarmnode.errors import UsageError
 from swarmnode.gossip.outer import DeltaMean, NoLoCo
@@ -141,19 +141,19 @@ def test_bench_codec_measures_every_codec() -> None:
     assert all(row["encode GB/s"] > 0 and row["decode GB/s"] > 0 for row in found["codecs"])
 
 
-@pytest.mark.parametrize("name", ["sign flip", "scale -100", "nan", "malformed", "inner product"])
-@pytest.mark.parametrize("coding", ["noloco/fp32", "noloco/modular4"])
-def test_the_guard_refuses(name: str, coding: str) -> None:
-    found = attack.measure(attack.Run(TINY, name, coding, "guarded"))
-    assert found["lies refused"] >= (0.9 if "modular" in coding or name == "inner product" else 1.0)
-    assert found["nats"] < math.log(256)
-
-
-@pytest.mark.parametrize("name", ["sign flip", "scale -100", "nan", "malformed", "inner product"])
-@pytest.mark.parametrize("coding", ["keeping/topk512", "sparseloco/e3m0"])
-def test_the_guard_refuses_packets_of_pseudo_gradients(name: str, coding: str) -> None:
+@pytest.mark.parametrize("name", ["nan", "malformed"])
+@pytest.mark.parametrize("coding", ["noloco/fp32", "noloco/modular4", "keeping/topk512", "sparseloco/e3m0"])
+def test_what_breaks_rules_is_refused_at_once(name: str, coding: str) -> None:
     found = attack.measure(attack.Run(TINY, name, coding, "guarded"))
     assert found["lies refused"] >= 0.9 and found["nats"] < math.log(256)
+
+
+@pytest.mark.parametrize("coding", ["average/modular4", "sparseloco/e3m0"])
+def test_who_turns_back_is_refused_after_some_rounds(coding: str) -> None:
+    size = replace(TINY, rounds=100, inner_steps=2, learning_rate=1e-3)
+    found = attack.measure(attack.Run(size, "sign flip", coding, "guarded"))
+    assert found["lies refused"] >= 0.5 and found["nats"] < math.log(256), found
+    assert found["honest refused"] <= 0.02 and found["honest left out"] == 0.0, found
 
 
 @pytest.mark.parametrize("name", sorted(attack.ATTACKS))
@@ -197,9 +197,14 @@ def test_absent_liars_change_nothing_for_the_others() -> None:
     assert village.lies == 0 and village.outers[attack.LIARS[0]].round is None
 
 
-def test_honest_packets_are_believed() -> None:
-    found = attack.measure(attack.Run(TINY, None, "noloco/modular4", "guarded"))
-    assert found["honest refused"] <= 0.15  # a few, at a size where chance is loud; bench attack has the number
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize(("steps", "replicas"), [(1, 8), (5, 2)])
+def test_honest_packets_are_taken_whole(optimizer: str, steps: int, replicas: int) -> None:
+    setting = honest.Setting(optimizer, steps, replicas, "average/modular4", 0, steps=60, size=TINY)
+    found = honest.run(wanted=[setting])
+    assert found["whole"] > 0.995 and found["left out"] == 0, found
+    (row,) = found["honest"]
+    assert row["packets"] >= 30 * replicas
 
 
 def test_bench_boundary_counts_bytes() -> None:

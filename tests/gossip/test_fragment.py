@@ -216,24 +216,22 @@ def test_what_a_leaver_gave_travels_on_with_the_heirs_next_packet() -> None:
 def test_lies_are_refused_or_made_small(method: str, coding: str) -> None:
     for factor, steps in ((-1.0, {"direction"}), (100.0, {"clipped"}), (1.0, {"accepted", "clipped"})):
         group, liar = members(method, coding, 3, acceptance="guarded"), members(method, coding, 1)[0]
-        alone = members(method, coding, 1)[0]
-        for r in range(1, 8):
+        rounds = 40
+        for r in range(1, rounds + 1):
             learn(r, [*group, liar])
-            alone.theta.copy_(group[0].theta)
-            alone.reset(group[0].phi, group[0].momentum)
             liar.reset(group[0].phi, group[0].momentum)
             delta = liar.theta - liar.phi
             liar.theta.copy_(liar.phi + factor * delta)
             messages = [one.message(r) for one in group]
             lie = liar.message(r)
             for i, one in enumerate(group):
-                others = [Packet(1.0, 0, m) for j, m in enumerate(messages) if j != i]
-                report = one.apply(r, 1.0, [*others, Packet(1.0, 0, lie)])
-                assert report.verdicts[-1].step in steps, (factor, r, report.verdicts[-1])
+                others = [Packet(1.0, 0, m, sender=str(j)) for j, m in enumerate(messages) if j != i]
+                report = one.apply(r, 1.0, [*others, Packet(1.0, 0, lie, sender="liar")])
+                if r > rounds / 2:
+                    assert report.verdicts[-1].step in steps, (factor, r, report.verdicts[-1])
                 assert all(v.keep > 0.0 for v in report.verdicts[:-1]), report.verdicts
                 assert report.step_norm < 4 * float(normal(0, 2e-2).norm()), (factor, r)
-            liar.theta.copy_(group[0].phi)
-        assert group[0].guard is not None and sum(group[0].guard.counts.values()) == 3 * 7
+        assert group[0].guard is not None and sum(group[0].guard.counts.values()) == 3 * rounds
 
 
 def test_a_lie_in_the_fragment_moves_no_majority_and_one_other_by_little() -> None:

@@ -56,6 +56,16 @@ def test_what_stands_in_is_another_ones_and_of_this_round(giver: int, made_in: i
     assert len(laws.broken) == 1
 
 
+def test_no_honest_replica_is_left_out() -> None:
+    laws = Laws()
+    laws.excused |= {"liar"}
+    laws.left_out("node a", "liar", "packets that break the rules")
+    laws.left_out("liar", "node a", "slander")
+    assert broken(laws) == []
+    laws.left_out("node a", "node b", "packets that break the rules")
+    assert broken(laws) == ["no honest replica is left out"] and laws.broken[0].labels == ["node a", "node b"]
+
+
 def test_a_step_that_was_no_step_is_told_with_the_one_that_follows() -> None:
     """The partner may have applied ours: that is not one-sided."""
     run = replace(Manifest(), gossip=GossipSpec(acceptance="guarded"))

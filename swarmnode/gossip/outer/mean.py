@@ -156,6 +156,7 @@ class DeltaMean(Outer):
             step_squared += torch.dot(before, before).item()
             self._follow(theta, boundary, phi)
         self.round = None
+        self._moved(first, self.phi[first:last])
         self._inherit(first, last, taken)
         return OuterReport(len(given), math.sqrt(delta_squared), math.sqrt(step_squared), verdicts, probed, apart)
 
@@ -186,7 +187,7 @@ class DeltaMean(Outer):
         apart = float(move.norm()) * math.sqrt(self.parameters / len(move))
         if self.guard is not None and len(met) == 1:  # of two there is no majority: no farther than D is believed
             own = float((self._boundary - self.phi).norm()) if own_weight > 0.0 else 0.0
-            limit, _ = self.guard.limit(Measures(own, 0.0, 0.0, 0.0, float(self.phi.norm())))
+            limit, _ = self.guard.limit(Measures(own, 0.0, float(self.phi.norm())))
             if apart > limit:
                 move.mul_(limit / apart)
         for flat in (phi, theta, boundary):
@@ -206,8 +207,9 @@ class DeltaMean(Outer):
     @torch.no_grad()
     def measure(self, packet: Packet, *, judged_by_own: bool = True) -> Measures:
         assert self.round is not None
-        own = there = norm = gap = product = weights = 0.0
+        own = gap = weights = own_along = gap_along = 0.0
         first, last = self._span(self.round)
+        course = self._course(first, last - first)
         for start in range(first, last, self._block):
             end = min(start + self._block, last)
             wanted, theirs, phi = self._mean[: end - start], self._theirs[: end - start], self.phi[start:end]
@@ -215,16 +217,15 @@ class DeltaMean(Outer):
             self.codec.read(packet.tensors[:1], start - first, theirs)
             own += torch.dot(wanted, wanted).item()
             weights += torch.dot(phi, phi).item()
-            norm += torch.dot(theirs, theirs).item()
-            product += torch.dot(theirs, wanted).item()
-            wanted.mul_(theirs.ne(0.0))
-            there += torch.dot(wanted, wanted).item()
+            theirs_along = course.along(theirs, start - first)
             theirs.sub_(wanted)
             gap += torch.dot(theirs, theirs).item()
-        if not judged_by_own:
-            own = product = there = 0.0
-        own, norm, gap, weights, there = map(math.sqrt, (own, norm, gap, weights, there))
-        return Measures(own, norm, gap, product, weights, there)
+            self.codec.read(self._own, start - first, wanted)  # as coded as theirs
+            said = course.along(wanted, start - first)
+            own_along += said
+            gap_along += theirs_along - said
+        norms = math.sqrt(own) if judged_by_own else 0.0, math.sqrt(gap), math.sqrt(weights)
+        return Measures(*norms, *((own_along, gap_along) if course.known and judged_by_own else ()))
 
     def _tried(self, packet: Packet, keep: float) -> tuple[torch.Tensor, torch.Tensor]:
         assert self.round is not None

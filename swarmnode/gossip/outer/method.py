@@ -11,6 +11,7 @@ import torch
 
 from swarmnode.errors import RemoteFault
 from swarmnode.gossip.compression import Codec
+from swarmnode.gossip.course import Course, sampled
 from swarmnode.gossip.robust import PROBE_EVERY, Guard, Measures
 from swarmnode.ids import digest64
 from swarmnode.ports import Draft, OuterReport, Packet, Verdict, WireTensor
@@ -46,6 +47,7 @@ class Outer(ABC):
         self.round: int | None = None  # of the boundary marked and not yet applied
         self.guard: Guard | None = None  # believes nobody at once; None: whatever passes the codec's checks
         self.probe: Probe | None = None  # asked about a partner's packet every few rounds
+        self._courses: dict[int, Course] = {}  # by part of the weights, where the guard judges directions
         self.sender = ""  # whose messages these are; replicas round by different chance when it differs
 
     def seed(self, what: str) -> int:
@@ -114,7 +116,20 @@ class Outer(ABC):
             return Verdict(0.0, "newcomer", "a newcomer gives nothing")
         if self.guard is None:
             return Verdict(1.0, "accepted", "whatever is well-formed")
-        return self.guard.judge(self.measure(packet, judged_by_own=own_weight > 0.0))
+        assert self.round is not None
+        return self.guard.judge(self.measure(packet, judged_by_own=own_weight > 0.0), packet.sender, self.round)
+
+    def _course(self, number: int, count: int) -> Course:
+        """Where part `number` of the slow weights, of `count` elements, has been going."""
+        if number not in self._courses:
+            at = sampled(count, self.sender, number)
+            self._courses[number] = Course(at, torch.from_numpy(at).to(self.theta.device))
+        return self._courses[number]
+
+    def _moved(self, number: int, phi: torch.Tensor) -> None:
+        """An outer step of part `number` is over, and left `phi`."""
+        if self.guard is not None and self.guard.direction:
+            self._course(number, len(phi)).moved(phi)
 
     def _probe_one(self, own_weight: float, packets: Sequence[Packet], verdicts: list[Verdict]) -> float | None:
         """Every few rounds, try what averaging with one of the packets we would take does to our loss; its verdict may
@@ -139,6 +154,8 @@ class Outer(ABC):
         self.phi.copy_(phi)
         self.momentum.copy_(momentum)
         self.round = None
+        for course in self._courses.values():
+            course.restart()
 
 
 def one_by_one(*drafts: Draft) -> Draft:

@@ -202,6 +202,8 @@ class NoLoCo(Outer):
             givers = given.get(part.fragment.number, [])
             if givers or part is self._marked:
                 squares = [a + b for a, b in zip(squares, self._step_part(part, own_weight, givers), strict=True)]
+        assert self._marked is not None
+        self._moved(self._marked.fragment.number, self._marked.phi)
         self.round = None
         return OuterReport(
             members=len(taken) + (own_weight > 0.0 or not taken),
@@ -247,7 +249,9 @@ class NoLoCo(Outer):
             theirs.add_(phi)
 
     def measure(self, packet: Packet, *, judged_by_own: bool = True) -> Measures:
-        own = norm = gap = product = weights = 0.0
+        own = gap = weights = own_along = gap_along = 0.0
+        assert self._marked is not None
+        course = self._course(self._marked.fragment.number, self._marked.count)
         for part, tensors in self._said(packet):
             for start in range(0, part.count, self._block):
                 end = min(start + self._block, part.count)
@@ -259,15 +263,14 @@ class NoLoCo(Outer):
                     theirs.add_(other)
                 torch.sub(boundary, phi, out=delta)
                 own += torch.dot(delta, delta).item()
-                torch.sub(theirs, boundary, out=other)
-                gap += torch.dot(other, other).item()
-                theirs.sub_(phi)
-                norm += torch.dot(theirs, theirs).item()
-                product += torch.dot(theirs, delta).item()
+                theirs.sub_(boundary)
+                gap += torch.dot(theirs, theirs).item()
                 weights += torch.dot(phi, phi).item()
-        if not judged_by_own:
-            own = product = 0.0
-        return Measures(math.sqrt(own), math.sqrt(norm), math.sqrt(gap), product, math.sqrt(weights))
+                if part is self._marked:
+                    own_along += course.along(delta, start)
+                    gap_along += course.along(theirs, start)
+        norms = math.sqrt(own) if judged_by_own else 0.0, math.sqrt(gap), math.sqrt(weights)
+        return Measures(*norms, *((own_along, gap_along) if course.known and judged_by_own else ()))
 
     def _step(self, part: Part, start: int, own_share: float, shares: Sequence[Share]) -> tuple[float, float]:
         """The outer step of one block of a fragment's elements; returns the squared norms of D and of m."""
