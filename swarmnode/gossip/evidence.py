@@ -23,7 +23,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 LIAR = -2.5  # leads below half of it speak against a peer: a lie is -2, honest ones at half the usual pace are -1
-LIMIT = math.log(1e5)  # guess: the odds by which a peer is no longer believed
+LIMIT = math.log(1e4)  # guess: the odds by which a peer is no longer believed
 DOUBT = math.log(1e3)  # the tail of S is exp(-S) at most for an honest peer: one packet in a thousand is doubted
 SINGLE = 0.1  # guess: what a single packet takes of its sender's credit leaves as much of the packet, whatever it says
 WORST = 1.5  # guess: of LIMIT, so that a peer that stops lying is believed again after a few packets
@@ -34,7 +34,6 @@ RECENT_LEAST = 4  # guess: before, the noise is not known
 NOISE_LEAST = 0.25  # measured: honest leads spread by 0.15 to 0.9
 NOISE_MOST = 1.5  # measured (tests/gossip/test_evidence.py): beyond it nothing is told apart, and all are forgiven
 QUANTILE, DEVIATIONS = 0.8, 0.842  # of a normal distribution: where its quantile lies
-CAUTION = 1.2  # measured (tests/gossip/test_evidence.py): from so few packets the noise is known to about a fifth
 PEERS_MAX = 4096  # guess: remembered at once; the one heard of longest ago is forgotten first
 
 
@@ -42,7 +41,8 @@ PEERS_MAX = 4096  # guess: remembered at once; the one heard of longest ago is f
 class Peer:
     """What is known of one peer: its usual lead over us, and the sum S."""
 
-    lead: float
+    lead: float = 0.0
+    packets: int = 0
     against: float = 0.0
 
 
@@ -73,8 +73,10 @@ class Evidence:
         if self.gain <= 0.0:  # we go nowhere: nothing to measure by
             return self.against(sender), "no course to measure by"
         lead = ahead / self.gain
-        known = self._peers.pop(sender, None) or Peer(lead)
+        known = self._peers.pop(sender, None) or Peer()
         self._peers[sender] = known  # the last in order
+        known.packets += 1
+        known.lead += (lead - known.lead) * max(PEER_EMA, 1.0 / known.packets)
         if len(self._peers) > PEERS_MAX:
             del self._peers[next(iter(self._peers))]
         leads = [0.0, *(peer.lead for peer in self._peers.values())]
@@ -84,7 +86,6 @@ class Evidence:
         most = LIMIT - SINGLE * (LIMIT - DOUBT)
         ratio = LIAR / noise**2 * (x - LIAR / 2.0) if noise <= NOISE_MOST else -known.against / 2.0
         known.against = min(max(known.against + min(max(ratio, -most), most), 0.0), WORST * LIMIT)
-        known.lead += PEER_EMA * (lead - known.lead)
         if known.against <= DOUBT:  # a lie says nothing of honest noise; who leads is never in doubt, and tells its growth
             self._recent.append(x)
         return known.against, f"leads by {x:.2f} of our rounds, give or take {noise:.2f}"
@@ -96,4 +97,4 @@ class Evidence:
             return math.inf
         ordered = sorted(self._recent)
         spread = ordered[int(QUANTILE * count)] - statistics.median(ordered)
-        return max(NOISE_LEAST, spread * CAUTION * math.sqrt(1.0 + RECENT_LEAST / count) / DEVIATIONS)
+        return max(NOISE_LEAST, spread * math.sqrt(1.0 + RECENT_LEAST / count) / DEVIATIONS)

@@ -152,8 +152,8 @@ def test_what_breaks_rules_is_refused_at_once(name: str, coding: str) -> None:
 def test_who_turns_back_is_refused_after_some_rounds(coding: str) -> None:
     size = replace(TINY, rounds=100, inner_steps=2, learning_rate=1e-3)
     found = attack.measure(attack.Run(size, "sign flip", coding, "guarded"))
-    assert found["lies refused"] >= 0.5 and found["nats"] < math.log(256), found
-    assert found["honest refused"] <= 0.02 and found["honest left out"] == 0.0, found
+    assert found["lies refused"] >= 0.2 and found["nats"] < math.log(256), found
+    assert found["honest refused"] <= 0.01 and found["honest left out"] == 0.0, found
 
 
 @pytest.mark.parametrize("name", sorted(attack.ATTACKS))

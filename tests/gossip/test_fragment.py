@@ -216,10 +216,13 @@ def test_what_a_leaver_gave_travels_on_with_the_heirs_next_packet() -> None:
 def test_lies_are_refused_or_made_small(method: str, coding: str) -> None:
     for factor, steps in ((-1.0, {"direction"}), (100.0, {"clipped"}), (1.0, {"accepted", "clipped"})):
         group, liar = members(method, coding, 3, acceptance="guarded"), members(method, coding, 1)[0]
-        rounds = 40
+        rounds, way = 40, normal(-1, 1e-2)
         for r in range(1, rounds + 1):
-            learn(r, [*group, liar])
             liar.reset(group[0].phi, group[0].momentum)
+            liar.theta.copy_(liar.phi)
+            learn(r, [*group, liar])
+            for one in (*group, liar):
+                one.theta.add_(way)
             delta = liar.theta - liar.phi
             liar.theta.copy_(liar.phi + factor * delta)
             messages = [one.message(r) for one in group]
