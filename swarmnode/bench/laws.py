@@ -46,7 +46,9 @@ def broken(homes: Sequence[Path]) -> list[str]:
     by_peer = {log[-1]["node"]: log for log in logs if log[-1]["node"]}
     found: list[str] = []
     for log in by_peer.values():
-        found += _rounds_in_order(log) + _nothing_after_the_end(log) + _state_as_given(log, by_peer) + _nobody_left_out(log)
+        found += (
+            _rounds_in_order(log) + _nothing_after_the_end(log) + _state_as_given(log, by_peer) + _nobody_left_out(log)
+        )
     return found + _pairs_agree(by_peer)
 
 

@@ -86,7 +86,9 @@ class Evidence:
         most = LIMIT - SINGLE * (LIMIT - DOUBT)
         ratio = LIAR / noise**2 * (x - LIAR / 2.0) if noise <= NOISE_MOST else -known.against / 2.0
         known.against = min(max(known.against + min(max(ratio, -most), most), 0.0), WORST * LIMIT)
-        if known.against <= DOUBT:  # a lie says nothing of honest noise; who leads is never in doubt, and tells its growth
+        if (
+            known.against <= DOUBT
+        ):  # a lie says nothing of honest noise; who leads is never in doubt, and tells its growth
             self._recent.append(x)
         return known.against, f"leads by {x:.2f} of our rounds, give or take {noise:.2f}"
 

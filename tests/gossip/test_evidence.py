@@ -42,7 +42,7 @@ def test_who_always_pulls_back_is_refused_the_sooner_the_cleaner_the_measure(noi
     leads = {"liar": -2.0, "one": 0.0, "other": 0.0, "third": 0.0}
     for seed in range(5):
         evidence, chance = Evidence(), seeded(noise, seed)
-        told(evidence, {name: 0.0 for name in leads}, noise, 10, chance)
+        told(evidence, dict.fromkeys(leads, 0.0), noise, 10, chance)
         keeps = told(evidence, leads, noise, 100, chance)["liar"]
         refused = [i for i, keep in enumerate(keeps) if keep == 0.0]
         assert refused[0] <= most and (noise > 0.1 or refused[0] == 1), (seed, refused[:3])
@@ -121,7 +121,7 @@ def test_replicas_that_meet_refuse_the_one_that_turns_back_alone(fragments: int)
     way = torch.randn(size, generator=draw)
     spec = GossipSpec(method="average", codec="fp32", acceptance="guarded", fragments=fragments)
     outers = [outer(spec, torch.zeros(size), name) for name in names]
-    refused = {name: 0 for name in names}
+    refused = dict.fromkeys(names, 0)
     whole = packets = 0
     for r in range(1, 150 * fragments):
         for one in outers:
