@@ -1,9 +1,9 @@
 """Where a replica's slow weights have been going, as a direction to measure packets along.
 
-The course is the moving average, over about ROUNDS rounds, of how the slow weights moved from one round to the next. The
-last LAG rounds are left out: what a replica learned in them is still its own noise, which points away from its partners
-and makes honest packets look like lies. Older noise has been averaged away by the rounds since, and what is left is what
-the whole stage agrees on. A sample of the coordinates is enough to measure along it: the inner product of two vectors
+The course is the moving average, over about ROUNDS rounds, of how the slow weights moved from one round to the next.
+The last LAG rounds are left out: what a replica learned in them is still its own noise, which points away from its
+partners and makes honest packets look like lies. Older noise has been averaged away by the rounds since, and what is
+left is what the whole stage agrees on. A sample of the coordinates is enough to measure along it: the inner product of two vectors
 over n random coordinates has a standard error of about |a| |b| / sqrt(n).
 """
 

@@ -4,8 +4,8 @@ Every refusal is signed by the replica that refused (receipt.py) and told to the
 the same giver that it took again. Of a stage with n members beside the giver
 
     left out   when at least n // 2 + 1 of them, each by its last word, of at most AGE_S ago, refused it,
-               and each of them got, since it last took a packet of it, one that breaks the rules of its codec: malformed,
-               out of range, not finite; in at least ROUNDS_PROVEN different rounds among them
+               and each of them got, since it last took a packet of it, one that breaks the rules of its codec:
+               malformed, out of range, not finite; in at least ROUNDS_PROVEN different rounds among them
 
 and a replica that is left out has no voice about others. Then no rounds are lost by meeting it, and all count the same
 members. Fewer than half cannot shut out anybody, whatever they sign. No honest replica sends packets that break rules,

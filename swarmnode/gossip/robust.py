@@ -6,15 +6,15 @@ against our own theta_i, slow weights phi_i and pseudo-gradient D_i = theta_i - 
     1. norm       the distance g = |theta_j - theta_i| is clipped to L: the usual distance of what was accepted before,
                   with Z deviations above it, and at most CLIP |D_i|. Beyond CLIP L the clip comes down again as
                   1 / g^2: absurd packets count for nothing, and replicas that a partition parted still meet.
-    2. direction  packets of a peer that pull back along the way the stage has been going count for less, and are refused
-                  once the evidence of several of them is overwhelming (evidence.py)
+    2. direction  packets of a peer that pull back along the way the stage has been going count for less, and are
+                  refused once the evidence of several of them is overwhelming (evidence.py)
 
 Step 1 is always safe: an honest packet is never refused. Alone it leaves +0.4 nat under a sign flip by a quarter of the
 replicas (measured: swarmnode bench attack); step 2 is what stops that. The cosine of one packet with our own D_i says
 nothing: honest ones are negative where replicas meet often, because what we learned last is noise that our partners do
 not share. The clip that comes down again is a redescending M-estimator (Hampel et al., Robust Statistics, 1986);
-clipping about one's own weights is centred clipping [arXiv 2012.10333]. When nothing is accepted the round is a lone step
-for this replica, which is always valid.
+clipping about one's own weights is centred clipping [arXiv 2012.10333]. When nothing is accepted the round is a lone
+step for this replica, which is always valid.
 """
 
 from __future__ import annotations

@@ -316,7 +316,7 @@ EVENTS: Final[dict[str, str]] = {
     "exchange.refused": "a partner's handshake or packet was refused",
     "exchange.probed": "averaging with a partner was tried on our own text: the change of loss in nats",
     "exchange.clipped": "a partner's packet was taken in part only",
-    "peer.left_out": "this peer's packets broke the rules, here or at most replicas of the stage: it is not met any more",
+    "peer.left_out": "this peer's packets broke the rules, here or at most replicas: it is not met any more",
     "receipt.heard": "a replica signed what it made of another one's packet",
     "receipt.given": "we signed what we made of a partner's packet",
     "receipt.got": "a partner signed what it made of our packet",
