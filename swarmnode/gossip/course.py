@@ -3,8 +3,8 @@
 The course is the moving average, over about ROUNDS rounds, of how the slow weights moved from one round to the next.
 The last LAG rounds are left out: what a replica learned in them is still its own noise, which points away from its
 partners and makes honest packets look like lies. Older noise has been averaged away by the rounds since, and what is
-left is what the whole stage agrees on. A sample of the coordinates is enough to measure along it: the inner product of two vectors
-over n random coordinates has a standard error of about |a| |b| / sqrt(n).
+left is what the whole stage agrees on. A sample of the coordinates is enough to measure along it: the inner product of
+two vectors over n random coordinates has a standard error of about |a| |b| / sqrt(n).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LEAST = 2  # guess: movements seen before the course means anything; the noise i
 Indices = np.ndarray[Any, np.dtype[np.int64]]
 
 
-def sampled(count: int, *seed: object) -> Indices:
+def sampled(count: int, *seed: str | int) -> Indices:
     """Some of `count` coordinates, ascending; all, if they are few."""
     if count <= SAMPLED:
         return np.arange(count)

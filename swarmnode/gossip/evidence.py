@@ -32,7 +32,7 @@ PEER_EMA = 0.1  # guess: of a peer's lead, ten packets
 RECENT = 64  # guess: packets by which the noise is estimated
 RECENT_LEAST = 4  # guess: before, the noise is not known
 NOISE_LEAST = 0.25  # measured: honest leads spread by 0.15 to 0.9
-NOISE_MOST = 1.5  # measured (tests/gossip/test_evidence.py): beyond it nothing is told apart, and all are forgiven
+NOISE_MOST = 1.3  # measured (tests/gossip/test_evidence.py): beyond it nothing is told apart, and all are forgiven
 QUANTILE, DEVIATIONS = 0.8, 0.842  # of a normal distribution: where its quantile lies
 PEERS_MAX = 4096  # guess: remembered at once; the one heard of longest ago is forgotten first
 
