@@ -18,7 +18,9 @@ import numpy as np
 from swarmnode.ids import digest64
 
 SAMPLED = 1 << 13  # coordinates; 1.1 % of |a| |b|, where an honest lead is some 20 % of |D|
-LAG = 3  # rounds; measured (bench honest): 3 to 6 do alike, with 0 honest leads are biased by -0.3 to -1.7
+# Rounds; measured on recordings of the replica bench, offline: 3 to 6 do alike, with 0 honest leads are biased by -0.3
+# to -1.7.
+LAG = 3
 ROUNDS = 20  # measured: 10 to 40 do alike
 LEAST = 2  # guess: movements seen before the course means anything; the noise is measured anyway
 

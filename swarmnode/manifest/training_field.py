@@ -255,8 +255,9 @@ TRAINING_FIELDS: tuple[Field, ...] = (
         "acceptance",
         one_of("all", "clipped", "guarded"),
         "What is believed of a partner's packet: all: whatever is well-formed; clipped: no farther than usual; guarded:"
-        " refused, too, when it undoes what was learned here (swarmnode/gossip/robust.py).",
-        "measured: `swarmnode bench attack`",
+        " less, too, of a peer whose packets keep undoing what the stage learned (swarmnode/gossip/robust.py).",
+        "measured: `swarmnode bench attack`; clipped costs .04 to .07 nat under a sign flip by a quarter, guarded .03"
+        " to .06",
     ),
     Field(
         "gossip",

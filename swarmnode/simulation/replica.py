@@ -343,7 +343,7 @@ class FakeReplica:
     def _judge(
         self, own_weight: float, packet: Packet, boundary: Vector, round_index: int
     ) -> tuple[Verdict, Vector | None]:
-        """(the real guard's verdict, what the packet says, unless it is misshapen)."""
+        """(the real guard's verdict; what the packet says, unless it is misshapen)."""
         try:
             row = self._open(packet)
         except RemoteFault as fault:
