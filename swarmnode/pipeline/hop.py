@@ -154,7 +154,7 @@ class Hop:
                 (carried.gradient, step), queued_s = await self._timed(
                     Priority.BACKWARD,
                     process.samples,
-                    partial(self._backward, tape, pending, gradient, process.samples, held, loop),
+                    partial(self._backward, tape, pending, gradient, process.samples, held, loop, self._replicas()),
                 )
             except RemoteFault as fault:
                 assert carried.peer is not None
@@ -172,13 +172,13 @@ class Hop:
     ) -> Carried:
         """The last stage: loss and its gradient in one piece of work."""
 
-        loop = asyncio.get_running_loop()
+        loop, replicas = asyncio.get_running_loop(), max(1, self._replicas())  # asked here: work runs on another thread
 
         def work() -> tuple[Carried, StepReport | None]:
             if held is not None and train:
                 held.commit()
             result = self._replica.loss(x, tokens, process.samples, train=train)
-            step = self._step(loop.time()) if train else None
+            step = self._step(loop.time(), replicas) if train else None
             return Carried(result.gradient, result.loss_sum, result.tokens), step
 
         # Validation too: all other work of the last stage is backward, and it would never run on a busy replica.
@@ -211,6 +211,7 @@ class Hop:
         samples: int,
         held: Held | None,
         loop: asyncio.AbstractEventLoop,
+        replicas: int,
     ) -> tuple[WireTensor | None, StepReport | None]:
         """On the compute thread: the gradient of the input, and of an inner step what it did. A gradient that is too
         old is passed on and not added here."""
@@ -227,12 +228,11 @@ class Hop:
         if self._replica.recomputed > before:
             self._telemetry.count(name.RECOMPUTED_TAPES)
             self.reworked += FORWARD_SHARE * samples
-        return given, self._step(loop.time())
+        return given, self._step(loop.time(), max(1, replicas))
 
-    def _step(self, now_s: float) -> StepReport | None:
-        """On the compute thread, right after a gradient was added."""
+    def _step(self, now_s: float, replicas: int) -> StepReport | None:
+        """On the compute thread, right after a gradient was added, for so many `replicas` of this stage."""
         accumulated, samples_total, inner = self._replica.accumulated, self._samples_total(), self._manifest.inner
-        replicas = max(1, self._replicas())
         together = inner_batch(inner, samples_total)
         if accumulated < replica_batch(self._manifest, together, replicas):
             return None

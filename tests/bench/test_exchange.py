@@ -7,7 +7,7 @@ import pytest
 from swarmnode.bench.exchange import CODECS, manifest_of, report, run
 from swarmnode.errors import ManifestError
 from swarmnode.gossip.compression import codec
-from swarmnode.manifest import PRESETS, parse, template
+from swarmnode.manifest import PRESETS, Manifest, parse, template
 from swarmnode.model.split import split
 
 
@@ -46,7 +46,7 @@ def test_live_codecs_are_those_a_manifest_takes() -> None:
     for which in CODECS:
         each = manifest_of(manifest, which)
         assert parse(template(each), "here") == each and each.gossip.codec == which
-        assert each.gossip.group == (0 if codec(which).of_delta else 2)
+        assert each.gossip.group == (0 if codec(which).of_delta else Manifest().gossip.group)
     assert manifest_of(manifest, "desloc/int8").gossip.method == "desloc"
     for wrong in ("zip", "noloco/topk64", "keeping/e3m0"):
         with pytest.raises(ManifestError, match=r"gossip\.codec"):

@@ -82,10 +82,9 @@ def test_a_swarm_trains_by_fragments() -> None:
 def test_a_whole_stage_meets_with(method: str, codec: str) -> None:
     """Packets of pseudo-gradients, and moments; a joiner comes while rounds go on, and nobody drifts away."""
 
-    # With desloc who has stepped alone a few times lies apart from the others, and is refused for its direction from
-    # then on: on a machine with eight busy processes an honest replica was left out in one run of eight.
-    acceptance = "clipped" if method == "desloc" else "guarded"
-    ways = {"method": method, "codec": codec, "group": 0, "round_samples": 64, "acceptance": acceptance}
+    # DiLoCo's own momentum of 0.9 is for rounds of hundreds of steps: with these few the tiny model diverges.
+    own = {"alpha": 0.5, "beta": 0.7} if method == "diloco" else {}
+    ways = {"method": method, "codec": codec, "group": 0, "round_samples": 64, **own}
 
     async def body() -> None:
         async with village(manifest(stages=2, **ways)) as v:  # type: ignore[arg-type]
