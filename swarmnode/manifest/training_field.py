@@ -171,7 +171,7 @@ TRAINING_FIELDS: tuple[Field, ...] = (
         real(0.0, 0.5),
         "Mean age of the weights in the running mean that each replica keeps of them for `export`, as a share of the"
         " run's samples so far; 0: none is kept. It takes 4 bytes a parameter (arXiv 2507.17634, 2312.02696).",
-        "measured: `python -m swarmnode.bench.average`",
+        "measured: `swarmnode bench learning`, plain runs: .07 to .08 nat less than the last weights",
     ),
     Field("inner", "beta1", real(0.0, 1.0, below=True), "AdamW: decay of the mean.", _LLAMA),
     Field("inner", "beta2", real(0.0, 1.0, below=True), "AdamW: decay of the mean square.", _LLAMA),
