@@ -110,22 +110,23 @@ class Hop:
         if process.position == len(process.itinerary) - 1:
             return await self._finish(process, x, tokens, train, held)
 
-        def forward() -> tuple[WireTensor, Tape | None]:
+        def forward() -> tuple[WireTensor, Tape | None, int]:
+            steps = self._replica.inner_steps  # here: another step may follow before the event loop is told
             room = self._tape_nbytes + self._tape_nbytes_last <= self._tape_max
             y, tape = self._replica.forward(x, keep=train, graph=room, tokens=tokens)
             if tape is not None and room:
                 self._tape_nbytes_last = tape.nbytes
             if train and not room:
                 self._telemetry.count(name.RELEASED_TAPES)
-            return y, tape
+            return y, tape, steps
 
-        (y, tape), queued_s = await self._timed(Priority.FORWARD, process.samples, forward)
+        (y, tape, steps), queued_s = await self._timed(Priority.FORWARD, process.samples, forward)
         self.worked += FORWARD_SHARE * process.samples
         if tape is None:
             return await self._onward.send(process, y, tokens, deadline)
         nbytes = tape.nbytes
         self._hold(nbytes)
-        pending = self._pending.opened(self._replica.inner_steps, asyncio.get_running_loop().time())
+        pending = self._pending.opened(steps, asyncio.get_running_loop().time())
         try:
             carried = await self._return(process, y, tape, pending, tokens, deadline, held)
             carried.queued_s += queued_s
@@ -171,7 +172,6 @@ class Hop:
         self, process: wire.Process, x: WireTensor, tokens: WireTensor, train: bool, held: Held | None
     ) -> Carried:
         """The last stage: loss and its gradient in one piece of work."""
-
         loop, replicas = asyncio.get_running_loop(), max(1, self._replicas())  # asked here: work runs on another thread
 
         def work() -> tuple[Carried, StepReport | None]:

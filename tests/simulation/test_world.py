@@ -125,7 +125,11 @@ def test_who_died_is_buried_before_the_record_runs_out() -> None:
     tree = {
         "seconds": 60,
         "fleet": [FLEET[0] | {"count": 8}],
-        "manifest": {"pipeline": {"stages": 2}, "limits": {"announce_period_s": 4.0, "record_ttl_s": 60.0}},
+        "manifest": {
+            "pipeline": {"stages": 2},
+            "inner": {"inner_batch": 32},
+            "limits": {"announce_period_s": 4.0, "record_ttl_s": 60.0},
+        },
         "faults": {"gone": {"at_s": [20.0], "back_s": 300}},
         "bounds": {"window_s": 5, "throughput": 0.0},
     }
