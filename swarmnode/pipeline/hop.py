@@ -172,7 +172,7 @@ class Hop:
         self, process: wire.Process, x: WireTensor, tokens: WireTensor, train: bool, held: Held | None
     ) -> Carried:
         """The last stage: loss and its gradient in one piece of work."""
-        loop, replicas = asyncio.get_running_loop(), max(1, self._replicas())  # asked here: work runs on another thread
+        loop, replicas = asyncio.get_running_loop(), self._replicas()  # asked here: work runs on another thread
 
         def work() -> tuple[Carried, StepReport | None]:
             if held is not None and train:
@@ -228,7 +228,7 @@ class Hop:
         if self._replica.recomputed > before:
             self._telemetry.count(name.RECOMPUTED_TAPES)
             self.reworked += FORWARD_SHARE * samples
-        return given, self._step(loop.time(), max(1, replicas))
+        return given, self._step(loop.time(), replicas)
 
     def _step(self, now_s: float, replicas: int) -> StepReport | None:
         """On the compute thread, right after a gradient was added, for so many `replicas` of this stage."""
@@ -239,7 +239,7 @@ class Hop:
         most = PUT_OFF * replica_batch(self._manifest, max(together, inner.inner_batch_max), replicas)
         if accumulated < most and self._pending.put_off(self._replica.inner_steps, now_s):
             return None
-        return self._replica.step(samples_total, together / replicas)
+        return self._replica.step(samples_total, together / max(1, replicas))
 
     def _trained(self, samples: int, step: StepReport | None) -> None:
         self.samples += samples
