@@ -92,8 +92,8 @@ class Gossip:
         self._stepping = done  # the last round whose packets were gathered: a bequest is for a later one
         self.bequests = Bequests(manifest, stage, lambda: self._after(max(self.done, self._stepping)), telemetry)
         self.serve_bequest = self.bequests.serve
-        self._resting, self._idle = False, asyncio.Event()  # the latter: no round is under way
-        self._idle.set()
+        self._resting, self.idle = False, asyncio.Event()  # no round is under way: the replica may be given a state
+        self.idle.set()
         self._parted: tuple[wire.Bequest, Sequence[WireTensor]] | None = None  # what `parting` made last
 
     def progressed(self) -> None:
@@ -145,7 +145,7 @@ class Gossip:
     async def rest(self) -> None:
         """Begin no round any more; returns when the one under way is over."""
         self._resting = True
-        await self._idle.wait()
+        await self.idle.wait()
 
     async def run(self) -> None:
         """Round after round until cancelled. A newcomer begins at the pace of those who are here."""
@@ -158,12 +158,12 @@ class Gossip:
         while not self._resting:
             due, _ = self._rounds.due(self._samples_total(), self.done, self.stride)
             if due is not None and not self.held:
-                self._idle.clear()
+                self.idle.clear()
                 try:
                     await self._round(due)
                     self._keep_pace()
                 finally:
-                    self._idle.set()
+                    self.idle.set()
                 continue
             self._wake.clear()
             await self._wake.wait()

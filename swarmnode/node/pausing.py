@@ -109,6 +109,7 @@ class Pausing:
         be received at weight 0. Raises Unavailable when the donors are gone meanwhile.
         """
         presence, gossip = self._presence, parts.gossip
+        await gossip.idle.wait()  # a round that began before the pause goes on in it, and its outer step needs its mark
         await presence.look([parts.stage])
         behind = presence.progress.total // parts.manifest.gossip.round_samples > gossip.done
         if not behind or not donors_of(presence.book.swarm(), parts.stage, presence.me):

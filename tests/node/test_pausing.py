@@ -54,6 +54,29 @@ def test_a_replica_pauses_catches_up_and_goes_on(stage: int) -> None:
     asyncio.run(body())
 
 
+def test_a_round_that_a_pause_interrupts_ends_before_another_state_is_taken() -> None:
+    async def body() -> None:
+        async with village(manifest(stages=2)) as v:
+            for number in range(4):
+                v.add(number % 2)
+            await v.until(lambda: all(map(trains, v.people)) and v.total() > 64, "everybody trains")
+            aside, partner = (person.node for person in v.people if person.node.stage == 1)
+            assert aside.gossip is not None and partner.gossip is not None
+            gossip = aside.gossip
+            partner.gossip.held = True  # the round waits for it
+            await v.until(lambda: not gossip.idle.is_set(), "a round is under way")
+            await aside.pausing.apply(False, "asked to")
+            assert not gossip.idle.is_set()
+            partner.gossip.held = False
+            while aside.state != record_pb2.NODE_STATE_TRAINING:
+                await aside.pausing.apply(True, "resumed")
+            done = gossip.done
+            await v.until(lambda: gossip.done > done + 1, "it meets again")
+            await v.leave()
+
+    asyncio.run(body())
+
+
 class Sky:
     """A machine whose readings are written by the test."""
 
