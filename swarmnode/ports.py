@@ -334,8 +334,18 @@ class Replica(Protocol):
         """Accumulate this stage's gradient, unless told not to; return that of its input (None for the first stage). A
         tape whose graph was not kept is recomputed from its input. Raises RemoteFault for a bad gradient."""
 
-    def loss(self, x: WireTensor, tokens: WireTensor, samples: int, *, train: bool) -> LossResult:
-        """Last stage: forward, mean-free cross entropy, and with train=True backward, accumulated at once."""
+    def loss(
+        self, x: WireTensor, tokens: WireTensor, samples: int, *, train: bool, accumulate: bool = True
+    ) -> LossResult:
+        """Last stage: forward, mean-free cross entropy, and with train=True backward, accumulated at once unless told
+        not to."""
+
+    def fingerprint(self, tensor: WireTensor) -> bytes:
+        """SHA-256 of a tensor as it travels: 32 bytes."""
+
+    def cosine(self, one: WireTensor, other: WireTensor, samples: int) -> float:
+        """Of two activations or gradients of `samples` samples; 1 of two that are zero, 0 where one is. Raises
+        RemoteFault for one that is malformed."""
 
     def release(self, tape: Tape) -> None:
         """Drop what the tape holds except its input, so that `backward` recomputes (memory bound)."""

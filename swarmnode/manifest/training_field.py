@@ -66,6 +66,14 @@ TRAINING_FIELDS: tuple[Field, ...] = (
     ),
     Field(
         "pipeline",
+        "audit_share",
+        real(0.0, 1.0),
+        "Share of a replica's answers that are done again by a second one and compared, once it has been right for a"
+        " while; 0: answers are believed, and not signed.",
+        "guess: costs a replica as much of its arithmetic; see docs/security.md",
+    ),
+    Field(
+        "pipeline",
         "validation_samples",
         whole(1, 1 << 20),
         "Held-out samples in one validation, of the running mean where there is one (inner.average_share).",

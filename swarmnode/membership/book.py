@@ -28,6 +28,7 @@ class Book:
         self._members_max = members_max
         self._crowd_max = crowd_max
         self.own: int | None = None
+        self.excluded = set[PeerId]()  # who was found to lie: forgotten, and not learned of again
         self._salt = 0  # of our lot; 0: not drawn yet
         self._sizes = [0] * stages  # what the last look-up of each stage gave, where that was a crowd
         self._places: dict[PeerId, int] = {}  # the stage where each is present, ABSENT of those in `_absent`
@@ -123,6 +124,7 @@ class Book:
         else:
             unseen.update(told.keys() - present.keys())
         self._lost[stage].clear()
+        unseen -= self.excluded
         kept = set[PeerId]()
         if unseen:
             able = view.least(self._salt, self._crowd_max) if crowd else told
@@ -205,8 +207,9 @@ class Book:
         return set(here)
 
     def _take(self, known: Member | None, member: Member) -> bool:
-        """`_keep`, if there is room."""
-        return (known is not None or len(self._places) < self._members_max) and self._keep(known, member)
+        """`_keep`, if there is room and it is not excluded."""
+        full = known is None and len(self._places) >= self._members_max
+        return not full and member.peer not in self.excluded and self._keep(known, member)
 
     def _keep(self, known: Member | None, member: Member) -> bool:
         peer, stage = member.peer, member.stage

@@ -94,6 +94,19 @@ STALE_GRADIENTS = _counter(
     "gradients",
     "Microbatch gradients not added because they were older than pipeline.staleness_max.",
 )
+AUDITS = _counter(
+    "swarmnode_audits_total",
+    "audits",
+    "Answers of other replicas done again and compared, by what was found. undone: no other replica did it; unshown: "
+    "its server did not show what it had answered by; undecided: as many contradict it as agree.",
+    outcome=("right", "wrong", "undecided", "undone", "unshown"),
+)
+REDONE = _counter("swarmnode_redone_total", "microbatches", "Hops of microbatches done again for others' audits.")
+CLIPPED_GRADIENTS = _counter(
+    "swarmnode_clipped_gradients_total",
+    "gradients",
+    "Gradients that came back much longer than usual, and were clipped.",
+)
 SAMPLES = _counter("swarmnode_samples_total", "samples", "Samples this node fed whose gradient came back.")
 DUPLICATE_SAMPLES = _counter(
     "swarmnode_duplicate_samples_total", "samples", "Samples of blocks this feeder finished and another finished too."
@@ -323,6 +336,8 @@ EVENTS: Final[dict[str, str]] = {
     "peer.found": "a peer appeared",
     "peer.gone": "a peer's record expired or it said it left",
     "peer.fault": "a peer broke the protocol, died, or sent what cannot be believed",
+    "audit.done": "an answer was done again by another replica and compared",
+    "peer.excluded": "a peer was found to lie: it gets no work, no partner and no say here any more",
     "peer.banned": "a peer gets no work until it publishes a newer record",
     "peer.unbanned": "a banned peer published a newer record or answered a ping",
     "data.opened": "the data source is open",

@@ -16,6 +16,7 @@ from torch import Tensor
 from swarmnode.errors import LocalFault, RemoteFault
 from swarmnode.manifest import Manifest, boundary_width
 from swarmnode.model.boundary import decode_boundary, encode_boundary
+from swarmnode.model.incoming import IncomingNorms
 from swarmnode.model.llama import Llama, initial
 from swarmnode.model.memory import graph_nbytes
 from swarmnode.model.muon import FlatMuon, Matrix
@@ -24,7 +25,7 @@ from swarmnode.model.schedule import learning_rate
 from swarmnode.model.split import is_hidden_matrix, parameter_shapes, split
 from swarmnode.model.stash import Stash, Weights, instead
 from swarmnode.model.subspace import TABLE, Subspace, is_writer
-from swarmnode.model.tensor import decode_tokens
+from swarmnode.model.tensor import cosine, decode_tokens
 from swarmnode.ports import LossResult, StepReport, Tape, WireTensor
 
 BUMP, BUMP_STEPS = 0.1, 500
@@ -122,6 +123,7 @@ class StageReplica:
         self._accumulated = 0
         self.keeps_probe = False  # the last microbatch trained is kept for `probe`
         self._probe: Probe | None = None
+        self.incoming = IncomingNorms()
         self._boundary = "fp64" if dtype == torch.float64 else manifest.pipeline.boundary
 
     def _module(self, dtype: torch.dtype) -> Llama:
@@ -193,6 +195,7 @@ class StageReplica:
         """Theta was written from outside, and not by a step: tapes made before are stale."""
         self.version += 1
         self.stash.clear()
+        self.incoming.forget()
 
     def discard(self) -> None:
         """Drop the gradient accumulated so far: it belongs to other weights."""
@@ -278,14 +281,16 @@ class StageReplica:
         """Accumulate this stage's gradient; return that of its input (None for the first stage). The tape is spent.
         Without `accumulate` only the input's gradient is computed.
 
-        A released tape is recomputed from its input. All is done with the weights of the forward, whatever steps came
-        between (stash.py); when theta was loaded from elsewhere, a tape is recomputed with today's. Raises RemoteFault
-        for a bad gradient, before anything is accumulated.
+        One that is much longer than usual is clipped first (incoming.py). A released tape is recomputed from its
+        input. All is done with the weights of the forward, whatever steps came between (stash.py); when theta was
+        loaded from elsewhere, a tape is recomputed with today's. Raises RemoteFault for a bad gradient, before
+        anything is accumulated.
         """
         assert isinstance(tape, StageTape)
         self._check_samples(samples, tape.kept.x)
         shape = (samples, self.manifest.model.context, boundary_width(self.manifest))
         dy = decode_boundary(gradient, self._boundary, shape, f"gradient for stage {self.part.stage}")
+        dy = self.incoming.clipped(dy, samples, learn=accumulate)
         weights, tape.weights = tape.weights, None
         if tape.version != self.version:
             self.release(tape)
@@ -307,8 +312,11 @@ class StageReplica:
         self._accumulated += samples
         return self._input_gradient(leaf)
 
-    def loss(self, x: WireTensor, tokens: WireTensor, samples: int, *, train: bool) -> LossResult:
-        """Last stage: summed cross entropy of the B · T next tokens; with `train` also backward, accumulated at once.
+    def loss(
+        self, x: WireTensor, tokens: WireTensor, samples: int, *, train: bool, accumulate: bool = True
+    ) -> LossResult:
+        """Last stage: summed cross entropy of the B · T next tokens; with `train` also backward, accumulated at once
+        unless told not to.
 
         An only stage reads its input from `x` as the first does: tokens. Raises RemoteFault for bad x or tokens, and
         LocalFault when the loss is not finite although x is (theta has diverged).
@@ -329,11 +337,22 @@ class StageReplica:
             raise LocalFault(f"stage {self.part.stage}: the loss is {value} on a finite input: theta has diverged")
         if not train:
             return LossResult(value, targets.numel(), None)
+        share = torch.full_like(loss_sum, 1.0 / model.context)
+        if not accumulate:
+            if leaf.requires_grad:
+                (leaf.grad,) = torch.autograd.grad(loss_sum, leaf, share)
+            return LossResult(value, targets.numel(), self._input_gradient(leaf))
         if self.keeps_probe:
             self._probe = Probe(kept, targets.to(self.device))
-        torch.autograd.backward(loss_sum, torch.full_like(loss_sum, 1.0 / model.context))
+        torch.autograd.backward(loss_sum, share)
         self._accumulated += samples
         return LossResult(value, targets.numel(), self._input_gradient(leaf))
+
+    def cosine(self, one: WireTensor, other: WireTensor, samples: int) -> float:
+        """See ports.Replica."""
+        shape = (samples, self.manifest.model.context, boundary_width(self.manifest))
+        a, b = (decode_boundary(each, self._boundary, shape, "tensor compared") for each in (one, other))
+        return cosine(a, b)
 
     def probe(self, before: Tensor, after: Tensor) -> float | None:
         """Nats per token by which the loss on the last microbatch trained here changes when theta goes from `before` to

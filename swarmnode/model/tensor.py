@@ -99,3 +99,12 @@ def decode_tokens(wire: WireTensor, context: int, vocabulary: int, what: str) ->
     if (most := int(tokens.max())) >= vocabulary:
         raise RemoteFault(f"{what}: token id {most} where the vocabulary has {vocabulary}")
     return tokens
+
+
+def cosine(one: Tensor, other: Tensor) -> float:
+    """Of two tensors of one shape, from -1 to 1; 1 of two that are zero, 0 where one is."""
+    a, b = one.flatten().double(), other.flatten().double()
+    norms = float(torch.linalg.vector_norm(a)), float(torch.linalg.vector_norm(b))
+    if 0.0 in norms:
+        return float(norms == (0.0, 0.0))
+    return float(torch.dot(a, b)) / (norms[0] * norms[1])

@@ -12,6 +12,7 @@ from swarmnode.ids import PeerId, RunId, seeded
 from swarmnode.manifest import Manifest
 from swarmnode.metrics import name
 from swarmnode.node.arrival import Arrival
+from swarmnode.node.checks import checks_of
 from swarmnode.node.copying import copying
 from swarmnode.node.drain import Farewell, drain
 from swarmnode.node.duties import Parts, duties
@@ -109,6 +110,8 @@ class Node:
         handlers: list[tuple[str, Handler, int]] = [
             ("process", lambda peer, call: self._hop().serve(peer, call), nbytes_max),
             ("reserve", lambda peer, call: self._hop().reserve(peer, call), 0),
+            ("opening", lambda peer, call: self._hop().show(peer, call), 0),
+            ("redo", lambda peer, call: self._hop().redo(peer, call), nbytes_max),
             ("exchange", lambda peer, call: _there(self.gossip).serve_exchange(peer, call), nbytes_max),
             ("bequest", lambda peer, call: _there(self.gossip).serve_bequest(peer, call), nbytes_max),
             ("handover", self._inherit, 0),
@@ -220,7 +223,7 @@ class Node:
         presence.set_state(record_pb2.NODE_STATE_TRAINING, "ready")
         self._telemetry.event("node.ready", serves=stage)
         rng = seeded(self.manifest.seed, "moving", self.me, presence.incarnation, self._stays)
-        own = (self.manifest, self.run_id, presence, self.line, self.arrival.answering)
+        own = self.manifest, self.run_id, presence, self.line, self.arrival.answering
         return await Moving(*own, replica.parameters_of, gossip, self._telemetry, rng).run()
 
     async def _withdraw(self, brought: Brought) -> None:
@@ -258,8 +261,9 @@ class Node:
         backlog = Backlog(tasks, manifest.limits.in_flight_max, telemetry)
         onward = Onward(self.run_id, self.line, self.presence.routers, telemetry, manifest.limits)
         self.presence.doubted = onward.doubt
+        checks = checks_of(manifest, self.run_id, stage, replica, world, self.line, self.presence, tasks)
         parts = (replica, world.compute, onward, backlog, total, telemetry, lambda: self._swarm().sizes[stage])
-        hop = Hop(manifest, stage, self.me, *parts)
+        hop = Hop(manifest, stage, self.me, *parts, *checks)
         gossip = Gossip(
             manifest,
             self.run_id,
@@ -295,8 +299,8 @@ class Node:
         self._backlog, self.hop, self.gossip, self.pausing.parts = backlog, hop, gossip, Serving(*serving)
         if world.saving.store is not None:
             subject = Subject(stage, replica, gossip, self.presence.progress, lambda: self.feeder)
-            args = manifest, self.run_id, self.me, world.saving, subject, world.compute, self._swarm, telemetry
-            self._saver = Saver(*args)
+            saved = manifest, self.run_id, self.me, world.saving, subject
+            self._saver = Saver(*saved, world.compute, self._swarm, telemetry)
         return hop, gossip
 
     def _watched(self, stage: int) -> list[int]:
@@ -368,8 +372,6 @@ class Node:
         if self._leaving and self._saver is not None and self.final:
             await self.presence.look([0])  # feeders that are gone said in their last records what they fed
             await self._saver.save(self.final)
-
-    # ---- what goes on all the time
 
     async def _take_snapshot(self, cut: Cut) -> Snapshot:
         """A copy of the replica for a joiner. Raises Unavailable when there is none to give."""

@@ -319,6 +319,17 @@ class Presence:
         self._view_changed()
         self.doubted(peers)
 
+    def exclude(self, peer: PeerId, reason: str) -> None:
+        """`peer` was found to lie: for this node it is not there any more, whatever it says."""
+        if peer == self.me or peer in self.book.excluded:
+            return
+        self.book.excluded.add(peer)
+        self.book.forget(peer)
+        self.blocks_heard.pop(peer, None)
+        self._telemetry.count(name.PEER_FAULTS, kind="excluded")
+        self._telemetry.event("peer.excluded", level="warning", peer=peer, reason=reason)
+        self._view_changed()
+
     def turn_out(self) -> None:
         """The owner's rules have changed: forget whom the door permits no more."""
         if self.door is None:

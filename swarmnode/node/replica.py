@@ -88,9 +88,21 @@ class TorchReplica:
     def backward(self, tape: Tape, gradient: WireTensor, samples: int, *, accumulate: bool = True) -> WireTensor | None:
         return self.stage.backward(tape, gradient, samples, accumulate=accumulate)
 
-    def loss(self, x: WireTensor, tokens: WireTensor, samples: int, *, train: bool) -> LossResult:
+    def loss(
+        self, x: WireTensor, tokens: WireTensor, samples: int, *, train: bool, accumulate: bool = True
+    ) -> LossResult:
         with contextlib.nullcontext() if train else self._averaged():
-            return self.stage.loss(x, tokens, samples, train=train)
+            return self.stage.loss(x, tokens, samples, train=train, accumulate=accumulate)
+
+    def fingerprint(self, tensor: WireTensor) -> bytes:
+        """See ports.Replica."""
+        found = hashlib.sha256(f"{tensor.dtype} {tensor.codec} {tensor.shape}".encode())
+        found.update(tensor.data)
+        return found.digest()
+
+    def cosine(self, one: WireTensor, other: WireTensor, samples: int) -> float:
+        """See ports.Replica."""
+        return self.stage.cosine(one, other, samples)
 
     def _averaged(self) -> contextlib.AbstractContextManager[None]:
         """Meanwhile the weights are the running mean, if there is one: held-out losses are of what is exported."""

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from swarmnode.errors import RemoteFault, Unavailable
-from swarmnode.ids import MICROBATCH_ID_BYTES, MicrobatchId, PeerId
-from swarmnode.manifest import Manifest, boundary_width
+from swarmnode.ids import MicrobatchId, PeerId
+from swarmnode.manifest import Manifest
 from swarmnode.metrics import name
 from swarmnode.model.schedule import inner_batch
+from swarmnode.pipeline.auditor import Auditor, Claim
 from swarmnode.pipeline.backlog import Backlog, Held
-from swarmnode.pipeline.itinerary import fault
 from swarmnode.pipeline.onward import Carried, Onward
+from swarmnode.pipeline.redo import Redoing, Shown
+from swarmnode.pipeline.request import check_inputs, check_samples, check_way
 from swarmnode.pipeline.reserve import Reservations
 from swarmnode.pipeline.route import Ema
 from swarmnode.pipeline.staleness import PUT_OFF, Pending, PendingGradients, label, replica_batch
+from swarmnode.pipeline.statement import Prints
 from swarmnode.ports import Answer, Call, Compute, Priority, Replica, StepReport, Tape, Telemetry, WireTensor
 from swarmnode.wire import call_pb2 as wire
 
@@ -26,7 +28,6 @@ T = TypeVar("T")
 FORWARD_SHARE = 1.0 / 3.0  # of a microbatch's arithmetic: backward costs twice as much
 OWN_SHARE = 0.5  # guess: of what is free on a replica's own device, for tapes; rounds need the rest
 LOSS_DECAY = 0.05  # guess: smooths over about 20 microbatches
-TOKEN_DTYPES = ("u16", "u32")
 
 
 class Hop:
@@ -44,8 +45,13 @@ class Hop:
         samples_total: Callable[[], int],
         telemetry: Telemetry,
         replicas: Callable[[], int] = lambda: 1,
+        redoing: Redoing | None = None,
+        auditor: Auditor | None = None,
     ) -> None:
-        """`replicas` tells how many this stage has: each steps on its share of the inner batch."""
+        """`replicas` tells how many this stage has: each steps on its share of the inner batch. `redoing` serves those
+        who check our answers, `auditor` signs these and checks those to us; None: answers are believed."""
+        self._auditor = auditor
+        self.redoing = redoing or Redoing(manifest, stage, replica, compute, replica.boundary_digest(), telemetry)
         self._manifest = manifest
         self._replicas = replicas
         self._stage = stage
@@ -87,6 +93,8 @@ class Hop:
                 queued_s=carried.queued_s,
                 received_s=call.received_s,
             )
+            if self._auditor is not None and carried.prints is not None:
+                self._auditor.signed(process, peer, carried.prints, carried.loss_sum, report)
             tensors = () if carried.gradient is None else (carried.gradient,)
             return Answer(wire.Reply(processed=report), tensors, urgent=True)
 
@@ -97,6 +105,14 @@ class Hop:
         if self._backlog.refusing is not None:
             raise Unavailable(self._backlog.refusing)
         return self._reservations.serve(peer, call)
+
+    async def show(self, peer: PeerId, call: Call) -> Answer:
+        """Handler of method "opening"."""
+        return await self.redoing.serve_opening(peer, call)
+
+    async def redo(self, peer: PeerId, call: Call) -> Answer:
+        """Handler of method "redo"."""
+        return await self.redoing.serve_redo(peer, call)
 
     async def carry(
         self, process: wire.Process, x: WireTensor, tokens: WireTensor, deadline: float, held: Held | None = None
@@ -128,7 +144,7 @@ class Hop:
         self._hold(nbytes)
         pending = self._pending.opened(steps, asyncio.get_running_loop().time())
         try:
-            carried = await self._return(process, y, tape, pending, tokens, deadline, held)
+            carried = await self._return(process, x, y, tape, pending, tokens, deadline, held)
             carried.queued_s += queued_s
             return carried
         finally:
@@ -138,6 +154,7 @@ class Hop:
     async def _return(
         self,
         process: wire.Process,
+        x: WireTensor,
         y: WireTensor,
         tape: Tape,
         pending: Pending,
@@ -151,12 +168,17 @@ class Hop:
             carried = await self._onward.send(process, y, tokens, deadline)
             gradient = carried.gradient
             assert gradient is not None, "a training microbatch came back without a gradient"
+
+            def work(
+                carried: Carried = carried, gradient: WireTensor = gradient, replicas: int = self._replicas()
+            ) -> tuple[WireTensor | None, StepReport | None, Claim | None]:
+                claim = self._claim(process, carried, y, tokens, gradient)
+                given, step = self._backward(tape, pending, gradient, process.samples, held, loop, replicas)
+                carried.prints = self._prints(x, tokens, given, claim)
+                return given, step, claim
+
             try:
-                (carried.gradient, step), queued_s = await self._timed(
-                    Priority.BACKWARD,
-                    process.samples,
-                    partial(self._backward, tape, pending, gradient, process.samples, held, loop, self._replicas()),
-                )
+                (carried.gradient, step, claim), queued_s = await self._timed(Priority.BACKWARD, process.samples, work)
             except RemoteFault as fault:
                 assert carried.peer is not None
                 self._onward.blame(carried.peer, process.itinerary[process.position + 1], fault)
@@ -166,7 +188,41 @@ class Hop:
             carried.queued_s += queued_s
             self.worked += (1.0 - FORWARD_SHARE) * process.samples
             self._trained(process.samples, step)
+            if claim is not None:
+                assert self._auditor is not None
+                if held is not None:
+                    shown = Shown(y, gradient, claim.statement)
+                    self.redoing.keep(bytes(process.microbatch_id), process.position, shown)
+                self._auditor.saw(claim)
             return carried
+
+    def _claim(
+        self, process: wire.Process, carried: Carried, y: WireTensor, tokens: WireTensor, gradient: WireTensor
+    ) -> Claim | None:
+        """On the compute thread: what the next stage's server answered us, its statement checked. Raises
+        RemoteFault."""
+        if self._auditor is None:
+            return None
+        assert carried.peer is not None and carried.report is not None
+        onward = wire.Process()
+        onward.CopyFrom(process)
+        onward.position += 1
+        prints = Prints(*map(self._replica.fingerprint, (y, tokens, gradient)))
+        stated = self._auditor.checked(onward, carried.peer, carried.report, prints)
+        return Claim(stated, process.samples, y, tokens, gradient)
+
+    def _prints(
+        self, x: WireTensor, tokens: WireTensor, given: WireTensor | None, claim: Claim | None
+    ) -> Prints | None:
+        """On the compute thread: the fingerprints of a hop that answers `given`, of which `claim` is the next one.
+        None where nobody signs, or nobody is answered."""
+        if self._auditor is None or given is None:
+            return None
+        then = (claim.statement.tokens, claim.statement.x, claim.statement.gradient) if claim is not None else None
+        of = self._replica.fingerprint
+        if then is None:
+            return Prints(of(x), of(tokens), of(given))
+        return Prints(of(x), then[0], of(given), then[1], then[2])
 
     async def _finish(
         self, process: wire.Process, x: WireTensor, tokens: WireTensor, train: bool, held: Held | None
@@ -179,7 +235,9 @@ class Hop:
                 held.commit()
             result = self._replica.loss(x, tokens, process.samples, train=train)
             step = self._step(loop.time(), replicas) if train else None
-            return Carried(result.gradient, result.loss_sum, result.tokens), step
+            found = Carried(result.gradient, result.loss_sum, result.tokens)
+            found.prints = self._prints(x, tokens, result.gradient, None)
+            return found, step
 
         # Validation too: all other work of the last stage is backward, and it would never run on a busy replica.
         (carried, step), queued_s = await self._timed(Priority.BACKWARD, process.samples, work)
@@ -253,36 +311,8 @@ class Hop:
         self._tape_nbytes += nbytes
         self._telemetry.gauge(name.TAPE_BYTES, float(self._tape_nbytes))
 
-    def _check(self, process: wire.Process, tensors: object) -> tuple[WireTensor, WireTensor]:
+    def _check(self, process: wire.Process, tensors: Sequence[WireTensor]) -> tuple[WireTensor, WireTensor]:
         """The two tensors of a request, after checking all that can be checked without arithmetic."""
-        assert isinstance(tensors, (list, tuple))
-        model, stages = self._manifest.model, self._manifest.pipeline.stages
-        if len(process.microbatch_id) != MICROBATCH_ID_BYTES:
-            raise RemoteFault(f"microbatch id of {len(process.microbatch_id)} bytes; {MICROBATCH_ID_BYTES} are due")
-        if len(process.itinerary) > stages or process.position >= len(process.itinerary):
-            raise RemoteFault(f"position {process.position} of an itinerary of {len(process.itinerary)} stages")
-        way = tuple(process.itinerary)
-        if (wrong := fault(way, stages)) is not None:
-            raise RemoteFault(wrong)
-        if (wanted := way[process.position]) != self._stage:
-            raise RemoteFault(f"microbatch for stage {wanted} sent to a replica of stage {self._stage}")
-        if process.purpose not in (wire.PURPOSE_TRAIN, wire.PURPOSE_VALIDATE):
-            raise RemoteFault(f"microbatch with unknown purpose {process.purpose}")
-        if process.boundary_digest != self.boundary_digest:
-            mine, theirs = self.boundary_digest.hex() or "none", process.boundary_digest.hex() or "none"
-            raise RemoteFault(
-                f"microbatch in the subspace {theirs}; here it is {mine}: one of us has another version of PyTorch"
-            )
-        if not 1 <= process.samples <= self._manifest.inner.microbatch:
-            raise RemoteFault(
-                f"microbatch of {process.samples} samples; 1 to {self._manifest.inner.microbatch} are allowed"
-            )
-        if len(tensors) != 2:
-            raise RemoteFault(f"microbatch with {len(tensors)} tensors; activations and tokens are due")
-        x, tokens = tensors
-        if x.shape != (due := (process.samples, model.context, boundary_width(self._manifest))):
-            raise RemoteFault(f"activations {list(x.shape)}; {list(due)} are due")
-        if tokens.shape != (process.samples, model.context + 1) or tokens.dtype not in TOKEN_DTYPES:
-            wanted_tokens = f"u16 or u32 [{process.samples}, {model.context + 1}]"
-            raise RemoteFault(f"tokens {tokens.dtype}{list(tokens.shape)}; {wanted_tokens} are due")
-        return x, tokens
+        check_way(self._manifest, self._stage, process)
+        check_samples(self._manifest, process.samples, process.boundary_digest, self.boundary_digest)
+        return check_inputs(self._manifest, process.samples, tensors)

@@ -16,6 +16,7 @@ from swarmnode.metrics import name
 from swarmnode.pipeline.patience import patience
 from swarmnode.pipeline.reserve import ASKED_MAX, Reserving
 from swarmnode.pipeline.route import Ema, Router
+from swarmnode.pipeline.statement import Prints
 from swarmnode.ports import Call, Telemetry, Transport, WireTensor
 from swarmnode.wire import call_pb2 as wire
 
@@ -44,6 +45,8 @@ class Carried:
     path: list[str] = field(default_factory=list)
     retries: int = 0
     peer: PeerId | None = None
+    report: wire.Processed | None = None  # of `peer`
+    prints: Prints | None = None  # of our own hop's tensors, where answers are signed
     onward_s: float = 0.0  # waited for the later stages, without the time in which we sent
     sent_s: float = 0.0  # until our line had carried the microbatch to `peer`
     queued_s: float = 0.0  # waited for compute threads and replicas with room, there and back; for lines by LINE_SHARE
@@ -248,6 +251,7 @@ class Onward:
             list(report.path),
             report.retries,
             peer,
+            report,
             sent_s=sent_s,
             queued_s=_within(report.queued_s, seconds)
             + LINE_SHARE * (answer.waited_s + _within(answer.header.waited_s, seconds)),

@@ -80,9 +80,19 @@ class Metered:
         self._meter.add((2.0 + self.inner.recomputed - before) * self._flops * samples)
         return given
 
-    def loss(self, x: WireTensor, tokens: WireTensor, samples: int, *, train: bool) -> LossResult:
+    def loss(
+        self, x: WireTensor, tokens: WireTensor, samples: int, *, train: bool, accumulate: bool = True
+    ) -> LossResult:
         self._meter.add((3.0 if train else 1.0) * self._flops * samples)
-        return self.inner.loss(x, tokens, samples, train=train)
+        return self.inner.loss(x, tokens, samples, train=train, accumulate=accumulate)
+
+    def fingerprint(self, tensor: WireTensor) -> bytes:
+        self._meter.add(nbytes=tensor.nbytes)
+        return self.inner.fingerprint(tensor)
+
+    def cosine(self, one: WireTensor, other: WireTensor, samples: int) -> float:
+        self._meter.add(nbytes=one.nbytes + other.nbytes)
+        return self.inner.cosine(one, other, samples)
 
     def release(self, tape: Tape) -> None:
         self.inner.release(tape)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import random
 import struct
@@ -79,28 +80,6 @@ class Witness(Protocol):
     def given(self, chunks: Sequence[tuple[int, bytes]]) -> None: ...
 
     def taken(self, replica: int, chunks: Sequence[tuple[int, bytes]]) -> None: ...
-
-
-class FakeSamples:
-    """pipeline.feeder.Samples: each microbatch is marked with a number of its own, to be known again at every stage."""
-
-    def __init__(self, manifest: Manifest, feeder: int) -> None:
-        self._shape = (manifest.model.context + 1,)
-        self._batch = manifest.inner.microbatch
-        self._held_out = math.ceil(manifest.pipeline.validation_samples / self._batch)
-        self._feeder = feeder
-        self._serial = 0
-
-    def train(self, indices: Sequence[int]) -> WireTensor:
-        self._serial += 1
-        return self._tensor(len(indices))
-
-    def held_out(self) -> Sequence[WireTensor]:
-        return [self._tensor(self._batch) for _ in range(self._held_out)]
-
-    def _tensor(self, samples: int) -> WireTensor:
-        row = MARK.pack(self._feeder << 40 | self._serial)
-        return fake("u16", (samples, *self._shape), 2, row)
 
 
 @dataclass(slots=True)
@@ -215,16 +194,25 @@ class FakeReplica:
             self.accumulated += samples
         return None if self.stage == 0 else self._activations(samples, tape.mark)
 
-    def loss(self, x: WireTensor, tokens: WireTensor, samples: int, *, train: bool) -> LossResult:
+    def loss(
+        self, x: WireTensor, tokens: WireTensor, samples: int, *, train: bool, accumulate: bool = True
+    ) -> LossResult:
         _check_finite(x, "activations")
         mark = MARK.unpack(first(x.data, MARK.size))[0]
         count = samples * self._manifest.model.context
         loss_sum = count * (2.0 + 3.0 / (1.0 + self.inner_steps / 100.0))
         if not train:
             return LossResult(loss_sum, count, None)
-        self._witness.counted(self.number, self.stage, mark)
-        self.accumulated += samples
+        if accumulate:
+            self._witness.counted(self.number, self.stage, mark)
+            self.accumulated += samples
         return LossResult(loss_sum, count, self._activations(samples, mark))
+
+    def fingerprint(self, tensor: WireTensor) -> bytes:
+        return hashlib.sha256(first(tensor.data, MARK.size)).digest()
+
+    def cosine(self, one: WireTensor, other: WireTensor, samples: int) -> float:
+        return float(first(one.data, MARK.size) == first(other.data, MARK.size))
 
     def release(self, tape: Tape) -> None:
         assert isinstance(tape, FakeTape)

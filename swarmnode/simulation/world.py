@@ -31,7 +31,8 @@ from swarmnode.simulation.machine import Disk, Meter
 from swarmnode.simulation.metered import Metered
 from swarmnode.simulation.network import Network
 from swarmnode.simulation.outcome import Outcome, Sample, Sums
-from swarmnode.simulation.replica import FakeReplica, FakeSamples, fake_parameters
+from swarmnode.simulation.replica import FakeReplica, fake_parameters
+from swarmnode.simulation.samples import FakeSamples
 from swarmnode.simulation.scenario import FaultSpec, Scenario
 from swarmnode.simulation.taken import Taken
 from swarmnode.simulation.trace import Trace

@@ -25,8 +25,10 @@ def poisoned(tensor: WireTensor, value: float) -> WireTensor:
 class NanGradient(Recording):
     """A last stage whose gradients are not numbers."""
 
-    def loss(self, x: WireTensor, tokens: WireTensor, samples: int, *, train: bool) -> LossResult:
-        result = super().loss(x, tokens, samples, train=train)
+    def loss(
+        self, x: WireTensor, tokens: WireTensor, samples: int, *, train: bool, accumulate: bool = True
+    ) -> LossResult:
+        result = super().loss(x, tokens, samples, train=train, accumulate=accumulate)
         if result.gradient is not None:
             result.gradient = poisoned(result.gradient, float("nan"))
         return result
@@ -35,8 +37,10 @@ class NanGradient(Recording):
 class WrongShape(Recording):
     """A last stage that answers with a gradient of half the samples."""
 
-    def loss(self, x: WireTensor, tokens: WireTensor, samples: int, *, train: bool) -> LossResult:
-        result = super().loss(x, tokens, samples, train=train)
+    def loss(
+        self, x: WireTensor, tokens: WireTensor, samples: int, *, train: bool, accumulate: bool = True
+    ) -> LossResult:
+        result = super().loss(x, tokens, samples, train=train, accumulate=accumulate)
         if (g := result.gradient) is not None:
             half = (g.shape[0] // 2, *g.shape[1:])
             result.gradient = WireTensor(g.dtype, half, bytes(memoryview(g.data).cast("B")[: g.nbytes // 2]))

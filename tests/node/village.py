@@ -137,9 +137,11 @@ class Village:
             saved.append((stage, round_index, total))
 
         def replica(stage: int) -> Replica:
-            villager.replica = (kind or Recording)(self.run, stage)
-            self.made.append(villager.replica)
-            return villager.replica
+            made = (kind or Recording)(self.run, stage)
+            if stage == villager.node.stage:  # else it is to judge another's answer
+                villager.replica = made
+                self.made.append(made)
+            return made
 
         world = World(
             transport=transport,

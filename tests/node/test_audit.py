@@ -1,0 +1,152 @@
+"""Replicas that answer false gradients are found out by the others, whole nodes against whole nodes."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from swarmnode.ports import LossResult, Tape, WireTensor
+from tests.node.village import Recording, Village, Villager, manifest, village
+
+
+class Liar(Recording):
+    """A replica that answers something else than it computed, in one of `every` microbatches."""
+
+    every = 1
+    _served = 0
+
+    def twisted(self, tensor: WireTensor) -> WireTensor:
+        raise NotImplementedError
+
+    def _lied(self, tensor: WireTensor | None) -> WireTensor | None:
+        self._served += 1
+        return tensor if tensor is None or self._served % self.every else self.twisted(tensor)
+
+    def backward(self, tape: Tape, gradient: WireTensor, samples: int, *, accumulate: bool = True) -> WireTensor | None:
+        return self._lied(super().backward(tape, gradient, samples, accumulate=accumulate))
+
+    def loss(
+        self, x: WireTensor, tokens: WireTensor, samples: int, *, train: bool, accumulate: bool = True
+    ) -> LossResult:
+        found = super().loss(x, tokens, samples, train=train, accumulate=accumulate)
+        return replace(found, gradient=self._lied(found.gradient))
+
+
+def scaled(tensor: WireTensor, factor: float) -> WireTensor:
+    return replace(tensor, data=(np.frombuffer(tensor.data, np.float32) * np.float32(factor)).tobytes())
+
+
+class Flips(Liar):
+    def twisted(self, tensor: WireTensor) -> WireTensor:
+        return scaled(tensor, -1.0)
+
+
+class FlipsFar(Liar):
+    def twisted(self, tensor: WireTensor) -> WireTensor:
+        return scaled(tensor, -1e4)
+
+
+class Noise(Liar):
+    def twisted(self, tensor: WireTensor) -> WireTensor:
+        found = np.frombuffer(tensor.data, np.float32)
+        drawn = np.random.default_rng(self._served).standard_normal(found.size, np.float32)
+        return replace(tensor, data=(drawn * found.std()).tobytes())
+
+
+class Nothing(Liar):
+    def twisted(self, tensor: WireTensor) -> WireTensor:
+        return scaled(tensor, 0.0)
+
+
+class FlipsAtTimes(Flips):
+    every = 3
+
+
+class SendsNoise(Liar):
+    """Its gradients are right; what it sends forward is noise."""
+
+    def _lied(self, tensor: WireTensor | None) -> WireTensor | None:
+        return tensor
+
+    def forward(
+        self, x: WireTensor, *, keep: bool, graph: bool = True, tokens: WireTensor | None = None
+    ) -> tuple[WireTensor, Tape | None]:
+        y, tape = super().forward(x, keep=keep, graph=graph, tokens=tokens)
+        found = np.frombuffer(y.data, np.float32)
+        self._served += 1
+        drawn = np.random.default_rng(self._served).standard_normal(found.size, np.float32)
+        return replace(y, data=(drawn * found.std()).tobytes()), tape
+
+
+def excluded(person: Villager) -> set[str]:
+    return {fields["peer"] for event, fields in person.quiet.events if event == "peer.excluded"}
+
+
+async def found_out(v: Village, liar: Villager) -> None:
+    """Wait until a feeder has excluded `liar`; nobody else may have been."""
+    await v.until(lambda: any(liar.node.me in excluded(person) for person in v.people), "the liar is found out")
+    assert not any(excluded(person) - {liar.node.me} for person in v.people), "nobody honest is"
+
+
+@pytest.mark.parametrize("kind", [Flips, FlipsFar, Noise, Nothing, FlipsAtTimes])
+@pytest.mark.parametrize("replicas", [2, 3])
+def test_a_replica_that_answers_false_gradients_is_excluded(kind: type[Liar], replicas: int) -> None:
+    async def body() -> None:
+        async with village(manifest(stages=2)) as v:
+            liar = v.add(1, kind)
+            for _ in range(replicas - 1):
+                v.add(1)
+            v.add(0)
+            await found_out(v, liar)
+            assert liar.node.hop is not None
+            others = [person.node.hop for person in v.people if person.node.stage == 1 and person is not liar]
+            theirs, its, done = sum(hop.samples for hop in others if hop), liar.node.hop.samples, v.total()
+            await v.until(lambda: v.total() > done + 64, "the others go on without it")
+            assert sum(hop.samples for hop in others if hop) > theirs
+            assert liar.node.hop.samples <= its + 4 * 8, "it gets no more work"
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize("kind", [Flips, SendsNoise])
+def test_blame_falls_on_the_stage_that_lied(kind: type[Liar]) -> None:
+    """Of three stages the middle one lies: neither the last one, which works with what it sends, nor another middle one
+    is blamed."""
+
+    async def body() -> None:
+        async with village(manifest(stages=3)) as v:
+            liar = v.add(1, kind)
+            for stage in (1, 1, 2, 2, 0):
+                v.add(stage)
+            await found_out(v, liar)
+
+    asyncio.run(body())
+
+
+def test_blame_falls_on_the_last_stage_and_not_on_who_works_with_it() -> None:
+    async def body() -> None:
+        async with village(manifest(stages=3)) as v:
+            liar = v.add(2, Flips)
+            for stage in (2, 2, 1, 1, 0):
+                v.add(stage)
+            await found_out(v, liar)
+
+    asyncio.run(body())
+
+
+def test_honest_replicas_confirm_each_other() -> None:
+    async def body() -> None:
+        async with village(manifest(stages=2)) as v:
+            for stage in (0, 0, 1, 1, 1):
+                v.add(stage)
+
+            def found(outcome: str) -> float:
+                return sum(person.quiet.total("swarmnode_audits_total", outcome=outcome) for person in v.people)
+
+            await v.until(lambda: found("right") >= 20, "answers are checked")
+            assert not any(excluded(person) for person in v.people) and found("wrong") == 0
+
+    asyncio.run(body())
