@@ -358,6 +358,10 @@ class Replica(Protocol):
         """Tapes run forward again so far, because their graph was not kept or the state was loaded since."""
 
     @property
+    def clipped(self) -> int:
+        """Gradients that came back much longer than is usual, so far."""
+
+    @property
     def accumulated(self) -> int:
         """Samples whose gradient waits for the next inner step."""
 

@@ -337,6 +337,7 @@ EVENTS: Final[dict[str, str]] = {
     "peer.gone": "a peer's record expired or it said it left",
     "peer.fault": "a peer broke the protocol, died, or sent what cannot be believed",
     "audit.done": "an answer was done again by another replica and compared",
+    "audit.suspicion": "a replica that asks the same stage says that a peer lied: its answers are checked more often",
     "peer.excluded": "a peer was found to lie: it gets no work, no partner and no say here any more",
     "peer.banned": "a peer gets no work until it publishes a newer record",
     "peer.unbanned": "a banned peer published a newer record or answered a ping",

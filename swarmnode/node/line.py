@@ -5,10 +5,10 @@ record, when the other side has not seen it yet, so that routers and rounds need
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import replace
 
-from swarmnode.errors import RemoteFault
+from swarmnode.errors import RemoteFault, Unavailable
 from swarmnode.gossip.exchange import METHODS
 from swarmnode.ids import PeerId
 from swarmnode.membership.progress import Boast, Progress
@@ -42,6 +42,7 @@ class Line:
         self._learn = learn
         self._progressed = progressed
         self._boasted = boasted
+        self.excluded: Container[PeerId] = ()  # who was found to lie: nothing of theirs is served
         self._seen: dict[PeerId, int] = {}
         self.work = Work()
         self._told: dict[PeerId, int] = {}  # version of our progress that a peer was told
@@ -69,6 +70,8 @@ class Line:
             return
 
         async def with_news(peer: PeerId, call: Call) -> Answer:
+            if peer in self.excluded:
+                raise Unavailable("this node works with you no more")
             self._hear(peer, call.header.progress, call.header.record if call.header.HasField("record") else None)
             answer = await handler(peer, call)
             if method == "process":

@@ -12,11 +12,12 @@ from swarmnode.ids import PeerId, RunId, seeded
 from swarmnode.manifest import Manifest
 from swarmnode.metrics import name
 from swarmnode.node.arrival import Arrival
-from swarmnode.node.checks import checks_of
+from swarmnode.node.checks import Checks
 from swarmnode.node.copying import copying
 from swarmnode.node.drain import Farewell, drain
 from swarmnode.node.duties import Parts, duties
 from swarmnode.node.feeding import feeder_of, feeding
+from swarmnode.node.keeping import keeper_of
 from swarmnode.node.line import Line
 from swarmnode.node.measuring import measuring
 from swarmnode.node.moving import Brought, Moving, costs
@@ -71,6 +72,7 @@ class Node:
         us = self.presence = Presence(manifest, run_id, world.directory, world.clock, world.identity, world.telemetry)
         us.door, us.progressed = world.door, self._progressed
         self.line = Line(world.transport, us.progress, us.record, us.learn, self._progressed, us.hear_boast)
+        self.line.excluded = us.book.excluded
         self.arrival = Arrival(manifest, run_id, self.line, us, world.compute, world.clock, world.telemetry)
         self.arrival.saving, self._swarm = world.saving, us.book.swarm
         self._replica: Replica | None = None
@@ -111,6 +113,7 @@ class Node:
             ("process", lambda peer, call: self._hop().serve(peer, call), nbytes_max),
             ("reserve", lambda peer, call: self._hop().reserve(peer, call), 0),
             ("opening", lambda peer, call: self._hop().show(peer, call), 0),
+            ("suspicion", lambda peer, call: self._hop().suspect(peer, call), 0),
             ("redo", lambda peer, call: self._hop().redo(peer, call), nbytes_max),
             ("exchange", lambda peer, call: _there(self.gossip).serve_exchange(peer, call), nbytes_max),
             ("bequest", lambda peer, call: _there(self.gossip).serve_bequest(peer, call), nbytes_max),
@@ -261,9 +264,10 @@ class Node:
         backlog = Backlog(tasks, manifest.limits.in_flight_max, telemetry)
         onward = Onward(self.run_id, self.line, self.presence.routers, telemetry, manifest.limits)
         self.presence.doubted = onward.doubt
-        checks = checks_of(manifest, self.run_id, stage, replica, world, self.line, self.presence, tasks)
+        seen = world, self.line, self.presence, tasks, lambda at: _there(self.feeder).again(at)
+        checks = Checks.of(manifest, self.run_id, stage, replica, *seen)
         parts = (replica, world.compute, onward, backlog, total, telemetry, lambda: self._swarm().sizes[stage])
-        hop = Hop(manifest, stage, self.me, *parts, *checks)
+        hop = Hop(manifest, stage, self.me, *parts, checks.redoing, checks.auditor, checks.upstream)
         gossip = Gossip(
             manifest,
             self.run_id,
@@ -279,7 +283,9 @@ class Node:
             done=done,
             newcomer=newcomer,
         )
-        self.keeper = keeper = self._keeper(replica, stage)
+        kept = manifest, self.run_id, stage, self.line, self._swarm, total, telemetry, replica
+        self.keeper = keeper = keeper_of(*kept)
+        self.presence.self.kept = lambda: keeper.snapshot
         tasks.create_task(keeper.run())
         self._donor = SnapshotDonor(
             self.run_id,
@@ -311,22 +317,6 @@ class Node:
         """Stages that a replica of `stage` sends microbatches to."""
         stages, spec = self.manifest.pipeline.stages, self.manifest.recovery
         return sorted(successors(stage, stages, swapped=spec.itinerary == "swapped", skips=spec.while_lost == "skip"))
-
-    def _keeper(self, replica: Replica, stage: int) -> Keeper:
-        next_stage = (stage + 1) % self.manifest.pipeline.stages
-        keeper = Keeper(
-            self.manifest,
-            self.run_id,
-            stage,
-            self.line,
-            self._swarm,
-            lambda: self.samples_total() // self.manifest.gossip.round_samples,
-            self._telemetry,
-            parameters=replica.parameters_of(next_stage),
-            ends=replica.ends_of(next_stage),
-        )
-        self.presence.self.kept = lambda: keeper.snapshot
-        return keeper
 
     async def _choose(self, stage: int | None) -> int:
         """Look around, then take the stage asked for or the neediest."""

@@ -27,6 +27,9 @@ class CorpusSamples:
         """Samples `indices` as u16 or u32 [B, T+1]."""
         return _tensor(self._corpus.batch(np.asarray(indices, dtype=np.int64)))
 
+    def again(self, indices: Sequence[int]) -> WireTensor | None:
+        return self.train(indices)
+
     def held_out(self) -> Sequence[WireTensor]:
         """The run's held-out microbatches, always the same."""
         return self._held_out

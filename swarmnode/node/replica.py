@@ -65,6 +65,11 @@ class TorchReplica:
         return self.stage.recomputed
 
     @property
+    def clipped(self) -> int:
+        """See ports.Replica."""
+        return self.stage.incoming.clips
+
+    @property
     def spare_nbytes(self) -> int:
         """See ports.Replica."""
         return free_nbytes(str(self.stage.device)) or 0

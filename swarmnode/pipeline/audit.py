@@ -135,6 +135,10 @@ class Audits:
         known.wrong.add(microbatch)
         return len(known.wrong) >= LIES
 
+    def doubt(self, peer: PeerId) -> None:
+        """Somebody says that `peer` lies, which proves nothing: more of its answers are to be checked."""
+        self._doubt(peer)
+
     def unshown(self, peer: PeerId) -> bool:
         """`peer` did not show what it had answered by; returns whether it is to be excluded."""
         known = self._doubt(peer) if self._of(peer).unshown else self._of(peer)

@@ -39,6 +39,10 @@ class Samples(Protocol):
 
     def train(self, indices: Sequence[int]) -> WireTensor: ...
 
+    def again(self, indices: Sequence[int]) -> WireTensor | None:
+        """The same tokens for the same samples, wherever they are read; None where each microbatch is made up."""
+        ...
+
     def held_out(self) -> Sequence[WireTensor]:
         """The same few microbatches of held-out text, always."""
         ...
@@ -163,6 +167,10 @@ class Feeder:
         self._count_duplicates()
         return faults
 
+    def again(self, indices: Sequence[int]) -> WireTensor | None:
+        """Tokens of training samples, for those who check what other feeders send."""
+        return self._samples.again(indices)
+
     def finished(self) -> record_pb2.Blocks:
         """Blocks known to be finished, by whomever."""
         return self._ledger.finished()
@@ -231,7 +239,8 @@ class Feeder:
         loop = asyncio.get_running_loop()
         begun = loop.time()
         try:
-            carried = await self._send(self._samples.train(piece.indices), wire.PURPOSE_TRAIN)
+            tokens = self._samples.train(piece.indices)
+            carried = await self._send(tokens, wire.PURPOSE_TRAIN, piece.indices[0])
         except MicrobatchLost as lost:
             self._telemetry.count(name.MICROBATCHES, outcome="lost")
             self._telemetry.event("microbatch.lost", level="warning", reason=str(lost), block=piece.block)
@@ -271,7 +280,7 @@ class Feeder:
         sizes = self._swarm().sizes
         return sum(sizes) / max(1, sizes[0])
 
-    async def _send(self, tokens: WireTensor, purpose: wire.Purpose) -> Carried:
+    async def _send(self, tokens: WireTensor, purpose: wire.Purpose, first_sample: int = 0) -> Carried:
         self._serial += 1
         process = wire.Process(
             microbatch_id=microbatch_id(self._me, self._incarnation, self._serial),
@@ -281,6 +290,7 @@ class Feeder:
             itinerary=self._itinerary(),
             position=0,
             boundary_digest=self._hop.boundary_digest,
+            first_sample=first_sample,
         )
         deadline = asyncio.get_running_loop().time() + self._round_trip.limit_s
         return await self._hop.carry(process, tokens, tokens, deadline)

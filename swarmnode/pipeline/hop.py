@@ -20,6 +20,7 @@ from swarmnode.pipeline.reserve import Reservations
 from swarmnode.pipeline.route import Ema
 from swarmnode.pipeline.staleness import PUT_OFF, Pending, PendingGradients, label, replica_batch
 from swarmnode.pipeline.statement import Prints
+from swarmnode.pipeline.upstream import Fed, Upstream
 from swarmnode.ports import Answer, Call, Compute, Priority, Replica, StepReport, Tape, Telemetry, WireTensor
 from swarmnode.wire import call_pb2 as wire
 
@@ -47,10 +48,13 @@ class Hop:
         replicas: Callable[[], int] = lambda: 1,
         redoing: Redoing | None = None,
         auditor: Auditor | None = None,
+        upstream: Upstream | None = None,
     ) -> None:
         """`replicas` tells how many this stage has: each steps on its share of the inner batch. `redoing` serves those
-        who check our answers, `auditor` signs these and checks those to us; None: answers are believed."""
+        who check our answers, `auditor` signs these and checks those to us, `upstream` checks what feeders send; None:
+        all are believed."""
         self._auditor = auditor
+        self._upstream = upstream
         self.redoing = redoing or Redoing(manifest, stage, replica, compute, replica.boundary_digest(), telemetry)
         self._manifest = manifest
         self._replicas = replicas
@@ -95,6 +99,9 @@ class Hop:
             )
             if self._auditor is not None and carried.prints is not None:
                 self._auditor.signed(process, peer, carried.prints, carried.loss_sum, report)
+                if self._upstream is not None and process.position == 1:
+                    named = bytes(process.microbatch_id), process.first_sample, process.samples
+                    self._upstream.saw(Fed(peer, *named, tokens, x))
             tensors = () if carried.gradient is None else (carried.gradient,)
             return Answer(wire.Reply(processed=report), tensors, urgent=True)
 
@@ -113,6 +120,12 @@ class Hop:
     async def redo(self, peer: PeerId, call: Call) -> Answer:
         """Handler of method "redo"."""
         return await self.redoing.serve_redo(peer, call)
+
+    async def suspect(self, peer: PeerId, call: Call) -> Answer:
+        """Handler of method "suspicion". Raises Unavailable where answers are believed."""
+        if self._auditor is None:
+            raise Unavailable("answers are believed in this run")
+        return await self._auditor.serve_suspicion(peer, call)
 
     async def carry(
         self, process: wire.Process, x: WireTensor, tokens: WireTensor, deadline: float, held: Held | None = None
@@ -277,12 +290,14 @@ class Hop:
             held.commit()
         age = pending.age(self._replica.inner_steps)
         fresh = age <= self._manifest.pipeline.staleness_max
-        before = self._replica.recomputed
+        before, clipped = self._replica.recomputed, self._replica.clipped
         given = self._replica.backward(tape, gradient, samples, accumulate=fresh)
         self._pending.closed(pending, loop.time())
         self._telemetry.count(name.GRADIENTS, staleness=label(age))
         if not fresh:
             self._telemetry.count(name.STALE_GRADIENTS)
+        if self._replica.clipped > clipped:
+            self._telemetry.count(name.CLIPPED_GRADIENTS)
         if self._replica.recomputed > before:
             self._telemetry.count(name.RECOMPUTED_TAPES)
             self.reworked += FORWARD_SHARE * samples

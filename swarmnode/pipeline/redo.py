@@ -7,16 +7,20 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from swarmnode.errors import Busy, RemoteFault, Unavailable
 from swarmnode.ids import MICROBATCH_ID_BYTES, PeerId
 from swarmnode.manifest import Manifest
+from swarmnode.manifest.check import COUNT_MAX
 from swarmnode.metrics import name
 from swarmnode.pipeline.request import check_activations, check_inputs, check_samples
 from swarmnode.ports import Answer, Call, Compute, Priority, Replica, Telemetry, WireTensor
 from swarmnode.wire import call_pb2 as wire
+
+Text = Callable[[Sequence[int]], WireTensor | None]
 
 AT_ONCE_MAX = 2  # guess: hops done again at once, for all callers together; one for each
 PER_MINUTE_MAX = 60  # guess: the same, for one caller; it checks a few percent of what it sends
@@ -49,7 +53,10 @@ class Redoing:
         compute: Compute,
         boundary_digest: bytes,
         telemetry: Telemetry,
+        text: Text = lambda indices: None,
     ) -> None:
+        """`text` gives tokens [B, T+1] of samples of the run's training text, None where it is not at hand."""
+        self._text = text
         self._manifest = manifest
         self._stage = stage
         self._replica = replica
@@ -87,6 +94,8 @@ class Redoing:
         if asked.stage != self._stage:
             raise RemoteFault(f"hop of stage {asked.stage} sent to a replica of stage {self._stage}")
         check_samples(self._manifest, asked.samples, asked.boundary_digest, self._boundary_digest)
+        if self._stage == 0:
+            return await self._fed(peer, asked, call)
         last = self._stage == self._manifest.pipeline.stages - 1
         x, tokens = check_inputs(self._manifest, asked.samples, call.tensors[:2])
         if len(call.tensors) != (2 if last else 3):
@@ -102,6 +111,23 @@ class Redoing:
             self._under_way.discard(peer)
         self._telemetry.count(name.REDONE)
         return Answer(wire.Reply(redo=wire.Redone(loss_sum=loss_sum)), tensors)
+
+    async def _fed(self, peer: PeerId, asked: wire.Redo, call: Call) -> Answer:
+        """Read the text of a microbatch and send its tokens through the first stage. Raises Unavailable where there is
+        no text."""
+        if call.tensors or asked.first_sample >= COUNT_MAX:
+            raise RemoteFault(f"{len(call.tensors)} tensors for samples from {asked.first_sample}; none are due")
+        tokens = self._text(range(asked.first_sample, asked.first_sample + asked.samples))
+        if tokens is None:
+            raise Unavailable("this replica has no text")
+        self._admit(peer)
+        try:
+            work = partial(self._replica.forward, tokens, keep=True, graph=False, tokens=tokens)  # not the running mean
+            y, _ = await self._compute.run(Priority.BACKWARD, asked.samples, work)
+        finally:
+            self._under_way.discard(peer)
+        self._telemetry.count(name.REDONE)
+        return Answer(wire.Reply(redo=wire.Redone()), (tokens, y))
 
     def _admit(self, peer: PeerId) -> None:
         now_s = asyncio.get_running_loop().time()

@@ -61,6 +61,10 @@ class Metered:
     def recomputed(self) -> int:
         return self.inner.recomputed
 
+    @property
+    def clipped(self) -> int:
+        return self.inner.clipped
+
     def boundary_digest(self) -> bytes:
         return self.inner.boundary_digest()
 

@@ -57,6 +57,9 @@ class PatternSamples:
         walks = np.stack([self._walk(index) for index in indices])
         return WireTensor("u16", walks.shape, walks.tobytes())
 
+    def again(self, indices: Sequence[int]) -> WireTensor | None:
+        return self.train(indices)
+
     def held_out(self) -> Sequence[WireTensor]:
         step = self._manifest.inner.microbatch
         wanted = self._manifest.pipeline.validation_samples

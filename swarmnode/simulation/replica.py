@@ -126,7 +126,7 @@ class FakeReplica:
         self._courses: dict[int, Course] = {}  # by fragment
         self._version = 0
         self.accumulated = 0
-        self.recomputed = 0
+        self.recomputed = self.clipped = 0
         self.inner_steps = 0
         self.gradient_norm = 0.0
 

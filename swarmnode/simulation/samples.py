@@ -24,6 +24,9 @@ class FakeSamples:
         self._serial += 1
         return self._tensor(len(indices))
 
+    def again(self, indices: Sequence[int]) -> WireTensor | None:
+        return None
+
     def held_out(self) -> Sequence[WireTensor]:
         return [self._tensor(self._batch) for _ in range(self._held_out)]
 

@@ -49,7 +49,7 @@ class TensorSpec(_message.Message):
     def __init__(self, dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., nbytes: _Optional[int] = ..., codec: _Optional[str] = ...) -> None: ...
 
 class Request(_message.Message):
-    __slots__ = ("version", "run_id", "timeout_ms", "tensors", "progress", "record", "ping", "process", "exchange", "commit", "snapshot", "chunk", "manifest", "standin", "reserve", "opening", "redo", "bequest", "handover", "guests", "reach", "receipt", "measure", "packet_receipt", "report")
+    __slots__ = ("version", "run_id", "timeout_ms", "tensors", "progress", "record", "ping", "process", "exchange", "commit", "snapshot", "chunk", "manifest", "standin", "reserve", "opening", "redo", "suspicion", "bequest", "handover", "guests", "reach", "receipt", "measure", "packet_receipt", "report")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
@@ -67,6 +67,7 @@ class Request(_message.Message):
     RESERVE_FIELD_NUMBER: _ClassVar[int]
     OPENING_FIELD_NUMBER: _ClassVar[int]
     REDO_FIELD_NUMBER: _ClassVar[int]
+    SUSPICION_FIELD_NUMBER: _ClassVar[int]
     BEQUEST_FIELD_NUMBER: _ClassVar[int]
     HANDOVER_FIELD_NUMBER: _ClassVar[int]
     GUESTS_FIELD_NUMBER: _ClassVar[int]
@@ -92,6 +93,7 @@ class Request(_message.Message):
     reserve: Reserve
     opening: Opening
     redo: Redo
+    suspicion: Suspicion
     bequest: Bequest
     handover: Handover
     guests: GuestsRequest
@@ -100,10 +102,10 @@ class Request(_message.Message):
     measure: Measure
     packet_receipt: PacketReceipt
     report: _report_pb2.ReportRequest
-    def __init__(self, version: _Optional[int] = ..., run_id: _Optional[str] = ..., timeout_ms: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., progress: _Optional[_Union[_record_pb2.Progress, _Mapping]] = ..., record: _Optional[_Union[_record_pb2.SignedRecord, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., process: _Optional[_Union[Process, _Mapping]] = ..., exchange: _Optional[_Union[Exchange, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., snapshot: _Optional[_Union[SnapshotRequest, _Mapping]] = ..., chunk: _Optional[_Union[ChunkRequest, _Mapping]] = ..., manifest: _Optional[_Union[ManifestRequest, _Mapping]] = ..., standin: _Optional[_Union[StandIn, _Mapping]] = ..., reserve: _Optional[_Union[Reserve, _Mapping]] = ..., opening: _Optional[_Union[Opening, _Mapping]] = ..., redo: _Optional[_Union[Redo, _Mapping]] = ..., bequest: _Optional[_Union[Bequest, _Mapping]] = ..., handover: _Optional[_Union[Handover, _Mapping]] = ..., guests: _Optional[_Union[GuestsRequest, _Mapping]] = ..., reach: _Optional[_Union[ReachRequest, _Mapping]] = ..., receipt: _Optional[_Union[ReceiptRequest, _Mapping]] = ..., measure: _Optional[_Union[Measure, _Mapping]] = ..., packet_receipt: _Optional[_Union[PacketReceipt, _Mapping]] = ..., report: _Optional[_Union[_report_pb2.ReportRequest, _Mapping]] = ...) -> None: ...
+    def __init__(self, version: _Optional[int] = ..., run_id: _Optional[str] = ..., timeout_ms: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., progress: _Optional[_Union[_record_pb2.Progress, _Mapping]] = ..., record: _Optional[_Union[_record_pb2.SignedRecord, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., process: _Optional[_Union[Process, _Mapping]] = ..., exchange: _Optional[_Union[Exchange, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., snapshot: _Optional[_Union[SnapshotRequest, _Mapping]] = ..., chunk: _Optional[_Union[ChunkRequest, _Mapping]] = ..., manifest: _Optional[_Union[ManifestRequest, _Mapping]] = ..., standin: _Optional[_Union[StandIn, _Mapping]] = ..., reserve: _Optional[_Union[Reserve, _Mapping]] = ..., opening: _Optional[_Union[Opening, _Mapping]] = ..., redo: _Optional[_Union[Redo, _Mapping]] = ..., suspicion: _Optional[_Union[Suspicion, _Mapping]] = ..., bequest: _Optional[_Union[Bequest, _Mapping]] = ..., handover: _Optional[_Union[Handover, _Mapping]] = ..., guests: _Optional[_Union[GuestsRequest, _Mapping]] = ..., reach: _Optional[_Union[ReachRequest, _Mapping]] = ..., receipt: _Optional[_Union[ReceiptRequest, _Mapping]] = ..., measure: _Optional[_Union[Measure, _Mapping]] = ..., packet_receipt: _Optional[_Union[PacketReceipt, _Mapping]] = ..., report: _Optional[_Union[_report_pb2.ReportRequest, _Mapping]] = ...) -> None: ...
 
 class Reply(_message.Message):
-    __slots__ = ("status", "reason", "retry_after_ms", "tensors", "progress", "record", "waited_s", "pong", "processed", "exchanged", "committed", "snapshot", "chunk", "manifest", "reserved", "opening", "redo", "bequeathed", "handed", "guests", "reach", "receipt", "measure", "packet_receipt", "report")
+    __slots__ = ("status", "reason", "retry_after_ms", "tensors", "progress", "record", "waited_s", "pong", "processed", "exchanged", "committed", "snapshot", "chunk", "manifest", "reserved", "opening", "redo", "suspicion", "bequeathed", "handed", "guests", "reach", "receipt", "measure", "packet_receipt", "report")
     STATUS_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     RETRY_AFTER_MS_FIELD_NUMBER: _ClassVar[int]
@@ -121,6 +123,7 @@ class Reply(_message.Message):
     RESERVED_FIELD_NUMBER: _ClassVar[int]
     OPENING_FIELD_NUMBER: _ClassVar[int]
     REDO_FIELD_NUMBER: _ClassVar[int]
+    SUSPICION_FIELD_NUMBER: _ClassVar[int]
     BEQUEATHED_FIELD_NUMBER: _ClassVar[int]
     HANDED_FIELD_NUMBER: _ClassVar[int]
     GUESTS_FIELD_NUMBER: _ClassVar[int]
@@ -146,6 +149,7 @@ class Reply(_message.Message):
     reserved: Reserved
     opening: Opened
     redo: Redone
+    suspicion: SuspicionTaken
     bequeathed: Bequeathed
     handed: Handed
     guests: _access_pb2.SignedGuestList
@@ -154,7 +158,7 @@ class Reply(_message.Message):
     measure: Measured
     packet_receipt: PacketReceiptTaken
     report: _report_pb2.Report
-    def __init__(self, status: _Optional[_Union[Status, str]] = ..., reason: _Optional[str] = ..., retry_after_ms: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., progress: _Optional[_Union[_record_pb2.Progress, _Mapping]] = ..., record: _Optional[_Union[_record_pb2.SignedRecord, _Mapping]] = ..., waited_s: _Optional[float] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., processed: _Optional[_Union[Processed, _Mapping]] = ..., exchanged: _Optional[_Union[Exchanged, _Mapping]] = ..., committed: _Optional[_Union[Committed, _Mapping]] = ..., snapshot: _Optional[_Union[Snapshot, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., manifest: _Optional[_Union[_record_pb2.SignedManifest, _Mapping]] = ..., reserved: _Optional[_Union[Reserved, _Mapping]] = ..., opening: _Optional[_Union[Opened, _Mapping]] = ..., redo: _Optional[_Union[Redone, _Mapping]] = ..., bequeathed: _Optional[_Union[Bequeathed, _Mapping]] = ..., handed: _Optional[_Union[Handed, _Mapping]] = ..., guests: _Optional[_Union[_access_pb2.SignedGuestList, _Mapping]] = ..., reach: _Optional[_Union[Reached, _Mapping]] = ..., receipt: _Optional[_Union[Receipt, _Mapping]] = ..., measure: _Optional[_Union[Measured, _Mapping]] = ..., packet_receipt: _Optional[_Union[PacketReceiptTaken, _Mapping]] = ..., report: _Optional[_Union[_report_pb2.Report, _Mapping]] = ...) -> None: ...
+    def __init__(self, status: _Optional[_Union[Status, str]] = ..., reason: _Optional[str] = ..., retry_after_ms: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., progress: _Optional[_Union[_record_pb2.Progress, _Mapping]] = ..., record: _Optional[_Union[_record_pb2.SignedRecord, _Mapping]] = ..., waited_s: _Optional[float] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., processed: _Optional[_Union[Processed, _Mapping]] = ..., exchanged: _Optional[_Union[Exchanged, _Mapping]] = ..., committed: _Optional[_Union[Committed, _Mapping]] = ..., snapshot: _Optional[_Union[Snapshot, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., manifest: _Optional[_Union[_record_pb2.SignedManifest, _Mapping]] = ..., reserved: _Optional[_Union[Reserved, _Mapping]] = ..., opening: _Optional[_Union[Opened, _Mapping]] = ..., redo: _Optional[_Union[Redone, _Mapping]] = ..., suspicion: _Optional[_Union[SuspicionTaken, _Mapping]] = ..., bequeathed: _Optional[_Union[Bequeathed, _Mapping]] = ..., handed: _Optional[_Union[Handed, _Mapping]] = ..., guests: _Optional[_Union[_access_pb2.SignedGuestList, _Mapping]] = ..., reach: _Optional[_Union[Reached, _Mapping]] = ..., receipt: _Optional[_Union[Receipt, _Mapping]] = ..., measure: _Optional[_Union[Measured, _Mapping]] = ..., packet_receipt: _Optional[_Union[PacketReceiptTaken, _Mapping]] = ..., report: _Optional[_Union[_report_pb2.Report, _Mapping]] = ...) -> None: ...
 
 class Ping(_message.Message):
     __slots__ = ("payload",)
@@ -169,7 +173,7 @@ class Pong(_message.Message):
     def __init__(self, payload: _Optional[bytes] = ...) -> None: ...
 
 class Process(_message.Message):
-    __slots__ = ("microbatch_id", "feeder", "samples", "purpose", "itinerary", "position", "deadline_ms", "boundary_digest")
+    __slots__ = ("microbatch_id", "feeder", "samples", "purpose", "itinerary", "position", "deadline_ms", "boundary_digest", "first_sample")
     MICROBATCH_ID_FIELD_NUMBER: _ClassVar[int]
     FEEDER_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
@@ -178,6 +182,7 @@ class Process(_message.Message):
     POSITION_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
     BOUNDARY_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    FIRST_SAMPLE_FIELD_NUMBER: _ClassVar[int]
     microbatch_id: bytes
     feeder: str
     samples: int
@@ -186,7 +191,8 @@ class Process(_message.Message):
     position: int
     deadline_ms: int
     boundary_digest: bytes
-    def __init__(self, microbatch_id: _Optional[bytes] = ..., feeder: _Optional[str] = ..., samples: _Optional[int] = ..., purpose: _Optional[_Union[Purpose, str]] = ..., itinerary: _Optional[_Iterable[int]] = ..., position: _Optional[int] = ..., deadline_ms: _Optional[int] = ..., boundary_digest: _Optional[bytes] = ...) -> None: ...
+    first_sample: int
+    def __init__(self, microbatch_id: _Optional[bytes] = ..., feeder: _Optional[str] = ..., samples: _Optional[int] = ..., purpose: _Optional[_Union[Purpose, str]] = ..., itinerary: _Optional[_Iterable[int]] = ..., position: _Optional[int] = ..., deadline_ms: _Optional[int] = ..., boundary_digest: _Optional[bytes] = ..., first_sample: _Optional[int] = ...) -> None: ...
 
 class Reserve(_message.Message):
     __slots__ = ("hold_ms",)
@@ -271,20 +277,32 @@ class Opened(_message.Message):
     def __init__(self, next: _Optional[_Union[Statement, _Mapping]] = ...) -> None: ...
 
 class Redo(_message.Message):
-    __slots__ = ("stage", "samples", "boundary_digest")
+    __slots__ = ("stage", "samples", "boundary_digest", "first_sample")
     STAGE_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
     BOUNDARY_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    FIRST_SAMPLE_FIELD_NUMBER: _ClassVar[int]
     stage: int
     samples: int
     boundary_digest: bytes
-    def __init__(self, stage: _Optional[int] = ..., samples: _Optional[int] = ..., boundary_digest: _Optional[bytes] = ...) -> None: ...
+    first_sample: int
+    def __init__(self, stage: _Optional[int] = ..., samples: _Optional[int] = ..., boundary_digest: _Optional[bytes] = ..., first_sample: _Optional[int] = ...) -> None: ...
 
 class Redone(_message.Message):
     __slots__ = ("loss_sum",)
     LOSS_SUM_FIELD_NUMBER: _ClassVar[int]
     loss_sum: float
     def __init__(self, loss_sum: _Optional[float] = ...) -> None: ...
+
+class Suspicion(_message.Message):
+    __slots__ = ("statement",)
+    STATEMENT_FIELD_NUMBER: _ClassVar[int]
+    statement: Statement
+    def __init__(self, statement: _Optional[_Union[Statement, _Mapping]] = ...) -> None: ...
+
+class SuspicionTaken(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class Exchange(_message.Message):
     __slots__ = ("round", "stage", "samples", "newcomer")

@@ -150,3 +150,37 @@ def test_honest_replicas_confirm_each_other() -> None:
             assert not any(excluded(person) for person in v.people) and found("wrong") == 0
 
     asyncio.run(body())
+
+
+def misread(tokens: WireTensor) -> WireTensor:
+    """Other tokens of the same shape."""
+    found = np.frombuffer(tokens.data, "<u2").reshape(tokens.shape)
+    return replace(tokens, data=np.ascontiguousarray(found[:, ::-1]).tobytes())
+
+
+@pytest.mark.parametrize("feeders", [2, 3])
+@pytest.mark.parametrize("lie", ["labels", "text", "activations"])
+def test_a_feeder_whose_samples_are_not_the_text_is_excluded(lie: str, feeders: int) -> None:
+    async def body() -> None:
+        async with village(manifest(stages=2)) as v:
+            liar = v.add(0, SendsNoise if lie == "activations" else None)
+            for stage in (*[0] * (feeders - 1), 1, 1):
+                v.add(stage)
+            await v.until(lambda: liar.node.feeder is not None, "the liar feeds")
+            assert liar.node.feeder is not None and liar.node.hop is not None
+            send = liar.node.hop.carry
+
+            async def lying(process, x, tokens, *rest):  # type: ignore[no-untyped-def]
+                return await send(process, misread(x) if lie == "text" else x, misread(tokens), *rest)
+
+            if lie != "activations":
+                liar.node.hop.carry = lying  # type: ignore[method-assign]
+            servers = [person for person in v.people if person.node.stage == 1]
+            await v.until(lambda: all(liar.node.me in excluded(person) for person in servers), "it is found out")
+            assert not any(excluded(person) - {liar.node.me} for person in v.people if person is not liar)
+            fed = liar.node.presence.progress.feeders.get(liar.node.me, 0)
+            total = v.total()
+            await v.until(lambda: v.total() > total + 64, "the others go on")
+            assert liar.node.presence.progress.feeders.get(liar.node.me, 0) <= fed + 8 * 8
+
+    asyncio.run(body())
