@@ -83,8 +83,8 @@ def _state_as_given(log: Sequence[Event], by_peer: dict[str, list[Event]]) -> li
 
 
 def _nobody_left_out(log: Sequence[Event]) -> list[str]:
-    """The storm's nodes are honest, all of them: none may be left out for what it sends."""
-    told = [event["fields"] for event in log if event["event"] == "peer.left_out"]
+    """The storm's nodes are honest, all of them: none may be left out for what it sends or answers."""
+    told = [event["fields"] for event in log if event["event"] in ("peer.left_out", "peer.excluded")]
     return [f"{_who(log)} left out {short(PeerId(each['peer']))}: {each['reason']}" for each in told]
 
 

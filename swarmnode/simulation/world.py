@@ -80,7 +80,7 @@ class World:
         self._replicas = 0
         self._feeders = 0
         self.trace.listeners["exchange.onesided"] = self._onesided
-        self.trace.listeners["peer.left_out"] = self._left_out
+        self.trace.listeners["peer.left_out"] = self.trace.listeners["peer.excluded"] = self._left_out
         self.trace.listeners["validation.done"] = self._validated
         self.trace.listeners["checkpoint.loaded"] = self._loaded
 

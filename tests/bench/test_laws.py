@@ -57,6 +57,7 @@ def test_kept(tmp_path: Path) -> None:
         (A, 3, event("exchange.paired", round=2, peer=B), "was in round 2 after round 2"),
         (A, 4, event("node.left"), "went on after it had left: exchange.lone"),
         (B, 1, event("state.downloaded", peer=A, round=3), "loaded round 3 of"),
+        (B, 1, event("peer.excluded", peer=A, reason="false"), "left out aaaaaaaa: false"),
         (B, 1, event("peer.left_out", peer=A, reason="3 of 4"), "left out aaaaaaaa: 3 of 4"),
         (B, 2, event("exchange.lone", round=4), "in round 4, who was alone"),
         (B, 2, event("exchange.paired", round=4, peer="12D3KooWcccccccc"), "in round 4, who paired with cccccccc"),
