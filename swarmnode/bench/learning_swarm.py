@@ -80,17 +80,15 @@ def live(
     with tempfile.TemporaryDirectory(prefix="swarmnode-bench-") as folder:
         fleet = fleet_in(Path(folder), manifest, nodes, cache=cache)
         say(f"swarm of {nodes} nodes: starting")
-        readings = asyncio.run(_train(fleet, samples, clock, lambda text: say(f"swarm of {nodes} nodes: {text}")))
-        validations = _validations([child.plan.home for child in fleet.nodes], readings)
-    if not validations:
+        readings = asyncio.run(trained(fleet, samples, clock, lambda text: say(f"swarm of {nodes} nodes: {text}")))
+        looks = validations([child.plan.home for child in fleet.nodes], readings)
+    if not looks:
         raise LocalFault(f"the swarm of {nodes} nodes measured no held-out loss: are its rounds longer than the bench?")
     first, last = readings[0], readings[-1]
-    return SwarmRun(
-        replicas, seed, last.samples, last.core_s - first.core_s, last.unix_s - first.unix_s, tuple(validations)
-    )
+    return SwarmRun(replicas, seed, last.samples, last.core_s - first.core_s, last.unix_s - first.unix_s, tuple(looks))
 
 
-async def _train(fleet: Fleet, samples: int, clock: Clock, say: Callable[[str], None]) -> list[Reading]:
+async def trained(fleet: Fleet, samples: int, clock: Clock, say: Callable[[str], None]) -> list[Reading]:
     """Readings from the last moment without a trained sample to the end."""
     meter = _Meter(fleet, clock)
     stopping = asyncio.Event()
@@ -166,7 +164,7 @@ class _Meter:
         return total
 
 
-def _validations(homes: Sequence[Path], readings: Sequence[Reading]) -> list[Validation]:
+def validations(homes: Sequence[Path], readings: Sequence[Reading]) -> list[Validation]:
     """Of all nodes. Samples are those that were trained when a measurement ended: that it began earlier is the swarm's
     loss, not its gain."""
     found = []

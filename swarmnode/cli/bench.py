@@ -300,6 +300,13 @@ def gossip(
     "--references", type=click.IntRange(1, 100), default=1, show_default=True, help="Runs without liars, a seed."
 )
 @click.option("--honest", is_flag=True, help="Nobody lies: the share of honest packets that the guard takes whole.")
+@click.option("--pipeline", is_flag=True, help="Liars answer microbatches falsely instead, in a swarm of processes.")
+@click.option(
+    "--liars", type=click.FloatRange(0.0, 1.0), default=0.25, show_default=True, help="Of the stage attacked."
+)
+@click.option("--every", type=click.IntRange(1, 1000), default=1, show_default=True, help="One false answer in N.")
+@click.option("--replicas", type=click.IntRange(2, 64), default=4, show_default=True, help="Of each of two stages.")
+@click.option("--samples", type=click.IntRange(512), default=6000, show_default=True, help="Of each swarm.")
 @JSON
 def attack(
     preset: str,
@@ -313,10 +320,25 @@ def attack(
     resume: bool,
     references: int,
     honest: bool,
+    pipeline: bool,
+    liars: float,
+    every: int,
+    replicas: int,
+    samples: int,
     as_json: bool,
 ) -> None:
     """What a quarter of lying replicas costs the honest ones, by what they believe (gossip.acceptance): held-out nats
-    over the same run without the liars."""
+    over the same run without the liars. With --pipeline the same of false gradients, activations and losses (--liars,
+    --every, --replicas and --samples belong to it), and how soon the liars are excluded."""
+    if pipeline:
+        from swarmnode.cli.daemon import SystemClock
+
+        lies = importlib.import_module("swarmnode.bench.liar")
+        bench = importlib.import_module("swarmnode.bench.pipeline_attack")
+        chosen = [word.strip() for word in attacks.split(",")] if attacks else list(lies.ALL)
+        asked = chosen, liars, replicas, samples, every, 1, SystemClock()
+        _print(bench.run(*asked, lambda line: click.echo(line, err=True)), as_json)
+        return
     if honest:
         bench = importlib.import_module("swarmnode.bench.honest")
         _print(bench.run(codec, seeds, text, lambda line: click.echo(line, err=True), jobs=jobs, out=out), as_json)

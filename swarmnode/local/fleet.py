@@ -50,6 +50,7 @@ class FleetPlan:
     resume: str = ""
     start_timeout_s: float = START_TIMEOUT_S
     leave_timeout_s: float = LEAVE_TIMEOUT_S
+    stage_of: tuple[int, ...] = ()  # each node's, in order; empty: in turn
     dashboard_port: int | None = None  # the bootstrap also shows the run on a page there
 
 
@@ -105,7 +106,8 @@ class Fleet:
         if self.page:
             self._note(f"dashboard {self.page}")
         for index in range(self._plan.nodes):
-            await self._join(index % self._plan.stages, self._plan.resume)
+            stage = self._plan.stage_of[index] if self._plan.stage_of else index % self._plan.stages
+            await self._join(stage, self._plan.resume)
         return await self._ready(self.nodes, stopping)
 
     async def poll(self) -> list[Child]:

@@ -1,0 +1,98 @@
+"""A node that lies in the pipeline: `python -m swarmnode.bench.liar LIE EVERY LOG ARGUMENTS...` is `swarmnode
+ARGUMENTS...`, but that one in EVERY of its answers is false. Each lie is a line of LOG: unix seconds.
+
+It answers audits with the same lies, and keeps its own weights honest: who meets it in a round gets what it learned.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from swarmnode.cli import main as command_line
+from swarmnode.model.boundary import decode_boundary, encode_boundary
+from swarmnode.node.replica import TorchReplica
+from swarmnode.ports import LossResult, Tape, WireTensor
+
+
+def _noise(tensor: Tensor) -> Tensor:
+    return torch.randn_like(tensor) * tensor.std()
+
+
+LIES: dict[str, Callable[[Tensor], Tensor]] = {
+    "flip": lambda tensor: -tensor,
+    "flip far": lambda tensor: -1e4 * tensor,
+    "noise": _noise,
+    "nothing": torch.zeros_like,
+}
+"""What becomes of the gradient that is answered."""
+
+FORWARD = "forward noise"  # the gradient is right; what is sent on is noise
+SWITCHING = "switching"  # the next of LIES each time
+LOSS = "loss"  # a tenth of the true one is told
+ALL = (*LIES, FORWARD, SWITCHING, LOSS)
+
+
+class Lying(TorchReplica):
+    """A replica whose answers are false at times."""
+
+    lie = "flip"
+    every = 1
+    log: Path
+    _answers = 0
+
+    def _due(self) -> bool:
+        self._answers += 1
+        if self._answers % self.every:
+            return False
+        with self.log.open("a") as file:
+            file.write(f"{time.time():.3f}\n")  # noqa: TID251  an attacker's own clock
+        return True
+
+    def _twisted(self, tensor: WireTensor, change: Callable[[Tensor], Tensor]) -> WireTensor:
+        kind = self.stage.manifest.pipeline.boundary
+        return encode_boundary(change(decode_boundary(tensor, kind, tensor.shape, "lie")), kind)
+
+    def _answered(self, gradient: WireTensor | None) -> WireTensor | None:
+        if gradient is None or self.lie in (FORWARD, LOSS) or not self._due():
+            return gradient
+        name = [*LIES][self._answers // self.every % len(LIES)] if self.lie == SWITCHING else self.lie
+        return self._twisted(gradient, LIES[name])
+
+    def forward(
+        self, x: WireTensor, *, keep: bool, graph: bool = True, tokens: WireTensor | None = None
+    ) -> tuple[WireTensor, Tape | None]:
+        y, tape = super().forward(x, keep=keep, graph=graph, tokens=tokens)
+        return (self._twisted(y, _noise) if self.lie == FORWARD and self._due() else y), tape
+
+    def backward(self, tape: Tape, gradient: WireTensor, samples: int, *, accumulate: bool = True) -> WireTensor | None:
+        return self._answered(super().backward(tape, gradient, samples, accumulate=accumulate))
+
+    def loss(
+        self, x: WireTensor, tokens: WireTensor, samples: int, *, train: bool, accumulate: bool = True
+    ) -> LossResult:
+        found = super().loss(x, tokens, samples, train=train, accumulate=accumulate)
+        if self.lie == LOSS and self._due():
+            return replace(found, loss_sum=0.1 * found.loss_sum)
+        return replace(found, gradient=self._answered(found.gradient)) if train else found
+
+
+def main(arguments: list[str]) -> int:
+    """Run the node; returns its exit code."""
+    lie, every, log, *rest = arguments
+    assert lie in ALL, f"{lie!r} is none of {', '.join(ALL)}"
+    Lying.lie, Lying.every, Lying.log = lie, int(every), Path(log)
+    from swarmnode.cli import daemon
+
+    daemon.TorchReplica = Lying  # type: ignore[misc, attr-defined]
+    return command_line.main(rest)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
