@@ -90,7 +90,7 @@ def main(arguments: list[str]) -> int:
     Lying.lie, Lying.every, Lying.log = lie, int(every), Path(log)
     from swarmnode.cli import daemon
 
-    daemon.TorchReplica = Lying  # type: ignore[misc, attr-defined]
+    daemon.TorchReplica = Lying  # type: ignore[attr-defined]
     return command_line.main(rest)
 
 
