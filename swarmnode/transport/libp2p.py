@@ -16,7 +16,7 @@ from swarmnode.identity import Identity
 from swarmnode.ids import PeerId, RunId, short
 from swarmnode.membership.door import Door
 from swarmnode.metrics import name
-from swarmnode.ports import Answer, Call, Handler, Telemetry
+from swarmnode.ports import Admit, Answer, Call, Handler, Telemetry
 from swarmnode.transport import frame
 from swarmnode.transport.address import dialable, dialable_of, ip_of, is_circuit, parse_endpoint
 from swarmnode.transport.budget import Budget
@@ -214,9 +214,9 @@ class Libp2pTransport:
         if peer != self._peer_id and addresses:
             self._remember(peer, tuple(addresses))
 
-    def serve(self, method: str, handler: Handler, *, tensor_bytes_max: int) -> None:
-        """Answer calls of `method` with at most `tensor_bytes_max` bytes of tensors. Before `start`, or later."""
-        self._server.register(method, handler, tensor_bytes_max)
+    def serve(self, method: str, handler: Handler, *, tensor_bytes_max: int, admit: Admit | None = None) -> None:
+        """See ports.Transport. Before `start`, or later."""
+        self._server.register(method, handler, tensor_bytes_max, admit)
 
     async def connect(self, peer: PeerId, addresses: Sequence[str]) -> None:
         """Make `peer` reachable at `addresses`, which are remembered. Raises Unavailable after CONNECT_ATTEMPTS."""

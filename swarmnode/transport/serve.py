@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from swarmnode.errors import Busy, Forbidden, LocalFault, RemoteFault, Unavailable
 from swarmnode.ids import PeerId, RunId, short
 from swarmnode.membership.door import Door
-from swarmnode.ports import Answer, Call, Handler, Telemetry, WireTensor
+from swarmnode.ports import Admit, Answer, Call, Handler, Telemetry, WireTensor
 from swarmnode.transport import frame
 from swarmnode.transport.budget import Budget
 from swarmnode.transport.frame import PREAMBLE, Flag, Kind
@@ -29,10 +29,16 @@ STREAMS_PER_PEER_MAX = 128  # guess: twice pool.IN_USE_MAX
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """One method: who answers it, and how many bytes of tensors it takes at most."""
+    """One method: who answers it, how many bytes of tensors it takes at most, and of whom."""
 
     handler: Handler
     tensor_bytes_max: int
+    admit: Admit | None = None
+
+    def check(self, peer: PeerId, request: wire.Request) -> None:
+        """Raises Unavailable or RemoteFault when `peer` is not served."""
+        if self.admit is not None:
+            self.admit(peer, request)
 
 
 async def answer(peer: PeerId, method: str, handler: Handler, call: Call, telemetry: Telemetry | None) -> Answer:
@@ -81,10 +87,10 @@ class Server:
         self.door: Door | None = None  # None while the manifest is not known: nobody is served yet
         self.knocking = Knocking()
 
-    def register(self, method: str, handler: Handler, tensor_bytes_max: int) -> None:
+    def register(self, method: str, handler: Handler, tensor_bytes_max: int, admit: Admit | None = None) -> None:
         assert method in wire.Request.DESCRIPTOR.fields_by_name, f"{method!r} is not a method of wire.Request"
         assert method not in self._served, f"{method!r} is served already"
-        self._served[method] = Served(handler, tensor_bytes_max)
+        self._served[method] = Served(handler, tensor_bytes_max, admit)
 
     async def attend(self, stream: Stream, peer: PeerId) -> None:
         """Serve `stream` until its end. Raises nothing but cancellation, which also comes when the peer goes away."""
