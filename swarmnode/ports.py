@@ -95,8 +95,7 @@ Handler = Callable[[PeerId, Call], Awaitable[Answer]]
 class raised by its `call`. It is cancelled when the caller gives up or dies."""
 
 Admit = Callable[[PeerId, wire.Request], None]
-"""Whether a peer's call is served, by its header alone, before tensors are read. Raises Unavailable, RemoteFault to
-refuse."""
+"""Refuses a peer's call by its header alone, before tensors are read: raises Unavailable, RemoteFault."""
 
 
 class Transport(Protocol):

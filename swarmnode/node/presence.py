@@ -343,8 +343,7 @@ class Presence:
         self._view_changed()
 
     def learn(self, signed: record_pb2.SignedRecord) -> Member:
-        """Take in a record; the member as it is known then. Raises RemoteFault when it is forged, expired or of another
-        run."""
+        """Take in a record; its peer as known then. Raises RemoteFault when it is forged, expired or of another run."""
         record, member = check_member(signed, run_id=self._run_id)
         known = self.book.member(member.peer)
         if known is not None and known.sequence >= member.sequence:
