@@ -94,6 +94,9 @@ Handler = Callable[[PeerId, Call], Awaitable[Answer]]
 """Serves one method. Raises Busy, Unavailable, RemoteFault (the request is wrong) to refuse; the caller sees the same
 class raised by its `call`. It is cancelled when the caller gives up or dies."""
 
+Admit = Callable[[PeerId, wire.Request], None]
+"""Refuses a peer's call by its header alone, before tensors are read: raises Unavailable, RemoteFault."""
+
 
 class Transport(Protocol):
     """Calls between nodes. The method is the name of the body set in the header's `oneof body`."""
@@ -108,8 +111,9 @@ class Transport(Protocol):
         """Multiaddrs (without /p2p) at which others reach this node."""
         ...
 
-    def serve(self, method: str, handler: Handler, *, tensor_bytes_max: int) -> None:
-        """Answer calls of `method` (for example "process") with at most `tensor_bytes_max` bytes of tensors."""
+    def serve(self, method: str, handler: Handler, *, tensor_bytes_max: int, admit: Admit | None = None) -> None:
+        """Answer calls of `method` (for example "process") with at most `tensor_bytes_max` bytes of tensors, of callers
+        that `admit` lets pass (None: of all)."""
         ...
 
     async def call(self, peer: PeerId, call: Call, *, timeout_s: float, reply_bytes_max: int) -> Answer:

@@ -16,6 +16,7 @@ from swarmnode import __version__
 from swarmnode.errors import UsageError
 from swarmnode.metrics import name
 from swarmnode.metrics.events import LOG_BYTES_MAX, Echo, EventLog
+from swarmnode.metrics.flood import Flood
 from swarmnode.metrics.name import Kind
 from swarmnode.ports import Clock
 from swarmnode.wire.record_pb2 import NodeState
@@ -48,6 +49,7 @@ class PrometheusTelemetry:
         echo: Echo | None = None,
     ) -> None:
         self.log = EventLog(path, clock=clock, run=run, node=node, nbytes_max=log_bytes_max, echo=echo)
+        self._clock, self._flood = clock, Flood()
         prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry(auto_describe=False)
         ProcessCollector(registry=self.registry)
@@ -71,8 +73,13 @@ class PrometheusTelemetry:
         self.gauge(name.STAGE, -1 if stage is None else stage)
 
     def event(self, event: str, *, level: str = "info", **fields: object) -> None:
-        """Append one line to the log; never raises for a full disk."""
-        self.log.write(event, level=level, fields=fields)
+        """Append one line to the log, unless a peer causes too many like it; never raises for a full disk."""
+        now_s = self._clock.unix_s()
+        for more in self._flood.due(now_s):
+            told = {"of": more.event, "peer": more.peer, "count": more.count, "seconds": round(more.seconds)}
+            self.log.write("events.more", level="warning", fields=told)
+        if self._flood.admit(event, fields, now_s):
+            self.log.write(event, level=level, fields=fields)
         if self.log.dropped > self._dropped_counted:
             self.count(name.EVENTS_DROPPED, self.log.dropped - self._dropped_counted)
             self._dropped_counted = self.log.dropped

@@ -347,6 +347,7 @@ EVENTS: Final[dict[str, str]] = {
     "control.leave": "somebody asked this node to leave through its control socket",
     "dashboard.serving": "the coordinator's page can be opened",
     "dashboard.history_failed": "the disk refused the coordinator's history; the picture goes on without it",
+    "events.more": "a peer caused so many events of one kind that they were not written: how many",
     "signal.received": "SIGTERM or SIGINT arrived",
 }
 

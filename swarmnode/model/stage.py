@@ -281,10 +281,9 @@ class StageReplica:
         """Accumulate this stage's gradient; return that of its input (None for the first stage). The tape is spent.
         Without `accumulate` only the input's gradient is computed.
 
-        One that is much longer than usual is clipped first (incoming.py). A released tape is recomputed from its
-        input. All is done with the weights of the forward, whatever steps came between (stash.py); when theta was
-        loaded from elsewhere, a tape is recomputed with today's. Raises RemoteFault for a bad gradient, before
-        anything is accumulated.
+        One much longer than usual is clipped first (incoming.py). A released tape is recomputed. All is done with the
+        weights of the forward, whatever steps came between (stash.py); when theta was loaded from elsewhere, a tape is
+        recomputed with today's. Raises RemoteFault for a bad gradient, before anything is accumulated.
         """
         assert isinstance(tape, StageTape)
         self._check_samples(samples, tape.kept.x)
@@ -351,8 +350,7 @@ class StageReplica:
     def cosine(self, one: WireTensor, other: WireTensor, samples: int) -> float:
         """See ports.Replica."""
         shape = (samples, self.manifest.model.context, boundary_width(self.manifest))
-        a, b = (decode_boundary(each, self._boundary, shape, "tensor compared") for each in (one, other))
-        return cosine(a, b)
+        return cosine(*(decode_boundary(each, self._boundary, shape, "tensor compared") for each in (one, other)))
 
     def probe(self, before: Tensor, after: Tensor) -> float | None:
         """Nats per token by which the loss on the last microbatch trained here changes when theta goes from `before` to

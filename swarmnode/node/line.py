@@ -8,19 +8,19 @@ import contextlib
 from collections.abc import Callable, Container, Sequence
 from dataclasses import replace
 
-from swarmnode.errors import RemoteFault, Unavailable
+from swarmnode.errors import Busy, RemoteFault, Unavailable
 from swarmnode.gossip.exchange import METHODS
 from swarmnode.ids import PeerId
 from swarmnode.membership.progress import Boast, Progress
 from swarmnode.membership.receipt import Work
-from swarmnode.ports import Answer, Call, Handler, Transport
+from swarmnode.ports import Admit, Answer, Call, Handler, Transport
 from swarmnode.wire import call_pb2 as wire
 from swarmnode.wire import record_pb2
 
 # News are not worth their bytes on these: others go the same way all the time. Of rounds, "exchange" tells of progress.
 SILENT = frozenset({*METHODS, "reserve"}) - {"exchange"}
 SEEN_MAX = 4096  # guess: peers whose last seen record sequence is remembered
-Learn = Callable[[record_pb2.SignedRecord], None]
+Learn = Callable[[record_pb2.SignedRecord], object]
 
 
 class Line:
@@ -64,15 +64,20 @@ class Line:
     async def connect(self, peer: PeerId, addresses: Sequence[str]) -> None:
         await self._transport.connect(peer, addresses)
 
-    def serve(self, method: str, handler: Handler, *, tensor_bytes_max: int) -> None:
+    def serve(self, method: str, handler: Handler, *, tensor_bytes_max: int, admit: Admit | None = None) -> None:
+        def admitted(peer: PeerId, header: wire.Request) -> None:
+            if peer in self.excluded:
+                raise Unavailable("this node works with you no more")
+            self._hear_record(header)  # whom it tells of may be the caller
+            if admit is not None:
+                admit(peer, header)
+
         if method in SILENT:
-            self._transport.serve(method, handler, tensor_bytes_max=tensor_bytes_max)
+            self._transport.serve(method, handler, tensor_bytes_max=tensor_bytes_max, admit=admitted)
             return
 
         async def with_news(peer: PeerId, call: Call) -> Answer:
-            if peer in self.excluded:
-                raise Unavailable("this node works with you no more")
-            self._hear(peer, call.header.progress, call.header.record if call.header.HasField("record") else None)
+            self._hear_progress(peer, call.header.progress)
             answer = await handler(peer, call)
             if method == "process":
                 self.work.served(peer)
@@ -84,20 +89,25 @@ class Line:
             self._ride(peer, method, header, call.header.progress)
             return replace(answer, header=header)
 
-        self._transport.serve(method, with_news, tensor_bytes_max=tensor_bytes_max)
+        self._transport.serve(method, with_news, tensor_bytes_max=tensor_bytes_max, admit=admitted)
 
     async def call(self, peer: PeerId, call: Call, *, timeout_s: float, reply_bytes_max: int) -> Answer:
         method = call.header.WhichOneof("body")
         assert method is not None, "a call without a body asks for nothing"
-        if method in SILENT:
-            return await self._transport.call(peer, call, timeout_s=timeout_s, reply_bytes_max=reply_bytes_max)
         self._ride(peer, method, call.header)
         try:
             answer = await self._transport.call(peer, call, timeout_s=timeout_s, reply_bytes_max=reply_bytes_max)
-        except RemoteFault:
-            self._told.pop(peer, None)  # it may not have had the news
+        except Busy:
             raise
-        self._hear(peer, answer.header.progress, answer.header.record if answer.header.HasField("record") else None)
+        except (RemoteFault, Unavailable) as error:  # it may not have had the news, or have forgotten who we are
+            if isinstance(error, RemoteFault):
+                self._told.pop(peer, None)
+            self._seen.pop(peer, None)
+            raise
+        if method in SILENT:
+            return answer
+        self._hear_progress(peer, answer.header.progress)
+        self._hear_record(answer.header)
         if call.header.HasField("process") and call.header.process.purpose == wire.PURPOSE_TRAIN:
             self.work.received(peer, call.header.process.samples)
             if call.header.process.feeder == self.peer_id:
@@ -109,14 +119,18 @@ class Line:
     ) -> None:
         """Put our news into a message to `peer`; `heard` is what the call that it answers told of progress.
 
-        Rounds are between replicas of one stage, who look each other up every announce period: on their calls no record
-        rides, and progress with the exchange alone, what the other knows left out. News were 500 of the 1,000 bytes
-        that a round's messages had beside the packet (measured: `bench exchange`).
+        Rounds are between replicas of one stage, who look each other up every announce period: on their calls a record
+        rides only to a peer that never had one of ours, or may have lost it, and progress with the exchange alone, what
+        the other knows left out. News were 500 of the 1,000 bytes that a round's messages had beside the packet
+        (measured: `bench exchange`).
         """
         header.ClearField("record")
         header.ClearField("progress")
-        if method == "exchange":
-            self._news(peer, header.progress, heard)
+        if method in METHODS or method in SILENT:
+            if method == "exchange":
+                self._news(peer, header.progress, heard)
+            if peer not in self._seen and isinstance(header, wire.Request) and (signed := self._say(peer)) is not None:
+                header.record.CopyFrom(signed)
             return
         if heard is None or heard.total < self._progress.total:  # else the caller knows no less than we
             self._news(peer, header.progress)
@@ -147,13 +161,15 @@ class Line:
         self._seen[peer] = sequence
         return signed
 
-    def _hear(self, peer: PeerId, progress: record_pb2.Progress, record: record_pb2.SignedRecord | None) -> None:
+    def _hear_progress(self, peer: PeerId, progress: record_pb2.Progress) -> None:
         before = self._progress.total
         try:
             if (progress.samples or progress.total > before) and self._progress.merge_wire(progress) > before:
                 self._progressed()
         except Boast:  # the call itself may still be good
             self._boasted(peer)
-        if record is not None:
+
+    def _hear_record(self, header: wire.Request | wire.Reply) -> None:
+        if header.HasField("record"):
             with contextlib.suppress(RemoteFault):  # a stale or odd record: the call itself may still be good
-                self._learn(record)
+                self._learn(header.record)

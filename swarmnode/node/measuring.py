@@ -11,6 +11,8 @@ from swarmnode.ports import Telemetry, Transport
 KIND_OF_METHOD: Mapping[str, str] = {
     "process": "pipeline",
     "reserve": "pipeline",
+    "opening": "pipeline",
+    "redo": "pipeline",
     "exchange": "gossip",
     "commit": "gossip",
     "standin": "gossip",

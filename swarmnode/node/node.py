@@ -12,6 +12,7 @@ from swarmnode.ids import PeerId, RunId, seeded
 from swarmnode.manifest import Manifest
 from swarmnode.metrics import name
 from swarmnode.node.arrival import Arrival
+from swarmnode.node.callers import Callers
 from swarmnode.node.checks import Checks
 from swarmnode.node.copying import copying
 from swarmnode.node.drain import Farewell, drain
@@ -67,11 +68,11 @@ class Node:
         self.run_id = run_id
         self.stage: int | None = None
         self.me = world.transport.peer_id
-        self._world = world
-        self._telemetry = world.telemetry
+        self._world, self._telemetry = world, world.telemetry
         us = self.presence = Presence(manifest, run_id, world.directory, world.clock, world.identity, world.telemetry)
         us.door, us.progressed = world.door, self._progressed
-        self.line = Line(world.transport, us.progress, us.record, us.learn, self._progressed, us.hear_boast)
+        self._callers = callers = Callers(manifest, us, world.clock, lambda: self.stage)
+        self.line = Line(world.transport, us.progress, us.record, callers.learn, self._progressed, us.hear_boast)
         self.line.excluded = us.book.excluded
         self.arrival = Arrival(manifest, run_id, self.line, us, world.compute, world.clock, world.telemetry)
         self.arrival.saving, self._swarm = world.saving, us.book.swarm
@@ -90,7 +91,7 @@ class Node:
         self._stays, self._leaving = 0, False  # stages left so far; whether it is told to go
         self._gone = asyncio.Event()
         asked = self.arrival.answering
-        self.rollcall = RollCall(manifest, self.presence, asked, world.clock, world.telemetry, lambda: self.feeder)
+        self.rollcall = RollCall(manifest, us, asked, world.clock, world.telemetry, lambda: self.feeder)
         self._register()
 
     @property
@@ -125,7 +126,7 @@ class Node:
             ("chunk", lambda peer, call: _there(self._donor).chunk(peer, call), 0),
         ]
         for method, handler, tensor_bytes_max in handlers:
-            self.line.serve(method, handler, tensor_bytes_max=tensor_bytes_max)
+            self.line.serve(method, handler, tensor_bytes_max=tensor_bytes_max, admit=self._callers.admit(method))
 
     async def _inherit(self, peer: PeerId, call: Call) -> Answer:
         answer = await _there(self.keeper).inherit(peer, call)

@@ -342,14 +342,14 @@ class Presence:
                 self._telemetry.event("peer.gone", peer=member.peer, reason=reason)
         self._view_changed()
 
-    def learn(self, signed: record_pb2.SignedRecord) -> None:
-        """Take in a record. Raises RemoteFault when it is forged, expired or of another run."""
+    def learn(self, signed: record_pb2.SignedRecord) -> Member:
+        """Take in a record; its peer as known then. Raises RemoteFault when it is forged, expired or of another run."""
         record, member = check_member(signed, run_id=self._run_id)
         known = self.book.member(member.peer)
         if known is not None and known.sequence >= member.sequence:
-            return
+            return known
         if (peer := self._take_in(record, member)) is None:
-            return
+            return member
         self._tell_time()
         for stage in self._sends_to:
             router = self.routers[stage]
@@ -357,6 +357,7 @@ class Presence:
                 router.learn(member)
             else:
                 router.forget(peer)
+        return member
 
     def _take_in(self, record: record_pb2.Record, member: Member | None = None) -> PeerId | None:
         """`learn` of a verified record without telling the routers: of many at once they are told once. Who it told

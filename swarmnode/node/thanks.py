@@ -8,7 +8,7 @@ from collections.abc import Callable
 from swarmnode.errors import RemoteFault, Unavailable
 from swarmnode.identity import Identity
 from swarmnode.ids import PeerId, RunId
-from swarmnode.membership.receipt import Done, Work, check_receipt, sign_receipt
+from swarmnode.membership.receipt import Work, check_receipt, sign_receipt
 from swarmnode.ports import Answer, Call, Clock, Telemetry, Transport
 from swarmnode.wire import call_pb2 as wire
 
@@ -43,8 +43,9 @@ class Thanks:
         transport.serve("receipt", self.sign, tensor_bytes_max=0)
 
     async def sign(self, peer: PeerId, call: Call) -> Answer:
-        """What `peer` did for us so far in this life."""
-        done = self._work.done.get(peer, Done())
+        """What `peer` did for us so far in this life. Raises Unavailable when that is nothing."""
+        if (done := self._work.done.get(peer)) is None:
+            raise Unavailable("nothing was worked off for this node")
         until = max(self._began_unix_s, int(self._clock.unix_s()))
         return Answer(
             wire.Reply(receipt=sign_receipt(self._identity, self._run_id, peer, done, self._began_unix_s, until))

@@ -1,8 +1,4 @@
-"""What a replica holds at one time, and that it counts no microbatch twice.
-
-Places are counted per position in the itinerary: a call that waits onward holds its place, and it waits only for places
-of the next position, so swapped routes cannot wait in a circle (design section 3).
-"""
+"""What a replica holds at one time, as far as its places go (places.py), and that it counts no microbatch twice."""
 
 from __future__ import annotations
 
@@ -13,8 +9,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from swarmnode.errors import Busy, SwarmnodeError, Unavailable
-from swarmnode.ids import MicrobatchId
+from swarmnode.ids import MicrobatchId, PeerId
 from swarmnode.metrics import name
+from swarmnode.pipeline.places import Place, Places
 from swarmnode.ports import Answer, Telemetry
 
 CACHE_BYTES_MAX = 8 << 20  # guess: the last 32 answers at the demo size; a repeat comes within seconds
@@ -33,6 +30,7 @@ class Held:
     adding the gradient again; or it was withdrawn, by the event loop when its callers had given up, and is never added:
     another replica does it. Until the compute thread comes to it both may happen."""
 
+    place: Place
     task: asyncio.Task[None] | None = None
     begun: bool = False  # the task has had its first turn
     over: bool = False  # all who wait have been told
@@ -82,11 +80,10 @@ class Backlog:
         self, tasks: asyncio.TaskGroup, places: int, telemetry: Telemetry, cache_bytes_max: int = CACHE_BYTES_MAX
     ) -> None:
         self._tasks = tasks
-        self._places = places
+        self.places = Places(places)
         self._telemetry = telemetry
         self._cache_bytes_max = cache_bytes_max
         self._held: dict[Key, Held] = {}
-        self._by_position: dict[int, int] = {}
         self._answers: OrderedDict[Key, tuple[Answer, int]] = OrderedDict()
         self._answers_nbytes = 0
         self._counted: OrderedDict[Key, None] = OrderedDict()
@@ -99,7 +96,7 @@ class Backlog:
         self.finished = 0  # microbatches answered, ever
 
     def __len__(self) -> int:
-        return sum(self._by_position.values())
+        return len(self.places)
 
     @property
     def seconds(self) -> float:
@@ -110,10 +107,10 @@ class Backlog:
         """Returns when nothing is held."""
         await self._empty.wait()
 
-    async def once(self, key: Key, work: Callable[[Held], Awaitable[Answer]]) -> Answer:
+    async def once(self, key: Key, work: Callable[[Held], Awaitable[Answer]], caller: PeerId) -> Answer:
         """The answer of `work` for `key`, run at most once however often the microbatch arrives.
 
-        Raises Busy when the position's places are taken, Unavailable when draining or when the microbatch was counted
+        Raises Busy when `caller` gets no place, Unavailable when draining or when the microbatch was counted
         long ago and its answer is no longer kept. If every caller gives up before `commit`, the work is cancelled.
         """
         if (kept := self._answers.get(key)) is not None:
@@ -125,7 +122,7 @@ class Backlog:
         elif key in self._counted:
             raise Unavailable("microbatch was counted here already and its answer is no longer kept")
         else:
-            held = self._begin(key, work)
+            held = self._begin(key, work, caller)
         waiter: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         held.waiters.append(waiter)
         try:
@@ -137,27 +134,26 @@ class Backlog:
                 held.task.cancel()
             del waiter  # it knows the error, and its traceback this frame
 
-    def _begin(self, key: Key, work: Callable[[Held], Awaitable[Answer]]) -> Held:
+    def _begin(self, key: Key, work: Callable[[Held], Awaitable[Answer]], caller: PeerId) -> Held:
         if self.refusing is not None:
             raise Unavailable(self.refusing)
-        position = key[1]
-        if self._by_position.get(position, 0) >= self._places:
+        now_s, position = asyncio.get_running_loop().time(), key[1]
+        if (why := self.places.refusal(position, caller, now_s)) is not None:
             self._telemetry.count(name.BUSY)
             # Until one has come back nobody knows how long it takes, but that it takes longer than until now.
-            waited_s = asyncio.get_running_loop().time() - self._first_s if self._first_s is not None else 0.0
-            retry_after_s = self._seconds + WAITED_SHARE * waited_s
-            raise Busy(f"all {self._places} places of position {position} are taken", retry_after_s=retry_after_s)
-        held = Held()
+            waited_s = now_s - self._first_s if self._first_s is not None else 0.0
+            raise Busy(why, retry_after_s=self._seconds + WAITED_SHARE * waited_s)
+        held = Held(self.places.take(position, caller))
         working = self._work(key, held, work)
         try:
             held.task = self._tasks.create_task(working)
         except RuntimeError:  # all that goes on here is being ended, and the transport still serves
             working.close()
+            self.places.give(held.place)
             raise Unavailable("this node is ending") from None
         held.task.add_done_callback(lambda task: self._over(key, held))
         if self._unknown and self._first_s is None:
-            self._first_s = asyncio.get_running_loop().time()
-        self._by_position[position] = self._by_position.get(position, 0) + 1
+            self._first_s = now_s
         self._held[key] = held
         self._empty.clear()
         return held
@@ -172,6 +168,7 @@ class Backlog:
             self._seconds += 0.1 * (loop.time() - begun - self._seconds)
             self._keep(key, held, answer)
             self.finished += 1
+            self.places.worked(held.place.caller, loop.time())
             held.tell(answer)
         except SwarmnodeError as error:
             if held.committed:
@@ -196,8 +193,8 @@ class Backlog:
     def _let_go(self, key: Key, held: Held) -> None:
         if self._held.get(key) is held:
             del self._held[key]
-        self._by_position[key[1]] -= 1
-        if not any(self._by_position.values()):
+        self.places.give(held.place)
+        if not self.places:
             self._empty.set()
 
     def _keep(self, key: Key, held: Held, answer: Answer) -> None:

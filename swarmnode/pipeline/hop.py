@@ -105,7 +105,7 @@ class Hop:
             tensors = () if carried.gradient is None else (carried.gradient,)
             return Answer(wire.Reply(processed=report), tensors, urgent=True)
 
-        return await self._backlog.once(key, work)
+        return await self._backlog.once(key, work, peer)
 
     async def reserve(self, peer: PeerId, call: Call) -> Answer:
         """Handler of method "reserve". Raises Unavailable while this replica drains."""

@@ -198,7 +198,7 @@ class Inhabitant:
         places = self.world.scenario.manifest.limits.in_flight_max
         backlog = node._backlog
         if backlog is not None:
-            for position, count in backlog._by_position.items():
+            for position, count in backlog.places.taken.items():
                 laws.bound(self.label, f"microbatches held at position {position}", count, places)
         laws.bound(self.label, "calls under way", self.transport.serving, SERVING_MAX)
 

@@ -13,7 +13,7 @@ from typing import Any
 from swarmnode import header as frame
 from swarmnode.errors import Broken, LocalFault, PeerTimeout, RemoteFault, Unavailable
 from swarmnode.ids import PeerId, RunId, short
-from swarmnode.ports import Answer, Call, Handler, Telemetry, WireTensor
+from swarmnode.ports import Admit, Answer, Call, Handler, Telemetry, WireTensor
 from swarmnode.simulation.network import FINE, Network, Parcel, Plug
 from swarmnode.turns import BULK_BYTES
 from swarmnode.wire import call_pb2 as wire
@@ -82,7 +82,7 @@ class SimTransport:
         self.plug = plug
         self._run_id = run_id
         self._telemetry = telemetry
-        self._served: dict[str, tuple[Handler, int]] = {}
+        self._served: dict[str, tuple[Handler, int, Admit | None]] = {}
         self._serving: dict[Conversation, None] = {}
         self._traffic: Counter[tuple[str, str]] = Counter()
         self.forge: Forge | None = None
@@ -102,10 +102,10 @@ class SimTransport:
     async def addresses(self) -> list[str]:
         return [f"/dns/{self.plug.label}/tcp/1"]
 
-    def serve(self, method: str, handler: Handler, *, tensor_bytes_max: int) -> None:
+    def serve(self, method: str, handler: Handler, *, tensor_bytes_max: int, admit: Admit | None = None) -> None:
         assert method in wire.Request.DESCRIPTOR.fields_by_name, f"{method!r} is not a method of wire.Request"
         assert method not in self._served, f"{method!r} is served already"
-        self._served[method] = (handler, tensor_bytes_max)
+        self._served[method] = (handler, tensor_bytes_max, admit)
 
     async def connect(self, peer: PeerId, addresses: Sequence[str]) -> None:
         plug = self._network.plugs.get(peer)
@@ -285,8 +285,10 @@ class SimTransport:
                 raise RemoteFault(f"method {method!r} is not served here")
             if method in self.deaf:
                 await asyncio.Event().wait()
-            handler, tensor_bytes_max = served
+            handler, tensor_bytes_max, admit = served
             frame.check_tensors(request.tensors, tensor_bytes_max)
+            if admit is not None:
+                admit(conversation.caller.peer_id, request)
             done = await handler(
                 conversation.caller.peer_id, Call(request, copies(conversation.tensors), conversation.received_s)
             )

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import enum
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -39,6 +39,7 @@ from swarmnode.wire import access_pb2 as access
 from swarmnode.wire import call_pb2 as wire
 
 MAGIC = b"SWRM"
+PIECE_BYTES = 4 << 20  # guess: of a message, so much memory is taken at a time, as it comes in
 _SMALL_BYTES = 64 << 10  # tensors up to here are joined with the header into one write
 
 PREAMBLE = struct.Struct(">4sBBHI")
@@ -134,12 +135,19 @@ async def receive_header(stream: Stream, kind: Kind, first: bytes | None = None)
     return await stream.read(header_nbytes), flags
 
 
-async def receive_tensors(stream: Stream, specs: Sequence[wire.TensorSpec]) -> list[WireTensor]:
-    """The tensors of `specs`, which `check_tensors` has passed, each in memory of its own."""
-    tensors = allocate(specs)
-    for tensor in tensors:
-        if tensor.nbytes:
-            await stream.read_into(memoryview(tensor.data))
+async def receive_tensors(
+    stream: Stream, specs: Sequence[wire.TensorSpec], arrive: Callable[[int], None] = lambda nbytes: None
+) -> list[WireTensor]:
+    """The tensors of `specs`, which `check_tensors` has passed, each in memory of its own. `arrive` is told of each
+    piece before its memory is touched; what it raises ends this."""
+    tensors = []
+    for spec in specs:
+        tensors += allocate([spec])
+        tensor, view = tensors[-1], memoryview(tensors[-1].data)
+        for start in range(0, tensor.nbytes, PIECE_BYTES):
+            piece = view[start : start + PIECE_BYTES]
+            arrive(len(piece))
+            await stream.read_into(piece)
     return tensors
 
 

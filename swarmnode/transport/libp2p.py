@@ -16,7 +16,7 @@ from swarmnode.identity import Identity
 from swarmnode.ids import PeerId, RunId, short
 from swarmnode.membership.door import Door
 from swarmnode.metrics import name
-from swarmnode.ports import Answer, Call, Handler, Telemetry
+from swarmnode.ports import Admit, Answer, Call, Handler, Telemetry
 from swarmnode.transport import frame
 from swarmnode.transport.address import dialable, dialable_of, ip_of, is_circuit, parse_endpoint
 from swarmnode.transport.budget import Budget
@@ -41,7 +41,6 @@ CONNECT_DELAY_S = 0.2
 KNOWN_PEERS_MAX = 1024  # peers whose addresses are remembered; guess: above the replicas of a few stages
 STREAMS_MAX = 2048  # incoming streams at once; guess
 INCOMING_BYTES_MAX = 2 << 30  # guess: as much as two of the largest tensors a manifest allows
-INCOMING_BYTES_PER_PEER_MAX = 1 << 30  # guess: one of them
 
 
 class Libp2pTransport:
@@ -60,7 +59,7 @@ class Libp2pTransport:
         self._protocol = f"/swarmnode/{frame.VERSION}/{run_id[:16]}"
         self._traffic: Counter[tuple[str, str]] = Counter()
         self.links = LinkBook()
-        self._budget = Budget(INCOMING_BYTES_MAX, INCOMING_BYTES_PER_PEER_MAX)
+        self._budget = Budget(INCOMING_BYTES_MAX)
         self.throttle = Throttle()
         self._turns = Turns(lambda: self.throttle.up.total_nbytes)
         self._server = Server(run_id, self._budget, self._turns, self._traffic, telemetry, self.links)
@@ -214,9 +213,9 @@ class Libp2pTransport:
         if peer != self._peer_id and addresses:
             self._remember(peer, tuple(addresses))
 
-    def serve(self, method: str, handler: Handler, *, tensor_bytes_max: int) -> None:
-        """Answer calls of `method` with at most `tensor_bytes_max` bytes of tensors. Before `start`, or later."""
-        self._server.register(method, handler, tensor_bytes_max)
+    def serve(self, method: str, handler: Handler, *, tensor_bytes_max: int, admit: Admit | None = None) -> None:
+        """See ports.Transport. Before `start`, or later."""
+        self._server.register(method, handler, tensor_bytes_max, admit)
 
     async def connect(self, peer: PeerId, addresses: Sequence[str]) -> None:
         """Make `peer` reachable at `addresses`, which are remembered. Raises Unavailable after CONNECT_ATTEMPTS."""
@@ -266,7 +265,7 @@ class Libp2pTransport:
             async with self._turns.turn(nbytes, timeout_s) as waited_s:
                 header = frame.seal_request(call.header, call.tensors, self._run_id, timeout_s - waited_s)
                 in_step = await frame.send(stream, Kind.REQUEST, header, call.tensors)
-            answer, flags = await self._receive(stream, peer, reply_bytes_max)
+            answer, flags = await self._receive(stream, reply_bytes_max)
         except BaseException as error:
             self._pool.drop(peer, stream, suspect=isinstance(error, RemoteFault | ConnectionError))
             raise
@@ -283,14 +282,13 @@ class Libp2pTransport:
         answer.waited_s = waited_s
         return answer
 
-    async def _receive(self, stream: Stream, peer: PeerId, reply_bytes_max: int) -> tuple[Answer, Flag]:
+    async def _receive(self, stream: Stream, reply_bytes_max: int) -> tuple[Answer, Flag]:
         raw, flags = await frame.receive_header(stream, Kind.REPLY)
         header = frame.open_reply(raw)
-        nbytes = frame.check_tensors(header.tensors, reply_bytes_max)
-        if not nbytes:
-            return Answer(header, frame.allocate(header.tensors)), flags
-        async with self._budget.taken(peer, nbytes):
-            return Answer(header, await frame.receive_tensors(stream, header.tensors)), flags
+        # Not counted in the budget: we asked for it, and said how much. If it had to wait for room that strangers take,
+        # an honest peer would seem late.
+        frame.check_tensors(header.tensors, reply_bytes_max)
+        return Answer(header, await frame.receive_tensors(stream, header.tensors)), flags
 
     async def _open(self, peer: PeerId) -> Stream:
         """A new stream, our pass shown on it."""

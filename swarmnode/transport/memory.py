@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from swarmnode.errors import Broken, LocalFault, PeerTimeout, RemoteFault, Unavailable
 from swarmnode.ids import PeerId, RunId, short
 from swarmnode.membership.record import check_record, open_record
-from swarmnode.ports import Answer, Call, Clock, Handler, Telemetry, WireTensor
+from swarmnode.ports import Admit, Answer, Call, Clock, Handler, Telemetry, WireTensor
 from swarmnode.transport import frame
 from swarmnode.transport.serve import Served, answer
 from swarmnode.wire import call_pb2 as wire
@@ -61,10 +61,10 @@ class MemoryTransport:
     async def addresses(self) -> list[str]:
         return [f"/dns/{short(self._peer_id)}/tcp/1"]
 
-    def serve(self, method: str, handler: Handler, *, tensor_bytes_max: int) -> None:
+    def serve(self, method: str, handler: Handler, *, tensor_bytes_max: int, admit: Admit | None = None) -> None:
         assert method in wire.Request.DESCRIPTOR.fields_by_name, f"{method!r} is not a method of wire.Request"
         assert method not in self._served, f"{method!r} is served already"
-        self._served[method] = Served(handler, tensor_bytes_max)
+        self._served[method] = Served(handler, tensor_bytes_max, admit)
 
     async def connect(self, peer: PeerId, addresses: Sequence[str]) -> None:
         if peer not in self._network.nodes:
@@ -139,7 +139,8 @@ class MemoryTransport:
             if served is None:
                 raise RemoteFault(f"method {method!r} is not served here")
             frame.check_tensors(request.tensors, served.tensor_bytes_max)
-        except RemoteFault as refusal:
+            served.check(peer, request)
+        except (RemoteFault, Unavailable) as refusal:
             return Answer(frame.reply_of(refusal))
         nbytes = _nbytes(raw, tensors)
         self._traffic[method, "received"] += nbytes

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from swarmnode.errors import Busy, Forbidden, LocalFault, RemoteFault, Unavailable
 from swarmnode.ids import PeerId, RunId, short
 from swarmnode.membership.door import Door
-from swarmnode.ports import Answer, Call, Handler, Telemetry, WireTensor
+from swarmnode.ports import Admit, Answer, Call, Handler, Telemetry, WireTensor
 from swarmnode.transport import frame
-from swarmnode.transport.budget import Budget
+from swarmnode.transport.budget import Budget, Lease
 from swarmnode.transport.frame import PREAMBLE, Flag, Kind
 from swarmnode.transport.knocking import Knocking
 from swarmnode.transport.links import LinkBook
-from swarmnode.transport.stream import Stream
+from swarmnode.transport.stream import LEAST_BYTES_PER_S, LEAST_SPAN_S, Stream
 from swarmnode.turns import Turns
 from swarmnode.wire import call_pb2 as wire
 
@@ -25,14 +25,23 @@ HEADER_TIMEOUT_S = 20.0  # guess: 1 MiB at 0.5 Mbit/s
 GOODBYE_TIMEOUT_S = 5.0  # guess: how long a refused caller may take to end the stream
 STRANGER_TIMEOUT_S = 10.0  # guess: what a peer may take to show its pass
 STREAMS_PER_PEER_MAX = 128  # guess: twice pool.IN_USE_MAX
+# Calls of one peer under way at once, where an honest one makes one at a time and may repeat it: their tensors wait for
+# our boundary, or our line.
+AT_ONCE_MAX = {"exchange": 2, "bequest": 2, "standin": 2, "handover": 1}
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """One method: who answers it, and how many bytes of tensors it takes at most."""
+    """One method: who answers it, how many bytes of tensors it takes at most, and of whom."""
 
     handler: Handler
     tensor_bytes_max: int
+    admit: Admit | None = None
+
+    def check(self, peer: PeerId, request: wire.Request) -> None:
+        """Raises Unavailable or RemoteFault when `peer` is not served."""
+        if self.admit is not None:
+            self.admit(peer, request)
 
 
 async def answer(peer: PeerId, method: str, handler: Handler, call: Call, telemetry: Telemetry | None) -> Answer:
@@ -77,18 +86,20 @@ class Server:
         self._telemetry = telemetry
         self._served: dict[str, Served] = {}
         self._streams_of: Counter[PeerId] = Counter()
+        self._under_way: Counter[tuple[PeerId, str]] = Counter()  # calls of the methods in AT_ONCE_MAX
         self.cut_off: Callable[[PeerId], None] | None = None  # told of a stranger that opens stream after stream
         self.door: Door | None = None  # None while the manifest is not known: nobody is served yet
         self.knocking = Knocking()
 
-    def register(self, method: str, handler: Handler, tensor_bytes_max: int) -> None:
+    def register(self, method: str, handler: Handler, tensor_bytes_max: int, admit: Admit | None = None) -> None:
         assert method in wire.Request.DESCRIPTOR.fields_by_name, f"{method!r} is not a method of wire.Request"
         assert method not in self._served, f"{method!r} is served already"
-        self._served[method] = Served(handler, tensor_bytes_max)
+        self._served[method] = Served(handler, tensor_bytes_max, admit)
 
     async def attend(self, stream: Stream, peer: PeerId) -> None:
         """Serve `stream` until its end. Raises nothing but cancellation, which also comes when the peer goes away."""
         self._streams_of[peer] += 1
+        stream.slowest = (LEAST_SPAN_S, int(LEAST_SPAN_S * LEAST_BYTES_PER_S))
         try:
             if self._streams_of[peer] > STREAMS_PER_PEER_MAX:
                 await self._refuse(stream, Busy(f"more than {STREAMS_PER_PEER_MAX} streams from one peer", 1.0))
@@ -143,26 +154,22 @@ class Server:
                 first = await stream.read(PREAMBLE.size)
         bytes_in, bytes_out = stream.consumed - PREAMBLE.size, stream.bytes_out
         try:
-            async with asyncio.timeout(HEADER_TIMEOUT_S):
-                raw, _ = await frame.receive_header(stream, Kind.REQUEST, first)
-            self._check(peer)
-            method, request = frame.open_request(raw, self._run_id)
-            served = self._served.get(method)
-            if served is None:
-                raise RemoteFault(f"method {method!r} is not served here")
-            nbytes = frame.check_tensors(request.tensors, served.tensor_bytes_max)
-            if not self._budget.try_take(peer, nbytes):
-                raise Busy(f"{self._budget.used_bytes} bytes are on their way in already", 0.1)
-        except (RemoteFault, Busy) as refusal:
+            method, request, served, lease = await self._admit(stream, peer, first)
+        except (RemoteFault, Unavailable) as refusal:
             await self._refuse(stream, refusal)
             return False
+        under_way = peer, method
+        self._under_way[under_way] += 1
         try:
             async with asyncio.timeout(request.timeout_ms / 1000.0):
                 begun = asyncio.get_running_loop().time()
                 try:
-                    tensors = await frame.receive_tensors(stream, request.tensors)
+                    tensors = await frame.receive_tensors(stream, request.tensors, lease.arrive)
+                except Busy as refusal:
+                    await self._refuse(stream, refusal)
+                    return False
                 finally:
-                    self._budget.give(peer, nbytes)
+                    lease.close()
                 call = Call(request, tensors, asyncio.get_running_loop().time() - begun)
                 reply, nbytes = await self._handle(stream, peer, method, served.handler, call)
                 del tensors
@@ -171,11 +178,29 @@ class Server:
                 finally:
                     self._turns.give(nbytes)
         finally:
+            self._under_way[under_way] -= 1
+            if not self._under_way[under_way]:
+                del self._under_way[under_way]
             received, sent = stream.consumed - bytes_in, stream.bytes_out - bytes_out
             self._traffic[method, "received"] += received
             self._traffic[method, "sent"] += sent
             self._links.moved(peer, sent=sent, received=received, now_s=asyncio.get_running_loop().time())
         return True
+
+    async def _admit(self, stream: Stream, peer: PeerId, first: bytes) -> tuple[str, wire.Request, Served, Lease]:
+        """What is asked for, and room for its tensors, of which none is read yet. Raises RemoteFault, Unavailable."""
+        async with asyncio.timeout(HEADER_TIMEOUT_S):
+            raw, _ = await frame.receive_header(stream, Kind.REQUEST, first)
+        self._check(peer)
+        method, request = frame.open_request(raw, self._run_id)
+        served = self._served.get(method)
+        if served is None:
+            raise RemoteFault(f"method {method!r} is not served here")
+        nbytes = frame.check_tensors(request.tensors, served.tensor_bytes_max)
+        served.check(peer, request)
+        if (count := self._under_way[peer, method]) >= AT_ONCE_MAX.get(method, STREAMS_PER_PEER_MAX):
+            raise Busy(f"{count} calls of {method} by you are under way", 1.0)
+        return method, request, served, self._budget.admit(peer, nbytes)
 
     def _check(self, peer: PeerId) -> None:
         """Before each call: the owner's words may have changed, a pass run out. Raises Forbidden, Busy."""
@@ -209,7 +234,7 @@ class Server:
         if not await frame.send(stream, Kind.REPLY, frame.seal_reply(header, tensors), tensors):
             raise ConnectionResetError("the peer sent more than one request at a time")
 
-    async def _refuse(self, stream: Stream, refusal: Busy | RemoteFault) -> None:
+    async def _refuse(self, stream: Stream, refusal: Unavailable | RemoteFault) -> None:
         """Say why, and leave when the caller has: libp2p drops what is under way when a side closes."""
         header = frame.seal_reply(frame.reply_of(refusal), ())
         async with asyncio.timeout(GOODBYE_TIMEOUT_S):

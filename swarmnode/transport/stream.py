@@ -16,6 +16,8 @@ from swarmnode.transport.throttle import Throttle
 LOOKAHEAD_BYTES = 16 << 10  # what may arrive before anybody asks for it; guess: small calls fit, big ones copy little
 FRAME_BYTES = 512 << 10  # hivemind.md: frames of 256 KiB to 1 MiB
 STALL_S = 30.0  # no byte for so long ends a transfer; guess: above a frozen peer's hiccup, below p2pd's own 39.9 s
+LEAST_BYTES_PER_S = 8 << 10  # guess: a sixteenth of a home's 1 Mbit/s: eight calls at once pass on such a line
+LEAST_SPAN_S = 10.0  # guess: so long a transfer may be slower, or stand still
 
 
 class Stream(asyncio.BufferedProtocol):
@@ -41,6 +43,7 @@ class Stream(asyncio.BufferedProtocol):
         "_writing_paused",
         "bytes_in",
         "bytes_out",
+        "slowest",
         "throttle",
     )
 
@@ -60,6 +63,7 @@ class Stream(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self.bytes_in = 0
         self.bytes_out = 0
+        self.slowest = (STALL_S, 1)  # within so many seconds so many bytes come, or a transfer ends
         self.throttle: Throttle | None = None  # of calls; what we say to our own p2pd is not counted
 
     # What asyncio calls.
@@ -144,7 +148,8 @@ class Stream(asyncio.BufferedProtocol):
         return taken
 
     async def read_into(self, target: memoryview) -> None:
-        """Fill `target` (flat bytes). Raises ConnectionResetError when the stream is lost or stalls for STALL_S."""
+        """Fill `target` (flat bytes). Raises ConnectionResetError when the stream is lost, or slower than `slowest`
+        without the waits of our own throttle."""
         if self.throttle is not None and self.throttle.down.bps is not None:
             while len(target) > (nbytes := self.throttle.down.piece_nbytes):
                 await self.throttle.down.spend(nbytes)
@@ -160,17 +165,18 @@ class Stream(asyncio.BufferedProtocol):
         if ready == len(target):
             return
         self._target, self._filled = target[ready:], 0
+        within_s, nbytes = self.slowest
         try:
             while self._target is not None:
                 self._check()
                 self._resume()
                 before = self._filled
                 try:
-                    async with asyncio.timeout(STALL_S):
+                    async with asyncio.timeout(within_s):
                         await self._wait_readable()
                 except TimeoutError:
-                    if self._target is not None and self._filled == before:
-                        raise ConnectionResetError(f"no byte came for {STALL_S:.0f} s") from None
+                    if self._target is not None and (came := self._filled - before) < nbytes:
+                        raise ConnectionResetError(f"{came} bytes came in {within_s:.0f} s") from None
         finally:
             if self._target is not None:  # half a tensor: what follows cannot be told apart any more
                 self._target = None

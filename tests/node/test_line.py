@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
+from swarmnode.errors import Unavailable
 from swarmnode.identity import Identity
 from swarmnode.ids import PeerId, RunId
 from swarmnode.membership.progress import Progress, to_samples
 from swarmnode.node.line import Line
-from swarmnode.ports import Answer, Call, Handler
+from swarmnode.ports import Admit, Answer, Call, Handler
 from swarmnode.transport.memory import MemoryNetwork, MemoryTransport
 from swarmnode.wire import call_pb2 as wire
 from swarmnode.wire import record_pb2
@@ -23,21 +26,29 @@ ANSWERS = {
 }
 
 
-def test_on_rounds_no_record_rides_and_progress_on_the_exchange_alone() -> None:
+def test_on_rounds_a_record_rides_once_and_progress_on_the_exchange_alone() -> None:
+    """Also of a peer that refuses us because it does not know us (any more) the next call tells who we are."""
+
     async def main() -> None:
-        network, heard = MemoryNetwork(), dict[str, wire.Request]()
-        progress = {US: Progress(), THEM: Progress()}
+        network, heard, sequence = MemoryNetwork(), dict[str, wire.Request](), 1
+        progress, taken = {US: Progress(), THEM: Progress()}, list[record_pb2.SignedRecord]()
         lines = {
-            me: Line(MemoryTransport(network, me, RUN), progress[me], lambda: (1, RECORD), lambda r: None, lambda: None)
-            for me in (US, THEM)
+            me: Line(
+                MemoryTransport(network, me, RUN), progress[me], lambda: (sequence, RECORD), known.append, lambda: None
+            )
+            for me, known in ((US, list[record_pb2.SignedRecord]()), (THEM, taken))
         }
+
+        def admit(peer: PeerId, header: wire.Request) -> None:
+            if not taken:
+                raise Unavailable("not known here")
 
         def served(method: str) -> None:
             async def handler(peer: PeerId, call: Call) -> Answer:
                 heard[method] = call.header
                 return Answer(ANSWERS[method])
 
-            lines[THEM].serve(method, handler, tensor_bytes_max=0)
+            lines[THEM].serve(method, handler, tensor_bytes_max=0, admit=admit)
 
         async def call(request: wire.Request) -> wire.Reply:
             return (await lines[US].call(THEM, Call(request), timeout_s=5.0, reply_bytes_max=0)).header
@@ -47,12 +58,19 @@ def test_on_rounds_no_record_rides_and_progress_on_the_exchange_alone() -> None:
         progress[US].merge_entries({"a": 3, "b": 5})
         progress[THEM].merge_entries({"b": 5, "c": 7})
         commit = await call(wire.Request(commit=wire.Commit()))
+        assert heard["commit"].record == RECORD and taken == [RECORD]
         exchange = await call(wire.Request(exchange=wire.Exchange()))
-        for header in (heard["commit"], commit):
-            assert not header.HasField("record") and not header.HasField("progress")
+        assert not commit.HasField("record")
+        assert not heard["commit"].HasField("progress") and not commit.HasField("progress")
         assert to_samples(heard["exchange"].progress) == {"a": 3, "b": 5}
         assert to_samples(exchange.progress) == {"c": 7}, "what the caller said is not said back"
         assert not heard["exchange"].HasField("record") and not exchange.HasField("record")
+        taken.clear()  # it has lost what it knew
+        with pytest.raises(Unavailable, match="not known here"):
+            await call(wire.Request(exchange=wire.Exchange()))
+        await call(wire.Request(exchange=wire.Exchange()))
+        assert heard["exchange"].record == RECORD and taken == [RECORD]
+        sequence = 2
         process = await call(wire.Request(process=wire.Process(purpose=wire.PURPOSE_VALIDATE)))
         assert heard["process"].record == RECORD == process.record
 
@@ -63,7 +81,7 @@ def test_an_answer_that_is_urgent_stays_so() -> None:
     """Who answers a microbatch says that its gradient goes before other bulk; the transport below has to hear of it."""
 
     class Below(MemoryTransport):
-        def serve(self, method: str, handler: Handler, *, tensor_bytes_max: int) -> None:
+        def serve(self, method: str, handler: Handler, *, tensor_bytes_max: int, admit: Admit | None = None) -> None:
             self.handler = handler
 
     async def main() -> None:

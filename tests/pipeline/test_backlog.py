@@ -15,6 +15,8 @@ from swarmnode.ports import Answer, WireTensor
 from swarmnode.wire import call_pb2 as wire
 from tests.pipeline.quiet import Quiet
 
+CALLER = PeerId("caller")
+
 
 def key(serial: int, position: int = 1) -> Key:
     return MicrobatchId(microbatch_id(PeerId("feeder"), 0, serial)), position
@@ -55,12 +57,12 @@ def test_a_repeat_joins_the_work_in_flight_and_later_gets_the_kept_answer() -> N
     async def test(backlog: Backlog, quiet: Quiet) -> None:
         work = Counting()
         async with asyncio.TaskGroup() as callers:
-            first = callers.create_task(backlog.once(key(1), work))
-            second = callers.create_task(backlog.once(key(1), work))
+            first = callers.create_task(backlog.once(key(1), work, CALLER))
+            second = callers.create_task(backlog.once(key(1), work, CALLER))
             await asyncio.sleep(0)
             work.gate.set()
         assert first.result() is second.result()
-        assert await backlog.once(key(1), work) is first.result()
+        assert await backlog.once(key(1), work, CALLER) is first.result()
         assert (work.begun, work.done) == (1, 1)
         assert quiet.total("swarmnode_microbatches_total", outcome="duplicate") == 2
 
@@ -71,7 +73,7 @@ def test_work_whose_callers_all_left_is_cancelled_before_commit_and_completed_af
     async def test(backlog: Backlog, quiet: Quiet) -> None:
         for commit, completed in ((False, 0), (True, 1)):
             work = Counting(commit)
-            caller = asyncio.ensure_future(backlog.once(key(int(commit)), work))
+            caller = asyncio.ensure_future(backlog.once(key(int(commit)), work, CALLER))
             while not work.begun:
                 await asyncio.sleep(0)
             caller.cancel()
@@ -86,12 +88,12 @@ def test_work_whose_callers_all_left_is_cancelled_before_commit_and_completed_af
 def test_a_repeat_of_uncommitted_work_that_was_cancelled_begins_anew() -> None:
     async def test(backlog: Backlog, quiet: Quiet) -> None:
         work = Counting(commit=False)
-        caller = asyncio.ensure_future(backlog.once(key(1), work))
+        caller = asyncio.ensure_future(backlog.once(key(1), work, CALLER))
         while not work.begun:
             await asyncio.sleep(0)
         caller.cancel()
         await asyncio.gather(caller, return_exceptions=True)
-        again = asyncio.ensure_future(backlog.once(key(1), work))
+        again = asyncio.ensure_future(backlog.once(key(1), work, CALLER))
         work.gate.set()
         await again
         assert (work.begun, work.done) == (2, 1)
@@ -102,18 +104,18 @@ def test_a_repeat_of_uncommitted_work_that_was_cancelled_begins_anew() -> None:
 def test_places_are_counted_per_position_and_given_back() -> None:
     async def test(backlog: Backlog, quiet: Quiet) -> None:
         work = Counting()
-        callers = [asyncio.ensure_future(backlog.once(key(i), work)) for i in range(2)]
+        callers = [asyncio.ensure_future(backlog.once(key(i), work, CALLER)) for i in range(2)]
         while work.begun < 2:
             await asyncio.sleep(0)
         with pytest.raises(Busy) as busy:
-            await backlog.once(key(9), work)
+            await backlog.once(key(9), work, CALLER)
         assert busy.value.retry_after_s > 0
-        other = asyncio.ensure_future(backlog.once(key(9, position=2), work))
+        other = asyncio.ensure_future(backlog.once(key(9, position=2), work, CALLER))
         work.gate.set()
         await asyncio.gather(*callers, other)
         await backlog.empty()
         assert len(backlog) == 0
-        await backlog.once(key(9), work)
+        await backlog.once(key(9), work, CALLER)
 
     run(test)
 
@@ -122,10 +124,10 @@ def test_an_evicted_answer_is_refused_rather_than_counted_again() -> None:
     async def test(backlog: Backlog, quiet: Quiet) -> None:
         work = Counting()
         work.gate.set()
-        await backlog.once(key(1), work)
-        await backlog.once(key(2), work)
+        await backlog.once(key(1), work, CALLER)
+        await backlog.once(key(2), work, CALLER)
         with pytest.raises(Unavailable, match="counted here already"):
-            await backlog.once(key(1), work)
+            await backlog.once(key(1), work, CALLER)
         assert work.done == 2
 
     run(test, cache_bytes_max=300)
@@ -135,8 +137,8 @@ def test_validation_may_be_repeated() -> None:
     async def test(backlog: Backlog, quiet: Quiet) -> None:
         work = Counting(commit=False)
         work.gate.set()
-        await backlog.once(key(1), work)
-        await backlog.once(key(1), work)
+        await backlog.once(key(1), work, CALLER)
+        await backlog.once(key(1), work, CALLER)
         assert work.done == 2
 
     run(test)
@@ -148,7 +150,7 @@ def test_errors_reach_every_caller_and_free_the_place() -> None:
             await asyncio.sleep(0)
             raise MicrobatchLost("no way")
 
-        results = await asyncio.gather(*(backlog.once(key(1), lost) for _ in range(3)), return_exceptions=True)
+        results = await asyncio.gather(*(backlog.once(key(1), lost, CALLER) for _ in range(3)), return_exceptions=True)
         assert all(isinstance(result, MicrobatchLost) for result in results)
         await backlog.empty()
 
@@ -158,13 +160,13 @@ def test_errors_reach_every_caller_and_free_the_place() -> None:
 def test_a_draining_replica_takes_nothing_new_but_finishes() -> None:
     async def test(backlog: Backlog, quiet: Quiet) -> None:
         work = Counting()
-        caller = asyncio.ensure_future(backlog.once(key(1), work))
+        caller = asyncio.ensure_future(backlog.once(key(1), work, CALLER))
         while not work.begun:
             await asyncio.sleep(0)
         backlog.refusing = "this node is leaving"
         with pytest.raises(Unavailable, match="leaving"):
-            await backlog.once(key(2), work)
-        repeat = asyncio.ensure_future(backlog.once(key(1), work))
+            await backlog.once(key(2), work, CALLER)
+        repeat = asyncio.ensure_future(backlog.once(key(1), work, CALLER))
         work.gate.set()
         assert await caller is await repeat
 
@@ -182,7 +184,7 @@ def test_who_waits_for_work_that_ends_with_the_stay_is_told() -> None:
         async with asyncio.timeout(10):
             with contextlib.suppress(ExceptionGroup):
                 async with asyncio.TaskGroup() as stay:
-                    caller = asyncio.create_task(Backlog(stay, 2, Quiet(), 1 << 20).once(key(1), Counting()))
+                    caller = asyncio.create_task(Backlog(stay, 2, Quiet(), 1 << 20).once(key(1), Counting(), CALLER))
                     await asyncio.sleep(0.01)
                     raise _Moved
             with pytest.raises(Unavailable, match="left the stage"):
@@ -205,7 +207,9 @@ def test_who_asks_while_the_stay_ends_is_told_at_once() -> None:
                         try:
                             await asyncio.Event().wait()
                         finally:
-                            asked.extend(await asyncio.gather(backlog.once(key(1), Counting()), return_exceptions=True))  # type: ignore[arg-type]
+                            asked.extend(
+                                await asyncio.gather(backlog.once(key(1), Counting(), CALLER), return_exceptions=True)
+                            )  # type: ignore[arg-type]
 
                     stay.create_task(last())
                     await asyncio.sleep(0)
@@ -221,7 +225,7 @@ def test_work_that_is_ended_before_its_first_turn_is_told_and_keeps_no_place() -
 
     async def test(backlog: Backlog, quiet: Quiet) -> None:
         work = Counting()
-        caller = asyncio.create_task(backlog.once(key(1), work))
+        caller = asyncio.create_task(backlog.once(key(1), work, CALLER))
         await asyncio.sleep(0)  # the caller's turn; the work's is next
         task = backlog._held[key(1)].task
         assert task is not None

@@ -14,7 +14,7 @@ from swarmnode.errors import Busy, PeerTimeout, RemoteFault, Unavailable
 from swarmnode.ids import PeerId, RunId, digest
 from swarmnode.membership.progress import to_message
 from swarmnode.metrics.name import Kind, check_event, check_metric
-from swarmnode.ports import Answer, Call, Handler, State
+from swarmnode.ports import Admit, Answer, Call, Handler, State
 from swarmnode.recovery.asking import DownloadLimits
 from swarmnode.recovery.donor import DonorLimits, SnapshotDonor
 from swarmnode.recovery.download import download
@@ -90,7 +90,7 @@ class Link:
     async def addresses(self) -> list[str]:
         return []
 
-    def serve(self, method: str, handler: Handler, *, tensor_bytes_max: int) -> None:
+    def serve(self, method: str, handler: Handler, *, tensor_bytes_max: int, admit: Admit | None = None) -> None:
         self.world.handlers[self.peer_id, method] = handler
 
     async def connect(self, peer: PeerId, addresses: Sequence[str]) -> None: ...

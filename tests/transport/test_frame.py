@@ -15,7 +15,7 @@ from swarmnode import turns
 from swarmnode.errors import RemoteFault
 from swarmnode.ids import PeerId, RunId
 from swarmnode.ports import DTYPE_BYTES, Answer, Call, WireTensor
-from swarmnode.transport import frame
+from swarmnode.transport import frame, serve
 from swarmnode.transport.budget import Budget
 from swarmnode.transport.frame import HEADER_BYTES_MAX, PREAMBLE, TENSORS_MAX, VERSION, Flag, Kind
 from swarmnode.transport.serve import Server
@@ -106,7 +106,7 @@ class Pipe:
     """A server behind a real socket pair, and the stranger's end of it."""
 
     def __init__(self, tensor_bytes_max: int = 1 << 20) -> None:
-        self.budget = Budget(1 << 20, 1 << 20)
+        self.budget = Budget(16 << 20)
         self.turns = Turns()
         self.calls: list[Call] = []
         self._tensor_bytes_max = tensor_bytes_max
@@ -114,7 +114,7 @@ class Pipe:
     async def __aenter__(self) -> Pipe:
         loop = asyncio.get_running_loop()
         ours, theirs = socket.socketpair()
-        server = Server(RUN, self.budget, self.turns, Counter(), None)
+        self.server = server = Server(RUN, self.budget, self.turns, Counter(), None)
 
         async def handler(peer: PeerId, call: Call) -> Answer:
             self.calls.append(call)
@@ -261,14 +261,72 @@ def test_an_absurd_announcement_is_refused_before_anything_is_read(spec: wire.Te
     run(main)
 
 
+@pytest.mark.parametrize("sent", [0, 10_000, 49_999])
+def test_who_sends_too_slowly_loses_its_stream_and_the_budget_has_its_bytes_back(
+    sent: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serve, "LEAST_SPAN_S", 0.05)
+
+    async def main() -> None:
+        async with Pipe() as pipe:
+            whole = sealed(WireTensor("u8", (50_000,), bytes(50_000)))
+            await pipe.stranger.write(whole[: len(whole) - 50_000 + sent])
+            await asyncio.wait_for(pipe.attending, 20)
+            assert pipe.budget.used_bytes == 0 and not pipe.calls
+
+    run(main)
+
+
+def test_exchanges_of_one_peer_do_not_pile_up() -> None:
+    """Their tensors wait for our boundary: a third at once is refused."""
+
+    async def main() -> None:
+        async with Pipe() as pipe:
+            enough, waiting = asyncio.Event(), list[Call]()
+
+            async def wait(peer: PeerId, call: Call) -> Answer:
+                waiting.append(call)
+                await enough.wait()
+                return Answer(wire.Reply())
+
+            pipe.server.register("exchange", wait, 1 << 20)
+            ends, attending = [pipe.stranger], []
+            for _ in range(2):
+                ours, theirs = socket.socketpair()
+                _, stream = await asyncio.get_running_loop().create_connection(Stream, sock=ours)
+                attending.append(asyncio.ensure_future(pipe.server.attend(stream, PEER)))
+                ends.append((await asyncio.get_running_loop().create_connection(Stream, sock=theirs))[1])
+            header = frame.seal_request(wire.Request(exchange=wire.Exchange(round=1)), (), RUN, 5.0)
+            for end in ends[:2]:
+                await end.write(frame.preamble(Kind.REQUEST, len(header)) + header)
+            while len(waiting) < 2:
+                await asyncio.sleep(0)
+            await ends[2].write(frame.preamble(Kind.REQUEST, len(header)) + header)
+            raw, flags = await frame.receive_header(ends[2], Kind.REPLY)
+            assert (frame.open_reply(raw).status, flags) == (wire.STATUS_BUSY, Flag.LAST)
+            enough.set()
+            for end in ends[:2]:
+                raw, _ = await frame.receive_header(end, Kind.REPLY)
+                assert frame.open_reply(raw).status == wire.STATUS_OK
+            for end in ends[1:]:
+                end.abort()
+            await asyncio.gather(*attending)
+            assert len(waiting) == 2
+
+    run(main)
+
+
 def test_a_full_budget_answers_busy() -> None:
     async def main() -> None:
         async with Pipe() as pipe:
-            assert pipe.budget.try_take(PeerId("another"), 1 << 20)
+            others = [pipe.budget.admit(PeerId(f"another{i}"), 1 << 20) for i in range(16)]
+            for other in others:
+                other.arrive(1 << 20)
             await pipe.stranger.write(sealed(WireTensor("u8", (10,), bytes(10))))
             reply, flags = await pipe.reply()
             assert (reply.status, flags) == (wire.STATUS_BUSY, Flag.LAST)
-            pipe.budget.give(PeerId("another"), 1 << 20)
+            for other in others:
+                other.close()
 
     run(main)
 

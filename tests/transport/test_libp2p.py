@@ -20,7 +20,7 @@ from swarmnode.ports import Answer, Call
 from swarmnode.transport import frame
 from swarmnode.transport.frame import Flag, Kind
 from swarmnode.transport.identity import create
-from swarmnode.transport.libp2p import INCOMING_BYTES_PER_PEER_MAX, Libp2pTransport
+from swarmnode.transport.libp2p import Libp2pTransport
 from swarmnode.transport.socketdir import SocketDir
 from swarmnode.transport.stream import Stream
 from swarmnode.wire import call_pb2 as wire
@@ -301,28 +301,59 @@ def test_garbage_short_and_long_frames_are_refused_and_the_server_lives_on() -> 
     run(main)
 
 
-def test_bytes_announced_and_never_sent_do_not_starve_others() -> None:
+def test_bytes_announced_and_never_sent_starve_neither_callers_nor_our_own_calls() -> None:
+    """Two bare peers announce four tensors of 1 GiB each and send nothing: another peer is served all the same, and
+    the answers to our own calls find room. These waited for the budget, and the peers that gave them were banned."""
+
     async def main() -> None:
-        async with node() as (here, _), node() as (other, _), stranger(here) as opened:
-            here.serve("process", echo, tensor_bytes_max=4 * INCOMING_BYTES_PER_PEER_MAX)
+        async with node() as (here, _), node() as (other, _), stranger(here) as first, stranger(here) as second:
+            here.serve("process", echo, tensor_bytes_max=4 << 30)
             here.start()
-            huge = wire.TensorSpec(dtype="u8", shape=[INCOMING_BYTES_PER_PEER_MAX], nbytes=INCOMING_BYTES_PER_PEER_MAX)
+            other.serve("process", echo, tensor_bytes_max=4 << 30)
+            other.start()
+            huge = wire.TensorSpec(dtype="u8", shape=[1 << 30], nbytes=1 << 30)
             header = process().header
-            header.version, header.run_id, header.timeout_ms = frame.VERSION, RUN[16:32], 60_000
-            header.tensors.append(huge)
+            header.version, header.run_id, header.timeout_ms = frame.VERSION, RUN[16:32], 600_000
+            header.tensors.extend([huge] * 4)
             raw = header.SerializeToString()
-            streams = [await opened() for _ in range(2)]
+            streams = [await opened() for opened in (first, second) for _ in range(4)]
             for stream in streams:
                 await stream.write(frame.preamble(Kind.REQUEST, len(raw)) + raw)
-                await until(lambda: here._budget.used_bytes > 0)
-            held = INCOMING_BYTES_PER_PEER_MAX
-            reply, _flags = await frame.receive_header(streams[1], Kind.REPLY)
-            assert frame.open_reply(reply).status == wire.STATUS_BUSY
-            assert here._budget.used_bytes == held
+            await until(lambda: len(here._budget._large) == 1)
+            assert here._budget.used_bytes <= 2 * frame.PIECE_BYTES
             await other.connect(here.peer_id, await here.addresses())
-            await other.call(here.peer_id, process(tensor(MIB)), timeout_s=10, reply_bytes_max=MIB)
-            streams[0].abort()
+            call = process(tensor(MIB))
+            for _ in range(4):
+                await other.call(here.peer_id, call, timeout_s=20, reply_bytes_max=MIB)
+                await here.call(other.peer_id, call, timeout_s=20, reply_bytes_max=MIB)
+            for stream in streams:
+                stream.abort()
             await until(lambda: here._budget.used_bytes == 0)
+
+    run(main)
+
+
+def test_a_caller_that_is_not_admitted_is_refused_before_its_tensors_are_read() -> None:
+    """Its stream ends, and what it goes on sending is never held."""
+
+    async def main() -> None:
+        async with node() as (here, _), node() as (other, _):
+            admitted: set[PeerId] = set()
+            seen = list[int]()
+
+            def admit(peer: PeerId, header: wire.Request) -> None:
+                seen.append(here._budget.used_bytes)
+                if peer not in admitted:
+                    raise Unavailable("no business of yours")
+
+            here.serve("process", echo, tensor_bytes_max=64 * MIB, admit=admit)
+            here.start()
+            await other.connect(here.peer_id, await here.addresses())
+            with pytest.raises(Unavailable, match="no business of yours"):
+                await other.call(here.peer_id, process(tensor(64 * MIB)), timeout_s=30, reply_bytes_max=64 * MIB)
+            assert seen == [0] and here._budget.used_bytes == 0
+            admitted.add(other.peer_id)
+            await other.call(here.peer_id, process(tensor(MIB)), timeout_s=30, reply_bytes_max=MIB)
 
     run(main)
 
