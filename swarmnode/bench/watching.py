@@ -142,13 +142,14 @@ def fleet_in(
     command: Command = node_command,
     cache: Path | None = None,
     dashboard_port: int | None = None,
+    data_root: Path | None = None,
 ) -> Fleet:
     """The fleet of a fresh run of `manifest` in `folder`, not started; `cache` None is this user's."""
     manifests.init(folder, manifest)
     manifests.sign_folder(folder)
     stages, seed = manifest.pipeline.stages, manifest.seed
     plan = FleetPlan(folder, folder / SIGNED_FILE, nodes, stages, cache or default_cache(), seed, command)
-    return Fleet(dataclasses.replace(plan, dashboard_port=dashboard_port), note)
+    return Fleet(dataclasses.replace(plan, dashboard_port=dashboard_port, data_root=data_root), note)
 
 
 @contextlib.contextmanager

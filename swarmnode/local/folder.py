@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from swarmnode import manifest as manifests
@@ -18,12 +18,14 @@ RUNS = Path("runs")
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
-    """`signed` is given to nodes: it lies where the manifest's relative paths begin. `folder` is this session's."""
+    """`signed` is given to nodes; `folder` is this session's. The manifest's paths lie below `data_root`, the folder
+    that `up` was given; None where it was given none."""
 
     manifest: Manifest
     run_id: RunId
     signed: Path
     folder: Path
+    data_root: Path | None = None
 
 
 def prepare(run: Path | None, nodes: int, stages: int | None, stamp: str) -> RunFolder:
@@ -36,9 +38,9 @@ def prepare(run: Path | None, nodes: int, stages: int | None, stamp: str) -> Run
     if run is None:
         return _prepare_new(PRESETS["demo"], nodes, stages, stamp)
     if (run / MANIFEST_FILE).exists():
-        return _prepare_folder(run, nodes, stages, stamp)
+        return replace(_prepare_folder(run, nodes, stages, stamp), data_root=run)
     if (run / SIGNED_FILE).exists():
-        return _prepare_signed(run / SIGNED_FILE, nodes, stages, run, f"up-{stamp}")
+        return replace(_prepare_signed(run / SIGNED_FILE, nodes, stages, run, f"up-{stamp}"), data_root=run)
     if run.is_dir():
         raise UsageError(f"{run} has neither {MANIFEST_FILE} nor {SIGNED_FILE}: `swarmnode init {run}` makes a run")
     return _prepare_signed(run, nodes, stages, RUNS, stamp)

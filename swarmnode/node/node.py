@@ -68,7 +68,7 @@ class Node:
         self._world = world
         self._telemetry = world.telemetry
         us = self.presence = Presence(manifest, run_id, world.directory, world.clock, world.identity, world.telemetry)
-        us.door, us.progressed = world.door, self._progressed
+        us.door, us.progressed, us.self.unable = world.door, self._progressed, world.unable
         self.line = Line(world.transport, us.progress, us.record, us.learn, self._progressed, us.hear_boast)
         self.arrival = Arrival(manifest, run_id, self.line, us, world.compute, world.clock, world.telemetry)
         self.arrival.saving, self._swarm = world.saving, us.book.swarm
@@ -331,7 +331,7 @@ class Node:
         if stage is None:
             rng, pipeline = seeded(self.manifest.seed, "stage", self.me), self.manifest.pipeline
             swarm, rules = await self.arrival.living(self._swarm()), Rules(pipeline.rebalance_ratio, pipeline.min_keep)
-            stage, reason = choose_stage(swarm, costs(self.manifest), rules, rng)
+            stage, reason = choose_stage(swarm, costs(self.manifest), rules, rng, self._world.unable)
         self._telemetry.event("stage.chosen", serves=stage, reason=reason)
         return stage
 

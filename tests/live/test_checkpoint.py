@@ -86,7 +86,7 @@ def test_a_swarm_stops_and_goes_on_from_a_bucket_with_other_stages(tmp_path: Pat
     gossip = replace(preset.gossip, round_samples=256, round_seconds_min=0.0)
     run = tmp_path / "run"
     manifests.init(run, replace(preset, gossip=gossip, checkpoint=CheckpointSpec(f"s3://{BUCKET}/all", 1, 2)))
-    first = up(tmp_path, bucket, str(run), "--nodes", "3", "--samples", "2000")
+    first = up(tmp_path, bucket, str(run), "--nodes", "3", "--samples", "2000", "--use-bucket")
     assert first["checkpoint"].startswith(f"s3://{BUCKET}/all/{first['run'][:16]}/round-")
     assert first["checkpoint"].endswith("-final") and not (run / "checkpoints").exists()
     assert events(Path(tmp_path / first["folder"]), "checkpoint.pruned"), "the budget is kept"
