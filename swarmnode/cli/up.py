@@ -110,7 +110,7 @@ def command(
     stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
     screen = PlainScreen(sys.stderr) if as_json else screen_for(Console(), sys.stdout)
     resumed = resume_from(resume, run, nodes, stages, stamp, screen.note, data_root) if resume else None
-    prepared = resumed.prepared if resumed else prepare(run, nodes, stages, stamp)
+    prepared = resumed.prepared if resumed else prepare(run, nodes, stages, stamp, data_root)
     where = saved_in(checkpoints, use_bucket, prepared)
     check_store(where)
     plan = FleetPlan(
@@ -123,7 +123,7 @@ def command(
         command=node_command,
         dashboard_port=free_port() if dashboard else None,
         checkpoints=where,
-        data_root=read_from(data_root, prepared),
+        data_root=prepared.data_root.resolve() if prepared.data_root is not None else None,
         round_samples=prepared.manifest.gossip.round_samples,
         resume=resumed.where if resumed else "",
     )
@@ -150,14 +150,6 @@ def saved_in(checkpoints: str, use_bucket: bool, prepared: RunFolder) -> str:
     if checkpoints or use_bucket:
         return checkpoints or prepared.manifest.checkpoint.url
     return str((prepared.folder / CHECKPOINTS).resolve())
-
-
-def read_from(data_root: Path | None, prepared: RunFolder) -> Path | None:
-    """The folder that the manifest's paths lie below. Raises UsageError when it has paths and there is none."""
-    found = data_root or prepared.data_root
-    if found is None and prepared.manifest.data.names_files:
-        raise UsageError("the run reads files: say --data-root FOLDER, where they lie, or give its folder as RUN")
-    return None if found is None else found.resolve()
 
 
 def free_port() -> int:

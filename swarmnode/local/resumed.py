@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from swarmnode.errors import UsageError
@@ -47,9 +47,9 @@ def resume(
             raise UsageError(
                 f"--resume {text}: run {origin.run_name!r} reads files: give RUN, or --data-root FOLDER where they lie"
             )
-        prepared = prepare_given(signed, nodes, stages, stamp)
+        prepared = replace(prepare_given(signed, nodes, stages, stamp), data_root=data_root)
     else:
-        prepared = prepare(run, nodes, stages, stamp)
+        prepared = prepare(run, nodes, stages, stamp, data_root)
     resuming.check(resumption, prepared.manifest, prepared.run_id, other=True, where=where)
     if prepared.run_id != origin.run_id:
         note(f"goes on from run {origin.run_id[:16]} ({origin.run_name}, {origin.stages} stages) as a new run")
