@@ -54,6 +54,7 @@ class Ground:
     cache: Path
     manifest: Manifest
     bf16: bool
+    data: Path | None = None  # below which the manifest's paths lie
 
     def key(self, setting: Setting, seed: int, threads: int) -> str:
         """Names what a run learns: the model, the tokens and their order, the setting and the code's version."""
@@ -61,7 +62,7 @@ class Ground:
         what = {
             "version": VERSION,
             "model": dataclasses.asdict(manifest.model),
-            "tokens": open_corpus(manifest, self.signed.parent, self.cache).digest.hex(),
+            "tokens": open_corpus(manifest, self.data, self.cache).digest.hex(),
             "order": manifest.seed + seed,
             "held out": manifest.pipeline.validation_samples,
             "weight decay": manifest.inner.weight_decay,
@@ -137,7 +138,8 @@ def plain_run(
     seed: int = 0,
 ) -> PlainRun:
     """Train one plain process now. Raises LocalFault when it fails."""
-    task = Task(str(ground.signed), str(ground.cache), setting, samples, seconds, threads, seed, ground.bf16)
+    data = "" if ground.data is None else str(ground.data)
+    task = Task(str(ground.signed), str(ground.cache), setting, samples, seconds, threads, seed, ground.bf16, data)
     command = [sys.executable, "-m", "swarmnode.bench.plain_learning", task.to_json()]
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

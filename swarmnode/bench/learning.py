@@ -79,25 +79,24 @@ def run(
 ) -> dict[str, Any]:
     """{"swarms", "mean", "plain", "seconds", "curves", "machine", ...}: see the module. `replicas` may be empty.
 
-    Relative paths of `manifest` begin at `base`. `out` gets learning.json and learning.html. Raises DataError and
+    Paths of `manifest` lie below `base`. `out` gets learning.json and learning.html. Raises DataError and
     LocalFault."""
     use_one_thread()
     others = psutil.cpu_percent(interval=BUSY_S) / 100.0
     if others > BUSY_MAX:
         say(f"other programs use {others:.0%} of this machine: samples will be right, and all seconds too long")
-    manifest = _rooted(manifest, base)
     cache = default_cache()
     kept = Journal(cache / "bench-learning.jsonl" if journal is None else journal)
     with tempfile.TemporaryDirectory(prefix="swarmnode-bench-") as folder:
         signed = _signed(Path(folder), manifest)
-        ground = Ground(signed, cache, manifest, autocasts("cpu"))
+        ground = Ground(signed, cache, manifest, autocasts("cpu"), base)
         plain = [run for seed in range(extent.seeds) for run in _plain(ground, extent, seed, kept, say, fresh)]
         timed = _all_cores(ground, plain, extent.plain_s, say) if replicas else None
     swarms = []
     for seed in range(extent.seeds):
         for each in replicas:
             of_seed = dataclasses.replace(manifest, seed=manifest.seed + seed)
-            swarms.append(live(of_seed, each, extent.samples, cache, clock, say, seed))
+            swarms.append(live(of_seed, each, extent.samples, cache, clock, say, seed, base))
     found: dict[str, Any] = _without_nan(report(manifest, plain, timed, swarms, extent.samples))
     found["machine used by others"] = others
     if out is not None:
@@ -105,16 +104,6 @@ def run(
         (out / RESULTS).write_text(json.dumps(found, indent=1, allow_nan=False))
         (out / PAGE).write_text(page(found))
     return found
-
-
-def _rooted(manifest: Manifest, base: Path | None) -> Manifest:
-    """With paths that hold in any folder."""
-    if base is None:
-        return manifest
-    data = manifest.data
-    tokenizer = data.tokenizer if data.tokenizer == "bytes" else str(base.resolve() / data.tokenizer)
-    paths = tuple(str(base.resolve() / path) for path in data.paths)
-    return dataclasses.replace(manifest, data=dataclasses.replace(data, paths=paths, tokenizer=tokenizer))
 
 
 def _signed(folder: Path, manifest: Manifest) -> Path:

@@ -69,16 +69,18 @@ def live(
     clock: Clock,
     say: Callable[[str], None],
     seed: int = 0,
+    data: Path | None = None,
 ) -> SwarmRun:
-    """Train a fresh run of `manifest` with `replicas` of each stage until `samples` samples are done and the loss was
-    measured once more. Raises LocalFault when the swarm does not start, stands still, or measures no loss."""
+    """Train a fresh run of `manifest`, whose paths lie below `data`, with `replicas` of each stage until `samples`
+    samples are done and the loss was measured once more. Raises LocalFault when the swarm does not start, stands still,
+    or measures no loss."""
     nodes = replicas * manifest.pipeline.stages
     often = min(manifest.pipeline.validation_every_samples, LOOK_SAMPLES)
     manifest = dataclasses.replace(
         manifest, pipeline=dataclasses.replace(manifest.pipeline, validation_every_samples=often)
     )
     with tempfile.TemporaryDirectory(prefix="swarmnode-bench-") as folder:
-        fleet = fleet_in(Path(folder), manifest, nodes, cache=cache)
+        fleet = fleet_in(Path(folder), manifest, nodes, cache=cache, data_root=data)
         say(f"swarm of {nodes} nodes: starting")
         readings = asyncio.run(trained(fleet, samples, clock, lambda text: say(f"swarm of {nodes} nodes: {text}")))
         looks = validations([child.plan.home for child in fleet.nodes], readings)

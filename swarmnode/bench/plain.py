@@ -31,7 +31,7 @@ def main(arguments: list[str]) -> int:
     torch.set_num_threads(threads)
     fast = autocasts("cpu")
     _, manifest = read_signed(path)
-    corpus = open_corpus(manifest, path.parent, cache)
+    corpus = open_corpus(manifest, None, cache)
     part = split(manifest.model, 1)[0]
     net = Llama(manifest.model, part)
     with torch.no_grad():

@@ -69,6 +69,7 @@ class Task:
     threads: int = 1
     seed: int = 0
     bf16: bool = False
+    data: str = ""  # the folder that the manifest's paths lie below
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self))
@@ -221,10 +222,9 @@ def main(arguments: list[str]) -> int:
     """Train by the task in `arguments` and print its looks."""
     task = Task.from_json(arguments[0])
     torch.set_num_threads(task.threads)
-    path = Path(task.manifest)
-    _, manifest = read_signed(path)
+    _, manifest = read_signed(Path(task.manifest))
     manifest = dataclasses.replace(manifest, seed=manifest.seed + task.seed)
-    corpus = open_corpus(manifest, path.parent, Path(task.cache))
+    corpus = open_corpus(manifest, Path(task.data) if task.data else None, Path(task.cache))
     looks = train(task, manifest, corpus)
     sys.stdout.write(json.dumps({"looks": [dataclasses.asdict(look) for look in looks]}) + "\n")
     return 0

@@ -143,6 +143,7 @@ def fleet_in(
     cache: Path | None = None,
     dashboard_port: int | None = None,
     stage_of: tuple[int, ...] = (),
+    data_root: Path | None = None,
 ) -> Fleet:
     """The fleet of a fresh run of `manifest` in `folder`, not started; `cache` None is this user's. `stage_of` has each
     node's stage, where they are not taken in turn."""
@@ -150,7 +151,8 @@ def fleet_in(
     manifests.sign_folder(folder)
     stages, seed = manifest.pipeline.stages, manifest.seed
     plan = FleetPlan(folder, folder / SIGNED_FILE, nodes, stages, cache or default_cache(), seed, command)
-    return Fleet(dataclasses.replace(plan, dashboard_port=dashboard_port, stage_of=stage_of), note)
+    plan = dataclasses.replace(plan, dashboard_port=dashboard_port, stage_of=stage_of, data_root=data_root)
+    return Fleet(plan, note)
 
 
 @contextlib.contextmanager

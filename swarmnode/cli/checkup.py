@@ -123,24 +123,6 @@ def _clock() -> Check:
     return Check("clock", True, "set by NTP")
 
 
-@dataclass(frozen=True, slots=True)
-class Fit:
-    """What of a run this machine can hold: stages from `first` to `last` (both None: none), with bytes needed."""
-
-    stages: tuple[int, ...]
-    needed: tuple[int, ...]
-    free_nbytes: int
-
-
-def fit(manifest: Manifest, free_nbytes: int) -> Fit:
-    """Which stages fit into `free_nbytes` of the device's memory, by formula."""
-    from swarmnode.model.memory import replica_nbytes
-    from swarmnode.model.split import split
-
-    needed = tuple(replica_nbytes(manifest, part) for part in split(manifest.model, manifest.pipeline.stages))
-    return Fit(tuple(at for at, nbytes in enumerate(needed) if nbytes <= free_nbytes), needed, free_nbytes)
-
-
 def link_tokens_per_s(manifest: Manifest, stage: int, up_bps: float, down_bps: float) -> float:
     """Tokens a second that a link carries for a replica of `stage`, microbatches alone; inf in a single stage."""
     from swarmnode.pipeline.allowed import link_samples_per_s

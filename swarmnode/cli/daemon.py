@@ -30,6 +30,7 @@ from swarmnode.cli.footing import (
 )
 from swarmnode.cli.options import RUN_ID, NodeOptions
 from swarmnode.cli.permission import stay_permitted
+from swarmnode.cli.places import checkpoints, unable_stages
 from swarmnode.cli.pushing import push_metrics
 from swarmnode.cli.regulating import make_regulator
 from swarmnode.cli.thanking import thanking
@@ -56,13 +57,13 @@ from swarmnode.local import ready
 from swarmnode.local.receipts import Receipts
 from swarmnode.local.sensors import Sensors, Usage
 from swarmnode.local.supervisor import Supervisor
-from swarmnode.manifest import Manifest, read_signed, verify
+from swarmnode.manifest import read_signed, verify
 from swarmnode.metrics.exporter import PrometheusTelemetry
 from swarmnode.metrics.recent import Recent
 from swarmnode.model.device import autocasts, check_device
 from swarmnode.model.export import StageLabel, save_stage, stage_state_dict
 from swarmnode.node import guests, probe
-from swarmnode.node.bucket import is_url, open_store
+from swarmnode.node.bucket import open_store
 from swarmnode.node.compute import ThreadCompute
 from swarmnode.node.drain import Farewell
 from swarmnode.node.greeting import Greeting
@@ -186,6 +187,7 @@ async def _start(options: NodeOptions, stack: contextlib.AsyncExitStack) -> Proc
         await asyncio.to_thread(kernel.build)  # a second, once a machine; without a compiler torch does it, slower
     if options.stage is not None and options.stage >= manifest.pipeline.stages:
         raise UsageError(f"--stage {options.stage}: this run has stages 0 to {manifest.pipeline.stages - 1}")
+    unable = frozenset[int]() if options.bootstrap_only else unable_stages(options, manifest)
     door = make_door(manifest, run_id, signed.owner, options, identity, SystemClock())
     transport.let_in(door)
     for peer, addresses in bootstraps if not door.rules.is_open else ():
@@ -217,7 +219,9 @@ async def _start(options: NodeOptions, stack: contextlib.AsyncExitStack) -> Proc
     former = remembered(options, run_id) if options.dashboard is not None else ()
     directory = await (rejoin(join, former) if former else join(bootstraps))
     stack.push_async_callback(directory.close)
-    return Process(options, run_id, manifest, transport, directory, telemetry, metrics_address, recent, signed, door)
+    return Process(
+        options, run_id, manifest, transport, directory, telemetry, metrics_address, recent, signed, door, unable
+    )
 
 
 async def _live(
@@ -291,19 +295,12 @@ async def _live(
 async def _saving(process: Process) -> Saving:
     """Where this node saves the run's checkpoints and which one it starts from. Raises UsageError, DataError."""
     options, manifest, resumption = process.options, process.manifest, None
-    where = _checkpoints(options, manifest)
+    where = checkpoints(options, manifest)
     if options.resume:
         resumption = (await find_resumptions(options.resume, process.run_id))[0]
         check(resumption, manifest, process.run_id, other=options.resume_other, where=options.resume)
     signed = base64.b64encode(process.signed.SerializeToString(deterministic=True)).decode()
-    return Saving(open_store(where, _data_folder(options)) if where else None, resumption, signed)
-
-
-def _checkpoints(options: NodeOptions, manifest: Manifest) -> str:
-    """Where to save, "" for nowhere. A folder in a manifest is one of whoever wrote it: nodes that got the manifest
-    over the network do not write there."""
-    own = is_url(manifest.checkpoint.url) or Path(options.run).is_file()
-    return options.checkpoints or (manifest.checkpoint.url if own else "")
+    return Saving(open_store(where) if where else None, resumption, signed)
 
 
 def _node(process: Process, saving: Saving, compute: ThreadCompute) -> Node:
@@ -318,18 +315,14 @@ def _node(process: Process, saving: Saving, compute: ThreadCompute) -> Node:
         telemetry=telemetry,
         identity=key_file.load(options.home / KEY_FILE),
         replica=partial(TorchReplica, manifest, device=options.device, autocast=fast, sender=process.transport.peer_id),
-        samples=lambda: CorpusSamples(open_corpus(manifest, _data_folder(options), options.cache), manifest),
+        samples=lambda: CorpusSamples(open_corpus(manifest, options.data_root, options.cache), manifest),
         probe=probe.forward,
         save=partial(_save, process, compute),
         saving=saving,
         door=process.door,
+        unable=process.unable,
     )
     return Node(manifest, process.run_id, world)
-
-
-def _data_folder(options: NodeOptions) -> Path:
-    """Where relative data paths start: the manifest's folder when it is a file, else the working folder."""
-    return path.parent if (path := Path(options.run)).is_file() else Path.cwd()
 
 
 async def _save(

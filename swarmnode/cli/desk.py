@@ -42,6 +42,7 @@ class Process:
     recent: Recent
     signed: record_pb2.SignedManifest
     door: Door
+    unable: frozenset[int]  # stages that this machine cannot serve
     forbidden: list[str] = field(default_factory=list)  # why we may take part no longer, at most one
 
 

@@ -78,11 +78,13 @@ def command(words: tuple[str, ...], invite_file: Path | None, device: str, home:
 
 async def _of_run(invite: Invite, home: Path, device: str, found: dict[str, object]) -> list[Check]:
     """Reachability, permission, stages and speed. What it finds for programs goes into `found`."""
-    from swarmnode.cli.checkup import Check, about, fit, link_tokens_per_s, rate_text, stages_text
+    from swarmnode.cli.checkup import Check, about, link_tokens_per_s, rate_text, stages_text
     from swarmnode.cli.daemon import fetch_manifest
     from swarmnode.cli.entrance import pass_of_invite
     from swarmnode.errors import NotPermitted, SwarmnodeError
+    from swarmnode.local.free_memory import free_memory
     from swarmnode.manifest import verify
+    from swarmnode.node.able import able
     from swarmnode.transport import identity as key_file
     from swarmnode.transport.address import parse_bootstraps
     from swarmnode.transport.libp2p import Libp2pTransport
@@ -114,16 +116,22 @@ async def _of_run(invite: Invite, home: Path, device: str, found: dict[str, obje
             return [Check(name, False, str(error), fix, error.exit_code)]
         finally:
             await transport.close()
-    free = _free_nbytes(device)
-    fits = fit(manifest, free)
+    free = free_memory(device)
+    fits = able(manifest, free.nbytes, has_data=True)
+    stages = [stage for stage in range(len(fits.needed)) if stage not in fits.unable]
     least, most = f"{min(fits.needed) / 1e9:.2g}", f"{max(fits.needed) / 1e9:.2g}"
-    needed = f"{least if least == most else f'{least} to {most}'} GB a stage, {free / 1e9:.1f} free"
-    checks.append(Check("stages", bool(fits.stages), needed, "no stage fits: a machine with more memory is needed", 20))
-    if fits.stages:
-        stage = fits.stages[len(fits.stages) // 2]
+    needed = (
+        f"{least if least == most else f'{least} to {most}'} GB a stage, {free.nbytes / 1e9:.1f} free by {free.bound}"
+    )
+    checks.append(Check("stages", bool(stages), needed, "no stage fits: a machine with more memory is needed", 20))
+    if manifest.data.names_files:
+        says = "stage 0 of this run reads files, the others none"
+        checks.append(Check("data", None, says, "to feed it, give join --data-root FOLDER, below which they lie"))
+    if stages:
+        stage = stages[len(stages) // 2]
         speed = await asyncio.to_thread(_tokens_per_s, manifest, stage, device)
         checks.append(Check("speed", True, f"{speed:,.0f} tokens/s on stage {stage}"))
-        found |= {"stages": list(fits.stages), "compute_tokens_per_s": speed}
+        found |= {"stages": stages, "compute_tokens_per_s": speed}
         bound = ""
         if capacity is not None:
             carried = link_tokens_per_s(manifest, stage, capacity.up_bps, capacity.down_bps)
@@ -132,7 +140,7 @@ async def _of_run(invite: Invite, home: Path, device: str, found: dict[str, obje
             if carried < speed:
                 bound = f" (its link carries no more; alone the machine could do {about(speed)})"
                 speed = carried
-        verdict = f"you can hold stages {stages_text(fits.stages)}, about {about(speed)} tokens/s{bound}"
+        verdict = f"you can hold stages {stages_text(stages)}, about {about(speed)} tokens/s{bound}"
         found |= {"tokens_per_s": speed, "limited_by": "link" if bound else "compute", "verdict": verdict}
     return checks
 
@@ -150,14 +158,6 @@ async def _capacity(
             await transport.connect(peer, addresses)
             here.append(peer)
     return await best(transport, here, MEASURE_S)
-
-
-def _free_nbytes(device: str) -> int:
-    import psutil
-
-    from swarmnode.model.device import free_nbytes
-
-    return free_nbytes(device) or int(psutil.virtual_memory().available)
 
 
 def _tokens_per_s(manifest: Manifest, stage: int, device: str) -> float:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from swarmnode.cli.export import AVERAGE, GOSSIP, KIND, LAST
+from swarmnode.cli.export import AVERAGE, DATA, GOSSIP, KIND, LAST
 from swarmnode.cli.options import FOLDER
 from swarmnode.cli.progress import bar
 from swarmnode.place import default_cache
@@ -20,7 +20,7 @@ from swarmnode.place import default_cache
 @LAST
 @AVERAGE
 @click.option("--samples", type=click.IntRange(1, 1 << 20), help="Held-out samples.  [default: the manifest's]")
-@click.option("--data", type=FOLDER, help="Where the manifest's relative paths begin.  [default: the run's folder]")
+@DATA
 @click.option("--cache", type=FOLDER, help="Folder of tokens.  [default: ~/.cache/swarmnode]")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from swarmnode.cli.options import FOLDER
 from swarmnode.cli.progress import bar
 
 Note = Callable[[str], None]
@@ -17,6 +18,9 @@ GOSSIP = click.option(
     "--gossip-rounds", "rounds", type=click.IntRange(0, 1000), default=0, help="First let the replicas meet so often."
 )
 LAST = click.option("--last", is_flag=True, help="Take replicas' last weights, not their running mean.")
+DATA = click.option(
+    "--data", type=FOLDER, help="The manifest's paths lie below it.  [default: the run's folder; of a bucket: none]"
+)
 AVERAGE = click.option(
     "--average",
     "checkpoints",
@@ -34,8 +38,11 @@ AVERAGE = click.option(
 @GOSSIP
 @LAST
 @AVERAGE
+@DATA
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def command(source: str, out: Path, kind: str, rounds: int, last: bool, checkpoints: int, as_json: bool) -> None:
+def command(
+    source: str, out: Path, kind: str, rounds: int, last: bool, checkpoints: int, data: Path | None, as_json: bool
+) -> None:
     """Merge SOURCE into one model that transformers' AutoModelForCausalLM and AutoTokenizer load. Prints where it is.
 
     SOURCE is the folder of a session or a run (what its nodes saved when they left: replicas of a stage are averaged;
@@ -48,7 +55,7 @@ def command(source: str, out: Path, kind: str, rounds: int, last: bool, checkpoi
     """
     with bar("reading") as moved:
         found = export_model(
-            source, out, kind, lambda text: click.echo(text, err=True), moved, rounds, last, checkpoints
+            source, out, kind, lambda text: click.echo(text, err=True), moved, rounds, last, checkpoints, data
         )
     click.echo(json.dumps(found) if as_json else found["model"])
 
@@ -67,6 +74,7 @@ def export_model(
     rounds: int = 0,
     last: bool = False,
     checkpoints: int = 1,
+    data: Path | None = None,
 ) -> dict[str, object]:
     """Merge `source` into a model in `out`, after `rounds` of gossip among its replicas; returns what --json prints.
 
@@ -89,15 +97,23 @@ def export_model(
         "gossip_rounds": rounds,
         "spread": spread(found) if found.replicas > 1 else 0.0,
     }
-    parameters = write_model(
-        merged(found), found.manifest, out, _tokenizer(folder, found.manifest.data.tokenizer), about
-    )
+    tokenizer = tokenizer_of(data or folder, found.manifest.data.tokenizer)
+    parameters = write_model(merged(found), found.manifest, out, tokenizer, about)
     return {"model": str(out), "parameters": parameters, **about}
 
 
-def _tokenizer(folder: Path, name: str) -> Path | None:
-    """The tokenizer's file: relative to the run's folder, or beside the model when that was exported before."""
+def tokenizer_of(folder: Path | None, name: str) -> Path | None:
+    """The tokenizer's file, None for "bytes": below the run's folder as its manifest names it, or beside the model when
+    that was exported before. Whatever else lies there is not taken for one.
+
+    Raises NotPermitted when there is no folder or a link leads out of it, DataError when it is no tokenizer.
+    """
+    from swarmnode.data.root import DataRoot
+    from swarmnode.data.tokens import open_tokenizer
+
     if name == "bytes":
         return None
-    places = (folder / name, folder / "tokenizer.json", folder.parent / name)
-    return next((path for path in places if path.is_file()), folder / name)
+    root, kept = DataRoot(folder), "tokenizer.json"
+    name = kept if not root.find(name).is_file() and root.find(kept).is_file() else name
+    open_tokenizer(name, root)
+    return root.find(name)

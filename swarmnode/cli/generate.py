@@ -6,11 +6,12 @@ import json
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from swarmnode.cli.export import KIND
+from swarmnode.cli.export import DATA, KIND
 from swarmnode.cli.progress import bar
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     "--seed", type=click.IntRange(0, (1 << 63) - 1), default=0, show_default=True, help="The same text again."
 )
 @KIND
+@DATA
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object at the end: text, tokens, tokens_per_s.")
 def command(
     source: str,
@@ -38,12 +40,14 @@ def command(
     top_p: float,
     seed: int,
     kind: str,
+    data: Path | None,
     as_json: bool,
 ) -> None:
     """Continue --prompt with the model in SOURCE (as `export` takes it: an exported model, a session's folder, a
     checkpoint). Text goes to stdout as it comes, the prompt first."""
-    from swarmnode.cli.export import _tokenizer
-    from swarmnode.data.tokens import open_tokenizer
+    from swarmnode.cli.export import tokenizer_of
+    from swarmnode.data.root import DataRoot
+    from swarmnode.data.tokens import ByteTokenizer, open_tokenizer
     from swarmnode.local.gathered import gather
     from swarmnode.model.gather import merged
     from swarmnode.model.sample import Sampling, generate, whole_model
@@ -51,8 +55,8 @@ def command(
     given = prompt if prompt is not None else sys.stdin.read()
     with bar("reading") as moved:
         found, folder = gather(source, kind, lambda text: click.echo(text, err=True), moved)
-    model, path = found.manifest.model, _tokenizer(folder, found.manifest.data.tokenizer)
-    tokenizer = open_tokenizer("bytes", folder) if path is None else open_tokenizer(path.name, path.parent)
+    model, path = found.manifest.model, tokenizer_of(data or folder, found.manifest.data.tokenizer)
+    tokenizer = ByteTokenizer() if path is None else open_tokenizer(path.name, DataRoot(path.parent))
     llama = whole_model(model, merged(found))
     ids = [int(token) for token in tokenizer.encode(given)]
     sampling = Sampling(temperature, top_k, top_p, seed)

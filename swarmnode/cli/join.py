@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -13,6 +14,10 @@ from swarmnode.cli.options import BOOTSTRAP, FOLDER, HOST, LISTEN, PORT, RUN, ST
 from swarmnode.cli.origin import origins
 from swarmnode.node.notice import GRACE_S
 from swarmnode.place import default_cache, default_home
+
+if TYPE_CHECKING:
+    from swarmnode.local.ready import Ready
+    from swarmnode.membership.invite import Invite
 
 
 @click.command(short_help="join a run with this machine")
@@ -33,7 +38,11 @@ from swarmnode.place import default_cache, default_home
 @click.option("--lan", is_flag=True, help="Find members in this network by multicast, and be found.")
 @click.option("--metrics-host", type=HOST, default="127.0.0.1", show_default=True, help="Who may ask: 0.0.0.0 all.")
 @click.option("--name", default=socket.gethostname, show_default="host name", help="What people call this node.")
-@click.option("--checkpoints", default="", metavar="URL", help="Save the run there.  [default: the manifest's place]")
+@click.option("--checkpoints", default="", metavar="URL", help="Save the run there.  [default: nowhere]")
+@click.option(
+    "--use-bucket", is_flag=True, help="Save it in the bucket that the manifest names, with this user's keys."
+)
+@click.option("--data-root", type=FOLDER, help="Let the run read its data files, below this folder.  [default: none]")
 @click.option("--resume", default="", metavar="URL", help="Start from the newest checkpoint there.")
 @click.option("--resume-other", is_flag=True, help="Also from one of another run with the same model.")
 @click.option("--cache", type=FOLDER, help="Folder of tokens.  [default: ~/.cache/swarmnode]")
@@ -81,6 +90,8 @@ def command(
     metrics_host: str,
     name: str,
     checkpoints: str,
+    use_bucket: bool,
+    data_root: Path | None,
     resume: str,
     resume_other: bool,
     cache: Path | None,
@@ -104,25 +115,18 @@ def command(
 
     URL is a folder (one that nodes share, for a run on several machines) or s3://BUCKET/PREFIX, with keys and endpoint
     from the environment. A stage that nobody serves is read from the checkpoint; everything else comes from peers.
+
+    Nothing that the manifest says opens a file or a bucket here by itself. A run on files is fed (stage 0) by machines
+    that were given --data-root; without it this one serves the other stages.
     """
     from swarmnode.cli.joining import find_invite
     from swarmnode.cli.launch import launch
-    from swarmnode.local.ready import Ready
 
     invite = find_invite(words, invite_file)
     bootstraps = invite.bootstraps if invite is not None else _bootstraps(words)
-    if run is None and invite is None:
-        raise click.UsageError("which run? give an INVITE, or --run with a BOOTSTRAP")
-    if run is not None and invite is not None and run != invite.run_id:
-        raise click.UsageError(f"--run {run[:80]}: the invite is for run {invite.run_id[:16]}; leave --run out")
-
-    def tell(ready: Ready) -> None:
-        click.echo(f"peer {ready.peer_id}", err=True)
-        click.echo(f"metrics http://{ready.metrics_address}/metrics", err=True)
-        click.echo(f"control {ready.control}", err=True)
 
     options = NodeOptions(
-        run=run or (invite.run_id if invite is not None else ""),
+        run=_run_of(run, invite),
         bootstrap=bootstraps,
         invite=invite,
         stage=stage,
@@ -136,6 +140,8 @@ def command(
         metrics_host=metrics_host,
         lan=lan,
         checkpoints=checkpoints,
+        use_bucket=use_bucket,
+        data_root=data_root,
         resume=resume,
         resume_other=resume_other,
         notice=notice,
@@ -147,7 +153,22 @@ def command(
         limits=given_limits(limits),
         settings=origins(click.get_current_context()),
     )
-    return launch(options, tell)
+    return launch(options, _tell)
+
+
+def _run_of(run: str | None, invite: Invite | None) -> str:
+    """The run asked for by id, by file or by invite. Raises click.UsageError for none, and for two."""
+    if run is None and invite is None:
+        raise click.UsageError("which run? give an INVITE, or --run with a BOOTSTRAP")
+    if run is not None and invite is not None and run != invite.run_id:
+        raise click.UsageError(f"--run {run[:80]}: the invite is for run {invite.run_id[:16]}; leave --run out")
+    return run or (invite.run_id if invite is not None else "")
+
+
+def _tell(ready: Ready) -> None:
+    click.echo(f"peer {ready.peer_id}", err=True)
+    click.echo(f"metrics http://{ready.metrics_address}/metrics", err=True)
+    click.echo(f"control {ready.control}", err=True)
 
 
 def _bootstraps(words: tuple[str, ...]) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 PORT_MAX = 65535
 DASHBOARD_PORT = 7070  # guess: free on most machines
-STAGES_MAX = 1024
+STAGES_MAX = 512  # as pipeline.stages
 RUN_ID = re.compile(r"[0-9a-f]{64}\Z")
 PEER_ID = re.compile(r"[1-9A-HJ-NP-Za-km-z]{20,80}\Z")
 
@@ -29,7 +29,8 @@ class NodeOptions:
     """All a node process is told.
 
     `run` is the path of a signed manifest or a run id of 64 hex digits (then the manifest comes from a bootstrap).
-    `checkpoints` is where it saves the run ("": where the manifest says), `resume` what it starts from.
+    `checkpoints` is where it saves the run ("": nowhere, or with `use_bucket` the bucket that the manifest names),
+    `resume` what it starts from. `data_root` is the folder that the manifest's paths lie below; None: none is opened.
     `home` is the node's own folder: identity key, events.jsonl, control socket, saved state. `stage` None lets it
     choose. `invite` says whose run it is, and may hold leave to take part. `notice` is the cloud whose notices of
     preemption are watched, at `notice_url` instead of the cloud's own address; `grace_s` is the time between SIGTERM
@@ -57,6 +58,8 @@ class NodeOptions:
     dashboard: str | None = None  # HOST:PORT of the page a coordinator serves
     public: bool = False  # the page answers other machines, too
     checkpoints: str = ""
+    use_bucket: bool = False
+    data_root: Path | None = None
     resume: str = ""
     resume_other: bool = False
     notice: str = "none"

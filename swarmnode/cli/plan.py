@@ -28,7 +28,7 @@ FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.argument("manifest", metavar="MANIFEST", type=FILE)
 @click.argument("fleet", metavar="FLEET", type=FILE)
 @click.option("--tokens", type=click.FloatRange(min=1), default=1e9, show_default=True, help="Tokens to train on.")
-@click.option("--stages", type=click.IntRange(1, 4096), help="Cuts of the model.  [default: the manifest's]")
+@click.option("--stages", type=click.IntRange(1, 512), help="Cuts of the model.  [default: the manifest's]")
 @click.option(
     "--simulate", "simulate_s", type=Duration(), metavar="TIME", help="Check it: so much virtual time, no faults."
 )

@@ -15,11 +15,12 @@ import click
 
 from swarmnode.cli.duration import Duration
 from swarmnode.cli.options import DASHBOARD_PORT, FOLDER, STAGES_MAX
-from swarmnode.errors import SwarmnodeError
+from swarmnode.errors import SwarmnodeError, UsageError
 from swarmnode.ids import RunId
 from swarmnode.place import default_cache
 
 if TYPE_CHECKING:
+    from swarmnode.local.folder import RunFolder
     from swarmnode.local.session import Session
     from swarmnode.local.summary import Summary
 
@@ -57,6 +58,10 @@ COUNT = click.IntRange(min=1)
     " Without RUN it is the same run; any --nodes and --stages will do.",
 )
 @click.option("--checkpoints", default="", metavar="URL", help="Where to save.  [default: in the session's folder]")
+@click.option("--use-bucket", is_flag=True, help="Save in the bucket that the manifest names, with this user's keys.")
+@click.option(
+    "--data-root", type=FOLDER, help="The manifest's paths lie below it.  [default: RUN, if that is a folder]"
+)
 @click.option("--out", type=FOLDER, help="Folder of the exported model.  [default: model, in the session's folder]")
 @click.option("--cache", type=FOLDER, help="Folder of tokens.  [default: ~/.cache/swarmnode]")
 @click.option("--json", "as_json", is_flag=True, help="End with one JSON object on stdout; progress goes to stderr.")
@@ -71,6 +76,8 @@ def command(
     dashboard: bool,
     resume: str | None,
     checkpoints: str,
+    use_bucket: bool,
+    data_root: Path | None,
     out: Path | None,
     cache: Path | None,
     as_json: bool,
@@ -102,10 +109,10 @@ def command(
 
     stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
     screen = PlainScreen(sys.stderr) if as_json else screen_for(Console(), sys.stdout)
-    resumed = resume_from(resume, run, nodes, stages, stamp, screen.note) if resume else None
-    prepared = resumed.prepared if resumed else prepare(run, nodes, stages, stamp)
-    own = str((prepared.folder / CHECKPOINTS).resolve())
-    check_store(checkpoints or prepared.manifest.checkpoint.url or own, prepared.signed.parent)
+    resumed = resume_from(resume, run, nodes, stages, stamp, screen.note, data_root) if resume else None
+    prepared = resumed.prepared if resumed else prepare(run, nodes, stages, stamp, data_root)
+    where = saved_in(checkpoints, use_bucket, prepared)
+    check_store(where)
     plan = FleetPlan(
         folder=prepared.folder,
         manifest=prepared.signed,
@@ -115,7 +122,8 @@ def command(
         seed=prepared.manifest.seed,
         command=node_command,
         dashboard_port=free_port() if dashboard else None,
-        checkpoints=checkpoints or prepared.manifest.checkpoint.url or own,
+        checkpoints=where,
+        data_root=prepared.data_root.resolve() if prepared.data_root is not None else None,
         round_samples=prepared.manifest.gossip.round_samples,
         resume=resumed.where if resumed else "",
     )
@@ -133,6 +141,15 @@ def command(
     summary = dataclasses.replace(summary, checkpoint=_last_checkpoint(plan.checkpoints, prepared.run_id))
     click.echo(json.dumps(summary.to_json()) if as_json else conclusion(summary))
     return code
+
+
+def saved_in(checkpoints: str, use_bucket: bool, prepared: RunFolder) -> str:
+    """Where the session saves the run. Raises UsageError when the manifest names no bucket that could be used."""
+    if use_bucket and not prepared.manifest.checkpoint.url:
+        raise UsageError("--use-bucket: the manifest names no bucket (checkpoint.url); say --checkpoints URL")
+    if checkpoints or use_bucket:
+        return checkpoints or prepared.manifest.checkpoint.url
+    return str((prepared.folder / CHECKPOINTS).resolve())
 
 
 def free_port() -> int:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from swarmnode.data.root import DataRoot
 from swarmnode.data.sampler import Sampler, Windows, spread
 from swarmnode.data.shard import SUFFIX, Shard, ShardWriter, open_shard
 from swarmnode.data.source import SourceFile, cache_key, pieces, rank, source_files
@@ -50,18 +51,20 @@ class Corpus:
         return self.validation.gather(spread(self.validation.count, wanted)[first : first + count])
 
 
-def open_corpus(manifest: Manifest, folder: pathlib.Path, cache: pathlib.Path) -> Corpus:
-    """The corpus of `manifest`; relative paths start at `folder`, tokens are kept in `cache`. Blocks, seconds at first.
+def open_corpus(manifest: Manifest, folder: pathlib.Path | None, cache: pathlib.Path) -> Corpus:
+    """The corpus of `manifest`; its paths lie below `folder`, tokens are kept in `cache`. Blocks, seconds at first.
 
     Raises DataError: a source, shard or tokenizer that cannot be used, too little text, a vocabulary that does not fit.
+    Raises NotPermitted when the manifest names files and `folder` is None, or links lead out of it.
     """
-    tokenizer = open_tokenizer(manifest.data.tokenizer, folder)
+    root = DataRoot(folder)
+    tokenizer = open_tokenizer(manifest.data.tokenizer, root)
     if tokenizer.vocabulary > manifest.model.vocabulary:
         raise DataError(
             f"{manifest.data.tokenizer}: this tokenizer has {tokenizer.vocabulary} ids, but model.vocabulary is "
             f"{manifest.model.vocabulary}; raise it"
         )
-    files = source_files(manifest.data, folder)
+    files = source_files(manifest.data, root)
     if manifest.data.source == "shards":
         train, validation, payload = _from_shards(manifest, files, tokenizer)
         note = f"{len(files)} shards"

@@ -9,10 +9,11 @@ import json
 import os
 import pathlib
 import sysconfig
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import BinaryIO
 
+from swarmnode.data.root import DataRoot
 from swarmnode.errors import DataError
 from swarmnode.ids import digest, digest64
 from swarmnode.manifest import DataSpec
@@ -39,12 +40,14 @@ class SourceFile:
     path: pathlib.Path
 
 
-def source_files(spec: DataSpec, folder: pathlib.Path) -> list[SourceFile]:
-    """Every file that `spec` names, in order. Raises DataError when a path is missing or nothing is found."""
+def source_files(spec: DataSpec, folder: DataRoot) -> list[SourceFile]:
+    """Every file that `spec` names below `folder`, in order. Raises DataError when a path is missing or nothing is
+    found, NotPermitted when a path or a link leads out of `folder`."""
     match spec.source:
         case "python-stdlib":
             root = pathlib.Path(sysconfig.get_path("stdlib"))
-            found = [file for file in _walk(root, root.name, STDLIB_SKIPPED) if file.path.suffix == ".py"]
+            stdlib = _walk(root, root.name, STDLIB_SKIPPED, lambda path: path)
+            found = [file for file in stdlib if file.path.suffix == ".py"]
             where = f"{root}: no sources of the standard library here; use another data.source"
         case "text":
             found = [file for file in _listed(spec, folder, "") if not _is_binary(file.path)]
@@ -135,12 +138,13 @@ def _cut(chunks: Iterable[bytes], piece_nbytes: int) -> Iterator[bytes]:
         yield held
 
 
-def _listed(spec: DataSpec, folder: pathlib.Path, suffix: str) -> list[SourceFile]:
+def _listed(spec: DataSpec, folder: DataRoot, suffix: str) -> list[SourceFile]:
     found: list[SourceFile] = []
     for given in spec.paths:
-        path = folder / given
+        path = folder.find(given)
         if path.is_dir():
-            found += [file for file in _walk(path, given, frozenset()) if file.path.name.endswith(suffix)]
+            inside = _walk(path, given, frozenset(), folder.inside)
+            found += [file for file in inside if file.name.endswith(suffix)]
         elif path.is_file():
             found.append(SourceFile(given, path))
         else:
@@ -148,17 +152,19 @@ def _listed(spec: DataSpec, folder: pathlib.Path, suffix: str) -> list[SourceFil
     return found
 
 
-def _walk(root: pathlib.Path, name: str, skipped: frozenset[str]) -> list[SourceFile]:
-    """Every regular file below `root` that is not hidden, by relative path."""
+def _walk(
+    root: pathlib.Path, name: str, skipped: frozenset[str], follow: Callable[[pathlib.Path], pathlib.Path]
+) -> list[SourceFile]:
+    """Every regular file below `root` that is not hidden, by relative path; `follow` says where a link leads."""
     found: list[SourceFile] = []
     for here, folders, files in os.walk(root):
         folders[:] = sorted(f for f in folders if f not in skipped and not f.startswith("."))
         place = pathlib.Path(here)
-        found += [
-            SourceFile(f"{name}/{(place / file).relative_to(root).as_posix()}", place / file)
-            for file in files
-            if not file.startswith(".") and (place / file).is_file()
-        ]
+        for file in files:
+            path = place / file
+            if not file.startswith(".") and path.is_file():
+                real = follow(path) if path.is_symlink() else path
+                found.append(SourceFile(f"{name}/{path.relative_to(root).as_posix()}", real))
     return sorted(found, key=lambda file: file.name)
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import pathlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from swarmnode.data.root import DataRoot
 from swarmnode.errors import DataError
 from swarmnode.ids import digest
 
@@ -91,14 +91,14 @@ class HuggingFaceTokenizer:
         return self._inner.decode(np.asarray(tokens).astype(np.int64).tolist(), skip_special_tokens=False)
 
 
-def open_tokenizer(name: str, folder: pathlib.Path) -> Tokenizer:
-    """The manifest's `data.tokenizer`: "bytes", or the path of a tokenizer.json (relative to `folder`).
+def open_tokenizer(name: str, folder: DataRoot) -> Tokenizer:
+    """The manifest's `data.tokenizer`: "bytes", or the path of a tokenizer.json below `folder`.
 
-    Raises DataError when the file is missing, too long or not a tokenizer.
+    Raises DataError when the file is missing, too long or not a tokenizer, NotPermitted when it is not to be opened.
     """
     if name == "bytes":
         return ByteTokenizer()
-    path = folder / name
+    path = folder.find(name)
     try:
         with path.open("rb") as file:
             raw = file.read(TOKENIZER_BYTES_MAX + 1)

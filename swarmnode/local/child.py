@@ -43,6 +43,7 @@ class NodePlan:
     bootstrap: bool = False
     dashboard_port: int | None = None  # of the page a bootstrap shows; None: no page
     checkpoints: str = ""
+    data_root: Path | None = None  # below which the manifest's paths lie; None: nothing is opened
     resume: str = ""
     flags: tuple[str, ...] = ("--notice", "none")  # of `join`; many nodes on one machine would all be told
 
@@ -58,8 +59,9 @@ def node_command(plan: NodePlan) -> list[str]:
     stage = [] if plan.stage is None else ["--stage", str(plan.stage)]
     join = ["join", *plan.bootstraps, "--run", str(plan.manifest), "--cache", str(plan.cache), *plan.flags]
     saving = ["--checkpoints", plan.checkpoints] if plan.checkpoints else []
+    reading = ["--data-root", str(plan.data_root)] if plan.data_root is not None else []
     resuming = ["--resume", plan.resume, "--resume-other"] if plan.resume else []
-    return [*command, *join, *stage, *common, *saving, *resuming]
+    return [*command, *join, *stage, *common, *saving, *reading, *resuming]
 
 
 def environment() -> dict[str, str]:

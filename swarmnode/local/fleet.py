@@ -46,6 +46,7 @@ class FleetPlan:
     seed: int = 0
     command: Command = node_command
     checkpoints: str = ""
+    data_root: Path | None = None  # below which the manifest's paths lie; None: nothing is opened
     round_samples: int = 1  # of the manifest; names the checkpoint made at the end
     resume: str = ""
     start_timeout_s: float = START_TIMEOUT_S
@@ -192,6 +193,7 @@ class Fleet:
             bootstrap=bootstrap,
             dashboard_port=self._plan.dashboard_port,
             checkpoints="" if bootstrap else self._plan.checkpoints,
+            data_root=self._plan.data_root,
             resume=resume,
         )
         return await Child.start(plan, self._plan.command(plan))

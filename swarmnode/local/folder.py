@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from swarmnode import manifest as manifests
@@ -18,30 +18,33 @@ RUNS = Path("runs")
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
-    """`signed` is given to nodes: it lies where the manifest's relative paths begin. `folder` is this session's."""
+    """`signed` is given to nodes; `folder` is this session's. The manifest's paths lie below `data_root`, the folder
+    that `up` was given; None where it was given none."""
 
     manifest: Manifest
     run_id: RunId
     signed: Path
     folder: Path
+    data_root: Path | None = None
 
 
-def prepare(run: Path | None, nodes: int, stages: int | None, stamp: str) -> RunFolder:
+def prepare(run: Path | None, nodes: int, stages: int | None, stamp: str, data_root: Path | None = None) -> RunFolder:
     """Make ready what `up` was given: a folder of `swarmnode init`, a signed manifest, or None (the demo's manifest).
 
     `stages` replaces the manifest's own, which makes another run, so it cannot be had for a signed one. `stamp` names
-    the session's folder. Raises ManifestError and UsageError (too few `nodes` for the stages, say) before anything is
-    made, NotPermitted when it cannot be.
+    the session's folder. Files that the manifest names lie below `data_root`, else below `run` where that is a folder.
+    Raises ManifestError and UsageError (too few `nodes` for the stages, say) before anything is made, NotPermitted when
+    it cannot be.
     """
     if run is None:
         return _prepare_new(PRESETS["demo"], nodes, stages, stamp)
     if (run / MANIFEST_FILE).exists():
-        return _prepare_folder(run, nodes, stages, stamp)
+        return replace(_prepare_folder(run, nodes, stages, stamp), data_root=data_root or run)
     if (run / SIGNED_FILE).exists():
-        return _prepare_signed(run / SIGNED_FILE, nodes, stages, run, f"up-{stamp}")
+        return _prepare_signed(run / SIGNED_FILE, nodes, stages, run, f"up-{stamp}", data_root or run)
     if run.is_dir():
         raise UsageError(f"{run} has neither {MANIFEST_FILE} nor {SIGNED_FILE}: `swarmnode init {run}` makes a run")
-    return _prepare_signed(run, nodes, stages, RUNS, stamp)
+    return _prepare_signed(run, nodes, stages, RUNS, stamp, data_root)
 
 
 def prepare_given(signed: SignedManifest, nodes: int, stages: int | None, stamp: str) -> RunFolder:
@@ -74,15 +77,22 @@ def _prepare_folder(run: Path, nodes: int, stages: int | None, stamp: str) -> Ru
     return _session(manifest, signed, path, run, f"up-{stamp}")
 
 
-def _prepare_signed(path: Path, nodes: int, stages: int | None, where: Path, name: str) -> RunFolder:
+def _prepare_signed(
+    path: Path, nodes: int, stages: int | None, where: Path, name: str, data_root: Path | None
+) -> RunFolder:
     signed, manifest = manifests.read_signed(path)
+    if manifest.data.names_files and data_root is None:
+        raise UsageError(
+            f"{path}: the run reads files: say --data-root FOLDER, where they lie, or give its folder as RUN"
+        )
     if stages is not None and stages != manifest.pipeline.stages:
         raise UsageError(
             f"--stages {stages}: {path} is signed for {manifest.pipeline.stages} stages; leave --stages out, "
             "or give the folder with manifest.toml and owner.key"
         )
     _checked(manifest, nodes)
-    return _session(manifest, signed, path, where, f"{manifest.name}-{name}" if where == RUNS else name)
+    session = _session(manifest, signed, path, where, f"{manifest.name}-{name}" if where == RUNS else name)
+    return replace(session, data_root=data_root)
 
 
 def _session(manifest: Manifest, signed: SignedManifest, path: Path, where: Path, name: str) -> RunFolder:

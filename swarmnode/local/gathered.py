@@ -45,8 +45,8 @@ NEWEST = Weights()
 
 def gather(
     source: str, kind: str, note: Note, moved: Moved = lambda done, of: None, weights: Weights = NEWEST
-) -> tuple[Gathered, Path]:
-    """All copies of stages at `source`, and the folder at which the manifest's relative paths begin.
+) -> tuple[Gathered, Path | None]:
+    """All copies of stages at `source`, and the folder that the manifest's paths lie below; None for a bucket.
 
     `kind` "stages": what nodes saved when they left; "checkpoint": the newest intact one; "auto": the first of exported
     model, stages, checkpoint that makes a whole model; checkpoints alone where `weights` asks for several. Raises
@@ -58,7 +58,7 @@ def gather(
             raise UsageError("--average is of checkpoints: give --from checkpoint, or leave it out")
         kind = "checkpoint"
     if is_url(source):
-        return _of_checkpoint(source, note, moved, weights.checkpoints), Path.cwd()
+        return _of_checkpoint(source, note, moved, weights.checkpoints), None
     if not folder.is_dir():
         raise UsageError(f"{source}: no such folder; give a run's or a session's folder, a checkpoint or an export")
     from swarmnode.model import gather as models
@@ -107,8 +107,9 @@ def manifest_of(folder: Path) -> Manifest:
 
 
 def data_folder(folder: Path) -> Path:
-    """Where relative paths of the manifest begin: the run's folder, which is above a session's."""
-    return folder.parent if (folder.parent / MANIFEST_FILE).is_file() else folder
+    """What the manifest's paths lie below: the run's folder, which is above a session's."""
+    above = folder.parent
+    return above if (above / MANIFEST_FILE).is_file() or (above / SIGNED_FILE).is_file() else folder
 
 
 def manifest_in(resumption: Resumption) -> SignedManifest:

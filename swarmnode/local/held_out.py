@@ -43,7 +43,7 @@ class Evaluation:
         }
 
 
-def evaluate(found: Gathered, folder: Path, cache: Path, samples: int | None) -> Evaluation:
+def evaluate(found: Gathered, folder: Path | None, cache: Path, samples: int | None) -> Evaluation:
     """The loss of the merged model, and where there are several replicas of each chain of them, on the first `samples`
     (None: the manifest's) held-out samples. Raises DataError when the run's text cannot be read here."""
     from swarmnode.model.gather import chains, merged, spread

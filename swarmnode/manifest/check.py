@@ -12,6 +12,9 @@ COUNT_MAX = 1 << 40
 BYTES_MAX = 1 << 40
 TEXT_MAX = 1024
 PATHS_MAX = 256
+SCHEMES = ("s3", "gs", "az")
+_BUCKET = re.compile(rf"(?:{'|'.join(SCHEMES)})://([a-z0-9][a-z0-9.-]{{1,61}}[a-z0-9])(?:/[A-Za-z0-9._-]+)*/?")
+_IP4 = re.compile(r"[0-9.]+")
 
 Value = int | float | str | tuple[str, ...]
 
@@ -94,15 +97,53 @@ def text() -> Check:
     return Check(f"text of 1 to {TEXT_MAX} printable characters", accept)
 
 
-def paths() -> Check:
-    """A list of paths; empty is allowed here."""
+PATH = 'a path below the data folder ("/" between names; none empty, "..", hidden or beginning with "~")'
+
+
+def path() -> Check:
+    """A path that cannot lead out of the folder it begins in, unless by a symbolic link there."""
 
     def accept(raw: Any) -> Value | None:
-        if not isinstance(raw, list | tuple) or len(raw) > PATHS_MAX or not all(_is_plain(item) for item in raw):
+        return raw if is_below(raw) else None
+
+    return Check(PATH, accept)
+
+
+def paths() -> Check:
+    """A list of such paths; empty is allowed here."""
+
+    def accept(raw: Any) -> Value | None:
+        if not isinstance(raw, list | tuple) or len(raw) > PATHS_MAX or not all(is_below(item) for item in raw):
             return None
         return tuple(raw)
 
-    return Check(f"a list of at most {PATHS_MAX} paths", accept)
+    return Check(f"a list of at most {PATHS_MAX}, each {PATH}", accept)
+
+
+def bucket() -> Check:
+    """A place in a bucket, which names no host: those of the cloud, or of the endpoint in the environment of whoever
+    opts in. "" is allowed here.
+
+    Bucket names are those of S3 (Amazon S3 user guide, "General purpose bucket naming rules"), without IP addresses and
+    ARNs; Google's and Azure's are of the same letters.
+    """
+
+    def accept(raw: Any) -> Value | None:
+        if type(raw) is not str or len(raw) > TEXT_MAX:
+            return None
+        found = _BUCKET.fullmatch(raw)
+        if raw and (found is None or _IP4.fullmatch(found[1]) or ".." in raw):
+            return None
+        return raw
+
+    return Check(f'"" or {" or ".join(f"{scheme}://BUCKET/PREFIX" for scheme in SCHEMES)}', accept)
+
+
+def is_below(raw: Any) -> bool:
+    """Whether `raw` is a path as `path` allows it."""
+    if not _is_plain(raw) or "\\" in raw or raw.startswith("~"):
+        return False
+    return all(name and not name.startswith(".") for name in raw.removeprefix("./").split("/"))
 
 
 def _is_plain(raw: Any) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from swarmnode.manifest.check import BYTES_MAX, COUNT_MAX, Field, matching, one_of, real, whole
+from swarmnode.manifest.check import BYTES_MAX, COUNT_MAX, Field, bucket, one_of, real, whole
 
 _SECONDS = real(0.0, 86_400.0, above=True)
 
@@ -10,9 +10,9 @@ SERVICE_FIELDS: tuple[Field, ...] = (
     Field(
         "checkpoint",
         "url",
-        matching(r"[ -~]{0,1024}", "at most 1024 printable ASCII characters"),
-        'Where checkpoints are saved: a folder that nodes share, or s3://BUCKET/PREFIX (keys from the environment); "":'
-        " nowhere, unless a node is told by --checkpoints. A folder is taken only by nodes that have this file.",
+        bucket(),
+        "The bucket in which checkpoints are saved by nodes whose user says --use-bucket (their own keys, from their"
+        " environment). A folder is never named here: --checkpoints names one on the machine it is of.",
         "none: volunteers cannot write there",
     ),
     Field("checkpoint", "every_rounds", whole(1, COUNT_MAX), "Rounds between two checkpoints.", "guess"),

@@ -53,6 +53,11 @@ class DataSpec:
     validation_fraction: float = 0.02
     block_samples: int = 64
 
+    @property
+    def names_files(self) -> bool:
+        """Whether whoever feeds the run needs files of its own machine, below the folder that its user names."""
+        return bool(self.paths) or self.tokenizer != "bytes"
+
 
 @dataclass(frozen=True, slots=True)
 class InnerSpec:

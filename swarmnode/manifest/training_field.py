@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from swarmnode.manifest import meeting
-from swarmnode.manifest.check import COUNT_MAX, Field, matching, odd, one_of, paths, real, text, whole, word_or
+from swarmnode.manifest.check import COUNT_MAX, Field, matching, odd, one_of, path, paths, real, text, whole, word_or
 from swarmnode.manifest.spec import OWN
 
+LAYERS_MAX = 512  # guess: GPT-3 has 96; into stages they are cut within a second (model/split.py)
 SEED_MAX = (1 << 63) - 1
 
 _LLAMA = "LLaMA, arXiv 2302.13971, section 2"
@@ -20,7 +21,7 @@ TRAINING_FIELDS: tuple[Field, ...] = (
         "guess",
     ),
     Field("", "seed", whole(0, SEED_MAX), "Seed of everything random in the run.", "guess"),
-    Field("model", "layers", whole(1, 4096), "Decoder layers, cut into stages.", _MEASURED),
+    Field("model", "layers", whole(1, LAYERS_MAX), "Decoder layers, cut into stages.", _MEASURED),
     Field("model", "width", whole(2, 1 << 20), "Width of the residual stream.", _MEASURED),
     Field("model", "heads", whole(1, 4096), "Attention heads; divides width.", _MEASURED),
     Field("model", "kv_heads", whole(1, 4096), "Heads of keys and values; divides heads.", "guess: half of heads"),
@@ -31,7 +32,13 @@ TRAINING_FIELDS: tuple[Field, ...] = (
     Field(
         "model", "norm_eps", real(0.0, 0.1, above=True), "Added inside RMSNorm.", "Llama 2's published configuration"
     ),
-    Field("pipeline", "stages", whole(1, 4096), "Cuts of consecutive layers; at most layers.", "the demo: 3 x 2 nodes"),
+    Field(
+        "pipeline",
+        "stages",
+        whole(1, LAYERS_MAX),
+        "Cuts of consecutive layers; at most layers.",
+        "the demo: 3 x 2 nodes",
+    ),
     Field(
         "pipeline",
         "boundary",
@@ -113,15 +120,16 @@ TRAINING_FIELDS: tuple[Field, ...] = (
         "data",
         "paths",
         paths(),
-        "Files or folders, empty for python-stdlib. Relative ones start at this manifest's folder on each node.",
+        "Files or folders, empty for python-stdlib. They lie below the folder that each machine's user names"
+        " (--data-root; of `up` the run's folder), or nothing is opened.",
         "none needed",
     ),
     Field("data", "field", text(), "jsonl: the key that holds the text.", "the usual name"),
     Field(
         "data",
         "tokenizer",
-        text(),
-        'bytes, or the path of a Hugging Face tokenizer.json ("./bytes" for a file called bytes).',
+        path(),
+        'bytes, or a Hugging Face tokenizer.json below the same folder ("./bytes" for a file called bytes).',
         "nothing to download",
     ),
     Field(

@@ -18,6 +18,8 @@ SIGNED_BYTES_MAX = 1280  # hivemind.md: DHT values of about 1 KiB keep a diction
 ADDRESSES_MAX = 8  # record.proto
 BOUNDARY_DIGEST_BYTES_MAX = 8  # record.proto
 ADDRESS_CHARACTERS_MAX = 256  # guess: /dns4/<a long name>/tcp/<port>
+UNABLE_MAX = 64  # record.proto; guess: in a run of more stages a machine that fits few of them moves to none
+STAGES_MAX = 512  # as pipeline.stages
 CLOCK_SKEW_MAX_S = 3.0  # hivemind lets clocks differ by as much when a node joins
 
 VERIFIED_MAX = 2048  # guess: 3 KiB each; a record is heard about three times, by calls and from the directory
@@ -126,6 +128,8 @@ def _fault(record: wire.Record) -> str | None:
         return f"unknown state {record.state}"
     if len(record.boundary_digest) > BOUNDARY_DIGEST_BYTES_MAX:
         return f"a boundary digest of {len(record.boundary_digest)} bytes; at most {BOUNDARY_DIGEST_BYTES_MAX}"
+    if len(record.unable) > UNABLE_MAX or any(stage >= STAGES_MAX for stage in record.unable):
+        return f"{len(record.unable)} stages it cannot serve, up to {max(record.unable)}"
     told = record.progress
     if told.feeders[:] not in ([], [record.peer_id]) or len(told.samples) != len(told.feeders):
         return "progress of somebody else"

@@ -41,6 +41,7 @@ class Member:
     boundary_digest: bytes = b""  # of its frozen subspace, in a run that has one
     fed: bool = False  # its record tells of samples or blocks
     total: int = 0  # samples of the whole run, as it believes
+    unable: frozenset[int] = frozenset()  # stages that its machine cannot serve
 
     @property
     def plain(self) -> bool:
@@ -74,6 +75,7 @@ class Member:
             boundary_digest=record.boundary_digest,
             fed=bool(record.progress.samples) or record.HasField("blocks"),
             total=record.progress.total,
+            unable=frozenset(record.unable),
         )
 
 

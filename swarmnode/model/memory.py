@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from swarmnode.manifest import Manifest, ModelSpec, boundary_width
-from swarmnode.model.split import Part
+from swarmnode.manifest import Manifest, ModelSpec, boundary_nbytes, boundary_width
+from swarmnode.model.split import Part, split
 
 ITEMSIZE = 4  # float32
 STATE_FLATS = 5  # fast and slow weights, outer momentum, two moments: a snapshot's sections
@@ -31,8 +31,9 @@ def graph_nbytes(model: ModelSpec, part: Part, tokens: int, output: int, itemsiz
 
 
 def replica_nbytes(manifest: Manifest, part: Part) -> int:
-    """What a node needs to serve `part` in float32: state, gradient and older weights, a microbatch in work, and the
-    tapes it keeps (fewer when memory is short: what is not kept is computed twice)."""
+    """What a node needs to serve `part` in float32: state, gradient and older weights, the snapshot that it keeps of
+    the next stage, a microbatch in work, those that wait, and the tapes it keeps (fewer when memory is short: what is
+    not kept is computed twice)."""
     model, width = manifest.model, boundary_width(manifest)
     steps = math.ceil(TAPES * manifest.inner.microbatch / manifest.inner.inner_batch)  # while a gradient is awaited
     copies = 0 if part.has_head else min(COPIES_MAX, steps)
@@ -42,7 +43,17 @@ def replica_nbytes(manifest: Manifest, part: Part) -> int:
     if manifest.pipeline.boundary == "subspace":
         state += ITEMSIZE * model.vocabulary * model.width  # every stage holds the table
     tokens = manifest.inner.microbatch * model.context
+    state += _kept_nbytes(manifest, part)
+    state += manifest.limits.in_flight_max * boundary_nbytes(manifest.pipeline.boundary, tokens, width)
     graph = graph_nbytes(model, part, tokens, width, ITEMSIZE, autocast=False)
     if part.has_head:
         return int(state) + graph + LOGITS * ITEMSIZE * tokens * model.vocabulary
     return int(state) + graph + min(manifest.limits.tape_bytes_max, TAPES * graph)
+
+
+def _kept_nbytes(manifest: Manifest, part: Part) -> int:
+    """Of the next stage's snapshot, where recovery/keeper.py keeps all of it."""
+    stages = manifest.pipeline.stages
+    after = split(manifest.model, stages)[(part.stage + 1) % stages].parameters if stages > 1 else 0
+    nbytes = SNAPSHOT_FLATS * ITEMSIZE * after
+    return nbytes if manifest.recovery.keepers and nbytes <= manifest.recovery.snapshot_bytes_max else 0

@@ -12,6 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
+import numpy as np
+import numpy.typing as npt
+
 from swarmnode.errors import ManifestError
 from swarmnode.manifest import ModelSpec
 
@@ -47,19 +50,28 @@ def head_flops(model: ModelSpec) -> float:
     return 2.0 * model.width * model.vocabulary
 
 
-def _best_cut(costs: Sequence[float], parts: int, add: Callable[[float, float], float]) -> list[range]:
+Floats = npt.NDArray[np.float64]
+
+
+def _best_cut(costs: Sequence[float], parts: int, add: Callable[[Floats, Floats], Floats]) -> list[range]:
     """Dynamic programme: the cut whose parts' costs, folded by `add(value so far, cost of a part)`, give the least."""
-    sums = [0.0, *accumulate(costs)]
-    none: list[range] = []
-    table = [(0.0, none)] + [(math.inf, none)] * len(costs)  # (value, cut) by where the prefix ends
-    for _ in range(parts):
-        longer = [(math.inf, none)]
-        for end in range(1, len(sums)):
-            values = [add(table[start][0], sums[end] - sums[start]) for start in range(end)]
-            start = min(range(end), key=values.__getitem__)
-            longer.append((values[start], [*table[start][1], range(start, end)]))
-        table = longer
-    return table[-1][1]
+    sums = np.array([0.0, *accumulate(costs)])
+    slack = len(costs) - parts  # layers that a prefix of k parts may have more than k
+    values, begins = np.zeros(slack + 1), list[npt.NDArray[np.intp]]()
+    values[1:] = np.inf  # of no part's prefix but the empty one; values[i] is of the prefix of k + i layers
+    later = np.tri(slack + 1, dtype=bool)  # [end, start]: a part is not empty
+    for part in range(parts):
+        starts, ends = np.arange(part, part + slack + 1), np.arange(part + 1, part + slack + 2)
+        folded = add(values[None, :], sums[ends][:, None] - sums[starts][None, :])
+        folded = np.where(later, folded, np.inf)
+        begins.append(starts[folded.argmin(axis=1)])
+        values = folded.min(axis=1)
+    cut, end = list[range](), len(costs)
+    for part in range(parts - 1, -1, -1):
+        start = int(begins[part][end - part - 1])
+        cut.append(range(start, end))
+        end = start
+    return cut[::-1]
 
 
 def partition(costs: Sequence[float], parts: int) -> list[range]:
@@ -71,8 +83,8 @@ def partition(costs: Sequence[float], parts: int) -> list[range]:
     if not 1 <= parts <= len(costs):
         raise ValueError(f"{len(costs)} layers cannot be cut into {parts} non-empty parts")
     sums = [0.0, *accumulate(costs)]
-    limit = max(sums[cut.stop] - sums[cut.start] for cut in _best_cut(costs, parts, max))
-    return _best_cut(costs, parts, lambda value, cost: value + cost * cost if cost <= limit else math.inf)
+    limit = max(sums[cut.stop] - sums[cut.start] for cut in _best_cut(costs, parts, np.maximum))
+    return _best_cut(costs, parts, lambda value, cost: np.where(cost <= limit, value + cost * cost, np.inf))
 
 
 def parameter_shapes(model: ModelSpec, part: Part) -> Shapes:

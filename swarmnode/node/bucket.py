@@ -19,25 +19,26 @@ from swarmnode.recovery.tensorfile import scatter
 T = TypeVar("T")
 
 PACKAGES = {"s3": "s3fs", "gs": "gcsfs", "az": "adlfs"}
-"""Schemes allowed: a manifest may name the URL, and must not make a node open whatever fsspec knows to open."""
+"""Schemes allowed, and what speaks them: fsspec knows many more, some of which run commands or read any host."""
 
-_URL = re.compile(r"([a-z0-9+.-]+)://([^/]+)(/.*)?\Z")
+_URL = re.compile(r"([a-z0-9+.-]+)://([A-Za-z0-9][A-Za-z0-9._-]*)(/.*)?\Z")
 
 
 def is_url(text: str) -> bool:
     return "://" in text
 
 
-def open_store(text: str, relative_to: pathlib.Path) -> Store:
-    """The store at `text`: a folder (relative ones start at `relative_to`), file:///FOLDER, or s3://BUCKET/PREFIX. Keys
-    and endpoint of a bucket come from the environment, as for any tool: AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL and so on.
+def open_store(text: str) -> Store:
+    """The store at `text`, which this machine's user gives, or a manifest's bucket that the user takes: a folder,
+    file:///FOLDER, or s3://BUCKET/PREFIX. Keys and endpoint of a bucket come from the environment, as for any tool:
+    AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL and so on; `text` names no host.
 
     Raises UsageError for another scheme, or when the package that speaks it is not installed. Opens nothing yet.
     """
     if text.startswith("file:///"):
         text = text.removeprefix("file://")
     if not is_url(text):
-        return FolderStore(relative_to / pathlib.Path(text).expanduser(), "free space or save elsewhere")
+        return FolderStore(pathlib.Path(text).expanduser(), "free space or save elsewhere")
     match = _URL.match(text)
     if match is None or match[1] not in PACKAGES:
         raise UsageError(

@@ -6,7 +6,7 @@ A record is believed that its peer signed and that has not run out; it comes fro
     process                                        a replica of the stage before ours in the microbatch's itinerary; one
                                                    of stage 0 feeds under its own name only
     reserve                                        a replica of a stage that sends microbatches to ours
-    opening, redo                                  a replica of another stage: who checks answers follows them to the end
+    opening, redo                                  a replica of another stage: checks follow an answer to its end
     exchange, commit, standin, packet_receipt,
     bequest, suspicion                             a replica of our own stage
     handover                                       a replica of the stage after ours, which we keep

@@ -70,7 +70,7 @@ class Node:
         self.me = world.transport.peer_id
         self._world, self._telemetry = world, world.telemetry
         us = self.presence = Presence(manifest, run_id, world.directory, world.clock, world.identity, world.telemetry)
-        us.door, us.progressed = world.door, self._progressed
+        us.door, us.progressed, us.self.unable = world.door, self._progressed, world.unable
         self._callers = callers = Callers(manifest, us, world.clock, lambda: self.stage)
         self.line = Line(world.transport, us.progress, us.record, callers.learn, self._progressed, us.hear_boast)
         self.line.excluded = us.book.excluded
@@ -326,7 +326,7 @@ class Node:
         if stage is None:
             rng, pipeline = seeded(self.manifest.seed, "stage", self.me), self.manifest.pipeline
             swarm, rules = await self.arrival.living(self._swarm()), Rules(pipeline.rebalance_ratio, pipeline.min_keep)
-            stage, reason = choose_stage(swarm, costs(self.manifest), rules, rng)
+            stage, reason = choose_stage(swarm, costs(self.manifest), rules, rng, self._world.unable)
         self._telemetry.event("stage.chosen", serves=stage, reason=reason)
         return stage
 

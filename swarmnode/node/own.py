@@ -24,5 +24,6 @@ class Self_:
     addresses: list[str] = field(default_factory=list)
     moving_to: int | None = None
     saves_checkpoints: bool = False
+    unable: frozenset[int] = frozenset()  # stages that this machine cannot serve
     boundary_digest: bytes = b""  # of our frozen subspace, in a run that has one
     allowance: record_pb2.Allowance | None = None  # limits others should expect

@@ -18,7 +18,7 @@ from swarmnode.membership.book import Book
 from swarmnode.membership.ceiling import Ceiling
 from swarmnode.membership.door import Door
 from swarmnode.membership.progress import Boast, Progress
-from swarmnode.membership.record import check_member, check_record, check_time, pass_of, sign_record
+from swarmnode.membership.record import UNABLE_MAX, check_member, check_record, check_time, pass_of, sign_record
 from swarmnode.membership.swarm import SERVING, Member, shared
 from swarmnode.membership.view import View, view_of
 from swarmnode.metrics import name
@@ -147,6 +147,7 @@ class Presence:
             progress=self.progress.entry(self.me),
             moving_to=us.moving_to,
             saves_checkpoints=us.saves_checkpoints,
+            unable=sorted(us.unable)[:UNABLE_MAX],
             boundary_digest=us.boundary_digest,
         )
         if (kept := us.kept()) is not None:
@@ -326,7 +327,6 @@ class Presence:
         self.book.excluded.add(peer)
         self.book.forget(peer)
         self.blocks_heard.pop(peer, None)
-        self._telemetry.count(name.PEER_FAULTS, kind="excluded")
         self._telemetry.event("peer.excluded", level="warning", peer=peer, reason=reason)
         self._view_changed()
 

@@ -31,7 +31,7 @@ async def find_resumptions(text: str, run_id: RunId | None, note: Note = lambda 
         if (path / FOLDER).is_dir() and not (path / form.ROOT).is_file():
             path /= FOLDER
         text = str(path.resolve())
-    store = open_store(text, Path())
+    store = open_store(text)
     found = await saving.find(store)
     good = saving.usable(found, text, run_id)
     for each in found[::-1]:

@@ -31,3 +31,4 @@ class World:
     saving: Saving = field(default_factory=Saving)
     door: Door | None = None  # None: everybody may take part
     donating: DonorLimits = field(default_factory=DonorLimits)
+    unable: frozenset[int] = frozenset()  # stages that this machine cannot serve (able.py); never all of them

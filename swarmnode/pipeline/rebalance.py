@@ -12,7 +12,7 @@ from __future__ import annotations
 import bisect
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from swarmnode.ids import PeerId, short
@@ -122,26 +122,30 @@ def staying(swarm: Swarm, now_unix_s: float) -> Swarm:
     return Swarm.of(members, len(swarm.stages))
 
 
-def choose_stage(swarm: Swarm, costs: Sequence[float], rules: Rules, rng: random.Random) -> tuple[int, Reason]:
+def choose_stage(
+    swarm: Swarm, costs: Sequence[float], rules: Rules, rng: random.Random, unable: Collection[int] = ()
+) -> tuple[int, Reason]:
     """The stage a joiner should serve: an empty one first, then one with fewer than `min_keep` replicas, else the one
-    with the least samples per second.
+    with the least samples per second; of those that its machine is not `unable` to serve, of which there is one.
 
     Among stages alike within the ratio from which nodes move, the one with the fewest replicas; ties are broken by
     `rng`, so that joiners who see the same swarm do not all go to the same place.
     """
     now = load(swarm, costs)
     capacity, replicas = now.capacity, now.replicas
-    empty = [stage for stage, count in enumerate(replicas) if not count]
+    able = [stage for stage in range(len(capacity)) if stage not in unable]
+    empty = [stage for stage in able if not replicas[stage]]
     if empty:
         # Costlier stages first: they are the ones that will need more than one replica.
         dearest = max(costs[stage] for stage in empty)
         stage = rng.choice([stage for stage in empty if costs[stage] == dearest])
         return stage, f"stage {stage} has no replica"
-    thin = _thin(replicas, rules.min_keep)
+    thin = _thin(replicas, rules.min_keep, able)
     if thin:
         stage = rng.choice(thin)
         return stage, f"stage {stage} has {replicas[stage]} of the {rules.min_keep} replicas that each should have"
-    needy = [stage for stage, value in enumerate(capacity) if value <= min(capacity) * rules.ratio]
+    least = min(capacity[stage] for stage in able)
+    needy = [stage for stage in able if capacity[stage] <= least * rules.ratio]
     fewest = min(replicas[stage] for stage in needy)
     stage = rng.choice([stage for stage in needy if replicas[stage] == fewest])
     return stage, f"stage {stage} is the slowest: samples/s by stage {_listing(capacity)}"
@@ -199,7 +203,11 @@ def plan_move(
     keep = 1 if empty else rules.min_keep  # an empty stage stops the whole run: a stage gives all but its last replica
     # Of a stage whose relief is only on its way nobody goes: more than `keep` are there and stay.
     there = [swarm.settled(stage) for stage in range(stages)]
-    able = [stage for stage in range(stages) if stage != target and len(there[stage]) > keep]
+    able = [
+        stage
+        for stage in range(stages)
+        if stage != target and len(there[stage]) > keep and any(target not in m.unable for m in there[stage])
+    ]
     listing = _listing(capacity)
     safety = bool(thin) and not empty
     if thin:
@@ -211,7 +219,7 @@ def plan_move(
     large = sum(swarm.sizes) > SMALL
     if me is not None:
         mine = next((member for stage in sources if (member := _find(there[stage], me)) is not None), None)
-        if mine is None:
+        if mine is None or target in mine.unable:
             return None, f"none of this stage is to move: samples/s by stage {listing}"
         if large and not (safety or empty):  # the others' moves are looked at only where this node's own would help
             before = min(capacity[target], now.sure[mine.stage])
@@ -224,7 +232,11 @@ def plan_move(
         least = -math.inf if safety or empty else (1.0 + rules.gain_min) * before
         for member in there[stage]:
             after = _weaker(now, costs, member, target)
-            if after < least or (best is not None and after < best.after and member.peer != me):
+            if (
+                target in member.unable
+                or after < least
+                or (best is not None and after < best.after and member.peer != me)
+            ):
                 continue  # most: not even looked at
             move = _move(now, costs, member, target, before, after, safety)
             if safety or empty or _helps(move, rules):
@@ -273,9 +285,11 @@ def worth_it(move: Move, download_s: float) -> tuple[bool, Reason]:
     return left > 0.0, f"{left:.3g} samples gained in {LASTS_S:g} s less a download of {download_s:.3g} s and its way"
 
 
-def _thin(replicas: Sequence[int], min_keep: int) -> list[int]:
-    """The stages with the fewest replicas, if those are fewer than `min_keep`."""
-    return [stage for stage, count in enumerate(replicas) if count == min(replicas) < min_keep]
+def _thin(replicas: Sequence[int], min_keep: int, among: Sequence[int] | None = None) -> list[int]:
+    """The stages (`among` them) with the fewest replicas, if those are fewer than `min_keep`."""
+    stages = range(len(replicas)) if among is None else among
+    fewest = min(replicas[stage] for stage in stages)
+    return [stage for stage in stages if replicas[stage] == fewest < min_keep]
 
 
 def _helps(move: Move, rules: Rules) -> bool:
@@ -309,13 +323,15 @@ def _exchange(
     small enough to fill the gap the difference of two may be. The other half is a move like any other once the first
     has been announced: it helps more than any exchange. (Monte Carlo of swarm48's machines, one event after the other:
     98.3 % even with moves alone, 98.7 % with exchanges.)"""
-    back = sorted((now.speed(member), member.peer) for member in there[target])
     best: Move | None = None
     for source in sources:
+        back = sorted((now.speed(member), member.peer) for member in there[target] if source not in member.unable)
         ratio = costs[source] / costs[target]
         # What fills half of the gap, seen from the source: more and the source would be the weaker one.
         ideal = (now.sure[source] - now.capacity[target]) / (1.0 + ratio)
         for member in there[source]:
+            if target in member.unable:
+                continue
             own = now.speed(member)
             at = bisect.bisect(back, ((own - ideal) * ratio, ""))
             for speed, _ in back[max(0, at - 1) : at + 1]:

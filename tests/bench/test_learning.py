@@ -37,13 +37,13 @@ def text(tmp_path):
 
 @pytest.fixture
 def manifest(text):
-    data = DataSpec(source="text", paths=(str(text),), validation_fraction=0.2)
+    data = DataSpec(source="text", paths=("text",), validation_fraction=0.2)
     return Manifest(model=SMALL, data=data, pipeline=PipelineSpec(stages=2, validation_samples=16))
 
 
 @pytest.fixture
 def ground(manifest, tmp_path):
-    return Ground(learning._signed(tmp_path / "run", manifest), tmp_path / "cache", manifest, False)
+    return Ground(learning._signed(tmp_path / "run", manifest), tmp_path / "cache", manifest, False, tmp_path)
 
 
 def hugging_face_name(name: str) -> str:
@@ -131,7 +131,7 @@ def test_looks_are_where_every_batch_of_the_grid_ends():
 
 @pytest.mark.parametrize("setting", [ADAMW, MUON], ids=str)
 def test_the_plain_process_learns(ground, manifest, setting):
-    corpus = open_corpus(manifest, ground.signed.parent, ground.cache)
+    corpus = open_corpus(manifest, ground.data, ground.cache)
     task = Task(str(ground.signed), str(ground.cache), setting, 1024)
     looks = train(task, manifest, corpus)
     assert [look.samples for look in looks] == [256, 512, 768, 1024]
@@ -144,7 +144,7 @@ def test_the_plain_process_learns(ground, manifest, setting):
 def test_held_out_loss_is_of_the_samples_that_the_swarm_validates_on(ground, manifest):
     from swarmnode.node.reading import CorpusSamples
 
-    corpus = open_corpus(manifest, ground.signed.parent, ground.cache)
+    corpus = open_corpus(manifest, ground.data, ground.cache)
     net = plain_model.PlainLlama(SMALL)
     plain_model.initialise(net, SMALL, 0)
     theirs = [

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from swarmnode.cli.checkup import Check, about, exit_code, fit, link_tokens_per_s, rate_text, stages_text
+from swarmnode.cli.checkup import Check, about, exit_code, link_tokens_per_s, rate_text, stages_text
 from swarmnode.cli.main import main
 from swarmnode.manifest import PRESETS, ModelSpec, boundary_nbytes
+from swarmnode.node.able import able
 
 
 @pytest.mark.parametrize(
@@ -24,10 +25,10 @@ def test_stages_as_people_say_them(stages: tuple[int, ...], text: str) -> None:
 
 def test_the_largest_stage_needs_the_most_memory() -> None:
     manifest = replace(PRESETS["small"], model=ModelSpec(layers=6, width=512, heads=8, ffn=1376, vocabulary=50_000))
-    needed = fit(manifest, 0).needed
-    assert fit(manifest, 0).stages == ()
-    assert fit(manifest, max(needed)).stages == (0, 1, 2)
-    assert fit(manifest, max(needed) - 1).stages != (0, 1, 2)
+    needed = able(manifest, 0, has_data=True).needed
+    assert able(manifest, 0, has_data=True).unable == {0, 1, 2}
+    assert able(manifest, max(needed), has_data=True).unable == set()
+    assert able(manifest, max(needed) - 1, has_data=True).unable
     assert min(needed) > 24 * 1_000_000
 
 

@@ -236,3 +236,37 @@ def test_characters_are_said_whole() -> None:
     assert "".join(pieces) == text and all("\ufffd" not in piece for piece in pieces)
     broken = list(spoken(ByteTokenizer(), iter(b"a\xff\xfeb")))
     assert "".join(broken) == b"a\xff\xfeb".decode(errors="replace")
+
+
+def of_stranger(session: Path, where: Path, tokenizer: str) -> Path:
+    """An exported model as somebody else may have put it on the net: its manifest names `tokenizer`."""
+    run = replace(RUN, data=replace(RUN.data, tokenizer=tokenizer))
+    assert main(["export", str(session), "--out", str(where)]) == 0
+    for made in (SIGNED_FILE, "tokenizer.json"):
+        (where / made).unlink(missing_ok=True)
+    (where / "manifest.toml").write_text(manifests.template(run))
+    return where
+
+
+def test_a_model_of_a_stranger_takes_no_file_of_ours_along(session: Path, tmp_path: Path, said) -> None:  # type: ignore[no-untyped-def]
+    """A tokenizer is copied into what is exported, which people publish."""
+    (tmp_path / "secret.json").write_text('{"api_key": "of this user"}')
+    (tmp_path / "home").mkdir()
+    theirs, out = of_stranger(session, tmp_path / "home" / "theirs", "secret.json"), tmp_path / "out"
+    for path in ("secret.json", str(tmp_path / "secret.json"), "../../secret.json"):
+        run = replace(RUN, data=replace(RUN.data, tokenizer=path))
+        (theirs / "manifest.toml").write_text(manifests.template(run))
+        code, _, error = said("export", str(theirs), "--out", str(out))
+        assert code == 78, error
+    (theirs / "manifest.toml").write_text(
+        manifests.template(replace(RUN, data=replace(RUN.data, tokenizer="link.json")))
+    )
+    (theirs / "link.json").symlink_to(tmp_path / "secret.json")
+    for verb in (["export", str(theirs), "--out", str(out)], ["generate", str(theirs), "--prompt", "a"]):
+        code, _, error = said(*verb)
+        assert code == 77 and "symbolic link" in error, error
+    (theirs / "link.json").unlink()
+    (theirs / "link.json").write_text((tmp_path / "secret.json").read_text())
+    code, _, error = said("export", str(theirs), "--out", str(out))
+    assert code == 78 and "not a Hugging Face tokenizer.json" in error
+    assert not any("of this user" in path.read_text(errors="replace") for path in tmp_path.glob("out/*"))

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from swarmnode.data.corpus import open_corpus
+from swarmnode.data.root import DataRoot
 from swarmnode.data.shard import ShardWriter
 from swarmnode.data.source import pieces, source_files
 from swarmnode.data.tokens import open_tokenizer
@@ -79,7 +80,7 @@ def test_damaged_cache_is_made_again(folder: pathlib.Path) -> None:
 
 def test_jsonl_equals_its_texts(folder: pathlib.Path) -> None:
     spec = manifest_of("jsonl", "docs.jsonl").data
-    assert b"".join(pieces(spec, source_files(spec, folder))).decode() == "".join(LINES)
+    assert b"".join(pieces(spec, source_files(spec, DataRoot(folder)))).decode() == "".join(LINES)
     assert open_corpus(manifest_of("jsonl", "docs.jsonl"), folder, folder / "cache").tokens_validation > 17
 
 
@@ -125,7 +126,7 @@ def test_lines_without_end_are_cut_between_characters(tmp_path: pathlib.Path) ->
     text = "漢字🙂é" * 40_000
     (tmp_path / "long.txt").write_text(text)
     spec = manifest_of("text", "long.txt").data
-    found = list(pieces(spec, source_files(spec, tmp_path)))
+    found = list(pieces(spec, source_files(spec, DataRoot(tmp_path))))
     assert "".join(piece.decode() for piece in found) == text
     assert max(map(len, found)) <= 64 << 10
 
@@ -141,7 +142,7 @@ def test_hugging_face_tokenizer_and_vocabulary(folder: pathlib.Path) -> None:
 
 
 def test_shards_as_a_source(folder: pathlib.Path) -> None:
-    tokenizer = open_tokenizer("bytes", folder)
+    tokenizer = open_tokenizer("bytes", DataRoot(folder))
     (folder / "shards").mkdir()
     for number in range(3):
         with ShardWriter(folder / "shards" / f"{number}.tokens", 256, tokenizer.digest) as writer:

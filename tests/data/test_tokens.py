@@ -8,6 +8,7 @@ import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
+from swarmnode.data.root import DataRoot
 from swarmnode.data.tokens import ByteTokenizer, HuggingFaceTokenizer, dtype_of, open_tokenizer
 from swarmnode.errors import DataError
 
@@ -42,7 +43,7 @@ def test_bytes_round_trip(text: str) -> None:
 
 def test_hugging_face_round_trip(tmp_path: pathlib.Path) -> None:
     train_tokenizer(tmp_path / "tokenizer.json")
-    tokenizer = open_tokenizer("tokenizer.json", tmp_path)
+    tokenizer = open_tokenizer("tokenizer.json", DataRoot(tmp_path))
     assert isinstance(tokenizer, HuggingFaceTokenizer)
     assert tokenizer.vocabulary == 400
     assert tokenizer.separator == 0
@@ -53,12 +54,12 @@ def test_hugging_face_round_trip(tmp_path: pathlib.Path) -> None:
     assert tokens.max() < tokenizer.vocabulary
     assert tokenizer.decode(tokens) == text
     assert tokenizer.encode_all([b"a", b""])[1].size == 0
-    assert open_tokenizer("tokenizer.json", tmp_path).digest == tokenizer.digest
+    assert open_tokenizer("tokenizer.json", DataRoot(tmp_path)).digest == tokenizer.digest
 
 
 def test_tokenizers_are_told_apart(tmp_path: pathlib.Path) -> None:
-    one = open_tokenizer(str(train_tokenizer(tmp_path / "1.json", 300)), tmp_path)
-    two = open_tokenizer(str(train_tokenizer(tmp_path / "2.json", 301)), tmp_path)
+    one = open_tokenizer(train_tokenizer(tmp_path / "1.json", 300).name, DataRoot(tmp_path))
+    two = open_tokenizer(train_tokenizer(tmp_path / "2.json", 301).name, DataRoot(tmp_path))
     assert len({one.digest, two.digest, ByteTokenizer().digest}) == 3
 
 
@@ -66,12 +67,12 @@ def test_tokenizers_are_told_apart(tmp_path: pathlib.Path) -> None:
 def test_what_is_no_tokenizer_is_refused(tmp_path: pathlib.Path, content: bytes) -> None:
     (tmp_path / "tokenizer.json").write_bytes(content)
     with pytest.raises(DataError, match=r"tokenizer\.json: not a Hugging Face tokenizer"):
-        open_tokenizer("tokenizer.json", tmp_path)
+        open_tokenizer("tokenizer.json", DataRoot(tmp_path))
 
 
 def test_missing_tokenizer_names_the_field(tmp_path: pathlib.Path) -> None:
     with pytest.raises(DataError, match=r"none\.json: tokenizer cannot be read: No such file.*data\.tokenizer"):
-        open_tokenizer("none.json", tmp_path)
+        open_tokenizer("none.json", DataRoot(tmp_path))
 
 
 def test_dtype_is_the_smallest_that_fits() -> None:

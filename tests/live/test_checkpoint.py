@@ -16,7 +16,7 @@ import pytest
 
 from swarmnode import manifest as manifests
 from swarmnode.local.child import environment
-from swarmnode.manifest import PRESETS, CheckpointSpec
+from swarmnode.manifest import PRESETS, CheckpointSpec, DataSpec
 
 BOUND_S = 240.0
 BUCKET = "swarm"
@@ -86,7 +86,7 @@ def test_a_swarm_stops_and_goes_on_from_a_bucket_with_other_stages(tmp_path: Pat
     gossip = replace(preset.gossip, round_samples=256, round_seconds_min=0.0)
     run = tmp_path / "run"
     manifests.init(run, replace(preset, gossip=gossip, checkpoint=CheckpointSpec(f"s3://{BUCKET}/all", 1, 2)))
-    first = up(tmp_path, bucket, str(run), "--nodes", "3", "--samples", "2000")
+    first = up(tmp_path, bucket, str(run), "--nodes", "3", "--samples", "2000", "--use-bucket")
     assert first["checkpoint"].startswith(f"s3://{BUCKET}/all/{first['run'][:16]}/round-")
     assert first["checkpoint"].endswith("-final") and not (run / "checkpoints").exists()
     assert events(Path(tmp_path / first["folder"]), "checkpoint.pruned"), "the budget is kept"
@@ -119,12 +119,16 @@ def test_mistakes_with_resume_are_one_line(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     wide = tmp_path / "wide"
     manifests.init(wide, PRESETS["tiny"])
+    theirs = replace(PRESETS["tiny"], data=DataSpec(source="text", paths=("wide",)))
+    manifests.init(tmp_path / "theirs", theirs)
+    manifests.write_signed(tmp_path / "theirs.signed", manifests.sign_folder(tmp_path / "theirs"))
     cases = {
         ("up", "--resume", "nowhere"): (2, "--resume nowhere: no such folder"),
         ("up", "--resume", "empty"): (78, "no checkpoint there"),
         ("up", "--resume", "ftp://host/x"): (2, "is no place for checkpoints"),
         ("up", "--resume", "s3://swarm/x"): (70, "cannot list s3://swarm/x"),
         ("up", str(wide), "--checkpoints", "gs://b/x"): (2, "needs the package gcsfs"),
+        ("up", "theirs.signed"): (2, "--data-root"),
     }
     unreachable = {"AWS_ENDPOINT_URL": "http://127.0.0.1:1", "AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s"}
     unreachable |= {"AWS_MAX_ATTEMPTS": "1", "no_proxy": "127.0.0.1", "AWS_DEFAULT_REGION": "us-east-1"}

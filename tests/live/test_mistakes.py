@@ -10,7 +10,7 @@ from pathlib import Path
 
 from swarmnode import manifest as manifests
 from swarmnode.local.child import Child, NodePlan, environment, node_command
-from swarmnode.manifest import PRESETS, SIGNED_FILE, DataSpec
+from swarmnode.manifest import PRESETS, SIGNED_FILE, DataSpec, ModelSpec
 
 BOUND_S = 240.0
 OTHER_RUN = "ab" * 32
@@ -47,6 +47,15 @@ def corrupt_shard_run(folder: Path) -> Path:
     return folder / SIGNED_FILE
 
 
+def giant_run(folder: Path) -> Path:
+    """A valid run of which no machine has memory for a stage."""
+    model = ModelSpec(layers=2, width=1 << 16, heads=512, kv_heads=512, ffn=1 << 18, vocabulary=256)
+    folder.mkdir()
+    manifests.init(folder, replace(PRESETS["tiny"], model=model))
+    manifests.sign_folder(folder)
+    return folder / SIGNED_FILE
+
+
 def test_mistakes_are_answered_in_one_line(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
@@ -58,6 +67,7 @@ def test_mistakes_are_answered_in_one_line(tmp_path: Path) -> None:
     raw[raw.index(b"alpha") + 8] ^= 1
     forged.write_bytes(bytes(raw))
     shards = corrupt_shard_run(tmp_path / "shards")
+    giant = giant_run(tmp_path / "giant")
 
     async def body() -> dict[str, tuple[int, str]]:
         plan = NodePlan("bootstrap", tmp_path / "boot", signed, tmp_path / "cache", bootstrap=True)
@@ -83,7 +93,15 @@ def test_mistakes_are_answered_in_one_line(tmp_path: Path) -> None:
                     "forged manifest": join("c", here, "--run", str(forged)),
                     "metrics port taken": [*join("d", here, "--run", str(signed)), "--metrics-port", port],
                     "listen port taken": [*join("e", here, "--run", str(signed))[:-1], f"/ip4/127.0.0.1/tcp/{port}"],
-                    "corrupt shard": [*join("f", here, "--run", str(shards)), "--stage", "0"],
+                    "corrupt shard": [
+                        *join("f", here, "--run", str(shards)),
+                        "--stage",
+                        "0",
+                        "--data-root",
+                        str(shards.parent),
+                    ],
+                    "files of a stranger": [*join("i", here, "--run", str(shards)), "--stage", "0"],
+                    "more than there is": join("j", here, "--run", str(giant)),
                     "no such stage": [*join("g", here, "--run", str(signed)), "--stage", "7"],
                 }
                 results = await asyncio.gather(*(said(*case) for case in cases.values()))
@@ -104,6 +122,8 @@ def test_mistakes_are_answered_in_one_line(tmp_path: Path) -> None:
         "metrics port taken": (2, "--metrics-port"),
         "listen port taken": (70, "in use"),
         "corrupt shard": (78, "not a token shard"),
+        "files of a stranger": (77, "--data-root"),
+        "more than there is": (20, "bytes) are free"),
         "no such stage": (2, "stage"),
     }
     for name, (code, words) in expected.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from swarmnode.manifest import PRESETS, LimitsSpec, Manifest, ModelSpec, PipelineSpec
+from swarmnode.manifest import PRESETS, LimitsSpec, Manifest, ModelSpec, PipelineSpec, RecoverySpec
 from swarmnode.model import memory
 from swarmnode.model.split import split
 from swarmnode.recovery.snapshot import ITEMSIZE, SECTIONS, snapshot_nbytes
@@ -36,6 +36,18 @@ def test_a_running_mean_takes_a_flat() -> None:
         assert more - less == memory.ITEMSIZE * part.parameters
 
 
+def test_a_snapshot_of_the_next_stage_is_kept_where_it_is_small_enough() -> None:
+    run = PRESETS["demo"]
+    parts = split(run.model, run.pipeline.stages)
+    after = [snapshot_nbytes(parts[(part.stage + 1) % len(parts)].parameters) for part in parts]
+    assert min(after) > 0
+    for recovery in (RecoverySpec(keepers=0), RecoverySpec(snapshot_bytes_max=min(after) - 1)):
+        less = needed(replace(run, recovery=recovery))
+        assert [more - few for more, few in zip(needed(run), less, strict=True)] == after
+    alone = replace(run, pipeline=PipelineSpec(stages=1))
+    assert needed(alone) == needed(replace(alone, recovery=RecoverySpec(keepers=0)))
+
+
 def test_logits_of_a_large_vocabulary_count() -> None:
     model = ModelSpec(layers=4, width=256, heads=4, ffn=704, vocabulary=50_000, context=512)
     inner, last = needed(Manifest(model=model, pipeline=PipelineSpec(stages=2)))
@@ -45,5 +57,8 @@ def test_logits_of_a_large_vocabulary_count() -> None:
 
 def test_a_subspace_puts_the_table_on_every_stage() -> None:
     pipeline = PipelineSpec(boundary="subspace", boundary_rank=16)
-    small, large = (needed(Manifest(model=ModelSpec(vocabulary=v), pipeline=pipeline)) for v in (256, 1256))
+    small, large = (
+        needed(Manifest(model=ModelSpec(vocabulary=v), pipeline=pipeline, recovery=RecoverySpec(keepers=0)))
+        for v in (256, 1256)
+    )
     assert large[1] - small[1] == 4 * 1000 * ModelSpec().width

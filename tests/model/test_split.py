@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnode.errors import ManifestError
-from swarmnode.manifest import ModelSpec
+from swarmnode.manifest import ModelSpec, parse
+from swarmnode.manifest.training_field import LAYERS_MAX
 from swarmnode.model.split import embedding_flops, head_flops, layer_flops, parameter_shapes, partition, split
 
 
@@ -76,3 +77,12 @@ def test_more_stages_than_layers_are_refused(stages):
         split(ModelSpec(), stages)
     with pytest.raises(ValueError, match="6 layers cannot be cut"):
         partition([1.0] * 6, stages)
+
+
+def test_no_valid_manifest_takes_long_to_cut():
+    """4096 layers in 1365 stages took hours."""
+    most = [1.0] * LAYERS_MAX
+    cut = partition(most, LAYERS_MAX // 3)
+    assert {len(part) for part in cut} == {3, 4} and [i for part in cut for i in part] == list(range(LAYERS_MAX))
+    with pytest.raises(ManifestError, match=r"model\.layers = 513"):
+        parse("model.layers = 513", "here")

@@ -201,3 +201,23 @@ def test_a_mover_waits_for_a_round_while_one_is_near(rate: int, waited_s: float)
         training.cancel()
 
     clock.run(body())
+
+
+def test_nobody_goes_where_its_machine_cannot_serve() -> None:
+    """A joiner without the run's files leaves the empty stage 0 to one that has them, and everybody knows why."""
+
+    async def body() -> None:
+        async with village(manifest(stages=2)) as v:
+            first = v.add(None, unable=frozenset({0}))
+            await v.until(lambda: first.node.stage is not None, "it chose")
+            assert first.node.stage == 1
+            second = v.add(0)
+            await v.until(lambda: v.total() >= 64, "64 samples")
+            (known,) = [m for m in second.node.presence.book.swarm().stages[1] if m.peer == first.node.me]
+            assert known.unable == {0}
+            assert {replica.stage.part.stage for replica in v.made} == {0, 1} and len(v.made) == 2, (
+                "none was made to try"
+            )
+            await v.leave()
+
+    asyncio.run(asyncio.wait_for(body(), 120))

@@ -126,7 +126,9 @@ class Village:
         self.saving = Saving()  # of those added from now on
         self._stack = contextlib.AsyncExitStack()
 
-    def add(self, stage: int | None, kind: type[Recording] | None = None) -> Villager:
+    def add(
+        self, stage: int | None, kind: type[Recording] | None = None, unable: frozenset[int] = frozenset()
+    ) -> Villager:
         identity = Identity.of_seed(bytes([len(self.people) + 1]) * 32)
         quiet = Quiet()
         transport = MemoryTransport(self.network, identity.peer_id, RUN, telemetry=quiet)
@@ -158,6 +160,7 @@ class Village:
             probe=probe.forward,
             save=save,
             saving=self.saving,
+            unable=unable,
         )
         villager = Villager(Node(self.run, RUN, world), transport, quiet, saved=saved)
         villager.task = asyncio.get_running_loop().create_task(villager.node.run(villager.notices, stage))

@@ -321,3 +321,34 @@ def test_a_look_is_due_when_somebody_sets_out_or_tells_its_speed() -> None:
     assert not all_told(swarm_of(fleet[::2], 2)), "a stage has nobody yet"
     crowd = swarm_of([member(i, i % 2, 1.0, moving_to=0) for i in range(80)], 2)
     assert on_the_way(crowd) == () and not all_told(crowd), "one more or less matters little there"
+
+
+def test_what_a_machine_cannot_serve_it_is_not_sent_to() -> None:
+    rules, rng = Rules(1.1, 1), random.Random(0)
+    fleet = [member(0, 1, 4.0), member(1, 1, 4.0), member(2, 2, 4.0), member(3, 2, 4.0)]
+    for unable, allowed in ({}, {0}), ({0}, {1, 2}), ({0, 1}, {2}):
+        assert choose_stage(swarm_of(fleet, 3), [1.0] * 3, rules, rng, unable)[0] in allowed
+    best, _ = plan_move(swarm_of(fleet, 3), [1.0] * 3, rules)
+    assert best is not None and best.target == 0, "stage 0 is empty"
+    mine = [dataclasses.replace(m, unable=frozenset({0})) if m.peer == best.peer else m for m in fleet]
+    other, _ = plan_move(swarm_of(mine, 3), [1.0] * 3, rules)
+    assert other is not None and other.peer != best.peer and other.target == 0, "somebody else's machine can"
+    assert plan_move(swarm_of(mine, 3), [1.0] * 3, rules, best.peer)[0] is None or best.source != other.source
+    none = [dataclasses.replace(m, unable=frozenset({0})) for m in fleet]
+    assert plan_move(swarm_of(none, 3), [1.0] * 3, rules)[0] is None
+
+
+@given(fleets(), st.data())
+@settings(max_examples=100, deadline=None)
+def test_no_plan_goes_where_a_machine_cannot(given: tuple[list[Member], list[float]], data: st.DataObject) -> None:
+    members, costs = given
+    stages = len(costs)
+    fleet = [
+        dataclasses.replace(
+            m, unable=data.draw(st.frozensets(st.integers(0, stages - 1).filter(lambda s, m=m: s != m.stage)))
+        )
+        for m in members
+    ]
+    move, _ = plan_move(swarm_of(fleet, stages), costs, Rules(1.1, data.draw(st.integers(1, 3))))
+    if move is not None:
+        assert move.target not in next(m for m in fleet if m.peer == move.peer).unable
