@@ -1,12 +1,10 @@
-"""A node that lies in the pipeline: `python -m swarmnode.bench.liar LIE EVERY LOG ARGUMENTS...` is `swarmnode
-ARGUMENTS...`, but that one in EVERY of its answers is false. Each lie is a line of LOG: unix seconds.
+"""A replica that lies in the pipeline, for `bench attack --pipeline` (cli/liar.py runs a node of it).
 
 It answers audits with the same lies, and keeps its own weights honest: who meets it in a round gets what it learned.
 """
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,7 +13,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from swarmnode.cli import main as command_line
 from swarmnode.model.boundary import decode_boundary, encode_boundary
 from swarmnode.node.replica import TorchReplica
 from swarmnode.ports import LossResult, Tape, WireTensor
@@ -40,7 +37,7 @@ ALL = (*LIES, FORWARD, SWITCHING, LOSS)
 
 
 class Lying(TorchReplica):
-    """A replica whose answers are false at times."""
+    """A replica of whose answers one in `every` is false. Each lie is a line of `log`: unix seconds."""
 
     lie = "flip"
     every = 1
@@ -81,18 +78,3 @@ class Lying(TorchReplica):
         if self.lie == LOSS and self._due():
             return replace(found, loss_sum=0.1 * found.loss_sum)
         return replace(found, gradient=self._answered(found.gradient)) if train else found
-
-
-def main(arguments: list[str]) -> int:
-    """Run the node; returns its exit code."""
-    lie, every, log, *rest = arguments
-    assert lie in ALL, f"{lie!r} is none of {', '.join(ALL)}"
-    Lying.lie, Lying.every, Lying.log = lie, int(every), Path(log)
-    from swarmnode.cli import daemon
-
-    daemon.TorchReplica = Lying  # type: ignore[attr-defined]
-    return command_line.main(rest)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -96,7 +96,7 @@ def _one(
             if lie is None or plan.name not in names:
                 return usual
             log = Path(folder) / f"lies-{plan.name}"
-            return [sys.executable, "-m", "swarmnode.bench.liar", lie, str(every), str(log), *usual[3:]]
+            return [sys.executable, "-m", "swarmnode.cli.liar", lie, str(every), str(log), *usual[3:]]
 
         cache = cache or default_cache()
         fleet = fleet_in(Path(folder), manifest, len(stage_of), command=command, cache=cache, stage_of=tuple(stage_of))
