@@ -15,13 +15,37 @@ _IP6 = re.compile(
     rf"(?<![\w:])(?:(?:{_HEX}:){{7}}{_HEX}|(?:{_HEX}(?::{_HEX}){{0,6}})?::(?:{_HEX}(?::{_HEX}){{0,6}})?)(?![\w:])"
 )
 _DNS = re.compile(r"(/dns[46]?/)([^/\s\"]+)")
-_URL_USER = re.compile(r"(\w+://)[^/@\s\"]+@")
+_URL_USER = re.compile(r"(\w://)(?:[^/@\s\"]+|[^/@:\s\"]*:[^@\s\"]+)@")
 _SECRET = re.compile(
     r"(?i)(\"?[\w-]*(?:secret|password|passwd|token(?!s|iz)|api[_-]?key|credential|authorization|invite)[\w-]*\"?\s*[:=]\s*)"
     r"(\"[^\"]*\"|[^\s,;}]+)"
 )
 _INVITE = re.compile(r"\bswarm\d+\.[A-Za-z0-9_\-]{20,}")
-_AWS_KEY = re.compile(r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b")
+# What is a secret wherever it stands, by the form its maker gives it.
+_TOKEN = re.compile(
+    r"""(?<![A-Za-z0-9])(?:
+      (?:AKIA|ASIA|AROA|AIDA|AGPA|ANPA|ABIA|ACCA)[0-9A-Z]{16}    # Amazon
+    | (?:hf|api_org)_[A-Za-z0-9]{16,}                             # Hugging Face
+    | (?:ghp|gho|ghu|ghs|ghr)_[A-Za-z0-9]{16,} | github_pat_\w{16,}
+    | glpat-[\w-]{16,} | xox[abeoprs]-[\w-]{10,} | npm_[A-Za-z0-9]{16,} | pypi-[\w-]{16,} | dop_v1_[0-9a-f]{16,}
+    | sk-[\w-]{16,} | (?:sk|rk|pk)_(?:live|test)_\w{10,}          # OpenAI, Anthropic; Stripe
+    | AIza[\w-]{35} | ya29\.[\w-]{10,}                            # Google
+    | eyJ[\w-]{8,}\.[\w-]{8,}(?:\.[\w-]*)?                        # JSON Web Tokens
+    )""",
+    re.VERBOSE,
+)
+_HEADER = re.compile(r"(?i)\b((?:bearer|basic|digest|negotiate|token)\s+)(?![a-z]{1,20}\b)[A-Za-z0-9._~+/=:-]{8,}")
+# Of a URL that is signed: X-Amz-Signature, X-Goog-Credential, sig, AWSAccessKeyId, ...
+_QUERY = re.compile(
+    r"(?i)([?&;](?:[\w.-]*(?:signature|credential|security-token|accesskeyid|secret|password|apikey|access_token)"
+    r"|sig|key|token|auth|code)=)[^&\s\"'<>\\]+"
+)
+_PEM_NAME = "[A-Z0-9 ]{1,60}"
+_PEM = re.compile(
+    rf"-----BEGIN {_PEM_NAME}-----(?:(?:[A-Za-z0-9+/=:,.\s-]|\\[nr]){{0,20000}}?-----END {_PEM_NAME}-----"
+    rf"|(?:[A-Za-z0-9+/=\s]|\\[nr]){{0,20000}})"
+    rf"|(?:[A-Za-z0-9+/=]{{16,76}}(?:\\[nr]|\s)+){{1,1000}}-----END {_PEM_NAME}-----"
+)
 _PUBLIC = ("127.", "0.0.0.0", "169.254.169.254", "255.255.255.255")
 HIDDEN = "[hidden]"
 
@@ -38,10 +62,13 @@ class Redactor:
 
     def text(self, text: str) -> str:
         """`text` as it may be shown to others."""
-        text = _URL_USER.sub(rf"\1{HIDDEN}@", text)
+        text = _PEM.sub(self._count, text)
+        text = _URL_USER.sub(self._behind_first, text)
+        text = _QUERY.sub(self._behind_first, text)
+        text = _HEADER.sub(self._behind_first, text)
         text = _SECRET.sub(self._secret, text)
         text = _INVITE.sub(self._count, text)
-        text = _AWS_KEY.sub(self._count, text)
+        text = _TOKEN.sub(self._count, text)
         text = _DNS.sub(lambda found: found[1] + self._name(found[2], "host"), text)
         text = _IP4.sub(self._ip4, text)
         text = _IP6.sub(lambda found: found[0] if found[0] in ("::", "::1") else self._name(found[0], "ip6"), text)
@@ -53,6 +80,10 @@ class Redactor:
         self.hidden += 1
         quote = '"' if found[2].startswith('"') else ""
         return f"{found[1]}{quote}{HIDDEN}{quote}"
+
+    def _behind_first(self, found: re.Match[str]) -> str:
+        self.hidden += 1
+        return f"{found[1]}{HIDDEN}{'@' if found[0].endswith('@') else ''}"
 
     def _count(self, found: re.Match[str]) -> str:
         self.hidden += 1

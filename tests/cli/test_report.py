@@ -105,6 +105,66 @@ def test_what_is_hidden_and_what_is_not() -> None:
     )
 
 
+LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
+SECRETS = {
+    "hugging face": "hf_{}",
+    "github": "ghp_{}",
+    "github app": "ghs_{}",
+    "github fine": "github_pat_11AAAA_{}",
+    "gitlab": "glpat-{}",
+    "openai": "sk-{}",
+    "openai project": "sk-proj-{}",
+    "anthropic": "sk-ant-api03-{}-_AA",
+    "slack": "xoxb-1234-{}",
+    "jwt": "eyJhbGciOiJI.eyJzdWIiOiIx.{}",
+    "bearer": "Authorization: Bearer {}",
+    "bearer in a sentence": "refused with bearer {} by the server",
+    "basic": "authorization: Basic {}==",
+    "basic in json": '{{"Authorization": "Basic {}="}}',
+    "signed url": "https://b.s3.amazonaws.com/x?X-Amz-Credential={0}%2F&X-Amz-Signature={0}&X-Amz-Security-Token={0}",
+    "google url": "https://storage.googleapis.com/b/x?X-Goog-Signature={}",
+    "azure url": "https://a.blob.core.windows.net/c/x?sv=2024&sig={}%3D&se=1",
+    "aws secret": "AWS_SECRET_ACCESS_KEY={}",
+    "aws session": "aws_session_token = {}",
+    "url": "https://user:{}@example.org/x",
+    "url with a slash": "postgres://user:{}/p@db.example.org/x",
+    "url of an odd scheme": "git+https://{}@example.org/x",
+    "pem": "-----BEGIN OPENSSH PRIVATE KEY-----\n{0}{0}\n{0}==\n-----END OPENSSH PRIVATE KEY-----\n",
+    "pem in json": '"-----BEGIN RSA PRIVATE KEY-----\\n{0}{0}\\n{0}\\n-----END RSA PRIVATE KEY-----"',
+    "pem with headers": "-----BEGIN EC PRIVATE KEY-----\nProc-Type: 4,ENCRYPTED\n\n{}\n-----END EC PRIVATE KEY-----",
+    "pem cut off": "-----BEGIN PRIVATE KEY-----\n{}\n{}",
+    "pem whose beginning is cut off": "{}\n{}\n-----END PRIVATE KEY-----",
+}
+
+
+@pytest.mark.parametrize("kind", SECRETS)
+@given(
+    st.text(LETTERS, min_size=40, max_size=40),
+    st.sampled_from(["", "it said: ", '{"reason": "', "\n"]),
+    st.sampled_from(["", " and went on", '"}', "\n"]),
+)
+def test_no_secret_gets_through(kind: str, secret: str, before: str, behind: str) -> None:
+    hide = Redactor()
+    said = hide.text(before + SECRETS[kind].format(secret, secret) + behind)
+    assert secret not in said and secret[8:24] not in said and HIDDEN in said and hide.hidden >= 1
+    assert said.startswith(before)
+
+
+@given(st.text(LETTERS, min_size=16, max_size=16))
+def test_no_key_of_amazon_gets_through(text: str) -> None:
+    key = f"ASIA{text.upper()}"
+    assert key not in Redactor().text(f"key {key}, then")
+
+
+def test_a_log_is_not_hidden_by_what_looks_like_a_key() -> None:
+    """Who writes into our log must not take the rest of it out of a report."""
+    log = "-----BEGIN A KEY-----\n" + "\n".join(line(i, PEERS[0], "peer.banned", peer=PEERS[1]) for i in range(50))
+    said = Redactor().text(log)
+    assert said.count("peer.banned") == 50 and said.count(PEERS[1]) == 50
+    plain = "the token table, basic training, bearer of news; task-force sk-ill round 12 at https://example.org/a@b"
+    assert Redactor().text(plain) == plain
+
+
 @given(st.lists(st.lists(st.tuples(st.integers(0, 59), st.sampled_from(PEERS)), max_size=6), max_size=4))
 def test_merging_keeps_each_nodes_order(logs: list[list[tuple[int, str]]]) -> None:
     read = [
