@@ -69,6 +69,7 @@ class AttackedVillage(Village):
         self.refused_lies = self.lies = self.refused_honest = self.honest_packets = 0
         self.standings = [Standings() for _ in range(size.replicas)]
         self.distrust = Distrust()  # what everybody heard
+        self.met = [set[PeerId]() for _ in range(size.replicas)]  # whose word each replica hears
         self.left_out_honest = 0
         self._liar_of: dict[int, bool] = {}
 
@@ -101,7 +102,7 @@ class AttackedVillage(Village):
             return everybody
         now_s = round_index * ROUND_S
         standings, names = self.standings[replica], self.names
-        out = self.distrust.left_out(names, now_s)
+        out = self.distrust.left_out({*names}, now_s, names[replica], self.met[replica])
         self.left_out_honest += any(names[i] in out for i in everybody if i not in LIARS)
         return [i for i in everybody if i == replica or (names[i] not in out and standings.meets(names[i], now_s)[0])]
 
@@ -174,6 +175,8 @@ class AttackedVillage(Village):
                 self.standings[replica].refused(other, now_s)
             elif keep > 0.0:
                 self.standings[replica].taken(other, now_s)
+            if keep > 0.0:
+                self.met[replica].add(other)
 
 
 @dataclass(frozen=True, slots=True)

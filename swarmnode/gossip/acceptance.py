@@ -1,13 +1,14 @@
 """What follows from a verdict on a partner's packet: a count, a line in the log, standing, and a signed receipt.
 
 The receipt goes to whom the packet came from, and a refusal (or the first acceptance after one) to the stage's other
-replicas too: a peer whose packets broke the rules at most of them is left out by all (distrust.py).
+replicas too: one whose packets broke the rules here is left out sooner where they did so at others (distrust.py).
 """
 
 from __future__ import annotations
 
 import asyncio
 import base64
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping
 
 from swarmnode.errors import RemoteFault, Unavailable
@@ -22,6 +23,7 @@ from swarmnode.wire import call_pb2 as wire
 
 RECEIPT_TIMEOUT_S = 5.0  # guess: one small message; who cannot be told goes without
 HEARERS_MAX = 32  # guess: replicas told of a refusal at once; in larger stages others hear of others
+MET_MAX = 4096  # guess: replicas remembered whose packet was taken; those met longest ago are forgotten first
 NEWCOMER = "newcomer"
 
 
@@ -47,23 +49,28 @@ class Acceptance:
         self.standings = Standings()
         self.distrust = Distrust()
         self._out: dict[PeerId, str] = {}  # left out and why, as of the last look
+        self._met: OrderedDict[PeerId, None] = OrderedDict()  # whose packet was taken here: their word is heard
 
     def left_out(self, members: Collection[PeerId] | None = None) -> set[PeerId]:
         """Of the stage's `members` (None: all known) those not to be met: their packets broke the rules too often at
-        us, or at most of the others."""
+        us, or once and at most of the others."""
         if not self.distrust and not self.standings:
             self._out = {}
             return set()
         now_s = asyncio.get_running_loop().time()
         members = self._mates() if members is None else members
         out = {peer: self.standings.meets(peer, now_s)[1] for peer in self.standings.shunned(now_s) & {*members}}
-        out |= self.distrust.left_out(members, now_s)
+        out |= self.distrust.left_out({*members}, now_s, self._transport.peer_id, self._met)
         for peer, reason in out.items():
             if peer not in self._out:
                 self._telemetry.count(name.PEER_FAULTS, kind="distrusted")
                 self._telemetry.event("peer.left_out", level="warning", peer=peer, reason=reason)
         self._out = out
         return {*out}
+
+    def against(self, peer: PeerId) -> int:
+        """By how many of those whose word is heard the packet of `peer` was refused last."""
+        return self.distrust.against(peer)
 
     def judged(
         self, tasks: asyncio.TaskGroup, round_index: int, came: Mapping[PeerId, Packet], report: OuterReport
@@ -85,6 +92,10 @@ class Acceptance:
         self._telemetry.count(name.PACKETS, step=step)
         if verdict.keep > 0.0:
             self.standings.taken(other, now_s)
+            self._met[other] = None
+            self._met.move_to_end(other)
+            if len(self._met) > MET_MAX:
+                self._met.popitem(last=False)
         elif step != NEWCOMER:
             trust = (self.standings.refused if step in PROVEN else self.standings.trust)(other, now_s)
             self._telemetry.count(name.PEER_FAULTS, kind="packet")
@@ -121,10 +132,11 @@ class Acceptance:
         self._telemetry.event("receipt.given", level="debug", round=given.round, peer=peer, step=given.step)
 
     def _overheard(self, peer: PeerId, given: wire.PacketReceipt) -> None:
-        """A replica's word on a third one's packet. Only replicas of this stage, as far as is known, have a voice."""
+        """A replica's word on a third one's packet. Only replicas of this stage have a voice that gave us a packet we
+        took: any key can say that it is one, and sign what it likes."""
         giver = PeerId(given.giver)
         check_receipt(given, self._run_id, giver, peer)
-        if given.stage == self._stage and {giver, peer} <= set(self._mates()):
+        if given.stage == self._stage and peer in self._met and {giver, peer} <= set(self._mates()):
             now_s = asyncio.get_running_loop().time()
             self.distrust.heard(giver, peer, given.round, given.accepted, now_s, given.step)
             self._telemetry.event(

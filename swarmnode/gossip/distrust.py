@@ -1,22 +1,26 @@
-"""Replicas that a whole stage leaves out: those whose packets broke the rules of their codec at most of the others.
+"""Replicas that this one leaves out because their packets broke the rules of their codec, here and at others.
 
 Every refusal is signed by the replica that refused (receipt.py) and told to the stage, and so is the first packet of
-the same giver that it took again. Of a stage with n members beside the giver
+the same giver that it took again. Such words cost a key only, and no word proves itself: so a word counts from a
+replica whose packet this one has taken itself ("met"), and never without a packet that this one saw. Of n replicas met,
+this one included and the giver not,
 
-    left out   when at least n // 2 + 1 of them, each by its last word, of at most AGE_S ago, refused it,
-               and each of them got, since it last took a packet of it, one that breaks the rules of its codec:
-               malformed, out of range, not finite; in at least ROUNDS_PROVEN different rounds among them
+    left out   when this replica got, since it last took a packet of the giver, one that breaks the rules of its codec
+               (malformed, out of range, not finite),
+               and so did at least n // 2 + 1 of the n, by their last words, of at most AGE_S ago;
+               in at least ROUNDS_PROVEN different rounds among them
 
-and a replica that is left out has no voice about others. Then no rounds are lost by meeting it, and all count the same
-members. Fewer than half cannot shut out anybody, whatever they sign. No honest replica sends packets that break rules,
-however far behind it is. All other refusals are judgements and may be wrong: they cost the giver that one packet, and
-decide whom replicas without a partner ask last (standin.py). A replica that is broken for a while is met again after
-AGE_S, as a liar is, by a few, who tell.
+and a replica that is left out has no voice about others. What others say thus spares a replica five of the six packets
+after which it leaves a sender out by itself (standing.py); no number of keys can shut out a replica whose packets are
+whole, since no honest replica sends packets that break rules, however far behind it is. All other refusals are
+judgements and may be wrong: they cost the giver that one packet, and decide whom replicas without a partner ask last
+(standin.py). A replica that is broken for a while is met again after AGE_S, as a liar is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Container
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 from swarmnode.ids import PeerId
@@ -78,22 +82,29 @@ class Distrust:
         """By how many receivers' last words its packet was refused."""
         return len(self._refused.get(giver, {}))
 
-    def left_out(self, members: Collection[PeerId], now_s: float) -> dict[PeerId, str]:
-        """Of `members`, a stage's replicas: those to leave out, and why."""
+    def left_out(
+        self, members: AbstractSet[PeerId], now_s: float, judge: PeerId, met: Container[PeerId]
+    ) -> dict[PeerId, str]:
+        """Of `members`, a stage's replicas: those that `judge` leaves out, and why. `met`: whose word it hears."""
         found: dict[PeerId, str] = {}
         if not self._refused:
             return found
-        here = set(members)
+        here = {peer for peer in members if peer == judge or peer in met} | {judge}
         while True:
             voters = here - found.keys()
             more = {}
-            for giver in sorted(voters & self._refused.keys()):
+            for giver in sorted((members & self._refused.keys()) - found.keys()):
                 voices = self._refused[giver]
-                proven = [v for one, v in voices.items() if one in voters and v.proven and now_s - v.last_s <= AGE_S]
-                needed = max(REFUSERS_LEAST, (len(voters) - 1) // 2 + 1)
-                rounds = len({index for voice in proven for index in voice.proven})
-                if len(proven) >= needed and rounds >= ROUNDS_PROVEN:
-                    who = f"{len(proven)} of {len(voters) - 1}"
+                proven = {
+                    one: voice
+                    for one, voice in voices.items()
+                    if one in voters and voice.proven and now_s - voice.last_s <= AGE_S
+                }
+                others = len(voters - {giver})
+                needed = max(REFUSERS_LEAST, others // 2 + 1)
+                rounds = len({index for voice in proven.values() for index in voice.proven})
+                if judge in proven and len(proven) >= needed and rounds >= ROUNDS_PROVEN:
+                    who = f"{len(proven)} of {others}"
                     more[giver] = f"{who} got packets that break the rules, {needed} suffice, in {rounds} rounds"
             if not more:
                 return found

@@ -265,7 +265,7 @@ class Gossip:
         self, round_index: int, members: Sequence[PeerId], others: Sequence[PeerId]
     ) -> Callable[[], Sequence[PeerId]] | None:
         """Of a round's `members` those who may stand in for `others`, with whom we were to meet, if none comes."""
-        me, against = self._transport.peer_id, self.acceptance.distrust.against
+        me, against = self._transport.peer_id, self.acceptance.against
         if not others or not stands_in(self._manifest.gossip) or len({*members, me}) <= 1 + len(others):
             return None
         able = {*members} - {me, *others}

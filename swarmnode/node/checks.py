@@ -66,6 +66,8 @@ class Checks:
             # From the private key: nobody else can tell which answers will be checked.
             seeded("audit", world.identity.seed.hex(), presence.incarnation, stage),
         )
+        for router in presence.routers:
+            router.confirmed = auditor.audits.in_row
         return cls(redoing, auditor, Upstream(auditor, referee.read, referee.weigh_feeder))
 
 

@@ -24,7 +24,7 @@ from swarmnode.membership.view import View, view_of
 from swarmnode.metrics import name
 from swarmnode.node.own import Self_
 from swarmnode.pipeline.allowed import allowed_samples_per_s
-from swarmnode.pipeline.route import Router
+from swarmnode.pipeline.route import routers
 from swarmnode.ports import Clock, Directory, Telemetry
 from swarmnode.wire import record_pb2
 
@@ -64,10 +64,7 @@ class Presence:
         self.progress = Progress()
         self.progress.top = NOBODY
         self.book = Book(manifest.pipeline.stages)
-        self.routers = [
-            Router(seeded(manifest.seed, "route", self.me, stage), manifest.pipeline.epsilon, manifest.inner.microbatch)
-            for stage in range(manifest.pipeline.stages)
-        ]
+        self.routers = routers(manifest, self.me)
         self.progressed: Callable[[], None] = lambda: None  # the run's sample count grew
         slack = SLACK_ROUNDS * manifest.gossip.round_samples
         self._ceiling = Ceiling(slack, AHEAD_PERIODS * manifest.limits.announce_period_s)

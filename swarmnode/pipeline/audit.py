@@ -118,6 +118,11 @@ class Audits:
             return min(1.0, EARLY_FACTOR * self._share)
         return self._share * (LATE_FACTOR if known.right >= LATE_RIGHT else 1.0)
 
+    def in_row(self, peer: PeerId) -> int:
+        """Answers of `peer` found right one after the other, none contradicted or refused to be shown since."""
+        known = self._records.get(peer)
+        return known.right_in_row if known is not None else 0
+
     def right(self, peer: PeerId) -> None:
         """An answer of `peer` was confirmed."""
         known = self._of(peer)

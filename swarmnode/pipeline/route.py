@@ -2,7 +2,8 @@
 
 Source: SWARM parallelism (arXiv 2301.11913, section 3.2 and appendix C): each client keeps a queue of peers ordered by
 the virtual time at which they would be free, chooses the least and charges it before the call. A share `epsilon` of
-choices is uniform, so that replicas mix through random routes (NoLoCo, arXiv 2506.10911, section 3.1).
+choices is uniform, so that replicas mix through random routes (NoLoCo, arXiv 2506.10911, section 3.1). How fast a peer
+is believed to be is bounded by what the stage shows (credible.py).
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ import random
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from swarmnode.ids import PeerId
+from swarmnode.ids import PeerId, seeded
+from swarmnode.manifest import Manifest
 from swarmnode.membership.swarm import Member
+from swarmnode.pipeline.credible import ANNOUNCED_MAX, FASTER_MAX, faster, lowest, median_speed, possible_s, usual
 
 EPSILON = 0.1  # guess (design section 3)
 EMA_WEIGHT = 0.1  # SWARM's public code: weight of the newest observation
@@ -22,6 +25,7 @@ UNKNOWN_SECONDS_PER_SAMPLE = 1e-3  # guess: only until the first answer of any p
 BAN_FIRST_S = 1.0  # guess; doubles with each fault in a row, so that a peer that accepts and never answers costs little
 BAN_MAX_S = 60.0  # guess
 LATE_MAX = 2  # guess: microbatches in a row that a peer let pass while the others answered
+USUAL_SHARE = 8  # guess: what is usual is found anew after answers of an eighth of the replicas
 OTHERS_MIN = 4  # guess: answers of others meanwhile; where nobody answers, it is not the peer's fault
 
 
@@ -53,6 +57,7 @@ class _Peer:
     runtime: float  # virtual seconds of work given to it
     serial: int  # of its entry in the heap; older entries are void
     seconds_per_sample: Ema
+    low_s: float = 0.0  # for a sample, when little waits there; 0 before the first answer
     not_before: float = 0.0  # loop time: it said it was busy
     banned_sequence: int = -1  # no choice until its record is newer than this ...
     banned_until: float = 0.0  # ... and loop time is past this
@@ -65,8 +70,20 @@ class _Peer:
 class Router:
     """Chooses among the replicas of one stage. Pure: loop time comes as an argument, chance from `rng`."""
 
-    def __init__(self, rng: random.Random, epsilon: float = EPSILON, samples: int = 1) -> None:
-        """`samples` of most microbatches."""
+    def __init__(
+        self,
+        rng: random.Random,
+        epsilon: float = EPSILON,
+        samples: int = 1,
+        possible_s: float = 0.0,
+        faster_max: float = FASTER_MAX,
+    ) -> None:
+        """`samples` of most microbatches; no device does a sample in less than `possible_s`."""
+        self._faster_max = faster_max
+        self.confirmed: Callable[[PeerId], int] = lambda peer: 0  # answers in a row that were checked and right
+        self._possible_s = possible_s
+        self._usual: tuple[int, float] = -1, 0.0  # as of so many answers: seconds a sample where little waits
+        self._median: float | None = None  # of announced samples per second; None: to be found anew
         self._rng = rng
         self._epsilon = epsilon
         self._samples = samples
@@ -97,7 +114,7 @@ class Router:
         their speed. Keeps `present`."""
         for peer in sorted(self._members.keys() - present.keys()):
             self.forget(peer)
-        self._members = present
+        self._members, self._median = present, None
         for peer in [*self._untold, *self._pausing]:
             if peer not in special:
                 self._renew(peer, present[peer])
@@ -115,12 +132,13 @@ class Router:
         if member.peer not in self._peers:
             self._enter(member, self._least())
         else:
-            self._members[member.peer] = member
+            self._members[member.peer], self._median = member, None
             self._renew(member.peer, member)
 
     def forget(self, peer: PeerId) -> None:
         """It does not serve the stage any more."""
         if self._members.pop(peer, None) is not None:
+            self._median = None
             for known in (self._peers, self._untold, self._pausing):
                 known.pop(peer, None)
 
@@ -149,7 +167,7 @@ class Router:
         return min((entry.runtime for entry in self._peers.values()), default=0.0)
 
     def _enter(self, member: Member, least: float) -> None:
-        self._peers[member.peer], self._members[member.peer] = _Peer(least, 0, Ema()), member
+        self._peers[member.peer], self._members[member.peer], self._median = _Peer(least, 0, Ema()), member, None
         self._begin(member.peer, least)
         self._renew(member.peer, member)
 
@@ -228,13 +246,17 @@ class Router:
         ours_s = min(coming_in_s, usual_s)
         seconds = max(0.0, seconds - ours_s)
         known = self._peers.get(peer)
-        self._all.add(seconds / samples)
+        one_s = seconds / samples
+        if one_s < self._possible_s:  # or it is a repeat, whose answer was kept
+            one_s = max(self._possible_s, self._usual_s())
+        self._all.add(one_s)
         self._answers += 1
         if known is not None:
             known.late = 0
-            known.seconds_per_sample.add(seconds / samples)
-            if (told := self._members[peer].samples_per_second) > 0.0:
-                self._stretch.add(seconds / samples * told)
+            known.seconds_per_sample.add(one_s)
+            known.low_s = lowest(known.low_s, one_s)
+            if (told := self._told(peer)) > 0.0:
+                self._stretch.add(one_s * told)
             known.faults_in_row = 0
         return ours_s
 
@@ -329,20 +351,46 @@ class Router:
         return peer
 
     def _seconds(self, peer: PeerId) -> float:
-        """For one sample: as it answered so far, else as it announces, else as others answered.
+        """For one sample: as it answered so far, else as it announces, else as others answered; the first two as far as
+        they can be believed (credible.py).
 
         Answers take longer than what is announced, which is work alone, by the wait in queues: as many times as with
         the others. Were it not for that, of a hundred replicas those never asked would look the best, and the slow ones
         among them were given twice as much as they could do (simulated: thousand-8b)."""
         known = self._peers[peer]
         if known.seconds_per_sample.known:
-            return known.seconds_per_sample.value
-        if (told := self._members[peer].samples_per_second) > 0.0:
+            most = faster(self._faster_max, self.confirmed(peer))
+            return max(known.seconds_per_sample.value, self._usual_s() / most)
+        if (told := self._told(peer)) > 0.0:
             return (self._stretch.value if self._stretch.known else 1.0) / told
         return self._all.value if self._all.known else UNKNOWN_SECONDS_PER_SAMPLE
+
+    def _told(self, peer: PeerId) -> float:
+        """Samples a second that `peer` announces, as far as they are believed; 0: none."""
+        if self._median is None:
+            self._median = median_speed(member.samples_per_second for member in self._members.values())
+        return min(self._members[peer].samples_per_second, ANNOUNCED_MAX * self._median)
+
+    def _usual_s(self) -> float:
+        """Seconds a sample that a replica takes when little waits there; found anew every few answers."""
+        as_of, found = self._usual
+        if as_of < 0 or self._answers - as_of > len(self._peers) // USUAL_SHARE:
+            found = usual(known.low_s for known in self._peers.values())
+            self._usual = self._answers, found
+        return found
 
     def _push(self, peer: PeerId) -> None:
         known = self._peers[peer]
         self._serial += 1
         known.serial = self._serial
         heapq.heappush(self._heap, (known.runtime, self._rng.random(), self._serial, peer))
+
+
+def routers(manifest: Manifest, me: PeerId) -> list[Router]:
+    """One for each stage, of the node `me`."""
+    epsilon, samples = manifest.pipeline.epsilon, manifest.inner.microbatch
+    most = FASTER_MAX if manifest.pipeline.audit_share > 0.0 else math.inf  # else all are believed
+    return [
+        Router(seeded(manifest.seed, "route", me, stage), epsilon, samples, possible_s(manifest, stage), most)
+        for stage in range(manifest.pipeline.stages)
+    ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -10,16 +11,20 @@ import numpy as np
 import pytest
 
 from swarmnode.errors import RemoteFault, Unavailable
+from swarmnode.gossip.receipt import receipt, sent_to
 from swarmnode.identity import Identity
 from swarmnode.ids import MicrobatchId, PeerId, microbatch_id
 from swarmnode.manifest import Manifest
 from swarmnode.membership.record import sign_record
+from swarmnode.node.greeting import Greeting
 from swarmnode.node.thanks import Thanks
-from swarmnode.ports import Answer, Call, WireTensor
-from swarmnode.transport.memory import MemoryTransport
+from swarmnode.ports import Answer, Call, Packet, Verdict, WireTensor
+from swarmnode.transport.memory import MemoryDirectory, MemoryTransport
 from swarmnode.wire import call_pb2 as wire
 from swarmnode.wire import record_pb2
-from tests.node.village import RUN, LoopClock, Village, manifest, village
+from tests.node.village import RUN, LoopClock, Village, Villager, manifest, village
+
+SEQUENCE = itertools.count(1)
 
 
 def garbage(run: Manifest, hop: bytes, feeder: PeerId, serial: int, way: Sequence[int] = (0, 1, 2)) -> Call:
@@ -47,7 +52,7 @@ def record(identity: Identity, stage: int, state: int = record_pb2.NODE_STATE_TR
         record_pb2.Record(
             run_id=RUN,
             peer_id=identity.peer_id,
-            sequence=1,
+            sequence=next(SEQUENCE),
             expires_unix_ms=int((LoopClock().unix_s() + 4.0) * 1000),
             stage=stage,
             state=state,  # type: ignore[arg-type]
@@ -152,6 +157,59 @@ def test_what_belongs_to_a_stage_is_served_to_its_members_alone() -> None:
                 assert answered == "Unavailable", method
             assert await outcome(v.people[2].transport, victim.node.me, Call(CALLS["reserve"]())) == "Unavailable"
             assert isinstance(await outcome(v.people[0].transport, victim.node.me, Call(CALLS["reserve"]())), Answer)
+            await v.leave()
+
+    asyncio.run(asyncio.wait_for(body(), 120))
+
+
+async def slander(v: Village, sybils: Sequence[Identity], victim: PeerId, hearers: Sequence[PeerId]) -> int:
+    """Each of `sybils` signs, as a replica of stage 2, that `victim` sent it rubbish in five rounds; how many of these
+    words were taken in."""
+    packet, verdict = Packet(1.0, 8, ()), Verdict(0.0, "misshapen", "not finite")
+    taken = 0
+    for sybil in sybils:
+        transport = v.network.nodes[sybil.peer_id]
+        for round_index in range(1, 6):
+            given = receipt(sybil, RUN, 2, round_index, victim, packet, verdict)
+            for hearer in hearers:
+                call = Call(wire.Request(packet_receipt=sent_to(hearer, given)))
+                call.header.record.CopyFrom(record(sybil, 2))
+                taken += isinstance(await outcome(transport, hearer, call), Answer)
+    return taken
+
+
+def test_four_sybil_votes_shut_no_honest_replica_out() -> None:
+    """Three honest replicas of stage 2, and four keys that announce the same stage and sign invented refusals of one of
+    the three. It is met as before."""
+
+    async def body() -> None:
+        async with village(manifest(codec="fp32", round_samples=32)) as v:
+            for stage in (0, 1, 2, 2, 2):
+                v.add(stage)
+            honest = v.people[2:]
+
+            def met(person: Villager) -> int:
+                """Rounds in which `person` and another one of the three met."""
+                return sum(event == "exchange.paired" for event, _ in person.quiet.events)
+
+            await v.until(lambda: all(met(person) >= 2 for person in honest), "all three meet")
+            sybils = [Identity.of_seed(bytes([200 + i]) * 32) for i in range(4)]
+            directory = MemoryDirectory(v.network, RUN, LoopClock())
+            for sybil in sybils:  # they answer pings as any other
+                Greeting(record_pb2.SignedManifest()).serve(MemoryTransport(v.network, sybil.peer_id, RUN))
+                assert await directory.announce(record(sybil, 2))
+            victim = honest[2].node
+            hearers = [person.node for person in honest[:2]]
+            known = [hearer.presence.book.member for hearer in hearers]
+            await v.until(lambda: all(member(s.peer_id) for s in sybils for member in known), "all know the keys")
+            assert await slander(v, sybils, victim.me, [hearer.me for hearer in hearers]) == 40, "the calls are served"
+            for hearer in hearers:
+                assert hearer.gossip is not None
+                assert victim.me not in hearer.gossip.acceptance.left_out(), "shut out by invented refusals"
+                assert hearer.gossip.acceptance.against(victim.me) == 0
+            before = met(honest[2])
+            await v.until(lambda: met(honest[2]) >= before + 2, "the victim is met again")
+            assert not [1 for person in honest for event, _ in person.quiet.events if event == "peer.left_out"]
             await v.leave()
 
     asyncio.run(asyncio.wait_for(body(), 120))

@@ -1,0 +1,66 @@
+"""How fast a replica is believed to be: by what was seen of it and of the others of its stage. Pure.
+
+A replica announces a speed, and says which part of an answer's time later stages took; both are its own words, and a
+lie that answers at once would get nearly all microbatches of a stage. So three bounds, each in seconds a sample:
+
+    announced       counts until the first answer, and no more than ANNOUNCED_MAX times the stage's median
+    answered        never as less than the stage's usual time over FASTER_MAX: what the replicas of the stage take when
+                    little waits there (the lowest tenth of each one's answers; of these the median)
+    not possible    below what the arithmetic takes on the fastest device known: counts as usual, no faster
+
+Of n like replicas one that answers at once gets FASTER_MAX / (n - 1 + FASTER_MAX) of the work. A machine that is really
+so many times as fast gets its part all the same: the others take a little longer than usual where all are busy. One
+that is faster still has to be checked first: answers that others found right (auditor.py) raise its bound. Where a
+run's manifest has all believed, nothing is bounded but what is announced.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable
+
+from swarmnode.manifest import Manifest
+from swarmnode.model.split import split
+
+ANNOUNCED_MAX = 4.0  # guess: as FASTER_MAX
+# Measured (tests/pipeline/test_credible.py, three usual replicas and one of five times their speed, three microbatches
+# for each under way; in brackets what a liar gets of 3 and of 20 replicas): 2: 75 % of what the machines can do (50 %,
+# 10 %), 3: 88 (60, 14), 4: 98 (67, 18), 6: 100 (75, 25). Without a bound: 100 (93, 90).
+FASTER_MAX = 4.0
+CONFIRMED_DOUBLE = 4  # guess: so many right answers in a row double what is believed
+DOUBLINGS_MAX = 4.0  # guess: 64 times the usual speed, an H100 among laptops
+LOW = 0.1  # guess: of a replica's answers, those that found it with little to do
+LOW_STEP = 0.05  # guess: the tenth moves by so much with an answer below it, and by a ninth of that with one above
+FASTEST_FLOP_PER_S = 5e15  # twice a B200's dense bfloat16, by its data sheet
+
+
+def possible_s(manifest: Manifest, stage: int) -> float:
+    """Seconds that a sample takes at least, forward and back, at a replica of `stage`: its arithmetic alone."""
+    part = split(manifest.model, manifest.pipeline.stages)[stage]
+    return 3.0 * part.cost * manifest.model.context / FASTEST_FLOP_PER_S  # backward costs twice as much as forward
+
+
+def median_speed(told: Iterable[float]) -> float:
+    """Of announced samples per second; 0 where nobody told. Of two the lower."""
+    known = [speed for speed in told if speed > 0.0]
+    return statistics.median_low(known) if known else 0.0
+
+
+def lowest(before_s: float, seconds: float) -> float:
+    """The low quantile of a replica's times after one more; `before_s` 0: it is the first. The usual stochastic
+    approximation, in steps of a share."""
+    if before_s <= 0.0:
+        return seconds
+    return before_s * (1.0 - LOW_STEP * (1.0 - LOW) if seconds < before_s else 1.0 + LOW_STEP * LOW)
+
+
+def faster(most: float, confirmed: int) -> float:
+    """How many times the usual speed is believed of a replica with so many right answers in a row; `most` with none."""
+    return float(most * 2.0 ** min(DOUBLINGS_MAX, confirmed / CONFIRMED_DOUBLE))
+
+
+def usual(lows: Iterable[float]) -> float:
+    """Seconds that a replica of the stage takes when little waits there; 0 where nobody has answered. Of two the
+    longer."""
+    known = [low for low in lows if low > 0.0]
+    return statistics.median_high(known) if known else 0.0
