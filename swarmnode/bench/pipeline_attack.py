@@ -120,12 +120,12 @@ def _nats(found: Sequence[Validation], samples: int) -> float:
 def _exclusions(fleet: Fleet, liars: Sequence[str], folder: Path, stage: int) -> dict[str, Any]:
     """Who was excluded by whom, and after how many lies."""
     by_peer = {child.status.peer_id: child for child in fleet.nodes if child.status is not None}
-    callers = [child for child in fleet.nodes if child.stage != stage]
+    callers = [child for child in fleet.nodes if child.plan.stage != stage]
     out: dict[str, dict[str, float]] = {liar: {} for liar in liars}
     honest = 0
     for caller in fleet.nodes:
         for event in read_log(caller.plan.home):
-            if event["event"] == "peer.excluded" and caller.plan.name not in liars:
+            if event["event"] == "peer.excluded" and caller.plan.name not in liars and caller.plan.stage != stage:
                 child = by_peer.get(event["fields"]["peer"])
                 if child is None or child.plan.name not in liars:
                     honest += 1

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 
 from swarmnode.ids import PeerId
 
-FIRST_SHARE, FIRST_RIGHT = 0.25, 4  # guess: of the answers of a replica nothing is known of, until so many were right
-EARLY_FACTOR, EARLY_RIGHT = 2.0, 16  # guess: of the manifest's share, until so many were right
+FIRST_SHARE, FIRST_RIGHT = 0.25, 2  # guess: of the answers of a replica nothing is known of, until so many were right
+EARLY_FACTOR, EARLY_RIGHT = 2.0, 8  # guess: of the manifest's share, until so many were right
 LATE_FACTOR, LATE_RIGHT = 2.0 / 3.0, 200  # guess: of the manifest's share, from so many on
 DOUBTED_SHARE, DOUBTED_RIGHT = 0.5, 8  # guess: after a wrong one, until so many in a row were right
 LIES = 2  # guess: one may be an accident of memory, or of weights that were being replaced
@@ -26,7 +26,7 @@ FORGIVEN_RIGHT = 100  # guess: so many right ones in a row, and an earlier wrong
 UNSHOWN_MAX = 8  # guess: openings in a row that a replica refused; an honest one keeps its last answers
 PEERS_MAX = 4096  # guess: replicas remembered; those checked longest ago are forgotten first
 BUDGET_FACTOR = 3.0  # guess: hops done again for us, over the manifest's share of the answers to us, at most
-BUDGET_FIRST = 64.0  # guess: hops that may be done again beyond that, all in all; to find out about newcomers
+BUDGET_FIRST = 32.0  # guess: hops that may be done again beyond that, all in all; to find out about newcomers
 
 ALIKE = 0.5  # guess: cosine from which two answers are taken as the same
 COSINE_GAP = 0.4  # guess: who lies so much farther from the others than they from each other is wrong
