@@ -197,7 +197,7 @@ TRAINING_FIELDS: tuple[Field, ...] = (
     Field("inner", "microbatch", whole(1, 65_536), "Samples that travel together, at most.", _MEASURED),
     Field(
         "inner",
-        "microbatch_min",
+        "replica_batch_min",
         whole(1, 65_536),
         "Samples that travel together at least: where a stage has many replicas, each steps on a share of inner_batch,"
         " and microbatches become as small as that. Smaller ones cost more time a sample.",
@@ -208,7 +208,7 @@ TRAINING_FIELDS: tuple[Field, ...] = (
         "inner_batch",
         whole(1, 1 << 24),
         "Samples that the replicas of a stage average between two inner steps, all together: the global batch. Each"
-        " steps on its share, at least microbatch_min.",
+        " steps on its share, at least replica_batch_min.",
         "measured: `swarmnode bench learning`",
     ),
     Field(

@@ -1,4 +1,4 @@
-"""How fast this machine is on its stage: one microbatch of zeros, forward only."""
+"""How fast this machine is on its stage, by samples that travel together: microbatches of zeros, forward only."""
 
 from __future__ import annotations
 
@@ -8,35 +8,44 @@ from typing import Protocol
 
 from swarmnode.manifest import Manifest, boundary_nbytes, boundary_width
 from swarmnode.node.presence import Presence
+from swarmnode.pipeline.microbatch import Rates
 from swarmnode.ports import Compute, Priority, Replica, Telemetry, WireTensor
 
 BOUNDARY_DTYPE = {"bf16": "bf16", "subspace": "bf16"}  # f32 for the others, coded or not
-PROBES = 4  # the first forward is slower, others may be disturbed: the fastest counts
-ENOUGH_S = 5.0  # guess: in forwards that take so long together, what disturbs the first drowns
+PROBES = 4  # others may disturb a forward: of so many the fastest counts
+ENOUGH_S = 5.0  # guess: in forwards that take so long together, what disturbs them drowns
 
 
 class Probing(Protocol):
-    """Makes a replica do one microbatch forward on made-up data, to be timed."""
+    """Makes a replica do one microbatch of so many samples forward on made-up data, to be timed."""
 
-    def __call__(self, replica: Replica, manifest: Manifest, stage: int) -> None: ...
+    def __call__(self, replica: Replica, manifest: Manifest, stage: int, samples: int) -> None: ...
 
 
 async def probing(
     replica: Replica, manifest: Manifest, stage: int, probe: Probing, compute: Compute, telemetry: Telemetry
-) -> float:
-    """Samples per second of this machine on its stage: forward, and backward at about twice its cost."""
+) -> Rates:
+    """Samples per second of this machine on its stage, by size: forward, and backward at about twice its cost."""
     loop = asyncio.get_running_loop()
-    batch = manifest.inner.microbatch
-    seconds, started = float("inf"), loop.time()
+    sizes = _sizes(manifest.inner.microbatch)
+    seconds, started = dict.fromkeys(sizes, float("inf")), loop.time()
+    await compute.run(Priority.OUTER, 1, partial(probe, replica, manifest, stage, 1))  # the first is slower
     for _ in range(PROBES):
-        begun = loop.time()
-        await compute.run(Priority.OUTER, batch, partial(probe, replica, manifest, stage))
-        seconds = min(seconds, loop.time() - begun)
+        for samples in sizes:  # by turns, so that no slow moment is one size's alone
+            begun = loop.time()
+            await compute.run(Priority.OUTER, samples, partial(probe, replica, manifest, stage, samples))
+            seconds[samples] = min(seconds[samples], loop.time() - begun)
         if loop.time() - started >= ENOUGH_S:
             break
-    rate = batch / max(1e-6, 3.0 * seconds)
-    telemetry.event("node.probe", samples_per_second=round(rate, 2))
-    return rate
+    rates = {samples: samples / max(1e-6, 3.0 * least_s) for samples, least_s in seconds.items()}
+    shown = ", ".join(f"{samples}: {rate:.3g}" for samples, rate in rates.items())
+    telemetry.event("node.probe", samples_per_second=round(max(rates.values()), 2), by_microbatch=shown)
+    return Rates(rates)
+
+
+def _sizes(microbatch: int) -> list[int]:
+    """Powers of two up to the largest that may travel, and that."""
+    return sorted({microbatch, *(1 << power for power in range(microbatch.bit_length()))})
 
 
 async def telling(
@@ -48,16 +57,16 @@ async def telling(
     telemetry: Telemetry,
     presence: Presence,
 ) -> float:
-    """`probing`, told to others as soon as it is known: the state may still be on its way."""
-    speed = await probing(replica, manifest, stage, probe, compute, telemetry)
-    presence.self.speed = lambda: speed
+    """The best of `probing`, told to others as soon as it is known: the state may still be on its way."""
+    rates = presence.self.rates = await probing(replica, manifest, stage, probe, compute, telemetry)
+    presence.self.speed = lambda: rates.best
     presence.changed()
-    return speed
+    return rates.best
 
 
-def forward(replica: Replica, manifest: Manifest, stage: int) -> None:
-    """Do one forward of a full microbatch; the caller takes the time. Trains nothing."""
-    model, batch = manifest.model, manifest.inner.microbatch
+def forward(replica: Replica, manifest: Manifest, stage: int, samples: int) -> None:
+    """Do one forward of so many samples; the caller takes the time. Trains nothing."""
+    model, batch = manifest.model, samples
     tokens = WireTensor("u16", (batch, model.context + 1), bytes(2 * batch * (model.context + 1)))
     kind, shape = manifest.pipeline.boundary, (batch, model.context, boundary_width(manifest))
     blank = bytes(boundary_nbytes(kind, batch * model.context, shape[2]))  # zeros in every code
