@@ -207,6 +207,7 @@ def _simulated(
         seconds=WARM_SAMPLES * wall_s / (ends[1] - ends[0]) + SLOWER * wall_s * ends[1] / (ends[1] - ends[0]),
         fleet=machines,
         manifest=manifest,
+        processors=os.cpu_count() or 1,
         memory_gbps=1e6,  # steps and copies are in the speeds already
         bounds=Bounds(window_s=1.0, throughput=0.0, spread=1e9),
     )

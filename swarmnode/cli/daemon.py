@@ -67,6 +67,7 @@ from swarmnode.node.bucket import open_store
 from swarmnode.node.compute import ThreadCompute
 from swarmnode.node.drain import Farewell
 from swarmnode.node.greeting import Greeting
+from swarmnode.node.host import host_of
 from swarmnode.node.node import Node, World
 from swarmnode.node.notice import Kind, Notice, Notices, of_signal
 from swarmnode.node.reading import CorpusSamples
@@ -321,6 +322,7 @@ def _node(process: Process, saving: Saving, compute: ThreadCompute) -> Node:
         saving=saving,
         door=process.door,
         unable=process.unable,
+        host=host_of(options.device, compute),
     )
     return Node(manifest, process.run_id, world)
 
@@ -350,19 +352,14 @@ async def fetch_manifest(
     """
     if not bootstraps:
         raise Unreachable("a run given by its id needs a bootstrap to fetch the manifest from; give one")
-    reason = "no answer"
+    reason, asked = "no answer", Call(wire.Request(manifest=wire.ManifestRequest()))
     try:
         async with asyncio.timeout(MANIFEST_WAIT_S):
             while True:
                 for peer, addresses in list(bootstraps):  # the local network may add to them
                     try:
                         await transport.connect(peer, addresses)
-                        answer = await transport.call(
-                            peer,
-                            Call(wire.Request(manifest=wire.ManifestRequest())),
-                            timeout_s=MANIFEST_TIMEOUT_S,
-                            reply_bytes_max=0,
-                        )
+                        answer = await transport.call(peer, asked, timeout_s=MANIFEST_TIMEOUT_S, reply_bytes_max=0)
                     except Forbidden as error:
                         raise NotPermitted(f"run {run_id[:16]}: {error}") from None
                     except (RemoteFault, Unavailable) as error:

@@ -173,7 +173,7 @@ def _tokens_per_s(manifest: Manifest, stage: int, device: str) -> float:
     seconds = float("inf")
     for _ in range(PROBE_TIMES):
         begun = time.perf_counter()
-        forward(replica, manifest, stage)
+        forward(replica, manifest, stage, manifest.inner.microbatch)
         seconds = min(seconds, time.perf_counter() - begun)
     return manifest.inner.microbatch * manifest.model.context / (3.0 * seconds)
 

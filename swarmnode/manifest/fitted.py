@@ -102,7 +102,7 @@ def fit(
     )
     origins |= {f"inner.{key}": through for key in rates}
     tokens = BATCH_TOKENS * (run * model.context) ** BATCH_EXPONENT
-    least = start.inner.microbatch_min * max(1, (nodes or 2 * stages) // stages)
+    least = start.inner.replica_batch_min * max(1, (nodes or 2 * stages) // stages)
     whole = 1 << max(0, round(math.log2(tokens / model.context)), (least - 1).bit_length())
     batch = min(whole, BATCH_MAX)
     microbatch = min(batch, 1 << int(math.log2(start.inner.microbatch)))
@@ -123,7 +123,7 @@ def fit(
         decay_samples=run,
         cooldown_samples=max(1, run // 5),
         microbatch=microbatch,
-        microbatch_min=min(start.inner.microbatch_min, microbatch),
+        replica_batch_min=min(start.inner.replica_batch_min, microbatch),
         inner_batch=batch,
         inner_batch_max=0,
         inner_batch_end=0,

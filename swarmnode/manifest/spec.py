@@ -79,7 +79,7 @@ class InnerSpec:
     weight_decay: float = 0.1
     clip_norm: float = 1.0
     microbatch: int = 8
-    microbatch_min: int = 2
+    replica_batch_min: int = 2
     inner_batch: int = 8
     inner_batch_max: int = 0
     inner_batch_end: int = 0

@@ -194,13 +194,19 @@ TRAINING_FIELDS: tuple[Field, ...] = (
     Field("inner", "eps", real(0.0, 1.0, above=True), "AdamW: added to the divisor.", "PyTorch's own default"),
     Field("inner", "weight_decay", real(0.0, 10.0), "AdamW: decoupled weight decay.", _LLAMA),
     Field("inner", "clip_norm", real(0.0, 1e6, above=True), "c: each stage clips to c / sqrt(stages).", _LLAMA),
-    Field("inner", "microbatch", whole(1, 65_536), "Samples that travel together, at most.", _MEASURED),
     Field(
         "inner",
-        "microbatch_min",
+        "microbatch",
         whole(1, 65_536),
-        "Samples that travel together at least: where a stage has many replicas, each steps on a share of inner_batch,"
-        " and microbatches become as small as that. Smaller ones cost more time a sample.",
+        "Samples that travel together, at most; feeders choose from measurement (docs/methods.md).",
+        _MEASURED,
+    ),
+    Field(
+        "inner",
+        "replica_batch_min",
+        whole(1, 65_536),
+        "Samples that a replica steps on, at least: where a stage has many replicas, each steps on its share of"
+        " inner_batch. Steps on fewer cost more time a sample.",
         "measured: four replicas a stage of the demo learn 0.08 nat more with 2 than with 4",
     ),
     Field(
@@ -208,7 +214,7 @@ TRAINING_FIELDS: tuple[Field, ...] = (
         "inner_batch",
         whole(1, 1 << 24),
         "Samples that the replicas of a stage average between two inner steps, all together: the global batch. Each"
-        " steps on its share, at least microbatch_min.",
+        " steps on its share, at least replica_batch_min.",
         "measured: `swarmnode bench learning`",
     ),
     Field(

@@ -14,6 +14,7 @@ from swarmnode.node.presence import Presence
 from swarmnode.node.world import World
 from swarmnode.pipeline.feeder import Feeder
 from swarmnode.pipeline.hop import Hop
+from swarmnode.pipeline.microbatch import Sizing
 from swarmnode.ports import Priority
 from swarmnode.wire import record_pb2
 
@@ -58,6 +59,7 @@ async def feeder_of(
         incarnation,
         hop,
         samples,
+        Sizing(manifest, presence.self.rates, presence.self.speed, world.host),
         ledger,
         presence.book.swarm,
         samples_total,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from swarmnode.pipeline.microbatch import Rates
 from swarmnode.recovery.snapshot import Snapshot
 from swarmnode.wire import record_pb2
 
@@ -16,6 +17,7 @@ class Self_:
     state: record_pb2.NodeState = record_pb2.NODE_STATE_JOINING
     stage: int | None = None
     speed: Callable[[], float] = lambda: 0.0  # samples a second this node manages on its stage
+    rates: Rates = field(default_factory=lambda: Rates({1: 1.0}))  # by size, probed at the first stage: at others alike
     queue: Callable[[], int] = lambda: 0
     round_index: Callable[[], int] = lambda: 0
     round_stride: Callable[[], int] = lambda: 1

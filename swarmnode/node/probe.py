@@ -1,42 +1,60 @@
-"""How fast this machine is on its stage: one microbatch of zeros, forward only."""
+"""How fast this machine is on its stage, by samples that travel together: microbatches of zeros, forward only."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from functools import partial
 from typing import Protocol
 
 from swarmnode.manifest import Manifest, boundary_nbytes, boundary_width
 from swarmnode.node.presence import Presence
+from swarmnode.pipeline.microbatch import Rates
 from swarmnode.ports import Compute, Priority, Replica, Telemetry, WireTensor
 
 BOUNDARY_DTYPE = {"bf16": "bf16", "subspace": "bf16"}  # f32 for the others, coded or not
-PROBES = 4  # the first forward is slower, others may be disturbed: the fastest counts
-ENOUGH_S = 5.0  # guess: in forwards that take so long together, what disturbs the first drowns
+PROBES = 8  # others may disturb a forward: the fastest counts. Measured: of six nodes that start together on two cores
+# four are as good as none
+ENOUGH_S = 1.0  # guess: in forwards that take so long together, what disturbs them drowns
 
 
 class Probing(Protocol):
-    """Makes a replica do one microbatch forward on made-up data, to be timed."""
+    """Makes a replica do one microbatch of so many samples forward on made-up data, to be timed."""
 
-    def __call__(self, replica: Replica, manifest: Manifest, stage: int) -> None: ...
+    def __call__(self, replica: Replica, manifest: Manifest, stage: int, samples: int) -> None: ...
 
 
 async def probing(
     replica: Replica, manifest: Manifest, stage: int, probe: Probing, compute: Compute, telemetry: Telemetry
-) -> float:
-    """Samples per second of this machine on its stage: forward, and backward at about twice its cost."""
+) -> Rates:
+    """Samples per second of this machine on its stage, by size: forward, and backward at about twice its cost."""
     loop = asyncio.get_running_loop()
-    batch = manifest.inner.microbatch
-    seconds, started = float("inf"), loop.time()
-    for _ in range(PROBES):
+    sizes, seconds, started = _sizes(manifest.inner.microbatch), dict[int, float](), loop.time()
+    await compute.run(Priority.OUTER, 1, partial(probe, replica, manifest, stage, 1))  # the first is slower
+    for samples in sizes * PROBES:  # by turns, so that no slow moment is one size's alone
         begun = loop.time()
-        await compute.run(Priority.OUTER, batch, partial(probe, replica, manifest, stage))
-        seconds = min(seconds, loop.time() - begun)
-        if loop.time() - started >= ENOUGH_S:
+        await compute.run(Priority.OUTER, samples, partial(probe, replica, manifest, stage, samples))
+        seconds[samples] = min(seconds.get(samples, float("inf")), loop.time() - begun)
+        if loop.time() - started >= ENOUGH_S and len(seconds) >= min(2, len(sizes)):
             break
-    rate = batch / max(1e-6, 3.0 * seconds)
-    telemetry.event("node.probe", samples_per_second=round(rate, 2))
-    return rate
+    rates = {samples: samples / max(1e-6, 3.0 * least_s) for samples, least_s in _undisturbed(seconds).items()}
+    shown = ", ".join(f"{samples}: {rate:.3g}" for samples, rate in sorted(rates.items()))
+    telemetry.event("node.probe", samples_per_second=round(max(rates.values()), 2), by_microbatch=shown)
+    return Rates(rates)
+
+
+def _sizes(microbatch: int) -> list[int]:
+    """The largest that may travel, one, and the powers of two between them, which a slow machine leaves out."""
+    between = {1 << power for power in range(1, microbatch.bit_length())} - {microbatch}
+    return list(dict.fromkeys((microbatch, 1, *sorted(between))))
+
+
+def _undisturbed(seconds: Mapping[int, float]) -> dict[int, float]:
+    """No longer than they can be: few samples take no longer than many, and many no longer than in pieces of a few."""
+    return {
+        samples: min(least_s * max(1, -(-samples // other)) for other, least_s in seconds.items())
+        for samples in seconds
+    }
 
 
 async def telling(
@@ -48,16 +66,16 @@ async def telling(
     telemetry: Telemetry,
     presence: Presence,
 ) -> float:
-    """`probing`, told to others as soon as it is known: the state may still be on its way."""
-    speed = await probing(replica, manifest, stage, probe, compute, telemetry)
-    presence.self.speed = lambda: speed
+    """The best of `probing`, told to others as soon as it is known: the state may still be on its way."""
+    rates = presence.self.rates = await probing(replica, manifest, stage, probe, compute, telemetry)
+    presence.self.speed = lambda: rates.best
     presence.changed()
-    return speed
+    return rates.best
 
 
-def forward(replica: Replica, manifest: Manifest, stage: int) -> None:
-    """Do one forward of a full microbatch; the caller takes the time. Trains nothing."""
-    model, batch = manifest.model, manifest.inner.microbatch
+def forward(replica: Replica, manifest: Manifest, stage: int, samples: int) -> None:
+    """Do one forward of so many samples; the caller takes the time. Trains nothing."""
+    model, batch = manifest.model, samples
     tokens = WireTensor("u16", (batch, model.context + 1), bytes(2 * batch * (model.context + 1)))
     kind, shape = manifest.pipeline.boundary, (batch, model.context, boundary_width(manifest))
     blank = bytes(boundary_nbytes(kind, batch * model.context, shape[2]))  # zeros in every code

@@ -10,6 +10,7 @@ from swarmnode.membership.door import Door
 from swarmnode.node.probe import Probing
 from swarmnode.node.saver import Saving
 from swarmnode.pipeline.feeder import Samples
+from swarmnode.pipeline.microbatch import Host
 from swarmnode.ports import Clock, Compute, Directory, Replica, Telemetry, Transport
 from swarmnode.recovery.donor import DonorLimits
 
@@ -30,5 +31,6 @@ class World:
     save: Callable[[Replica, int, int, int], Awaitable[None]]  # replica, stage, round, samples of the run
     saving: Saving = field(default_factory=Saving)
     door: Door | None = None  # None: everybody may take part
+    host: Host = field(default_factory=Host)
     donating: DonorLimits = field(default_factory=DonorLimits)
     unable: frozenset[int] = frozenset()  # stages that this machine cannot serve (able.py); never all of them

@@ -17,10 +17,10 @@ from swarmnode.membership.swarm import Swarm
 from swarmnode.metrics import name
 from swarmnode.pipeline.hop import Hop
 from swarmnode.pipeline.itinerary import itinerary
+from swarmnode.pipeline.microbatch import Sizing
 from swarmnode.pipeline.onward import Carried
 from swarmnode.pipeline.patience import RoundTrip
 from swarmnode.pipeline.route import Ema
-from swarmnode.pipeline.staleness import microbatch_of, window_limit
 from swarmnode.pipeline.window import Window
 from swarmnode.ports import Telemetry, WireTensor
 from swarmnode.together import together
@@ -50,7 +50,7 @@ class Samples(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """A microbatch's worth of a block."""
+    """A microbatch's samples, of one block."""
 
     block: int
     indices: tuple[int, ...]
@@ -66,6 +66,7 @@ class Feeder:
         incarnation: int,
         hop: Hop,
         samples: Samples,
+        sizing: Sizing,
         ledger: BlockLedger,
         swarm: Callable[[], Swarm],
         samples_total: Callable[[], int],
@@ -80,6 +81,8 @@ class Feeder:
         self._incarnation = incarnation
         self._hop = hop
         self._samples = samples
+        self._sizing = sizing
+        self._told: tuple[int, int] | None = None  # of the last choice: samples of a microbatch, limit
         self._ledger = ledger
         self._swarm = swarm
         self._samples_total = samples_total
@@ -87,8 +90,9 @@ class Feeder:
         self._telemetry = telemetry
         self._serial = 0
         self._duplicates = 0
-        self._pending: deque[_Piece] = deque()
-        self._left: dict[int, int] = {}  # block -> microbatches not yet done
+        self._again: deque[_Piece] = deque()  # pieces that found no way
+        self._block, self._cut = 0, range(0)  # the block in work, and its samples that are in no piece yet
+        self._left: dict[int, int] = {}  # block -> samples not yet done
         self._under_way = 0
         self.returned = 0  # microbatches whose gradient came back, ever
         self._changed = asyncio.Event()
@@ -116,10 +120,17 @@ class Feeder:
 
     def _limit_window(self) -> None:
         """Keep no more under way than gradients may be late by, for the stages as they are now."""
-        limit, reason = window_limit(self._manifest, self._swarm().sizes, self._samples_total())
-        if self.window.limit(limit):
+        choice = self._sizing.choose(self._swarm(), self._samples_total())
+        self.window.limit(choice.limit)
+        if self._told != (choice.samples, choice.limit):
+            self._told = choice.samples, choice.limit
             self._telemetry.event(
-                "feeder.window", size=self.window.size, limit=limit, wanted=self.window.wanted, reason=reason
+                "feeder.window",
+                size=self.window.size,
+                limit=choice.limit,
+                wanted=self.window.wanted,
+                microbatch=choice.samples,
+                reason=choice.reason,
             )
 
     async def _start_all(self, tasks: asyncio.TaskGroup) -> None:
@@ -222,18 +233,16 @@ class Feeder:
         return samples // self._manifest.pipeline.validation_every_samples
 
     def _next(self) -> _Piece:
-        """The next microbatch to start, from the block in work or a new one of ours."""
-        if not self._pending:
-            block, _ = self._ledger.take(self._swarm().feeders())
+        """The next microbatch to start: one that found no way, or of the block in work or a new one of ours."""
+        if self._again:
+            return self._again.popleft()
+        if not self._cut:
+            self._block, _ = self._ledger.take(self._swarm().feeders())
             size = self._manifest.data.block_samples
-            step = microbatch_of(self._manifest, self._swarm().sizes, self._samples_total())
-            first = block * size
-            pieces = [
-                _Piece(block, tuple(range(at, min(at + step, first + size)))) for at in range(first, first + size, step)
-            ]
-            self._left[block] = len(pieces)
-            self._pending.extend(pieces)
-        return self._pending.popleft()
+            self._cut, self._left[self._block] = range(self._block * size, (self._block + 1) * size), size
+        most = self._sizing.choose(self._swarm(), self._samples_total()).samples
+        indices, self._cut = self._cut[:most], self._cut[most:]
+        return _Piece(self._block, tuple(indices))
 
     async def _carry(self, piece: _Piece) -> None:
         loop = asyncio.get_running_loop()
@@ -244,7 +253,7 @@ class Feeder:
         except MicrobatchLost as lost:
             self._telemetry.count(name.MICROBATCHES, outcome="lost")
             self._telemetry.event("microbatch.lost", level="warning", reason=str(lost), block=piece.block)
-            self._pending.appendleft(piece)
+            self._again.appendleft(piece)
             self._round_trip.lost(begun, loop.time())
             self.window.lost()
             await asyncio.sleep(LOST_PAUSE_S)
@@ -259,6 +268,7 @@ class Feeder:
         self.returned += 1
         self._round_trip.completed(seconds)
         self.window.completed(seconds, carried.queued_s, self._machines())
+        self._sizing.completed(len(piece.indices), seconds, carried.queued_s)
         self.loss.add(carried.loss_sum / max(1, tokens))
         self.done += 1
         self.losses.append(carried.loss_sum / max(1, tokens))
@@ -269,7 +279,7 @@ class Feeder:
         self._telemetry.gauge(name.WINDOW, float(self.window.size))
         self._telemetry.gauge(name.WINDOW_WANTED, float(self.window.wanted))
         self._counted(len(piece.indices))
-        self._left[piece.block] -= 1
+        self._left[piece.block] -= len(piece.indices)
         if self._left[piece.block] == 0:
             del self._left[piece.block]
             self._ledger.finish(piece.block)

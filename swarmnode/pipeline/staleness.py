@@ -29,24 +29,18 @@ def label(staleness: int) -> str:
 
 def replica_batch(manifest: Manifest, batch: int, replicas: int) -> int:
     """Samples that one of `replicas` steps on where all together average `batch`: its share, rounded up."""
-    least = min(manifest.inner.microbatch_min, manifest.inner.microbatch)
+    least = min(manifest.inner.replica_batch_min, manifest.inner.microbatch)
     return max(least, -(-batch // max(1, replicas)))
 
 
-def microbatch_of(manifest: Manifest, sizes: Sequence[int], samples_total: int) -> int:
-    """Samples that travel together now: no more than a replica of the largest stage steps on."""
-    share = replica_batch(manifest, inner_batch(manifest.inner, samples_total), max(sizes))
-    return min(manifest.inner.microbatch, share)
-
-
-def window_limit(manifest: Manifest, sizes: Sequence[int], samples_total: int) -> tuple[int, str]:
-    """(microbatches that one feeder may keep under way, the reason), given how many replicas each stage has.
+def window_limit(manifest: Manifest, sizes: Sequence[int], samples_total: int, microbatch: int) -> tuple[int, str]:
+    """(microbatches of so many samples that one feeder may keep under way, the reason), given how many replicas each
+    stage has.
 
     All feeders' samples in flight come to at most staleness_max steps of the stage that has the fewest replicas.
     """
     inner, steps = manifest.inner, max(1, manifest.pipeline.staleness_max)
     feeders, fewest = max(1, sizes[0]), max(1, min(sizes))
-    microbatch = microbatch_of(manifest, sizes, samples_total)
     batch = fewest * replica_batch(manifest, max(inner_batch(inner, samples_total), inner.inner_batch_max), fewest)
     limit = max(1, steps * batch // (microbatch * feeders))
     return limit, f"{steps} x {batch} samples in flight at {fewest} replicas, {feeders} feeders, {microbatch} at a time"

@@ -39,10 +39,9 @@ class Window:
         """The size without its limit."""
         return int(self._size)
 
-    def limit(self, microbatches: int) -> bool:
-        """Stay at or below so many microbatches from now on. Returns whether that is news."""
-        news, self._limit = microbatches != self._limit, microbatches
-        return news
+    def limit(self, microbatches: int) -> None:
+        """Stay at or below so many microbatches from now on."""
+        self._limit = microbatches
 
     def completed(self, round_trip_s: float, queued_s: float, machines: float = 1.0) -> None:
         """A microbatch came back after `round_trip_s`, of which it waited `queued_s` for compute threads; this feeder's

@@ -17,6 +17,7 @@ from swarmnode.node.node import Node
 from swarmnode.node.node import World as Ports
 from swarmnode.node.notice import GRACE_S, Notice, Notices
 from swarmnode.node.notice import Kind as NoticeKind
+from swarmnode.pipeline.microbatch import Host
 from swarmnode.ports import Replica
 from swarmnode.recovery.donor import DonorLimits
 from swarmnode.simulation.clock import owned
@@ -110,6 +111,7 @@ class Inhabitant:
             probe=_probe,
             save=self._save,
             saving=world.saving(),
+            host=_host(world.scenario.processors),
             donating=_donating(world.scenario.state_share),
         )
         self.node = Node(world.scenario.manifest, world.run_id, ports)
@@ -215,9 +217,13 @@ def _donating(state_share: float) -> DonorLimits:
     )
 
 
-def _probe(replica: Replica, manifest: Any, stage: int) -> None:
+def _host(processors: int) -> Host:
+    return Host(lambda: float(processors), lambda swarm: sum(swarm.sizes)) if processors else Host()
+
+
+def _probe(replica: Replica, manifest: Any, stage: int, samples: int) -> None:
     assert isinstance(replica, Metered)
-    replica.probe(manifest.inner.microbatch)
+    replica.probe(samples)
 
 
 def _leaf(group: BaseExceptionGroup[Any]) -> str:

@@ -24,17 +24,20 @@ class Meter:
 
     def __init__(self) -> None:
         self._flops = 0.0
+        self._idle = 0.0
         self._nbytes = 0.0
         self.state_nbytes = 0.0  # of the replica on this machine: what hashing reads
 
-    def add(self, flops: float = 0.0, nbytes: float = 0.0) -> None:
+    def add(self, flops: float = 0.0, nbytes: float = 0.0, idle: float = 0.0) -> None:
+        """`idle`: FLOP that the device could have done meanwhile and did not."""
         self._flops += flops
+        self._idle += idle
         self._nbytes += nbytes
 
-    def take(self) -> tuple[float, float]:
-        """(FLOP, bytes of memory traffic) since the last call."""
-        taken = self._flops, self._nbytes
-        self._flops = self._nbytes = 0.0
+    def take(self) -> tuple[float, float, float]:
+        """(FLOP, FLOP not done meanwhile, bytes of memory traffic) since the last call."""
+        taken = self._flops, self._idle, self._nbytes
+        self._flops = self._idle = self._nbytes = 0.0
         return taken
 
 
@@ -119,8 +122,8 @@ class Machine:
             return
 
     def _seconds(self) -> float:
-        flops, nbytes = self._meter.take()
-        seconds = flops / self.flops + nbytes / self._memory_rate
+        flops, idle, nbytes = self._meter.take()
+        seconds = (flops + idle) / self.flops + nbytes / self._memory_rate
         if not flops and not nbytes:  # making or hashing a state; arithmetic is metered
             seconds = self._meter.state_nbytes / HASH_RATE
         self.flop += flops

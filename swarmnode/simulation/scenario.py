@@ -65,6 +65,7 @@ class Scenario:
     work_factor: float = 1.0  # arithmetic a sample costs, times this: a small model stands for a large one
     state_share: float = 1.0  # share of a state's bytes kept in memory here; on the wire all of them count
     memory_gbps: float = 100.0  # memory traffic, GB/s
+    processors: int = 0  # that all nodes share, as far as they know; 0: each machine is its own
     noise: float = 0.05  # spread of compute times
     checkpoints: bool = False  # nodes save the run on a disk that all share
     placement: str = "balanced"  # of the first nodes; "chosen": each chooses

@@ -521,3 +521,18 @@ def test_a_probe_spoils_no_tape():
     assert gradient is not None
     stages[0].backward(tape, gradient, len(tokens))
     assert torch.equal(stages[0].grad, wanted) and not stages[0].recomputed
+
+
+def test_a_share_in_pieces_has_the_gradient_of_the_whole() -> None:
+    """Eight samples at once, or in microbatches of 4, 2 and twice 1: the same sum, and after the step the same weights,
+    but for rounding."""
+    run, tokens = manifest(optimizer="adamw", warmup_samples=1), token_batch(samples=8)
+    whole, cut = stages_of(run, torch.float64), stages_of(run, torch.float64)
+    train_on(whole, tokens)
+    for piece in tokens.split([4, 2, 1, 1]):
+        train_on(cut, piece)
+    for one, other in zip(whole, cut, strict=True):
+        assert one.accumulated == other.accumulated == 8
+        torch.testing.assert_close(other.grad, one.grad, rtol=1e-5, atol=1e-7)
+        assert one.step(64).samples == other.step(64).samples == 8
+        torch.testing.assert_close(other.theta, one.theta, rtol=1e-4, atol=1e-6)

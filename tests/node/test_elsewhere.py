@@ -84,7 +84,7 @@ def test_a_stage_is_measured_and_rebuilt_elsewhere(method: str, monkeypatch: pyt
         beside = [TorchReplica(run, other, device) for other in (stage - 1, stage + 1) if 0 <= other < 3]
         given = [Neighbour(r.stage.part.stage, r.snapshot().sections["phi"], 1.0 + r.stage.part.stage) for r in beside]
         replica = TorchReplica(run, stage, device)
-        probe.forward(replica, run, stage)
+        probe.forward(replica, run, stage, run.inner.microbatch)
         replica.rebuild(method, given, None)
         return replica.digest()
 

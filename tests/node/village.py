@@ -20,6 +20,7 @@ from swarmnode.node.drain import Farewell
 from swarmnode.node.greeting import Greeting
 from swarmnode.node.node import Node, World
 from swarmnode.node.notice import Kind, Notices
+from swarmnode.node.probe import Probing
 from swarmnode.node.replica import TorchReplica
 from swarmnode.node.saver import Saving
 from swarmnode.ports import Replica, Tape, WireTensor
@@ -124,6 +125,7 @@ class Village:
         self.made: list[Recording] = []  # every replica there ever was
         self.samples: dict[PeerId, list[int]] = defaultdict(list)
         self.saving = Saving()  # of those added from now on
+        self.probe: Probing = probe.forward  # the same
         self._stack = contextlib.AsyncExitStack()
 
     def add(
@@ -157,7 +159,7 @@ class Village:
             identity=identity,
             replica=replica,
             samples=lambda: Numbers(self.run),
-            probe=probe.forward,
+            probe=self.probe,
             save=save,
             saving=self.saving,
             unable=unable,

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from swarmnode.manifest import InnerSpec, Manifest, PipelineSpec
 from swarmnode.metrics import name
+from swarmnode.pipeline.microbatch import sizes_of
 from swarmnode.pipeline.staleness import (
     STRAGGLER,
     PendingGradients,
     label,
-    microbatch_of,
     replica_batch,
     window_limit,
 )
@@ -23,7 +23,7 @@ from tests.pipeline.test_hop import chain
 
 
 def run(microbatch: int = 8, batch: int = 16, batch_max: int = 0, steps: int = 1, least: int = 1) -> Manifest:
-    inner = InnerSpec(microbatch=microbatch, microbatch_min=least, inner_batch=batch, inner_batch_max=batch_max)
+    inner = InnerSpec(microbatch=microbatch, replica_batch_min=least, inner_batch=batch, inner_batch_max=batch_max)
     return Manifest(inner=inner, pipeline=PipelineSpec(staleness_max=steps))
 
 
@@ -37,8 +37,8 @@ def test_all_feeders_together_stay_within_the_staleness(
     sizes: list[int], microbatch: int, batches: int, steps: int
 ) -> None:
     manifest = run(microbatch, microbatch * batches, steps=steps)
-    limit, reason = window_limit(manifest, sizes, 0)
-    fewest, travels = max(1, min(sizes)), microbatch_of(manifest, sizes, 0)
+    fewest, travels = max(1, min(sizes)), sizes_of(manifest, max(sizes), 0)[0]
+    limit, reason = window_limit(manifest, sizes, 0, travels)
     in_flight = limit * travels * max(1, sizes[0])
     bound = max(1, steps) * fewest * replica_batch(manifest, microbatch * batches, fewest)
     assert limit >= 1 and reason and 1 <= travels <= microbatch
@@ -47,16 +47,14 @@ def test_all_feeders_together_stay_within_the_staleness(
 
 
 def test_a_larger_batch_allows_more_under_way() -> None:
-    assert window_limit(run(), [2, 2, 2], 0)[0] == 1
-    assert window_limit(run(batch_max=128), [2, 2, 2], 0)[0] == 8
-    assert window_limit(run(microbatch=2), [2, 2, 2], 0)[0] == 4
+    assert window_limit(run(), [2, 2, 2], 0, 8)[0] == 1
+    assert window_limit(run(batch_max=128), [2, 2, 2], 0, 8)[0] == 8
+    assert window_limit(run(), [2, 2, 2], 0, 2)[0] == 4
 
 
 def test_more_replicas_step_on_less_each() -> None:
     manifest = run(batch=8, least=2)
     assert [replica_batch(manifest, 8, replicas) for replicas in (0, 1, 2, 3, 4, 5, 99)] == [8, 8, 4, 3, 2, 2, 2]
-    assert [microbatch_of(manifest, sizes, 0) for sizes in ([1, 1], [2, 2], [2, 4], [9, 9])] == [8, 4, 2, 2]
-    assert microbatch_of(run(microbatch=4, batch=64), [2, 2], 0) == 4
 
 
 def test_a_step_waits_for_gradients_that_it_would_make_too_old() -> None:

@@ -235,3 +235,12 @@ def test_the_virtual_loop_leaves_the_real_one_alone() -> None:
         parse_scenario({"seconds": 1, "fleet": FLEET, "bounds": {"window_s": 5}}, "t", find("calm").parent, "t"), 0
     )
     assert asyncio.run(asyncio.sleep(0, "real")) == "real"
+
+
+def test_six_machines_of_their_own_are_at_work() -> None:
+    """Eight samples in flight for six machines: in microbatches of a share, two at a time, a third of them worked."""
+    outcome = simulate(shorter(read_scenario(find("six-machines")), 120.0), 0)
+    assert not outcome.failures, outcome.failures
+    assert outcome.total.samples == outcome.total.done, "one sample travels at a time"
+    assert outcome.demands["throughput"] > 0.5, outcome.demands
+    assert outcome.total.staleness["2"] == outcome.total.staleness["3"] == outcome.total.staleness["4 or more"] == 0
