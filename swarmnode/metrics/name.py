@@ -316,7 +316,7 @@ EVENTS: Final[dict[str, str]] = {
     "inner.skipped": "an inner step was skipped: the gradient was not finite",
     "round.boundary": "a round ended; this replica paired or not, and why",
     "round.stride": "rounds come faster or slower than replicas can meet: takes part in only every second, fourth, ...",
-    "feeder.window": "how many samples travel together now, how many microbatches this feeder may keep under way, and why",
+    "feeder.window": "how many samples travel together, how many microbatches this feeder may keep under way, and why",
     "bequest.given": "a leaver gave what it learnt since its last round to a replica that stays",
     "bequest.merged": "what a leaver learnt counts in this round here",
     "bequest.stale": "what a leaver learnt came for another round and is dropped",
