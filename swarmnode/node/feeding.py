@@ -59,7 +59,7 @@ async def feeder_of(
         incarnation,
         hop,
         samples,
-        Sizing(manifest, presence.self.rates, presence.self.speed, world.host),
+        Sizing(manifest, presence.me, presence.self.rates, presence.self.speed, world.host),
         ledger,
         presence.book.swarm,
         samples_total,

@@ -20,6 +20,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from swarmnode.ids import PeerId
 from swarmnode.manifest import Manifest
 from swarmnode.membership.swarm import Swarm
 from swarmnode.model.schedule import inner_batch
@@ -58,12 +59,15 @@ class Rates:
         return samples / seconds / self.best
 
 
-def loopback(swarm: Swarm) -> int:
-    """Nodes that can be reached on this machine alone, and so share its processors with us."""
-    return sum(
-        bool(member.addresses) and all(address.startswith(LOOPBACK) for address in member.addresses)
+def loopback(swarm: Swarm, me: PeerId) -> int:
+    """Nodes that can be reached on this machine alone, and so share its processors with us; none where we can be
+    reached from elsewhere, whatever others announce."""
+    here = {
+        member.peer
         for member in swarm.members()
-    )
+        if member.addresses and all(address.startswith(LOOPBACK) for address in member.addresses)
+    }
+    return len(here) if me in here else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +76,7 @@ class Host:
     each node has a device of its own. `nodes`: how many of the swarm are on this machine."""
 
     processors: Callable[[], float] = lambda: math.inf
-    nodes: Callable[[Swarm], int] = loopback
+    nodes: Callable[[Swarm, PeerId], int] = loopback
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +116,10 @@ def throughput(in_flight: int, machines: float, visits: int, service_s: float, l
 class Sizing:
     """Chooses for one feeder. Pure: told of the stages, and of microbatches that came back."""
 
-    def __init__(self, manifest: Manifest, rates: Rates, speed: Callable[[], float], host: Host) -> None:
-        """`speed`: samples a second of this node on its stage, with microbatches of the best size."""
+    def __init__(self, manifest: Manifest, me: PeerId, rates: Rates, speed: Callable[[], float], host: Host) -> None:
+        """`speed`: samples a second of this node on its stage, in work as it comes."""
         self._manifest = manifest
+        self._me = me
         self._rates = rates
         self._speed = speed
         self._host = host
@@ -138,7 +143,7 @@ class Sizing:
 
     def _chosen(self, swarm: Swarm, samples_total: int) -> Choice:
         manifest, sizes = self._manifest, swarm.sizes
-        feeders, total, here = max(1, sizes[0]), max(1, sum(sizes)), self._host.nodes(swarm)
+        feeders, total, here = max(1, sizes[0]), max(1, sum(sizes)), self._host.nodes(swarm, self._me)
         shared = min(float(here), max(1.0, self._host.processors()))
         machines = max(1.0, total - here + shared) / feeders
         # Between processes that wait for each other's processors a message costs their time; none is spent waiting.
@@ -165,7 +170,8 @@ class Sizing:
 
     def _service_s(self, samples: int) -> float:
         """Of a microbatch at one machine: ours; stages are cut to cost the same."""
-        return samples / max(1e-9, self._speed() * self._rates.share(samples))
+        used = self._rates.share(self._choice.samples) if self._choice is not None else 1.0
+        return samples * used / max(1e-9, self._speed() * self._rates.share(samples))
 
     def _places(self, swarm: Swarm) -> int:
         """Microbatches of one feeder that each stage after it holds, at most."""

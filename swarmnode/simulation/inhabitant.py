@@ -218,7 +218,7 @@ def _donating(state_share: float) -> DonorLimits:
 
 
 def _host(processors: int) -> Host:
-    return Host(lambda: float(processors), lambda swarm: sum(swarm.sizes)) if processors else Host()
+    return Host(lambda: float(processors), lambda swarm, me: sum(swarm.sizes)) if processors else Host()
 
 
 def _probe(replica: Replica, manifest: Any, stage: int, samples: int) -> None:

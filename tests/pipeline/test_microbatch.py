@@ -18,6 +18,9 @@ CPU = Rates({1: 134.0, 2: 158.0, 4: 184.0, 8: 187.0})  # measured: the demo's in
 LARGE = Rates({1: 0.97, 2: 0.99, 4: 1.0})  # a sample keeps the device busy by itself
 
 
+ME = PeerId("p0-0")
+
+
 def swarm(*sizes: int, addresses: tuple[str, ...] = ("/ip4/81.0.1.2/tcp/4001",)) -> Swarm:
     members = [
         Member(PeerId(f"p{stage}-{index}"), stage, SERVING, 1, 1e12, 100.0, 0, 0, addresses)
@@ -36,7 +39,7 @@ def run(batch: int = 8, microbatch: int = 8, stages: int = 3, places: int = 8) -
 
 
 def sizing(manifest: Manifest, rates: Rates = LARGE, processors: float = math.inf) -> Sizing:
-    return Sizing(manifest, rates, lambda: 100.0, Host(lambda: processors))
+    return Sizing(manifest, ME, rates, lambda: 100.0, Host(lambda: processors))
 
 
 @given(batch=st.integers(1, 300), microbatch=st.integers(1, 40), replicas=st.integers(0, 20))
@@ -60,8 +63,9 @@ def test_six_machines_of_their_own_get_the_smallest_that_pays() -> None:
 
 def test_nodes_that_share_processors_cut_no_more_than_those_can_work_on() -> None:
     here = swarm(2, 2, 2, addresses=("/ip4/127.0.0.1/tcp/4001",))
-    assert loopback(here) == 6 and loopback(swarm(2, 2, 2)) == 0
-    assert loopback(swarm(1, addresses=("/ip4/127.0.0.1/tcp/1", "/ip4/192.168.1.7/tcp/1"))) == 0
+    assert loopback(here, ME) == 6 and loopback(swarm(2, 2, 2), ME) == 0
+    assert loopback(swarm(1, addresses=("/ip4/127.0.0.1/tcp/1", "/ip4/192.168.1.7/tcp/1")), ME) == 0
+    assert loopback(here, PeerId("elsewhere")) == 0, "who announces a loopback address is not thereby on our machine"
     assert sizing(run(), CPU, processors=2).choose(here, 0).samples == 4
     assert sizing(run(), CPU, processors=6).choose(here, 0).samples == 1
     assert sizing(run(), CPU, processors=2).choose(swarm(2, 2, 2), 0).samples == 1
