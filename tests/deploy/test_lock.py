@@ -3,6 +3,9 @@ no line that would fetch another project's package."""
 
 from __future__ import annotations
 
+import hashlib
+import importlib.util
+import platform
 import re
 import subprocess
 import sys
@@ -149,3 +152,33 @@ def test_the_wheel_is_ours(tmp_path: Path) -> None:
     }
     assert made <= set(names)
     assert not [name for name in names if name.endswith((".so", ".key", ".signed"))]
+
+
+@pytest.mark.skipif(sys.platform != "linux" or platform.machine() != "x86_64", reason="another p2pd")
+def test_the_advisories_are_of_this_p2pd() -> None:
+    from hivemind import hivemind_cli
+
+    page = (ROOT / "docs" / "p2pd.md").read_text()
+    here = hashlib.sha256(Path(hivemind_cli.__file__).with_name("p2pd").read_bytes()).hexdigest()
+    assert here in page, "another p2pd: run deploy/advisories.py and write the page anew"
+    assert f"hivemind {CONSTRAINTS['hivemind']}." in page
+
+
+def test_advisories_are_found_by_version() -> None:
+    spec = importlib.util.spec_from_file_location("advisories", ROOT / "deploy" / "advisories.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+
+    def ranges(*events: tuple[str, str]) -> dict[str, object]:
+        return {"ranges": [{"events": [{kind: version} for kind, version in events]}]}
+
+    twice = ranges(("introduced", "0"), ("fixed", "1.2.3"), ("introduced", "1.3.0"), ("fixed", "1.4.0-rc.2"))
+    found = [
+        version
+        for version in ("1.2.2", "1.2.3", "1.2.9", "1.3.0", "1.4.0-rc.1", "1.4.0")
+        if module.is_open(version, twice)
+    ]
+    assert found == ["1.2.2", "1.3.0", "1.4.0-rc.1"]
+    assert module.is_open("v0.0.0-20200604182044-b73af7476f6c", ranges(("introduced", "0")))
+    assert not module.is_open("1.0.0", ranges(("introduced", "1.0.1")))
