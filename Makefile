@@ -19,7 +19,7 @@ NODE := tests/node tests/gossip
 
 SETSID := $(shell command -v setsid)
 
-.PHONY: help setup demo test chaos check proto docs bench soak clean
+.PHONY: help setup demo test chaos check proto docs wheel lock bench soak clean
 .DEFAULT_GOAL := help
 
 help:
@@ -29,6 +29,7 @@ help:
 	@echo "make check   only the quick part: format, lint, types, floors, stale code"
 	@echo "make setup   install into .venv (the others do it when needed)"
 	@echo "make proto   generate swarmnode/wire again from proto/"
+	@echo "make wheel   dist/*.whl, what volunteers install; make lock: requirements.txt, every package by its hash"
 	@echo "make docs    write what is made from the code: tables in docs/, the Grafana board, cloud-init"
 	@echo "make bench   measure throughput of the swarm and of the transport"
 	@echo "make soak    a long run with a node killed every 30 s, storms in virtual time for an hour (SEED=1000), a million damaged inputs"
@@ -78,6 +79,13 @@ docs: setup
 	@$(BIN)/python docs/generate.py
 	@$(BIN)/python deploy/grafana/board.py
 	@$(BIN)/python deploy/cloud-init/generate.py
+
+wheel: setup
+	@PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip wheel -q --disable-pip-version-check --no-deps -w dist .
+	@ls dist/*.whl
+
+lock: setup
+	@$(BIN)/python deploy/lock.py
 
 bench: setup
 	@$(BIN)/swarmnode bench swarm

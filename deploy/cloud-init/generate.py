@@ -45,7 +45,8 @@ TEMPLATE = """\
 # Made by deploy/cloud-init/generate.py. A spot instance ({name}) that joins a run at boot.
 #   {launch}
 # {notice}
-# Put your invite in below. Who may read this instance's user data can read it.
+# Put your invite in below, and where you keep requirements.txt and the wheel (`make wheel`) with the wheel's SHA-256.
+# Who may read this instance's user data can read them.
 package_update: true
 packages: [python3, python3-venv]
 
@@ -71,7 +72,8 @@ write_files:
 
 runcmd:
   - [python3, -m, venv, /opt/swarmnode]
-  - [/opt/swarmnode/bin/pip, install, --quiet, swarmnode]
+  - [/opt/swarmnode/bin/pip, install, --quiet, --require-hashes, -r, "https://ORGANISER/requirements.txt"]
+  - [/opt/swarmnode/bin/pip, install, --quiet, --no-deps, "https://ORGANISER/WHEEL.whl#sha256=HASH"]
   - [systemctl, daemon-reload]
   - [systemctl, enable, --now, swarmnode.service]
 """

@@ -13,13 +13,14 @@ from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 
+from swarmnode import __version__
 from swarmnode.errors import LocalFault, UsageError
 from swarmnode.local.redact import Redactor
 
 # Named one by one: keys, weights and caches never get in by being forgotten here.
 FILES = ("events.jsonl.1", "events.jsonl", "stderr.log", "stdout.log", "status.json")
 FILE_BYTES_MAX = 32 << 20
-PACKAGES = ("swarmnode", "torch", "hivemind", "numpy", "grpcio", "aiohttp")
+PACKAGES = ("torch", "hivemind", "numpy", "grpcio", "aiohttp")
 
 
 def homes(folders: Sequence[Path]) -> list[Path]:
@@ -46,7 +47,7 @@ def redactor() -> Redactor:
 
 def about() -> dict[str, object]:
     """This machine and what is installed."""
-    versions = {}
+    versions = {"swarmnode": __version__}
     for package in PACKAGES:
         try:
             versions[package] = metadata.version(package)

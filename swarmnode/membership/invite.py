@@ -91,7 +91,7 @@ def decode(text: str) -> Invite:
         raise UsageError(f"not an invite: one begins with {PREFIX!r}, as `swarmnode invite` prints it")
     if kind.group(0) != PREFIX:
         raise VersionMismatch(
-            f"this invite is of kind {kind.group(1)[:8]}, this swarmnode reads kind 1: pip install -U swarmnode"
+            f"this invite is of kind {kind.group(1)[:8]}, this swarmnode reads kind 1: install the newer one"
         )
     body = text[len(PREFIX) :]
     if len(body) > INVITE_CHARACTERS_MAX:

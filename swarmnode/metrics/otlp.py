@@ -35,7 +35,10 @@ if TYPE_CHECKING:
 INTERVAL_S = 60.0  # OpenTelemetry specification, OTEL_METRIC_EXPORT_INTERVAL
 INTERVAL_MIN_S = 0.1
 GOODBYE_S = 3.0  # guess: for the last push; a collector that is away must not hold a preempted node up
-MISSING = "OTEL_EXPORTER_OTLP_ENDPOINT is set, but not the package for it: pip install 'swarmnode[otlp]'"
+MISSING = (
+    "OTEL_EXPORTER_OTLP_ENDPOINT is set, but not the packages for it: pip install opentelemetry-sdk"
+    " opentelemetry-exporter-otlp-proto-http"
+)
 
 UNITS = {"bytes": "By", "seconds": "s", "": ""}  # UCUM; counts of things are written {things}
 

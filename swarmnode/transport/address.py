@@ -16,6 +16,13 @@ from swarmnode.identity import public_key_of
 from swarmnode.ids import PeerId
 
 _NAME = re.compile(r"(?=.{1,253}\Z)[A-Za-z0-9_]([A-Za-z0-9_-]{0,62})(\.[A-Za-z0-9_-]{1,63})*\.?\Z")
+# Where clouds answer their own machines, with their keys: nobody's node is there, and a stranger's record that says so
+# would have us call it. (Amazon EC2 and ECS, Google, Azure; Alibaba. Names are resolved by p2pd and not looked at.)
+METADATA = frozenset(
+    map(
+        ipaddress.ip_address, ("169.254.169.254", "169.254.170.2", "169.254.170.23", "100.100.100.200", "fd00:ec2::254")
+    )
+)
 PROBE_TIMEOUT_S = 5.0  # guess: as long as libp2p gives one address
 _EXAMPLE = "/ip4/203.0.113.7/tcp/4001"
 
@@ -60,6 +67,16 @@ def parse_endpoint(text: str) -> Endpoint:
     return Endpoint(family, host, int(port))
 
 
+def parse_peer_endpoint(text: str) -> Endpoint:
+    """`parse_endpoint` of an address that others give. Raises UsageError for a metadata service's, too."""
+    endpoint = parse_endpoint(text)
+    if endpoint.family in ("ip4", "ip6"):
+        address = ipaddress.ip_address(endpoint.host)
+        if (getattr(address, "ipv4_mapped", None) or address) in METADATA:
+            raise UsageError(f"address {text[:128]!r}: a cloud's metadata service is there and no peer")
+    return endpoint
+
+
 def is_circuit(address: str) -> bool:
     """Whether `address` leads through a relay: /ip4/.../tcp/.../p2p/RELAY/p2p-circuit."""
     return address.endswith("/p2p-circuit")
@@ -91,7 +108,7 @@ def dialable(text: str) -> str:
     Raises UsageError."""
     address, circuit, _ = text.strip().partition("/p2p-circuit")
     if not circuit:
-        return str(parse_endpoint(address.partition("/p2p/")[0]))
+        return str(parse_peer_endpoint(address.partition("/p2p/")[0]))
     relay, endpoint = parse_bootstrap(address)
     return f"{endpoint}/p2p/{relay}/p2p-circuit"
 
@@ -106,7 +123,7 @@ def parse_bootstrap(text: str) -> tuple[PeerId, str]:
     if is_circuit(address):
         found = dialable(address)
     else:
-        endpoint = parse_endpoint(address)
+        endpoint = parse_peer_endpoint(address)
         if endpoint.port == 0:
             raise UsageError(f"bootstrap {text[:128]!r}: port 0 cannot be reached; give the port it listens on")
         found = str(endpoint)

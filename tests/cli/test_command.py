@@ -89,7 +89,7 @@ MISTAKES = [
     (["join"], 2, "Missing argument: an INVITE"),
     (["join", "--run", "ab" * 32], 2, "BOOTSTRAP"),
     (["join", "swarm1.abc"], 2, "damaged invite"),
-    (["join", "swarm9.abc"], 10, "pip install -U swarmnode"),
+    (["join", "swarm9.abc"], 10, "install the newer one"),
     (["invite", "nowhere"], 2, "neither a run id"),
     (["join", BOOTSTRAP], 2, "--run"),
     (["join", BOOTSTRAP, "--run", "abc"], 2, "neither a run id (64 hex digits) nor a signed manifest"),

@@ -20,7 +20,7 @@ from swarmnode.metrics.exporter import PrometheusTelemetry
 from swarmnode.metrics.otlp import INTERVAL_S, Push, interval_s, metrics_data, wanted
 from tests.node.village import LoopClock
 
-pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="needs the extra: pip install 'swarmnode[otlp]'")
+pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="needs the extra otlp")
 
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from swarmnode.errors import LocalFault, UsageError
 from swarmnode.identity import Identity
-from swarmnode.transport.address import check_listenable, parse_bootstrap, parse_bootstraps, parse_endpoint
+from swarmnode.transport.address import check_listenable, dialable_of, parse_bootstrap, parse_bootstraps, parse_endpoint
 
 PEER = Identity.of_seed(bytes(32)).peer_id
 
@@ -47,6 +47,16 @@ def test_any_text_is_an_address_or_one_line(text: str) -> None:
         assert str(parse_endpoint(text)).count("/") == 4
     except UsageError as error:
         assert "\n" not in str(error)
+
+
+@pytest.mark.parametrize("host", ["ip4/169.254.169.254", "ip6/fd00:ec2::254", "ip6/::ffff:169.254.169.254"])
+def test_nobody_is_called_at_a_clouds_metadata_service(host: str) -> None:
+    """A stranger's record or invite must not make a node call it."""
+    good = "/ip4/192.168.1.7/tcp/4001"
+    assert dialable_of([f"/{host}/tcp/80", good, f"/{host}/tcp/80/p2p/{PEER}"]) == [good]
+    assert dialable_of([f"/{host}/tcp/80/p2p/{PEER}/p2p-circuit"]) == []
+    with pytest.raises(UsageError, match="metadata service"):
+        parse_bootstraps([f"/{host}/tcp/80/p2p/{PEER}"])
 
 
 def test_bootstraps() -> None:
