@@ -52,7 +52,7 @@ def stage(replicas: int, announced: float = 0.0) -> tuple[list[Member], dict[str
 
 
 @pytest.mark.parametrize("announced", [1.0, 1e9])
-@pytest.mark.parametrize(("replicas", "most"), [(3, 0.70), (20, 0.20)])
+@pytest.mark.parametrize(("replicas", "most"), [(3, 0.55), (20, 0.13)])
 def test_who_answers_at_once_gets_its_part_and_not_all(replicas: int, most: float, announced: float) -> None:
     """It had 93 % of the work of three replicas, 90 % of that of twenty."""
     router = Router(random.Random(1))
@@ -62,7 +62,7 @@ def test_who_answers_at_once_gets_its_part_and_not_all(replicas: int, most: floa
     assert shares["liar"] <= most, shares
 
 
-@pytest.mark.parametrize(("fast", "confirmed"), [(2.0, 0), (5.0, 0), (20.0, 16), (50.0, 16)])
+@pytest.mark.parametrize(("fast", "confirmed"), [(2.0, 0), (5.0, 8), (20.0, 16), (50.0, 20)])
 def test_a_machine_that_is_really_faster_gets_what_it_can_do(fast: float, confirmed: int) -> None:
     """Three usual machines and one so many times as fast, kept busy by three microbatches for each: the stage does what
     its machines can do together, and the fast one its part; where it is far faster, once its answers were checked."""
@@ -76,15 +76,15 @@ def test_a_machine_that_is_really_faster_gets_what_it_can_do(fast: float, confir
 
 
 def test_a_machine_far_faster_than_usual_is_not_believed_before_it_was_checked() -> None:
-    """Of twenty replicas with room to spare one is fifty times as fast: four usual shares, then more and more."""
+    """Of twenty replicas with room to spare one is fifty times as fast: two usual shares, then more and more."""
     shares = []
-    for confirmed in (0, 4, 8, 16):
+    for confirmed in (0, 4, 8, 20):
         router = Router(random.Random(4), epsilon=0.0)
         router.confirmed = lambda peer, checked=confirmed: checked if peer == "liar" else 0  # type: ignore[misc]
         members, seconds = stage(20)
         router.update(members)
         shares.append(fleet(router, seconds | {"liar": 0.02}, 10)[0]["liar"])
-    assert shares[0] == pytest.approx(4 / 23, abs=0.03)
+    assert shares[0] == pytest.approx(2 / 21, abs=0.03)
     assert shares == sorted(shares) and shares[-1] > 0.6, shares
 
 
