@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -200,7 +200,7 @@ class Tape(Protocol):
 
 @dataclass(slots=True)
 class State:
-    """All a replica is: flat little-endian float32 sections in the order theta, phi, momentum, exp_avg, exp_avg_sq;
+    """All a replica is: flat little-endian float32 sections, those that its run has (model/section.py), in their order;
     `packed` for lines, all but phi in bfloat16, theta as what it is more than phi. `bump_steps`: inner steps left at
     the higher learning rate that follows a rebuild."""
 
@@ -324,13 +324,13 @@ class Replica(Protocol):
         """One inner step on the mean gradient, clipped to c/sqrt(S), at the rate of `samples_total` for `batch`."""
 
     def snapshot(self, *, packed: bool = False) -> State:
-        """An immutable copy of everything this replica is (theta, phi, momentum, both AdamW moments)."""
+        """An immutable copy of everything this replica is: weights, fast and slow, momentum and moments."""
 
     def load(self, state: State) -> None:
         """Become `state`. Raises RemoteFault when sections are missing, of the wrong size, or not finite."""
 
-    def parameters_of(self, stage: int) -> int:
-        """Elements in the flat buffer of a replica of `stage` of the same run."""
+    def sizes_of(self, stage: int) -> Mapping[str, int]:
+        """Elements of each section of the state of a replica of `stage` of the same run."""
 
     def ends_of(self, stage: int) -> tuple[int, int]:
         """(first element, count) of the embedding or head in the flat buffer of `stage`; count 0 for an inner one."""

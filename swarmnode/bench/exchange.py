@@ -26,6 +26,7 @@ from swarmnode.gossip.outer.desloc import DesLoc
 from swarmnode.local.summary import count, totals
 from swarmnode.manifest import PRESETS, Manifest, parse, template
 from swarmnode.metrics import name
+from swarmnode.model.section import section_sizes
 from swarmnode.model.split import split
 
 NODES = 6
@@ -81,7 +82,7 @@ def report(manifest: Manifest, found: dict[str, Any]) -> dict[str, Any]:
         flat = torch.zeros(parts[stage].parameters)
         outers[stage] = outer(manifest.gossip, flat)
         if isinstance(of_stage := outers[stage], DesLoc):
-            of_stage.attend(flat, flat)
+            of_stage.attend(flat, torch.zeros(section_sizes(manifest, parts[stage])["exp_avg_sq"]))
     formula = sum(outers[stage].nbytes_of(fields["round"]) for stage, fields in found["paired"])
     rounds = [fields for _, fields in found["paired"]]
     sent = sum(fields["sent_bytes"] for fields in rounds)

@@ -22,8 +22,8 @@ from swarmnode.local.fleet import Fleet
 from swarmnode.local.summary import count, totals
 from swarmnode.manifest import PRESETS
 from swarmnode.metrics import name
+from swarmnode.model.section import section_sizes, snapshot_nbytes
 from swarmnode.model.split import split
-from swarmnode.recovery.snapshot import snapshot_nbytes
 
 TARGET_S = 10.0  # issue 5: lost with a spare node around -> served
 SETTLE_SAMPLES = 512  # guess: trained between two losses
@@ -39,7 +39,7 @@ def run(preset: str = "demo", losses: int = 3, say: Callable[[str], None] = lamb
     manifest = PRESETS[preset]
     stages = manifest.pipeline.stages
     parts = split(manifest.model, stages)
-    nbytes = [snapshot_nbytes(part.parameters) for part in parts]
+    nbytes = [snapshot_nbytes(section_sizes(manifest, part)) for part in parts]
     order = [stages // 2, 0, stages - 1]
     with watching.swarm_of(manifest, NODES) as swarm:
         wanted = [order[number % len(order)] for number in range(losses)]

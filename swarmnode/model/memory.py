@@ -5,11 +5,9 @@ from __future__ import annotations
 import math
 
 from swarmnode.manifest import Manifest, ModelSpec, boundary_nbytes, boundary_width
+from swarmnode.model.section import ITEMSIZE, section_sizes, snapshot_nbytes, state_nbytes
 from swarmnode.model.split import Part, split
 
-ITEMSIZE = 4  # float32
-STATE_FLATS = 5  # fast and slow weights, outer momentum, two moments: a snapshot's sections
-SNAPSHOT_FLATS = 3  # a snapshot has as many bytes as three of them, most sections being bfloat16
 SNAPSHOTS = 0.5  # guess: of its state that a node holds besides, most of the time none
 COPIES_MAX = 4  # guess: of older weights, kept while tapes need them; the demo has two, a large model one at most
 TAPES = 4  # guess: microbatches whose gradient is awaited at a time
@@ -37,7 +35,8 @@ def replica_nbytes(manifest: Manifest, part: Part) -> int:
     model, width = manifest.model, boundary_width(manifest)
     steps = math.ceil(TAPES * manifest.inner.microbatch / manifest.inner.inner_batch)  # while a gradient is awaited
     copies = 0 if part.has_head else min(COPIES_MAX, steps)
-    state = (STATE_FLATS + SNAPSHOTS * SNAPSHOT_FLATS + 1 + copies) * ITEMSIZE * part.parameters
+    sizes = section_sizes(manifest, part)
+    state = state_nbytes(sizes) + SNAPSHOTS * snapshot_nbytes(sizes) + (1 + copies) * ITEMSIZE * part.parameters
     if manifest.inner.average_share > 0.0:
         state += ITEMSIZE * part.parameters
     if manifest.pipeline.boundary == "subspace":
@@ -54,6 +53,7 @@ def replica_nbytes(manifest: Manifest, part: Part) -> int:
 def _kept_nbytes(manifest: Manifest, part: Part) -> int:
     """Of the next stage's snapshot, where recovery/keeper.py keeps all of it."""
     stages = manifest.pipeline.stages
-    after = split(manifest.model, stages)[(part.stage + 1) % stages].parameters if stages > 1 else 0
-    nbytes = SNAPSHOT_FLATS * ITEMSIZE * after
+    if stages == 1:
+        return 0
+    nbytes = snapshot_nbytes(section_sizes(manifest, split(manifest.model, stages)[(part.stage + 1) % stages]))
     return nbytes if manifest.recovery.keepers and nbytes <= manifest.recovery.snapshot_bytes_max else 0

@@ -63,9 +63,8 @@ class Matrix:
 class FlatMuon:
     """Muon on `theta` by `grad`, both [N]: `matrices` take its steps, `spans` those of AdamW (`FlatAdamW`).
 
-    `exp_avg` and `exp_avg_sq` are flat [N]. `exp_avg` holds Muon's momentum of matrices; their part of `exp_avg_sq`
-    stays zero. Matrices of one shape, or of one turned by a right angle, are orthogonalised as one batch, in bfloat16
-    with `autocast`.
+    `exp_avg` [N] holds Muon's momentum of matrices; `exp_avg_sq` [Q] is of `spans` alone. Matrices of one shape, or of
+    one turned by a right angle, are orthogonalised as one batch, in bfloat16 with `autocast`.
     """
 
     def __init__(
@@ -95,9 +94,6 @@ class FlatMuon:
     def clip_mean(self, samples: int, clip_norm: float) -> float:
         """See `FlatAdamW.clip_mean`."""
         return self._adamw.clip_mean(samples, clip_norm)
-
-    def share(self) -> None:
-        """See `FlatAdamW.share`: matrices have no second moments here."""
 
     @torch.no_grad()
     def step(self, steps_before: int, learning_rate: float) -> None:

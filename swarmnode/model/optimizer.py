@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -27,18 +28,18 @@ class Span:
 class FlatAdamW:
     """AdamW [arXiv 1711.05101] on `theta` by `grad`, both [N], in `spans` alone; other elements stay as they are.
 
-    `exp_avg` and `exp_avg_sq` are flat [N] too. They and `theta` may be overwritten in place between steps. The
-    arithmetic is the kernel of `torch.optim.AdamW(fused=True)`, called by its own name: the class around it imports
-    torch's compiler, which is 70 MiB and a second for each node process (measured).
+    `exp_avg` is flat [N] too. `exp_avg_sq` [Q] has room for what is stepped alone, in the order of the flat buffer.
+    They and `theta` may be overwritten in place between steps. The arithmetic is the kernel of
+    `torch.optim.AdamW(fused=True)`, called by its own name: the class around it imports torch's compiler, which is
+    70 MiB and a second for each node process (measured).
 
     Of `shared` matrices [D, in], by their first element, which are in no span, the gradient g lies in `rank` dimensions
     of D, and all rows have one second moment:
 
         exp_avg_sq [in] <- beta2 exp_avg_sq + (1 - beta2) sum_D(g^2) / rank
 
-    kept D times so that the layout is that of any other (subspace.py says why it is shared). It is the mean square in
-    coordinates of the span. A mean over all D makes steps sqrt(D / rank) as long and costs 0.012 nat [measured: rank 24
-    and 12 of 96, 3 seeds each, worse in all six].
+    (subspace.py says why it is shared). It is the mean square in coordinates of the span. A mean over all D makes steps
+    sqrt(D / rank) as long and costs 0.012 nat [measured: rank 24 and 12 of 96, 3 seeds each, worse in all six].
     """
 
     def __init__(
@@ -53,19 +54,25 @@ class FlatAdamW:
     ) -> None:
         self.grad = grad
         self.exp_avg = torch.zeros_like(theta)
-        self.exp_avg_sq = torch.zeros_like(theta)
+        counts = {span.first: span.last - span.first for span in spans}
+        counts |= {first: math.prod(shape[1:]) for first, shape in shared}
+        ends = list(accumulate(counts[first] for first in sorted(counts)))
+        seconds = {first: slice(end - counts[first], end) for first, end in zip(sorted(counts), ends, strict=True)}
+        self.exp_avg_sq = theta.new_zeros(ends[-1] if ends else 0)
         self._inner = inner
         self._rank = rank
-        flats = (theta, grad, self.exp_avg, self.exp_avg_sq)
+        flats = (theta, grad, self.exp_avg)
         self._slices = []
         for decays in (True, False):
-            parts = [slice(span.first, span.last) for span in spans if span.decays == decays]
-            if parts:
-                weight_decay = inner.weight_decay if decays else 0.0
-                self._slices.append((weight_decay, [[flat[part] for part in parts] for flat in flats]))
+            chosen = [span for span in spans if span.decays == decays]
+            if chosen:
+                parts = [[flat[span.first : span.last] for span in chosen] for flat in flats]
+                parts.append([self.exp_avg_sq[seconds[span.first]] for span in chosen])
+                self._slices.append((inner.weight_decay if decays else 0.0, parts))
         self._shared = [
             [flat[first : first + math.prod(shape)].view(shape) for first, shape in shared] for flat in flats
         ]
+        self._shared.append([self.exp_avg_sq[seconds[first]] for first, _ in shared])
         self._step = torch.zeros((), dtype=torch.float32, device=theta.device)
 
     @torch.no_grad()
@@ -99,15 +106,9 @@ class FlatAdamW:
         torch._foreach_mul_(weights, 1.0 - learning_rate * inner.weight_decay)
         for weight, gradient, exp_avg, exp_avg_sq in zip(weights, gradients, exp_avgs, exp_avg_sqs, strict=True):
             mean = torch.linalg.vector_norm(gradient, dim=0).square_().div_(self._rank)
-            exp_avg_sq.lerp_(mean.expand_as(exp_avg_sq), 1.0 - inner.beta2)
-            scale = (exp_avg_sq[0] / correction2).sqrt_().add_(inner.eps)  # (in)
+            exp_avg_sq.lerp_(mean, 1.0 - inner.beta2)
+            scale = (exp_avg_sq / correction2).sqrt_().add_(inner.eps)  # (in)
             weight.addcdiv_(exp_avg, scale, value=-learning_rate / correction1)
-
-    @torch.no_grad()
-    def share(self) -> None:
-        """After second moments came from outside: one for all rows again, where that is so."""
-        for exp_avg_sq in self._shared[3]:
-            exp_avg_sq.copy_(exp_avg_sq.mean(0).expand_as(exp_avg_sq))
 
     def clip_mean(self, samples: int, clip_norm: float) -> float:
         """Turn the summed gradient of `samples` samples into the mean, clipped to `clip_norm`, in place. Returns the

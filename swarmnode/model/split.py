@@ -20,6 +20,9 @@ from swarmnode.manifest import ModelSpec
 
 Shapes = dict[str, tuple[int, ...]]
 
+TABLE = "model.embed_tokens.weight"
+WRITERS = ("o_proj.weight", "down_proj.weight")
+
 
 @dataclass(frozen=True, slots=True)
 class Part:
@@ -94,7 +97,7 @@ def parameter_shapes(model: ModelSpec, part: Part) -> Shapes:
     matrices: Shapes = {}
     norms: Shapes = {}
     if part.has_embedding:
-        matrices["model.embed_tokens.weight"] = (model.vocabulary, model.width)
+        matrices[TABLE] = (model.vocabulary, model.width)
     for layer in part.layers:
         prefix = f"model.layers.{layer}."
         matrices[prefix + "self_attn.q_proj.weight"] = (model.width, model.width)
@@ -110,6 +113,11 @@ def parameter_shapes(model: ModelSpec, part: Part) -> Shapes:
         matrices["lm_head.weight"] = (model.vocabulary, model.width)
         norms["model.norm.weight"] = (model.width,)
     return matrices | norms
+
+
+def is_writer(name: str) -> bool:
+    """Whether the parameter `name` adds to the stream between layers."""
+    return name.endswith(WRITERS)
 
 
 def is_hidden_matrix(name: str, shape: tuple[int, ...]) -> bool:

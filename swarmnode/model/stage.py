@@ -22,9 +22,10 @@ from swarmnode.model.memory import graph_nbytes
 from swarmnode.model.muon import FlatMuon, Matrix
 from swarmnode.model.optimizer import FlatAdamW, Span, corrected_ema
 from swarmnode.model.schedule import learning_rate
-from swarmnode.model.split import is_hidden_matrix, parameter_shapes, split
+from swarmnode.model.section import Stepped, stepped
+from swarmnode.model.split import TABLE, is_writer, parameter_shapes, split
 from swarmnode.model.stash import Stash, Weights, instead
-from swarmnode.model.subspace import TABLE, Subspace, is_writer
+from swarmnode.model.subspace import Subspace
 from swarmnode.model.tensor import cosine, decode_tokens
 from swarmnode.ports import LossResult, StepReport, Tape, WireTensor
 
@@ -84,8 +85,9 @@ class StageReplica:
     """The stage `stage` of `manifest` on `device`, freshly initialised from the manifest's seed.
 
     All parameters are views of `theta` (matrices, then norms: `split.parameter_shapes`), their gradients of `grad`; the
-    optimizer's moments `exp_avg` and `exp_avg_sq` are flat alike. All four are [N] in `dtype` and may be written in
-    place on the compute thread, after which `touched` must be called. With `autocast`, matrices multiply in bfloat16.
+    optimizer's first moments `exp_avg` are flat alike, [N] all three; the second, `exp_avg_sq` [Q], are those of what
+    AdamW steps (section.py). All are in `dtype` and may be written in place on the compute thread, after which
+    `touched` must be called. With `autocast`, matrices multiply in bfloat16.
     """
 
     def __init__(
@@ -143,27 +145,25 @@ class StageReplica:
     def _made_optimizer(self) -> FlatAdamW | FlatMuon:
         """The manifest's optimizer. Matrices decay; where the stream is kept in a subspace, the token table stays as it
         is and writers stay in the span."""
-        inner, muon = self.manifest.inner, self.manifest.inner.optimizer == "muon"
+        inner = self.manifest.inner
         first = 0
         spans: list[Span] = []
         matrices: list[Matrix] = []
         shared: list[tuple[int, tuple[int, ...]]] = []
         for name, shape in self.shapes.items():
             last = first + math.prod(shape)
-            writer = self.subspace is not None and is_writer(name)
-            if self.subspace is not None and name == TABLE:
-                pass
-            elif muon and is_hidden_matrix(name, shape):
-                matrices.append(Matrix(first, shape, writer))
-            elif writer:
-                shared.append((first, shape))
-            elif spans and spans[-1].last == first and spans[-1].decays == (len(shape) > 1):
-                spans[-1] = Span(spans[-1].first, last, len(shape) > 1)
-            else:
-                spans.append(Span(first, last, len(shape) > 1))
+            match stepped(self.manifest, name, shape):
+                case Stepped.MUON:
+                    matrices.append(Matrix(first, shape, self.subspace is not None and is_writer(name)))
+                case Stepped.SHARED:
+                    shared.append((first, shape))
+                case Stepped.ADAMW if spans and spans[-1].last == first and spans[-1].decays == (len(shape) > 1):
+                    spans[-1] = Span(spans[-1].first, last, len(shape) > 1)
+                case Stepped.ADAMW:
+                    spans.append(Span(first, last, len(shape) > 1))
             first = last
         theta = self.theta.data  # autograd is not told of steps: `backward` sees to it that theta is the graph's
-        if muon:
+        if inner.optimizer == "muon":
             subspace, autocast = self.subspace, self._autocast
             return FlatMuon(theta, self.grad, inner, matrices, spans, subspace=subspace, autocast=autocast)
         return FlatAdamW(theta, self.grad, inner, spans, shared=shared, rank=boundary_width(self.manifest))
@@ -203,10 +203,9 @@ class StageReplica:
         self._accumulated = 0
 
     def moments_loaded(self) -> None:
-        """AdamW's moments were written from outside: they, too, keep writers in the span."""
+        """First moments were written from outside: they, too, keep writers in the span."""
         if self.subspace is not None:
             self.subspace.project_(self.named(self.exp_avg))
-            self._optimizer.share()
 
     def begin_anew(self) -> None:
         """Theta was rebuilt: fresh AdamW, no gradient, and a higher learning rate for the next BUMP_STEPS steps."""

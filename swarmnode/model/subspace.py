@@ -25,17 +25,11 @@ from torch import Tensor
 from swarmnode.ids import seeded
 from swarmnode.manifest import Manifest
 from swarmnode.model.llama import initial
+from swarmnode.model.split import TABLE, is_writer
 
-WRITERS = ("o_proj.weight", "down_proj.weight")
-TABLE = "model.embed_tokens.weight"
 DIGEST_BYTES = 8
 DIGEST_GRID = 2.0**16  # U is compared to 1.5e-5: coarse beside rounding (1e-15), fine beside its elements (1 / sqrt D)
 STRAY_MAX = 0.01  # guess: of a writer's norm, outside the span; rounding leaves 1e-6, another U nearly all
-
-
-def is_writer(name: str) -> bool:
-    """Whether the parameter `name` adds to the stream."""
-    return name.endswith(WRITERS)
 
 
 def basis(width: int, rank: int, seed: int) -> Tensor:

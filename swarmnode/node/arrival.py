@@ -188,7 +188,7 @@ class Arrival:
         swarm, total = self._swarm(), self._presence.progress.total  # answers carry records and progress
         round_now = total // self._manifest.gossip.round_samples
         before = swarm.serving((stage - 1) % stages)
-        cut, _ = to_keep(self._manifest.recovery.snapshot_bytes_max, replica.parameters, replica.ends_of(stage))
+        cut, _ = to_keep(self._manifest.recovery.snapshot_bytes_max, replica.sizes_of(stage), replica.ends_of(stage))
         kept = [(m.kept_round, m.kept_steps, m.peer) for m in before if m.kept_round is not None and m.peer in answer]
         if self.carried is not None and self.carried.stage == stage:
             kept.append((self.carried.round_index, self.carried.state.inner_steps, me))
@@ -312,7 +312,7 @@ class Arrival:
                 if own is None:
                     raise
         assert own is not None
-        whole = own.parameters == replica.parameters
+        whole = own.sizes == replica.sizes_of(stage)
         state = (own.part(cut) if whole else own).state
         if accept is not None:
             await accept(state)
@@ -328,13 +328,12 @@ class Arrival:
         accept: Accept | None = None,
         limits: DownloadLimits | None = None,
     ) -> tuple[State, wire.Snapshot]:
-        parameters = replica.parameters_of(stage)
         state, offer = await download(
             self._line,
             donors,
             stage,
             self._run_id,
-            parameters,
+            replica.sizes_of(stage),
             limits or DownloadLimits(),
             self._telemetry,
             cut=cut,

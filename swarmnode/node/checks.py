@@ -119,7 +119,7 @@ class Referee:
                 lambda: [peer],
                 stage,
                 self._run_id,
-                replica.parameters,
+                replica.sizes_of(stage),
                 DownloadLimits(),
                 self._world.telemetry,
             )

@@ -11,13 +11,13 @@ from swarmnode.gossip.bequest import bequeath
 from swarmnode.gossip.exchange import Gossip
 from swarmnode.ids import PeerId, RunId, short
 from swarmnode.membership.swarm import Swarm
+from swarmnode.model.section import snapshot_nbytes
 from swarmnode.node.drain import Farewell, Step, Task
 from swarmnode.node.notice import Kind
 from swarmnode.pipeline.backlog import Backlog
 from swarmnode.pipeline.feeder import Feeder
 from swarmnode.ports import Call, Replica, Telemetry, Transport
 from swarmnode.recovery.donor import SnapshotDonor
-from swarmnode.recovery.snapshot import snapshot_nbytes
 from swarmnode.wire import call_pb2 as wire
 
 MARGIN = 2.0  # guess: what is held, or an exchange, may take twice as long as usually
@@ -128,7 +128,7 @@ def duties(parts: Parts, farewell: Farewell) -> list[Task]:
             return
         raise Unavailable(reason)
 
-    nbytes = snapshot_nbytes(parts.replica.parameters)
+    nbytes = snapshot_nbytes(parts.replica.sizes_of(parts.stage))
     tasks = [
         Task(Step.FINISH, MARGIN * parts.backlog.seconds if farewell.held else 0.0, finish, count),
         Task(

@@ -31,6 +31,6 @@ def keeper_of(
         swarm,
         lambda: samples_total() // manifest.gossip.round_samples,
         telemetry,
-        parameters=replica.parameters_of(next_stage),
+        sizes=replica.sizes_of(next_stage),
         ends=replica.ends_of(next_stage),
     )

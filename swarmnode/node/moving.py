@@ -14,6 +14,7 @@ from swarmnode.gossip.exchange import Gossip
 from swarmnode.ids import PeerId, RunId
 from swarmnode.manifest import Manifest
 from swarmnode.metrics import name
+from swarmnode.model.section import Sizes, snapshot_nbytes
 from swarmnode.model.split import split
 from swarmnode.node.lifecycle import donors_of
 from swarmnode.node.presence import Presence
@@ -33,7 +34,6 @@ from swarmnode.pipeline.rebalance import (
 from swarmnode.ports import State, Telemetry, Transport
 from swarmnode.recovery.asking import DownloadLimits
 from swarmnode.recovery.download import download
-from swarmnode.recovery.snapshot import snapshot_nbytes
 from swarmnode.wire import call_pb2 as wire
 from swarmnode.wire import record_pb2
 
@@ -76,19 +76,19 @@ class Moving:
         presence: Presence,
         line: Transport,
         answering: Callable[[Sequence[PeerId]], Awaitable[frozenset[PeerId]]],
-        parameters: Callable[[int], int],
+        sizes: Callable[[int], Sizes],
         gossip: Gossip,
         telemetry: Telemetry,
         rng: random.Random,
     ) -> None:
-        """`answering`: those of some peers that answer a ping; `parameters` of a stage, as its replicas count them;
+        """`answering`: those of some peers that answer a ping; `sizes` of a stage, as its replicas count them;
         `gossip` runs the rounds at the present one."""
         self._manifest = manifest
         self._run_id = run_id
         self._presence = presence
         self._line = line
         self._answering = answering
-        self._parameters = parameters
+        self._sizes = sizes
         self._gossip = gossip
         self._telemetry = telemetry
         self._rng = rng
@@ -172,8 +172,8 @@ class Moving:
 
     async def _prepare(self, move: Move, reason: str) -> Brought | None:
         """Fetch the state of the new stage, then look again; None when this node stays."""
-        parameters = self._parameters(move.target)
-        good, why = worth_it(move, snapshot_nbytes(parameters) / self._rate)
+        sizes = self._sizes(move.target)
+        good, why = worth_it(move, snapshot_nbytes(sizes) / self._rate)
         if not good:
             self._stay(move, why)
             return None
@@ -193,7 +193,7 @@ class Moving:
                 lambda: self._donors(move.target),
                 move.target,
                 self._run_id,
-                parameters,
+                sizes,
                 DownloadLimits(),
                 self._telemetry,
             )

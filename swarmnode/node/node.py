@@ -228,7 +228,7 @@ class Node:
         self._telemetry.event("node.ready", serves=stage)
         rng = seeded(self.manifest.seed, "moving", self.me, presence.incarnation, self._stays)
         own = self.manifest, self.run_id, presence, self.line, self.arrival.answering
-        return await Moving(*own, replica.parameters_of, gossip, self._telemetry, rng).run()
+        return await Moving(*own, replica.sizes_of, gossip, self._telemetry, rng).run()
 
     async def _withdraw(self, brought: Brought) -> None:
         """Take no new work at this stage, and finish what is held."""

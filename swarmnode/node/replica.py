@@ -16,13 +16,13 @@ from swarmnode.gossip.robust import GUARDED
 from swarmnode.manifest import Manifest
 from swarmnode.model.average import RunningMean
 from swarmnode.model.device import free_nbytes
+from swarmnode.model.section import ITEMSIZE, PACKED_ITEMSIZE, SECTIONS, section_sizes
 from swarmnode.model.split import Part, split
 from swarmnode.model.stage import BUMP_STEPS, StageReplica
 from swarmnode.model.stash import instead
 from swarmnode.model.tensor import check_finite, decode
 from swarmnode.ports import Draft, LossResult, Neighbour, OuterReport, Packet, State, StepReport, Tape, WireTensor
 from swarmnode.recovery import checkfree
-from swarmnode.recovery.snapshot import ITEMSIZE, PACKED_ITEMSIZE, SECTIONS
 
 
 class TorchReplica:
@@ -44,6 +44,8 @@ class TorchReplica:
         self.outer: Outer = outer(manifest.gossip, self.stage.theta.data, sender)
         share = manifest.inner.average_share
         self.average = RunningMean(share) if share > 0.0 else None
+        self._sizes = self.sizes_of(stage)
+        assert self._sizes == {name: flat.numel() for name, flat in self._flats().items()}, self._sizes
         if isinstance(self.outer, DesLoc):
             self.outer.attend(self.stage.exp_avg, self.stage.exp_avg_sq)
         if manifest.gossip.acceptance == GUARDED:
@@ -160,8 +162,8 @@ class TorchReplica:
 
     @torch.no_grad()
     def snapshot(self, *, packed: bool = False) -> State:
-        """A copy of everything that lasts: 20 bytes a parameter, 12 when `packed`. Gradients not yet stepped with are
-        not part of it."""
+        """A copy of everything that lasts: 12 to 20 bytes a parameter, 8 to 12 when `packed` (model/section.py).
+        Gradients not yet stepped with are not part of it."""
         flats = self._flats()
         if packed:
             lead = flats["theta"] - flats["phi"]
@@ -178,12 +180,12 @@ class TorchReplica:
         changed nothing, when sections are missing, of the wrong size, not finite, a second moment is negative, or the
         weights are not of this run's subspace."""
         flats = self._flats()
-        given = {name: self._section(state, name) for name in SECTIONS}
+        given = {name: self._section(state, name) for name in self._sizes}
         if state.packed:
             given["theta"] += given["phi"]
             check_finite(given["theta"], "state, section theta")
-        if len(state.sections) != len(SECTIONS):
-            raise RemoteFault(f"state with sections {list(state.sections)}; {', '.join(SECTIONS)} belong there")
+        if len(state.sections) != len(self._sizes):
+            raise RemoteFault(f"state with sections {list(state.sections)}; {', '.join(self._sizes)} belong there")
         if float(given["exp_avg_sq"].min()) < 0.0:
             raise RemoteFault("state with a negative second moment in exp_avg_sq")
         if not 0 <= state.bump_steps <= BUMP_STEPS:
@@ -193,7 +195,7 @@ class TorchReplica:
         self._check_stray(given["theta"], given["phi"])
         for name in ("theta", "exp_avg", "exp_avg_sq"):
             flats[name].copy_(given[name])
-        self.outer.reset(given["phi"], given["momentum"])
+        self.outer.reset(given["phi"], given.get("momentum"))
         self.stage.hold(self.stage.theta, self.outer.phi)
         self.stage.moments_loaded()
         self.stage.inner_steps = state.inner_steps
@@ -207,9 +209,9 @@ class TorchReplica:
         if self.average is not None:
             self.average.forget()
 
-    def parameters_of(self, stage: int) -> int:
-        """Elements in the flat buffer of a replica of `stage`."""
-        return self._parts()[stage].parameters
+    def sizes_of(self, stage: int) -> dict[str, int]:
+        """See ports.Replica."""
+        return section_sizes(self.stage.manifest, self._parts()[stage])
 
     def ends_of(self, stage: int) -> tuple[int, int]:
         """(first element, count) of the embedding or head of `stage`; count 0 for an inner one."""
@@ -220,7 +222,7 @@ class TorchReplica:
         """Become what they make probable (recovery/checkfree.py). Raises RemoteFault, having changed nothing."""
         given: dict[int, Tensor] = {}
         for one in neighbours:
-            given[one.stage] = _flat(one.phi, self.parameters_of(one.stage), f"slow weights of stage {one.stage}")
+            given[one.stage] = _flat(one.phi, self.sizes_of(one.stage)["phi"], f"slow weights of stage {one.stage}")
         norms = {one.stage: one.gradient_norm for one in neighbours}
         manifest, stage = self.stage.manifest, self.stage.part.stage
         flat = checkfree.rebuild(manifest.model, self._parts(), stage, method, given, norms)
@@ -232,7 +234,7 @@ class TorchReplica:
             flat[first : first + count] = _flat(ends, count, f"embedding or head of stage {stage}")
         self.stage.theta.copy_(flat)
         self.stage.hold(self.stage.theta)
-        self.outer.reset(self.stage.theta, torch.zeros_like(self.stage.theta))
+        self.outer.reset(self.stage.theta)
         self.stage.begin_anew()
         self._average_anew()
 
@@ -240,9 +242,10 @@ class TorchReplica:
         return split(self.stage.manifest.model, self.stage.manifest.pipeline.stages)
 
     def _flats(self) -> dict[str, Tensor]:
+        """The live buffers of the sections that the run has."""
         stage, slow = self.stage, self.outer
         flats = (stage.theta, slow.phi, slow.momentum, stage.exp_avg, stage.exp_avg_sq)
-        return dict(zip(SECTIONS, flats, strict=True))
+        return {name: flat for name, flat in zip(SECTIONS, flats, strict=True) if flat.numel()}
 
     def _check_stray(self, *flats: Tensor) -> None:
         """Raises RemoteFault when the weights `flats` were trained in another subspace than this run's, or in none."""
@@ -253,15 +256,15 @@ class TorchReplica:
                 raise RemoteFault(f"state whose {name} is not in this run's subspace: was it trained in another run?")
 
     def _section(self, state: State, name: str) -> Tensor:
-        """One section of `state` as float32 [N] on the CPU, checked; it shares its memory where that is float32."""
+        """One section of `state` as flat float32 on the CPU, checked; it shares its memory where that is float32."""
         data = state.sections.get(name)
         if data is None:
             raise RemoteFault(f"state without section {name}")
-        itemsize = PACKED_ITEMSIZE[name] if state.packed else ITEMSIZE
-        if data.nbytes != itemsize * self.parameters:
-            raise RemoteFault(f"state with {data.nbytes} bytes of {name}; {itemsize * self.parameters} belong there")
+        itemsize, count = PACKED_ITEMSIZE[name] if state.packed else ITEMSIZE, self._sizes[name]
+        if data.nbytes != itemsize * count:
+            raise RemoteFault(f"state with {data.nbytes} bytes of {name}; {itemsize * count} belong there")
         dtype = "f32" if itemsize == ITEMSIZE else "bf16"
-        return _flat(data, self.parameters, f"state, section {name}", dtype)
+        return _flat(data, count, f"state, section {name}", dtype)
 
 
 def _bytes(flat: Tensor) -> memoryview:
@@ -274,8 +277,8 @@ def _bfloat16(flat: Tensor) -> memoryview:
     return flat.to(torch.bfloat16).cpu().view(torch.uint8).numpy().data.toreadonly()
 
 
-def _flat(data: memoryview, parameters: int, what: str, dtype: str = "f32") -> Tensor:
-    """`data` as float32 [parameters] on the CPU, checked. Raises RemoteFault that names `what`."""
-    flat = decode(WireTensor(dtype, (parameters,), data)).float()
+def _flat(data: memoryview, elements: int, what: str, dtype: str = "f32") -> Tensor:
+    """`data` as float32 [elements] on the CPU, checked. Raises RemoteFault that names `what`."""
+    flat = decode(WireTensor(dtype, (elements,), data)).float()
     check_finite(flat, what)
     return flat

@@ -14,7 +14,8 @@ from swarmnode.manifest import Manifest
 from swarmnode.membership.progress import Progress
 from swarmnode.membership.swarm import GOSSIPING, Swarm
 from swarmnode.metrics import name
-from swarmnode.model.split import parameter_shapes, split
+from swarmnode.model.section import section_shapes, snapshot_nbytes
+from swarmnode.model.split import split
 from swarmnode.node.presence import Presence
 from swarmnode.pipeline.feeder import Feeder
 from swarmnode.ports import Compute, Priority, Replica, State, Store, Telemetry
@@ -22,7 +23,6 @@ from swarmnode.recovery import checkpoint as form
 from swarmnode.recovery import saving
 from swarmnode.recovery.checkpoint import Checkpoint, Origin
 from swarmnode.recovery.saving import Holding, Shapes
-from swarmnode.recovery.snapshot import snapshot_nbytes
 from swarmnode.wire import record_pb2
 
 PATIENCE_S = 20.0  # guess: until the next replica saves what the one before it has not
@@ -55,8 +55,8 @@ class Resumption:
 
 @dataclass(frozen=True, slots=True)
 class Saving:
-    """What a node is told about checkpoints. `store` None: it saves none. `layout` gives names and shapes of a stage's
-    parameters in the order of its flat buffer; None: the model's own."""
+    """What a node is told about checkpoints. `store` None: it saves none. `layout` gives names and shapes of what each
+    section of a stage's state holds, in its order; None: the manifest's own."""
 
     store: Store | None = None
     resume: Resumption | None = None
@@ -75,7 +75,7 @@ class Saving:
     def shapes(self, manifest: Manifest, stage: int) -> Shapes:
         if self.layout is not None:
             return self.layout(stage)
-        return parameter_shapes(manifest.model, split(manifest.model, manifest.pipeline.stages)[stage])
+        return section_shapes(manifest, split(manifest.model, manifest.pipeline.stages)[stage])
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ class Saver:
         self._shapes = saving_.shapes(manifest, subject.stage)
         self._wake = asyncio.Event()
         self._time = asyncio.get_running_loop().time
-        self._patience_s = PATIENCE_S + snapshot_nbytes(subject.replica.parameters) / PATIENCE_RATE
+        self._patience_s = PATIENCE_S + snapshot_nbytes(subject.replica.sizes_of(subject.stage)) / PATIENCE_RATE
 
     def progressed(self) -> None:
         """The run's sample count grew: look whether a checkpoint is due."""
@@ -249,6 +249,7 @@ async def resume(resumption: Resumption, shapes: Shapes, telemetry: Telemetry, s
         label=resumption.checkpoint.label,
         stage=stage,
         samples_total=resumption.checkpoint.samples,
+        anew=sorted(form.anew(resumption.checkpoint, shapes)),
         nbytes=sum(section.nbytes for section in state.sections.values()),
         seconds=round(loop.time() - begun, 4),
     )

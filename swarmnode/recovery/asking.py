@@ -12,6 +12,7 @@ from swarmnode.errors import Busy, PeerTimeout, RemoteFault, Unavailable
 from swarmnode.ids import PeerId, RunId, digest64
 from swarmnode.membership.liveness import patiently
 from swarmnode.membership.view import rank
+from swarmnode.model.section import Sizes
 from swarmnode.ports import Call, Transport
 from swarmnode.recovery.snapshot import CHUNK_NBYTES, CHUNKS_AT_ONCE, Cut, check_chunk, check_offer, chunk_span
 from swarmnode.wire import call_pb2 as wire
@@ -128,7 +129,7 @@ class Asking:
     transport: Transport
     stage: int
     run_id: RunId
-    parameters: int
+    sizes: Sizes
     limits: DownloadLimits
     round_min: int
     cut: Cut
@@ -155,9 +156,8 @@ class Asking:
             check_offer(
                 offer,
                 stage=self.stage,
-                parameters=self.cut.elements(self.parameters),
+                sizes=self.cut.sizes(self.sizes),
                 nbytes_max=self.limits.nbytes_max,
-                sections=self.cut.sections,
             )
             if offer.round < self.round_min:
                 raise RemoteFault(f"snapshot of round {offer.round} where {self.round_min} or later was asked for")

@@ -20,8 +20,8 @@ from typing import Any
 from swarmnode.errors import DataError
 from swarmnode.ids import PeerId, RunId, digest64, short
 from swarmnode.manifest import Manifest
+from swarmnode.model.section import SECTIONS
 from swarmnode.recovery import tensorfile
-from swarmnode.recovery.snapshot import SECTIONS
 from swarmnode.recovery.tensorfile import Shape
 
 FORMAT = 1
@@ -171,19 +171,22 @@ class Cut:
     tensors: dict[str, Shape]
 
 
-def cuts(stage: int, peer: PeerId, shapes: Mapping[str, Shape], shard_nbytes: int = SHARD_NBYTES) -> list[Cut]:
-    """How a stage's sections become files of at most `shard_nbytes` (a larger tensor has a file of its own)."""
-    groups: list[dict[str, Shape]] = []
-    room = 0
-    for name, shape in shapes.items():
-        nbytes = tensorfile.nbytes_of(shape)
-        if not groups or nbytes > room:
-            groups.append({})
-            room = shard_nbytes
-        groups[-1][name] = shape
-        room -= nbytes
+def cuts(
+    stage: int, peer: PeerId, shapes: Mapping[str, Mapping[str, Shape]], shard_nbytes: int = SHARD_NBYTES
+) -> list[Cut]:
+    """How a stage's sections, of `shapes` by section and parameter, become files of at most `shard_nbytes` (a larger
+    tensor has a file of its own)."""
     found = []
-    for section in SECTIONS:
+    for section, held in shapes.items():
+        groups: list[dict[str, Shape]] = []
+        room = 0
+        for name, shape in held.items():
+            nbytes = tensorfile.nbytes_of(shape)
+            if not groups or nbytes > room:
+                groups.append({})
+                room = shard_nbytes
+            groups[-1][name] = shape
+            room -= nbytes
         start = 0
         for index, tensors in enumerate(groups):
             end = start + sum(tensorfile.nbytes_of(shape) for shape in tensors.values())
@@ -215,6 +218,20 @@ def sources(checkpoint: Checkpoint, shapes: Mapping[str, Shape], section: str) -
         name = next(iter(wanted))
         raise DataError(f"checkpoint {checkpoint.place}: {name} is not in it: it is a checkpoint of another model")
     return [found[name] for name in sorted(found)]
+
+
+def anew(checkpoint: Checkpoint, shapes: Mapping[str, Mapping[str, Shape]]) -> frozenset[str]:
+    """Sections of `shapes` that begin at zero, as the run that saved `checkpoint` did not keep them as this one does:
+    its outer method had no momentum, or its optimizer other second moments, and then both moments do."""
+    found = set()
+    for section in sorted({"momentum", "exp_avg_sq"} & shapes.keys()):
+        held: dict[str, Shape] = {}
+        for file in checkpoint.files:
+            if file.section == section:
+                held |= file.tensors
+        if any(held.get(name) != tuple(shape) for name, shape in shapes[section].items()):
+            found.add(section)
+    return frozenset(found | {"exp_avg"} if "exp_avg_sq" in found else found)
 
 
 def subspace_of(manifest: Manifest) -> str:

@@ -19,6 +19,7 @@ from functools import partial
 from swarmnode.errors import RemoteFault, Unavailable
 from swarmnode.ids import PeerId, RunId, short
 from swarmnode.metrics import name
+from swarmnode.model.section import Sizes
 from swarmnode.ports import State, Telemetry, Transport
 from swarmnode.recovery.asking import Asking, Donors, DownloadLimits, Failed, Later, Lie, pause_s
 from swarmnode.recovery.snapshot import WHOLE, Cut, assemble, chunk_span, mixed
@@ -34,7 +35,7 @@ async def download(
     donors: Callable[[], Sequence[PeerId]],
     stage: int,
     run_id: RunId,
-    parameters: int,
+    sizes: Sizes,
     limits: DownloadLimits,
     telemetry: Telemetry,
     *,
@@ -43,8 +44,8 @@ async def download(
     cut: Cut = WHOLE,
     helpers: Callable[[], Sequence[PeerId]] = tuple,
 ) -> tuple[State, wire.Snapshot]:
-    """The state of a replica of `stage` with `parameters` elements, or the part `cut` of it, every chunk verified, and
-    what its donor said; of several donors' chunks, where it takes longer than `limits.alone_s`.
+    """The state of a replica of `stage` with `sizes` elements, or the part `cut` of it, every chunk verified, and what
+    its donor said; of several donors' chunks, where it takes longer than `limits.alone_s`.
 
     `donors` is asked again before each attempt and returns the best first. A snapshot that broke off is gone on with at
     the same donor; chunks are kept for as long as the same hashes are offered, by whomever. `helpers` may hold the very
@@ -54,7 +55,7 @@ async def download(
     asked again when they said. Raises Unavailable when the attempts are used up or nobody is left to ask.
     """
     me = transport.peer_id
-    asking = Asking(transport, stage, run_id, parameters, limits, round_min, cut)
+    asking = Asking(transport, stage, run_id, sizes, limits, round_min, cut)
     whom = Donors(donors, me, limits.failures_max)
     return await _Download(me, stage, whom, asking, limits, telemetry, accept, helpers).run()
 

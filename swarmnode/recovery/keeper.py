@@ -10,11 +10,12 @@ from swarmnode.errors import RemoteFault, Unavailable
 from swarmnode.ids import PeerId, RunId
 from swarmnode.manifest import Manifest, RecoverySpec
 from swarmnode.membership.swarm import Swarm
+from swarmnode.model.section import Sizes, snapshot_nbytes
 from swarmnode.ports import Answer, Call, Telemetry, Transport
 from swarmnode.recovery.asking import DownloadLimits
 from swarmnode.recovery.download import download
 from swarmnode.recovery.ladder import keeps
-from swarmnode.recovery.snapshot import SLOW, WHOLE, Cut, Snapshot, snapshot_nbytes
+from swarmnode.recovery.snapshot import SLOW, WHOLE, Cut, Snapshot
 from swarmnode.wire import call_pb2
 
 GENTLE = DownloadLimits(attempts_max=2, parallel=1, sources=1, pause_s=1.0, rest=3.0, busy_max_s=0.0, waited_for=False)
@@ -27,12 +28,12 @@ URGENT = DownloadLimits(attempts_max=3, pause_s=0.1, busy_max_s=0.0)
 """The donor is about to go. Guess."""
 
 
-def to_keep(bytes_max: int, parameters: int, ends: tuple[int, int]) -> tuple[Cut | None, str]:
-    """What keepers keep of a stage of `parameters` elements within `bytes_max`: all of it; or of a first or last stage
+def to_keep(bytes_max: int, sizes: Sizes, ends: tuple[int, int]) -> tuple[Cut | None, str]:
+    """What keepers keep of a stage of `sizes` elements within `bytes_max`: all of it; or of a first or last stage
     only the slow weights of its embedding or head (`ends`: first element, count), which no neighbour has; or nothing.
     Every node decides alike."""
     first, count = ends
-    whole, least = snapshot_nbytes(parameters), snapshot_nbytes(count, SLOW.sections)
+    whole, least = snapshot_nbytes(sizes), snapshot_nbytes(dict.fromkeys(SLOW.sections, count))
     if whole <= bytes_max:
         return WHOLE, f"all {whole} bytes of it"
     if count and least <= bytes_max:
@@ -69,10 +70,10 @@ class Keeper:
         round_now: Callable[[], int],
         telemetry: Telemetry,
         *,
-        parameters: int,
+        sizes: Sizes,
         ends: tuple[int, int],
     ) -> None:
-        """`parameters` and `ends` are those of the stage kept."""
+        """`sizes` and `ends` are those of the stage kept."""
         self._spec = manifest.recovery
         self._period_s = manifest.limits.announce_period_s
         self._run_id = run_id
@@ -82,8 +83,8 @@ class Keeper:
         self._swarm = swarm
         self._round_now = round_now
         self._telemetry = telemetry
-        self._parameters = parameters
-        self._cut, self._reason = to_keep(self._spec.snapshot_bytes_max, parameters, ends)
+        self._sizes = sizes
+        self._cut, self._reason = to_keep(self._spec.snapshot_bytes_max, sizes, ends)
         self.snapshot: Snapshot | None = None  # what is kept
         self.held = False  # while this node is paused: nothing is downloaded
 
@@ -140,7 +141,7 @@ class Keeper:
             lambda: donors,
             self.stage,
             self._run_id,
-            self._parameters,
+            self._sizes,
             limits,
             self._telemetry,
             cut=cut,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -17,14 +18,15 @@ from swarmnode.ports import State, Store
 from swarmnode.recovery import checkpoint as form
 from swarmnode.recovery import tensorfile
 from swarmnode.recovery.checkpoint import Checkpoint, Origin, ShardFile, StagePart
-from swarmnode.recovery.snapshot import SECTIONS
 from swarmnode.recovery.tensorfile import Shape
 from swarmnode.together import together
 from swarmnode.wire import record_pb2
 
 PARALLEL = 2  # measured: files at once; a third adds nothing on two cores (bench checkpoint)
 
-Shapes = Mapping[str, Shape]
+Shapes = Mapping[str, Mapping[str, Shape]]
+"""By section and parameter, in the order in which they lie (model/section.py)."""
+
 Tensors = dict[str, tuple[Shape, memoryview]]
 Moved = Callable[[int], None]  # told of bytes as they are written or read
 
@@ -214,25 +216,24 @@ async def load_stage(
     store: Store, base: str, checkpoint: Checkpoint, shapes: Shapes, *, moved: Moved = _ignore
 ) -> State:
     """The state of a stage of `shapes` from a checkpoint cut in any way; `base` is the folder of its files in `store`.
+    What `checkpoint.anew` names is zero, and inner steps are counted from 0 where the moments are.
 
     Every file is verified against its hash. Raises DataError that names the file when one is missing, damaged or
     does not hold what it should; LocalFault when the store cannot be read.
     """
-    size = sum(tensorfile.nbytes_of(shape) for shape in shapes.values())
-    plan = [(section, form.sources(checkpoint, shapes, section)) for section in SECTIONS]
-    flats: dict[str, npt.NDArray[np.uint8]] = {section: np.empty(size, np.uint8) for section in SECTIONS}
+    anew = form.anew(checkpoint, shapes)
+    plan = [(section, form.sources(checkpoint, shapes[section], section)) for section in shapes if section not in anew]
+    places = {section: _places(held) for section, held in shapes.items()}
+    flats: dict[str, npt.NDArray[np.uint8]] = {}
+    for section, spans in places.items():
+        size = max((end for _, end in spans.values()), default=0)
+        flats[section] = np.zeros(size, np.uint8) if section in anew else np.empty(size, np.uint8)
     gate = asyncio.Semaphore(PARALLEL)
-    places: dict[str, tuple[int, int]] = {}
-    start = 0
-    for name, shape in shapes.items():
-        end = start + tensorfile.nbytes_of(shape)
-        places[name] = (start, end)
-        start = end
 
     async def read(section: str, file: ShardFile) -> None:
         async with gate:
             where = f"{base}{file.name}"
-            room = _room(file, places)
+            room = _room(file, places[section])
             if room is not None:  # as it lies in the file it lies in the flat buffer: read there at once
                 head = bytearray(file.nbytes - (room[1] - room[0]))
                 flat = flats[section].data[room[0] : room[1]]
@@ -245,8 +246,8 @@ async def load_stage(
             if data is None:
                 raise DataError(f"{where}: missing; use another checkpoint")
             tensors, _ = tensorfile.read(data, where)
-            for name in file.tensors.keys() & places.keys():
-                begin, end = places[name]
+            for name in file.tensors.keys() & places[section].keys():
+                begin, end = places[section][name]
                 held = tensors.get(name)
                 if held is None or held[1].nbytes != end - begin:
                     raise DataError(f"{where}: does not hold {name} as {form.ROOT} says; use another checkpoint")
@@ -254,10 +255,18 @@ async def load_stage(
             moved(len(data))
 
     await together([partial(read, section, file) for section, files in plan for file in files])
-    parts = [part for part in checkpoint.parts if any(f.tensors.keys() & shapes.keys() for f in part.files)]
+    names = shapes["theta"].keys()
+    parts = [part for part in checkpoint.parts if any(f.tensors.keys() & names for f in part.files)]
     sections = {section: flat.data.toreadonly() for section, flat in flats.items()}
     bump_steps = min(part.bump_steps for part in parts)
-    return State(sections, inner_steps=_steps(parts), gradient_norm=_norm(parts), bump_steps=bump_steps)
+    steps = 0 if "exp_avg" in anew else _steps(parts)
+    return State(sections, inner_steps=steps, gradient_norm=_norm(parts), bump_steps=bump_steps)
+
+
+def _places(shapes: Mapping[str, Shape]) -> dict[str, tuple[int, int]]:
+    """[first, last) byte of each parameter in a section of `shapes`."""
+    ends = list(itertools.accumulate((tensorfile.nbytes_of(shape) for shape in shapes.values()), initial=0))
+    return dict(zip(shapes, itertools.pairwise(ends), strict=True))
 
 
 def _room(file: ShardFile, places: Mapping[str, tuple[int, int]]) -> tuple[int, int] | None:

@@ -1,7 +1,7 @@
 """A replica's state as hashed chunks: what a donor gives and a joiner verifies. Bytes and hashes only, no arithmetic.
 
-The bytes of a snapshot are its sections one after the other, cut into chunks of equal size (the last may be shorter);
-its id is the SHA-256 over the chunks' hashes.
+The bytes of a snapshot are its sections (model/section.py) one after the other, cut into chunks of equal size (the last
+may be shorter); its id is the SHA-256 over the chunks' hashes.
 """
 
 from __future__ import annotations
@@ -15,15 +15,11 @@ from dataclasses import dataclass
 
 from swarmnode.errors import RemoteFault
 from swarmnode.membership.progress import SAMPLES_MAX, Progress
+from swarmnode.model.section import PACKED_ITEMSIZE, SECTIONS, Sizes, snapshot_nbytes
 from swarmnode.ports import State
 from swarmnode.wire import call_pb2 as wire
 from swarmnode.wire import record_pb2
 
-SECTIONS = ("theta", "phi", "momentum", "exp_avg", "exp_avg_sq")
-ITEMSIZE = 4  # float32
-# Bytes an element of each section, as a snapshot carries it. Three fifths of what they are in memory: a joiner of a
-# large model waits most of an hour for its state over a line at home. bfloat16 changes what it holds by 2^-8 at most.
-PACKED_ITEMSIZE = {"theta": 2, "phi": 4, "momentum": 2, "exp_avg": 2, "exp_avg_sq": 2}
 HASH_BYTES = 32
 CHUNK_NBYTES = 1 << 20  # guess: a second at 8 Mbit/s, half a millisecond of hashing [measured, hivemind.md]
 CHUNK_NBYTES_MAX = 1 << 24
@@ -34,48 +30,49 @@ CHUNKS_MAX = 1 << 14  # hashes of 34 bytes each in one header of at most 1 MiB (
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Which part of a state is wanted: `sections` of it, and of each the elements [first, first + count)."""
+    """Which part of a state is wanted: `sections` of it, none for all, and of each the elements [first, first +
+    count)."""
 
-    sections: tuple[str, ...] = SECTIONS
+    sections: tuple[str, ...] = ()
     first: int = 0
     count: int | None = None  # None: to the end
 
     @staticmethod
     def of(request: wire.SnapshotRequest) -> Cut:
         """What a peer asks for. Raises RemoteFault for sections there are not, or out of order."""
-        sections = tuple(request.sections) or SECTIONS
+        sections = tuple(request.sections)
         if sections != tuple(name for name in SECTIONS if name in sections):
             raise RemoteFault(f"sections {sections} asked for; a state has {SECTIONS} in this order")
         return Cut(sections, request.first, request.count or None)
 
     def request(self, stage: int, round_min: int, nobody_waits: bool = False) -> wire.SnapshotRequest:
         """The message that asks for it."""
-        sections = () if self.sections == SECTIONS else self.sections
         return wire.SnapshotRequest(
             stage=stage,
             round_min=round_min,
-            sections=sections,
+            sections=self.sections,
             first=self.first,
             count=self.count or 0,
             nobody_waits=nobody_waits,
         )
 
-    def elements(self, parameters: int) -> int:
-        """Elements of each section of a state with `parameters`. Raises RemoteFault when it has not so many."""
-        count = parameters - self.first if self.count is None else self.count
-        if count < 1 or self.first + count > parameters:
-            raise RemoteFault(f"elements {self.first} to {self.first + count} asked of a state of {parameters}")
-        return count
+    def sizes(self, whole: Sizes) -> dict[str, int]:
+        """Elements of each section of this part of a state of `whole`. Raises RemoteFault when that has no such section
+        or not so many elements in it."""
+        found = {}
+        for name in self.sections or whole:
+            if name not in whole:
+                raise RemoteFault(f"section {name} asked of a state of {', '.join(whole)}")
+            count = whole[name] - self.first if self.count is None else self.count
+            if count < 1 or self.first + count > whole[name]:
+                raise RemoteFault(f"elements {self.first} to {self.first + count} asked of {whole[name]} of {name}")
+            found[name] = count
+        return found
 
 
 WHOLE = Cut()
 SLOW = Cut(("phi",))
 """The slow weights alone: what neighbours give of themselves to rebuild a stage."""
-
-
-def snapshot_nbytes(parameters: int, sections: Sequence[str] = SECTIONS) -> int:
-    """Bytes of the snapshot of a replica with `parameters` elements, or of some sections of it."""
-    return parameters * sum(PACKED_ITEMSIZE[name] for name in sections)
 
 
 class Snapshot:
@@ -106,8 +103,9 @@ class Snapshot:
         """Of `state`, whose sections nobody may write to any more. Chunks double in size until CHUNKS_MAX suffice."""
         known = tuple(name for name in SECTIONS if name in state.sections)
         assert tuple(state.sections) == known, f"sections {tuple(state.sections)}; a snapshot holds {SECTIONS}"
-        counts = {memoryview(data).nbytes / PACKED_ITEMSIZE[name] for name, data in state.sections.items()}
-        assert state.packed and len(counts) == 1 and counts.pop() > 0, "sections of different sizes, or empty"
+        nbytes = {name: memoryview(data).nbytes for name, data in state.sections.items()}
+        whole = all(size and size % PACKED_ITEMSIZE[name] == 0 for name, size in nbytes.items())
+        assert state.packed and whole, f"sections of {nbytes} bytes"
         copy = record_pb2.Progress()
         copy.CopyFrom(progress)
         snapshot = Snapshot(state, stage, round_index, copy, chunk_nbytes)
@@ -125,21 +123,19 @@ class Snapshot:
 
     def part(self, cut: Cut) -> Snapshot:
         """A snapshot of a part of this one, sharing its memory. Raises RemoteFault when this one does not have it."""
-        if any(name not in self.state.sections for name in cut.sections):
-            raise RemoteFault(f"sections {cut.sections} asked of a snapshot of {tuple(self.state.sections)}")
-        first, end = cut.first, cut.first + cut.elements(self.parameters)
-        sections = {
-            name: memoryview(self.state.sections[name]).cast("B")[size * first : size * end]
-            for name in cut.sections
-            for size in (PACKED_ITEMSIZE[name],)
-        }
+        sections = {}
+        for name, count in cut.sizes(self.sizes).items():
+            itemsize = PACKED_ITEMSIZE[name]
+            data = memoryview(self.state.sections[name]).cast("B")
+            sections[name] = data[itemsize * cut.first : itemsize * (cut.first + count)]
         state = State(sections, self.state.inner_steps, self.state.gradient_norm, packed=True)
         return Snapshot.of(state, self.stage, self.round_index, self._progress)
 
     @property
-    def parameters(self) -> int:
+    def sizes(self) -> dict[str, int]:
         """Elements of each section."""
-        return self._sections[0].nbytes // PACKED_ITEMSIZE[next(iter(self.state.sections))]
+        pairs = zip(self.state.sections, self._sections, strict=True)
+        return {name: data.nbytes // PACKED_ITEMSIZE[name] for name, data in pairs}
 
     @property
     def chunks(self) -> int:
@@ -170,8 +166,8 @@ class Snapshot:
                 nbytes=self.nbytes,
                 chunk_nbytes=self.chunk_nbytes,
                 hashes=hashes,
-                parameters=self.parameters,
-                sections=tuple(self.state.sections),
+                elements=self.sizes.values(),
+                sections=self.sizes,
                 inner_steps=self.state.inner_steps,
                 progress=self._progress,
                 gradient_norm=self.state.gradient_norm,
@@ -202,17 +198,15 @@ def snapshot_id(hashes: Sequence[bytes]) -> bytes:
     return hashlib.sha256(b"".join(hashes)).digest()
 
 
-def check_offer(
-    offer: wire.Snapshot, *, stage: int, parameters: int, nbytes_max: int, sections: tuple[str, ...] = SECTIONS
-) -> Progress:
+def check_offer(offer: wire.Snapshot, *, stage: int, sizes: Sizes, nbytes_max: int) -> Progress:
     """The run's progress `offer` carries, after checking all it says against itself and what is expected here.
 
     Nothing is allocated before. Raises RemoteFault that names the field, its value, and what belongs there.
     """
-    nbytes = snapshot_nbytes(parameters, sections)
+    nbytes = snapshot_nbytes(sizes)
     _expect("stage", offer.stage, stage)
-    _expect("parameters", offer.parameters, parameters)
-    _expect("sections", tuple(offer.sections), sections)
+    _expect("sections", tuple(offer.sections), tuple(sizes))
+    _expect("elements", tuple(offer.elements), tuple(sizes.values()))
     _expect("nbytes", offer.nbytes, nbytes)
     if nbytes > nbytes_max:
         raise RemoteFault(f"snapshot of {nbytes} bytes; at most {nbytes_max} are accepted here")
@@ -264,8 +258,8 @@ def assemble(offer: wire.Snapshot, data: memoryview | bytes | bytearray, *, veri
         for index in range(len(offer.hashes)):
             start, end = chunk_span(offer, index)
             check_chunk(offer, index, whole[start:end])
-    ends = [0, *itertools.accumulate(offer.parameters * PACKED_ITEMSIZE[name] for name in offer.sections)]
-    spans = itertools.pairwise(ends)
+    sizes = [count * PACKED_ITEMSIZE[name] for name, count in zip(offer.sections, offer.elements, strict=True)]
+    spans = itertools.pairwise([0, *itertools.accumulate(sizes)])
     sections = {name: whole[start:end] for name, (start, end) in zip(offer.sections, spans, strict=True)}
     return State(sections, offer.inner_steps, offer.gradient_norm, bump_steps=offer.bump_steps, packed=True)
 

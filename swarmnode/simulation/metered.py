@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from swarmnode.manifest import Manifest
+from swarmnode.model.section import section_sizes, snapshot_nbytes, state_nbytes
 from swarmnode.model.split import Part
 from swarmnode.ports import (
     Draft,
@@ -19,13 +21,13 @@ from swarmnode.ports import (
     Tape,
     WireTensor,
 )
-from swarmnode.recovery.snapshot import CHUNK_NBYTES, ITEMSIZE, SECTIONS, Snapshot, snapshot_nbytes
+from swarmnode.recovery.snapshot import CHUNK_NBYTES, Snapshot
 from swarmnode.simulation.machine import Meter
 from swarmnode.simulation.network import FINE
 from swarmnode.simulation.replica import Witness
 from swarmnode.wire.record_pb2 import Progress
 
-STATE_TRAFFIC = 2 * len(SECTIONS) * ITEMSIZE  # bytes of memory traffic per parameter to copy a state
+STATE_TRAFFIC = 2  # of memory to copy a state: each byte is read and written
 STEP_TRAFFIC = 28  # bytes per parameter: AdamW reads four and writes three float32
 OUTER_TRAFFIC = 40
 # A piece of work takes as long as if it had so many more tokens. Measured: the demo's stages on one CPU thread take 1.5
@@ -38,16 +40,25 @@ class Metered:
     """Any replica, its cost charged to `meter` and its state's comings and goings shown to the laws."""
 
     def __init__(
-        self, inner: Replica, part: Part, context: int, meter: Meter, witness: Witness, number: int, work_factor: float
+        self,
+        inner: Replica,
+        manifest: Manifest,
+        part: Part,
+        meter: Meter,
+        witness: Witness,
+        number: int,
+        work_factor: float,
     ) -> None:
         self.inner = inner
         self.number = number
         self._meter = meter
         self._witness = witness
-        self._flops = part.cost * context * work_factor  # forward, of one sample
-        self._idle = self._flops * PIECE_TOKENS / context
+        self._flops = part.cost * manifest.model.context * work_factor  # forward, of one sample
+        self._idle = self._flops * PIECE_TOKENS / manifest.model.context
         self._nbytes = float(part.parameters)
-        meter.state_nbytes = float(snapshot_nbytes(part.parameters))
+        sizes = section_sizes(manifest, part)
+        self._copied = float(STATE_TRAFFIC * state_nbytes(sizes))
+        meter.state_nbytes = float(snapshot_nbytes(sizes))
 
     @property
     def parameters(self) -> int:
@@ -110,24 +121,24 @@ class Metered:
         return self.inner.step(samples_total, batch)
 
     def snapshot(self, *, packed: bool = False) -> State:
-        self._meter.add(nbytes=STATE_TRAFFIC * self._nbytes)
+        self._meter.add(nbytes=self._copied)
         state = self.inner.snapshot(packed=packed)
         self._witness.given(_digests(state))
         return state
 
     def load(self, state: State) -> None:
-        self._meter.add(nbytes=STATE_TRAFFIC * self._nbytes)
+        self._meter.add(nbytes=self._copied)
         self.inner.load(state)
         self._witness.taken(self.number, _digests(state))
 
-    def parameters_of(self, stage: int) -> int:
-        return self.inner.parameters_of(stage)
+    def sizes_of(self, stage: int) -> Mapping[str, int]:
+        return self.inner.sizes_of(stage)
 
     def ends_of(self, stage: int) -> tuple[int, int]:
         return self.inner.ends_of(stage)
 
     def rebuild(self, method: str, neighbours: Sequence[Neighbour], ends: memoryview | None) -> None:
-        self._meter.add(nbytes=STATE_TRAFFIC * self._nbytes)
+        self._meter.add(nbytes=self._copied)
         self.inner.rebuild(method, neighbours, ends)
 
     def message(self, round_index: int) -> Sequence[WireTensor]:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from swarmnode.gossip.outer.traffic import message_nbytes, messages
 from swarmnode.manifest import Manifest, boundary_nbytes, boundary_width
 from swarmnode.model.memory import replica_nbytes
+from swarmnode.model.section import section_sizes, snapshot_nbytes
 from swarmnode.model.split import Part, split
-from swarmnode.recovery.snapshot import snapshot_nbytes
 from swarmnode.simulation.calm import balanced
 from swarmnode.simulation.fleet import Kind
 
@@ -88,11 +88,14 @@ def _sample_bytes(manifest: Manifest, part: Part, stages: int) -> float:
 def _gossip_bytes(manifest: Manifest, part: Part, replicas: int) -> float:
     """Bytes all replicas of a stage send in exchanges, for a sample of the run."""
     sent = messages(manifest.gossip, replicas)
-    return sent * message_nbytes(manifest.gossip, part.parameters) / manifest.gossip.round_samples if sent else 0.0
+    if not sent:
+        return 0.0
+    seconds = section_sizes(manifest, part)["exp_avg_sq"]
+    return sent * message_nbytes(manifest.gossip, part.parameters, seconds) / manifest.gossip.round_samples
 
 
 def _stage(manifest: Manifest, part: Part, here: Sequence[Kind], samples_per_s: float, stages: int) -> StagePlan:
-    nbytes = snapshot_nbytes(part.parameters)
+    nbytes = snapshot_nbytes(section_sizes(manifest, part))
     replicas = len(here)
     traffic = _sample_bytes(manifest, part, stages) + _gossip_bytes(manifest, part, replicas)
     up = sum(kind.up for kind in here) / replicas if here else math.inf

@@ -17,6 +17,7 @@ from swarmnode.gossip.course import Course, sampled
 from swarmnode.gossip.robust import Measures, guard
 from swarmnode.manifest import Manifest, boundary_nbytes, boundary_width, constants
 from swarmnode.model.memory import graph_nbytes
+from swarmnode.model.section import ITEMSIZE, PACKED_ITEMSIZE, section_sizes
 from swarmnode.model.split import Part, split
 from swarmnode.ports import (
     Draft,
@@ -30,7 +31,6 @@ from swarmnode.ports import (
     Verdict,
     WireTensor,
 )
-from swarmnode.recovery.snapshot import ITEMSIZE, PACKED_ITEMSIZE, SECTIONS
 
 DIMENSIONS = 3
 ROW = struct.Struct(f"<{2 + 2 * DIMENSIONS}d")  # replica, round, theta, phi: what a fake packet holds, over and over
@@ -93,9 +93,10 @@ class FakeTape:
     version: int
 
 
-def fake_parameters(part: Part, state_share: float) -> int:
-    """Elements that a fake replica of `part` keeps of its state."""
-    return max(64, round(part.parameters * state_share) // 64 * 64)
+def fake_sizes(manifest: Manifest, part: Part, state_share: float) -> dict[str, int]:
+    """Elements that a fake replica of `part` keeps of each section of its state."""
+    sizes = section_sizes(manifest, part)
+    return {name: max(64, round(count * state_share) // 64 * 64) for name, count in sizes.items()}
 
 
 class FakeReplica:
@@ -113,7 +114,8 @@ class FakeReplica:
         self._rng = rng
         self._true = part.parameters
         self._state_share = state_share
-        self.parameters = self._held(part)
+        self._sizes = self.sizes_of(part.stage)
+        self.parameters = self._sizes["theta"]
         model, width = manifest.model, boundary_width(manifest)
         self._graph_nbytes = graph_nbytes(model, part, model.context, width, ITEMSIZE, autocast=False)  # of one sample
         self.theta: Vector = (0.0,) * DIMENSIONS
@@ -134,11 +136,9 @@ class FakeReplica:
     def spare_nbytes(self) -> int:
         return 0
 
-    def _held(self, part: Part) -> int:
-        return fake_parameters(part, self._state_share)
-
-    def parameters_of(self, stage: int) -> int:
-        return self._held(split(self._manifest.model, self._manifest.pipeline.stages)[stage])
+    def sizes_of(self, stage: int) -> dict[str, int]:
+        parts = split(self._manifest.model, self._manifest.pipeline.stages)
+        return fake_sizes(self._manifest, parts[stage], self._state_share)
 
     def ends_of(self, stage: int) -> tuple[int, int]:
         return (0, ROW_BYTES // ITEMSIZE) if stage in (0, self._manifest.pipeline.stages - 1) else (0, 0)
@@ -228,7 +228,7 @@ class FakeReplica:
 
     def snapshot(self, *, packed: bool = False) -> State:
         values = {"theta": self.theta, "phi": self.phi, "momentum": self.momentum}
-        wanted = {name: (values.get(name, self.theta), self._section_nbytes(name, packed)) for name in SECTIONS}
+        wanted = {name: (values.get(name, self.theta), self._section_nbytes(name, packed)) for name in self._sizes}
         made = {
             (vector, nbytes): memoryview(_row(self.number, self.inner_steps, vector, self.phi) * (nbytes // ROW_BYTES))
             for vector, nbytes in wanted.values()
@@ -237,11 +237,11 @@ class FakeReplica:
         return State(sections, self.inner_steps, self.gradient_norm, packed=packed)
 
     def _section_nbytes(self, name: str, packed: bool) -> int:
-        return (PACKED_ITEMSIZE[name] if packed else ITEMSIZE) * self.parameters
+        return (PACKED_ITEMSIZE[name] if packed else ITEMSIZE) * self._sizes[name]
 
     def load(self, state: State) -> None:
         values = {}
-        for name in SECTIONS:
+        for name in self._sizes:
             data = state.sections[name]
             if data.nbytes != self._section_nbytes(name, state.packed):
                 raise RemoteFault(f"state with {data.nbytes} bytes of {name}")
@@ -249,7 +249,7 @@ class FakeReplica:
             if not all(map(math.isfinite, row)):
                 raise RemoteFault(f"state, section {name}: not finite")
             values[name] = row[2 : 2 + DIMENSIONS]
-        self.theta, self.phi, self.momentum = values["theta"], values["phi"], values["momentum"]
+        self.theta, self.phi, self.momentum = values["theta"], values["phi"], values.get("momentum", self.momentum)
         self.inner_steps, self.gradient_norm = state.inner_steps, state.gradient_norm
         self.accumulated, self._marked = 0, None
         for course in self._courses.values():

@@ -31,7 +31,7 @@ from swarmnode.simulation.machine import Disk, Meter
 from swarmnode.simulation.metered import Metered
 from swarmnode.simulation.network import Network
 from swarmnode.simulation.outcome import Outcome, Sample, Sums
-from swarmnode.simulation.replica import FakeReplica, fake_parameters
+from swarmnode.simulation.replica import FakeReplica, fake_sizes
 from swarmnode.simulation.samples import FakeSamples
 from swarmnode.simulation.scenario import FaultSpec, Scenario
 from swarmnode.simulation.taken import Taken
@@ -106,9 +106,7 @@ class World:
             from swarmnode.simulation.real import torch_replica
 
             inner = torch_replica(scenario.manifest, stage)  # type: ignore[assignment]
-        return Metered(
-            inner, part, scenario.manifest.model.context, meter, self.laws, self._replicas, scenario.work_factor
-        )
+        return Metered(inner, scenario.manifest, part, meter, self.laws, self._replicas, scenario.work_factor)
 
     def ended(self, person: Inhabitant, why: str | None) -> None:
         """Its process has ended of itself: it left, or gave up (`why`) and is started again by its supervisor."""
@@ -140,9 +138,10 @@ class World:
         layout = None if self.scenario.tensors == "torch" else self._layout
         return Saving(self.bucket, self.resumption, layout=layout)
 
-    def _layout(self, stage: int) -> dict[str, tuple[int, ...]]:
-        """A fake state is one tensor of the elements it keeps here."""
-        return {f"stage-{stage}": (fake_parameters(self.parts[stage], self.scenario.state_share),)}
+    def _layout(self, stage: int) -> dict[str, dict[str, tuple[int, ...]]]:
+        """Each section of a fake state is one tensor of the elements it keeps here."""
+        sizes = fake_sizes(self.scenario.manifest, self.parts[stage], self.scenario.state_share)
+        return {section: {f"stage-{stage}": (count,)} for section, count in sizes.items()}
 
     async def resume(self, people: Sequence[Inhabitant]) -> None:
         """Start `people` again from the newest whole checkpoint on the shared disk, or from nothing."""

@@ -363,14 +363,14 @@ class SnapshotRequest(_message.Message):
     def __init__(self, stage: _Optional[int] = ..., round_min: _Optional[int] = ..., sections: _Optional[_Iterable[str]] = ..., first: _Optional[int] = ..., count: _Optional[int] = ..., nobody_waits: _Optional[bool] = ...) -> None: ...
 
 class Snapshot(_message.Message):
-    __slots__ = ("id", "stage", "round", "nbytes", "chunk_nbytes", "hashes", "parameters", "sections", "inner_steps", "progress", "gradient_norm", "bump_steps")
+    __slots__ = ("id", "stage", "round", "nbytes", "chunk_nbytes", "hashes", "elements", "sections", "inner_steps", "progress", "gradient_norm", "bump_steps")
     ID_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     NBYTES_FIELD_NUMBER: _ClassVar[int]
     CHUNK_NBYTES_FIELD_NUMBER: _ClassVar[int]
     HASHES_FIELD_NUMBER: _ClassVar[int]
-    PARAMETERS_FIELD_NUMBER: _ClassVar[int]
+    ELEMENTS_FIELD_NUMBER: _ClassVar[int]
     SECTIONS_FIELD_NUMBER: _ClassVar[int]
     INNER_STEPS_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
@@ -382,13 +382,13 @@ class Snapshot(_message.Message):
     nbytes: int
     chunk_nbytes: int
     hashes: _containers.RepeatedScalarFieldContainer[bytes]
-    parameters: int
+    elements: _containers.RepeatedScalarFieldContainer[int]
     sections: _containers.RepeatedScalarFieldContainer[str]
     inner_steps: int
     progress: _record_pb2.Progress
     gradient_norm: float
     bump_steps: int
-    def __init__(self, id: _Optional[bytes] = ..., stage: _Optional[int] = ..., round: _Optional[int] = ..., nbytes: _Optional[int] = ..., chunk_nbytes: _Optional[int] = ..., hashes: _Optional[_Iterable[bytes]] = ..., parameters: _Optional[int] = ..., sections: _Optional[_Iterable[str]] = ..., inner_steps: _Optional[int] = ..., progress: _Optional[_Union[_record_pb2.Progress, _Mapping]] = ..., gradient_norm: _Optional[float] = ..., bump_steps: _Optional[int] = ...) -> None: ...
+    def __init__(self, id: _Optional[bytes] = ..., stage: _Optional[int] = ..., round: _Optional[int] = ..., nbytes: _Optional[int] = ..., chunk_nbytes: _Optional[int] = ..., hashes: _Optional[_Iterable[bytes]] = ..., elements: _Optional[_Iterable[int]] = ..., sections: _Optional[_Iterable[str]] = ..., inner_steps: _Optional[int] = ..., progress: _Optional[_Union[_record_pb2.Progress, _Mapping]] = ..., gradient_norm: _Optional[float] = ..., bump_steps: _Optional[int] = ...) -> None: ...
 
 class ChunkRequest(_message.Message):
     __slots__ = ("snapshot_id", "index", "stage")

@@ -20,10 +20,11 @@ from swarmnode.gossip.outer.period import bounded, quadratic
 from swarmnode.gossip.outer.sparseloco import SparseLoCo
 from swarmnode.gossip.outer.streaming import Streaming
 from swarmnode.manifest import GossipSpec
-from swarmnode.manifest.meeting import CODECS_OF
+from swarmnode.manifest.meeting import CODECS_OF, OWN_ALPHA
 from swarmnode.ports import OuterReport, Packet
 
 SIZE = 3 * 4096 + 100
+SECONDS = 700  # second moments
 ALPHA, BETA = 0.5, 0.7
 
 
@@ -254,7 +255,7 @@ def test_desloc_averages_each_buffer_on_its_own_period() -> None:
     for i in range(3):
         member = outer(GossipSpec(method="desloc", codec="fp32", acceptance="all"), normal(i), f"r{i}")
         assert isinstance(member, DesLoc)
-        pair = normal(10 + i), normal(20 + i).square()
+        pair = normal(10 + i), normal(20 + i)[:SECONDS].square()
         member.attend(*pair)
         members.append(member)
         moments.append(pair)
@@ -283,7 +284,7 @@ def test_desloc_refuses_a_second_moment_below_zero_and_one_too_few() -> None:
     one, other = (outer(GossipSpec(method="desloc", codec="fp32"), normal(i), f"r{i}") for i in range(2))
     assert isinstance(one, DesLoc) and isinstance(other, DesLoc)
     for member in (one, other):
-        member.attend(torch.zeros_like(member.theta), torch.zeros_like(member.theta))
+        member.attend(torch.zeros_like(member.theta), torch.zeros(SECONDS))
     for value, cut, reason in ((-1.0, None, "negative"), (0.0, 2, "tensors")):
         other._moments[1][1].fill_(value)
         one.message(EVERY_SECOND)
@@ -312,3 +313,23 @@ def test_after_a_full_merge_all_are_the_mean(coding: str) -> None:
         assert (member.alpha, member.beta, member.gamma) == (0.5, 0.7, 0.7) and not member.momentum.any()
         bound = 1e-6 if coding == "fp32" else 0.2 * 0.01
         assert float((member.theta - mean).abs().mean()) < bound and torch.equal(member.theta, member.phi)
+
+
+@pytest.mark.parametrize("method", OWN_ALPHA)
+def test_without_alpha_no_momentum_is_kept_and_nothing_else_changes(method: str) -> None:
+    """Alpha 0 does what an alpha does that is too small to be seen."""
+    swarms = []
+    for alpha in (0.0, 1e-30):
+        spec = GossipSpec(method=method, codec="fp32", group=0, alpha=alpha, acceptance="all")
+        swarms.append([outer(spec, normal(7), f"r{i}") for i in range(3)])
+    for round_index in range(1, 6):
+        for members in swarms:
+            for i, member in enumerate(members):
+                member.theta.add_(normal(10 * round_index + i, 0.1))
+            messages = [member.message(round_index) for member in members]
+            for i, member in enumerate(members):
+                member.theta.add_(normal(100 * round_index + i, 0.1))
+                member.apply(round_index, 1.0, [Packet(1.0, 1, m) for j, m in enumerate(messages) if j != i])
+    for without, tiny in zip(*swarms, strict=True):
+        assert without.momentum.numel() == 0 and bool(tiny.momentum.any())
+        assert torch.equal(without.phi, tiny.phi) and torch.equal(without.theta, tiny.theta)

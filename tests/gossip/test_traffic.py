@@ -12,6 +12,7 @@ from swarmnode.manifest import GossipSpec
 from swarmnode.manifest.meeting import CODECS_OF
 
 SIZE = 3 * 4096 + 100
+SECONDS = 700
 
 
 @pytest.mark.parametrize(
@@ -22,19 +23,19 @@ def test_the_formula_is_what_is_sent(method: str, coding: str) -> None:
     theta = torch.randn(SIZE, generator=torch.Generator().manual_seed(1))
     one = outer(spec, theta, "r0")
     if isinstance(one, DesLoc):
-        one.attend(torch.zeros(SIZE), torch.zeros(SIZE))
+        one.attend(torch.zeros(SIZE), torch.zeros(SECONDS))
     sent = 0
     for number in range(ROUNDS):
         theta.add_(torch.randn(SIZE, generator=torch.Generator().manual_seed(number)), alpha=1e-2)
         sent += sum(tensor.nbytes for tensor in one.message(SETTLED + number))
         one.apply(SETTLED + number, 1.0, [])
-    assert message_nbytes(spec, SIZE) == pytest.approx(sent / ROUNDS, rel=0.01 if "modular" in coding else 0)
+    assert message_nbytes(spec, SIZE, SECONDS) == pytest.approx(sent / ROUNDS, rel=0.01 if "modular" in coding else 0)
 
 
 def test_two_buffers_where_gamma_is_not_beta_and_what_does_not_go_together() -> None:
-    assert message_nbytes(GossipSpec(method="noloco", codec="fp32", gamma=0.3), SIZE) == 8 * SIZE
+    assert message_nbytes(GossipSpec(method="noloco", codec="fp32", gamma=0.3), SIZE, SECONDS) == 8 * SIZE
     with pytest.raises(ManifestError, match="topk64"):
-        message_nbytes(GossipSpec(method="noloco", codec="topk64"), SIZE)
+        message_nbytes(GossipSpec(method="noloco", codec="topk64"), SIZE, SECONDS)
 
 
 def test_every_member_of_a_group_sends_to_every_other() -> None:

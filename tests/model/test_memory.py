@@ -4,19 +4,29 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from swarmnode.manifest import PRESETS, LimitsSpec, Manifest, ModelSpec, PipelineSpec, RecoverySpec
+import pytest
+
+from swarmnode.manifest import PRESETS, GossipSpec, LimitsSpec, Manifest, ModelSpec, PipelineSpec, RecoverySpec
 from swarmnode.model import memory
+from swarmnode.model.section import ITEMSIZE, section_sizes, snapshot_nbytes
 from swarmnode.model.split import split
-from swarmnode.recovery.snapshot import ITEMSIZE, SECTIONS, snapshot_nbytes
 
 
 def needed(run: Manifest) -> list[int]:
     return [memory.replica_nbytes(run, part) for part in split(run.model, run.pipeline.stages)]
 
 
-def test_a_state_is_what_a_snapshot_holds() -> None:
-    assert (len(SECTIONS), ITEMSIZE) == (memory.STATE_FLATS, memory.ITEMSIZE)
-    assert snapshot_nbytes(1000) == memory.SNAPSHOT_FLATS * memory.ITEMSIZE * 1000
+def test_what_a_state_does_not_have_takes_no_memory() -> None:
+    """Muon's matrices one moment instead of two, plain averaging no outer momentum: of a large stage 8 bytes less a
+    parameter, and 2 for half a snapshot."""
+    model = ModelSpec(layers=4, width=1024, heads=8, kv_heads=2, ffn=4096, vocabulary=256)
+    run = Manifest(model=model, pipeline=PipelineSpec(stages=4), recovery=RecoverySpec(keepers=0))
+    small, large = (
+        replace(run, inner=replace(run.inner, optimizer=optimizer), gossip=GossipSpec(method=method, codec="bf16"))
+        for optimizer, method in (("muon", "average"), ("adamw", "noloco"))
+    )
+    part = split(model, 4)[1]
+    assert (needed(large)[1] - needed(small)[1]) / part.parameters == pytest.approx(8 + 2, rel=1e-3)
 
 
 def test_tapes_are_kept_while_there_is_room() -> None:
@@ -33,13 +43,13 @@ def test_a_running_mean_takes_a_flat() -> None:
     parts = split(run.model, run.pipeline.stages)
     assert run.inner.average_share > 0.0
     for part, more, less in zip(parts, needed(run), needed(without), strict=True):
-        assert more - less == memory.ITEMSIZE * part.parameters
+        assert more - less == ITEMSIZE * part.parameters
 
 
 def test_a_snapshot_of_the_next_stage_is_kept_where_it_is_small_enough() -> None:
     run = PRESETS["demo"]
     parts = split(run.model, run.pipeline.stages)
-    after = [snapshot_nbytes(parts[(part.stage + 1) % len(parts)].parameters) for part in parts]
+    after = [snapshot_nbytes(section_sizes(run, parts[(part.stage + 1) % len(parts)])) for part in parts]
     assert min(after) > 0
     for recovery in (RecoverySpec(keepers=0), RecoverySpec(snapshot_bytes_max=min(after) - 1)):
         less = needed(replace(run, recovery=recovery))

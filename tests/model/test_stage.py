@@ -16,7 +16,7 @@ from swarmnode.model.split import split
 from swarmnode.model.stage import StageReplica, StageTape
 from swarmnode.model.tensor import decode, encode
 from swarmnode.ports import WireTensor
-from tests.model.tiny import TINY, ascend, manifest, stages_of, token_batch, token_wire, train_on
+from tests.model.tiny import TINY, ascend, manifest, seconds, stages_of, token_batch, token_wire, train_on
 
 
 def plain_model(stages: list[StageReplica], dtype: torch.dtype) -> Llama:
@@ -117,7 +117,7 @@ def test_one_replica_a_stage_is_single_process_adamw(stages):
     for stage in chain:
         for name, value in stage.named(stage.theta).items():
             torch.testing.assert_close(value, parameters[name].detach(), rtol=0, atol=1e-5, msg=name)
-        for name, value in stage.named(stage.exp_avg_sq).items():
+        for name, value in seconds(stage).items():
             torch.testing.assert_close(value, optimizer.state[parameters[name]]["exp_avg_sq"], rtol=0, atol=1e-5)
 
 

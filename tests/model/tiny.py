@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from swarmnode.manifest import InnerSpec, Manifest, ModelSpec, PipelineSpec
+from swarmnode.model.section import section_shapes
 from swarmnode.model.stage import StageReplica
 from swarmnode.model.tensor import encode
 from swarmnode.ports import Tape, WireTensor
@@ -25,6 +27,13 @@ def manifest(
 
 def stages_of(run: Manifest, dtype: torch.dtype = torch.float32, **options: bool) -> list[StageReplica]:
     return [StageReplica(run, stage, dtype=dtype, **options) for stage in range(run.pipeline.stages)]
+
+
+def seconds(stage: StageReplica) -> dict[str, Tensor]:
+    """Its second moments by parameter."""
+    shapes = section_shapes(stage.manifest, stage.part)["exp_avg_sq"]
+    pieces = torch.split(stage.exp_avg_sq, [math.prod(shape) for shape in shapes.values()])
+    return {name: piece.view(shape) for (name, shape), piece in zip(shapes.items(), pieces, strict=True)}
 
 
 def token_batch(model: ModelSpec = TINY, samples: int = 4, seed: int = 0) -> Tensor:

@@ -16,29 +16,33 @@ from hypothesis import strategies as st
 
 from swarmnode.errors import DataError, LocalFault
 from swarmnode.ids import PeerId, RunId
-from swarmnode.manifest import DataSpec, Manifest, ModelSpec, PipelineSpec
+from swarmnode.manifest import DataSpec, GossipSpec, InnerSpec, Manifest, ModelSpec, PipelineSpec
 from swarmnode.membership.progress import to_message
-from swarmnode.model.split import parameter_shapes, split
+from swarmnode.model.section import section_shapes
+from swarmnode.model.split import split
 from swarmnode.node.store import FolderStore
 from swarmnode.ports import State
 from swarmnode.recovery import checkpoint as form
 from swarmnode.recovery import saving, tensorfile
 from swarmnode.recovery.checkpoint import Checkpoint, Origin
 from swarmnode.recovery.saving import Holding
-from swarmnode.recovery.snapshot import SECTIONS
 from swarmnode.wire import record_pb2
 
 RUN = RunId("ab" * 32)
+Make = tuple[str, str]  # inner.optimizer, gossip.method
+FULL: Make = ("adamw", "noloco")  # has every section whole
+LEAN: Make = ("muon", "average")
 MODEL = ModelSpec(layers=5, width=32, heads=4, kv_heads=2, ffn=48, context=16, vocabulary=50)
 PEERS = [PeerId(f"12D3KooWpeer{i:08d}") for i in range(6)]
 
 
-def run_of(stages: int) -> Manifest:
-    return Manifest(model=MODEL, pipeline=PipelineSpec(stages=stages))
+def run_of(stages: int, make: Make = FULL) -> Manifest:
+    inner, gossip = InnerSpec(optimizer=make[0]), GossipSpec(method=make[1], codec="bf16")
+    return Manifest(model=MODEL, pipeline=PipelineSpec(stages=stages), inner=inner, gossip=gossip)
 
 
-def shapes_of(stages: int, stage: int) -> dict[str, tuple[int, ...]]:
-    return parameter_shapes(MODEL, split(MODEL, stages)[stage])
+def shapes_of(stages: int, stage: int, make: Make = FULL) -> dict[str, dict[str, tuple[int, ...]]]:
+    return section_shapes(run_of(stages, make), split(MODEL, stages)[stage])
 
 
 def numbers(section: str, name: str, shape: tuple[int, ...]) -> np.ndarray:
@@ -46,12 +50,11 @@ def numbers(section: str, name: str, shape: tuple[int, ...]) -> np.ndarray:
     return np.random.default_rng(seed).random(shape, dtype=np.float32)
 
 
-def state_of(stages: int, stage: int, steps: int = 7) -> State:
+def state_of(stages: int, stage: int, steps: int = 7, make: Make = FULL) -> State:
     """A state in which every parameter has numbers of its own, wherever it lies."""
-    shapes = shapes_of(stages, stage)
     sections = {
         section: memoryview(np.concatenate([numbers(section, n, s).ravel() for n, s in shapes.items()])).cast("B")
-        for section in SECTIONS
+        for section, shapes in shapes_of(stages, stage, make).items()
     }
     return State(sections, inner_steps=steps, gradient_norm=1.5)
 
@@ -62,12 +65,14 @@ def holding(stage: int, samples: int = 640) -> Holding:
     return Holding(stage, 12, PEERS[stage], progress, blocks)
 
 
-async def save(store: FolderStore, stages: int, label: str = "round-000000012", shard_nbytes: int = 8192) -> Checkpoint:
-    origin = Origin.of(run_of(stages), RUN)
+async def save(
+    store: FolderStore, stages: int, label: str = "round-000000012", shard_nbytes: int = 8192, make: Make = FULL
+) -> Checkpoint:
+    origin = Origin.of(run_of(stages, make), RUN)
     made = None
     for stage in range(stages):
         assert made is None, "not complete before the last stage"
-        state, shapes = state_of(stages, stage), shapes_of(stages, stage)
+        state, shapes = state_of(stages, stage, make=make), shapes_of(stages, stage, make)
         await saving.save_stage(store, form.place(RUN, label), state, shapes, holding(stage), shard_nbytes=shard_nbytes)
         made = await saving.complete(store, origin, label)
     assert made is not None
@@ -136,13 +141,45 @@ def test_any_cut_loads_any_other(tmp_path: Path, saved: int, loaded: int) -> Non
     asyncio.run(body())
 
 
+@pytest.mark.parametrize(
+    ("saved", "loaded", "zero"),
+    [
+        (FULL, LEAN, set()),
+        (LEAN, LEAN, set()),
+        (LEAN, FULL, {"momentum", "exp_avg", "exp_avg_sq"}),
+        (("adamw", "average"), FULL, {"momentum"}),
+        (("muon", "noloco"), FULL, {"exp_avg", "exp_avg_sq"}),
+    ],
+)
+def test_another_optimizer_begins_with_what_was_kept_for_it(
+    tmp_path: Path, saved: Make, loaded: Make, zero: set[str]
+) -> None:
+    """Steps are counted anew where both moments are, or the correction for their bias would be missing."""
+
+    async def body() -> None:
+        store = FolderStore(tmp_path)
+        checkpoint = await save(store, 2, make=saved)
+        for stages, stage in ((2, 1), (1, 0)):
+            shapes = shapes_of(stages, stage, loaded)
+            assert form.anew(checkpoint, shapes) == zero
+            state = await saving.load_stage(store, f"{checkpoint.place}/", checkpoint, shapes)
+            wanted = state_of(stages, stage, make=loaded)
+            assert list(state.sections) == list(wanted.sections)
+            for name, section in state.sections.items():
+                expected = bytes(section.nbytes) if name in zero else bytes(wanted.sections[name])
+                assert bytes(section) == expected, name
+            assert state.inner_steps == (0 if "exp_avg" in zero else 7)
+
+    asyncio.run(body())
+
+
 def test_the_files_are_safetensors_to_others(tmp_path: Path) -> None:
     safetensors = pytest.importorskip("safetensors.numpy")
     checkpoint = asyncio.run(save(FolderStore(tmp_path), 2))
     seen: dict[str, np.ndarray] = {}
     for path in tmp_path.rglob("theta-*.safetensors"):
         seen |= safetensors.load_file(path)
-    shapes = parameter_shapes(MODEL, split(MODEL, 1)[0])
+    shapes = shapes_of(1, 0)["theta"]
     assert {name: value.shape for name, value in seen.items()} == shapes
     assert all(np.array_equal(value, numbers("theta", name, value.shape)) for name, value in seen.items())
     assert sum(path.stat().st_size for path in tmp_path.rglob("*.safetensors")) == checkpoint.nbytes

@@ -14,18 +14,20 @@ from swarmnode.errors import Busy, PeerTimeout, RemoteFault, Unavailable
 from swarmnode.ids import PeerId, RunId, digest
 from swarmnode.membership.progress import to_message
 from swarmnode.metrics.name import Kind, check_event, check_metric
+from swarmnode.model.section import PACKED_ITEMSIZE, SECTIONS
 from swarmnode.ports import Admit, Answer, Call, Handler, State
 from swarmnode.recovery.asking import DownloadLimits
 from swarmnode.recovery.donor import DonorLimits, SnapshotDonor
 from swarmnode.recovery.download import download
 from swarmnode.recovery.keeper import GENTLE
-from swarmnode.recovery.snapshot import CHUNK_NBYTES, CHUNKS_AT_ONCE, PACKED_ITEMSIZE, Cut, Snapshot
+from swarmnode.recovery.snapshot import CHUNK_NBYTES, CHUNKS_AT_ONCE, Cut, Snapshot
 from swarmnode.wire import call_pb2 as wire
 
 T = TypeVar("T")
 RUN = RunId("ef" * 32)
 ME, A, B, C = (PeerId(name) for name in ("me", "peerA", "peerB", "peerC"))
 PARAMETERS = 168  # 2016 bytes
+SIZES = dict.fromkeys(SECTIONS, PARAMETERS)
 CHUNK = 64
 CHUNKS = 32
 SLOWLY = wire.SnapshotRequest(stage=1, nobody_waits=True)
@@ -184,7 +186,7 @@ async def fetch(
         lambda: donors,
         1,
         RUN,
-        PARAMETERS,
+        SIZES,
         DownloadLimits(),
         said or Said(),
         round_min=round_min,
@@ -327,7 +329,8 @@ def test_large_chunks_may_take_as_long_as_they_must() -> None:
         giver.donor = SnapshotDonor(RUN, 1, take, giver.offload, giver.said)
         giver.donor.serve(Link(world, A))
         world.faults[A] = slow
-        found, _ = await download(Link(world, ME), lambda: [A], 1, RUN, parameters, DownloadLimits(), said)
+        sizes = dict.fromkeys(SECTIONS, parameters)
+        found, _ = await download(Link(world, ME), lambda: [A], 1, RUN, sizes, DownloadLimits(), said)
         assert memoryview(found.sections["phi"]).nbytes == CHUNK_NBYTES
         assert world.asked[A, "chunk"] == 2 and not said.all("state.failed")
         giver.donor.close()
@@ -392,7 +395,7 @@ def misnumber(answer: Answer) -> None:
 
 
 def other_model(answer: Answer) -> None:
-    answer.header.snapshot.parameters += 1
+    answer.header.snapshot.elements[0] += 1
 
 
 def huge(answer: Answer) -> None:
@@ -455,7 +458,7 @@ def test_a_state_that_is_not_accepted_is_a_lie() -> None:
                 raise RemoteFault("state, section phi: not finite")
 
         found, _ = await download(
-            Link(world, ME), lambda: [A, B, C], 1, RUN, PARAMETERS, DownloadLimits(), said, accept=accept
+            Link(world, ME), lambda: [A, B, C], 1, RUN, SIZES, DownloadLimits(), said, accept=accept
         )
         assert same(found, state(205)) and seen == [105, 105, 205]
         assert [fields["lied"] for fields in said.all("state.failed")] == [True, True]
@@ -503,7 +506,7 @@ def test_donors_may_come_later() -> None:
             lambda: [A] if loop.time() > 3.0 else [],
             1,
             RUN,
-            PARAMETERS,
+            SIZES,
             DownloadLimits(),
             Said(),
         )
@@ -730,7 +733,7 @@ def test_waiting_for_donors_is_bounded() -> None:
         for limits, most_s in ((DownloadLimits(), 1.1 * DownloadLimits().busy_max_s), (GENTLE, 10.0)):
             begun = loop.time()
             with pytest.raises(Unavailable, match="another pulls"):
-                await download(Link(world, ME), lambda: [A], 1, RUN, PARAMETERS, limits, Said())
+                await download(Link(world, ME), lambda: [A], 1, RUN, SIZES, limits, Said())
             assert loop.time() - begun < most_s
 
     live(main())

@@ -21,6 +21,7 @@ from tests.recovery.test_download import (
     ME,
     PARAMETERS,
     RUN,
+    SIZES,
     A,
     B,
     C,
@@ -50,7 +51,7 @@ async def fetch(
         lambda: donors,
         stage,
         RUN,
-        PARAMETERS,
+        SIZES,
         limits or DownloadLimits(),
         said or Said(),
         cut=cut,
@@ -146,7 +147,7 @@ def test_a_part_of_a_state_travels_alone() -> None:
         assert same(whole.state, state(105)) and giver.taken == 1, "one copy of the state serves all parts"
         giver.donor.close()
         with pytest.raises(RemoteFault):
-            Cut(("phi",), PARAMETERS - 5, 10).elements(PARAMETERS)
+            Cut(("phi",), PARAMETERS - 5, 10).sizes(SIZES)
 
     live(main())
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from swarmnode.ids import PeerId, RunId
 from swarmnode.manifest import LimitsSpec, RecoverySpec
 from swarmnode.membership.swarm import Member, Swarm
+from swarmnode.model.section import SECTIONS
 from swarmnode.recovery.keeper import renewal, to_keep
 from swarmnode.recovery.ladder import NEIGHBOUR_WAIT_S, Rung, Sight, climb, first_builder, keeps, quiet, silent
 from swarmnode.recovery.snapshot import SLOW, WHOLE, Cut
@@ -142,8 +143,11 @@ def test_keepers_are_of_the_stage_before_and_the_same_for_all() -> None:
     assert not renewal(swarm, 2, PeerId("a"), RUN, SPEC, 5, None)[0]
 
 
+SIZES = dict.fromkeys(SECTIONS, 1000)
+
+
 def test_a_budget_decides_what_is_kept() -> None:
-    assert to_keep(12_000, 1000, (0, 100))[0] == WHOLE
-    assert to_keep(11_999, 1000, (900, 100))[0] == Cut(SLOW.sections, 900, 100)
-    assert to_keep(11_999, 1000, (0, 0))[0] is None
-    assert to_keep(399, 1000, (0, 100))[0] is None
+    assert to_keep(12_000, SIZES, (0, 100))[0] == WHOLE
+    assert to_keep(11_999, SIZES, (900, 100))[0] == Cut(SLOW.sections, 900, 100)
+    assert to_keep(11_999, SIZES, (0, 0))[0] is None
+    assert to_keep(399, SIZES, (0, 100))[0] is None

@@ -20,8 +20,8 @@ from tests.recovery.test_download import (
     CHUNK,
     CHUNKS,
     ME,
-    PARAMETERS,
     RUN,
+    SIZES,
     A,
     B,
     C,
@@ -81,7 +81,7 @@ async def pull(
     accept: Callable[[State], Awaitable[None]] | None = None,
 ) -> Snapshot:
     found, offer = await download(
-        Link(world, ME), lambda: donors, 1, RUN, PARAMETERS, limits or DownloadLimits(), said, accept=accept
+        Link(world, ME), lambda: donors, 1, RUN, SIZES, limits or DownloadLimits(), said, accept=accept
     )
     assert offer.nbytes == sum(map(len, pieces(found))) and said.all("state.downloaded")[-1]["nbytes"] == offer.nbytes
     for index, piece in enumerate(pieces(found)):

@@ -9,11 +9,12 @@ from contextlib import AsyncExitStack
 from swarmnode.errors import RemoteFault
 from swarmnode.ids import PeerId, digest
 from swarmnode.membership.progress import to_message
+from swarmnode.model.section import PACKED_ITEMSIZE, SECTIONS
 from swarmnode.ports import Answer, Call, State
 from swarmnode.recovery.asking import DownloadLimits
 from swarmnode.recovery.donor import SnapshotDonor
 from swarmnode.recovery.download import download
-from swarmnode.recovery.snapshot import PACKED_ITEMSIZE, Cut, Snapshot, check_chunk, chunk_span
+from swarmnode.recovery.snapshot import Cut, Snapshot, check_chunk, chunk_span
 from swarmnode.transport.libp2p import Libp2pTransport
 from tests.recovery.test_download import Said
 from tests.transport.contract import RUN, pong
@@ -21,6 +22,7 @@ from tests.transport.test_contract import node
 from tests.transport.test_libp2p import run
 
 PARAMETERS = 1 << 16
+SIZES = dict.fromkeys(SECTIONS, PARAMETERS)
 CHUNK = 1 << 13
 CHUNKS = PARAMETERS * sum(PACKED_ITEMSIZE.values()) // CHUNK
 GIVEN = 10  # chunks of each, before it waits for the others
@@ -76,7 +78,7 @@ def test_a_state_of_several_over_real_streams() -> None:
             for transport in (joiner, *[giver.transport for giver in givers]):
                 transport.start()
             peers, said = [giver.transport.peer_id for giver in givers], Said()
-            found, offer = await download(joiner, lambda: peers, 1, RUN, PARAMETERS, LIMITS, said)
+            found, offer = await download(joiner, lambda: peers, 1, RUN, SIZES, LIMITS, said)
 
             whole = b"".join(bytes(section) for section in found.sections.values())
             manifests = [Snapshot.of(state(1 + k), 1, 1 + k, to_message({}), CHUNK).manifest() for k in range(3)]

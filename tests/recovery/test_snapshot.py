@@ -13,32 +13,28 @@ from hypothesis import strategies as st
 from swarmnode.errors import RemoteFault
 from swarmnode.ids import digest
 from swarmnode.membership.progress import to_message
+from swarmnode.model.section import PACKED_ITEMSIZE, SECTIONS, Sizes, snapshot_nbytes
 from swarmnode.ports import State
 from swarmnode.recovery import snapshot as module
-from swarmnode.recovery.snapshot import (
-    PACKED_ITEMSIZE,
-    SECTIONS,
-    Snapshot,
-    assemble,
-    check_chunk,
-    check_offer,
-    chunk_span,
-)
+from swarmnode.recovery.snapshot import Cut, Snapshot, assemble, check_chunk, check_offer, chunk_span
 from swarmnode.wire import call_pb2 as wire
 from swarmnode.wire import record_pb2
 
+TEN = dict.fromkeys(SECTIONS, 10)
 
-def state(parameters: int, seed: int = 0) -> State:
+
+def state(sizes: Sizes, seed: int = 0) -> State:
     """Sections of bytes that mean nothing, all different."""
     sections = {
-        name: memoryview(b"".join(digest(seed, name, i) for i in range(parameters // 8 + 1))[: size * parameters])
-        for name, size in PACKED_ITEMSIZE.items()
+        name: memoryview(b"".join(digest(seed, name, i) for i in range(count // 8 + 1))[: itemsize * count])
+        for name, count in sizes.items()
+        for itemsize in (PACKED_ITEMSIZE[name],)
     }
     return State(sections, inner_steps=17, gradient_norm=0.5, packed=True)
 
 
-def snapshot(parameters: int = 10, chunk_nbytes: int = 64) -> Snapshot:
-    return Snapshot.of(state(parameters), 2, 7, to_message({"A": 900}), chunk_nbytes)
+def snapshot(sizes: Sizes = TEN, chunk_nbytes: int = 64) -> Snapshot:
+    return Snapshot.of(state(sizes), 2, 7, to_message({"A": 900}), chunk_nbytes)
 
 
 def offer() -> wire.Snapshot:
@@ -47,9 +43,13 @@ def offer() -> wire.Snapshot:
     return copy
 
 
-@given(st.integers(1, 60), st.integers(1, 300))
-def test_there_and_back(parameters: int, chunk_nbytes: int) -> None:
-    given_state = state(parameters)
+@given(st.integers(1, 60), st.integers(1, 60), st.booleans(), st.integers(1, 300))
+def test_there_and_back(parameters: int, seconds: int, momentum: bool, chunk_nbytes: int) -> None:
+    """Of every make of a run: sections differ in size, and momentum may be missing."""
+    sizes = dict.fromkeys(SECTIONS, parameters) | {"exp_avg_sq": seconds}
+    if not momentum:
+        del sizes["momentum"]
+    given_state = state(sizes)
     whole = b"".join(given_state.sections.values())  # the twin: everything in one piece
     found = Snapshot.of(given_state, 2, 7, to_message({"A": 900}), chunk_nbytes)
     pieces = [whole[start : start + chunk_nbytes] for start in range(0, len(whole), chunk_nbytes)]
@@ -58,13 +58,14 @@ def test_there_and_back(parameters: int, chunk_nbytes: int) -> None:
     assert found.manifest() is manifest
     assert list(manifest.hashes) == [hashlib.sha256(piece).digest() for piece in pieces]
     assert manifest.id == hashlib.sha256(b"".join(manifest.hashes)).digest() == found.id
-    assert check_offer(manifest, stage=2, parameters=parameters, nbytes_max=len(whole)).total == 900
+    assert check_offer(manifest, stage=2, sizes=sizes, nbytes_max=len(whole)).total == 900
+    assert found.sizes == sizes and len(whole) == snapshot_nbytes(sizes)
     for index, piece in enumerate(pieces):
         start, end = chunk_span(manifest, index)
         assert whole[start:end] == piece
         check_chunk(manifest, index, piece)
     back = assemble(manifest, bytearray(whole))
-    assert tuple(back.sections) == SECTIONS
+    assert list(back.sections) == list(sizes)
     assert {name: bytes(part) for name, part in back.sections.items()} == {
         name: bytes(part) for name, part in given_state.sections.items()
     }
@@ -80,7 +81,7 @@ def test_chunks_inside_a_section_are_not_copied() -> None:
 
 def test_a_large_state_gets_larger_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CHUNKS_MAX", 16)
-    found = snapshot(parameters=100, chunk_nbytes=10)
+    found = snapshot(dict.fromkeys(SECTIONS, 100), chunk_nbytes=10)
     assert found.chunk_nbytes == 80 and found.chunks == 15
 
 
@@ -94,6 +95,14 @@ def spoil(**fields: object) -> Callable[[wire.Snapshot], None]:
 
 def reorder(found: wire.Snapshot) -> None:
     found.sections[0], found.sections[1] = found.sections[1], found.sections[0]
+
+
+def widen(found: wire.Snapshot) -> None:
+    found.elements[4] = 11
+
+
+def narrow(found: wire.Snapshot) -> None:
+    del found.elements[4]
 
 
 def swap_hashes(found: wire.Snapshot) -> None:
@@ -112,7 +121,8 @@ def absurd_progress(found: wire.Snapshot) -> None:
     ("change", "words"),
     [
         (spoil(stage=3), "stage is 3; 2 belongs"),
-        (spoil(parameters=11), "parameters is 11; 10 belongs"),
+        (widen, "elements is .*10, 10, 11.; .10, 10, 10, 10, 10. belongs"),
+        (narrow, "elements is .10, 10, 10, 10.; .10, 10, 10, 10, 10. belongs"),
         (spoil(nbytes=2**63), "nbytes is 9223372036854775808; 120 belongs"),
         (spoil(chunk_nbytes=0), "chunks of 0 bytes"),
         (spoil(chunk_nbytes=2**31), "chunks of 2147483648 bytes"),
@@ -132,17 +142,17 @@ def test_an_offer_that_contradicts_itself_is_refused(change: Callable[[wire.Snap
     bad = offer()
     change(bad)
     with pytest.raises(RemoteFault, match=words):
-        check_offer(bad, stage=2, parameters=10, nbytes_max=10**9)
+        check_offer(bad, stage=2, sizes=TEN, nbytes_max=10**9)
 
 
 def test_an_offer_too_large_is_refused() -> None:
     with pytest.raises(RemoteFault, match="120 bytes; at most 119"):
-        check_offer(offer(), stage=2, parameters=10, nbytes_max=119)
+        check_offer(offer(), stage=2, sizes=TEN, nbytes_max=119)
 
 
 def test_wrong_bytes_are_refused() -> None:
     found = offer()
-    whole = bytearray(b"".join(state(10).sections.values()))
+    whole = bytearray(b"".join(state(TEN).sections.values()))
     whole[119] ^= 1
     with pytest.raises(RemoteFault, match=r"chunk 1 .* hash"):
         assemble(found, whole)
@@ -154,6 +164,23 @@ def test_wrong_bytes_are_refused() -> None:
 
 def test_progress_is_copied() -> None:
     progress = to_message({"A": 1})
-    found = Snapshot.of(state(3), 0, 0, progress)
+    found = Snapshot.of(state(dict.fromkeys(SECTIONS, 3)), 0, 0, progress)
     progress.samples[0] = 2
     assert found.manifest().progress.samples[:] == [1]
+
+
+def test_a_part_is_cut_from_each_section_as_it_is() -> None:
+    sizes = {"theta": 10, "phi": 10, "exp_avg": 10, "exp_avg_sq": 3}
+    whole = snapshot(sizes)
+    part = whole.part(Cut(("phi", "exp_avg_sq"), 1, 2))
+    assert part.sizes == {"phi": 2, "exp_avg_sq": 2}
+    assert bytes(part.state.sections["exp_avg_sq"]) == bytes(whole.state.sections["exp_avg_sq"])[2:6]
+    assert whole.part(Cut(first=2)).sizes == {"theta": 8, "phi": 8, "exp_avg": 8, "exp_avg_sq": 1}
+    for cut, words in (
+        (Cut(("momentum",)), "section momentum asked of a state of theta, phi, exp_avg, exp_avg_sq"),
+        (Cut(("phi", "exp_avg_sq"), 2, 2), "elements 2 to 4 asked of 3 of exp_avg_sq"),
+        (Cut(first=3), "elements 3 to 3 asked of 3 of exp_avg_sq"),
+        (Cut(first=1 << 62, count=1 << 62), "asked of 10 of theta"),
+    ):
+        with pytest.raises(RemoteFault, match=words):
+            whole.part(cut)

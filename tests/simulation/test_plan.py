@@ -9,6 +9,7 @@ import pytest
 from swarmnode.gossip.outer.traffic import message_nbytes
 from swarmnode.manifest import GossipSpec, Manifest
 from swarmnode.manifest.meeting import CODECS_OF, IN_GROUPS
+from swarmnode.model.section import section_sizes
 from swarmnode.simulation.fleet import Kind
 from swarmnode.simulation.geography import Address
 from swarmnode.simulation.plan import plan
@@ -32,7 +33,8 @@ def test_the_bytes_of_every_method_and_codec_are_counted_as_often_as_they_are_se
     for coding in CODECS_OF[method]:
         spec = GossipSpec(method=method, codec=coding, group=2 if method in IN_GROUPS else 0)
         for part, before, after in zip(parts, silent, egress(spec), strict=True):
-            wanted = REPLICAS * sends * message_nbytes(spec, part.part.parameters) / spec.round_samples
+            seconds = section_sizes(Manifest(gossip=spec), part.part)["exp_avg_sq"]
+            wanted = REPLICAS * sends * message_nbytes(spec, part.part.parameters, seconds) / spec.round_samples
             assert after - before == pytest.approx(wanted, rel=1e-6)
 
 

@@ -36,6 +36,8 @@ class DelayedNesterov(DeltaMean):
     def _advance(self, phi: torch.Tensor, m: torch.Tensor, mean: torch.Tensor, start: int) -> None:
         assert self.round is not None
         phi.add_(mean, alpha=self.beta)
+        if not m.numel():
+            return
         m.add_(mean, alpha=self.beta)
         if self.round % self.every == 0:
             m.mul_(self.alpha)

@@ -2,7 +2,7 @@
 
     round r:  theta <- mean(theta) when EVERY_THETA divides r
               u     <- mean(u)     when EVERY_FIRST does      u: first moment (exp_avg)
-              v     <- mean(v)     when EVERY_SECOND does     v: second moment (exp_avg_sq)
+              v     <- mean(v)     when EVERY_SECOND does     v: second moment (exp_avg_sq), where there is one
     each plus what it gained since the boundary
 
 [arXiv 2505.22549, algorithm 1.] A moment of decay beta forgets in 1 / (1 - beta) steps: replicas' slow moments hardly
@@ -42,8 +42,8 @@ class DesLoc(Average):
         self._averaged: list[torch.Tensor] = []  # at the boundary, of those due
 
     def attend(self, exp_avg: torch.Tensor, exp_avg_sq: torch.Tensor) -> None:
-        """From now on these moments [P], live buffers written in place, are averaged too."""
-        assert exp_avg.shape == exp_avg_sq.shape == self.theta.shape
+        """From now on these moments [P] and [Q], live buffers written in place, are averaged too."""
+        assert exp_avg.shape == self.theta.shape and exp_avg_sq.dim() == 1
         self._moments = [(EVERY_FIRST, exp_avg.detach()), (EVERY_SECOND, exp_avg_sq.detach())]
 
     @property
@@ -56,10 +56,11 @@ class DesLoc(Average):
 
     @property
     def message_nbytes(self) -> int:
-        return self.codec.nbytes(self.parameters) * (1 + len(self._moments))
+        return self.codec.nbytes(self.parameters) + sum(self.codec.nbytes(m.numel()) for _, m in self._moments)
 
     def nbytes_of(self, round_index: int) -> int:
-        return super().nbytes_of(round_index) * (1 + len(self._due(round_index)))
+        moments = sum(self.codec.least_nbytes(moment.numel()) for moment in self._due(round_index))
+        return super().nbytes_of(round_index) + moments
 
     @torch.no_grad()
     def draft(self, round_index: int) -> Draft:
@@ -77,8 +78,8 @@ class DesLoc(Average):
             raise RemoteFault(f"{self.name} packet of {len(packet.tensors)} tensors in round {self.round}")
         for number, moment in enumerate(self._due(self.round)):
             part = self._moment(packet, number)
-            self.codec.check(part, self.parameters)
-            if moment is self._moments[-1][1] and self._least(part) < 0.0:
+            self.codec.check(part, moment.numel())
+            if moment is self._moments[-1][1] and self._least(part, moment.numel()) < 0.0:
                 raise RemoteFault(f"{self.name} packet with a negative second moment")
 
     def _parts(self, tensors: Sequence[WireTensor]) -> list[Sequence[WireTensor]]:
@@ -90,10 +91,10 @@ class DesLoc(Average):
     def _moment(self, packet: Packet, number: int) -> Sequence[WireTensor]:
         return self._after_theta(packet)[number * self.codec.tensors : (number + 1) * self.codec.tensors]
 
-    def _least(self, part: Sequence[WireTensor]) -> float:
+    def _least(self, part: Sequence[WireTensor], count: int) -> float:
         least = 0.0
-        for start in self._starts:
-            block = self._scratch[0][: min(self._block, self.parameters - start)]
+        for start in range(0, count, self._block):
+            block = self._scratch[0][: min(self._block, count - start)]
             self.codec.read(part, start, block)
             least = min(least, float(block.min()))
         return least
@@ -108,8 +109,8 @@ class DesLoc(Average):
         if not taken:
             return report
         for number, (moment, marked) in enumerate(zip(self._due(round_index), self._averaged, strict=True)):
-            for start in self._starts:
-                end = min(start + self._block, self.parameters)
+            for start in range(0, moment.numel(), self._block):
+                end = min(start + self._block, moment.numel())
                 mean, theirs = (scratch[: end - start] for scratch in self._scratch[:2])
                 torch.mul(marked[start:end], own_weight / total, out=mean)
                 for packet in taken:

@@ -27,6 +27,8 @@ class DiLoCo(NoLoCo):
 
     def _step(self, part: Part, start: int, own_share: float, shares: Sequence[Share]) -> tuple[float, float]:
         """The heavy ball's step m, and alpha (m - m of the last round) more: together alpha m + beta mean(D)."""
+        if not self.momentum.numel():
+            return super()._step(part, start, own_share, shares)
         end = min(start + self._block, self.parameters)
         momentum, before = self.momentum[start:end], self.momentum[start:end].clone()
         delta_squared, _ = super()._step(part, start, own_share, shares)

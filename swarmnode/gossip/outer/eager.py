@@ -38,7 +38,9 @@ class Eager(DeltaMean):
         draft = super().draft(round_index)
         if self._others is not None:
             expected = (self._boundary - self.phi).mul_(self._own_share).add_(self._others).mul_(self.beta)
-            step = (self.momentum * self.alpha).add_(expected).mul_(self.alpha).add_(expected)  # as _advance
+            step = expected
+            if self.momentum.numel():  # as _advance
+                step = (self.momentum * self.alpha).add_(expected).mul_(self.alpha).add_(expected)
             self._ahead = step.add_(self.phi).sub_(self._boundary)
             self.theta.add_(self._ahead)
         return draft
@@ -69,6 +71,6 @@ class Eager(DeltaMean):
         super()._average(shares, start, mean, theirs)  # in one order at every member
 
     @torch.no_grad()
-    def reset(self, phi: torch.Tensor, momentum: torch.Tensor) -> None:
+    def reset(self, phi: torch.Tensor, momentum: torch.Tensor | None = None) -> None:
         super().reset(phi, momentum)
         self._own_share, self._others, self._ahead = 1.0, None, None

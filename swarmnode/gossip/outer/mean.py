@@ -53,11 +53,11 @@ class DeltaMean(Outer):
     group_size: ClassVar[int | None] = None
 
     def __init__(self, theta: torch.Tensor, codec: Codec, alpha: float = 0.0, beta: float = 1.0) -> None:
-        super().__init__(theta, codec)
+        super().__init__(theta, codec, alpha)
         if codec.relative:
             raise ManifestError(f"gossip.codec {codec.name} sends weights; {self.name} sends pseudo-gradients")
         assert codec.tensors == 1
-        self.alpha, self.beta = alpha, beta
+        self.beta = beta
         self.healing = False  # whether a fragment of the slow weights goes with each message
         self._boundary = torch.empty_like(self.theta)
         self._own: list[WireTensor] = []
@@ -88,8 +88,9 @@ class DeltaMean(Outer):
 
     def _advance(self, phi: torch.Tensor, m: torch.Tensor, mean: torch.Tensor, start: int) -> None:
         """The outer step of elements from `start` on, in place; `mean` may be overwritten."""
-        m.mul_(self.alpha).add_(mean, alpha=self.beta)
-        phi.add_(mean, alpha=self.beta).add_(m, alpha=self.alpha)
+        phi.add_(mean, alpha=self.beta)
+        if m.numel():
+            phi.add_(m.mul_(self.alpha).add_(mean, alpha=self.beta), alpha=self.alpha)
 
     def _follow(self, theta: torch.Tensor, boundary: torch.Tensor, phi: torch.Tensor) -> None:
         """Fast weights after the outer step: the slow ones and what theta gained since the boundary."""

@@ -25,7 +25,8 @@ when that cannot be said yet."""
 
 
 class Outer(ABC):
-    """The slow side of one replica: slow weights `phi` and `momentum`, flat like the fast weights `theta` [P].
+    """The slow side of one replica: slow weights `phi` and `momentum`, flat like the fast weights `theta` [P]; with
+    `alpha` 0 no step reads the momentum, and it is [0].
 
     A round is `message` then `apply`, both on the compute thread; inner steps may move `theta` in between. `theta` is
     the replica's own live buffer, written in place; its storage must never be replaced.
@@ -37,13 +38,14 @@ class Outer(ABC):
     group_size: ClassVar[int | None]
     """Replicas that meet at a boundary, this one included; None: the whole stage."""
 
-    def __init__(self, theta: torch.Tensor, codec: Codec) -> None:
-        """Begin with phi = theta and no momentum."""
+    def __init__(self, theta: torch.Tensor, codec: Codec, alpha: float) -> None:
+        """Begin with phi = theta and a momentum of zeros."""
         assert theta.dim() == 1 and theta.is_contiguous() and theta.numel() > 0
         self.theta = theta.detach()  # shares memory, keeps no graph
         self.codec = codec
         self.phi = self.theta.clone()
-        self.momentum = torch.zeros_like(self.theta)
+        self.alpha = alpha
+        self.momentum = torch.zeros_like(self.theta if alpha else self.theta[:0])
         self.round: int | None = None  # of the boundary marked and not yet applied
         self.guard: Guard | None = None  # believes nobody at once; None: whatever passes the codec's checks
         self.probe: Probe | None = None  # asked about a partner's packet every few rounds
@@ -149,10 +151,15 @@ class Outer(ABC):
         return change
 
     @torch.no_grad()
-    def reset(self, phi: torch.Tensor, momentum: torch.Tensor) -> None:
-        """Become another replica's slow side (state was loaded); a marked boundary is forgotten."""
+    def reset(self, phi: torch.Tensor, momentum: torch.Tensor | None = None) -> None:
+        """Become another replica's slow side (state was loaded), without `momentum` a fresh one; a marked boundary is
+        forgotten."""
         self.phi.copy_(phi)
-        self.momentum.copy_(momentum)
+        if momentum is None:
+            self.momentum.zero_()
+        else:
+            assert momentum.shape == self.momentum.shape, f"momentum of {momentum.numel()} elements"
+            self.momentum.copy_(momentum)
         self.round = None
         for course in self._courses.values():
             course.restart()

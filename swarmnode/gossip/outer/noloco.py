@@ -63,8 +63,8 @@ class NoLoCo(Outer):
     group_size: ClassVar[int | None] = 2
 
     def __init__(self, theta: torch.Tensor, codec: Codec, alpha: float, beta: float, gamma: float, of: int = 1) -> None:
-        super().__init__(theta, codec)
-        self.alpha, self.beta, self.gamma = alpha, beta, gamma
+        super().__init__(theta, codec, alpha)
+        self.beta, self.gamma = beta, gamma
         self._theta_alone = gamma == beta
         if codec.of_delta:
             raise ManifestError(f"gossip.codec {codec.name} sends pseudo-gradients; {self.name} needs weights")
@@ -82,8 +82,11 @@ class NoLoCo(Outer):
         block = min(self._largest, BLOCK_CPU if theta.device.type == "cpu" else BLOCK_DEVICE)
         self._starts = range(0, self.parameters, block)
         self._block = block
-        rooms = 3 if of == 1 else 5
-        self._scratch = [torch.empty(block, dtype=theta.dtype, device=theta.device) for _ in range(rooms)]
+        self._scratch = [torch.empty(block, dtype=theta.dtype, device=theta.device) for _ in range(3)]
+        self._rooms = [
+            torch.empty(0 if whole else block, dtype=theta.dtype, device=theta.device)
+            for whole in (of == 1, of == 1 and alpha != 0.0)
+        ]
 
     @property
     def _buffers(self) -> int:
@@ -275,16 +278,16 @@ class NoLoCo(Outer):
     def _step(self, part: Part, start: int, own_share: float, shares: Sequence[Share]) -> tuple[float, float]:
         """The outer step of one block of a fragment's elements; returns the squared norms of D and of m."""
         end = min(start + self._block, part.count)
-        mean, pull, theirs, *rooms = (scratch[: end - start] for scratch in self._scratch)
+        mean, pull, theirs = (scratch[: end - start] for scratch in self._scratch)
         phi, boundary = part.phi[start:end], part.boundary[start:end]
-        room, other_room = rooms if rooms else (mean, mean)  # a whole fragment needs none
-        theta, m = (
-            part.fragment.get(self.theta, start, end, room),
-            part.fragment.get(self.momentum, start, end, other_room),
-        )
+        room, other_room = self._rooms
+        theta = part.fragment.get(self.theta, start, end, room)
         torch.sub(boundary, phi, out=mean)
         delta_squared = torch.dot(mean, mean).item()
-        m.mul_(self.alpha)
+        if self.momentum.numel():
+            m = part.fragment.get(self.momentum, start, end, other_room).mul_(self.alpha)
+        else:
+            m = other_room[: end - start].zero_()
         if not shares:
             m.add_(mean, alpha=self.beta)
         elif self._theta_alone:
@@ -302,7 +305,8 @@ class NoLoCo(Outer):
         phi.add_(m)
         theta.add_(phi)
         for flat, values in ((self.theta, theta), (self.phi, phi), (self.momentum, m)):
-            part.fragment.put(flat, start, end, values)
+            if flat.numel():
+                part.fragment.put(flat, start, end, values)
         return delta_squared, torch.dot(m, m).item()
 
     def _add(

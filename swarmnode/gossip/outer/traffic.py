@@ -11,13 +11,13 @@ SETTLED = 1 << 20  # a round behind every warm-up: k of topk has fallen, fragmen
 ROUNDS = 12  # whole periods of streaming's fragments (4) and of desloc's moments (3, 6)
 
 
-def message_nbytes(gossip: GossipSpec, parameters: int) -> float:
-    """Bytes of tensors in one message of a stage of `parameters`, the mean over the rounds of a settled run. Raises
-    ManifestError for a method and codec that do not go together."""
+def message_nbytes(gossip: GossipSpec, parameters: int, seconds: int) -> float:
+    """Bytes of tensors in one message of a stage of `parameters`, of which `seconds` have a second moment, the mean
+    over the rounds of a settled run. Raises ManifestError for a method and codec that do not go together."""
     theta = torch.empty(parameters, device="meta")
     found = outer(gossip, theta)
     if isinstance(found, DesLoc):
-        found.attend(torch.empty_like(theta), torch.empty_like(theta))
+        found.attend(torch.empty_like(theta), theta.new_empty(seconds))
     return sum(found.nbytes_of(SETTLED + number) for number in range(ROUNDS)) / ROUNDS
 
 
