@@ -30,10 +30,7 @@ class IncomingNorms:
 
     def clipped(self, gradient: Tensor, samples: int, *, learn: bool = True) -> Tensor:
         """`gradient` of `samples` samples, no longer than is usual. With `learn` its norm is remembered."""
-        each = (
-            float(torch.linalg.vector_norm(gradient, dtype=torch.promote_types(gradient.dtype, torch.float32)))
-            / samples**0.5
-        )
+        each = float(torch.linalg.vector_norm(gradient, dtype=torch.float64)) / samples**0.5
         limit = FACTOR * statistics.median(self._norms) if len(self._norms) >= FIRST else float("inf")
         too_long = 0.0 < limit < each
         if learn:
