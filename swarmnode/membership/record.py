@@ -18,7 +18,7 @@ SIGNED_BYTES_MAX = 1280  # hivemind.md: DHT values of about 1 KiB keep a diction
 ADDRESSES_MAX = 8  # record.proto
 BOUNDARY_DIGEST_BYTES_MAX = 8  # record.proto
 ADDRESS_CHARACTERS_MAX = 256  # guess: /dns4/<a long name>/tcp/<port>
-UNABLE_MAX = 64  # record.proto; guess: in a run of more stages a machine that fits few of them moves to none
+UNABLE_MAX = 32  # record.proto; guess: in a run of more stages others may plan moves that do not come
 STAGES_MAX = 512  # as pipeline.stages
 CLOCK_SKEW_MAX_S = 3.0  # hivemind lets clocks differ by as much when a node joins
 

@@ -49,6 +49,8 @@ def test_what_is_signed_opens() -> None:
         ({"state": 99}, "unknown state 99"),
         ({"stage": 1, "blocks": wire.Blocks(finished=[1])}, "only feeders"),
         ({"progress": to_message({OTHER.peer_id: 9})}, "progress of somebody else"),
+        ({"unable": list(range(33))}, "33 stages it cannot serve"),
+        ({"unable": [512]}, "1 stages it cannot serve, up to 512"),
         ({"version": "x" * 1280}, f"at most {SIGNED_BYTES_MAX}"),
         ({"peer_id": OTHER.peer_id}, "forged"),
         ({"peer_id": "nobody"}, "forged"),
@@ -58,8 +60,8 @@ def test_what_is_wrong_is_said(change: dict[str, object], says: str) -> None:
     record = record_of(ME, NOW)
     for name, value in change.items():
         if isinstance(value, list):
-            del record.addresses[:]
-            record.addresses.extend(value)
+            del getattr(record, name)[:]
+            getattr(record, name).extend(value)
         elif isinstance(value, wire.Blocks | wire.Progress):
             getattr(record, name).CopyFrom(value)
         else:
