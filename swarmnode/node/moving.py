@@ -13,17 +13,20 @@ from swarmnode.errors import Unavailable
 from swarmnode.gossip.exchange import Gossip
 from swarmnode.ids import PeerId, RunId
 from swarmnode.manifest import Manifest
+from swarmnode.membership.swarm import Swarm
 from swarmnode.metrics import name
 from swarmnode.model.section import Sizes, snapshot_nbytes
 from swarmnode.model.split import split
 from swarmnode.node.lifecycle import donors_of
 from swarmnode.node.presence import Presence
+from swarmnode.pipeline.credible import bounded, witnessed
 from swarmnode.pipeline.rebalance import (
     DOWNLOAD_RATE,
     SMALL,
     Move,
     Rules,
     all_told,
+    load,
     on_the_way,
     plan_move,
     shifted,
@@ -45,6 +48,8 @@ FIRST_LOOKS = 40  # guess: the same before the run has trained anything
 CALM_LOOKS = 6  # guess: looks in a row in which nobody came, before the run has trained anything: they came together
 UNREST = 3  # guess: waits of an announce period after nodes came or went: who came has not told its speed yet
 PARTNER_WAIT = 2.0  # guess: announce periods until somebody has said that it comes in exchange
+SEEN_PERIODS = 2.0  # guess: announce periods, at least, over which a node looks at what its stage asks of it
+SEEN_MICROBATCHES = 4  # guess: for each replica of a stage; of fewer nothing is concluded
 MATES_MAX = 8  # guess: replicas of the own stage that are asked whether they stay; one will do
 THIN_LOOKS = 20  # guess: looks in a row that a stage has too few and another can spare one; joiners come first
 
@@ -80,9 +85,10 @@ class Moving:
         gossip: Gossip,
         telemetry: Telemetry,
         rng: random.Random,
+        samples_here: Callable[[], int],
     ) -> None:
         """`answering`: those of some peers that answer a ping; `sizes` of a stage, as its replicas count them;
-        `gossip` runs the rounds at the present one."""
+        `gossip` runs the rounds at the present one; `samples_here` were trained there so far."""
         self._manifest = manifest
         self._run_id = run_id
         self._presence = presence
@@ -92,12 +98,14 @@ class Moving:
         self._gossip = gossip
         self._telemetry = telemetry
         self._rng = rng
+        self._samples_here = samples_here
         self._costs = costs(manifest)
         pipeline = manifest.pipeline
         self._rules = Rules(pipeline.rebalance_ratio, pipeline.min_keep)
         self._rate = DOWNLOAD_RATE
         self._unrest = UNREST  # this node has just come itself
         self._since_s, self._since_total = asyncio.get_running_loop().time(), presence.progress.total
+        self._seen = self._since_s, self._since_total, 0  # at the last wait's begin: loop time, samples, of them here
 
     @property
     def _period_s(self) -> float:
@@ -128,6 +136,8 @@ class Moving:
         nodes came or went, this one too: who died should not be missed for a period, and who began together chose their
         stages before anybody had told its speed. Those need not wait for the first sample: it takes minutes."""
         loop, book, empty, thin, calm = asyncio.get_running_loop(), self._presence.book, 0, 0, 0
+        if self._saw_enough():
+            self._seen = loop.time(), self._presence.progress.total, self._samples_here()
         before, going, shape = book.serving(), self._going(), -1
         # Before the first sample an empty stage's nodes may be starting, too, and nothing stands still yet.
         begun = self._presence.progress.total > 0
@@ -164,8 +174,40 @@ class Moving:
         presence = self._presence
         if presence.self.state != record_pb2.NODE_STATE_TRAINING:
             return None, "not training"
-        move, reason = plan_move(presence.book.swarm(), self._costs, self._rules, presence.me)
-        return (move, reason) if move is not None and move.peer == presence.me else (None, reason)
+        move, reason = plan_move(self._swarm(), self._costs, self._rules, presence.me)
+        if move is None or move.peer != presence.me:
+            return None, reason
+        good, why = self._agrees(move)
+        if not good:
+            self._telemetry.event("stage.stays", source=move.source, target=move.target, reason=why)
+        return (move, reason) if good else (None, why)
+
+    def _swarm(self) -> Swarm:
+        """As it is known here, with speeds that can be believed."""
+        return bounded(self._presence.book.swarm(), self._costs)
+
+    def _saw_enough(self) -> bool:
+        """Whether some microbatches for each replica of a stage went through since this was first looked at."""
+        since_s, total, _ = self._seen
+        seconds = asyncio.get_running_loop().time() - since_s
+        replicas = max(1, max(self._presence.book.serving(), default=1))
+        enough = SEEN_MICROBATCHES * replicas * self._manifest.inner.microbatch
+        periods = seconds / self._manifest.limits.announce_period_s
+        return periods >= SEEN_PERIODS and self._presence.progress.total - total >= enough
+
+    def _agrees(self, move: Move) -> tuple[bool, str]:
+        """Whether what this node's stage asks of it agrees with the speeds that make it seem stronger than another. Not
+        asked where the other is empty or has too few replicas, when speeds do not matter, nor before the first sample.
+        """
+        presence, (since_s, total, here) = self._presence, self._seen
+        if move.safety or not move.before or not presence.progress.total:
+            return True, "speeds do not matter"
+        if not self._saw_enough():
+            return False, "too little was trained since to compare it with what is announced"
+        seconds, own = asyncio.get_running_loop().time() - since_s, max(presence.self.speed(), 1e-9)
+        claimed = load(self._swarm(), self._costs).capacity[move.source]
+        used = (self._samples_here() - here) / seconds / own
+        return witnessed(used, (presence.progress.total - total) / seconds, claimed)
 
     async def _look(self) -> None:
         await self._presence.look(range(self._manifest.pipeline.stages))
@@ -205,7 +247,7 @@ class Moving:
         await self._after_a_round()
         await self._look()
         end = loop.time() + PARTNER_WAIT * self._manifest.limits.announce_period_s * bool(move.against)
-        while not (found := still_good(self._presence.book.swarm(), self._costs, move, self._rules))[0]:
+        while not (found := still_good(self._swarm(), self._costs, move, self._rules))[0]:
             if loop.time() >= end:
                 break
             await asyncio.sleep(EMPTY_SHARE * self._manifest.limits.announce_period_s)

@@ -33,6 +33,7 @@ from swarmnode.node.speed import Speed
 from swarmnode.node.syncing import syncing
 from swarmnode.node.world import World
 from swarmnode.pipeline.backlog import Backlog
+from swarmnode.pipeline.credible import bounded
 from swarmnode.pipeline.feeder import Feeder
 from swarmnode.pipeline.hop import Hop
 from swarmnode.pipeline.itinerary import successors
@@ -228,7 +229,7 @@ class Node:
         self._telemetry.event("node.ready", serves=stage)
         rng = seeded(self.manifest.seed, "moving", self.me, presence.incarnation, self._stays)
         own = self.manifest, self.run_id, presence, self.line, self.arrival.answering
-        return await Moving(*own, replica.sizes_of, gossip, self._telemetry, rng).run()
+        return await Moving(*own, replica.sizes_of, gossip, self._telemetry, rng, lambda: hop.samples).run()
 
     async def _withdraw(self, brought: Brought) -> None:
         """Take no new work at this stage, and finish what is held."""
@@ -325,8 +326,9 @@ class Node:
         reason = "asked for"
         if stage is None:
             rng, pipeline = seeded(self.manifest.seed, "stage", self.me), self.manifest.pipeline
-            swarm, rules = await self.arrival.living(self._swarm()), Rules(pipeline.rebalance_ratio, pipeline.min_keep)
-            stage, reason = choose_stage(swarm, costs(self.manifest), rules, rng, self._world.unable)
+            shares, rules = costs(self.manifest), Rules(pipeline.rebalance_ratio, pipeline.min_keep)
+            swarm = bounded(await self.arrival.living(self._swarm()), shares)
+            stage, reason = choose_stage(swarm, shares, rules, rng, self._world.unable)
         self._telemetry.event("stage.chosen", serves=stage, reason=reason)
         return stage
 

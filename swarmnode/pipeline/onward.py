@@ -152,6 +152,8 @@ class Onward:
             # its stage are busy (simulated: swarm48, seed 0, hour 10: 6,000 times).
             router.delay(peer, now + max(WAIT_MAX_S, error.retry_after_s))
         elif isinstance(error, Refused):
+            # The fault may be ours; but one that refuses everything must not be asked each time.
+            router.delay(peer, now + WAIT_MAX_S)
             self._telemetry.count(name.PEER_FAULTS, kind="refused")
             self._telemetry.event("microbatch.refused", level="warning", peer=peer, reason=str(error))
         else:

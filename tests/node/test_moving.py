@@ -10,13 +10,20 @@ from typing import Any
 
 import pytest
 
+from swarmnode.identity import Identity
+from swarmnode.ids import PeerId
 from swarmnode.manifest import Manifest
+from swarmnode.membership.swarm import Member, Swarm
+from swarmnode.node.greeting import Greeting
 from swarmnode.node.moving import Moving
 from swarmnode.node.notice import Kind
+from swarmnode.pipeline.rebalance import Move
 from swarmnode.simulation import clock
+from swarmnode.transport.memory import MemoryDirectory, MemoryTransport
 from swarmnode.wire import record_pb2
 
-from .village import RUN, Village, manifest, village
+from .test_strangers import record
+from .village import RUN, LoopClock, Village, manifest, village
 
 
 def moving_manifest(**pipeline: object) -> Manifest:
@@ -146,6 +153,7 @@ def test_who_leaves_asks_whether_another_stays() -> None:
                 node.gossip,
                 here.quiet,
                 random.Random(0),
+                lambda: 0,
             )
 
             async def told(stays: bool) -> str:
@@ -182,7 +190,7 @@ def test_a_mover_waits_for_a_round_while_one_is_near(rate: int, waited_s: float)
         loop, nobody = asyncio.get_running_loop(), None
         progress, gossip = SimpleNamespace(total=0), SimpleNamespace(done=0, finished=asyncio.Event())
         others: Any = SimpleNamespace(progress=progress), nobody, nobody, nobody, gossip, nobody
-        moving = Moving(run, RUN, *others, random.Random(0))
+        moving = Moving(run, RUN, *others, random.Random(0), lambda: 0)
         await asyncio.sleep(100.0)
         progress.total = 7000
 
@@ -221,3 +229,72 @@ def test_nobody_goes_where_its_machine_cannot_serve() -> None:
             await v.leave()
 
     asyncio.run(asyncio.wait_for(body(), 120))
+
+
+def test_a_false_speed_pulls_no_honest_replica_away() -> None:
+    """Two replicas at each stage, and at stage 1 a key that announces a billion samples a second, answers pings, and
+    does nothing. Nobody leaves stage 1: it counts as four machines at most."""
+
+    async def body() -> None:
+        async with village(moving_manifest(rebalance_ratio=5.0)) as v:
+            for stage in (0, 0, 1, 1, 2, 2):
+                v.add(stage)
+            await v.until(lambda: v.total() >= 64, "the swarm trains")
+            liar = Identity.of_seed(bytes([97]) * 32)
+            Greeting(record_pb2.SignedManifest()).serve(MemoryTransport(v.network, liar.peer_id, RUN))
+            directory = MemoryDirectory(v.network, RUN, LoopClock())
+
+            async def announcing() -> None:
+                while True:
+                    assert await directory.announce(record(liar, 1, speed=1e9))
+                    await asyncio.sleep(0.5)
+
+            lying = asyncio.ensure_future(announcing())
+            books = [person.node.presence.book for person in v.people[2:4]]
+            await v.until(lambda: all(book.member(liar.peer_id) is not None for book in books), "it is known")
+            since = v.total()
+            await v.until(lambda: v.total() >= since + 512, "training goes on", timeout_s=90)
+            assert [fields["reason"] for _, fields in said(v, "stage.moving")] == [], "pulled by a false speed"
+            lying.cancel()
+            await v.leave()
+
+    asyncio.run(asyncio.wait_for(body(), 240))
+
+
+@pytest.mark.parametrize(
+    ("claimed", "trained", "agrees"),
+    [(0.0, 0.2, True), (40.0, 0.2, False), (40.0, 0.05, True), (10.0, 0.2, True)],
+    ids=["honest", "a false one", "idle", "half as much again"],
+)
+def test_a_replica_leaves_a_stage_only_if_it_is_asked_for_as_little_as_is_announced(
+    claimed: float, trained: float, agrees: bool
+) -> None:
+    """Two replicas of 10 samples a second each, one of which decides, and a third that says it does `claimed`. The run
+    does 8 samples a second; of them this replica gets 4, two fifths of what it can do, or a tenth."""
+    run = moving_manifest(rebalance_period_s=300.0)
+
+    async def body() -> None:
+        members = [
+            Member(PeerId(f"peer{i}"), stage, record_pb2.NODE_STATE_TRAINING, 1, 1e12, speed, 0, 0)
+            for i, (stage, speed) in enumerate([(0, 10.0), (1, 10.0), (1, 10.0), (1, claimed), (2, 10.0)])
+            if speed
+        ]
+        swarm = Swarm.of(members, 3)
+        progress, here = SimpleNamespace(total=100), [0]
+        book = SimpleNamespace(swarm=lambda: swarm, serving=lambda: swarm.sizes)
+        us = SimpleNamespace(speed=lambda: 10.0)
+        presence: Any = SimpleNamespace(progress=progress, book=book, self=us, me=members[1].peer)
+        nobody: Any = None
+        moving = Moving(run, RUN, presence, *[nobody] * 5, random.Random(0), lambda: here[0])
+        moving._costs = (1.0, 1.0, 1.0)
+        move = Move(members[1].peer, 1, 0, before=10.0, after=15.0, speed=10.0)
+        assert moving._agrees(move) == (False, "too little was trained since to compare it with what is announced")
+        await asyncio.sleep(100.0)
+        progress.total += 800
+        here[0] += int(100.0 * 2 * 10.0 * trained)
+        found, reason = moving._agrees(move)
+        assert found is agrees, reason
+        assert moving._agrees(dataclasses.replace(move, safety=True))[0], "a death that is not to be risked"
+        assert moving._agrees(dataclasses.replace(move, before=0.0))[0], "an empty stage"
+
+    clock.run(body())

@@ -46,7 +46,7 @@ def garbage(run: Manifest, hop: bytes, feeder: PeerId, serial: int, way: Sequenc
     return Call(wire.Request(process=process), [x, WireTensor("u16", tokens.shape, tokens.tobytes())])
 
 
-def record(identity: Identity, stage: int, state: int = record_pb2.NODE_STATE_TRAINING) -> record_pb2.SignedRecord:
+def record(identity: Identity, stage: int, speed: float = 10.0) -> record_pb2.SignedRecord:
     """What a key says of itself: nobody has seen it work."""
     return sign_record(
         record_pb2.Record(
@@ -55,9 +55,9 @@ def record(identity: Identity, stage: int, state: int = record_pb2.NODE_STATE_TR
             sequence=next(SEQUENCE),
             expires_unix_ms=int((LoopClock().unix_s() + 4.0) * 1000),
             stage=stage,
-            state=state,  # type: ignore[arg-type]
+            state=record_pb2.NODE_STATE_TRAINING,
             addresses=["/dns/nowhere/tcp/1"],
-            samples_per_second=10.0,
+            samples_per_second=speed,
             round_stride=1,
             joined_unix_ms=int(LoopClock().unix_s() * 1000),
             version="0.1.0",
