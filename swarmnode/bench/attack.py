@@ -63,6 +63,7 @@ class AttackedVillage(Village):
         found = replace(spec(codec), acceptance=acceptance)
         super().__init__(size, seed, lambda theta: outer(found, theta), text, pairing=pairing)
         self.attack = attack
+        self.liars = () if attack is None else LIARS
         for i, one in enumerate(self.outers):
             one.probe = functools.partial(self._change, i) if acceptance == GUARDED else None
         self.past: dict[int, list[Tensor]] = {}
@@ -75,7 +76,7 @@ class AttackedVillage(Village):
 
     def _batch(self, replica: int) -> Tensor:
         tokens = super()._batch(replica)
-        return 255 - tokens if self.attack == "label flip" and replica in LIARS else tokens
+        return 255 - tokens if self.attack == "label flip" and replica in self.liars else tokens
 
     def _change(self, replica: int, before: Tensor, after: Tensor) -> float:
         """What a node's own probe tells: nats per byte that the loss on this replica's text rises by."""
@@ -90,20 +91,19 @@ class AttackedVillage(Village):
     def round(self, round_index: int) -> None:
         """One boundary, with lies if there is an attack."""
         self._liar_of.clear()
-        lying = self.attack not in (None, ABSENT)
-        self.meet(round_index, LIARS if lying else (), self._lie)
+        self.meet(round_index, () if self.attack == ABSENT else self.liars, self._lie)
 
     def view(self, replica: int, round_index: int) -> Sequence[int]:
         """All but those whose packets this replica, or most, refused lately; liars meet whoever meets them."""
         everybody = range(self.size.replicas)
         if self.attack == ABSENT:
-            return [replica] if replica in LIARS else [i for i in everybody if i not in LIARS]
-        if replica in LIARS:
+            return [replica] if replica in self.liars else [i for i in everybody if i not in self.liars]
+        if replica in self.liars:
             return everybody
         now_s = round_index * ROUND_S
         standings, names = self.standings[replica], self.names
         out = self.distrust.left_out({*names}, now_s, names[replica], self.met[replica])
-        self.left_out_honest += any(names[i] in out for i in everybody if i not in LIARS)
+        self.left_out_honest += any(names[i] in out for i in everybody if i not in self.liars)
         return [i for i in everybody if i == replica or (names[i] not in out and standings.meets(names[i], now_s)[0])]
 
     def _lie(self, round_index: int, liar: int, message: list[WireTensor]) -> list[WireTensor]:
@@ -134,7 +134,7 @@ class AttackedVillage(Village):
 
     def _to_ask(self, me: int, round_index: int, circle: Collection[int]) -> list[int]:
         """Liars leave it to others to learn from the honest."""
-        return [] if me in LIARS else super()._to_ask(me, round_index, circle)
+        return [] if me in self.liars else super()._to_ask(me, round_index, circle)
 
     def step(
         self,
@@ -146,7 +146,7 @@ class AttackedVillage(Village):
         lone: bool = True,
     ) -> OuterReport:
         report = super().step(replica, round_index, packets, senders, lone=lone)
-        if replica not in LIARS:
+        if replica not in self.liars:
             self._judged(replica, round_index, packets, senders, report.verdicts)
         return report
 
@@ -169,7 +169,7 @@ class AttackedVillage(Village):
             me, other, now_s = self.names[replica], self.names[sender], round_index * ROUND_S
             self.distrust.heard(other, me, round_index, keep > 0.0, now_s, verdict.step)
             if self.attack == "slander":
-                for liar in LIARS:
+                for liar in self.liars:
                     self.distrust.heard(me, self.names[liar], round_index, False, now_s, "misshapen")
             if verdict.step in PROVEN:
                 self.standings[replica].refused(other, now_s)

@@ -17,7 +17,7 @@ import torch
 from swarmnode.bench.attack import AttackedVillage, village_text
 from swarmnode.bench.gossip import in_processes
 from swarmnode.bench.inner import ADAMW, MUON
-from swarmnode.bench.village import Size, Village
+from swarmnode.bench.village import Size
 from swarmnode.gossip.compression import kernel
 from swarmnode.gossip.robust import GUARDED
 from swarmnode.ports import OuterReport, Packet
@@ -82,8 +82,7 @@ class HonestVillage(AttackedVillage):
         *,
         lone: bool = True,
     ) -> OuterReport:
-        report = Village.step(self, replica, round_index, packets, senders, lone=lone)
-        self._judged(replica, round_index, packets, senders, report.verdicts)
+        report = super().step(replica, round_index, packets, senders, lone=lone)
         late = 2 * round_index > self.size.rounds
         self.packets[late] += len(report.verdicts)
         self.whole[late] += sum(verdict.keep == 1.0 for verdict in report.verdicts)

@@ -90,6 +90,20 @@ def checkpoint(preset: str, repeats: int, folder: Path | None, as_json: bool) ->
 
 
 @command.command()
+@click.option(
+    "--width", type=click.IntRange(0, 8192), default=0, help="Of one layer; 0, the default: the demo's stage."
+)
+@click.option("--context", type=click.IntRange(0, 8192), default=0, help="Tokens; 0: the demo's, or 512.")
+@click.option("--samples", type=click.IntRange(0, 1024), default=0, help="Of a microbatch; 0: the demo's.")
+@click.option("--repeats", type=click.IntRange(1, 100), default=3, show_default=True, help="Medians count.")
+@JSON
+def muon(width: int, context: int, samples: int, repeats: int, as_json: bool) -> None:
+    """Share of a stage's processor time that inner steps take, by inner batch."""
+    bench = importlib.import_module("swarmnode.bench.muon")
+    _print(bench.run(width, context, samples, repeats), as_json)
+
+
+@command.command()
 @click.option("--live", is_flag=True, help="Also nodes of a local swarm, some minutes.")
 @click.option("--seeds", type=click.IntRange(1, 100), default=2, show_default=True, help="Simulated lives a notice.")
 @JSON

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Mapping
 from typing import TextIO
 
 from rich.console import Console, Group
@@ -14,6 +13,7 @@ from rich.text import Text
 from swarmnode.ids import PeerId, short
 from swarmnode.local.session import Picture, Screen
 from swarmnode.local.summary import NodeFacts, Summary, Totals
+from swarmnode.pipeline.staleness import shares_text
 from swarmnode.wire.control_pb2 import StatusReply
 from swarmnode.wire.record_pb2 import NodeState
 
@@ -147,7 +147,7 @@ def conclusion(summary: Summary) -> str:
             "microbatches",
             f"{mb['done']:,} done, {mb['lost']} lost, {mb['retried']} retried, {mb['duplicate']} duplicate",
         ),
-        ("staleness", staleness_text(t.staleness)),
+        ("staleness", f"inner steps between forward and backward: {shares_text(t.staleness)}"),
         ("recoveries", f"{t.recoveries}; {summary.killed} nodes killed on purpose"),
         ("sent", sent),
         ("nodes", ", ".join(f"{number} × {reason}" for reason, number in ends.items())),
@@ -155,15 +155,6 @@ def conclusion(summary: Summary) -> str:
         ("model", summary.model or "none"),
     ]
     return "\n".join(f"{key:>12}  {value}" for key, value in rows)
-
-
-def staleness_text(counts: Mapping[str, float]) -> str:
-    """How old gradients were, in inner steps of their replica since the forward."""
-    total = sum(counts.values())
-    if not total:
-        return "no gradient yet"
-    shares = [f"{100 * number / total:.1f} % {steps}" for steps, number in counts.items() if number]
-    return "inner steps between forward and backward: " + ", ".join(shares)
 
 
 def state_name(state: int) -> str:

@@ -12,7 +12,7 @@ moment. Under averaging over replicas Muon keeps more of what it learns than Ada
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -106,14 +106,19 @@ class FlatMuon:
         rate = learning_rate * inner.muon_learning_rate / inner.learning_rate
         torch._foreach_lerp_(self._moments, self._gradients, 1.0 - inner.muon_momentum)
         torch._foreach_mul_(self._weights, 1.0 - rate * inner.weight_decay)
-        for shape, indices in self._batches.items():
-            sides = [self._nesterov(index) for index in indices]
-            for index, turned in zip(indices, orthogonalize(torch.stack(sides)), strict=True):
-                weight = self._weights[index]
-                step = (turned if weight.shape == turned.shape else turned.T).to(weight.dtype)
-                if index in self._writers and self._subspace is not None:
-                    step = self._subspace.project(step)  # rounding of the iterations leaves the span
-                weight.add_(step, alpha=-rate * RMS * math.sqrt(max(shape)))
+        for index, turned in self.orthogonalized():
+            weight = self._weights[index]
+            step = (turned if weight.shape == turned.shape else turned.T).to(weight.dtype)
+            if index in self._writers and self._subspace is not None:
+                step = self._subspace.project(step)  # rounding of the iterations leaves the span
+            weight.add_(step, alpha=-rate * RMS * math.sqrt(max(weight.shape)))
+
+    def orthogonalized(self) -> Iterator[tuple[int, Tensor]]:
+        """What each matrix is to move along by the gradient and the momentum of now, by its number, the shorter side
+        first."""
+        for indices in self._batches.values():
+            sides = torch.stack([self._nesterov(index) for index in indices])
+            yield from zip(indices, orthogonalize(sides), strict=True)
 
     def _nesterov(self, index: int) -> Tensor:
         """What matrix `index` is to move along, the shorter side first."""

@@ -10,7 +10,7 @@ nevertheless is not added.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from swarmnode.manifest import Manifest
@@ -25,6 +25,14 @@ PUT_OFF = 2.0  # guess: a step is put off until so many times a replica's larges
 def label(staleness: int) -> str:
     """How `swarmnode_gradients_total` names a gradient that is so many steps old."""
     return STALENESS[min(max(staleness, 0), len(STALENESS) - 1)]
+
+
+def shares_text(counts: Mapping[str, float]) -> str:
+    """Shares of gradients by how many steps old they were, of `counts` by `label`."""
+    total = sum(counts.values())
+    return (
+        ", ".join(f"{steps}: {number / total:.1%}" for steps, number in counts.items() if number) or "no gradient yet"
+    )
 
 
 def replica_batch(manifest: Manifest, batch: int, replicas: int) -> int:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
+from swarmnode.pipeline.staleness import shares_text
 from swarmnode.simulation.outcome import Outcome, Sample
 
 WIDTH, HEIGHT, LEFT, RIGHT, BOTTOM = 640, 200, 60, 22, 24
@@ -57,7 +58,7 @@ def rows(outcome: Outcome) -> list[tuple[str, str]]:
                 f"{total.duplicate:,.0f} duplicate, {total.recomputed:,.0f} tapes recomputed"
             ),
         ),
-        ("inner steps between forward and backward", _shares(total.staleness)),
+        ("inner steps between forward and backward", shares_text(total.staleness)),
         ("gradients added by a second replica of a stage", f"{outcome.doubled:,}"),
         (
             "outer steps",
@@ -92,11 +93,6 @@ def rows(outcome: Outcome) -> list[tuple[str, str]]:
         ),
     ]
     return found
-
-
-def _shares(counts: Mapping[str, float]) -> str:
-    total = sum(counts.values())
-    return ", ".join(f"{steps}: {number / total:.1%}" for steps, number in counts.items() if number) or "no gradient"
 
 
 def _bytes(count: float) -> str:

@@ -218,3 +218,16 @@ def test_parallel_replicas_stay_equal() -> None:
     village = Village(TINY, 0, None, TEXT, together=True)
     village.learn(3)
     assert torch.equal(village.theta[0], village.theta[7])
+
+
+def test_nobody_is_a_liar_where_nobody_lies() -> None:
+    """Replicas that lie in other runs choose whom to meet as all others do, and are judged and counted like them."""
+    village = attack.AttackedVillage(TINY, 0, "noloco/fp32", TEXT, None, acceptance="guarded")
+    one = attack.LIARS[0]
+    for _ in range(8):
+        village.standings[one].refused(village.names[0], 1.0)
+    assert 0 not in village.view(one, 1) and 1 in village.view(one, 1)
+    fresh = attack.AttackedVillage(TINY, 0, "noloco/fp32", TEXT, None, acceptance="guarded")
+    fresh.learn(1)
+    fresh.round(1)
+    assert fresh.honest_packets == TINY.replicas and fresh.lies == 0, "one of each, in pairs"

@@ -149,7 +149,7 @@ def test_states_of_gigabytes_come_over_thin_lines() -> None:
         "state_share": 1e-3,
         "fleet": [FLEET[0] | {"count": 8, "flops": 1e12, "up_mbps": 50}],
         "manifest": {
-            "model": {"layers": 16, "width": 2048, "heads": 16, "kv_heads": 4, "ffn": 8192, "context": 512},
+            "model": {"layers": 24, "width": 2048, "heads": 16, "kv_heads": 4, "ffn": 8192, "context": 512},
             "pipeline": {"stages": 2, "boundary": "int8"},
             "inner": {"microbatch": 1},  # 513 tokens: no whole number of the marks that fake tensors are made of
             "limits": {"hop_timeout_min_s": 120.0, "announce_period_s": 30.0, "record_ttl_s": 90.0},
@@ -161,7 +161,7 @@ def test_states_of_gigabytes_come_over_thin_lines() -> None:
     outcome = simulate(scenario, 1)
     assert not outcome.failures, outcome.failures
     state_nbytes = snapshot_nbytes(section_sizes(scenario.manifest, split(scenario.manifest.model, 2)[0]))
-    assert outcome.total.bytes["state"] >= 0.99 * state_nbytes > 3.5e9
+    assert outcome.total.bytes["state"] >= 0.99 * state_nbytes > 5e9
     one_s = state_nbytes / (50e6 / 8)
     assert 600.0 + one_s / 4 < outcome.virtual_s < 600.0 + one_s, "sooner than one donor's line, not than four carry it"
 
