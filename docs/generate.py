@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from swarmnode import errors
+from swarmnode.bounds import FIELDS as WIRE_FIELDS
+from swarmnode.bounds import Bound
 from swarmnode.cli import main as command_line
 from swarmnode.manifest.field import FIELDS, TABLES
 from swarmnode.manifest.spec import Manifest
@@ -119,7 +121,27 @@ def shown(value: object) -> str:
     return str(list(value)) if isinstance(value, tuple) else str(value)
 
 
-PAGES = {"metrics.md": metrics, "exit-codes.md": exit_codes, "manifest.md": manifest}
+def wire() -> str:
+    """Every field that comes from another machine, and its range."""
+    lines = [
+        MADE.format(source="swarmnode/bounds/table.py"),
+        "# What a message may hold\n",
+        "A node believes no number, text or list that is out of its range: a record is neither believed nor stored, a call is",
+        "refused, and its sender is told which field was wrong. The ranges are what is physically possible; they are the same in",
+        "every run. What depends on how far a run has come (its samples, rounds and blocks) is bounded besides by what the",
+        "machines that a node has seen at work can have trained. Fields that are *only shown* are made fit instead: texts are",
+        "cut and their control characters replaced, numbers out of range are left out. NaN and infinity are in no range.",
+    ]
+    by_message: dict[str, list[tuple[str, Bound]]] = {}
+    for field, bound in WIRE_FIELDS.items():
+        by_message.setdefault(field.partition(".")[0], []).append((field.partition(".")[2], bound))
+    for message, fields in by_message.items():
+        lines += ["", f"## {message}\n"]
+        lines += table(("field", "range", "because"), ((f"`{f}`", b.allowed(), b.why) for f, b in fields))
+    return "\n".join(lines) + "\n"
+
+
+PAGES = {"metrics.md": metrics, "exit-codes.md": exit_codes, "manifest.md": manifest, "wire.md": wire}
 
 
 def main(folder: Path) -> None:

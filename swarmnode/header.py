@@ -8,9 +8,11 @@ from collections.abc import Iterable, Sequence
 
 from google.protobuf.message import DecodeError
 
+from swarmnode import bounds
 from swarmnode.errors import Busy, Forbidden, Refused, RemoteFault, Unavailable
 from swarmnode.ids import PeerId, RunId, short
 from swarmnode.ports import DTYPE_BYTES, WireTensor
+from swarmnode.said import REASON_CHARACTERS_MAX, printable
 from swarmnode.wire import call_pb2 as wire
 
 VERSION = 2  # of headers and of all codecs' packets: raised whenever another version would misread either
@@ -18,7 +20,6 @@ HEADER_BYTES_MAX = 1 << 20  # guess: 1000 records fit
 DIMENSIONS_MAX = 8
 TENSORS_MAX = 64  # guess: an exchange of every outer method here needs fewer than 8
 CODEC_CHARACTERS_MAX = 32
-REASON_CHARACTERS_MAX = 512
 RUN_DIGITS = slice(16, 32)  # of a run id, in headers; the protocol of the streams names the first 16
 TIMEOUT_MAX_S = 3600.0  # guess: nothing here waits an hour for one call
 RETRY_AFTER_MAX_S = 60.0
@@ -43,8 +44,8 @@ def seal_reply(header: wire.Reply, tensors: Sequence[WireTensor]) -> bytes:
 
 
 def open_request(raw: bytes, run_id: RunId) -> tuple[str, wire.Request]:
-    """(method, header with the whole run id). Raises RemoteFault for one that does not parse, is of another run or asks
-    for nothing."""
+    """(method, header with the whole run id). Raises RemoteFault for one that does not parse, is of another run, asks
+    for nothing, or has a field out of its range."""
     header = wire.Request()
     try:
         header.ParseFromString(raw)
@@ -60,11 +61,13 @@ def open_request(raw: bytes, run_id: RunId) -> tuple[str, wire.Request]:
         raise RemoteFault("request without a method this version knows")
     if not 0 < header.timeout_ms <= TIMEOUT_MAX_S * 1000:
         raise RemoteFault(f"timeout of {header.timeout_ms} ms; from 1 ms to {TIMEOUT_MAX_S:.0f} s are allowed")
+    bounds.check(header)
     return str(method), header
 
 
 def open_reply(raw: bytes) -> wire.Reply:
-    """The header. Raises RemoteFault for one that does not parse, or refuses with tensors behind it."""
+    """The header. Raises RemoteFault for one that does not parse, refuses with tensors behind it, or has a field out of
+    its range."""
     header = wire.Reply()
     try:
         header.ParseFromString(raw)
@@ -72,6 +75,7 @@ def open_reply(raw: bytes) -> wire.Reply:
         raise RemoteFault("reply header that does not parse") from None
     if header.status != wire.STATUS_OK and header.tensors:
         raise RemoteFault("a reply that is not OK cannot carry tensors")
+    bounds.check(header)
     return header
 
 
@@ -117,7 +121,9 @@ def reply_of(error: Busy | Unavailable | RemoteFault) -> wire.Reply:
             status = wire.STATUS_REFUSED
     retry_after_s = error.retry_after_s if isinstance(error, Unavailable) else 0.0
     retry_after_ms = math.ceil(min(max(retry_after_s, 0.0), RETRY_AFTER_MAX_S) * 1000)
-    reply = wire.Reply(status=status, reason=str(error)[:REASON_CHARACTERS_MAX], retry_after_ms=retry_after_ms)
+    reply = wire.Reply(
+        status=status, reason=printable(str(error), REASON_CHARACTERS_MAX), retry_after_ms=retry_after_ms
+    )
     if isinstance(error, Forbidden) and error.evidence:
         reply.guests.ParseFromString(error.evidence)
     return reply
@@ -127,7 +133,7 @@ def raise_for(peer: PeerId, reply: wire.Reply) -> None:
     """Raise what `peer` says in `reply`, unless it is OK: Busy, Unavailable, Refused, Forbidden, RemoteFault."""
     if reply.status == wire.STATUS_OK:
         return
-    said = "".join(c if c.isprintable() else "?" for c in reply.reason[:REASON_CHARACTERS_MAX])
+    said = printable(reply.reason)
     retry_after_s = min(reply.retry_after_ms / 1000.0, RETRY_AFTER_MAX_S)
     match reply.status:
         case wire.STATUS_BUSY:

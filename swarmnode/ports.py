@@ -335,6 +335,10 @@ class Replica(Protocol):
     def ends_of(self, stage: int) -> tuple[int, int]:
         """(first element, count) of the embedding or head in the flat buffer of `stage`; count 0 for an inner one."""
 
+    def apart(self, one: memoryview | bytes, other: memoryview | bytes) -> float:
+        """The distance of the same part of two replicas' slow weights, as snapshots carry them, in lengths of the
+        longer one; inf where numbers are not finite. Parts begin at multiples of 64 elements."""
+
     def rebuild(self, method: str, neighbours: Sequence[Neighbour], ends: memoryview | None) -> None:
         """Become what `neighbours` make probable, by `method` (CheckFree): slow and fast weights alike, no momentum,
         fresh AdamW, a higher learning rate for a while. `ends` are the mirrored elements of `ends_of`. Raises

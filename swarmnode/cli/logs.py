@@ -14,6 +14,7 @@ import click
 from swarmnode.cli.options import FOLDER
 from swarmnode.errors import NoDaemon
 from swarmnode.place import default_home
+from swarmnode.said import printable
 
 POLL_S = 0.2
 LEVELS = ("debug", "info", "warning", "error")
@@ -81,14 +82,17 @@ def _parse(text: str) -> dict[str, Any] | None:
 def _show(text: str, as_json: bool) -> None:
     row = _parse(text)
     if as_json or row is None:
-        click.echo(text)
+        click.echo(printable(text, len(text)))
         return
     fields = row.get("fields")
     said = " ".join(f"{key}={_short(value)}" for key, value in fields.items()) if isinstance(fields, dict) else ""
+    said = printable(said, len(said))
     colour = {"warning": "yellow", "error": "red", "debug": "bright_black"}.get(str(row.get("level")))
     no_colour = bool(os.environ.get("NO_COLOR"))
-    event = click.style(str(row.get("event", "?")), fg=None if no_colour else colour)
-    click.echo(f"{str(row.get('ts', ''))[11:19]} {event} {said}".rstrip(), color=False if no_colour else None)
+    event = click.style(printable(str(row.get("event", "?"))), fg=None if no_colour else colour)
+    click.echo(
+        f"{printable(str(row.get('ts', '')))[11:19]} {event} {said}".rstrip(), color=False if no_colour else None
+    )
 
 
 def _short(value: object) -> str:

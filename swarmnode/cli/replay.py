@@ -7,6 +7,8 @@ from pathlib import Path
 
 import click
 
+from swarmnode.said import printable
+
 LEVELS = ["debug", "info", "warning", "error"]
 COLOURS = {"warning": "yellow", "error": "red", "debug": "bright_black"}
 
@@ -38,7 +40,7 @@ def command(
             continue
         stage = "-" if line.stage is None else str(line.stage)
         text = f"{line.at[11:23]} {name:{width}} {stage:>2} {line.event:20} {timeline.told(line.fields, called)}"
-        click.echo(click.style(text.rstrip(), fg=COLOURS.get(line.level)))
+        click.echo(click.style(printable(text, len(text)).rstrip(), fg=COLOURS.get(line.level)))
     for log in logs:
         if log.bad:
             click.echo(f"{log.path}: {log.bad} lines could not be read", err=True)

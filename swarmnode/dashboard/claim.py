@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 
 from swarmnode.metrics.name import LEVELS
+from swarmnode.said import printable
 from swarmnode.wire import report_pb2
 
 LINKS_MAX = 64
@@ -31,7 +32,7 @@ def brief(reason: str) -> str:
 
 def clean(text: str) -> str:
     """`text` of a stranger without control characters, on one line."""
-    return "".join(character if character.isprintable() else " " for character in text).strip()
+    return printable(text, len(text)).strip()
 
 
 def number(text: str | None) -> float | None:

@@ -139,27 +139,28 @@ class BlockLedger:
         """`block`, taken before, was not finished: whoever owns it may take it again."""
         self._under_way.discard(block)
 
-    def merge(self, feeder: PeerId, blocks: record_pb2.Blocks, *, frontier_max: int | None = None) -> None:
+    def merge(self, feeder: PeerId, blocks: record_pb2.Blocks, frontier_max: int) -> None:
         """Learn what `feeder` says it finished; our own older record (`feeder` == me) restores a restarted feeder.
 
         Raises RemoteFault, and learns nothing, when the blocks are not ascending, too many, too far above their
-        frontier, or when that is above `frontier_max` (what the run's total of samples makes possible).
+        frontier, or when that is above `frontier_max`: as many blocks as the samples fill that the run can have
+        trained.
         """
         self._learn(feeder, blocks, frontier_max)
         self._advance()
 
-    def merge_all(self, told: Mapping[PeerId, record_pb2.Blocks]) -> list[RemoteFault]:
+    def merge_all(self, told: Mapping[PeerId, record_pb2.Blocks], frontier_max: int) -> list[RemoteFault]:
         """`merge` of what many feeders say, quicker; returns what was wrong with some of it, which is left out."""
         faults = []
         for feeder, blocks in told.items():
             try:
-                self._learn(feeder, blocks, None)
+                self._learn(feeder, blocks, frontier_max)
             except RemoteFault as fault:
                 faults.append(fault)
         self._advance()
         return faults
 
-    def _learn(self, feeder: PeerId, blocks: record_pb2.Blocks, frontier_max: int | None) -> None:
+    def _learn(self, feeder: PeerId, blocks: record_pb2.Blocks, frontier_max: int) -> None:
         claims = self._checked(feeder, blocks, frontier_max)
         if feeder == self.me:
             self._own |= claims
@@ -183,9 +184,9 @@ class BlockLedger:
         above = sorted(block for block in self._own | self._others if block >= self._frontier)
         return record_pb2.Blocks(finished_below=self._frontier, finished=above[:CLAIMS_MAX])
 
-    def _checked(self, feeder: PeerId, blocks: record_pb2.Blocks, frontier_max: int | None) -> set[int]:
+    def _checked(self, feeder: PeerId, blocks: record_pb2.Blocks, frontier_max: int) -> set[int]:
         below, claims = blocks.finished_below, blocks.finished[:]
-        if frontier_max is not None and below > frontier_max:
+        if below > frontier_max:
             raise RemoteFault(f"{feeder} says blocks below {below} are finished; {frontier_max} can be at most")
         if len(claims) > CLAIMS_MAX:
             raise RemoteFault(f"{feeder} names {len(claims)} finished blocks; {CLAIMS_MAX} are accepted")

@@ -48,6 +48,7 @@ class Acceptance:
         self._mates = mates
         self.standings = Standings()
         self.distrust = Distrust()
+        self.believed: Callable[[PeerId], None] = lambda peer: None  # its packet was
         self._out: dict[PeerId, str] = {}  # left out and why, as of the last look
         self._met: OrderedDict[PeerId, None] = OrderedDict()  # whose packet was taken here: their word is heard
 
@@ -91,6 +92,7 @@ class Acceptance:
         step, reason, now_s = verdict.step, verdict.reason, asyncio.get_running_loop().time()
         self._telemetry.count(name.PACKETS, step=step)
         if verdict.keep > 0.0:
+            self.believed(other)
             self.standings.taken(other, now_s)
             self._met[other] = None
             self._met.move_to_end(other)

@@ -18,7 +18,7 @@ from swarmnode.gossip.bequest import Bequests
 from swarmnode.gossip.calling import Message, swap, weight_of
 from swarmnode.gossip.meeting import Meeting, while_written
 from swarmnode.gossip.pairing import partners
-from swarmnode.gossip.round import Pace, Rounds
+from swarmnode.gossip.round import Pace, Rounds, usual
 from swarmnode.gossip.standin import StandIns, stand_ins, stands_in
 from swarmnode.gossip.taking import Taking, Took
 from swarmnode.identity import Identity
@@ -148,9 +148,9 @@ class Gossip:
         await self.idle.wait()
 
     async def run(self) -> None:
-        """Round after round until cancelled. A newcomer begins at the pace of those who are here."""
-        here = self._swarm().stages[self._stage]
-        self.stride = max((member.round_stride for member in here), default=1)
+        """Round after round until cancelled. A newcomer begins at the pace of most who are here."""
+        here, me = self._swarm().stages[self._stage], self._transport.peer_id
+        self.stride = usual(member.round_stride for member in here if member.peer != me)
         async with self._tasks:
             await self._run()
 

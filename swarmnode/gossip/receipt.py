@@ -10,6 +10,7 @@ from swarmnode.errors import RemoteFault
 from swarmnode.identity import SIGNATURE_BYTES, Identity, verify
 from swarmnode.ids import PeerId, RunId
 from swarmnode.ports import Packet, Verdict
+from swarmnode.said import printable
 from swarmnode.wire import call_pb2 as wire
 
 RECEIPT_BYTES_MAX = 1024
@@ -30,7 +31,7 @@ def receipt(
         accepted=verdict.keep > 0.0,
         keep=verdict.keep,
         step=verdict.step,
-        reason="" if verdict.keep == 1.0 else verdict.reason[:TEXT_MAX],
+        reason="" if verdict.keep == 1.0 else printable(verdict.reason, TEXT_MAX),
         samples=packet.samples,
         nbytes=sum(tensor.nbytes for tensor in packet.tensors),
     )

@@ -13,14 +13,15 @@ rounds are counted as before: ages of snapshots and checkpoints mean what they m
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from statistics import median_low
 
+from swarmnode.bounds import STRIDE_MAX
 from swarmnode.gossip.outer.period import quadratic
 from swarmnode.manifest import Manifest
 from swarmnode.model.schedule import learning_rate
 
-STRIDE_MAX = 1024  # guess: above that, round_samples is set wrongly by orders of magnitude
 NARROWING = (
     1.5  # guess: the stride falls only when half of it would do this much more than well, so that it does not flap
 )
@@ -39,6 +40,11 @@ def lengthening(manifest: Manifest, total_samples: int) -> int:
         return 1
     rate = learning_rate(inner, total_samples)
     return 1 << quadratic(rate, inner.learning_rate, 1, LENGTHENING_MAX).bit_length() - 1
+
+
+def usual(strides: Iterable[int]) -> int:
+    """At which most of those meet who announce `strides`, powers of two: no one of them decides. 1 where nobody is."""
+    return median_low([*strides] or [1])
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from swarmnode.manifest.across import ACROSS
 from swarmnode.manifest.check import Value
 from swarmnode.manifest.field import BY_NAME, FIELDS, TABLES, Field
 from swarmnode.manifest.spec import Manifest
+from swarmnode.said import printable
 
 MANIFEST_BYTES_MAX = 64 << 10
 SHOWN_MAX = 60
@@ -180,5 +181,5 @@ def _shown(value: Any) -> str:
 
 
 def _clean(text: str) -> str:
-    text = "".join(c if c.isprintable() else "?" for c in text[: SHOWN_MAX + 1])
+    text = printable(text, SHOWN_MAX + 1)
     return text if len(text) <= SHOWN_MAX else text[: SHOWN_MAX - 3] + "..."

@@ -16,6 +16,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from google.protobuf.message import DecodeError
 
+from swarmnode import bounds
 from swarmnode.errors import RemoteFault
 from swarmnode.identity import PUBLIC_KEY_BYTES, SIGNATURE_BYTES, Identity, public_key_of
 from swarmnode.ids import PeerId, RunId, digest
@@ -23,7 +24,6 @@ from swarmnode.wire import access_pb2 as wire
 
 PASS_BYTES_MAX = 512
 GUEST_LIST_BYTES_MAX = 256 << 10  # guess: 4,000 peer ids; for more there are invites
-GUESTS_MAX = 10_000
 GRANT_NAME_BYTES = 8
 SKEW_S = 300  # guess: clocks of volunteers, for things that live for days
 
@@ -97,8 +97,7 @@ def open_guests(signed: wire.SignedGuestList, run_id: RunId, owner: bytes) -> Gu
         raise RemoteFault("guest list that does not parse") from None
     if found.run_id != run_id:
         raise RemoteFault(f"guest list of run {found.run_id[:16]!r}, not of {run_id[:16]!r}")
-    if max(len(found.allowed), len(found.banned), len(found.revoked)) > GUESTS_MAX:
-        raise RemoteFault(f"guest list with more than {GUESTS_MAX} names of a kind")
+    bounds.check(found)
     return Guests(
         found.sequence,
         frozenset(map(PeerId, found.allowed)),

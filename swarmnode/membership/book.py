@@ -36,7 +36,6 @@ class Book:
         self._unsorted = set[int]()  # stages to which somebody came since they were put in order
         self._absent: dict[PeerId, Member] = {}  # those that left, or are buried
         self._due_unix_s = [math.inf] * (stages + 1)  # by stage, the absent last: nobody's record runs out before
-        self.most = 0  # samples of the whole run: nobody known tells of more
         self.shape = 0
         """Grows when somebody comes, goes, changes its state or goal, or tells its speed for the first time."""
         self._counted: tuple[int, Sequence[tuple[int, int]]] = -1, ()  # (`shape`, `counts` as of it)
@@ -108,7 +107,6 @@ class Book:
         crowd = len(view.members) > self._crowd_max and stage != self.own
         was_crowd = self._sizes[stage] > 0
         self._sized(stage, len(view.members) if crowd else 0, rng)
-        self.most = max(self.most, view.most)
         before, present, here = self._seen[stage], self._present[stage], self._places
         told, others, unseen = view.members, list[Member](), set[PeerId]()
         if before is not None and not (view.stage == stage and crowd == was_crowd and view.follows(before)):
@@ -218,7 +216,6 @@ class Book:
         here = member.state != wire.NODE_STATE_LEFT and stage < len(self._present)
         if known is not None and (known.stage != stage or not here):
             self._remove(known)
-        self.most = max(self.most, member.total)
         if here:
             present = self._present[stage]
             if (before := present.get(peer)) is None:

@@ -5,32 +5,18 @@ and rounds, learning rates and the end of the run go by it (simulated: liars; a 
 nodes a minute later). Therefore nothing above a ceiling is taken in: what was known a while ago, and what the machines
 that feed can have done since. Below it a liar makes the clock run faster, FACTOR times what machines can do at most.
 
-Who was away for longer than the window makes up for is told more than it believes by everybody: it believes what
-most say in their records, and so does a joiner (node/presence.py). Pure: Unix time comes as an
-argument, as it goes on while a machine sleeps.
+Who was away for longer than the window makes up for is told more than it believes by everybody: clock.py says what it
+believes then, and what a joiner does. Pure: Unix time comes as an argument, as it goes on while a machine sleeps.
 """
 
 from __future__ import annotations
 
-import math
-import statistics
 from collections import deque
-from collections.abc import Sequence
-
-from swarmnode.membership.swarm import Members
 
 FACTOR = 4.0  # guess: machines do up to so many times what they announce: speeds are measured late, or on busy machines
 OUTLIER = 4.0  # guess: no machine counts as more than so many times the median of all
 WINDOW_S = 1800.0  # guess: what two halves of a swarm did while cut from each other for hours is made up for in it
 MARKS = 30  # in a window
-
-
-def possible(speeds: Sequence[float], count: int) -> float:
-    """Samples a second that `count` machines do at most, of which some announce `speeds`; 0 where nobody does."""
-    if not speeds:
-        return 0.0
-    most = OUTLIER * statistics.median_low(speeds)
-    return FACTOR * math.fsum(min(speed, most) for speed in speeds) * max(1.0, count / len(speeds))
 
 
 class Ceiling:
@@ -42,15 +28,7 @@ class Ceiling:
         self._ahead_s = ahead_s
         self._marks: deque[tuple[float, int, float]] = deque()  # (Unix time, samples believed, samples possible) then
         self._rate = 0.0
-        self._rated: tuple[Members, int, float, float] = (), 0, 0.0, 0.0  # what was asked last, and the answer
         self._at, self._possible = 0.0, 0.0  # Unix time of the last look; samples possible since the first one
-
-    def possible(self, feeders: Members, count: int, own: float) -> float:
-        """Samples a second that `count` machines do at most, of which `feeders` are known, and this one does `own`."""
-        if self._rated[0] is not feeders or self._rated[1:3] != (count, own):
-            speeds = [member.samples_per_second for member in feeders if member.samples_per_second > 0.0]
-            self._rated = feeders, count, own, possible([*speeds, own] if own > 0.0 else speeds, count)
-        return self._rated[3]
 
     def look(self, now_unix_s: float, total: int, rate: float) -> float:
         """Samples that others are believed at most until the next look, now that `total` are believed and `rate` a

@@ -6,6 +6,7 @@ from collections import OrderedDict
 
 from google.protobuf.message import DecodeError
 
+from swarmnode import bounds
 from swarmnode.errors import Forbidden, RemoteFault
 from swarmnode.ids import PeerId
 from swarmnode.membership.access import GUEST_LIST_BYTES_MAX, PASS_BYTES_MAX, Rules, grant_name, open_guests, permitted
@@ -73,6 +74,8 @@ def parse_pass(raw: bytes) -> wire.Pass:
     if len(raw) > PASS_BYTES_MAX:
         raise RemoteFault(f"pass of {len(raw)} bytes; at most {PASS_BYTES_MAX}")
     try:
-        return wire.Pass.FromString(raw)
+        found = wire.Pass.FromString(raw)
     except DecodeError:
         raise RemoteFault("pass that does not parse") from None
+    bounds.check(found)
+    return found

@@ -22,6 +22,7 @@ import math
 import sys
 from collections.abc import Mapping
 
+from swarmnode.bounds import SAMPLES_MAX
 from swarmnode.errors import RemoteFault
 from swarmnode.ids import PeerId
 from swarmnode.wire import record_pb2
@@ -31,7 +32,6 @@ ENTRIES_MAX = 4096  # guess: of 60 bytes; all of them travel once, with the stat
 # thousand), for a tenth more of all CPU time.
 NEWS_MAX = 8
 FEEDER_CHARACTERS_MAX = 64  # a base58 Ed25519 peer id has 52
-SAMPLES_MAX = 2**53  # exact as a float64; at a million samples a second, 285 years
 FOLDED_MAX = 4096  # guess: feeders whose late word is still recognised, about 0.5 MiB
 FLOOR = "+"  # no base58 text contains it
 

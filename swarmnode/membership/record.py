@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import math
-
 from google.protobuf.message import DecodeError
 
+from swarmnode import bounds
 from swarmnode.errors import RemoteFault
 from swarmnode.identity import SIGNATURE_BYTES, Identity, verify
 from swarmnode.ids import PeerId, RunId
 from swarmnode.membership import swarm, view
-from swarmnode.membership.progress import SAMPLES_MAX
 from swarmnode.wire import access_pb2 as access
 from swarmnode.wire import record_pb2 as wire
 
 SIGNED_BYTES_MAX = 1280  # hivemind.md: DHT values of about 1 KiB keep a dictionary of 500 quick; a pass adds 190 bytes
-ADDRESSES_MAX = 8  # record.proto
-BOUNDARY_DIGEST_BYTES_MAX = 8  # record.proto
-ADDRESS_CHARACTERS_MAX = 256  # guess: /dns4/<a long name>/tcp/<port>
-UNABLE_MAX = 32  # record.proto; guess: in a run of more stages others may plan moves that do not come
-STAGES_MAX = 512  # as pipeline.stages
 CLOCK_SKEW_MAX_S = 3.0  # hivemind lets clocks differ by as much when a node joins
 
 VERIFIED_MAX = 2048  # guess: 3 KiB each; a record is heard about three times, by calls and from the directory
@@ -118,23 +111,17 @@ def pass_of(record: wire.Record) -> access.Pass | None:
 
 def _fault(record: wire.Record) -> str | None:
     """What is wrong with the fields of `record`, or None."""
-    if len(record.addresses) > ADDRESSES_MAX:
-        return f"{len(record.addresses)} addresses; at most {ADDRESSES_MAX}"
-    if any(len(a) > ADDRESS_CHARACTERS_MAX or not a.startswith("/") or not a.isprintable() for a in record.addresses):
+    try:
+        bounds.check(record)
+    except RemoteFault as fault:
+        return str(fault)
+    if not all(address.startswith("/") for address in record.addresses):
         return "an address that is not a multiaddr"
-    if not (math.isfinite(record.samples_per_second) and record.samples_per_second >= 0):
-        return f"{record.samples_per_second} samples per second"
-    if record.state == wire.NODE_STATE_UNSPECIFIED or record.state not in wire.NodeState.values():
-        return f"unknown state {record.state}"
-    if len(record.boundary_digest) > BOUNDARY_DIGEST_BYTES_MAX:
-        return f"a boundary digest of {len(record.boundary_digest)} bytes; at most {BOUNDARY_DIGEST_BYTES_MAX}"
-    if len(record.unable) > UNABLE_MAX or any(stage >= STAGES_MAX for stage in record.unable):
-        return f"{len(record.unable)} stages it cannot serve, up to {max(record.unable)}"
+    if record.state == wire.NODE_STATE_UNSPECIFIED:
+        return "no state"
     told = record.progress
     if told.feeders[:] not in ([], [record.peer_id]) or len(told.samples) != len(told.feeders):
         return "progress of somebody else"
-    if max([told.total, *told.samples]) > SAMPLES_MAX:
-        return f"progress of {max([told.total, *told.samples])} samples; at most {SAMPLES_MAX}"
     if record.stage != 0 and record.HasField("blocks"):
         return f"data blocks at stage {record.stage}; only feeders (stage 0) have them"
     return None

@@ -40,7 +40,6 @@ class View:
     samples: dict[PeerId, int] = field(default_factory=dict)
     blocks: dict[PeerId, wire.Blocks] = field(default_factory=dict)
     expires_unix_s: tuple[float, float] = (math.inf, 0.0)  # nobody before, and nobody after
-    most: int = 0  # samples of the whole run: nobody tells of more
     speed: float | None = None  # samples per second of a plain member, about: as of the last look through
     stage: int | None = None  # of all members, none of whom has left; None: not of all
     renewed: int = 0  # records since all of it was looked through
@@ -140,7 +139,6 @@ def _keep(view: View, news: _Signed) -> View | None:
             if record.HasField("blocks"):
                 view.blocks[peer] = record.blocks
         first, last = min(first, member.expires_unix_s), max(last, member.expires_unix_s)
-        view.most = max(view.most, member.total)
         here = None if member.state == wire.NODE_STATE_LEFT else member.stage
         view.stage, begun = here if here == view.stage or not begun else None, True
         view.renewed += 1

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from swarmnode.metrics import name
 from swarmnode.ports import Clock
+from swarmnode.said import printable
 
 LOG_BYTES_MAX = 16 << 20
 """Of one file; with its rotated copy a log takes at most twice this. Guess: a day of info lines at the demo's rate."""
@@ -27,18 +28,20 @@ Echo = Callable[[str, str, Mapping[str, object]], None]
 
 
 def plain(value: object) -> object:
-    """`value` as JSON can hold it: bytes as hex, NaN and Inf as text, long text cut, anything else as its text."""
+    """`value` as JSON can hold it and a terminal can show it: bytes as hex, NaN and Inf as text, long text cut, control
+    characters replaced, anything else as its text."""
     match value:
         case None | bool() | int():
             return value
         case float():
             return value if math.isfinite(value) else str(value)
         case str():
-            return value if len(value) <= TEXT_CHARS_MAX else value[: TEXT_CHARS_MAX - 1] + "…"
+            text = printable(value, TEXT_CHARS_MAX)
+            return text if len(value) <= TEXT_CHARS_MAX else text[: TEXT_CHARS_MAX - 1] + "…"
         case bytes() | bytearray() | memoryview():
             return bytes(value)[: TEXT_CHARS_MAX // 2].hex()
         case Mapping():
-            return {str(key): plain(item) for key, item in list(value.items())[:TEXT_CHARS_MAX]}
+            return {printable(str(key)): plain(item) for key, item in list(value.items())[:TEXT_CHARS_MAX]}
         case list() | tuple() | set() | frozenset():
             items = sorted(value, key=repr) if isinstance(value, set | frozenset) else list(value)
             return [plain(item) for item in items[:TEXT_CHARS_MAX]]

@@ -287,6 +287,7 @@ EVENTS: Final[dict[str, str]] = {
     "state.download": "progress of a state download",
     "state.downloaded": "the stage's state is here, verified and loaded",
     "state.waiting": "all who could give the stage's state give it to others now; the first free one is asked",
+    "state.doubted": "nobody confirms a state that came: the others could not be asked, or one alone contradicts it",
     "state.failed": "a donor died or sent what does not verify; another is tried",
     "state.served": "a snapshot was given to another node",
     "state.saved": "this replica's state is on disk",

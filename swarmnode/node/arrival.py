@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from statistics import median_low
 
 from swarmnode.errors import DataError, HardwareFault, LocalFault, RemoteFault, Unavailable
 from swarmnode.ids import PeerId, RunId, digest64
@@ -14,6 +16,8 @@ from swarmnode.membership.liveness import late
 from swarmnode.membership.progress import Progress
 from swarmnode.membership.swarm import SERVING, Swarm
 from swarmnode.metrics import name
+from swarmnode.model.section import snapshot_nbytes
+from swarmnode.node.fetching import Fetching
 from swarmnode.node.lifecycle import donors_of
 from swarmnode.node.line import Line
 from swarmnode.node.moving import Brought
@@ -24,12 +28,11 @@ from swarmnode.pipeline.rebalance import staying
 from swarmnode.ports import Clock, Compute, Neighbour, Priority, Replica, State, Telemetry
 from swarmnode.recovery.asking import DownloadLimits
 from swarmnode.recovery.checkpoint import ROOT
-from swarmnode.recovery.download import Accept, download
+from swarmnode.recovery.download import Accept
 from swarmnode.recovery.keeper import to_keep
-from swarmnode.recovery.ladder import Rung, Sight, climb, first_builder, silent
+from swarmnode.recovery.ladder import Claims, Rung, Sight, climb, latest, silent
 from swarmnode.recovery.saving import find
 from swarmnode.recovery.snapshot import SLOW, WHOLE, Cut, Snapshot
-from swarmnode.wire import call_pb2 as wire
 from swarmnode.wire import record_pb2
 
 LOOK_SHARE = 0.25  # guess: of the announce period, between two looks at a stage that has no replica
@@ -39,7 +42,6 @@ SETTLE_SHARE = 0.5  # guess: of the announce period, that others who bring the s
 ASKED_MAX = 64  # guess: members a joiner pings before it believes their records; in larger swarms one more or less
 POLITE = DownloadLimits(rest=0.5)
 """A joiner of a stage that others serve leaves a third of its donor's uplink to training at any time. Guess."""
-KEPT = DownloadLimits(sources=1)  # keepers have it of rounds far apart
 TRIES_MAX = 3  # guess: times state is sought from living replicas before this process gives up
 
 
@@ -74,12 +76,12 @@ class Arrival:
         self._telemetry = telemetry
         self._swarm = presence.book.swarm
         self._failed: set[Rung] = set()
+        self._claims = Claims(manifest.limits)
         self.saving = Saving()  # what this node was told about checkpoints
         self.received: Snapshot | None = None  # as a living replica gave it
-        self.carried: Snapshot | None = None  # what this node kept of another stage while it served the one before
         self._disk: Resumption | None = None
         self._looked = False
-        self._nbytes = 0  # received for the state, by the rung in work
+        self.fetching = Fetching(manifest, run_id, line, presence, telemetry)
 
     async def answering(self, peers: Sequence[PeerId]) -> frozenset[PeerId]:
         """Those of `peers` that answer a ping: records outlive their nodes by up to their time to live."""
@@ -120,7 +122,7 @@ class Arrival:
             try:
                 await self._loading(replica)(brought.state)
                 brought.state = None  # as large as the replica itself
-                self._presence.progress.merge(Progress.from_wire(brought.offer.progress))
+                self._merge(brought.offer.progress)
                 return self._manifest.gossip.method != "none", brought.offer.round
             except RemoteFault as fault:
                 self._telemetry.event("state.failed", level="warning", stage=stage, lied=True, reason=str(fault))
@@ -146,6 +148,7 @@ class Arrival:
         """The state of `stage` in `replica`. Raises Unavailable when it is nowhere to be had."""
         loop = asyncio.get_running_loop()
         begun, tries, said = loop.time(), 0, ""
+        self._claims.begin(snapshot_nbytes(replica.sizes_of(stage)))
         while True:
             sight = await self._look(replica, stage, loop.time() - begun)
             rung, reason = climb(sight, self._manifest.recovery)
@@ -171,8 +174,9 @@ class Arrival:
                 continue
             if rung in (Rung.RING, Rung.DISK, Rung.CHECKFREE) and await self._overtaken(stage):
                 continue
+            self._presence.beliefs.begin(sight.samples_total)  # unless it came with the state
             self._say(arrived, stage, reason, loop.time() - begun)
-            self.carried = None
+            self.fetching.carried = None
             return arrived
 
     async def _look(self, replica: Replica, stage: int, waited_s: float) -> Sight:
@@ -181,18 +185,18 @@ class Arrival:
         near = [(stage + step) % stages for step in (0, -1, 1)]
         swarm = self._swarm()  # all stages were looked up when this one was chosen
         await self._presence.look([at for at in range(stages) if at in near or not (waited_s or swarm.stages[at])])
-        begun = self._presence.progress.total > 0
+        begun = self._presence.beliefs.suppose(()) > 0
         answer = await self._answering_near(self._swarm(), near, FEW if begun else FIRST)
-        if not begun and self._presence.progress.total > 0:
+        if not begun and self._presence.beliefs.suppose(answer) > 0:
             answer = await self._answering_near(self._swarm(), near)
-        swarm, total = self._swarm(), self._presence.progress.total  # answers carry records and progress
+        swarm, total = self._swarm(), self._presence.beliefs.suppose(answer)  # answers carry records
         round_now = total // self._manifest.gossip.round_samples
         before = swarm.serving((stage - 1) % stages)
         cut, _ = to_keep(self._manifest.recovery.snapshot_bytes_max, replica.sizes_of(stage), replica.ends_of(stage))
         kept = [(m.kept_round, m.kept_steps, m.peer) for m in before if m.kept_round is not None and m.peer in answer]
-        if self.carried is not None and self.carried.stage == stage:
-            kept.append((self.carried.round_index, self.carried.state.inner_steps, me))
-        latest = [(at, peer) for at, _, peer in sorted(kept, reverse=True)]
+        if self.fetching.carried is not None and self.fetching.carried.stage == stage:
+            kept.append((self.fetching.carried.round_index, self.fetching.carried.state.inner_steps, me))
+        snapshots = latest(kept, self._presence.beliefs.rounds_max)
         donors = tuple(peer for peer in donors_of(swarm, stage, me) if peer in answer)
         return Sight(
             stage,
@@ -201,10 +205,10 @@ class Arrival:
             round_now,
             donors=donors,
             unsure=silent(swarm.stages[stage], answer, self._clock.unix_s(), self._manifest.limits),
-            builder=first_builder(swarm.stages[stage], answer, me),
+            builder=self._claims.builder(swarm.stages[stage], answer, me, asyncio.get_running_loop().time()),
             settled=waited_s >= SETTLE_SHARE * self._manifest.limits.announce_period_s,
-            kept=tuple(latest) if cut == WHOLE else (),
-            ends=tuple(peer for _, peer in latest) if replica.ends_of(stage)[1] else None,
+            kept=tuple(snapshots) if cut == WHOLE else (),
+            ends=tuple(peer for _, peer in snapshots) if replica.ends_of(stage)[1] else None,
             below=stage > 0 and any(m.peer in answer for m in before),
             above=stage < stages - 1 and any(m.peer in answer for m in swarm.serving(stage + 1)),
             disk_round=await self._disk_round() if total and not donors else None,
@@ -251,25 +255,34 @@ class Arrival:
     async def _climb(self, rung: Rung, sight: Sight, replica: Replica) -> Arrived:
         """Do what `rung` says. Raises Unavailable, RemoteFault when it breaks."""
         newcomer = self._manifest.gossip.method != "none"
-        self._nbytes = 0
+        self.fetching.nbytes = 0
         match rung:
             case Rung.REPLICA:
-                donors = partial(self._still, frozenset(sight.donors), sight.stage)
-                state, offer = await self._download(
-                    replica, sight.stage, donors, accept=self._loading(replica), limits=POLITE
+                donors = partial(self.fetching.still, frozenset(sight.donors), sight.stage)
+                words, compare = self.fetching.second(sight, replica, donors)
+                state, offer = await self.fetching.download(
+                    replica, sight.stage, donors, compare=compare, accept=self._loading(replica), limits=POLITE
                 )
-                self._presence.progress.merge(Progress.from_wire(offer.progress))
+                # Of the donor, of who gave the second word, and of those that answered, one may lie about the clock.
+                said = [offer.progress.total, sight.samples_total, *(word.total for word in words[:1])]
+                total = median_low(said)
+                self._presence.beliefs.begin(total)
+                self._merge(offer.progress)
                 self.received = Snapshot.received(offer, state)
-                return Arrived(newcomer, offer.round, rung)
+                return Arrived(newcomer, min(offer.round, total // self._manifest.gossip.round_samples), rung)
             case Rung.RING:
                 keepers = [peer for _, peer in sight.kept]
-                _, progress = await self._kept(replica, sight.stage, keepers, WHOLE, self._loading(replica))
-                self._presence.progress.merge(Progress.from_wire(progress))
+                _, compare = self.fetching.second(sight, replica, tuple)
+                _, progress = await self.fetching.kept(
+                    replica, sight.stage, keepers, WHOLE, compare, self._loading(replica)
+                )
+                self._presence.beliefs.begin(sight.samples_total)
+                self._merge(progress)
             case Rung.CHECKPOINT | Rung.DISK:
                 saved = self.saving.resume if rung is Rung.CHECKPOINT else self._disk
                 assert saved is not None
                 state = await self._read_checkpoint(sight, saved)
-                self._nbytes = sum(section.nbytes for section in state.sections.values())
+                self.fetching.nbytes = sum(section.nbytes for section in state.sections.values())
                 await self._compute.run(Priority.OUTER, 0, lambda: replica.load(state))
             case Rung.CHECKFREE:
                 await self._rebuild(sight, replica)
@@ -277,7 +290,13 @@ class Arrival:
                 pass
             case _:
                 raise AssertionError(f"{rung} is not a way to a state")
+        self._presence.beliefs.begin(sight.samples_total)
         return Arrived(False, self._presence.progress.total // self._manifest.gossip.round_samples, rung)
+
+    def _merge(self, told: record_pb2.Progress) -> None:
+        """What came with a state is believed as far as anything is: who gave it may be wrong about the run's count."""
+        with contextlib.suppress(RemoteFault):
+            self._presence.progress.merge(Progress.from_wire(told))
 
     async def _rebuild(self, sight: Sight, replica: Replica) -> None:
         """CheckFree: the slow weights of the neighbours, and the mirrored embedding or head, become this stage."""
@@ -287,72 +306,14 @@ class Arrival:
             method = "copy"
         for stage, serves in ((sight.stage - 1, sight.below), (sight.stage + 1, sight.above)):
             if serves and twin in (None, stage):
-                donors = partial(self._still, frozenset(), stage)
-                state, offer = await self._download(replica, stage, donors, cut=SLOW)
+                donors = partial(self.fetching.still, frozenset(), stage)
+                state, offer = await self.fetching.download(replica, stage, donors, cut=SLOW)
                 neighbours.append(Neighbour(stage, state.sections["phi"], offer.gradient_norm))
         mirrored = None
         if sight.ends:
             cut = Cut(SLOW.sections, *replica.ends_of(sight.stage))
-            mirrored = (await self._kept(replica, sight.stage, sight.ends, cut))[0].sections["phi"]
+            mirrored = (await self.fetching.kept(replica, sight.stage, sight.ends, cut))[0].sections["phi"]
         await self._compute.run(Priority.OUTER, 0, lambda: replica.rebuild(method, neighbours, mirrored))
-
-    async def _kept(
-        self, replica: Replica, stage: int, keepers: Sequence[PeerId], cut: Cut, accept: Accept | None = None
-    ) -> tuple[State, record_pb2.Progress]:
-        """What the first of `keepers`, latest first, has of `stage`; what this node carries needs no download, and
-        serves when the others fail. Raises Unavailable."""
-        own = self.carried if self._presence.me in keepers else None
-        if own is None or keepers[0] != self._presence.me:
-            try:
-                state, offer = await self._download(
-                    replica, stage, lambda: keepers, cut=cut, accept=accept, limits=KEPT
-                )
-                return state, offer.progress
-            except Unavailable:
-                if own is None:
-                    raise
-        assert own is not None
-        whole = own.sizes == replica.sizes_of(stage)
-        state = (own.part(cut) if whole else own).state
-        if accept is not None:
-            await accept(state)
-        return state, own.progress
-
-    async def _download(
-        self,
-        replica: Replica,
-        stage: int,
-        donors: Callable[[], Sequence[PeerId]],
-        *,
-        cut: Cut = WHOLE,
-        accept: Accept | None = None,
-        limits: DownloadLimits | None = None,
-    ) -> tuple[State, wire.Snapshot]:
-        state, offer = await download(
-            self._line,
-            donors,
-            stage,
-            self._run_id,
-            replica.sizes_of(stage),
-            limits or DownloadLimits(),
-            self._telemetry,
-            cut=cut,
-            accept=accept,
-            helpers=lambda: self._helpers(stage),
-        )
-        self._nbytes += offer.nbytes
-        return state, offer
-
-    def _still(self, seen: frozenset[PeerId], stage: int) -> Sequence[PeerId]:
-        """Donors of `stage` as they are known now, those that answered a moment ago first."""
-        now = donors_of(self._swarm(), stage, self._presence.me)
-        return [peer for peer in now if peer in seen] + [peer for peer in now if peer not in seen]
-
-    def _helpers(self, stage: int) -> list[PeerId]:
-        """Who may hold the very bytes a donor offers: joiners that came a moment before, then the others."""
-        members = self._swarm().stages[stage]
-        syncing = [m.peer for m in members if m.state == record_pb2.NODE_STATE_SYNCING]
-        return syncing + [m.peer for m in members if m.state == record_pb2.NODE_STATE_TRAINING]
 
     def _loading(self, replica: Replica) -> Accept:
         return lambda state: self._compute.run(Priority.OUTER, 0, lambda: replica.load(state))
@@ -373,6 +334,6 @@ class Arrival:
             stage=stage,
             method=self._method(arrived.rung),
             seconds=round(seconds, 3),
-            nbytes=self._nbytes,
+            nbytes=self.fetching.nbytes,
             reason=reason,
         )

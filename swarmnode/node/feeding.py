@@ -25,17 +25,16 @@ UNHEARD = PeerId("unheard")  # in whose name the blocks of feeders nobody heard 
 
 
 def ledger_of(presence: Presence, manifest: Manifest) -> BlockLedger:
-    """What a feeder begins with: all that was heard of finished blocks.
+    """What a feeder begins with: all that was heard of finished blocks and can be so.
 
     When all feeders died and their records with them, nothing was: then as many blocks count as finished as the run's
     samples fill. Near that frontier some are drawn again or left out, but nothing begins from the start.
     """
     ledger = BlockLedger(presence.me, manifest.seed)
-    for peer, blocks in presence.blocks_heard.items():
-        ledger.merge(peer, blocks)
-    if not presence.blocks_heard:
+    faults = ledger.merge_all(presence.blocks_heard, presence.blocks_max)
+    if len(faults) == len(presence.blocks_heard):
         below = presence.progress.total // manifest.data.block_samples
-        ledger.merge(UNHEARD, record_pb2.Blocks(finished_below=below))
+        ledger.merge(UNHEARD, record_pb2.Blocks(finished_below=below), below)
     return ledger
 
 

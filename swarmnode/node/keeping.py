@@ -1,12 +1,10 @@
-"""The snapshot of the next stage that a node keeps."""
+"""What a node keeps of the stage after its own (recovery/keeper.py), and what it believes of it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from swarmnode.ids import RunId
 from swarmnode.manifest import Manifest
-from swarmnode.membership.swarm import Swarm
+from swarmnode.node.presence import Presence
 from swarmnode.ports import Replica, Telemetry, Transport
 from swarmnode.recovery.keeper import Keeper
 
@@ -16,21 +14,25 @@ def keeper_of(
     run_id: RunId,
     stage: int,
     line: Transport,
-    swarm: Callable[[], Swarm],
-    samples_total: Callable[[], int],
+    presence: Presence,
     telemetry: Telemetry,
     replica: Replica,
 ) -> Keeper:
-    """The keeper of a node that serves `stage` with `replica`."""
-    next_stage = (stage + 1) % manifest.pipeline.stages
-    return Keeper(
+    """The keeper of a node that serves `stage` with `replica`; its snapshot is announced from now on."""
+    next_stage, beliefs = (stage + 1) % manifest.pipeline.stages, presence.beliefs
+    keeper = Keeper(
         manifest,
         run_id,
         stage,
         line,
-        swarm,
-        lambda: samples_total() // manifest.gossip.round_samples,
+        presence.book.swarm,
+        lambda: presence.progress.total // manifest.gossip.round_samples,
         telemetry,
         sizes=replica.sizes_of(next_stage),
         ends=replica.ends_of(next_stage),
+        apart=replica.apart,
+        rounds_max=lambda: beliefs.rounds_max,
+        seen=lambda peer: peer in beliefs.clock.observed.times,
     )
+    presence.self.kept = lambda: keeper.snapshot
+    return keeper

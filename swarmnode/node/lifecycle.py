@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-from swarmnode.ids import PeerId
-from swarmnode.membership.swarm import Swarm
+from statistics import median_low
 
+from swarmnode.ids import PeerId, digest64
+from swarmnode.membership.swarm import Swarm
+from swarmnode.membership.view import rank
+
+SLOW_SHARE = 0.5  # guess: of the median speed of a stage's replicas
 SYNC_WAIT_MAX_S = 60.0  # guess: rounds may take hours; a machine with a verified state does not stand by for them
 
 
 def donors_of(swarm: Swarm, stage: int, me: PeerId) -> tuple[PeerId, ...]:
-    """Replicas that can give the state of `stage`, fastest first: a copy waits for the piece of work that is being
-    done, which a slow machine does for a minute (simulated: swarm48)."""
-    donors = sorted(swarm.serving(stage), key=lambda member: -member.samples_per_second)
-    return tuple(member.peer for member in donors if member.peer != me)
+    """Replicas that can give the state of `stage`, in an order of `me`'s own: by lot, but that the slower half of the
+    median comes last. A copy waits for the piece of work that is being done, which a slow machine does for a minute
+    (simulated: swarm48); to announce more than others do brings nobody forward."""
+    serving = [member for member in swarm.serving(stage) if member.peer != me]
+    if not serving:
+        return ()
+    enough, salt = SLOW_SHARE * median_low([member.samples_per_second for member in serving]), digest64("donors", me)
+    serving.sort(key=lambda member: (member.samples_per_second < enough, rank(member.peer, salt)))
+    return tuple([member.peer for member in serving])
 
 
 def ready_to_serve(

@@ -6,8 +6,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from swarmnode.errors import Unavailable
 from swarmnode.gossip.exchange import Gossip
@@ -36,7 +37,8 @@ from swarmnode.pipeline.rebalance import (
 )
 from swarmnode.ports import State, Telemetry, Transport
 from swarmnode.recovery.asking import DownloadLimits
-from swarmnode.recovery.download import download
+from swarmnode.recovery.download import Compare, download
+from swarmnode.recovery.second import Apart, SecondWord, apart
 from swarmnode.wire import call_pb2 as wire
 from swarmnode.wire import record_pb2
 
@@ -86,15 +88,18 @@ class Moving:
         telemetry: Telemetry,
         rng: random.Random,
         samples_here: Callable[[], int],
+        apart: Apart = apart,
     ) -> None:
         """`answering`: those of some peers that answer a ping; `sizes` of a stage, as its replicas count them;
-        `gossip` runs the rounds at the present one; `samples_here` were trained there so far."""
+        `gossip` runs the rounds at the present one; `samples_here` were trained there so far; `apart` as ports.Replica
+        has it."""
         self._manifest = manifest
         self._run_id = run_id
         self._presence = presence
         self._line = line
         self._answering = answering
         self._sizes = sizes
+        self._apart = apart
         self._gossip = gossip
         self._telemetry = telemetry
         self._rng = rng
@@ -238,6 +243,8 @@ class Moving:
                 sizes,
                 DownloadLimits(),
                 self._telemetry,
+                rounds_max=lambda: self._presence.beliefs.rounds_max,
+                compare=self._compare_with(move.target, sizes),
             )
         except Unavailable as error:
             self._stay(move, str(error))
@@ -258,6 +265,19 @@ class Moving:
             return None
         self._telemetry.count(name.RECOVERIES, method="replica")
         return Brought(move.target, f"{reason}; {why}", move.speed, state, offer)
+
+    def _compare_with(self, stage: int, sizes: Sizes) -> Compare | None:
+        """What asks other replicas of `stage` about a state of it; replicas that never meet differ as they please."""
+        if self._manifest.gossip.method == "none":
+            return None
+        donors, beliefs = partial(self._donors, stage), self._presence.beliefs
+        here = self._line, self._run_id, stage, sizes, donors, lambda: beliefs.rounds_max
+        second = SecondWord(*here, self._apart, self._telemetry)
+
+        async def compare(state: State, offer: wire.Snapshot, givers: Collection[PeerId]) -> None:
+            await second.compare(state, offer, givers)
+
+        return compare
 
     async def _replaced(self, stage: int) -> tuple[bool, str]:
         """Whether another replica of `stage`, ours, is sure to stay: it answers, and has not announced that it goes.

@@ -73,7 +73,9 @@ class Node:
         us = self.presence = Presence(manifest, run_id, world.directory, world.clock, world.identity, world.telemetry)
         us.door, us.progressed, us.self.unable = world.door, self._progressed, world.unable
         self._callers = callers = Callers(manifest, us, world.clock, lambda: self.stage)
-        self.line = Line(world.transport, us.progress, us.record, callers.learn, self._progressed, us.hear_boast)
+        self.line = Line(
+            world.transport, us.progress, us.record, callers.learn, self._progressed, us.beliefs.hear_boast
+        )
         self.line.excluded = us.book.excluded
         self.arrival = Arrival(manifest, run_id, self.line, us, world.compute, world.clock, world.telemetry)
         self.arrival.saving, self._swarm = world.saving, us.book.swarm
@@ -229,7 +231,8 @@ class Node:
         self._telemetry.event("node.ready", serves=stage)
         rng = seeded(self.manifest.seed, "moving", self.me, presence.incarnation, self._stays)
         own = self.manifest, self.run_id, presence, self.line, self.arrival.answering
-        return await Moving(*own, replica.sizes_of, gossip, self._telemetry, rng, lambda: hop.samples).run()
+        rest = gossip, self._telemetry, rng, lambda: hop.samples, replica.apart
+        return await Moving(*own, replica.sizes_of, *rest).run()
 
     async def _withdraw(self, brought: Brought) -> None:
         """Take no new work at this stage, and finish what is held."""
@@ -252,9 +255,9 @@ class Node:
         us = self.presence.self
         if self._donor is not None:
             self._donor.close()
-        self.arrival.carried = self.keeper.snapshot if self.keeper is not None else None
+        self.arrival.fetching.carried = self.keeper.snapshot if self.keeper is not None else None
         us.blocks, us.queue, us.moving_to = (lambda: None), (lambda: 0), None
-        self.presence.heard_blocks = lambda told: ()
+        self.presence.heard_blocks = lambda told, frontier_max: ()
         self._replica = self._backlog = self._donor = self._saver = self.hop = self.gossip = self.feeder = None
         self._stays += 1
 
@@ -270,6 +273,7 @@ class Node:
         checks = Checks.of(manifest, self.run_id, stage, replica, *seen)
         parts = (replica, world.compute, onward, backlog, total, telemetry, lambda: self._swarm().sizes[stage])
         hop = Hop(manifest, stage, self.me, *parts, checks.redoing, checks.auditor, checks.upstream)
+        hop.believed = worked = self.presence.beliefs.clock.observed.worked
         gossip = Gossip(
             manifest,
             self.run_id,
@@ -285,9 +289,9 @@ class Node:
             done=done,
             newcomer=newcomer,
         )
-        kept = manifest, self.run_id, stage, self.line, self._swarm, total, telemetry, replica
-        self.keeper = keeper = keeper_of(*kept)
-        self.presence.self.kept = lambda: keeper.snapshot
+        gossip.acceptance.believed = worked
+        here = manifest, self.run_id, stage, self.line, self.presence, telemetry
+        self.keeper = keeper = keeper_of(*here, replica)
         tasks.create_task(keeper.run())
         self._donor = SnapshotDonor(
             self.run_id,

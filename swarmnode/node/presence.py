@@ -5,23 +5,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import math
-import statistics
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from swarmnode import __version__
+from swarmnode.bounds import FIELDS, QUEUE_MAX, SPEED_MAX
 from swarmnode.errors import RemoteFault
 from swarmnode.identity import Identity
 from swarmnode.ids import PeerId, RunId, seeded
 from swarmnode.manifest import Manifest
 from swarmnode.membership.book import Book
-from swarmnode.membership.ceiling import Ceiling
 from swarmnode.membership.door import Door
-from swarmnode.membership.progress import Boast, Progress
-from swarmnode.membership.record import UNABLE_MAX, check_member, check_record, check_time, pass_of, sign_record
+from swarmnode.membership.progress import Progress
+from swarmnode.membership.record import check_member, check_record, check_time, pass_of, sign_record
 from swarmnode.membership.swarm import SERVING, Member, shared
 from swarmnode.membership.view import View, view_of
 from swarmnode.metrics import name
+from swarmnode.node.beliefs import Beliefs
 from swarmnode.node.own import Self_
 from swarmnode.pipeline.allowed import allowed_samples_per_s
 from swarmnode.pipeline.route import routers
@@ -34,11 +33,8 @@ JUST_SHARE = 0.1  # guess: who changes its state has signed its record just befo
 EMPTY_SHARE = 0.25  # guess: of the announce period, between two looks while a stage that work goes to stands empty
 OTHERS_PERIODS = 3  # as recovery/ladder.LOST_PERIODS: rarer, and the roll call would have to look at each by itself
 ADDRESSES_MAX = 8
-SLACK_ROUNDS = 4  # guess: rounds' worth of samples that are believed whatever machines announce
-AHEAD_PERIODS = 2.0  # announce periods; there is a look in each
-NOBODY = -1.0  # as `Progress.top`: nobody is believed yet
 AHEAD_TOLERANCE_S = 0.001  # guess: of wall clocks; nodes foresee their pauses in whole seconds
-BOASTERS_MAX = 64  # guess: peers named in one event
+HearBlocks = Callable[[Mapping[PeerId, record_pb2.Blocks], int], Iterable[RemoteFault]]
 
 
 class Presence:
@@ -62,16 +58,13 @@ class Presence:
         self.me = identity.peer_id
         self.self = Self_()
         self.progress = Progress()
-        self.progress.top = NOBODY
         self.book = Book(manifest.pipeline.stages)
         self.routers = routers(manifest, self.me)
         self.progressed: Callable[[], None] = lambda: None  # the run's sample count grew
-        slack = SLACK_ROUNDS * manifest.gossip.round_samples
-        self._ceiling = Ceiling(slack, AHEAD_PERIODS * manifest.limits.announce_period_s)
-        self._unheard: dict[PeerId, int] = {}  # what feeders told before anybody was believed
-        self._boasters: dict[PeerId, None] = {}  # told of more samples since the last look than were believed
+        here = self.me, self.book, self.progress, clock, telemetry, self._refused, self._grown
+        self.beliefs = Beliefs(manifest, *here)
         self.blocks_heard: dict[PeerId, record_pb2.Blocks] = {}
-        self.heard_blocks: Callable[[Mapping[PeerId, record_pb2.Blocks]], Iterable[RemoteFault]] = lambda told: ()
+        self.heard_blocks: HearBlocks = lambda told, frontier_max: ()
         self.doubted: Callable[[Iterable[PeerId]], None] = lambda peers: None  # they went silent
         self._joined_unix_ms = int(clock.unix_s() * 1000)
         self._sequence = self._joined_unix_ms
@@ -82,6 +75,9 @@ class Presence:
         self._announce_now = asyncio.Event()
         self._sends_to: Collection[int] = ()  # nobody, before a stage is chosen
         self._chance = seeded(manifest.seed, "look", self.me, self._joined_unix_ms)
+
+    def _grown(self) -> None:
+        self.progressed()
 
     @property
     def incarnation(self) -> int:
@@ -135,8 +131,10 @@ class Presence:
             stage=us.stage,
             state=us.state,
             addresses=us.addresses[:ADDRESSES_MAX],
-            samples_per_second=allowed_samples_per_s(self._manifest, us.stage, us.speed(), us.allowance),
-            queue=us.queue(),
+            samples_per_second=min(
+                SPEED_MAX, allowed_samples_per_s(self._manifest, us.stage, us.speed(), us.allowance)
+            ),
+            queue=min(QUEUE_MAX, us.queue()),
             round=us.round_index(),
             round_stride=us.round_stride(),
             joined_unix_ms=self._joined_unix_ms,
@@ -144,7 +142,7 @@ class Presence:
             progress=self.progress.entry(self.me),
             moving_to=us.moving_to,
             saves_checkpoints=us.saves_checkpoints,
-            unable=sorted(us.unable)[:UNABLE_MAX],
+            unable=sorted(us.unable)[: FIELDS["Record.unable"].many],
             boundary_digest=us.boundary_digest,
         )
         if (kept := us.kept()) is not None:
@@ -211,52 +209,7 @@ class Presence:
             self._telemetry.event("peer.gone", peer=peer, reason="its record expired")
         self.doubted(expired)
         self._view_changed()
-        self._judge(0 in wanted)
-
-    def hear_boast(self, peer: PeerId) -> None:
-        """`peer` tells of more samples than are believed."""
-        if len(self._boasters) < BOASTERS_MAX:
-            self._boasters[peer] = None
-
-    def trust(self, progress: Progress) -> None:
-        """Believe `progress` as it is: of this node's checkpoint, or what most say."""
-        top, self.progress.top = self.progress.top, math.inf
-        self.progress.merge(progress)
-        self.progress.top = top
-
-    def _judge(self, rated: bool) -> None:
-        """How many samples others are believed until the next look: what all who feed can do meanwhile, or what most
-        of all say who have come by a state."""
-        swarm, total = self.book.swarm(), self.progress.total
-        nobody = self.progress.top == NOBODY
-        if self._boasters and not nobody:
-            self._telemetry.event(
-                "progress.doubted", level="warning", peers=list(self._boasters), top=self.progress.top
-            )
-        self._boasters.clear()
-        told = swarm.totals() if nobody else []
-        if nobody and not told:
-            return
-        own = self.self.speed() if self.self.stage == 0 else 0.0
-        # 0: as it was when the feeders were looked at.
-        rate = self._ceiling.possible(swarm.serving(0), swarm.sizes[0], own) if rated or nobody else 0.0
-        top = self._ceiling.look(self._clock.unix_s(), total, rate)
-        if not nobody and self.book.most > top:  # else nobody tells of more
-            told = swarm.totals()
-            self.book.most = max(told, default=0)
-        above = [samples for samples in told if samples > top]
-        if nobody or 2 * len(above) > sum(map(len, swarm.stages)) + 1:  # this one, too, has a vote
-            most = statistics.median_low(told if nobody else above)
-            self.trust(Progress.from_wire(record_pb2.Progress(total=most)))
-            self._ceiling.lift()
-            top = self._ceiling.look(self._clock.unix_s(), self.progress.total, rate)
-            self._telemetry.event("progress.raised", samples=most, reason=f"the median of {len(told)} of the run")
-        self.progress.top = top
-        unheard, self._unheard = self._unheard, {}
-        for feeder, samples in unheard.items():
-            self._hear_progress(feeder, samples)
-        if self.progress.total > total:
-            self.progressed()
+        self.beliefs.judge()
 
     def _believes(self, view: View) -> bool:
         """Whether all of `view` would be taken in, as far as time and the door go; else each is looked at alone."""
@@ -267,30 +220,8 @@ class Presence:
         """`_take_in` of all that is news in `view`."""
         fed = self.book.renew(stage, view, self.me, self._chance)
         told = {peer: view.samples[peer] for peer in fed if peer in view.samples}
-        before = self.progress.total
-        try:
-            if self.progress.top == NOBODY:
-                self._unheard |= told
-            else:
-                self.progress.merge_entries(told)
-        except RemoteFault:  # one of them is wrong, or they are too many together
-            for feeder, samples in told.items():
-                self._hear_progress(feeder, samples)
-        if self.progress.total > before:
-            self.progressed()
+        self.beliefs.hear(told)
         self._hear_blocks({peer: view.blocks[peer] for peer in fed if peer in view.blocks})
-
-    def _hear_progress(self, peer: PeerId, samples: int) -> None:
-        """The record of `peer` tells that it fed `samples`."""
-        if self.progress.top == NOBODY:
-            self._unheard[peer] = samples
-            return
-        with self._faults_logged():
-            try:
-                self.progress.merge_entries({peer: samples})
-            except Boast:
-                self.hear_boast(peer)
-                raise
 
     @contextlib.contextmanager
     def _faults_logged(self) -> Iterator[None]:
@@ -305,8 +236,13 @@ class Presence:
 
     def _hear_blocks(self, told: Mapping[PeerId, record_pb2.Blocks]) -> None:
         self.blocks_heard.update(told)
-        for fault in self.heard_blocks(told):
+        for fault in self.heard_blocks(told, self.blocks_max):
             self._refused(fault)
+
+    @property
+    def blocks_max(self) -> int:
+        """Blocks that can be finished at most."""
+        return int(self.beliefs.samples_max) // self._manifest.data.block_samples
 
     def bury(self, peers: Sequence[PeerId]) -> None:
         """`peers` answer no more: out of the book and the routers until they say something newer. What they finished
@@ -323,6 +259,7 @@ class Presence:
             return
         self.book.excluded.add(peer)
         self.book.forget(peer)
+        self.beliefs.clock.observed.forget(peer)
         self.blocks_heard.pop(peer, None)
         self._telemetry.event("peer.excluded", level="warning", peer=peer, reason=reason)
         self._view_changed()
@@ -370,10 +307,7 @@ class Presence:
         if member is not None and not member.fed:
             return peer
         if record.progress.samples:
-            before = self.progress.total
-            self._hear_progress(peer, record.progress.samples[0])
-            if self.progress.total > before:
-                self.progressed()
+            self.beliefs.hear({peer: record.progress.samples[0]})
         if record.HasField("blocks"):
             self._hear_blocks({peer: record.blocks})
         return peer

@@ -23,6 +23,7 @@ from swarmnode.model.stash import instead
 from swarmnode.model.tensor import check_finite, decode
 from swarmnode.ports import Draft, LossResult, Neighbour, OuterReport, Packet, State, StepReport, Tape, WireTensor
 from swarmnode.recovery import checkfree
+from swarmnode.recovery.second import apart
 
 
 class TorchReplica:
@@ -216,6 +217,10 @@ class TorchReplica:
     def ends_of(self, stage: int) -> tuple[int, int]:
         """(first element, count) of the embedding or head of `stage`; count 0 for an inner one."""
         return checkfree.ends(self.stage.manifest.model, self._parts()[stage])
+
+    def apart(self, one: memoryview | bytes, other: memoryview | bytes) -> float:
+        """See ports.Replica."""
+        return apart(one, other)
 
     @torch.no_grad()
     def rebuild(self, method: str, neighbours: Sequence[Neighbour], ends: memoryview | None) -> None:

@@ -69,7 +69,7 @@ class Saving:
         """Before anything else: what the checkpoint to resume knows of the run, and whether we save."""
         presence.self.saves_checkpoints = self.store is not None
         if self.resume is not None:
-            presence.trust(self.resume.progress())
+            presence.beliefs.trust(self.resume.progress())
             presence.blocks_heard[RESUMED] = self.resume.blocks(manifest)
 
     def shapes(self, manifest: Manifest, stage: int) -> Shapes:

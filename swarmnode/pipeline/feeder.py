@@ -172,9 +172,10 @@ class Feeder:
             return 0.0
         return sum(tokens for _, tokens in self._recent) / max(1.0, min(RATE_SPAN_S, now - self._recent[0][0]))
 
-    def heard(self, told: Mapping[PeerId, record_pb2.Blocks]) -> list[RemoteFault]:
-        """What other feeders' records say they finished; returns what of it cannot be believed."""
-        faults = self._ledger.merge_all(told)
+    def heard(self, told: Mapping[PeerId, record_pb2.Blocks], frontier_max: int) -> list[RemoteFault]:
+        """What other feeders' records say they finished; returns what of it cannot be believed: among it that more than
+        `frontier_max` blocks are."""
+        faults = self._ledger.merge_all(told, frontier_max)
         self._count_duplicates()
         return faults
 

@@ -77,6 +77,7 @@ class Hop:
         self.worked = 0.0  # the same in work done, by arithmetic: also of microbatches that are not back yet
         self.reworked = 0.0  # the same of forwards done again; the compute thread counts it
         self.loss = Ema(LOSS_DECAY)
+        self.believed: Callable[[PeerId], None] = lambda peer: None  # its gradient, or what it sent, was trained with
 
     async def serve(self, peer: PeerId, call: Call) -> Answer:
         """Handler of method "process". Raises RemoteFault for a malformed request, Busy, MicrobatchLost."""
@@ -103,6 +104,8 @@ class Hop:
                     named = bytes(process.microbatch_id), process.first_sample, process.samples
                     self._upstream.saw(Fed(peer, *named, tokens, x))
             tensors = () if carried.gradient is None else (carried.gradient,)
+            if process.purpose == wire.PURPOSE_TRAIN:
+                self.believed(peer)
             return Answer(wire.Reply(processed=report), tensors, urgent=True)
 
         return await self._backlog.once(key, work, peer)
@@ -199,6 +202,8 @@ class Hop:
                     held.revoke()
                 continue
             carried.queued_s += queued_s
+            assert carried.peer is not None
+            self.believed(carried.peer)
             self.worked += (1.0 - FORWARD_SHARE) * process.samples
             self._trained(process.samples, step)
             if claim is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -34,6 +35,7 @@ class DownloadLimits:
     helpers: int = 3  # peers besides the donor that are asked for the same bytes
     sources: int = 4  # donors pulled from side by side: a line at home gives a quarter of what another takes
     alone_s: float = 60.0  # what comes within this comes of one donor alone
+    silent_s: float = 30.0  # a donor that gives nothing for so long is not waited for alone
     rest: float = 0.0  # seconds of rest after a chunk for each second it took: 1.0 leaves half of the donor's uplink
     offer_timeout_s: float = 60.0  # the donor copies and hashes its state in this time
     chunk_timeout_s: float = 40.0  # for each MiB, at 210 kbit/s: what is left of a home's uplink while it trains
@@ -133,6 +135,8 @@ class Asking:
     limits: DownloadLimits
     round_min: int
     cut: Cut
+    rounds_max: Callable[[], float] = lambda: math.inf
+    """What the run can have come to: a snapshot of a later round is a lie."""
 
     async def offer(self, donor: PeerId, *, beside: bool = False) -> wire.Snapshot:
         """The donor's offer, checked. Who is asked `beside` another keeps no newcomer waiting for it."""
@@ -161,6 +165,8 @@ class Asking:
             )
             if offer.round < self.round_min:
                 raise RemoteFault(f"snapshot of round {offer.round} where {self.round_min} or later was asked for")
+            if offer.round > (most := self.rounds_max()):
+                raise RemoteFault(f"snapshot of round {offer.round}; the run can have come to {most:.0f}")
         except RemoteFault as fault:
             raise Lie(str(fault)) from fault
         return offer

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import math
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -27,6 +27,7 @@ from swarmnode.together import together
 from swarmnode.wire import call_pb2 as wire
 
 Accept = Callable[[State], Awaitable[None]]
+Compare = Callable[[State, wire.Snapshot, Collection[PeerId]], Awaitable[None]]
 REPORTS = 20  # progress events of a download, at most, for each donor
 
 
@@ -40,6 +41,8 @@ async def download(
     telemetry: Telemetry,
     *,
     round_min: int = 0,
+    rounds_max: Callable[[], float] = lambda: math.inf,
+    compare: Compare | None = None,
     accept: Accept | None = None,
     cut: Cut = WHOLE,
     helpers: Callable[[], Sequence[PeerId]] = tuple,
@@ -49,15 +52,17 @@ async def download(
 
     `donors` is asked again before each attempt and returns the best first. A snapshot that broke off is gone on with at
     the same donor; chunks are kept for as long as the same hashes are offered, by whomever. `helpers` may hold the very
-    same snapshot (joiners that came a moment before): each is asked for chunks of it until it refuses. `accept` takes
-    the state (loads it, say) and raises RemoteFault when its numbers cannot be believed: the donor has lied, another is
-    asked; of several donors nobody knows which, and the next state is of one alone. Donors that give to others are
-    asked again when they said. Raises Unavailable when the attempts are used up or nobody is left to ask.
+    same snapshot (joiners that came a moment before): each is asked for chunks of it until it refuses. No snapshot is
+    of a later round than `rounds_max` tells. `compare` asks others about the state; it is told what the donors said and
+    who they were. `accept` takes the state (loads it, say). Either raises RemoteFault when its numbers cannot be
+    believed: the donor has lied, another is asked; of several donors nobody knows which, and the next state is of one
+    alone. Donors that give to others are asked again when they said. Raises Unavailable when the attempts are used up
+    or nobody is left to ask.
     """
     me = transport.peer_id
-    asking = Asking(transport, stage, run_id, sizes, limits, round_min, cut)
+    asking = Asking(transport, stage, run_id, sizes, limits, round_min, cut, rounds_max)
     whom = Donors(donors, me, limits.failures_max)
-    return await _Download(me, stage, whom, asking, limits, telemetry, accept, helpers).run()
+    return await _Download(me, stage, whom, asking, limits, telemetry, compare, accept, helpers).run()
 
 
 @dataclass(slots=True)
@@ -70,6 +75,7 @@ class _Download:
     asking: Asking
     limits: DownloadLimits
     telemetry: Telemetry
+    compare: Compare | None
     accept: Accept | None
     helpers: Callable[[], Sequence[PeerId]]
     useless: set[PeerId] = field(default_factory=set)  # helpers that lied
@@ -203,16 +209,20 @@ class _Download:
         """What has come, once `accept` has taken it. Raises Lie, Failed."""
         offer = mixed([self.have[index] for index in range(len(self.offer.hashes))])
         state = assemble(offer, self.data, verify=False)  # each chunk was verified as it came
-        if self.accept is not None:
-            try:
+        theirs = {id(given) for given in self.have.values()}
+        givers = {donor, *(peer for peer, given in self.begun.items() if id(given) in theirs)}
+        try:
+            if self.compare is not None:
+                await self.compare(state, offer, givers)
+            if self.accept is not None:
                 await self.accept(state)
-            except RemoteFault as fault:
-                self.have.clear()
-                self.begun.clear()
-                if offer is self.offer:
-                    raise Lie(str(fault)) from fault
-                self.pure = True
-                raise Failed(f"a state of several donors: {fault}", soon=False) from fault
+        except RemoteFault as fault:
+            self.have.clear()
+            self.begun.clear()
+            if offer is self.offer:
+                raise Lie(str(fault)) from fault
+            self.pure = True
+            raise Failed(f"a state of several donors: {fault}", soon=False) from fault
         self.telemetry.event(
             "state.downloaded",
             peer=donor,
@@ -224,9 +234,12 @@ class _Download:
         return state, offer
 
     async def _others(self) -> None:
-        """More donors beside the first, once it has taken long."""
+        """More donors beside the first, once it has taken long; sooner where nothing comes."""
         begun_s, before = asyncio.get_running_loop().time(), self.given.total()
-        await self._over_within(self.limits.alone_s)
+        silent_s = min(self.limits.silent_s, self.limits.alone_s)
+        await self._over_within(silent_s)
+        if self.given.total() > before:
+            await self._over_within(self.limits.alone_s - silent_s)
         if self.missing:
             await together([partial(self._beside, begun_s, before)] * (self.limits.sources - 1))
 

@@ -4,19 +4,23 @@ that a stage whose replicas all die at once need not be guessed (design section 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from swarmnode.errors import RemoteFault, Unavailable
-from swarmnode.ids import PeerId, RunId
+from swarmnode.ids import PeerId, RunId, digest64, short
 from swarmnode.manifest import Manifest, RecoverySpec
 from swarmnode.membership.swarm import Swarm
+from swarmnode.membership.view import rank
 from swarmnode.model.section import Sizes, snapshot_nbytes
-from swarmnode.ports import Answer, Call, Telemetry, Transport
+from swarmnode.ports import Answer, Call, State, Telemetry, Transport
 from swarmnode.recovery.asking import DownloadLimits
 from swarmnode.recovery.download import download
 from swarmnode.recovery.ladder import keeps
+from swarmnode.recovery.second import APART_MAX, Apart, SecondWord, cuts, slices_of
 from swarmnode.recovery.snapshot import SLOW, WHOLE, Cut, Snapshot
-from swarmnode.wire import call_pb2
+from swarmnode.wire import call_pb2, record_pb2
+
+GIVING = (record_pb2.NODE_STATE_TRAINING, record_pb2.NODE_STATE_DRAINING)
 
 GENTLE = DownloadLimits(attempts_max=2, parallel=1, sources=1, pause_s=1.0, rest=3.0, busy_max_s=0.0, waited_for=False)
 """Nobody waits for it: one chunk at a time on a quarter of the line, and when a donor is busy another day will do.
@@ -72,9 +76,17 @@ class Keeper:
         *,
         sizes: Sizes,
         ends: tuple[int, int],
+        apart: Apart,
+        rounds_max: Callable[[], float],
+        seen: Callable[[PeerId], bool],
     ) -> None:
-        """`sizes` and `ends` are those of the stage kept."""
+        """`sizes` and `ends` are those of the stage kept; `rounds_max` what the run can have come to; `seen` tells
+        whether a peer was seen at work."""
+        self._apart = apart
+        self._rounds_max = rounds_max
+        self._seen = seen
         self._spec = manifest.recovery
+        self._diverging = manifest.gossip.method == "none"  # replicas that never meet differ as they please
         self._period_s = manifest.limits.announce_period_s
         self._run_id = run_id
         self.stage = (stage + 1) % manifest.pipeline.stages
@@ -113,24 +125,57 @@ class Keeper:
     async def inherit(self, peer: PeerId, call: Call) -> Answer:
         """Handler of "handover": keep the state of `peer`, the last replica of the stage after ours, which leaves.
 
-        Returns when it is here. Raises Unavailable when states are not kept whole here."""
+        Returns when it is here. Raises Unavailable when states are not kept whole here, RemoteFault for a peer that
+        does not serve that stage, or whose state is far from the one kept."""
         asked = call.header.handover
         if asked.stage != self.stage:
             raise RemoteFault(f"handover of stage {asked.stage}; stage {self.stage} is kept here")
         if self._cut != WHOLE or self._alone:
             raise Unavailable(f"of stage {self.stage} is kept {self._reason}")
+        swarm = self._swarm()
+        giver = next((m for m in swarm.stages[self.stage] if m.peer == peer and m.state in GIVING), None)
+        if giver is None:
+            raise RemoteFault(f"handover by {short(peer)}, who does not serve stage {self.stage}")
+        # Of the first stage this is the last one, and has nothing to do with its replicas but by its records.
+        if self.stage and not self._seen(peer):
+            raise RemoteFault(f"handover by {short(peer)}, who was never seen at work")
         offer = await self._fetch(WHOLE, [peer], URGENT, "its last replica leaves")
         return Answer(call_pb2.Reply(handed=call_pb2.Handed(round=offer.round)))
 
     async def _renew(self, cut: Cut, reason: str) -> bool:
         """Whether it has come."""
+        salt = digest64("renewal", self._transport.peer_id)
         donors = [member.peer for member in self._swarm().serving(self.stage)]
+        donors.sort(key=lambda peer: rank(peer, salt))
         try:
             await self._fetch(cut, donors, GENTLE, reason)
         except Unavailable as error:
             self._telemetry.event("recovery.kept", level="warning", of_stage=self.stage, nbytes=0, reason=str(error))
             return False
         return True
+
+    async def _compare(self, state: State, offer: call_pb2.Snapshot, givers: Collection[PeerId]) -> None:
+        """Raises RemoteFault for a state that other replicas contradict, or, where none of them has a word, that is far
+        from the one kept."""
+        if self._diverging:
+            return
+        second = SecondWord(
+            self._transport,
+            self._run_id,
+            self.stage,
+            self._sizes,
+            lambda: [member.peer for member in self._swarm().serving(self.stage)],
+            self._rounds_max,
+            self._apart,
+            self._telemetry,
+        )
+        words = await second.compare(state, offer, givers)
+        if words or self.snapshot is None:
+            return
+        at = cuts(self._sizes["phi"], self._transport.peer_id, offer.id.hex())
+        far = self._apart(slices_of(state.sections["phi"], at), slices_of(self.snapshot.state.sections["phi"], at))
+        if far > APART_MAX:
+            raise RemoteFault(f"slow weights {far:.3g} of their length from those kept here, and nobody confirms them")
 
     async def _fetch(
         self, cut: Cut, donors: Sequence[PeerId], limits: DownloadLimits, reason: str
@@ -145,6 +190,8 @@ class Keeper:
             limits,
             self._telemetry,
             cut=cut,
+            rounds_max=self._rounds_max,
+            compare=self._compare if cut == WHOLE else None,
         )
         kept = self.snapshot  # a handover may have come while this was on its way
         if kept is None or (offer.round, offer.inner_steps) >= (kept.round_index, kept.state.inner_steps):

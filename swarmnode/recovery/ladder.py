@@ -15,6 +15,9 @@ from swarmnode.wire import record_pb2
 
 QUIET_PERIODS = 2  # guess: the same after which one of many is looked up again, and pinged if that tells nothing newer
 LOST_PERIODS = 3  # issue 5: announce periods without a record after which a silent replica counts as gone
+BUILDER_S, BUILDER_PERIODS = 3.0, 3  # guess: somebody who brings a stage back serves it after so long at least, and ...
+BUILDER_BYTES_PER_S = 1e6  # guess: ... a line at home: its snapshot is fetched at this rate
+CLAIMS_MAX = 2  # guess: of those who claim to build one after the other, so many are waited for
 NEIGHBOUR_WAIT_S = 60.0  # guess: how long a builder waits for neighbours that are being brought back themselves
 
 
@@ -169,6 +172,41 @@ def first_builder(stage: tuple[Member, ...], answering: Collection[PeerId], me: 
     joining = [m for m in able if m.state == record_pb2.NODE_STATE_JOINING]
     first = min(joining, key=lambda m: (m.joined_unix_s, m.peer), default=None)
     return first.peer if first is not None and first.peer != me else None
+
+
+class Claims:
+    """Whom one node waits for, as they bring its stage back. A claim is a word in a record, and answering pings costs
+    nothing: who has not come to serve within the time that a slow machine needs has no claim any more."""
+
+    def __init__(self, limits: LimitsSpec) -> None:
+        self._least_s = max(BUILDER_S, BUILDER_PERIODS * limits.announce_period_s)
+        self._allowed_s = self._least_s
+        self._since_s: dict[PeerId, float] = {}
+
+    def begin(self, nbytes: int) -> None:
+        """The stage's state has so many bytes."""
+        self._allowed_s = self._least_s + nbytes / BUILDER_BYTES_PER_S
+        self._since_s.clear()
+
+    def builder(
+        self, stage: tuple[Member, ...], answering: Collection[PeerId], me: PeerId, now_s: float
+    ) -> PeerId | None:
+        """`first_builder` of those whose time is not over; of all that come one after the other it is CLAIMS_MAX times
+        as long."""
+        able = set(answering)
+        while (found := first_builder(stage, able, me)) is not None:
+            since_s = self._since_s.setdefault(found, now_s)
+            all_s = now_s - min(self._since_s.values())
+            if now_s - since_s <= self._allowed_s and all_s <= CLAIMS_MAX * self._allowed_s:
+                return found
+            able.discard(found)
+        return None
+
+
+def latest(kept: Collection[tuple[int, int, PeerId]], rounds_max: int) -> list[tuple[int, PeerId]]:
+    """(round, keeper) of the snapshots `kept` (round, inner steps, keeper), the latest first. None is of a round beyond
+    `rounds_max`, which is yet to come."""
+    return [(at, peer) for at, _, peer in sorted(kept, reverse=True) if at <= rounds_max]
 
 
 def overdue(stage: Collection[Member], now_unix_s: float, limits: LimitsSpec) -> bool:

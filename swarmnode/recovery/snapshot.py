@@ -13,8 +13,9 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from swarmnode.bounds import SAMPLES_MAX
 from swarmnode.errors import RemoteFault
-from swarmnode.membership.progress import SAMPLES_MAX, Progress
+from swarmnode.membership.progress import Progress
 from swarmnode.model.section import PACKED_ITEMSIZE, SECTIONS, Sizes, snapshot_nbytes
 from swarmnode.ports import State
 from swarmnode.wire import call_pb2 as wire

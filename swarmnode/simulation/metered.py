@@ -134,6 +134,9 @@ class Metered:
     def sizes_of(self, stage: int) -> Mapping[str, int]:
         return self.inner.sizes_of(stage)
 
+    def apart(self, one: memoryview | bytes, other: memoryview | bytes) -> float:
+        return self.inner.apart(one, other)
+
     def ends_of(self, stage: int) -> tuple[int, int]:
         return self.inner.ends_of(stage)
 

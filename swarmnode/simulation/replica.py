@@ -143,6 +143,13 @@ class FakeReplica:
     def ends_of(self, stage: int) -> tuple[int, int]:
         return (0, ROW_BYTES // ITEMSIZE) if stage in (0, self._manifest.pipeline.stages - 1) else (0, 0)
 
+    def apart(self, one: memoryview | bytes, other: memoryview | bytes) -> float:
+        """See ports.Replica. Few dimensions near the origin: lengths below 1 count as 1."""
+        a, b = (ROW.unpack(bytes(data[:ROW_BYTES]))[2 + DIMENSIONS :] for data in (one, other))
+        if not all(map(math.isfinite, (*a, *b))):
+            return math.inf
+        return math.dist(a, b) / max(1.0, math.hypot(*a), math.hypot(*b))
+
     def rebuild(self, method: str, neighbours: Sequence[Neighbour], ends: memoryview | None) -> None:
         """The mean of the neighbours' slow weights, or one of them."""
         rows = [ROW.unpack(first(one.phi, ROW_BYTES))[2 + DIMENSIONS :] for one in neighbours]

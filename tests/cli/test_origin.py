@@ -93,5 +93,25 @@ def test_logs_of_a_node_that_is_gone(here: Path, capsys: pytest.CaptureFixture[s
     assert json.loads(capsys.readouterr().out)["event"] == "peer.gone"
 
 
+def test_what_a_peer_wrote_does_nothing_to_the_terminal(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also of a log that another version, or another machine, has written."""
+    (here / "events.jsonl").write_text(
+        json.dumps(
+            {
+                "ts": "2026\x1b",
+                "level": "info",
+                "event": "a\x1b[2J",
+                "node": "n\x07",
+                "fields": {"b\x1b": "\x1b]0;x\x07"},
+            }
+        )
+        + "\n"
+    )
+    assert main(["logs", "--home", str(here)]) == 0
+    assert main(["replay", str(here)]) == 0
+    out = capsys.readouterr().out
+    assert "[2J" in out and all(line.isprintable() for line in out.splitlines())
+
+
 def test_every_verb_knows_its_variables() -> None:
     assert {"join", "limit", "pause", "finish", "config", "completion"} <= set(VERBS)

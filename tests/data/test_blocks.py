@@ -14,6 +14,7 @@ from swarmnode.wire import record_pb2
 
 A, B, C, D = (PeerId(name) for name in ("A", "B", "C", "D"))
 ALL = (A, B, C, D)
+MOST = 1 << 40  # blocks that can be finished
 
 
 @dataclass
@@ -45,7 +46,7 @@ def gossip(ledgers: dict[PeerId, BlockLedger], hearers: set[PeerId], talkers: se
     for hearer in sorted(hearers):
         for talker in sorted(talkers - {hearer}):
             said = record_pb2.Blocks.FromString(ledgers[talker].record().SerializeToString())
-            ledgers[hearer].merge(talker, said)
+            ledgers[hearer].merge(talker, said, MOST)
 
 
 @given(
@@ -148,7 +149,7 @@ def test_a_stuck_feeder_is_overtaken_from_the_top_and_at_last_replaced() -> None
         assert len(reasons) <= AHEAD_MAX + held + 1
         assert len(fast.record().finished) <= RECORD_ENTRIES_MAX
     assert reasons[0] == "own" and reasons[-1] == "overdue"
-    stuck.merge(A, fast.record())
+    stuck.merge(A, fast.record(), MOST)
     stuck.finish(held)
     assert stuck.duplicates == 1
     assert stuck.frontier == fast.frontier
@@ -161,9 +162,9 @@ def test_duplicates_are_counted_once_also_behind_the_frontier() -> None:
         mine.finish(block)
     assert mine.frontier == 3
     claim = record_pb2.Blocks(finished_below=1, finished=[1, 2, 5])
-    mine.merge(B, claim)
-    mine.merge(B, claim)
-    mine.merge(C, claim)
+    mine.merge(B, claim, MOST)
+    mine.merge(B, claim, MOST)
+    mine.merge(C, claim, MOST)
     assert mine.duplicates == 2
 
 
@@ -173,11 +174,11 @@ def test_a_newcomer_starts_at_the_frontier_and_a_restarted_feeder_remembers() ->
         old.finish(old.take([A, B])[0])
     record = old.record()
     again = BlockLedger(A, 0)
-    again.merge(A, record)
+    again.merge(A, record, MOST)
     assert again.record() == record
     assert again.duplicates == 0
     newcomer = BlockLedger(C, 0)
-    newcomer.merge(A, record)
+    newcomer.merge(A, record, MOST)
     block, _ = newcomer.take([A, B, C])
     assert block >= record.finished_below and block not in record.finished
 
@@ -211,7 +212,7 @@ def test_records_are_bounded_and_name_first_what_others_would_draw() -> None:
 def test_unbelievable_claims_teach_nothing(blocks: record_pb2.Blocks, says: str) -> None:
     ledger = BlockLedger(A, 0)
     with pytest.raises(RemoteFault, match=says):
-        ledger.merge(B, blocks, frontier_max=100)
+        ledger.merge(B, blocks, 100)
     assert ledger.record() == record_pb2.Blocks()
 
 

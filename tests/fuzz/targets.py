@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from google.protobuf.message import DecodeError
 
 from swarmnode import owner
+from swarmnode.bounds import FIELDS
 from swarmnode.errors import Forbidden, RemoteFault, SwarmnodeError
 from swarmnode.identity import Identity
 from swarmnode.ids import RunId
@@ -29,7 +30,7 @@ from swarmnode.membership.door import Door, parse_pass
 from swarmnode.membership.invite import Invite, decode, encode
 from swarmnode.membership.progress import to_message
 from swarmnode.membership.record import _DOMAIN as RECORD_DOMAIN
-from swarmnode.membership.record import ADDRESSES_MAX, check_record, sign_record
+from swarmnode.membership.record import check_record, sign_record
 from swarmnode.node.limits import Limits, change
 from swarmnode.ports import WireTensor
 from swarmnode.transport import frame
@@ -144,7 +145,11 @@ def take_record(raw: bytes) -> None:
 def take_record_inside(raw: bytes) -> None:
     signed = record_pb2.SignedRecord(record=raw, signature=ME.sign(RECORD_DOMAIN + raw))
     record = check_record(signed, run_id=RUN)
-    assert record.run_id == RUN and record.peer_id == ME.peer_id and len(record.addresses) <= ADDRESSES_MAX
+    assert (
+        record.run_id == RUN
+        and record.peer_id == ME.peer_id
+        and len(record.addresses) <= FIELDS["Record.addresses"].many
+    )
 
 
 @quietly

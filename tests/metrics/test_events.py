@@ -66,7 +66,8 @@ def test_a_line_can_be_read_before_the_log_is_closed(tmp_path: pathlib.Path) -> 
         (pathlib.PurePosixPath("/a"), "/a"),
         ((1, {2: b"\x03"}), [1, {"2": "03"}]),
         ({"b", "a"}, ["a", "b"]),
-        ("line\nbreak", "line\nbreak"),
+        ("line\nbreak", "line break"),
+        ("\x1b]0;owned\x07", " ]0;owned "),
     ],
 )
 def test_any_value_becomes_json(value: object, held: object) -> None:

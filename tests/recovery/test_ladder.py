@@ -13,7 +13,20 @@ from swarmnode.manifest import LimitsSpec, RecoverySpec
 from swarmnode.membership.swarm import Member, Swarm
 from swarmnode.model.section import SECTIONS
 from swarmnode.recovery.keeper import renewal, to_keep
-from swarmnode.recovery.ladder import NEIGHBOUR_WAIT_S, Rung, Sight, climb, first_builder, keeps, quiet, silent
+from swarmnode.recovery.ladder import (
+    BUILDER_S,
+    CLAIMS_MAX,
+    NEIGHBOUR_WAIT_S,
+    Claims,
+    Rung,
+    Sight,
+    climb,
+    first_builder,
+    keeps,
+    latest,
+    quiet,
+    silent,
+)
 from swarmnode.recovery.snapshot import SLOW, WHOLE, Cut
 from swarmnode.wire import record_pb2
 
@@ -151,3 +164,33 @@ def test_a_budget_decides_what_is_kept() -> None:
     assert to_keep(11_999, SIZES, (900, 100))[0] == Cut(SLOW.sections, 900, 100)
     assert to_keep(11_999, SIZES, (0, 0))[0] is None
     assert to_keep(399, SIZES, (0, 100))[0] is None
+
+
+@pytest.mark.parametrize("state", [JOINING, SYNCING])
+def test_a_claim_to_build_ends_where_nothing_comes_of_it(state: record_pb2.NodeState) -> None:
+    limits = LimitsSpec(announce_period_s=0.5)
+    claims, stage = Claims(limits), (member("a", state=state, joined_unix_s=1.0), member("b", state=state))
+    claims.begin(0)
+    assert claims.builder(stage[:1], {A}, C, 100.0) == A
+    assert claims.builder(stage[:1], {A}, C, 100.0 + BUILDER_S) == A
+    assert claims.builder(stage[:1], {A}, C, 100.1 + BUILDER_S) is None
+    claims.begin(10**7)
+    assert claims.builder(stage[:1], {A}, C, 200.0) == A and claims.builder(stage[:1], {A}, C, 210.0) == A
+    assert claims.builder(stage[:1], {A}, C, 214.0) is None, "ten megabytes take ten seconds more at a home"
+
+
+def test_of_many_who_claim_one_after_the_other_few_are_waited_for() -> None:
+    claims = Claims(LimitsSpec(announce_period_s=0.1))
+    claims.begin(0)
+    others = tuple(member(f"x{number:02}", state=JOINING, joined_unix_s=float(number)) for number in range(40))
+    answering = {m.peer for m in others}
+    step_s, at = BUILDER_S / 4, 0.0
+    while claims.builder(others, answering, C, at) is not None:
+        at += step_s
+        assert at <= CLAIMS_MAX * BUILDER_S + step_s
+
+
+def test_no_snapshot_is_of_the_future_and_the_latest_comes_first() -> None:
+    kept = [(20, 5, A), (2**52, 1, B), (20, 7, C), (21, 0, B)]
+    assert latest(kept, 21) == [(21, B), (20, C), (20, A)]
+    assert latest(kept, 20) == [(20, C), (20, A)] and latest([], 5) == []

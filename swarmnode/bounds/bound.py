@@ -1,0 +1,234 @@
+"""What may stand in one field of a message, and the check made from it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.message import Message
+
+from swarmnode.errors import RemoteFault
+from swarmnode.said import printable
+
+SHOWN_CHARACTERS_MAX = 60  # of a value in an error
+MESSAGE, FLAG, CHOICE = "a message", "yes or no", "a value of the enumeration"
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """The range of one field. Numbers lie within [least, most]; texts and bytes have `least` to `most` characters or
+    bytes; of a repeated field or a map at most `many` entries come. `why` says where the range comes from."""
+
+    least: float
+    most: float
+    unit: str
+    why: str
+    many: int = 1
+    step: str = ""  # "power of two": 0 and powers of two only
+    # Only shown to people, so that it is made fit instead of refused: a text is cut and its control characters are
+    # replaced, a number out of range counts as not said.
+    cleaned: bool = False
+
+    def allowed(self) -> str:
+        """The range as the docs and errors say it."""
+        if self.unit in (MESSAGE, FLAG, CHOICE):
+            return f"{self.unit}, at most {self.many} of them" if self.many > 1 else self.unit
+        span = f"{self.least:.16g} to {self.most:.16g}" if self.least != self.most else f"{self.most:.16g}"
+        each = f", at most {self.many} of them" if self.many > 1 else ""
+        return f"{span} {self.unit}".rstrip() + (f", {self.step}" if self.step else "") + each
+
+    def holds(self, value: Any) -> bool:
+        """Whether one value is in range. NaN is in no range."""
+        if isinstance(value, str):
+            return self.least <= len(value) <= self.most and value.isprintable()
+        if isinstance(value, bytes):
+            return self.least <= len(value) <= self.most
+        if not self.least <= value <= self.most:
+            return False
+        return not self.step or value & (value - 1) == 0
+
+
+def number(most: float, unit: str, why: str, *, least: float = 0.0, many: int = 1, step: str = "") -> Bound:
+    """A number, whole or not."""
+    return Bound(least, most, unit, why, many, step)
+
+
+def name(most: int, why: str, *, many: int = 1) -> Bound:
+    """A word that programs compare: printable characters only."""
+    return Bound(0, most, "characters", why, many)
+
+
+def words(most: int, why: str, *, many: int = 1) -> Bound:
+    """A text for people. It is never refused: it is cut, and control characters are replaced (said.py)."""
+    return Bound(0, most, "characters", why, many, cleaned=True)
+
+
+def opaque(most: int, why: str, *, many: int = 1) -> Bound:
+    """Bytes: a key, a signature, a digest, or a message checked by itself once its signature is."""
+    return Bound(0, most, "bytes", why, many)
+
+
+def flag(why: str = "either") -> Bound:
+    return Bound(0, 1, FLAG, why)
+
+
+def choice(why: str = "what this version knows") -> Bound:
+    """An enumeration: the values that this version knows."""
+    return Bound(0, math.inf, CHOICE, why)
+
+
+def part(many: int = 1, why: str = "checked field by field") -> Bound:
+    """A message inside a message."""
+    return Bound(0, 0, MESSAGE, why, many)
+
+
+Check = Callable[[Message], None]
+
+
+class Bounds:
+    """All bounds, by "Message.field", and the checks made from them: one for each message type, when first needed."""
+
+    def __init__(self, table: Mapping[str, Bound]) -> None:
+        self.table = table
+        self._checks: dict[str, dict[str, Callable[[Message, Any], None]]] = {}
+
+    def check(self, message: Message) -> None:
+        """Raises RemoteFault that names the field, its value and its range, unless every field of `message` that is set
+        is in range. Costs as much as the message has fields and entries, whatever their values. What is only shown is
+        made fit in place."""
+        descriptor: Any = message.DESCRIPTOR
+        checks = self._checks.get(descriptor.full_name)
+        if checks is None:
+            checks = self._checks[descriptor.full_name] = self._made(descriptor)
+        for field, value in message.ListFields():
+            checks[field.name](message, value)
+
+    def _made(self, descriptor: Descriptor) -> dict[str, Callable[[Message, Any], None]]:
+        return {field.name: self._of(descriptor, field) for field in descriptor.fields}
+
+    def _of(self, descriptor: Descriptor, field: FieldDescriptor) -> Callable[[Message, Any], None]:
+        where = f"{descriptor.name}.{field.name}"
+        bound = self.table[where]
+        if field.message_type is not None and field.message_type.GetOptions().map_entry:
+            return self._of_map(where, bound, field)
+        if field.message_type is not None:
+            return self._of_messages(where, bound) if _repeated(field) else (lambda _, value: self.check(value))
+        if bound.cleaned:
+            return _cleaning(bound, field) if field.type == FieldDescriptor.TYPE_STRING else _clearing(bound, field)
+        one = bound
+        if field.enum_type is not None:
+            known = frozenset(field.enum_type.values_by_number)
+            one = _Known(bound, known)  # type: ignore[assignment]
+        return _of_many(where, one) if _repeated(field) else _of_one(where, one)
+
+    def _of_messages(self, where: str, bound: Bound) -> Callable[[Message, Any], None]:
+        def check(_: Message, values: Any) -> None:
+            _count(where, bound, values)
+            for value in values:
+                self.check(value)
+
+        return check
+
+    def _of_map(self, where: str, bound: Bound, field: FieldDescriptor) -> Callable[[Message, Any], None]:
+        entry: Any = field.message_type
+        inner = entry.fields_by_name["value"]
+        text = inner.type == FieldDescriptor.TYPE_STRING
+
+        def check(_: Message, values: Any) -> None:
+            _count(where, bound, values)
+            for key, value in list(values.items()):
+                if len(key) > KEY_CHARACTERS_MAX or not key.isprintable():
+                    raise _fault(where, key, "a printable key of", f"{KEY_CHARACTERS_MAX} characters at most")
+                if text:
+                    values[key] = printable(value, int(bound.most))
+                elif not bound.holds(value):
+                    del values[key]
+
+        return check
+
+
+KEY_CHARACTERS_MAX = 128  # guess: a metric's name with its labels
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """As a Bound, of the numbers of an enumeration."""
+
+    bound: Bound
+    known: frozenset[int]
+
+    @property
+    def many(self) -> int:
+        return self.bound.many
+
+    def holds(self, value: int) -> bool:
+        return value in self.known
+
+    def allowed(self) -> str:
+        return f"one of {sorted(self.known)}"
+
+
+def _repeated(field: FieldDescriptor) -> bool:
+    return bool(field.is_repeated)
+
+
+def _count(where: str, bound: Bound, values: Any) -> None:
+    if len(values) > bound.many:
+        raise RemoteFault(f"{where} with {len(values)} entries; at most {bound.many}")
+
+
+def _fault(where: str, value: object, kind: str, allowed: str) -> RemoteFault:
+    if isinstance(value, bytes) or (isinstance(value, str) and len(value) > SHOWN_CHARACTERS_MAX):
+        said = f"of {len(value)} {'bytes' if isinstance(value, bytes) else 'characters'}"
+    else:
+        said = f"= {value!r}"
+    return RemoteFault(f"{where} {said}; {kind} {allowed} belongs there".replace("  ", " "))
+
+
+def _of_one(where: str, bound: Bound) -> Callable[[Message, Any], None]:
+    holds = bound.holds
+
+    def check(_: Message, value: Any) -> None:
+        if not holds(value):
+            raise _fault(where, value, "", bound.allowed())
+
+    return check
+
+
+def _of_many(where: str, bound: Bound) -> Callable[[Message, Any], None]:
+    holds = bound.holds
+
+    def check(_: Message, values: Any) -> None:
+        _count(where, bound, values)
+        for value in values:
+            if not holds(value):
+                raise _fault(where, value, "", bound.allowed())
+
+    return check
+
+
+def _clearing(bound: Bound, field: FieldDescriptor) -> Callable[[Message, Any], None]:
+    holds, label = bound.holds, field.name
+
+    def check(message: Message, value: Any) -> None:
+        if not holds(value):
+            message.ClearField(label)
+
+    return check
+
+
+def _cleaning(bound: Bound, field: FieldDescriptor) -> Callable[[Message, Any], None]:
+    most, label = int(bound.most), field.name
+
+    def clean(message: Message, value: Any) -> None:
+        if not _repeated(field):
+            setattr(message, label, printable(value, most))
+            return
+        del value[bound.many :]
+        for index, text in enumerate(value):
+            value[index] = printable(text, most)
+
+    return clean

@@ -1,0 +1,145 @@
+"""The run's clock goes by machines seen at work, not by keys."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarmnode.ids import PeerId
+from swarmnode.membership.ceiling import FACTOR
+from swarmnode.membership.clock import CONFIRMED, RunClock, capacity, lower_third
+from swarmnode.membership.observed import KEPT_MAX, Observed, machines
+from swarmnode.membership.swarm import Member, Swarm
+from swarmnode.wire import record_pb2
+
+ME = PeerId("me")
+SLACK, AHEAD_S = 100, 10.0
+TRAINING = record_pb2.NODE_STATE_TRAINING
+LIE = 2**52
+
+
+def member(peer: str, total: int, stage: int = 0, speed: float = 1.0) -> Member:
+    return Member(PeerId(peer), stage, TRAINING, 1, 1e12, speed, queue=0, round_index=0, total=total)
+
+
+def swarm(*members: Member) -> Swarm:
+    return Swarm.of(members, 2)
+
+
+def keys(count: int, total: int = LIE) -> list[Member]:
+    return [member(f"key{number:03}", total, stage=number % 2, speed=1e9) for number in range(count)]
+
+
+def seen(clock: RunClock, *peers: str, times: int = 9) -> RunClock:
+    for peer in peers:
+        for _ in range(times):
+            clock.observed.worked(PeerId(peer))
+    return clock
+
+
+def honest(total: int, count: int = 4) -> list[Member]:
+    return [member(f"honest{number}", total, stage=number % 2) for number in range(count)]
+
+
+@pytest.mark.parametrize("count", [0, 6, 200])
+def test_no_number_of_keys_moves_a_clock_of_machines_seen_at_work(count: int) -> None:
+    clock, own, total = RunClock(SLACK, AHEAD_S), member("me", 0), 1000
+    seen(clock, *[m.peer for m in honest(0)])
+    for at in range(0, 3600, 5):
+        total = 1000 + 2 * at
+        found = clock.look(1e9 + at, total, swarm(own, *honest(total), *keys(count)), ME, own)
+        assert found.raised is None
+        assert found.top <= total + SLACK + FACTOR * 3.0 * (min(at, 1860) + AHEAD_S), "three machines a stage at most"
+
+
+def test_liars_among_those_seen_move_it_no_faster_than_machines_can() -> None:
+    """Also when they are most of them."""
+    clock, own = RunClock(SLACK, AHEAD_S), member("me", 0)
+    liars = [member(f"liar{number}", 0, stage=number % 2) for number in range(6)]
+    seen(clock, *[m.peer for m in (*honest(0), *liars)])
+    clock.look(1e9, 1000, swarm(own, *honest(1000), *[member(m.peer, 1000, m.stage) for m in liars]), ME, own)
+    lying = [member(m.peer, LIE, m.stage, 1e9) for m in liars]
+    found = clock.look(1e9 + 60, 1000, swarm(own, *honest(1000), *lying), ME, own)
+    most = 10 * FACTOR * 4 * 1e9
+    assert found.top < LIE and found.top <= 1000 + 2 * SLACK + most * (60 + 2 * AHEAD_S)
+
+
+def test_a_node_that_was_cut_off_for_days_catches_up_with_most_of_those_it_sees_at_work() -> None:
+    clock, own, day_s = RunClock(SLACK, AHEAD_S), member("me", 0), 86_400.0
+    seen(clock, *[m.peer for m in honest(0)])
+    clock.look(1e9, 1000, swarm(own, *honest(1000)), ME, own)
+    for at in range(1, 200):  # alone, and it trains what it can by itself
+        clock.look(1e9 + at * 3 * day_s / 200, 1000, swarm(own), ME, own)
+    trained = 1000 + int(2 * 3 * day_s)
+    found = clock.look(1e9 + 3 * day_s, 1000, swarm(own, *honest(trained)), ME, own)
+    assert found.raised == trained and found.top >= trained
+
+
+def test_a_joiner_supposes_what_a_third_of_honest_ones_hold_down() -> None:
+    clock = RunClock(SLACK, AHEAD_S)
+    everybody = [*honest(1000, 5), *keys(9)]
+    answering = [m.peer for m in everybody]
+    assert clock.suppose(swarm(*everybody), answering) == 1000
+    silent = RunClock(SLACK, AHEAD_S)
+    assert silent.suppose(swarm(*honest(1000, 2), *keys(50)), [PeerId("honest0")]) == 1000, "who is silent has no say"
+    assert RunClock(SLACK, AHEAD_S).suppose(swarm(), []) == 0
+
+
+def test_what_a_joiner_began_with_is_set_right_once_by_those_it_sees_at_work() -> None:
+    clock, own = RunClock(SLACK, AHEAD_S), member("me", 0)
+    clock.look(1e9, 7, swarm(own, *honest(10**9)), ME, own)
+    seen(clock, *[m.peer for m in honest(0)][: CONFIRMED - 1])
+    assert clock.look(1e9 + 1, 7, swarm(own, *honest(10**9)), ME, own).top < 10**6, "two are not enough"
+    seen(clock, *[m.peer for m in honest(0)])
+    found = clock.look(1e9 + 2, 7, swarm(own, *honest(10**9), *keys(9)), ME, own)
+    assert found.raised == 10**9
+
+
+def test_one_machine_that_works_and_lies_moves_nobody() -> None:
+    clock, own = RunClock(SLACK, AHEAD_S), member("me", 0)
+    seen(clock, "liar")
+    for at in range(0, 600, 5):
+        found = clock.look(1e9 + at, 1000, swarm(own, member("liar", LIE, 1, 1e9)), ME, own)
+        assert found.top <= 1000 + SLACK + 2 * FACTOR * 4 * (at + AHEAD_S)
+
+
+@given(st.lists(st.integers(1, 5), max_size=300))
+def test_as_many_machines_as_were_seen_at_least_and_not_more_than_pairs_of_strangers(times: list[int]) -> None:
+    found, once = machines(times), times.count(1)
+    assert len(times) <= found <= len(times) + once * (once - 1) / 2
+
+
+def test_keys_that_do_no_work_add_no_machine_and_those_that_come_again_few() -> None:
+    assert machines([]) == 0 and machines([1]) == 1 and machines([40, 52, 38]) == 3
+    assert machines([1] * 10) == 55, "ten different ones of ten seen: there are many more"
+
+
+@pytest.mark.parametrize("size", [2, 8, 40, 125])
+def test_the_number_of_machines_is_estimated_from_a_part_of_them(size: int) -> None:
+    from swarmnode.ids import seeded
+
+    rng, observed = seeded("observed", size), Observed()
+    for _ in range(3 * size):
+        observed.worked(PeerId(f"peer{rng.randrange(size)}"))
+    assert 0.7 * size <= machines(observed.times.values()) <= 1.6 * size
+
+
+def test_memory_of_machines_is_bounded_and_who_lied_is_forgotten() -> None:
+    observed = Observed()
+    for number in range(KEPT_MAX + 5):
+        observed.worked(PeerId(f"peer{number}"))
+    observed.forget(PeerId(f"peer{KEPT_MAX}"))
+    assert len(observed.times) == KEPT_MAX - 1 and PeerId("peer0") not in observed.times
+
+
+def test_the_fullest_view_of_a_stage_counts_and_nobody_more_than_so_much() -> None:
+    assert capacity([[], [(2.0, 9), (2.0, 9)], [(2.0, 9)]], 8.0) == FACTOR * 4.0
+    assert capacity([[(1e9, 9), (2.0, 9)]], 8.0) == FACTOR * 10.0
+    assert capacity([], 8.0) == 0.0
+
+
+@given(st.lists(st.integers(0, 2**53), max_size=60), st.integers(0, 2**53))
+def test_two_thirds_of_liars_cannot_raise_the_lower_third(lies: list[int], truth: int) -> None:
+    voices = [*lies, *[truth] * (len(lies) // 2 + 1)]
+    assert lower_third(voices) <= truth

@@ -1,0 +1,129 @@
+"""A node lives through any record: what strangers sign stops nobody, and is passed on by nobody."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from swarmnode.ids import seeded
+from swarmnode.wire import record_pb2
+from tests.fuzz.messages import fill
+from tests.node.stranger import LIVES_S, Stranger
+from tests.node.village import RUN, LoopClock, Village, manifest, village
+
+NODES = 4
+
+
+async def trains_on(v: Village, samples: int, what: str) -> None:
+    """So many more samples; AssertionError when one of the nodes fails meanwhile."""
+    before = v.total()
+    await v.until(lambda: v.total() >= before + samples, what)
+
+
+@pytest.mark.parametrize("below", [2**62, 2**52], ids=["beyond the wire's range", "beyond what was trained"])
+def test_blocks_that_nobody_can_have_finished_move_no_feeder(below: int) -> None:
+    async def body() -> None:
+        async with village(manifest()) as v:
+            for index in range(NODES):
+                v.add(index % 3)
+            await v.until(lambda: v.total() >= 64, "it trains")
+            await Stranger(v, 1).say(v, blocks=record_pb2.Blocks(finished_below=below))
+            await trains_on(v, 512, "feeders go on")
+            late = v.add(0)
+            await v.until(lambda: late.node.state == record_pb2.NODE_STATE_TRAINING, "a feeder that comes later")
+            await trains_on(v, 256, "with it")
+            for person in v.people:
+                if (said := person.node.presence.self.blocks()) is not None:
+                    assert said.finished_below <= v.total(), "and nobody announces it again"
+            await v.leave()
+
+    asyncio.run(asyncio.wait_for(body(), 120))
+
+
+@pytest.mark.parametrize("speed", [1.7e308, 1e9])
+def test_speeds_without_measure_kill_nobody(speed: float) -> None:
+    async def body() -> None:
+        async with village(manifest()) as v:
+            for index in range(NODES):
+                v.add(index % 3)
+            await v.until(lambda: v.total() >= 64, "it trains")
+            for number in (1, 2):
+                for stage in range(3):
+                    await Stranger(v, 10 * number + stage).say(v, stage=stage, samples_per_second=speed)
+            await trains_on(v, 512, "training beside speeds that cannot be")
+            await v.leave()
+
+    asyncio.run(asyncio.wait_for(body(), 120))
+
+
+@pytest.mark.parametrize("stride", [2**31, 1024])
+def test_a_joiner_meets_others_whatever_stride_a_stranger_announces(stride: int) -> None:
+    async def body() -> None:
+        async with village(manifest()) as v:
+            for stage in (0, 1, 2, 2):
+                v.add(stage)
+            await v.until(lambda: v.total() >= 256, "it trains")
+            await Stranger(v, 1).say(v, stage=2, round_stride=stride)
+            late = v.add(2)
+            met = ("exchange.paired",)
+            await v.until(lambda: any(event in met for event, _ in late.quiet.events), "the joiner meets somebody")
+            assert late.node.gossip is not None and late.node.gossip.stride < 64
+            await v.leave()
+
+    asyncio.run(asyncio.wait_for(body(), 120))
+
+
+def test_records_of_any_numbers_that_are_in_range_stop_nobody() -> None:
+    """Sixty keys, each a record whose every field is an edge of its range or anything between, heard by calls and from
+    the directory; and again as some of them change."""
+
+    async def body() -> None:
+        rng = seeded("village", "any record")
+        async with village(manifest()) as v:
+            for index in range(NODES):
+                v.add(index % 3)
+            await v.until(lambda: v.total() >= 64, "it trains")
+            strangers = [Stranger(v, number) for number in range(60)]
+            for turn in range(3):
+                for stranger in strangers[turn * 10 :]:
+                    record = record_pb2.Record()
+                    fill(record, rng, share=0.9)
+                    record.run_id, record.peer_id, record.sequence = RUN, stranger.me, turn + 1
+                    record.expires_unix_ms = int((LoopClock().unix_s() + rng.uniform(1.0, LIVES_S)) * 1000)
+                    record.stage = rng.choice([0, 1, 2, 2, record.stage])
+                    record.state = record.state or record_pb2.NODE_STATE_TRAINING
+                    record.addresses[:] = [f"/{address[1:]}" for address in record.addresses]
+                    del record.progress.feeders[:], record.progress.samples[:]
+                    if rng.random() < 0.5:
+                        record.progress.feeders.append(stranger.me)
+                        record.progress.samples.append(rng.choice([0, 1, 2**40, 2**53]))
+                    if record.stage:
+                        record.ClearField("blocks")
+                    signed = stranger.signed(record)
+                    stranger.publish(signed)
+                    await asyncio.gather(*(stranger.tell(p.node.me, signed) for p in v.people), return_exceptions=True)
+                await trains_on(v, 128, f"training through records of turn {turn}")
+            heard = [p.node.presence.book.member(s.me) for p in v.people for s in strangers]
+            assert sum(member is not None for member in heard) >= len(v.people) * 20, "most were taken in, not refused"
+            await v.leave()
+
+    asyncio.run(asyncio.wait_for(body(), 170))
+
+
+def test_what_a_node_says_itself_is_in_range() -> None:
+    """Else its own record would stop it."""
+
+    async def body() -> None:
+        async with village(manifest()) as v:
+            for index in range(3):
+                v.add(index)
+            await v.until(lambda: v.total() >= 64, "it trains")
+            for person in v.people:
+                us = person.node.presence.self
+                us.speed, us.queue = (lambda: float("inf")), (lambda: 10**9)
+                person.node.presence.changed()
+            await trains_on(v, 128, "with absurd measurements of its own")
+            await v.leave()
+
+    asyncio.run(asyncio.wait_for(body(), 120))
