@@ -23,6 +23,7 @@ from swarmnode.manifest import SIGNED_FILE, DataSpec, Manifest, PipelineSpec
 from swarmnode.membership.progress import to_message
 from swarmnode.model.export import StageLabel, read_tensors, save_stage, stage_state_dict
 from swarmnode.node.replica import TorchReplica
+from swarmnode.node.saver import Saving
 from swarmnode.node.store import FolderStore
 from swarmnode.recovery import checkpoint as form
 from swarmnode.recovery import saving
@@ -71,7 +72,7 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Path:
             progress = to_message({"peerBBBB": 128 * round_index})
             holding = Holding(stage, round_index, PeerId("peerBBBB"), progress, record_pb2.Blocks())
             where = form.place(run_id, form.label(round_index))
-            await saving.save_stage(store, where, replica.snapshot(), replica.stage.shapes, holding)
+            await saving.save_stage(store, where, replica.snapshot(), Saving().shapes(run, stage), holding)
         assert await saving.complete(store, origin, form.label(round_index)) is not None
 
     asyncio.run(keep(5))
