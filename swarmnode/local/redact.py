@@ -15,9 +15,9 @@ _IP6 = re.compile(
     rf"(?<![\w:])(?:(?:{_HEX}:){{7}}{_HEX}|(?:{_HEX}(?::{_HEX}){{0,6}})?::(?:{_HEX}(?::{_HEX}){{0,6}})?)(?![\w:])"
 )
 _DNS = re.compile(r"(/dns[46]?/)([^/\s\"]+)")
-_URL_USER = re.compile(r"(\w://)(?:[^/@\s\"]+|[^/@:\s\"]*:[^@\s\"]+)@")
+_URL_USER = re.compile(r"(\w://)(?:[^/@\s\"]{1,512}|[^/@:\s\"]{0,256}:[^@\s\"]{1,512})@")
 _SECRET = re.compile(
-    r"(?i)(\"?[\w-]*(?:secret|password|passwd|token(?!s|iz)|api[_-]?key|credential|authorization|invite)[\w-]*\"?\s*[:=]\s*)"
+    r"(?i)(\"?[\w-]{0,64}?(?:secret|password|passwd|token(?!s|iz)|api[_-]?key|credential|authorization|invite)[\w-]*\"?\s*[:=]\s*)"
     r"(\"[^\"]*\"|[^\s,;}]+)"
 )
 _INVITE = re.compile(r"\bswarm\d+\.[A-Za-z0-9_\-]{20,}")
@@ -30,22 +30,25 @@ _TOKEN = re.compile(
     | glpat-[\w-]{16,} | xox[abeoprs]-[\w-]{10,} | npm_[A-Za-z0-9]{16,} | pypi-[\w-]{16,} | dop_v1_[0-9a-f]{16,}
     | sk-[\w-]{16,} | (?:sk|rk|pk)_(?:live|test)_\w{10,}          # OpenAI, Anthropic; Stripe
     | AIza[\w-]{35} | ya29\.[\w-]{10,}                            # Google
-    | eyJ[\w-]{8,}\.[\w-]{8,}(?:\.[\w-]*)?                        # JSON Web Tokens
+    | eyJ[\w-]{8,512}\.[\w-]{8,}(?:\.[\w-]*)?                        # JSON Web Tokens
     )""",
     re.VERBOSE,
 )
 _HEADER = re.compile(r"(?i)\b((?:bearer|basic|digest|negotiate|token)\s+)(?![a-z]{1,20}\b)[A-Za-z0-9._~+/=:-]{8,}")
 # Of a URL that is signed: X-Amz-Signature, X-Goog-Credential, sig, AWSAccessKeyId, ...
 _QUERY = re.compile(
-    r"(?i)([?&;](?:[\w.-]*(?:signature|credential|security-token|accesskeyid|secret|password|apikey|access_token)"
+    r"(?i)([?&;](?:[\w.-]{0,64}?(?:signature|credential|security-token|accesskeyid|secret|password|apikey|access_token)"
     r"|sig|key|token|auth|code)=)[^&\s\"'<>\\]+"
 )
 _PEM_NAME = "[A-Z0-9 ]{1,60}"
 _PEM = re.compile(
-    rf"-----BEGIN {_PEM_NAME}-----(?:(?:[A-Za-z0-9+/=:,.\s-]|\\[nr]){{0,20000}}?-----END {_PEM_NAME}-----"
+    rf"-----BEGIN {_PEM_NAME}-----"
+    rf"(?:(?:(?!-----BEGIN)(?:[A-Za-z0-9+/=:,.\s-]|\\[nr])){{0,20000}}?-----END {_PEM_NAME}-----"
     rf"|(?:[A-Za-z0-9+/=\s]|\\[nr]){{0,20000}})"
-    rf"|(?:[A-Za-z0-9+/=]{{16,76}}(?:\\[nr]|\s)+){{1,1000}}-----END {_PEM_NAME}-----"
 )
+_PEM_END = re.compile(rf"-----END {_PEM_NAME}-----")
+_PEM_LINE = re.compile(r"(?<![A-Za-z0-9+/=])[A-Za-z0-9+/=]{16,76}(?:\\[nr]|\s)+\Z")
+_PEM_LINE_MAX = 100
 _PUBLIC = ("127.", "0.0.0.0", "169.254.169.254", "255.255.255.255")
 HIDDEN = "[hidden]"
 
@@ -62,7 +65,7 @@ class Redactor:
 
     def text(self, text: str) -> str:
         """`text` as it may be shown to others."""
-        text = _PEM.sub(self._count, text)
+        text = self._without_ends(_PEM.sub(self._count, text))
         text = _URL_USER.sub(self._behind_first, text)
         text = _QUERY.sub(self._behind_first, text)
         text = _HEADER.sub(self._behind_first, text)
@@ -80,6 +83,17 @@ class Redactor:
         self.hidden += 1
         quote = '"' if found[2].startswith('"') else ""
         return f"{found[1]}{quote}{HIDDEN}{quote}"
+
+    def _without_ends(self, text: str) -> str:
+        """Without keys whose beginning a log has lost: lines of base64 before the last line of one."""
+        kept, done = [], 0
+        for end in _PEM_END.finditer(text):
+            start = end.start()
+            while line := _PEM_LINE.search(text, max(done, start - _PEM_LINE_MAX), start):
+                start = line.start()
+            kept += [text[done:start], HIDDEN]
+            done, self.hidden = end.end(), self.hidden + 1
+        return "".join([*kept, text[done:]])
 
     def _behind_first(self, found: re.Match[str]) -> str:
         self.hidden += 1
