@@ -17,7 +17,8 @@ _IP6 = re.compile(
 _DNS = re.compile(r"(/dns[46]?/)([^/\s\"]+)")
 _URL_USER = re.compile(r"(\w://)(?:[^/@\s\"]{1,512}|[^/@:\s\"]{0,256}:[^@\s\"]{1,512})@")
 _SECRET = re.compile(
-    r"(?i)(\"?[\w-]{0,64}?(?:secret|password|passwd|token(?!s|iz)|api[_-]?key|credential|authorization|invite)[\w-]*\"?\s*[:=]\s*)"
+    r"(?i)(\"?(?<![\w-])(?=[\w-]*?"
+    r"(?:secret|password|passwd|token(?!s|iz)|api[_-]?key|credential|authorization|invite))[\w-]++\"?\s{0,9}[:=]\s{0,9})"
     r"(\"[^\"]*\"|[^\s,;}]+)"
 )
 _INVITE = re.compile(r"\bswarm\d+\.[A-Za-z0-9_\-]{20,}")
