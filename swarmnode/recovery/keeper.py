@@ -16,7 +16,7 @@ from swarmnode.ports import Answer, Call, State, Telemetry, Transport
 from swarmnode.recovery.asking import DownloadLimits
 from swarmnode.recovery.download import download
 from swarmnode.recovery.ladder import keeps
-from swarmnode.recovery.second import APART_MAX, Apart, SecondWord, cuts, slices_of
+from swarmnode.recovery.second import APART_MAX, ROUNDS_APART_MAX, Apart, SecondWord, cuts, slices_of
 from swarmnode.recovery.snapshot import SLOW, WHOLE, Cut, Snapshot
 from swarmnode.wire import call_pb2, record_pb2
 
@@ -170,7 +170,7 @@ class Keeper:
             self._telemetry,
         )
         words = await second.compare(state, offer, givers)
-        if words or self.snapshot is None:
+        if words or self.snapshot is None or offer.round - self.snapshot.round_index > ROUNDS_APART_MAX:
             return
         at = cuts(self._sizes["phi"], self._transport.peer_id, offer.id.hex())
         far = self._apart(slices_of(state.sections["phi"], at), slices_of(self.snapshot.state.sections["phi"], at))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-import pytest
-
 from swarmnode.ids import seeded
 from swarmnode.wire import record_pb2
 from tests.fuzz.messages import fill
@@ -21,15 +19,16 @@ async def trains_on(v: Village, samples: int, what: str) -> None:
     await v.until(lambda: v.total() >= before + samples, what)
 
 
-@pytest.mark.parametrize("below", [2**62, 2**52], ids=["beyond the wire's range", "beyond what was trained"])
-def test_blocks_that_nobody_can_have_finished_move_no_feeder(below: int) -> None:
+def test_blocks_that_nobody_can_have_finished_move_no_feeder() -> None:
+    """Within the range of the field; what is out of it is refused in any record (tests/bounds)."""
+
     async def body() -> None:
         async with village(manifest()) as v:
             for index in range(NODES):
                 v.add(index % 3)
             await v.until(lambda: v.total() >= 64, "it trains")
-            await Stranger(v, 1).say(v, blocks=record_pb2.Blocks(finished_below=below))
-            await trains_on(v, 512, "feeders go on")
+            await Stranger(v, 1).say(v, blocks=record_pb2.Blocks(finished_below=2**52))
+            await trains_on(v, 256, "feeders go on")
             late = v.add(0)
             await v.until(lambda: late.node.state == record_pb2.NODE_STATE_TRAINING, "a feeder that comes later")
             await trains_on(v, 256, "with it")
@@ -41,30 +40,27 @@ def test_blocks_that_nobody_can_have_finished_move_no_feeder(below: int) -> None
     asyncio.run(asyncio.wait_for(body(), 120))
 
 
-@pytest.mark.parametrize("speed", [1.7e308, 1e9])
-def test_speeds_without_measure_kill_nobody(speed: float) -> None:
+def test_speeds_without_measure_kill_nobody() -> None:
     async def body() -> None:
         async with village(manifest()) as v:
             for index in range(NODES):
                 v.add(index % 3)
             await v.until(lambda: v.total() >= 64, "it trains")
-            for number in (1, 2):
-                for stage in range(3):
-                    await Stranger(v, 10 * number + stage).say(v, stage=stage, samples_per_second=speed)
-            await trains_on(v, 512, "training beside speeds that cannot be")
+            for number, speed in enumerate((1.7e308, 1.7e308, 1e9)):
+                await Stranger(v, number).say(v, stage=1, samples_per_second=speed)
+            await trains_on(v, 256, "training beside speeds that cannot be")
             await v.leave()
 
     asyncio.run(asyncio.wait_for(body(), 120))
 
 
-@pytest.mark.parametrize("stride", [2**31, 1024])
-def test_a_joiner_meets_others_whatever_stride_a_stranger_announces(stride: int) -> None:
+def test_a_joiner_meets_others_whatever_stride_a_stranger_announces() -> None:
     async def body() -> None:
         async with village(manifest()) as v:
             for stage in (0, 1, 2, 2):
                 v.add(stage)
             await v.until(lambda: v.total() >= 256, "it trains")
-            await Stranger(v, 1).say(v, stage=2, round_stride=stride)
+            await Stranger(v, 1).say(v, stage=2, round_stride=1024)
             late = v.add(2)
             met = ("exchange.paired",)
             await v.until(lambda: any(event in met for event, _ in late.quiet.events), "the joiner meets somebody")
@@ -85,8 +81,8 @@ def test_records_of_any_numbers_that_are_in_range_stop_nobody() -> None:
                 v.add(index % 3)
             await v.until(lambda: v.total() >= 64, "it trains")
             strangers = [Stranger(v, number) for number in range(60)]
-            for turn in range(3):
-                for stranger in strangers[turn * 10 :]:
+            for turn in range(2):
+                for stranger in strangers[turn * 20 :]:
                     record = record_pb2.Record()
                     fill(record, rng, share=0.9)
                     record.run_id, record.peer_id, record.sequence = RUN, stranger.me, turn + 1

@@ -35,7 +35,8 @@ class Asked(SecondWord):
         self.asked.append(peer)
         if (phi := self.said[peer]) is None:
             raise Failed("away", soon=False)
-        return Word(peer, slices_of(phi.data.cast("B"), at), 3, 300)  # type: ignore[arg-type]
+        round_index = 90 if peer.startswith("old") else 3
+        return Word(peer, slices_of(phi.data.cast("B"), at), round_index, 300)  # type: ignore[arg-type]
 
 
 def compared(state: np.ndarray, **said: np.ndarray | None) -> tuple[list[Word], list[str], Quiet]:
@@ -49,7 +50,7 @@ def compared(state: np.ndarray, **said: np.ndarray | None) -> tuple[list[Word], 
     second.said, second.asked = said, []
     sections = {"phi": memoryview(state.tobytes())}
     found = asyncio.run(
-        second.compare(State(sections, 1, 0.0, packed=True), call_pb2.Snapshot(id=b"x"), {PeerId("giver")})
+        second.compare(State(sections, 1, 0.0, packed=True), call_pb2.Snapshot(id=b"x", round=4), {PeerId("giver")})
     )
     return found, second.asked, quiet
 
@@ -75,6 +76,11 @@ def test_one_alone_cannot_refuse_and_that_is_said() -> None:
     words, asked, quiet = compared(TRUE, liar=FALSE)
     assert words == [] and asked == ["liar"]
     assert [event for event, _ in quiet.events] == ["state.doubted"] and "liar" in str(quiet.events[0][1]["reason"])
+
+
+def test_those_of_other_rounds_confirm_and_contradict_nothing() -> None:
+    assert compared(TRUE, old1=FALSE, old2=FALSE)[:2] == ([], ["old1", "old2"])
+    assert [word.peer for word in compared(TRUE, old1=FALSE, old2=near(3))[0]] == ["old2"]
 
 
 def test_who_cannot_say_is_asked_again_and_not_for_ever() -> None:
