@@ -20,7 +20,7 @@ from swarmnode.model.section import Sizes, snapshot_nbytes
 from swarmnode.model.split import split
 from swarmnode.node.lifecycle import donors_of
 from swarmnode.node.presence import Presence
-from swarmnode.pipeline.credible import bounded, witnessed
+from swarmnode.pipeline.credible import bounded, evened, witnessed
 from swarmnode.pipeline.rebalance import (
     DOWNLOAD_RATE,
     SMALL,
@@ -208,7 +208,8 @@ class Moving:
         if move.safety or not move.before or not presence.progress.total:
             return True, "speeds do not matter"
         if not self._saw_enough():
-            return False, "too little was trained since to compare it with what is announced"
+            good, why = still_good(evened(self._swarm(), move.source), self._costs, move, self._rules)
+            return good, f"too little was trained since to compare; were its fastest as fast as the next, {why}"
         seconds, own = asyncio.get_running_loop().time() - since_s, max(presence.self.speed(), 1e-9)
         claimed = load(self._swarm(), self._costs).capacity[move.source]
         used = (self._samples_here() - here) / seconds / own

@@ -69,6 +69,18 @@ def bounded(swarm: Swarm, costs: Sequence[float]) -> Swarm:
     return Swarm.frozen([tuple(map(bound, members)) for members in swarm.stages], sizes=swarm.sizes)
 
 
+def evened(swarm: Swarm, stage: int) -> Swarm:
+    """`swarm` where the member of `stage` that announces most is no faster than the next one there: what no single
+    announcement decides."""
+    members = swarm.stages[stage]
+    order = sorted(members, key=lambda member: member.samples_per_second)
+    if len(order) < 2:
+        return swarm
+    most = order[-2].samples_per_second
+    even = tuple([replace(m, samples_per_second=most) if m is order[-1] else m for m in members])
+    return Swarm.frozen([even if at == stage else other for at, other in enumerate(swarm.stages)], sizes=swarm.sizes)
+
+
 def witnessed(used: float, rate: float, claimed: float) -> tuple[bool, str]:
     """(whether the speeds that the replicas of a stage announce agree with what one of them sees, the reason). Of its
     own speed it was asked for the share `used`, the run does `rate` samples a second, its stage together claims

@@ -7,6 +7,7 @@ import heapq
 import itertools
 import random
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -14,8 +15,17 @@ from hypothesis import strategies as st
 
 from swarmnode.ids import PeerId
 from swarmnode.manifest import ModelSpec
-from swarmnode.membership.swarm import Member
-from swarmnode.pipeline.credible import FASTEST_FLOP_PER_S, lowest, median_speed, possible_s
+from swarmnode.membership.swarm import Member, Swarm
+from swarmnode.pipeline.credible import (
+    ANNOUNCED_MAX,
+    FASTEST_FLOP_PER_S,
+    bounded,
+    evened,
+    lowest,
+    median_speed,
+    possible_s,
+    witnessed,
+)
 from swarmnode.pipeline.route import Router
 from tests.node.village import manifest
 from tests.pipeline.test_route import member
@@ -115,3 +125,26 @@ def test_the_low_tenth_of_times_drawn_evenly() -> None:
     for _ in range(2000):
         low = lowest(low, draw.uniform(1.0, 2.0))
     assert low == pytest.approx(1.1, abs=0.1)
+
+
+def test_a_false_announcement_counts_as_a_few_machines_and_alone_as_no_more_than_the_next() -> None:
+    """Four replicas of each of two stages, alike, and at stage 1 a key that announces a billion samples a second."""
+    fleet_of = [member(f"a{i}", samples_per_second=10.0) for i in range(4)] + [member("liar", samples_per_second=1e9)]
+    swarm = Swarm.of([*fleet_of, *(replace(m, peer=PeerId(f"b{m.peer}"), stage=0) for m in fleet_of[:4])], 2)
+    costs = (1.0, 2.0)
+    believed = bounded(swarm, costs)
+    told = {m.peer: m.samples_per_second for m in believed.stages[1]}
+    assert told["liar"] == ANNOUNCED_MAX * 20.0 / 2.0, "of the median of work: 20 at stage 1, which costs twice as much"
+    assert [m.samples_per_second for m in believed.stages[0]] == [10.0] * 4
+    assert {m.samples_per_second for m in evened(swarm, 1).stages[1]} == {10.0}
+    assert bounded(believed, costs) is believed, "who announces no more than that is left alone"
+    alone = Swarm.of(fleet_of[:1], 2)
+    assert evened(alone, 1) is alone and evened(alone, 0) is alone
+
+
+def test_what_a_replica_is_asked_for_tells_whether_its_stage_is_as_strong_as_it_says() -> None:
+    """A stage that says it does 40 samples a second is asked for 10; a replica that is asked for half of its own speed
+    does not believe it."""
+    assert witnessed(0.25, 10.0, 40.0)[0] and witnessed(0.37, 10.0, 40.0)[0]
+    assert not witnessed(0.5, 10.0, 40.0)[0]
+    assert witnessed(0.5, 10.0, 0.0)[0], "nobody says anything"
