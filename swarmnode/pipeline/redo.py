@@ -26,7 +26,8 @@ AT_ONCE_MAX = 2  # guess: hops done again at once, for all callers together; one
 PER_MINUTE_MAX = 60  # guess: the same, for one caller; it checks a few percent of what it sends
 CALLERS_MAX = 1024  # guess: whose last minute is remembered
 KEPT_MAX = 32  # guess: answers kept to be shown; who wants to see one asks within a second
-KEPT_BYTES_MAX = 64 << 20  # guess: of their tensors
+KEPT_SHARE = 0.25  # guess: of what tapes may take, for the tensors of answers kept; four are kept however large
+KEPT_LEAST = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +71,10 @@ class Redoing:
 
     def keep(self, microbatch: bytes, position: int, shown: Shown) -> None:
         """Remember what the answer for `microbatch` was made of, for a while."""
-        if shown.nbytes > KEPT_BYTES_MAX:
-            return
         self._shown[(microbatch, position)] = shown
         self._nbytes += shown.nbytes
-        while len(self._shown) > KEPT_MAX or self._nbytes > KEPT_BYTES_MAX:
+        most = KEPT_SHARE * self._manifest.limits.tape_bytes_max
+        while len(self._shown) > KEPT_MAX or (len(self._shown) > KEPT_LEAST and self._nbytes > most):
             _, dropped = self._shown.popitem(last=False)
             self._nbytes -= dropped.nbytes
 
