@@ -17,14 +17,16 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from swarmnode.ids import PeerId
 from swarmnode.membership.ceiling import FACTOR, OUTLIER, Ceiling
 from swarmnode.membership.observed import Observed, machines
 from swarmnode.membership.swarm import JOINING, SERVING, Member, Swarm
+from swarmnode.wire import record_pb2
 
+LEFT = record_pb2.NODE_STATE_LEFT
 CONFIRMED = 3  # guess: machines seen at work before a node goes by them alone; fewer where there are no more
 
 
@@ -80,15 +82,19 @@ class RunClock:
         answered = [m for m in swarm.members() if m.peer in self.answered]
         return self._slack + self._rate(answered, len(swarm.stages), None) * self._ahead_s
 
-    def look(self, now_unix_s: float, total: int, swarm: Swarm, me: PeerId, own: Member | None) -> Belief:
-        """How far others are believed until the next look, now that `total` samples are. `own`: this node as others see
-        it."""
+    def look(
+        self, now_unix_s: float, total: int, member: Callable[[PeerId], Member | None], stages: int, me: PeerId
+    ) -> Belief:
+        """How far others are believed until the next look, now that `total` samples are. `member`: any peer, this node
+        too, as its newest record tells it. Costs as much as there are machines seen, however large the swarm."""
         times = self.observed.times
-        known = [m for m in swarm.members() if m.peer in times and m.peer != me and m.state != JOINING]
+        seen = [m for peer in times if peer != me and (m := member(peer)) is not None and m.stage < stages]
+        known = [m for m in seen if m.state not in (JOINING, LEFT)]
         voices = known
         if len(known) < CONFIRMED:
-            voices = known + [m for m in swarm.members() if m.peer in self.answered and m.peer not in times]
-        rate = self._rate(voices, len(swarm.stages), own)
+            answered = [member(peer) for peer in sorted(self.answered) if peer not in times]
+            voices = known + [m for m in answered if m is not None and m.stage < stages and m.state != LEFT]
+        rate = self._rate(voices, stages, member(me))
         self._fastest = max(self._fastest, rate)
         top = self._ceiling.look(now_unix_s, total, rate)
         if self._since is None:

@@ -42,6 +42,7 @@ class Beliefs:
         self._telemetry = telemetry
         self._refused = refused
         self._progressed = progressed
+        self._stages = manifest.pipeline.stages
         self._round_samples = manifest.gossip.round_samples
         slack = SLACK_ROUNDS * self._round_samples
         self.clock = RunClock(slack, AHEAD_PERIODS * manifest.limits.announce_period_s)
@@ -96,8 +97,7 @@ class Beliefs:
                 "progress.doubted", level="warning", peers=list(self._boasters), top=self._progress.top
             )
         self._boasters.clear()
-        mine = self._book.member(self._me)
-        found = self.clock.look(self._wall.unix_s(), total, self._book.swarm(), self._me, mine)
+        found = self.clock.look(self._wall.unix_s(), total, self._book.member, self._stages, self._me)
         if found.raised is not None:
             self.trust(Progress.from_wire(record_pb2.Progress(total=found.raised)))
             self._telemetry.event("progress.raised", samples=found.raised, reason=found.reason)

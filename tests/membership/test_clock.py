@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from swarmnode.ids import PeerId
 from swarmnode.membership.ceiling import FACTOR
-from swarmnode.membership.clock import CONFIRMED, RunClock, capacity, lower_third
+from swarmnode.membership.clock import CONFIRMED, Belief, RunClock, capacity, lower_third
 from swarmnode.membership.observed import KEPT_MAX, Observed, machines
 from swarmnode.membership.swarm import Member, Swarm
 from swarmnode.wire import record_pb2
@@ -25,6 +25,11 @@ def member(peer: str, total: int, stage: int = 0, speed: float = 1.0) -> Member:
 
 def swarm(*members: Member) -> Swarm:
     return Swarm.of(members, 2)
+
+
+def look(clock: RunClock, now_unix_s: float, total: int, here: Swarm) -> Belief:
+    by_name = {m.peer: m for m in here.members()}
+    return clock.look(now_unix_s, total, by_name.get, len(here.stages), ME)
 
 
 def keys(count: int, total: int = LIE) -> list[Member]:
@@ -48,7 +53,7 @@ def test_no_number_of_keys_moves_a_clock_of_machines_seen_at_work(count: int) ->
     seen(clock, *[m.peer for m in honest(0)])
     for at in range(0, 3600, 5):
         total = 1000 + 2 * at
-        found = clock.look(1e9 + at, total, swarm(own, *honest(total), *keys(count)), ME, own)
+        found = look(clock, 1e9 + at, total, swarm(own, *honest(total), *keys(count)))
         assert found.raised is None
         assert found.top <= total + SLACK + FACTOR * 3.0 * (min(at, 1860) + AHEAD_S), "three machines a stage at most"
 
@@ -58,9 +63,9 @@ def test_liars_among_those_seen_move_it_no_faster_than_machines_can() -> None:
     clock, own = RunClock(SLACK, AHEAD_S), member("me", 0)
     liars = [member(f"liar{number}", 0, stage=number % 2) for number in range(6)]
     seen(clock, *[m.peer for m in (*honest(0), *liars)])
-    clock.look(1e9, 1000, swarm(own, *honest(1000), *[member(m.peer, 1000, m.stage) for m in liars]), ME, own)
+    look(clock, 1e9, 1000, swarm(own, *honest(1000), *[member(m.peer, 1000, m.stage) for m in liars]))
     lying = [member(m.peer, LIE, m.stage, 1e9) for m in liars]
-    found = clock.look(1e9 + 60, 1000, swarm(own, *honest(1000), *lying), ME, own)
+    found = look(clock, 1e9 + 60, 1000, swarm(own, *honest(1000), *lying))
     most = 10 * FACTOR * 4 * 1e9
     assert found.top < LIE and found.top <= 1000 + 2 * SLACK + most * (60 + 2 * AHEAD_S)
 
@@ -68,11 +73,11 @@ def test_liars_among_those_seen_move_it_no_faster_than_machines_can() -> None:
 def test_a_node_that_was_cut_off_for_days_catches_up_with_most_of_those_it_sees_at_work() -> None:
     clock, own, day_s = RunClock(SLACK, AHEAD_S), member("me", 0), 86_400.0
     seen(clock, *[m.peer for m in honest(0)])
-    clock.look(1e9, 1000, swarm(own, *honest(1000)), ME, own)
+    look(clock, 1e9, 1000, swarm(own, *honest(1000)))
     for at in range(1, 200):  # alone, and it trains what it can by itself
-        clock.look(1e9 + at * 3 * day_s / 200, 1000, swarm(own), ME, own)
+        look(clock, 1e9 + at * 3 * day_s / 200, 1000, swarm(own))
     trained = 1000 + int(2 * 3 * day_s)
-    found = clock.look(1e9 + 3 * day_s, 1000, swarm(own, *honest(trained)), ME, own)
+    found = look(clock, 1e9 + 3 * day_s, 1000, swarm(own, *honest(trained)))
     assert found.raised == trained and found.top >= trained
 
 
@@ -88,11 +93,11 @@ def test_a_joiner_supposes_what_a_third_of_honest_ones_hold_down() -> None:
 
 def test_what_a_joiner_began_with_is_set_right_once_by_those_it_sees_at_work() -> None:
     clock, own = RunClock(SLACK, AHEAD_S), member("me", 0)
-    clock.look(1e9, 7, swarm(own, *honest(10**9)), ME, own)
+    look(clock, 1e9, 7, swarm(own, *honest(10**9)))
     seen(clock, *[m.peer for m in honest(0)][: CONFIRMED - 1])
-    assert clock.look(1e9 + 1, 7, swarm(own, *honest(10**9)), ME, own).top < 10**6, "two are not enough"
+    assert look(clock, 1e9 + 1, 7, swarm(own, *honest(10**9))).top < 10**6, "two are not enough"
     seen(clock, *[m.peer for m in honest(0)])
-    found = clock.look(1e9 + 2, 7, swarm(own, *honest(10**9), *keys(9)), ME, own)
+    found = look(clock, 1e9 + 2, 7, swarm(own, *honest(10**9), *keys(9)))
     assert found.raised == 10**9
 
 
@@ -100,7 +105,7 @@ def test_one_machine_that_works_and_lies_moves_nobody() -> None:
     clock, own = RunClock(SLACK, AHEAD_S), member("me", 0)
     seen(clock, "liar")
     for at in range(0, 600, 5):
-        found = clock.look(1e9 + at, 1000, swarm(own, member("liar", LIE, 1, 1e9)), ME, own)
+        found = look(clock, 1e9 + at, 1000, swarm(own, member("liar", LIE, 1, 1e9)))
         assert found.top <= 1000 + SLACK + 2 * FACTOR * 4 * (at + AHEAD_S)
 
 
