@@ -14,6 +14,7 @@ from typing import Final
 
 PROVOKED: Final = frozenset(
     {
+        "audit.suspicion",
         "bequest.merged",
         "bequest.stale",
         "call.failed",
@@ -24,6 +25,7 @@ PROVOKED: Final = frozenset(
         "microbatch.moved",
         "microbatch.refused",
         "peer.banned",
+        "peer.excluded",
         "peer.fault",
         "peer.found",
         "peer.gone",
