@@ -34,7 +34,7 @@ class PipelineSpec:
     epsilon: float = 0.1
     window_max: int = 64
     staleness_max: int = 1
-    audit_share: float = 0.03
+    audit_share: float = 0.02
     validation_samples: int = 64
     validation_every_samples: int = 1024
     rebalance_period_s: float = 300.0

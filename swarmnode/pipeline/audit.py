@@ -25,8 +25,9 @@ LIES = 2  # guess: one may be an accident of memory, or of weights that were bei
 FORGIVEN_RIGHT = 100  # guess: so many right ones in a row, and an earlier wrong one counts no more
 UNSHOWN_MAX = 32  # guess: openings in a row that a replica refused; an honest one keeps its last answers for a while
 PEERS_MAX = 4096  # guess: replicas remembered; those checked longest ago are forgotten first
-BUDGET_FACTOR = 3.0  # guess: hops done again for us, over the manifest's share of the answers to us, at most
-BUDGET_FIRST = 32.0  # guess: hops that may be done again beyond that, all in all; to find out about newcomers
+BUDGET_FACTOR = 1.0  # guess: hops done again for us, over the manifest's share of the answers to us, at most
+BUDGET_FIRST = 4.0  # guess: hops that may be done again beyond that, to find out about newcomers
+BUDGET_WRONG = 8.0  # guess: the same, after a false answer: who lies once in ten is to be found out soon
 
 ALIKE = 0.5  # guess: cosine from which two answers are taken as the same
 COSINE_GAP = 0.4  # guess: who lies so much farther from the others than they from each other is wrong
@@ -98,7 +99,8 @@ class Audits:
 
     def chosen(self, peer: PeerId, draw: float) -> bool:
         """Whether an answer of `peer` that came now is to be checked; `draw` is a number from 0 to 1 by lot."""
-        self._budget = min(BUDGET_FIRST, self._budget + BUDGET_FACTOR * self._share)
+        if self._budget < BUDGET_FIRST:
+            self._budget += BUDGET_FACTOR * self._share
         return draw < self.share(peer) and self._budget >= 1.0
 
     def spent(self) -> None:
@@ -137,6 +139,7 @@ class Audits:
     def wrong(self, peer: PeerId, microbatch: bytes) -> bool:
         """An answer of `peer` was contradicted; returns whether it is to be excluded."""
         known = self._doubt(peer)
+        self._budget = max(self._budget, BUDGET_WRONG)
         known.wrong.add(microbatch)
         return len(known.wrong) >= LIES
 

@@ -74,7 +74,7 @@ def test_checks_stay_within_their_budget() -> None:
         if audits.chosen(A, rng.random()):
             done += 1
             audits.spent()
-    assert done <= BUDGET_FIRST + 3 * SHARE * 2000 + 1
+    assert done <= BUDGET_FIRST + SHARE * 2000 + 1
     assert not Audits(0.0).chosen(A, 0.0), "no share, no checks"
 
 
