@@ -12,6 +12,7 @@ import sys
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from google.protobuf.message import Message
 
 from swarmnode.errors import RemoteFault
 from swarmnode.ids import PeerId
@@ -75,6 +76,14 @@ def verify(peer_id: PeerId, message: bytes, signature: bytes) -> bool:
     except (InvalidSignature, RemoteFault, ValueError):
         return False
     return True
+
+
+def unsigned(domain: bytes, message: Message) -> bytes:
+    """The bytes of `message` that its field `signature` is over: `domain`, then all fields but that one."""
+    bare = type(message)()
+    bare.CopyFrom(message)
+    bare.ClearField("signature")
+    return domain + bare.SerializeToString(deterministic=True)
 
 
 class Identity:

@@ -7,7 +7,7 @@ said, not that it was just: colluding peers can praise each other.
 from __future__ import annotations
 
 from swarmnode.errors import RemoteFault
-from swarmnode.identity import SIGNATURE_BYTES, Identity, verify
+from swarmnode.identity import SIGNATURE_BYTES, Identity, unsigned, verify
 from swarmnode.ids import PeerId, RunId
 from swarmnode.ports import Packet, Verdict
 from swarmnode.said import printable
@@ -35,7 +35,7 @@ def receipt(
         samples=packet.samples,
         nbytes=sum(tensor.nbytes for tensor in packet.tensors),
     )
-    found.signature = identity.sign(_signed(found))
+    found.signature = identity.sign(unsigned(_DOMAIN, found))
     return found
 
 
@@ -66,13 +66,5 @@ def check_receipt(found: wire.PacketReceipt, run_id: RunId, giver: PeerId, recei
         raise RemoteFault(f"receipt for (run, giver, receiver) {names}; {(run_id, giver, receiver)} are due")
     if not 0.0 <= found.keep <= 1.0 or found.accepted != (found.keep > 0.0):
         raise RemoteFault(f"receipt that says accepted = {found.accepted} and keep = {found.keep}")
-    if len(found.signature) != SIGNATURE_BYTES or not verify(receiver, _signed(found), found.signature):
+    if len(found.signature) != SIGNATURE_BYTES or not verify(receiver, unsigned(_DOMAIN, found), found.signature):
         raise RemoteFault(f"receipt of {receiver} is forged: its signature does not verify")
-
-
-def _signed(found: wire.PacketReceipt) -> bytes:
-    """The bytes that are signed: all fields but the signature."""
-    bare = wire.PacketReceipt()
-    bare.CopyFrom(found)
-    bare.ClearField("signature")
-    return _DOMAIN + bare.SerializeToString(deterministic=True)

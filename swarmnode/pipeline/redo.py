@@ -10,6 +10,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 from swarmnode.errors import Busy, RemoteFault, Unavailable
 from swarmnode.ids import MICROBATCH_ID_BYTES, PeerId
@@ -20,6 +21,7 @@ from swarmnode.pipeline.request import check_activations, check_inputs, check_sa
 from swarmnode.ports import Answer, Call, Compute, Priority, Replica, Telemetry, WireTensor
 from swarmnode.wire import call_pb2 as wire
 
+T = TypeVar("T")
 Text = Callable[[Sequence[int]], WireTensor | None]
 
 AT_ONCE_MAX = 2  # guess: hops done again at once, for all callers together; one for each
@@ -102,14 +104,9 @@ class Redoing:
             raise RemoteFault(f"hop to be done again with {len(call.tensors)} tensors; {2 if last else 3} are due")
         if not last:
             check_activations(self._manifest, asked.samples, call.tensors[2], "gradient")
-        self._admit(peer)
-        try:
-            gradient = None if last else call.tensors[2]
-            work = partial(hop_again, self._replica, x, tokens, asked.samples, gradient)
-            loss_sum, tensors = await self._compute.run(Priority.BACKWARD, asked.samples, work)
-        finally:
-            self._under_way.discard(peer)
-        self._telemetry.count(name.REDONE)
+        gradient = None if last else call.tensors[2]
+        work = partial(hop_again, self._replica, x, tokens, asked.samples, gradient)
+        loss_sum, tensors = await self._done(peer, asked.samples, work)
         return Answer(wire.Reply(redo=wire.Redone(loss_sum=loss_sum)), tensors)
 
     async def _fed(self, peer: PeerId, asked: wire.Redo, call: Call) -> Answer:
@@ -120,14 +117,19 @@ class Redoing:
         tokens = self._text(range(asked.first_sample, asked.first_sample + asked.samples))
         if tokens is None:
             raise Unavailable("this replica has no text")
+        work = partial(self._replica.forward, tokens, keep=True, graph=False, tokens=tokens)  # not the running mean
+        y, _ = await self._done(peer, asked.samples, work)
+        return Answer(wire.Reply(redo=wire.Redone()), (tokens, y))
+
+    async def _done(self, peer: PeerId, samples: int, work: Callable[[], T]) -> T:
+        """The value of `work` for `peer`, on the compute thread. Raises Busy for one too many."""
         self._admit(peer)
         try:
-            work = partial(self._replica.forward, tokens, keep=True, graph=False, tokens=tokens)  # not the running mean
-            y, _ = await self._compute.run(Priority.BACKWARD, asked.samples, work)
+            found = await self._compute.run(Priority.BACKWARD, samples, work)
         finally:
             self._under_way.discard(peer)
         self._telemetry.count(name.REDONE)
-        return Answer(wire.Reply(redo=wire.Redone()), (tokens, y))
+        return found
 
     def _admit(self, peer: PeerId) -> None:
         now_s = asyncio.get_running_loop().time()

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from swarmnode.errors import RemoteFault
-from swarmnode.identity import SIGNATURE_BYTES, Identity, verify
+from swarmnode.identity import SIGNATURE_BYTES, Identity, unsigned, verify
 from swarmnode.ids import PeerId, short
 from swarmnode.ports import WireTensor
 from swarmnode.wire import call_pb2 as wire
@@ -56,7 +56,7 @@ def stated(
 def sign(statement: wire.Statement, identity: Identity) -> None:
     """Sign as `statement.server`."""
     assert statement.server == identity.peer_id, f"{statement.server} is another"
-    statement.signature = identity.sign(_signed(statement))
+    statement.signature = identity.sign(unsigned(_DOMAIN, statement))
 
 
 def check(statement: wire.Statement) -> None:
@@ -67,13 +67,7 @@ def check(statement: wire.Statement) -> None:
         named += [statement.sent, statement.got]
     if any(len(one) != FINGERPRINT_BYTES for one in named):
         raise RemoteFault(f"statement of {short(server)} with a fingerprint that has not {FINGERPRINT_BYTES} bytes")
-    if len(statement.signature) != SIGNATURE_BYTES or not verify(server, _signed(statement), statement.signature):
+    if len(statement.signature) != SIGNATURE_BYTES or not verify(
+        server, unsigned(_DOMAIN, statement), statement.signature
+    ):
         raise RemoteFault(f"statement of {short(server)} is forged: its signature does not verify")
-
-
-def _signed(statement: wire.Statement) -> bytes:
-    """The bytes that are signed: all fields but the signature."""
-    bare = wire.Statement()
-    bare.CopyFrom(statement)
-    bare.ClearField("signature")
-    return _DOMAIN + bare.SerializeToString(deterministic=True)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from swarmnode.errors import DataError, LocalFault, RemoteFault, Unavailable
 from swarmnode.ids import PeerId, short
-from swarmnode.pipeline.audit import ALIKE, OWN_LEAST
+from swarmnode.pipeline.audit import ALIKE, wrong_of_two
 from swarmnode.pipeline.auditor import REPLY_SLACK_BYTES, TIMEOUT_S, Auditor
 from swarmnode.pipeline.request import TOKEN_DTYPES, check_activations
 from swarmnode.ports import Call, WireTensor
@@ -86,11 +86,8 @@ class Upstream:
                     for peer, said in ((fed.feeder, fed.x), (other, y))
                 ]
                 reason = f"cosine of activations and of what own weights make: {cosines[0]:.3f}, {cosines[1]:.3f}"
-                liars = [
-                    peer
-                    for peer, one in zip((fed.feeder, other), cosines, strict=True)
-                    if one < OWN_LEAST and max(cosines) >= ALIKE
-                ]
+                false = wrong_of_two(cosines)
+                liars = [peer for peer, is_wrong in zip((fed.feeder, other), false, strict=True) if is_wrong]
         except (Unavailable, RemoteFault, DataError, LocalFault) as error:
             self._auditor.tell(fed.feeder, 0, "undecided", str(error))
             return
