@@ -13,11 +13,12 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from swarmnode.bench.laws import read_log
-from swarmnode.bench.learning_swarm import Validation, trained, validations
+from swarmnode.bench.learning_swarm import LOOK_SAMPLES, Validation, trained, validations
 from swarmnode.bench.liar import ALL
 from swarmnode.bench.watching import fleet_in
 from swarmnode.errors import UsageError
@@ -26,7 +27,6 @@ from swarmnode.local.fleet import Fleet
 from swarmnode.local.summary import count
 from swarmnode.manifest import PRESETS, Manifest
 from swarmnode.metrics import name
-from swarmnode.place import default_cache
 from swarmnode.ports import Clock
 
 STAGES = 2
@@ -43,9 +43,6 @@ def run(
     stage: int,
     clock: Clock,
     say: Callable[[str], None],
-    *,
-    audit_share: float | None = None,
-    cache: Path | None = None,
 ) -> dict[str, Any]:
     """{"without": ..., "rows": [one a lie]}: `liars` of the `replicas` of `stage` of two stages give one false answer
     in `every`. Raises UsageError for lies, shares or stages that there are not."""
@@ -54,26 +51,23 @@ def run(
     number = round(liars * replicas)
     if not 0 < number < replicas:
         raise UsageError(f"{liars:g} of {replicas} replicas are {number} liars; at least one and not all must lie")
-    manifest = _manifest(audit_share)
-    clean = _one(manifest, None, number, replicas, samples, every, stage, clock, say, cache)
+    one = partial(_one, number, replicas, samples, every, stage, clock, say)
+    clean = one(None)
     rows = []
     for lie in lies:
-        row = _one(manifest, lie, number, replicas, samples, every, stage, clock, say, cache)
+        row = one(lie)
         rows.append({"lie": lie, "cost": row["nats"] - clean["nats"], **row})
         say(f"{lie}: {rows[-1]['cost']:+.3f} nats")
     return {"liars": number, "replicas": replicas, "stage": stage, "every": every, "without": clean, "rows": rows}
 
 
-def _manifest(audit_share: float | None) -> Manifest:
+def _manifest() -> Manifest:
     demo = PRESETS["demo"]
-    share = demo.pipeline.audit_share if audit_share is None else audit_share
-    pipeline = dataclasses.replace(demo.pipeline, stages=STAGES, audit_share=share, validation_every_samples=512)
+    pipeline = dataclasses.replace(demo.pipeline, stages=STAGES, validation_every_samples=LOOK_SAMPLES)
     return dataclasses.replace(demo, pipeline=pipeline)
 
 
 def _one(
-    manifest: Manifest,
-    lie: str | None,
     number: int,
     replicas: int,
     samples: int,
@@ -81,9 +75,10 @@ def _one(
     stage: int,
     clock: Clock,
     say: Callable[[str], None],
-    cache: Path | None,
+    lie: str | None,
 ) -> dict[str, Any]:
     """One life; without a `lie` the liars are not there."""
+    manifest = _manifest()
     with tempfile.TemporaryDirectory(prefix="swarmnode-bench-") as folder:
         stage_of = [index % STAGES for index in range(STAGES * replicas)]
         names = [f"node-{index:02}" for index, at in enumerate(stage_of) if at == stage][-number:]
@@ -98,8 +93,7 @@ def _one(
             log = Path(folder) / f"lies-{plan.name}"
             return [sys.executable, "-m", "swarmnode.cli.liar", lie, str(every), str(log), *usual[3:]]
 
-        cache = cache or default_cache()
-        fleet = fleet_in(Path(folder), manifest, len(stage_of), command=command, cache=cache, stage_of=tuple(stage_of))
+        fleet = fleet_in(Path(folder), manifest, len(stage_of), command=command, stage_of=tuple(stage_of))
         readings = asyncio.run(trained(fleet, samples, clock, lambda text: say(f"{lie or 'without liars'}: {text}")))
         honest = [child for child in fleet.nodes if child.plan.name not in names]
         found = validations([child.plan.home for child in honest], readings)
