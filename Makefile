@@ -11,11 +11,11 @@ UNCOMPILED := /(tests|pip|mypy)/|/transformers/models/(?!llama|auto)
 export OMP_NUM_THREADS := 1
 
 PYTEST = $(BIN)/python -m pytest -q -p no:cacheprovider
-# Real processes, for seconds to minutes each; a life in the storm, live and in virtual time; whole nodes in one process.
-# With the rest about as long each.
+# Real processes, for seconds to minutes each; a life in the storm, live and in virtual time; whole nodes; rounds.
 LIVE := tests/live
 STORM := tests/docs tests/chaos tests/simulation tests/dashboard
-NODE := tests/node tests/gossip
+NODE := tests/node
+ROUND := tests/gossip
 
 SETSID := $(shell command -v setsid)
 
@@ -55,16 +55,21 @@ $(LINT): $(STAMP)
 demo: setup
 	@$(BIN)/swarmnode up --nodes 6 --stages 3 --for 180s --kill 60s --out runs/demo
 
-# Four parts side by side: tests with real processes mostly wait. What the first three said comes last. Each is a session
-# of its own where that can be: Linux shares processors among sessions, and each node that a test starts is one.
+# Five parts side by side: tests with real processes mostly wait. What the first four said comes last, then a line for
+# each. Each is a session of its own where that can be: Linux shares processors among sessions, and each node that a test
+# starts is one.
 test: setup $(LINT)
 	@mkdir -p build; part() { $(SETSID) $(PYTEST) $$2 > build/$$1-tests.txt 2>&1 & }; \
-	part live '$(LIVE)'; live=$$!; part storm '$(STORM)'; storm=$$!; part node '$(NODE)'; node=$$!; \
-	trap 'kill $$live $$storm $$node' INT TERM; \
-	$(PYTEST) tests $(addprefix --ignore=,$(LIVE) $(STORM) $(NODE)); rest=$$?; \
-	wait $$node; node=$$?; wait $$storm; storm=$$?; wait $$live; live=$$?; \
-	cat build/node-tests.txt build/storm-tests.txt build/live-tests.txt; \
-	test $$rest = 0 && test $$node = 0 && test $$storm = 0 && test $$live = 0
+	part live '$(LIVE)'; live=$$!; part storm '$(STORM)'; storm=$$!; part node '$(NODE)'; node=$$!; part round '$(ROUND)'; round=$$!; \
+	trap 'kill $$live $$storm $$node $$round' INT TERM; \
+	{ $(PYTEST) tests $(addprefix --ignore=,$(LIVE) $(STORM) $(NODE) $(ROUND)); echo $$? > build/rest-code; } 2>&1 \
+	  | tee build/rest-tests.txt; rest=$$(cat build/rest-code); \
+	wait $$round; round=$$?; wait $$node; node=$$?; wait $$storm; storm=$$?; wait $$live; live=$$?; \
+	cat build/round-tests.txt build/node-tests.txt build/storm-tests.txt build/live-tests.txt; echo; \
+	for part in rest round node storm live; do \
+	  printf '%-6s%s\n' $$part: "$$(grep -E '^[0-9]+ .* in [0-9.]+s|^no tests ran' build/$$part-tests.txt | tail -n 1 | grep . || echo did not finish)"; \
+	done; \
+	test $$rest = 0 && test $$round = 0 && test $$node = 0 && test $$storm = 0 && test $$live = 0
 
 chaos: setup
 	@$(BIN)/swarmnode bench chaos --seed $(SEED)
@@ -95,6 +100,7 @@ soak: setup
 	@$(BIN)/swarmnode up --nodes 6 --stages 3 --for 30m --kill 30s --out runs/soak
 	@$(BIN)/swarmnode bench chaos --runs 50
 	@$(BIN)/python -m tests.fuzz 1000000
+	@SWARMNODE_SOAK=1 $(PYTEST) tests/live/test_own_data.py
 	@$(BIN)/swarmnode simulate --scenario everything --seed $(SEED) --sweep 1h
 
 clean:

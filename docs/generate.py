@@ -87,7 +87,7 @@ OTHER_CODES = {
     command_line.EXIT_INTERRUPTED: "Ended by Ctrl-C before there was anything to leave.",
     143: "Ended at once by a second SIGTERM (a second Ctrl-C: 130).",
 }
-AGAIN = dict.fromkeys((2, 10, 20, 30, 31, 77, 78), "no") | dict.fromkeys((21, 69, 70, 75), "yes")
+AGAIN = dict.fromkeys((2, 10, 20, 30, 31, 74, 77, 78), "no") | dict.fromkeys((21, 69, 70, 75), "yes")
 
 
 def manifest() -> str:

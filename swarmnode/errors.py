@@ -1,12 +1,12 @@
-"""Errors by whose fault they are (charter, point 8). The class decides what is done about one.
+"""Errors, classified by fault. The class decides how the error is handled.
 
-| class | whose | what happens |
+| class | at fault | handling |
 | --- | --- | --- |
-| `ManifestError` | the operator's | stop and say what to change |
-| `DataError` | the operator's | stop and say which file, where, what to do |
-| `LocalFault` | ours | crash, be restarted |
-| `RemoteFault` | the peer's | drop, lower its standing, go on |
-| `Unavailable` | nobody's | retry with a bound |
+| `ManifestError` | the operator | stop and say what to change |
+| `DataError` | the operator | stop and name the file, the place and the remedy |
+| `LocalFault` | this process | crash and be restarted |
+| `RemoteFault` | the peer | drop it, lower its standing, go on |
+| `Unavailable` | nobody | retry with a bound |
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from __future__ import annotations
 from typing import ClassVar, Final
 
 EXIT_PREEMPTED: Final = 30
-"""The machine was taken away, and nothing was lost by it."""
+"""The machine was preempted and no work was lost."""
 
 EXIT_PREEMPTED_INCOMPLETE: Final = 31
-"""The machine was taken away before everything was brought home."""
+"""The machine was preempted before all work was handed over."""
 
 
 class SwarmnodeError(Exception):
-    """Base of every error a user may see; `str(error)` is one line that says what, where and what to do."""
+    """Base of every error a user may see. `str(error)` is one line that names the problem, the place and the remedy."""
 
     exit_code: ClassVar[int] = 1
 
@@ -33,7 +33,7 @@ class UsageError(SwarmnodeError):
 
 
 class ManifestError(SwarmnodeError):
-    """The manifest is malformed, out of range, unsigned, or another run's."""
+    """The manifest is malformed, out of range, unsigned, or belongs to another run."""
 
     exit_code: ClassVar[int] = 78
 
@@ -45,7 +45,7 @@ class ManifestVersionError(ManifestError):
 
 
 class ConfigError(SwarmnodeError):
-    """The config file is malformed, or sets what does not exist."""
+    """The config file is malformed or sets an unknown key."""
 
     exit_code: ClassVar[int] = 78
 
@@ -57,13 +57,13 @@ class DataError(SwarmnodeError):
 
 
 class NotPermitted(SwarmnodeError):
-    """A file or a peer may not be used by us."""
+    """This process may not use a file, or a peer may not use this node."""
 
     exit_code: ClassVar[int] = 77
 
 
 class VersionMismatch(SwarmnodeError):
-    """Something was made by a version of swarmnode that this one does not understand."""
+    """Data was written by a version of swarmnode that this one does not understand."""
 
     exit_code: ClassVar[int] = 10
 
@@ -75,45 +75,52 @@ class HardwareFault(SwarmnodeError):
 
 
 class Unreachable(SwarmnodeError):
-    """Nobody answers at the addresses given."""
+    """No peer answers at the given addresses."""
 
     exit_code: ClassVar[int] = 21
 
 
 class NoDaemon(SwarmnodeError):
-    """No daemon answers on the control socket asked for."""
+    """No daemon answers on the given control socket."""
 
     exit_code: ClassVar[int] = 69
 
 
 class LocalFault(SwarmnodeError):
-    """This process is broken (its disk, its p2pd, its memory): crash and be restarted."""
+    """This process is broken (disk, p2pd or memory): it crashes and is restarted."""
 
     exit_code: ClassVar[int] = 70
 
 
+class DiskFull(LocalFault):
+    """The disk is full, or this user's quota of it: the message says where and how much is needed."""
+
+    exit_code: ClassVar[int] = 74
+
+
 class RemoteFault(SwarmnodeError):
-    """A peer broke the protocol, died, or sent what cannot be believed."""
+    """A peer broke the protocol, died, or sent implausible data."""
 
     exit_code: ClassVar[int] = 69
 
 
 class PeerTimeout(RemoteFault):
-    """A peer did not answer in the time the call allowed."""
+    """A peer did not answer within the call's timeout."""
 
 
 class Broken(RemoteFault):
-    """The stream to a peer ended before its answer was here: it died, or only the connection did."""
+    """The stream to a peer ended before its answer arrived: the peer died, or only the connection did."""
 
 
 class Refused(RemoteFault):
-    """A peer says that what we sent is wrong: repeating it there is useless, and the fault may be ours."""
+    """A peer rejected our request as wrong. Repeating it there is useless, and the fault may be ours."""
 
 
 class Forbidden(Refused):
-    """A peer may not take part in the run, or we may not.
+    """A peer may not take part in the run, or this node may not.
 
-    `evidence` is the owner's signed guest list, serialised, when it is the list that says so."""
+    `evidence` is the owner's signed allow list, serialised, if the refusal is based on it; else empty.
+    """
 
     exit_code: ClassVar[int] = 77
 
@@ -123,7 +130,7 @@ class Forbidden(Refused):
 
 
 class Unavailable(SwarmnodeError):
-    """Nobody's fault: not now. `retry_after_s` is a hint, 0 when there is none."""
+    """The service is temporarily unavailable; nobody is at fault. `retry_after_s` is a hint, 0 if there is none."""
 
     exit_code: ClassVar[int] = 75
 
@@ -133,8 +140,8 @@ class Unavailable(SwarmnodeError):
 
 
 class Busy(Unavailable):
-    """A peer's places are all taken."""
+    """All of a peer's slots are taken."""
 
 
 class MicrobatchLost(Unavailable):
-    """No way onward was found for a microbatch before its deadline."""
+    """A microbatch found no route onward before its deadline."""

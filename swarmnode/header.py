@@ -1,5 +1,5 @@
-"""What a call says of itself in its header: sealed and opened here, whatever carries it (transport/frame.py on real
-streams, simulation/transport.py on simulated ones)."""
+"""Headers of calls: seal and check requests and replies. Shared by the real transport (transport/frame.py) and the
+simulated one (simulation/transport.py)."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from swarmnode import bounds
 from swarmnode.errors import Busy, Forbidden, Refused, RemoteFault, Unavailable
 from swarmnode.ids import PeerId, RunId, short
 from swarmnode.ports import DTYPE_BYTES, WireTensor
-from swarmnode.said import REASON_CHARACTERS_MAX, printable
+from swarmnode.untrusted_text import REASON_CHARACTERS_MAX, printable
 from swarmnode.wire import call_pb2 as wire
 
-VERSION = 2  # of headers and of all codecs' packets: raised whenever another version would misread either
+VERSION = 2  # of headers and of all codecs' packets; raise it whenever another version would misread either
 HEADER_BYTES_MAX = 1 << 20  # guess: 1000 records fit
 DIMENSIONS_MAX = 8
 TENSORS_MAX = 64  # guess: an exchange of every outer method here needs fewer than 8
 CODEC_CHARACTERS_MAX = 32
-RUN_DIGITS = slice(16, 32)  # of a run id, in headers; the protocol of the streams names the first 16
+RUN_DIGITS = slice(16, 32)  # the part of a run id that headers carry; the stream protocol's name carries the first 16
 TIMEOUT_MAX_S = 3600.0  # guess: nothing here waits an hour for one call
 RETRY_AFTER_MAX_S = 60.0
 
 
 def seal_request(header: wire.Request, tensors: Sequence[WireTensor], run_id: RunId, timeout_s: float) -> bytes:
-    """Fill in version, run, timeout and tensor specs of `header`; the serialised header. Asserts our own bounds."""
+    """Fill in version, run, timeout and tensor specs of `header` and return it serialised. Asserts our own bounds."""
     assert len(tensors) <= TENSORS_MAX, f"{len(tensors)} tensors in one call; at most {TENSORS_MAX}"
     header.version = VERSION
     header.run_id = run_id[RUN_DIGITS]
@@ -44,8 +44,10 @@ def seal_reply(header: wire.Reply, tensors: Sequence[WireTensor]) -> bytes:
 
 
 def open_request(raw: bytes, run_id: RunId) -> tuple[str, wire.Request]:
-    """(method, header with the whole run id). Raises RemoteFault for one that does not parse, is of another run, asks
-    for nothing, or has a field out of its range."""
+    """Parse and check a request; return (method, header with the whole run id).
+
+    Raises RemoteFault if it does not parse, belongs to another run, names no method, or has a field out of range.
+    """
     header = wire.Request()
     try:
         header.ParseFromString(raw)
@@ -66,8 +68,8 @@ def open_request(raw: bytes, run_id: RunId) -> tuple[str, wire.Request]:
 
 
 def open_reply(raw: bytes) -> wire.Reply:
-    """The header. Raises RemoteFault for one that does not parse, refuses with tensors behind it, or has a field out of
-    its range."""
+    """Parse and check a reply. Raises RemoteFault if it does not parse, refuses but carries tensors, or has a field out
+    of range."""
     header = wire.Reply()
     try:
         header.ParseFromString(raw)
@@ -80,9 +82,10 @@ def open_reply(raw: bytes) -> wire.Reply:
 
 
 def check_spec(spec: wire.TensorSpec, nbytes_max: int) -> int:
-    """The bytes `spec` announces, after checking it against itself and `nbytes_max`. Nothing is allocated before.
+    """The bytes `spec` announces, checked against its own shape and against `nbytes_max`. Allocates nothing.
 
-    Raises RemoteFault for an unknown dtype, too many dimensions, a size over the bound or one that does not fit.
+    Raises RemoteFault for an unknown dtype, too many dimensions, a size over the bound, or a size that does not match
+    the shape.
     """
     dtype, shape, nbytes = spec.dtype, spec.shape, int(spec.nbytes)
     if dtype not in DTYPE_BYTES:
@@ -97,7 +100,7 @@ def check_spec(spec: wire.TensorSpec, nbytes_max: int) -> int:
 
 
 def check_tensors(specs: Iterable[wire.TensorSpec], nbytes_max: int) -> int:
-    """The bytes all `specs` announce together. Raises RemoteFault when they are too many or too large."""
+    """The total bytes `specs` announce. Raises RemoteFault if there are too many tensors or they are too large."""
     total = 0
     for count, spec in enumerate(specs, start=1):
         if count > TENSORS_MAX:
@@ -109,7 +112,7 @@ def check_tensors(specs: Iterable[wire.TensorSpec], nbytes_max: int) -> int:
 
 
 def reply_of(error: Busy | Unavailable | RemoteFault) -> wire.Reply:
-    """How a handler's refusal travels. The text goes to the peer."""
+    """The reply that carries a handler's refusal to the caller. The peer sees the error's text."""
     match error:
         case Forbidden():
             status = wire.STATUS_FORBIDDEN
@@ -125,12 +128,13 @@ def reply_of(error: Busy | Unavailable | RemoteFault) -> wire.Reply:
         status=status, reason=printable(str(error), REASON_CHARACTERS_MAX), retry_after_ms=retry_after_ms
     )
     if isinstance(error, Forbidden) and error.evidence:
-        reply.guests.ParseFromString(error.evidence)
+        reply.access_list.ParseFromString(error.evidence)
     return reply
 
 
 def raise_for(peer: PeerId, reply: wire.Reply) -> None:
-    """Raise what `peer` says in `reply`, unless it is OK: Busy, Unavailable, Refused, Forbidden, RemoteFault."""
+    """Raise the error that `reply` from `peer` states: Busy, Unavailable, Refused, Forbidden or RemoteFault. Return if
+    OK."""
     if reply.status == wire.STATUS_OK:
         return
     said = printable(reply.reason)
@@ -143,7 +147,7 @@ def raise_for(peer: PeerId, reply: wire.Reply) -> None:
         case wire.STATUS_REFUSED:
             raise Refused(f"{short(peer)} refused: {said}")
         case wire.STATUS_FORBIDDEN:
-            evidence = reply.guests.SerializeToString() if reply.HasField("guests") else b""
+            evidence = reply.access_list.SerializeToString() if reply.HasField("access_list") else b""
             raise Forbidden(f"{short(peer)} does not let us in: {said}", evidence)
         case wire.STATUS_FAULT:
             raise RemoteFault(f"{short(peer)} failed: {said}")

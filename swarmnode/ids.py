@@ -1,6 +1,6 @@
-"""Names of things, and chance that repeats: every identifier and every seed in swarmnode is made here.
+"""Identifiers and seeded randomness: every identifier and every seed in swarmnode is made here.
 
-Nothing here reads a clock or the machine's randomness, so that the same run replays (charter, point 2).
+Nothing here reads a clock or the machine's randomness, so a run can be replayed exactly.
 """
 
 from __future__ import annotations

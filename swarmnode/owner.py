@@ -1,4 +1,4 @@
-"""The owner's key: who may sign a run's manifest. An Ed25519 private key in a PEM file that only its owner can read."""
+"""The owner's key, which signs a run's manifest: an Ed25519 private key in a PEM file that only its owner can read."""
 
 from __future__ import annotations
 
@@ -16,8 +16,11 @@ FILE_BYTES_MAX = 4096
 
 
 def create_owner(path: pathlib.Path) -> Ed25519PrivateKey:
-    """A new key, written to `path` (PKCS#8 PEM, mode 0600). Raises UsageError when the file exists: a key is never
-    overwritten, because the runs it signed would lose their owner; NotPermitted when the folder cannot be written."""
+    """Write a new key to `path` (PKCS#8 PEM, mode 0600).
+
+    Raises UsageError if the file exists: overwriting it would leave the runs it signed without an owner. Raises
+    NotPermitted if the folder cannot be written.
+    """
     key = Ed25519PrivateKey.generate()
     pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     try:
@@ -36,7 +39,7 @@ def create_owner(path: pathlib.Path) -> Ed25519PrivateKey:
 
 
 def load_owner(path: pathlib.Path) -> Ed25519PrivateKey:
-    """The key in `path`. Raises NotPermitted when others can read it, ManifestError when it is missing or not a key."""
+    """The key in `path`. Raises NotPermitted if others can read it, ManifestError if it is missing or not a key."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except FileNotFoundError:

@@ -1,5 +1,6 @@
-"""The ports: everything a node asks of the world. Real ones live in transport/, node/, control/ and metrics/; the
-simulator has its own. Node code sees only these, takes time from the event loop and chance from `ids.seeded`."""
+"""The ports: interfaces to everything outside a node. The real ones live in transport/, machine/, control/ and
+metrics/; the simulator has its own. Node code uses only these, takes time from the event loop and randomness from
+`ids.seeded`."""
 
 from __future__ import annotations
 
@@ -10,43 +11,43 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from swarmnode.ids import PeerId
-from swarmnode.tensor import DTYPE_BYTES as DTYPE_BYTES
-from swarmnode.tensor import Draft as Draft
-from swarmnode.tensor import WireTensor as WireTensor
 from swarmnode.wire import call_pb2 as wire
 from swarmnode.wire import record_pb2
+from swarmnode.wire_tensor import DTYPE_BYTES as DTYPE_BYTES
+from swarmnode.wire_tensor import StreamingMessage as StreamingMessage
+from swarmnode.wire_tensor import WireTensor as WireTensor
 
 T = TypeVar("T")
 
 
 @dataclass(slots=True)
 class Call:
-    """What one node asks of another. The transport fills in version, timeout and tensor specs."""
+    """A request from one node to another. The transport fills in version, timeout and tensor specs."""
 
     header: wire.Request
     tensors: Sequence[WireTensor] = ()
     received_s: float = 0.0
-    """At its handler: how long it took to come in, from its header to its last byte."""
+    """In the handler: seconds from the request's header to its last byte."""
 
 
 @dataclass(slots=True)
 class Answer:
-    """What comes back: `header.status` is OK whenever `Transport.call` returns one."""
+    """The answer to a call. `header.status` is OK whenever `Transport.call` returns one."""
 
     header: wire.Reply
     tensors: Sequence[WireTensor] = ()
     urgent: bool = False
-    """Goes before all else that waits for its turn on the line of who answers."""
+    """Skip ahead of everything else queued on the responder's uplink."""
     waited_s: float = 0.0
-    """At the caller: how long the request waited for its turn on the caller's own line."""
+    """In the caller: seconds that the request queued on the caller's own uplink."""
 
 
 Handler = Callable[[PeerId, Call], Awaitable[Answer]]
-"""Serves one method. Raises Busy, Unavailable, RemoteFault (the request is wrong) to refuse; the caller sees the same
-class raised by its `call`. It is cancelled when the caller gives up or dies."""
+"""Serves one method. Refuses by raising Busy, Unavailable or RemoteFault (the request is wrong); the caller's `call`
+raises the same class. The handler is cancelled when the caller gives up or dies."""
 
 Admit = Callable[[PeerId, wire.Request], None]
-"""Refuses a peer's call by its header alone, before tensors are read: raises Unavailable, RemoteFault."""
+"""Refuses a peer's call by its header alone, before its tensors are read. Raises Unavailable or RemoteFault."""
 
 
 class Transport(Protocol):
@@ -56,24 +57,27 @@ class Transport(Protocol):
     def peer_id(self) -> PeerId: ...
 
     @property
-    def line_queue(self) -> int: ...  # messages of bulk that wait for their turn on this node's line
+    def line_queue(self) -> int: ...  # bulk messages queued on this node's uplink
 
     async def addresses(self) -> list[str]:
-        """Multiaddrs (without /p2p) at which others reach this node."""
+        """Multiaddrs (without /p2p) at which other nodes reach this one."""
         ...
 
     def serve(self, method: str, handler: Handler, *, tensor_bytes_max: int, admit: Admit | None = None) -> None:
-        """Answer calls of `method` (for example "process") with at most `tensor_bytes_max` bytes of tensors, of callers
-        that `admit` lets pass (None: of all)."""
+        """Answer calls of `method` (for example "process") with at most `tensor_bytes_max` bytes of tensors. `admit`
+        filters callers; None admits all."""
         ...
 
     async def call(self, peer: PeerId, call: Call, *, timeout_s: float, reply_bytes_max: int) -> Answer:
-        """Ask `peer`. Raises Busy, Unavailable as the peer says; RemoteFault when it refuses, fails, dies, sends what
-        does not parse; PeerTimeout after `timeout_s`. Cancelling the call reaches the peer's handler."""
+        """Send `call` to `peer` and return its answer. Cancelling the call cancels the peer's handler.
+
+        Raises Busy or Unavailable as the peer answers, PeerTimeout after `timeout_s`, and RemoteFault if the peer
+        refuses, fails, dies, or sends data that does not parse.
+        """
         ...
 
     async def connect(self, peer: PeerId, addresses: Sequence[str]) -> None:
-        """Make `peer` reachable at `addresses`. Raises Unavailable."""
+        """Make `peer` reachable at `addresses`. Raises Unavailable if that fails."""
         ...
 
     def bytes_by_method(self) -> dict[tuple[str, str], int]:
@@ -82,10 +86,10 @@ class Transport(Protocol):
 
 
 class Directory(Protocol):
-    """Where nodes publish records of themselves. Hints: late, stale, incomplete, but never forged."""
+    """Records that nodes publish of themselves. They are hints: perhaps late, stale or incomplete, but never forged."""
 
     async def announce(self, record: record_pb2.SignedRecord) -> bool:
-        """Publish our record under its run and stage until its expiry. False when nobody stored it."""
+        """Publish our record under its run and stage until it expires. False if no peer stored it."""
         ...
 
     async def lookup(self, stage: int) -> list[record_pb2.SignedRecord]:
@@ -98,22 +102,24 @@ class Directory(Protocol):
 
 
 class Priority(enum.IntEnum):
-    """Order of work on the one compute thread: smaller first; then older first (1F1B emerges, design section 3)."""
+    """Priority on the single compute thread: smaller first, then older first. Backward before forward gives a 1F1B
+    schedule without a central scheduler."""
 
     OUTER = 0
     BACKWARD = 1
     FORWARD = 2  # validation too: behind all training work it would never run on a busy replica
-    BACKGROUND = 3  # hashing, saving: only when nothing else waits
+    BACKGROUND = 3  # hashing and saving: only when nothing else waits
 
 
 class Compute(Protocol):
     """The device: runs one piece of arithmetic at a time."""
 
     async def run(self, priority: Priority, samples: int, work: Callable[[], T]) -> T:
-        """Run `work` when its turn comes and return its value or raise its error. Cancelling before it starts drops it;
-        after it has started, the work is completed and its value dropped. `samples` lets the simulator charge time.
+        """Run `work` on its turn and return its value or raise its error. `samples` lets the simulator charge time.
 
-        A value that is a Draft is returned as soon as it is there and finished in the same turn: `Draft.finished`."""
+        Cancelling before `work` starts drops it; after that it completes and its value is dropped. A StreamingMessage
+        is returned as soon as it exists and finished within the same turn (its `finished`).
+        """
         ...
 
     @property
@@ -123,26 +129,28 @@ class Compute(Protocol):
 
     @property
     def worked_s(self) -> float:
-        """Seconds the device has worked so far, or rested as its volunteer wants; waiting for work not counted."""
+        """Seconds so far that the device computed or rested on its volunteer's wish. Idle time does not count."""
         ...
 
 
 class Store(Protocol):
-    """Named blobs on this node's disk, in a folder that nodes share, or in a bucket; each is written whole or not at
-    all. Names are relative, "/" between their parts."""
+    """Named blobs on this node's disk, in a shared folder, or in a bucket. Writes are atomic. Names are relative, with
+    "/" between their parts."""
 
     async def write(self, name: str, parts: Sequence[bytes | memoryview]) -> str:
-        """Write, flush, fsync, rename; returns the SHA-256 (hex). Raises LocalFault with path and reason."""
+        """Write, flush, fsync and rename; return the SHA-256 (hex). Raises LocalFault with path and reason."""
         ...
 
     async def read(self, name: str, sha256: str | None = None) -> bytes | None:
-        """None when there is no such blob. Raises DataError when it does not have the hash `sha256`, LocalFault when it
-        cannot be read."""
+        """The blob, or None if there is none. Raises DataError if its hash is not `sha256`, LocalFault if it cannot be
+        read."""
         ...
 
     async def fill(self, name: str, parts: Sequence[memoryview], sha256: str) -> bool:
-        """As `read`, into `parts`, which are filled one after the other: what is large is not copied. False when there
-        is no such blob. Raises DataError also when it has another length; `parts` may then hold anything."""
+        """Read a blob into `parts`, filled one after the other, without a copy. False if there is no such blob.
+
+        Raises as `read`, and DataError if the length differs; `parts` may then hold anything.
+        """
         ...
 
     async def names(self, prefix: str = "") -> dict[str, int]:
@@ -150,12 +158,12 @@ class Store(Protocol):
         ...
 
     async def delete(self, name: str) -> None:
-        """Nothing when there is no such blob. Raises LocalFault."""
+        """Delete a blob; do nothing if there is none. Raises LocalFault."""
         ...
 
 
 class Clock(Protocol):
-    """Wall clock, only for expiry of records; waiting uses the event loop's time."""
+    """Wall clock, used only for the expiry of records. Waiting uses the event loop's time."""
 
     def unix_s(self) -> float: ...
 
@@ -174,7 +182,8 @@ class Telemetry(Protocol):
 
 @dataclass(slots=True)
 class LossResult:
-    """Of one microbatch at the last stage: `loss_sum` in nats over `tokens` target tokens, gradient if training."""
+    """Result of one microbatch at the last stage: `loss_sum` in nats over the `tokens` targets that count, and the
+    gradient if training."""
 
     loss_sum: float
     tokens: int
@@ -183,7 +192,7 @@ class LossResult:
 
 @dataclass(slots=True)
 class StepReport:
-    """Of one inner step: gradient norm before clipping (of the mean gradient), learning rate, samples averaged."""
+    """Result of one inner step: norm of the mean gradient before clipping, learning rate, samples averaged."""
 
     step: int
     gradient_norm: float
@@ -192,17 +201,20 @@ class StepReport:
 
 
 class Tape(Protocol):
-    """What a forward keeps for its backward."""
+    """Data that a forward keeps for its backward."""
 
     @property
-    def nbytes(self) -> int: ...  # an estimate of the memory held, the input included
+    def nbytes(self) -> int: ...  # estimated memory held, including the input
 
 
 @dataclass(slots=True)
 class State:
-    """All a replica is: flat little-endian float32 sections, those that its run has (model/section.py), in their order;
-    `packed` for lines, all but phi in bfloat16, theta as what it is more than phi. `bump_steps`: inner steps left at
-    the higher learning rate that follows a rebuild."""
+    """The whole state of a replica: flat little-endian float32 sections, those its run has (model/section.py), in
+    order.
+
+    `packed` is the form for sending: all sections but phi in bfloat16, theta as its difference from phi. `bump_steps`:
+    inner steps left at the raised learning rate after a rebuild.
+    """
 
     sections: dict[str, memoryview]
     inner_steps: int
@@ -213,8 +225,8 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Neighbour:
-    """What the replica of a stage beside a lost one gives to rebuild it: flat float32 slow weights, and the EMA of its
-    gradient norm before clipping."""
+    """State that a neighbouring stage's replica gives to rebuild a lost one: flat float32 slow weights, and the EMA of
+    its gradient norm before clipping."""
 
     stage: int
     phi: memoryview
@@ -223,19 +235,22 @@ class Neighbour:
 
 @dataclass(slots=True)
 class Packet:
-    """What one partner contributes to an outer step. `weight` 0 only receives (a newcomer's first round)."""
+    """A partner's contribution to an outer step. A `weight` of 0 only receives (a newcomer's first round)."""
 
     weight: float
     samples: int
     tensors: Sequence[WireTensor]
-    bequest: bool = False  # of a replica that left, and nobody else has it (gossip/bequest.py)
-    sender: str = ""  # a peer id; "" where nobody is held to account for it
-    standin: bool = False  # of a replica that met another one, in place of a partner that failed (gossip/standin.py)
+    final_delta: bool = False  # the final delta of a replica that left; no other node has it (gossip/final_delta.py)
+    sender: str = ""  # a peer id; "" if no peer is accountable
+    fallback: bool = (
+        False  # of a replica that met another one, in place of a partner that failed (gossip/fallback_partner.py)
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """On one packet: how much of the partner's distance is taken (0: refused), by which step (robust.py), and why."""
+    """Verdict on one packet: the share `keep` of the partner's distance that is taken (0: refused), the deciding `step`
+    (robust.py), and the reason."""
 
     keep: float
     step: str
@@ -244,118 +259,158 @@ class Verdict:
 
 @dataclass(slots=True)
 class OuterReport:
-    """Of one outer step: replicas averaged (own included), norms of own pseudo-gradient and of the step taken, and the
-    verdict on each packet in the order they were given."""
+    """Result of one outer step: replicas averaged (own included), norms of the own pseudo-gradient and of the step
+    taken, and the verdicts in the order of the packets."""
 
     members: int
     delta_norm: float
     step_norm: float
     verdicts: Sequence[Verdict] = ()
-    probed: float | None = None  # nats that averaging with a packet changed our loss by, where that was tried
-    apart: float | None = None  # how far our slow weights lie from the members' middle, by a fragment of them
+    probed: float | None = None  # change of our loss in nats by averaging with a packet, if measured
+    apart: float | None = None  # distance of our slow weights from the members' middle, measured on a fragment
 
     @property
     def believed(self) -> bool:
-        """Whether anything was taken of any packet."""
+        """Whether the step used anything of any packet."""
         return any(verdict.keep > 0.0 for verdict in self.verdicts)
 
 
 class Replica(Protocol):
-    """One node's copy of a stage: plain arithmetic, called on the compute thread only, never awaited.
+    """A node's copy of a stage: plain arithmetic, called only on the compute thread, never awaited.
 
     Shapes: B samples of T = context tokens, width D. `tokens` is u16 or u32 [B, T+1] (inputs and targets overlap by
-    T-1); activations between stages are [B, T, D] in the manifest's boundary dtype, or [B, T, k] in a subspace.
+    T-1; what does not count as a target is marked in it, data/sample.py); activations between stages are [B, T, D] in
+    the manifest's boundary dtype, or [B, T, k] in a subspace.
     """
 
     @property
     def parameters(self) -> int: ...  # elements in the flat buffer
 
     def boundary_digest(self) -> bytes:
-        """Of what replicas must have in common to understand each other's activations; b"" where that is nothing."""
+        """Digest of what replicas must share to understand each other's activations; b"" if nothing."""
 
     def forward(
         self, x: WireTensor, *, keep: bool, graph: bool = True, tokens: WireTensor | None = None
     ) -> tuple[WireTensor, Tape | None]:
-        """Not the last stage: x is tokens (first stage) or activations. keep=True returns a tape for `backward`; with
-        graph=False it holds only the input, as after `release`, and costs no more memory than that. `tokens` are needed
-        beside activations where the boundary is a subspace.
+        """Forward of all stages but the last: x is tokens (first stage) or activations.
 
-        Raises RemoteFault when x has the wrong dtype or shape, token ids out of range, or NaN or Inf."""
+        keep=True returns a tape for `backward`. With graph=False the tape holds only the input, as after `release`, and
+        costs no more memory than that. A subspace boundary, and documents read apart, need `tokens`
+        beside the activations; the gradient is weighted by the targets that count in them.
+
+        Raises RemoteFault if x has the wrong dtype or shape, token ids out of range, or NaN or Inf.
+        """
 
     @property
-    def inner_steps(self) -> int: ...  # behind these weights
+    def inner_steps(self) -> int: ...  # of these weights
 
     def backward(self, tape: Tape, gradient: WireTensor, samples: int, *, accumulate: bool = True) -> WireTensor | None:
-        """Accumulate this stage's gradient, unless told not to; return that of its input (None for the first stage). A
-        tape whose graph was not kept is recomputed from its input. Raises RemoteFault for a bad gradient."""
+        """Return the gradient of the input (None for the first stage); add this stage's gradient unless
+        accumulate=False. Without a kept graph the tape is recomputed from its input. Raises RemoteFault for a bad
+        gradient."""
 
     def loss(
         self, x: WireTensor, tokens: WireTensor, samples: int, *, train: bool, accumulate: bool = True
     ) -> LossResult:
-        """Last stage: forward, mean-free cross entropy, and with train=True backward, accumulated at once unless told
-        not to."""
+        """Last stage: forward and summed cross entropy. train=True adds the backward, accumulated at once unless
+        accumulate=False."""
 
     def fingerprint(self, tensor: WireTensor) -> bytes:
-        """SHA-256 of a tensor as it travels: 32 bytes."""
+        """SHA-256 (32 bytes) of a tensor in wire form."""
 
     def cosine(self, one: WireTensor, other: WireTensor, samples: int) -> float:
-        """Of two activations or gradients of `samples` samples; 1 of two that are zero, 0 where one is. Raises
-        RemoteFault for one that is malformed."""
+        """Cosine of two activations or gradients of `samples` samples: 1 if both are zero, 0 if one is. Raises
+        RemoteFault for a malformed tensor."""
 
     def release(self, tape: Tape) -> None:
-        """Drop what the tape holds except its input, so that `backward` recomputes (memory bound)."""
+        """Drop all of the tape but its input to save memory; `backward` then recomputes."""
 
     @property
-    def spare_nbytes(self) -> int: ...  # of a device of its own that nobody has taken; 0 where it shares the machine's
+    def spare_nbytes(self) -> int: ...  # free memory of a dedicated device; 0 if it shares the machine's memory
 
     @property
     def recomputed(self) -> int:
-        """Tapes run forward again so far, because their graph was not kept or the state was loaded since."""
+        """Tapes recomputed so far, because their graph was not kept or the state was loaded since."""
+
+    @property
+    def out_of_memory(self) -> int:
+        """Times that memory ran out here so far. `forward`, `backward` and `loss` then raise Busy, unless a second
+        attempt with half the memory for graphs succeeds. A step is always finished."""
+
+    @property
+    def held_nbytes(self) -> int:
+        """Bytes beside the tapes that come and go: older weights, and the microbatch kept to judge weights by."""
 
     @property
     def clipped(self) -> int:
-        """Gradients that came back much longer than is usual, so far."""
+        """Gradients clipped so far for a norm far above the usual one."""
 
     @property
     def accumulated(self) -> int:
         """Samples whose gradient waits for the next inner step."""
 
     def step(self, samples_total: int, batch: float = math.inf) -> StepReport:
-        """One inner step on the mean gradient, clipped to c/sqrt(S), at the rate of `samples_total` for `batch`."""
+        """An inner step on the mean gradient, clipped to c/sqrt(S), at the learning rate of `samples_total` for
+        `batch`."""
 
-    def snapshot(self, *, packed: bool = False) -> State:
-        """An immutable copy of everything this replica is: weights, fast and slow, momentum and moments."""
+    @property
+    def undrawn(self) -> bool: ...  # whether its weights are neither drawn from the seed nor loaded yet
+
+    def draw_weights(self) -> None:
+        """Set the weights drawn from the manifest's seed: the replica begins the run."""
+
+    def snapshot(self, *, packed: bool = False, only: Sequence[str] = ()) -> State:
+        """An immutable copy of the whole state: fast and slow weights, momentum and moments; or of the sections `only`,
+        which an archive of the run copies without the rest."""
 
     def load(self, state: State) -> None:
-        """Become `state`. Raises RemoteFault when sections are missing, of the wrong size, or not finite."""
+        """Adopt `state`. Raises RemoteFault if sections are missing, of the wrong size, or not finite."""
+
+    def place_weights(self, name: str, first: int, values: WireTensor) -> None:
+        """Write `values` (bf16, f16 or f32) into the parameter `name` from its element `first` on. Once all are written
+        call `weights_placed`. Beside adapters these are the frozen weights. Raises RemoteFault for numbers that are not
+        finite."""
+
+    def weights_placed(self) -> None:
+        """Start from the weights that were placed: fast and slow ones alike, a fresh optimizer, no step taken. Adapters
+        stay as they are."""
 
     def sizes_of(self, stage: int) -> Mapping[str, int]:
-        """Elements of each section of the state of a replica of `stage` of the same run."""
+        """Elements of each state section of a replica of `stage` in the same run."""
 
     def ends_of(self, stage: int) -> tuple[int, int]:
-        """(first element, count) of the embedding or head in the flat buffer of `stage`; count 0 for an inner one."""
+        """(first element, count) of the embedding or head in the flat buffer of `stage`; count 0 for an inner stage."""
 
     def apart(self, one: memoryview | bytes, other: memoryview | bytes) -> float:
-        """The distance of the same part of two replicas' slow weights, as snapshots carry them, in lengths of the
-        longer one; inf where numbers are not finite. Parts begin at multiples of 64 elements."""
+        """Distance between the same part of two replicas' slow weights (in snapshot form), relative to the longer one;
+        inf if not finite. Parts begin at multiples of 64 elements."""
 
     def rebuild(self, method: str, neighbours: Sequence[Neighbour], ends: memoryview | None) -> None:
-        """Become what `neighbours` make probable, by `method` (CheckFree): slow and fast weights alike, no momentum,
-        fresh AdamW, a higher learning rate for a while. `ends` are the mirrored elements of `ends_of`. Raises
-        RemoteFault, having changed nothing, when what was given is of the wrong size or not finite."""
+        """Rebuild this stage from its `neighbours` by `method` (CheckFree): equal slow and fast weights, no momentum,
+        fresh AdamW, a raised learning rate for a while. `ends` are the mirrored elements of `ends_of`.
+
+        Raises RemoteFault, with nothing changed, if an input has the wrong size or is not finite.
+        """
+
+    def restart(self) -> None:
+        """Begin this stage again with what the run's seed says: its weights, or adapters that change nothing."""
 
     def message(self, round_index: int) -> Sequence[WireTensor]:
-        """Mark the boundary of `round_index` (theta is copied) and return what partners need of it."""
+        """Mark the boundary of `round_index` (theta is copied) and return the tensors that partners need."""
 
-    def bequest(self, round_index: int) -> Sequence[WireTensor]:
-        """As `message`, of all weights, also where a round is about a fragment of them: for packets marked so."""
+    def final_delta(self, round_index: int) -> Sequence[WireTensor]:
+        """Like `message`, but always of all weights, even if a round covers only a fragment. For packets marked
+        `final_delta`."""
 
-    def draft(self, round_index: int) -> Draft:
-        """As `message`, which is this and `finish`; nothing else may be asked of the replica between the two."""
+    def draft(self, round_index: int) -> StreamingMessage:
+        """`message` in two parts, this and the result's `finish`. Call nothing else on the replica between the two."""
 
     def apply(
         self, round_index: int, own_weight: float, packets: Sequence[Packet], *, lone: bool = True
     ) -> OuterReport:
-        """The outer step of the round `message` marked; no packets, or none that is believed, makes it a lone step, or
-        without `lone` none: then the boundary stays marked for another `apply`. What theta gained since the boundary is
-        kept. A packet that is misshapen or not finite, which no honest one is, is refused alone, by its verdict."""
+        """The outer step of the round that `message` marked. Progress of theta since the boundary is kept.
+
+        Without a believed packet it is a lone step; with lone=False there is no step and the boundary stays marked for
+        another `apply`. A misshapen or non-finite packet, which no honest partner sends, is refused by its verdict; the
+        others count.
+        """

@@ -1,23 +1,43 @@
-"""For all tests: one thread a process, no deadline that a loaded machine could miss, and no process left behind."""
+"""For all tests: one thread a process, no deadline that a loaded machine could miss, and no process left behind.
 
+An `async def test_...` runs in an event loop of its own. Each test is marked `unit`, `node` or `live` by its folder,
+unless it or its module says otherwise."""
+
+import asyncio
 import contextlib
+import inspect
 import os
+import pathlib
+import re
 import signal
-from collections.abc import Iterator
+from collections.abc import Coroutine, Generator, Iterator
+from typing import Any
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported, here and in every process that tests start
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 import psutil
 import pytest
+import uvloop
 from hypothesis import settings
 
-from swarmnode.local.starting import NURSERY
+from swarmnode.local.spawn import SPAWNER
+from swarmnode.simulation import virtual_time
 
+pytest.register_assert_rewrite("tests.support")
 settings.register_profile("swarmnode", deadline=None, print_blob=True)
 settings.load_profile("swarmnode")
 
 GOODBYE_S = 5.0
+# An async test is cancelled so long before pytest-timeout would interrupt the process: its nodes and processes then
+# end as in any error.
+CANCELLED_BEFORE_S = 10.0
+LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
+# Why a test skips for want of a tool that .ci/run installs.
+INSTALLED_IN_CI = re.compile(r"is missing: apt-get install")
+MARKS = ("unit", "node", "live")
+FOLDERS = dict.fromkeys(("bench", "cli", "dashboard", "deploy", "node", "simulation", "tidy"), "node")
+FOLDERS |= dict.fromkeys(("chaos", "docs", "live"), "live")
 
 
 def pytest_configure() -> None:
@@ -29,7 +49,7 @@ def pytest_configure() -> None:
 def nothing_left_running() -> Iterator[None]:
     """A process that outlives the tests that started it fails the suite (p2pd leaves within 2 s by itself)."""
     yield
-    NURSERY.close()
+    SPAWNER.close()
     _, left = psutil.wait_procs(psutil.Process().children(recursive=True), timeout=GOODBYE_S)
     told = []
     for process in left:
@@ -37,3 +57,71 @@ def nothing_left_running() -> Iterator[None]:
             told.append(f"{process.pid} {' '.join(process.cmdline())[:200]}")
             process.kill()
     assert not told, f"left running by a test, ended now: {told}"
+
+
+def pytest_ignore_collect(collection_path: pathlib.Path, config: pytest.Config) -> bool | None:
+    """`-m unit` does not even import the folders whose tests are all something else."""
+    return (config.option.markexpr == "unit" and collection_path.is_dir() and collection_path.name in FOLDERS) or None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if not any(item.get_closest_marker(mark) for mark in MARKS):
+            folder = item.path.relative_to(item.config.rootpath / "tests").parts[0]
+            item.add_marker(FOLDERS.get(folder, "unit"))
+
+
+def missing_in_ci(report: pytest.TestReport | pytest.CollectReport) -> str:
+    """Why it skipped, if that is a failure: where .ci/run says so, all tools that it installs are there; else ""."""
+    if os.environ.get("SWARMNODE_TOOLS") != "installed" or not report.skipped or not isinstance(report.longrepr, tuple):
+        return ""
+    reason = report.longrepr[2]
+    return f"skipped in CI: {reason}" if INSTALLED_IN_CI.search(reason) else ""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if reason := missing_in_ci(report):
+        report.outcome, report.longrepr = "failed", reason
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    report = yield
+    if reason := missing_in_ci(report):
+        report.outcome, report.longrepr = "failed", reason
+    return report
+
+
+def limit_s(item: pytest.Item) -> float:
+    """Seconds after which pytest-timeout ends a test."""
+    marker = item.get_closest_marker("timeout")
+    return float(marker.args[0] if marker else item.config.getini("timeout"))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Async tests run in a loop of their own (asyncio's, or that of `@pytest.mark.loop`), or by their class's `run`."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    arguments = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
+    marker = pyfuncitem.get_closest_marker("loop")
+    loop = marker.args[0] if marker else "asyncio"
+
+    test: Coroutine[Any, Any, None] = pyfuncitem.obj(**arguments)
+
+    async def bounded() -> None:
+        async with asyncio.timeout(limit_s(pyfuncitem) - CANCELLED_BEFORE_S):
+            await test
+
+    # No bound in virtual time: its timer would hide a deadlock.
+    if hasattr(pyfuncitem.instance, "run"):
+        pyfuncitem.instance.run(test)
+    elif loop == "virtual":
+        virtual_time.run(test)
+    else:
+        with asyncio.Runner(loop_factory=LOOPS[loop]) as runner:
+            runner.run(bounded())
+    return True

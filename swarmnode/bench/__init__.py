@@ -1,1 +1,1 @@
-"""Measurements that can be repeated: each speed claim carries the command that made it (charter, point 16)."""
+"""Repeatable measurements. A speed claim in the documentation names the command that measured it."""

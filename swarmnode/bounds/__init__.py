@@ -1,4 +1,4 @@
-"""Numbers, texts and lists are bounded where they come in: one table (table.py), and the check made from it."""
+"""Bounds for all incoming numbers, texts and lists: a table (table.py), and the check made from it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _BOUNDS = Bounds(FIELDS)
 
 
 def check(message: Message) -> None:
-    """Raises RemoteFault unless every field of `message` that is set is within its range of the table."""
+    """Raises RemoteFault unless every set field of `message` is within its range in the table."""
     _BOUNDS.check(message)
 
 

@@ -1,4 +1,4 @@
-"""What may stand in one field of a message, and the check made from it."""
+"""The allowed range of a message field, and the check made from it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 
 from swarmnode.errors import RemoteFault
-from swarmnode.said import printable
+from swarmnode.untrusted_text import printable
 
 SHOWN_CHARACTERS_MAX = 60  # of a value in an error
 MESSAGE, FLAG, CHOICE = "a message", "yes or no", "a value of the enumeration"
@@ -20,7 +20,7 @@ MESSAGE, FLAG, CHOICE = "a message", "yes or no", "a value of the enumeration"
 @dataclass(frozen=True, slots=True)
 class Bound:
     """The range of one field. Numbers lie within [least, most]; texts and bytes have `least` to `most` characters or
-    bytes; of a repeated field or a map at most `many` entries come. `why` says where the range comes from."""
+    bytes; a repeated field or a map has at most `many` entries. `why` gives the origin of the range."""
 
     least: float
     most: float
@@ -28,12 +28,12 @@ class Bound:
     why: str
     many: int = 1
     step: str = ""  # "power of two": 0 and powers of two only
-    # Only shown to people, so that it is made fit instead of refused: a text is cut and its control characters are
-    # replaced, a number out of range counts as not said.
+    # Only displayed, so it is cleaned instead of refused: a text is cut and its control characters are replaced, a
+    # number out of range counts as missing.
     cleaned: bool = False
 
     def allowed(self) -> str:
-        """The range as the docs and errors say it."""
+        """The range as text for docs and errors."""
         if self.unit in (MESSAGE, FLAG, CHOICE):
             return f"{self.unit}, at most {self.many} of them" if self.many > 1 else self.unit
         span = f"{self.least:.16g} to {self.most:.16g}" if self.least != self.most else f"{self.most:.16g}"
@@ -52,22 +52,22 @@ class Bound:
 
 
 def number(most: float, unit: str, why: str, *, least: float = 0.0, many: int = 1, step: str = "") -> Bound:
-    """A number, whole or not."""
+    """A number, integer or not."""
     return Bound(least, most, unit, why, many, step)
 
 
 def name(most: int, why: str, *, many: int = 1) -> Bound:
-    """A word that programs compare: printable characters only."""
+    """A word compared by programs: printable characters only."""
     return Bound(0, most, "characters", why, many)
 
 
 def words(most: int, why: str, *, many: int = 1) -> Bound:
-    """A text for people. It is never refused: it is cut, and control characters are replaced (said.py)."""
+    """A text for people. It is never refused: it is cut, and control characters are replaced (untrusted_text.py)."""
     return Bound(0, most, "characters", why, many, cleaned=True)
 
 
 def opaque(most: int, why: str, *, many: int = 1) -> Bound:
-    """Bytes: a key, a signature, a digest, or a message checked by itself once its signature is."""
+    """Bytes: a key, a signature, a digest, or a message that is checked separately after its signature."""
     return Bound(0, most, "bytes", why, many)
 
 
@@ -81,7 +81,7 @@ def choice(why: str = "what this version knows") -> Bound:
 
 
 def part(many: int = 1, why: str = "checked field by field") -> Bound:
-    """A message inside a message."""
+    """A nested message."""
     return Bound(0, 0, MESSAGE, why, many)
 
 
@@ -89,16 +89,19 @@ Check = Callable[[Message], None]
 
 
 class Bounds:
-    """All bounds, by "Message.field", and the checks made from them: one for each message type, when first needed."""
+    """All bounds, by "Message.field", and the checks made from them: one per message type, made on first use."""
 
     def __init__(self, table: Mapping[str, Bound]) -> None:
         self.table = table
         self._checks: dict[str, dict[str, Callable[[Message, Any], None]]] = {}
 
     def check(self, message: Message) -> None:
-        """Raises RemoteFault that names the field, its value and its range, unless every field of `message` that is set
-        is in range. Costs as much as the message has fields and entries, whatever their values. What is only shown is
-        made fit in place."""
+        """Raises RemoteFault that names the field, its value and its range, unless every set field of `message` is in
+        range.
+
+        The cost depends on the number of fields and entries, not on their values. Displayed fields are cleaned in
+        place.
+        """
         descriptor: Any = message.DESCRIPTOR
         checks = self._checks.get(descriptor.full_name)
         if checks is None:
@@ -155,7 +158,7 @@ KEY_CHARACTERS_MAX = 128  # guess: a metric's name with its labels
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """As a Bound, of the numbers of an enumeration."""
+    """Like Bound, for the numbers of an enumeration."""
 
     bound: Bound
     known: frozenset[int]
@@ -185,7 +188,7 @@ def _fault(where: str, value: object, kind: str, allowed: str) -> RemoteFault:
         said = f"of {len(value)} {'bytes' if isinstance(value, bytes) else 'characters'}"
     else:
         said = f"= {value!r}"
-    return RemoteFault(f"{where} {said}; {kind} {allowed} belongs there".replace("  ", " "))
+    return RemoteFault(f"{where} {said}; expected {kind} {allowed}".replace("  ", " "))
 
 
 def _of_one(where: str, bound: Bound) -> Callable[[Message, Any], None]:

@@ -1,8 +1,8 @@
-"""Every field of every message that comes from another machine, and the range it may have.
+"""Every field of every message from another machine, with its allowed range.
 
-The ranges are what is physically possible: what a link carries, a device computes, a manifest allows, a date can be.
-Checks (`swarmnode.bounds.check`), docs/wire.md and the fuzzers (tests/fuzz/messages.py) are made from this table. What
-depends on how far the run has come is bounded where it is used, by membership/ceiling.py.
+The ranges are what is physically possible: for links, devices, manifests and dates. Checks (`swarmnode.bounds.check`),
+docs/wire.md and the fuzzers (tests/support/messages.py) are made from this table. membership/progress_bound.py bounds
+values that depend on the run's progress.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ RUN = name(64, "hex digits of a run id")
 ROUND = number(SAMPLES_MAX, "rounds", "a round has a sample at least")
 SAMPLES = number(SAMPLES_MAX, "samples", "exact as a float64; at a million a second, 285 years")
 STAGE = number(STAGES_MAX - 1, "", "manifest: pipeline.stages")
+PLACE = number(STAGES_MAX, "", "manifest: pipeline.stages; that number itself: a feeder without a stage")
 STEPS = number(SAMPLES_MAX, "inner steps", "a step has a sample at least")
 UNIX_S = number(UNIX_S_MAX, "s", "until the year 2242")
 UNIX_MS = number(UNIX_S_MAX * 1000, "ms", "until the year 2242")
@@ -54,7 +55,7 @@ TENSORS = part(64, "a call has at most 64 tensors")
 
 
 def shown(most: float, unit: str) -> Bound:
-    """A number that is only shown: out of range it counts as not said."""
+    """A number that is only displayed: out of range it counts as missing."""
     return Bound(-most, most, unit, "only shown; nothing where out of range", cleaned=True)
 
 
@@ -68,7 +69,7 @@ RECORD: Mapping[str, Bound] = {
     "Record.peer_id": PEER,
     "Record.sequence": COUNT,
     "Record.expires_unix_ms": UNIX_MS,
-    "Record.stage": STAGE,
+    "Record.stage": PLACE,
     "Record.state": choice(),
     "Record.addresses": name(ADDRESS_MAX, "a multiaddr", many=8),
     "Record.samples_per_second": SPEED,
@@ -87,7 +88,10 @@ RECORD: Mapping[str, Bound] = {
     "Record.kept_steps": STEPS,
     "Record.moving_to": STAGE,
     "Record.saves_checkpoints": flag(),
-    "Record.unable": number(STAGES_MAX - 1, "", "guess: who fits few of more stages than 64 moves to none", many=64),
+    "Record.unable": number(
+        STAGES_MAX - 1, "", "guess: a node that fits few of more than 64 stages moves to none", many=64
+    ),
+    "Record.data_digest": opaque(8, "the first bytes of a digest"),
     "SignedRecord.record": opaque(1280, "a record is small; checked by itself"),
     "SignedRecord.signature": SIGNATURE,
     "SignedManifest.manifest": opaque(1 << 20, "what a header holds; checked by itself"),
@@ -107,13 +111,15 @@ ACCESS: Mapping[str, Bound] = {
     "Pass.grant": part(),
     "Pass.expires_unix_s": UNIX_S,
     "Pass.signature": SIGNATURE,
-    "GuestList.run_id": RUN,
-    "GuestList.sequence": number(2**64 - 1, "", "the owner's word"),
-    "GuestList.allowed": name(PEER_MAX, "a base58 peer id has 52 characters", many=10_000),
-    "GuestList.banned": name(PEER_MAX, "a base58 peer id has 52 characters", many=10_000),
-    "GuestList.revoked": opaque(8, "a grant's name", many=10_000),
-    "SignedGuestList.list": opaque(256 << 10, "4,000 peer ids; checked by itself"),
-    "SignedGuestList.signature": SIGNATURE,
+    "Warrant.expires_unix_s": UNIX_S,
+    "Warrant.signature": SIGNATURE,
+    "AccessList.run_id": RUN,
+    "AccessList.sequence": number(2**64 - 1, "", "the owner's word"),
+    "AccessList.allowed": name(PEER_MAX, "a base58 peer id has 52 characters", many=10_000),
+    "AccessList.banned": name(PEER_MAX, "a base58 peer id has 52 characters", many=10_000),
+    "AccessList.revoked": opaque(8, "a grant's name", many=10_000),
+    "SignedAccessList.list": opaque(256 << 10, "4,000 peer ids; checked by itself"),
+    "SignedAccessList.signature": SIGNATURE,
     "Invite.run_id": DIGEST,
     "Invite.owner": KEY,
     "Invite.meetings": part(64, "guess: bootstraps of one invite"),
@@ -126,12 +132,26 @@ ACCESS: Mapping[str, Bound] = {
 }
 
 BODIES = (
-    *("ping", "process", "exchange", "commit", "snapshot", "chunk", "manifest", "standin", "reserve", "opening"),
-    *("redo", "suspicion", "bequest", "handover", "guests", "reach", "receipt", "measure", "packet_receipt", "report"),
+    "data_chunk",
+    *("ping", "process", "exchange", "commit", "snapshot", "chunk", "manifest", "fallback", "reserve", "opening"),
+    *("recompute", "suspicion", "accusation", "final_delta", "handover", "access_list", "reach", "receipt", "measure"),
+    *("packet_receipt", "report"),
 )
 ANSWERS = (
+    "data_chunk",
     *("pong", "processed", "exchanged", "committed", "snapshot", "chunk", "manifest", "reserved", "opening"),
-    *("redo", "suspicion", "bequeathed", "handed", "guests", "reach", "receipt", "measure", "packet_receipt", "report"),
+    *(
+        "recompute",
+        "suspicion",
+        "accusation",
+        "final_delta_taken",
+        "handed",
+        "access_list",
+        "reach",
+        "receipt",
+        "measure",
+    ),
+    *("packet_receipt", "report"),
 )
 
 CALL: Mapping[str, Bound] = {
@@ -165,6 +185,7 @@ CALL: Mapping[str, Bound] = {
     "Process.deadline_ms": number(SECONDS_MAX * 1000, "ms", "manifest: limits.microbatch_timeout_s"),
     "Process.boundary_digest": opaque(8, "the first bytes of a digest"),
     "Process.first_sample": SAMPLES,
+    "Process.feed_signature": SIGNATURE,
     "Reserve.hold_ms": TIMEOUT_MS,
     "Reserved.granted": flag(),
     "Reserved.ahead": QUEUE,
@@ -178,6 +199,7 @@ CALL: Mapping[str, Bound] = {
     "Processed.sent": DIGEST,
     "Processed.got": DIGEST,
     "Processed.signature": SIGNATURE,
+    "Processed.inner_steps": STEPS,
     "Statement.run_id": RUN,
     "Statement.microbatch_id": opaque(16, "ids.py"),
     "Statement.stage": STAGE,
@@ -191,15 +213,24 @@ CALL: Mapping[str, Bound] = {
     "Statement.sent": DIGEST,
     "Statement.got": DIGEST,
     "Statement.signature": SIGNATURE,
+    "Statement.inner_steps": STEPS,
     "Opening.microbatch_id": opaque(16, "ids.py"),
     "Opening.position": STAGE,
     "Opened.next": part(),
-    "Redo.stage": STAGE,
-    "Redo.samples": number(2**20, "samples", "manifest: inner.microbatch"),
-    "Redo.boundary_digest": opaque(8, "the first bytes of a digest"),
-    "Redo.first_sample": SAMPLES,
-    "Redone.loss_sum": LOSS,
+    "Recompute.stage": PLACE,
+    "Recompute.samples": number(2**20, "samples", "manifest: inner.microbatch"),
+    "Recompute.boundary_digest": opaque(8, "the first bytes of a digest"),
+    "Recompute.first_sample": SAMPLES,
+    "Recompute.microbatch_id": opaque(16, "ids.py"),
+    "Recompute.position": STAGE,
+    "Recomputed.loss_sum": LOSS,
+    "Recomputed.signature": SIGNATURE,
+    "Recomputed.inner_steps": STEPS,
     "Suspicion.statement": part(),
+    "Accusation.statement": part(),
+    "Accusation.samples": number(2**20, "samples", "manifest: inner.microbatch"),
+    "Accusation.boundary_digest": opaque(8, "the first bytes of a digest"),
+    "Accusation.next": part(),
     "Exchange.round": ROUND,
     "Exchange.stage": STAGE,
     "Exchange.samples": SAMPLES,
@@ -207,8 +238,8 @@ CALL: Mapping[str, Bound] = {
     "Exchanged.round": ROUND,
     "Exchanged.samples": SAMPLES,
     "Exchanged.newcomer": flag(),
-    "StandIn.round": ROUND,
-    "StandIn.stage": STAGE,
+    "FallbackRequest.round": ROUND,
+    "FallbackRequest.stage": STAGE,
     "Commit.round": ROUND,
     "Commit.apply": flag(),
     "SnapshotRequest.stage": STAGE,
@@ -217,6 +248,7 @@ CALL: Mapping[str, Bound] = {
     "SnapshotRequest.first": number(PARAMETERS_MAX, "elements", "guess: a model a hundred times the largest today"),
     "SnapshotRequest.count": number(PARAMETERS_MAX, "elements", "guess: a model a hundred times the largest today"),
     "SnapshotRequest.nobody_waits": flag(),
+    "SnapshotRequest.warrant": part(),
     "Snapshot.id": DIGEST,
     "Snapshot.stage": STAGE,
     "Snapshot.round": ROUND,
@@ -233,7 +265,7 @@ CALL: Mapping[str, Bound] = {
     "ChunkRequest.index": number(CHUNKS_MAX - 1, "", "recovery/snapshot.py"),
     "ChunkRequest.stage": STAGE,
     "Chunk.index": number(CHUNKS_MAX - 1, "", "recovery/snapshot.py"),
-    "GuestsRequest.sequence": number(2**64 - 1, "", "the owner's word"),
+    "AccessListRequest.sequence": number(2**64 - 1, "", "the owner's word"),
     "ReachRequest.addresses": name(ADDRESS_MAX, "a multiaddr", many=4),
     "Reached.reached": name(ADDRESS_MAX, "a multiaddr", many=4),
     "Reached.observed": ADDRESS,
@@ -258,12 +290,18 @@ CALL: Mapping[str, Bound] = {
     "PacketReceipt.samples": SAMPLES,
     "PacketReceipt.nbytes": TENSOR_NBYTES,
     "PacketReceipt.signature": SIGNATURE,
-    "Bequest.round": ROUND,
-    "Bequest.stage": STAGE,
-    "Bequest.codec": name(32, "a codec's name"),
-    "Bequest.samples": SAMPLES,
-    "Bequeathed.round": ROUND,
-    "Bequeathed.again": flag(),
+    "DataChunkRequest.sha256": DIGEST,
+    "DataChunkRequest.index": DIGEST,
+    "DataChunkRequest.offset": number(1 << 25, "bytes", "data/index.py: the longest index"),
+    "DataChunkRequest.nbytes": number(1 << 19, "bytes", "node/chunk_server.py: a piece"),
+    "DataChunk.nbytes": number(1 << 25, "bytes", "data/index.py: the longest index"),
+    "DataChunk.held": opaque(1 << 17, "data/index.py: a million chunks"),
+    "FinalDelta.round": ROUND,
+    "FinalDelta.stage": STAGE,
+    "FinalDelta.codec": name(32, "a codec's name"),
+    "FinalDelta.samples": SAMPLES,
+    "FinalDeltaTaken.round": ROUND,
+    "FinalDeltaTaken.again": flag(),
     "Handover.stage": STAGE,
     "Handed.round": ROUND,
 }

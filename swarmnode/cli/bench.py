@@ -1,46 +1,62 @@
-"""`swarmnode bench WHAT`: numbers of this machine."""
+"""`swarmnode bench WHAT`: benchmarks on this machine."""
 
 from __future__ import annotations
 
-import importlib
 import json
 from pathlib import Path
-from typing import Any
 
 import click
 
-from swarmnode.cli import bench_learning
-from swarmnode.cli.duration import Duration
-from swarmnode.cli.findings import show as _print
+from swarmnode.cli import bench_learning, bench_method
+from swarmnode.cli.option.duration import Duration
+from swarmnode.cli.output.findings import show as _print
 
 JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
 
 @click.group(short_help="measure this machine")
 def command() -> None:
-    """Measure this machine. Each command runs both sides of its comparison, and prints what it measured."""
+    """Benchmarks on this machine. Each command measures both sides of its comparison and prints the results."""
 
 
 @command.command()
 @JSON
 def swarm(as_json: bool) -> None:
     """Tokens per second of a local swarm of 6 processes, against one plain PyTorch process that trains the same model
-    with the same global batch on the same cores, and where the rest goes."""
-    _print(_run("swarm"), as_json)
+    with the same global batch on the same cores, and the causes of the difference."""
+    from swarmnode.bench.swarm import throughput as measured
+
+    _print(measured.run(), as_json)
+
+
+@command.command()
+@click.option("--full", is_flag=True, help="A data set of 1 GB and 16 MB of text; minutes.")
+@JSON
+def data(full: bool, as_json: bool) -> None:
+    """A feeder's text behind a web server of 50 Mbit/s: seconds to its first microbatch, bytes fetched a byte trained,
+    time spent waiting. And tokenising, against the tokenizers library alone."""
+    from swarmnode.bench.micro import data_set as measured
+
+    _print(measured.run(full=full), as_json)
 
 
 @command.command()
 @JSON
 def transport(as_json: bool) -> None:
     """Tensors of 1, 4, 16 and 64 MiB between two processes, against a bare libp2p stream of the same bytes."""
-    _print(_run("transport"), as_json)
+    from swarmnode.bench.micro import transport as measured
+
+    _print(measured.run(), as_json)
 
 
 @command.command()
 @JSON
 def kill(as_json: bool) -> None:
-    """Seconds a local swarm stands still when a node is killed: ten kills, each stage in turn, feeders included."""
-    _print(_run("kill"), as_json)
+    """Seconds that a local swarm stands still when a node is killed: ten kills, each stage in turn, feeders
+    included."""
+    from swarmnode.bench.swarm import kill as measured
+
+    _print(measured.run(), as_json)
 
 
 @command.command()
@@ -49,16 +65,16 @@ def kill(as_json: bool) -> None:
 @click.option(
     "--journal",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Write each life there, a JSON line; lives of these seeds that it holds are not lived again.",
+    help="Write each life there as a JSON line; seeds that it already holds are skipped.",
 )
 @JSON
 def chaos(runs: int, seed: int, journal: Path | None, as_json: bool) -> None:
-    """Whole lives of a local swarm under real faults (processes killed, frozen, cut off, told to go, disks full). Laws
-    are checked in the logs afterwards; exit code 1 if any was broken."""
-    from swarmnode.bench.laws import read_lines
-    from swarmnode.cli.daemon import SystemClock
+    """Whole lives of a local swarm under real faults (processes killed, frozen, cut off, told to leave, disks full).
+    Laws are checked in the logs afterwards; exit code 1 if any was broken."""
+    from swarmnode.bench.swarm import chaos as bench
+    from swarmnode.bench.swarm.laws import read_lines
+    from swarmnode.daemon.clock import SystemClock
 
-    bench = importlib.import_module("swarmnode.bench.chaos")
     seeds = range(seed, seed + runs)
     before = {life["seed"]: life for life in (read_lines(journal) if journal else ()) if life["seed"] in seeds}
     lives = list(before.values())
@@ -83,9 +99,10 @@ def chaos(runs: int, seed: int, journal: Path | None, as_json: bool) -> None:
 @click.option("--folder", type=click.Path(exists=True, file_okay=False, path_type=Path), help="On the disk to measure.")
 @JSON
 def checkpoint(preset: str, repeats: int, folder: Path | None, as_json: bool) -> None:
-    """The pause of training for a checkpoint against an inner step; saving and loading a stage against the same disk,
-    written and read plainly in the same run."""
-    bench = importlib.import_module("swarmnode.bench.checkpoint")
+    """The pause of training for a checkpoint against an inner step; saving and loading a stage against plain writing
+    and reading on the same disk in the same run."""
+    from swarmnode.bench.micro import checkpoint as bench
+
     _print(bench.run(preset, repeats, folder), as_json)
 
 
@@ -98,8 +115,23 @@ def checkpoint(preset: str, repeats: int, folder: Path | None, as_json: bool) ->
 @click.option("--repeats", type=click.IntRange(1, 100), default=3, show_default=True, help="Medians count.")
 @JSON
 def muon(width: int, context: int, samples: int, repeats: int, as_json: bool) -> None:
-    """Share of a stage's processor time that inner steps take, by inner batch."""
-    bench = importlib.import_module("swarmnode.bench.muon")
+    """Share of a stage's processor time for inner steps, by inner batch."""
+    from swarmnode.bench.micro import muon as bench
+
+    _print(bench.run(width, context, samples, repeats), as_json)
+
+
+@command.command()
+@click.option("--width", type=click.IntRange(4, 8192), default=128, show_default=True, help="Of the layer; even heads.")
+@click.option("--context", type=click.IntRange(8, 65_536), default=128, show_default=True, help="Tokens of a window.")
+@click.option("--samples", type=click.IntRange(1, 1024), default=8, show_default=True, help="Of a microbatch.")
+@click.option("--repeats", type=click.IntRange(1, 100), default=9, show_default=True, help="Of each time.")
+@JSON
+def documents(width: int, context: int, samples: int, repeats: int, as_json: bool) -> None:
+    """Cost of data.documents = "masked" for a stage, by the length of documents, against whole windows and against
+    masks of T x T."""
+    from swarmnode.bench.micro import documents as bench
+
     _print(bench.run(width, context, samples, repeats), as_json)
 
 
@@ -108,17 +140,19 @@ def muon(width: int, context: int, samples: int, repeats: int, as_json: bool) ->
 @click.option("--seeds", type=click.IntRange(1, 100), default=2, show_default=True, help="Simulated lives a notice.")
 @JSON
 def drain(live: bool, seeds: int, as_json: bool) -> None:
-    """Share of in-flight work and of unsent learning that a machine brings home when it is taken away with 120, 30, 5
-    or 0 s of notice."""
-    bench = importlib.import_module("swarmnode.bench.drain")
+    """Share of in-flight work and of unsent progress that a machine saves when it is taken away with 120, 30, 5 or 0 s
+    of notice."""
+    from swarmnode.bench.swarm import drain as bench
+
     _print(bench.run(live, seeds, lambda line: click.echo(line, err=True)), as_json)
 
 
 @command.command()
 @JSON
 def recovery(as_json: bool) -> None:
-    """Seconds a stage stays away when all its replicas are killed: the middle, first and last of a local swarm."""
-    bench = importlib.import_module("swarmnode.bench.recovery")
+    """Seconds until a stage is back when all its replicas are killed: the middle, first and last of a local swarm."""
+    from swarmnode.bench.swarm import recovery as bench
+
     _print(bench.run(say=lambda line: click.echo(line, err=True)), as_json)
 
 
@@ -129,9 +163,10 @@ def recovery(as_json: bool) -> None:
 @click.option("--text", type=click.Path(exists=True), default=None, help="A text file or a folder of .txt files.")
 @JSON
 def checkfree(preset: str, seeds: int | None, jobs: int, text: str | None, as_json: bool) -> None:
-    """What lost stages cost by each way of going on: roll-back to checkpoints, redundant computation, and rebuilding
-    from neighbours (CheckFree); held-out nats at the same simulated wall time."""
-    bench = importlib.import_module("swarmnode.bench.checkfree")
+    """Cost of lost stages by recovery method: roll-back to checkpoints, redundant computation, and rebuilding from
+    neighbours (CheckFree); held-out nats at the same simulated wall time."""
+    from swarmnode.bench.method import checkfree as bench
+
     found = bench.run(preset, seeds, jobs, text, lambda line: click.echo(line, err=True))
     _print(found if as_json else {key: value for key, value in found.items() if key != "lives"}, as_json)
 
@@ -147,17 +182,20 @@ def checkfree(preset: str, seeds: int | None, jobs: int, text: str | None, as_js
 )
 @JSON
 def goodput(hours: float, seeds: int, jobs: int, out: Path, as_json: bool) -> None:
-    """What of a simulated fleet's work remains at 0 to 33 % deaths an hour, by three ways of going on after a lost
+    """Share of a simulated fleet's work that remains at 0 to 33 % deaths an hour, by three ways of recovering a lost
     stage. Writes OUT/goodput.html (the curves). About six CPU minutes."""
-    bench = importlib.import_module("swarmnode.bench.goodput")
+    from swarmnode.bench.swarm import goodput as bench
+
     _print(bench.run(hours, seeds, jobs, out, lambda line: click.echo(line, err=True)), as_json)
 
 
 @command.command()
 @JSON
 def fresh(as_json: bool) -> None:
-    """Seconds from `git clone` to a live page on which the loss falls: clones this very clone, and runs `make demo`."""
-    _print(_run("fresh"), as_json)
+    """Seconds from `git clone` to a live page with a falling loss: clones this clone, and runs `make demo`."""
+    from swarmnode.bench.swarm import clone_to_page as measured
+
+    _print(measured.run(), as_json)
 
 
 @command.command()
@@ -165,37 +203,47 @@ def fresh(as_json: bool) -> None:
 @JSON
 def join(preset: str, as_json: bool) -> None:
     """Seconds from `swarmnode join INVITE` in a fresh home to the first accepted microbatch, against a local swarm."""
-    _print(_run("join", preset=preset), as_json)
+    from swarmnode.bench.swarm import join as measured
+
+    _print(measured.run(preset=preset), as_json)
 
 
 @command.command()
 @JSON
 def knock(as_json: bool) -> None:
-    """What 10,000 connection attempts a minute by peers that may not take part cost a node in CPU and memory."""
-    _print(_run("knock"), as_json)
+    """CPU and memory cost of 10,000 connection attempts a minute by peers that may not take part."""
+    from swarmnode.bench.micro import connection_flood as measured
+
+    _print(measured.run(), as_json)
 
 
 @command.command()
 @JSON
 def limit(as_json: bool) -> None:
-    """How closely --max-up is kept, half a minute each at 5, 20 and 100 Mbit/s; and how near its --quota a node stops.
-    Seven minutes, of little work."""
-    _print(_run("limit"), as_json)
+    """Accuracy of --max-up, half a minute each at 5, 20 and 100 Mbit/s, and of --quota. Takes seven minutes, with
+    little load."""
+    from swarmnode.bench.micro import rate_limit as measured
+
+    _print(measured.run(), as_json)
 
 
 @command.command()
 @JSON
 def agreement(as_json: bool) -> None:
-    """Six node processes on this machine, and the same six simulated with the speeds the live ones measured: tokens per
-    second and bytes per token of both."""
-    _print(_run("agreement"), as_json)
+    """Six node processes on this machine, and the same six simulated with the measured speeds: tokens per second and
+    bytes per token of both."""
+    from swarmnode.bench.swarm import agreement as measured
+
+    _print(measured.run(), as_json)
 
 
 @command.command()
 @JSON
 def clock(as_json: bool) -> None:
     """CPU time of an event in virtual time, in C and in Python, against asyncio and uvloop in the same run."""
-    _print(_run("clock"), as_json)
+    from swarmnode.bench.micro import virtual_time as measured
+
+    _print(measured.run(), as_json)
 
 
 @command.command()
@@ -203,7 +251,9 @@ def clock(as_json: bool) -> None:
 @JSON
 def codec(extension: bool, as_json: bool) -> None:
     """Encoding and decoding speed of every gossip codec on one core, against copying memory in the same run."""
-    _print(_run("codec", extension=extension), as_json)
+    from swarmnode.bench.micro import codec as measured
+
+    _print(measured.run(extension=extension), as_json)
 
 
 @command.command()
@@ -215,9 +265,10 @@ def codec(extension: bool, as_json: bool) -> None:
 def packet(names: tuple[str, ...], parameters: int, up_mbps: float | None, extension: bool, as_json: bool) -> None:
     """Seconds from a round's boundary to the packet delivered to another process: sent while it is encoded, against
     encoded first and then sent."""
-    given = {"names": names} if names else {}
+    from swarmnode.bench.micro import packet as measured
+
     limit = None if up_mbps is None else up_mbps * 1e6
-    _print(_run("packet", parameters=parameters, extension=extension, up_bps=limit, **given), as_json)
+    _print(measured.run(names or measured.CODECS, parameters, extension=extension, up_bps=limit), as_json)
 
 
 @command.command()
@@ -225,166 +276,69 @@ def packet(names: tuple[str, ...], parameters: int, up_mbps: float | None, exten
 @click.option("--codec", "codecs", multiple=True, help="[METHOD/]CODEC, several times for several swarms; all: each.")
 @JSON
 def exchange(exchanges: int, codecs: tuple[str, ...], as_json: bool) -> None:
-    """What exchanges cost a live swarm of six processes, with the demo's codec or others: bytes against the formula,
-    whether compute waits, and the loss before and after."""
-    bench = importlib.import_module("swarmnode.bench.exchange")
+    """Cost of exchanges in a live swarm of six processes, with the demo's codec or others: bytes against the formula,
+    waiting of compute, and the loss before and after."""
+    from swarmnode.bench.swarm import exchange as bench
+
     which = bench.CODECS if codecs == ("all",) else codecs
     _print(bench.run(exchanges, codecs=which, say=lambda line: click.echo(line, err=True)), as_json)
 
 
 @command.command()
+@click.option("--device", default="auto", show_default=True, metavar="auto|cpu|cuda|cuda:1|mps|xpu", help="Device.")
+@click.option("--small", is_flag=True, help="A model of a few megabytes; seconds on a CPU.")
+@JSON
+def gpu(device: str, small: bool, as_json: bool) -> None:
+    """A stage on a device: speed beside that of its layers alone, share of the device's own speed, bytes, waits,
+    codecs, and equality with the CPU. One table to paste."""
+    from swarmnode.bench.micro import gpu as measured
+    from swarmnode.model.device import resolve_device
+
+    _print(measured.run(device=resolve_device(device), small=small), as_json)
+
+
+@command.command()
 @JSON
 def boundary(as_json: bool) -> None:
-    """What coded activations cost in loss, bytes and CPU: four stages in one process, three seeds; about a minute."""
-    _print(_run("boundary"), as_json)
+    """Cost of coded activations in loss, bytes and CPU: four stages in one process, three seeds; about a minute."""
+    from swarmnode.bench.method import boundary as measured
+
+    _print(measured.run(), as_json)
 
 
 @command.command()
-@click.option(
-    "--preset", default="quick", show_default=True, help="quick (minutes), standard (3 seeds) or long (hours)."
-)
-@click.option(
-    "--methods",
-    default="",
-    help="METHOD/CODEC[/FRAGMENTS][+NAME=NUMBER][@SCHEDULE],... instead of the default list; NAME: alpha, beta, gamma,"
-    " rate.",
-)
-@click.option("--rounds", type=click.IntRange(1, 10_000), default=None, help="Instead of the preset's.")
-@click.option("--inner-steps", type=click.IntRange(1, 10_000), default=None, help="Of a round; also the preset's.")
-@click.option("--replicas", type=click.IntRange(1, 1024), default=None, help="Instead of the preset's 8.")
-@click.option("--batch", type=click.IntRange(1, 4096), default=None, help="Samples of a replica's inner step.")
-@click.option("--group", type=click.IntRange(0, 1024), default=None, help="Replicas that meet; 0: all. Default: 2.")
-@click.option("--optimizer", type=click.Choice(["adamw", "muon"]), default=None, help="Of inner steps. Default: adamw.")
-@click.option("--learning-rate", type=click.FloatRange(0.0, 10.0, min_open=True), default=None, help="Its peak.")
-@click.option(
-    "--elsewhere", type=click.FloatRange(0.0, 10.0), default=None, help="muon: AdamW's rate, beside matrices."
-)
-@click.option("--decay", type=click.Choice(["cosine", "flat"]), default=None, help="Of the rate. Default: cosine.")
-@click.option("--beta1", type=click.FloatRange(0.0, 1.0, max_open=True), default=None, help="AdamW's. Default: 0.9.")
-@click.option("--momentum", type=click.FloatRange(0.0, 1.0, max_open=True), default=None, help="Muon's. Default: 0.95.")
-@click.option("--acceptance", default="", help="A value of gossip.acceptance instead of its default.")
-@click.option("--seeds", type=click.IntRange(1, 100), default=None, help="Seeds 0 to N-1; default: the preset's.")
-@click.option("--jobs", type=click.IntRange(1, 64), default=2, show_default=True, help="Processes, a thread each.")
-@click.option("--text", type=click.Path(exists=True), default=None, help="A text file or a folder of .txt files.")
-@click.option("--out", type=click.Path(path_type=Path), default=Path("runs/gossip"), show_default=True, help="Results.")
-@click.option("--resume", is_flag=True, help="Keep the runs that OUT/gossip.json has already.")
-@click.option("--lost", type=click.FloatRange(0.0, 1.0), default=None, help="Share of packets that come too late.")
-@click.option("--healing/--no-healing", default=True, help="Whether fragments of slow weights go with packets of D.")
-@JSON
-def gossip(
-    preset: str,
-    methods: str,
-    acceptance: str,
-    seeds: int | None,
-    jobs: int,
-    text: str | None,
-    out: Path,
-    resume: bool,
-    healing: bool,
-    as_json: bool,
-    **size: Any,
-) -> None:
-    """Loss against bytes of gossip methods and codecs: 8 replicas of a small byte model in one process, the same text,
-    seeds and steps for all. Writes OUT/gossip.json and OUT/gossip.html (the Pareto front)."""
-    bench = importlib.import_module("swarmnode.bench.gossip")
-    whats = tuple(methods.split(",")) if methods else bench.DEFAULT
-    found = bench.run(
-        *(preset, whats, seeds, jobs, text, out, lambda line: click.echo(line, err=True)),
-        changes={key: value for key, value in size.items() if value is not None},
-        resume=resume,
-        healing=healing,
-        acceptance=acceptance,
-    )
-    _print(found if as_json else {key: found[key] for key in ("methods", "preset", "seconds")}, as_json)
-    if not as_json:
-        click.echo(f"page: {out / 'gossip.html'}")
+@click.option("--boundary", type=click.Choice(["bf16", "subspace"]), default="bf16", show_default=True)
+@click.option("--microbatch", type=click.IntRange(1, 64), default=4, show_default=True, help="Samples of 2,048 tokens.")
+def memory(boundary: str, microbatch: int) -> None:
+    """Stages of Llama 3 1B, 8B and 70B that fit on cards of 8 to 48 GB and hosts of 16 and 32 GB, by the formula of
+    `join` and `plan`; a table to paste."""
+    from swarmnode.bench.micro import memory as computed
+
+    click.echo(computed.page(boundary, microbatch))
+
+
+@command.command("join-peak")
+def join_peak() -> None:
+    """Host memory that a donor and a joiner of a real stage of 1.1 GB take over their steady states; needs 8 GB."""
+    from swarmnode.bench.micro import join_peak as measured
+
+    for name, value in measured.run().items():
+        click.echo(f"{name:>22} {value:8.3f}")
 
 
 @command.command()
-@click.option("--preset", default="quick", show_default=True, help="quick (minutes) or standard.")
-@click.option("--attacks", default="", help="Names with commas between, instead of all.")
-@click.option("--codec", default="noloco/modular4", show_default=True, help="METHOD/CODEC.")
-@click.option("--acceptance", default="guarded,clipped,all", show_default=True, help="Values of gossip.acceptance.")
-@click.option("--seeds", type=click.IntRange(1, 100), default=1, show_default=True, help="Seeds 0 to N-1.")
-@click.option("--text", type=click.Path(exists=True), default=None, help="A text file or a folder of .txt files.")
-@click.option("--jobs", type=click.IntRange(1, 64), default=2, show_default=True, help="Processes, a thread each.")
-@click.option("--out", type=click.Path(path_type=Path), default=Path("runs/attack"), show_default=True, help="Results.")
-@click.option("--resume", is_flag=True, help="Keep the runs that OUT/attack.json has already.")
-@click.option(
-    "--references", type=click.IntRange(1, 100), default=1, show_default=True, help="Runs without liars, a seed."
-)
-@click.option("--honest", is_flag=True, help="Nobody lies: the share of honest packets that the guard takes whole.")
-@click.option("--pipeline", is_flag=True, help="Liars answer microbatches falsely instead, in a swarm of processes.")
-@click.option(
-    "--liars", type=click.FloatRange(0.0, 1.0), default=0.25, show_default=True, help="Of the stage attacked."
-)
-@click.option("--every", type=click.IntRange(1, 1000), default=1, show_default=True, help="One false answer in N.")
-@click.option("--replicas", type=click.IntRange(2, 64), default=4, show_default=True, help="Of each of two stages.")
-@click.option("--samples", type=click.IntRange(512), default=6000, show_default=True, help="Of each swarm.")
-@JSON
-def attack(
-    preset: str,
-    attacks: str,
-    codec: str,
-    acceptance: str,
-    seeds: int,
-    text: str | None,
-    jobs: int,
-    out: Path,
-    resume: bool,
-    references: int,
-    honest: bool,
-    pipeline: bool,
-    liars: float,
-    every: int,
-    replicas: int,
-    samples: int,
-    as_json: bool,
-) -> None:
-    """What a quarter of lying replicas costs the honest ones, by what they believe (gossip.acceptance): held-out nats
-    over the same run without the liars. With --pipeline the same of false gradients, activations and losses (--liars,
-    --every, --replicas and --samples belong to it), and how soon the liars are excluded."""
-    if pipeline:
-        from swarmnode.cli.daemon import SystemClock
-
-        lies = importlib.import_module("swarmnode.bench.liar")
-        bench = importlib.import_module("swarmnode.bench.pipeline_attack")
-        chosen = [word.strip() for word in attacks.split(",")] if attacks else list(lies.ALL)
-        asked = chosen, liars, replicas, samples, every, 1, SystemClock()
-        _print(bench.run(*asked, lambda line: click.echo(line, err=True)), as_json)
-        return
-    if honest:
-        bench = importlib.import_module("swarmnode.bench.honest")
-        _print(bench.run(codec, seeds, text, lambda line: click.echo(line, err=True), jobs=jobs, out=out), as_json)
-        return
-    bench = importlib.import_module("swarmnode.bench.attack")
-    names = tuple(name.strip() for name in attacks.split(",")) if attacks else tuple(bench.ATTACKS)
-    believing = tuple(word.strip() for word in acceptance.split(","))
-    found = bench.run(
-        *(preset, names, codec, believing, seeds, text, lambda line: click.echo(line, err=True)),
-        jobs=jobs,
-        out=out,
-        resume=resume,
-        references=references,
-    )
-    _print(found if as_json else {key: value for key, value in found.items() if key != "runs"}, as_json)
-
-
-@command.command()
-@click.option("--nodes", type=click.IntRange(2, 5000), default=1000, show_default=True, help="Made-up nodes.")
+@click.option("--nodes", type=click.IntRange(2, 5000), default=1000, show_default=True, help="Synthetic nodes.")
 @click.option("--look", "look_s", type=Duration(), default=0.0, help="Only serve the page this long: 10m.")
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="Of the page.")
 @JSON
 def dashboard(nodes: int, look_s: float, port: int, as_json: bool) -> None:
-    """What the coordinator's page costs with a thousand nodes: share of a core of the server, main-thread time of an
-    update in Chromium (playwright), first paint, bytes of assets."""
-    bench = importlib.import_module("swarmnode.bench.dashboard")
+    """Cost of the coordinator's page with a thousand nodes: share of a server's core, main-thread time of an update in
+    Chromium (playwright), first paint, bytes of assets."""
+    from swarmnode.bench.swarm import dashboard as bench
+
     _print(bench.run(nodes, lambda line: click.echo(line, err=True), look_s, port), as_json)
 
 
-def _run(what: str, **options: object) -> dict[str, Any]:
-    found: dict[str, Any] = importlib.import_module(f"swarmnode.bench.{what}").run(**options)
-    return found
-
-
 command.add_command(bench_learning.command, "learning")
+command.add_command(bench_method.gossip)
+command.add_command(bench_method.attack)

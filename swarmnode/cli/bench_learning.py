@@ -1,15 +1,14 @@
-"""`swarmnode bench learning`: what live swarms learn, against plain PyTorch."""
+"""`swarmnode bench learning`: learning of live swarms, against plain PyTorch."""
 
 from __future__ import annotations
 
 import dataclasses
-import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from swarmnode.cli.findings import show
+from swarmnode.cli.output.findings import show
 
 if TYPE_CHECKING:
     from swarmnode.manifest import Manifest
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     type=click.Path(dir_okay=False, path_type=Path),
     help="Of plain runs, which are measured once.  [default: ~/.cache/swarmnode/bench-learning.jsonl]",
 )
-@click.option("--fresh", is_flag=True, help="Measure plain runs again that the journal has.")
+@click.option("--fresh", is_flag=True, help="Repeat plain runs that the journal already has.")
 @click.option(
     "--out", type=click.Path(path_type=Path), default=Path("runs/learning"), show_default=True, help="Results."
 )
@@ -48,13 +47,13 @@ def command(
     out: Path,
     as_json: bool,
 ) -> None:
-    """What live swarms learn from a sample and from a second, against the best plain PyTorch with AdamW and with Muon:
-    learning efficiency. RUN is a folder of `swarmnode init` or a signed manifest. About five minutes; plain runs are
-    kept in a journal. Writes OUT/learning.json and OUT/learning.html (the curves)."""
-    from swarmnode.cli.daemon import SystemClock
+    """Learning efficiency of live swarms per sample and per second, against the best plain PyTorch with AdamW and with
+    Muon. RUN is a folder of `swarmnode init` or a signed manifest. About five minutes; plain runs are kept in a
+    journal. Writes OUT/learning.json and OUT/learning.html (the curves)."""
+    from swarmnode.bench.swarm import learning as bench
+    from swarmnode.daemon.clock import SystemClock
     from swarmnode.manifest import PRESETS
 
-    bench = importlib.import_module("swarmnode.bench.learning")
     numbers = () if plain_only else bench.replicas_of(replicas)
     manifest, base = (PRESETS[preset], None) if run is None else _read(run)
     extent = dataclasses.replace(bench.THOROUGH_EXTENT if thorough else bench.FAST_EXTENT, seeds=seeds)
@@ -73,7 +72,7 @@ def command(
 
 
 def _read(run: Path) -> tuple[Manifest, Path]:
-    """The manifest of `run`, and where its relative paths begin."""
+    """The manifest of `run`, and the base of its relative paths."""
     from swarmnode.manifest import MANIFEST_FILE, SIGNED_FILE, read_manifest, read_signed
 
     if not run.is_dir():

@@ -1,4 +1,4 @@
-"""`swarmnode bootstrap RUN`: the first node, which others are told of; and what `coordinator` has in common with it."""
+"""`swarmnode bootstrap RUN`: a run's first node; and the options it shares with `coordinator`."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from typing import Any
 
 import click
 
-from swarmnode.cli.options import BOOTSTRAP, FOLDER, HOST, LISTEN, OWN_RUN, PORT, NodeOptions
-from swarmnode.place import default_cache, default_home
+from swarmnode.cli.option.param import BOOTSTRAP, FOLDER, HOST, LISTEN, OWN_RUN, PORT
+from swarmnode.daemon.options import ArchiveOptions, NodeOptions
+from swarmnode.user_folders import default_cache, default_home
 
 
 def meeting_point(kind: str) -> Callable[[Callable[..., int]], Callable[..., int]]:
-    """The argument and the options of a node that trains nothing; the command takes them as `where`, for `meet`."""
+    """The argument and the options of a node that does not train; the command gets them as `where`, for `meet`."""
     given = (
         click.argument("run", metavar="RUN", type=OWN_RUN),
         click.option(
@@ -26,9 +27,23 @@ def meeting_point(kind: str) -> Callable[[Callable[..., int]], Callable[..., int
         click.option("--metrics-port", type=PORT, default=0, show_default="any", help="Prometheus, /healthz, /readyz."),
         click.option("--lan", is_flag=True, help="Find members in this network by multicast, and be found."),
         click.option(
-            "--metrics-host", type=HOST, default="127.0.0.1", show_default=True, help="Who may ask: 0.0.0.0 all."
+            "--metrics-host",
+            type=HOST,
+            default="127.0.0.1",
+            show_default=True,
+            help="Address to serve them on; 0.0.0.0: all.",
         ),
-        click.option("--name", default=kind, show_default=True, help="What people call it."),
+        click.option(
+            "--data-root",
+            type=FOLDER,
+            help="Folder with the run's data set; members get its chunks from here.  [default: RUN]",
+        ),
+        click.option(
+            "--base",
+            type=FOLDER,
+            help="Folder of the run's base model; members get its chunks from here.  [default: RUN/base]",
+        ),
+        click.option("--name", default=kind, show_default=True, help="Display name."),
     )
 
     def decorate(command: Callable[..., int]) -> Callable[..., int]:
@@ -39,21 +54,31 @@ def meeting_point(kind: str) -> Callable[[Callable[..., int]], Callable[..., int
     return decorate
 
 
-def meet(kind: str, where: dict[str, Any], dashboard: str | None = None, *, public: bool = False) -> int:
-    """Be the node that `where`, the options of `meeting_point`, asks for. Returns the exit code."""
-    from swarmnode.cli.launch import launch
-    from swarmnode.local.ready import Ready
+def meet(
+    kind: str,
+    where: dict[str, Any],
+    dashboard: str | None = None,
+    *,
+    public: bool = False,
+    archive: ArchiveOptions | None = None,
+) -> int:
+    """Run the node described by `where`, the options of `meeting_point`. Returns the exit code."""
+    from swarmnode.daemon.launch import launch
+    from swarmnode.daemon.ready_file import Ready
 
     run, home = where.pop("run"), where.pop("home") or default_home(kind)
 
     def tell(ready: Ready) -> None:
+        if kind == "archive":
+            click.echo(f"archive of run {ready.run_id[:16]}: peer {ready.peer_id}", err=True)
+            return
         for address in ready.addresses:
             click.echo(address)
         if dashboard:
             click.echo(f"dashboard {ready.dashboard}", err=True)
         click.echo(f"metrics http://{ready.metrics_address}/metrics", err=True)
-        line = "the line on the page, or that this prints" if dashboard else "the line that this prints"
-        click.echo(f"others join by {line}: swarmnode invite {run} --home {home}", err=True)
+        line = "the line on the page, or the output of" if dashboard else "the output of"
+        click.echo(f"others join with {line}: swarmnode invite {run} --home {home}", err=True)
 
     options = NodeOptions(
         run=signed_manifest(run),
@@ -64,22 +89,22 @@ def meet(kind: str, where: dict[str, Any], dashboard: str | None = None, *, publ
         out=None,
         dashboard=dashboard,
         public=public,
+        archive=archive,
         **where,
     )
     return launch(options, tell)
 
 
-@click.command(short_help="be a run's first meeting point")
+@click.command(short_help="run the first node of a run")
 @meeting_point("bootstrap")
 def command(**where: Any) -> int:
-    """Hold the directory of RUN and give its manifest to joiners. RUN is a folder of `swarmnode init`, signed now, or
-    a signed manifest. Trains nothing, needs no GPU. Prints its multiaddrs on stdout: what `swarmnode join` takes.
-    """
+    """Hold the directory of RUN and give its manifest to joiners. RUN is a folder of `swarmnode init`, signed now, or a
+    signed manifest. Trains nothing, needs no GPU. Prints its multiaddrs on stdout, for `swarmnode join`."""
     return meet("bootstrap", where)
 
 
 def signed_manifest(run: str) -> str:
-    """The signed manifest of an organiser's folder, made now; anything else as it is."""
+    """The signed manifest of an organiser's folder, made now; any other value unchanged."""
     folder = Path(run)
     if not (folder / "manifest.toml").is_file():
         return run

@@ -1,4 +1,4 @@
-"""`swarmnode completion bash`: the shell completes verbs and options."""
+"""`swarmnode completion bash`: shell completion of verbs and options."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from click.shell_completion import get_completion_class
 SHELLS = ("bash", "zsh", "fish")
 
 
-@click.command(short_help="make the shell complete verbs and options")
+@click.command(short_help="print a shell completion script")
 @click.argument("shell", type=click.Choice(SHELLS))
 def command(shell: str) -> None:
-    """Print the completion script of SHELL. In bash: eval "$(swarmnode completion bash)"; for good, put that line into
-    ~/.bashrc (or ~/.zshrc), and for fish: swarmnode completion fish > ~/.config/fish/completions/swarmnode.fish"""
+    """Print the completion script of SHELL. In bash: eval "$(swarmnode completion bash)". To keep it, put that line
+    into ~/.bashrc (or ~/.zshrc); for fish: swarmnode completion fish > ~/.config/fish/completions/swarmnode.fish"""
     from swarmnode.cli.main import cli
 
     kind = get_completion_class(shell)

@@ -1,4 +1,4 @@
-"""`swarmnode config show --origin`: settings, and where each comes from."""
+"""`swarmnode config show --origin`: settings and their origin."""
 
 from __future__ import annotations
 
@@ -7,30 +7,31 @@ from pathlib import Path
 
 import click
 
-from swarmnode.cli.options import FOLDER
-from swarmnode.cli.origin import bind, config_path, defaults_for, origins
+from swarmnode.cli.option.config_file import bind, config_path, defaults_for, origins
+from swarmnode.cli.option.param import FOLDER
 from swarmnode.errors import NoDaemon
-from swarmnode.place import default_home
+from swarmnode.user_folders import default_home
 
 
-@click.group(short_help="settings, and where each comes from")
+@click.group(short_help="settings and their origin")
 def command() -> None:
-    """A flag counts most, then SWARMNODE_* (--max-up is SWARMNODE_MAX_UP), then the config file, then the default."""
+    """A flag takes precedence, then SWARMNODE_* (--max-up is SWARMNODE_MAX_UP), then the config file, then the
+    default."""
 
 
 @command.command()
 def path() -> None:
-    """Print where the config file is, whether or not it exists."""
+    """Print the path of the config file, whether or not it exists."""
     click.echo(config_path())
 
 
 @command.command()
-@click.option("--origin", is_flag=True, help="Also say where each value comes from.")
+@click.option("--origin", is_flag=True, help="Also print the origin of each value.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--home", type=FOLDER, help="The node's own folder.  [default: ~/.local/share/swarmnode/node]")
 def show(origin: bool, as_json: bool, home: Path | None) -> None:
-    """Print the settings of the node that runs in --home, the run's manifest with them; without a node, those that
-    `swarmnode join` would have here and now."""
+    """Print the settings of the node that runs in --home, including the run's manifest; without a node, those that
+    `swarmnode join` would use here and now."""
     from swarmnode.control import client
     from swarmnode.wire.control_pb2 import ConfigRequest
 
@@ -39,7 +40,7 @@ def show(origin: bool, as_json: bool, home: Path | None) -> None:
         rows = [(setting.name, setting.value, setting.origin) for setting in reply.settings]
     except NoDaemon:
         rows = list(_of_join())
-        click.echo("no node runs there: this is what `swarmnode join` would have", err=True)
+        click.echo("no node runs there: these are the settings of `swarmnode join`", err=True)
     if as_json:
         click.echo(json.dumps({name: {"value": value, "origin": where} for name, value, where in rows}, indent=1))
         return

@@ -1,4 +1,4 @@
-"""`swarmnode doctor [INVITE]`: can this machine take part, and as what?"""
+"""`swarmnode doctor [INVITE]`: check whether this machine can take part, and in which stages."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from swarmnode.cli.options import FOLDER
-from swarmnode.place import default_home
+from swarmnode.cli.option.param import FOLDER
+from swarmnode.user_folders import default_home
 
 if TYPE_CHECKING:
-    from swarmnode.cli.checkup import Check
     from swarmnode.ids import PeerId
+    from swarmnode.machine.checkup import HealthCheck
     from swarmnode.manifest import Manifest
     from swarmnode.membership.invite import Invite
-    from swarmnode.transport.capacity import Capacity
+    from swarmnode.transport.capacity import LinkCapacity
     from swarmnode.transport.libp2p import Libp2pTransport
 
 PROBE_TIMES = 3
@@ -30,29 +30,34 @@ MEASURED_MAX = 3  # bootstraps; guess
 MEASURE_S = 10.0
 
 
-@click.command(short_help="can this machine take part, and as what")
+@click.command(short_help="check whether this machine can take part")
 @click.argument("words", metavar="[INVITE | -]", nargs=-1)
 @click.option("--invite-file", type=click.Path(dir_okay=False, path_type=Path), help="Read the invite from this file.")
-@click.option("--device", default="cpu", show_default=True, metavar="cpu|cuda|cuda:1", help="Where it would work.")
+@click.option(
+    "--device", default="auto", show_default=True, metavar="auto|cpu|cuda|cuda:1|mps", help="Device to check."
+)
 @click.option("--home", type=FOLDER, help="The node's own folder.  [default: ~/.local/share/swarmnode/node]")
 @click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON object: checks, stages, tokens_per_s, up_bps, verdict."
 )
 def command(words: tuple[str, ...], invite_file: Path | None, device: str, home: Path | None, as_json: bool) -> int:
-    """Check this machine, and with an INVITE the way to its run; say what it can do, and how to mend what fails.
+    """Check this machine, and with an INVITE its access to the run; print its abilities, and the remedy for each
+    failure.
 
-    With an INVITE: whether a bootstrap answers, whether we may take part, which stages fit into memory, how many tokens
-    a second one of them would do here, and how many the link carries (at most 1.3 MB each way to three bootstraps). Of
-    a node that runs in --home: how far its peers are, what passes to them, and whether they can dial it. Exit codes: 0
-    it can take part, 20 this machine cannot, 21 nobody is reachable, 77 not permitted.
+    With an INVITE: whether a bootstrap answers, whether this machine may take part, which stages fit into memory, how
+    many tokens a second one of them would do here, and how many the link carries (at most 1.3 MB each way to three
+    bootstraps). Of a node that runs in --home: latency and bandwidth to its peers, and whether they can dial it. Exit
+    codes: 0 it can take part, 20 this machine cannot, 21 nobody is reachable, 77 not permitted.
     """
-    from swarmnode.cli.checkup import exit_code, machine
-    from swarmnode.cli.joining import find_invite
+    from swarmnode.cli.option.invite import find_invite
+    from swarmnode.machine.checkup import exit_code, machine
+    from swarmnode.model.device import resolve_device
 
     place = home or default_home("node")
     invite = find_invite(words, invite_file)
     if words and invite is None:
         raise click.UsageError(f"{words[0][:60]!r} is not an invite: one line, as `swarmnode invite` prints it")
+    device = resolve_device(device)
     checks = list(machine(place, device))
     found: dict[str, object] = {}
     verdict = "this machine can take part"
@@ -76,21 +81,24 @@ def command(words: tuple[str, ...], invite_file: Path | None, device: str, home:
     return code
 
 
-async def _of_run(invite: Invite, home: Path, device: str, found: dict[str, object]) -> list[Check]:
-    """Reachability, permission, stages and speed. What it finds for programs goes into `found`."""
-    from swarmnode.cli.checkup import Check, about, link_tokens_per_s, rate_text, stages_text
-    from swarmnode.cli.daemon import fetch_manifest
-    from swarmnode.cli.entrance import pass_of_invite
-    from swarmnode.errors import NotPermitted, SwarmnodeError
-    from swarmnode.local.free_memory import free_memory
+async def _of_run(invite: Invite, home: Path, device: str, found: dict[str, object]) -> list[HealthCheck]:
+    """Check reachability, permission, stages and speed. Machine-readable results go into `found`."""
+    from swarmnode.daemon.admission import pass_of_invite
+    from swarmnode.daemon.process import fetch_manifest
+    from swarmnode.errors import HardwareFault, NotPermitted, SwarmnodeError
+    from swarmnode.machine.checkup import HealthCheck, about, link_tokens_per_s, memory_text, rate_text, stages_text
+    from swarmnode.machine.free_memory import machine_memory
+    from swarmnode.machine.stage_fit import best_fit
     from swarmnode.manifest import verify
-    from swarmnode.node.able import able
-    from swarmnode.transport import identity as key_file
+    from swarmnode.model.device import autocasts
+    from swarmnode.model.memory_budget import mode_of
+    from swarmnode.transport import key_file
     from swarmnode.transport.address import parse_bootstraps
     from swarmnode.transport.libp2p import Libp2pTransport
 
     loop, checks = asyncio.get_running_loop(), []
-    # The node's own key, so that permission is its own; where it runs already, another would disturb it: a copy.
+    # Use the node's own key, so that its own permission is checked; if the node runs already, use a copy to avoid
+    # disturbing it.
     identity = key_file.load_or_create(home / "node.key")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "node.key"
@@ -102,41 +110,40 @@ async def _of_run(invite: Invite, home: Path, device: str, found: dict[str, obje
             begun = loop.time()
             signed = await fetch_manifest(transport, parse_bootstraps(invite.bootstraps), invite.run_id)
             manifest, _ = verify(signed, invite.run_id)
-            checks.append(Check("run", True, f"{manifest.name} answers in {1000 * (loop.time() - begun):.0f} ms"))
-            checks.append(Check("permission", True, f"{manifest.access.mode}: this machine may take part"))
+            checks.append(HealthCheck("run", True, f"{manifest.name} answers in {1000 * (loop.time() - begun):.0f} ms"))
+            checks.append(HealthCheck("permission", True, f"{manifest.access.mode}: this machine may take part"))
             capacity, why = await _capacity(transport, parse_bootstraps(invite.bootstraps))
             if capacity is None:
-                checks.append(Check("bandwidth", None, f"not measured: {why}"))
+                checks.append(HealthCheck("bandwidth", None, f"not measured: {why}"))
             else:
                 says = f"{rate_text(capacity.up_bps)} up, {rate_text(capacity.down_bps)} down, {why}"
-                checks.append(Check("bandwidth", True, says))
+                checks.append(HealthCheck("bandwidth", True, says))
         except SwarmnodeError as error:
             name = "permission" if isinstance(error, NotPermitted) else "run"
             fix = "ask the organiser for a new invite" if name == "permission" else "is the run up, and the network?"
-            return [Check(name, False, str(error), fix, error.exit_code)]
+            return [HealthCheck(name, False, str(error), fix, error.exit_code)]
         finally:
             await transport.close()
-    free = free_memory(device)
-    fits = able(manifest, free.nbytes, has_data=True)
+    mode = mode_of(device, autocast=autocasts(device))
+    fits = best_fit(manifest, machine_memory(device), has_data=True, mode=mode)
     stages = [stage for stage in range(len(fits.needed)) if stage not in fits.unable]
-    least, most = f"{min(fits.needed) / 1e9:.2g}", f"{max(fits.needed) / 1e9:.2g}"
-    needed = (
-        f"{least if least == most else f'{least} to {most}'} GB a stage, {free.nbytes / 1e9:.1f} free by {free.bound}"
-    )
-    checks.append(Check("stages", bool(stages), needed, "no stage fits: a machine with more memory is needed", 20))
+    fix = "no stage fits: use a machine with more memory"
+    checks.append(HealthCheck("stages", bool(stages), memory_text(fits), fix, HardwareFault.exit_code))
     if manifest.data.names_files:
-        says = "stage 0 of this run reads files, the others none"
-        checks.append(Check("data", None, says, "to feed it, give join --data-root FOLDER, below which they lie"))
+        says = "only stage 0 of this run reads files"
+        checks.append(HealthCheck("data", None, says, "to feed it, give join --data-root with their folder"))
+    if manifest.base.index:
+        checks.append(HealthCheck("base", None, _base_text(manifest, stages)))
     if stages:
         stage = stages[len(stages) // 2]
         speed = await asyncio.to_thread(_tokens_per_s, manifest, stage, device)
-        checks.append(Check("speed", True, f"{speed:,.0f} tokens/s on stage {stage}"))
+        checks.append(HealthCheck("speed", True, f"{speed:,.0f} tokens/s on stage {stage}"))
         found |= {"stages": stages, "compute_tokens_per_s": speed}
         bound = ""
         if capacity is not None:
             carried = link_tokens_per_s(manifest, stage, capacity.up_bps, capacity.down_bps)
             found |= {"up_bps": capacity.up_bps, "down_bps": capacity.down_bps}
-            found["link_tokens_per_s"] = carried if carried < math.inf else None  # nothing leaves a single stage
+            found["link_tokens_per_s"] = carried if carried < math.inf else None  # a single stage sends nothing
             if carried < speed:
                 bound = f" (its link carries no more; alone the machine could do {about(speed)})"
                 speed = carried
@@ -145,10 +152,23 @@ async def _of_run(invite: Invite, home: Path, device: str, found: dict[str, obje
     return checks
 
 
+def _base_text(manifest: Manifest, stages: Sequence[int]) -> str:
+    """The fetch of the pretrained model that the run starts from, as numbers of two bytes."""
+    from swarmnode.model.split import split
+
+    parts = split(manifest.model, manifest.pipeline.stages)
+    most = max((2 * parts[stage].parameters for stage in stages), default=0)
+    places = ", ".join(manifest.base.locations)[:120] or "members"
+    return (
+        f"the run starts from model {manifest.base.index[:16]}; until it has trained, up to {most / 1e9:.2g} GB of it"
+        f" come from {places}"
+    )
+
+
 async def _capacity(
     transport: Libp2pTransport, bootstraps: Sequence[tuple[PeerId, list[str]]]
-) -> tuple[Capacity | None, str]:
-    """What passes between us and the first few of `bootstraps` that answer, in seconds."""
+) -> tuple[LinkCapacity | None, str]:
+    """Bandwidth between us and the first few of `bootstraps` that answer, measured in seconds."""
     from swarmnode.errors import RemoteFault, Unavailable
     from swarmnode.transport.capacity import best
 
@@ -161,12 +181,12 @@ async def _capacity(
 
 
 def _tokens_per_s(manifest: Manifest, stage: int, device: str) -> float:
-    """As a node measures itself when it joins: forward, and backward at twice its cost."""
+    """Tokens per second, measured as by a joining node: forward, and backward at twice its cost."""
     import time
 
+    from swarmnode.machine.replica import TorchReplica
     from swarmnode.model.device import autocasts, use_one_thread
     from swarmnode.node.probe import forward
-    from swarmnode.node.replica import TorchReplica
 
     use_one_thread()
     replica = TorchReplica(manifest, stage, device, autocast=autocasts(device))
@@ -178,11 +198,11 @@ def _tokens_per_s(manifest: Manifest, stage: int, device: str) -> float:
     return manifest.inner.microbatch * manifest.model.context / (3.0 * seconds)
 
 
-def _of_daemon(home: Path) -> list[Check]:
-    """Peers of a node that runs here; nothing when none does."""
-    from swarmnode.cli.checkup import Check, rate_text
+def _of_daemon(home: Path) -> list[HealthCheck]:
+    """Checks of the peers of a node that runs here; empty if none does."""
     from swarmnode.control import client
     from swarmnode.errors import NoDaemon
+    from swarmnode.machine.checkup import HealthCheck, rate_text
     from swarmnode.wire.control_pb2 import ExamineRequest
 
     try:
@@ -192,13 +212,13 @@ def _of_daemon(home: Path) -> list[Check]:
     answering = [exam for exam in reply.peers if not exam.fault]
     slowest = max((exam.latency_s for exam in answering), default=0.0)
     says = f"{len(answering)} of {len(reply.peers)} answer, the slowest in {1000 * slowest:.0f} ms"
-    checks = [Check("peers", bool(answering) if reply.peers else None, says, "is the network up?", 21)]
+    checks = [HealthCheck("peers", bool(answering) if reply.peers else None, says, "is the network up?", 21)]
     if up := max((exam.up_bps for exam in answering), default=0.0):
         down = max(exam.down_bps for exam in answering)
         checks.append(
-            Check("bandwidth", True, f"{rate_text(up)} up, {rate_text(down)} down to its peers, while it works")
+            HealthCheck("bandwidth", True, f"{rate_text(up)} up, {rate_text(down)} down to its peers, while it works")
         )
     fix = "let TCP in (router, firewall) and give --listen a fixed port; without, it works through relays, slower"
     good = {"public": True, "local": True, "relayed": None, "private": None}.get(reply.reach)
-    checks.append(Check("reach", good, f"{reply.reach}: {reply.reason}", "" if good else fix))
+    checks.append(HealthCheck("reach", good, f"{reply.reach}: {reply.reason}", "" if good else fix))
     return checks

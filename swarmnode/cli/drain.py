@@ -7,25 +7,25 @@ from pathlib import Path
 
 import click
 
-from swarmnode.cli.duration import Duration
-from swarmnode.cli.options import FOLDER
+from swarmnode.cli.option.duration import Duration
+from swarmnode.cli.option.param import FOLDER
 from swarmnode.errors import EXIT_PREEMPTED_INCOMPLETE
 from swarmnode.node.notice import GRACE_S
-from swarmnode.place import default_home
+from swarmnode.user_folders import default_home
 
 
 @click.command(short_help="tell the node on this machine that the machine will be taken away")
 @click.option("--home", type=FOLDER, help="The node's own folder.  [default: ~/.local/share/swarmnode/node]")
-@click.option("--notice", type=Duration(), default=GRACE_S, show_default="30s", help="Until the machine is gone.")
+@click.option("--notice", type=Duration(), default=GRACE_S, show_default="30s", help="Time until the machine is gone.")
 @click.option("--reason", default="swarmnode drain", show_default=True, help="For the node's log.")
 @click.option("--json", "as_json", is_flag=True, help="Print how it left as one JSON object.")
 def command(home: Path | None, notice: float, reason: str, as_json: bool) -> int:
-    """Have the node that lives in --home leave within --notice, and wait until it has: what it holds is finished, what
-    it learnt goes to another replica, the last replica of a stage hands its state over, the stage is saved. What does
-    not fit is cut from the end, and said. For a preStop hook, a batch script's trap, or before you switch a machine
+    """Make the node in --home leave within --notice, and wait until it has: it finishes what it holds, passes its
+    progress to another replica, hands over the state of a stage's last replica, and saves its stage. Steps that do not
+    fit are cut from the end, and reported. For a preStop hook, a batch script's trap, or before you switch a machine
     off.
 
-    Exit code 0 when nothing was lost, 31 when something was cut, 69 when no node lives there.
+    Exit code 0 if nothing was lost, 31 if something was cut, 69 if no node runs there.
     """
     from swarmnode.control import client
 
@@ -39,8 +39,8 @@ def command(home: Path | None, notice: float, reason: str, as_json: bool) -> int
         click.echo(f"left in {reply.seconds:.1f} s", err=True)
         click.echo(f"{reply.finished} of {reply.held} microbatches finished", err=True)
         click.echo(f"{reply.sent} of {reply.unsent} samples learnt since the last round passed on", err=True)
-        if reply.heir:
-            click.echo(f"the stage's state is kept by {reply.heir}", err=True)
+        if reply.successor:
+            click.echo(f"the stage's state is kept by {reply.successor}", err=True)
         for cut in reply.cut:
             click.echo(f"cut: {cut}", err=True)
     return EXIT_PREEMPTED_INCOMPLETE if reply.cut else 0

@@ -8,9 +8,9 @@ from pathlib import Path
 import click
 
 from swarmnode.cli.export import AVERAGE, DATA, GOSSIP, KIND, LAST
-from swarmnode.cli.options import FOLDER
-from swarmnode.cli.progress import bar
-from swarmnode.place import default_cache
+from swarmnode.cli.option.param import FOLDER
+from swarmnode.cli.output.progress import bar
+from swarmnode.user_folders import default_cache
 
 
 @click.command(short_help="held-out loss of the merged model and of each replica")
@@ -22,6 +22,7 @@ from swarmnode.place import default_cache
 @click.option("--samples", type=click.IntRange(1, 1 << 20), help="Held-out samples.  [default: the manifest's]")
 @DATA
 @click.option("--cache", type=FOLDER, help="Folder of tokens.  [default: ~/.cache/swarmnode]")
+@click.option("--all", "everything", is_flag=True, help="Also measure what [evaluation] of the manifest lists.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(
     source: str,
@@ -32,28 +33,33 @@ def command(
     samples: int | None,
     data: Path | None,
     cache: Path | None,
+    everything: bool,
     as_json: bool,
 ) -> None:
-    """Loss in nats per token on text that is never trained on: of the mean of all replicas in SOURCE (as `export` takes
-    it), and of each whole model that single replicas make, one of each stage; after --gossip-rounds meetings of them.
+    """Loss in nats per token on held-out text: of the mean of all replicas in SOURCE (as for `export`), and of each
+    whole model made of single replicas, one per stage; after --gossip-rounds rounds among them.
 
     --json: kind, run, round, samples, tokens, merged {loss, perplexity}, replicas [{replicas, loss}], spread (distance
-    of replicas from their mean, as a share of the weights).
+    of replicas from their mean, as a share of the weights); with --all also scores [{name, metric, value}],
+    continuations [{prompt, text}], failed [lines].
     """
-    from swarmnode.local.gathered import Weights, gather
-    from swarmnode.local.held_out import evaluate
+    from swarmnode.local.evaluation import evaluate
+    from swarmnode.local.model_source import WeightChoice, gather
+    from swarmnode.recovery.scores import Scores
 
     with bar("reading") as moved:
-        weights = Weights(last, checkpoints)
+        weights = WeightChoice(last, checkpoints)
         found, folder = gather(source, kind, lambda text: click.echo(text, err=True), moved, weights)
     if rounds:
-        from swarmnode.local.mixing import mixed
+        from swarmnode.local.gossip_averaging import mixed
 
         found = mixed(found, rounds)
-    report = evaluate(found, data or folder, cache or default_cache(), samples)
+    lists_of = Path(source).expanduser() if everything else None
+    report = evaluate(found, data or folder, cache or default_cache(), samples, lists_of)
     if as_json:
         click.echo(json.dumps(report.to_json()))
         return
+    lists = report.lists or Scores()
     click.echo(f"{found.kind} of run {found.run_id[:16]}: round {found.round}, {found.samples} samples")
     click.echo(f"held out: {report.tokens} tokens")
     click.echo(f"merged   {report.merged:.4f} nats/token")
@@ -61,3 +67,9 @@ def command(
         click.echo(f"replica  {loss:.4f}  {names}")
     if report.replicas:
         click.echo(f"replicas are {100 * report.spread:.2f} % of the weights apart")
+    for score in lists.scores:
+        click.echo(f"{score.name}: {score.value:.4f} {score.metric}")
+    for prompt, text in lists.continuations:
+        click.echo(f"{prompt!r} goes on: {text!r}")
+    for line in lists.failed:
+        click.echo(f"not measured: {line}", err=True)

@@ -1,25 +1,32 @@
-"""`swarmnode export SOURCE --out DIR`: what is kept of a run becomes a model."""
+"""`swarmnode export SOURCE --out DIR`: make a model of a run's saved state."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 import click
 
-from swarmnode.cli.options import FOLDER
-from swarmnode.cli.progress import bar
+from swarmnode.cli.option.param import FOLDER
+from swarmnode.cli.output.progress import bar
+from swarmnode.user_folders import default_cache, default_home
 
 Note = Callable[[str], None]
 KINDS = ("auto", "stages", "checkpoint")
 KIND = click.option("--from", "kind", type=click.Choice(KINDS), default="auto", show_default=True, help="What to take.")
 GOSSIP = click.option(
-    "--gossip-rounds", "rounds", type=click.IntRange(0, 1000), default=0, help="First let the replicas meet so often."
+    "--gossip-rounds",
+    "rounds",
+    type=click.IntRange(0, 1000),
+    default=0,
+    help="First average the replicas in so many rounds.",
 )
-LAST = click.option("--last", is_flag=True, help="Take replicas' last weights, not their running mean.")
+LAST = click.option("--last", is_flag=True, help="Use replicas' last weights, not their running mean.")
 DATA = click.option(
-    "--data", type=FOLDER, help="The manifest's paths lie below it.  [default: the run's folder; of a bucket: none]"
+    "--data", type=FOLDER, help="Folder of the manifest's paths.  [default: the run's folder; for a bucket: none]"
 )
 AVERAGE = click.option(
     "--average",
@@ -27,41 +34,77 @@ AVERAGE = click.option(
     metavar="N",
     type=click.IntRange(1, 1000),
     default=1,
-    help="Of checkpoints, the mean of the newest N.",
+    help="Use the mean of the newest N checkpoints.",
 )
 
 
-@click.command(short_help="make a Hugging Face model of what is kept of a run")
+@click.command(short_help="make a Hugging Face model of a run's saved state")
 @click.argument("source", metavar="SOURCE")
-@click.option("--out", type=click.Path(file_okay=False, path_type=Path), required=True, help="Where the model goes.")
+@click.option("--out", type=click.Path(file_okay=False, path_type=Path), required=True, help="Folder of the model.")
 @KIND
 @GOSSIP
 @LAST
 @AVERAGE
 @DATA
+@click.option(
+    "--warrant", type=click.Path(dir_okay=False, path_type=Path), help="Of an invite: the owner's permission to copy."
+)
+@click.option(
+    "--home", type=FOLDER, help="Of an invite: this machine's own folder.  [default: ~/.local/share/swarmnode/archive]"
+)
+@click.option("--adapter", is_flag=True, help="Write the adapters alone, as peft loads them beside the base model.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(
-    source: str, out: Path, kind: str, rounds: int, last: bool, checkpoints: int, data: Path | None, as_json: bool
+    source: str,
+    out: Path,
+    kind: str,
+    rounds: int,
+    last: bool,
+    checkpoints: int,
+    data: Path | None,
+    warrant: Path | None,
+    home: Path | None,
+    adapter: bool,
+    as_json: bool,
 ) -> None:
-    """Merge SOURCE into one model that transformers' AutoModelForCausalLM and AutoTokenizer load. Prints where it is.
+    """Merge SOURCE into one model that transformers' AutoModelForCausalLM and AutoTokenizer load. Prints its folder. Of
+    a run with training.kind = "adapters" they are merged into the base model, or with --adapter written by themselves.
 
-    SOURCE is the folder of a session or a run (what its nodes saved when they left: replicas of a stage are averaged;
-    when a stage is missing there, its newest checkpoint), or a checkpoint: a folder or s3://BUCKET/PREFIX, which a
-    swarm that runs goes on writing. Of a session each replica's running mean of its weights is taken
-    (inner.average_share), which has a lower loss than its last weights while the learning rate is high; of checkpoints,
-    --average N gives the same. With --gossip-rounds the replicas of a stage first meet in pairs without training,
-    by the run's own outer step: each comes closer to their mean. --json: model, kind, run, round, samples, parameters,
-    replicas, gossip_rounds, spread (of replicas around their mean before they are averaged, as a share of the weights).
+    SOURCE is the folder of a session or a run (files that its nodes saved when they left: replicas of a stage are
+    averaged; if a stage is missing there, its newest checkpoint is used), or a checkpoint: a folder or
+    s3://BUCKET/PREFIX, which a running swarm may still be writing. Of a session each replica's running mean of its
+    weights is used (inner.average_share), which has a lower loss than its last weights while the learning rate is high;
+    of checkpoints, --average N gives the same. With --gossip-rounds the replicas of a stage first meet in pairs without
+    training, by the run's own outer step: each approaches their mean.
+
+    SOURCE may also be an invite of a running swarm ("-" reads it from stdin): the slow weights of every stage are then
+    copied from its nodes, compared, and exported at once. The run's owner decides who may, by a warrant for this
+    machine (swarmnode archive RUN --allow PEER_ID). --data is then a folder with the run's tokenizer, if it has one.
+
+    --json: model, kind, run, round, samples,
+    parameters, replicas, gossip_rounds, spread (of replicas around their mean before they are averaged, as a share of
+    the weights).
     """
-    with bar("reading") as moved:
-        found = export_model(
-            source, out, kind, lambda text: click.echo(text, err=True), moved, rounds, last, checkpoints, data
-        )
+    from swarmnode.cli.option.invite import find_invite
+
+    def note(text: str) -> None:
+        click.echo(text, err=True)
+
+    with contextlib.ExitStack() as stack:
+        if not Path(source).exists() and (invite := find_invite([source], None)) is not None:
+            from swarmnode.daemon.pull import pull_checkpoint
+
+            out.parent.mkdir(parents=True, exist_ok=True)
+            place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=".export-", dir=out.parent)))
+            source = str(pull_checkpoint(invite, home or default_home("archive"), warrant, place, default_cache()))
+            kind = "checkpoint"
+        moved = stack.enter_context(bar("reading"))
+        found = export_model(source, out, kind, note, moved, rounds, last, checkpoints, data, adapter)
     click.echo(json.dumps(found) if as_json else found["model"])
 
 
 def export_run(folder: Path, out: Path, note: Note = lambda text: None) -> Path:
-    """Export what is kept in the folder of a session; returns `out`."""
+    """Export the saved state in a session's folder; return `out`."""
     return Path(str(export_model(str(folder), out, "auto", note)["model"]))
 
 
@@ -75,17 +118,23 @@ def export_model(
     last: bool = False,
     checkpoints: int = 1,
     data: Path | None = None,
+    adapter: bool = False,
 ) -> dict[str, object]:
-    """Merge `source` into a model in `out`, after `rounds` of gossip among its replicas; returns what --json prints.
+    """Merge `source` into a model in `out`, after `rounds` of gossip among its replicas; return the fields of --json.
 
-    Raises UsageError when there is nothing to merge, and what the merge raises.
+    Raises UsageError if there is nothing to merge, and the merge's own errors.
     """
-    from swarmnode.local.gathered import Weights, gather
-    from swarmnode.local.mixing import mixed
-    from swarmnode.model.export import write_model
-    from swarmnode.model.gather import merged, spread
+    from swarmnode.data.base_folder import FOLDER, small_files
+    from swarmnode.data.tokenizer_file import tokenizer_file
+    from swarmnode.errors import UsageError
+    from swarmnode.local.gossip_averaging import mixed
+    from swarmnode.local.model_source import WeightChoice, gather
+    from swarmnode.model.adapter import has_adapters
+    from swarmnode.model.base_weights import base_weights
+    from swarmnode.model.export import write_adapter, write_model
+    from swarmnode.model.gather import merged, model_of, spread
 
-    found, folder = gather(source, kind, note, moved, Weights(last, checkpoints))
+    found, folder = gather(source, kind, note, moved, WeightChoice(last, checkpoints))
     found = mixed(found, rounds) if rounds else found
     about = {
         "kind": found.kind,
@@ -97,23 +146,13 @@ def export_model(
         "gossip_rounds": rounds,
         "spread": spread(found) if found.replicas > 1 else 0.0,
     }
-    tokenizer = tokenizer_of(data or folder, found.manifest.data.tokenizer)
-    parameters = write_model(merged(found), found.manifest, out, tokenizer, about)
+    tokenizer = tokenizer_file(data or folder, found.manifest.data)
+    carried = small_files(None if folder is None else folder / FOLDER, found.manifest.base.index)
+    base = base_weights(found)
+    if adapter:
+        if found.whole or not has_adapters(found.manifest):
+            raise UsageError(f"--adapter: {source} holds a whole model; give the folder of a run that trains adapters")
+        parameters = write_adapter(merged(found), found.manifest, out, tokenizer, about, carried, base)
+    else:
+        parameters = write_model(model_of(found, merged(found), base), found.manifest, out, tokenizer, about, carried)
     return {"model": str(out), "parameters": parameters, **about}
-
-
-def tokenizer_of(folder: Path | None, name: str) -> Path | None:
-    """The tokenizer's file, None for "bytes": below the run's folder as its manifest names it, or beside the model when
-    that was exported before. Whatever else lies there is not taken for one.
-
-    Raises NotPermitted when there is no folder or a link leads out of it, DataError when it is no tokenizer.
-    """
-    from swarmnode.data.root import DataRoot
-    from swarmnode.data.tokens import open_tokenizer
-
-    if name == "bytes":
-        return None
-    root, kept = DataRoot(folder), "tokenizer.json"
-    name = kept if not root.find(name).is_file() and root.find(kept).is_file() else name
-    open_tokenizer(name, root)
-    return root.find(name)

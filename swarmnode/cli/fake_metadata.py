@@ -1,4 +1,4 @@
-"""`swarmnode fake-metadata`: play a cloud that takes machines away, to rehearse with."""
+"""`swarmnode fake-metadata`: imitate a cloud that preempts machines, for rehearsals."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import time
 
 import click
 
-from swarmnode.cli.duration import Duration, parse_duration
-from swarmnode.cli.options import PORT
+from swarmnode.cli.option.duration import Duration, parse_duration
+from swarmnode.cli.option.param import PORT
 
 HOST = "127.0.0.1"
 
@@ -24,18 +24,22 @@ class Saying(click.ParamType[tuple[float, str]]):
 
         at, _, what = str(value).partition(":")
         if what not in SAYINGS:
-            self.fail(f"{str(value)[:60]!r}: say AT:WHAT, WHAT one of {', '.join(SAYINGS)}", param, ctx)
+            self.fail(f"{str(value)[:60]!r}: use AT:WHAT, WHAT one of {', '.join(SAYINGS)}", param, ctx)
         try:
             return (0.0 if at in ("0", "0s") else parse_duration(at)), what
         except ValueError as error:
             self.fail(f"{str(value)[:60]!r}: {error}", param, ctx)
 
 
-@click.command(short_help="play a cloud that takes machines away, to rehearse with")
+@click.command(short_help="imitate a cloud that preempts machines, for rehearsals")
 @click.option("--host", default=HOST, show_default=True, help="Address to listen at.")
 @click.option("--port", type=PORT, default=1338, show_default=True, help="0: any free one.")
-@click.option("--say", "script", type=Saying(), multiple=True, metavar="AT:WHAT", help="Say WHAT after AT; repeat it.")
-@click.option("--notice", type=Duration(), default=120.0, show_default="2m", help="From a preemption said to its time.")
+@click.option(
+    "--say", "script", type=Saying(), multiple=True, metavar="AT:WHAT", help="Say WHAT after AT; may be repeated."
+)
+@click.option(
+    "--notice", type=Duration(), default=120.0, show_default="2m", help="From a preemption's announcement to its time."
+)
 @click.option("--machine", default="node-0", show_default=True, help="This machine's name at Azure.")
 def command(host: str, port: int, script: tuple[tuple[float, str], ...], notice: float, machine: str) -> None:
     """Serve what the metadata services of AWS, Google and Azure serve about preemption, and announce one on cue.

@@ -1,4 +1,4 @@
-"""`swarmnode generate SOURCE`: text from an exported model, as it comes."""
+"""`swarmnode generate SOURCE`: stream text from an exported model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from swarmnode.cli.export import DATA, KIND
-from swarmnode.cli.progress import bar
+from swarmnode.cli.output.progress import bar
 
 if TYPE_CHECKING:
     from swarmnode.data.tokens import Tokenizer
@@ -20,13 +20,25 @@ if TYPE_CHECKING:
 
 @click.command(short_help="text from an exported model, or from a checkpoint")
 @click.argument("source", metavar="SOURCE")
-@click.option("--prompt", help="What to go on from.  [default: stdin]")
-@click.option("--tokens", type=click.IntRange(1, 1 << 20), default=200, show_default=True, help="At most so many.")
-@click.option("--temperature", type=click.FloatRange(0, 100), default=0.8, show_default=True, help="0: the likeliest.")
-@click.option("--top-k", type=click.IntRange(0), default=0, show_default="all", help="Among the K likeliest.")
+@click.option("--prompt", help="Text to continue.  [default: stdin]")
+@click.option(
+    "--tokens", type=click.IntRange(1, 1 << 20), default=200, show_default=True, help="Most tokens to generate."
+)
+@click.option(
+    "--temperature",
+    type=click.FloatRange(0, 100),
+    default=0.8,
+    show_default=True,
+    help="0: always the most likely token.",
+)
+@click.option("--top-k", type=click.IntRange(0), default=0, show_default="all", help="Choose among the K most likely.")
 @click.option("--top-p", type=click.FloatRange(0, 1, min_open=True), default=0.95, show_default=True, help="Nucleus.")
 @click.option(
-    "--seed", type=click.IntRange(0, (1 << 63) - 1), default=0, show_default=True, help="The same text again."
+    "--seed",
+    type=click.IntRange(0, (1 << 63) - 1),
+    default=0,
+    show_default=True,
+    help="The same seed gives the same text.",
 )
 @KIND
 @DATA
@@ -43,21 +55,19 @@ def command(
     data: Path | None,
     as_json: bool,
 ) -> None:
-    """Continue --prompt with the model in SOURCE (as `export` takes it: an exported model, a session's folder, a
-    checkpoint). Text goes to stdout as it comes, the prompt first."""
-    from swarmnode.cli.export import tokenizer_of
-    from swarmnode.data.root import DataRoot
-    from swarmnode.data.tokens import ByteTokenizer, open_tokenizer
-    from swarmnode.local.gathered import gather
-    from swarmnode.model.gather import merged
-    from swarmnode.model.sample import Sampling, generate, whole_model
+    """Continue --prompt with the model in SOURCE (as for `export`: an exported model, a session's folder, a
+    checkpoint). Text goes to stdout as it is generated, the prompt first."""
+    from swarmnode.data.tokenizer_file import run_tokenizer
+    from swarmnode.local.evaluation import merged_model
+    from swarmnode.local.model_source import gather
+    from swarmnode.model.text_generation import Sampling, generate
 
     given = prompt if prompt is not None else sys.stdin.read()
     with bar("reading") as moved:
         found, folder = gather(source, kind, lambda text: click.echo(text, err=True), moved)
-    model, path = found.manifest.model, tokenizer_of(data or folder, found.manifest.data.tokenizer)
-    tokenizer = ByteTokenizer() if path is None else open_tokenizer(path.name, DataRoot(path.parent))
-    llama = whole_model(model, merged(found))
+    model = found.manifest.model
+    tokenizer, _ = run_tokenizer(data or folder, found.manifest.data)
+    net = merged_model(found)
     ids = [int(token) for token in tokenizer.encode(given)]
     sampling = Sampling(temperature, top_k, top_p, seed)
     begun, made = time.perf_counter(), []
@@ -65,7 +75,7 @@ def command(
         click.echo(given, nl=False)
 
     def counted() -> Iterator[int]:
-        for token in generate(llama, model, ids, tokens, sampling, tokenizer.separator):
+        for token in generate(net, model, ids, tokens, sampling, tokenizer.separator):
             made.append(token)
             yield token
 
@@ -82,7 +92,7 @@ def command(
 
 
 def spoken(tokenizer: Tokenizer, tokens: Iterator[int]) -> Iterator[str]:
-    """Text as soon as it is sure: a character of several tokens waits for its last one."""
+    """Text as soon as it is complete: a character of several tokens waits for its last one."""
     ids: list[int] = []
     start = shown = 0
     for token in tokens:

@@ -1,4 +1,4 @@
-"""`swarmnode identity`: the id of this machine."""
+"""`swarmnode identity`: this machine's peer id."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from pathlib import Path
 
 import click
 
-from swarmnode.cli.options import FOLDER
-from swarmnode.place import default_home
+from swarmnode.cli.option.param import FOLDER
+from swarmnode.user_folders import default_home
 
 
 @click.command(short_help="this machine's peer id")
 @click.option("--home", type=FOLDER, help="The node's own folder.  [default: ~/.local/share/swarmnode/node]")
 def command(home: Path | None) -> None:
-    """Print the peer id of the node that lives, or will live, in --home; its key is made there if there is none."""
-    from swarmnode.transport.identity import load_or_create
+    """Print the peer id of the node in --home; its key is made if there is none."""
+    from swarmnode.transport.key_file import load_or_create
 
     click.echo(load_or_create((home or default_home("node")) / "node.key").peer_id)

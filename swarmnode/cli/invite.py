@@ -1,4 +1,4 @@
-"""`swarmnode invite RUN`: one line that lets others join."""
+"""`swarmnode invite RUN`: print a line that lets others join."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from swarmnode.cli.duration import Duration
-from swarmnode.cli.options import BOOTSTRAP, FOLDER, check_own_run, check_peer
+from swarmnode.cli.option.duration import Duration
+from swarmnode.cli.option.param import BOOTSTRAP, FOLDER, check_own_run, check_peer
 from swarmnode.errors import NotPermitted, UsageError
 
 if TYPE_CHECKING:
@@ -25,24 +25,24 @@ _LOCAL = re.compile(r"/(ip4/127\.|ip6/::1/|ip4/0\.)")
 EXPIRES_S = 30 * 86_400.0  # guess
 
 
-@click.command(short_help="one line that lets others join a run")
+@click.command(short_help="print a line that lets others join a run")
 @click.argument("run", metavar="RUN | INVITE | -")
-@click.option("--bootstrap", "bootstraps", type=BOOTSTRAP, multiple=True, help="Where joiners begin; may be repeated.")
-@click.option("--home", type=FOLDER, help="Home of the run's bootstrap on this machine, asked for its addresses.")
+@click.option("--bootstrap", "bootstraps", type=BOOTSTRAP, multiple=True, help="Address for joiners; may be repeated.")
+@click.option("--home", type=FOLDER, help="Home of the run's bootstrap on this machine, for its addresses.")
+@click.option("--expires", "expires_s", type=Duration(), default=EXPIRES_S, show_default="30d", help="Validity.")
 @click.option(
-    "--expires", "expires_s", type=Duration(), default=EXPIRES_S, show_default="30d", help="How long it lets in."
+    "--machines", type=click.IntRange(0, 1_000_000), default=0, help="Number of machines it admits.  [default: any]"
 )
-@click.option("--machines", type=click.IntRange(0, 1_000_000), default=0, help="How many it lets in.  [default: any]")
 @click.option("--machine", metavar="PEER_ID", help="Only for this machine (`swarmnode identity` there prints its id).")
 def command(
     run: str, bootstraps: tuple[str, ...], home: Path | None, expires_s: float, machines: int, machine: str | None
 ) -> None:
-    """Print an invite to RUN, a folder of `swarmnode init` or a signed manifest: all that `swarmnode join` needs.
+    """Print an invite to RUN, a folder of `swarmnode init` or a signed manifest. It is all that `swarmnode join` needs.
 
-    Without --bootstrap the addresses of the bootstrap that runs on this machine are taken. An invite to a run that is
-    not open (access.mode in the manifest) holds a secret and ends after --expires; `swarmnode guests` takes it back.
-    With an INVITE of that kind ("-" reads it from stdin) and --machine, who holds it makes one that is of use on one
-    machine only, so that the secret need not go there.
+    Without --bootstrap the addresses of the bootstrap that runs on this machine are used. An invite to a restricted run
+    (access.mode in the manifest) holds a secret and expires after --expires; `swarmnode access` revokes it. From such
+    an INVITE ("-" reads it from stdin) and --machine, its holder makes an invite for one machine only, so that the
+    secret need not be sent there.
     """
     from swarmnode.membership.invite import decode, encode, looks_like_invite
 
@@ -56,7 +56,7 @@ def command(
     if peer is not None and invite.grant is not None:
         invite = _for_machine(invite, peer)
     if all(_LOCAL.match(address) for address in invite.bootstraps):
-        _say("every address in it is of this machine alone: others cannot use it; give --bootstrap")
+        _say("all addresses in it are local to this machine: others cannot use it; give --bootstrap")
     click.echo(encode(invite))
     _explain(invite)
 
@@ -72,14 +72,14 @@ def _own_run(text: str) -> str:
 
 
 def _of_run(run: Path, bootstraps: tuple[str, ...], home: Path | None, expires_s: float, machines: int) -> Invite:
-    """An invite to `run`; with a fresh secret when it is not open. Raises NotPermitted without its owner's key."""
+    """An invite to `run`, with a new secret if it is restricted. Raises NotPermitted without its owner's key."""
     from swarmnode import owner
     from swarmnode.identity import Identity
     from swarmnode.manifest import read_signed, verify
     from swarmnode.manifest.folder import signed_of
     from swarmnode.membership.access import sign_grant
     from swarmnode.membership.invite import Invite
-    from swarmnode.place import default_home
+    from swarmnode.user_folders import default_home
 
     path = signed_of(run)
     signed, manifest = read_signed(path)
@@ -90,7 +90,7 @@ def _of_run(run: Path, bootstraps: tuple[str, ...], home: Path | None, expires_s
         return invite
     key_path = path.parent / owner.FILE_NAME
     if not key_path.exists():
-        raise NotPermitted(f"{run} is by invitation, and only its owner invites: {key_path} is not here")
+        raise NotPermitted(f"{run} is restricted, and only its owner can invite: {key_path} is not here")
     key = owner.load_owner(key_path)
     if owner.public_bytes(key) != signed.owner:
         raise NotPermitted(f"{key_path} is not the key that {path} is signed with")
@@ -112,14 +112,14 @@ def _for_machine(invite: Invite, peer: str) -> Invite:
 
 
 def _running(home: Path, run_id: RunId) -> Sequence[str]:
-    """Addresses of the bootstrap in `home`; those that only this machine can reach are left out if others are there."""
-    from swarmnode.local import ready
+    """Addresses of the bootstrap in `home`, without local ones if there are others."""
+    from swarmnode.daemon import ready_file
 
-    found = ready.read(home)
+    found = ready_file.read(home)
     if found is None:
         raise UsageError(
-            f"no bootstrap runs in {home}: start one (swarmnode bootstrap RUN), say where it lives (--home), or where "
-            "joiners begin (--bootstrap /ip4/ADDRESS/tcp/PORT/p2p/PEER_ID)"
+            f"no bootstrap runs in {home}: start one (swarmnode bootstrap RUN), give its folder (--home), or addresses "
+            "for joiners (--bootstrap /ip4/ADDRESS/tcp/PORT/p2p/PEER_ID)"
         )
     if found.run_id != run_id:
         raise UsageError(f"the bootstrap in {home} is of run {found.run_id[:16]}, not of {run_id[:16]}: give --home")
@@ -132,13 +132,13 @@ def _explain(invite: Invite) -> None:
 
     shown = invite.grant or (invite.machine_pass.grant if invite.machine_pass is not None else None)
     if shown is None:
-        _say("whoever has this line can join: swarmnode join INVITE")
+        _say("anybody with this line can join: swarmnode join INVITE")
         return
     until = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(shown.expires_unix_s))
     who = (
-        f"machine {invite.machine}" if invite.machine is not None else "whoever has this line: keep it like a password"
+        f"machine {invite.machine}" if invite.machine is not None else "anybody with this line: keep it like a password"
     )
-    _say(f"lets in {who}, until {until}; take it back with: swarmnode guests RUN --revoke {grant_name(shown).hex()}")
+    _say(f"admits {who}, until {until}; revoke it with: swarmnode access RUN --revoke {grant_name(shown).hex()}")
 
 
 def _say(text: str) -> None:

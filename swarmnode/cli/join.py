@@ -1,22 +1,25 @@
-"""`swarmnode join INVITE`: this machine takes part."""
+"""`swarmnode join INVITE`: join a run with this machine."""
 
 from __future__ import annotations
 
 import socket
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from swarmnode.cli.duration import Duration
-from swarmnode.cli.limiting import given_limits, limit_options
-from swarmnode.cli.options import BOOTSTRAP, FOLDER, HOST, LISTEN, PORT, RUN, STAGE, URL, NodeOptions
-from swarmnode.cli.origin import origins
+from swarmnode.cli.option.config_file import origins
+from swarmnode.cli.option.duration import Duration
+from swarmnode.cli.option.limits import given_limits, limit_options
+from swarmnode.cli.option.param import BOOTSTRAP, DISK, FOLDER, HOST, LISTEN, PORT, RUN, STAGE, URL
+from swarmnode.daemon.options import NodeOptions
 from swarmnode.node.notice import GRACE_S
-from swarmnode.place import default_cache, default_home
+from swarmnode.node.role import NodeRole
+from swarmnode.user_folders import default_cache, default_home
 
 if TYPE_CHECKING:
-    from swarmnode.local.ready import Ready
+    from swarmnode.daemon.ready_file import Ready
     from swarmnode.membership.invite import Invite
 
 
@@ -24,7 +27,14 @@ if TYPE_CHECKING:
 @click.argument("words", metavar="INVITE | - | BOOTSTRAP...", nargs=-1)
 @click.option("--run", "run", type=RUN, help="With BOOTSTRAP: run id (64 hex digits), or the path of manifest.signed.")
 @click.option("--invite-file", type=click.Path(dir_okay=False, path_type=Path), help="Read the invite from this file.")
-@click.option("--stage", type=STAGE, help="Stage to serve.  [default: the neediest]")
+@click.option("--stage", type=STAGE, help="Stage to serve.  [default: the one that needs it most]")
+@click.option(
+    "--role",
+    type=click.Choice([role.value for role in NodeRole]),
+    default=NodeRole.ANY.value,
+    show_default=True,
+    help="feeder: only feed text, without a stage; replica: only serve stages, without text; any: both.",
+)
 @click.option("--listen", type=LISTEN, default="/ip4/0.0.0.0/tcp/0", show_default=True, help="Where peers reach us.")
 @click.option("--home", type=FOLDER, help="The node's own folder.  [default: ~/.local/share/swarmnode/node]")
 @click.option("--metrics-port", type=PORT, default=0, show_default="any", help="Prometheus, /healthz, /readyz.")
@@ -33,18 +43,36 @@ if TYPE_CHECKING:
     type=click.Choice(["auto", "public", "private"]),
     default="auto",
     show_default=True,
-    help="auto: others try, and relays are used if they cannot; public: they can; private: by relays.",
+    help="auto: peers test it, with relays as fallback; public: direct; private: through relays.",
 )
 @click.option("--lan", is_flag=True, help="Find members in this network by multicast, and be found.")
-@click.option("--metrics-host", type=HOST, default="127.0.0.1", show_default=True, help="Who may ask: 0.0.0.0 all.")
-@click.option("--name", default=socket.gethostname, show_default="host name", help="What people call this node.")
-@click.option("--checkpoints", default="", metavar="URL", help="Save the run there.  [default: nowhere]")
 @click.option(
-    "--use-bucket", is_flag=True, help="Save it in the bucket that the manifest names, with this user's keys."
+    "--metrics-host", type=HOST, default="127.0.0.1", show_default=True, help="Address to serve them on; 0.0.0.0: all."
 )
-@click.option("--data-root", type=FOLDER, help="Let the run read its data files, below this folder.  [default: none]")
+@click.option("--name", default=socket.gethostname, show_default="host name", help="Display name of this node.")
+@click.option("--checkpoints", default="", metavar="URL", help="Save the run there.  [default: nowhere]")
+@click.option("--use-bucket", is_flag=True, help="Save it in the manifest's bucket, with this user's keys.")
+@click.option("--data-root", type=FOLDER, help="Let the run read its data files below this folder.  [default: none]")
+@click.option(
+    "--base",
+    type=FOLDER,
+    help="Folder of the pretrained model that the run starts from.  [default: fetched, only the stage's part]",
+)
+@click.option(
+    "--data-cache",
+    "data_cache_nbytes",
+    type=DISK,
+    default="8GB",
+    show_default=True,
+    help="Keep at most so much of the run's data set and base model on disk.",
+)
+@click.option(
+    "--allow-private-addresses",
+    is_flag=True,
+    help="Let the manifest name machines of this network as places of its data.",
+)
 @click.option("--resume", default="", metavar="URL", help="Start from the newest checkpoint there.")
-@click.option("--resume-other", is_flag=True, help="Also from one of another run with the same model.")
+@click.option("--resume-other", is_flag=True, help="Also one of another run with the same model.")
 @click.option("--cache", type=FOLDER, help="Folder of tokens.  [default: ~/.cache/swarmnode]")
 @click.option(
     "--notice",
@@ -52,13 +80,13 @@ if TYPE_CHECKING:
     default="auto",
     show_default=True,
     envvar="SWARMNODE_NOTICE",
-    help="Cloud that says when it takes this machine away; auto: the one this machine is of.",
+    help="Cloud whose preemption notices to watch; auto: the cloud of this machine.",
 )
 @click.option(
     "--notice-url",
     type=URL,
     envvar="SWARMNODE_NOTICE_URL",
-    help="Where its metadata service is; `swarmnode fake-metadata` is one to rehearse with.",
+    help="URL of its metadata service; `swarmnode fake-metadata` imitates one.",
 )
 @click.option(
     "--grace",
@@ -68,13 +96,27 @@ if TYPE_CHECKING:
     envvar="SWARMNODE_GRACE",
     help="Time between SIGTERM and SIGKILL on this machine.",
 )
-@click.option("--device", default="cpu", show_default=True, metavar="cpu|cuda|cuda:1|mps", help="Where it works.")
+@click.option(
+    "--device",
+    default="auto",
+    show_default=True,
+    metavar="auto|all|cpu|cuda|cuda:1|mps|xpu",
+    help="Device to use. auto: the GPU with the most free memory, else the CPU; all: one node for each GPU.",
+)
 @click.option(
     "--precision",
     type=click.Choice(["auto", "fp32", "bf16"]),
     default="auto",
     show_default=True,
-    help="Of matrix products; weights stay float32. auto: bf16 where that is faster, as measured here.",
+    help="Precision of matrix products. auto: bf16 on GPUs (fp16 before Ampere), the faster on CPUs.",
+)
+@click.option(
+    "--optimizer-state",
+    type=click.Choice(["auto", "device", "8bit", "host"]),
+    default="auto",
+    show_default=True,
+    help="Where optimizer moments are kept: on the device, there in 8 bits, or in main memory. auto: the first of them"
+    " with which the stage fits.",
 )
 @limit_options
 def command(
@@ -82,6 +124,7 @@ def command(
     run: str | None,
     invite_file: Path | None,
     stage: int | None,
+    role: str,
     listen: str,
     home: Path | None,
     metrics_port: int,
@@ -92,6 +135,9 @@ def command(
     checkpoints: str,
     use_bucket: bool,
     data_root: Path | None,
+    base: Path | None,
+    data_cache_nbytes: int,
+    allow_private_addresses: bool,
     resume: str,
     resume_other: bool,
     cache: Path | None,
@@ -100,48 +146,46 @@ def command(
     grace: float,
     device: str,
     precision: str,
+    optimizer_state: str,
     **limits: str | None,
 ) -> int:
-    """Join the run that INVITE (a line of `swarmnode invite`) is for, train until told to leave.
+    """Join the run of INVITE (a line printed by `swarmnode invite`) and train until told to leave.
 
     A secret on a command line can be seen by others: `join -` reads the invite from stdin, --invite-file from a file,
-    and without arguments it is taken from SWARMNODE_INVITE. Without an invite: give --run and a BOOTSTRAP, a multiaddr
+    and without arguments it is taken from SWARMNODE_INVITE. Without an invite give --run and a BOOTSTRAP, a multiaddr
     that ends in /p2p/PEER_ID.
 
-    SIGTERM and Ctrl-C leave cleanly: what is held is finished, what was learnt is passed on, the stage is saved in the
-    home. The second one exits at once. A cloud's notice that the machine will be taken away does the same within the
-    time it gives; exit code 30 then says that nothing was lost, 31 that something was. Says on stderr where its metrics
-    and its control socket are.
+    SIGTERM and Ctrl-C leave in order: the node finishes what it holds, passes on its progress, and saves its stage in
+    the home. A second signal exits at once. A cloud's preemption notice has the same effect, within its time; exit code
+    30 then means that nothing was lost, 31 that something was. Metrics and control socket are named on stderr.
 
-    URL is a folder (one that nodes share, for a run on several machines) or s3://BUCKET/PREFIX, with keys and endpoint
-    from the environment. A stage that nobody serves is read from the checkpoint; everything else comes from peers.
-
-    Nothing that the manifest says opens a file or a bucket here by itself. A run on files is fed (stage 0) by machines
-    that were given --data-root; without it this one serves the other stages.
+    URL is a folder (a shared one, for a run on several machines) or s3://BUCKET/PREFIX, with keys and endpoint from the
+    environment. Only a stage without a serving replica is read from the checkpoint; otherwise state comes from peers.
+    No manifest opens files or buckets here by itself: a run on files is fed by machines with --data-root.
     """
-    from swarmnode.cli.joining import find_invite
-    from swarmnode.cli.launch import launch
+    from swarmnode.cli.option.invite import find_invite
+    from swarmnode.daemon.launch import launch
 
     invite = find_invite(words, invite_file)
-    bootstraps = invite.bootstraps if invite is not None else _bootstraps(words)
-
     options = NodeOptions(
         run=_run_of(run, invite),
-        bootstrap=bootstraps,
+        bootstrap=invite.bootstraps if invite is not None else _bootstraps(words),
         invite=invite,
         stage=stage,
+        role=_role_of(role, stage),
         listen=listen,
         home=home or default_home("node"),
         metrics_port=metrics_port,
         cache=cache or default_cache(),
         name=name,
-        bootstrap_only=False,
-        out=None,
         metrics_host=metrics_host,
         lan=lan,
         checkpoints=checkpoints,
         use_bucket=use_bucket,
         data_root=data_root,
+        base=base,
+        data_cache_nbytes=data_cache_nbytes,
+        allow_private_addresses=allow_private_addresses,
         resume=resume,
         resume_other=resume_other,
         notice=notice,
@@ -150,19 +194,36 @@ def command(
         reachability=reachability,
         device=device,
         precision=precision,
+        optimizer_state=optimizer_state,
         limits=given_limits(limits),
         settings=origins(click.get_current_context()),
     )
-    return launch(options, _tell)
+    return _join_all(() if invite_file else words, options, invite) if device == "all" else launch(options, _tell)
+
+
+def _join_all(words: tuple[str, ...], options: NodeOptions, invite: Invite | None) -> int:
+    """Join with each accelerator. The invite in `words` reaches the nodes by their stdin."""
+    from swarmnode.daemon.all_devices import join_all
+    from swarmnode.membership.invite import encode
+
+    by_words, text = ((), "") if invite is None else (words or ("-",), encode(invite))
+    return join_all(sys.argv[2:], by_words, options.home, options.name, text)
 
 
 def _run_of(run: str | None, invite: Invite | None) -> str:
-    """The run asked for by id, by file or by invite. Raises click.UsageError for none, and for two."""
+    """The requested run, by id, file or invite. Raises click.UsageError for none, and for two."""
     if run is None and invite is None:
-        raise click.UsageError("which run? give an INVITE, or --run with a BOOTSTRAP")
+        raise click.UsageError("no run given: give an INVITE, or --run with a BOOTSTRAP")
     if run is not None and invite is not None and run != invite.run_id:
-        raise click.UsageError(f"--run {run[:80]}: the invite is for run {invite.run_id[:16]}; leave --run out")
+        raise click.UsageError(f"--run {run[:80]}: the invite is for run {invite.run_id[:16]}; omit --run")
     return run or (invite.run_id if invite is not None else "")
+
+
+def _role_of(role: str, stage: int | None) -> NodeRole:
+    """The node's role. Raises click.UsageError for a feeder with a stage."""
+    if role == NodeRole.FEEDER and stage is not None:
+        raise click.UsageError("--stage and --role feeder: a feeder serves no stage; omit one of the two")
+    return NodeRole(role)
 
 
 def _tell(ready: Ready) -> None:

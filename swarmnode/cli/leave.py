@@ -1,4 +1,4 @@
-"""`swarmnode leave`: go now."""
+"""`swarmnode leave`: leave now."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from pathlib import Path
 
 import click
 
-from swarmnode.cli.options import FOLDER
-from swarmnode.place import default_home
+from swarmnode.cli.option.param import FOLDER
+from swarmnode.user_folders import default_home
 
 
-@click.command(short_help="leave cleanly, within seconds")
+@click.command(short_help="leave in order, within seconds")
 @click.option("--home", type=FOLDER, help="The node's own folder.  [default: ~/.local/share/swarmnode/node]")
 def command(home: Path | None) -> None:
-    """Finish what is held within seconds, save, say goodbye, stop. Returns when leaving has begun."""
+    """Finish held work within seconds, save, announce the leave, stop. Returns when leaving has begun."""
     from swarmnode.control import client
 
     client.leave(home or default_home("node"), "swarmnode leave")

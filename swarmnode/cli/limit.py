@@ -7,9 +7,9 @@ from pathlib import Path
 
 import click
 
-from swarmnode.cli.limiting import given_limits, limit_options
-from swarmnode.cli.options import FOLDER
-from swarmnode.place import default_home
+from swarmnode.cli.option.limits import given_limits, limit_options
+from swarmnode.cli.option.param import FOLDER
+from swarmnode.user_folders import default_home
 
 
 @click.command(short_help="show or change the limits of the running node")
@@ -17,11 +17,11 @@ from swarmnode.place import default_home
 @click.option("--home", type=FOLDER, help="The node's own folder.  [default: ~/.local/share/swarmnode/node]")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(home: Path | None, as_json: bool, **limits: str | None) -> None:
-    """Change limits of the node that lives in --home ("none" lifts one), at once and until it stops; print all of them.
+    """Change limits of the node in --home ("none" removes one), at once and until it stops; print all of them.
 
-    For good, give them to `join` or write them in the config file. Without options nothing changes.
+    To keep them, give them to `join` or put them into the config file. Without options nothing changes.
     """
-    from swarmnode.cli.verdict import ask_limits
+    from swarmnode.cli.output.limits import ask_limits
     from swarmnode.wire.control_pb2 import LimitRequest
 
     reply = ask_limits(home or default_home("node"), "Limit", LimitRequest(changed=given_limits(limits)))

@@ -1,4 +1,4 @@
-"""`swarmnode logs -f`: what a node says, of a daemon alive or dead."""
+"""`swarmnode logs -f`: events of a node, running or stopped."""
 
 from __future__ import annotations
 
@@ -11,27 +11,29 @@ from typing import Any
 
 import click
 
-from swarmnode.cli.options import FOLDER
+from swarmnode.cli.option.param import FOLDER
 from swarmnode.errors import NoDaemon
-from swarmnode.place import default_home
-from swarmnode.said import printable
+from swarmnode.untrusted_text import printable
+from swarmnode.user_folders import default_home
 
 POLL_S = 0.2
 LEVELS = ("debug", "info", "warning", "error")
 TAIL_BYTES = 1 << 20
 
 
-@click.command(short_help="what the node says")
-@click.option("--follow", "-f", is_flag=True, help="Go on as more comes, until Ctrl-C.")
-@click.option("--lines", "-n", type=click.IntRange(0, 100_000), default=20, show_default=True, help="The last so many.")
-@click.option("--level", type=click.Choice(LEVELS), default="info", show_default=True, help="This and worse.")
-@click.option("--json", "as_json", is_flag=True, help="The JSON lines as they are.")
+@click.command(short_help="print the node's events")
+@click.option("--follow", "-f", is_flag=True, help="Print new events as they come, until Ctrl-C.")
+@click.option(
+    "--lines", "-n", type=click.IntRange(0, 100_000), default=20, show_default=True, help="Number of last events."
+)
+@click.option("--level", type=click.Choice(LEVELS), default="info", show_default=True, help="This level and above.")
+@click.option("--json", "as_json", is_flag=True, help="Print the JSON lines unchanged.")
 @click.option("--home", type=FOLDER, help="The node's own folder.  [default: ~/.local/share/swarmnode/node]")
 def command(follow: bool, lines: int, level: str, as_json: bool, home: Path | None) -> None:
-    """Print the events of the node that lives, or lived, in --home (its events.jsonl)."""
+    """Print the events of the node in --home, running or stopped (its events.jsonl)."""
     path = (home or default_home("node")) / "events.jsonl"
     if not path.is_file():
-        raise NoDaemon(f"no node has lived in {path.parent}: say where with --home")
+        raise NoDaemon(f"no node has run in {path.parent}: give its folder with --home")
     worse = LEVELS[LEVELS.index(level) :]
     shown = [text for text in _last(path) if (row := _parse(text)) is not None and row.get("level") in worse]
     for text in shown[len(shown) - min(lines, len(shown)) :]:
@@ -51,7 +53,7 @@ def _last(path: Path) -> list[str]:
 
 
 def _coming(path: Path) -> Iterator[str]:
-    """Lines written from now on, through rotations (the file is renamed and a new one begun)."""
+    """Lines written from now on, across rotations (the file is renamed and a new one begun)."""
     file = path.open("rb")
     file.seek(0, os.SEEK_END)
     rest = b""

@@ -1,4 +1,4 @@
-"""The command `swarmnode`: one verb a module, loaded when it is asked for."""
+"""The command `swarmnode`: one verb per module, loaded on demand."""
 
 from __future__ import annotations
 
@@ -10,48 +10,51 @@ from collections.abc import Mapping, Sequence
 import click
 
 from swarmnode import __version__
-from swarmnode.cli.origin import bind, defaults_for
+from swarmnode.cli.option.config_file import bind, defaults_for
 from swarmnode.errors import SwarmnodeError
 
 EXIT_INTERRUPTED = 130
 
 VERBS: Mapping[str, str] = {
     "init": "make a new run: a manifest to edit and its owner's key",
+    "data": "make a data set of text, which a run then names by content",
     "up": "start a whole swarm on this machine and train",
     "join": "join a run with this machine",
-    "bootstrap": "be a run's first meeting point",
-    "coordinator": "show a run on one page, and be its meeting point",
-    "invite": "one line that lets others join a run",
-    "guests": "whom the run's owner lets in, and whom no more",
+    "bootstrap": "run the first node of a run",
+    "coordinator": "show a run on a web page, and be its bootstrap",
+    "invite": "print a line that lets others join a run",
+    "access": "which machines the run's owner admits",
     "identity": "this machine's peer id",
-    "doctor": "can this machine take part, and as what",
-    "status": "what the node on this machine does",
+    "doctor": "check whether this machine can take part",
+    "status": "status of the node on this machine",
     "drain": "tell the node on this machine that the machine will be taken away",
-    "fake-metadata": "play a cloud that takes machines away, to rehearse with",
-    "top": "the same, live",
-    "pause": "let the node stand aside until it is told to resume",
-    "resume": "take a pause back",
-    "snooze": "let the node stand aside for a time",
-    "finish": "finish all that is held, then leave",
-    "leave": "leave cleanly, within seconds",
+    "fake-metadata": "imitate a cloud that preempts machines, for rehearsals",
+    "top": "status of the node on this machine, live",
+    "pause": "pause the node until `resume`",
+    "resume": "end a pause",
+    "snooze": "pause the node for a time",
+    "finish": "finish all held work, then leave",
+    "leave": "leave in order, within seconds",
     "limit": "show or change the limits of the running node",
-    "logs": "what the node says",
-    "receipts": "what this node did for others, signed by them",
-    "config": "settings, and where each comes from",
-    "completion": "make the shell complete verbs and options",
-    "export": "make a Hugging Face model of what is kept of a run",
+    "logs": "print the node's events",
+    "receipts": "receipts for this node's work, signed by others",
+    "config": "settings and their origin",
+    "completion": "print a shell completion script",
+    "archive": "copy the model out of a running swarm",
+    "export": "make a Hugging Face model of a run's saved state",
     "eval": "held-out loss of the merged model and of each replica",
     "generate": "text from an exported model, or from a checkpoint",
+    "chat": "talk with an exported model",
     "simulate": "a whole swarm in virtual time, in a storm drawn from a seed",
-    "plan": "stages, speed, days and traffic of a fleet",
-    "report": "the logs of this machine's nodes in one file, to send to somebody",
-    "replay": "several nodes' logs as one timeline",
-    "bench": "measure this machine: the swarm, the transport, the page",
+    "plan": "estimate stages, speed, days and traffic of a fleet",
+    "report": "bundle the logs of this machine's nodes",
+    "replay": "merge several nodes' logs into one timeline",
+    "bench": "benchmarks on this machine",
 }
 
 
 class Verbs(click.Group):
-    """Finds verb V in module swarmnode.cli.V as `command`, so that no verb pays for another's imports."""
+    """Finds verb V in module swarmnode.cli.V as `command`, so that no verb loads another's imports."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(VERBS)
@@ -75,12 +78,12 @@ class Verbs(click.Group):
 def cli() -> None:
     """Train large language models over the internet on machines nobody controls.
 
-    Errors are one line on stderr; SWARMNODE_DEBUG=1 shows where they come from. stdout carries data only.
+    Errors are one line on stderr; SWARMNODE_DEBUG=1 shows their origin. stdout carries data only.
     """
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code (errors.py says which error has which)."""
+    """Run one command; return the exit code (errors.py lists them)."""
     try:
         result = cli.main(args=arguments, prog_name="swarmnode", standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as error:
@@ -102,7 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _leaf(error: BaseException) -> SwarmnodeError | None:
-    """The first error of ours in a group that holds nothing else, so that a TaskGroup's error reads like any other."""
+    """The first SwarmnodeError in a group that holds nothing else, so that a TaskGroup's error reads like any other."""
     if isinstance(error, SwarmnodeError):
         return error
     if isinstance(error, BaseExceptionGroup):

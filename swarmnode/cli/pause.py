@@ -1,4 +1,4 @@
-"""`swarmnode pause`: stand aside."""
+"""`swarmnode pause`: pause the node."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from pathlib import Path
 
 import click
 
-from swarmnode.cli.options import FOLDER
-from swarmnode.place import default_home
+from swarmnode.cli.option.param import FOLDER
+from swarmnode.user_folders import default_home
 
 
-@click.command(short_help="let the node stand aside until it is told to resume")
+@click.command(short_help="pause the node until `resume`")
 @click.option("--home", type=FOLDER, help="The node's own folder.  [default: ~/.local/share/swarmnode/node]")
 def command(home: Path | None) -> None:
-    """Finish what is held and take no new work until `swarmnode resume`. The stage stays in memory; peers are told.
+    """Finish held work and take no new work until `swarmnode resume`. The stage stays in memory; peers are told.
 
-    Exit code 69 when no node lives in --home.
+    Exit code 69 if no node runs in --home.
     """
-    from swarmnode.cli.verdict import ask_limits
+    from swarmnode.cli.output.limits import ask_limits
     from swarmnode.wire.control_pb2 import PauseRequest
 
     ask_limits(home or default_home("node"), "Pause", PauseRequest(reason="asked to pause"))

@@ -1,4 +1,4 @@
-"""`swarmnode plan`: what a run would take on a fleet, before anybody is asked to join."""
+"""`swarmnode plan`: estimate a run on a fleet before anybody joins."""
 
 from __future__ import annotations
 
@@ -9,37 +9,42 @@ from typing import TYPE_CHECKING
 
 import click
 
-from swarmnode.cli.duration import Duration
-from swarmnode.cli.paper import paper
+from swarmnode.cli.option.duration import Duration
+from swarmnode.cli.output.console import paper
 
 if TYPE_CHECKING:
     from swarmnode.manifest import Manifest
-    from swarmnode.simulation.fleet import Kind
+    from swarmnode.simulation.fleet import MachineKind
     from swarmnode.simulation.plan import Plan
 
 SIMULATED_NODES_MAX = 2000
 CPU_S_PER_HOP = 7e-4  # measured: a microbatch at one stage, on a busy machine
-PATIENCE_S = 60.0  # guess: CPU seconds somebody waits for a check
+PATIENCE_S = 60.0  # guess: CPU seconds that a user waits for a check
 SIMULATED_S_MIN = 30.0  # windows have grown by then
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
-@click.command(short_help="stages, speed, days and traffic of a fleet")
+@click.command(short_help="estimate stages, speed, days and traffic of a fleet")
 @click.argument("manifest", metavar="MANIFEST", type=FILE)
 @click.argument("fleet", metavar="FLEET", type=FILE)
 @click.option("--tokens", type=click.FloatRange(min=1), default=1e9, show_default=True, help="Tokens to train on.")
-@click.option("--stages", type=click.IntRange(1, 512), help="Cuts of the model.  [default: the manifest's]")
+@click.option("--stages", type=click.IntRange(1, 512), help="Stages of the model.  [default: the manifest's]")
 @click.option(
-    "--simulate", "simulate_s", type=Duration(), metavar="TIME", help="Check it: so much virtual time, no faults."
+    "--simulate",
+    "simulate_s",
+    type=Duration(),
+    metavar="TIME",
+    help="Check it by simulating so much virtual time, without faults.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(
     manifest: Path, fleet: Path, tokens: float, stages: int | None, simulate_s: float | None, as_json: bool
 ) -> None:
-    """MANIFEST (TOML) on the machines of FLEET (CSV: count, flops, up_mbps, down_mbps, region, life_h, ...): the split
-    into stages, replicas, tokens per second, days, egress and memory per node, odds that no stage dies out in a day.
+    """Estimate MANIFEST (TOML) on the machines of FLEET (CSV: count, flops, up_mbps, down_mbps, region, life_h, ...):
+    the split into stages, replicas, tokens per second, days, egress and memory per node, and the odds that no stage
+    dies out in a day.
 
-    By formula; --simulate runs the nodes themselves in virtual time and says what they did of it.
+    The estimate is by formula; --simulate runs the nodes' own code in virtual time and prints its result beside it.
     """
     from swarmnode.manifest import parse
     from swarmnode.simulation.fleet import read_fleet
@@ -54,13 +59,16 @@ def command(
     if as_json:
         click.echo(json.dumps(dataclasses.asdict(found) | {"simulated_tokens_per_s": measured}, default=list))
     else:
-        _table(found, tokens, measured)
+        _table(found, tokens, measured, cards=any(kind.host_gb for kind in kinds))
+        if parsed.base.index:
+            most = max(2 * stage.part.parameters for stage in found.stages) / 1e9
+            click.echo(f"it starts from a model: a node fetches its stage of that first, up to {most:.2g} GB")
 
 
-def _simulated(manifest: Manifest, kinds: tuple[Kind, ...], seconds: float) -> float:
+def _simulated(manifest: Manifest, kinds: tuple[MachineKind, ...], seconds: float) -> float:
+    from swarmnode.simulation.life import simulate
     from swarmnode.simulation.plan import plan
-    from swarmnode.simulation.scenario import Bounds, Scenario
-    from swarmnode.simulation.world import simulate
+    from swarmnode.simulation.scenario import RecoveryBounds, Scenario
 
     nodes = sum(kind.count for kind in kinds)
     if nodes > SIMULATED_NODES_MAX:
@@ -75,7 +83,7 @@ def _simulated(manifest: Manifest, kinds: tuple[Kind, ...], seconds: float) -> f
             err=True,
         )
         seconds = min(seconds, shorter_s)
-    bounds = Bounds(window_s=1.0, throughput=0.0)
+    bounds = RecoveryBounds(window_s=1.0, throughput=0.0)
     state_share = min(1.0, 1e6 / max(1.0, manifest.model.layers * manifest.model.width**2))
     scenario = Scenario("plan", seconds=seconds, fleet=kinds, manifest=manifest, bounds=bounds, state_share=state_share)
     outcome = simulate(scenario, 0)
@@ -90,7 +98,7 @@ def _took(days: float) -> str:
     return f"{days * 24.0:.1f} hours" if days * 24.0 >= 2.0 else f"{days * 1440.0:.1f} minutes"
 
 
-def _table(found: Plan, tokens: float, measured: float | None) -> None:
+def _table(found: Plan, tokens: float, measured: float | None, *, cards: bool) -> None:
     from rich.table import Table
 
     console = paper()
@@ -107,12 +115,19 @@ def _table(found: Plan, tokens: float, measured: float | None) -> None:
             str(stage.replicas),
             f"{stage.flops / 1e12:.2f}",
             f"{stage.egress * 8 / 1e6:.1f}",
-            f"{stage.memory / 1e9:.2f} GB",
+            f"{stage.need.device / 1e9:.1f} + {stage.need.host / 1e9:.1f} GB"
+            if cards
+            else f"{stage.shared / 1e9:.2f} GB",
             f"{stage.download_s:.0f} s",
             f"{stage.survival:.4%}",
         )
     console.print(table)
-    console.print("up and memory: of each node; kept a day: odds that the stage does not die out\n", highlight=False)
+    memory = "memory: of the card + of its host, by formula; " if cards else ""
+    console.print(
+        f"up and memory: of each node; {memory}kept a day: odds that the stage does not die out\n", highlight=False
+    )
+    for line in found.idle:
+        console.print(f"idle: {line}", highlight=False)
     console.print(
         f"{found.tokens_per_s:,.0f} tokens/s (limit: {found.limit}); {tokens:.3g} tokens in {_took(found.days)}; "
         f"a day passes without losing a stage with {found.survival:.4%}",

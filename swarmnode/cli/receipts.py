@@ -1,4 +1,4 @@
-"""`swarmnode receipts`: what this node did for others, signed by them."""
+"""`swarmnode receipts`: print receipts for this node's work, signed by others."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from pathlib import Path
 
 import click
 
-from swarmnode.cli.options import FOLDER
-from swarmnode.place import default_home
+from swarmnode.cli.option.param import FOLDER
+from swarmnode.user_folders import default_home
 
 
-@click.command(short_help="what this node did for others, signed by them")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object a line, signatures included.")
+@click.command(short_help="receipts for this node's work, signed by others")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per line, with signatures.")
 @click.option("--home", type=FOLDER, help="The node's own folder.  [default: ~/.local/share/swarmnode/node]")
 def command(as_json: bool, home: Path | None) -> None:
-    """Print the receipts of the node of --home, alive or not, each checked again: who thanks, for how many samples.
+    """Print the receipts of the node in --home, running or not, verified again: the client and the number of samples.
 
     A client signs what was done for it; anybody can check that with its peer id alone.
     """
     from swarmnode.errors import RemoteFault
     from swarmnode.ids import PeerId, RunId
-    from swarmnode.local.receipts import read
+    from swarmnode.machine.receipt_store import read
     from swarmnode.membership.receipt import check_receipt
 
     total = 0

@@ -1,4 +1,4 @@
-"""`swarmnode report`: the logs of nodes on this machine in one file, to be sent to somebody."""
+"""`swarmnode report`: bundle the logs of nodes on this machine into one file."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ from pathlib import Path
 
 import click
 
-from swarmnode.cli.options import FOLDER
-from swarmnode.place import default_home
+from swarmnode.cli.option.param import FOLDER
+from swarmnode.user_folders import default_home
 
 FILE = click.Path(dir_okay=False, path_type=Path)
 
 
-@click.command(short_help="the logs of this machine's nodes in one file, to send to somebody")
+@click.command(short_help="bundle the logs of this machine's nodes")
 @click.argument("folders", metavar="[HOME]...", nargs=-1, type=FOLDER)
 @click.option("--out", type=FILE, default=Path("swarmnode-report.tar.gz"), show_default=True, help="The file.")
-@click.option("--reveal", is_flag=True, help="Leave addresses, names and paths in: for yourself only.")
+@click.option("--reveal", is_flag=True, help="Keep addresses, names and paths: for your own use only.")
 def command(folders: tuple[Path, ...], out: Path, reveal: bool) -> None:
-    """Bundle the logs of the nodes that live in HOME (or in folders of HOME; default: the one node of this user), with
-    versions of what is installed. Addresses, host and user names, paths of homes and secrets are replaced, the same one
-    by the same word; keys, weights and data are never put in. Look into it before you send it:
+    """Bundle the logs of the nodes in HOME (or in folders of HOME; default: this user's node), with versions of
+    installed packages. Addresses, host and user names, paths of homes and secrets are replaced consistently; keys,
+    weights and data are never included. Look into it before you send it:
 
-    \b
-      tar xzf swarmnode-report.tar.gz -O | less
-      swarmnode replay swarmnode-report.tar.gz
+      \b
+        tar xzf swarmnode-report.tar.gz -O | less
+        swarmnode replay swarmnode-report.tar.gz
     """
     from swarmnode.local import bundle
 

@@ -1,4 +1,4 @@
-"""`swarmnode resume`: go on."""
+"""`swarmnode resume`: end a pause."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from pathlib import Path
 
 import click
 
-from swarmnode.cli.options import FOLDER
-from swarmnode.place import default_home
+from swarmnode.cli.option.param import FOLDER
+from swarmnode.user_folders import default_home
 
 
-@click.command(short_help="take a pause back")
+@click.command(short_help="end a pause")
 @click.option("--home", type=FOLDER, help="The node's own folder.  [default: ~/.local/share/swarmnode/node]")
 def command(home: Path | None) -> None:
-    """Take back `pause` and `snooze`. Limits still hold: outside its hours a node stays paused."""
-    from swarmnode.cli.verdict import ask_limits
+    """End `pause` and `snooze`. Limits still apply: outside its hours a node stays paused."""
+    from swarmnode.cli.output.limits import ask_limits
     from swarmnode.wire.control_pb2 import ResumeRequest
 
     ask_limits(home or default_home("node"), "Resume", ResumeRequest())

@@ -1,4 +1,4 @@
-"""`swarmnode simulate`: the daemon's own coroutines in virtual time, in a storm drawn from one seed."""
+"""`swarmnode simulate`: the daemon's own coroutines in virtual time, under faults drawn from one seed."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from swarmnode.cli.duration import Duration
-from swarmnode.cli.paper import paper
+from swarmnode.cli.option.duration import Duration
+from swarmnode.cli.output.console import paper
 
 if TYPE_CHECKING:
     from swarmnode.simulation.outcome import Outcome
@@ -25,13 +25,13 @@ PROFILE_LINES = 24
 
 @click.command(short_help="a whole swarm in virtual time, in a storm drawn from a seed")
 @click.option("--scenario", "name", default="calm", show_default=True, help="A TOML file, or a name from examples/.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="One seed is one life.")
-@click.option("--nodes", type=click.IntRange(1, NODES_MAX), help="The fleet's mixture with so many machines.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Each seed is one life.")
+@click.option("--nodes", type=click.IntRange(1, NODES_MAX), help="Scale the fleet to so many machines.")
 @click.option("--for", "for_s", type=Duration(), help="Length of the storm in virtual time.  [default: the scenario's]")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--report", type=click.Path(dir_okay=False, path_type=Path), help="Write an HTML page with plots.")
 @click.option(
-    "--without-faults", is_flag=True, help="The same without storm beside it, and the losses at equal samples."
+    "--without-faults", is_flag=True, help="Also run without faults, and compare the losses at equal samples."
 )
 @click.option("--against", type=click.IntRange(min=0), metavar="SEED", help="Show a second seed beside the first.")
 @click.option("--against-scenario", metavar="SCENARIO", help="Show a second scenario beside the first.")
@@ -39,10 +39,10 @@ PROFILE_LINES = 24
     "--rebalance",
     "periods",
     metavar="SECONDS,...",
-    help="One life for each pipeline.rebalance_period_s given (0: nobody moves), and how well nodes were placed.",
+    help="Run one life per pipeline.rebalance_period_s given (0: no moves), and report the placement of nodes.",
 )
-@click.option("--profile", is_flag=True, help="Also where the CPU time went, by module (the run itself gets slower).")
-@click.option("--sweep", "sweep_s", type=Duration(), help="Seed after seed from --seed on, for so much real time.")
+@click.option("--profile", is_flag=True, help="Also report CPU time by module (slows the run down).")
+@click.option("--sweep", "sweep_s", type=Duration(), help="Run seed after seed from --seed on, for so much real time.")
 def command(
     name: str,
     seed: int,
@@ -57,17 +57,17 @@ def command(
     profile: bool,
     sweep_s: float | None,
 ) -> int:
-    """Run a scenario: nodes on simulated machines and links, what befalls them drawn from --seed.
+    """Run a scenario: nodes on simulated machines and links, with faults drawn from --seed.
 
-    Laws are checked while the storm rages; after it, everything must come back within the scenario's bounds. Exit code
-    70 when a law is broken or something does not come back: the last lines then say how to replay it.
+    Laws are checked during the storm; after it, everything must recover within the scenario's bounds. Exit code 70 if a
+    law is broken or something does not recover: the last lines then show how to replay it.
     """
     scenario = _scenario(name, nodes, for_s)
     if sweep_s is not None:
         return _sweep(scenario, name, seed, sweep_s, _flags(nodes, for_s), as_json)
     if periods is not None:
         return _rebalance(scenario, seed, periods, as_json)
-    from swarmnode.simulation.world import simulate
+    from swarmnode.simulation.life import simulate
 
     outcomes = [_profiled(scenario, seed) if profile else simulate(scenario, seed)]
     if against is not None or against_scenario is not None:
@@ -75,7 +75,7 @@ def command(
         outcomes.append(simulate(other, seed if against is None else against))
     if without_faults:
         outcomes.append(simulate(dataclasses.replace(scenario, name=f"{scenario.name}, no faults", faults={}), seed))
-    gc.freeze()  # nobody needs to look through what a thousand nodes left: that took seconds, and we are near the end
+    gc.freeze()  # skip collecting the garbage of a thousand nodes: that took seconds, and the process ends soon
     if report is not None:
         from swarmnode.simulation.report import page
 
@@ -101,7 +101,7 @@ def _scenario(name: str, nodes: int | None, for_s: float | None) -> Scenario:
         stages = scenario.manifest.pipeline.stages
         if nodes < stages:
             raise click.BadParameter(
-                f"{nodes} nodes for {stages} stages; one a stage is the least", param_hint="--nodes"
+                f"{nodes} nodes for {stages} stages; each stage needs at least one", param_hint="--nodes"
             )
         scenario = dataclasses.replace(scenario, fleet=scaled(scenario.fleet, nodes))
     return scenario if for_s is None else shorter(scenario, for_s)
@@ -112,7 +112,7 @@ def _flags(nodes: int | None, for_s: float | None) -> str:
 
 
 def _tell(outcome: Outcome, name: str, flags: str) -> None:
-    """What broke, the last events of the nodes involved, and the line that replays it."""
+    """Print what broke, the last events of the nodes involved, and the command that replays it."""
     if outcome.failures:
         click.echo(outcome.last_events, err=True)
         for failure in outcome.failures:
@@ -133,12 +133,12 @@ def _table(outcomes: list[Outcome]) -> None:
 
 
 def _profiled(scenario: Scenario, seed: int) -> Outcome:
-    """One life; the shares of its CPU time that were spent in each module, on stderr."""
+    """Run one life; print the shares of its CPU time by module on stderr."""
     import cProfile
     import pstats
     from collections import Counter
 
-    from swarmnode.simulation.world import simulate
+    from swarmnode.simulation.life import simulate
 
     profile = cProfile.Profile()
     outcome = profile.runcall(simulate, scenario, seed)
@@ -153,7 +153,7 @@ def _profiled(scenario: Scenario, seed: int) -> Outcome:
 
 
 def _losses(stormy: Outcome, calm: Outcome) -> None:
-    """Held-out loss of two lives at equal samples, over the last tenth of those that both have reached."""
+    """Print the held-out loss of two lives at equal samples, over the last tenth of those that both have reached."""
     reached = min(max((samples for _, _, samples in life.validations), default=0) for life in (stormy, calm))
     ours, theirs = stormy.loss_towards(reached), calm.loss_towards(reached)
     if ours is not None and theirs is not None:
@@ -165,7 +165,7 @@ def _losses(stormy: Outcome, calm: Outcome) -> None:
 
 
 def _sweep(scenario: Scenario, name: str, seed: int, seconds: float, flags: str, as_json: bool) -> int:
-    """Lives from `seed` on until `seconds` of real time are over; the broken ones are named."""
+    """Run lives from `seed` on until `seconds` of real time are over; list the broken ones."""
     from swarmnode.simulation.sweep import sweep
 
     begun = time.monotonic()
@@ -183,10 +183,10 @@ def _sweep(scenario: Scenario, name: str, seed: int, seconds: float, flags: str,
 
 
 def _rebalance(scenario: Scenario, seed: int, periods: str, as_json: bool) -> int:
-    """The same life with nodes that move every so often."""
+    """Run the same life with each of the rebalance periods."""
     from rich.table import Table
 
-    from swarmnode.simulation.world import simulate
+    from swarmnode.simulation.life import simulate
 
     try:
         wanted = [float(text) for text in periods.split(",")]

@@ -1,4 +1,4 @@
-"""`swarmnode top`: the node on this machine, live."""
+"""`swarmnode top`: live status of the node on this machine."""
 
 from __future__ import annotations
 
@@ -8,31 +8,31 @@ from pathlib import Path
 
 import click
 
-from swarmnode.cli.duration import Duration
-from swarmnode.cli.options import FOLDER
+from swarmnode.cli.option.duration import Duration
+from swarmnode.cli.option.param import FOLDER
 from swarmnode.errors import UsageError
-from swarmnode.place import default_home
+from swarmnode.user_folders import default_home
 
 
-@click.command(short_help="what the node on this machine does, live")
-@click.option("--every", "every_s", type=Duration(), default=1.0, show_default="1s", help="Time between two looks.")
-@click.option("--times", type=click.IntRange(1), help="Look so often, then stop.  [default: until Ctrl-C]")
+@click.command(short_help="status of the node on this machine, live")
+@click.option("--every", "every_s", type=Duration(), default=1.0, show_default="1s", help="Time between two updates.")
+@click.option("--times", type=click.IntRange(1), help="Number of updates.  [default: until Ctrl-C]")
 @click.option("--home", type=FOLDER, help="The node's own folder.  [default: ~/.local/share/swarmnode/node]")
 def command(every_s: float, times: int | None, home: Path | None) -> None:
-    """Show stage, state, speed, losses, limits and peers of the node that lives in --home, until Ctrl-C.
+    """Show stage, state, speed, losses, limits and peers of the node in --home, until Ctrl-C.
 
-    It needs a terminal; `status --json` is for programs.
+    Needs a terminal; `status --json` is for programs.
     """
     from rich.console import Console
     from rich.live import Live
 
     from swarmnode.control import client
-    from swarmnode.local.gauges import Watch, picture
+    from swarmnode.local.top_view import NodeWatch, picture
 
     console = Console()
     if not console.is_terminal and times is None:
-        raise UsageError("top is for a terminal: ask `swarmnode status --json`, or say --times 1")
-    place, watch, left = home or default_home("node"), Watch(), times
+        raise UsageError("top needs a terminal: use `swarmnode status --json`, or --times 1")
+    place, watch, left = home or default_home("node"), NodeWatch(), times
     with Live(console=console, auto_refresh=False, screen=times is None and sys.stdout.isatty()) as live:
         while left is None or left > 0:
             watch.add(time.monotonic(), client.status(place))

@@ -1,4 +1,4 @@
-"""`swarmnode up [RUN]`: a whole swarm on this machine."""
+"""`swarmnode up [RUN]`: run a whole swarm on this machine."""
 
 from __future__ import annotations
 
@@ -13,19 +13,18 @@ from typing import TYPE_CHECKING
 
 import click
 
-from swarmnode.cli.duration import Duration
-from swarmnode.cli.options import DASHBOARD_PORT, FOLDER, STAGES_MAX
+from swarmnode.cli.option.duration import Duration
+from swarmnode.cli.option.param import DASHBOARD_PORT, FOLDER, STAGES_MAX
 from swarmnode.errors import SwarmnodeError, UsageError
 from swarmnode.ids import RunId
-from swarmnode.place import default_cache
+from swarmnode.user_folders import default_cache
 
 if TYPE_CHECKING:
-    from swarmnode.local.folder import RunFolder
+    from swarmnode.local.run_folder import RunFolder
     from swarmnode.local.session import Session
     from swarmnode.local.summary import Summary
 
 EXIT_INTERRUPTED = 130
-EXIT_FAILED = 70
 CHECKPOINTS = "checkpoints"
 NODES_MAX = 256
 COUNT = click.IntRange(min=1)
@@ -35,7 +34,7 @@ COUNT = click.IntRange(min=1)
 @click.argument("run", metavar="[RUN]", required=False, type=click.Path(exists=True, path_type=Path))
 @click.option("--nodes", type=click.IntRange(1, NODES_MAX), default=6, show_default=True, help="Processes that train.")
 @click.option("--stages", type=click.IntRange(1, STAGES_MAX), help="Stages of the model.  [default: the manifest's]")
-@click.option("--for", "for_s", type=Duration(), help="Stop this long after all nodes are ready: 90s, 10m.")
+@click.option("--for", "for_s", type=Duration(), help="Stop so long after all nodes are ready: 90s, 10m.")
 @click.option("--rounds", type=COUNT, help="Stop when this round is reached.")
 @click.option("--samples", type=COUNT, help="Stop when the run has trained so many samples.")
 @click.option(
@@ -43,25 +42,25 @@ COUNT = click.IntRange(min=1)
     "kill_every_s",
     type=Duration(),
     metavar="EVERY",
-    help="kill -9 a random node this often; a fresh one joins in its place. The last replica of a stage is spared.",
+    help="kill -9 a random node at this interval; a new one joins in its place. The last replica of a stage is spared.",
 )
 @click.option(
     "--dashboard/--no-dashboard",
     default=True,
     show_default=True,
-    help="Show the run on a page at 127.0.0.1:7070, or at any free port when that one is taken.",
+    help="Show the run on a page at 127.0.0.1:7070, or at another free port if that is taken.",
 )
 @click.option(
     "--resume",
     metavar="URL",
-    help="Go on from the newest checkpoint there: an earlier session's folder, a folder of checkpoints, s3://BUCKET/PREFIX."
+    help="Resume from the newest checkpoint there: an earlier session's folder, a folder of checkpoints, s3://BUCKET/PREFIX."
     " Without RUN it is the same run; any --nodes and --stages will do.",
 )
-@click.option("--checkpoints", default="", metavar="URL", help="Where to save.  [default: in the session's folder]")
-@click.option("--use-bucket", is_flag=True, help="Save in the bucket that the manifest names, with this user's keys.")
 @click.option(
-    "--data-root", type=FOLDER, help="The manifest's paths lie below it.  [default: RUN, if that is a folder]"
+    "--checkpoints", default="", metavar="URL", help="Where to save checkpoints.  [default: in the session's folder]"
 )
+@click.option("--use-bucket", is_flag=True, help="Save in the manifest's bucket, with this user's keys.")
+@click.option("--data-root", type=FOLDER, help="Folder of the manifest's paths.  [default: RUN, if that is a folder]")
 @click.option("--out", type=FOLDER, help="Folder of the exported model.  [default: model, in the session's folder]")
 @click.option("--cache", type=FOLDER, help="Folder of tokens.  [default: ~/.cache/swarmnode]")
 @click.option("--json", "as_json", is_flag=True, help="End with one JSON object on stdout; progress goes to stderr.")
@@ -101,15 +100,18 @@ def command(
 
     from swarmnode.local.child import node_command
     from swarmnode.local.fleet import FleetPlan
-    from swarmnode.local.folder import prepare
-    from swarmnode.local.resumed import check_store
-    from swarmnode.local.resumed import resume as resume_from
+    from swarmnode.local.preflight import check_run
+    from swarmnode.local.resumed_run import check_store
+    from swarmnode.local.resumed_run import resume as resume_from
+    from swarmnode.local.run_folder import prepare
     from swarmnode.local.session import Conditions, Session
-    from swarmnode.local.view import PlainScreen, conclusion, screen_for
+    from swarmnode.local.swarm_view import PlainScreen, conclusion, screen_for
 
     stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
     screen = PlainScreen(sys.stderr) if as_json else screen_for(Console(), sys.stdout)
     resumed = resume_from(resume, run, nodes, stages, stamp, screen.note, data_root) if resume else None
+    if not resumed:  # before anything is signed
+        check_run(run, stages, data_root, cache or default_cache(), checkpoints)
     prepared = resumed.prepared if resumed else prepare(run, nodes, stages, stamp, data_root)
     where = saved_in(checkpoints, use_bucket, prepared)
     check_store(where)
@@ -131,7 +133,7 @@ def command(
     screen.note(f"folder {prepared.folder}: events.jsonl, stderr.log of every node")
     if resumed:
         checkpoint = resumed.resumption.checkpoint
-        screen.note(f"goes on from {checkpoint.label}: {checkpoint.samples} samples, {checkpoint.nbytes / 1e6:.1f} MB")
+        screen.note(f"resumes from {checkpoint.label}: {checkpoint.samples} samples, {checkpoint.nbytes / 1e6:.1f} MB")
     conditions = Conditions(for_s, rounds, samples)
     session = Session(plan, conditions, screen, run=prepared.run_id, kill_every_s=kill_every_s)
     summary = run_session(session)
@@ -144,16 +146,17 @@ def command(
 
 
 def saved_in(checkpoints: str, use_bucket: bool, prepared: RunFolder) -> str:
-    """Where the session saves the run. Raises UsageError when the manifest names no bucket that could be used."""
+    """The place where the session saves the run. Raises UsageError if --use-bucket is given but the manifest names no
+    bucket."""
     if use_bucket and not prepared.manifest.checkpoint.url:
-        raise UsageError("--use-bucket: the manifest names no bucket (checkpoint.url); say --checkpoints URL")
+        raise UsageError("--use-bucket: the manifest names no bucket (checkpoint.url); use --checkpoints URL")
     if checkpoints or use_bucket:
         return checkpoints or prepared.manifest.checkpoint.url
     return str((prepared.folder / CHECKPOINTS).resolve())
 
 
 def free_port() -> int:
-    """DASHBOARD_PORT when it is free on this machine, else 0 (any)."""
+    """DASHBOARD_PORT if it is free on this machine, else 0 (any)."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -164,7 +167,7 @@ def free_port() -> int:
 
 
 def run_session(session: Session) -> Summary | None:
-    """The summary of `session`, None when it was killed by a second signal."""
+    """The summary of `session`; None if it was killed by a second signal."""
     try:
         return asyncio.run(session.run())
     except asyncio.CancelledError:
@@ -172,8 +175,8 @@ def run_session(session: Session) -> Summary | None:
 
 
 def _last_checkpoint(where: str, run_id: RunId) -> str | None:
-    """Where the newest checkpoint of the session lies, None when there is none."""
-    from swarmnode.node.resuming import find_resumptions
+    """The path of the session's newest checkpoint; None if there is none."""
+    from swarmnode.machine.checkpoint_source import find_resumptions
 
     try:
         newest = asyncio.run(find_resumptions(where, run_id))[0]
@@ -183,12 +186,14 @@ def _last_checkpoint(where: str, run_id: RunId) -> str | None:
 
 
 def _export(summary: Summary, folder: Path, out: Path | None) -> tuple[Summary, int]:
-    """`summary` with the path of the exported model or why there is none, and the exit code."""
+    """`summary` with the path of the exported model or the reason why there is none, and the exit code."""
     from swarmnode.cli.export import export_run
 
-    code = EXIT_FAILED if summary.failure else 0
+    code = summary.exit_code
+    if code:
+        click.echo(f"swarmnode: {summary.failure}", err=True)
     if summary.totals.samples == 0 and out is None:
-        return summary, code  # nothing was trained: there is nothing to export
+        return summary, code  # nothing was trained, so there is nothing to export
     try:
         return dataclasses.replace(summary, model=str(export_run(folder, out or folder / "model"))), code
     except SwarmnodeError as error:

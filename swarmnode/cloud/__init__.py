@@ -1,1 +1,1 @@
-"""The clouds' metadata services: where a machine learns that it will be taken away. aiohttp lives here."""
+"""Clients of the clouds' metadata services, which announce preemptions. Only this folder imports aiohttp."""

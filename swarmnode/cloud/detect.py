@@ -1,4 +1,4 @@
-"""Which cloud this machine is of: by its firmware's own words, so that outside of clouds nothing is sent anywhere."""
+"""Detect this machine's cloud from its firmware, so that outside of clouds no request is sent."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from pathlib import Path
 
-from swarmnode.cloud.client import Metadata
+from swarmnode.cloud.metadata_client import Metadata
 from swarmnode.cloud.watch import AZURE_HEADERS, AZURE_NAME, GCP_HEADERS, GCP_INSTANCE, Aws, Azure, Gcp, Watcher
 from swarmnode.errors import RemoteFault, Unavailable
 from swarmnode.ports import Clock, Telemetry
@@ -19,7 +19,7 @@ CLOUDS = ("aws", "gcp", "azure")
 
 
 def read_dmi(folder: Path = DMI) -> dict[str, str]:
-    """What the firmware says of the machine; nothing where there is no such folder."""
+    """The firmware's description of the machine; empty if the system offers none."""
     found = {}
     for field in DMI_FIELDS:
         try:
@@ -30,7 +30,7 @@ def read_dmi(folder: Path = DMI) -> dict[str, str]:
 
 
 def by_dmi(dmi: Mapping[str, str]) -> str | None:
-    """The cloud whose firmware says so, or None."""
+    """The cloud named by the firmware, or None."""
     if dmi.get("chassis_asset_tag") == AZURE_ASSET_TAG:
         return "azure"
     vendors = [dmi.get(field, "").lower() for field in DMI_FIELDS]
@@ -42,7 +42,7 @@ def by_dmi(dmi: Mapping[str, str]) -> str | None:
 
 
 async def by_asking(metadata: Metadata) -> str | None:
-    """The first of CLOUDS that answers at `metadata`, or None within PROBE_TIMEOUT_S."""
+    """The first of CLOUDS that answers at `metadata` within PROBE_TIMEOUT_S, or None."""
     async with asyncio.TaskGroup() as tasks:
         asked = [(cloud, tasks.create_task(_answers(metadata, cloud))) for cloud in CLOUDS]
     return next((cloud for cloud, answer in asked if answer.result()), None)

@@ -1,4 +1,4 @@
-"""A metadata service that plays AWS, GCP and Azure at once, says what it is told to, and fails in the ways they do."""
+"""A fake metadata service that imitates AWS, GCP and Azure at once, follows commands, and fails as they do."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ SAYINGS = {
     "rebalance": "AWS: it is at elevated risk",
     "migrate": "GCP: it moves to another host, live",
     "maintenance": "GCP: it is stopped for maintenance",
-    "freeze": "Azure: it stands still for some seconds",
+    "freeze": "Azure: it freezes for some seconds",
     "other": "Azure: another machine of the scale set will be taken away",
-    "rubbish": "from now on answer what is not sense",
+    "rubbish": "from now on answer nonsense",
     "forbid": "from now on answer 403",
     "hang": "from now on answer nothing",
     "recover": "answer properly again",
@@ -34,8 +34,8 @@ SAYINGS = {
 
 
 @dataclass(slots=True)
-class Played:
-    """What the clouds say now. `at` is the Unix time at which the machine goes."""
+class CloudState:
+    """The current state of the fake clouds. `at` is the Unix time at which the machine is taken away."""
 
     at: float | None = None
     rebalance_at: float | None = None
@@ -43,16 +43,16 @@ class Played:
     events: list[dict[str, object]] = field(default_factory=list)
     incarnation: int = 1
     trouble: str = ""
-    tokens: dict[str, float] = field(default_factory=dict)  # -> Unix time of expiry
+    tokens: dict[str, float] = field(default_factory=dict)  # token -> Unix time of expiry
     approved: list[str] = field(default_factory=list)
     asked: int = 0
 
 
 class FakeMetadata:
-    """Serve with `start`, then `say` what shall happen; `close` at the end."""
+    """Serve with `start`, then change its behaviour with `say`; `close` at the end."""
 
     def __init__(self, clock: Clock, machine: str = MACHINE, notice_s: float = 120.0) -> None:
-        self.played = Played()
+        self.played = CloudState()
         self.machine = machine
         self.notice_s = notice_s
         self.note: Callable[[str], None] = lambda text: None
@@ -61,7 +61,7 @@ class FakeMetadata:
         self._runner: web.AppRunner | None = None
 
     async def start(self, host: str = "127.0.0.1", port: int = 0) -> str:
-        """Returns the base URL. Raises UsageError when the port cannot be had."""
+        """Start serving; return the base URL. Raises UsageError if the port is not available."""
         application = web.Application()
         application.router.add_put("/latest/api/token", self._token)
         application.router.add_get("/latest/meta-data/spot/instance-action", self._aws_action)
@@ -79,7 +79,7 @@ class FakeMetadata:
             await web.TCPSite(self._runner, host, port).start()
         except OSError as error:
             await self.close()
-            raise UsageError(f"--port {port}: {host}:{port} cannot be had: {error.strerror}") from None
+            raise UsageError(f"--port {port}: {host}:{port} is not available: {error.strerror}") from None
         bound = self._runner.addresses[0]
         return f"http://{bound[0]}:{bound[1]}"
 
@@ -89,7 +89,7 @@ class FakeMetadata:
             self._runner = None
 
     async def say(self, what: str) -> None:
-        """One of SAYINGS, from now on."""
+        """Apply one of SAYINGS from now on."""
         played, now = self.played, self._clock.unix_s()
         match what:
             case "preempt":
@@ -110,7 +110,7 @@ class FakeMetadata:
             case "recover":
                 played.trouble = ""
             case _:
-                raise UsageError(f"cannot say {what[:40]!r}; can say {', '.join(SAYINGS)}")
+                raise UsageError(f"unknown command {what[:40]!r}; use one of {', '.join(SAYINGS)}")
         self.note(f"says {what}: {SAYINGS[what]}")
         async with self._changed:
             self._changed.notify_all()
@@ -132,7 +132,7 @@ class FakeMetadata:
             }
         )
 
-    # ---- what is asked
+    # ---- requests
 
     @web.middleware
     async def _trouble(self, request: web.Request, handler: Callable[[web.Request], object]) -> web.StreamResponse:
@@ -231,7 +231,7 @@ class FakeMetadata:
 
 
 def iso(unix_s: float) -> str:
-    """As AWS writes times: 2026-01-02T03:04:05Z."""
+    """A time in AWS's format: 2026-01-02T03:04:05Z."""
     return datetime.datetime.fromtimestamp(unix_s, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 

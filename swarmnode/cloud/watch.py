@@ -1,4 +1,4 @@
-"""Watching a cloud for word that this machine will be taken away. What each cloud says is read in node/notice.py."""
+"""Watch a cloud for notices that this machine will be taken away. node/notice.py interprets each cloud's notices."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ import re
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
-from swarmnode.cloud.client import Metadata, Response
+from swarmnode.cloud.metadata_client import Metadata, Response
 from swarmnode.errors import RemoteFault, Unavailable
 from swarmnode.node import notice
 from swarmnode.node.notice import Notice
 from swarmnode.ports import Clock, Telemetry
 
 TIMEOUT_S = 5.0  # guess: these services answer in milliseconds
-PAUSE_MAX_S = 60.0  # guess: how rarely a service that fails is asked, at last
+PAUSE_MAX_S = 60.0  # guess: longest pause between requests to a failing service
 PAUSE_GROWTH = 2.0
 
 AWS_PERIOD_S = 5.0  # AWS: "we recommend that you check every 5 seconds"
 AWS_TOKEN_TTL_S = 300  # of 1 to 21600
-AWS_TOKEN_SHARE = 0.75  # of its time to live, until a new one is fetched
-GCP_HANG_S = 60.0  # how long one question waits for a change
-GCP_PERIOD_S = 1.0  # between two questions: an emulator may answer at once
+AWS_TOKEN_SHARE = 0.75  # share of its time to live after which a new token is fetched
+GCP_HANG_S = 60.0  # how long one request waits for a change
+GCP_PERIOD_S = 1.0  # between two requests: an emulator may answer at once
 AZURE_PERIOD_S = 1.0  # Azure: "once per second"
 AZURE_FIRST_S = 130.0  # Azure: the first answer may take two minutes
 AZURE_EVENTS = "metadata/scheduledevents?api-version=2020-07-01"
@@ -36,16 +36,16 @@ Give = Callable[[Notice], object]
 
 
 class Watcher(Protocol):
-    """One cloud's watcher."""
+    """Interface of a cloud's watcher."""
 
     source: str
 
     async def run(self, give: Give) -> None:
-        """Give every notice there is, until cancelled."""
+        """Give every notice to `give`, until cancelled."""
         ...
 
     async def acknowledge(self, told: Notice) -> bool:
-        """Tell the cloud that this machine is ready to go now. Whether there was anything to tell."""
+        """Tell the cloud that this machine is ready to go now; return whether there was a notice to acknowledge."""
         ...
 
 
@@ -84,11 +84,11 @@ class Aws:
             answer = await self._metadata.ask("GET", path, headers, timeout_s=TIMEOUT_S)
             if answer.status != 401:
                 break
-            self._token = ""  # expired before its time
+            self._token = ""  # expired early
         return answer
 
     async def token(self) -> str:
-        """A session token, kept for a part of its time to live. Raises RemoteFault when none is given."""
+        """A session token, kept for part of its time to live. Raises RemoteFault if none is given."""
         now = asyncio.get_running_loop().time()
         if not self._token or now >= self._token_until:
             headers = {"X-aws-ec2-metadata-token-ttl-seconds": str(AWS_TOKEN_TTL_S)}
@@ -101,7 +101,7 @@ class Aws:
 
 
 class Gcp:
-    """Compute Engine: `preempted` and `maintenance-event`, each by a question that waits for a change."""
+    """Compute Engine: `preempted` and `maintenance-event`, each by a request that waits for a change."""
 
     source = "gcp"
 
@@ -126,10 +126,10 @@ class Gcp:
 
         async def look() -> None:
             nonlocal etag
-            # The first question is answered at once; later ones when the value is not that of `etag` any more.
+            # The first request is answered at once, later ones when the value no longer matches `etag`.
             wait = f"?wait_for_change=true&timeout_sec={self._hang_s:.0f}&last_etag={etag}" if etag else ""
             timeout_s = TIMEOUT_S + (self._hang_s if etag else 0.0)
-            known, etag = etag, ""  # after a failure ask anew, without waiting
+            known, etag = etag, ""  # after a failure ask again without waiting
             answer = await self._metadata.ask("GET", f"{GCP_INSTANCE}/{key}{wait}", GCP_HEADERS, timeout_s=timeout_s)
             if answer.headers.get("metadata-flavor") != "Google":
                 raise RemoteFault(f"instance/{key} is not answered by Google's metadata service")
@@ -144,7 +144,7 @@ class Gcp:
 
 
 class Azure:
-    """Scheduled Events, of this machine only: a scale set tells everybody of everybody."""
+    """Scheduled Events, filtered for this machine: a scale set announces the events of all its machines."""
 
     source = "azure"
 
@@ -174,7 +174,7 @@ class Azure:
         if not self._machine:
             answer = await self._metadata.ask("GET", AZURE_NAME, AZURE_HEADERS, timeout_s=TIMEOUT_S)
             if answer.status != 200 or not AZURE_MACHINE.match(answer.body.strip()):
-                raise RemoteFault(f"compute/name answers HTTP {answer.status}: which machine this is, is not known")
+                raise RemoteFault(f"compute/name answers HTTP {answer.status}: this machine's name is unknown")
             self._machine = answer.body.strip()
         timeout_s = AZURE_FIRST_S if self._first else TIMEOUT_S
         answer = await self._metadata.ask("GET", AZURE_EVENTS, AZURE_HEADERS, timeout_s=timeout_s)
@@ -185,7 +185,7 @@ class Azure:
 
 
 async def asking(look: Callable[[], Awaitable[None]], period_s: float, telemetry: Telemetry, source: str) -> None:
-    """`look` every `period_s` until cancelled. A service that fails is asked ever more rarely; each reason is told
+    """Call `look` every `period_s` until cancelled. A failing service is asked ever more rarely; each reason is logged
     once."""
     pause_s, told = period_s, ""
     while True:

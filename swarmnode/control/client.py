@@ -1,4 +1,4 @@
-"""Asking a daemon on this machine: what it does, or to leave."""
+"""Client of a daemon on this machine: query its status, or make it leave."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
-from swarmnode.control import address
+from swarmnode.control import socket_path
 from swarmnode.errors import LocalFault, SwarmnodeError, Unavailable, UsageError
 from swarmnode.wire import control_pb2, control_pb2_grpc
 
 TIMEOUT_S = 5.0
-"""For one call. A daemon answers within its loop's lag, a few milliseconds; a machine that is swapping takes longer."""
+"""Timeout of one call. A daemon answers within its loop's lag, a few milliseconds; a swapping machine takes longer."""
 
 OPTIONS = [
     ("grpc.enable_http_proxy", 0),
@@ -24,10 +24,11 @@ OPTIONS = [
 
 
 def status(home: Path, *, timeout_s: float = TIMEOUT_S) -> control_pb2.StatusReply:
-    """What the daemon of `home` says of itself.
+    """The status of the daemon of `home`.
 
-    Raises NoDaemon when none answers, NotPermitted when it is another user's, Unavailable after `timeout_s`."""
-    with grpc.insecure_channel(f"unix:{address.find(home)}", options=OPTIONS) as channel:
+    Raises NoDaemon if none answers, NotPermitted if it belongs to another user, Unavailable after `timeout_s`.
+    """
+    with grpc.insecure_channel(f"unix:{socket_path.find(home)}", options=OPTIONS) as channel:
         stub = control_pb2_grpc.ControlStub(channel)
         try:
             reply: control_pb2.StatusReply = stub.Status(control_pb2.StatusRequest(), timeout=timeout_s)
@@ -37,8 +38,8 @@ def status(home: Path, *, timeout_s: float = TIMEOUT_S) -> control_pb2.StatusRep
 
 
 def leave(home: Path, reason: str, *, timeout_s: float = TIMEOUT_S) -> None:
-    """Ask the daemon of `home` to leave cleanly; returns when leaving has begun. Raises as `status` does."""
-    with grpc.insecure_channel(f"unix:{address.find(home)}", options=OPTIONS) as channel:
+    """Ask the daemon of `home` to leave in order; return when leaving has begun. Raises as `status`."""
+    with grpc.insecure_channel(f"unix:{socket_path.find(home)}", options=OPTIONS) as channel:
         stub = control_pb2_grpc.ControlStub(channel)
         try:
             stub.Leave(control_pb2.LeaveRequest(reason=reason), timeout=timeout_s)
@@ -47,9 +48,9 @@ def leave(home: Path, reason: str, *, timeout_s: float = TIMEOUT_S) -> None:
 
 
 def drain(home: Path, notice_s: float, reason: str) -> control_pb2.DrainReply:
-    """Tell the daemon of `home` that its machine will be taken away in `notice_s`; returns how it left. Raises as
-    `status` does, Unavailable when it has not left by then."""
-    with grpc.insecure_channel(f"unix:{address.find(home)}", options=OPTIONS) as channel:
+    """Tell the daemon of `home` that its machine will be taken away in `notice_s`; return the result of its drain.
+    Raises as `status`, and Unavailable if it has not left by then."""
+    with grpc.insecure_channel(f"unix:{socket_path.find(home)}", options=OPTIONS) as channel:
         stub = control_pb2_grpc.ControlStub(channel)
         request = control_pb2.DrainRequest(notice_s=notice_s, reason=reason)
         try:
@@ -60,12 +61,11 @@ def drain(home: Path, notice_s: float, reason: str) -> control_pb2.DrainReply:
 
 
 def ask(home: Path, method: str, request: Message, *, timeout_s: float = TIMEOUT_S) -> Any:
-    """The daemon of `home`'s reply to `method` of the Control service.
+    """The reply of the daemon of `home` to `method` of the Control service.
 
-    Raises as `status` does, UsageError for a request the daemon does not accept, Unavailable for one it cannot serve
-    now.
+    Raises as `status`, UsageError if the daemon rejects the request, Unavailable if it cannot serve it now.
     """
-    with grpc.insecure_channel(f"unix:{address.find(home)}", options=OPTIONS) as channel:
+    with grpc.insecure_channel(f"unix:{socket_path.find(home)}", options=OPTIONS) as channel:
         stub = control_pb2_grpc.ControlStub(channel)
         try:
             return getattr(stub, method)(request, timeout=timeout_s)
@@ -74,12 +74,12 @@ def ask(home: Path, method: str, request: Message, *, timeout_s: float = TIMEOUT
 
 
 class ControlClient:
-    """The same two calls from an event loop, over one connection that is kept until `close`."""
+    """Asynchronous client with `status` and `leave`, over one connection that stays open until `close`."""
 
     def __init__(self, home: Path) -> None:
-        """Raises NoDaemon and NotPermitted as `status` does."""
+        """Raises NoDaemon and NotPermitted as `status`."""
         self._home = home
-        self._channel = grpc.aio.insecure_channel(f"unix:{address.find(home)}", options=OPTIONS)
+        self._channel = grpc.aio.insecure_channel(f"unix:{socket_path.find(home)}", options=OPTIONS)
         self._stub = control_pb2_grpc.ControlStub(self._channel)
 
     async def status(self, *, timeout_s: float = TIMEOUT_S) -> control_pb2.StatusReply:
@@ -92,8 +92,8 @@ class ControlClient:
     async def leave(
         self, reason: str, checkpoint: str = "", *, stopping: bool = False, timeout_s: float = TIMEOUT_S
     ) -> None:
-        """As above; `checkpoint` is the label under which it saves its stage before it goes; `stopping`: so does the
-        whole run."""
+        """See `leave`. `checkpoint`: label under which it saves its stage first; `stopping`: the whole run is being
+        stopped."""
         request = control_pb2.LeaveRequest(reason=reason, checkpoint=checkpoint, stopping=stopping)
         try:
             await self._stub.Leave(request, timeout=timeout_s)
@@ -108,7 +108,7 @@ def _explain(error: grpc.RpcError, home: Path, timeout_s: float) -> SwarmnodeErr
     assert isinstance(error, grpc.Call | grpc.aio.AioRpcError)
     match error.code():
         case grpc.StatusCode.UNAVAILABLE | grpc.StatusCode.CANCELLED:
-            return address.no_daemon(home)
+            return socket_path.no_daemon(home)
         case grpc.StatusCode.DEADLINE_EXCEEDED:
             return Unavailable(f"the daemon at {home} did not answer within {timeout_s:g} s: frozen, or too busy")
         case grpc.StatusCode.INVALID_ARGUMENT:
@@ -116,6 +116,6 @@ def _explain(error: grpc.RpcError, home: Path, timeout_s: float) -> SwarmnodeErr
         case grpc.StatusCode.FAILED_PRECONDITION:
             return Unavailable(error.details() or "not now")
         case grpc.StatusCode.UNIMPLEMENTED:
-            return LocalFault(f"the daemon at {home} is another version: restart it")
+            return LocalFault(f"the daemon at {home} has another version: restart it")
         case _:
-            return LocalFault(f"the daemon at {home} failed: {error.details()}; its log says more")
+            return LocalFault(f"the daemon at {home} failed: {error.details()}; see its log")

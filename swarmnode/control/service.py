@@ -1,4 +1,4 @@
-"""The daemon's local API: gRPC on a unix socket that only its owner may open."""
+"""The daemon's local API: gRPC on a unix socket that only its owner can open."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from typing import Protocol, TypeVar
 import grpc
 import grpc.aio
 
-from swarmnode.control import address
+from swarmnode.control import socket_path
 from swarmnode.errors import LocalFault, Unavailable, UsageError
 from swarmnode.wire import control_pb2, control_pb2_grpc
 
 REQUEST_BYTES_MAX = 64 << 10
 CALLS_MAX = 32
-"""Bounds of the server: requests are tiny and answered at once. Guess."""
+"""Bounds of the server, guess: requests are tiny and answered at once."""
 
 STOP_GRACE_S = 0.5
-"""What a call in flight (the one that asked us to leave, often) has to finish. Guess."""
+"""Time for calls in flight to finish, often the one that asked the daemon to leave. Guess."""
 
 REASON_CHARACTERS_MAX = 200
 PAUSE_MAX_S = 366 * 86400.0
-EXAMINED_MAX = 16  # peers asked in one examination; guess: a few seconds
+EXAMINED_MAX = 16  # guess: peers asked in one examination, which takes a few seconds
 
 LOCK_NAME = "control.lock"
 
@@ -33,20 +33,20 @@ T = TypeVar("T")
 
 
 class Context(Protocol):
-    """Of grpc.aio, as far as it is used here."""
+    """The part of grpc.aio's context used here."""
 
     async def abort(self, code: grpc.StatusCode, details: str) -> None: ...
 
 
 class Api(Protocol):
-    """What is asked of a daemon. Runs on the event loop and does not wait: `leave` only begins the leaving."""
+    """Interface of the daemon. Runs on the event loop and does not wait: `leave` only starts leaving."""
 
     def status(self) -> control_pb2.StatusReply: ...
 
     def leave(self, reason: str, checkpoint: str, stopping: bool) -> None: ...
 
     async def drain(self, notice_s: float, reason: str) -> control_pb2.DrainReply:
-        """The one question that waits: until this node has left."""
+        """Waits until this node has left; the only call besides `examine` that waits."""
         ...
 
     def pause(self, for_s: float, reason: str) -> control_pb2.LimitsReply: ...
@@ -63,7 +63,7 @@ class Api(Protocol):
 
 
 class ControlServer:
-    """Serves the Control service for the daemon that lives in `home`."""
+    """Serves the Control service for the daemon of `home`."""
 
     def __init__(self, home: Path, api: Api) -> None:
         self._home = home
@@ -73,23 +73,23 @@ class ControlServer:
         self._lock: int | None = None
 
     def hold(self) -> None:
-        """Make `home` ours until `stop` or the process's death: what a daemon does before it touches a file there.
+        """Lock `home` until `stop` or the end of the process. A daemon does this before it touches a file there.
 
-        Raises UsageError when another daemon lives in it, LocalFault when it cannot be written.
+        Raises UsageError if another daemon holds it, LocalFault if it cannot be written.
         """
         if self._lock is None:
             self._home.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._lock = _take(self._home)
 
     async def start(self) -> Path:
-        """Listen, after `hold`; returns the socket's path (permissions 0600).
+        """Listen, after `hold`; return the socket's path (permissions 0600).
 
-        Raises as `hold` does, LocalFault when the socket cannot be made.
+        Raises as `hold`, and LocalFault if the socket cannot be made.
         """
         self.hold()
         try:
-            path = address.choose(self._home)
-            path.unlink(missing_ok=True)  # of a daemon that was killed: the lock is ours, so nobody listens there
+            path = socket_path.choose(self._home)
+            path.unlink(missing_ok=True)  # left by a killed daemon: we hold the lock, so nobody listens there
             server = grpc.aio.server(
                 options=[("grpc.max_receive_message_length", REQUEST_BYTES_MAX)], maximum_concurrent_rpcs=CALLS_MAX
             )
@@ -102,7 +102,7 @@ class ControlServer:
             finally:
                 os.umask(before)
             await server.start()
-            address.publish(self._home, path)
+            socket_path.publish(self._home, path)
         except BaseException:
             self._release()
             raise
@@ -110,12 +110,12 @@ class ControlServer:
         return path
 
     async def stop(self) -> None:
-        """Finish calls in flight, remove the socket. Does nothing when not started."""
+        """Finish calls in flight and remove the socket. Does nothing if not started."""
         if self._server is not None:
             await self._server.stop(STOP_GRACE_S)
             self._server = None
         if self._path is not None:
-            address.forget(self._home, self._path)
+            socket_path.forget(self._home, self._path)
             self._path = None
         self._release()
 
@@ -142,7 +142,7 @@ class _Servicer(control_pb2_grpc.ControlServicer):
 
     async def Pause(self, request: control_pb2.PauseRequest, context: Context) -> control_pb2.LimitsReply:
         if not (math.isfinite(request.for_s) and 0 <= request.for_s <= PAUSE_MAX_S):
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a pause is at most a year long; 0: until resume")
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a pause lasts at most a year; 0: until resume")
         reason = request.reason[:REASON_CHARACTERS_MAX]
         return await _told(lambda: self._api.pause(request.for_s, reason), context)
 
@@ -164,7 +164,7 @@ class _Servicer(control_pb2_grpc.ControlServicer):
 
 
 async def _told(answer: Callable[[], T], context: Context) -> T:
-    """`answer`'s value; an error of ours becomes the status that the client makes the same error of."""
+    """The value of `answer`; our own errors become the status from which the client restores them."""
     try:
         return answer()
     except UsageError as error:
@@ -186,7 +186,7 @@ def _take(home: Path) -> int:
     except OSError:
         holder = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
         os.close(descriptor)
-        raise UsageError(f"another swarmnode (pid {holder or '?'}) lives in {home}: give another --home") from None
+        raise UsageError(f"another swarmnode (pid {holder or '?'}) uses {home}: give another --home") from None
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
     return descriptor

@@ -1,6 +1,6 @@
-"""What a person should look at: decisions over one frozen view of the run. Pure; each alarm carries its reason.
+"""Decides which alarms to show, from one frozen view of the run. Pure; each alarm carries its reason.
 
-Levels: `error` when training is, or will soon be, at a standstill or wrong; `warning` when luck is all that keeps it.
+Levels: `error` when training is, or will soon be, stopped or wrong; `warning` when one more failure could cause that.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from dataclasses import dataclass
 
 from swarmnode.ids import PeerId
 
-STAGE_REPLICAS_MIN = 2  # one more than none: the death of a lone replica costs its stage
-SKEW_MAX_S = 1.5  # guess: half of what records and the directory bear (membership.record.CLOCK_SKEW_MAX_S)
+STAGE_REPLICAS_MIN = 2  # with one replica, its death loses the stage
+SKEW_MAX_S = 1.5  # guess: half of what records and the directory tolerate (membership.record.CLOCK_SKEW_MAX_S)
 SPIKE_NATS = 0.5  # guess: above the noise of a microbatch's loss early in a run
 SPIKE_DEVIATIONS = 8.0  # guess
-SPIKE_POINTS = 12  # guess: fewer points say nothing of noise
+SPIKE_POINTS = 12  # guess: fewer points do not show the noise
 STALL_S = 60.0  # guess: several microbatch deadlines
-ISLAND_MIN = 2  # nodes; one that talks to nobody is counted as silent
-LONE_SHARE_MAX = 0.5  # guess: a newcomer's round is lone, half of all are not
+ISLAND_MIN = 2  # nodes; a single unconnected node counts as silent
+LONE_SHARE_MAX = 0.5  # guess: new nodes have lone rounds, but half of all rounds are too many
 LONE_ROUNDS = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """`kind` is one word, stable as long as the alarm stands; `about` tells alarms of one kind apart."""
+    """One alarm. `kind` is one word, stable while the alarm stands. `about` separates alarms of one kind."""
 
     kind: str
     level: str
@@ -39,7 +39,7 @@ class Alarm:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """The frozen view alarms are decided on. `replicas` by stage that serve; `groups` are names of nodes by island."""
+    """The frozen input of `alarms`. `replicas` counts serving nodes by stage; `groups` lists node names by island."""
 
     replicas: Sequence[int]
     versions: Sequence[str]
@@ -50,10 +50,11 @@ class Health:
     stalled_s: float
     rounds: Sequence[tuple[int, int]]  # (paired, lone), oldest first
     trained: bool
+    texts: Sequence[tuple[str, str]] = ()  # (name of the node, digest of its copy of the run's text)
 
 
 def alarms(health: Health) -> list[Alarm]:
-    """Everything that is wrong, worst first."""
+    """All current alarms, errors first."""
     found = [
         *thin_stages(health.replicas, health.trained or health.stalled_s >= STALL_S),
         *islands(health.groups),
@@ -63,12 +64,13 @@ def alarms(health: Health) -> list[Alarm]:
         *clock_skew(health.skews_s),
         *silent_nodes(health.silent, sum(health.replicas)),
         *version_mix(health.versions),
+        *text_mix(health.texts),
     ]
     return sorted(found, key=lambda alarm: alarm.level != "error")
 
 
 def thin_stages(replicas: Sequence[int], begun: bool) -> list[Alarm]:
-    """A stage nobody serves, and stages that one death would leave so; not while a run assembles."""
+    """Alarms for stages without a node and for stages with only one. None until the run has `begun`."""
     if not begun:
         return []
     empty = [stage for stage, count in enumerate(replicas) if count == 0]
@@ -97,7 +99,7 @@ def thin_stages(replicas: Sequence[int], begun: bool) -> list[Alarm]:
 
 
 def islands(groups: Sequence[Sequence[str]]) -> list[Alarm]:
-    """Training nodes that fall in groups which exchange nothing with each other."""
+    """An alarm when training nodes form groups that exchange nothing with each other."""
     large = [group for group in groups if len(group) >= ISLAND_MIN]
     if len(large) < 2:
         return []
@@ -114,7 +116,7 @@ def islands(groups: Sequence[Sequence[str]]) -> list[Alarm]:
 
 
 def stalled(stalled_s: float, replicas: Sequence[int]) -> list[Alarm]:
-    """Every stage is served and yet no sample is trained."""
+    """An alarm when every stage is served but no sample is trained."""
     if stalled_s < STALL_S or not all(replicas):
         return []
     reason = f"Every stage has a replica, but for {stalled_s:.0f} s the run's sample count has not grown."
@@ -122,7 +124,7 @@ def stalled(stalled_s: float, replicas: Sequence[int]) -> list[Alarm]:
 
 
 def loss_spike(losses: Sequence[float]) -> list[Alarm]:
-    """The newest training loss is far above what the last ones let one expect."""
+    """An alarm when the newest training loss is far above the recent ones."""
     if len(losses) <= SPIKE_POINTS:
         return []
     before, now = losses[-SPIKE_POINTS - 1 : -1], losses[-1]
@@ -136,7 +138,7 @@ def loss_spike(losses: Sequence[float]) -> list[Alarm]:
 
 
 def lone_rounds(rounds: Sequence[tuple[int, int]], replicas: Sequence[int]) -> list[Alarm]:
-    """Replicas that have partners mostly step alone: they drift apart."""
+    """An alarm when replicas have possible partners but mostly step alone, so that they drift apart."""
     recent = rounds[-LONE_ROUNDS:]
     paired, lone = sum(pair for pair, _ in recent), sum(alone for _, alone in recent)
     if len(recent) < LONE_ROUNDS or lone <= LONE_SHARE_MAX * (paired + lone) or min(replicas, default=0) < 2:
@@ -146,7 +148,7 @@ def lone_rounds(rounds: Sequence[tuple[int, int]], replicas: Sequence[int]) -> l
 
 
 def clock_skew(skews_s: Sequence[tuple[str, float]]) -> list[Alarm]:
-    """Clocks far from ours; when most are off by alike, it is ours."""
+    """An alarm for clocks far from ours. When most clocks are off, ours is the wrong one."""
     off = sorted(((name, skew) for name, skew in skews_s if abs(skew) > SKEW_MAX_S), key=lambda entry: -abs(entry[1]))
     if not off:
         return []
@@ -160,7 +162,7 @@ def clock_skew(skews_s: Sequence[tuple[str, float]]) -> list[Alarm]:
 
 
 def silent_nodes(silent: Sequence[str], serving: int) -> list[Alarm]:
-    """Nodes with a valid record that do not answer."""
+    """An alarm for nodes with a valid record that do not answer."""
     if not silent:
         return []
     many = len(silent) > max(1, serving) / 4
@@ -169,13 +171,25 @@ def silent_nodes(silent: Sequence[str], serving: int) -> list[Alarm]:
 
 
 def version_mix(versions: Sequence[str]) -> list[Alarm]:
-    """More than one version of swarmnode takes part."""
+    """An alarm when more than one version of swarmnode takes part."""
     counted = Counter(version for version in versions if version)
     if len(counted) < 2:
         return []
     told = ", ".join(f"{count} × {version}" for version, count in counted.most_common(4))
     reason = f"{told}{_more(len(counted) - 4)}. They may work together; upgrade the few."
     return [Alarm("version_mix", "warning", f"{len(counted)} versions of swarmnode", reason)]
+
+
+def text_mix(texts: Sequence[tuple[str, str]]) -> list[Alarm]:
+    """An alarm for nodes whose text differs from the majority's. They do not feed, or they train on other text."""
+    counted = Counter(digest for _, digest in texts)
+    if len(counted) < 2:
+        return []
+    usual, count = counted.most_common(1)[0]
+    others = [(name, digest) for name, digest in texts if digest != usual]
+    told = ", ".join(f"{name} has {digest}" for name, digest in others[:3]) + _more(len(others) - 3)
+    reason = f"{count} have {usual}; {told}. Make a data set of it (swarmnode data make), which is the same everywhere."
+    return [Alarm("text_mix", "warning", f"{_nodes(len(others))} with another text", reason)]
 
 
 def _stages(stages: Sequence[int]) -> str:
@@ -196,7 +210,7 @@ def _more(count: int) -> str:
 
 
 def parties(links: Iterable[tuple[PeerId, PeerId]], members: Iterable[PeerId]) -> list[set[PeerId]]:
-    """`members` grouped by whom they can reach over `links` of any length, the largest group first."""
+    """The connected components of `members` over `links`, the largest first."""
     leader = {member: member for member in members}
 
     def find(member: PeerId) -> PeerId:

@@ -1,8 +1,8 @@
-"""What the coordinator knows now: nodes, rounds, timeline, totals. Everything here is plain bookkeeping, no waiting.
+"""The coordinator's current state: nodes, rounds, timeline, totals. Plain bookkeeping that never waits.
 
-`Board` takes in verified records and nodes' reports. What a report says is its node's own claim: sizes are bounded and
-numbers checked here, texts are shown as text only. `take_changes` hands over what is new since it was last asked, to be
-sent to the page and written to the history.
+`Board` takes verified records and nodes' reports. A report is its node's own claim, so the board bounds its sizes,
+checks its numbers and shows its texts as text only. `take_changes` returns what is new since its last call, to send to
+the page and to write to the history.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import statistics
 from collections import Counter, deque
 from dataclasses import dataclass, field
 
-from swarmnode.dashboard.claim import NUMBER_MAX, brief, clean, named, number, sane
+from swarmnode.dashboard.display_text import NUMBER_MAX, brief, clean, named, number, sane
 from swarmnode.dashboard.ledger import Ledger
-from swarmnode.dashboard.tally import KEYS, Contribution, counts_of
-from swarmnode.dashboard.timeline import TEXT_CHARS_MAX, Entry, sentence
+from swarmnode.dashboard.timeline import TEXT_CHARS_MAX, TimelineEntry, sentence
+from swarmnode.dashboard.totals import KEYS, Contribution, counts_of
 from swarmnode.errors import RemoteFault
 from swarmnode.ids import PeerId, RunId, short
 from swarmnode.manifest import Manifest
@@ -24,19 +24,19 @@ from swarmnode.wire import call_pb2, record_pb2, report_pb2
 from swarmnode.wire.control_pb2 import StatusReply
 
 NODES_MAX = 20_000  # guess: members and those remembered as gone
-GONE_KEEP_S = 120.0  # guess: how long a node that went is still shown among the others
+GONE_KEEP_S = 120.0  # guess: how long a departed node is still shown
 ENTRIES_KEPT = 400  # guess: of the timeline, in memory; the history has more
 ROUNDS_KEPT = 400
 VALIDATIONS_KEPT = 2000  # guess: one a round; as many as a curve has room for
 NAME_CHARS_MAX = 40
-LATE_S = 86_400.0  # no event is shown as older than this when it is first heard of
+LATE_S = 86_400.0  # an event first reported later than this is shown with this age
 SILENT_AFTER = 2  # failed calls in a row; guess
 RATE_WINDOW_S = 30.0  # guess: speed is the mean over this
-SETTLE_S = 8.0  # guess: until everybody's count was heard after a start; longer only makes the first speed late
+SETTLE_S = 8.0  # guess: time after a start to hear every node's count; more only delays the first speed
 REPORT_FRESH_S = 60.0  # guess: older reports do not count in means
-SAME_FAULT_S = 60.0  # guess: the same complaint of the same node is shown once in this
+SAME_FAULT_S = 60.0  # guess: the same fault of the same node is shown once in this time
 LOSS_MAX = 1e4
-NO_RUN = RunId("")  # of which no receipt is one
+NO_RUN = RunId("")  # no receipt belongs to it
 
 LIVING = (
     record_pb2.NODE_STATE_JOINING,
@@ -47,8 +47,8 @@ LIVING = (
 
 
 @dataclass(slots=True)
-class Seen:
-    """One node as known here. Times are Unix seconds; `heard_s` is when its newest record came."""
+class NodeView:
+    """The coordinator's view of one node. Times are Unix seconds; `heard_s` is when its newest record came."""
 
     peer: PeerId
     stage: int = 0
@@ -59,6 +59,7 @@ class Seen:
     round: int = 0
     samples: int = 0
     version: str = ""
+    text: str = ""  # digest of its copy of the run's text, hex; empty: it has none
     joined_s: float = 0.0
     expires_s: float = 0.0
     heard_s: float = 0.0
@@ -115,11 +116,11 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What is new: to be sent and stored. `forgotten` are peers no longer shown."""
+    """Changes to send to pages and to store. `forgotten` are peers no longer shown."""
 
-    nodes: list[Seen]
+    nodes: list[NodeView]
     forgotten: list[PeerId]
-    entries: list[Entry]
+    entries: list[TimelineEntry]
     rounds: list[Round]
     validations: list[tuple[int, float, float]]
     contributions: list[tuple[PeerId, Contribution]]
@@ -132,9 +133,9 @@ class Board:
 
     manifest: Manifest
     run_id: RunId = NO_RUN
-    nodes: dict[PeerId, Seen] = field(default_factory=dict)
+    nodes: dict[PeerId, NodeView] = field(default_factory=dict)
     rounds: dict[int, Round] = field(default_factory=dict)
-    timeline: deque[Entry] = field(default_factory=lambda: deque(maxlen=ENTRIES_KEPT))
+    timeline: deque[TimelineEntry] = field(default_factory=lambda: deque(maxlen=ENTRIES_KEPT))
     contributions: dict[PeerId, Contribution] = field(default_factory=dict)
     totals: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(KEYS, 0)))
     validations: dict[int, tuple[float, float]] = field(default_factory=dict)  # samples -> (Unix seconds, nats)
@@ -152,14 +153,14 @@ class Board:
     _dirty_contributions: set[PeerId] = field(default_factory=set)
     _receipts: list[call_pb2.Receipt] = field(default_factory=list)
     _forgotten: list[PeerId] = field(default_factory=list)
-    _entries: list[Entry] = field(default_factory=list)
+    _entries: list[TimelineEntry] = field(default_factory=list)
     _validations: list[tuple[int, float, float]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.ledger = Ledger(self.run_id)
         self.parameters = tuple(part.parameters for part in split(self.manifest.model, self.manifest.pipeline.stages))
 
-    # What comes in.
+    # Input.
 
     def heard(self, record: record_pb2.Record, now_s: float) -> None:
         """Take in a verified record, unless a newer one is known."""
@@ -168,7 +169,7 @@ class Board:
         if node is None:
             if len(self.nodes) >= NODES_MAX or record.state == record_pb2.NODE_STATE_LEFT:
                 return
-            node = self.nodes[peer] = Seen(peer)
+            node = self.nodes[peer] = NodeView(peer)
             node.incarnation, node.cursor = self.cursors.pop(peer, (0, 0))
         if record.sequence <= node.sequence:
             return
@@ -177,6 +178,7 @@ class Board:
         node.sequence, node.heard_s = record.sequence, now_s
         node.stage, node.state = record.stage, record.state
         node.speed, node.queue, node.round = record.samples_per_second, record.queue, min(record.round, NUMBER_MAX)
+        node.text = record.data_digest.hex()
         node.version, node.joined_s = clean(record.version), record.joined_unix_ms / 1000.0
         node.expires_s, node.addresses = record.expires_unix_ms / 1000.0, tuple(record.addresses)
         if record.state == record_pb2.NODE_STATE_LEFT and node.gone_s is None:
@@ -185,7 +187,7 @@ class Board:
         self._dirty.add(peer)
 
     def reported(self, peer: PeerId, report: report_pb2.Report, now_s: float, rtt_s: float) -> None:
-        """Take in what `peer` answered `rtt_s` after it was asked."""
+        """Take in the report that `peer` sent `rtt_s` after the request."""
         node = self.nodes.get(peer)
         if node is None:
             return
@@ -207,7 +209,7 @@ class Board:
         self._dirty.add(peer)
 
     def silent(self, peer: PeerId, why: str, now_s: float) -> None:
-        """`peer` did not answer. After SILENT_AFTER times in a row that is told."""
+        """Count a failed call to `peer`. The timeline shows it after SILENT_AFTER failures in a row."""
         node = self.nodes.get(peer)
         if node is None or node.gone_s is not None:
             return
@@ -232,24 +234,24 @@ class Board:
                 self._dirty.discard(peer)
                 self._forgotten.append(peer)
 
-    def tell(self, now_s: float, node: Seen | None, kind: str, level: str, text: str) -> None:
-        """Add an entry to the timeline; `node` None speaks of the whole run."""
+    def tell(self, now_s: float, node: NodeView | None, kind: str, level: str, text: str) -> None:
+        """Add an entry to the timeline. With `node` None it is about the whole run."""
         self.entry_serial += 1
         peer, name, stage = ("", "", None) if node is None else (node.peer, node.label, node.stage)
-        entry = Entry(self.entry_serial, now_s, peer, name, stage, kind, level, text[:TEXT_CHARS_MAX])
+        entry = TimelineEntry(self.entry_serial, now_s, peer, name, stage, kind, level, text[:TEXT_CHARS_MAX])
         self.timeline.append(entry)
         self._entries.append(entry)
 
-    # What is known.
+    # Current state.
 
-    def living(self) -> list[Seen]:
+    def living(self) -> list[NodeView]:
         return [node for node in self.nodes.values() if node.living]
 
     def settle(self, now_s: float) -> None:
         """Bring the run's sample count and speed up to `now_s`.
 
-        The count is what half of the nodes say, in their records or asked: none of them alone can move it, and who
-        joins and knows nothing yet does not count.
+        The count is the median of the nodes' counts, from records and reports, and never falls. A single node cannot
+        change it much. New nodes that report zero are left out.
         """
         said = [
             max(node.samples, node.status.samples_total if node.status is not None and self._fresh(node, now_s) else 0)
@@ -261,21 +263,21 @@ class Board:
             self.samples, self.grew_s = total, now_s
         self._began_s = self._began_s or now_s
         if now_s - self._began_s < SETTLE_S:
-            self._rates.clear()  # what was trained before we came is no speed
+            self._rates.clear()  # samples trained before the coordinator started are not speed
         if not self._rates or now_s - self._rates[-1][0] >= 1.0:
             self._rates.append((now_s, self.samples))
         while len(self._rates) > 2 and now_s - self._rates[0][0] > RATE_WINDOW_S:
             self._rates.popleft()
 
     def samples_per_s(self) -> float:
-        """Of the whole run, over the last RATE_WINDOW_S."""
+        """The speed of the whole run over the last RATE_WINDOW_S."""
         if len(self._rates) < 2:
             return 0.0
         (t0, s0), (t1, s1) = self._rates[0], self._rates[-1]
         return (s1 - s0) / (t1 - t0) if t1 > t0 else 0.0
 
     def loss_train(self, now_s: float) -> float | None:
-        """Nats per token: the median of what nodes that know one say."""
+        """The training loss in nats per token: the median over the nodes that report one."""
         said = [
             node.status.loss_train
             for node in self.living()
@@ -284,17 +286,23 @@ class Board:
         return statistics.median(said) if said else None
 
     def validation_last(self) -> tuple[int, float] | None:
-        """(samples, nats per token) of the newest measurement."""
+        """Returns (samples, nats per token) of the newest validation."""
         if not self.validations:
             return None
         samples = max(self.validations)
         return samples, self.validations[samples][1]
 
+    def validation_near(self, samples: int) -> float | None:
+        """The validation loss in nats per token that was measured nearest to `samples`."""
+        if not self.validations:
+            return None
+        return self.validations[min(self.validations, key=lambda at: (abs(at - samples), at))][1]
+
     def round_last(self) -> int:
         return statistics.median_low([node.round for node in self.living()] or [0])
 
     def take_changes(self) -> Changes:
-        """Everything new since the last time."""
+        """Return and clear all changes since the last call."""
         changes = Changes(
             nodes=[self.nodes[peer] for peer in sorted(self._dirty) if peer in self.nodes],
             forgotten=self._forgotten,
@@ -308,12 +316,12 @@ class Board:
         self._forgotten, self._entries, self._validations, self._receipts = [], [], [], []
         return changes
 
-    # How.
+    # Internals.
 
-    def _fresh(self, node: Seen, now_s: float) -> bool:
+    def _fresh(self, node: NodeView, now_s: float) -> bool:
         return now_s - node.answered_s <= max(REPORT_FRESH_S, len(self.nodes) / 5.0)
 
-    def _count(self, node: Seen, report: report_pb2.Report, now_s: float) -> None:
+    def _count(self, node: NodeView, report: report_pb2.Report, now_s: float) -> None:
         contribution = self.contributions.get(node.peer)
         if contribution is None:
             if len(self.contributions) >= NODES_MAX:
@@ -325,14 +333,14 @@ class Board:
         self.totals.update({key: value for key, value in grown.items() if value})
         self._dirty_contributions.add(node.peer)
 
-    def _thanked(self, node: Seen, report: report_pb2.Report, now_s: float) -> None:
+    def _thanked(self, node: NodeView, report: report_pb2.Report, now_s: float) -> None:
         node.receipts_after = report.receipts_serial
         for raw in report.receipts:
-            with contextlib.suppress(RemoteFault):  # nobody is thanked by it
+            with contextlib.suppress(RemoteFault):  # an invalid receipt is ignored
                 if (new := self.ledger.take(node.peer, raw, self.contributions, now_s)) is not None:
                     self._receipts.append(new)
 
-    def _happened(self, node: Seen, event: report_pb2.EventReport, now_s: float) -> None:
+    def _happened(self, node: NodeView, event: report_pb2.EventReport, now_s: float) -> None:
         fields = {clean(key): brief(clean(value)) for key, value in event.fields.items()}
         when = max(now_s - LATE_S, min(event.unix_ms / 1000.0 - (node.skew_s or 0.0), now_s))
         match event.event:
@@ -355,7 +363,7 @@ class Board:
         self.tell(when, node, found[0], event.level, self._named(found[1]))
 
     def _named(self, text: str) -> str:
-        """`text` with the names of nodes in the place of their ids, whole or short."""
+        """Replace node ids in `text`, whole or short, by node names."""
         return named(text, lambda end: next((n.label for peer, n in self.nodes.items() if peer.endswith(end)), None))
 
     def _exchanged(self, outcome: str, fields: dict[str, str], when: float) -> None:
@@ -378,7 +386,7 @@ class Board:
         if loss is None or samples is None or not 0 < loss < LOSS_MAX or not 0 <= samples <= NUMBER_MAX:
             return
         self.validations[int(samples)] = (when, loss)
-        if len(self.validations) > VALIDATIONS_KEPT:  # every second of the older half goes
+        if len(self.validations) > VALIDATIONS_KEPT:  # drop every second one of the older half
             for old in sorted(self.validations)[1 : VALIDATIONS_KEPT // 2 : 2]:
                 del self.validations[old]
         self._validations.append((int(samples), when, loss))

@@ -1,7 +1,7 @@
-"""The coordinator's memory on disk: one SQLite file a run, so that a restart brings the picture back.
+"""Stores the coordinator's state on disk, in one SQLite file a run, so that a restart restores the page.
 
-Curves are thinned as they age, the timeline is cut, and a disk that refuses costs history, never the coordinator. What
-a node counted and how far its events were read are written in one transaction, so that nothing counts twice.
+Old curves are thinned and the timeline is cut. A failing disk loses history but does not stop the coordinator. A node's
+counts and the position in its events are written in one transaction, so that nothing counts twice.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from pathlib import Path
 from google.protobuf.message import DecodeError
 
 from swarmnode.dashboard.board import VALIDATIONS_KEPT, Board, Changes, Round
-from swarmnode.dashboard.tally import Contribution
-from swarmnode.dashboard.timeline import Entry
-from swarmnode.errors import LocalFault
+from swarmnode.dashboard.timeline import TimelineEntry
+from swarmnode.dashboard.totals import Contribution
+from swarmnode.disk import full_text
+from swarmnode.errors import DiskFull, LocalFault
 from swarmnode.ids import PeerId
 from swarmnode.wire.call_pb2 import Receipt
 
 POINTS_MAX = 4000
-"""Points of the curves. When there are more, every second of the older half goes. Guess: 0.3 MB."""
+"""Points of the curves. Beyond this, every second point of the older half is dropped. Guess: 0.3 MB."""
 
 ENTRIES_MAX = 20_000
 VALIDATIONS_MAX = 20_000
@@ -47,8 +48,8 @@ CREATE TABLE IF NOT EXISTS receipt (
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
-    """The run at one moment. `train` is nats per token, `sent` and `gossip` bytes so far."""
+class HistoryPoint:
+    """The run at one moment. `train` is in nats per token, `sent` and `gossip` are bytes so far."""
 
     unix_s: float
     samples: int
@@ -69,19 +70,20 @@ class Point:
 class History:
     """Use `History.open(path, run_id)`; `restore` fills a board, `write` adds what is new, `close` ends it.
 
-    `points` are all there are, oldest first. `told` is called once with the reason when the disk refuses.
+    `points` holds all points, oldest first. `told` is called once with the reason when the disk starts to fail.
     """
 
-    def __init__(self, database: sqlite3.Connection, told: Callable[[str], None]) -> None:
+    def __init__(self, path: Path, database: sqlite3.Connection, told: Callable[[str], None]) -> None:
+        self._path = path
         self._database = database
         self._told = told
         self._failed = False
         self._writes = 0
-        self.points: list[Point] = []
+        self.points: list[HistoryPoint] = []
 
     @classmethod
     def open(cls, path: Path, run_id: str, told: Callable[[str], None]) -> History:
-        """The history at `path`, made when missing. Raises LocalFault when it cannot be, or is of another run."""
+        """Open or create the history at `path`. Raises LocalFault when that fails or it is another run's."""
         try:
             database = sqlite3.connect(path, isolation_level=None)
             database.execute("PRAGMA journal_mode=WAL")
@@ -91,13 +93,15 @@ class History:
             if row is None:
                 database.execute("INSERT INTO meta VALUES ('run', ?)", (run_id,))
         except sqlite3.Error as error:
+            if "full" in str(error):
+                raise DiskFull(full_text(path, None)) from None
             raise LocalFault(f"{path} cannot be opened: {error}; move it away to begin anew") from None
         if row is not None and row[0] != run_id:
             raise LocalFault(f"{path} is of run {row[0][:16]}; give another --home")
-        return cls(database, told)
+        return cls(path, database, told)
 
     def restore(self, board: Board) -> None:
-        """Put everything kept back into `board` and `points`. Raises LocalFault for a damaged file."""
+        """Load the stored state into `board` and `points`. Raises LocalFault for a damaged file."""
         try:
             self._restore(board)
         except (sqlite3.Error, ValueError, TypeError, DecodeError) as error:
@@ -105,7 +109,7 @@ class History:
 
     def _restore(self, board: Board) -> None:
         run = self._database.execute
-        self.points = [Point(*row) for row in run("SELECT * FROM point ORDER BY t")]
+        self.points = [HistoryPoint(*row) for row in run("SELECT * FROM point ORDER BY t")]
         if self.points:
             board.samples = self.points[-1].samples
         for samples, t, loss in run("SELECT * FROM validation ORDER BY t DESC LIMIT ?", (VALIDATIONS_KEPT,)):
@@ -113,7 +117,7 @@ class History:
         for row in reversed(
             run("SELECT * FROM entry ORDER BY serial DESC LIMIT ?", (board.timeline.maxlen,)).fetchall()
         ):
-            board.timeline.append(Entry(*row))
+            board.timeline.append(TimelineEntry(*row))
             board.entry_serial = row[0]
         for row in run("SELECT * FROM round ORDER BY number"):
             board.rounds[row[0]] = Round(*row)
@@ -128,12 +132,12 @@ class History:
             board.ledger.put(Receipt.FromString(raw))
 
     def addresses(self) -> list[str]:
-        """Multiaddrs, ending in /p2p/PEER, of the nodes seen last: where to look for the run after a restart."""
+        """Multiaddrs, ending in /p2p/PEER, of the nodes seen last. After a restart they lead back to the run."""
         rows = self._database.execute("SELECT peer, addresses FROM node ORDER BY rowid DESC LIMIT 32").fetchall()
         return [f"{address}/p2p/{peer}" for peer, text in rows for address in json.loads(text)[:2]]
 
-    def write(self, changes: Changes, point: Point | None) -> None:
-        """Add what is new, all of it or nothing. A disk that refuses is told once."""
+    def write(self, changes: Changes, point: HistoryPoint | None) -> None:
+        """Write the changes in one transaction. A failing disk is reported once."""
         if point is not None:
             self.points.append(point)
         dropped = self._thin()
@@ -147,9 +151,10 @@ class History:
                 self._database.execute("ROLLBACK")
             if not self._failed:
                 self._failed = True
-                self._told(str(error))
+                full = "full" in str(error)  # sqlite's words: "database or disk is full"
+                self._told(full_text(self._path, None, advice="free space there") if full else str(error))
 
-    def _write(self, changes: Changes, point: Point | None, dropped: list[float]) -> None:
+    def _write(self, changes: Changes, point: HistoryPoint | None, dropped: list[float]) -> None:
         many = self._database.executemany
         if point is not None:
             many("INSERT OR REPLACE INTO point VALUES (?,?,?,?,?,?,?,?,?)", [astuple(point)])
@@ -180,19 +185,19 @@ class History:
                 "DELETE FROM entry WHERE serial <= (SELECT MAX(serial) FROM entry) - ?", (ENTRIES_MAX,)
             )
 
-    def entries_before(self, serial: int, most: int) -> list[Entry]:
+    def entries_before(self, serial: int, most: int) -> list[TimelineEntry]:
         """Older lines of the timeline, newest first."""
         rows = self._database.execute(
             "SELECT * FROM entry WHERE serial < ? ORDER BY serial DESC LIMIT ?", (serial, most)
         )
-        return [Entry(*row) for row in rows]
+        return [TimelineEntry(*row) for row in rows]
 
     def close(self) -> None:
         with contextlib.suppress(sqlite3.Error):
             self._database.close()
 
     def _thin(self) -> list[float]:
-        """Drop every second point of the older half when there are too many; their times."""
+        """Drop every second point of the older half when there are too many. Returns the times of dropped points."""
         if len(self.points) <= POINTS_MAX:
             return []
         half = len(self.points) // 2

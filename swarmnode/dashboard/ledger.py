@@ -1,7 +1,7 @@
-"""Receipts by who earned them: each verified once, the newest of a client and a life of it kept. Pure bookkeeping.
+"""Keeps receipts by the node that earned them. Each is verified once; the newest for each client's life is kept. Pure.
 
-What a node says of its own work is a claim; a receipt is what somebody else signed for it (membership/receipt.py). Keys
-cost nothing, so only clients that took part in the run themselves count.
+A node's report of its own work is a claim. A receipt is a client's signature for that work (membership/receipt.py).
+Keys cost nothing, so only clients that took part in the run themselves count.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from swarmnode.ids import PeerId, RunId
 from swarmnode.membership.receipt import RECEIPT_BYTES_MAX, check_receipt
 from swarmnode.wire import call_pb2 as wire
 
-KEPT_EACH = 1024  # guess: clients and lives of them whose thanks one node may show
+KEPT_EACH = 1024  # guess: receipts that one node may show, one for each life of a client
 KEPT_STRANGE = 64  # guess: of these, from clients not yet known to take part
 KEPT_MAX = 100_000  # guess: 60 MB
 
 
 @dataclass(slots=True)
-class Thanks:
-    """By one client, over all its lives, or by all of them."""
+class ReceiptTotals:
+    """Sums of the receipts of one client over all its lives, or of all clients."""
 
     microbatches: int = 0
     samples: int = 0
@@ -40,17 +40,18 @@ class Thanks:
 
 
 class Ledger:
-    """Of one run."""
+    """The receipts of one run."""
 
     def __init__(self, run_id: RunId) -> None:
         self._run_id = run_id
         self._kept: dict[PeerId, dict[tuple[PeerId, int], wire.Receipt]] = {}
-        self._sums: dict[PeerId, dict[PeerId, Thanks]] = {}
+        self._sums: dict[PeerId, dict[PeerId, ReceiptTotals]] = {}
         self._count = 0
 
     def take(self, server: PeerId, raw: bytes, members: Container[PeerId], now_s: float) -> wire.Receipt | None:
-        """Take in what `server` shows; the receipt when it tells something new. Raises RemoteFault when it is not one
-        for `server`, of this run, signed, of the past; or when there are too many, fewer from those not of `members`.
+        """Take in a receipt that `server` shows. Returns it if it is new, else None. Raises RemoteFault unless it is
+        for `server`, of this run, signed and of the past, and when there are too many. Clients outside `members` have a
+        lower limit.
         """
         if len(raw) > RECEIPT_BYTES_MAX:
             raise RemoteFault(f"a receipt of {len(raw)} bytes; at most {RECEIPT_BYTES_MAX}")
@@ -69,20 +70,20 @@ class Ledger:
         return receipt
 
     def put(self, receipt: wire.Receipt) -> None:
-        """Keep a receipt known to be good."""
+        """Store a verified receipt."""
         server, client = PeerId(receipt.server), PeerId(receipt.client)
         kept = self._kept.setdefault(server, {})
         before = kept.get((client, receipt.from_unix_s))
         kept[client, receipt.from_unix_s] = receipt
         self._count += before is None
-        thanks = self._sums.setdefault(server, {}).setdefault(client, Thanks(peers=1))
+        thanks = self._sums.setdefault(server, {}).setdefault(client, ReceiptTotals(peers=1))
         thanks.samples += receipt.samples - (before.samples if before is not None else 0)
         thanks.microbatches += receipt.microbatches - (before.microbatches if before is not None else 0)
         thanks.last_unix_s = max(thanks.last_unix_s, receipt.until_unix_s)
 
-    def total(self, server: PeerId, members: Container[PeerId]) -> Thanks | None:
-        """What `members` signed for `server`; None when it showed nothing that counts."""
-        found = Thanks()
+    def total(self, server: PeerId, members: Container[PeerId]) -> ReceiptTotals | None:
+        """The sum of what `members` signed for `server`. None when it showed no receipt that counts."""
+        found = ReceiptTotals()
         for client, thanks in self._sums.get(server, {}).items():
             if client in members:
                 found.samples += thanks.samples
@@ -92,5 +93,5 @@ class Ledger:
         return found if found.peers else None
 
     def of(self, server: PeerId) -> Iterator[wire.Receipt]:
-        """All that `server` showed, for whoever wants to check them again."""
+        """All receipts kept for `server`, so that others can verify them again."""
         yield from self._kept.get(server, {}).values()

@@ -1,8 +1,8 @@
-"""The web server: one page, its assets, a read-only JSON API described by openapi.json, and a stream of what changes.
+"""The web server: one page, its assets, a read-only JSON API described by openapi.json, and a stream of changes.
 
-There is no method that changes anything: whoever can reach the port can look, and no more. Bound to this machine
-(the default) only requests that name this machine as their host are answered, so that a web page elsewhere cannot read
-it through a visitor's browser; `public` answers everybody and leaves out the nodes' addresses.
+No request changes anything: clients that can reach the port can only read. By default the server answers only requests
+that name this machine as their host, so that a web page elsewhere cannot read it through a visitor's browser. `public`
+answers all requests and leaves out the nodes' addresses.
 """
 
 from __future__ import annotations
@@ -14,22 +14,26 @@ import gzip
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from importlib import resources
+from pathlib import Path
 from typing import NamedTuple
 
 from aiohttp import web
+from aiohttp.abc import AbstractStreamWriter
 
 from swarmnode.dashboard import view
-from swarmnode.dashboard.live import Live
+from swarmnode.dashboard.heartbeat import Heartbeat
 from swarmnode.errors import UsageError
 from swarmnode.ids import PeerId
 from swarmnode.wire import record_pb2
 
-STREAMS_MAX = 512  # open pages; guess: each costs 40 kB and 20 us a second (test-lab section 5)
+STREAMS_MAX = 512  # open pages; guess: each costs 40 kB and 20 us a second
 STREAMS_PER_ADDRESS_MAX = 24
-SHUTDOWN_S = 1.0  # after the streams were ended; a response takes milliseconds
-WRITE_TIMEOUT_S = 20.0  # a page that takes nothing for so long is gone
+DOWNLOADS_MAX = 32  # concurrent downloads, and below the limit for one address; guess
+DOWNLOADS_PER_ADDRESS_MAX = 4
+SHUTDOWN_S = 1.0  # grace period after the streams ended; a response takes milliseconds
+WRITE_TIMEOUT_S = 20.0  # a page that reads nothing for this long is disconnected
 ENTRIES_MAX = 500
 POINTS_MAX = 4000
 PACKED_FROM = 2048  # bytes; below that gzip saves no packet
@@ -75,15 +79,16 @@ def load_assets() -> dict[str, Asset]:
 
 
 class DashboardServer:
-    """Serves `live`. `run` is what view.run gives; `signed` the run's manifest."""
+    """Serves `live`. `run` is the result of view.run, `signed` the run's manifest."""
 
-    def __init__(self, live: Live, run: view.Json, signed: record_pb2.SignedManifest, *, public: bool) -> None:
+    def __init__(self, live: Heartbeat, run: view.Json, signed: record_pb2.SignedManifest, *, public: bool) -> None:
         self._live = live
         self._run = run
         self._signed = signed
         self._public = public
         self._assets = load_assets()
         self._streams: Counter[str] = Counter()
+        self._downloads: Counter[str] = Counter()
         self._runner: web.AppRunner | None = None
 
     async def start(self, host: str, port: int) -> str:
@@ -131,6 +136,9 @@ class DashboardServer:
         get("/api/v1/contributors", self._json(lambda request: {"contributors": view.contributors(self._live.board)}))
         get("/api/v1/contributors/{peer}/receipts", self._json(self._receipts))
         get("/api/v1/manifest", self._json(self._manifest))
+        get("/api/v1/archive", self._json(self._archive))
+        get("/archive/{label}/urls.txt", self._urls)
+        get("/archive/{label}/{name}", self._download)
         get("/api/v1/stream", self._stream)
         return app
 
@@ -174,7 +182,7 @@ class DashboardServer:
         return web.Response(body=body, content_type=asset.kind, charset="utf-8", headers=headers)
 
     def _json(self, make: Callable[[web.Request], view.Json]) -> Callable[[web.Request], Awaitable[web.Response]]:
-        """A handler that answers what `make` gives, made and packed once a heartbeat for all who ask alike."""
+        """A handler that answers with `make`'s result. Requests without a query share one result a heartbeat."""
 
         async def handler(request: web.Request) -> web.Response:
             def text() -> bytes:
@@ -224,6 +232,28 @@ class DashboardServer:
             "signature": signed.signature.hex(),
         }
 
+    def _archive(self, request: web.Request) -> view.Json:
+        offer = self._live.offer
+        return {"status": "no archive is kept here", "entries": []} if offer is None else offer.full()
+
+    async def _urls(self, request: web.Request) -> web.Response:
+        """The files of a model, one URL a line, for `wget -i`."""
+        label, offer = request.match_info["label"], self._live.offer
+        names = offer.names(label) if offer is not None else []
+        if not names:
+            raise web.HTTPNotFound(text="no such checkpoint is offered here now\n")
+        return web.Response(text="".join(f"{request.url.origin()}/archive/{label}/{name}\n" for name in names))
+
+    async def _download(self, request: web.Request) -> web.StreamResponse:
+        offer, remote = self._live.offer, request.remote or ""
+        path = None if offer is None else offer.file(request.match_info["label"], request.match_info["name"])
+        if path is None:
+            raise web.HTTPNotFound(text="no such file is offered here now\n")
+        if self._downloads.total() >= DOWNLOADS_MAX or self._downloads[remote] >= DOWNLOADS_PER_ADDRESS_MAX:
+            raise web.HTTPServiceUnavailable(text="too many downloads\n", headers={"Retry-After": "30"})
+        headers = {**HEADERS, "Cache-Control": "no-cache", "Content-Type": "application/octet-stream"}
+        return _CountedFile(path, {**headers, "Content-Disposition": "attachment"}, self._downloads)
+
     async def _stream(self, request: web.Request) -> web.StreamResponse:
         remote = request.remote or ""
         if self._live.pages >= STREAMS_MAX or self._streams[remote] >= STREAMS_PER_ADDRESS_MAX:
@@ -246,6 +276,24 @@ class DashboardServer:
             if not self._streams[remote]:
                 del self._streams[remote]
         return response
+
+
+class _CountedFile(web.FileResponse):
+    """A response with a file or a range of it. It counts as a download while it is sent."""
+
+    def __init__(self, path: Path, headers: Mapping[str, str], downloads: Counter[str]) -> None:
+        super().__init__(path, headers=headers)
+        self._downloads = downloads
+
+    async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
+        remote = request.remote or ""
+        self._downloads[remote] += 1
+        try:
+            return await super().prepare(request)
+        finally:
+            self._downloads[remote] -= 1
+            if not self._downloads[remote]:
+                del self._downloads[remote]
 
 
 def _host(header: str) -> str:

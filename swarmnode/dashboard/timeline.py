@@ -1,4 +1,4 @@
-"""What happened, in sentences: events of nodes become entries of the timeline. Pure."""
+"""Turns events of nodes into sentences for the timeline. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from swarmnode.metrics.name import EVENTS
 TEXT_CHARS_MAX = 240
 
 KINDS = ("arrival", "departure", "move", "recovery", "preemption", "checkpoint", "fault", "alarm")
-"""What the page lets one filter by."""
+"""The kinds of entries that the page can filter by."""
 
 SILENT = frozenset(
     {
@@ -31,7 +31,7 @@ SILENT = frozenset(
         "stage.stays",
     }
 )
-"""Never shown: the coordinator sees the same itself, each node says it of each other, or it is one step of many."""
+"""Events never shown: the coordinator sees them itself, all nodes report them of each other, or they are substeps."""
 
 _PREFIXES = {
     "notice": "preemption",
@@ -42,7 +42,7 @@ _PREFIXES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class TimelineEntry:
     """One line of the timeline. `peer` is "" for the run as a whole; `serial` grows."""
 
     serial: int
@@ -68,7 +68,7 @@ class Entry:
 
 
 def sentence(event: str, level: str, fields: Mapping[str, str]) -> tuple[str, str] | None:
-    """(kind, text) of an event as the timeline shows it; None for what it does not show."""
+    """Returns (kind, text) of an event for the timeline, or None for an event that is not shown."""
     if event in SILENT or (event.startswith("exchange.") and level not in ("warning", "error")):
         return None
     found = _known(event, fields)
@@ -82,7 +82,7 @@ def sentence(event: str, level: str, fields: Mapping[str, str]) -> tuple[str, st
 
 
 def _known(event: str, fields: Mapping[str, str]) -> tuple[str, str] | None:
-    """What is said in words of its own; the rest is said in those of metrics/name.py."""
+    """Returns (kind, text) for events with their own sentence. Other events use the text in metrics/name.py."""
     told = _Told(fields)
     match event:
         case "node.ready":
@@ -128,7 +128,7 @@ def _known(event: str, fields: Mapping[str, str]) -> tuple[str, str] | None:
 
 
 class _Told:
-    """Fields put into a sentence; those that are missing are a question mark."""
+    """Fills fields into a sentence. Missing fields become a question mark."""
 
     def __init__(self, fields: Mapping[str, str]) -> None:
         self._fields = fields
@@ -139,7 +139,7 @@ class _Told:
 
 
 def _short(value: str) -> str:
-    """Numbers to three digits behind the point."""
+    """Round numbers to three decimal places. Other text stays as it is."""
     try:
         return f"{float(value):.3f}".rstrip("0").rstrip(".")
     except ValueError:
@@ -156,7 +156,7 @@ def _because(fields: Mapping[str, str]) -> str:
 
 
 def nbytes_text(nbytes: str) -> str:
-    """`nbytes`, a number as text, in decimal units."""
+    """Format `nbytes`, a number as text, in decimal units."""
     try:
         value = float(nbytes)
     except ValueError:

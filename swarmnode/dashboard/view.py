@@ -1,4 +1,4 @@
-"""The board as JSON, as the API and the page's event stream say it. Pure; the shapes are in openapi.json."""
+"""Renders the board as JSON for the API and the page's event stream. Pure; the shapes are in openapi.json."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ import itertools
 from collections.abc import Sequence
 
 from swarmnode.dashboard.alarm import Health, parties
-from swarmnode.dashboard.board import SILENT_AFTER, Board, Seen
-from swarmnode.dashboard.history import Point
-from swarmnode.dashboard.tally import LATE, SENT
+from swarmnode.dashboard.board import SILENT_AFTER, Board, NodeView
+from swarmnode.dashboard.history import HistoryPoint
+from swarmnode.dashboard.totals import LATE, SENT
 from swarmnode.ids import PeerId
 from swarmnode.wire import record_pb2, report_pb2
 
-LINKS_SHOWN_MAX = 600  # guess: more than can be told apart on a screen
+LINKS_SHOWN_MAX = 600  # guess: more than a screen can show clearly
 ROUNDS_SHOWN = 60
-ISLANDS_SHARE = 0.9  # guess: of the serving nodes must have told their links before islands are spoken of
+ISLANDS_SHARE = 0.9  # guess: this share of the serving nodes must have reported links before islands are shown
 LINK_KINDS = {report_pb2.LINK_KIND_DIRECT: "direct", report_pb2.LINK_KIND_RELAYED: "relayed"}
 
 Json = dict[str, object]
 
 
-def state_of(node: Seen) -> str:
-    """The word of the page: a NodeState, or `gone`, `silent`."""
+def state_of(node: NodeView) -> str:
+    """The node's state on the page: a NodeState, `gone` or `silent`."""
     if node.gone_s is not None:
         return "left" if node.gone_why == "left" else "gone"
     if node.failures >= SILENT_AFTER:
@@ -29,8 +29,8 @@ def state_of(node: Seen) -> str:
     return record_pb2.NodeState.Name(node.state)[11:].lower()
 
 
-def node_row(node: Seen) -> Json:
-    """One node, short: what the grid shows of it."""
+def node_row(node: NodeView) -> Json:
+    """The short form of one node, for the grid."""
     status = node.status
     return {
         "peer": node.peer,
@@ -71,7 +71,7 @@ def summary(board: Board, now_s: float) -> Json:
         "loss_validation_first": None if first is None else rounded(board.validations[first][1]),
         "round": board.round_last(),
         "nodes": len(living),
-        "serving": sum(node.serving for node in living),
+        "serving": sum(node.serving and node.stage < manifest.pipeline.stages for node in living),
         "replicas": replicas(board),
         "paired": round(board.totals["paired"]),
         "lone": round(board.totals["lone"]),
@@ -84,7 +84,7 @@ def summary(board: Board, now_s: float) -> Json:
 
 
 def run(board: Board, run_id: str, join: Sequence[str], version: str) -> Json:
-    """What does not change while the coordinator runs."""
+    """The facts of the run that do not change while the coordinator runs."""
     manifest = board.manifest
     return {
         "run_id": run_id,
@@ -105,7 +105,7 @@ def run(board: Board, run_id: str, join: Sequence[str], version: str) -> Json:
 
 
 def replicas(board: Board) -> list[int]:
-    """How many nodes serve each stage; those that do not answer do not count."""
+    """The number of nodes that serve each stage. Nodes that do not answer do not count."""
     counts = [0] * board.manifest.pipeline.stages
     for node in board.nodes.values():
         if node.serving and node.failures < SILENT_AFTER and node.stage < len(counts):
@@ -114,7 +114,7 @@ def replicas(board: Board) -> list[int]:
 
 
 def links(board: Board) -> list[Json]:
-    """Links between nodes that live, busiest first, each told once: by whichever end has seen more."""
+    """Links between living nodes, busiest first. Each appears once, as counted by the end with more bytes."""
     found: dict[tuple[PeerId, PeerId], Json] = {}
     for node in board.living():
         for link in node.links:
@@ -142,7 +142,7 @@ def links(board: Board) -> list[Json]:
 
 
 def contributors(board: Board) -> list[Json]:
-    """Everybody who ever took part: first who was thanked for most samples, then who claims most work."""
+    """All nodes that ever took part, sorted by samples in receipts, then by claimed work."""
     members = board.contributions
     rows = [(told, board.ledger.total(peer, members), peer) for peer, told in members.items()]
     rows.sort(key=lambda row: (-row[1].samples if row[1] else 0, -row[0].total("worked_s"), row[2]))
@@ -150,8 +150,8 @@ def contributors(board: Board) -> list[Json]:
 
 
 def receipts(board: Board, peer: PeerId) -> Json:
-    """The receipts that `peer` has shown, as `swarmnode receipts --json` prints them: anybody can check the signatures.
-    `counts`: whether the client took part itself."""
+    """The receipts that `peer` has shown, in the form of `swarmnode receipts --json`, so that anyone can check the
+    signatures. `counts`: whether the client took part itself."""
     rows = [
         {
             "run": one.run_id,
@@ -174,8 +174,8 @@ def recent_rounds(board: Board) -> list[Json]:
     return [board.rounds[index].to_json() for index in sorted(board.rounds)[-ROUNDS_SHOWN:]]
 
 
-def series(points: Sequence[Point], most: int) -> list[list[object]]:
-    """At most about `most` of `points`, evenly thinned; the last one always. See `Point.to_json` for the columns."""
+def series(points: Sequence[HistoryPoint], most: int) -> list[list[object]]:
+    """About `most` of `points`, evenly thinned, always with the last. `HistoryPoint.to_json` lists the columns."""
     step = max(1, -(-len(points) // max(1, most)))
     kept = list(points[::step])
     if points and kept[-1] is not points[-1]:
@@ -188,8 +188,8 @@ def validation_series(board: Board) -> list[list[object]]:
     return [[samples, round(t, 1), rounded(loss)] for samples, (t, loss) in sorted(board.validations.items())]
 
 
-def node_detail(board: Board, node: Seen, now_s: float, *, private: bool) -> Json:
-    """Everything known of one node. Addresses are left out when strangers read (`private` False)."""
+def node_detail(board: Board, node: NodeView, now_s: float, *, private: bool) -> Json:
+    """Everything known of one node. Addresses are left out on a public page (`private` False)."""
     status = node.status
     contribution = board.contributions.get(node.peer)
     return {
@@ -209,8 +209,8 @@ def node_detail(board: Board, node: Seen, now_s: float, *, private: bool) -> Jso
     }
 
 
-def links_of(node: Seen, board: Board) -> list[Json]:
-    """The links `node` told of, busiest first."""
+def links_of(node: NodeView, board: Board) -> list[Json]:
+    """The links in the report of `node`, in its order: busiest first."""
     rows: list[Json] = []
     for link in node.links:
         other = board.nodes.get(PeerId(link.peer_id))
@@ -228,8 +228,8 @@ def links_of(node: Seen, board: Board) -> list[Json]:
     return rows
 
 
-def health(board: Board, points: Sequence[Point], now_s: float) -> Health:
-    """The frozen view that alarms are decided on."""
+def health(board: Board, points: Sequence[HistoryPoint], now_s: float) -> Health:
+    """The frozen input of the alarms."""
     answering = [node for node in board.living() if node.failures < SILENT_AFTER]
     told = [node for node in answering if node.serving and node.links]
     if len(told) < ISLANDS_SHARE * sum(node.serving for node in answering):
@@ -240,6 +240,7 @@ def health(board: Board, points: Sequence[Point], now_s: float) -> Health:
     return Health(
         replicas=replicas(board),
         versions=[node.version for node in answering],
+        texts=[(node.label, node.text) for node in board.living() if node.text],
         skews_s=[(node.label, node.skew_s) for node in answering if node.skew_s is not None],
         silent=sorted(node.label for node in board.living() if node.failures >= SILENT_AFTER),
         groups=[sorted(label[peer] for peer in group) for group in parties(pairs, label)],
@@ -251,12 +252,12 @@ def health(board: Board, points: Sequence[Point], now_s: float) -> Health:
 
 
 def rounded(value: float | None) -> float | None:
-    """Six digits, or None for what JSON cannot hold."""
+    """Round to six significant digits. None for values that JSON cannot hold."""
     if value is None or value != value or abs(value) == float("inf"):
         return None
     return float(f"{value:.6g}")
 
 
 def timeline(board: Board, most: int) -> list[Json]:
-    """The newest entries, newest first."""
+    """The latest entries of the timeline, newest first."""
     return [entry.to_json() for entry in itertools.islice(reversed(board.timeline), most)]

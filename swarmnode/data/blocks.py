@@ -1,31 +1,35 @@
-"""Which feeder draws which samples: block b is samples [b x block_samples, (b + 1) x block_samples).
+"""Assigns samples to feeders in blocks: block b is samples [b x block_samples, (b + 1) x block_samples).
 
-The owner of a block is the live feeder with the highest hash (rendezvous hashing [Thaler & Ravishankar 1998]), so that
-feeders whose views agree never draw the same block, and a feeder's death moves only its own blocks. Finished blocks are
-remembered and spread with the feeders' records. Views that differ for a while cost duplicates, which are counted, never
-gaps.
+The owner of a block is the live feeder with the highest hash (rendezvous hashing [Thaler & Ravishankar 1998]). Feeders
+with the same membership view therefore never draw the same block, and a feeder's death moves only its own blocks.
+Feeders remember finished blocks and publish them in their records. Views that differ for a while cause duplicates,
+which are counted, but never gaps.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 import numpy as np
-import numpy.typing as npt
 
+from swarmnode.data.sampler import mixed
 from swarmnode.errors import RemoteFault
 from swarmnode.ids import PeerId, digest64
 from swarmnode.wire import record_pb2
 
 AHEAD_MAX = 256
-"""Blocks a feeder goes beyond the frontier before it helps the one that holds it up (guess: minutes of work)."""
+"""A feeder goes this many blocks beyond the frontier before it takes over overdue blocks (guess: minutes of work)."""
+
+AHEAD_SPANS = 16
+"""The same limit in spans, the runs of blocks with one owner: with more feeders than this, some take over blocks of
+others (guess)."""
 
 RECORD_ENTRIES_MAX = 64
 """Finished blocks named in a record, 5 bytes each at most: a record has 1 KiB for everything."""
 
-REACH_MAX = 4 * AHEAD_MAX
-"""How far above its frontier a record may name a finished block."""
+REACH = 4
+"""A record may name finished blocks this far above its frontier, as a multiple of the blocks a feeder goes ahead."""
 
 CLAIMS_MAX = 1024
 """Finished blocks accepted in a record of another feeder."""
@@ -39,15 +43,16 @@ def owner(block: int, feeders: Collection[PeerId], seed: int) -> PeerId:
 
 
 def owners(first: int, count: int, feeders: Collection[PeerId], seed: int) -> list[tuple[PeerId, PeerId]]:
-    """(owner, who would be it without that one) of blocks `first` up to `first` + `count`; twice the same if alone.
+    """Returns (owner, runner-up) for each block in [first, first + count). A single feeder is both.
 
-    A feeder's number for a block is its own hash, mixed with the block's number by a bijection of 64 bits (Steele, Lea
-    and Flood 2014, splitmix64): a hash for each pair took 50 ms with 125 feeders.
+    The runner-up owns the block if the owner dies. A feeder's score for a block is the feeder's hash, mixed with the
+    block's number by a bijection of 64 bits (Steele, Lea and Flood 2014, splitmix64). A separate hash for each pair
+    took 50 ms with 125 feeders.
     """
     order = sorted(feeders)
     keys = np.array([_key(feeder, seed) for feeder in order], np.uint64)
     blocks = np.arange(first, first + count, dtype=np.uint64)
-    numbers = _mix(keys[None, :] ^ _mix(blocks * GOLDEN + GOLDEN)[:, None])  # (count, feeders)
+    numbers = mixed(keys[None, :] ^ mixed(blocks * GOLDEN + GOLDEN)[:, None])  # (count, feeders)
     best = numbers.argmax(axis=1)
     numbers[np.arange(count), best] = 0
     second = numbers.argmax(axis=1) if len(order) > 1 else best
@@ -56,7 +61,7 @@ def owners(first: int, count: int, feeders: Collection[PeerId], seed: int) -> li
 
 @functools.lru_cache(maxsize=64)
 def _owners_of(first: int, feeders: frozenset[PeerId], seed: int) -> list[tuple[PeerId, PeerId]]:
-    """Of AHEAD_MAX blocks: as they are in a simulated world for many feeders that agree on who feeds."""
+    """Caches `owners` for AHEAD_MAX blocks. In a simulated network, feeders with the same view share the result."""
     return owners(first, AHEAD_MAX, feeders, seed)
 
 
@@ -65,25 +70,22 @@ def _key(feeder: PeerId, seed: int) -> int:
     return digest64(seed, "block", feeder)
 
 
-def _mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
-
-
 class BlockLedger:
-    """What one feeder knows of finished blocks, and what it does next. Plain decisions: nothing waits here.
+    """Tracks the finished blocks that one feeder knows of and picks its next block. Nothing here waits.
 
-    Merge the other feeders' records before the first `take`: a newcomer that knows nothing starts at block 0.
+    Merge the other feeders' records before the first `take`. Otherwise a new feeder starts at block 0.
     """
 
-    def __init__(self, me: PeerId, seed: int) -> None:
+    def __init__(self, me: PeerId, seed: int, span: int = 1) -> None:
+        """`span` consecutive blocks have the same owner, because they lie in the same chunks of text."""
         self.me = me
         self.duplicates = 0
-        """Blocks that this feeder finished and another finished too, as far as known here."""
+        """Blocks that this feeder and another feeder both finished, as far as this feeder knows."""
         self._seed = seed
+        self._span = span
+        self._ahead = max(AHEAD_MAX, AHEAD_SPANS * span)
         self._frontier = 0
-        # Own finished blocks, also those up to AHEAD_MAX below the frontier, to notice late claims of others.
+        # Own finished blocks. Those up to `_ahead` below the frontier are kept too, to notice late claims of others.
         self._own: set[int] = set()
         self._others: set[int] = set()
         self._under_way: set[int] = set()
@@ -92,33 +94,39 @@ class BlockLedger:
         self._owners: dict[int, tuple[PeerId, PeerId]] = {}
 
     @property
+    def _reach(self) -> int:
+        """A record may name finished blocks less than this far above its frontier."""
+        return REACH * self._ahead
+
+    @property
     def frontier(self) -> int:
-        """Every block below is known to be finished, by whomever."""
+        """All blocks below this number are known to be finished by some feeder."""
         return self._frontier
 
     @property
     def under_way(self) -> frozenset[int]:
-        """Blocks taken and not yet finished or given up."""
+        """Blocks that were taken and are neither finished nor abandoned."""
         return frozenset(self._under_way)
 
     def take(self, feeders: Iterable[PeerId]) -> tuple[int, str]:
-        """The next block to draw and why, given the live feeders (this one counts as live): (block, reason).
+        """Returns (block, reason): the next block to draw, given the live feeders. This feeder counts as live.
 
-        The lowest block that is this feeder's own. When those within AHEAD_MAX of the frontier are done, another feeder
-        holds the frontier up: then the *highest* open block of others, since they work upwards themselves.
+        The next block is this feeder's lowest open block. When it has none close above the frontier (`_ahead` blocks),
+        another feeder holds the frontier up. This feeder then takes the *highest* open block of others, because the
+        owners work upwards. Blocks whose runner-up is this feeder come first.
         """
         self._look(frozenset(feeders) | {self.me})
-        end = self._frontier + AHEAD_MAX
-        own, others, begun, known = self._own, self._others, self._under_way, self._owners
-        for block in range(self._frontier, end):  # most are finished, or others'
+        end = self._frontier + self._ahead
+        own, others, begun, known, span = self._own, self._others, self._under_way, self._owners, self._span
+        for block in range(self._frontier, end):  # most blocks are finished, or belong to others
             if block in own or block in others or block in begun:
                 continue
-            if (known[block][0] if block in known else self._owner(block)) == self.me:
+            if (known[block // span][0] if block // span in known else self._owner(block)) == self.me:
                 return self._begin(block), "own"
         rest = [block for block in range(end - 1, self._frontier - 1, -1) if self._is_open(block)]
         for block in rest:
             self._owner(block)
-            if self._owners[block][1] == self.me:
+            if self._owners[block // span][1] == self.me:
                 return self._begin(block), "overdue"
         if rest:
             return self._begin(rest[0]), "overdue"
@@ -126,8 +134,15 @@ class BlockLedger:
             end += 1
         return self._begin(end), "own, ahead"
 
+    def coming(self, feeders: Iterable[PeerId]) -> Iterator[int]:
+        """Yields the blocks that `take` returns next, if these feeders stay and take over no blocks of others."""
+        self._look(frozenset(feeders) | {self.me})
+        for block in range(self._frontier, self._frontier + self._ahead):
+            if self._is_open(block) and self._owner(block) == self.me:
+                yield block
+
     def finish(self, block: int) -> None:
-        """`block`, taken before, is done: the gradient of each of its samples came back."""
+        """Mark a taken `block` as finished: the gradient of each of its samples came back."""
         assert block in self._under_way, f"block {block} was not taken"
         self._under_way.remove(block)
         if block < self._frontier or block in self._others:
@@ -136,21 +151,21 @@ class BlockLedger:
         self._advance()
 
     def abandon(self, block: int) -> None:
-        """`block`, taken before, was not finished: whoever owns it may take it again."""
+        """Give up a taken `block` that was not finished. Its owner may take it again."""
         self._under_way.discard(block)
 
     def merge(self, feeder: PeerId, blocks: record_pb2.Blocks, frontier_max: int) -> None:
-        """Learn what `feeder` says it finished; our own older record (`feeder` == me) restores a restarted feeder.
+        """Add the blocks that `feeder` reports as finished.
 
-        Raises RemoteFault, and learns nothing, when the blocks are not ascending, too many, too far above their
-        frontier, or when that is above `frontier_max`: as many blocks as the samples fill that the run can have
-        trained.
+        Our own older record (`feeder` == me) restores a restarted feeder. `frontier_max` is the number of blocks that
+        the run can have trained by now. Raises RemoteFault, and changes nothing, when the blocks are not ascending, too
+        many or too far above their frontier, or when that frontier is above `frontier_max`.
         """
         self._learn(feeder, blocks, frontier_max)
         self._advance()
 
     def merge_all(self, told: Mapping[PeerId, record_pb2.Blocks], frontier_max: int) -> list[RemoteFault]:
-        """`merge` of what many feeders say, quicker; returns what was wrong with some of it, which is left out."""
+        """Merge the records of many feeders, faster than one by one. Skips invalid records and returns their faults."""
         faults = []
         for feeder, blocks in told.items():
             try:
@@ -171,16 +186,17 @@ class BlockLedger:
         self._frontier = max(self._frontier, blocks.finished_below)
 
     def record(self) -> record_pb2.Blocks:
-        """What this feeder says in its record, RECORD_ENTRIES_MAX entries at most: first those that others own, who
-        would draw them again, then the lowest."""
-        own = sorted(block for block in self._own if 0 <= block - self._frontier < REACH_MAX)
+        """The finished blocks for this feeder's record, at most RECORD_ENTRIES_MAX. Blocks that others own come first,
+        because their owners would draw them again. Then come the lowest."""
+        reach = self._reach
+        own = sorted(block for block in self._own if 0 <= block - self._frontier < reach)
         if len(own) > RECORD_ENTRIES_MAX:
             own.sort(key=lambda block: (bool(self._view) and self._owner(block) == self.me, block))
             own = sorted(own[:RECORD_ENTRIES_MAX])
         return record_pb2.Blocks(finished_below=self._frontier, finished=own)
 
     def finished(self) -> record_pb2.Blocks:
-        """All that is known to be finished, by whomever: what a checkpoint remembers."""
+        """All blocks known to be finished, with at most CLAIMS_MAX above the frontier. Checkpoints store this."""
         above = sorted(block for block in self._own | self._others if block >= self._frontier)
         return record_pb2.Blocks(finished_below=self._frontier, finished=above[:CLAIMS_MAX])
 
@@ -193,7 +209,7 @@ class BlockLedger:
         distinct = set(claims)
         if claims and (len(distinct) < len(claims) or claims[0] < below or claims != sorted(claims)):
             raise RemoteFault(f"{feeder} names finished blocks that are not ascending from {below}")
-        if claims and claims[-1] >= below + REACH_MAX:
+        if claims and claims[-1] >= below + self._reach:
             raise RemoteFault(f"{feeder} names finished block {claims[-1]}, too far above its frontier {below}")
         return distinct
 
@@ -215,20 +231,22 @@ class BlockLedger:
             self._owners.clear()
 
     def _owner(self, block: int) -> PeerId:
-        if block not in self._owners:
-            first = block - block % AHEAD_MAX
+        piece = block // self._span
+        if piece not in self._owners:
+            first = piece - piece % AHEAD_MAX
             here = _owners_of(first, self._view, self._seed)
             self._owners.update(zip(range(first, first + AHEAD_MAX), here, strict=True))
-        return self._owners[block][0]
+        return self._owners[piece][0]
 
     def _advance(self) -> None:
-        """Move the frontier over what is finished, and forget what lies behind."""
+        """Move the frontier past finished blocks and drop the entries that are no longer needed behind it."""
         before = self._frontier
         while self._frontier in self._own or self._frontier in self._others:
             self._frontier += 1
         self._others = {block for block in self._others if block >= self._frontier}
-        if self._frontier != before or len(self._own) > 4 * AHEAD_MAX:
-            kept = self._frontier - AHEAD_MAX
+        if self._frontier != before or len(self._own) > 4 * self._ahead:
+            kept = self._frontier - self._ahead
             self._own = {block for block in self._own if block >= kept}
             self._counted = {block for block in self._counted if block >= kept}
-            self._owners = {block: who for block, who in self._owners.items() if block >= self._frontier}
+            first = self._frontier // self._span
+            self._owners = {piece: who for piece, who in self._owners.items() if piece >= first}

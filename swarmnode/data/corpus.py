@@ -1,4 +1,4 @@
-"""A run's text on this machine: tokenised once into a cache that all processes share, then mapped and sampled."""
+"""Opens a run's text on this machine: tokenised once into a cache that all processes share, then mapped and sampled."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from swarmnode.data.root import DataRoot
+from swarmnode.data.sample import SampleBatch
 from swarmnode.data.sampler import Sampler, Windows, spread
 from swarmnode.data.shard import SUFFIX, Shard, ShardWriter, open_shard
 from swarmnode.data.source import SourceFile, cache_key, pieces, rank, source_files
@@ -25,8 +26,8 @@ GROUP = 64
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
-    """Training and held-out windows of `context` + 1 tokens. `digest` (32 bytes) names the tokens: nodes with another
-    Python version have another standard library, which is worth an event and does no harm."""
+    """Training and held-out windows of `context` + 1 tokens. `digest` (32 bytes) identifies the tokens: feeders with a
+    different digest have different text."""
 
     tokenizer: Tokenizer
     train: Windows
@@ -38,21 +39,21 @@ class Corpus:
     note: str
 
     def sample(self, index: int) -> Tokens:
-        """Training sample `index`, [context + 1]."""
-        only: Tokens = self.batch([index])[0]
+        """The tokens of training sample `index`, [context + 1]."""
+        only: Tokens = self.batch([index]).tokens[0]
         return only
 
-    def batch(self, indices: npt.ArrayLike) -> Tokens:
-        """Training samples, [B] -> [B, context + 1]."""
+    def batch(self, indices: npt.ArrayLike) -> SampleBatch:
+        """The training samples numbered `indices`, [B]."""
         return self.sampler.batch(indices)
 
-    def validation_batch(self, first: int, count: int, wanted: int) -> Tokens:
-        """Held-out samples [first, first + count) of the `wanted` spread over all there are; fewer at the end."""
+    def validation_batch(self, first: int, count: int, wanted: int) -> SampleBatch:
+        """Held-out samples [first, first + count) of `wanted`, spread over all held-out text. Fewer at the end."""
         return self.validation.gather(spread(self.validation.count, wanted)[first : first + count])
 
 
 def open_corpus(manifest: Manifest, folder: pathlib.Path | None, cache: pathlib.Path) -> Corpus:
-    """The corpus of `manifest`; its paths lie below `folder`, tokens are kept in `cache`. Blocks, seconds at first.
+    """The corpus of `manifest`. Its paths lie below `folder`, its tokens in `cache`. Blocks for seconds at first.
 
     Raises DataError: a source, shard or tokenizer that cannot be used, too little text, a vocabulary that does not fit.
     Raises NotPermitted when the manifest names files and `folder` is None, or links lead out of it.
@@ -63,6 +64,12 @@ def open_corpus(manifest: Manifest, folder: pathlib.Path | None, cache: pathlib.
         raise DataError(
             f"{manifest.data.tokenizer}: this tokenizer has {tokenizer.vocabulary} ids, but model.vocabulary is "
             f"{manifest.model.vocabulary}; raise it"
+        )
+    end_token = manifest.data.document_end
+    if end_token is not None and manifest.data.source != "shards" and tokenizer.separator != end_token:
+        raise DataError(
+            f"{manifest.data.tokenizer}: this tokenizer ends documents with token {tokenizer.separator}; data.end_token"
+            f" is {end_token}"
         )
     files = source_files(manifest.data, root)
     if manifest.data.source == "shards":
@@ -94,7 +101,7 @@ def open_corpus(manifest: Manifest, folder: pathlib.Path | None, cache: pathlib.
 def _from_shards(
     manifest: Manifest, files: list[SourceFile], tokenizer: Tokenizer
 ) -> tuple[list[Tokens], list[Tokens], bytes]:
-    """The end of each shard is held out: it has no documents to choose from."""
+    """Hold out the end of each shard, because shards do not mark documents to choose from."""
     opened = [open_shard(file.path, tokenizer=tokenizer.digest, vocabulary=manifest.model.vocabulary) for file in files]
     train: list[Tokens] = []
     validation: list[Tokens] = []
@@ -110,11 +117,11 @@ def _from_cache(
 ) -> tuple[tuple[Shard, Shard], str]:
     key = digest(cache_key(manifest.data, files, tokenizer.digest), manifest.model.context).hex()[:32]
     paths = (cache / f"{key}-train{SUFFIX}", cache / f"{key}-validation{SUFFIX}")
-    note = f"{len(files)} files"
+    note = "the demo corpus" if manifest.data.source == "demo" else f"{len(files)} files"
     if all(path.exists() for path in paths):
         try:
             return _open_pair(paths, tokenizer), f"{note}, cached"
-        except DataError as error:  # ours to make again
+        except DataError as error:  # the cache is our own, so rebuild it
             note = f"{note}, cache made again: {error}"
     held_out_below = manifest.data.validation_fraction
     found = _tokenise(manifest, files, tokenizer, paths, held_out_below)
@@ -137,9 +144,10 @@ def _tokenise(
     paths: tuple[pathlib.Path, pathlib.Path],
     held_out_below: float,
 ) -> float | None:
-    """Write both shards; pieces of a rank below `held_out_below` are held out.
+    """Write both shards. Pieces with a rank below `held_out_below` are held out.
 
-    When that holds out less than a window (little text) and more would, nothing is kept and that rank is returned."""
+    With little text that may hold out less than one window. If a higher bound holds out enough, nothing is kept and
+    that bound is returned."""
     needed = manifest.model.context + 1
     seen: list[tuple[float, int]] = []
     with (
@@ -156,7 +164,7 @@ def _tokenise(
 
 
 def _rank_holding_out(needed: int, seen: list[tuple[float, int]]) -> float | None:
-    """The least rank below which the pieces `seen` (rank, tokens) hold `needed` tokens, and some piece is left."""
+    """The lowest rank with `needed` tokens in the pieces `seen` (rank, tokens) below it. None if there is none."""
     total = 0
     for place, size in sorted(seen):
         if total >= needed:
@@ -166,7 +174,7 @@ def _rank_holding_out(needed: int, seen: list[tuple[float, int]]) -> float | Non
 
 
 def _encoded(source: Iterator[bytes], tokenizer: Tokenizer) -> Iterator[tuple[bytes, Tokens]]:
-    """Each piece with its tokens, the separator behind them."""
+    """Yields each piece with its tokens, followed by the separator if the tokenizer has one."""
     while group := list(itertools.islice(source, GROUP)):
         for piece, tokens in zip(group, tokenizer.encode_all(group), strict=True):
             if tokenizer.separator is not None:

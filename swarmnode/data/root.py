@@ -1,7 +1,7 @@
-"""The one folder of this machine that a manifest may name files in, and only below it.
+"""Confines the paths of a manifest to one folder of this machine.
 
-A manifest comes from whoever made the run. Which folder its paths begin in is said by this machine's user alone; what
-leads out of it, by a symbolic link, is refused.
+A manifest comes from the organiser, who is not trusted with this machine's files. Only this machine's user chooses the
+folder that its paths start in. Symbolic links that lead out of the folder are refused.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from swarmnode.manifest.check import PATH, is_below
 
 @dataclass(frozen=True, slots=True)
 class DataRoot:
-    """`folder` as the user named it; None: none was named, and nothing is opened."""
+    """The folder that the user named. With None, nothing is opened."""
 
     folder: pathlib.Path | None
 
     def find(self, name: str) -> pathlib.Path:
-        """The real path of `name`, which a manifest gives. It need not exist.
+        """The real path of `name` from a manifest. It need not exist.
 
-        Raises NotPermitted without a folder, for a name that is no path below one, and when symbolic links lead out of
-        the folder or to a hidden file.
+        Raises NotPermitted when there is no folder, when `name` is not a relative path below it, and when symbolic
+        links lead out of the folder or to a hidden file.
         """
         if self.folder is None:
             raise NotPermitted(
@@ -36,7 +36,7 @@ class DataRoot:
         return self.inside(self.folder / name)
 
     def inside(self, path: pathlib.Path) -> pathlib.Path:
-        """`path`, a link or not, as the real path below the folder. Raises NotPermitted when it is not below it."""
+        """Resolves `path` to a real path below the folder. Raises NotPermitted when it is outside or hidden."""
         assert self.folder is not None
         root, real = os.path.realpath(self.folder), os.path.realpath(path)
         below = os.path.relpath(real, root).split(os.sep)

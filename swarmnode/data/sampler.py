@@ -1,8 +1,9 @@
-"""Numbered samples: index -> window of tokens, a pure function of (seed, index).
+"""Maps a sample number to a window of tokens, as a pure function of (seed, index).
 
-The tokens are cut into windows of `context` tokens plus the one that follows. Epoch e visits every window once, in an
-order that a keyed permutation gives without storing it: a four-round Feistel network [Luby & Rackoff 1988] on the next
-even number of bits, walked until it lands inside (cycle walking [Black & Rogaway 2002]; fewer than 4 tries on average).
+The tokens are cut into windows of `context` tokens plus the one that follows. Each epoch visits every window once, in
+the order of a keyed permutation that needs no storage. The permutation is a four-round Feistel network [Luby & Rackoff
+1988] on the next even number of bits. It is applied again until the result is in range (cycle walking [Black & Rogaway
+2002]; fewer than 4 tries on average).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from swarmnode.data.sample import SampleBatch
 from swarmnode.data.shard import forget_pages
 from swarmnode.data.tokens import Tokens
 from swarmnode.ids import digest64
@@ -48,11 +50,11 @@ class Permutation:
     def _network(self, x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
         left, right = x >> self._half_bits, x & self._mask
         for key in self._keys:
-            left, right = right, left ^ (_mix(right ^ key) & self._mask)
+            left, right = right, left ^ (mixed(right ^ key) & self._mask)
         return (left << self._half_bits) | right
 
 
-def _mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+def mixed(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     """The finaliser of SplitMix64 [Steele, Lea & Flood 2014]; arithmetic modulo 2**64."""
     x = (x ^ (x >> np.uint64(30))) * _MIX_1
     x = (x ^ (x >> np.uint64(27))) * _MIX_2
@@ -64,7 +66,7 @@ FORGET_EVERY = 32
 
 
 class Windows:
-    """The windows of `context` + 1 tokens in some arrays; none straddles two arrays, neighbours share one token."""
+    """Windows of `context` + 1 tokens in a list of arrays. No window spans two arrays; neighbours share a token."""
 
     def __init__(self, parts: Sequence[Tokens], context: int) -> None:
         self.context = context
@@ -76,8 +78,8 @@ class Windows:
         self._span = np.arange(context + 1)
         self._gathers = 0
 
-    def gather(self, windows: Indices) -> Tokens:
-        """The tokens of `windows`, [B] -> [B, context + 1], contiguous."""
+    def gather(self, windows: Indices) -> SampleBatch:
+        """The samples in `windows`, [B]; their tokens are contiguous."""
         assert windows.size == 0 or (int(windows.min()) >= 0 and int(windows.max()) < self.count)
         out = np.empty((windows.size, self.context + 1), dtype=self.dtype)
         place = np.searchsorted(self._ends, windows, side="right")
@@ -90,11 +92,11 @@ class Windows:
         if self._gathers % FORGET_EVERY == 0:
             for part in self._parts:
                 forget_pages(part)
-        return out
+        return SampleBatch(out)
 
 
 class Sampler:
-    """Sample `index` of a run, for ever: epoch after epoch, each in an order of its own."""
+    """Maps any sample index of a run to its window, epoch after epoch without end, each epoch in its own order."""
 
     def __init__(self, windows: Windows, seed: int) -> None:
         if windows.count < 1:
@@ -104,7 +106,7 @@ class Sampler:
         self._permutations: dict[int, Permutation] = {}
 
     def locate(self, indices: npt.ArrayLike) -> tuple[Indices, Indices]:
-        """(epoch, window) of each sample index."""
+        """Returns (epoch, window) for each sample index."""
         flat = np.asarray(indices, dtype=np.int64).reshape(-1)
         assert flat.size == 0 or int(flat.min()) >= 0
         epochs, places = np.divmod(flat, self._windows.count)
@@ -114,8 +116,8 @@ class Sampler:
             found[rows] = self._permutation(int(epoch))(places[rows])
         return epochs, found
 
-    def batch(self, indices: npt.ArrayLike) -> Tokens:
-        """The samples numbered `indices`, [B] -> [B, context + 1]."""
+    def batch(self, indices: npt.ArrayLike) -> SampleBatch:
+        """The samples numbered `indices`, [B]."""
         return self._windows.gather(self.locate(indices)[1])
 
     def _permutation(self, epoch: int) -> Permutation:
@@ -127,6 +129,6 @@ class Sampler:
 
 
 def spread(count: int, wanted: int) -> Indices:
-    """At most `wanted` window numbers spread evenly over [0, count): what every validation of a run looks at."""
+    """At most `wanted` window numbers spread evenly over [0, count). Every validation of a run uses the same ones."""
     taken = min(count, wanted)
     return (np.arange(taken, dtype=np.int64) * count) // max(1, taken)

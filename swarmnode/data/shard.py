@@ -1,4 +1,4 @@
-"""A file of tokens: a header of 128 bytes, then the ids, little endian, memory-mapped by readers.
+"""The token file format: a header of 128 bytes, then little-endian ids. Readers memory-map it.
 
 | bytes | what |
 | --- | --- |
@@ -29,6 +29,7 @@ from typing import cast
 import numpy as np
 
 from swarmnode.data.tokens import Tokens, dtype_of
+from swarmnode.disk import raise_if_full
 from swarmnode.errors import DataError
 
 MAGIC = b"SWARMTOK"
@@ -37,6 +38,7 @@ HEADER = struct.Struct("<8sIIQQ32s32s32x")
 SUFFIX = ".tokens"
 VERIFY_BYTES_MAX = 256 << 20
 """Shards up to this size are hashed when opened: 0.13 s at most (0.5 s/GB, measured); larger ones on demand."""
+CACHE_ADVICE = "free space there, or choose another --cache"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +53,10 @@ class Shard:
 
 
 class ShardWriter:
-    """Writes a shard beside its place and moves it there whole when the `with` block ends without an error.
+    """Writes a shard to a temporary file and renames it when the `with` block ends without an error.
 
-    Several processes may write the same shard: the last one wins, and readers see one or the other. What a killed
-    writer left behind is removed by the next one (it holds a lock while it lives). `keep` = False writes nothing.
+    Several processes may write the same shard: the last one wins, and readers see one or the other. A writer locks its
+    temporary file, so the next writer can remove those of killed ones. `keep` = False leaves no shard.
     """
 
     def __init__(self, path: pathlib.Path, vocabulary: int, tokenizer: bytes) -> None:
@@ -71,12 +73,13 @@ class ShardWriter:
         try:
             self._open_locked()
         except OSError as error:
+            raise_if_full(self._path, error, HEADER.size, CACHE_ADVICE)
             raise DataError(f"{self._path}: cannot be written: {error.strerror}") from error
         self._file.write(bytes(HEADER.size))
         return self
 
     def _open_locked(self) -> None:
-        """A new file of our own beside `path`, with its lock held. A sweeper may be faster once; then make another."""
+        """Create and lock a temporary file beside the shard. If a sweeper removes it before the lock, make another."""
         while True:
             descriptor, name = tempfile.mkstemp(prefix=f".{self._path.name}.", suffix=".tmp", dir=self._path.parent)
             self._partial, self._file = pathlib.Path(name), os.fdopen(descriptor, "wb")
@@ -94,6 +97,7 @@ class ShardWriter:
         try:
             self._file.write(raw)
         except OSError as error:
+            raise_if_full(self._path, error, self._nbytes + len(raw), CACHE_ADVICE)
             raise DataError(f"{self._partial}: cannot be written: {error.strerror}") from error
         self._hash.update(raw)
         self.count += tokens.size
@@ -109,11 +113,16 @@ class ShardWriter:
                 os.fsync(self._file.fileno())
                 self._partial.replace(self._path)
         except OSError as failure:
+            raise_if_full(self._path, failure, self._nbytes, CACHE_ADVICE)
             raise DataError(f"{self._path}: cannot be written: {failure.strerror}") from failure
         finally:
             self._partial.unlink(missing_ok=True)
-            with contextlib.suppress(OSError):  # closing flushes again what a full disk has refused already
+            with contextlib.suppress(OSError):  # closing flushes again, which a full disk has already refused
                 self._file.close()
+
+    @property
+    def _nbytes(self) -> int:
+        return HEADER.size + self.count * self._dtype.itemsize
 
     def _header(self) -> bytes:
         width = self._dtype.itemsize
@@ -121,10 +130,11 @@ class ShardWriter:
 
 
 def sweep(folder: pathlib.Path) -> None:
-    """Make `folder` and remove what writers that died left in it. Raises DataError when it cannot be made."""
+    """Make `folder` and remove the temporary files of dead writers. Raises DataError when it cannot be made."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
+        raise_if_full(folder, error, None, CACHE_ADVICE)
         raise DataError(f"{folder}: cannot be made: {error.strerror}") from error
     for left in sorted(folder.glob(f".*{SUFFIX}.*.tmp")):
         with contextlib.suppress(OSError), left.open("rb") as file:
@@ -169,7 +179,7 @@ def open_shard(path: pathlib.Path, *, tokenizer: bytes, vocabulary: int, verify:
         np.memmap(path, dtype=dtype, mode="r", offset=HEADER.size, shape=(count,)) if count else np.empty(0, dtype),
     )
     if verify or (verify is None and nbytes <= VERIFY_BYTES_MAX):
-        # An ndarray view: hashing wants a buffer, and an empty array has none to map.
+        # hashlib needs a buffer, which the ndarray view gives. An empty shard has nothing to map.
         found = hashlib.sha256(np.asarray(tokens).data if count else b"").digest()
         if found != payload_digest:
             raise DataError(f"{path}: damaged: its tokens do not match the hash in its header; make the shard again")
@@ -178,8 +188,8 @@ def open_shard(path: pathlib.Path, *, tokenizer: bytes, vocabulary: int, verify:
 
 
 def forget_pages(tokens: Tokens) -> None:
-    """Let go of the mapped pages of `tokens` (they stay in the system's cache) and read no further than asked from now
-    on: samples are drawn at random, and a node's memory is better spent on tapes. Nothing for tokens in memory."""
+    """Release the mapped pages of `tokens` (they stay in the system's cache) and turn off read-ahead. Samples are drawn
+    at random, and a node's memory is better spent on tapes. Does nothing for tokens in memory."""
     mapped = getattr(tokens, "_mmap", None)
     if isinstance(mapped, mmap.mmap) and hasattr(mmap, "MADV_RANDOM"):
         mapped.madvise(mmap.MADV_DONTNEED)

@@ -1,6 +1,6 @@
-"""Where text comes from: files and folders, JSON lines, or the standard library of this interpreter.
+"""Reads text from files and folders, JSON lines, or the demo corpus that comes with swarmnode.
 
-Documents come in an order that depends on names and contents only, cut to pieces that end with a line.
+The order of documents depends on names and contents only. Documents are cut into pieces that end with a line.
 """
 
 from __future__ import annotations
@@ -8,11 +8,11 @@ from __future__ import annotations
 import json
 import os
 import pathlib
-import sysconfig
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import BinaryIO
 
+from swarmnode.data import demo_corpus
 from swarmnode.data.root import DataRoot
 from swarmnode.errors import DataError
 from swarmnode.ids import digest, digest64
@@ -28,13 +28,11 @@ READ_BYTES = 1 << 20
 
 LINE_BYTES_MAX = 64 << 20
 PROBE_BYTES = 8 << 10
-STDLIB_SKIPPED = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"})
-"""Tests are half of the standard library and say little that the rest does not."""
 
 
 @dataclass(frozen=True, slots=True)
 class SourceFile:
-    """One file to read; `name` is what orders it, the same on every machine."""
+    """One file to read. Files are sorted by `name`, which is the same on every machine."""
 
     name: str
     path: pathlib.Path
@@ -44,11 +42,8 @@ def source_files(spec: DataSpec, folder: DataRoot) -> list[SourceFile]:
     """Every file that `spec` names below `folder`, in order. Raises DataError when a path is missing or nothing is
     found, NotPermitted when a path or a link leads out of `folder`."""
     match spec.source:
-        case "python-stdlib":
-            root = pathlib.Path(sysconfig.get_path("stdlib"))
-            stdlib = _walk(root, root.name, STDLIB_SKIPPED, lambda path: path)
-            found = [file for file in stdlib if file.path.suffix == ".py"]
-            where = f"{root}: no sources of the standard library here; use another data.source"
+        case "demo":
+            return [SourceFile("demo corpus", demo_corpus.ARCHIVE)]
         case "text":
             found = [file for file in _listed(spec, folder, "") if not _is_binary(file.path)]
             where = f"{', '.join(spec.paths)}: no text file found; data.paths names files or folders"
@@ -66,8 +61,10 @@ def source_files(spec: DataSpec, folder: DataRoot) -> list[SourceFile]:
 
 
 def cache_key(spec: DataSpec, files: list[SourceFile], tokenizer: bytes) -> str:
-    """32 hex digits that change when the files (name, size, time of change), the tokenizer or the split do."""
-    parts: list[str | bytes | int | float] = ["corpus", 1, spec.source, spec.field, spec.validation_fraction, tokenizer]
+    """A key of 32 hex digits that changes with the files (name, path, size, modification time), tokenizer and split."""
+    parts: list[str | bytes | int | float] = ["corpus", 2, spec.source, spec.field, spec.validation_fraction, tokenizer]
+    if spec.source == "demo":
+        return digest(*parts, demo_corpus.SHA256).hex()[:32]
     for file in files:
         try:
             status = file.path.stat()
@@ -79,6 +76,10 @@ def cache_key(spec: DataSpec, files: list[SourceFile], tokenizer: bytes) -> str:
 
 def pieces(spec: DataSpec, files: list[SourceFile]) -> Iterator[bytes]:
     """The text of `files` in UTF-8, piece by piece. Raises DataError with the file and line at fault."""
+    if spec.source == "demo":
+        for _, text in demo_corpus.documents():
+            yield from cut_lines([text], PIECE_BYTES_MAX)
+        return
     try:
         total_nbytes = sum(file.path.stat().st_size for file in files)
         piece_nbytes = min(PIECE_BYTES_MAX, max(PIECE_BYTES_MIN, total_nbytes // PIECES_MIN))
@@ -86,13 +87,13 @@ def pieces(spec: DataSpec, files: list[SourceFile]) -> Iterator[bytes]:
             with file.path.open("rb") as stream:
                 chunks = _json_texts(spec, file, stream) if spec.source == "jsonl" else [_chunks(stream)]
                 for document in chunks:
-                    yield from _cut(document, piece_nbytes)
+                    yield from cut_lines(document, piece_nbytes)
     except OSError as error:
         raise DataError(f"{error.filename}: cannot be read: {error.strerror}") from error
 
 
 def rank(piece: bytes) -> float:
-    """Where the SHA-256 of `piece` lies in [0, 1): every node holds out the same pieces, the least ranks."""
+    """The hash of `piece` as a number in [0, 1). The lowest are held out, so nodes hold out the same pieces."""
     return (digest64("piece", piece) >> 11) / (1 << 53)
 
 
@@ -119,8 +120,8 @@ def _json_texts(spec: DataSpec, file: SourceFile, stream: BinaryIO) -> Iterator[
         yield [text.encode(errors="replace")]
 
 
-def _cut(chunks: Iterable[bytes], piece_nbytes: int) -> Iterator[bytes]:
-    """One document in pieces of at most `piece_nbytes` that end with a line, or else with a whole UTF-8 character."""
+def cut_lines(chunks: Iterable[bytes], piece_nbytes: int) -> Iterator[bytes]:
+    """Cut a document into pieces of at most `piece_nbytes`, each ending with a line or else a whole UTF-8 character."""
     held = b""
     for chunk in chunks:
         held += chunk
@@ -143,7 +144,7 @@ def _listed(spec: DataSpec, folder: DataRoot, suffix: str) -> list[SourceFile]:
     for given in spec.paths:
         path = folder.find(given)
         if path.is_dir():
-            inside = _walk(path, given, frozenset(), folder.inside)
+            inside = _walk(path, given, folder.inside)
             found += [file for file in inside if file.name.endswith(suffix)]
         elif path.is_file():
             found.append(SourceFile(given, path))
@@ -152,13 +153,11 @@ def _listed(spec: DataSpec, folder: DataRoot, suffix: str) -> list[SourceFile]:
     return found
 
 
-def _walk(
-    root: pathlib.Path, name: str, skipped: frozenset[str], follow: Callable[[pathlib.Path], pathlib.Path]
-) -> list[SourceFile]:
-    """Every regular file below `root` that is not hidden, by relative path; `follow` says where a link leads."""
+def _walk(root: pathlib.Path, name: str, follow: Callable[[pathlib.Path], pathlib.Path]) -> list[SourceFile]:
+    """All regular files below `root` that are not hidden, sorted by relative path. `follow` resolves links."""
     found: list[SourceFile] = []
     for here, folders, files in os.walk(root):
-        folders[:] = sorted(f for f in folders if f not in skipped and not f.startswith("."))
+        folders[:] = sorted(f for f in folders if not f.startswith("."))
         place = pathlib.Path(here)
         for file in files:
             path = place / file

@@ -1,4 +1,4 @@
-"""Text becomes token ids, and back: the built-in `bytes`, or any Hugging Face tokenizer.json."""
+"""Tokenizers, from text to ids: the built-in `bytes`, or any Hugging Face tokenizer.json."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy.typing as npt
 from swarmnode.data.root import DataRoot
 from swarmnode.errors import DataError
 from swarmnode.ids import digest
+from swarmnode.manifest import BYTES_END
 
 if TYPE_CHECKING:
     import tokenizers
@@ -23,7 +24,7 @@ SEPARATOR_NAMES = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
 
 
 class Tokenizer(Protocol):
-    """Ids below `vocabulary`; `digest` (32 bytes) tells tokenizers apart. Documents are parted by `separator`."""
+    """Produces ids below `vocabulary`. `digest` (32 bytes) identifies the tokenizer. `separator` ends documents."""
 
     @property
     def vocabulary(self) -> int: ...
@@ -39,7 +40,7 @@ class Tokenizer(Protocol):
         ...
 
     def encode_all(self, texts: Sequence[bytes]) -> list[Tokens]:
-        """`encode` of each, at once."""
+        """Encode several texts at once."""
         ...
 
     def decode(self, tokens: npt.ArrayLike) -> str: ...
@@ -51,10 +52,10 @@ def dtype_of(vocabulary: int) -> np.dtype[Any]:
 
 
 class ByteTokenizer:
-    """UTF-8 bytes as they are; byte 0, which text does not contain, parts documents."""
+    """Uses UTF-8 bytes as ids. Byte 0, which text does not contain, separates documents."""
 
     vocabulary = 256
-    separator = 0
+    separator = BYTES_END
     digest = digest("tokenizer", "bytes")
 
     def encode(self, text: str | bytes) -> Tokens:
@@ -74,7 +75,7 @@ class HuggingFaceTokenizer:
     def __init__(self, inner: tokenizers.Tokenizer, file_digest: bytes) -> None:
         self._inner = inner
         self.digest = file_digest
-        # Ids may have holes: what counts is the largest.
+        # Ids may have gaps, so the largest id determines the vocabulary.
         ids = inner.get_vocab(with_added_tokens=True)
         self.vocabulary = max(ids.values(), default=-1) + 1
         self.separator = next((ids[name] for name in SEPARATOR_NAMES if name in ids), None)
@@ -84,7 +85,8 @@ class HuggingFaceTokenizer:
         return self.encode_all([text.encode(errors="replace") if isinstance(text, str) else text])[0]
 
     def encode_all(self, texts: Sequence[bytes]) -> list[Tokens]:
-        made = self._inner.encode_batch([text.decode(errors="replace") for text in texts], add_special_tokens=False)
+        decoded = [text.decode(errors="replace") for text in texts]
+        made = self._inner.encode_batch_fast(decoded, add_special_tokens=False)  # without offsets, which are not used
         return [np.array(one.ids, dtype=self._dtype) for one in made]
 
     def decode(self, tokens: npt.ArrayLike) -> str:
@@ -104,9 +106,14 @@ def open_tokenizer(name: str, folder: DataRoot) -> Tokenizer:
             raw = file.read(TOKENIZER_BYTES_MAX + 1)
     except OSError as error:
         raise DataError(f"{path}: tokenizer cannot be read: {error.strerror}; data.tokenizer names it") from error
+    return huggingface_tokenizer(raw, str(path))
+
+
+def huggingface_tokenizer(raw: bytes, path: str) -> HuggingFaceTokenizer:
+    """The tokenizer in `raw`, the bytes of a tokenizer.json. Raises DataError that names `path`."""
     if len(raw) > TOKENIZER_BYTES_MAX:
         raise DataError(f"{path}: longer than {TOKENIZER_BYTES_MAX} bytes; is this a tokenizer.json?")
-    import tokenizers  # heavy: only for those who use one
+    import tokenizers  # a slow import, so only when it is needed
 
     try:
         inner = tokenizers.Tokenizer.from_str(raw.decode())

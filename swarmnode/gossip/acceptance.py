@@ -1,7 +1,7 @@
-"""What follows from a verdict on a partner's packet: a count, a line in the log, standing, and a signed receipt.
+"""Acts on the verdict on a partner's packet: a count, a line in the log, trust, and a signed receipt.
 
-The receipt goes to whom the packet came from, and a refusal (or the first acceptance after one) to the stage's other
-replicas too: one whose packets broke the rules here is left out sooner where they did so at others (distrust.py).
+The receipt goes to the packet's sender. A refusal, or the first acceptance after one, also goes to other replicas of
+the stage: a sender whose packets broke the rules here is left out sooner if they did so elsewhere (refusals.py).
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping
 
 from swarmnode.errors import RemoteFault, Unavailable
-from swarmnode.gossip.distrust import PROVEN, Distrust
-from swarmnode.gossip.receipt import check_receipt, receipt, sent_to, whole
-from swarmnode.gossip.standing import Standings
+from swarmnode.gossip.packet_receipt import check_receipt, receipt, sent_to, whole
+from swarmnode.gossip.refusals import PROVEN, RefusalTally
+from swarmnode.gossip.reputation import Reputation
 from swarmnode.identity import Identity
 from swarmnode.ids import PeerId, RunId, digest64
 from swarmnode.metrics import name
 from swarmnode.ports import Answer, Call, OuterReport, Packet, Telemetry, Transport, Verdict
 from swarmnode.wire import call_pb2 as wire
 
-RECEIPT_TIMEOUT_S = 5.0  # guess: one small message; who cannot be told goes without
+RECEIPT_TIMEOUT_S = 5.0  # guess: one small message; an unreachable replica gets no receipt
 HEARERS_MAX = 32  # guess: replicas told of a refusal at once; in larger stages others hear of others
 MET_MAX = 4096  # guess: replicas remembered whose packet was taken; those met longest ago are forgotten first
 NEWCOMER = "newcomer"
@@ -38,30 +38,32 @@ class Acceptance:
         transport: Transport,
         telemetry: Telemetry,
         mates: Callable[[], Collection[PeerId]],
+        packet_taken: Callable[[PeerId], None] = lambda peer: None,
     ) -> None:
-        """`mates`: the stage's replicas, as far as is known here."""
+        """`mates`: the stage's replicas, as far as is known here; `packet_taken` is told each peer whose packet was
+        averaged."""
         self._run_id = run_id
         self._stage = stage
         self._identity = identity
         self._transport = transport
         self._telemetry = telemetry
         self._mates = mates
-        self.standings = Standings()
-        self.distrust = Distrust()
-        self.believed: Callable[[PeerId], None] = lambda peer: None  # its packet was
+        self.reputation = Reputation()
+        self.refusal_tally = RefusalTally()
+        self._packet_taken = packet_taken
         self._out: dict[PeerId, str] = {}  # left out and why, as of the last look
         self._met: OrderedDict[PeerId, None] = OrderedDict()  # whose packet was taken here: their word is heard
 
     def left_out(self, members: Collection[PeerId] | None = None) -> set[PeerId]:
-        """Of the stage's `members` (None: all known) those not to be met: their packets broke the rules too often at
-        us, or once and at most of the others."""
-        if not self.distrust and not self.standings:
+        """The `members` of the stage (None: all known) that are not to be met: their packets broke the rules too often
+        at us, or once and at most of the others."""
+        if not self.refusal_tally and not self.reputation:
             self._out = {}
             return set()
         now_s = asyncio.get_running_loop().time()
         members = self._mates() if members is None else members
-        out = {peer: self.standings.meets(peer, now_s)[1] for peer in self.standings.shunned(now_s) & {*members}}
-        out |= self.distrust.left_out({*members}, now_s, self._transport.peer_id, self._met)
+        out = {peer: self.reputation.meets(peer, now_s)[1] for peer in self.reputation.excluded(now_s) & {*members}}
+        out |= self.refusal_tally.left_out({*members}, now_s, self._transport.peer_id, self._met)
         for peer, reason in out.items():
             if peer not in self._out:
                 self._telemetry.count(name.PEER_FAULTS, kind="distrusted")
@@ -70,8 +72,8 @@ class Acceptance:
         return {*out}
 
     def against(self, peer: PeerId) -> int:
-        """By how many of those whose word is heard the packet of `peer` was refused last."""
-        return self.distrust.against(peer)
+        """Return how many of the replicas heard refused the last packet of `peer` that they judged."""
+        return self.refusal_tally.against(peer)
 
     def judged(
         self, tasks: asyncio.TaskGroup, round_index: int, came: Mapping[PeerId, Packet], report: OuterReport
@@ -92,14 +94,14 @@ class Acceptance:
         step, reason, now_s = verdict.step, verdict.reason, asyncio.get_running_loop().time()
         self._telemetry.count(name.PACKETS, step=step)
         if verdict.keep > 0.0:
-            self.believed(other)
-            self.standings.taken(other, now_s)
+            self._packet_taken(other)
+            self.reputation.taken(other, now_s)
             self._met[other] = None
             self._met.move_to_end(other)
             if len(self._met) > MET_MAX:
                 self._met.popitem(last=False)
         elif step != NEWCOMER:
-            trust = (self.standings.refused if step in PROVEN else self.standings.trust)(other, now_s)
+            trust = (self.reputation.refused if step in PROVEN else self.reputation.trust)(other, now_s)
             self._telemetry.count(name.PEER_FAULTS, kind="packet")
             self._telemetry.event(
                 "exchange.refused",
@@ -110,16 +112,16 @@ class Acceptance:
                 reason=reason,
                 trust=round(trust, 3),
             )
-        if step in ("clipped", "direction") and verdict.keep > 0.0:
+        if step in ("clipped", "direction", "loss") and verdict.keep > 0.0:
             self._telemetry.event("exchange.clipped", round=round_index, peer=other, keep=verdict.keep, reason=reason)
 
     def _hearers(self, round_index: int, other: PeerId, verdict: Verdict) -> list[PeerId]:
-        """Whom else the verdict on `other`'s packet is news to."""
+        """Return the other replicas to tell of the verdict on `other`'s packet: those to which it is news."""
         if verdict.step == NEWCOMER:
             return []
         me, accepted = self._transport.peer_id, verdict.keep > 0.0
-        news = not accepted or self.distrust.refused_by(other, me)
-        self.distrust.heard(other, me, round_index, accepted, asyncio.get_running_loop().time(), verdict.step)
+        news = not accepted or self.refusal_tally.refused_by(other, me)
+        self.refusal_tally.heard(other, me, round_index, accepted, asyncio.get_running_loop().time(), verdict.step)
         if not news:
             return []
         mates = [peer for peer in self._mates() if peer not in (me, other)]
@@ -140,7 +142,7 @@ class Acceptance:
         check_receipt(given, self._run_id, giver, peer)
         if given.stage == self._stage and peer in self._met and {giver, peer} <= set(self._mates()):
             now_s = asyncio.get_running_loop().time()
-            self.distrust.heard(giver, peer, given.round, given.accepted, now_s, given.step)
+            self.refusal_tally.heard(giver, peer, given.round, given.accepted, now_s, given.step)
             self._telemetry.event(
                 "receipt.heard", round=given.round, peer=peer, giver=giver, accepted=given.accepted, step=given.step
             )

@@ -1,8 +1,9 @@
-"""Who meets whom at a round's boundary. Every replica computes the same answer alone (design section 5).
+"""Decides which replicas meet at a round's boundary. Every replica computes the same answer alone, so that no
+message and no leader is needed.
 
 Pairs: every two members draw a number from SHA-256(run, stage, round, member), and the least numbers meet first. All
-perfect matchings are equally likely, as with shuffling and pairing neighbours; but where two replicas' views differ by
-a member, a shuffle pairs nearly everybody otherwise, and here only those few whom that member's absence moves
+perfect matchings are equally likely, as with shuffling and pairing neighbours. But if two replicas' views differ by
+one member, a shuffle changes nearly all pairs; this method changes only the few that the member's absence affects
 (measured: tests/gossip/test_pairing.py).
 
 Groups: members in the order of numbers drawn from the same hashes, cut into equal parts.
@@ -30,8 +31,8 @@ def draws(run_id: RunId, stage: int, round_index: int, members: Iterable[PeerId]
     return dict(zip(names, map(_drawn(run_id, stage, round_index).__getitem__, names), strict=True))
 
 
-class _Draws(dict[PeerId, int]):
-    """Of one round, each member's drawn when it is asked for."""
+class _PairDraws(dict[PeerId, int]):
+    """The draws of one round; each member's is computed on first use."""
 
     def __init__(self, *of: str | int) -> None:
         self._of = of
@@ -42,8 +43,8 @@ class _Draws(dict[PeerId, int]):
 
 
 @lru_cache(ROUNDS_KEPT)
-def _drawn(run_id: RunId, stage: int, round_index: int) -> _Draws:
-    return _Draws(run_id, stage, round_index)
+def _drawn(run_id: RunId, stage: int, round_index: int) -> _PairDraws:
+    return _PairDraws(run_id, stage, round_index)
 
 
 def shuffled(run_id: RunId, stage: int, round_index: int, members: Iterable[PeerId]) -> list[PeerId]:
@@ -65,12 +66,12 @@ def groups(
 
 
 def _shift(count: int) -> int:
-    """So many members are cut into parts by their draws without as many of the lower bits."""
+    """The number of low bits of a draw to drop: the rest names the part that one of `count` members belongs to."""
     return 64 - max(0, (count - 1) // TOGETHER_MAX).bit_length()
 
 
 def pair(run_id: RunId, stage: int, round_index: int, members: Iterable[PeerId], me: PeerId) -> tuple[PeerId, ...]:
-    """That of `pairs` which `me` is in; () where it is not among `members`."""
+    """Return the pair of `pairs` that contains `me`; () if `me` is not among `members`."""
     drawn = draws(run_id, stage, round_index, members)
     if me not in drawn:
         return ()

@@ -1,9 +1,9 @@
-"""When a round ends: rounds are counted in samples of the whole run, whoever computed them (design section 5).
+"""Decides when a round ends. Rounds are counted in samples of the whole run, so that all replicas agree on the round.
 
 Where samples come faster than replicas can meet, each would skip the rounds it has no time for, and no two the same
 ones: on a quick machine replicas met in none of 50 rounds (measured: the `tiny` preset, 2 cores). So a replica whose
 rounds come too fast meets at every second only, or fourth, ... Such a *stride* is a power of two and announced in
-its record: who meets more rarely still meets at rounds that the others have, and everybody knows at which.
+its record: a replica that meets more rarely still meets at rounds that the others have, and all know at which.
 
 With gossip.rounds = "qsr" the run itself has such a stride, which grows as the learning rate falls (QSR, arXiv
 2310.14423, eq. 2; outer/period.py). It is a function of the round's number alone, so all replicas agree on it, and
@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median_low
 
 from swarmnode.bounds import STRIDE_MAX
+from swarmnode.ema import Ema, EmaStart
 from swarmnode.gossip.outer.period import quadratic
 from swarmnode.manifest import Manifest
 from swarmnode.model.schedule import learning_rate
@@ -31,9 +32,12 @@ SMOOTHING = 0.5  # guess: of the newest round's seconds and samples in their ave
 EXCHANGES_PER_ROUND = 2.0  # guess: rounds are so far apart that exchanges, waiting included, take at most half of them
 LINE_FADE = 0.98  # guess: of the most that the line was seen to carry, a round: another network is noticed within 50
 
+Spent = tuple[float, float]
+"""Seconds, and of these the seconds in which the device worked."""
+
 
 def lengthening(manifest: Manifest, total_samples: int) -> int:
-    """How many rounds go by between two meetings after `total_samples`, with gossip.rounds = "qsr": the largest power
+    """Rounds between two meetings after `total_samples`, with gossip.rounds = "qsr": the largest power
     of two up to (peak / rate)^2, so that strides divide each other. While the rate warms up it counts as its peak."""
     inner = manifest.inner
     if total_samples < inner.warmup_samples:
@@ -43,7 +47,7 @@ def lengthening(manifest: Manifest, total_samples: int) -> int:
 
 
 def usual(strides: Iterable[int]) -> int:
-    """At which most of those meet who announce `strides`, powers of two: no one of them decides. 1 where nobody is."""
+    """Return the low median of `strides`, powers of two, so that no single replica decides; 1 if there are none."""
     return median_low([*strides] or [1])
 
 
@@ -61,7 +65,7 @@ class Rounds:
 
     @staticmethod
     def of(manifest: Manifest) -> Rounds:
-        """Those of a run of `manifest`."""
+        """Return the rounds of a run of `manifest`."""
         size = manifest.gossip.round_samples
         if manifest.gossip.rounds == "even":
             return Rounds(size)
@@ -153,22 +157,31 @@ class Rounds:
 
 
 @dataclass(slots=True)
-class Pace:
-    """How fast the run's samples come, how long exchanges take and how many bytes a round costs, smoothed over rounds;
+class RoundPace:
+    """The rate of the run's samples, the seconds of an exchange and the bytes of a round, smoothed over rounds;
     and what this machine's line up carries: the most it was seen to, in any exchange or from round to round, packets
     and activations alike. A line that is never busy seems slower than it is, and rounds take less of it then."""
 
-    samples_per_second: float = 0.0
-    exchange_s: float = 0.0
-    round_nbytes: float = 0.0
+    _samples_per_second: Ema = field(default_factory=lambda: Ema(SMOOTHING, EmaStart.FIRST))
+    _exchange_s: Ema = field(default_factory=lambda: Ema(SMOOTHING, EmaStart.FIRST))
+    _round_nbytes: Ema = field(default_factory=lambda: Ema(SMOOTHING, EmaStart.FIRST))
     line_bytes_per_s: float = 0.0
     _boundary: tuple[float, int, int] | None = None
+
+    @property
+    def samples_per_second(self) -> float:
+        return self._samples_per_second.value
+
+    @property
+    def exchange_s(self) -> float:
+        """Seconds that an exchange takes; 0 before the first."""
+        return self._exchange_s.value
 
     def boundary(self, now_s: float, samples: int, sent_nbytes: int) -> None:
         """A round is over; `samples` of the run and bytes that this machine sent, ever."""
         if self._boundary is not None and now_s > self._boundary[0]:
             seconds = now_s - self._boundary[0]
-            self.samples_per_second = _smoothed(self.samples_per_second, (samples - self._boundary[1]) / seconds)
+            _add(self._samples_per_second, (samples - self._boundary[1]) / seconds)
             self.line_bytes_per_s *= LINE_FADE
             self._carried((sent_nbytes - self._boundary[2]) / seconds)
         self._boundary = (now_s, samples, sent_nbytes)
@@ -181,23 +194,25 @@ class Pace:
         up; why)."""
         exchanges_s, line_s = EXCHANGES_PER_ROUND * self.exchange_s, 0.0
         if self.line_bytes_per_s > 0.0:
-            line_s = self.round_nbytes / (uplink_share * self.line_bytes_per_s)
+            line_s = self._round_nbytes.value / (uplink_share * self.line_bytes_per_s)
         if line_s > exchanges_s:
             line = f"a line of {self.line_bytes_per_s / 1e6:.3g} MB/s"
-            return line_s, f"{self.round_nbytes / 1e6:.3g} MB are {uplink_share:g} of {line}"
+            return line_s, f"{self._round_nbytes.value / 1e6:.3g} MB are {uplink_share:g} of {line}"
         return exchanges_s, f"an exchange takes {self.exchange_s:.3g} s"
 
     def seconds(self, samples: int) -> float:
-        """What the run needs for `samples`, infinite while that is not known."""
+        """Seconds that the run needs for `samples`; infinite while its rate is unknown."""
         return samples / self.samples_per_second if self.samples_per_second > 0 else float("inf")
 
     def exchanged(self, seconds: float, nbytes: int) -> None:
         """A round's packets were sent, `nbytes` by this machine, and others' came."""
-        self.exchange_s = _smoothed(self.exchange_s, seconds)
-        self.round_nbytes = _smoothed(self.round_nbytes, float(nbytes))
+        _add(self._exchange_s, seconds)
+        _add(self._round_nbytes, float(nbytes))
         if seconds > 0.0:
             self._carried(nbytes / seconds)
 
 
-def _smoothed(average: float, value: float) -> float:
-    return value if average == 0.0 else average + SMOOTHING * (value - average)
+def _add(average: Ema, value: float) -> None:
+    """Zeros before the first other value tell nothing yet."""
+    if value != 0.0 or average.known:
+        average.add(value)

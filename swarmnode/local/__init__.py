@@ -1,1 +1,1 @@
-"""A whole swarm on one machine: processes started, watched, ended, summed up (`swarmnode up`)."""
+"""A whole swarm on one machine: start, watch, end and summarise its processes (`swarmnode up`)."""

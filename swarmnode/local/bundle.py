@@ -1,4 +1,4 @@
-"""One file with what helps to understand what nodes did on this machine, without what is nobody's business."""
+"""Bundle logs of nodes on this machine into one file for analysis, without private data."""
 
 from __future__ import annotations
 
@@ -14,26 +14,28 @@ from importlib import metadata
 from pathlib import Path
 
 from swarmnode import __version__
-from swarmnode.errors import LocalFault, UsageError
+from swarmnode.atomic_file import atomic_file
+from swarmnode.disk import write_fault
+from swarmnode.errors import UsageError
 from swarmnode.local.redact import Redactor
 
-# Named one by one: keys, weights and caches never get in by being forgotten here.
+# An explicit list, so that no key, weights or cache gets in by accident.
 FILES = ("events.jsonl.1", "events.jsonl", "stderr.log", "stdout.log", "status.json")
 FILE_BYTES_MAX = 32 << 20
 PACKAGES = ("torch", "hivemind", "numpy", "grpcio", "aiohttp")
 
 
 def homes(folders: Sequence[Path]) -> list[Path]:
-    """The nodes' homes in `folders`, themselves or below. Raises UsageError when there is none."""
+    """The nodes' homes in `folders` or directly below. Raises UsageError if there is none."""
     globs = ("events.jsonl", "*/events.jsonl")
     found = sorted({log.parent for folder in folders for glob in globs for log in folder.glob(glob)})
     if not found:
-        raise UsageError(f"no node has left a log in {', '.join(map(str, folders))}; give its --home")
+        raise UsageError(f"no log of a node in {', '.join(map(str, folders))}; give its --home")
     return found
 
 
 def redactor() -> Redactor:
-    """Of this machine's and its user's names."""
+    """A redactor for the names of this machine and its user."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):
@@ -46,7 +48,7 @@ def redactor() -> Redactor:
 
 
 def about() -> dict[str, object]:
-    """This machine and what is installed."""
+    """Versions of this machine's system and packages."""
     versions = {"swarmnode": __version__}
     for package in PACKAGES:
         try:
@@ -57,8 +59,8 @@ def about() -> dict[str, object]:
 
 
 def write(out: Path, nodes: Sequence[Path], hide: Redactor | None) -> list[str]:
-    """Bundle the logs of `nodes` (homes) into `out`, a .tar.gz; returns the names inside. Raises LocalFault when it
-    cannot be written."""
+    """Bundle the logs of `nodes` (homes) into `out`, a .tar.gz; return the names inside. Raises LocalFault if it cannot
+    be written."""
     inside: list[str] = []
 
     def add(bundle: tarfile.TarFile, name: str, text: str) -> None:
@@ -68,10 +70,9 @@ def write(out: Path, nodes: Sequence[Path], hide: Redactor | None) -> list[str]:
         bundle.addfile(row, io.BytesIO(data))
         inside.append(name)
 
-    part = out.with_name(out.name + ".part")
     try:
         with (
-            part.open("wb") as raw,
+            atomic_file(out) as raw,
             gzip.GzipFile("", "wb", 6, raw, 0) as packed,
             tarfile.open(fileobj=packed, mode="w") as bundle,
         ):
@@ -80,15 +81,13 @@ def write(out: Path, nodes: Sequence[Path], hide: Redactor | None) -> list[str]:
                 for name in FILES:
                     if (home / name).is_file():
                         add(bundle, f"{index:02d}-{home.name}/{name}", _tail(home / name))
-        part.replace(out)
     except OSError as error:
-        part.unlink(missing_ok=True)
-        raise LocalFault(f"cannot write {out}: {error.strerror or error}; give another --out") from None
+        raise write_fault(out, error, advice="free space there, or give another --out") from None
     return inside
 
 
 def _tail(path: Path) -> str:
-    """The text of `path`, of a long one the end from a line's beginning on."""
+    """The text of `path`; of a long file only whole lines at its end."""
     with path.open("rb") as file:
         size = file.seek(0, io.SEEK_END)
         file.seek(max(0, size - FILE_BYTES_MAX))

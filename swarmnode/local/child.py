@@ -1,4 +1,4 @@
-"""One node process of ours: started on a leash in a session of its own, asked what it does, ended for certain."""
+"""A child node process: started so that it dies with us, in its own session, queried, and reliably ended."""
 
 from __future__ import annotations
 
@@ -6,33 +6,49 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import swarmnode
 from swarmnode.control import client
 from swarmnode.control.client import ControlClient
-from swarmnode.errors import EXIT_PREEMPTED, EXIT_PREEMPTED_INCOMPLETE, LocalFault, SwarmnodeError
-from swarmnode.local import ready
-from swarmnode.local.ready import Ready
-from swarmnode.local.starting import NODE, NURSERY, Process
+from swarmnode.daemon import ready_file
+from swarmnode.daemon.ready_file import Ready
+from swarmnode.errors import (
+    EXIT_PREEMPTED,
+    EXIT_PREEMPTED_INCOMPLETE,
+    DataError,
+    DiskFull,
+    HardwareFault,
+    LocalFault,
+    NotPermitted,
+    SwarmnodeError,
+    UsageError,
+    VersionMismatch,
+)
+from swarmnode.local.spawn import NODE, SPAWNER, ChildProcess
 from swarmnode.wire.control_pb2 import DrainReply, LimitRequest, StatusReply
 from swarmnode.wire.record_pb2 import NODE_STATE_TRAINING
 
 STATUS_TIMEOUT_S = 2.0
-"""A node that answers later is shown with what it said last. Guess."""
+"""Guess. A node that answers later is shown with its previous status."""
 
 LEAVE_TIMEOUT_S = 3.0
 TAIL_BYTES = 4096
-TAIL_CHARS_MAX = 200
+TAIL_CHARS_MAX = 400
+FATAL: Mapping[int, type[SwarmnodeError]] = {
+    error.exit_code: error for error in (UsageError, VersionMismatch, HardwareFault, DiskFull, NotPermitted, DataError)
+}
+"""By exit code, what a service manager does not start a node again after (docs/exit-codes.md)."""
+
 STDOUT_NAME = "stdout.log"
 STDERR_NAME = "stderr.log"
 
 
 @dataclass(frozen=True, slots=True)
 class NodePlan:
-    """What one process shall be; `stage` None lets it choose, `bootstrap` makes it serve none."""
+    """Parameters of one process. `stage` None lets it choose; `bootstrap` makes it serve none."""
 
     name: str
     home: Path
@@ -41,19 +57,27 @@ class NodePlan:
     bootstraps: tuple[str, ...] = ()
     stage: int | None = None
     bootstrap: bool = False
-    dashboard_port: int | None = None  # of the page a bootstrap shows; None: no page
+    dashboard_port: int | None = None  # of a bootstrap's page; None: no page
     checkpoints: str = ""
-    data_root: Path | None = None  # below which the manifest's paths lie; None: nothing is opened
+    data_root: Path | None = None  # folder of the manifest's paths; None: no file is opened
     resume: str = ""
-    flags: tuple[str, ...] = ("--notice", "none")  # of `join`; many nodes on one machine would all be told
+    flags: tuple[str, ...] = ("--notice", "none")  # of `join`; many nodes on one machine would all be notified
 
 
 def node_command(plan: NodePlan) -> list[str]:
-    """The command line of a real node of `plan`."""
+    """The command line of a real node for `plan`."""
     command = [*NODE]
     common = ["--listen", "/ip4/127.0.0.1/tcp/0", "--home", str(plan.home), "--metrics-port", "0", "--name", plan.name]
     if plan.bootstrap and plan.dashboard_port is not None:
-        return [*command, "coordinator", str(plan.manifest), "--port", str(plan.dashboard_port), *common]
+        return [
+            *command,
+            "coordinator",
+            str(plan.manifest),
+            "--no-archive",
+            "--port",
+            str(plan.dashboard_port),
+            *common,
+        ]
     if plan.bootstrap:
         return [*command, "bootstrap", str(plan.manifest), *common]
     stage = [] if plan.stage is None else ["--stage", str(plan.stage)]
@@ -65,8 +89,8 @@ def node_command(plan: NodePlan) -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    """Of a node process: one thread of arithmetic each (two processes of two threads run slower than two of one,
-    measured, test-lab section 7), and this very package."""
+    """The environment of a node process: one arithmetic thread each (two processes of two threads run slower than two
+    of one, measured), and this package's path."""
     found = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     source = Path(swarmnode.__file__).resolve().parent.parent
     if source.name != "site-packages":
@@ -75,9 +99,9 @@ def environment() -> dict[str, str]:
 
 
 class Child:
-    """A started process. `reason` says how it ended ("" while it runs); `status` is the last it said of itself."""
+    """A started process. `reason`: how it ended ("" while it runs); `status`: its last one."""
 
-    def __init__(self, plan: NodePlan, process: Process) -> None:
+    def __init__(self, plan: NodePlan, process: ChildProcess) -> None:
         self.plan = plan
         self.ready: Ready | None = None
         self.status: StatusReply | None = None
@@ -88,14 +112,14 @@ class Child:
 
     @classmethod
     async def start(cls, plan: NodePlan, command: Sequence[str], *, fork: bool = True) -> Child:
-        """Run `command` for `plan`, its output in files of its home. Call it from the main thread: the leash is held by
-        the thread that starts. `fork` False: as a command, as a volunteer does. Raises LocalFault when the system
-        refuses."""
+        """Run `command` for `plan`, with its output in files of its home. Call it from the main thread: the child dies
+        with the thread that starts it. `fork` False: start as a command, as a volunteer does. Raises LocalFault if the
+        system refuses."""
         try:
             plan.home.mkdir(mode=0o700, parents=True, exist_ok=True)
-            ready.clear(plan.home)
+            ready_file.clear(plan.home)
             with (plan.home / STDOUT_NAME).open("ab") as out, (plan.home / STDERR_NAME).open("ab") as error:
-                process = await NURSERY.start(command, environment(), out, error, fork=fork)
+                process = await SPAWNER.start(command, environment(), out, error, fork=fork)
         except OSError as failure:
             raise LocalFault(f"cannot start {plan.name} in {plan.home}: {failure.strerror}") from None
         return cls(plan, process)
@@ -110,14 +134,14 @@ class Child:
 
     @property
     def stage(self) -> int | None:
-        """The stage it serves as far as known: what it says, else what it was told."""
+        """The known stage: by its status, else as planned."""
         if self.status is not None:
             return self.status.stage
         return self.plan.stage
 
     @property
     def trained(self) -> bool:
-        """Whether it got as far as training: what never did would only fail again."""
+        """Whether it reached training. A process that never did would only fail again."""
         status = self.status
         return status is not None and (status.state == NODE_STATE_TRAINING or status.inner_steps > 0)
 
@@ -126,19 +150,19 @@ class Child:
         return self._process.returncode is None
 
     async def poll(self) -> None:
-        """Ask for the status once, bounded; a node that does not answer keeps its last one."""
+        """Ask for the status once, within a timeout; without an answer the last one stays."""
         try:
             if self.ready is None:
-                self.ready = ready.read(self.plan.home)
+                self.ready = ready_file.read(self.plan.home)
             if self.ready is not None and self.alive:
                 if self._client is None:
                     self._client = ControlClient(self.plan.home)
                 self.status = await self._client.status(timeout_s=STATUS_TIMEOUT_S)
         except SwarmnodeError:
-            pass  # not yet, no more, or frozen: `alive` and the age of `status` tell
+            pass  # not yet, no longer, or frozen: `alive` and the age of `status` show it
 
     async def leave(self, reason: str, checkpoint: str = "") -> None:
-        """Take its last words and ask it to leave, with its stage saved in `checkpoint` unless that is ""; SIGTERM when
+        """Take its last status and ask it to leave, with its stage saved in `checkpoint` unless that is ""; SIGTERM if
         its control socket does not answer."""
         await self.poll()
         if not self.alive:
@@ -151,24 +175,24 @@ class Child:
             self.signal(signal.SIGTERM)
 
     async def drain(self, notice_s: float, reason: str) -> DrainReply:
-        """Tell it that its machine will be taken away in `notice_s`; returns how it left. Raises Unavailable when it
-        has not by then."""
+        """Tell it that its machine will be taken away in `notice_s`; return the result of its drain. Raises Unavailable
+        if it has not left by then."""
         return await asyncio.to_thread(client.drain, self.plan.home, notice_s, reason)
 
     async def limit(self, limit: str, value: str) -> None:
-        """Change one of its limits, as `swarmnode limit` does. Raises Unavailable when it does not answer."""
+        """Change one of its limits, as `swarmnode limit`. Raises Unavailable if it does not answer."""
         request = LimitRequest(changed={limit: value})
         await asyncio.to_thread(client.ask, self.plan.home, "Limit", request)
 
     def signal(self, number: signal.Signals, told: str | None = None) -> None:
-        """Send `number` to the process itself, if it still runs; `told` is then why it ended."""
+        """Send signal `number` to the process, if it still runs; `told` becomes the reason of its end."""
         if self.alive:
             self.told = told if told is not None else self.told
             with contextlib.suppress(ProcessLookupError):
                 self._process.send_signal(number)
 
     def kill(self, told: str | None = None) -> None:
-        """SIGKILL to the process and to whatever it started."""
+        """Send SIGKILL to the process and all its children."""
         if self.alive:
             self.told = told if told is not None else self.told
             self._kill_group()
@@ -182,8 +206,17 @@ class Child:
             return False
         return True
 
+    @property
+    def fault(self) -> SwarmnodeError | None:
+        """Why it ended, where another start would end alike (FATAL): with its own last line and its exit code."""
+        found = None if self.told is not None else FATAL.get(self._process.returncode or 0)
+        if found is None:
+            return None
+        said = tail(self.plan.home / STDERR_NAME).removeprefix("swarmnode: ")
+        return found(f"{self.name}: {said or self.reason}; see {self.plan.home}")
+
     async def bury(self) -> None:
-        """After its end: end what it left running, say how it ended in `reason`, let go of the connection."""
+        """Clean up after its end: kill leftover children, set `reason`, close the connection."""
         code = self._process.returncode
         assert code is not None, f"{self.name} still runs"
         if self._client is not None:
@@ -195,11 +228,11 @@ class Child:
 
     def _kill_group(self) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)  # it leads its own session, so the group is its pid
+            os.killpg(self.pid, signal.SIGKILL)  # it leads its own session, so its pid is the group's
 
 
 def explain(code: int, last_line: str) -> str:
-    """How a process ended, from its return code and the last line of its stderr."""
+    """Description of a process's end, from its return code and the last line of its stderr."""
     if code == 0:
         return "left"
     if code in (EXIT_PREEMPTED, EXIT_PREEMPTED_INCOMPLETE):
@@ -209,7 +242,7 @@ def explain(code: int, last_line: str) -> str:
 
 
 def tail(path: Path) -> str:
-    """The last line of `path` that is not blank, cut to a line's length; "" when there is none."""
+    """The last non-blank line of `path`, shortened; "" if there is none."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))

@@ -1,4 +1,4 @@
-"""The node processes of one local swarm: a bootstrap and its nodes, started, watched, killed on purpose, ended."""
+"""The node processes of one local swarm: start, watch, kill and end a bootstrap and its nodes."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from swarmnode.local.summary import NodeFacts
 from swarmnode.recovery import checkpoint
 
 START_TIMEOUT_S = 120.0
-"""Until a process says it can be reached. Eight at once took 17 s on two cores (measured, test-lab section 7)."""
+"""Time for a process to become reachable. Eight at once took 17 s on two cores (measured)."""
 
 LEAVE_TIMEOUT_S = 45.0
-"""For feeders, then for the others, to leave: an exchange under way (20 s by the manifest's default), then saving.
-Guess."""
+"""Guess: time for feeders, then for the others, to leave: an exchange in progress (20 s by the manifest's default),
+then saving."""
 
 TERM_TIMEOUT_S = 10.0
 REAP_TIMEOUT_S = 10.0
 TICK_S = 0.1
 NEIGHBOURS_MAX = 2
-"""Living nodes a replacement is told of besides the bootstrap, which may be dead. Guess."""
+"""Guess: living nodes that a replacement is told of, besides the bootstrap, which may be dead."""
 
 Command = Callable[[NodePlan], Sequence[str]]
 Note = Callable[[str], None]
@@ -36,7 +36,7 @@ Note = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class FleetPlan:
-    """What to start. `command` makes the command line of one process; tests put processes of their own there."""
+    """The processes to start. `command` makes the command line of a process; tests replace it."""
 
     folder: Path
     manifest: Path
@@ -46,19 +46,19 @@ class FleetPlan:
     seed: int = 0
     command: Command = node_command
     checkpoints: str = ""
-    data_root: Path | None = None  # below which the manifest's paths lie; None: nothing is opened
-    round_samples: int = 1  # of the manifest; names the checkpoint made at the end
+    data_root: Path | None = None  # folder of the manifest's paths; None: no file is opened
+    round_samples: int = 1  # of the manifest; names the final checkpoint
     resume: str = ""
     start_timeout_s: float = START_TIMEOUT_S
     leave_timeout_s: float = LEAVE_TIMEOUT_S
-    stage_of: tuple[int, ...] = ()  # each node's, in order; empty: in turn
-    dashboard_port: int | None = None  # the bootstrap also shows the run on a page there
+    stage_of: tuple[int, ...] = ()  # of each node, in order; empty: round robin
+    dashboard_port: int | None = None  # of the page that the bootstrap shows
 
 
 def choose_victim(nodes: Sequence[NodeFacts], rng: random.Random) -> tuple[NodeFacts | None, str]:
-    """A node to kill, uniformly among those that train and whose stage keeps another replica that trains.
+    """A node to kill, uniformly among those that train and whose stage keeps another training replica.
 
-    The last replica of a stage is spared: what only it holds could not come back.
+    The last replica of a stage is spared, because its state could not be recovered.
     """
     replicas = Counter(node.stage for node in nodes if node.training)
     eligible = [node for node in nodes if node.training and replicas[node.stage] > 1]
@@ -68,7 +68,7 @@ def choose_victim(nodes: Sequence[NodeFacts], rng: random.Random) -> tuple[NodeF
 
 
 class Fleet:
-    """All processes of one `up`, in the order they were started. `note` is told what a person should know."""
+    """All processes of one `up`, in the order of their start. `note` is called with messages for the user."""
 
     def __init__(self, plan: FleetPlan, note: Note) -> None:
         self.nodes: list[Child] = []
@@ -85,7 +85,7 @@ class Fleet:
 
     @property
     def page(self) -> str:
-        """The URL of the run's page; "" when there is none."""
+        """The URL of the run's page; "" if there is none."""
         return self.bootstrap.ready.dashboard if self.bootstrap is not None and self.bootstrap.ready is not None else ""
 
     @property
@@ -93,13 +93,15 @@ class Fleet:
         return [child for child in self.nodes if child.alive]
 
     def facts(self) -> list[NodeFacts]:
-        """What is known of each node, in the order they were started."""
+        """The known facts of each node, in the order of their start."""
         return [NodeFacts(child.name, child.stage, child.status, child.reason) for child in self.nodes]
 
     async def start(self, stopping: asyncio.Event) -> bool:
-        """Start the bootstrap, then all nodes at once; True once all can be reached, False when told to stop before.
+        """Start the bootstrap, then all nodes at once; return True once all are reachable, False if told to stop
+        before.
 
-        Raises LocalFault with the process's own last line when one ends or is not ready in time.
+        Raises LocalFault with the process's own last line if one ends or is not ready in time; the error that its exit
+        code stands for if it cannot work here at all.
         """
         self.bootstrap = await self._spawn("bootstrap", None, bootstrap=True)
         if not await self._ready([self.bootstrap], stopping):
@@ -112,7 +114,7 @@ class Fleet:
         return await self._ready(self.nodes, stopping)
 
     async def poll(self) -> list[Child]:
-        """Ask every living process once, all at the same time; returns those that ended since the last look."""
+        """Query all living processes concurrently; return those that ended since the last call."""
         async with asyncio.TaskGroup() as group:
             for child in self.everybody:
                 if child.alive:
@@ -120,7 +122,7 @@ class Fleet:
         return await self._bury()
 
     def kill_one(self) -> Child | None:
-        """`kill -9` a node chosen by `choose_victim`; None when nobody may be killed now."""
+        """`kill -9` a node chosen by `choose_victim`; None if no node may be killed now."""
         victim, _ = choose_victim(self.facts(), self._rng)
         if victim is None:
             return None
@@ -131,16 +133,15 @@ class Fleet:
         return child
 
     async def replace(self, gone: Child) -> None:
-        """Start a fresh node in the place of `gone`; it chooses its stage itself."""
-        child = await self._join(None, resume="")  # peers have the state of now
+        """Start a new node in place of `gone`; it chooses its stage itself."""
+        child = await self._join(None, resume="")  # peers have the current state
         self._note(f"{child.name} joins in the place of {gone.name}")
 
     async def stop(self, reason: str) -> None:
         """Ask all nodes to leave and wait for their ends by pid: SIGTERM, then SIGKILL, for those that do not.
 
-        Feeders go first, while the other stages still serve what is under way, and count what all of them fed in the
-        checkpoint that is made then; the bootstrap goes last. Statuses are taken as long as nodes answer. Nothing is
-        left running.
+        Feeders go first, while the other stages still serve what is in flight, and count in the final checkpoint what
+        all of them fed. The bootstrap goes last. Statuses are read as long as nodes answer. No process is left running.
         """
         await self.poll()
         label = self._final_label()
@@ -159,9 +160,10 @@ class Fleet:
         await self.reap()
 
     def _final_label(self) -> str:
-        """Of the checkpoint that one replica of each stage saves when everything ends; "" when there is none to be.
+        """The label of the final checkpoint, saved by one replica of each stage; "" if there is none to save.
 
-        Named after the round under way: the checkpoint due at its end may still be saved, and must not be the later.
+        It is named after the current round: the checkpoint due at its end may still be saved, and must not be the later
+        one.
         """
         said = [child.status for child in self.nodes if child.status is not None]
         trained = max((status.samples_total for status in said), default=0)
@@ -170,12 +172,12 @@ class Fleet:
         return checkpoint.label(math.ceil(trained / self._plan.round_samples), final=True)
 
     def kill(self) -> None:
-        """SIGKILL everything, now."""
+        """Send SIGKILL to all processes."""
         for child in self.everybody:
             child.kill()
 
     async def reap(self) -> None:
-        """Kill what still runs and wait for every pid."""
+        """Kill all remaining processes and wait for each."""
         self.kill()
         async with asyncio.timeout(REAP_TIMEOUT_S):
             for child in self.everybody:
@@ -216,7 +218,8 @@ class Fleet:
             for child in children:
                 said = tail(child.plan.home / STDERR_NAME)
                 if not child.alive:
-                    raise LocalFault(f"{child.name} ended while starting: {child.reason}; see {child.plan.home}")
+                    ended = f"{child.name} ended while starting: {child.reason}; see {child.plan.home}"
+                    raise child.fault or LocalFault(ended)
                 if child.ready is None and loop.time() > until:
                     within = f"{self._plan.start_timeout_s:g} s"
                     raise LocalFault(f"{child.name} is not ready after {within}: {said}; see {child.plan.home}")
@@ -252,7 +255,7 @@ class Fleet:
 
 
 async def elapsed(stopping: asyncio.Event, seconds: float) -> bool:
-    """Wait `seconds`, or until `stopping` is set: then True."""
+    """Wait `seconds`, or until `stopping` is set; return whether it was."""
     try:
         async with asyncio.timeout(seconds):
             await stopping.wait()

@@ -1,7 +1,7 @@
-"""Taking out of logs what is nobody's business: addresses, names of machines and people, secrets. Pure.
+"""Remove private data from logs: addresses, names of machines and people, secrets. Pure.
 
-The same address becomes the same word all through one bundle, so that what happened between two machines can still be
-followed. Peer ids stay: they are public, and without them a log says nothing.
+Equal addresses become equal words throughout one bundle, so that events between two machines can still be followed.
+Peer ids stay: they are public, and a log is useless without them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SECRET = re.compile(
     r"(\"[^\"]*\"|[^\s,;}]+)"
 )
 _INVITE = re.compile(r"\bswarm\d+\.[A-Za-z0-9_\-]{20,}")
-# What is a secret wherever it stands, by the form its maker gives it.
+# Secrets recognisable by their format.
 _TOKEN = re.compile(
     r"""(?<![A-Za-z0-9])(?:
       (?:AKIA|ASIA|AROA|AIDA|AGPA|ANPA|ABIA|ACCA)[0-9A-Z]{16}    # Amazon
@@ -36,7 +36,7 @@ _TOKEN = re.compile(
     re.VERBOSE,
 )
 _HEADER = re.compile(r"(?i)\b((?:bearer|basic|digest|negotiate|token)\s+)(?![a-z]{1,20}\b)[A-Za-z0-9._~+/=:-]{8,}")
-# Of a URL that is signed: X-Amz-Signature, X-Goog-Credential, sig, AWSAccessKeyId, ...
+# Parameters of a signed URL: X-Amz-Signature, X-Goog-Credential, sig, AWSAccessKeyId, ...
 _QUERY = re.compile(
     r"(?i)([?&;](?:[\w.-]{0,64}?(?:signature|credential|security-token|accesskeyid|secret|password|apikey|access_token)"
     r"|sig|key|token|auth|code)=)[^&\s\"'<>\\]+"
@@ -55,17 +55,17 @@ HIDDEN = "[hidden]"
 
 
 class Redactor:
-    """`text` without addresses, secrets, and `words` (path of a home, a user's name, a machine's), each replaced by
-    what it is called in `words`."""
+    """Removes addresses, secrets, and `words` (a home's path, a user's or machine's name), each of which is replaced by
+    its second item."""
 
     def __init__(self, words: Sequence[tuple[str, str]] = ()) -> None:
-        # Longest first: a home's path holds its owner's name.
+        # Longest first: a home's path contains its owner's name.
         self._words = sorted(((word, name) for word, name in words if len(word) > 2), key=lambda pair: -len(pair[0]))
         self._known: dict[str, str] = {}
         self.hidden = 0
 
     def text(self, text: str) -> str:
-        """`text` as it may be shown to others."""
+        """`text` in a form that may be shown to others."""
         text = self._without_ends(_PEM.sub(self._count, text))
         text = _URL_USER.sub(self._behind_first, text)
         text = _QUERY.sub(self._behind_first, text)
@@ -86,7 +86,7 @@ class Redactor:
         return f"{found[1]}{quote}{HIDDEN}{quote}"
 
     def _without_ends(self, text: str) -> str:
-        """Without keys whose beginning a log has lost: lines of base64 before the last line of one."""
+        """`text` without keys whose beginning was lost from the log: lines of base64 before a key's last line."""
         kept, done = [], 0
         for end in _PEM_END.finditer(text):
             start = end.start()

@@ -1,4 +1,4 @@
-"""One `swarmnode up` from the first process to the last: start, watch, kill on purpose, stop, sum up."""
+"""A session of `swarmnode up`: start, watch, kill on purpose, stop, summarise."""
 
 from __future__ import annotations
 
@@ -12,24 +12,26 @@ from typing import Protocol
 
 from swarmnode.local.child import Child
 from swarmnode.local.fleet import Fleet, FleetPlan, elapsed
-from swarmnode.local.summary import NodeFacts, Rate, Summary, Totals, totals
+from swarmnode.local.summary import NodeFacts, Summary, TokenRate, Totals, totals
 
 PERIOD_S = 1.0
-"""Between two looks at the nodes."""
+"""Seconds between two queries of the nodes."""
 
 EXIT_INTERRUPTED = 130
+EXIT_FAILED = 70
 
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """When to stop, whichever comes first; none of them: when told to. `for_s` counts from all nodes being ready."""
+    """When to stop, whichever condition is met first; without any: on a signal. `for_s` counts from when all nodes are
+    ready."""
 
     for_s: float | None = None
     rounds: int | None = None
     samples: int | None = None
 
     def met(self, ready_s: float, seen: Totals) -> str | None:
-        """Why to stop now, None to go on."""
+        """The reason to stop now, or None."""
         if self.for_s is not None and ready_s >= self.for_s:
             return f"{self.for_s:g} s are over"
         if self.rounds is not None and seen.round >= self.rounds:
@@ -40,8 +42,8 @@ class Conditions:
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
-    """What a screen shows. `ready_s` is None while the swarm starts."""
+class SessionView:
+    """The state shown on a screen. `ready_s` is None while the swarm starts."""
 
     wall_s: float
     ready_s: float | None
@@ -52,9 +54,9 @@ class Picture:
 
 
 class Screen(Protocol):
-    """Shows a running swarm to a person."""
+    """Shows a running swarm to the user."""
 
-    def show(self, picture: Picture) -> None: ...
+    def show(self, picture: SessionView) -> None: ...
 
     def note(self, text: str) -> None: ...
 
@@ -62,7 +64,7 @@ class Screen(Protocol):
 
 
 class Session:
-    """Runs `plan` until `conditions` are met, a signal arrives, or nobody is left. One use."""
+    """Runs `plan` until `conditions` are met, a signal arrives, or no node is left. For one use."""
 
     def __init__(
         self, plan: FleetPlan, conditions: Conditions, screen: Screen, *, run: str, kill_every_s: float | None = None
@@ -74,16 +76,17 @@ class Session:
         self._screen = screen
         self._run = run
         self._kill_every_s = kill_every_s
-        self._rate = Rate()
+        self._rate = TokenRate()
         self._began_s = 0.0
         self._stopped = ""
         self._failure: str | None = None
+        self._code = EXIT_FAILED
 
     async def run(self) -> Summary:
-        """The summary, once every process has ended; its `failure` says so when nobody was left. Raises LocalFault when
-        the swarm does not start.
+        """The summary, once every process has ended; its `failure` is set if no node was left. Raises LocalFault if the
+        swarm does not start.
 
-        SIGINT, SIGTERM or SIGHUP end it in order; the second one kills everything and raises CancelledError.
+        SIGINT, SIGTERM or SIGHUP end it in order; a second one kills everything and raises CancelledError.
         """
         self._began_s = asyncio.get_running_loop().time()
         try:
@@ -99,7 +102,7 @@ class Session:
         return self._summary()
 
     def stop(self, reason: str) -> None:
-        """End in order."""
+        """Stop in order."""
         if not self.stopping.is_set():
             self._stopped = reason
             self.stopping.set()
@@ -128,14 +131,18 @@ class Session:
 
     async def _gone(self, child: Child) -> None:
         self._screen.note(f"{child.name} is gone: {child.reason}")
+        if (fault := child.fault) is not None and not self.stopping.is_set():
+            self._failure, self._code = str(fault), fault.exit_code
+            self.stop(f"{child.name} cannot work")
+            return
         if self._kill_every_s is not None and child is not self.fleet.bootstrap and child.trained:
             await self.fleet.replace(child)
 
-    def _picture(self, now_s: float, ready_s: float | None) -> Picture:
+    def _picture(self, now_s: float, ready_s: float | None) -> SessionView:
         facts = tuple(self.fleet.facts())
         seen = totals(facts)
         self._rate.see(now_s, seen.tokens)
-        return Picture(now_s - self._began_s, ready_s, self._rate.tokens_per_s, facts, seen, self.fleet.page)
+        return SessionView(now_s - self._began_s, ready_s, self._rate.tokens_per_s, facts, seen, self.fleet.page)
 
     def _summary(self) -> Summary:
         facts = self.fleet.facts()
@@ -150,6 +157,7 @@ class Session:
             folder=str(self._plan.folder),
             exit_reasons={node.name: node.reason for node in facts},
             failure=self._failure,
+            exit_code=self._code if self._failure else 0,
         )
 
     @contextlib.contextmanager
@@ -165,7 +173,7 @@ class Session:
             seen += 1
             if seen == 1:
                 self.stop(number.name)
-                self._screen.note(f"{number.name}: ending everything; once more kills at once")
+                self._screen.note(f"{number.name}: stopping all nodes; again to kill them at once")
             elif seen == 2:
                 self.fleet.kill()
                 main.cancel()

@@ -1,4 +1,4 @@
-"""What a local swarm did, from what each of its nodes said last: plain arithmetic, no waiting."""
+"""Summarise a local swarm from the last status of each node: plain arithmetic, no waiting."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LABEL = re.compile(r'(\w+)="([^"]*)"')
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """One node process: the last status it gave (None: never one) and how it ended ("" while it runs)."""
+    """A node process: its last status (None: never any) and how it ended ("" while it runs)."""
 
     name: str
     stage: int | None
@@ -32,10 +32,9 @@ class NodeFacts:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Of the whole swarm. Counts are summed over all nodes, the dead included; what every node knows of the run
-    (samples, tokens, round) is the largest. Losses are nats per token, None when unknown. `paired` counts
-    each partner's step, `staleness` gradients by how many inner steps old they were. Bytes are those sent, so that none
-    is counted twice."""
+    """Totals of the whole swarm. Counts are summed over all nodes, dead ones included; facts that all nodes know of the
+    run (samples, tokens, round) are the largest. Losses are nats per token, None if unknown. `paired` counts each
+    partner's step, `staleness` gradients by age in inner steps. Only sent bytes count, so that none counts twice."""
 
     samples: int = 0
     tokens: int = 0
@@ -52,13 +51,13 @@ class Totals:
 
 
 def parse_series(key: str) -> tuple[str, dict[str, str]]:
-    """The metric and labels of a key that `metrics.name.series` wrote."""
+    """The metric and labels of a key written by `metrics.name.series`."""
     metric, _, labels = key.partition("{")
     return metric, dict(_LABEL.findall(labels))
 
 
 def count(nodes: Sequence[NodeFacts], metric: str, **labels: str) -> int:
-    """The sum over all nodes of every series of `metric` that has these labels."""
+    """The sum over all nodes of every series of `metric` with these labels."""
     total = 0.0
     for node in nodes:
         for key, value in node.status.counters.items() if node.status else ():
@@ -69,7 +68,7 @@ def count(nodes: Sequence[NodeFacts], metric: str, **labels: str) -> int:
 
 
 def totals(nodes: Sequence[NodeFacts]) -> Totals:
-    """The totals of `nodes`, in the order they were started."""
+    """The totals of `nodes`, in the order of their start."""
     said = [node.status for node in nodes if node.status is not None]
     living = [node.status for node in nodes if node.status is not None and not node.reason] or said
     losses = [status.loss_train for status in living if status.loss_train]
@@ -92,8 +91,8 @@ def totals(nodes: Sequence[NodeFacts]) -> Totals:
 
 
 @dataclass(slots=True)
-class Rate:
-    """Tokens per second between the first and the last progress seen, so that neither start nor end dilutes it."""
+class TokenRate:
+    """Tokens per second between the first and the last observed progress, so that start and end do not dilute it."""
 
     first: tuple[float, int] | None = None
     last: tuple[float, int] | None = None
@@ -115,7 +114,7 @@ class Rate:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """The end of `swarmnode up`. `wall_s` is from the first process started to the last one ended."""
+    """The result of `swarmnode up`. `wall_s` is from the first process's start to the last one's end."""
 
     run: str
     nodes: int
@@ -129,9 +128,10 @@ class Summary:
     model: str | None = None
     failure: str | None = None
     checkpoint: str | None = None
+    exit_code: int = 0  # of `up`: that of the node that could not work, 70 for other failures
 
     def to_json(self) -> dict[str, object]:
-        """One JSON object, the keys of which are documented in `swarmnode up --help`."""
+        """A JSON object; `swarmnode up --help` documents its keys."""
         t = self.totals
         return {
             "run": self.run,

@@ -1,10 +1,9 @@
-"""The manifest: one training job, frozen, hashed and signed; the hash is the run's id (design section 2).
+"""The manifest: one training job, frozen, hashed and signed. The hash is the run's id.
 
 `parse` and `template` are for people (TOML), `canonical`, `sign` and `verify` for nodes, `init` for organisers.
 """
 
-from swarmnode.manifest.across import BOUNDARY_BLOCK, boundary_nbytes, boundary_width
-from swarmnode.manifest.fitted import Fitted, fit
+from swarmnode.manifest.cross_field import BOUNDARY_BLOCK, boundary_nbytes, boundary_width
 from swarmnode.manifest.folder import (
     MANIFEST_FILE,
     SIGNED_FILE,
@@ -13,13 +12,19 @@ from swarmnode.manifest.folder import (
     sign_folder,
     write_signed,
 )
-from swarmnode.manifest.meeting import Constants, constants
+from swarmnode.manifest.gossip_compat import OuterConstants, constants
+from swarmnode.manifest.kind_compat import from_base
+from swarmnode.manifest.kind_preset import of_kind
 from swarmnode.manifest.preset import PRESETS
+from swarmnode.manifest.recipe import Recipe, fit
 from swarmnode.manifest.signed import canonical, parse_signed, read_signed, run_id_of, sign, verify
 from swarmnode.manifest.spec import (
+    BYTES_END,
     AccessSpec,
+    BaseSpec,
     CheckpointSpec,
     DataSpec,
+    EvaluationSpec,
     GossipSpec,
     InnerSpec,
     LimitsSpec,
@@ -27,20 +32,24 @@ from swarmnode.manifest.spec import (
     ModelSpec,
     PipelineSpec,
     RecoverySpec,
+    TrainingSpec,
 )
 from swarmnode.manifest.text import MANIFEST_BYTES_MAX, parse, template
 
 __all__ = [
     "BOUNDARY_BLOCK",
+    "BYTES_END",
     "MANIFEST_BYTES_MAX",
     "MANIFEST_FILE",
     "PRESETS",
     "SIGNED_FILE",
     "CheckpointSpec",
-    "Constants",
+    "OuterConstants",
     "AccessSpec",
+    "BaseSpec",
     "DataSpec",
-    "Fitted",
+    "EvaluationSpec",
+    "Recipe",
     "GossipSpec",
     "InnerSpec",
     "LimitsSpec",
@@ -48,12 +57,15 @@ __all__ = [
     "ModelSpec",
     "PipelineSpec",
     "RecoverySpec",
+    "TrainingSpec",
     "boundary_nbytes",
     "boundary_width",
     "canonical",
     "constants",
     "fit",
+    "from_base",
     "init",
+    "of_kind",
     "parse",
     "parse_signed",
     "read_manifest",

@@ -1,8 +1,7 @@
-"""A run's folder: manifest.toml that people edit, owner.key that signs it, manifest.signed that nodes take."""
+"""A run's folder: the editable manifest.toml, the signing key owner.key, and manifest.signed for nodes."""
 
 from __future__ import annotations
 
-import os
 import pathlib
 from collections.abc import Mapping
 
@@ -11,6 +10,7 @@ from swarmnode.errors import ManifestError, NotPermitted, UsageError
 from swarmnode.manifest.signed import sign
 from swarmnode.manifest.spec import Manifest
 from swarmnode.manifest.text import MANIFEST_BYTES_MAX, parse, template
+from swarmnode.whole_file import write_whole
 from swarmnode.wire import record_pb2
 
 MANIFEST_FILE = "manifest.toml"
@@ -20,10 +20,10 @@ SIGNED_FILE = "manifest.signed"
 def init(
     folder: pathlib.Path, manifest: Manifest | None = None, origins: Mapping[str, str] | None = None
 ) -> tuple[pathlib.Path, pathlib.Path]:
-    """A new run in `folder`: manifest.toml (commented; the values of `manifest` or the defaults, `origins` says where
-    those of some fields come from) and owner.key.
+    """Create a run in `folder`: manifest.toml (commented; the values of `manifest` or the defaults, with the `origins`
+    of some values) and owner.key.
 
-    Returns both paths. Raises UsageError when either exists already, NotPermitted when they cannot be written.
+    Returns both paths. Raises UsageError if either exists already, NotPermitted if they cannot be written.
     """
     manifest_path, key_path = folder / MANIFEST_FILE, folder / owner_key.FILE_NAME
     for path in (manifest_path, key_path):
@@ -53,14 +53,15 @@ def read_manifest(path: pathlib.Path) -> Manifest:
 
 
 def sign_folder(folder: pathlib.Path) -> record_pb2.SignedManifest:
-    """The folder's manifest signed with the folder's key, also written to manifest.signed (whole or not at all)."""
+    """Sign the folder's manifest with the folder's key; also write it to manifest.signed (atomically)."""
     signed = sign(read_manifest(folder / MANIFEST_FILE), owner_key.load_owner(folder / owner_key.FILE_NAME))
     write_signed(folder / SIGNED_FILE, signed)
     return signed
 
 
 def signed_of(run: pathlib.Path) -> pathlib.Path:
-    """The signed manifest of `run`: a folder of `init`, signed now if its key is there, or the file itself."""
+    """The path of the signed manifest of `run`: a folder made by `init`, signed now if its key is there, or the file
+    itself."""
     if not run.is_dir():
         return run
     if (run / MANIFEST_FILE).is_file() and (run / owner_key.FILE_NAME).exists():
@@ -69,22 +70,8 @@ def signed_of(run: pathlib.Path) -> pathlib.Path:
 
 
 def write_signed(path: pathlib.Path, signed: record_pb2.SignedManifest) -> None:
-    """`signed` as a file, replaced whole. Raises NotPermitted when it cannot be written."""
+    """Write `signed` to a file atomically. Raises NotPermitted if it cannot be written."""
     write_whole(path, signed.SerializeToString(deterministic=True))
-
-
-def write_whole(path: pathlib.Path, raw: bytes) -> None:
-    """`raw` as a file, whole or not at all. Raises NotPermitted when it cannot be written."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with partial.open("wb") as file:
-            file.write(raw)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise NotPermitted(f"{path} cannot be written: {error.strerror}") from error
 
 
 def _write_new(path: pathlib.Path, data: bytes) -> None:

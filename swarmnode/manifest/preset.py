@@ -1,13 +1,13 @@
-"""Manifests to start from: `swarmnode init --preset NAME`."""
+"""Preset manifests for `swarmnode init --preset NAME`."""
 
 from __future__ import annotations
 
 from swarmnode.manifest.spec import GossipSpec, InnerSpec, LimitsSpec, Manifest, ModelSpec, PipelineSpec
 
 DEMO = Manifest(limits=LimitsSpec(tape_bytes_max=60 << 20))
-"""1.0 M parameters over bytes of the standard library: readable in minutes on two CPU cores (measured). Four tapes of
-13 MiB are kept (three of 18 where matrices are not multiplied in bfloat16): a node stays below 450 MB, and a quarter of
-the forwards are done again, with one tape three quarters (measured)."""
+"""1.0 M parameters over bytes of the demo corpus: readable text in minutes on two CPU cores (measured). Four tapes of
+13 MiB are kept (three of 18 without bfloat16 matrix products): a node stays below 450 MB, and a quarter of the forwards
+are recomputed, with one tape three quarters (measured)."""
 
 TINY = Manifest(
     name="tiny",

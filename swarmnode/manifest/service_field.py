@@ -1,8 +1,20 @@
-"""The fields of a manifest that say how a run is kept going: checkpoints, limits, recovery, access."""
+"""The manifest fields of a run's operation: checkpoints, limits, recovery, access."""
 
 from __future__ import annotations
 
-from swarmnode.manifest.check import BYTES_MAX, COUNT_MAX, Field, bucket, one_of, real, whole
+from swarmnode.manifest.check import (
+    BYTES_MAX,
+    COUNT_MAX,
+    Field,
+    bucket,
+    list_of,
+    matching,
+    one_of,
+    path,
+    real,
+    text,
+    whole,
+)
 
 _SECONDS = real(0.0, 86_400.0, above=True)
 
@@ -11,8 +23,8 @@ SERVICE_FIELDS: tuple[Field, ...] = (
         "checkpoint",
         "url",
         bucket(),
-        "The bucket in which checkpoints are saved by nodes whose user says --use-bucket (their own keys, from their"
-        " environment). A folder is never named here: --checkpoints names one on the machine it is of.",
+        "The bucket for checkpoints of nodes started with --use-bucket (with their own keys, from their"
+        " environment). A folder is not allowed here: --checkpoints names one on each machine.",
         "none: volunteers cannot write there",
     ),
     Field("checkpoint", "every_rounds", whole(1, COUNT_MAX), "Rounds between two checkpoints.", "guess"),
@@ -21,10 +33,10 @@ SERVICE_FIELDS: tuple[Field, ...] = (
         "limits",
         "microbatch_timeout_s",
         _SECONDS,
-        "Seconds that any microbatch may take, there and back; where they take long, what they are seen to take.",
+        "Seconds that a microbatch may take, there and back; adapts upwards if they are seen to take longer.",
         "guess: simulated, pieces of work of 5 s and three stages, 60 s lost 19 of 400 and 120 s none",
     ),
-    Field("limits", "hop_timeout_min_s", _SECONDS, "Seconds a hop may take, at least.", "guess"),
+    Field("limits", "hop_timeout_min_s", _SECONDS, "Least seconds that a hop may take.", "guess"),
     Field(
         "limits",
         "in_flight_max",
@@ -36,15 +48,15 @@ SERVICE_FIELDS: tuple[Field, ...] = (
         "limits",
         "tape_bytes_max",
         whole(0, BYTES_MAX),
-        "Bytes of tapes a replica keeps; more is recomputed. A GPU keeps more if it has memory to spare.",
+        "Bytes of tapes a replica keeps; the others are recomputed. A GPU keeps more if it has free memory.",
         "guess",
     ),
-    Field("limits", "frame_bytes_max", whole(1024, BYTES_MAX), "Bytes of tensors in one call, at most.", "guess"),
+    Field("limits", "frame_bytes_max", whole(1024, BYTES_MAX), "Most bytes of tensors in one call.", "guess"),
     Field(
         "limits",
         "exchange_timeout_s",
         _SECONDS,
-        "Seconds an exchange between two replicas may take, and 2 more for each MB of a packet.",
+        "Seconds an exchange between two replicas may take, plus 2 for each MB of a packet.",
         "guess",
     ),
     Field("limits", "announce_period_s", _SECONDS, "Seconds between records of a node.", "guess"),
@@ -64,23 +76,21 @@ SERVICE_FIELDS: tuple[Field, ...] = (
         "keepers",
         whole(0, 64),
         "Nodes of a stage that keep a snapshot of the next one (the last keeps the first's).",
-        "guess: one may die with it",
+        "guess: one may die together with the stage",
     ),
-    Field(
-        "recovery", "snapshot_rounds", whole(1, COUNT_MAX), "Rounds until a snapshot that is kept is renewed.", "guess"
-    ),
+    Field("recovery", "snapshot_rounds", whole(1, COUNT_MAX), "Rounds until a kept snapshot is renewed.", "guess"),
     Field(
         "recovery",
         "snapshot_rounds_max",
         whole(0, COUNT_MAX),
-        "Rounds a snapshot may be old to bring a stage back; an older one loses to its neighbours.",
+        "Largest age in rounds of a snapshot for recovery; if it is older, the stage is rebuilt from its neighbours.",
         "guess",
     ),
     Field(
         "recovery",
         "snapshot_bytes_max",
         whole(0, BYTES_MAX),
-        "Bytes of a snapshot that a keeper keeps in memory; of a larger one only embedding and head.",
+        "Largest snapshot in bytes that a keeper holds in memory; of a larger one it keeps only embedding and head.",
         "guess",
     ),
     Field(
@@ -94,15 +104,44 @@ SERVICE_FIELDS: tuple[Field, ...] = (
         "recovery",
         "while_lost",
         one_of("wait", "skip"),
-        "What microbatches do while a stage is lost; skip: leave it out (never the first or last, at most a third).",
+        "Microbatches while a stage is lost: wait, or skip it (never the first or last, at most a third).",
         "guess",
     ),
     Field(
         "access",
         "mode",
         one_of("open", "invited"),
-        "open: whoever has an invite or an address; invited: only machines with an invite the owner signed, or named in"
-        " the owner's guest list.",
-        "the least trouble among friends",
+        "open: machines with an invite or an address; invited: only machines with an invite signed by its owner, or on"
+        " the owner's access list.",
+        "the simplest among friends",
+    ),
+    Field(
+        "evaluation",
+        "sets",
+        list_of(path(), 16),
+        "Texts beside the run's own held-out part: files or folders below the data folder of the machine that keeps"
+        " the archive. Each gives nats per token.",
+        "none: the run's own held-out part is always measured",
+    ),
+    Field(
+        "evaluation",
+        "tasks",
+        list_of(matching(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", "the name of an lm-eval task"), 32),
+        "Tasks of lm-evaluation-harness, if it is installed where the archive is kept (docs/evaluation.md).",
+        "none: they download their data",
+    ),
+    Field(
+        "evaluation",
+        "prompts",
+        list_of(text(), 16),
+        "Texts that each checkpoint continues; the page shows the continuations.",
+        "none",
+    ),
+    Field(
+        "evaluation",
+        "prompt_tokens",
+        whole(1, 1024),
+        "Tokens of a continuation, always the most likely ones.",
+        "guess: two or three lines of text",
     ),
 )

@@ -1,4 +1,4 @@
-"""A manifest as nodes pass it on: canonical bytes, signed by the owner; their hash is the run's id."""
+"""Manifests as distributed: canonical bytes, signed by the owner. Their hash is the run's id."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ SIGNED_BYTES_MAX = MANIFEST_BYTES_MAX + 1024
 
 
 def canonical(manifest: Manifest) -> bytes:
-    """The one byte string of `manifest`: JSON, keys sorted, no spaces, ASCII, every field present, floats in their
-    shortest form that reads back the same."""
+    """The canonical bytes of `manifest`: JSON, keys sorted, no spaces, ASCII, every field present, floats in the
+    shortest form that reads back the same. Raises ManifestError for a value that is not allowed."""
     tree: dict[str, Any] = {"format": FORMAT}
     for field in FIELDS:
         place = tree.setdefault(field.table, {}) if field.table else tree
@@ -44,7 +44,7 @@ def run_id_of(canonical_bytes: bytes, owner_public_key: bytes) -> RunId:
 
 
 def sign(manifest: Manifest, owner_private: Ed25519PrivateKey) -> record_pb2.SignedManifest:
-    """`manifest` signed by its owner, ready to be given to nodes. Raises ManifestError when it is not valid."""
+    """`manifest` signed by its owner, ready for nodes. Raises ManifestError if it is not valid."""
     raw = canonical(manifest)
     from_canonical(raw)
     return record_pb2.SignedManifest(
@@ -53,7 +53,7 @@ def sign(manifest: Manifest, owner_private: Ed25519PrivateKey) -> record_pb2.Sig
 
 
 def verify(signed: record_pb2.SignedManifest, expected_run_id: RunId | None) -> tuple[Manifest, RunId]:
-    """The manifest inside and its run id, after checking sizes, signature, run id and every field, in this order.
+    """The manifest and its run id, after checking sizes, signature, run id and every field, in this order.
 
     `expected_run_id` None accepts any run. Raises ManifestError.
     """
@@ -74,14 +74,14 @@ def verify(signed: record_pb2.SignedManifest, expected_run_id: RunId | None) -> 
 
 
 def from_canonical(raw: bytes) -> Manifest:
-    """The manifest of canonical bytes. Raises ManifestError unless `canonical` gives back the same bytes."""
+    """The manifest of canonical bytes. Raises ManifestError unless `canonical` restores the same bytes."""
     try:
         tree = json.loads(raw.decode("ascii"))
     except (ValueError, RecursionError):
         raise ManifestError("signed manifest: not JSON; ask the run's organiser for it again") from None
     if not isinstance(tree, dict) or tree.pop("format", None) != FORMAT:
         raise ManifestVersionError(
-            f"signed manifest of another format than {FORMAT}: made by another version of swarmnode"
+            f"signed manifest of a format other than {FORMAT}: made by another version of swarmnode"
         )
     manifest = from_tree(tree, "signed manifest")
     if canonical(manifest) != raw:
@@ -90,7 +90,7 @@ def from_canonical(raw: bytes) -> Manifest:
 
 
 def parse_signed(raw: bytes, origin: str, expected_run_id: RunId | None) -> tuple[record_pb2.SignedManifest, Manifest]:
-    """A serialised SignedManifest and the manifest inside it. Raises ManifestError that begins with `origin`."""
+    """A serialised SignedManifest and its manifest. Raises ManifestError that begins with `origin`."""
     if len(raw) > SIGNED_BYTES_MAX:
         raise ManifestError(f"{origin}: longer than {SIGNED_BYTES_MAX} bytes; is this a signed manifest?")
     try:

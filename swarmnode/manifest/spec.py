@@ -1,17 +1,23 @@
-"""What a run is: the values of a manifest, frozen. Meanings, ranges and origins of the defaults are in field.py."""
+"""The values of a manifest, frozen. Meanings, ranges and origins of the defaults are in field.py."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+BYTES_END = 0
+"""End of documents with data.tokenizer = "bytes": a byte that text does not contain."""
+
 OWN = "own"
-"""gossip.alpha, beta and gamma: the value that belongs to gossip.method (meeting.py)."""
+"""gossip.alpha, beta and gamma: use the value of gossip.method (gossip_compat.py)."""
+
+TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+"""training.targets: the matrices of a layer that adapters can change."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """A LLaMA-style decoder. Defaults: 1.0 M parameters, a size that two CPU cores train to readable bytes in minutes
-    (measured, test-lab section 7)."""
+    """A decoder. Defaults: 1.0 M parameters of Llama's architecture, which two CPU cores train to readable text in
+    minutes (measured)."""
 
     layers: int = 6
     width: int = 128
@@ -22,11 +28,56 @@ class ModelSpec:
     vocabulary: int = 256
     rope_theta: float = 10000.0
     norm_eps: float = 1e-5
+    head_width: int = 0
+    qkv_bias: bool = False
+    output_bias: bool = False
+    qk_norm: str = "none"
+    norm_placement: str = "pre"
+    tied: bool = False
+    rope_scaling: str = "none"
+    rope_factor: float = 1.0
+    rope_original_context: int = 0
+    rope_low: float = 1.0
+    rope_high: float = 4.0
+    rope_attention_factor: float = 0.0
+    unrotated_layers: tuple[int, ...] = ()
+    sliding_window: int = 0
+    sliding_layers: tuple[int, ...] = ()
+    experts: int = 0
+    experts_active: int = 0
+    expert_ffn: int = 0
+    shared_expert_ffn: int = 0
+    dense_layers: tuple[int, ...] = ()
+    router_normalised: bool = False
+    router_balance: float = 0.0
+    architecture: str = "decoder"
+
+    @property
+    def head_dim(self) -> int:
+        """Width of an attention head."""
+        return self.head_width or self.width // self.heads
+
+    def rotates(self, layer: int) -> bool:
+        """Whether `layer` has rotary positions."""
+        return layer not in self.unrotated_layers
+
+    def window(self, layer: int) -> int:
+        """Tokens that a token sees in `layer`, itself among them; 0: all before it."""
+        return self.sliding_window if not self.sliding_layers or layer in self.sliding_layers else 0
+
+    def is_sparse(self, layer: int) -> bool:
+        """Whether `layer` has experts instead of one feed-forward."""
+        return self.experts > 0 and layer not in self.dense_layers
+
+    @property
+    def sparse_layers(self) -> int:
+        """Layers with experts."""
+        return sum(map(self.is_sparse, range(self.layers)))
 
 
 @dataclass(frozen=True, slots=True)
 class PipelineSpec:
-    """How microbatches travel."""
+    """The route of microbatches through the stages."""
 
     stages: int = 3
     boundary: str = "bf16"
@@ -44,19 +95,39 @@ class PipelineSpec:
 
 @dataclass(frozen=True, slots=True)
 class DataSpec:
-    """What text is read, and how it becomes tokens."""
+    """The training text and its tokens."""
 
-    source: str = "python-stdlib"
+    source: str = "demo"
     paths: tuple[str, ...] = ()
+    index: str = ""
+    locations: tuple[str, ...] = ()
+    end_token: int = -1
+    documents: str = "joined"
     field: str = "text"
     tokenizer: str = "bytes"
     validation_fraction: float = 0.02
     block_samples: int = 64
 
     @property
+    def document_end(self) -> int | None:
+        """The token after which attention and positions restart; None if windows are read across documents."""
+        if self.documents == "joined":
+            return None
+        by_bytes = self.tokenizer == "bytes" and self.source != "index"
+        return BYTES_END if self.end_token < 0 and by_bytes else self.end_token
+
+    @property
     def names_files(self) -> bool:
-        """Whether whoever feeds the run needs files of its own machine, below the folder that its user names."""
-        return bool(self.paths) or self.tokenizer != "bytes"
+        """Whether feeders need files of their own machine, below the folder that the user names."""
+        return self.source != "index" and (bool(self.paths) or self.tokenizer != "bytes")
+
+
+@dataclass(frozen=True, slots=True)
+class BaseSpec:
+    """The pretrained model that the run starts from; without `index` it starts from random weights."""
+
+    index: str = ""
+    locations: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +158,7 @@ class InnerSpec:
 
 @dataclass(frozen=True, slots=True)
 class GossipSpec:
-    """Rounds: how the replicas of a stage meet."""
+    """Rounds: the averaging of a stage's replicas."""
 
     method: str = "average"
     alpha: float | str = OWN
@@ -104,8 +175,20 @@ class GossipSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class TrainingSpec:
+    """The trained part of the model, and the adapters' form if it is adapters."""
+
+    kind: str = "pretrain"
+    method: str = "lora"
+    rank: int = 16
+    alpha: float = 32.0
+    targets: tuple[str, ...] = TARGETS
+    base_format: str = "bf16"
+
+
+@dataclass(frozen=True, slots=True)
 class RecoverySpec:
-    """How a stage whose replicas all died comes back (design section 7)."""
+    """Recovery of a stage whose replicas all died."""
 
     method: str = "copy"
     keepers: int = 2
@@ -118,7 +201,7 @@ class RecoverySpec:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointSpec:
-    """Where and how often the whole run is saved."""
+    """Location and frequency of checkpoints of the whole run."""
 
     url: str = ""
     every_rounds: int = 160
@@ -141,23 +224,36 @@ class LimitsSpec:
 
 @dataclass(frozen=True, slots=True)
 class AccessSpec:
-    """Who may take part."""
+    """Access to the run."""
 
     mode: str = "open"
 
 
 @dataclass(frozen=True, slots=True)
+class EvaluationSpec:
+    """The evaluation of each checkpoint that an archive makes."""
+
+    sets: tuple[str, ...] = ()
+    tasks: tuple[str, ...] = ()
+    prompts: tuple[str, ...] = ()
+    prompt_tokens: int = 48
+
+
+@dataclass(frozen=True, slots=True)
 class Manifest:
-    """One training job. `Manifest()` is the demo."""
+    """A training job. `Manifest()` is the demo."""
 
     name: str = "swarm"
     seed: int = 0
     model: ModelSpec = field(default_factory=ModelSpec)
     pipeline: PipelineSpec = field(default_factory=PipelineSpec)
+    base: BaseSpec = field(default_factory=BaseSpec)
     data: DataSpec = field(default_factory=DataSpec)
     inner: InnerSpec = field(default_factory=InnerSpec)
     gossip: GossipSpec = field(default_factory=GossipSpec)
+    training: TrainingSpec = field(default_factory=TrainingSpec)
     checkpoint: CheckpointSpec = field(default_factory=CheckpointSpec)
     limits: LimitsSpec = field(default_factory=LimitsSpec)
     recovery: RecoverySpec = field(default_factory=RecoverySpec)
     access: AccessSpec = field(default_factory=AccessSpec)
+    evaluation: EvaluationSpec = field(default_factory=EvaluationSpec)

@@ -1,4 +1,4 @@
-"""A manifest as people write it: TOML in, commented TOML out."""
+"""Manifests as people write them: read TOML, write commented TOML."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from swarmnode.errors import ManifestError
-from swarmnode.manifest.across import ACROSS
 from swarmnode.manifest.check import Value
+from swarmnode.manifest.cross_field import ACROSS
 from swarmnode.manifest.field import BY_NAME, FIELDS, TABLES, Field
 from swarmnode.manifest.spec import Manifest
-from swarmnode.said import printable
+from swarmnode.untrusted_text import printable
 
 MANIFEST_BYTES_MAX = 64 << 10
 SHOWN_MAX = 60
@@ -25,9 +25,9 @@ COMMENT_COLUMNS = 110
 
 
 def parse(text: str, origin: str) -> Manifest:
-    """The manifest written in `text` (TOML); what it leaves out has its default.
+    """The manifest in `text` (TOML), with defaults for missing fields.
 
-    Raises ManifestError with every mistake at once, a line each: origin, field, value, what is allowed.
+    Raises ManifestError with every mistake at once, one per line: origin, field, value, allowed values.
     """
     if len(text.encode(errors="replace")) > MANIFEST_BYTES_MAX:
         raise ManifestError(f"{origin}: longer than {MANIFEST_BYTES_MAX} bytes; is this a manifest?")
@@ -41,7 +41,7 @@ def parse(text: str, origin: str) -> Manifest:
 
 
 def from_tree(tree: Mapping[str, Any], origin: str) -> Manifest:
-    """The manifest in nested dictionaries (of TOML or JSON). Raises ManifestError as `parse` does."""
+    """The manifest in nested dictionaries (of TOML or JSON). Raises ManifestError as `parse`."""
     mistakes: list[str] = []
     raw = _flatten(tree, mistakes)
     values: dict[str, Value] = {}
@@ -67,7 +67,7 @@ def from_tree(tree: Mapping[str, Any], origin: str) -> Manifest:
 
 
 def build(values: Mapping[str, Value]) -> Manifest:
-    """A manifest of `values` by field name, defaults for the rest, nothing checked."""
+    """A manifest of `values` by field name, with defaults for the rest, unchecked."""
     manifest = Manifest()
     top: dict[str, Any] = {f.key: values[f.name] for f in FIELDS if not f.table and f.name in values}
     for table in TABLES:
@@ -83,15 +83,15 @@ def value_of(manifest: Manifest, name: str) -> Value:
 
 
 def template(manifest: Manifest | None = None, origins: Mapping[str, str] | None = None) -> str:
-    """A manifest as commented TOML: every field with its meaning, what is allowed, and where the default comes from; by
-    `origins` also where the value comes from that a field has here.
+    """A manifest as commented TOML: every field with its meaning, allowed values and the origin of its default, and by
+    `origins` also that of its value here.
 
     `parse(template(m), ...)` equals `m`.
     """
     manifest, origins = manifest or Manifest(), origins or {}
     lines = [
         "# A swarmnode manifest: one training job. Once signed it is frozen; its hash is the run's id.",
-        "# Every field is optional; those left out have the value shown here.",
+        "# Every field is optional; a missing one has the value shown here.",
     ]
     table = ""
     for field in FIELDS:
@@ -126,7 +126,7 @@ def _toml(value: Value) -> str:
     match value:
         case tuple():
             return "[" + ", ".join(_toml(item) for item in value) + "]"
-        case str():
+        case str() | bool():
             return json.dumps(value, ensure_ascii=False)
         case int():
             return f"{value:_}" if value >= 10_000 else str(value)
@@ -151,7 +151,7 @@ def _unknown(name: str, value: Any) -> str:
     if isinstance(value, Mapping) and "." not in name:
         close = difflib.get_close_matches(name, TABLES, n=1)
         hint = f"did you mean [{close[0]}]?" if close else "tables are " + ", ".join(f"[{t}]" for t in TABLES)
-        return f"[{_clean(name)}]: no such table; {hint}"
+        return f"[{_clean(name)}]: unknown table; {hint}"
     table, _, key = name.rpartition(".")
     close = difflib.get_close_matches(name, BY_NAME, n=1, cutoff=0.7)
     elsewhere = [field.name for field in FIELDS if field.key == key]
@@ -159,7 +159,7 @@ def _unknown(name: str, value: Any) -> str:
         hint = f"did you mean {(elsewhere or close)[0]}?"
     else:
         hint = "allowed are " + ", ".join(field.key for field in FIELDS if field.table == table)
-    return f"{_clean(name)} = {_shown(value)}: no such field; {hint}"
+    return f"{_clean(name)} = {_shown(value)}: unknown field; {hint}"
 
 
 def _report(mistakes: list[str], origin: str) -> str:
@@ -172,7 +172,7 @@ def _report(mistakes: list[str], origin: str) -> str:
 
 
 def _shown(value: Any) -> str:
-    """`value` as an error shows it: one line, short, no control characters."""
+    """`value` as shown in an error: one line, short, no control characters."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, tuple):

@@ -1,12 +1,13 @@
-"""The fields of a manifest that say what is trained and how: model, pipeline, data, inner steps, gossip."""
+"""The manifest fields of training: pipeline, data, inner steps, gossip."""
 
 from __future__ import annotations
 
-from swarmnode.manifest import meeting
+from swarmnode.manifest import gossip_compat
 from swarmnode.manifest.check import COUNT_MAX, Field, matching, odd, one_of, path, paths, real, text, whole, word_or
+from swarmnode.manifest.location import locations
+from swarmnode.manifest.model_field import LAYERS_MAX, MODEL_FIELDS
 from swarmnode.manifest.spec import OWN
 
-LAYERS_MAX = 512  # guess: GPT-3 has 96; into stages they are cut within a second (model/split.py)
 SEED_MAX = (1 << 63) - 1
 
 _LLAMA = "LLaMA, arXiv 2302.13971, section 2"
@@ -21,38 +22,28 @@ TRAINING_FIELDS: tuple[Field, ...] = (
         "guess",
     ),
     Field("", "seed", whole(0, SEED_MAX), "Seed of everything random in the run.", "guess"),
-    Field("model", "layers", whole(1, LAYERS_MAX), "Decoder layers, cut into stages.", _MEASURED),
-    Field("model", "width", whole(2, 1 << 20), "Width of the residual stream.", _MEASURED),
-    Field("model", "heads", whole(1, 4096), "Attention heads; divides width.", _MEASURED),
-    Field("model", "kv_heads", whole(1, 4096), "Heads of keys and values; divides heads.", "guess: half of heads"),
-    Field("model", "ffn", whole(1, 1 << 22), "Inner width of SwiGLU.", "8/3 of width, rounded up to 32, as " + _LLAMA),
-    Field("model", "context", whole(1, 1 << 24), "Tokens of a sample.", _MEASURED),
-    Field("model", "vocabulary", whole(2, 1 << 24), "Token ids; 256 for the tokenizer bytes.", "the bytes there are"),
-    Field("model", "rope_theta", real(1.0, 1e12), "Base of the rotary embedding.", "RoFormer, arXiv 2104.09864, 3.2.2"),
-    Field(
-        "model", "norm_eps", real(0.0, 0.1, above=True), "Added inside RMSNorm.", "Llama 2's published configuration"
-    ),
+    *MODEL_FIELDS,
     Field(
         "pipeline",
         "stages",
         whole(1, LAYERS_MAX),
-        "Cuts of consecutive layers; at most layers.",
+        "Stages of consecutive layers; at most layers.",
         "the demo: 3 x 2 nodes",
     ),
     Field(
         "pipeline",
         "boundary",
         one_of("bf16", "fp32", "int8", "fp8", "subspace"),
-        "Numbers in which activations and gradients travel between stages; int8 and fp8: with a step for each 64;"
-        " subspace: pipeline.boundary_rank bf16 numbers a token, for which what is added to the stream is kept in a"
-        " frozen subspace and the token table does not learn.",
+        "Number format of activations and gradients between stages; int8 and fp8: with a step for each 64;"
+        " subspace: pipeline.boundary_rank bf16 numbers a token, with layer outputs restricted to a"
+        " frozen subspace and a frozen token table.",
         "guess",
     ),
     Field(
         "pipeline",
         "boundary_rank",
         whole(0, 1 << 20),
-        "k: dimensions of the subspace that the stream is kept in; 0 without one.",
+        "k: dimensions of the subspace; 0 without one.",
         "no subspace",
     ),
     Field("pipeline", "epsilon", real(0.0, 1.0), "Share of hops routed uniformly, so that routes mix.", "guess"),
@@ -60,30 +51,30 @@ TRAINING_FIELDS: tuple[Field, ...] = (
         "pipeline",
         "window_max",
         whole(1, 65_536),
-        "Microbatches a feeder keeps under way, at most; staleness_max mostly allows fewer.",
+        "Most microbatches that a feeder keeps in flight; staleness_max usually allows fewer.",
         "guess",
     ),
     Field(
         "pipeline",
         "staleness_max",
         whole(0, 1024),
-        "Inner steps that a replica may take between the forward and the backward of a microbatch. Feeders keep so few"
-        " under way, and replicas put off their steps; an older gradient is not added.",
+        "Inner steps that a replica may take between the forward and the backward of a microbatch. Feeders limit those"
+        " in flight, and replicas postpone their steps; an older gradient is not added.",
         "measured: three steps cost 0.4 nat on the replica bench, two 0.25 in the demo's swarm",
     ),
     Field(
         "pipeline",
         "audit_share",
         real(0.0, 1.0),
-        "Share of a replica's answers that are done again by a second one and compared, once it has been right for a"
-        " while; 0: answers are believed, and not signed.",
+        "Share of a replica's answers that a second one recomputes for comparison, once it has been right for a"
+        " while; 0: no audits and no signatures.",
         "guess: costs a replica as much of its arithmetic; see docs/security.md",
     ),
     Field(
         "pipeline",
         "validation_samples",
         whole(1, 1 << 20),
-        "Held-out samples in one validation, of the running mean where there is one (inner.average_share).",
+        "Held-out samples in one validation, of the running mean of the weights if there is one (inner.average_share).",
         "guess",
     ),
     Field(
@@ -97,32 +88,78 @@ TRAINING_FIELDS: tuple[Field, ...] = (
         "pipeline",
         "rebalance_period_s",
         real(0.0, 86_400.0),
-        "Seconds between two looks whether a node should move to a needier stage; 0: nobody moves.",
+        "Seconds between two checks whether a node should move to a stage that needs it more; 0: no moves.",
         "SWARM, arXiv 2301.11913, section 4.4",
     ),
     Field(
         "pipeline",
         "rebalance_ratio",
         real(1.0, 100.0),
-        "A node moves when the fastest stage is so many times as fast as the slowest.",
+        "Nodes move if the fastest stage is this many times as fast as the slowest.",
         "guess",
     ),
     Field("pipeline", "min_keep", whole(1, 65_536), "Replicas each stage should have before speed counts.", "guess"),
     Field(
+        "base",
+        "index",
+        matching(r"(?:[0-9a-f]{64})?", '"" or the SHA-256 of a base index, 64 hex digits'),
+        "SHA-256 of the pretrained model's base.json, which says where each parameter's numbers lie and holds the"
+        ' hashes of all their chunks; "": the run starts from random weights.',
+        "none needed",
+    ),
+    Field(
+        "base",
+        "locations",
+        locations(models=True),
+        "Sources of the model's files, besides members of the run that hold chunks of them.",
+        "only members",
+    ),
+    Field(
         "data",
         "source",
-        one_of("python-stdlib", "text", "jsonl", "shards"),
-        "python-stdlib: the sources of this interpreter's standard library; text: files and folders; jsonl: an object"
-        " a line; shards: already tokens.",
-        "real text on every machine",
+        one_of("demo", "index", "text", "jsonl", "shards"),
+        "demo: the corpus that comes with swarmnode, sources of Python 3.11.7's standard library; index: a data set of"
+        " `swarmnode data make`, named by data.index and fetched by every feeder; the others read files on the"
+        " node's disk: text: files and folders; jsonl: one object a line; shards: tokens.",
+        "the same real text on every machine",
     ),
     Field(
         "data",
         "paths",
         paths(),
-        "Files or folders, empty for python-stdlib. They lie below the folder that each machine's user names"
-        " (--data-root; of `up` the run's folder), or nothing is opened.",
+        "Files or folders, empty for demo and index. They must be below the folder that each machine's user names"
+        " (--data-root; for `up` the run's folder).",
         "none needed",
+    ),
+    Field(
+        "data",
+        "index",
+        matching(r"(?:[0-9a-f]{64})?", '"" or the SHA-256 of an index, 64 hex digits'),
+        'SHA-256 of the data set\'s index.json, which holds the hashes of all its chunks; "" without data.source ='
+        ' "index".',
+        "none needed",
+    ),
+    Field(
+        "data",
+        "locations",
+        locations(),
+        "Sources of the data set's chunks, besides members of the run that hold some.",
+        "only members",
+    ),
+    Field(
+        "data",
+        "end_token",
+        whole(-1, (1 << 24) - 1),
+        "The token that ends each document; -1: unknown. `init --data` copies it from the index.",
+        "unknown for a tokenizer that the manifest only names",
+    ),
+    Field(
+        "data",
+        "documents",
+        one_of("joined", "masked"),
+        "joined: windows span several documents; masked: attention stays within a document, positions"
+        " restart with each, and its first token is no target, as if each document were alone.",
+        "guess: it costs nothing, and in long documents few windows cross an end",
     ),
     Field("data", "field", text(), "jsonl: the key that holds the text.", "the usual name"),
     Field(
@@ -136,7 +173,7 @@ TRAINING_FIELDS: tuple[Field, ...] = (
         "data",
         "validation_fraction",
         real(0.0, 0.5, above=True),
-        "Share of the documents, chosen by their hash, that is held out and never trained on.",
+        "Share of the documents, chosen by their hash, held out and never trained on.",
         "guess",
     ),
     Field("data", "block_samples", whole(1, 1 << 20), "Samples a feeder takes at a time.", "guess"),
@@ -144,8 +181,8 @@ TRAINING_FIELDS: tuple[Field, ...] = (
         "inner",
         "optimizer",
         one_of("muon", "adamw"),
-        "The optimizer of a replica; muon: of matrices inside layers, and AdamW for embedding, head and norms.",
-        "Muon keeps more of what it learns under averaging, arXiv 2505.23725",
+        "The optimizer of a replica; muon: for matrices inside layers, with AdamW for embedding, head and norms.",
+        "Muon keeps more of its progress under averaging, arXiv 2505.23725",
     ),
     Field("inner", "learning_rate", real(0.0, 10.0, above=True), "Peak learning rate of AdamW.", _MEASURED),
     Field(
@@ -167,12 +204,12 @@ TRAINING_FIELDS: tuple[Field, ...] = (
         "inner",
         "decay",
         one_of("cosine", "linear", "wsd", "constant"),
-        "Course of the learning rate from the end of warm-up to inner.decay_samples; linear: best to a least ratio of 0"
-        " (arXiv 2502.15938); wsd: at its peak until the last inner.cooldown_samples, then down as 1 - sqrt"
-        " (arXiv 2404.06395, 2405.18392); constant: no end need be known.",
+        "Learning rate from the end of warm-up to inner.decay_samples; linear: best with a least ratio of 0"
+        " (arXiv 2502.15938); wsd: constant until the last inner.cooldown_samples, then down as 1 - sqrt"
+        " (arXiv 2404.06395, 2405.18392); constant: needs no known end.",
         _LLAMA,
     ),
-    Field("inner", "decay_samples", whole(1, COUNT_MAX), "Samples of the whole run until the rate is least.", "guess"),
+    Field("inner", "decay_samples", whole(1, COUNT_MAX), "Samples of the whole run until the least rate.", "guess"),
     Field(
         "inner",
         "cooldown_samples",
@@ -185,7 +222,7 @@ TRAINING_FIELDS: tuple[Field, ...] = (
         "inner",
         "average_share",
         real(0.0, 0.5),
-        "Mean age of the weights in the running mean that each replica keeps of them for `export`, as a share of the"
+        "Mean age of the weights in the running mean that each replica keeps for `export`, as a share of the"
         " run's samples so far; 0: none is kept. It takes 4 bytes a parameter (arXiv 2507.17634, 2312.02696).",
         "measured: `swarmnode bench learning`, plain runs: .07 to .08 nat less than the last weights",
     ),
@@ -198,22 +235,22 @@ TRAINING_FIELDS: tuple[Field, ...] = (
         "inner",
         "microbatch",
         whole(1, 65_536),
-        "Samples that travel together, at most; feeders choose from measurement (docs/methods.md).",
+        "Most samples of a microbatch; feeders choose by measurement (docs/methods.md).",
         _MEASURED,
     ),
     Field(
         "inner",
         "replica_batch_min",
         whole(1, 65_536),
-        "Samples that a replica steps on, at least: where a stage has many replicas, each steps on its share of"
-        " inner_batch. Steps on fewer cost more time a sample.",
+        "Least samples of a replica's inner step: with many replicas per stage, each steps on its share of"
+        " inner_batch. Smaller steps cost more time a sample.",
         "measured: four replicas a stage of the demo learn 0.08 nat more with 2 than with 4",
     ),
     Field(
         "inner",
         "inner_batch",
         whole(1, 1 << 24),
-        "Samples that the replicas of a stage average between two inner steps, all together: the global batch. Each"
+        "Samples that the replicas of a stage together average between two inner steps: the global batch. Each"
         " steps on its share, at least replica_batch_min.",
         "measured: `swarmnode bench learning`",
     ),
@@ -221,40 +258,40 @@ TRAINING_FIELDS: tuple[Field, ...] = (
         "inner",
         "inner_batch_max",
         whole(0, 1 << 24),
-        "Samples to which inner batches may grow so that machines on slow lines stay busy while no gradient is too old;"
+        "Samples to which inner batches may grow so that machines on slow links stay busy within staleness_max;"
         " the learning rate grows by the root of it. 0: as inner_batch. At most the critical batch (arXiv 1812.06162).",
-        "no growth: larger batches learn less from a sample",
+        "no growth: larger batches learn less per sample",
     ),
     Field(
         "inner",
         "inner_batch_end",
         whole(0, 1 << 24),
-        "Samples a replica averages from inner.decay_samples on; before, as the square root of the run's samples where"
-        " that is more than inner.inner_batch (arXiv 2410.21676); 0: it does not grow.",
-        "measured on no run yet: off",
+        "Samples a replica averages from inner.decay_samples on; before, it grows as the root of the run's samples if"
+        " that is more than inner.inner_batch (arXiv 2410.21676); 0: no growth.",
+        "not measured on a run yet: off",
     ),
     Field(
         "gossip",
         "method",
-        one_of(*meeting.METHODS),
+        one_of(*gossip_compat.METHODS),
         "The outer optimizer (docs/methods.md); average: no momentum; diloco to edit: pseudo-gradients, in groups of"
-        " the whole stage (gossip.group = 0); desloc: AdamW's moments, too; none: replicas never meet.",
+        " the whole stage (gossip.group = 0); desloc: also AdamW's moments; none: replicas never meet.",
         "NoLoCo, arXiv 2506.10911",
     ),
     Field(
         "gossip",
         "alpha",
         word_or(OWN, real(0.0, 1.0, below=True)),
-        "Momentum of the outer step; own: what belongs to the method (docs/methods.md). Not of average, sparseloco,"
-        " keeping and desloc, which have none.",
+        "Momentum of the outer step; own: the method's value (docs/methods.md). Not for average, sparseloco,"
+        " partial_average and desloc, which have none.",
         "each method's paper",
     ),
     Field(
         "gossip",
         "beta",
         word_or(OWN, real(0.0, 2.0)),
-        "Outer learning rate: weight of the mean pseudo-gradient; own: what belongs to the method. Not of average,"
-        " keeping and desloc.",
+        "Outer learning rate: weight of the mean pseudo-gradient; own: the method's value. Not for average,"
+        " partial_average and desloc.",
         "each method's paper",
     ),
     Field(
@@ -267,17 +304,17 @@ TRAINING_FIELDS: tuple[Field, ...] = (
     Field(
         "gossip",
         "codec",
-        one_of(*meeting.CODECS),
-        "Numbers in which weights travel between replicas; modular: bits a weight, nearest to the receiver's own; needs"
-        " gossip.gamma = gossip.beta. From e3m0 on: of pseudo-gradients, for methods that take them.",
+        one_of(*gossip_compat.CODECS),
+        "Number format of weights between replicas; modular: low bits, decoded near the receiver's own weights; needs"
+        " gossip.gamma = gossip.beta. From e3m0 on: pseudo-gradients, for methods that use them.",
         "measured: 4 seeds, 0.002 nat better than fp32 (spread 0.008) at 0.55 byte a parameter",
     ),
     Field(
         "gossip",
         "acceptance",
         one_of("all", "clipped", "guarded"),
-        "What is believed of a partner's packet: all: whatever is well-formed; clipped: no farther than usual; guarded:"
-        " less, too, of a peer whose packets keep undoing what the stage learned (swarmnode/gossip/robust.py).",
+        "Acceptance of a partner's packet: all: every well-formed one; clipped: up to the usual distance; guarded:"
+        " also less of a peer whose packets keep undoing the stage's progress (swarmnode/gossip/robust.py).",
         "measured: `swarmnode bench attack`; clipped costs .04 to .07 nat under a sign flip by a quarter, guarded .03"
         " to .06",
     ),
@@ -285,16 +322,16 @@ TRAINING_FIELDS: tuple[Field, ...] = (
         "gossip",
         "group",
         whole(0, 8),
-        "Replicas that meet in a round: 2: pairs; 3 to 8; 0: all of the stage. Whoever came before"
-        " limits.exchange_timeout_s counts.",
+        "Replicas that meet in a round: 2: pairs; 3 to 8; 0: all of the stage. Members that arrive before"
+        " limits.exchange_timeout_s count.",
         "NoLoCo, arXiv 2506.10911",
     ),
     Field(
         "gossip",
         "fragments",
-        odd(1, meeting.FRAGMENTS_MAX),
-        "F: a round is about each F-th block of the weights only, F rounds about all of them; 1: all in each round. "
-        "Odd, so that replicas that meet at every second or fourth round come to all of them. noloco and average.",
+        odd(1, gossip_compat.FRAGMENTS_MAX),
+        "F: a round averages only every F-th block of the weights, so F rounds cover all; 1: all in each round. "
+        "Odd, so that replicas that meet at every second or fourth round reach all. For noloco and average.",
         "whole packets",
     ),
     Field(
@@ -308,17 +345,17 @@ TRAINING_FIELDS: tuple[Field, ...] = (
         "gossip",
         "rounds",
         one_of("even", "qsr"),
-        "At which rounds replicas meet; even: at each; qsr: at every second, fourth, ... (at most 64th) as the learning"
+        "The rounds at which replicas meet; even: all; qsr: at every second, fourth, ... (at most 64th) as the learning"
         " rate falls, by the square of its peak over it (arXiv 2310.14423).",
-        "measured on no run yet: the simpler one",
+        "not measured on a run yet: the simpler one",
     ),
-    Field("gossip", "round_seconds_min", real(0.0, 86_400.0), "Seconds between rounds, at least.", "guess"),
+    Field("gossip", "round_seconds_min", real(0.0, 86_400.0), "Least seconds between rounds.", "guess"),
     Field(
         "gossip",
         "uplink_share",
         real(0.0, 1.0, above=True),
-        "Share of a machine's line up that packets of rounds may take; where they would take more, the machine meets at"
-        " every second round only, or fourth, ... The line is what it was seen to carry.",
+        "Share of a machine's uplink for packets of rounds; if they need more, the machine meets only at"
+        " every second round, or fourth, ... The uplink's rate is the highest observed one.",
         "guess: the rest is for activations",
     ),
 )

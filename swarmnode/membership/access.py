@@ -1,9 +1,10 @@
-"""Who may take part in a run. Pure: what a peer shows, the owner's words and the time in; (permitted, reason) out.
+"""Decide whether a peer may take part in a run. Pure: takes the peer's pass, the owner's rules and the time; returns
+(permitted, reason).
 
-A run is open, or only those the owner invited may take part: peers its guest list names, and peers with a pass. The
-owner signs a *grant* for a delegate's key and gives grant and secret away as an invite; the delegate signs a *pass* for
-each machine, bound to its peer id, which the transport has proved. So no secret ever travels, what travels is of no use
-to others, and a grant is taken back for all its machines by one line in the guest list.
+A run is open, or restricted to invited peers: those on its access list and those with a pass. The owner signs a *grant*
+for a delegate's key and hands out grant and secret as an invite. The delegate signs a *pass* for each machine, bound to
+its peer id, which the transport has verified. So no secret is ever sent, an intercepted pass is useless to others, and
+one line in the access list revokes a grant for all its machines.
 """
 
 from __future__ import annotations
@@ -23,18 +24,18 @@ from swarmnode.ids import PeerId, RunId, digest
 from swarmnode.wire import access_pb2 as wire
 
 PASS_BYTES_MAX = 512
-GUEST_LIST_BYTES_MAX = 256 << 10  # guess: 4,000 peer ids; for more there are invites
+ACCESS_LIST_BYTES_MAX = 256 << 10  # guess: 4,000 peer ids; use invites for more
 GRANT_NAME_BYTES = 8
-SKEW_S = 300  # guess: clocks of volunteers, for things that live for days
+SKEW_S = 300  # guess: clock error of volunteers, for signatures that last for days
 
 _GRANT = b"swarmnode/grant/v1\0"
 _PASS = b"swarmnode/pass/v1\0"
-_GUESTS = b"swarmnode/guests/v1\0"
+_ACCESS_LIST = b"swarmnode/guests/v1\0"
 
 
 @dataclass(frozen=True, slots=True)
-class Guests:
-    """The owner's guest list, verified."""
+class AccessList:
+    """The owner's access list, verified."""
 
     sequence: int = 0
     allowed: frozenset[PeerId] = frozenset()
@@ -43,62 +44,63 @@ class Guests:
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
-    """All that decides who may take part; frozen. `owner` is the public key the manifest is signed with."""
+class AccessRules:
+    """All rules on who may take part; frozen. `owner` is the public key that signed the manifest."""
 
     run_id: RunId
     owner: bytes
     is_open: bool
-    guests: Guests = Guests()
+    access_list: AccessList = AccessList()
 
 
 def grant_name(grant: wire.Grant) -> bytes:
-    """The 8 bytes by which the owner takes `grant` back."""
+    """The 8 bytes that identify `grant` in revocations."""
     return digest("grant", grant.delegate)[:GRANT_NAME_BYTES]
 
 
 def sign_grant(
     owner: Ed25519PrivateKey, run_id: RunId, delegate: Identity, expires_unix_s: int, machines_max: int = 0
 ) -> wire.Grant:
-    """The owner's leave for whoever holds `delegate`'s key to sign passes until `expires_unix_s`."""
+    """The owner's permission for the holder of `delegate`'s key to sign passes until `expires_unix_s`."""
     grant = wire.Grant(delegate=delegate.public_key, expires_unix_s=expires_unix_s, machines_max=machines_max)
     grant.signature = owner.sign(_GRANT + _grant_digest(run_id, grant))
     return grant
 
 
 def sign_pass(delegate: Identity, run_id: RunId, grant: wire.Grant, machine: PeerId, expires_unix_s: int) -> wire.Pass:
-    """A pass for `machine`, at most as long as `grant` lasts."""
+    """A pass for `machine`, which expires with `grant` at the latest."""
     expires_unix_s = min(expires_unix_s, grant.expires_unix_s)
     signature = delegate.sign(_PASS + _pass_digest(run_id, grant, machine, expires_unix_s))
     return wire.Pass(grant=grant, expires_unix_s=expires_unix_s, signature=signature)
 
 
-def sign_guests(owner: Ed25519PrivateKey, run_id: RunId, guests: Guests) -> wire.SignedGuestList:
-    """`guests` as nodes pass it on."""
-    raw = wire.GuestList(
+def sign_access_list(owner: Ed25519PrivateKey, run_id: RunId, access_list: AccessList) -> wire.SignedAccessList:
+    """`access_list`, signed for distribution among nodes."""
+    raw = wire.AccessList(
         run_id=run_id,
-        sequence=guests.sequence,
-        allowed=sorted(guests.allowed),
-        banned=sorted(guests.banned),
-        revoked=sorted(guests.revoked),
+        sequence=access_list.sequence,
+        allowed=sorted(access_list.allowed),
+        banned=sorted(access_list.banned),
+        revoked=sorted(access_list.revoked),
     ).SerializeToString(deterministic=True)
-    return wire.SignedGuestList(list=raw, signature=owner.sign(_GUESTS + raw))
+    return wire.SignedAccessList(list=raw, signature=owner.sign(_ACCESS_LIST + raw))
 
 
-def open_guests(signed: wire.SignedGuestList, run_id: RunId, owner: bytes) -> Guests:
-    """The guest list inside `signed`. Raises RemoteFault unless the owner of `run_id` signed it; sizes are first."""
-    if len(signed.list) > GUEST_LIST_BYTES_MAX:
-        raise RemoteFault(f"guest list of {len(signed.list)} bytes; at most {GUEST_LIST_BYTES_MAX}")
-    if not _verifies(owner, _GUESTS + signed.list, signed.signature):
-        raise RemoteFault("guest list that the run's owner did not sign")
+def open_access_list(signed: wire.SignedAccessList, run_id: RunId, owner: bytes) -> AccessList:
+    """The access list inside `signed`. Raises RemoteFault unless the owner of `run_id` signed it. The size is checked
+    first."""
+    if len(signed.list) > ACCESS_LIST_BYTES_MAX:
+        raise RemoteFault(f"access list of {len(signed.list)} bytes; at most {ACCESS_LIST_BYTES_MAX}")
+    if not _verifies(owner, _ACCESS_LIST + signed.list, signed.signature):
+        raise RemoteFault("access list that the run's owner did not sign")
     try:
-        found = wire.GuestList.FromString(signed.list)
+        found = wire.AccessList.FromString(signed.list)
     except DecodeError:
-        raise RemoteFault("guest list that does not parse") from None
+        raise RemoteFault("access list that does not parse") from None
     if found.run_id != run_id:
-        raise RemoteFault(f"guest list of run {found.run_id[:16]!r}, not of {run_id[:16]!r}")
+        raise RemoteFault(f"access list of run {found.run_id[:16]!r}, not of {run_id[:16]!r}")
     bounds.check(found)
-    return Guests(
+    return AccessList(
         found.sequence,
         frozenset(map(PeerId, found.allowed)),
         frozenset(map(PeerId, found.banned)),
@@ -107,38 +109,38 @@ def open_guests(signed: wire.SignedGuestList, run_id: RunId, owner: bytes) -> Gu
 
 
 def permitted(
-    rules: Rules,
+    rules: AccessRules,
     peer: PeerId,
     shown: wire.Pass | None,
     now_unix_s: float,
     machines: Mapping[bytes, set[PeerId]] | None = None,
 ) -> tuple[bool, str]:
-    """Whether `peer`, which shows a pass or none, may take part now, and why (not).
+    """Whether `peer`, with the pass `shown` or none, may take part now, and the reason.
 
-    `machines` are the peers seen so far by grant; without it `machines_max` is not looked at. The cheapest checks come
-    first: a signature is verified only when nothing else is wrong.
+    `machines` are the peers seen so far, by grant; without it `machines_max` is not checked. Cheap checks come first: a
+    signature is verified last.
     """
-    guests = rules.guests
-    if peer in guests.banned:
+    access_list = rules.access_list
+    if peer in access_list.banned:
         return False, "the owner has banned this peer"
     if rules.is_open:
         return True, "the run is open"
-    if peer in guests.allowed:
-        return True, "the owner's guest list names it"
+    if peer in access_list.allowed:
+        return True, "the owner's access list names it"
     if shown is None or not shown.HasField("grant"):
         return False, "this run is by invitation, and it shows no pass: join with an invite of its organiser"
     grant = shown.grant
     if len(grant.delegate) != PUBLIC_KEY_BYTES or len(shown.signature) != SIGNATURE_BYTES:
         return False, "its pass is malformed"
     name = grant_name(grant)
-    if name in guests.revoked:
+    if name in access_list.revoked:
         return False, "its invite was taken back by the owner: ask for a new one"
     if min(shown.expires_unix_s, grant.expires_unix_s) + SKEW_S <= now_unix_s:
         return False, "its invite has expired: ask the organiser for a new one"
     if machines is not None and grant.machines_max:
         seen = machines.get(name, set())
         if peer not in seen and len(seen) >= grant.machines_max:
-            return False, f"its invite is for {grant.machines_max} machines, and as many are here"
+            return False, f"its invite is for {grant.machines_max} machines, and that many have joined"
     if not _grant_verifies(rules.owner, rules.run_id, grant.SerializeToString(deterministic=True)):
         return False, "its invite is not signed by the owner of this run"
     if not _pass_verifies(rules.run_id, peer, shown.SerializeToString(deterministic=True)):

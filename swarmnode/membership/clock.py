@@ -1,16 +1,17 @@
-"""How far the run's clock, its count of samples, is believed to have come.
+"""Bounds on the run's clock, its count of samples: how far others' claims are believed.
 
-Two things bound what others say: what the machines that this node saw at work can have trained since (ceiling.py), and,
-for who was away while others went on, what most of those machines say. Keys have no voice: a record costs nothing. What
-most say is believed up to what as many machines can have trained since this node last agreed with them, so that a node
-that slept or was cut off for days catches up, and no number of liars moves a clock faster than machines do.
+Two bounds limit what others claim: what the machines that this node saw at work can have trained since
+(progress_bound.py), and, for a node that was away, what most of those machines claim. Keys alone have no vote, because
+a record costs nothing. A majority's claim is believed up to what as many machines can have trained since this node last
+agreed with them. So a node that slept or was cut off for days catches up, and no number of liars advances a clock
+faster than machines can.
 
-A joiner has seen nobody at work yet. Until it holds a state it believes nobody, and supposes what the lower third of
-those say that serve and answer it: enough to choose a way to a state by, and held down by a third of honest ones. Its
-clock begins with what came with the state. Until it has seen CONFIRMED machines at work, those that answered it have a
-voice beside them; then it agrees once with most of those it has seen, whatever it began with.
+A joiner has seen no machine at work. Until it holds a state it believes no claim, and assumes the lower third of the
+claims of serving peers that answer it. That suffices to choose a source of state, and a third of honest peers holds it
+down. Its clock starts with the total that came with the state. Until it has seen CONFIRMED machines at work, the peers
+that answered it vote, too. After that it agrees once with the majority of those it has seen, whatever it started with.
 
-Pure: times, members and speeds come as arguments.
+Pure: times, members and speeds are arguments.
 """
 
 from __future__ import annotations
@@ -21,18 +22,18 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from swarmnode.ids import PeerId
-from swarmnode.membership.ceiling import FACTOR, OUTLIER, Ceiling
-from swarmnode.membership.observed import Observed, machines
+from swarmnode.membership.observed_machines import ObservedMachines, machines
+from swarmnode.membership.progress_bound import FACTOR, OUTLIER, ProgressBound
 from swarmnode.membership.swarm import JOINING, SERVING, Member, Swarm
 from swarmnode.wire import record_pb2
 
 LEFT = record_pb2.NODE_STATE_LEFT
-CONFIRMED = 3  # guess: machines seen at work before a node goes by them alone; fewer where there are no more
+CONFIRMED = 3  # guess: machines seen at work before a node relies on them alone; fewer if there are no more
 
 
 @dataclass(frozen=True, slots=True)
-class Belief:
-    """Others are believed up to `top` samples. `raised`: what most say, above what was believed until now."""
+class ClockVerdict:
+    """Claims are believed up to `top` samples. `raised`: the majority's claim, if above what was believed until now."""
 
     top: float
     raised: int | None = None
@@ -40,14 +41,16 @@ class Belief:
 
 
 def lower_third(totals: Collection[int]) -> int:
-    """The largest count that two thirds of `totals` reach; 0 of none. A third of them, honest, hold it down."""
+    """The largest count that two thirds of `totals` reach; 0 if empty. A third of honest ones holds it down."""
     return sorted(totals)[(len(totals) - 1) // 3] if totals else 0
 
 
 def capacity(stages: Iterable[Iterable[tuple[float, int]]], most: float) -> float:
-    """Samples a second that a run does at most, of whose machines some were seen: (announced speed, times) of each, by
-    stage. No machine counts for more than `most`. Every sample passes through every stage, so the fullest view of one
-    counts."""
+    """Upper bound of the run's samples per second, from a partial view of its machines: (announced speed, times seen)
+    of each, by stage. No machine counts for more than `most`.
+
+    Every sample passes through every stage, so the stage with the largest estimate counts.
+    """
     found = 0.0
     for stage in stages:
         seen = [(min(speed, most), times) for speed, times in stage if speed > 0.0]
@@ -58,35 +61,36 @@ def capacity(stages: Iterable[Iterable[tuple[float, int]]], most: float) -> floa
 
 
 class RunClock:
-    """One node's judgement of what others say. `slack` samples are never doubted, and it looks again within `ahead_s`
+    """A node's judgement of others' claims. `slack` samples are never doubted; the next look comes within `ahead_s`
     seconds."""
 
     def __init__(self, slack: int, ahead_s: float) -> None:
-        self.observed = Observed()
-        self.answered = frozenset[PeerId]()  # who answered when this node joined
+        self.observed = ObservedMachines()
+        self.answered = frozenset[PeerId]()  # peers that answered when this node joined
         self._slack = slack
         self._ahead_s = ahead_s
-        self._ceiling = Ceiling(slack, ahead_s)
-        self._since: tuple[float, int] | None = None  # Unix time and samples that went by no word of others since
+        self._progress_bound = ProgressBound(slack, ahead_s)
+        # Unix time and samples when others' claims last counted without a bound
+        self._since: tuple[float, int] | None = None
         self._confirmed = False
-        self._fastest = 0.0  # samples a second that were possible at most, since then
+        self._fastest = 0.0  # highest possible samples a second since then
 
     def suppose(self, swarm: Swarm, answered: Collection[PeerId]) -> int:
-        """The run's samples as a joiner supposes them, whom `answered` answered; nobody did: as all records tell."""
+        """The run's samples as a joiner assumes them from the peers that `answered`; from all records if none did."""
         self.answered |= frozenset(answered)
         heard = [m.total for m in swarm.members() if m.state == SERVING and m.peer in self.answered]
         return lower_third(heard or swarm.totals())
 
     def margin(self, swarm: Swarm) -> float:
-        """Samples that the run may be ahead of what is supposed of it: records are as old as a look."""
+        """Samples that the run may be ahead of the assumed total, because records are as old as one look."""
         answered = [m for m in swarm.members() if m.peer in self.answered]
         return self._slack + self._rate(answered, len(swarm.stages), None) * self._ahead_s
 
     def look(
         self, now_unix_s: float, total: int, member: Callable[[PeerId], Member | None], stages: int, me: PeerId
-    ) -> Belief:
-        """How far others are believed until the next look, now that `total` samples are. `member`: any peer, this node
-        too, as its newest record tells it. Costs as much as there are machines seen, however large the swarm."""
+    ) -> ClockVerdict:
+        """The belief in others until the next look, at `total` samples. `member` returns any peer's newest record, this
+        node's included. The cost grows with the machines seen, not with the swarm."""
         times = self.observed.times
         seen = [m for peer in times if peer != me and (m := member(peer)) is not None and m.stage < stages]
         known = [m for m in seen if m.state not in (JOINING, LEFT)]
@@ -96,30 +100,30 @@ class RunClock:
             voices = known + [m for m in answered if m is not None and m.stage < stages and m.state != LEFT]
         rate = self._rate(voices, stages, member(me))
         self._fastest = max(self._fastest, rate)
-        top = self._ceiling.look(now_unix_s, total, rate)
+        top = self._progress_bound.look(now_unix_s, total, rate)
         if self._since is None:
             self._since = now_unix_s, total
-        told = [m.total for m in voices if m.state != JOINING]  # who joins knows nothing yet
+        told = [m.total for m in voices if m.state != JOINING]  # joiners know nothing yet
         first = not self._confirmed and len(known) >= CONFIRMED
         most = statistics.median_low(told) if first else self._possible(now_unix_s, _majority(told, top))
-        if first:  # what this node began with may have been too little
+        if first:  # this node may have started with too little
             self._confirmed, self._since = True, (now_unix_s, max(total, most))
         if most <= top:
-            return Belief(top)
-        self._ceiling.lift()
-        top = self._ceiling.look(now_unix_s, most, rate)
-        return Belief(
+            return ClockVerdict(top)
+        self._progress_bound.lift()
+        top = self._progress_bound.look(now_unix_s, most, rate)
+        return ClockVerdict(
             top, most, f"most of {len(told)} {'machines seen at work' if self._confirmed else 'that answered'}"
         )
 
     def _possible(self, now_unix_s: float, said: int) -> int:
-        """`said`, as far as it can have been trained since others were last believed without a bound."""
+        """`said`, limited to what can have been trained since others were last believed without a bound."""
         assert self._since is not None
         at_s, samples = self._since
         return min(said, int(samples + self._slack + self._fastest * (max(0.0, now_unix_s - at_s) + self._ahead_s)))
 
     def _rate(self, voices: Sequence[Member], stages: int, own: Member | None) -> float:
-        """Samples a second that are possible; 0: nobody's speed is known, and it is as it was."""
+        """Possible samples a second; 0 if no speed is known, which leaves the rate unchanged."""
         mine = [own] if own is not None and own.samples_per_second > 0.0 else []
         speeds = [m.samples_per_second for m in (*voices, *mine) if m.samples_per_second > 0.0]
         if not speeds:
@@ -133,9 +137,9 @@ class RunClock:
 
 
 def _majority(told: Sequence[int], top: float) -> int:
-    """What most of those say who tell of more than `top`, when they are most of all, this node among these; else 0."""
+    """The lower median of the claims above `top`, if most voters, this node included, make such claims; else 0."""
     above = [samples for samples in told if samples > top]
     return statistics.median_low(above) if 2 * len(above) > len(told) + 1 else 0
 
 
-__all__ = ["CONFIRMED", "Belief", "RunClock", "capacity", "lower_third"]
+__all__ = ["CONFIRMED", "ClockVerdict", "RunClock", "capacity", "lower_third"]

@@ -2,8 +2,8 @@
 
     swarm1.<base64url of (serialised Invite, first 4 bytes of SHA-256 of it)>
 
-It holds the run's id, its owner's key, where to begin, and for a run that is not open a grant with its secret, or a
-pass for one machine. White space inside, as mail programs put it there, is ignored.
+It holds the run's id, its owner's key and bootstrap addresses. For a restricted run it also holds a grant with its
+secret, or a pass for one machine. White space inside, as mail programs insert it, is ignored.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ _NUMBERS = {family: number for number, family in _FAMILIES.items()}
 
 @dataclass(frozen=True, slots=True)
 class Invite:
-    """`bootstraps` are multiaddrs that end in /p2p/PEER_ID. At most one of `grant` (with its `secret`) and
-    `machine_pass` (for `machine`) is there; a run that is open needs neither."""
+    """`bootstraps` are multiaddrs that end in /p2p/PEER_ID. It has at most one of `grant` (with its `secret`) and
+    `machine_pass` (for `machine`); an open run needs neither."""
 
     run_id: RunId
     owner: bytes
@@ -51,7 +51,7 @@ class Invite:
 
     @property
     def is_secret(self) -> bool:
-        """Whether whoever reads this invite may use it."""
+        """Whether anybody who reads this invite could use it."""
         return bool(self.secret)
 
 
@@ -61,7 +61,7 @@ def looks_like_invite(text: str) -> bool:
 
 
 def encode(invite: Invite) -> str:
-    """`invite` as one line. Raises UsageError for addresses that cannot be put into one."""
+    """`invite` as one line. Raises UsageError for addresses that an invite cannot hold."""
     message = wire.Invite(run_id=bytes.fromhex(invite.run_id), owner=invite.owner)
     meetings: dict[bytes, list[bytes]] = {}
     for text in invite.bootstraps:
@@ -82,7 +82,7 @@ def encode(invite: Invite) -> str:
 
 
 def decode(text: str) -> Invite:
-    """The invite in `text`. Raises UsageError that says how it is damaged, VersionMismatch for a newer kind."""
+    """The invite in `text`. Raises UsageError that describes the damage, VersionMismatch for a newer kind."""
     if len(text) > 2 * INVITE_CHARACTERS_MAX:
         raise UsageError(f"an invite has at most {INVITE_CHARACTERS_MAX} characters, this has {len(text)}")
     text = "".join(text.split())
@@ -91,7 +91,7 @@ def decode(text: str) -> Invite:
         raise UsageError(f"not an invite: one begins with {PREFIX!r}, as `swarmnode invite` prints it")
     if kind.group(0) != PREFIX:
         raise VersionMismatch(
-            f"this invite is of kind {kind.group(1)[:8]}, this swarmnode reads kind 1: install the newer one"
+            f"this invite is of kind {kind.group(1)[:8]}; this swarmnode reads kind 1: install a newer swarmnode"
         )
     body = text[len(PREFIX) :]
     if len(body) > INVITE_CHARACTERS_MAX:
@@ -99,9 +99,9 @@ def decode(text: str) -> Invite:
     if not _TEXT.match(body):
         wrong = next(c for c in body if not _TEXT.match(c))
         raise UsageError(
-            f"damaged invite: {wrong!r} (character {text.index(wrong) + 1}) is never in one; copy it again"
+            f"damaged invite: {wrong!r} (character {text.index(wrong) + 1}) is not allowed in an invite; copy it again"
         )
-    damaged = UsageError(f"damaged invite: {len(text)} characters that do not add up; was it cut? copy it again, whole")
+    damaged = UsageError(f"damaged invite: {len(text)} characters with a wrong checksum; copy the whole invite again")
     try:
         packed = base64.urlsafe_b64decode(body + "=" * (-len(body) % 4))
     except ValueError:
@@ -112,11 +112,11 @@ def decode(text: str) -> Invite:
     try:
         return _open(wire.Invite.FromString(raw))
     except (DecodeError, RemoteFault, ValueError) as error:
-        raise UsageError(f"this invite makes no sense ({error}): ask for a new one") from None
+        raise UsageError(f"this invite is invalid ({error}): ask for a new one") from None
 
 
 def _open(message: wire.Invite) -> Invite:
-    """Raises ValueError or RemoteFault that says what is wrong."""
+    """The parsed invite. Raises ValueError or RemoteFault with the reason."""
     if len(message.run_id) != RUN_ID_BYTES or len(message.owner) != PUBLIC_KEY_BYTES:
         raise ValueError("no run id and owner's key")
     if not 0 < len(message.meetings) <= MEETINGS_MAX:
@@ -145,11 +145,11 @@ def _addresses(meeting: wire.Meeting) -> Sequence[str]:
 
 
 def _pack(text: str) -> tuple[bytes, bytes]:
-    """(public key, packed address) of a multiaddr that ends in /p2p/PEER_ID."""
+    """(public key, packed address) of a multiaddr that ends in /p2p/PEER_ID. Raises UsageError."""
     address, _, peer = text.partition("/p2p/")
     parts = address.split("/")
     if len(parts) != 5 or parts[0] or parts[1] not in _NUMBERS or parts[3] != "tcp" or not parts[4].isdecimal():
-        raise UsageError(f"{text[:100]!r} cannot be put into an invite: say /ip4/ADDRESS/tcp/PORT/p2p/PEER_ID")
+        raise UsageError(f"{text[:100]!r} cannot be put into an invite: use /ip4/ADDRESS/tcp/PORT/p2p/PEER_ID")
     try:
         host = parts[2].encode() if parts[1].startswith("dns") else ipaddress.ip_address(parts[2]).packed
         packed = bytes([_NUMBERS[parts[1]]]) + int(parts[4]).to_bytes(2, "big") + host
@@ -173,7 +173,7 @@ def _unpack(raw: bytes) -> str:
             if not _HOST.match(name):
                 raise ValueError(f"{name[:40]!r} is not a host name")
         case _:
-            raise ValueError("an address of no kind known here")
+            raise ValueError("an address of an unknown kind")
     if port == 0:
         raise ValueError("port 0 cannot be reached")
     return f"/{family}/{name}/tcp/{port}"

@@ -1,18 +1,18 @@
-"""How many samples the whole run has trained: a grow-only counter that any two nodes can merge (design section 5).
+"""The number of samples the whole run has trained: a grow-only counter that any two nodes can merge.
 
-One entry a feeder, merged by maximum, so that word of it may travel by any way, twice, late, or out of order, and a
-feeder's death loses nothing that anybody heard of.
+It has one entry per feeder, merged by maximum. So updates may arrive by any path, twice, late, or out of order, and a
+feeder's death loses nothing that another node has heard.
 
-Entries are bounded. When more feeders are known than fit, those whose entry has not changed for longest are *folded*:
-their samples go into a base and their entry is forgotten, but for a local note of what was folded, so that late word of
-it is not counted again. On the wire the entry "+" then carries the sender's total, a floor: whoever is below it raises
-its own base to meet it. Totals therefore never shrink, and nothing is added twice however often two nodes merge. The
-total is exact while no more than `ENTRIES_MAX - 1` feeders have ever been known; beyond that it can be off by what had
-been folded somewhere before everybody had heard of it.
+The number of entries is bounded. When more feeders are known than fit, those whose entry changed longest ago are
+*folded*: their samples go into a base and the entry is dropped, except for a local note of the folded amount, so that a
+late update is not counted again. On the wire the entry "+" then carries the sender's total, a floor: a node below it
+raises its own base to meet it. So totals never shrink, and nothing is added twice however often two nodes merge. The
+total is exact while at most `ENTRIES_MAX - 1` feeders have ever been known. Beyond that it can be off by amounts that
+were folded somewhere before all nodes had heard of them.
 
-Calls carry a few entries only, and the total that the sender knows of. Whoever knows less takes that total until its
-own entries say more: rounds begin by totals, and one number spreads faster than hundreds of entries. No total told so
-is more than was trained, so that the larger of the two never is either.
+Calls carry only a few entries, and the sender's total. A node with a lower total adopts it until its own entries exceed
+it: rounds begin by totals, and one number spreads faster than hundreds of entries. No total so announced exceeds what
+was trained, so the larger of two does not either.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from swarmnode.errors import RemoteFault
 from swarmnode.ids import PeerId
 from swarmnode.wire import record_pb2
 
-ENTRIES_MAX = 4096  # guess: of 60 bytes; all of them travel once, with the state a joiner downloads
-# Entries that ride on a call, the newest: 0.5 KiB. With 16 totals are 28 s less late of a round of 500 (simulated:
+ENTRIES_MAX = 4096  # guess: of 60 bytes; all are sent once, with the state a joiner downloads
+# The newest entries, sent with a call: 0.5 KiB. With 16 totals are 28 s less late of a round of 500 (simulated:
 # thousand), for a tenth more of all CPU time.
 NEWS_MAX = 8
 FEEDER_CHARACTERS_MAX = 64  # a base58 Ed25519 peer id has 52
-FOLDED_MAX = 4096  # guess: feeders whose late word is still recognised, about 0.5 MiB
+FOLDED_MAX = 4096  # guess: folded feeders whose late updates are recognised, about 0.5 MiB
 FLOOR = "+"  # no base58 text contains it
 
 
 def to_message(samples: Mapping[str, int], into: record_pb2.Progress | None = None) -> record_pb2.Progress:
-    """`samples` by feeder as they travel; put into the empty message `into`, if that is given."""
+    """`samples` by feeder in wire form, in the empty message `into` if given."""
     message = record_pb2.Progress() if into is None else into
     message.feeders.extend(list(samples))
     message.samples.extend(list(samples.values()))
@@ -45,8 +45,8 @@ def to_message(samples: Mapping[str, int], into: record_pb2.Progress | None = No
 
 
 def to_samples(message: record_pb2.Progress) -> dict[str, int]:
-    """Samples by feeder. Raises RemoteFault when it is not as many feeders as counts, each feeder once."""
-    feeders, samples = message.feeders[:], message.samples[:]  # slices are lists, read at once
+    """Samples by feeder. Raises RemoteFault unless there is one count per feeder and no feeder twice."""
+    feeders, samples = message.feeders[:], message.samples[:]  # slices are lists, which are read at once
     told = dict(zip(feeders, samples, strict=False))
     if not len(feeders) == len(samples) == len(told):
         raise RemoteFault(
@@ -55,43 +55,52 @@ def to_samples(message: record_pb2.Progress) -> dict[str, int]:
     return told
 
 
-class Boast(RemoteFault):
-    """More samples than the swarm can have trained."""
+class ProgressOverclaim(RemoteFault):
+    """A peer claims more samples than the swarm can have trained."""
 
     def __init__(self, samples: int, top: float) -> None:
         super().__init__(f"progress of {samples} samples; {top:.0f} can have been trained at most")
 
 
 class Progress:
-    """Samples trained, by feeder. `own` is this node's feeder id where it feeds: its entry is never folded."""
+    """Samples trained, by feeder. `own` is this node's feeder id, if it feeds; its entry is never folded."""
 
     def __init__(self, own: PeerId | None = None, *, entries_max: int = ENTRIES_MAX) -> None:
         assert entries_max >= 2, f"{entries_max} entries; at least 2: one feeder and the floor"
         self._own = own
         self._entries_max = entries_max
-        self._samples: dict[str, int] = {}  # the entry changed longest ago comes first
+        self._samples: dict[str, int] = {}  # in the order of their last change, oldest first
         self._listed = 0  # sum of the entries
         self._folded: dict[str, int] = {}
         self._base = 0
-        self._counted = 0  # by `own` in this life
+        self._counted = 0  # by `own` since start
         self.version = 0  # grows with each change of an entry or of the base
         self._base_version = 0
-        self._heard = 0  # the largest total that anybody told
+        self._heard = 0  # the largest total that any peer announced
         self._total = 0
-        self.top = math.inf  # what others say is believed up to here (ceiling.py)
+        self._top = math.inf
 
     @property
     def total(self) -> int:
-        """Samples of the whole run, as far as known here. Never shrinks."""
+        """Known samples of the whole run. Never shrinks."""
         return self._total
 
     @property
     def feeders(self) -> Mapping[str, int]:
-        """Entries not folded."""
+        """Entries that are not folded."""
         return self._samples
 
+    @property
+    def top(self) -> float:
+        """Samples up to which other nodes are believed."""
+        return self._top
+
+    def believe_up_to(self, top: float) -> None:
+        """Believe other nodes up to `top` samples (membership/progress_bound.py); inf: whatever they tell."""
+        self._top = top
+
     def add(self, own: PeerId, samples: int) -> int:
-        """Count `samples` more by this node's feeder; returns the total. Only a feeder itself may call this."""
+        """Count `samples` more for this node's own feeder; return the total. Only the feeder itself may call this."""
         assert samples >= 0, f"{samples} samples cannot be added to a counter that only grows"
         assert self._own is None or own == self._own, f"entry of {own} added to by {self._own}"
         self._own = own
@@ -102,22 +111,22 @@ class Progress:
         return self._settle()
 
     def merge(self, other: Progress) -> int:
-        """Learn what `other` knows; returns the total. Idempotent; commutes with other merges as long as nothing was
+        """Adopt what `other` knows; return the total. Idempotent; commutes with other merges as long as nothing was
         folded.
 
-        An entry of our own that is ahead of us was counted in an earlier life of this node (nobody else writes it):
-        what was counted in this life goes on top. Raises RemoteFault, and learns nothing, when the total would be
-        absurd, Boast when it would be above `top`.
+        An entry of our own that is ahead of us was counted before a restart of this node, as no other node writes it.
+        What was counted since the start is added on top. Raises RemoteFault, and changes nothing, if the total would be
+        absurd, ProgressOverclaim if it would exceed `top`.
         """
         return self._merge(other._samples, other._sum(), other._heard)
 
     def merge_wire(self, message: record_pb2.Progress) -> int:
-        """`merge` of what `from_wire` would give, and what either raises; most calls carry one."""
+        """Same as `merge` of `from_wire`, including the errors, but faster: most calls carry such a message."""
         told, total = _checked(message, self._entries_max)
         return self._merge(told, total, message.total)
 
     def merge_entries(self, told: Mapping[PeerId, int]) -> int:
-        """`merge_wire` of many records at once, each of which tells of its own feeder; they are checked."""
+        """Same as `merge_wire` for many checked records at once, each with its own feeder's entry."""
         return self._merge(told, sum(told.values()))
 
     def _merge(self, told: Mapping[str, int] | Mapping[PeerId, int], total: int, heard: int = 0) -> int:
@@ -130,15 +139,15 @@ class Progress:
         if self._own in news:
             news[self._own] += self._counted
         before = sum(known(feeder, self._folded.get(feeder, 0)) for feeder in news)
-        if (after := max(self._sum() - before + sum(news.values()), total, heard)) > max(self.top, self._total):
-            raise Boast(after, self.top)
+        if (after := max(self._sum() - before + sum(news.values()), total, heard)) > max(self._top, self._total):
+            raise ProgressOverclaim(after, self._top)
         self._heard = max(self._heard, heard)
         self._raise_entries(news)
         self._raise_base(max(0, total - self._sum()))
         return self._settle()
 
     def to_wire(self) -> record_pb2.Progress:
-        """All entries, at most `entries_max` with the floor, which is there only once something was folded."""
+        """All entries, at most `entries_max` including the floor, which exists only if something was folded."""
         message = to_message(self._samples | {FLOOR: self._sum()} if self._base else self._samples)
         message.total = self._total
         return message
@@ -149,13 +158,15 @@ class Progress:
         into: record_pb2.Progress | None = None,
         known: record_pb2.Progress | None = None,
     ) -> record_pb2.Progress:
-        """The total, and what has changed after `version` was `since`, the newest NEWS_MAX of it, and is more than
-        `known` says. As good as `to_wire` for whoever knows the rest, and small however many feeders there are: each
-        tells of itself in its record besides. In the message `into`, if that is given."""
-        # So many changes were at most of so many entries; one that changed twice is told beside one too many.
+        """The total, and the newest NEWS_MAX entries changed after `version` was `since` that exceed those in `known`.
+
+        As good as `to_wire` for a receiver that knows the rest, and small for any number of feeders, each of which also
+        publishes its entry in its record. Written into `into`, if given.
+        """
+        # At most so many entries changed; if one changed twice, one too many is sent.
         newest = list(itertools.islice(reversed(self._samples.items()), min(NEWS_MAX, self.version - since)))
         told = dict(reversed(newest))
-        # With entries left out, the floor would be counted for them, and they themselves when they come.
+        # If entries were left out, the floor would count for them, and they would count again later.
         if self._base and self._base_version > since and len(told) < NEWS_MAX:
             told[FLOOR] = self._sum()
         if known is not None and told:
@@ -167,7 +178,7 @@ class Progress:
         return message
 
     def entry(self, feeder: PeerId) -> record_pb2.Progress:
-        """Only `feeder`'s entry, if it has one, and the total: for its record."""
+        """The entry of `feeder`, if any, and the total: for its record."""
         samples = self._samples.get(feeder)
         message = to_message({} if samples is None else {feeder: samples})
         message.total = self._total
@@ -175,7 +186,7 @@ class Progress:
 
     @classmethod
     def from_wire(cls, message: record_pb2.Progress, *, entries_max: int = ENTRIES_MAX) -> Progress:
-        """What a peer knows. Raises RemoteFault for too many entries, an impossible feeder id or count."""
+        """The counter of a peer. Raises RemoteFault for too many entries or an impossible feeder id or count."""
         told, total = _checked(message, entries_max)
         progress = cls(entries_max=entries_max)
         progress._samples = told
@@ -188,12 +199,12 @@ class Progress:
         return self._base + self._listed
 
     def _raise_entries(self, news: dict[str, int]) -> None:
-        """Take `news`, each more than its entry. In few steps for many: most calls bring news of most feeders."""
+        """Adopt `news`, each larger than its entry. Optimised for many, as most calls change most feeders' entries."""
         if self._folded:
             news = {feeder: samples for feeder, samples in news.items() if samples > self._folded.get(feeder, -1)}
-            for feeder in self._folded.keys() & news:  # it feeds again: its entry takes back what the base held for it
+            for feeder in self._folded.keys() & news:  # it feeds again: its entry takes back its part of the base
                 self._base -= self._folded.pop(feeder)
-        before = self._samples.pop  # they go to the end
+        before = self._samples.pop  # changed entries move to the end
         self._listed += sum(news.values()) - sum([before(feeder, 0) for feeder in news])
         self._samples.update(zip(map(sys.intern, news), news.values(), strict=True))
         self.version += len(news)
@@ -205,7 +216,7 @@ class Progress:
             self._base_version = self.version
 
     def _settle(self) -> int:
-        """Fold what does not fit, then take the new total."""
+        """Fold entries that do not fit, then update the total."""
         if len(self._samples) > self._entries_max - 1:
             idle = [feeder for feeder in self._samples if feeder != self._own]
             for feeder in idle[: len(self._samples) - (self._entries_max - 1)]:
@@ -222,7 +233,7 @@ class Progress:
 
 
 def _checked(message: record_pb2.Progress, entries_max: int) -> tuple[dict[str, int], int]:
-    """(entries, their sum or the floor if that is more) of a peer's message. Raises RemoteFault, see
+    """(entries, the larger of their sum and the floor) of a peer's message. Raises RemoteFault, see
     `Progress.from_wire`."""
     if (count := len(message.feeders)) > entries_max:
         raise RemoteFault(f"progress of {count} entries; at most {entries_max}")

@@ -1,7 +1,7 @@
-"""Receipts: what one peer did for another, signed by the one it was done for.
+"""Receipts: a signed count of one peer's work for another, signed by the client.
 
-Each node counts the microbatches others worked off for it; asked, it signs the totals. Whoever did the work keeps the
-newest receipt of each client. A client may lie upwards for its friends, so receipts thank; they do not pay.
+Each node counts the microbatches that others did for it, and signs the totals on request. The server keeps the newest
+receipt of each client. Clients may exaggerate for their friends, so receipts give credit, not payment.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from swarmnode.wire import call_pb2 as wire
 
 RECEIPT_BYTES_MAX = 1024  # serialised; real ones have about 260
 PEERS_MAX = 1024  # guess: peers whose work is counted at a time
-AHEAD_MAX_S = 86_400.0  # guess: a client's clock may be wrong by so much
+AHEAD_MAX_S = 86_400.0  # guess: tolerated error of a client's clock
 _DOMAIN = b"swarmnode/receipt/v1\0"
 
 
 @dataclass(slots=True)
-class Done:
-    """By one peer for us."""
+class WorkDone:
+    """Work of one peer for us."""
 
     microbatches: int = 0
     samples: int = 0
 
 
 class Work:
-    """What others did for this node, and for whom it worked, in this life."""
+    """Work that others did for this node, and the clients it worked for, since start."""
 
     def __init__(self) -> None:
-        self.done: OrderedDict[PeerId, Done] = OrderedDict()
+        self.done: OrderedDict[PeerId, WorkDone] = OrderedDict()
         self.clients: OrderedDict[PeerId, None] = OrderedDict()
 
     def received(self, peer: PeerId, samples: int) -> None:
-        """`peer` brought a microbatch's gradient back."""
-        done = self.done.setdefault(peer, Done())
+        """Record a microbatch whose gradient `peer` returned."""
+        done = self.done.setdefault(peer, WorkDone())
         done.microbatches += 1
         done.samples += samples
         self.done.move_to_end(peer)
@@ -46,7 +46,7 @@ class Work:
             self.done.popitem(last=False)
 
     def served(self, peer: PeerId) -> None:
-        """We worked for `peer`."""
+        """Record that we worked for `peer`."""
         self.clients[peer] = None
         self.clients.move_to_end(peer)
         if len(self.clients) > PEERS_MAX:
@@ -54,9 +54,9 @@ class Work:
 
 
 def sign_receipt(
-    identity: Identity, run_id: RunId, server: PeerId, done: Done, from_unix_s: int, until_unix_s: int
+    identity: Identity, run_id: RunId, server: PeerId, done: WorkDone, from_unix_s: int, until_unix_s: int
 ) -> wire.Receipt:
-    """What `server` did for us between the two moments."""
+    """A signed receipt of what `server` did for us between the two times."""
     receipt = wire.Receipt(
         run_id=run_id,
         server=server,
@@ -71,8 +71,8 @@ def sign_receipt(
 
 
 def check_receipt(receipt: wire.Receipt, run_id: RunId, server: PeerId, now_s: float | None = None) -> None:
-    """Raises RemoteFault unless `receipt` is one for `server`, of this run, signed by the client it names; and, given
-    the Unix time `now_s`, of the past."""
+    """Raises RemoteFault unless `receipt` is for `server` in this run and signed by its client; given the Unix time
+    `now_s`, also unless it ends in the past."""
     bounds.check(receipt)
     if receipt.run_id != run_id or receipt.server != server or receipt.client == server:
         raise RemoteFault("a receipt of another run, or for another node")

@@ -1,4 +1,4 @@
-"""Records: what a node says of itself, signed by the key inside its peer id, with a time to live (design section 6)."""
+"""Records: signed self-descriptions of nodes with a time to live. The signing key is the one inside the peer id."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from swarmnode import bounds
 from swarmnode.errors import RemoteFault
 from swarmnode.identity import SIGNATURE_BYTES, Identity, verify
 from swarmnode.ids import PeerId, RunId
-from swarmnode.membership import swarm, view
+from swarmnode.membership import stage_view, swarm
 from swarmnode.wire import access_pb2 as access
 from swarmnode.wire import record_pb2 as wire
 
-SIGNED_BYTES_MAX = 1280  # hivemind.md: DHT values of about 1 KiB keep a dictionary of 500 quick; a pass adds 190 bytes
-CLOCK_SKEW_MAX_S = 3.0  # hivemind lets clocks differ by as much when a node joins
+# guess: DHT values of about 1 KiB keep a dictionary of 500 fast (measured); a pass adds 190 bytes
+SIGNED_BYTES_MAX = 1280
+CLOCK_SKEW_MAX_S = 3.0  # hivemind accepts the same difference of clocks when a node joins
 
 VERIFIED_MAX = 2048  # guess: 3 KiB each; a record is heard about three times, by calls and from the directory
 
@@ -21,7 +22,7 @@ _DOMAIN = b"swarmnode/record/v1\0"
 
 
 def sign_record(record: wire.Record, identity: Identity) -> wire.SignedRecord:
-    """`record` signed by `identity`, which it must name. Asserts that it is within every bound `check_record` has."""
+    """`record` signed by `identity`, which it must name. Asserts the bounds of `check_record`."""
     raw = record.SerializeToString(deterministic=True)
     signed = wire.SignedRecord(record=raw, signature=identity.sign(_DOMAIN + raw))
     fault = _fault(record)
@@ -33,9 +34,9 @@ def sign_record(record: wire.Record, identity: Identity) -> wire.SignedRecord:
 
 
 def open_record(signed: wire.SignedRecord, *, run_id: RunId, now_unix_s: float, ttl_max_s: float) -> wire.Record:
-    """The record inside `signed`, verified and neither expired nor claiming to live longer than `ttl_max_s`.
+    """The record inside `signed`, verified, unexpired, and with a time to live of at most `ttl_max_s`.
 
-    Raises RemoteFault that says what is wrong with it. Clocks may differ by `CLOCK_SKEW_MAX_S`.
+    Raises RemoteFault that names the problem. Clocks may differ by `CLOCK_SKEW_MAX_S`.
     """
     record = check_record(signed, run_id=run_id)
     check_time(record, now_unix_s, ttl_max_s)
@@ -43,7 +44,7 @@ def open_record(signed: wire.SignedRecord, *, run_id: RunId, now_unix_s: float, 
 
 
 def check_time(record: wire.Record, now_unix_s: float, ttl_max_s: float) -> None:
-    """Raises RemoteFault when `record` has expired or wants to live longer than `ttl_max_s`."""
+    """Raises RemoteFault if `record` has expired or claims to live longer than `ttl_max_s`."""
     left_s = record.expires_unix_ms / 1000.0 - now_unix_s
     if left_s <= 0:
         raise RemoteFault(f"record of {record.peer_id} expired {-left_s:.1f} s ago")
@@ -52,9 +53,9 @@ def check_time(record: wire.Record, now_unix_s: float, ttl_max_s: float) -> None
 
 
 def check_record(signed: wire.SignedRecord, *, run_id: RunId) -> wire.Record:
-    """The record inside `signed`, verified in everything but time. Raises RemoteFault; cheapest checks first.
+    """The record inside `signed`, verified except for time. Raises RemoteFault; cheap checks come first.
 
-    The message returned is shared with whoever hears the same record again: not to be changed.
+    The returned message is shared with later receivers of the same record: do not change it.
     """
     if (known := swarm.shared(signed)) is not None:
         return known[1]
@@ -64,19 +65,19 @@ def check_record(signed: wire.SignedRecord, *, run_id: RunId) -> wire.Record:
 
 
 def check_member(signed: wire.SignedRecord, *, run_id: RunId) -> tuple[wire.Record, swarm.Member]:
-    """As `check_record` does, the record inside `signed` and the member it tells of."""
+    """The record inside `signed` and its member, verified as by `check_record`."""
     if (nbytes := signed.ByteSize()) > SIGNED_BYTES_MAX:
         raise RemoteFault(f"record of {nbytes} bytes; at most {SIGNED_BYTES_MAX}")
     return _check(signed.record, signed.signature, run_id)
 
 
 Verified = tuple[wire.Record, swarm.Member]
-_verified: dict[bytes, tuple[bytes, Verified]] = {}  # by signatures: a record's bytes, and it; the oldest first
+_verified: dict[bytes, tuple[bytes, Verified]] = {}  # by signature: the record's bytes and content; the oldest first
 _verified_max = VERIFIED_MAX
 
 
 def _keep(raw: bytes, signature: bytes, record: wire.Record) -> Verified:
-    """Know `record` again without looking at its signature: it was signed here, or verified."""
+    """Cache `record`, which was signed here or verified, so that it need not be verified again."""
     if len(_verified) >= _verified_max:
         del _verified[next(iter(_verified))]
     found = record, swarm.Member.of(record)
@@ -105,12 +106,12 @@ def _check(raw: bytes, signature: bytes, run_id: RunId) -> Verified:
 
 
 def pass_of(record: wire.Record) -> access.Pass | None:
-    """The pass `record` carries, not verified; None when it carries none."""
+    """The unverified pass inside `record`; None if there is none."""
     return getattr(record, "pass") if record.HasField("pass") else None
 
 
 def _fault(record: wire.Record) -> str | None:
-    """What is wrong with the fields of `record`, or None."""
+    """The problem in the fields of `record`, or None."""
     try:
         bounds.check(record)
     except RemoteFault as fault:
@@ -121,17 +122,15 @@ def _fault(record: wire.Record) -> str | None:
         return "no state"
     told = record.progress
     if told.feeders[:] not in ([], [record.peer_id]) or len(told.samples) != len(told.feeders):
-        return "progress of somebody else"
-    if record.stage != 0 and record.HasField("blocks"):
-        return f"data blocks at stage {record.stage}; only feeders (stage 0) have them"
+        return "progress of another feeder"
     return None
 
 
 def remember(count: int) -> None:
-    """Keep `count` verified records, not the few that one node needs, and know messages shared in memory by themselves:
-    for a process of many nodes."""
+    """Cache `count` verified records instead of the few that one node needs, and recognise messages shared in memory.
+    For a process of many nodes."""
     global _verified_max
     _verified_max = max(1, count)
     _verified.clear()
     swarm.forget_shared(count)
-    view.forget()
+    stage_view.forget()

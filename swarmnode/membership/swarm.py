@@ -1,4 +1,4 @@
-"""Who is here: peers as their records tell them, and the frozen view of all of them that every decision reads."""
+"""Peers as described by their records, and the frozen view of all of them that every decision reads."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ JOINING = wire.NODE_STATE_JOINING
 GOSSIPING = (wire.NODE_STATE_TRAINING, wire.NODE_STATE_SYNCING)
 COMING = (wire.NODE_STATE_TRAINING, wire.NODE_STATE_SYNCING, wire.NODE_STATE_JOINING)
 
-SHARED_MAX = 0  # messages kept to be known again by themselves; a process of many nodes raises it (`remember`)
+SHARED_MAX = 0  # recognised messages; a process of many nodes raises it (`remember`)
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One peer as its newest record tells it."""
+    """A peer, as described by its newest record."""
 
     peer: PeerId
     stage: int
@@ -33,19 +33,21 @@ class Member:
     addresses: tuple[str, ...] = ()
     joined_unix_s: float = 0.0
     round_stride: int = 1
-    kept_round: int | None = None  # of the snapshot of the next stage that it keeps
-    kept_steps: int = 0  # its inner steps
-    moving_to: int | None = None  # the stage it has decided to move to
+    kept_round: int | None = None  # round of the next stage's snapshot that it keeps
+    kept_steps: int = 0  # inner steps in that snapshot
+    moving_to: int | None = None  # stage it has decided to move to
     saves: bool = False
-    pauses_unix_s: int = 0  # when its volunteer's limits will make it pause, as it announces; 0: not foreseen
-    boundary_digest: bytes = b""  # of its frozen subspace, in a run that has one
-    fed: bool = False  # its record tells of samples or blocks
+    pauses_unix_s: int = 0  # announced time of a pause by its volunteer's limits; 0: none
+    boundary_digest: bytes = b""  # of its frozen subspace, if the run has one
+    data_digest: bytes = b""  # of the run's text, as it has it, first 8 bytes; empty: it has none
+    fed: bool = False  # its record carries samples or blocks
+    feeds: bool = False  # it starts microbatches
     total: int = 0  # samples of the whole run, as it believes
     unable: frozenset[int] = frozenset()  # stages that its machine cannot serve
 
     @property
     def plain(self) -> bool:
-        """Nothing is to be minded of it: it serves, stays, and has told its speed."""
+        """Whether it serves, stays, and has announced its speed, so that it needs no special handling."""
         return (
             self.state == SERVING
             and self.moving_to is None
@@ -56,7 +58,7 @@ class Member:
     @staticmethod
     def of(record: wire.Record) -> Member:
         return Member(
-            peer=PeerId(sys.intern(record.peer_id)),  # one string for all that is known of it
+            peer=PeerId(sys.intern(record.peer_id)),  # one string object for all its uses
             stage=record.stage,
             state=record.state,
             sequence=record.sequence,
@@ -73,7 +75,9 @@ class Member:
             saves=record.saves_checkpoints,
             pauses_unix_s=record.allowance.pauses_unix_s,
             boundary_digest=record.boundary_digest,
+            data_digest=record.data_digest,
             fed=bool(record.progress.samples) or record.HasField("blocks"),
+            feeds=record.HasField("blocks"),
             total=record.progress.total,
             unable=frozenset(record.unable),
         )
@@ -84,8 +88,8 @@ _shared: dict[int, Shared] = {}
 
 
 def share(signed: wire.SignedRecord, record: wire.Record, member: Member) -> None:
-    """`signed` holds `record`, which tells of `member`, and has been verified: nodes of this process that get this very
-    message need not look again. Only where messages are shared in memory (simulation)."""
+    """Cache that `signed` holds the verified `record` of `member`, for other nodes of this process that get the same
+    message object. Only if messages are shared in memory (simulation)."""
     if SHARED_MAX:
         if len(_shared) >= SHARED_MAX:
             del _shared[next(iter(_shared))]  # the oldest
@@ -93,13 +97,13 @@ def share(signed: wire.SignedRecord, record: wire.Record, member: Member) -> Non
 
 
 def shared(signed: wire.SignedRecord) -> Shared | None:
-    """What was found out of this very message before."""
+    """The cached content of this message object; None if unknown."""
     known = _shared.get(id(signed))
     return known if known is not None and known[0] is signed else None
 
 
 def forget_shared(count: int) -> None:
-    """Keep `count` messages from now on, and none of those before."""
+    """Cache `count` messages from now on, and drop all others."""
     global SHARED_MAX
     SHARED_MAX = count
     _shared.clear()
@@ -110,13 +114,16 @@ Members = tuple[Member, ...]
 
 @dataclass(frozen=True, slots=True)
 class Swarm:
-    """All members by stage, each stage sorted by peer id; of crowded stages, some. A snapshot: it never changes. What
-    follows from a stage's members is found out once it is asked for, and kept while they stay the same."""
+    """All members by stage, sorted by peer id; of crowded stages, only some. An immutable snapshot. Values derived from
+    a stage's members are computed on demand and kept while these stay the same. `without_stage` are the nodes that only
+    feed: they are in no stage and count as no replica."""
 
     stages: tuple[Members, ...]
-    sizes: tuple[int, ...]  # how many there are of each stage, known to us or not
+    sizes: tuple[int, ...]  # members of each stage, known or not
     _parts: list[tuple[Members, Members] | None] = field(compare=False, repr=False)  # (serving, unsettled)
     _speeds: list[tuple[float, int] | None] = field(compare=False, repr=False)
+    without_stage: Members = ()
+    _feeders: list[tuple[PeerId, ...]] = field(compare=False, repr=False, default_factory=list)
 
     @staticmethod
     def frozen(
@@ -124,15 +131,18 @@ class Swarm:
         before: Swarm | None = None,
         sizes: Sequence[int] | None = None,
         calm: Iterable[int] = (),
+        without_stage: Members = (),
     ) -> Swarm:
-        """Of members sorted by peer id in each stage; what is the same as in `before` is shared with it. `sizes` as far
-        as there are more of a stage than in `stages`. `calm`: stages where nobody is unsettled, if that is known."""
+        """A view of members sorted by peer id in each stage, which shares equal parts with `before`. `sizes`: larger
+        stage sizes, if known. `calm`: stages known to have no unsettled member. `without_stage`: nodes that only feed,
+        sorted as well."""
         whole = tuple(stages)
-        counts = map(len, whole)
-        swarm = Swarm(
-            whole, tuple(counts if sizes is None else map(max, counts, sizes)), [None] * len(whole), [None] * len(whole)
-        )
+        counts, nothing = map(len, whole), [None] * len(whole)
+        largest = tuple(counts if sizes is None else map(max, counts, sizes))
+        swarm = Swarm(whole, largest, [*nothing], [*nothing], without_stage)
         if before is not None:
+            if whole and whole[0] is before.stages[0] and without_stage is before.without_stage:
+                swarm._feeders[:] = before._feeders
             for stage, members in enumerate(whole):
                 if members is before.stages[stage]:
                     swarm._parts[stage], swarm._speeds[stage] = before._parts[stage], before._speeds[stage]
@@ -142,34 +152,36 @@ class Swarm:
 
     @staticmethod
     def of(members: Iterable[Member], stages: int) -> Swarm:
-        by_stage: list[list[Member]] = [[] for _ in range(stages)]
+        """The view of `members` in a run of that many stages. Those one place after the last stage only feed."""
+        by_stage: list[list[Member]] = [[] for _ in range(stages + 1)]
         for member in members:
-            if member.stage < stages:
+            if member.stage <= stages:
                 by_stage[member.stage].append(member)
-        return Swarm.frozen(tuple(sorted(stage, key=lambda m: m.peer)) for stage in by_stage)
+        *whole, without_stage = [tuple(sorted(stage, key=lambda m: m.peer)) for stage in by_stage]
+        return Swarm.frozen(whole, without_stage=without_stage)
 
     def serving(self, stage: int) -> Members:
         """Replicas that take microbatches."""
         return (self._parts[stage] or self._parted(stage))[0]
 
     def unsettled(self, stage: int) -> Members:
-        """Those that do not serve the stage, or have said that they go: most often nobody."""
+        """Members that do not serve the stage or have announced a move; usually none."""
         return (self._parts[stage] or self._parted(stage))[1]
 
     def settled(self, stage: int) -> Sequence[Member]:
-        """Those that serve their stage and have not said that they go."""
+        """Members that serve their stage and have announced no move."""
         members = self.serving(stage)
         return [m for m in members if m.moving_to is None] if self.unsettled(stage) else members
 
     def speeds(self, stage: int) -> tuple[float, int]:
-        """Of those settled: samples per second together, and how many have not told theirs."""
+        """Total samples per second of the settled members, and the number without an announced speed."""
         if (found := self._speeds[stage]) is None:
             told = [member.samples_per_second for member in self.settled(stage)]
             found = self._speeds[stage] = math.fsum(told), told.count(0.0)
         return found
 
     def know_speeds(self, stage: int, found: tuple[float, int] | None) -> None:
-        """`speeds` need not be summed up, if they are `found`."""
+        """Set `speeds` to `found`, so that it need not be summed."""
         self._speeds[stage] = found
 
     def _parted(self, stage: int) -> tuple[Members, Members]:
@@ -185,17 +197,26 @@ class Swarm:
         return tuple([member.peer for member in self.stages[stage] if member.state in GOSSIPING])
 
     def coming(self, stage: int) -> Members:
-        """Replicas that serve or will."""
+        """Replicas that serve or will serve."""
         return tuple(member for member in self.stages[stage] if member.state in COMING)
 
     def feeders(self) -> tuple[PeerId, ...]:
-        """Replicas of stage 0 that start microbatches."""
-        return tuple(member.peer for member in self.serving(0))
+        """Nodes that start microbatches: replicas of stage 0 that have the text, and nodes without a stage."""
+        if not self._feeders:
+            others = (member for member in self.without_stage if member.state == SERVING)
+            self._feeders.append(tuple(member.peer for member in (*self.serving(0), *others) if member.feeds))
+        return self._feeders[0]
 
     def totals(self) -> list[int]:
-        """Samples of the whole run, as all but joiners believe."""
+        """Samples of the whole run, as believed by all members but joiners."""
         return [member.total for stage in self.stages for member in stage if member.state != JOINING]
 
     def members(self) -> Iterable[Member]:
+        """The members of all stages."""
         for stage in self.stages:
             yield from stage
+
+    def everyone(self) -> Iterable[Member]:
+        """The members of all stages, and the nodes that only feed."""
+        yield from self.members()
+        yield from self.without_stage

@@ -1,8 +1,9 @@
-"""What a node says, as JSON lines on its own disk: bounded in size, and never a reason for the node to fail."""
+"""The event log: JSON lines on the node's own disk, bounded in size. A failing disk never stops the node."""
 
 from __future__ import annotations
 
 import datetime
+import errno
 import json
 import math
 import os
@@ -10,26 +11,28 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from swarmnode.disk import FULL, full_text
 from swarmnode.metrics import name
 from swarmnode.ports import Clock
-from swarmnode.said import printable
+from swarmnode.untrusted_text import printable
 
 LOG_BYTES_MAX = 16 << 20
-"""Of one file; with its rotated copy a log takes at most twice this. Guess: a day of info lines at the demo's rate."""
+"""Size of one file; with its rotated copy a log takes at most twice this. Guess: a day of info lines at the demo's
+rate."""
 
 TEXT_CHARS_MAX = 512
-"""Of one value; a peer's error text goes no further."""
+"""Characters of one value, for example a peer's error text."""
 
 REOPEN_EVERY = 64
-"""After a failed open, every so many events the log is opened again. Guess."""
+"""After a failed open, the log is opened again after so many events. Guess."""
 
 Echo = Callable[[str, str, Mapping[str, object]], None]
 """Called with (level, event, fields) for each line; `join` uses it to show events on a terminal."""
 
 
 def plain(value: object) -> object:
-    """`value` as JSON can hold it and a terminal can show it: bytes as hex, NaN and Inf as text, long text cut, control
-    characters replaced, anything else as its text."""
+    """`value` in a form that JSON can hold and a terminal can show: bytes as hex, NaN and Inf as text, long text cut,
+    control characters replaced, other types as text."""
     match value:
         case None | bool() | int():
             return value
@@ -58,9 +61,9 @@ def timestamp(unix_s: float) -> str:
 class EventLog:
     """Writes one JSON object a line: ts, level, event, run, node, stage, fields.
 
-    Each line is one `write` to a file opened for appending, so nothing waits in a buffer. Past `nbytes_max` the file
-    becomes `<path>.1` (replacing the one before) and a new one begins. A disk that refuses costs lines, counted in
-    `dropped` and reported once on stderr, never an exception.
+    Each line is one `write` to a file opened for appending, so nothing is buffered. Beyond `nbytes_max` the file
+    becomes `<path>.1` (replacing the previous one) and a new one begins. If the disk fails, lines are lost, counted in
+    `dropped` and reported once on stderr; no exception is raised.
     """
 
     def __init__(
@@ -88,7 +91,7 @@ class EventLog:
             self._open(path)
 
     def write(self, event: str, *, level: str = "info", fields: Mapping[str, object] | None = None) -> None:
-        """Append one line. AssertionError for an event or level that metrics/name.py does not know."""
+        """Append one line. AssertionError for an event or level missing in metrics/name.py."""
         name.check_event(event, level)
         fields = fields or {}
         if self._echo is not None:
@@ -107,7 +110,7 @@ class EventLog:
         self._append(self.path, json.dumps(line, separators=(",", ":")).encode() + b"\n")
 
     def close(self) -> None:
-        """Let go of the file; later lines are dropped."""
+        """Close the file; later lines are dropped."""
         if self._descriptor is not None:
             os.close(self._descriptor)
         self._descriptor, self.path = None, None
@@ -123,8 +126,8 @@ class EventLog:
         try:
             written = os.write(self._descriptor, line)
             if written < len(line):
-                os.ftruncate(self._descriptor, self._nbytes)  # a torn line would spoil the next one
-                raise OSError(0, "the disk took only part of a line")
+                os.ftruncate(self._descriptor, self._nbytes)  # a torn line would corrupt the next one
+                raise OSError(errno.ENOSPC, "the disk took only part of a line")
             self._nbytes += written
         except OSError as error:
             self._lose(path, error)
@@ -151,5 +154,6 @@ class EventLog:
         self.dropped += lines
         if not self._told:
             self._told = True
-            reason = error.strerror or str(error)
+            full = error.errno in FULL
+            reason = full_text(path, None, advice="free space there") if full else error.strerror or str(error)
             sys.stderr.write(f"swarmnode: cannot write the log {path}: {reason}; lines are dropped\n")

@@ -1,4 +1,4 @@
-"""Telemetry of a node: counts in a Prometheus registry of its own, served over HTTP from the node's own loop."""
+"""A node's telemetry: metrics in its own Prometheus registry, served over HTTP from the node's own loop."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from prometheus_client.openmetrics import exposition as openmetrics
 from swarmnode import __version__
 from swarmnode.errors import UsageError
 from swarmnode.metrics import name
+from swarmnode.metrics.event_limit import EventLimiter
 from swarmnode.metrics.events import LOG_BYTES_MAX, Echo, EventLog
-from swarmnode.metrics.flood import Flood
-from swarmnode.metrics.name import Kind
+from swarmnode.metrics.name import MetricKind
 from swarmnode.ports import Clock
 from swarmnode.wire.record_pb2 import NodeState
 
 REQUEST_BYTES_MAX = 8192
 REQUEST_TIMEOUT_S = 5.0
 CONNECTIONS_MAX = 16
-"""Bounds of the HTTP server: a scraper sends a few hundred bytes at once on one connection. Guess."""
+"""Bounds of the HTTP server, guess: a scraper sends a few hundred bytes at once on one connection."""
 
 Series = Counter | Gauge | Histogram
 
@@ -32,10 +32,10 @@ NODE_STATES = {number: word.removeprefix("NODE_STATE_").lower() for word, number
 
 
 class PrometheusTelemetry:
-    """The Telemetry port over a registry of its own and a log of JSON lines.
+    """The Telemetry port over its own registry and a log of JSON lines.
 
-    `path` None keeps no log. A metric, label or event that metrics/name.py does not list raises AssertionError. Safe
-    to call from the compute thread.
+    `path` None keeps no log. A metric, label or event missing in metrics/name.py raises AssertionError. May be called
+    from the compute thread.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class PrometheusTelemetry:
         echo: Echo | None = None,
     ) -> None:
         self.log = EventLog(path, clock=clock, run=run, node=node, nbytes_max=log_bytes_max, echo=echo)
-        self._clock, self._flood = clock, Flood()
+        self._clock, self._flood = clock, EventLimiter()
         prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry(auto_describe=False)
         ProcessCollector(registry=self.registry)
@@ -64,7 +64,7 @@ class PrometheusTelemetry:
 
     @property
     def stage(self) -> int | None:
-        """The stage written into every event from now on."""
+        """The stage written into every later event."""
         return self.log.stage
 
     @stage.setter
@@ -73,7 +73,7 @@ class PrometheusTelemetry:
         self.gauge(name.STAGE, -1 if stage is None else stage)
 
     def event(self, event: str, *, level: str = "info", **fields: object) -> None:
-        """Append one line to the log, unless a peer causes too many like it; never raises for a full disk."""
+        """Append one line to the log, unless a peer causes too many like it. Never raises for a full disk."""
         now_s = self._clock.unix_s()
         for more in self._flood.due(now_s):
             told = {"of": more.event, "peer": more.peer, "count": more.count, "seconds": round(more.seconds)}
@@ -87,13 +87,13 @@ class PrometheusTelemetry:
     def count(self, metric: str, value: float = 1.0, **labels: str) -> None:
         """Add `value` (not negative) to a counter."""
         assert value >= 0, f"counter {metric} cannot go down by {-value}"
-        found = self._find(metric, Kind.COUNTER, labels)
+        found = self._find(metric, MetricKind.COUNTER, labels)
         assert isinstance(found, Counter)
         found.inc(value)
 
     def gauge(self, metric: str, value: float, **labels: str) -> None:
         """Set a gauge."""
-        found = self._find(metric, Kind.GAUGE, labels)
+        found = self._find(metric, MetricKind.GAUGE, labels)
         assert isinstance(found, Gauge)
         found.set(value)
         if metric == name.STAGE:
@@ -103,12 +103,12 @@ class PrometheusTelemetry:
 
     def observe(self, metric: str, value: float, **labels: str) -> None:
         """Add one observation to a histogram."""
-        found = self._find(metric, Kind.HISTOGRAM, labels)
+        found = self._find(metric, MetricKind.HISTOGRAM, labels)
         assert isinstance(found, Histogram)
         found.observe(value)
 
     def counters(self) -> dict[str, float]:
-        """Every series but histogram buckets, keyed as `name.series` writes it (StatusReply.counters)."""
+        """Every series except histogram buckets, keyed as by `name.series` (StatusReply.counters)."""
         found: dict[str, float] = {}
         for row, metric in self._metrics.items():
             if row == name.INFO:
@@ -120,14 +120,15 @@ class PrometheusTelemetry:
         return found
 
     async def serve(self, port: int, host: str = "127.0.0.1") -> str:
-        """Serve GET /metrics, /healthz and /readyz on `host`:`port` (0: any free one) until `close`; returns host:port.
+        """Serve GET /metrics, /healthz and /readyz on `host`:`port` (0: any free one) until `close`; return host:port.
 
-        Raises UsageError when the port cannot be had."""
+        Raises UsageError if the port is not available.
+        """
         try:
             self._server = await asyncio.start_server(self._answer, host, port, limit=REQUEST_BYTES_MAX)
         except (OSError, OverflowError) as error:
             busy = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
-            reason = "is in use" if busy else f"cannot be had ({error})"
+            reason = "is in use" if busy else f"is not available ({error})"
             raise UsageError(
                 f"--metrics-port {port}: {host}:{port} {reason}; give another, or 0 for any free one"
             ) from None
@@ -135,7 +136,7 @@ class PrometheusTelemetry:
         return f"{shown}:{self._server.sockets[0].getsockname()[1]}"
 
     async def close(self) -> None:
-        """Stop serving, cut the connections, close the log. Does nothing the second time."""
+        """Stop serving, cut the connections and close the log. A second call does nothing."""
         if self._server is not None:
             self._server.close()
             for writer in list(self._writers):
@@ -144,7 +145,7 @@ class PrometheusTelemetry:
             self._server = None
         self.log.close()
 
-    def _find(self, metric: str, kind: Kind, labels: Mapping[str, str]) -> Series:
+    def _find(self, metric: str, kind: MetricKind, labels: Mapping[str, str]) -> Series:
         key = (metric, tuple(sorted(labels.items())))
         found = self._series.get(key)
         if found is None:
@@ -165,7 +166,7 @@ class PrometheusTelemetry:
                 writer.write(self._response(head))
                 await writer.drain()
         except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            pass  # a scraper that went away or never asked: nobody is left to tell
+            pass  # the scraper disconnected or sent no request
         finally:
             self._writers.discard(writer)
             writer.close()
@@ -179,7 +180,7 @@ class PrometheusTelemetry:
         elif target == b"/metrics":
             status = "200 OK"
             kind, body = self._exposition(head)
-        elif target == b"/healthz":  # whoever reads this knows that the event loop turns
+        elif target == b"/healthz":  # an answer proves that the event loop runs
             status, body = "200 OK", b"alive\n"
         elif target == b"/readyz":
             ready, reason = self.readiness()
@@ -191,24 +192,25 @@ class PrometheusTelemetry:
         return f"{first}{allow}Connection: close\r\n\r\n".encode() + (b"" if method == b"HEAD" else body)
 
     def _exposition(self, head: bytes) -> tuple[str, bytes]:
-        """(content type, body): OpenMetrics for a scraper that asks for it, as Prometheus does, else the older text."""
+        """(content type, body): OpenMetrics if the scraper asks for it, as Prometheus does, else the older text
+        format."""
         if b"application/openmetrics-text" in head.lower():
             return openmetrics.CONTENT_TYPE_LATEST, openmetrics.generate_latest(self.registry)  # type: ignore[no-untyped-call]
         return CONTENT_TYPE_LATEST, generate_latest(self.registry)
 
 
 def _make(row: name.Metric, registry: CollectorRegistry) -> Series:
-    """The collector of one row; series of closed labels exist from the start, at 0, so that rates have a beginning."""
+    """The collector of one row. Series of closed labels exist from the start, at 0, so that rates are defined."""
     labels = tuple(row.labels)
     unit = row.unit if row.unit in name.BASE_UNITS else ""  # OpenMetrics: a unit is the last word of the name
     match row.kind:
-        case Kind.COUNTER:
+        case MetricKind.COUNTER:
             made: Series = Counter(row.name, row.help, labels, unit=unit, registry=registry)
-        case Kind.GAUGE:
+        case MetricKind.GAUGE:
             made = Gauge(row.name, row.help, labels, unit=unit, registry=registry)
-        case Kind.HISTOGRAM:
+        case MetricKind.HISTOGRAM:
             made = Histogram(row.name, row.help, labels, unit=unit, registry=registry, buckets=row.buckets)
-    if labels and row.kind is Kind.COUNTER and all(row.labels.values()):
+    if labels and row.kind is MetricKind.COUNTER and all(row.labels.values()):
         for values in _products(list(row.labels.values())):
             made.labels(*values)
     return made

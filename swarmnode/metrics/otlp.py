@@ -1,9 +1,9 @@
-"""Metrics pushed by OTLP over HTTP, for collectors that do not scrape: set by OpenTelemetry's own standard variables.
+"""Push metrics by OTLP over HTTP, for collectors that do not scrape. Configured by OpenTelemetry's standard variables.
 
-OTEL_EXPORTER_OTLP_ENDPOINT (or ..._METRICS_ENDPOINT) turns it on; the exporter reads it and ..._HEADERS, ..._TIMEOUT,
+OTEL_EXPORTER_OTLP_ENDPOINT (or ..._METRICS_ENDPOINT) turns it on. The exporter reads it and ..._HEADERS, ..._TIMEOUT,
 ..._COMPRESSION, ..._CERTIFICATE itself; OTEL_METRIC_EXPORT_INTERVAL (ms), OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES,
-OTEL_METRICS_EXPORTER=none and OTEL_SDK_DISABLED=true mean what the specification says. What is pushed is what /metrics
-shows, of the same moment: there is one set of counters, and the SDK's own instruments are not used.
+OTEL_METRICS_EXPORTER=none and OTEL_SDK_DISABLED=true have the specification's meaning. The pushed values equal those of
+/metrics at the same moment: there is one set of counters, and the SDK's own instruments are not used.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 INTERVAL_S = 60.0  # OpenTelemetry specification, OTEL_METRIC_EXPORT_INTERVAL
 INTERVAL_MIN_S = 0.1
-GOODBYE_S = 3.0  # guess: for the last push; a collector that is away must not hold a preempted node up
+GOODBYE_S = 3.0  # guess: time for the last push; an unreachable collector must not delay a preempted node
 MISSING = (
     "OTEL_EXPORTER_OTLP_ENDPOINT is set, but not the packages for it: pip install opentelemetry-sdk"
     " opentelemetry-exporter-otlp-proto-http"
@@ -51,7 +51,7 @@ def wanted(environment: Mapping[str, str]) -> bool:
 
 
 def interval_s(environment: Mapping[str, str]) -> float:
-    """Seconds between two pushes; the standard's default where the variable is none, or no number."""
+    """Seconds between two pushes; the standard's default if the variable is missing or not a number."""
     try:
         found = float(environment.get("OTEL_METRIC_EXPORT_INTERVAL", "")) / 1000.0
     except ValueError:
@@ -59,8 +59,8 @@ def interval_s(environment: Mapping[str, str]) -> float:
     return max(INTERVAL_MIN_S, found) if math.isfinite(found) and found > 0 else INTERVAL_S
 
 
-class Push:
-    """Pushes what `registry` counts. A collector that is away costs a call of `failed`, once until it is back."""
+class OtlpPusher:
+    """Pushes the metrics in `registry`. `failed` is called once each time the collector becomes unreachable."""
 
     def __init__(
         self, registry: CollectorRegistry, run: str, node: str, unix_s: Callable[[], float], failed: Callable[[], None]
@@ -68,7 +68,7 @@ class Push:
         """Raises ImportError when OpenTelemetry is not installed."""
         from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 
-        logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # it says on stderr what `failed` tells
+        logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # it reports on stderr what `failed` reports
         self._registry = registry
         self._unix_s = unix_s
         self._failed = failed
@@ -89,11 +89,11 @@ class Push:
             await self.once()
 
     async def close(self) -> None:
-        """One last push, within GOODBYE_S."""
+        """A last push, within GOODBYE_S."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(GOODBYE_S):
                 await self.once()
-        self._exporter.shutdown()  # also ends a push that is still being tried again
+        self._exporter.shutdown()  # also ends a push that is being retried
 
     async def once(self) -> None:
         """Push what is counted now."""
@@ -104,8 +104,8 @@ class Push:
         self._failing = not taken
 
     async def _export(self, data: MetricsData) -> bool:
-        """On a thread of its own that nobody waits for at the end: a collector that does not answer holds a request for
-        OTEL_EXPORTER_OTLP_TIMEOUT (10 s), and a machine that is taken away has not got them."""
+        """Push on a separate thread that is not joined at the end: a collector that does not answer holds a request for
+        OTEL_EXPORTER_OTLP_TIMEOUT (10 s), which a preempted machine does not have."""
         from opentelemetry.sdk.metrics.export import MetricExportResult
 
         loop = asyncio.get_running_loop()
@@ -125,7 +125,7 @@ class Push:
 
 
 def metrics_data(registry: CollectorRegistry, attributes: Mapping[str, str], began_ns: int, now_ns: int) -> MetricsData:
-    """Everything in `registry` as OpenTelemetry writes it. Names are those of /metrics, without `_total`."""
+    """All of `registry` in OpenTelemetry's form. Names are those of /metrics, without `_total`."""
     from opentelemetry.sdk.metrics.export import MetricsData, ResourceMetrics, ScopeMetrics
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.util.instrumentation import InstrumentationScope
@@ -168,7 +168,7 @@ def _numbers(samples: Iterable[Sample], suffix: str, began_ns: int, now_ns: int)
 
 
 def _histograms(family: Family, began_ns: int, now_ns: int) -> Iterable[HistogramDataPoint]:
-    """One point a set of labels: Prometheus' buckets are cumulative, OpenTelemetry's are not."""
+    """A point per set of labels: Prometheus's buckets are cumulative, OpenTelemetry's are not."""
     from opentelemetry.sdk.metrics.export import HistogramDataPoint
 
     points: dict[tuple[tuple[str, str], ...], dict[float, float]] = {}
@@ -191,6 +191,6 @@ def _histograms(family: Family, began_ns: int, now_ns: int) -> Iterable[Histogra
             sum=sums.get(labels, 0.0),
             bucket_counts=counts,
             explicit_bounds=[bound for bound in bounds if math.isfinite(bound)],
-            min=None,  # type: ignore[arg-type]  # not known, and optional on the wire
+            min=None,  # type: ignore[arg-type]  # unknown, and optional on the wire
             max=None,  # type: ignore[arg-type]
         )

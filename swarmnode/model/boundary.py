@@ -1,12 +1,13 @@
-"""Activations and their gradients between stages, in the manifest's `pipeline.boundary`: whole numbers, or a byte each.
+"""Coding of activations and their gradients between stages, by the manifest's `pipeline.boundary`: floats, or one byte
+each.
 
     int8    q = round(x / s), s = max|x| / 127            [8-bit blockwise: arXiv 2110.02861, linear codes]
     fp8     q = e4m3(x / s),  s = max|x| / 448            [format: arXiv 2209.05433]
 
-with a step s (bfloat16) for every 64 neighbours in a token's vector: outlying channels spoil their own block only. To
-the nearest both ways, so that nothing is drawn. On the wire: the steps of all tokens, then one byte an element,
-1.03 a number; codec "int8" or "fp8", dtype "f32" and the shape of what they stand for. "subspace" (subspace.py) is bf16
-of k numbers a token: the large part of the stream, the token's own row, does not travel and is not rounded.
+with a step s (bfloat16) for every 64 neighbours in a token's vector, so that outlier channels only affect their own
+block. Both round to the nearest, without randomness. On the wire: the steps of all tokens, then one byte per element,
+1.03 a number; codec "int8" or "fp8", dtype "f32" and the shape of the decoded tensor. "subspace" (subspace.py) is bf16
+with k numbers a token: the token's own row, the large part of the stream, is neither sent nor rounded.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ RAW = {"fp32": "f32", "bf16": "bf16", "fp64": "f64", "subspace": "bf16"}
 
 
 def encode_boundary(tensor: Tensor, kind: str) -> WireTensor:
-    """`tensor` [B, T, D] for the next stage or the one before, in memory of its own where it is coded."""
+    """`tensor` [B, T, D] for a neighbouring stage; in its own memory if it is coded."""
     if kind in RAW:
         return encode(tensor.detach().to(DTYPES[RAW[kind]]))
     x = tensor.detach().float()
@@ -46,17 +47,17 @@ def encode_boundary(tensor: Tensor, kind: str) -> WireTensor:
 
 
 def decode_boundary(wire: WireTensor, kind: str, shape: tuple[int | None, ...], what: str) -> Tensor:
-    """Activations or their gradient [B, T, D], checked: of `shape` (None: any positive size) and finite; bfloat16 when
-    they were coded, which is finer than the codes. Raises RemoteFault that names `what`."""
+    """Activations or their gradient [B, T, D], checked to be finite and of `shape` (None: any positive size). Coded
+    ones become bfloat16, which is finer than the codes. Raises RemoteFault that names `what`."""
     if kind in RAW:
         return decode_activation(wire, RAW[kind], shape, what)
     if wire.codec != kind:
-        raise RemoteFault(f"{what}: codec {wire.codec[:16]!r} where {kind} belongs")
+        raise RemoteFault(f"{what}: codec {wire.codec[:16]!r}; expected {kind}")
     check_shape(wire, ("f32",), shape, what)
     batch, length, width = wire.shape
     rows, blocks = batch * length, -(-width // BOUNDARY_BLOCK)
     if wire.nbytes != (expected := boundary_nbytes(kind, rows, width)):
-        raise RemoteFault(f"{what}: {wire.nbytes} bytes where {expected} belong")
+        raise RemoteFault(f"{what}: {wire.nbytes} bytes; expected {expected}")
     data = torch.frombuffer(wire.data, dtype=torch.uint8)
     cut = 2 * rows * blocks
     steps = data[:cut].clone().view(torch.bfloat16).view(rows, blocks, 1).float()

@@ -1,9 +1,10 @@
-"""The device a replica works on: whether PyTorch has it, what it is called, how much memory it has left."""
+"""The device of a replica: its availability, name, free memory and speed."""
 
 from __future__ import annotations
 
 import functools
 import math
+import os
 import time
 
 import torch
@@ -11,19 +12,64 @@ import torch
 from swarmnode.errors import HardwareFault, UsageError
 
 KINDS = ("cpu", "cuda", "mps", "xpu")
-MATRIX, TIMES = 512, 5  # of the product timed; guess: large enough for its speed to show
-FASTER = 1.5  # guess: a matrix product that is so much faster outweighs the casts around it
+MATRIX, TIMES = 512, 5  # guess: size and repetitions of the timed product; large enough to show the speed
+BFLOAT16_SINCE = (8, 0)  # compute capability of Ampere, the first with bfloat16 units
+HOST_THREADS = 4  # guess: of a node with a GPU
+FASTER = 1.5  # guess: a matrix product this much faster outweighs the casts around it
 
 
 def check_device(device: str) -> None:
-    """Raises UsageError for a device PyTorch does not know, HardwareFault for one that is not here."""
+    """Raises UsageError for a device that PyTorch does not know, HardwareFault for one this machine lacks."""
     if device.partition(":")[0] not in KINDS:
-        raise UsageError(f"--device {device[:40]!r}: say cpu, cuda, cuda:1 or mps")
+        raise UsageError(f"--device {device[:40]!r}: use auto, cpu, cuda, cuda:1 (also on ROCm), mps or xpu")
     try:
         torch.empty(1, device=torch.device(device))
     except (RuntimeError, AssertionError, ValueError) as error:
         reason = (str(error).splitlines() or ["?"])[0][:160]
         raise HardwareFault(f"--device {device[:40]}: {reason}; `swarmnode doctor` says more") from None
+
+
+def devices() -> tuple[str, ...]:
+    """The accelerators of this machine, the one with the most free memory first; ("cpu",) if there is none. PyTorch
+    counts ROCm's GPUs as CUDA's."""
+    if torch.cuda.is_available():
+        found = [f"cuda:{index}" for index in range(torch.cuda.device_count())]
+        return tuple(sorted(found, key=lambda device: -_unused_nbytes(device)) if len(found) > 1 else found)
+    if torch.backends.mps.is_available():
+        return ("mps",)
+    if torch.xpu.is_available():
+        return tuple(f"xpu:{index}" for index in range(torch.xpu.device_count()))
+    return ("cpu",)
+
+
+def _unused_nbytes(device: str) -> int:
+    """Free memory of a CUDA device, asked from its driver: PyTorch's own way opens a context on it, half a gigabyte."""
+    total = int(torch.cuda.get_device_properties(torch.device(device)).total_memory)
+    try:
+        return total - int(torch.cuda.device_memory_used(torch.device(device)))
+    except (RuntimeError, ModuleNotFoundError, AttributeError):  # no NVML; by size then
+        return total
+
+
+def resolve_device(device: str) -> str:
+    """`device`, with "auto" as the accelerator that has the most free memory, else the CPU."""
+    return devices()[0] if device == "auto" else device
+
+
+def use_device(device: str) -> None:
+    """Make `device` PyTorch's current one, so that no context is opened on another GPU, and set the host's threads: one
+    on a CPU, where nodes with more run slower (measured), some beside a GPU, whose codecs and copies wait for them."""
+    if device.partition(":")[0] == "cpu":
+        torch.set_num_threads(1)
+        return
+    torch.set_num_threads(min(HOST_THREADS, os.cpu_count() or 1))
+    if device.startswith("cuda"):
+        torch.cuda.set_device(torch.device(device))
+
+
+def built_cuda() -> str | None:
+    """The version of CUDA that this PyTorch is built with; None: none."""
+    return torch.version.cuda
 
 
 def has_cuda() -> bool:
@@ -32,39 +78,56 @@ def has_cuda() -> bool:
 
 
 def device_text(device: str) -> str:
-    """`PyTorch 2.5, NVIDIA H200, 139 GiB`, of a device that is here."""
+    """Description of a present device: `PyTorch 2.5, NVIDIA H200, 139 GiB`."""
     if device.startswith("cuda"):
         found = torch.cuda.get_device_properties(torch.device(device))
         return f"PyTorch {torch.__version__}, {found.name}, {found.total_memory >> 30} GiB"
     return f"PyTorch {torch.__version__}, {device}"
 
 
+def half_text(device: str) -> str:
+    """The dtype of matrix products on a CUDA device, and the reason."""
+    major, minor = torch.cuda.get_device_capability(torch.device(device))
+    return f"compute capability {major}.{minor}: products in {str(half_dtype(torch.device(device))).rpartition('.')[2]}"
+
+
 def free_nbytes(device: str) -> int | None:
-    """Memory of a CUDA device that nobody uses; None for others, which share the machine's."""
+    """Free memory of a CUDA device; None for others, which share the machine's."""
     return int(torch.cuda.mem_get_info(torch.device(device))[0]) if device.startswith("cuda") else None
 
 
 def autocasts(device: str, precision: str = "auto") -> bool:
-    """Whether a replica on `device` multiplies its matrices in bfloat16; "auto": where it is clearly faster here."""
-    return precision == "bf16" or (precision == "auto" and bfloat16_speedup(device) >= FASTER)
+    """Whether a replica on `device` multiplies matrices in 16 bits (`half_dtype`). "auto": on GPUs yes, where float32
+    has no fused attention for grouped heads; on a CPU if bfloat16 is clearly faster there, measured."""
+    if precision != "auto":
+        return precision == "bf16"
+    kind = device.partition(":")[0]
+    return kind in ("cuda", "xpu") or (kind == "cpu" and bfloat16_speedup(device) >= FASTER)
+
+
+def half_dtype(device: torch.device) -> torch.dtype:
+    """The dtype of matrix products with autocast: bfloat16; float16 on NVIDIA's GPUs before compute capability 8.0,
+    which multiply bfloat16 more slowly than float32."""
+    nvidia = device.type == "cuda" and torch.version.hip is None
+    if nvidia and torch.cuda.get_device_capability(device) < BFLOAT16_SINCE:
+        return torch.float16
+    return torch.bfloat16
 
 
 @functools.cache
 def bfloat16_speedup(device: str) -> float:
-    """How many times as fast `device` multiplies in bfloat16 as in float32: measured once, in some tens of
-    milliseconds. 1 where it was not tried: only processors and CUDA devices are."""
-    if device.partition(":")[0] not in ("cpu", "cuda"):
-        return 1.0
+    """Speed of the CPU in bfloat16 relative to float32: measured once, in some tens of milliseconds. On a GPU so small
+    a product measures the time of a launch."""
     seconds = {torch.float32: math.inf, torch.bfloat16: math.inf}
     factors = {dtype: torch.ones(MATRIX, MATRIX, dtype=dtype, device=device) for dtype in seconds}
-    for _ in range(1 + TIMES):  # the first makes ready; by turns, so that no slow moment is one's alone
+    for _ in range(1 + TIMES):  # the first is a warm-up; the dtypes alternate, so that a slow moment affects both
         for dtype, factor in factors.items():
             begun = time.perf_counter()
-            (factor @ factor)[0, 0].item()  # waits for a device that works beside us
+            (factor @ factor)[0, 0].item()  # waits for an asynchronous device
             seconds[dtype] = min(seconds[dtype], time.perf_counter() - begun)
     return seconds[torch.float32] / seconds[torch.bfloat16]
 
 
 def use_one_thread() -> None:
-    """As node processes do: more than one a process runs slower (measured, test-lab section 7)."""
+    """Use one thread, as node processes do: with more per process they run slower (measured)."""
     torch.set_num_threads(1)

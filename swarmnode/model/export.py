@@ -1,10 +1,9 @@
-"""A trained run as files: one safetensors file a stage, and all stages together as a Hugging Face model folder."""
+"""Export a trained run: one safetensors file per stage, and all stages together as a Hugging Face model folder."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,17 +13,26 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from swarmnode.errors import DataError, LocalFault
-from swarmnode.manifest import MANIFEST_FILE, Manifest, ModelSpec, template
+from swarmnode.atomic_file import atomic_write
+from swarmnode.disk import write_fault
+from swarmnode.errors import DataError
+from swarmnode.manifest import MANIFEST_FILE, Manifest, template
+from swarmnode.model.adapter import has_adapters
+from swarmnode.model.adapter_merge import ADAPTER_CONFIG, ADAPTER_FILE, peft_config, peft_tensors
+from swarmnode.model.architecture import DECODER
+from swarmnode.model.frozen import BaseWeights
+from swarmnode.model.huggingface import config_of, source_names
 from swarmnode.model.stage import StageReplica
 
-AVERAGE = "average."  # begins the names of the running mean's parameters in a stage's file
+MODEL_CONFIGS = ("config.json", "generation_config.json")
+KEPT_SETTINGS = ("bos_token_id", "eos_token_id", "pad_token_id", "max_position_embeddings")
+AVERAGE = "average."  # prefix of the running mean's parameters in a stage file
 
 
 @dataclass(frozen=True, slots=True)
 class StageLabel:
-    """Where a stage's parameters come from: the run, the stage, how far it had come, and whose copy it is. `averaged`
-    are the samples that its running mean spans; 0 where it has none."""
+    """Origin of a stage's parameters: run, stage, progress and peer. `averaged`: samples that its running mean spans; 0
+    if it has none."""
 
     run_id: str
     stage: int
@@ -35,8 +43,8 @@ class StageLabel:
 
 
 def stage_state_dict(replica: StageReplica, flat: Tensor | None = None) -> dict[str, Tensor]:
-    """The stage's parameters by Hugging Face name, float32 on the CPU, copied: of `flat` [N] laid out as theta (the
-    slow weights, say), or of theta itself."""
+    """The stage's parameters by Hugging Face name, float32 on the CPU, copied from `flat` [N] in theta's layout (the
+    slow weights, for example), or from theta."""
     views = replica.named(replica.theta if flat is None else flat)
     return {name: view.detach().to("cpu", torch.float32, copy=True) for name, view in views.items()}
 
@@ -44,16 +52,16 @@ def stage_state_dict(replica: StageReplica, flat: Tensor | None = None) -> dict[
 def save_stage(
     path: Path, tensors: Mapping[str, Tensor], label: StageLabel, average: Mapping[str, Tensor] | None = None
 ) -> None:
-    """Write `tensors`, the running mean of them if there is one, and their label to `path` (safetensors), whole or not
-    at all. Raises LocalFault when the disk does not take it."""
+    """Write `tensors`, their running mean if given, and their label to `path` (safetensors), atomically. Raises
+    LocalFault if the write fails."""
     metadata = {key: str(value) for key, value in asdict(label).items()}
     mean = {AVERAGE + name: tensor for name, tensor in (average or {}).items()}
     _write(path, safetensors.torch.save({**tensors, **mean}, metadata))
 
 
 def load_stage(path: Path) -> tuple[StageLabel, dict[str, Tensor], dict[str, Tensor]]:
-    """What `save_stage` wrote: label, parameters, their running mean, empty where there is none. Raises DataError that
-    names the file when it is not there or not such a file."""
+    """Contents of a file by `save_stage`: label, parameters, and their running mean, empty if there is none. Raises
+    DataError that names the file if it is missing or invalid."""
     try:
         with safetensors.safe_open(path, framework="pt", device="cpu") as opened:
             metadata = opened.metadata() or {}
@@ -69,14 +77,16 @@ def load_stage(path: Path) -> tuple[StageLabel, dict[str, Tensor], dict[str, Ten
     except OSError as error:
         raise DataError(f"{path}: cannot be read as a stage file ({error.strerror or error})") from error
     except (safetensors.SafetensorError, KeyError, ValueError) as error:
-        raise DataError(f"{path}: not a stage file of swarmnode ({error}); export needs what a node saved") from error
+        raise DataError(
+            f"{path}: not a stage file of swarmnode ({error}); export needs files saved by nodes"
+        ) from error
     last = {name: tensor for name, tensor in tensors.items() if not name.startswith(AVERAGE)}
     mean = {name.removeprefix(AVERAGE): tensor for name, tensor in tensors.items() if name.startswith(AVERAGE)}
     return label, last, mean
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """All tensors of a safetensors file. Raises DataError that names it when it is not there or not such a file."""
+    """All tensors of a safetensors file. Raises DataError that names the file if it is missing or invalid."""
     try:
         return safetensors.torch.load_file(path)
     except OSError as error:
@@ -91,60 +101,93 @@ def write_model(
     out_dir: Path,
     tokenizer: Path | None = None,
     about: Mapping[str, object] | None = None,
+    carried: Mapping[str, bytes] | None = None,
 ) -> int:
     """Write `out_dir` as a Hugging Face model folder: config.json, generation_config.json, model.safetensors and the
-    tokenizer: a copy of the file `tokenizer`, or of the run's byte tokenizer made here; beside them manifest.toml and
-    `about` in swarmnode.json, for `eval` and `generate`. Returns the number of parameters.
+    tokenizer (a copy of the file `tokenizer`, or the run's byte tokenizer). It also gets manifest.toml, and `about` in
+    swarmnode.json, for `eval` and `generate`; `carried` are the small files of the base model, whose chat template,
+    special tokens and longest context the export keeps. Returns the number of parameters.
 
-    Raises DataError when `tokenizer` cannot be read, LocalFault when the disk does not take the result.
+    Raises DataError if `tokenizer` cannot be read or transformers has no such model, LocalFault if a write fails.
     """
-    tokens = _tokenizer_json(manifest, tokenizer)
-    try:
-        out_dir.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise LocalFault(f"{out_dir}: {error.strerror or error}") from error
-    if tokens is not None:
-        _write(out_dir / "tokenizer.json", tokens)
-        limits = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": manifest.model.context}
-        _write_json(out_dir / "tokenizer_config.json", limits)
-    _write_json(out_dir / "config.json", huggingface_config(manifest.model))
-    _write_json(out_dir / "generation_config.json", {"do_sample": True})
-    _write(out_dir / MANIFEST_FILE, template(manifest).encode())
-    _write_json(out_dir / "swarmnode.json", dict(about or {}))
-    _write(out_dir / "model.safetensors", safetensors.torch.save(dict(tensors), {"format": "pt"}))
-    return sum(tensor.numel() for tensor in tensors.values())
+    if manifest.model.architecture == DECODER:
+        config_of(manifest.model)  # before anything is written
+    theirs = source_names(manifest.model, tied=False)
+    named = {theirs[name]: tensor for name, tensor in tensors.items()}
+    return _write_folder(
+        out_dir, _small_files(manifest, tokenizer, about or {}, carried or {}), "model.safetensors", named
+    )
 
 
-def huggingface_config(model: ModelSpec) -> dict[str, object]:
-    """config.json of a LlamaForCausalLM, for transformers 4 (`rope_theta`, `torch_dtype`) and 5 alike."""
-    return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "vocab_size": model.vocabulary,
-        "hidden_size": model.width,
-        "intermediate_size": model.ffn,
-        "num_hidden_layers": model.layers,
-        "num_attention_heads": model.heads,
-        "num_key_value_heads": model.kv_heads,
-        "head_dim": model.width // model.heads,
-        "max_position_embeddings": model.context,
-        "rms_norm_eps": model.norm_eps,
-        "rope_theta": model.rope_theta,
-        "rope_parameters": {"rope_type": "default", "rope_theta": model.rope_theta},
-        "hidden_act": "silu",
-        "attention_bias": False,
-        "mlp_bias": False,
-        "tie_word_embeddings": False,
-        "bos_token_id": None,
-        "eos_token_id": None,
-        "torch_dtype": "float32",
+def write_adapter(
+    adapters: Mapping[str, Tensor],
+    manifest: Manifest,
+    out_dir: Path,
+    tokenizer: Path | None = None,
+    about: Mapping[str, object] | None = None,
+    carried: Mapping[str, bytes] | None = None,
+    base: BaseWeights | None = None,
+) -> int:
+    """Write `out_dir` as an adapter folder that peft loads beside the base model: adapter_config.json,
+    adapter_model.safetensors, and what `write_model` writes beside the weights. `base` (None: drawn from the seed) is
+    read for dora's lengths. Returns the number of parameters, and raises as `write_model`."""
+    files = _small_files(manifest, tokenizer, about or {}, carried or {}) | {ADAPTER_CONFIG: peft_config(manifest, "")}
+    for name in MODEL_CONFIGS:
+        files.pop(name, None)  # the base model has them
+    tensors = peft_tensors(manifest, adapters, base)
+    return _write_folder(out_dir, files, ADAPTER_FILE, tensors)
+
+
+def sharded_model_files(
+    manifest: Manifest,
+    tokenizer: Path | None,
+    where: Mapping[str, str],
+    nbytes: int,
+    about: Mapping[str, object],
+    carried: Mapping[str, bytes] | None = None,
+) -> dict[str, bytes]:
+    """The files that turn a folder of safetensors files into a Hugging Face model folder: as `write_model`, plus the
+    index with the file of each parameter (`where`) and their `nbytes`. Of adapters, which are no model by themselves,
+    only what `export` needs. Raises DataError if `tokenizer` cannot be read."""
+    if has_adapters(manifest):
+        files = _small_files(manifest, tokenizer, about, carried or {})
+        return {name: data for name, data in files.items() if name not in MODEL_CONFIGS}
+    index = {"metadata": {"total_size": nbytes}, "weight_map": dict(sorted(where.items()))}
+    small = _small_files(manifest, tokenizer, about, carried or {})
+    return {**small, "model.safetensors.index.json": _json_bytes(index)}
+
+
+def _small_files(
+    manifest: Manifest, tokenizer: Path | None, about: Mapping[str, object], carried: Mapping[str, bytes]
+) -> dict[str, bytes]:
+    """All files of a model folder except the weights."""
+    found = {
+        "generation_config.json": _json_bytes({"do_sample": True}),
+        **{name: raw for name, raw in carried.items() if name != "config.json"},
+        MANIFEST_FILE: template(manifest).encode(),
+        "swarmnode.json": _json_bytes(about),
     }
+    with contextlib.suppress(DataError):  # transformers has no such model
+        found["config.json"] = _json_bytes(config_of(manifest.model) | _kept_settings(carried))
+    if (tokens := _tokenizer_json(manifest, tokenizer)) is not None:
+        limits = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": manifest.model.context}
+        found = {"tokenizer_config.json": _json_bytes(limits), **found, "tokenizer.json": tokens}
+    return found
+
+
+def _kept_settings(carried: Mapping[str, bytes]) -> dict[str, object]:
+    """The settings in the base model's config.json that hold for any training of it."""
+    try:
+        tree = json.loads(carried.get("config.json", b"{}"))
+    except ValueError:
+        return {}
+    return {key: tree[key] for key in KEPT_SETTINGS if isinstance(tree, dict) and key in tree}
 
 
 def byte_tokenizer() -> dict[str, object]:
     """tokenizer.json in which each byte is one token and its id the byte's value: byte-level BPE without merges."""
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
-    # Byte-level BPE shows a byte as itself where it prints, and the others, in order, from U+0100 on (GPT-2).
+    # Byte-level BPE represents a printable byte by itself, and the others, in order, from U+0100 on (GPT-2).
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = (byte for byte in range(256) if byte not in printable)
     shown = {byte: chr(byte) for byte in printable} | {byte: chr(256 + n) for n, byte in enumerate(others)}
@@ -185,20 +228,21 @@ def _json_bytes(value: Mapping[str, object]) -> bytes:
     return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()
 
 
-def _write_json(path: Path, value: Mapping[str, object]) -> None:
-    _write(path, _json_bytes(value))
+def _write_folder(out_dir: Path, files: Mapping[str, bytes], weights: str, tensors: Mapping[str, Tensor]) -> int:
+    """Write `files` and, last, the `tensors` to `out_dir`; return the number of their elements."""
+    try:
+        out_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise write_fault(out_dir, error) from error
+    for name, data in files.items():
+        _write(out_dir / name, data)
+    _write(out_dir / weights, safetensors.torch.save(dict(tensors), {"format": "pt"}))
+    return sum(tensor.numel() for tensor in tensors.values())
 
 
 def _write(path: Path, data: bytes) -> None:
-    """Write, flush, fsync, rename: readers see the old file or the new one. Raises LocalFault with path and reason."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    """`atomic_write` that raises LocalFault with path and reason."""
     try:
-        with open(partial, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
+        atomic_write(path, data)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            partial.unlink()
-        raise LocalFault(f"{path}: {error.strerror or error}") from error
+        raise write_fault(path, error, len(data)) from error

@@ -1,4 +1,4 @@
-"""Whole models from what is kept of a run: copies of stages, however cut, become the parameters of one model."""
+"""Assemble whole models from saved copies of stages, with any division into stages."""
 
 from __future__ import annotations
 
@@ -12,18 +12,22 @@ import torch
 from torch import Tensor
 
 from swarmnode.errors import DataError
-from swarmnode.manifest import Manifest, ModelSpec
-from swarmnode.model.average import weight_of
+from swarmnode.manifest import Manifest
+from swarmnode.model.adapter import trained_shapes
+from swarmnode.model.adapter_merge import whole_weights
 from swarmnode.model.export import load_stage, read_tensors
+from swarmnode.model.frozen import BaseWeights
+from swarmnode.model.huggingface import source_names
+from swarmnode.model.running_mean import weight_of
 from swarmnode.model.split import parameter_shapes, split
 
 Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Copy:
-    """One replica's parameters of one stage (or of the whole model), float32 by name. `origin` is for messages,
-    `weight` what it counts in the mean of all."""
+class StageCopy:
+    """A replica's parameters of one stage (or of the whole model), float32 by name. `origin` is for messages,
+    `weight` its weight in the mean of all."""
 
     peer: str
     tensors: dict[str, Tensor]
@@ -33,24 +37,29 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """All copies found of one run. `round` and `samples` are the largest among them; `kind` says where from."""
+    """All copies found of one run. `round` and `samples` are the largest among them; `kind` is their source. Copies
+    hold the parameters that the run trains; with `whole` all of the model's, with adapters merged. `run_folder`: where
+    the run's base model may be."""
 
     manifest: Manifest
     run_id: str
     round: int
     samples: int
-    copies: tuple[Copy, ...]
+    copies: tuple[StageCopy, ...]
     kind: str
+    whole: bool = False
+    run_folder: Path | None = None
 
     @property
     def replicas(self) -> int:
-        """Copies of the parameter that has most."""
+        """Number of copies of the parameter with the most copies."""
         return max(_counts(self.copies).values(), default=0)
 
 
 def of_stage_files(paths: Sequence[Path], manifest: Manifest, run_id: str = "", *, last: bool = False) -> Gathered:
-    """Of the files nodes saved when they left: of each replica its running mean where it has one (model/average.py), or
-    with `last` its last weights. Raises DataError for one that is of another run or no such file."""
+    """Copies from the files that nodes saved when they left: each replica's running mean if it has one
+    (model/running_mean.py), or with `last` its last weights. Raises DataError for a file of another run or an invalid
+    one."""
     copies, rounds, samples = [], [0], [0]
     for path in paths:
         label, tensors, average = load_stage(path)
@@ -59,10 +68,10 @@ def of_stage_files(paths: Sequence[Path], manifest: Manifest, run_id: str = "", 
             raise DataError(f"{path}: belongs to run {label.run_id[:12]}, not to run {run_id[:12]}; leave it out")
         share = manifest.inner.average_share
         if last or not share:
-            copies.append(Copy(label.peer, tensors, str(path)))
+            copies.append(StageCopy(label.peer, tensors, str(path)))
         else:
             weight = weight_of(share, label.averaged, label.samples)
-            copies.append(Copy(label.peer, average or tensors, str(path), weight))
+            copies.append(StageCopy(label.peer, average or tensors, str(path), weight))
         rounds.append(label.round)
         samples.append(label.samples)
     return _checked(Gathered(manifest, run_id, max(rounds), max(samples), tuple(copies), "saved stages"))
@@ -77,25 +86,28 @@ def of_buffers(
         made = {
             name: torch.frombuffer(data, dtype=torch.float32).view(shape) for name, (shape, data) in tensors.items()
         }
-        copies.append(Copy(peer, made, origin))
+        copies.append(StageCopy(peer, made, origin))
     return _checked(
         Gathered(gathered.manifest, gathered.run_id, gathered.round, gathered.samples, tuple(copies), gathered.kind)
     )
 
 
 def of_export(folder: Path, manifest: Manifest, about: Mapping[str, object]) -> Gathered:
-    """Of a folder that `swarmnode export` wrote."""
+    """The copy in a folder written by `swarmnode export`."""
     path = folder / "model.safetensors"
-    tensors = read_tensors(path)
+    ours = {theirs: name for name, theirs in source_names(manifest.model, tied=False).items()}
+    tensors = {ours.get(name, name): tensor for name, tensor in read_tensors(path).items()}
     run_id, round_index, samples = about.get("run_id", ""), about.get("round", 0), about.get("samples", 0)
     if not isinstance(run_id, str) or not isinstance(round_index, int) or not isinstance(samples, int):
         raise DataError(f"{folder}: swarmnode.json is not as export wrote it; export again")
-    return _checked(Gathered(manifest, run_id, round_index, samples, (Copy("merged", tensors, str(path)),), "export"))
+    return _checked(
+        Gathered(manifest, run_id, round_index, samples, (StageCopy("merged", tensors, str(path)),), "export", True)
+    )
 
 
 def merged(gathered: Gathered) -> dict[str, Tensor]:
-    """The mean of all copies of each parameter, by their weights, in the model's order. Two models in memory, however
-    many copies."""
+    """The weighted mean of all copies of each parameter, in the model's order. Needs memory for two models, for any
+    number of copies."""
     weights: dict[str, float] = {}
     mean: dict[str, Tensor] = {}
     for copy in gathered.copies:
@@ -103,30 +115,35 @@ def merged(gathered: Gathered) -> dict[str, Tensor]:
             weights[name] = weights.get(name, 0.0) + copy.weight
             into = mean.setdefault(name, torch.zeros_like(tensor, dtype=torch.float64))
             into.add_(tensor.double() - into, alpha=copy.weight / weights[name])
-    return {name: mean[name].float() for name in _whole(gathered.manifest.model)}
+    return {name: mean[name].float() for name in _whole(gathered)}
+
+
+def model_of(gathered: Gathered, tensors: Mapping[str, Tensor], base: BaseWeights | None = None) -> dict[str, Tensor]:
+    """All parameters of the model of which `tensors` are the trained ones, such as their mean; see `whole_weights`."""
+    return dict(tensors) if gathered.whole else whole_weights(gathered.manifest, tensors, base)
 
 
 def chains(gathered: Gathered) -> list[tuple[str, dict[str, Tensor]]]:
-    """(names of replicas, parameters) of whole models, as many as the parameter with most copies has: the i-th takes
-    the i-th copy of each stage, beginning again where there are fewer."""
+    """(names of replicas, parameters) of whole models, as many as the parameter with the most copies has: the i-th
+    takes the i-th copy of each stage, cyclically if there are fewer."""
     found = []
-    by_stage: dict[str, list[Copy]] = {}
+    by_stage: dict[str, list[StageCopy]] = {}
     for copy in gathered.copies:
         by_stage.setdefault(next(iter(sorted(copy.tensors))), []).append(copy)
     for index in range(gathered.replicas):
         chosen = [copies[index % len(copies)] for copies in by_stage.values()]
         tensors = {name: tensor for copy in chosen for name, tensor in copy.tensors.items()}
         names = " ".join(copy.peer[-8:] for copy in chosen)
-        found.append((names, {name: tensors[name] for name in _whole(gathered.manifest.model)}))
+        found.append((names, {name: tensors[name] for name in _whole(gathered)}))
     return found
 
 
-def flat(copy: Copy) -> Tensor:
-    """Its parameters in one new tensor [P], float32."""
+def flat(copy: StageCopy) -> Tensor:
+    """The copy's parameters in one new tensor [P], float32."""
     return torch.cat([tensor.reshape(-1).float() for tensor in copy.tensors.values()])
 
 
-def with_flat(copy: Copy, values: Tensor) -> Copy:
+def with_flat(copy: StageCopy, values: Tensor) -> StageCopy:
     """`copy` with the parameters in `values` [P], whose memory it shares."""
     pieces = torch.split(values, [tensor.numel() for tensor in copy.tensors.values()])
     shaped = (piece.view(tensor.shape) for piece, tensor in zip(pieces, copy.tensors.values(), strict=True))
@@ -148,17 +165,19 @@ def spread(gathered: Gathered) -> float:
     return float((apart / count / norm) ** 0.5) if count and norm else 0.0
 
 
-def _whole(model: ModelSpec) -> dict[str, Shape]:
-    return parameter_shapes(model, split(model, 1)[0])
+def _whole(gathered: Gathered) -> dict[str, Shape]:
+    manifest = gathered.manifest
+    whole = split(manifest.model, 1)[0]
+    return parameter_shapes(manifest.model, whole) if gathered.whole else trained_shapes(manifest, whole)
 
 
-def _counts(copies: Sequence[Copy]) -> Counter[str]:
+def _counts(copies: Sequence[StageCopy]) -> Counter[str]:
     return Counter(name for copy in copies for name in copy.tensors)
 
 
 def _checked(gathered: Gathered) -> Gathered:
-    """`gathered`, if every parameter of its model is there, shaped and finite. Raises DataError."""
-    shapes = _whole(gathered.manifest.model)
+    """`gathered`, if every parameter of its model is present, of the right shape and finite. Raises DataError."""
+    shapes = _whole(gathered)
     for copy in gathered.copies:
         for name, tensor in copy.tensors.items():
             if shapes.get(name) != tuple(tensor.shape):
@@ -178,7 +197,7 @@ def _checked(gathered: Gathered) -> Gathered:
 
 
 def read_about(folder: Path) -> dict[str, object]:
-    """What `swarmnode export` said of the model in `folder`; empty when it said nothing."""
+    """The description that `swarmnode export` wrote to `folder`; empty if there is none."""
     try:
         found = json.loads((folder / "swarmnode.json").read_text())
     except FileNotFoundError:

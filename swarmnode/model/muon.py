@@ -1,18 +1,18 @@
-"""Muon: momentum steps of unit singular values for the hidden matrices, AdamW for everything else.
+"""Muon: momentum steps with unit singular values for the hidden matrices, AdamW for all other parameters.
 
     m <- momentum * m + (1 - momentum) * g
     u  = (1 - momentum) * g + momentum * m                       Nesterov
     W <- W - rate * (0.2 * sqrt(max(D_out, D_in)) * orthogonalize(u) + weight_decay * W)
 
-[Jordan et al., "Muon", 2024, kellerjordan.github.io/posts/muon; the factor and the decay: arXiv 2502.16982, eq. 4, with
-which an element's step is about as large as AdamW's.] Embedding, head and norms take AdamW's step. A matrix has one
-moment. Under averaging over replicas Muon keeps more of what it learns than AdamW (arXiv 2505.23725).
+[Jordan et al., "Muon", 2024, kellerjordan.github.io/posts/muon; the factor and the decay: arXiv 2502.16982, eq. 4,
+which makes an element's step about as large as AdamW's.] Embedding, head and norms take AdamW's step. A matrix has one
+moment. When replicas are averaged, Muon keeps more of its progress than AdamW (arXiv 2505.23725).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -23,11 +23,12 @@ from swarmnode.model.optimizer import FlatAdamW, Span
 from swarmnode.model.subspace import Subspace
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-"""Of the quintic iteration (Jordan et al., 2024): the steepest slope at zero that still keeps singular values within
-0.7 to 1.2."""
+"""Coefficients of the quintic iteration (Jordan et al., 2024): the steepest slope at zero that still keeps singular
+values within 0.7 to 1.2."""
 
 STEPS = 5  # Jordan et al., 2024
 NORM_EPS = 1e-7  # Jordan et al., 2024: added to the norm that matrices are divided by; a zero matrix stays zero
+BATCH_ELEMENTS = 1 << 26  # guess: elements orthogonalised at once; more fill an accelerator no better
 RMS = 0.2  # arXiv 2502.16982, section 2.2: the usual root mean square of an element of AdamW's step
 
 
@@ -35,7 +36,7 @@ RMS = 0.2  # arXiv 2502.16982, section 2.2: the usual root mean square of an ele
 def orthogonalize(matrices: Tensor, steps: int = STEPS) -> Tensor:
     """U V^T of each matrix U S V^T in `matrices` [K, m, n], approximately: singular values end between 0.7 and 1.2.
 
-    The matrices are iterated as one batch and multiply in the dtype they are given in.
+    The matrices are iterated as one batch and multiplied in their given dtype.
     """
     a, b, c = COEFFICIENTS
     wide = matrices.shape[-2] <= matrices.shape[-1]
@@ -48,7 +49,7 @@ def orthogonalize(matrices: Tensor, steps: int = STEPS) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Matrix:
+class MuonMatrix:
     """A hidden matrix [D_out, D_in] in the flat buffer, from element `first` on. `writer`: it stays in the subspace."""
 
     first: int
@@ -56,15 +57,15 @@ class Matrix:
     writer: bool = False
 
     def view(self, flat: Tensor) -> Tensor:
-        """Its part of `flat` [N], as a matrix."""
+        """The matrix's part of `flat` [N], as a matrix."""
         return flat[self.first : self.first + math.prod(self.shape)].view(self.shape)
 
 
 class FlatMuon:
     """Muon on `theta` by `grad`, both [N]: `matrices` take its steps, `spans` those of AdamW (`FlatAdamW`).
 
-    `exp_avg` [N] holds Muon's momentum of matrices; `exp_avg_sq` [Q] is of `spans` alone. Matrices of one shape, or of
-    one turned by a right angle, are orthogonalised as one batch, in bfloat16 with `autocast`.
+    `exp_avg` [N] holds Muon's momentum of matrices; `exp_avg_sq` [Q] is only of `spans`. Matrices of one shape, or its
+    transpose, are orthogonalised as one batch, in bfloat16 with `autocast`.
     """
 
     def __init__(
@@ -72,55 +73,98 @@ class FlatMuon:
         theta: Tensor,
         grad: Tensor,
         inner: InnerSpec,
-        matrices: Sequence[Matrix],
+        matrices: Sequence[MuonMatrix],
         spans: Sequence[Span],
         *,
         subspace: Subspace | None = None,
         autocast: bool = False,
     ) -> None:
-        self._adamw = FlatAdamW(theta, grad, inner, spans)
-        self.exp_avg, self.exp_avg_sq = self._adamw.exp_avg, self._adamw.exp_avg_sq
+        adamw = FlatAdamW(theta, grad, inner, spans)
+        self.exp_avg, self.exp_avg_sq = adamw.exp_avg, adamw.exp_avg_sq
+        self._moments = [matrix.view(self.exp_avg) for matrix in matrices]
+        self._set_up(adamw, theta, grad, inner, matrices, subspace, autocast=autocast)
+
+    def _set_up(
+        self,
+        adamw: FlatAdamW,
+        theta: Tensor,
+        grad: Tensor,
+        inner: InnerSpec,
+        matrices: Sequence[MuonMatrix],
+        subspace: Subspace | None,
+        *,
+        autocast: bool,
+    ) -> None:
+        self._adamw = adamw
         self._inner = inner
         self._subspace = subspace
         self._dtype = torch.bfloat16 if autocast else theta.dtype
         self._weights = [matrix.view(theta) for matrix in matrices]
         self._gradients = [matrix.view(grad) for matrix in matrices]
-        self._moments = [matrix.view(self.exp_avg) for matrix in matrices]
         self._writers = {index for index, matrix in enumerate(matrices) if matrix.writer}
-        self._batches: dict[tuple[int, ...], list[int]] = {}
+        self._left: set[int] = set()  # matrices that the step under way has not moved
+        by_shape: dict[tuple[int, ...], list[int]] = {}
         for index, matrix in enumerate(matrices):
-            self._batches.setdefault(tuple(sorted(matrix.shape)), []).append(index)
+            by_shape.setdefault(tuple(sorted(matrix.shape)), []).append(index)
+        self._batches = [
+            indices[first : first + most]
+            for shape, indices in by_shape.items()
+            for most in [max(1, BATCH_ELEMENTS // math.prod(shape))]
+            for first in range(0, len(indices), most)
+        ]
 
-    def clip_mean(self, samples: int, clip_norm: float) -> float:
+    def clip_mean(self, weight: float, clip_norm: float) -> float:
         """See `FlatAdamW.clip_mean`."""
-        return self._adamw.clip_mean(samples, clip_norm)
+        return self._adamw.clip_mean(weight, clip_norm)
 
     @torch.no_grad()
     def step(self, steps_before: int, learning_rate: float) -> None:
-        """Update theta in place as step number `steps_before` + 1. `learning_rate` is AdamW's; Muon's is in the ratio
-        of the manifest's two peaks to it."""
+        """Update theta in place as step number `steps_before` + 1. `learning_rate` is AdamW's; Muon's follows by the
+        ratio of the manifest's two peaks."""
         self._adamw.step(steps_before, learning_rate)
         if not self._weights:
             return
         inner = self._inner
-        rate = learning_rate * inner.muon_learning_rate / inner.learning_rate
-        torch._foreach_lerp_(self._moments, self._gradients, 1.0 - inner.muon_momentum)
-        torch._foreach_mul_(self._weights, 1.0 - rate * inner.weight_decay)
-        for index, turned in self.orthogonalized():
+        self._left = set(range(len(self._weights)))
+        self._take_gradients()
+        torch._foreach_mul_(self._weights, 1.0 - self._rate(learning_rate) * inner.weight_decay)
+        self._move(self.orthogonalized(), self._rate(learning_rate))
+
+    @torch.no_grad()
+    def finish(self, steps_before: int, learning_rate: float) -> None:
+        """The rest of a `step` that memory ran out in, with the same arguments: one matrix at a time. Each is moved as
+        a whole or not at all."""
+        for index in sorted(self._left):
+            turned = orthogonalize(self._nesterov(index).unsqueeze(0))[0]
+            self._move([(index, turned)], self._rate(learning_rate))
+
+    def _rate(self, learning_rate: float) -> float:
+        return learning_rate * self._inner.muon_learning_rate / self._inner.learning_rate
+
+    def _move(self, directions: Iterable[tuple[int, Tensor]], rate: float) -> None:
+        for index, turned in directions:
             weight = self._weights[index]
             step = (turned if weight.shape == turned.shape else turned.T).to(weight.dtype)
             if index in self._writers and self._subspace is not None:
-                step = self._subspace.project(step)  # rounding of the iterations leaves the span
+                step = self._subspace.project(step)  # rounding in the iterations leaves the span
             weight.add_(step, alpha=-rate * RMS * math.sqrt(max(weight.shape)))
+            self._left.discard(index)
+
+    def _take_gradients(self) -> None:
+        """Add the gradients to the moments."""
+        torch._foreach_lerp_(self._moments, self._gradients, 1.0 - self._inner.muon_momentum)
 
     def orthogonalized(self) -> Iterator[tuple[int, Tensor]]:
-        """What each matrix is to move along by the gradient and the momentum of now, by its number, the shorter side
+        """The current direction of each matrix's step, from gradient and momentum, with its number, the shorter side
         first."""
-        for indices in self._batches.values():
+        for indices in self._batches:
             sides = torch.stack([self._nesterov(index) for index in indices])
             yield from zip(indices, orthogonalize(sides), strict=True)
 
     def _nesterov(self, index: int) -> Tensor:
-        """What matrix `index` is to move along, the shorter side first."""
-        ahead = torch.lerp(self._gradients[index], self._moments[index], self._inner.muon_momentum).to(self._dtype)
+        """The direction of matrix `index`'s step before orthogonalising, the shorter side first."""
+        return self._ahead(self._gradients[index], self._moments[index])
+
+    def _ahead(self, gradient: Tensor, moment: Tensor) -> Tensor:
+        ahead = torch.lerp(gradient, moment, self._inner.muon_momentum).to(self._dtype)
         return ahead if ahead.shape[0] <= ahead.shape[1] else ahead.T

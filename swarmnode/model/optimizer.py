@@ -18,7 +18,7 @@ CLIP_EPS = 1e-6  # torch.nn.utils.clip_grad_norm_'s own
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Elements [first, last) of a flat buffer that AdamW updates; whether weight decay applies to them."""
+    """Elements [first, last) of a flat buffer that AdamW updates; `decays`: with weight decay."""
 
     first: int
     last: int
@@ -26,20 +26,20 @@ class Span:
 
 
 class FlatAdamW:
-    """AdamW [arXiv 1711.05101] on `theta` by `grad`, both [N], in `spans` alone; other elements stay as they are.
+    """AdamW [arXiv 1711.05101] on `theta` by `grad`, both [N], only in `spans`; other elements do not change.
 
-    `exp_avg` is flat [N] too. `exp_avg_sq` [Q] has room for what is stepped alone, in the order of the flat buffer.
+    `exp_avg` is flat [N] too. `exp_avg_sq` [Q] only has room for stepped elements, in the order of the flat buffer.
     They and `theta` may be overwritten in place between steps. The arithmetic is the kernel of
-    `torch.optim.AdamW(fused=True)`, called by its own name: the class around it imports torch's compiler, which is
-    70 MiB and a second for each node process (measured).
+    `torch.optim.AdamW(fused=True)`, called directly: the class around it imports torch's compiler, which costs 70 MiB
+    and a second per node process (measured).
 
-    Of `shared` matrices [D, in], by their first element, which are in no span, the gradient g lies in `rank` dimensions
-    of D, and all rows have one second moment:
+    For `shared` matrices [D, in], given by their first element and in no span, the gradient g lies in `rank` dimensions
+    of D, and all rows share one second moment:
 
         exp_avg_sq [in] <- beta2 exp_avg_sq + (1 - beta2) sum_D(g^2) / rank
 
-    (subspace.py says why it is shared). It is the mean square in coordinates of the span. A mean over all D makes steps
-    sqrt(D / rank) as long and costs 0.012 nat [measured: rank 24 and 12 of 96, 3 seeds each, worse in all six].
+    (subspace.py explains why). It is the mean square in coordinates of the span. A mean over all D makes steps sqrt(D /
+    rank) as long and costs 0.012 nat [measured: rank 24 and 12 of 96, 3 seeds each, worse in all six].
     """
 
     def __init__(
@@ -73,6 +73,7 @@ class FlatAdamW:
             [flat[first : first + math.prod(shape)].view(shape) for first, shape in shared] for flat in flats
         ]
         self._shared.append([self.exp_avg_sq[seconds[first]] for first, _ in shared])
+        self._left: list[int] = []  # shared matrices that the step under way has not updated
         self._step = torch.zeros((), dtype=torch.float32, device=theta.device)
 
     @torch.no_grad()
@@ -80,46 +81,66 @@ class FlatAdamW:
         """Update theta in place as step number `steps_before` + 1 (which corrects the moments' bias)."""
         self._step.fill_(steps_before + 1)
         for weight_decay, (weights, gradients, exp_avgs, exp_avg_sqs) in self._slices:
-            torch._fused_adamw_(
-                weights,
-                gradients,
-                exp_avgs,
-                exp_avg_sqs,
-                [],
-                [self._step] * len(weights),
-                lr=learning_rate,
-                beta1=self._inner.beta1,
-                beta2=self._inner.beta2,
-                weight_decay=weight_decay,
-                eps=self._inner.eps,
-                amsgrad=False,
-                maximize=False,
-            )
-        if self._shared[0]:
-            self._step_shared(steps_before + 1, learning_rate)
+            self._update(weights, gradients, exp_avgs, exp_avg_sqs, learning_rate, weight_decay)
+        self._left = list(range(len(self._shared[0])))
+        if self._left:
+            weights, gradients, exp_avgs, _ = self._shared
+            torch._foreach_lerp_(exp_avgs, gradients, 1.0 - self._inner.beta1)
+            torch._foreach_mul_(weights, 1.0 - learning_rate * self._inner.weight_decay)
+            self.finish(steps_before, learning_rate)
 
-    def _step_shared(self, step: int, learning_rate: float) -> None:
-        """The same for the matrices with one second moment a column."""
-        inner, (weights, gradients, exp_avgs, exp_avg_sqs) = self._inner, self._shared
+    def _update(
+        self,
+        weights: list[Tensor],
+        gradients: list[Tensor],
+        exp_avgs: list[Tensor],
+        exp_avg_sqs: list[Tensor],
+        learning_rate: float,
+        weight_decay: float,
+    ) -> None:
+        """Update `weights` and moments in place, by the number of the step under way."""
+        torch._fused_adamw_(
+            weights,
+            gradients,
+            exp_avgs,
+            exp_avg_sqs,
+            [],
+            [self._step] * len(weights),
+            lr=learning_rate,
+            beta1=self._inner.beta1,
+            beta2=self._inner.beta2,
+            weight_decay=weight_decay,
+            eps=self._inner.eps,
+            amsgrad=False,
+            maximize=False,
+        )
+
+    @torch.no_grad()
+    def finish(self, steps_before: int, learning_rate: float) -> None:
+        """The rest of a `step` that memory ran out in, with the same arguments: of the matrices with one second moment
+        per column. Each is updated as a whole or not at all."""
+        inner, step = self._inner, steps_before + 1
         correction1, correction2 = 1.0 - inner.beta1**step, 1.0 - inner.beta2**step
-        torch._foreach_lerp_(exp_avgs, gradients, 1.0 - inner.beta1)
-        torch._foreach_mul_(weights, 1.0 - learning_rate * inner.weight_decay)
-        for weight, gradient, exp_avg, exp_avg_sq in zip(weights, gradients, exp_avgs, exp_avg_sqs, strict=True):
+        while self._left:
+            weight, gradient, exp_avg, exp_avg_sq = (part[self._left[0]] for part in self._shared)
             mean = torch.linalg.vector_norm(gradient, dim=0).square_().div_(self._rank)
-            exp_avg_sq.lerp_(mean, 1.0 - inner.beta2)
-            scale = (exp_avg_sq / correction2).sqrt_().add_(inner.eps)  # (in)
+            second = torch.lerp(exp_avg_sq, mean, 1.0 - inner.beta2)
+            scale = (second / correction2).sqrt_().add_(inner.eps)  # (in)
+            exp_avg_sq.copy_(second)
             weight.addcdiv_(exp_avg, scale, value=-learning_rate / correction1)
+            del self._left[0]
 
-    def clip_mean(self, samples: int, clip_norm: float) -> float:
-        """Turn the summed gradient of `samples` samples into the mean, clipped to `clip_norm`, in place. Returns the
-        norm of the mean before clipping; NaN or Inf when the gradient is."""
-        norm = float(torch.linalg.vector_norm(self.grad)) / samples
-        self.grad.mul_(min(1.0, clip_norm / (norm + CLIP_EPS)) / samples)
+    def clip_mean(self, weight: float, clip_norm: float) -> float:
+        """Turn the summed gradient of `weight` samples (less than one if few tokens counted) into the mean, clipped to
+        `clip_norm`, in place. Returns the norm of the mean before clipping; NaN or Inf if the gradient is."""
+        norm = float(torch.linalg.vector_norm(self.grad)) / weight
+        self.grad.mul_(min(1.0, clip_norm / (norm + CLIP_EPS)) / weight)
         return norm
 
 
 def corrected_ema(before: float, value: float, count: int) -> float:
-    """The bias-corrected exponential mean after `value`, the `count`-th one (from 1), given the one `before` it."""
+    """The bias-corrected exponential mean after `value`, the `count`-th one (from 1), given the previous mean
+    `before`."""
     assert count >= 1 and math.isfinite(value), (count, value)
     keep = 1.0 - NORM_EMA
     raw = before * (1.0 - keep ** (count - 1))

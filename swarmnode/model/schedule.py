@@ -1,4 +1,4 @@
-"""Learning rate and inner batch by the run's total samples: the same for every node, whatever its own steps."""
+"""Learning rate and inner batch by the run's total samples: equal for all nodes, whatever their own steps."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from swarmnode.manifest import InnerSpec
 def learning_rate(inner: InnerSpec, samples_total: int) -> float:
     """The rate of an inner step after `samples_total` samples of the whole run, counted from 0.
 
-    It rises linearly from 0 over `warmup_samples`; then `decay` says what share of the way from the peak down to
-    `learning_rate · learning_rate_min_ratio` is gone. From `decay_samples` on it stays at that least rate.
+    It rises linearly from 0 over `warmup_samples`. Then `decay` determines the fall from the peak to `learning_rate ·
+    learning_rate_min_ratio`, where it stays from `decay_samples` on.
     """
     peak = inner.learning_rate
     if samples_total < inner.warmup_samples:
@@ -25,7 +25,8 @@ def learning_rate(inner: InnerSpec, samples_total: int) -> float:
 
 
 def _fallen(inner: InnerSpec, samples_total: int) -> float:
-    """How much of the fall from the peak to the least rate is done between warm-up and `decay_samples`, 0 to 1."""
+    """The share of the fall from the peak that is done after `samples_total`, between warm-up and `decay_samples`, 0 to
+    1."""
     progress = (samples_total - inner.warmup_samples) / (inner.decay_samples - inner.warmup_samples)
     match inner.decay:
         case "cosine":  # SGDR, arXiv 1608.03983, eq. 5
@@ -40,12 +41,12 @@ def _fallen(inner: InnerSpec, samples_total: int) -> float:
 
 
 def inner_batch(inner: InnerSpec, samples_total: int) -> int:
-    """Samples that the replicas of a stage average between two inner steps, together, after `samples_total` samples of
+    """Samples that the replicas of a stage average together between two inner steps, after `samples_total` samples of
     the whole run.
 
-    `inner_batch`; with an `inner_batch_end` it grows as the square root of the samples where that is more, in whole
-    microbatches, up to `inner_batch_end` from `decay_samples` on. The critical batch size, above which larger batches
-    waste samples, grows as samples^0.47 at any size of model (arXiv 2410.21676, section 4).
+    This is `inner_batch`. With an `inner_batch_end` it grows as the square root of the samples where that is more, in
+    whole microbatches, up to `inner_batch_end` from `decay_samples` on. The critical batch size, above which larger
+    batches waste samples, grows as samples^0.47 at any size of model (arXiv 2410.21676, section 4).
     """
     if inner.inner_batch_end == 0:
         return inner.inner_batch

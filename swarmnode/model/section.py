@@ -1,13 +1,13 @@
-"""What a replica's state is made of: flat sections, and how many elements each has in a run. No tensors.
+"""The flat sections of a replica's state, and their sizes in a run. No tensors.
 
     theta       [P]   fast weights
     phi         [P]   slow weights
     momentum    [P]   of the outer optimizer; missing where gossip.alpha is 0, which never reads it
     exp_avg     [P]   first moments
-    exp_avg_sq  [Q]   second moments, of what AdamW steps alone and in the order of the flat buffer
+    exp_avg_sq  [Q]   second moments of the elements stepped by AdamW, in the order of the flat buffer
 
-P is every parameter of the stage. Muon's matrices, nearly all of a large stage, have no second moment. So a replica
-with plain averaging and Muon keeps 12 bytes a parameter instead of 20, and sends 8 instead of 12.
+P is every trained parameter of the stage (adapter.py). Muon's matrices, nearly all of a large stage, have no second
+moment. So a replica with plain averaging and Muon keeps 12 bytes a parameter instead of 20, and sends 8 instead of 12.
 """
 
 from __future__ import annotations
@@ -17,20 +17,25 @@ from collections.abc import Mapping
 from enum import Enum, auto
 
 from swarmnode.manifest import Manifest, constants
-from swarmnode.model.split import TABLE, Part, Shapes, is_hidden_matrix, is_writer, parameter_shapes
+from swarmnode.model.adapter import trained_shapes
+from swarmnode.model.architecture import Shapes
+from swarmnode.model.split import TABLE, StageLayers, is_hidden_matrix, is_writer
 
 SECTIONS = ("theta", "phi", "momentum", "exp_avg", "exp_avg_sq")
 ITEMSIZE = 4  # float32
-# Bytes an element of each section, as a snapshot carries it. Three fifths of what they are in memory: a joiner of a
-# large model waits most of an hour for its state over a line at home. bfloat16 changes what it holds by 2^-8 at most.
+# Bytes per element of each section in a snapshot, three fifths of those in memory: a joiner of a large model waits most
+# of an hour for its state over a home connection. bfloat16 changes values by 2^-8 at most.
 PACKED_ITEMSIZE = {"theta": 2, "phi": 4, "momentum": 2, "exp_avg": 2, "exp_avg_sq": 2}
+
+OPTIMIZER_STATES = ("device", "8bit", "host")
+"""The values of `--optimizer-state` besides auto, in the order in which auto tries them (moments.py)."""
 
 Sizes = Mapping[str, int]
 """Elements of each section, in the order of SECTIONS."""
 
 
-class Stepped(Enum):
-    """By what an inner step moves a parameter."""
+class StepRule(Enum):
+    """The method by which an inner step moves a parameter."""
 
     NOT = auto()  # frozen
     MUON = auto()
@@ -38,33 +43,33 @@ class Stepped(Enum):
     SHARED = auto()  # AdamW with one second moment for each column (optimizer.py)
 
 
-def stepped(manifest: Manifest, name: str, shape: tuple[int, ...]) -> Stepped:
-    """By what the run's optimizer moves the parameter `name`."""
+def stepped(manifest: Manifest, name: str, shape: tuple[int, ...]) -> StepRule:
+    """The method by which the run's optimizer moves the parameter `name`."""
     subspace = manifest.pipeline.boundary == "subspace"
     if subspace and name == TABLE:
-        return Stepped.NOT
+        return StepRule.NOT
     if manifest.inner.optimizer == "muon" and is_hidden_matrix(name, shape):
-        return Stepped.MUON
-    return Stepped.SHARED if subspace and is_writer(name) else Stepped.ADAMW
+        return StepRule.MUON
+    return StepRule.SHARED if subspace and is_writer(name) else StepRule.ADAMW
 
 
-def section_shapes(manifest: Manifest, part: Part) -> dict[str, Shapes]:
-    """Of each section that a replica of `part` keeps, the parameters with elements in it and their shapes there, in the
-    order in which they lie."""
-    every = parameter_shapes(manifest.model, part)
+def section_shapes(manifest: Manifest, part: StageLayers) -> dict[str, Shapes]:
+    """For each section that a replica of `part` keeps: the parameters with elements in it and their shapes there, in
+    order."""
+    every = trained_shapes(manifest, part)
     seconds: Shapes = {}
     for name, shape in every.items():
         by = stepped(manifest, name, shape)
-        if by in (Stepped.ADAMW, Stepped.SHARED):
-            seconds[name] = shape[1:] if by is Stepped.SHARED else shape
+        if by in (StepRule.ADAMW, StepRule.SHARED):
+            seconds[name] = shape[1:] if by is StepRule.SHARED else shape
     found = {section: seconds if section == "exp_avg_sq" else every for section in SECTIONS}
     if constants(manifest.gossip).alpha == 0.0:
         del found["momentum"]
     return found
 
 
-def section_sizes(manifest: Manifest, part: Part) -> dict[str, int]:
-    """Elements of each section that a replica of `part` keeps: what any state of the run must have."""
+def section_sizes(manifest: Manifest, part: StageLayers) -> dict[str, int]:
+    """Elements of each section that a replica of `part` keeps: required of any state of the run."""
     shapes = section_shapes(manifest, part)
     return {section: sum(map(math.prod, of.values())) for section, of in shapes.items()}
 
@@ -75,5 +80,5 @@ def state_nbytes(sizes: Sizes) -> int:
 
 
 def snapshot_nbytes(sizes: Sizes) -> int:
-    """Bytes of a state as it travels."""
+    """Bytes of a state as sent."""
     return sum(PACKED_ITEMSIZE[section] * count for section, count in sizes.items())

@@ -1,7 +1,7 @@
-"""Which layers each stage holds: pure arithmetic on the manifest's model, no tensors.
+"""Division of the model into stages: pure arithmetic on the manifest's model, no tensors.
 
-A stage is a cut of consecutive layers; the first also holds the embedding, the last the final norm and the head. The
-slowest stage sets the pace of a pipeline, so the cut minimises the largest cost of a stage.
+A stage is a range of consecutive layers; the first also holds the embedding, the last the final norm and the head. The
+slowest stage sets the pace of a pipeline, so the division minimises the largest cost of a stage.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ import numpy.typing as npt
 
 from swarmnode.errors import ManifestError
 from swarmnode.manifest import ModelSpec
-
-Shapes = dict[str, tuple[int, ...]]
+from swarmnode.model.architecture import Shapes, architecture_of
 
 TABLE = "model.embed_tokens.weight"
+HEAD = "lm_head.weight"
 WRITERS = ("o_proj.weight", "down_proj.weight")
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """What one stage holds. `cost` is forward FLOPs per token; `parameters` counts elements."""
+class StageLayers:
+    """The content of one stage. `cost` is forward FLOPs per token; `parameters` counts elements."""
 
     stage: int
     layers: range
@@ -36,15 +36,25 @@ class Part:
     parameters: int
 
 
-def layer_flops(model: ModelSpec) -> float:
-    """Forward FLOPs per token of one decoder layer: its seven matrices, and causal attention over half the context."""
-    head_width = model.width // model.heads
-    matrices = 2 * model.width * (model.width + model.kv_heads * head_width) + 3 * model.width * model.ffn
-    return 2.0 * matrices + 2.0 * model.context * model.width
+def layer_flops(model: ModelSpec, layer: int) -> float:
+    """Forward FLOPs per token of `layer`: its matrices, of experts only the active ones, and causal attention over half
+    the context, or over the tokens that a sliding window shows."""
+    if (own := architecture_of(model)) is not None:
+        return own.layer_flops(model, layer)
+    matrices = 0.0
+    for name, shape in layer_shapes(model, layer).items():
+        if len(shape) > 1:
+            used = model.experts_active / model.experts if ".experts." in name else 1.0
+            matrices += used * math.prod(shape)
+    window, seen = model.window(layer), model.context / 2
+    if 0 < window < model.context:
+        seen = window * (1.0 - window / (2.0 * model.context))
+    return 2.0 * matrices + 4.0 * seen * model.heads * model.head_dim
 
 
 def embedding_flops(model: ModelSpec) -> float:
-    """Of one token: a row read, and a row added in backward. Counted as one operation an element of each [guess]."""
+    """FLOPs of one token: a row read, and a row added in backward. Counted as one operation per element of each
+    [guess]."""
     return 2.0 * model.width
 
 
@@ -57,9 +67,10 @@ Floats = npt.NDArray[np.float64]
 
 
 def _best_cut(costs: Sequence[float], parts: int, add: Callable[[Floats, Floats], Floats]) -> list[range]:
-    """Dynamic programme: the cut whose parts' costs, folded by `add(value so far, cost of a part)`, give the least."""
+    """Dynamic programme: the division whose parts' costs, folded by `add(value so far, cost of a part)`, give the
+    least."""
     sums = np.array([0.0, *accumulate(costs)])
-    slack = len(costs) - parts  # layers that a prefix of k parts may have more than k
+    slack = len(costs) - parts  # layers that a prefix of k parts may have beyond k
     values, begins = np.zeros(slack + 1), list[npt.NDArray[np.intp]]()
     values[1:] = np.inf  # of no part's prefix but the empty one; values[i] is of the prefix of k + i layers
     later = np.tri(slack + 1, dtype=bool)  # [end, start]: a part is not empty
@@ -81,7 +92,7 @@ def partition(costs: Sequence[float], parts: int) -> list[range]:
     """`parts` consecutive non-empty ranges over `costs` whose largest sum is least; of those the most even ones (least
     sum of squares). O(parts · len(costs)²).
 
-    Raises ValueError when there are fewer costs than parts, or no part.
+    Raises ValueError if there are fewer costs than parts, or no part.
     """
     if not 1 <= parts <= len(costs):
         raise ValueError(f"{len(costs)} layers cannot be cut into {parts} non-empty parts")
@@ -90,58 +101,99 @@ def partition(costs: Sequence[float], parts: int) -> list[range]:
     return _best_cut(costs, parts, lambda value, cost: np.where(cost <= limit, value + cost * cost, np.inf))
 
 
-def parameter_shapes(model: ModelSpec, part: Part) -> Shapes:
-    """Names (Hugging Face's LlamaForCausalLM) and shapes of a stage's parameters in the order of its flat buffer: the
-    matrices, which decay, and then the norms, which do not."""
-    key_width = model.kv_heads * (model.width // model.heads)
-    matrices: Shapes = {}
-    norms: Shapes = {}
+def layer_shapes(model: ModelSpec, layer: int) -> Shapes:
+    """Shapes of the parameters of `layer` by their names in it."""
+    if (own := architecture_of(model)) is not None:
+        return _checked(own.layer_shapes(model, layer), f"model.architecture = {model.architecture!r}, layer {layer}")
+    width, head = model.width, model.head_dim
+    heads, keys = model.heads * head, model.kv_heads * head
+    found: Shapes = {
+        "self_attn.q_proj.weight": (heads, width),
+        "self_attn.k_proj.weight": (keys, width),
+        "self_attn.v_proj.weight": (keys, width),
+        "self_attn.o_proj.weight": (width, heads),
+    }
+    if model.is_sparse(layer):
+        found["mlp.gate.weight"] = (model.experts, width)
+        for expert in range(model.experts):
+            found |= _feed_forward(f"mlp.experts.{expert}.", width, model.expert_ffn)
+        if model.shared_expert_ffn:
+            found |= _feed_forward("mlp.shared_expert.", width, model.shared_expert_ffn)
+            found["mlp.shared_expert_gate.weight"] = (1, width)
+    else:
+        found |= _feed_forward("mlp.", width, model.ffn)
+    if model.qkv_bias:
+        found |= {"self_attn.q_proj.bias": (heads,), "self_attn.k_proj.bias": (keys,), "self_attn.v_proj.bias": (keys,)}
+    if model.output_bias:
+        found["self_attn.o_proj.bias"] = (width,)
+    if model.qk_norm != "none":
+        each = model.qk_norm == "head"
+        found["self_attn.q_norm.weight"] = (head if each else heads,)
+        found["self_attn.k_norm.weight"] = (head if each else keys,)
+    if model.norm_placement == "pre":
+        found["input_layernorm.weight"] = (width,)
+    found["post_attention_layernorm.weight"] = (width,)
+    if model.norm_placement == "post":
+        found["post_feedforward_layernorm.weight"] = (width,)
+    return found
+
+
+def _checked(shapes: Shapes, where: str) -> Shapes:
+    """`shapes` of matrices and vectors that a flat buffer can hold. Raises ManifestError."""
+    for name, shape in shapes.items():
+        if not 1 <= len(shape) <= 2 or not all(type(side) is int and side > 0 for side in shape):
+            raise ManifestError(f"{where}: {name} has shape {shape}; allowed are matrices and vectors")
+    return shapes
+
+
+def _feed_forward(prefix: str, width: int, ffn: int) -> Shapes:
+    shapes = {"gate_proj.weight": (ffn, width), "up_proj.weight": (ffn, width), "down_proj.weight": (width, ffn)}
+    return {prefix + name: shape for name, shape in shapes.items()}
+
+
+def parameter_shapes(model: ModelSpec, part: StageLayers) -> Shapes:
+    """Names (Hugging Face's) and shapes of a stage's parameters in the order of its flat buffer: first the matrices,
+    with weight decay, then norms and biases, without. Of a tied model the first and the
+    last stage hold the token table."""
+    found: Shapes = {}
     if part.has_embedding:
-        matrices[TABLE] = (model.vocabulary, model.width)
+        found[TABLE] = (model.vocabulary, model.width)
     for layer in part.layers:
-        prefix = f"model.layers.{layer}."
-        matrices[prefix + "self_attn.q_proj.weight"] = (model.width, model.width)
-        matrices[prefix + "self_attn.k_proj.weight"] = (key_width, model.width)
-        matrices[prefix + "self_attn.v_proj.weight"] = (key_width, model.width)
-        matrices[prefix + "self_attn.o_proj.weight"] = (model.width, model.width)
-        matrices[prefix + "mlp.gate_proj.weight"] = (model.ffn, model.width)
-        matrices[prefix + "mlp.up_proj.weight"] = (model.ffn, model.width)
-        matrices[prefix + "mlp.down_proj.weight"] = (model.width, model.ffn)
-        norms[prefix + "input_layernorm.weight"] = (model.width,)
-        norms[prefix + "post_attention_layernorm.weight"] = (model.width,)
+        found |= {f"model.layers.{layer}.{name}": shape for name, shape in layer_shapes(model, layer).items()}
     if part.has_head:
-        matrices["lm_head.weight"] = (model.vocabulary, model.width)
-        norms["model.norm.weight"] = (model.width,)
-    return matrices | norms
+        found[TABLE if model.tied else HEAD] = (model.vocabulary, model.width)
+        found["model.norm.weight"] = (model.width,)
+    matrices = {name: shape for name, shape in found.items() if len(shape) > 1}
+    return matrices | found
 
 
 def is_writer(name: str) -> bool:
-    """Whether the parameter `name` adds to the stream between layers."""
+    """Whether the parameter `name` is a matrix that adds to the stream between layers."""
     return name.endswith(WRITERS)
 
 
 def is_hidden_matrix(name: str, shape: tuple[int, ...]) -> bool:
-    """Whether a parameter is a matrix inside a layer: neither the token table, nor the head, nor a norm."""
+    """Whether a parameter is a matrix inside a layer: neither the token table, nor the head, nor a norm or bias."""
     return len(shape) == 2 and ".layers." in name
 
 
 @functools.lru_cache(maxsize=64)
-def split(model: ModelSpec, stages: int) -> tuple[Part, ...]:
-    """The parts of `stages` stages in order; `split(model, 1)[0]` is the whole model.
+def split(model: ModelSpec, stages: int) -> tuple[StageLayers, ...]:
+    """The layers of `stages` stages in order; `split(model, 1)[0]` is the whole model.
 
-    Raises ManifestError when there are more stages than layers (a stage holds at least one).
+    Raises ManifestError if there are more stages than layers (a stage holds at least one).
     """
     if not 1 <= stages <= model.layers:
         raise ManifestError(
             f"pipeline.stages = {stages} cannot cut model.layers = {model.layers}: use 1 to {model.layers} stages"
         )
-    costs = [layer_flops(model)] * model.layers
+    costs = [layer_flops(model, layer) for layer in range(model.layers)]
     costs[0] += embedding_flops(model)
     costs[-1] += head_flops(model)
     parts = []
     for stage, layers in enumerate(partition(costs, stages)):
         cost = sum(costs[layer] for layer in layers)
-        part = Part(stage, layers, stage == 0, stage == stages - 1, cost, 0)
+        part = StageLayers(stage, layers, stage == 0, stage == stages - 1, cost, 0)
         count = sum(math.prod(shape) for shape in parameter_shapes(model, part).values())
-        parts.append(Part(stage, layers, part.has_embedding, part.has_head, cost, count))
+        parts.append(StageLayers(stage, layers, part.has_embedding, part.has_head, cost, count))
     return tuple(parts)

@@ -1,6 +1,6 @@
-"""Tensors to and from the wire, without a copy where none is needed, and checked before anything believes them.
+"""Convert tensors to and from wire form, without copies where possible, and check them.
 
-Whatever arrives was written by a peer: its dtype, shape, range and finiteness are checked here, and trusted inside.
+All received data was written by a peer: dtype, shape, range and finiteness are checked here, and trusted inside.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import warnings
 import torch
 from torch import Tensor
 
+from swarmnode.data.sample import UNCOUNTED
 from swarmnode.errors import RemoteFault
 from swarmnode.ports import DTYPE_BYTES, WireTensor
 
@@ -32,14 +33,14 @@ assert DTYPES.keys() == DTYPE_BYTES.keys()
 MAGNITUDE_MAX = 1e6  # guess: outliers in trained LLaMAs reach 1e4; below it no square of ours overflows float32
 
 with warnings.catch_warnings():
-    # torch warns once a process that a read-only buffer could be written to through the tensor; here nothing does.
+    # torch warns once per process that a read-only buffer could be written through the tensor; no code here does.
     warnings.simplefilter("ignore", UserWarning)
     torch.frombuffer(b"\0", dtype=torch.uint8)
 
 
 def decode(wire: WireTensor) -> Tensor:
-    """The tensor `wire` describes, on the CPU, sharing its bytes: they must not change while it is in use, and it must
-    not be written to. Raises RemoteFault for an unknown dtype, a codec, or bytes that do not fit the shape."""
+    """The tensor in `wire`, on the CPU, sharing its bytes: do not change them while it is in use, and do not write to
+    it. Raises RemoteFault for an unknown dtype, a codec, or bytes that do not fit the shape."""
     dtype = DTYPES.get(wire.dtype)
     if dtype is None:
         raise RemoteFault(f"tensor of unknown dtype {wire.dtype[:16]!r}; known: {', '.join(DTYPES)}")
@@ -47,14 +48,14 @@ def decode(wire: WireTensor) -> Tensor:
         raise RemoteFault(f"tensor with codec {wire.codec[:16]!r} where raw elements were expected")
     expected = math.prod(wire.shape) * DTYPE_BYTES[wire.dtype]
     if any(size < 0 for size in wire.shape) or wire.nbytes != expected:
-        raise RemoteFault(f"tensor {wire.dtype}{list(wire.shape)} has {wire.nbytes} bytes where {expected} belong")
+        raise RemoteFault(f"tensor {wire.dtype}{list(wire.shape)} has {wire.nbytes} bytes; expected {expected}")
     if expected == 0:
         return torch.empty(wire.shape, dtype=dtype)
     return torch.frombuffer(wire.data, dtype=dtype).view(wire.shape)
 
 
 def encode(tensor: Tensor) -> WireTensor:
-    """`tensor` for the wire, sharing its memory when it is contiguous and on the CPU: do not write to it afterwards."""
+    """`tensor` in wire form, sharing its memory if it is contiguous and on the CPU: do not write to it afterwards."""
     name = NAMES[tensor.dtype]
     flat = tensor.detach().to("cpu").contiguous().view(-1)
     data = flat.view(torch.uint8).numpy().data if flat.numel() else b""
@@ -62,8 +63,8 @@ def encode(tensor: Tensor) -> WireTensor:
 
 
 def check_finite(tensor: Tensor, what: str) -> None:
-    """One pass over the elements (16 µs for 131 072, measured). Raises RemoteFault for NaN, Inf or a magnitude over
-    MAGNITUDE_MAX."""
+    """Raises RemoteFault for NaN, Inf or a magnitude over MAGNITUDE_MAX. One pass over the elements (16 µs for 131 072,
+    measured)."""
     if tensor.numel() == 0:
         return
     least, most = (float(bound) for bound in torch.aminmax(tensor))  # NaN wins in both, and compares false
@@ -72,37 +73,41 @@ def check_finite(tensor: Tensor, what: str) -> None:
 
 
 def check_shape(wire: WireTensor, dtypes: tuple[str, ...], shape: tuple[int | None, ...], what: str) -> None:
-    """Raises RemoteFault unless `wire` has one of `dtypes` and `shape`, in which None is any positive size."""
+    """Raises RemoteFault unless `wire` has one of `dtypes` and the `shape`, in which None is any positive size."""
     if wire.dtype not in dtypes:
-        raise RemoteFault(f"{what}: dtype {wire.dtype[:16]!r} where {' or '.join(dtypes)} belongs")
+        raise RemoteFault(f"{what}: dtype {wire.dtype[:16]!r}; expected {' or '.join(dtypes)}")
     fits = len(wire.shape) == len(shape) and all(
         size == wanted or (wanted is None and size > 0) for size, wanted in zip(wire.shape, shape, strict=True)
     )
     if not fits:
         wanted = ", ".join("any" if size is None else str(size) for size in shape)
-        raise RemoteFault(f"{what}: shape {list(wire.shape)[:8]} where [{wanted}] belongs")
+        raise RemoteFault(f"{what}: shape {list(wire.shape)[:8]}; expected [{wanted}]")
 
 
 def decode_activation(wire: WireTensor, dtype: str, shape: tuple[int | None, ...], what: str) -> Tensor:
-    """Activations or their gradient, checked: of `dtype` and `shape` (None: any positive size) and finite.
-    Raises RemoteFault that names `what`."""
+    """Activations or their gradient, checked to be finite and of `dtype` and `shape` (None: any positive size). Raises
+    RemoteFault that names `what`."""
     check_shape(wire, (dtype,), shape, what)
     tensor = decode(wire)
     check_finite(tensor, what)
     return tensor
 
 
-def decode_tokens(wire: WireTensor, context: int, vocabulary: int, what: str) -> Tensor:
-    """Token ids [B, context + 1] as int64, checked to be below `vocabulary`. Raises RemoteFault that names `what`."""
+def decode_tokens(wire: WireTensor, context: int, vocabulary: int, what: str) -> tuple[Tensor, Tensor | None]:
+    """Token ids [B, context + 1] as int64, checked to be below `vocabulary`, and a mask of those that count as targets
+    in the loss, bool [B, context + 1]; None: all. Raises RemoteFault that names `what`."""
     check_shape(wire, ("u16", "u32"), (None, context + 1), what)
-    tokens = decode(wire).to(torch.int64)
+    tokens, counts = decode(wire).to(torch.int64), None
+    if wire.dtype == "u32" and int(tokens.max()) >= UNCOUNTED:
+        counts = tokens < UNCOUNTED
+        tokens &= UNCOUNTED - 1
     if (most := int(tokens.max())) >= vocabulary:
-        raise RemoteFault(f"{what}: token id {most} where the vocabulary has {vocabulary}")
-    return tokens
+        raise RemoteFault(f"{what}: token id {most} in a vocabulary of {vocabulary}")
+    return tokens, counts
 
 
 def cosine(one: Tensor, other: Tensor) -> float:
-    """Of two tensors of one shape, from -1 to 1; 1 of two that are zero, 0 where one is."""
+    """Cosine of two tensors of one shape, from -1 to 1; 1 if both are zero, 0 if one is."""
     a, b = one.flatten().double(), other.flatten().double()
     norms = float(torch.linalg.vector_norm(a)), float(torch.linalg.vector_norm(b))
     if 0.0 in norms:

@@ -1,49 +1,51 @@
-"""Leaving without losing anything: held work, the last exchange, the state, in this order, within what time is left."""
+"""Leaving without loss: held work, the last exchange, the state, in this order, within the time left."""
 
 from __future__ import annotations
 
 import asyncio
 import enum
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from swarmnode.errors import SwarmnodeError
 from swarmnode.ids import PeerId, short
-from swarmnode.node.notice import Notice, Notices
+from swarmnode.node.notice import Notice
 from swarmnode.node.presence import Presence
 from swarmnode.ports import Telemetry
 from swarmnode.wire import record_pb2
 
-GOODBYE_S = 0.5  # guess: of the time left, for the record that says we are gone
+GOODBYE_S = 0.5  # guess: part of the time left, for the record that says this node is gone
 PARTLY = 0.5  # guess: share of the time left that finishing what is held gets at least
 GOODBYE_MAX_S = 5.0  # guess: a directory that stores nothing by then may learn of it by our record's end
 
 
-class Step(enum.StrEnum):
-    """What leaving is made of, in the order of design section 8."""
+class DrainStep(enum.StrEnum):
+    """The steps of leaving, in order."""
 
-    FINISH = "finish"  # the microbatches held
-    EXCHANGE = "exchange"  # what was learnt since the last round, given to another replica
-    HANDOVER = "handover"  # the last replica's state, given to a successor
-    SAVE = "save"  # the stage, on this machine's disk
+    FINISH = "finish"  # finish the held microbatches
+    EXCHANGE = "exchange"  # give the update since the last round to another replica
+    HANDOVER = "handover"  # give the state of the last replica to a successor
+    SAVE = "save"  # write the stage to this machine's disk
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
-    """One step of this leaving: what it is expected to take, and the doing. `cut` says how much was left undone."""
+class DrainTask:
+    """A step of leaving. `expected_s`: the seconds it should take; `undone` describes the work that is left."""
 
-    step: Step
+    step: DrainStep
     expected_s: float
     work: Callable[[], Awaitable[None]]
     undone: Callable[[], str]
 
 
 def plan(expected_s: Sequence[float], left_s: float, partly: bool = False) -> tuple[tuple[float, ...], str]:
-    """(seconds each step may take, the reason), for steps in order of which the last are left out that do not fit.
+    """(seconds that each step may take, the reason), for steps in order. The last ones are left out if they do not fit.
 
-    A step may use all the slack there is, but not what the steps after it are expected to take. `partly`: the first is
-    worth something when it is done in part, as finishing what is held is, and the others are not: where time is short
-    it must make do with half. (With 5 s, held work took all of it and 256 of 512 samples learnt were not passed on,
+    A step may use all slack, but not the time that the steps after it should take. `partly`: the first step is worth
+    something when it is done in part, as finishing held work is; the others are not. Where time is short the first step
+    must make do with half of it. (With 5 s left, held work took all of it, and 256 of 512 samples were not passed on,
     which takes 0.1 s; simulated.)
     """
     kept = len(expected_s)
@@ -61,31 +63,50 @@ def plan(expected_s: Sequence[float], left_s: float, partly: bool = False) -> tu
 
 
 @dataclass(slots=True)
-class Farewell:
-    """How this node left. `cut` is what was left undone, in words; empty: nothing was."""
+class DrainReport:
+    """The outcome of leaving. `cut` lists in words what was left undone."""
 
     notice: Notice
     seconds: float = 0.0
-    held: int = 0  # microbatches in work when told
+    held: int = 0  # microbatches in work when the notice came
     finished: int = 0  # of these
     unsent: int = 0  # samples trained here that no other replica had a part of, when the last exchange was due
     sent: int = 0  # of these
-    heir: str = ""  # who has the last replica's state
+    successor: str = ""  # the node that keeps the last replica's state
     cut: list[str] = field(default_factory=list)
+
+    def expect(self, *, unsent: int, held: int | None = None) -> None:
+        """Note what is to be brought home: samples that are `unsent`, and the microbatches `held` at the beginning."""
+        self.unsent = unsent
+        if held is not None:
+            self.held = held
+
+    def count_finished(self, finished: int) -> None:
+        """Note that `finished` microbatches ended since the beginning. Microbatches other than the held ones may be
+        among them."""
+        self.finished = min(self.held, finished)
+
+    def all_sent(self, successor: str = "") -> None:
+        """Note that another node has all samples that were unsent; `successor`: and the stage's state."""
+        self.sent, self.successor = self.unsent, successor or self.successor
+
+    def end(self, seconds: float) -> None:
+        """Note how long it took."""
+        self.seconds = seconds
 
     @property
     def clean(self) -> bool:
         return not self.cut
 
     def text(self) -> str:
-        """For a person, after why it left."""
+        """The outcome in words, to follow the reason why the node left."""
         parts = [f"{self.finished} of {self.held} microbatches finished"] if self.held else []
         parts += [f"{self.sent} of {self.unsent} samples learnt passed on"] if self.unsent else []
-        parts += [f"the stage is with {short(PeerId(self.heir))}"] if self.heir else []
+        parts += [f"the stage is with {short(PeerId(self.successor))}"] if self.successor else []
         return "".join(f"; {part}" for part in [*parts, *(f"cut {cut}" for cut in self.cut)])
 
     def begin(self, left_s: float, telemetry: Telemetry) -> None:
-        """What there is to bring home, in the log."""
+        """Log what is to be handed on."""
         told = self.notice
         telemetry.event(
             "node.draining",
@@ -97,56 +118,63 @@ class Farewell:
         )
 
     def tell(self, telemetry: Telemetry) -> None:
-        """The last line of the log."""
+        """Log the outcome, as the last event of the node."""
         telemetry.event(
             "node.left",
             held=self.held,
             finished=self.finished,
             unsent=self.unsent,
             sent=self.sent,
-            heir=self.heir,
+            successor=self.successor,
             cut=self.cut,
             seconds=round(self.seconds, 3),
         )
 
 
-async def drain(
-    farewell: Farewell, tasks: Sequence[Task], notices: Notices, presence: Presence, telemetry: Telemetry
-) -> None:
-    """Do `tasks` in order while time is left, then say goodbye. Never raises what a step fails with: it is cut."""
+class Deadline(Protocol):
+    """The time until which this process may go on; it may come nearer meanwhile."""
+
+    def left_s(self) -> float:
+        """Seconds left."""
+        ...
+
+    def limit(self, seconds: float) -> AbstractAsyncContextManager[object]:
+        """A block that ends with TimeoutError after `seconds`, or when the deadline itself comes nearer."""
+        ...
+
+
+async def drain(report: DrainReport, tasks: Sequence[DrainTask], deadline: Deadline, telemetry: Telemetry) -> None:
+    """Do `tasks` in order while time is left. A step that fails is reported as cut; its error is not raised."""
     loop = asyncio.get_running_loop()
-    begun = loop.time()
     for index, task in enumerate(tasks):
-        left_s, partly = notices.left_s() - GOODBYE_S, task.step is Step.FINISH
+        left_s, partly = deadline.left_s() - GOODBYE_S, task.step is DrainStep.FINISH
         limits, reason = plan([later.expected_s for later in tasks[index:]], left_s, partly)
         if not limits or limits[0] <= 0.0:
-            _cut(farewell, task, reason, telemetry)
+            _cut(report, task, reason, telemetry)
             continue
         started = loop.time()
         try:
-            async with notices.limit(limits[0]):
+            async with deadline.limit(limits[0]):
                 await task.work()
         except TimeoutError:
-            _cut(farewell, task, f"not done in {loop.time() - started:.1f} s", telemetry)
+            _cut(report, task, f"not done in {loop.time() - started:.1f} s", telemetry)
         except SwarmnodeError as error:
-            _cut(farewell, task, str(error), telemetry)
+            _cut(report, task, str(error), telemetry)
         else:
             telemetry.event("drain.done", step=task.step, seconds=round(loop.time() - started, 3))
-    await goodbye(notices, presence, telemetry)
-    farewell.seconds = loop.time() - begun
 
 
-async def goodbye(notices: Notices, presence: Presence, telemetry: Telemetry) -> None:
-    """Tell everybody that this node is gone, as far as there is time."""
+async def goodbye(deadline: Deadline, presence: Presence, telemetry: Telemetry) -> None:
+    """Announce that this node is gone, as far as there is time."""
     presence.set_state(record_pb2.NODE_STATE_LEFT, "told to go")
     try:
-        async with notices.limit(GOODBYE_MAX_S):
+        async with deadline.limit(GOODBYE_MAX_S):
             await presence.announce()
     except TimeoutError:
         telemetry.event("directory.failed", level="warning", reason="no time was left to say goodbye")
 
 
-def _cut(farewell: Farewell, task: Task, reason: str, telemetry: Telemetry) -> None:
+def _cut(report: DrainReport, task: DrainTask, reason: str, telemetry: Telemetry) -> None:
     undone = task.undone()
-    farewell.cut.append(f"{task.step}: {undone} ({reason})")
+    report.cut.append(f"{task.step}: {undone} ({reason})")
     telemetry.event("drain.cut", level="warning", step=task.step, undone=undone, reason=reason)

@@ -1,5 +1,6 @@
-"""What a volunteer lets the run have, and whether the node may run now. Pure: limits and a frozen reading in, a verdict
-with its reason out; nobody here reads a clock, a sensor or a counter.
+"""A volunteer's limits, and the decision whether the node may run now.
+
+Pure: limits and a frozen reading in, a verdict and its reason out. Nothing here reads a clock, a sensor or a counter.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class SensorReading:
     """The machine at one moment. What cannot be measured is None, and no limit on it can be kept.
 
     `asked_until_unix_s`: a person asked to pause until then (infinity: until told), None when nobody did.
@@ -66,7 +67,7 @@ class Reading:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class LimitVerdict:
     """`until_unix_s` is when it changes by itself as far as can be foreseen: None when it cannot."""
 
     running: bool
@@ -74,16 +75,16 @@ class Verdict:
     reason: str
 
 
-def decide(limits: Limits, reading: Reading) -> Verdict:
-    """Whether to run now. With several reasons to pause, the one that lasts longest is told."""
+def decide(limits: Limits, reading: SensorReading) -> LimitVerdict:
+    """Whether to run now. With several reasons to pause, the verdict gives the one that lasts longest."""
     pauses = [verdict for check in _CHECKS if (verdict := check(limits, reading)) is not None]
     if not pauses:
-        return Verdict(True, _closes(limits.hours, reading), "within its limits")
+        return LimitVerdict(True, _closes(limits.hours, reading), "within its limits")
     return max(pauses, key=lambda verdict: math.inf if verdict.until_unix_s is None else verdict.until_unix_s)
 
 
-def allowance(limits: Limits, verdict: Verdict, now_unix_s: float) -> record_pb2.Allowance | None:
-    """What others should know of it; None when there is nothing to expect."""
+def allowance(limits: Limits, verdict: LimitVerdict, now_unix_s: float) -> record_pb2.Allowance | None:
+    """The limits and the next pause or resumption to announce to other nodes; None without any."""
     until = verdict.until_unix_s
     known = int(until) if until is not None and now_unix_s < until < now_unix_s + 400 * DAY_S else 0
     told = record_pb2.Allowance(
@@ -95,60 +96,60 @@ def allowance(limits: Limits, verdict: Verdict, now_unix_s: float) -> record_pb2
     return told if told.ByteSize() else None
 
 
-def _asked(limits: Limits, reading: Reading) -> Verdict | None:
+def _asked(limits: Limits, reading: SensorReading) -> LimitVerdict | None:
     until = reading.asked_until_unix_s
     if until is None or until <= reading.unix_s:
         return None
-    return Verdict(False, None if math.isinf(until) else until, reading.asked_reason or "asked to")
+    return LimitVerdict(False, None if math.isinf(until) else until, reading.asked_reason or "asked to")
 
 
-def _hours(limits: Limits, reading: Reading) -> Verdict | None:
+def _hours(limits: Limits, reading: SensorReading) -> LimitVerdict | None:
     if not limits.hours:
         return None
     second = _second(reading)
     if any(_within(span, second) for span in limits.hours):
         return None
     wait_s = min((begin - second) % DAY_S for begin, _ in limits.hours)
-    return Verdict(False, reading.unix_s + wait_s, f"outside its hours ({show_hours(limits.hours)})")
+    return LimitVerdict(False, reading.unix_s + wait_s, f"outside its hours ({show_hours(limits.hours)})")
 
 
-def _quota(limits: Limits, reading: Reading) -> Verdict | None:
+def _quota(limits: Limits, reading: SensorReading) -> LimitVerdict | None:
     if limits.quota_nbytes is None:
         return None
     coming = reading.nbytes_per_s * QUOTA_AHEAD_S if reading.running else 0.0
     if reading.used_nbytes + coming < QUOTA_SHARE * limits.quota_nbytes:
         return None
     until = reading.unix_s + DAY_S - _second(reading)
-    return Verdict(False, until, f"the day's quota of {show_nbytes(limits.quota_nbytes)} is used up")
+    return LimitVerdict(False, until, f"the day's quota of {show_nbytes(limits.quota_nbytes)} is used up")
 
 
-def _temperature(limits: Limits, reading: Reading) -> Verdict | None:
+def _temperature(limits: Limits, reading: SensorReading) -> LimitVerdict | None:
     if limits.max_temp_c is None or reading.temperature_c is None:
         return None
     bound = limits.max_temp_c if reading.running else limits.max_temp_c - COOL_C
     if reading.temperature_c <= bound:
         return None
-    return Verdict(False, None, f"{reading.temperature_c:.0f} °C, at most {limits.max_temp_c:g} are allowed")
+    return LimitVerdict(False, None, f"{reading.temperature_c:.0f} °C, at most {limits.max_temp_c:g} are allowed")
 
 
-def _memory(limits: Limits, reading: Reading) -> Verdict | None:
+def _memory(limits: Limits, reading: SensorReading) -> LimitVerdict | None:
     if limits.max_memory_nbytes is None:
         return None
     bound = limits.max_memory_nbytes if reading.running else limits.max_memory_nbytes * (1 - FREE_SHARE)
     if reading.memory_nbytes <= bound:
         return None
     held, allowed = show_nbytes(reading.memory_nbytes), show_nbytes(limits.max_memory_nbytes)
-    return Verdict(False, None, f"it holds {held} of memory, at most {allowed} are allowed")
+    return LimitVerdict(False, None, f"it holds {held} of memory, at most {allowed} are allowed")
 
 
-def _yield(limits: Limits, reading: Reading) -> Verdict | None:
+def _yield(limits: Limits, reading: SensorReading) -> LimitVerdict | None:
     for name in limits.yield_to:
         if name in reading.processes:
-            return Verdict(False, None, f"{name} runs")
+            return LimitVerdict(False, None, f"{name} runs")
     return None
 
 
-_CHECKS: tuple[Callable[[Limits, Reading], Verdict | None], ...] = (
+_CHECKS: tuple[Callable[[Limits, SensorReading], LimitVerdict | None], ...] = (
     _asked,
     _hours,
     _quota,
@@ -158,7 +159,7 @@ _CHECKS: tuple[Callable[[Limits, Reading], Verdict | None], ...] = (
 )
 
 
-def _second(reading: Reading) -> float:
+def _second(reading: SensorReading) -> float:
     """Second of the local day."""
     return (reading.unix_s + reading.utc_offset_s) % DAY_S
 
@@ -168,7 +169,7 @@ def _within(span: Span, second: float) -> bool:
     return begin <= second < end if begin < end else second >= begin or second < end
 
 
-def _closes(hours: tuple[Span, ...], reading: Reading) -> float | None:
+def _closes(hours: tuple[Span, ...], reading: SensorReading) -> float | None:
     """When the hours that hold now end, spans that touch counted as one; None when they never do."""
     second, passed = _second(reading), 0.0
     for _ in range(2 * len(hours)):
@@ -282,8 +283,8 @@ def show_nbytes(nbytes: float) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
-    """One limit as people name it: its field, how it is read and how it is shown."""
+class LimitKind:
+    """A limit of the command line: its field, its parser and its formatter."""
 
     field: str
     parse: Callable[[str], object]
@@ -291,29 +292,29 @@ class Kind:
     help: str
 
 
-KINDS: Mapping[str, Kind] = {
-    "hours": Kind("hours", parse_hours, show_hours, "Run only then, local time: 22-07."),
-    "max-up": Kind("max_up_bps", parse_rate, show_rate, "Send at most this fast: 20Mbit."),
-    "max-down": Kind("max_down_bps", parse_rate, show_rate, "Receive at most this fast: 100Mbit."),
-    "quota": Kind(
+LIMIT_KINDS: Mapping[str, LimitKind] = {
+    "hours": LimitKind("hours", parse_hours, show_hours, "Run only then, local time: 22-07."),
+    "max-up": LimitKind("max_up_bps", parse_rate, show_rate, "Send at most this fast: 20Mbit."),
+    "max-down": LimitKind("max_down_bps", parse_rate, show_rate, "Receive at most this fast: 100Mbit."),
+    "quota": LimitKind(
         "quota_nbytes", parse_quota, lambda n: f"{show_nbytes(n)}/day", "Bytes of a day, both ways: 50GB/day."
     ),
-    "max-temp": Kind("max_temp_c", parse_temperature, lambda c: f"{c:g}C", "Pause above this: 80C."),
-    "max-memory": Kind("max_memory_nbytes", parse_nbytes, show_nbytes, "Hold at most this much memory: 6GB."),
-    "max-load": Kind(
+    "max-temp": LimitKind("max_temp_c", parse_temperature, lambda c: f"{c:g}C", "Pause above this: 80C."),
+    "max-memory": LimitKind("max_memory_nbytes", parse_nbytes, show_nbytes, "Hold at most this much memory: 6GB."),
+    "max-load": LimitKind(
         "max_load", parse_load, lambda share: f"{share * 100:.6g}%", "Compute at most so much of the time: 50%."
     ),
-    "yield-to": Kind("yield_to", parse_names, ",".join, "Pause while one of these runs: steam,blender."),
+    "yield-to": LimitKind("yield_to", parse_names, ",".join, "Pause while one of these runs: steam,blender."),
 }
 
 
 def change(limits: Limits, changed: Mapping[str, str]) -> Limits:
-    """`limits` with those in `changed` as written; "" and "none" lift one. Raises ValueError that names it."""
+    """`limits` with those in `changed` as written; "" and "none" lift a limit. Raises ValueError that names it."""
     values: dict[str, object] = {}
     for name, text in changed.items():
-        kind = KINDS.get(name)
+        kind = LIMIT_KINDS.get(name)
         if kind is None:
-            raise ValueError(f"{name[:40]!r} is no limit; there are {', '.join(KINDS)}")
+            raise ValueError(f"{name[:40]!r} is no limit; there are {', '.join(LIMIT_KINDS)}")
         if text.strip().lower() in ("", "none"):
             values[kind.field] = getattr(Limits(), kind.field)
             continue
@@ -329,6 +330,6 @@ def show(limits: Limits) -> dict[str, str]:
     none = Limits()
     return {
         name: kind.show(value)
-        for name, kind in KINDS.items()
+        for name, kind in LIMIT_KINDS.items()
         if (value := getattr(limits, kind.field)) != getattr(none, kind.field)
     }

@@ -1,398 +1,271 @@
-"""One node: joins, takes a stage, serves, meets, leaves; all over ports, so that the simulator runs it unchanged."""
+"""A volunteer's node: it joins, serves a stage, moves to others, and leaves.
+
+Everything runs over ports, so that the simulator runs the same coroutines.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from functools import partial
-from typing import TypeVar
+from collections.abc import Coroutine
+from typing import Any, Never, TypeVar
 
-from swarmnode.errors import Unavailable
-from swarmnode.gossip.exchange import Gossip
-from swarmnode.ids import PeerId, RunId, seeded
+from swarmnode.concurrency import background_tasks, forever
+from swarmnode.ids import RunId, seeded
 from swarmnode.manifest import Manifest
-from swarmnode.metrics import name
-from swarmnode.node.arrival import Arrival
-from swarmnode.node.callers import Callers
-from swarmnode.node.checks import Checks
-from swarmnode.node.copying import copying
-from swarmnode.node.drain import Farewell, drain
-from swarmnode.node.duties import Parts, duties
-from swarmnode.node.feeding import feeder_of, feeding
-from swarmnode.node.keeping import keeper_of
-from swarmnode.node.line import Line
-from swarmnode.node.measuring import measuring
-from swarmnode.node.moving import Brought, Moving, costs
+from swarmnode.membership.pinger import Pinger
+from swarmnode.membership.place import places
+from swarmnode.node.base_fetcher import BaseFetcher, serve_chunks
+from swarmnode.node.caller_check import CallerCheck
+from swarmnode.node.checkpointer import announce_checkpoints
+from swarmnode.node.drain import DrainReport, goodbye
+from swarmnode.node.failure_detector import FailureDetector
+from swarmnode.node.feeder_only import FeederOnly, attend_feeding
+from swarmnode.node.gauges import measuring
+from swarmnode.node.local_status import StageStatus
+from swarmnode.node.node_context import NodeContext
+from swarmnode.node.node_ports import NodePorts
 from swarmnode.node.notice import Notice, Notices
-from swarmnode.node.pardoning import pardoning
-from swarmnode.node.pausing import Pausing, Serving
+from swarmnode.node.pause import PauseControl
+from swarmnode.node.piggyback import PiggybackTransport
 from swarmnode.node.presence import Presence
-from swarmnode.node.probe import telling
-from swarmnode.node.rollcall import RollCall
-from swarmnode.node.saver import Saver, Subject
-from swarmnode.node.speed import Speed
-from swarmnode.node.syncing import syncing
-from swarmnode.node.world import World
-from swarmnode.pipeline.backlog import Backlog
-from swarmnode.pipeline.credible import bounded
-from swarmnode.pipeline.feeder import Feeder
-from swarmnode.pipeline.hop import Hop
-from swarmnode.pipeline.itinerary import successors
-from swarmnode.pipeline.onward import Onward
-from swarmnode.pipeline.rebalance import Rules, choose_stage
-from swarmnode.ports import Answer, Call, Handler, Priority, Replica
-from swarmnode.recovery.donor import SnapshotDonor
-from swarmnode.recovery.keeper import Keeper
-from swarmnode.recovery.snapshot import Cut, Snapshot
+from swarmnode.node.role import NodeRole
+from swarmnode.node.run_text import RunText
+from swarmnode.node.served_stage import METHODS, ServedStage
+from swarmnode.node.stage_change import StageTransfer, costs, living_members
+from swarmnode.node.stage_join import JoinedStage, attend_stage, join_stage
+from swarmnode.node.stage_slot import StageSlot
+from swarmnode.node.unban import unban
+from swarmnode.pipeline.believed_rate import bounded
+from swarmnode.pipeline.rebalance import RebalanceRules, choose_stage
+from swarmnode.recovery.restore import StateRestorer
+from swarmnode.recovery.snapshot import Snapshot
 from swarmnode.wire import record_pb2
 
-Part = TypeVar("Part")
-
-DRAIN_S = 8.0  # guess: before a move, what is held is finished within this
-DRAIN_SOON_S = 0.5  # guess: the same while a stage stands empty and all wait for the mover, or when it is HOPELESS
-HOPELESS_S = 32.0  # guess: of what takes so long little is finished in DRAIN_S; who waits for it asks another sooner
-GIVING = (record_pb2.NODE_STATE_TRAINING, record_pb2.NODE_STATE_DRAINING)
-
-
-class _Stopped(Exception):
-    """Ends the node's task group after a clean leave."""
-
-
-class _Moved(Exception):
-    """Ends the task group of one stage when the node goes to another."""
+T = TypeVar("T")
 
 
 class Node:
-    """A replica of one stage. `run` returns after leaving cleanly; a LocalFault means: crash and be restarted."""
+    """A replica of one stage at a time, or a feeder without a stage (`ports.role`)."""
 
-    def __init__(self, manifest: Manifest, run_id: RunId, world: World) -> None:
-        self.manifest = manifest
-        self.run_id = run_id
-        self.stage: int | None = None
-        self.me = world.transport.peer_id
-        self._world, self._telemetry = world, world.telemetry
-        us = self.presence = Presence(manifest, run_id, world.directory, world.clock, world.identity, world.telemetry)
-        us.door, us.progressed, us.self.unable = world.door, self._progressed, world.unable
-        self._callers = callers = Callers(manifest, us, world.clock, lambda: self.stage)
-        self.line = Line(
-            world.transport, us.progress, us.record, callers.learn, self._progressed, us.beliefs.hear_boast
+    def __init__(self, manifest: Manifest, run_id: RunId, ports: NodePorts) -> None:
+        self._manifest = manifest
+        self.ports = ports
+        self._telemetry = ports.telemetry
+        self._slot = slot = StageSlot()
+        self.presence = presence = Presence(
+            manifest,
+            run_id,
+            ports.directory,
+            ports.clock,
+            ports.identity,
+            ports.telemetry,
+            slot,
+            admission=ports.admission,
+            unable=ports.unable,
+            saves_checkpoints=ports.saving.store is not None,
         )
-        self.line.excluded = us.book.excluded
-        self.arrival = Arrival(manifest, run_id, self.line, us, world.compute, world.clock, world.telemetry)
-        self.arrival.saving, self._swarm = world.saving, us.book.swarm
-        self._replica: Replica | None = None
-        self._backlog: Backlog | None = None
-        self._donor: SnapshotDonor | None = None
-        self._saver: Saver | None = None
-        self.keeper: Keeper | None = None
-        self.final = ""  # the checkpoint in which the stage is saved before leaving
-        self.pausing = Pausing(us, world.telemetry)
-        self.hop: Hop | None = None
-        self.gossip: Gossip | None = None
-        self.feeder: Feeder | None = None
-        self._turn: asyncio.Task[Brought] | None = None
-        self.farewell: Farewell | None = None  # once it leaves
-        self._stays, self._leaving = 0, False  # stages left so far; whether it is told to go
-        self._gone = asyncio.Event()
-        asked = self.arrival.answering
-        self.rollcall = RollCall(manifest, us, asked, world.clock, world.telemetry, lambda: self.feeder)
+        self.me = presence.me
+        self._caller_check = CallerCheck(manifest, run_id, presence, ports.clock, ports.owner)
+        self.transport = PiggybackTransport(
+            ports.transport,
+            presence.progress,
+            presence.record,
+            self._caller_check.learn,
+            slot.progressed,
+            presence.run_progress.report_overclaim,
+            presence.peer_table.excluded,
+        )
+        self._text = RunText(manifest, run_id, ports, self.transport, presence, ports.telemetry)
+        serve_chunks(ports, self.transport)
+        self.pinger = pinger = Pinger(self.transport, run_id)
+        self.restorer = restorer = StateRestorer(
+            manifest,
+            run_id,
+            self.transport,
+            presence,
+            pinger,
+            ports.compute,
+            ports.clock,
+            ports.telemetry,
+            ports.saving,
+            None if ports.base is None else BaseFetcher(manifest, run_id, ports, self.transport, presence),
+        )
+        failure_detector = FailureDetector(manifest, presence, pinger, ports.clock, ports.telemetry, slot.feeder)
+        self._context = NodeContext(
+            manifest, run_id, ports, presence, self._caller_check, self.transport, pinger, restorer, failure_detector
+        )
+        self.pause_control = PauseControl(presence, slot, ports.telemetry)
+        self.drain_report: DrainReport | None = None  # once the node leaves
+        self._final_checkpoint = ""
+        self._backup: Snapshot | None = None  # kept of another stage while the last one was served
+        self._turn: asyncio.Task[Any] | None = None  # the step in `_live` that a notice interrupts
+        self._leaving = False
         self._register()
 
     @property
+    def stage(self) -> int | None:
+        """The stage this node serves or joins; None before it has chosen one, and where it only feeds."""
+        return None if self.feeds_only else self.presence.status.stage
+
+    @property
+    def feeds_only(self) -> bool:
+        """Whether this node never serves a stage."""
+        return self.ports.role is NodeRole.FEEDER
+
+    @property
     def state(self) -> record_pb2.NodeState:
-        return self.presence.self.state
+        """The state that other nodes see."""
+        return self.presence.status.state
+
+    @property
+    def served(self) -> ServedStage | None:
+        """The stage being served; None before the first and between two of them."""
+        return self._slot.served
+
+    def stage_status(self) -> StageStatus:
+        """The served stage at this moment; the status of no stage while none is served."""
+        return self._slot.status()
 
     def samples_total(self) -> int:
-        """Samples the whole run has trained, as far as known here."""
-        return self.presence.progress.total
+        """Samples that the whole run has trained, as far as known here."""
+        return self.presence.samples_total()
 
-    def loss_train(self) -> float | None:
-        """Nats per token, smoothed: of the microbatches fed here, or whose loss was computed here."""
-        source = self.feeder.loss if self.feeder is not None else self.hop.loss if self.hop is not None else None
-        return source.value if source is not None and source.known else None
+    def save_before_leaving(self, checkpoint: str) -> None:
+        """Save the stage in the checkpoint of this label before leaving; "": in none."""
+        self._final_checkpoint = checkpoint
+
+    async def run(self, notices: Notices, stage: int | None = None) -> DrainReport:
+        """Live until a notice says go, then leave within its time. `stage` None: the one that needs a replica most.
+
+        Raises Unavailable when the stage's state is nowhere to be had, and LocalFault when this machine fails: then the
+        process should end and be started again.
+        """
+        async with background_tasks() as tasks:
+            living = tasks.create_task(self._live(tasks, stage))
+            notices.on_advice(lambda advice: self._prepare(tasks))
+            notice = await notices.wait()
+            self._leaving = True
+            (self._turn or living).cancel()
+            return await self._leave(notices, notice)
 
     def _register(self) -> None:
-        """Handlers exist before anybody can learn the address; those that need a stage say so until there is one."""
-        nbytes_max = self.manifest.limits.frame_bytes_max
-        handlers: list[tuple[str, Handler, int]] = [
-            ("process", lambda peer, call: self._hop().serve(peer, call), nbytes_max),
-            ("reserve", lambda peer, call: self._hop().reserve(peer, call), 0),
-            ("opening", lambda peer, call: self._hop().show(peer, call), 0),
-            ("suspicion", lambda peer, call: self._hop().suspect(peer, call), 0),
-            ("redo", lambda peer, call: self._hop().redo(peer, call), nbytes_max),
-            ("exchange", lambda peer, call: _there(self.gossip).serve_exchange(peer, call), nbytes_max),
-            ("bequest", lambda peer, call: _there(self.gossip).serve_bequest(peer, call), nbytes_max),
-            ("handover", self._inherit, 0),
-            ("commit", lambda peer, call: _there(self.gossip).serve_commit(peer, call), 0),
-            ("standin", lambda peer, call: _there(self.gossip).serve_standin(peer, call), 0),
-            ("packet_receipt", lambda peer, call: _there(self.gossip).serve_receipt(peer, call), 0),
-            ("snapshot", lambda peer, call: _there(self._donor).offer(peer, call), 0),
-            ("chunk", lambda peer, call: _there(self._donor).chunk(peer, call), 0),
-        ]
-        for method, handler, tensor_bytes_max in handlers:
-            self.line.serve(method, handler, tensor_bytes_max=tensor_bytes_max, admit=self._callers.admit(method))
+        """Register all handlers before any peer can learn the address; while no stage is served they raise
+        Unavailable."""
+        nbytes_max = self._manifest.limits.frame_bytes_max
+        for method, tensors in METHODS.items():
+            self.transport.serve(
+                method,
+                self._slot.handler(method),
+                tensor_bytes_max=nbytes_max if tensors else 0,
+                admit=self._caller_check.admit(method),
+            )
 
-    async def _inherit(self, peer: PeerId, call: Call) -> Answer:
-        answer = await _there(self.keeper).inherit(peer, call)
-        self.presence.changed()  # who brings the stage back must know at once who has the latest of it
-        return answer
-
-    def _hop(self) -> Hop:
-        if self.state not in (*GIVING, record_pb2.NODE_STATE_PAUSED):
-            raise Unavailable("this node does not serve yet")
-        return _there(self.hop)
-
-    async def run(self, notices: Notices, stage: int | None = None) -> Farewell:
-        """Live until a notice says go, then leave within its time. `stage` None: the neediest. Raises Unavailable when
-        the stage's state is nowhere to be had, LocalFault when this machine fails."""
-        farewell: Farewell | None = None
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                living = tasks.create_task(self._live(tasks, stage))
-                notices.advised = lambda advice: self._prepare(tasks)
-                try:
-                    notice = await notices.wait()
-                    self._leaving = True
-                    (self._turn or living).cancel()
-                    farewell = await self._leave(notices, notice)
-                finally:
-                    self._gone.set()
-                raise _Stopped
-        except* _Stopped:
-            pass
-        assert farewell is not None
-        return farewell
-
-    async def _live(self, tasks: asyncio.TaskGroup, stage: int | None) -> None:
+    async def _live(self, tasks: asyncio.TaskGroup, stage: int | None) -> Never:
         """Choose a stage and serve it, then the next one, until cancelled."""
-        presence, brought = self.presence, None
-        await self.pausing.going.wait()
-        presence.self.addresses = await self.line.addresses()
-        self._world.saving.begin(presence, self.manifest)
-        stage = await self._choose(stage)
-        period_s = self.manifest.limits.announce_period_s
-        tasks.create_task(measuring(self.line, presence.book.counts, self.samples_total, self._telemetry, period_s))
-        tasks.create_task(pardoning(self.line, self.run_id, presence.routers, self._telemetry, period_s))
+        presence, transport, telemetry = self.presence, self.transport, self._telemetry
+        await self.pause_control.going.wait()
+        presence.moved(await transport.addresses())
+        if self.feeds_only:
+            await presence.look(places(self._manifest))
+        else:
+            announce_checkpoints(self.ports.saving, presence, self._manifest)
+            self._text.ask_for(stage)
+            at = await self._choose(stage)
+            tasks.create_task(self._text.keep_looking())
+        period_s = self._manifest.limits.announce_period_s
+        counts = presence.peer_table.counts
+        tasks.create_task(measuring(transport, counts, presence.samples_total, telemetry, period_s))
+        tasks.create_task(
+            unban(transport, self._context.run_id, presence.routers, presence.banned, telemetry, period_s)
+        )
+        if self.feeds_only:
+            await self._feed(tasks)
+        transfer, served_before = None, 0
         while True:
-            brought = await self._stay(stage, brought)
-            stage = brought.stage
+            transfer = await self._stay(at, transfer, served_before)
+            at, served_before = transfer.stage, served_before + 1
 
-    async def _stay(self, stage: int, brought: Brought | None) -> Brought:
-        """This node's time at one stage. Returns what it takes along when it has left for another."""
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                self._turn = turn = tasks.create_task(self._join(tasks, stage, brought))
-                await asyncio.wait({turn})
-                if not turn.cancelled():
-                    brought = turn.result()
-                    await self._withdraw(brought)
-                if self._leaving:
-                    await self._gone.wait()  # `run` takes its leave of all that goes on here
-                raise _Moved
-        except* _Moved:
-            pass
-        if self._leaving or self._gone.is_set():
-            await self._gone.wait()
-            raise asyncio.CancelledError  # which a group that ends with an error lets fall (before Python 3.13)
-        assert brought is not None
-        self._vacate()
-        return brought
+    async def _feed(self, tasks: asyncio.TaskGroup) -> Never:
+        """Feed without a stage until cancelled."""
+        attend_feeding(self._context, tasks)
+        samples = await self._text.open()
+        async with FeederOnly.open(self._context, samples) as work:
+            with self._slot.holding(work):
+                tasks.create_task(self._context.failure_detector.run())
+                await self._unless_leaving(tasks, work.begin())
+        await forever()
 
-    async def _join(self, tasks: asyncio.TaskGroup, stage: int, brought: Brought | None) -> Brought:
-        """Measure, come by the state, then start everything this node does; returns when it is needed elsewhere."""
-        us, presence, world = self.presence.self, self.presence, self._world
-        self.stage = us.stage = stage
-        speed = brought.speed if brought is not None else 0.0
-        us.speed = lambda: speed
-        presence.attend(stage, self._onward(stage))
-        self._telemetry.gauge(name.STAGE, float(stage))
-        presence.set_state(record_pb2.NODE_STATE_JOINING, "stage chosen" if brought is None else brought.reason)
-        tasks.create_task(presence.announcing())
-        # From now on: a download outlives donors, and must hear of new ones (simulated: everything, seed 104).
-        tasks.create_task(presence.watching(self._watched(stage)))
-        replica = await world.compute.run(Priority.OUTER, 0, partial(world.replica, stage))
-        asked = replica, self.manifest, stage, world.probe, world.compute, self._telemetry, presence
-        probe = None if speed else tasks.create_task(telling(*asked))
-        newcomer, done = await self.arrival.begin_with(brought, replica, stage)
-        speed = speed or (await probe if probe is not None else 0.0)
-        us.speed = lambda: speed
-        self._replica = replica
-        hop, gossip = self._assemble(tasks, replica, stage, newcomer=newcomer, done=done)
-        tasks.create_task(gossip.run())
-        if self._saver is not None:
-            tasks.create_task(self._saver.run())
-        tasks.create_task(self.rollcall.run())
-        if newcomer:
-            await syncing(gossip, presence, stage, self.manifest, self._telemetry)
-        if stage == 0:
-            number, lost, total = presence.incarnation + self._stays, self.rollcall.lost, self.samples_total
-            self.feeder = await feeder_of(self.manifest, presence, world, hop, number, total, self._fed, lost)
-            tasks.create_task(feeding(self.feeder, gossip, total, done, world.saving.resume is not None))
-        presence.set_state(record_pb2.NODE_STATE_TRAINING, "ready")
-        self._telemetry.event("node.ready", serves=stage)
-        rng = seeded(self.manifest.seed, "moving", self.me, presence.incarnation, self._stays)
-        own = self.manifest, self.run_id, presence, self.line, self.arrival.answering
-        rest = gossip, self._telemetry, rng, lambda: hop.samples, replica.apart
-        return await Moving(*own, replica.sizes_of, *rest).run()
+    async def _stay(self, stage: int, transfer: StageTransfer | None, served_before: int) -> StageTransfer:
+        """Join `stage` and serve it; returns what this node takes along to the next one."""
+        async with background_tasks() as tasks:
+            joined = await self._unless_leaving(tasks, self._join(tasks, stage, transfer))
+            if isinstance(joined, StageTransfer):
+                return joined
+            async with ServedStage.open(self._context, joined, served_before) as served:
+                with self._slot.holding(served):
+                    tasks.create_task(self._context.failure_detector.run())
+                    moving = await self._unless_leaving(tasks, self._serve(served))
+                    await served.withdraw(moving)
+                    if self._leaving:
+                        await forever()
+                    self._backup = served.backup.snapshot
+                    return moving
 
-    async def _withdraw(self, brought: Brought) -> None:
-        """Take no new work at this stage, and finish what is held."""
-        self.presence.set_state(record_pb2.NODE_STATE_DRAINING, f"moves to stage {brought.stage}")
-        parts, held = self._parts(), 0
-        assert parts is not None
-        parts.refuse()
-        try:
-            async with asyncio.timeout(DRAIN_S) as patience:
-                await self.presence.announce()  # under the key of this stage, before it is announced elsewhere
-                if brought.state is None or parts.backlog.seconds > HOPELESS_S:
-                    patience.reschedule(asyncio.get_running_loop().time() + DRAIN_SOON_S)
-                await parts.finish()
-        except TimeoutError:
-            held = parts.held()
-        self._telemetry.event("stage.moved", source=self.stage, target=brought.stage, cut=held, reason=brought.reason)
+    async def _join(
+        self, tasks: asyncio.TaskGroup, stage: int, transfer: StageTransfer | None
+    ) -> JoinedStage | StageTransfer:
+        """Come to `stage`, or know the stage to serve instead, where this machine cannot have the run's text."""
+        attend_stage(self._context, tasks, stage, transfer)
+        text, refusal = await self._text.ready(stage)
+        if refusal:
+            return StageTransfer(await self._choose(None), refusal, 0.0, None)
+        return await join_stage(self._context, tasks, stage, transfer, text, self._backup)
 
-    def _vacate(self) -> None:
-        """Nothing is left of the stage that was served."""
-        us = self.presence.self
-        if self._donor is not None:
-            self._donor.close()
-        self.arrival.fetching.carried = self.keeper.snapshot if self.keeper is not None else None
-        us.blocks, us.queue, us.moving_to = (lambda: None), (lambda: 0), None
-        self.presence.heard_blocks = lambda told, frontier_max: ()
-        self._replica = self._backlog = self._donor = self._saver = self.hop = self.gossip = self.feeder = None
-        self._stays += 1
+    async def _serve(self, served: ServedStage) -> StageTransfer:
+        await served.begin()
+        return await served.until_moved()
 
-    def _assemble(
-        self, tasks: asyncio.TaskGroup, replica: Replica, stage: int, *, newcomer: bool, done: int
-    ) -> tuple[Hop, Gossip]:
-        """The parts that serve microbatches, rounds and snapshots of `replica`."""
-        world, manifest, telemetry, total = self._world, self.manifest, self._telemetry, self.samples_total
-        backlog = Backlog(tasks, manifest.limits.in_flight_max, telemetry)
-        onward = Onward(self.run_id, self.line, self.presence.routers, telemetry, manifest.limits)
-        self.presence.doubted = onward.doubt
-        seen = world, self.line, self.presence, tasks, lambda at: _there(self.feeder).again(at)
-        checks = Checks.of(manifest, self.run_id, stage, replica, *seen)
-        parts = (replica, world.compute, onward, backlog, total, telemetry, lambda: self._swarm().sizes[stage])
-        hop = Hop(manifest, stage, self.me, *parts, checks.redoing, checks.auditor, checks.upstream)
-        hop.believed = worked = self.presence.beliefs.clock.observed.worked
-        gossip = Gossip(
-            manifest,
-            self.run_id,
-            stage,
-            self.line,
-            replica,
-            world.compute,
-            self._swarm,
-            total,
-            lambda: hop.samples,
-            telemetry,
-            identity=world.identity,
-            done=done,
-            newcomer=newcomer,
-        )
-        gossip.acceptance.believed = worked
-        here = manifest, self.run_id, stage, self.line, self.presence, telemetry
-        self.keeper = keeper = keeper_of(*here, replica)
-        tasks.create_task(keeper.run())
-        self._donor = SnapshotDonor(
-            self.run_id,
-            stage,
-            self._take_snapshot,
-            # Hashing. Behind other work a busy replica would never do it, and who waits is the help that it needs.
-            lambda work: world.compute.run(Priority.OUTER, 0, work),
-            telemetry,
-            limits=world.donating,
-            kept=keeper.kept,
-            received=self.arrival.received,
-        )
-        us = self.presence.self
-        us.speed, us.queue = Speed(hop, world.compute, us.speed()), lambda: world.compute.waiting
-        us.round_index, us.round_stride = lambda: gossip.done, lambda: gossip.stride
-        serving = manifest, stage, replica, backlog, gossip, lambda: self.feeder, self.keeper, self.arrival
-        self._backlog, self.hop, self.gossip, self.pausing.parts = backlog, hop, gossip, Serving(*serving)
-        if world.saving.store is not None:
-            subject = Subject(stage, replica, gossip, self.presence.progress, lambda: self.feeder)
-            saved = manifest, self.run_id, self.me, world.saving, subject
-            self._saver = Saver(*saved, world.compute, self._swarm, telemetry)
-        return hop, gossip
-
-    def _watched(self, stage: int) -> list[int]:
-        """Stages whose records matter most to a replica of `stage`: its own, and where it sends work."""
-        return sorted({stage, *self._onward(stage)})
-
-    def _onward(self, stage: int) -> list[int]:
-        """Stages that a replica of `stage` sends microbatches to."""
-        stages, spec = self.manifest.pipeline.stages, self.manifest.recovery
-        return sorted(successors(stage, stages, swapped=spec.itinerary == "swapped", skips=spec.while_lost == "skip"))
+    async def _unless_leaving(self, tasks: asyncio.TaskGroup, work: Coroutine[Any, Any, T]) -> T:
+        """The result of `work`. When this node is told to leave, `work` is cancelled, and this waits for the end: all
+        that goes on at the stage is needed until then."""
+        if self._leaving:
+            work.close()
+            await forever()
+        self._turn = turn = tasks.create_task(work)
+        await asyncio.wait({turn})
+        if turn.cancelled():
+            await forever()
+        return turn.result()
 
     async def _choose(self, stage: int | None) -> int:
-        """Look around, then take the stage asked for or the neediest."""
-        await self.presence.look(range(self.manifest.pipeline.stages))
+        """Look around, then take the stage asked for, or the one that needs a replica most."""
+        await self.presence.look(places(self._manifest))
         reason = "asked for"
         if stage is None:
-            rng, pipeline = seeded(self.manifest.seed, "stage", self.me), self.manifest.pipeline
-            shares, rules = costs(self.manifest), Rules(pipeline.rebalance_ratio, pipeline.min_keep)
-            swarm = bounded(await self.arrival.living(self._swarm()), shares)
-            stage, reason = choose_stage(swarm, shares, rules, rng, self._world.unable)
+            await self._text.look()
+            rng, pipeline = seeded(self._manifest.seed, "stage", self.me), self._manifest.pipeline
+            shares, rules = costs(self._manifest), RebalanceRules(pipeline.rebalance_ratio, pipeline.min_keep)
+            swarm = bounded(await living_members(self.presence, self.pinger, self.ports.clock, self._telemetry), shares)
+            stage, reason = choose_stage(swarm, shares, rules, rng, self._text.unable)
         self._telemetry.event("stage.chosen", serves=stage, reason=reason)
         return stage
 
-    async def _leave(self, notices: Notices, notice: Notice) -> Farewell:
-        """Refuse new work, then bring home what fits in the time (drain.py)."""
-        self.farewell = farewell = Farewell(notice)
-        if self.stage is not None:
+    async def _leave(self, notices: Notices, notice: Notice) -> DrainReport:
+        """Refuse new work, and hand on what fits into the time left (drain.py)."""
+        begun = asyncio.get_running_loop().time()
+        self.drain_report = report = DrainReport(notice)
+        if self.presence.status.stage is not None:
             self.presence.set_state(record_pb2.NODE_STATE_DRAINING, notice.reason)
-        parts = self._parts()
-        tasks = duties(parts, farewell) if parts is not None else []
-        farewell.begin(notices.left_s(), self._telemetry)
-        await drain(farewell, tasks, notices, self.presence, self._telemetry)
-        farewell.tell(self._telemetry)
-        return farewell
-
-    def _parts(self) -> Parts | None:
-        """What there is to bring home; None before this node serves."""
-        replica, gossip, donor, backlog = self._replica, self.gossip, self._donor, self._backlog
-        if replica is None or gossip is None or donor is None or backlog is None or self.stage is None:
-            return None
-        rng = seeded(self.manifest.seed, "leaving", self.me, gossip.done)
-        serving = replica, gossip, donor, backlog, self.feeder
-        return Parts(self.run_id, self.stage, self.line, self._swarm, *serving, self._save, self._telemetry, rng)
+        if (work := self._slot.work) is None:
+            report.begin(notices.left_s(), self._telemetry)
+        else:
+            await work.drain(notices, report, self._final_checkpoint)
+        await goodbye(notices, self.presence, self._telemetry)
+        report.end(asyncio.get_running_loop().time() - begun)
+        report.tell(self._telemetry)
+        return report
 
     def _prepare(self, tasks: asyncio.TaskGroup) -> None:
-        """This machine may be taken away soon, perhaps without another word: have the stage on disk."""
-        if self._replica is not None and self.gossip is not None:
-            tasks.create_task(self._save())
-
-    async def _save(self) -> None:
-        assert self._replica is not None and self.gossip is not None and self.stage is not None
-        await self._world.save(self._replica, self.stage, self.gossip.done, self.samples_total())
-        self._telemetry.event("state.saved", round=self.gossip.done, samples_total=self.samples_total())
-        if self._leaving and self._saver is not None and self.final:
-            await self.presence.look([0])  # feeders that are gone said in their last records what they fed
-            await self._saver.save(self.final)
-
-    async def _take_snapshot(self, cut: Cut) -> Snapshot:
-        """A copy of the replica for a joiner. Raises Unavailable when there is none to give."""
-        replica, gossip, stage = self._replica, self.gossip, self.stage
-        if replica is None or gossip is None or stage is None or self.state not in GIVING:
-            raise Unavailable("this node has no state to give")
-        return await copying(cut, replica, gossip, stage, self.presence, self._world)
-
-    def _fed(self, samples: int) -> None:
-        self.presence.progress.add(self.me, samples)
-        self._progressed()
-
-    def _progressed(self) -> None:
-        if self.gossip is not None:
-            self.gossip.progressed()
-        if self._saver is not None:
-            self._saver.progressed()
-
-
-def _there(part: Part | None) -> Part:
-    """`part`, or Unavailable for a call that came before this node had a stage."""
-    if part is None:
-        raise Unavailable("this node has no stage yet")
-    return part
-
-
-__all__ = ["Node", "World"]
+        """Write the stage to disk: this machine may be taken away soon, perhaps without another word."""
+        if self.served is not None:
+            tasks.create_task(self.served.save())

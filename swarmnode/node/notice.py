@@ -1,8 +1,8 @@
-"""Word that this node must go: what each source says, as a `Notice`; and the inbox all of them are put in.
+"""Notices that this node must go: parsers for each source, and the inbox that collects the notices.
 
-Pure but for the inbox, which waits. Formats: AWS EC2 user guide (spot interruption notices, rebalance
-recommendations), Google Compute Engine (metadata `preempted` and `maintenance-event`), Azure (Scheduled Events
-2020-07-01), SLURM (`--signal`, preemption), Kubernetes (termination of pods).
+Pure but for the inbox, which waits. Formats: AWS EC2 user guide (spot interruption notices, rebalance recommendations),
+Google Compute Engine (metadata `preempted` and `maintenance-event`), Azure (Scheduled Events 2020-07-01), SLURM
+(`--signal`, preemption), Kubernetes (termination of pods).
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ EARLY_S = 120.0  # guess: a machine that goes later than this trains on until th
 TEXT_CHARS_MAX = 120
 
 
-class Kind(enum.StrEnum):
-    """What a notice asks for."""
+class NoticeKind(enum.StrEnum):
+    """The action that a notice asks for."""
 
     ADVICE = "advice"  # the machine may go soon: be ready, train on
     LEAVE = "leave"  # somebody wants this node to leave; the machine stays
@@ -47,7 +47,7 @@ class Notice:
     """`deadline_s` is how long from now this process has; `id` is what the source calls the event, to acknowledge."""
 
     source: str
-    kind: Kind
+    kind: NoticeKind
     deadline_s: float
     reason: str
     id: str = ""
@@ -59,21 +59,25 @@ class Notices:
     def __init__(self) -> None:
         self.told: Notice | None = None
         self.until = math.inf  # loop time at which this process may be gone
-        self.advised: Callable[[Notice], None] = lambda notice: None
+        self._advised: Callable[[Notice], None] = lambda notice: None
         self._advice: set[tuple[str, str]] = set()
         self._changed = asyncio.Event()
         self._limits: list[asyncio.Timeout] = []
 
+    def on_advice(self, advised: Callable[[Notice], None]) -> None:
+        """Call `advised` with each new notice that this machine may be taken away."""
+        self._advised = advised
+
     def give(self, notice: Notice) -> bool:
         """Take in a notice; True when it changes what this node does."""
-        if notice.kind is Kind.ADVICE:
+        if notice.kind is NoticeKind.ADVICE:
             new = self.told is None and (notice.source, notice.reason) not in self._advice
             if new:
                 self._advice.add((notice.source, notice.reason))
-                self.advised(notice)
+                self._advised(notice)
             return new
         until = asyncio.get_running_loop().time() + notice.deadline_s
-        worse = self.told is None or (self.told.kind is not Kind.PREEMPT and notice.kind is Kind.PREEMPT)
+        worse = self.told is None or (self.told.kind is not NoticeKind.PREEMPT and notice.kind is NoticeKind.PREEMPT)
         if not worse and until > self.until - SAME_S:
             return False
         self.until = min(self.until, until)
@@ -84,12 +88,12 @@ class Notices:
         self._changed.set()
         return True
 
-    def leave(self, reason: str = "told to go", kind: Kind = Kind.LEAVE) -> None:
-        """Somebody wants this node to leave."""
+    def leave(self, reason: str = "told to go", kind: NoticeKind = NoticeKind.LEAVE) -> None:
+        """Take in a request that this node leave."""
         self.give(Notice("control", kind, GRACE_S, reason))
 
     async def wait(self) -> Notice:
-        """The notice to leave by, when it is time to begin."""
+        """The notice to leave by, returned when it is time to begin."""
         loop = asyncio.get_running_loop()
         while True:
             begin_s = self.until - EARLY_S - loop.time()
@@ -131,13 +135,14 @@ class _Limit:
 
 
 def aws_action(status: int, body: str, now_unix_s: float) -> Notice | None:
-    """Of GET latest/meta-data/spot/instance-action; None when there is no notice. Raises RemoteFault for rubbish."""
+    """Parse the answer to GET latest/meta-data/spot/instance-action; None when there is no notice. Raises RemoteFault
+    for a malformed answer."""
     if status == 404:
         return None
     said = _table(status, body, "spot/instance-action")
     action = _text(said, "action", "spot/instance-action")
     if action == "hibernate":  # begins with the notice itself
-        return Notice("aws", Kind.PREEMPT, STARTED_S, "spot instance hibernates now")
+        return Notice("aws", NoticeKind.PREEMPT, STARTED_S, "spot instance hibernates now")
     if action not in ("terminate", "stop"):
         raise RemoteFault(f"spot/instance-action says {_cut(action)}; terminate, stop or hibernate belongs there")
     left_s = _moment(_text(said, "time", "spot/instance-action")) - now_unix_s
@@ -145,42 +150,45 @@ def aws_action(status: int, body: str, now_unix_s: float) -> Notice | None:
         left_s = STARTED_S
     elif left_s > AWS_NOTICE_MAX_S:
         left_s = AWS_NOTICE_S
-    return Notice("aws", Kind.PREEMPT, left_s, f"spot instance: {action} at {said['time']}")
+    return Notice("aws", NoticeKind.PREEMPT, left_s, f"spot instance: {action} at {said['time']}")
 
 
 def aws_rebalance(status: int, body: str) -> Notice | None:
-    """Of GET latest/meta-data/events/recommendations/rebalance; None when there is none."""
+    """Parse the answer to GET latest/meta-data/events/recommendations/rebalance; None when there is no recommendation.
+    Raises RemoteFault for a malformed answer."""
     if status == 404:
         return None
     said = _table(status, body, "recommendations/rebalance")
     at = _text(said, "noticeTime", "recommendations/rebalance")
     _moment(at)
-    return Notice("aws", Kind.ADVICE, AWS_NOTICE_S, f"spot instance at elevated risk since {at}")
+    return Notice("aws", NoticeKind.ADVICE, AWS_NOTICE_S, f"spot instance at elevated risk since {at}")
 
 
 # ---- Google Compute Engine
 
 
 def gcp_preempted(status: int, body: str) -> Notice | None:
-    """Of GET instance/preempted: TRUE or FALSE."""
+    """Parse the answer to GET instance/preempted, TRUE or FALSE; None for FALSE. Raises RemoteFault for a malformed
+    answer."""
     match _plain(status, body, "instance/preempted"):
         case "FALSE":
             return None
         case "TRUE":
-            return Notice("gcp", Kind.PREEMPT, GCP_NOTICE_S, "instance is being preempted")
+            return Notice("gcp", NoticeKind.PREEMPT, GCP_NOTICE_S, "instance is being preempted")
         case other:
             raise RemoteFault(f"instance/preempted says {_cut(other)}; TRUE or FALSE belongs there")
 
 
 def gcp_maintenance(status: int, body: str) -> Notice | None:
-    """Of GET instance/maintenance-event. A live migration needs nothing of us."""
+    """Parse the answer to GET instance/maintenance-event. A live migration requires no action and gives advice only.
+    Raises RemoteFault for a malformed answer."""
     match _plain(status, body, "instance/maintenance-event"):
         case "NONE":
             return None
         case "MIGRATE_ON_HOST_MAINTENANCE":
-            return Notice("gcp", Kind.ADVICE, GCP_MAINTENANCE_S, "instance migrates to another host")
+            return Notice("gcp", NoticeKind.ADVICE, GCP_MAINTENANCE_S, "instance migrates to another host")
         case "TERMINATE_ON_HOST_MAINTENANCE":
-            return Notice("gcp", Kind.PREEMPT, GCP_MAINTENANCE_S, "instance is stopped for host maintenance")
+            return Notice("gcp", NoticeKind.PREEMPT, GCP_MAINTENANCE_S, "instance is stopped for host maintenance")
         case other:
             raise RemoteFault(f"instance/maintenance-event says {_cut(other)}; NONE, MIGRATE_… or TERMINATE_… is due")
 
@@ -189,15 +197,17 @@ def gcp_maintenance(status: int, body: str) -> Notice | None:
 
 
 def azure_events(status: int, body: str, machine: str, now_unix_s: float) -> tuple[Notice | None, int]:
-    """Of GET metadata/scheduledevents: the most urgent event of `machine`, and how many were of others.
+    """Parse the answer to GET metadata/scheduledevents.
 
-    Raises RemoteFault for rubbish."""
+    Returns the most urgent event of `machine`, and the number of events for other machines. Raises RemoteFault for a
+    malformed answer.
+    """
     events = _table(status, body, "scheduledevents").get("Events")
     if not isinstance(events, list) or not all(isinstance(event, dict) for event in events):
         raise RemoteFault("scheduledevents without a list of Events")
     ours = [event for event in events if _is_ours(event, machine)]
     found = [notice for event in ours if (notice := _azure_event(event, now_unix_s)) is not None]
-    found.sort(key=lambda notice: (notice.kind is not Kind.PREEMPT, notice.deadline_s, notice.id))
+    found.sort(key=lambda notice: (notice.kind is not NoticeKind.PREEMPT, notice.deadline_s, notice.id))
     return (found[0] if found else None), len(events) - len(ours)
 
 
@@ -218,7 +228,7 @@ def _azure_event(event: Mapping[str, Any], now_unix_s: float) -> Notice | None:
         left_s = AZURE_NOTICE_S
         if not_before := str(event.get("NotBefore") or ""):
             left_s = max(STARTED_S, _rfc_moment(not_before) - now_unix_s)
-    kind = Kind.ADVICE if what == "Freeze" else Kind.PREEMPT
+    kind = NoticeKind.ADVICE if what == "Freeze" else NoticeKind.PREEMPT
     return Notice("azure", kind, left_s, f"scheduled event: {_cut(what)}, {state}", str(event.get("EventId", "")))
 
 
@@ -226,23 +236,23 @@ def _azure_event(event: Mapping[str, Any], now_unix_s: float) -> Notice | None:
 
 
 def of_signal(number: int, environment: Mapping[str, str], grace_s: float, now_unix_s: float) -> Notice:
-    """What signal `number` means here. `grace_s`: between SIGTERM and SIGKILL."""
+    """The notice for signal `number`. `grace_s`: the seconds between SIGTERM and SIGKILL."""
     name = signal.Signals(number).name
     if number == signal.SIGINT:
-        return Notice("signal", Kind.LEAVE, grace_s, name)
+        return Notice("signal", NoticeKind.LEAVE, grace_s, name)
     if "SLURM_JOB_ID" in environment:
         if number == signal.SIGTERM:
-            return Notice("slurm", Kind.PREEMPT, grace_s, f"{name}: job is preempted, cancelled or out of time")
-        return Notice("slurm", Kind.PREEMPT, _slurm_left_s(environment, now_unix_s), f"{name}: job ends soon")
+            return Notice("slurm", NoticeKind.PREEMPT, grace_s, f"{name}: job is preempted, cancelled or out of time")
+        return Notice("slurm", NoticeKind.PREEMPT, _slurm_left_s(environment, now_unix_s), f"{name}: job ends soon")
     if number == signal.SIGUSR1:
-        return Notice("signal", Kind.PREEMPT, BATCH_NOTICE_S, name)
+        return Notice("signal", NoticeKind.PREEMPT, BATCH_NOTICE_S, name)
     if "KUBERNETES_SERVICE_HOST" in environment:
-        return Notice("kubernetes", Kind.PREEMPT, grace_s, f"{name}: the pod is terminated")
-    return Notice("signal", Kind.LEAVE, grace_s, name)
+        return Notice("kubernetes", NoticeKind.PREEMPT, grace_s, f"{name}: the pod is terminated")
+    return Notice("signal", NoticeKind.LEAVE, grace_s, name)
 
 
 def _slurm_left_s(environment: Mapping[str, str], now_unix_s: float) -> float:
-    """Until SLURM_JOB_END_TIME (23.02 and later), or what --signal gives without a time."""
+    """Seconds until SLURM_JOB_END_TIME (23.02 and later), or the default of --signal without a time."""
     try:
         left_s = float(environment["SLURM_JOB_END_TIME"]) - now_unix_s
     except (KeyError, ValueError):

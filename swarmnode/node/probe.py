@@ -1,4 +1,4 @@
-"""How fast this machine is on its stage, by samples that travel together: microbatches of zeros, forward only."""
+"""Measures how fast this machine is on its stage, by microbatch size: forwards of zeros."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Protocol
 
 from swarmnode.manifest import Manifest, boundary_nbytes, boundary_width
 from swarmnode.node.presence import Presence
-from swarmnode.pipeline.microbatch import Rates
+from swarmnode.pipeline.microbatch_size import SampleRates
 from swarmnode.ports import Compute, Priority, Replica, Telemetry, WireTensor
 
 BOUNDARY_DTYPE = {"bf16": "bf16", "subspace": "bf16"}  # f32 for the others, coded or not
-PROBES = 8  # others may disturb a forward: the fastest counts. Measured: of six nodes that start together on two cores
-# four are as good as none
-ENOUGH_S = 1.0  # guess: in forwards that take so long together, what disturbs them drowns
+PROBES = 8  # the fastest counts, because other work may disturb a forward. Measured with six nodes that start together
+# on two cores: four probes are as good as none
+ENOUGH_S = 1.0  # guess: in forwards that take so long together, disturbances average out
 
 
 class Probing(Protocol):
@@ -26,7 +26,7 @@ class Probing(Protocol):
 
 async def probing(
     replica: Replica, manifest: Manifest, stage: int, probe: Probing, compute: Compute, telemetry: Telemetry
-) -> Rates:
+) -> SampleRates:
     """Samples per second of this machine on its stage, by size: forward, and backward at about twice its cost."""
     loop = asyncio.get_running_loop()
     sizes, seconds, started = _sizes(manifest.inner.microbatch), dict[int, float](), loop.time()
@@ -40,7 +40,7 @@ async def probing(
     rates = {samples: samples / max(1e-6, 3.0 * least_s) for samples, least_s in _undisturbed(seconds).items()}
     shown = ", ".join(f"{samples}: {rate:.3g}" for samples, rate in sorted(rates.items()))
     telemetry.event("node.probe", samples_per_second=round(max(rates.values()), 2), by_microbatch=shown)
-    return Rates(rates)
+    return SampleRates(rates)
 
 
 def _sizes(microbatch: int) -> list[int]:
@@ -50,7 +50,8 @@ def _sizes(microbatch: int) -> list[int]:
 
 
 def _undisturbed(seconds: Mapping[int, float]) -> dict[int, float]:
-    """No longer than they can be: few samples take no longer than many, and many no longer than in pieces of a few."""
+    """Seconds by size, lowered to what they can be at most: few samples take no longer than many, and many samples no
+    longer than the same samples in smaller pieces."""
     return {
         samples: min(least_s * max(1, -(-samples // other)) for other, least_s in seconds.items())
         for samples in seconds
@@ -67,16 +68,16 @@ async def telling(
     presence: Presence,
 ) -> float:
     """The best of `probing`, told to others as soon as it is known: the state may still be on its way."""
-    rates = presence.self.rates = await probing(replica, manifest, stage, probe, compute, telemetry)
-    presence.self.speed = lambda: rates.best
-    presence.changed()
+    rates = await probing(replica, manifest, stage, probe, compute, telemetry)
+    presence.probed(rates)
     return rates.best
 
 
 def forward(replica: Replica, manifest: Manifest, stage: int, samples: int) -> None:
     """Do one forward of so many samples; the caller takes the time. Trains nothing."""
     model, batch = manifest.model, samples
-    tokens = WireTensor("u16", (batch, model.context + 1), bytes(2 * batch * (model.context + 1)))
+    ids = bytes(2) if manifest.data.document_end != 0 else b"\1\0"  # no document ends in it
+    tokens = WireTensor("u16", (batch, model.context + 1), ids * (batch * (model.context + 1)))
     kind, shape = manifest.pipeline.boundary, (batch, model.context, boundary_width(manifest))
     blank = bytes(boundary_nbytes(kind, batch * model.context, shape[2]))  # zeros in every code
     codec = kind if kind in ("int8", "fp8") else "raw"

@@ -8,14 +8,14 @@ import math
 from collections.abc import Awaitable, Callable, Mapping
 
 from swarmnode.errors import Unavailable
-from swarmnode.node.limits import Limits, Reading, Verdict, allowance, change, decide
-from swarmnode.node.pausing import Pausing
+from swarmnode.node.limits import Limits, LimitVerdict, SensorReading, allowance, change, decide
+from swarmnode.node.pause import PauseControl
 from swarmnode.node.presence import Presence
 from swarmnode.ports import Telemetry
 
 PERIOD_S = 1.0  # between readings: half of limits.QUOTA_AHEAD_S
 
-Sense = Callable[[Limits], Awaitable[Reading]]
+Sense = Callable[[Limits], Awaitable[SensorReading]]
 """The machine now; what none of the limits asks for need not be measured."""
 
 
@@ -26,7 +26,7 @@ class Regulator:
         self,
         limits: Limits,
         sense: Sense,
-        pausing: Pausing,
+        pause_control: PauseControl,
         presence: Presence,
         telemetry: Telemetry,
         changed: Callable[[Limits], None] = lambda limits: None,
@@ -34,10 +34,10 @@ class Regulator:
     ) -> None:
         """`changed` is told the limits at once and whenever they change: for rates, which the transport keeps."""
         self.limits = limits
-        self.reading: Reading | None = None
-        self.verdict = Verdict(True, None, "starting")
+        self.reading: SensorReading | None = None
+        self.verdict = LimitVerdict(True, None, "starting")
         self._sense = sense
-        self._pausing = pausing
+        self._pause_control = pause_control
         self._presence = presence
         self._telemetry = telemetry
         self._changed = changed
@@ -74,7 +74,7 @@ class Regulator:
         self._standing_back = True
 
     async def run(self) -> None:
-        """Read, decide, act, for ever."""
+        """Read, decide and act, until cancelled."""
         while True:
             self._now.clear()
             await self.once()
@@ -85,20 +85,20 @@ class Regulator:
                 pass
 
     async def once(self) -> None:
-        """One reading and what follows from it."""
+        """Take one reading and act on it."""
         reading = await self._sense(self.limits)
         self._decide(dataclasses.replace(reading, running=self.verdict.running))
         if self._standing_back:
             return
-        await self._pausing.apply(self.verdict.running, self.verdict.reason)
+        await self._pause_control.apply(self.verdict.running, self.verdict.reason)
 
-    def _decide(self, reading: Reading) -> None:
+    def _decide(self, reading: SensorReading) -> None:
         before = self.verdict
         self.reading = dataclasses.replace(
             reading, asked_until_unix_s=self._asked_until_unix_s, asked_reason=self._asked_reason
         )
         self.verdict = decide(self.limits, self.reading)
-        self._presence.self.allowance = allowance(self.limits, self.verdict, reading.unix_s)
+        self._presence.allow(allowance(self.limits, self.verdict, reading.unix_s))
         if self.verdict.running != before.running:
             self._telemetry.event("limits.verdict", running=self.verdict.running, reason=self.verdict.reason)
             self._now.set()

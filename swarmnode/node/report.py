@@ -1,4 +1,4 @@
-"""What a node answers when a coordinator asks how it is: the handler of "report", cheap however often it is asked."""
+"""The handler of "report", by which a coordinator asks for a node's state. Its cost is bounded at any call rate."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from swarmnode.errors import Busy
 from swarmnode.ids import PeerId
-from swarmnode.metrics.recent import Happening, Recent
+from swarmnode.metrics.recent_events import RecentEvent, RecentEvents
 from swarmnode.ports import Answer, Call
 from swarmnode.wire import call_pb2 as wire
 from swarmnode.wire import report_pb2
@@ -31,7 +31,7 @@ class Reporter:
     def __init__(
         self,
         facts: Callable[[], report_pb2.Report],
-        recent: Recent,
+        recent: RecentEvents,
         incarnation: int,
         receipts: Callable[[int, int], tuple[int, list[bytes]]] = lambda serial, most: (serial, []),
     ) -> None:
@@ -66,7 +66,7 @@ class Reporter:
         return Answer(wire.Reply(report=report))
 
 
-def _to_wire(happening: Happening, report: report_pb2.Report) -> report_pb2.EventReport:
+def _to_wire(happening: RecentEvent, report: report_pb2.Report) -> report_pb2.EventReport:
     return report_pb2.EventReport(
         serial=happening.serial,
         unix_ms=int(happening.unix_s * 1000),

@@ -1,12 +1,12 @@
-"""Which answers are checked by other replicas, who of them was wrong, and what follows from that. Pure.
+"""Choose the answers to audit, judge the votes, and decide on exclusions. Pure.
 
-A caller has a small share of the answers of each replica done again by another one, without saying so beforehand. The
-share begins high, falls for a replica that has been right for long and rises for one that was found wrong. A replica is
-excluded after LIES answers that its stage contradicts.
+A caller has another replica recompute a small share of each replica's answers, without announcing which. The share
+starts high, falls for a replica that has been right for long, and rises after a wrong answer. LIES contradicted answers
+exclude a replica.
 
-Two honest replicas of a stage never have the same weights: each is some inner steps ahead or behind, and one may have
-learned the very microbatch meanwhile. So nobody is wrong by an absolute distance, but by one that is much larger than
-the distance between the others (`wrong`).
+Two honest replicas of a stage never have equal weights: each is some inner steps ahead or behind, and one may have
+trained on this very microbatch meanwhile. So an answer is not wrong by its absolute distance, but by a distance much
+larger than the one between the other answers (`wrong`).
 """
 
 from __future__ import annotations
@@ -17,53 +17,62 @@ from dataclasses import dataclass, field
 
 from swarmnode.ids import PeerId
 
-FIRST_SHARE, FIRST_RIGHT = 0.25, 2  # guess: of the answers of a replica nothing is known of, until so many were right
-EARLY_FACTOR, EARLY_RIGHT = 2.0, 8  # guess: of the manifest's share, until so many were right
-LATE_FACTOR, LATE_RIGHT = 2.0 / 3.0, 200  # guess: of the manifest's share, from so many on
-DOUBTED_SHARE, DOUBTED_RIGHT = 0.5, 8  # guess: after a wrong one, until so many in a row were right
-LIES = 2  # guess: one may be an accident of memory, or of weights that were being replaced
-FORGIVEN_RIGHT = 100  # guess: so many right ones in a row, and an earlier wrong one counts no more
-UNSHOWN_MAX = 32  # guess: openings in a row that a replica refused; an honest one keeps its last answers for a while
-PEERS_MAX = 4096  # guess: replicas remembered; those checked longest ago are forgotten first
-BUDGET_FACTOR = 1.0  # guess: hops done again for us, over the manifest's share of the answers to us, at most
-BUDGET_FIRST = 4.0  # guess: hops that may be done again beyond that, to find out about newcomers
-BUDGET_WRONG = 8.0  # guess: the same, after a false answer: who lies once in ten is to be found out soon
+FIRST_SHARE, FIRST_RIGHT = 0.25, 2  # guess: share of an unknown replica's answers, until so many were right
+# Factor on the manifest's share, until so many were right. Measured (`bench attack --pipeline --every 10`): with 2.0 a
+# replica that lied once in ten was found after 32 lies, which cost 0.04 nat of 5,000 samples.
+EARLY_FACTOR, EARLY_RIGHT = 5.0, 8
+LATE_FACTOR, LATE_RIGHT = 2.0 / 3.0, 200  # guess: factor on the manifest's share, from so many on
+DOUBTED_SHARE, DOUBTED_RIGHT = (
+    0.5,
+    32,
+)  # guess: who lies once in ten is caught again at 97 %: share after a wrong answer, until so many in a row were right
+LIES = 2  # guess: a single one may be a memory error, or come from weights that were being replaced
+FORGIVEN_RIGHT = 100  # guess: so many right answers in a row cancel earlier wrong ones
+# guess: contradicted answers of one of two replicas that never gives its weights; an honest donor is busy at times
+WITHHELD_MAX = 6
+UNSHOWN_MAX = 32  # guess: refused openings in a row; an honest replica keeps its last answers for a while
+PEERS_MAX = 4096  # guess: replicas remembered; the least recently checked are forgotten first
+BUDGET_FACTOR = 1.0  # guess: recomputed hops per answer to us, over the manifest's share, at most
+BUDGET_FIRST = 16.0  # guess: additional recomputed hops, to examine newcomers
+BUDGET_WRONG = 40.0  # guess: the same after a false answer, so that a replica that lies once in ten is found soon
+BUDGET_WARNED = 8.0  # guess: the same after a warning, which proves nothing
 
-ALIKE = 0.5  # guess: cosine from which two answers are taken as the same
-COSINE_GAP = 0.4  # guess: who lies so much farther from the others than they from each other is wrong
-OWN_LEAST = 0.25  # guess: who is farther from its own weights, while another is not, is wrong
-LOSS_GAP = 1.0  # guess: nats per token; who has learned a microbatch since may be .7 lower (measured: tests/node)
-LOSS_FACTOR = 4.0  # guess: ... and so many times the others' own distance
-LOSS_LEAST = 0.3  # guess: nats per token; of text that is known by heart gradients are noise, and say nothing
+ALIKE = 0.5  # guess: cosine from which two answers count as equal
+COSINE_GAP = 0.4  # guess: an answer so much farther from the others than they are from each other is wrong
+OWN_LEAST = 0.25  # guess: an answer farther than this from its own weights is wrong, if the other one is not
+LOSS_GAP = 1.0  # guess: nats per token; training on the microbatch may lower its loss by 0.7 (measured: tests/node)
+LOSS_FACTOR = 4.0  # guess: ... plus so many times the distance between the others
+LOSS_LEAST = 0.3  # guess: nats per token; below this, text is memorised and its gradients are noise
 
 
 @dataclass(frozen=True, slots=True)
-class Likeness:
-    """Of two answers: the least cosine of their tensors, and the difference of their losses in nats per token."""
+class AnswerSimilarity:
+    """Similarity of two answers: the least cosine of their tensors, and the difference of their losses in nats per
+    token."""
 
     cosine: float
     loss_apart: float = 0.0
 
     @property
     def close(self) -> bool:
-        """Whether they need no further look."""
+        """Whether the answers agree well enough to need no vote."""
         return self.cosine >= ALIKE and self.loss_apart <= LOSS_GAP
 
     def __str__(self) -> str:
         return f"cosine {self.cosine:.3f}" + (f", losses {self.loss_apart:.3g} apart" if self.loss_apart else "")
 
 
-def middle(likeness: Sequence[Likeness]) -> Likeness:
-    """How like the others one answer is, given how like each of them it is: the better median of both numbers."""
-    return Likeness(
+def middle(likeness: Sequence[AnswerSimilarity]) -> AnswerSimilarity:
+    """Similarity of one answer to all others: the better median of both numbers."""
+    return AnswerSimilarity(
         statistics.median_high([one.cosine for one in likeness]),
         statistics.median_low([one.loss_apart for one in likeness]),
     )
 
 
-def wrong(likeness: Sequence[Likeness]) -> list[bool]:
-    """Which of at least three answers is false, given how like the others each is. Nobody where most are not like each
-    other."""
+def wrong(likeness: Sequence[AnswerSimilarity]) -> list[bool]:
+    """Which of at least three answers are false, given each one's similarity to the others. None if most disagree with
+    each other."""
     cosine = statistics.median_high([one.cosine for one in likeness])
     apart = statistics.median_low([one.loss_apart for one in likeness])
     if cosine < ALIKE:
@@ -74,8 +83,8 @@ def wrong(likeness: Sequence[Likeness]) -> list[bool]:
 
 
 def wrong_of_two(cosines: Sequence[float]) -> list[bool]:
-    """Which of two answers is false, given how like the arithmetic with its own weights each is, whose weights may have
-    learned the microbatch since."""
+    """Which of two answers are false, given each one's cosine to a recomputation with its server's own weights (which
+    may have trained on the microbatch since)."""
     return [one < OWN_LEAST and max(cosines) >= ALIKE for one in cosines]
 
 
@@ -86,11 +95,12 @@ class _Record:
     doubted: bool = False
     unshown: int = 0
     wrong: set[bytes] = field(default_factory=set)  # microbatches, LIES at most
+    withheld: set[bytes] = field(default_factory=set)  # microbatches, WITHHELD_MAX at most
 
 
 class Audits:
-    """One caller's checks of replicas. `share` of the answers of a replica that has been right for a while are
-    checked."""
+    """A caller's audits of replicas. `share`: part of the answers audited for a replica that has been right for a
+    while."""
 
     def __init__(self, share: float) -> None:
         self._share = share
@@ -98,17 +108,17 @@ class Audits:
         self._budget = BUDGET_FIRST
 
     def chosen(self, peer: PeerId, draw: float) -> bool:
-        """Whether an answer of `peer` that came now is to be checked; `draw` is a number from 0 to 1 by lot."""
+        """Whether to check an answer of `peer` that just arrived; `draw` is a random number in [0, 1)."""
         if self._budget < BUDGET_FIRST:
             self._budget += BUDGET_FACTOR * self._share
         return draw < self.share(peer) and self._budget >= 1.0
 
     def spent(self) -> None:
-        """A hop was done again for us."""
+        """Charge one recomputed hop to the budget."""
         self._budget -= 1.0
 
     def share(self, peer: PeerId) -> float:
-        """Of the answers of `peer`, how many are to be checked now."""
+        """The share of `peer`'s answers to check now."""
         if self._share == 0.0:
             return 0.0
         known = self._records.get(peer) or _Record()
@@ -121,12 +131,12 @@ class Audits:
         return self._share * (LATE_FACTOR if known.right >= LATE_RIGHT else 1.0)
 
     def in_row(self, peer: PeerId) -> int:
-        """Answers of `peer` found right one after the other, none contradicted or refused to be shown since."""
+        """Right answers of `peer` in a row, since the last contradicted or withheld one."""
         known = self._records.get(peer)
         return known.right_in_row if known is not None else 0
 
     def right(self, peer: PeerId) -> None:
-        """An answer of `peer` was confirmed."""
+        """Record a confirmed answer of `peer`."""
         known = self._of(peer)
         known.right += 1
         known.right_in_row += 1
@@ -135,23 +145,31 @@ class Audits:
             known.doubted = False
         if known.right_in_row >= FORGIVEN_RIGHT:
             known.wrong.clear()
+            known.withheld.clear()
 
     def wrong(self, peer: PeerId, microbatch: bytes) -> bool:
-        """An answer of `peer` was contradicted; returns whether it is to be excluded."""
+        """Record a contradicted answer of `peer`; return whether to exclude it."""
         known = self._doubt(peer)
         self._budget = max(self._budget, BUDGET_WRONG)
         known.wrong.add(microbatch)
         return len(known.wrong) >= LIES
 
     def doubt(self, peer: PeerId) -> None:
-        """Somebody says that `peer` lies, which proves nothing: more of its answers are to be checked."""
+        """Record an unproven report that `peer` lies: more of its answers will be checked."""
         self._doubt(peer)
+        self._budget = max(self._budget, BUDGET_WARNED)
 
     def unshown(self, peer: PeerId) -> bool:
-        """`peer` did not show what it had answered by; returns whether it is to be excluded."""
+        """Record that `peer` refused to show its evidence; return whether to exclude it."""
         known = self._doubt(peer) if self._of(peer).unshown else self._of(peer)
         known.unshown += 1
         return known.unshown >= UNSHOWN_MAX
+
+    def withheld(self, peer: PeerId, microbatch: bytes) -> bool:
+        """Record that `peer` gave no weights to judge a contradicted answer by; return whether to exclude it."""
+        known = self._doubt(peer)
+        known.withheld.add(microbatch)
+        return len(known.withheld) >= WITHHELD_MAX
 
     def _doubt(self, peer: PeerId) -> _Record:
         known = self._of(peer)
@@ -159,7 +177,7 @@ class Audits:
         return known
 
     def _of(self, peer: PeerId) -> _Record:
-        """The record of `peer`, which was checked last now."""
+        """The record of `peer`, moved to the most recently checked place."""
         known = self._records.pop(peer, None) or _Record()
         self._records[peer] = known
         if len(self._records) > PEERS_MAX:

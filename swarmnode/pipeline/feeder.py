@@ -1,72 +1,106 @@
-"""A replica of stage 0 reads data and starts microbatches; its own stage is the first hop of each."""
+"""The feeder: reads data and starts microbatches. The first hop of each is a replica of stage 0: this node's own, or
+another node's (remote_first_hop.py)."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Protocol
 
+from swarmnode.concurrency import gather_or_cancel
 from swarmnode.data.blocks import BlockLedger
-from swarmnode.errors import MicrobatchLost, RemoteFault, Unavailable
+from swarmnode.errors import Busy, MicrobatchLost, RemoteFault, Unavailable
 from swarmnode.ids import PeerId, digest64, microbatch_id
 from swarmnode.manifest import Manifest
 from swarmnode.membership.swarm import Swarm
 from swarmnode.metrics import name
-from swarmnode.pipeline.hop import Hop
+from swarmnode.pipeline.hop_timeout import RoundTrip
 from swarmnode.pipeline.itinerary import itinerary
-from swarmnode.pipeline.microbatch import Sizing
-from swarmnode.pipeline.onward import Carried
-from swarmnode.pipeline.patience import RoundTrip
-from swarmnode.pipeline.route import Ema
+from swarmnode.pipeline.microbatch_size import MicrobatchSizer
+from swarmnode.pipeline.next_hop import MicrobatchResult
+from swarmnode.pipeline.running_loss import RunningLoss
+from swarmnode.pipeline.text_wait import SampleSpan, TextWait
 from swarmnode.pipeline.window import Window
 from swarmnode.ports import Telemetry, WireTensor
-from swarmnode.together import together
 from swarmnode.wire import call_pb2 as wire
 from swarmnode.wire import record_pb2
 
-RATE_SPAN_S = 10.0  # guess: tokens per second are averaged over this
-LOST_PAUSE_S = 0.2  # guess: after a loss, before anything new is started
+RATE_SPAN_S = 10.0  # guess: window of the tokens per second average
+LOST_PAUSE_S = 0.2  # guess: pause after a loss before anything new starts
 LOSSES_KEPT = 64  # guess: enough to compare the loss before and after a stage was lost
 VALIDATORS = 2  # guess: feeders that measure the held-out loss after a round
-VALIDATING_MAX = 2  # guess: held-out microbatches under way at once
+VALIDATING_MAX = 2  # guess: held-out microbatches in flight
 
 
 class Samples(Protocol):
-    """Numbered samples as token tensors u16 or u32 [B, T+1]."""
+    """Numbered samples as token tensors u16 or u32 [B, T+1], with what the loss counts (data/sample.py).
+
+    Implementations inherit: text that lies on this machine need not be fetched."""
+
+    digest: bytes = b""
+    """Names the text; empty where it is made up."""
+    span: int = 1
+    """Blocks that lie in the same pieces of text: they belong to one feeder."""
 
     def train(self, indices: Sequence[int]) -> WireTensor: ...
 
-    def again(self, indices: Sequence[int]) -> WireTensor | None:
-        """The same tokens for the same samples, wherever they are read; None where each microbatch is made up."""
+    def here(self, indices: Sequence[int]) -> bool:
+        """Whether `train` has the text of `indices` at hand."""
+        return True
+
+    async def fetch(self, indices: Sequence[int]) -> None:
+        """Have the text of `indices` at hand, however long that takes."""
+        return
+
+    async def in_vain(self, indices: Sequence[int]) -> None:
+        """Returns when nobody who is known gives the text of `indices` now."""
+        await asyncio.Event().wait()
+
+    async def fetch_held_out(self) -> None:
+        """Have the text of `held_out` at hand, however long that takes."""
+        return
+
+    async def prefetch(self, coming: Callable[[], Iterable[int]], changed: asyncio.Event) -> None:
+        """Have the text of blocks that are `coming` here soon, again whenever `changed`; until cancelled, or it is."""
+        return
+
+    async def again(self, indices: Sequence[int]) -> WireTensor | None:
+        """The same tokens for the same samples, wherever they are read; None where each microbatch is made up, or the
+        text is not at hand."""
         ...
 
     def held_out(self) -> Sequence[WireTensor]:
-        """The same few microbatches of held-out text, always."""
+        """A few microbatches of held-out text, the same on every call."""
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class _Piece:
-    """A microbatch's samples, of one block."""
+class FirstHop(Protocol):
+    """The first stage as a feeder uses it."""
 
-    block: int
-    indices: tuple[int, ...]
+    boundary_digest: bytes
+    """Of the frozen subspace that activations lie in; empty where the run has none or the first stage names its own."""
+
+    async def run_microbatch(
+        self, process: wire.Process, x: WireTensor, tokens: WireTensor, deadline: float
+    ) -> MicrobatchResult:
+        """Take a microbatch of the tokens `x` to the last stage and back until loop time `deadline`. Raises
+        MicrobatchLost, RemoteFault."""
+        ...
 
 
 class Feeder:
-    """Keeps a window of microbatches under way and counts what came back."""
+    """Keeps a window of microbatches in flight and counts the completed ones."""
 
     def __init__(
         self,
         manifest: Manifest,
         me: PeerId,
         incarnation: int,
-        hop: Hop,
+        hop: FirstHop,
         samples: Samples,
-        sizing: Sizing,
+        sizing: MicrobatchSizer,
         ledger: BlockLedger,
         swarm: Callable[[], Swarm],
         samples_total: Callable[[], int],
@@ -74,7 +108,7 @@ class Feeder:
         telemetry: Telemetry,
         lost: Callable[[], Sequence[int]] = tuple,
     ) -> None:
-        """`lost` tells which stages have no replica now; microbatches leave them out where the manifest says so."""
+        """`lost` returns the stages without any replica; microbatches skip them if the manifest says so."""
         self._manifest = manifest
         self._lost = lost
         self._me = me
@@ -82,7 +116,7 @@ class Feeder:
         self._hop = hop
         self._samples = samples
         self._sizing = sizing
-        self._told: tuple[int, int] | None = None  # of the last choice: samples of a microbatch, limit
+        self._told: tuple[int, int] | None = None  # last choice logged: samples of a microbatch, limit
         self._ledger = ledger
         self._swarm = swarm
         self._samples_total = samples_total
@@ -90,27 +124,29 @@ class Feeder:
         self._telemetry = telemetry
         self._serial = 0
         self._duplicates = 0
-        self._again: deque[_Piece] = deque()  # pieces that found no way
-        self._block, self._cut = 0, range(0)  # the block in work, and its samples that are in no piece yet
+        self._again: deque[SampleSpan] = deque()  # pieces that found no route, to be sent again
+        self._block, self._cut = 0, range(0)  # the block in work, and its samples not yet in a piece
         self._left: dict[int, int] = {}  # block -> samples not yet done
         self._under_way = 0
-        self.returned = 0  # microbatches whose gradient came back, ever
+        self.returned = 0  # microbatches whose gradient came back, since start
         self._changed = asyncio.Event()
+        self._drew = asyncio.Event()  # a block was taken: others are coming
+        self._text = TextWait(samples, telemetry, self._changed.set)
         self._drained = asyncio.Event()
         self._round_trip = RoundTrip(manifest.limits.microbatch_timeout_s)
         self.window = Window(2 * manifest.pipeline.stages, manifest.pipeline.window_max)
         self.draining = False
         self._held = False
         self._running = False
-        self.loss = Ema(0.05)
-        self.done = 0  # microbatches that came back
-        self.losses: deque[float] = deque(maxlen=LOSSES_KEPT)  # nats per token of the last of them
+        self.loss = RunningLoss()
+        self.done = 0  # microbatches completed
+        self.losses: deque[tuple[float, int]] = deque(maxlen=LOSSES_KEPT)  # nats, counted tokens of the last ones
         self._recent: deque[tuple[float, int]] = deque()
-        self.validation: tuple[float, int] | None = None  # nats per token, samples of the run by then
+        self.validation: tuple[float, int] | None = None  # nats per token; the run's samples at that time
         self.validation_first: float | None = None
 
     async def run(self) -> None:
-        """Start microbatches until cancelled or told to drain; returns when drained."""
+        """Start microbatches until cancelled or told to drain; return when drained."""
         self._running = True
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -119,7 +155,7 @@ class Feeder:
             self._drained.set()
 
     def _limit_window(self) -> None:
-        """Keep no more under way than gradients may be late by, for the stages as they are now."""
+        """Bound the window by the staleness limit for the current stages."""
         choice = self._sizing.choose(self._swarm(), self._samples_total())
         self.window.limit(choice.limit)
         if self._told != (choice.samples, choice.limit):
@@ -139,32 +175,50 @@ class Feeder:
             if self._held or self._under_way >= self.window.size:
                 await self._change()
                 continue
-            self._under_way += 1
-            tasks.create_task(self._carry(self._next()))
+            piece = self._next()
+            if await self._text.at_hand(tasks, piece):
+                self._under_way += 1
+                tasks.create_task(self._run_microbatch(piece))
+
+    async def prefetch(self) -> None:
+        """Have the text of coming blocks here before they are drawn, until cancelled."""
+        await self._samples.prefetch(self._coming, self._drew)
+
+    def _coming(self) -> Iterator[int]:
+        """Blocks that this feeder will draw, the one in work first."""
+        if self._cut:
+            yield self._block
+        yield from self._ledger.coming(self._swarm().feeders())
 
     @property
     def under_way(self) -> int:
-        """Microbatches started and not back yet."""
+        """Microbatches started and not completed."""
         return self._under_way
 
+    @property
+    def seconds(self) -> float:
+        """Smoothed seconds of a microbatch, there and back; 0 before the first."""
+        return self._round_trip.seconds
+
     def hold(self, held: bool) -> None:
-        """Start nothing new while `held`; what is under way goes on."""
+        """Start nothing new while `held`; microbatches in flight continue."""
         self._held = held
         self._changed.set()
 
     def stop(self) -> None:
         """Start nothing new."""
         self.draining = True
+        self._text.stop()
         self._changed.set()
 
     async def drain(self) -> None:
-        """Start nothing new; returns when all that is under way came back."""
+        """Start nothing new; return when all microbatches in flight are complete."""
         self.stop()
         if self._running:
             await self._drained.wait()
 
     def tokens_per_second(self) -> float:
-        """Over the last RATE_SPAN_S."""
+        """Tokens per second over the last RATE_SPAN_S."""
         now = asyncio.get_running_loop().time()
         while self._recent and self._recent[0][0] < now - RATE_SPAN_S:
             self._recent.popleft()
@@ -173,22 +227,26 @@ class Feeder:
         return sum(tokens for _, tokens in self._recent) / max(1.0, min(RATE_SPAN_S, now - self._recent[0][0]))
 
     def heard(self, told: Mapping[PeerId, record_pb2.Blocks], frontier_max: int) -> list[RemoteFault]:
-        """What other feeders' records say they finished; returns what of it cannot be believed: among it that more than
-        `frontier_max` blocks are."""
+        """Merge the blocks that other feeders' records call finished. Returns the implausible claims, among them more
+        than `frontier_max` blocks."""
         faults = self._ledger.merge_all(told, frontier_max)
         self._count_duplicates()
         return faults
 
-    def again(self, indices: Sequence[int]) -> WireTensor | None:
-        """Tokens of training samples, for those who check what other feeders send."""
-        return self._samples.again(indices)
+    async def again(self, indices: Sequence[int]) -> WireTensor | None:
+        """Tokens of training samples, to check what other feeders send."""
+        return await self._samples.again(indices)
+
+    def record(self) -> record_pb2.Blocks:
+        """Blocks finished here, as this node's record tells them."""
+        return self._ledger.record()
 
     def finished(self) -> record_pb2.Blocks:
-        """Blocks known to be finished, by whomever."""
+        """Blocks known to be finished by any feeder."""
         return self._ledger.finished()
 
     def _count_duplicates(self) -> None:
-        """Blocks that two feeders finished because their views differed: reported, never undone."""
+        """Report blocks that two feeders finished because their views differed. They are not undone."""
         new = self._ledger.duplicates - self._duplicates
         if new:
             self._duplicates = self._ledger.duplicates
@@ -196,21 +254,27 @@ class Feeder:
             self._telemetry.event("data.duplicate", level="warning", blocks=new)
 
     async def validate(self, samples_total: int) -> float | None:
-        """Held-out loss, nats per token, through random routes; None when a microbatch found no way. Trains nothing."""
+        """Held-out loss in nats per token, through random routes; None if a microbatch found no route. Trains
+        nothing."""
         gate = asyncio.Semaphore(VALIDATING_MAX)
 
         async def one(tokens: WireTensor) -> tuple[float, int]:
             async with gate:
-                carried = await self._send(tokens, wire.PURPOSE_VALIDATE)
+                outcome = await self._send(tokens, wire.PURPOSE_VALIDATE)
                 self._telemetry.count(name.MICROBATCHES, outcome="validated")
-                return carried.loss_sum, carried.tokens
+                return outcome.loss_sum, outcome.tokens
 
+        await self._samples.fetch_held_out()
         try:
-            results = await together([partial(one, tokens) for tokens in self._samples.held_out()])
+            results = await gather_or_cancel([partial(one, tokens) for tokens in self._samples.held_out()])
         except (Unavailable, RemoteFault) as failure:
             self._telemetry.event("validation.failed", level="warning", reason=str(failure))
             return None
-        loss = sum(total for total, _ in results) / max(1, sum(tokens for _, tokens in results))
+        counted = sum(tokens for _, tokens in results)
+        if not counted:
+            self._telemetry.event("validation.failed", level="warning", reason="no held-out token counts in the loss")
+            return None
+        loss = sum(total for total, _ in results) / counted
         self.validation = (loss, samples_total)
         if self.validation_first is None:
             self.validation_first = loss
@@ -223,8 +287,8 @@ class Feeder:
         return self._validation_index(after) > self._validation_index(before)
 
     def validates(self, round_index: int) -> bool:
-        """Whether it is this feeder's turn to validate after `round_index`: VALIDATORS of the feeders, by hash, so that
-        one of them may have died without its record having expired."""
+        """Whether this feeder validates after `round_index`: VALIDATORS feeders by hash, so that one may have died
+        without its record having expired."""
         feeders, turn = {*self._swarm().feeders(), self._me}, self._validation_index(round_index)
         order = sorted(feeders, key=lambda peer: digest64(self._manifest.seed, "validate", turn, peer))
         return self._me in order[:VALIDATORS]
@@ -233,25 +297,27 @@ class Feeder:
         samples = round_index * self._manifest.gossip.round_samples
         return samples // self._manifest.pipeline.validation_every_samples
 
-    def _next(self) -> _Piece:
-        """The next microbatch to start: one that found no way, or of the block in work or a new one of ours."""
-        if self._again:
-            return self._again.popleft()
+    def _next(self) -> SampleSpan:
+        """The next microbatch to start: one that found no route, else one of the current block, else of a new block."""
+        if waiting := self._again or self._text.come:
+            return waiting.popleft()
         if not self._cut:
-            self._block, _ = self._ledger.take(self._swarm().feeders())
+            self._block, reason = self._ledger.take(self._swarm().feeders())
+            self._telemetry.event("data.block", level="debug", block=self._block, state="taken", reason=reason)
+            self._drew.set()
             size = self._manifest.data.block_samples
             self._cut, self._left[self._block] = range(self._block * size, (self._block + 1) * size), size
         most = self._sizing.choose(self._swarm(), self._samples_total()).samples
         indices, self._cut = self._cut[:most], self._cut[most:]
-        return _Piece(self._block, tuple(indices))
+        return SampleSpan(self._block, tuple(indices))
 
-    async def _carry(self, piece: _Piece) -> None:
+    async def _run_microbatch(self, piece: SampleSpan) -> None:
         loop = asyncio.get_running_loop()
         begun = loop.time()
         try:
             tokens = self._samples.train(piece.indices)
-            carried = await self._send(tokens, wire.PURPOSE_TRAIN, piece.indices[0])
-        except MicrobatchLost as lost:
+            outcome = await self._send(tokens, wire.PURPOSE_TRAIN, piece.indices[0])
+        except (MicrobatchLost, Busy) as lost:  # Busy: out of memory in this stage
             self._telemetry.count(name.MICROBATCHES, outcome="lost")
             self._telemetry.event("microbatch.lost", level="warning", reason=str(lost), block=piece.block)
             self._again.appendleft(piece)
@@ -259,20 +325,20 @@ class Feeder:
             self.window.lost()
             await asyncio.sleep(LOST_PAUSE_S)
         else:
-            self._done(piece, carried, loop.time() - begun)
+            self._done(piece, outcome, loop.time() - begun)
         finally:
             self._under_way -= 1
             self._changed.set()
 
-    def _done(self, piece: _Piece, carried: Carried, seconds: float) -> None:
-        now, tokens = asyncio.get_running_loop().time(), carried.tokens
+    def _done(self, piece: SampleSpan, outcome: MicrobatchResult, seconds: float) -> None:
+        now, tokens = asyncio.get_running_loop().time(), outcome.tokens
         self.returned += 1
         self._round_trip.completed(seconds)
-        self.window.completed(seconds, carried.queued_s, self._machines())
-        self._sizing.completed(len(piece.indices), seconds, carried.queued_s)
-        self.loss.add(carried.loss_sum / max(1, tokens))
+        self.window.completed(seconds, outcome.queued_s, self._machines())
+        self._sizing.completed(len(piece.indices), seconds, outcome.queued_s)
+        self.loss.add(outcome.loss_sum, tokens)
         self.done += 1
-        self.losses.append(carried.loss_sum / max(1, tokens))
+        self.losses.append((outcome.loss_sum, tokens))
         self._recent.append((now, tokens))
         self._telemetry.count(name.MICROBATCHES, outcome="done")
         self._telemetry.count(name.TOKENS, tokens)
@@ -284,14 +350,15 @@ class Feeder:
         if self._left[piece.block] == 0:
             del self._left[piece.block]
             self._ledger.finish(piece.block)
+            self._telemetry.event("data.block", level="debug", block=piece.block, state="done")
             self._count_duplicates()
 
     def _machines(self) -> float:
-        """Replicas of all stages for each feeder: so many this one should keep supplied."""
-        sizes = self._swarm().sizes
-        return sum(sizes) / max(1, sizes[0])
+        """Replicas of all stages per feeder: the number this one should keep supplied."""
+        swarm = self._swarm()
+        return sum(swarm.sizes) / max(1, len(swarm.feeders()))
 
-    async def _send(self, tokens: WireTensor, purpose: wire.Purpose, first_sample: int = 0) -> Carried:
+    async def _send(self, tokens: WireTensor, purpose: wire.Purpose, first_sample: int = 0) -> MicrobatchResult:
         self._serial += 1
         process = wire.Process(
             microbatch_id=microbatch_id(self._me, self._incarnation, self._serial),
@@ -304,7 +371,7 @@ class Feeder:
             first_sample=first_sample,
         )
         deadline = asyncio.get_running_loop().time() + self._round_trip.limit_s
-        return await self._hop.carry(process, tokens, tokens, deadline)
+        return await self._hop.run_microbatch(process, tokens, tokens, deadline)
 
     def _itinerary(self) -> tuple[int, ...]:
         spec = self._manifest.recovery

@@ -1,38 +1,48 @@
-"""This replica's part of a microbatch's way: forward, onward, backward, and an inner step when enough came together."""
+"""A replica's part of a microbatch: forward, send onward, backward, and an inner step once the batch is complete."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Callable
+from typing import Protocol, TypeVar
 
-from swarmnode.errors import RemoteFault, Unavailable
+from swarmnode.errors import Busy, RemoteFault, Unavailable
 from swarmnode.ids import MicrobatchId, PeerId
 from swarmnode.manifest import Manifest
 from swarmnode.metrics import name
 from swarmnode.model.schedule import inner_batch
-from swarmnode.pipeline.auditor import Auditor, Claim
-from swarmnode.pipeline.backlog import Backlog, Held
-from swarmnode.pipeline.onward import Carried, Onward
-from swarmnode.pipeline.redo import Redoing, Shown
-from swarmnode.pipeline.request import check_inputs, check_samples, check_way
-from swarmnode.pipeline.reserve import Reservations
-from swarmnode.pipeline.route import Ema
-from swarmnode.pipeline.staleness import PUT_OFF, Pending, PendingGradients, label, replica_batch
-from swarmnode.pipeline.statement import Prints
-from swarmnode.pipeline.upstream import Fed, Upstream
+from swarmnode.pipeline.accusation import Accusations
+from swarmnode.pipeline.auditor import Auditor
+from swarmnode.pipeline.backlog import Backlog, InFlight
+from swarmnode.pipeline.fed_input import FeederInput
+from swarmnode.pipeline.feed_signature import check_feed
+from swarmnode.pipeline.hop_claim import HopClaim
+from swarmnode.pipeline.input_check import InputAuditor
+from swarmnode.pipeline.next_hop import MicrobatchResult, NextHop, onward
+from swarmnode.pipeline.recompute import HopEvidence, RecomputeService
+from swarmnode.pipeline.request_check import check_inputs, check_samples, check_tokens, check_way
+from swarmnode.pipeline.reservation import Reservations
+from swarmnode.pipeline.running_loss import RunningLoss
+from swarmnode.pipeline.staleness import PUT_OFF, PendingForward, PendingGradients, label, replica_batch
+from swarmnode.pipeline.statement import TensorFingerprints
 from swarmnode.ports import Answer, Call, Compute, Priority, Replica, StepReport, Tape, Telemetry, WireTensor
 from swarmnode.wire import call_pb2 as wire
 
 T = TypeVar("T")
 
 FORWARD_SHARE = 1.0 / 3.0  # of a microbatch's arithmetic: backward costs twice as much
-OWN_SHARE = 0.5  # guess: of what is free on a replica's own device, for tapes; rounds need the rest
-LOSS_DECAY = 0.05  # guess: smooths over about 20 microbatches
+HALVINGS_MAX = 40  # of the memory for tapes, which is then none
+OWN_SHARE = 0.5  # guess: share of a dedicated device's free memory for tapes; rounds need the rest
+
+
+class WorkSeen(Protocol):
+    """Is told that a peer did work which this node used, so that the peer counts as seen at work."""
+
+    def __call__(self, peer: PeerId, /) -> None: ...
 
 
 class Hop:
-    """Serves microbatches on one replica. All arithmetic goes through `compute`, backward first."""
+    """Serves microbatches on one replica. All arithmetic runs through `compute`, backward first."""
 
     def __init__(
         self,
@@ -41,71 +51,75 @@ class Hop:
         me: PeerId,
         replica: Replica,
         compute: Compute,
-        onward: Onward,
+        next_hop: NextHop,
         backlog: Backlog,
         samples_total: Callable[[], int],
         telemetry: Telemetry,
         replicas: Callable[[], int] = lambda: 1,
-        redoing: Redoing | None = None,
+        recompute: RecomputeService | None = None,
         auditor: Auditor | None = None,
-        upstream: Upstream | None = None,
+        input_auditor: InputAuditor | None = None,
+        accusations: Accusations | None = None,
+        worked: WorkSeen = lambda peer: None,
     ) -> None:
-        """`replicas` tells how many this stage has: each steps on its share of the inner batch. `redoing` serves those
-        who check our answers, `auditor` signs these and checks those to us, `upstream` checks what feeders send; None:
-        all are believed."""
-        self._auditor = auditor
-        self._upstream = upstream
-        self.redoing = redoing or Redoing(manifest, stage, replica, compute, replica.boundary_digest(), telemetry)
+        """`replicas` returns the stage's replica count: each steps on its share of the inner batch. `recompute` serves
+        auditors of our answers, `auditor` signs our answers and checks those to us, `input_auditor` checks feeders'
+        input; None: nothing is audited. `worked` is told each peer whose gradient or input was trained on."""
+        self.auditor = auditor
+        self._input_auditor = input_auditor
+        self._accusations = accusations
+        self.recompute = recompute or RecomputeService(
+            manifest, stage, replica, compute, replica.boundary_digest(), telemetry
+        )
         self._manifest = manifest
         self._replicas = replicas
         self._stage = stage
         self._me = me
         self._replica = replica
         self._compute = compute
-        self._onward = onward
+        self._next_hop = next_hop
         self._backlog = backlog
         self._samples_total = samples_total
         self._telemetry = telemetry
         self.boundary_digest = replica.boundary_digest()
-        self._reservations = Reservations(lambda: compute.waiting + onward.line_queue)
+        self._reservations = Reservations(lambda: compute.waiting + next_hop.line_queue)
         self._tape_max = max(manifest.limits.tape_bytes_max, int(OWN_SHARE * replica.spare_nbytes))
         self._tape_nbytes = 0
         self._pending = PendingGradients(manifest.pipeline.staleness_max)
-        self._tape_nbytes_last = 0  # of the last one with its graph: what the next will take
+        self._tape_nbytes_last = 0  # of the last tape with its graph: the next takes as much
         self.inner_steps = 0
         self.samples = 0  # trained here since start
-        self.worked = 0.0  # the same in work done, by arithmetic: also of microbatches that are not back yet
-        self.reworked = 0.0  # the same of forwards done again; the compute thread counts it
-        self.loss = Ema(LOSS_DECAY)
-        self.believed: Callable[[PeerId], None] = lambda peer: None  # its gradient, or what it sent, was trained with
+        self.worked = 0.0  # the same as compute work, including microbatches not yet returned
+        self.reworked = 0.0  # the same for recomputed forwards; counted by the compute thread
+        self.loss = RunningLoss()
+        self._worked = worked
 
     async def serve(self, peer: PeerId, call: Call) -> Answer:
         """Handler of method "process". Raises RemoteFault for a malformed request, Busy, MicrobatchLost."""
         self._reservations.came(peer)
-        process = call.header.process
-        x, tokens = self._check(process, call.tensors)
+        process, x, tokens = self._check(peer, call)
         deadline = asyncio.get_running_loop().time() + process.deadline_ms / 1000.0
         key = (MicrobatchId(process.microbatch_id), process.position)
 
-        async def work(held: Held) -> Answer:
-            carried = await self.carry(process, x, tokens, deadline, held)
+        async def work(held: InFlight) -> Answer:
+            outcome = await self.run_microbatch(process, x, tokens, deadline, held)
             report = wire.Processed(
-                loss_sum=carried.loss_sum,
-                tokens=carried.tokens,
-                path=[self._me, *carried.path],
-                retries=carried.retries,
-                onward_s=carried.onward_s,
-                queued_s=carried.queued_s,
+                loss_sum=outcome.loss_sum,
+                tokens=outcome.tokens,
+                path=[self._me, *outcome.path],
+                retries=outcome.retries,
+                onward_s=outcome.onward_s,
+                queued_s=outcome.queued_s,
                 received_s=call.received_s,
             )
-            if self._auditor is not None and carried.prints is not None:
-                self._auditor.signed(process, peer, carried.prints, carried.loss_sum, report)
-                if self._upstream is not None and process.position == 1:
+            if self.auditor is not None and outcome.prints is not None:
+                self.auditor.signed(process, peer, outcome.prints, report)
+                if self._input_auditor is not None and process.position == 1:
                     named = bytes(process.microbatch_id), process.first_sample, process.samples
-                    self._upstream.saw(Fed(peer, *named, tokens, x))
-            tensors = () if carried.gradient is None else (carried.gradient,)
-            if process.purpose == wire.PURPOSE_TRAIN:
-                self.believed(peer)
+                    self._input_auditor.saw(FeederInput(PeerId(process.feeder), peer, *named, tokens, x))
+            tensors = () if outcome.gradient is None else (outcome.gradient,)
+            if process.purpose == wire.PURPOSE_TRAIN and process.position:
+                self._worked(peer)  # a feeder without a stage does no work of the run
             return Answer(wire.Reply(processed=report), tensors, urgent=True)
 
         return await self._backlog.once(key, work, peer)
@@ -118,33 +132,40 @@ class Hop:
 
     async def show(self, peer: PeerId, call: Call) -> Answer:
         """Handler of method "opening"."""
-        return await self.redoing.serve_opening(peer, call)
+        return await self.recompute.serve_opening(peer, call)
 
-    async def redo(self, peer: PeerId, call: Call) -> Answer:
-        """Handler of method "redo"."""
-        return await self.redoing.serve_redo(peer, call)
+    async def serve_recompute(self, peer: PeerId, call: Call) -> Answer:
+        """Handler of method "recompute"."""
+        return await self.recompute.serve_recompute(peer, call)
 
     async def suspect(self, peer: PeerId, call: Call) -> Answer:
-        """Handler of method "suspicion". Raises Unavailable where answers are believed."""
-        if self._auditor is None:
-            raise Unavailable("answers are believed in this run")
-        return await self._auditor.serve_suspicion(peer, call)
+        """Handler of method "suspicion". Raises Unavailable if this run does not audit."""
+        if self.auditor is None:
+            raise Unavailable("this run does not audit answers")
+        return await self.auditor.serve_suspicion(peer, call)
 
-    async def carry(
-        self, process: wire.Process, x: WireTensor, tokens: WireTensor, deadline: float, held: Held | None = None
-    ) -> Carried:
-        """Take a microbatch from here to the last stage and back; the gradient returned is that of `x`.
+    async def accuse(self, peer: PeerId, call: Call) -> Answer:
+        """Handler of method "accusation". Raises Unavailable if this run does not audit."""
+        if self._accusations is None:
+            raise Unavailable("this run does not audit answers")
+        return await self._accusations.serve(peer, call)
 
-        The feeder calls this for its own microbatches (x are the tokens, no gradient comes of it). Raises
-        MicrobatchLost when the deadline passes first, RemoteFault when `x` itself is bad.
+    async def run_microbatch(
+        self, process: wire.Process, x: WireTensor, tokens: WireTensor, deadline: float, held: InFlight | None = None
+    ) -> MicrobatchResult:
+        """Take a microbatch from here to the last stage and back; the result's gradient is that of `x`.
+
+        The feeder calls this for its own microbatches (x are the tokens, so there is no gradient). Raises
+        MicrobatchLost if the deadline passes first, Busy if memory runs out here, RemoteFault if `x` itself is bad.
         """
         train = process.purpose == wire.PURPOSE_TRAIN
         if process.position == len(process.itinerary) - 1:
             return await self._finish(process, x, tokens, train, held)
 
         def forward() -> tuple[WireTensor, Tape | None, int]:
-            steps = self._replica.inner_steps  # here: another step may follow before the event loop is told
-            room = self._tape_nbytes + self._tape_nbytes_last <= self._tape_max
+            steps = self._replica.inner_steps  # read here: another step may follow before the event loop is told
+            used = self._tape_nbytes + self._tape_nbytes_last + self._replica.held_nbytes
+            room = used <= self._tape_max >> min(self._replica.out_of_memory, HALVINGS_MAX)
             y, tape = self._replica.forward(x, keep=train, graph=room, tokens=tokens)
             if tape is not None and room:
                 self._tape_nbytes_last = tape.nbytes
@@ -155,14 +176,14 @@ class Hop:
         (y, tape, steps), queued_s = await self._timed(Priority.FORWARD, process.samples, forward)
         self.worked += FORWARD_SHARE * process.samples
         if tape is None:
-            return await self._onward.send(process, y, tokens, deadline)
+            return await self._next_hop.send(onward(process), y, tokens, deadline)
         nbytes = tape.nbytes
         self._hold(nbytes)
         pending = self._pending.opened(steps, asyncio.get_running_loop().time())
         try:
-            carried = await self._return(process, x, y, tape, pending, tokens, deadline, held)
-            carried.queued_s += queued_s
-            return carried
+            outcome = await self._return(process, x, y, tape, pending, tokens, deadline, held)
+            outcome.queued_s += queued_s
+            return outcome
         finally:
             self._pending.closed(pending)
             self._hold(-nbytes)
@@ -173,124 +194,137 @@ class Hop:
         x: WireTensor,
         y: WireTensor,
         tape: Tape,
-        pending: Pending,
+        pending: PendingForward,
         tokens: WireTensor,
         deadline: float,
-        held: Held | None,
-    ) -> Carried:
-        """Send onward and run the gradient back through the tape; a bad one is the next peer's fault: ask another."""
+        held: InFlight | None,
+    ) -> MicrobatchResult:
+        """Send onward and run the gradient back through the tape. A bad gradient is the next peer's fault: ask
+        another."""
         loop = asyncio.get_running_loop()
         while True:
-            carried = await self._onward.send(process, y, tokens, deadline)
-            gradient = carried.gradient
+            outcome = await self._next_hop.send(onward(process), y, tokens, deadline)
+            gradient = outcome.gradient
             assert gradient is not None, "a training microbatch came back without a gradient"
 
             def work(
-                carried: Carried = carried, gradient: WireTensor = gradient, replicas: int = self._replicas()
-            ) -> tuple[WireTensor | None, StepReport | None, Claim | None]:
-                claim = self._claim(process, carried, y, tokens, gradient)
+                outcome: MicrobatchResult = outcome, gradient: WireTensor = gradient, replicas: int = self._replicas()
+            ) -> tuple[WireTensor | None, StepReport | None, HopClaim | None]:
+                claim = self._claim(process, outcome, y, tokens, gradient)
                 given, step = self._backward(tape, pending, gradient, process.samples, held, loop, replicas)
-                carried.prints = self._prints(x, tokens, given, claim)
+                outcome.prints = self._prints(x, tokens, given, claim)
                 return given, step, claim
 
             try:
-                (carried.gradient, step, claim), queued_s = await self._timed(Priority.BACKWARD, process.samples, work)
+                (outcome.gradient, step, claim), queued_s = await self._timed(Priority.BACKWARD, process.samples, work)
             except RemoteFault as fault:
-                assert carried.peer is not None
-                self._onward.blame(carried.peer, process.itinerary[process.position + 1], fault)
+                assert outcome.peer is not None
+                self._next_hop.blame(outcome.peer, process.itinerary[process.position + 1], fault)
                 if held is not None:
                     held.revoke()
                 continue
-            carried.queued_s += queued_s
-            assert carried.peer is not None
-            self.believed(carried.peer)
+            except Busy:  # out of memory: nothing was counted
+                if held is not None:
+                    held.revoke()
+                raise
+            outcome.queued_s += queued_s
+            assert outcome.peer is not None
+            self._worked(outcome.peer)
             self.worked += (1.0 - FORWARD_SHARE) * process.samples
             self._trained(process.samples, step)
             if claim is not None:
-                assert self._auditor is not None
+                assert self.auditor is not None
                 if held is not None:
-                    shown = Shown(y, gradient, claim.statement)
-                    self.redoing.keep(bytes(process.microbatch_id), process.position, shown)
-                self._auditor.saw(claim)
-            return carried
+                    shown = HopEvidence(y, gradient, claim.statement)
+                    self.recompute.keep(bytes(process.microbatch_id), process.position, shown)
+                self.auditor.saw(claim)
+            return outcome
 
     def _claim(
-        self, process: wire.Process, carried: Carried, y: WireTensor, tokens: WireTensor, gradient: WireTensor
-    ) -> Claim | None:
-        """On the compute thread: what the next stage's server answered us, its statement checked. Raises
-        RemoteFault."""
-        if self._auditor is None:
+        self, process: wire.Process, outcome: MicrobatchResult, y: WireTensor, tokens: WireTensor, gradient: WireTensor
+    ) -> HopClaim | None:
+        """The verified claim of the next stage's answer to us. On the compute thread. Raises RemoteFault."""
+        if self.auditor is None:
             return None
-        assert carried.peer is not None and carried.report is not None
-        onward = wire.Process()
-        onward.CopyFrom(process)
-        onward.position += 1
-        prints = Prints(*map(self._replica.fingerprint, (y, tokens, gradient)))
-        stated = self._auditor.checked(onward, carried.peer, carried.report, prints)
-        return Claim(stated, process.samples, y, tokens, gradient)
+        assert outcome.peer is not None and outcome.report is not None
+        next_hop = onward(process)
+        prints = TensorFingerprints(*map(self._replica.fingerprint, (y, tokens, gradient)))
+        stated = self.auditor.checked(next_hop, outcome.peer, outcome.report, prints)
+        return HopClaim(stated, process.samples, y, tokens, gradient)
 
     def _prints(
-        self, x: WireTensor, tokens: WireTensor, given: WireTensor | None, claim: Claim | None
-    ) -> Prints | None:
-        """On the compute thread: the fingerprints of a hop that answers `given`, of which `claim` is the next one.
-        None where nobody signs, or nobody is answered."""
-        if self._auditor is None or given is None:
+        self, x: WireTensor, tokens: WireTensor, given: WireTensor | None, claim: HopClaim | None
+    ) -> TensorFingerprints | None:
+        """Fingerprints of a hop that answers `given` and continued by `claim`; None if answers are not signed or there
+        is none. On the compute thread."""
+        if self.auditor is None or given is None:
             return None
         then = (claim.statement.tokens, claim.statement.x, claim.statement.gradient) if claim is not None else None
         of = self._replica.fingerprint
         if then is None:
-            return Prints(of(x), of(tokens), of(given))
-        return Prints(of(x), then[0], of(given), then[1], then[2])
+            return TensorFingerprints(of(x), of(tokens), of(given))
+        return TensorFingerprints(of(x), then[0], of(given), then[1], then[2])
 
     async def _finish(
-        self, process: wire.Process, x: WireTensor, tokens: WireTensor, train: bool, held: Held | None
-    ) -> Carried:
+        self, process: wire.Process, x: WireTensor, tokens: WireTensor, train: bool, held: InFlight | None
+    ) -> MicrobatchResult:
         """The last stage: loss and its gradient in one piece of work."""
-        loop, replicas = asyncio.get_running_loop(), self._replicas()  # asked here: work runs on another thread
+        loop, replicas = asyncio.get_running_loop(), self._replicas()  # read here: work runs on another thread
 
-        def work() -> tuple[Carried, StepReport | None]:
+        def work() -> tuple[MicrobatchResult, StepReport | None]:
             if held is not None and train:
                 held.commit()
             result = self._replica.loss(x, tokens, process.samples, train=train)
             step = self._step(loop.time(), replicas) if train else None
-            found = Carried(result.gradient, result.loss_sum, result.tokens)
+            found = MicrobatchResult(result.gradient, result.loss_sum, result.tokens)
             found.prints = self._prints(x, tokens, result.gradient, None)
             return found, step
 
-        # Validation too: all other work of the last stage is backward, and it would never run on a busy replica.
-        (carried, step), queued_s = await self._timed(Priority.BACKWARD, process.samples, work)
-        carried.queued_s = queued_s
+        # Validation too: all other work of the last stage is backward, so at low priority it would never run on a busy
+        # replica.
+        try:
+            (outcome, step), queued_s = await self._timed(Priority.BACKWARD, process.samples, work)
+        except Busy:  # out of memory: nothing was counted
+            if held is not None and train:
+                held.revoke()
+            raise
+        outcome.queued_s = queued_s
         self.worked += process.samples if train else FORWARD_SHARE * process.samples
         if train:
             self._telemetry.count(name.GRADIENTS, staleness=label(0))
-            self.loss.add(carried.loss_sum / max(1, carried.tokens))
-            self._telemetry.gauge(name.LOSS, self.loss.value, split="train")
+            self.loss.add(outcome.loss_sum, outcome.tokens)
+            if self.loss.known:
+                self._telemetry.gauge(name.LOSS, self.loss.value, split="train")
             self._trained(process.samples, step)
-        return carried
+        return outcome
 
     async def _timed(self, priority: Priority, samples: int, work: Callable[[], T]) -> tuple[T, float]:
-        """The value of `work`, and the seconds it waited for its turn on the compute thread."""
+        """The value of `work`, and the seconds it queued for the compute thread."""
         loop = asyncio.get_running_loop()
         asked = loop.time()
 
         def timed() -> tuple[T, float]:
-            waited_s = loop.time() - asked
-            return work(), waited_s
+            waited_s, before = loop.time() - asked, self._replica.out_of_memory
+            try:
+                return work(), waited_s
+            finally:
+                if self._replica.out_of_memory > before:
+                    self._telemetry.count(name.OUT_OF_MEMORY, self._replica.out_of_memory - before)
 
         return await self._compute.run(priority, samples, timed)
 
     def _backward(
         self,
         tape: Tape,
-        pending: Pending,
+        pending: PendingForward,
         gradient: WireTensor,
         samples: int,
-        held: Held | None,
+        held: InFlight | None,
         loop: asyncio.AbstractEventLoop,
         replicas: int,
     ) -> tuple[WireTensor | None, StepReport | None]:
-        """On the compute thread: the gradient of the input, and of an inner step what it did. A gradient that is too
-        old is passed on and not added here."""
+        """The gradient of the input, and the report of an inner step if one was due. A gradient that is too old is
+        passed on but not added here. On the compute thread."""
         if held is not None:
             held.commit()
         age = pending.age(self._replica.inner_steps)
@@ -309,7 +343,8 @@ class Hop:
         return given, self._step(loop.time(), replicas)
 
     def _step(self, now_s: float, replicas: int) -> StepReport | None:
-        """On the compute thread, right after a gradient was added, for so many `replicas` of this stage."""
+        """Take an inner step if the batch is complete, with `replicas` replicas of this stage. On the compute thread,
+        right after a gradient was added."""
         accumulated, samples_total, inner = self._replica.accumulated, self._samples_total(), self._manifest.inner
         together = inner_batch(inner, samples_total)
         if accumulated < replica_batch(self._manifest, together, replicas):
@@ -331,8 +366,22 @@ class Hop:
         self._tape_nbytes += nbytes
         self._telemetry.gauge(name.TAPE_BYTES, float(self._tape_nbytes))
 
-    def _check(self, process: wire.Process, tensors: Sequence[WireTensor]) -> tuple[WireTensor, WireTensor]:
-        """The two tensors of a request, after checking all that can be checked without arithmetic."""
-        check_way(self._manifest, self._stage, process)
-        check_samples(self._manifest, process.samples, process.boundary_digest, self.boundary_digest)
-        return check_inputs(self._manifest, process.samples, tensors)
+    def _check(self, peer: PeerId, call: Call) -> tuple[wire.Process, WireTensor, WireTensor]:
+        """The microbatch of a request, its input and its tokens, checked as far as possible without arithmetic. At
+        position 0 the input is the tokens, and the microbatch goes on in our subspace."""
+        process, tensors = call.header.process, call.tensors
+        manifest, mine = self._manifest, self.boundary_digest
+        check_way(manifest, self._stage, process)
+        if process.position == 0:
+            check_samples(manifest, process.samples, mine, mine)
+            tokens = check_tokens(manifest, process.samples, tensors)
+            check_feed(process, tokens, self._next_hop.run_id)
+            ours = wire.Process()
+            ours.CopyFrom(process)
+            ours.boundary_digest = mine
+            return ours, tokens, tokens
+        check_samples(manifest, process.samples, process.boundary_digest, mine)
+        x, tokens = check_inputs(manifest, process.samples, tensors)
+        if process.position == 1 and process.feeder != peer:
+            check_feed(process, tokens, self._next_hop.run_id)
+        return process, x, tokens

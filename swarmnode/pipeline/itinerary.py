@@ -1,35 +1,19 @@
-"""Which stages a microbatch visits, in order: straight on; swapped, as CheckFree+ wants it; or without a lost stage."""
+"""The stages a microbatch visits, in order: straight; swapped as in CheckFree+; or without a lost stage."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
 
-WAYS_KEPT = 64  # guess: a run has a few ways, and each call names one
+from swarmnode.model.stage_swap import swaps
+
+WAYS_KEPT = 64  # guess: a run has a few itineraries, and each call names one
 SKIPPED_SHARE_MAX = 1 / 3  # SkipPipe, arXiv 2502.19913: more costs more than waiting
 
 
-def swaps(stages: int) -> tuple[tuple[int, int], ...]:
-    """The pairs of inner stages that change places on odd microbatches: the first two and the last two, so that each
-    learns its partner's work and can be copied in its stead (CheckFree+, arXiv 2506.15461). The first and last stage
-    hold embedding and head and stay; pairs that would overlap are one."""
-    if stages < 4:
-        return ()
-    first, last = (1, 2), (stages - 3, stages - 2)
-    return (first,) if last[0] <= first[1] else (first, last)
-
-
-def partner(stage: int, stages: int) -> int | None:
-    """The stage that changes places with `stage`, None when it keeps its own."""
-    for pair in swaps(stages):
-        if stage in pair:
-            return pair[1] if stage == pair[0] else pair[0]
-    return None
-
-
 def itinerary(stages: int, serial: int, *, swapped: bool = False, lost: Sequence[int] = ()) -> tuple[int, ...]:
-    """The way of the feeder's microbatch number `serial`. `lost` inner stages are left out, the lowest first, as long
-    as no more than SKIPPED_SHARE_MAX of all are; the first and the last stage never are."""
+    """The itinerary of the feeder's microbatch number `serial`. `lost` inner stages are left out, lowest first, up to
+    SKIPPED_SHARE_MAX of all; the first and last stage never are."""
     way = list(range(stages))
     if swapped and serial % 2:
         for a, b in swaps(stages):
@@ -40,7 +24,7 @@ def itinerary(stages: int, serial: int, *, swapped: bool = False, lost: Sequence
 
 
 def successors(stage: int, stages: int, *, swapped: bool, skips: bool) -> tuple[int, ...]:
-    """The stages that a microbatch may go to from `stage`, ascending: those whose replicas must be known well."""
+    """The stages that a microbatch may go to from `stage`, ascending: the ones whose replicas must be known well."""
     ways = [itinerary(stages, serial, swapped=swapped) for serial in (0, 1)]
     found = {way[way.index(stage) + 1] for way in ways if way[-1] != stage}
     if skips:
@@ -50,7 +34,7 @@ def successors(stage: int, stages: int, *, swapped: bool, skips: bool) -> tuple[
 
 @functools.lru_cache(maxsize=WAYS_KEPT)
 def fault(way: tuple[int, ...], stages: int) -> str | None:
-    """What is wrong with an itinerary that came from outside, or None."""
+    """The error in an itinerary from outside, or None."""
     if not way or way[0] != 0 or way[-1] != stages - 1:
         return f"an itinerary that does not lead from stage 0 to stage {stages - 1}"
     if len(set(way)) != len(way) or any(stage >= stages for stage in way):

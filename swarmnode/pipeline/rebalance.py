@@ -1,10 +1,9 @@
-"""Which stage a node should serve. Pure; SWARM's rule (arXiv 2301.11913, section 3.2): help the weakest stage.
+"""Choose the stage a node should serve. Pure; SWARM's rule (arXiv 2301.11913, section 3.2): help the weakest stage.
 
-A stage with fewer than `min_keep` replicas comes before speed: one more death there, and what it learned since the last
-snapshot is gone. SWARM compares queues and moves the least loaded node. Here stages are compared by what their replicas
-can do, the samples per second they announce: queues follow from the same numbers and from the feeders' windows besides,
-and with machines of five to one the node that moves has to be the one that fits the gap, or the next period moves it
-back.
+A stage with fewer than `min_keep` replicas takes precedence over speed: one more death there would lose all it learned
+since the last snapshot. SWARM compares queues and moves the least loaded node. Here stages are compared by the samples
+per second that their replicas announce: queues follow from these numbers, but also from the feeders' windows. With
+machines that differ by five to one, the moving node must fit the gap, or the next period moves it back.
 """
 
 from __future__ import annotations
@@ -19,38 +18,41 @@ from swarmnode.ids import PeerId, short
 from swarmnode.membership.swarm import COMING, JOINING, SERVING, Member, Swarm
 
 Reason = str
-NEARLY = 0.95  # guess: a node that brings so much of what the best mover would may go in its place, and sooner
-NEARLY_SAFE = 0.75  # guess: the same where a stage has too few replicas, and the fit matters less
-SMALL = 64  # guess: in larger swarms one node more or less on its way matters little
-EQUAL = 1.0 + 1e-9  # speeds that differ by rounding alone are the same
-LASTS_S = 1800.0  # guess: a gain lasts about so long (at 16 %/h, one node in twelve has changed by then)
-# Of the mover's work, what a move costs: the way, and above all what it and the stages behind it had done of the
-# microbatches that it holds, which others must do again. Simulated (swarm48, 32 h, seed 0): with 70 s 826 moves instead
-# of 700, places better by 0.06 %, and 2.2 % fewer samples.
+NEARLY = 0.95  # guess: a node this near to the best mover's gain may go in its place, and sooner
+NEARLY_SAFE = 0.75  # guess: the same if a stage has too few replicas, where the fit matters less
+SMALL = 64  # guess: in larger swarms a single moving node matters little
+EQUAL = 1.0 + 1e-9  # speeds that differ only by rounding are equal
+LASTS_S = 1800.0  # guess: duration of a gain (at 16 %/h, one node in twelve has changed by then)
+# Cost of a move in seconds of the mover's work: the way, and above all the microbatches that it holds, whose work here
+# and in later stages others must repeat. Simulated (swarm48, 32 h, seed 0): with 70 s 826 moves instead of 700, places
+# better by 0.06 %, and 2.2 % fewer samples.
 AWAY_S = 600.0
 DOWNLOAD_RATE = 5e6  # guess: bytes per second from a volunteer's uplink, until this node has downloaded a state itself
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
-    """The manifest's: `ratio` of the strongest stage to the weakest from which a node moves, and `min_keep` replicas
-    that stay, and that every stage should have before speed is looked at."""
+class RebalanceRules:
+    """The manifest's rules. `ratio`: strongest to weakest stage from which nodes move. `min_keep`: replicas that stay,
+    and that every stage should have before speed counts."""
 
     ratio: float
     min_keep: int
 
     @property
     def gain_min(self) -> float:
-        """The weaker of the two stages gets faster by at least this share: half of what is thought uneven, or measured
-        speeds that tremble would move nodes to and fro."""
+        """Least share by which the weaker stage must gain: half of the tolerated unevenness. Below it, noise in
+        measured speeds would move nodes to and fro."""
         return (self.ratio - 1.0) / 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
-    """`peer` goes from `source` to `target`; the weaker of the two has `before` and will have `after` samples/s, of
-    which the mover brings `speed`. `safety`: the target has too few replicas, whatever their speed. `against`: the
-    speed there of the one that is to come from the target in exchange; 0: nobody is."""
+class StageMove:
+    """`peer` moves from `source` to `target`. The weaker of the two goes from `before` to `after` samples/s; the mover
+    brings `speed`.
+
+    `safety`: the target has too few replicas, whatever their speed. `against`: speed of the node expected in exchange,
+    at the source; 0 if none.
+    """
 
     peer: PeerId
     source: int
@@ -63,26 +65,26 @@ class Move:
 
     @property
     def worth(self) -> float:
-        """Samples gained while the gain lasts, less those that are lost on the way."""
+        """Samples gained while the gain lasts, minus the work lost by moving."""
         return (self.after - self.before) * LASTS_S - (self.speed + self.against) * AWAY_S
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
-    """Samples per second and replicas of every stage, those on their way counted where they go."""
+class StageLoad:
+    """Samples per second and replicas of every stage; moving nodes count at their destination."""
 
     capacity: tuple[float, ...]
-    sure: tuple[float, ...]  # without joiners that have not told their speed yet
+    sure: tuple[float, ...]  # without joiners that have not announced a speed
     replicas: tuple[int, ...]
-    mean: float  # samples per second of a replica that announced none
+    mean: float  # samples per second assumed of a replica that announced none
 
     def speed(self, member: Member) -> float:
         return member.samples_per_second or self.mean
 
 
-def load(swarm: Swarm, costs: Sequence[float], without: PeerId | None = None) -> Load:
-    """What the stages can do, `without` left out. `costs` are the stages' relative costs per sample: a node that moves
-    is as much faster there as the stage is cheaper. Of a crowded stage some are known, and stand for all."""
+def load(swarm: Swarm, costs: Sequence[float], without: PeerId | None = None) -> StageLoad:
+    """The load of all stages, excluding the node `without`. `costs`: relative costs per sample of the stages; a node is
+    faster by their ratio after a move. In a crowded stage the known members stand for all."""
     stages, told = len(swarm.stages), [swarm.speeds(stage) for stage in range(len(swarm.stages))]
     known = [m.samples_per_second for stage in range(stages) for m in swarm.unsettled(stage) if m.samples_per_second]
     count = sum(len(swarm.settled(stage)) - untold for stage, (_, untold) in enumerate(told)) + len(known)
@@ -101,7 +103,7 @@ def load(swarm: Swarm, costs: Sequence[float], without: PeerId | None = None) ->
             capacity[stage] += each * (speed + untold * mean)
             replicas[stage] += each * len(settled)
         for member in unsettled:
-            there, weight = member.moving_to, 1.0  # who moves is always known
+            there, weight = member.moving_to, 1.0  # movers are always known
             # A mover finishes what it holds before it goes: it drains, and comes all the same.
             if there is None or there >= stages:
                 if member.state not in COMING:
@@ -113,30 +115,30 @@ def load(swarm: Swarm, costs: Sequence[float], without: PeerId | None = None) ->
             if member.state == JOINING and not member.samples_per_second:
                 unsure[there] += own
     sure = tuple(whole - part for whole, part in zip(capacity, unsure, strict=True))
-    return Load(tuple(capacity), sure, tuple(map(round, replicas)), mean)
+    return StageLoad(tuple(capacity), sure, tuple(map(round, replicas)), mean)
 
 
 def staying(swarm: Swarm, now_unix_s: float) -> Swarm:
-    """`swarm` without members that have announced to pause within LASTS_S: a newcomer is needed where they are."""
+    """`swarm` without members that announced a pause within LASTS_S: they will need a replacement."""
     members = (m for m in swarm.members() if not m.pauses_unix_s or m.pauses_unix_s > now_unix_s + LASTS_S)
     return Swarm.of(members, len(swarm.stages))
 
 
 def choose_stage(
-    swarm: Swarm, costs: Sequence[float], rules: Rules, rng: random.Random, unable: Collection[int] = ()
+    swarm: Swarm, costs: Sequence[float], rules: RebalanceRules, rng: random.Random, unable: Collection[int] = ()
 ) -> tuple[int, Reason]:
-    """The stage a joiner should serve: an empty one first, then one with fewer than `min_keep` replicas, else the one
-    with the least samples per second; of those that its machine is not `unable` to serve, of which there is one.
+    """The stage a joiner should serve: an empty one, else one with fewer than `min_keep` replicas, else the slowest;
+    never one its machine is `unable` to serve. At least one stage must remain.
 
-    Among stages alike within the ratio from which nodes move, the one with the fewest replicas; ties are broken by
-    `rng`, so that joiners who see the same swarm do not all go to the same place.
+    Of stages equal within the ratio, the one with the fewest replicas is chosen. `rng` breaks ties, so that joiners
+    with the same view spread out.
     """
     now = load(swarm, costs)
     capacity, replicas = now.capacity, now.replicas
     able = [stage for stage in range(len(capacity)) if stage not in unable]
     empty = [stage for stage in able if not replicas[stage]]
     if empty:
-        # Costlier stages first: they are the ones that will need more than one replica.
+        # Costlier stages first: they will need more than one replica.
         dearest = max(costs[stage] for stage in empty)
         stage = rng.choice([stage for stage in empty if costs[stage] == dearest])
         return stage, f"stage {stage} has no replica"
@@ -151,15 +153,24 @@ def choose_stage(
     return stage, f"stage {stage} is the slowest: samples/s by stage {_listing(capacity)}"
 
 
-def shifted(before: Sequence[int], now: Sequence[int], rules: Rules) -> bool:
-    """Whether so many came or went at a stage since `before`, when so many served each, that a move may help: more than
-    the gain it must bring."""
+def fed(swarm: Swarm) -> Swarm:
+    """`swarm`, its first stage empty where nobody feeds and no replica there ever could: without text no stage works,
+    and a node that has it must come."""
+    first = swarm.stages[0]
+    if not first or swarm.feeders() or any(0 not in member.unable for member in first):
+        return swarm
+    return Swarm.frozen([(), *swarm.stages[1:]], sizes=(0, *swarm.sizes[1:]))
+
+
+def shifted(before: Sequence[int], now: Sequence[int], rules: RebalanceRules) -> bool:
+    """Whether a stage's replica count changed since `before` by more than the gain a move must bring, so that a move
+    may help."""
     return any(abs(a - b) > rules.gain_min * max(a, b) for a, b in zip(before, now, strict=True))
 
 
 def on_the_way(swarm: Swarm) -> tuple[tuple[PeerId, int, bool], ...]:
-    """Who goes where, and whether its speed is known: when that changes, the next move may be another node's. Of a
-    large swarm nobody."""
+    """Moving or joining members: (peer, destination, whether its speed is known). A change here may change the best
+    move. Empty for large swarms."""
     if sum(swarm.sizes) > SMALL:
         return ()
     return tuple(
@@ -170,38 +181,39 @@ def on_the_way(swarm: Swarm) -> tuple[tuple[PeerId, int, bool], ...]:
 
 
 def all_told(swarm: Swarm) -> bool:
-    """Whether every stage of a small swarm has somebody, and everybody has told its speed."""
+    """Whether every stage of a small swarm has a member and all members have announced their speed."""
     if sum(swarm.sizes) > SMALL or not all(swarm.stages):
         return False
     return all(member.samples_per_second > 0.0 for member in swarm.members())
 
 
-def uneven(counts: Sequence[int], rules: Rules) -> bool:
-    """Whether a stage has fewer than `min_keep` replicas while another has more; cheap, for a look every second."""
+def uneven(counts: Sequence[int], rules: RebalanceRules) -> bool:
+    """Whether a stage has fewer than `min_keep` replicas while another has more. Cheap enough to run every second."""
     return min(counts) < rules.min_keep < max(counts)
 
 
 def plan_move(
-    swarm: Swarm, costs: Sequence[float], rules: Rules, me: PeerId | None = None
-) -> tuple[Move | None, Reason]:
-    """The one move that helps most, or None and why nobody moves; that of `me` if it is NEARLY as good: nodes look at
-    different times, and the first who will do need not wait for the best. None where `me` is not where it comes from.
+    swarm: Swarm, costs: Sequence[float], rules: RebalanceRules, me: PeerId | None = None
+) -> tuple[StageMove | None, Reason]:
+    """The most helpful move, or None and the reason. The move of `me` if it is NEARLY as good: nodes look at different
+    times, and a good mover need not wait for the best. None if `me` is not in the source stage.
 
-    The target is an empty stage, else one with fewer than `min_keep` replicas, and the source the strongest with
-    replicas to spare; else the weakest, and any source with replicas to spare that is stronger by more than the ratio:
-    the strongest may have no node small enough. What a joiner brings that has not measured itself yet is not given
-    away: a slow one was taken for a middling one, and sent three others round (simulated: swarm48, seed 1). The node
-    goes that leaves the weaker of the two strongest: it fills the gap and opens none. Every such move raises the weaker
-    stage and leaves the other above it, so that in a swarm whose speeds do not change moves come to an end, and no move
-    can be taken back by the next. When no move helps an exchange may (`_exchange`): planned is its first half.
+    Target: an empty stage, else one with fewer than `min_keep` replicas, else the weakest. Source: the strongest with
+    replicas to spare; for the weakest target any such stage stronger by more than the ratio, as the strongest may have
+    no small enough node. The speed of a joiner that has not measured itself does not count for its stage: a slow one
+    was taken for average and sent three others round (simulated: swarm48, seed 1). The mover is the node that leaves
+    the weaker of the two strongest. Every such move raises the weaker stage and leaves the other above it. So with
+    constant speeds moves come to an end, and no move undoes the previous one. If no move helps, an exchange may
+    (`_exchange`); its first half is returned.
     """
     now = load(swarm, costs)
     capacity, replicas, stages = now.capacity, now.replicas, len(now.capacity)
     empty = [stage for stage, count in enumerate(replicas) if not count]
     thin = _thin(replicas, rules.min_keep)
     target = max(empty, key=lambda s: (costs[s], -s)) if empty else min(thin or range(stages), key=capacity.__getitem__)
-    keep = 1 if empty else rules.min_keep  # an empty stage stops the whole run: a stage gives all but its last replica
-    # Of a stage whose relief is only on its way nobody goes: more than `keep` are there and stay.
+    # an empty stage stops the whole run, so a stage may give all but its last replica
+    keep = 1 if empty else rules.min_keep
+    # A stage whose relief is still on its way gives none: it needs more than `keep` present and staying.
     there = [swarm.settled(stage) for stage in range(stages)]
     able = [
         stage
@@ -220,8 +232,8 @@ def plan_move(
     if me is not None:
         mine = next((member for stage in sources if (member := _find(there[stage], me)) is not None), None)
         if mine is None or target in mine.unable:
-            return None, f"none of this stage is to move: samples/s by stage {listing}"
-        if large and not (safety or empty):  # the others' moves are looked at only where this node's own would help
+            return None, f"no node of this stage should move: samples/s by stage {listing}"
+        if large and not (safety or empty):  # consider others' moves only if this node's own would help
             before = min(capacity[target], now.sure[mine.stage])
             after = _weaker(now, costs, mine, target)
             if not _helps(_move(now, costs, mine, target, before, after, safety), rules):
@@ -237,21 +249,21 @@ def plan_move(
                 or after < least
                 or (best is not None and after < best.after and member.peer != me)
             ):
-                continue  # most: not even looked at
+                continue  # the usual case: skip it cheaply
             move = _move(now, costs, member, target, before, after, safety)
             if safety or empty or _helps(move, rules):
                 best = move if best is None else max(best, move, key=lambda one: (one.after, -one.speed, one.peer))
                 own = move if member.peer == me else own
     if best is None:
-        # Of a large swarm somebody always fits.
+        # In a large swarm some node always fits.
         best = None if safety or empty or large else _exchange(now, costs, sources, target, there)
         if best is None or not _helps(best, rules):
             return None, f"no move helps: samples/s by stage {listing}"
         reason = f"stage {target} is the slowest (samples/s by stage {listing}); with {short(best.peer)} in exchange"
         return best, f"{reason} for one of {best.against:.3g} it would have {best.after:.3g}"
     if own is not None and len(there[own.source]) <= keep + 1:
-        own = None  # two who go at the same time would leave too few
-    # In its place, not much worse: an exchange's second half fills a gap that its first half has opened.
+        own = None  # two nodes leaving at the same time would leave too few
+    # Slightly worse movers may go instead. Not for an exchange: its second half fills the gap its first half opened.
     close = max(best.before + NEARLY * (best.after - best.before), best.after * (1.0 - rules.gain_min / 4.0))
     good = best.after * NEARLY_SAFE if safety or empty else close
     if own is not None and own.after >= good:
@@ -261,8 +273,8 @@ def plan_move(
     return best, reason + f"with {short(best.peer)} it would have {capacity[target] + best.speed:.3g}"
 
 
-def still_good(swarm: Swarm, costs: Sequence[float], move: Move, rules: Rules) -> tuple[bool, Reason]:
-    """Whether `move`, found some time ago, still helps: asked again when the state has come."""
+def still_good(swarm: Swarm, costs: Sequence[float], move: StageMove, rules: RebalanceRules) -> tuple[bool, Reason]:
+    """Whether `move`, planned some time ago, still helps; asked again once the state has arrived."""
     now = load(swarm, costs, without=move.peer)
     if now.replicas[move.source] < rules.min_keep:
         return False, f"stage {move.source} would keep {now.replicas[move.source]} replicas; at least {rules.min_keep}"
@@ -277,57 +289,61 @@ def still_good(swarm: Swarm, costs: Sequence[float], move: Move, rules: Rules) -
     return after >= (1.0 + rules.gain_min / 2.0) * before, listing
 
 
-def worth_it(move: Move, download_s: float) -> tuple[bool, Reason]:
-    """Whether what `move` gains outlives the download of the state and the mover's time away from work."""
+def worth_it(move: StageMove, download_s: float) -> tuple[bool, Reason]:
+    """Whether the gain of `move` outweighs the state's download and the mover's lost work."""
     if move.safety or not move.before:
-        return True, "one more death at its stage is not to be risked" if move.safety else "the stage is empty"
+        return True, "its stage must not risk one more death" if move.safety else "the stage is empty"
     left = move.worth - (move.after - move.before) * download_s
-    return left > 0.0, f"{left:.3g} samples gained in {LASTS_S:g} s less a download of {download_s:.3g} s and its way"
+    return left > 0.0, f"{left:.3g} samples gained in {LASTS_S:g} s less a download of {download_s:.3g} s and the move"
 
 
 def _thin(replicas: Sequence[int], min_keep: int, among: Sequence[int] | None = None) -> list[int]:
-    """The stages (`among` them) with the fewest replicas, if those are fewer than `min_keep`."""
+    """The stages (of `among`) with the fewest replicas, if these are fewer than `min_keep`."""
     stages = range(len(replicas)) if among is None else among
     fewest = min(replicas[stage] for stage in stages)
     return [stage for stage in stages if replicas[stage] == fewest < min_keep]
 
 
-def _helps(move: Move, rules: Rules) -> bool:
-    """Whether the weaker of the two stages gets enough faster, and that is worth the mover's work lost."""
+def _helps(move: StageMove, rules: RebalanceRules) -> bool:
+    """Whether the weaker stage gains enough, and more than the mover's lost work."""
     return move.worth > 0.0 and move.after >= (1.0 + rules.gain_min) * move.before and move.after > move.before * EQUAL
 
 
 def _find(members: Sequence[Member], peer: PeerId) -> Member | None:
-    """`peer` among `members`, which are in the order of their names."""
+    """`peer` among `members`, which are sorted by peer id; None if absent."""
     at = bisect.bisect_left(members, peer, key=lambda member: member.peer)
     return members[at] if at < len(members) and members[at].peer == peer else None
 
 
-def _weaker(now: Load, costs: Sequence[float], member: Member, target: int) -> float:
-    """What the weaker of the two stages could do after `member` has gone from its own to `target`."""
+def _weaker(now: StageLoad, costs: Sequence[float], member: Member, target: int) -> float:
+    """The weaker stage's samples per second after `member` has moved to `target`."""
     own, here = member.samples_per_second or now.mean, member.stage
     return min(now.capacity[target] + own * costs[here] / costs[target], now.sure[here] - own)
 
 
 def _move(
-    now: Load, costs: Sequence[float], member: Member, target: int, before: float, after: float, safety: bool
-) -> Move:
+    now: StageLoad, costs: Sequence[float], member: Member, target: int, before: float, after: float, safety: bool
+) -> StageMove:
     brings = now.speed(member) * costs[member.stage] / costs[target]
-    return Move(member.peer, member.stage, target, before, after, brings, safety)
+    return StageMove(member.peer, member.stage, target, before, after, brings, safety)
 
 
 def _exchange(
-    now: Load, costs: Sequence[float], sources: Sequence[int], target: int, there: Sequence[Sequence[Member]]
-) -> Move | None:
-    """The first half of the best exchange of a node of one of `sources` for a slower one of `target`: where no node is
-    small enough to fill the gap the difference of two may be. The other half is a move like any other once the first
-    has been announced: it helps more than any exchange. (Monte Carlo of swarm48's machines, one event after the other:
-    98.3 % even with moves alone, 98.7 % with exchanges.)"""
-    best: Move | None = None
+    now: StageLoad, costs: Sequence[float], sources: Sequence[int], target: int, there: Sequence[Sequence[Member]]
+) -> StageMove | None:
+    """The first half of the best exchange of a node of one of `sources` for a slower one of `target`; None if no
+    exchange helps.
+
+    If no single node is small enough to fill the gap, the difference of two may be. The second half is an ordinary
+    move, the best one once the first has been announced. (Monte Carlo of swarm48's machines, one event after the other:
+    98.3 % even with moves alone, 98.7 % with exchanges.)
+    """
+    best: StageMove | None = None
     for source in sources:
         back = sorted((now.speed(member), member.peer) for member in there[target] if source not in member.unable)
         ratio = costs[source] / costs[target]
-        # What fills half of the gap, seen from the source: more and the source would be the weaker one.
+        # The speed that fills half of the gap, measured at the source: with more, the source would become the weaker
+        # stage.
         ideal = (now.sure[source] - now.capacity[target]) / (1.0 + ratio)
         for member in there[source]:
             if target in member.unable:
@@ -335,13 +351,13 @@ def _exchange(
             own = now.speed(member)
             at = bisect.bisect(back, ((own - ideal) * ratio, ""))
             for speed, _ in back[max(0, at - 1) : at + 1]:
-                away = speed / ratio  # of the other half's mover, where it comes; it must be worth its way, too
+                away = speed / ratio  # speed of the second mover at the source; it must be worth its move, too
                 after = min(now.capacity[target] + own * ratio - speed, now.sure[source] - own + away)
                 back_worth = (after - (now.sure[source] - own)) * LASTS_S - away * AWAY_S
                 better = best is None or (after, member.peer) > (best.after, best.peer)
                 if away < own and back_worth > 0.0 and better:
                     before = min(now.capacity[target], now.sure[source])
-                    best = Move(member.peer, source, target, before, after, own * ratio, against=speed)
+                    best = StageMove(member.peer, source, target, before, after, own * ratio, against=speed)
     return best
 
 

@@ -1,8 +1,8 @@
-"""What a replica answered for a training microbatch, signed, so that it cannot say later that it answered otherwise.
+"""A replica's signed statement of its answer to a training microbatch, which it cannot deny later.
 
-A statement names the tensors of one hop by their fingerprints: what the server was asked with, what it sent on, what
-came back to it and what it answered. Whoever has the tensors can do the hop again and compare (auditor.py); whoever has
-a false answer and its statement can show both to others.
+A statement names the tensors of one hop by fingerprint: the request, what was sent on, what came back, and the answer.
+With the tensors, any peer can recompute the hop and compare (auditor.py). A false answer and its statement can be shown
+to others as evidence.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Fingerprint = Callable[[WireTensor], bytes]
 
 
 @dataclass(frozen=True, slots=True)
-class Prints:
+class TensorFingerprints:
     """Fingerprints of the tensors of one hop; `sent` and `got` are empty at the last stage."""
 
     x: bytes
@@ -34,9 +34,14 @@ class Prints:
 
 
 def stated(
-    run_id: str, process: wire.Process, server: PeerId, client: PeerId, prints: Prints, loss_sum: float
+    run_id: str,
+    process: wire.Process,
+    server: PeerId,
+    client: PeerId,
+    prints: TensorFingerprints,
+    report: wire.Processed,
 ) -> wire.Statement:
-    """The statement of `server` on `process` as it arrived there from `client`; not signed yet."""
+    """The unsigned statement of `server` on `process` as it arrived there from `client`, answered with `report`."""
     return wire.Statement(
         run_id=run_id,
         microbatch_id=process.microbatch_id,
@@ -47,26 +52,27 @@ def stated(
         x=prints.x,
         tokens=prints.tokens,
         gradient=prints.gradient,
-        loss_sum=loss_sum,
+        loss_sum=report.loss_sum,
         sent=prints.sent,
         got=prints.got,
+        inner_steps=report.inner_steps,
     )
 
 
 def sign(statement: wire.Statement, identity: Identity) -> None:
     """Sign as `statement.server`."""
-    assert statement.server == identity.peer_id, f"{statement.server} is another"
+    assert statement.server == identity.peer_id, f"statement of another server: {statement.server}"
     statement.signature = identity.sign(unsigned(_DOMAIN, statement))
 
 
 def check(statement: wire.Statement) -> None:
-    """Raises RemoteFault unless `statement.server` signed it as it is and it is whole."""
+    """Raises RemoteFault unless the statement is complete and signed by `statement.server`."""
     server = PeerId(statement.server)
     named = [statement.x, statement.tokens, statement.gradient]
     if statement.sent or statement.got:
         named += [statement.sent, statement.got]
     if any(len(one) != FINGERPRINT_BYTES for one in named):
-        raise RemoteFault(f"statement of {short(server)} with a fingerprint that has not {FINGERPRINT_BYTES} bytes")
+        raise RemoteFault(f"statement of {short(server)} with a fingerprint that is not {FINGERPRINT_BYTES} bytes long")
     if len(statement.signature) != SIGNATURE_BYTES or not verify(
         server, unsigned(_DOMAIN, statement), statement.signature
     ):

@@ -1,7 +1,7 @@
-"""A stage made anew from its neighbours' slow weights: CheckFree (arXiv 2506.15461) and its simpler relatives.
+"""Rebuild a stage from its neighbours' slow weights: CheckFree (arXiv 2506.15461) and its simpler relatives.
 
-Layers of neighbouring stages are like each other because each refines the same residual stream, so that a neighbour's
-weights are a far better guess than random ones. What differs between the methods is only how two guesses become one.
+Layers of neighbouring stages resemble each other because each refines the same residual stream. A neighbour's weights
+are therefore a far better guess than random ones. The methods differ only in how two guesses become one.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from torch import Tensor
 
 from swarmnode.errors import RemoteFault
 from swarmnode.manifest import ModelSpec
-from swarmnode.model.split import Part, parameter_shapes
+from swarmnode.model.split import HEAD, TABLE, StageLayers, parameter_shapes
 
 METHODS = ("copy", "average", "weighted")
 
 
 def rebuild(
     model: ModelSpec,
-    parts: tuple[Part, ...],
+    parts: tuple[StageLayers, ...],
     stage: int,
     method: str,
     given: Mapping[int, Tensor],
@@ -30,9 +30,9 @@ def rebuild(
     """The flat parameters [N] of `stage` from those of the stages in `given` (one or two neighbours, flat like theirs).
 
     copy: each layer is that of the nearer neighbour. average: the mean, rescaled so that each tensor has the mean norm
-    of those it was made of (a plain mean of unlike tensors shrinks it by up to sqrt 2). weighted: the mean by `norms`,
+    of its sources (a plain mean of unlike tensors shrinks it by up to sqrt 2). weighted: the mean weighted by `norms`,
     each neighbour's gradient norm before clipping (CheckFree eq. 1). Embedding and head, which no neighbour has, are
-    zero: the caller has them mirrored. Raises RemoteFault when a neighbour's buffer has another size.
+    zero; the caller fills them from a mirror. Raises RemoteFault when a neighbour's buffer has another size.
     """
     assert method in METHODS and given, f"method {method!r} from stages {list(given)}"
     part = parts[stage]
@@ -54,18 +54,22 @@ def rebuild(
     return flat
 
 
-def counterpart(other: Part, part: Part, position: int) -> int:
-    """The layer of the neighbour `other` that stands for layer number `position` of `part`: at the same relative
-    place; for a stage of one layer the one next to it."""
+def counterpart(other: StageLayers, part: StageLayers, position: int) -> int:
+    """The layer of the neighbour `other` that stands for layer number `position` of `part`.
+
+    It is the layer at the same relative place; for a stage of one layer, the neighbour's adjacent layer.
+    """
     n, m = len(part.layers), len(other.layers)
     if n == 1:
         return other.layers.stop - 1 if other.stage < part.stage else other.layers.start
     return other.layers.start + round(position * (m - 1) / (n - 1))
 
 
-def nearer(part: Part, position: int, given: tuple[int, ...]) -> int:
-    """Whose layer is copied for layer number `position`: the stage before gives the first half, the one after the
-    second; of one neighbour all."""
+def nearer(part: StageLayers, position: int, given: tuple[int, ...]) -> int:
+    """The stage whose layer is copied for layer number `position` of `part`.
+
+    The stage before gives the first half of the layers, the stage after the second. A single neighbour gives all.
+    """
     below = [other for other in given if other < part.stage]
     above = [other for other in given if other > part.stage]
     first_half = 2 * position < len(part.layers)
@@ -73,12 +77,12 @@ def nearer(part: Part, position: int, given: tuple[int, ...]) -> int:
 
 
 def combine(method: str, sources: Mapping[int, Tensor], norms: Mapping[int, float], nearest: int) -> Tensor:
-    """One tensor from those of the stages in `sources`: that of `nearest`, or their mean as `method` says."""
+    """Combine the tensors of the stages in `sources` into one: that of `nearest`, or their mean as `method` says."""
     if method == "copy" or len(sources) == 1:
         return sources[nearest]
     weights = {stage: norms[stage] if method == "weighted" else 1.0 for stage in sources}
     total = math.fsum(weights.values())
-    if total <= 0.0:  # rebuilt a moment ago, both: no step has told a norm yet
+    if total <= 0.0:  # both were rebuilt a moment ago: no step has measured a norm yet
         weights, total = dict.fromkeys(sources, 1.0), float(len(sources))
     mean = sum((tensor * (weights[stage] / total) for stage, tensor in sources.items()), torch.zeros(()))
     if method == "average":
@@ -87,9 +91,11 @@ def combine(method: str, sources: Mapping[int, Tensor], norms: Mapping[int, floa
     return mean
 
 
-def ends(model: ModelSpec, part: Part) -> tuple[int, int]:
-    """(first element, count) of what no neighbour of `part` has: the embedding; or the head with the norms behind it up
-    to the end of the buffer. Count 0 for an inner stage."""
+def ends(model: ModelSpec, part: StageLayers) -> tuple[int, int]:
+    """(first element, count) of the part of the flat buffer that no neighbour of `part` has.
+
+    It is the embedding, or the head with the norms behind it up to the end of the buffer. Count 0 for an inner stage.
+    """
     if part.has_embedding and part.has_head:
         return 0, part.parameters
     if part.has_embedding:
@@ -98,13 +104,13 @@ def ends(model: ModelSpec, part: Part) -> tuple[int, int]:
         return 0, 0
     first = 0
     for name, shape in parameter_shapes(model, part).items():
-        if name == "lm_head.weight":
+        if name in (HEAD, TABLE):
             break
         first += math.prod(shape)
     return first, part.parameters - first
 
 
-def _named(model: ModelSpec, part: Part, flat: Tensor) -> dict[str, Tensor]:
+def _named(model: ModelSpec, part: StageLayers, flat: Tensor) -> dict[str, Tensor]:
     if flat.shape != (part.parameters,):
         raise RemoteFault(f"{flat.numel()} weights of stage {part.stage}; {part.parameters} belong there")
     shapes = parameter_shapes(model, part)

@@ -1,11 +1,11 @@
-"""What a checkpoint is, who saves it, which are kept: plain decisions and text, no waiting, no arithmetic.
+"""The format of checkpoints, the order in which replicas save them, and the ones kept. Pure: no waiting, no tensors.
 
     RUN/round-000000012/theta-00000.stage-0.k3VxA9Qp.safetensors    parameters by the whole model's names
                         stage-0.json                                written when the stage's files are safe
                         checkpoint.json                             written last, when every stage's is there
 
-A folder with checkpoint.json is a checkpoint: it names every file with its size, hash and tensors. Names are those of
-the whole model, so stages cut elsewhere load it as well (`sources`).
+A folder with checkpoint.json is a checkpoint: the file names every other file with its size, hash and tensors.
+Parameters have the names of the whole model, so that stages cut elsewhere load them as well (`sources`).
 """
 
 from __future__ import annotations
@@ -33,9 +33,15 @@ FINAL = "-final"
 COUNT_MAX = 1 << 53
 
 
+ModelValue = int | float | bool | str | tuple[int, ...]
+"""A field of the manifest's model."""
+WORD_MAX = 64  # characters of a word in a ModelSpec
+LAYERS_MAX = 4096  # guess: layers named in a list, as many as a model can have
+
+
 @dataclass(frozen=True, slots=True)
 class ShardFile:
-    """One safetensors file: tensors of one section, in the order they lie in it. `name` is relative to the folder."""
+    """A safetensors file with tensors of one section, in file order. `name` is relative to the folder."""
 
     name: str
     section: str
@@ -46,7 +52,8 @@ class ShardFile:
 
 @dataclass(frozen=True, slots=True)
 class StagePart:
-    """What one replica saved of its stage. `blocks` are those finished (data/blocks.py), known to feeders only."""
+    """The files of a stage as saved by one replica. `blocks` are the finished ones (data/blocks.py), known to feeders
+    only."""
 
     stage: int
     round: int
@@ -62,13 +69,16 @@ class StagePart:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Whose checkpoint: the run, and what of its manifest must agree with whoever loads it. `manifest` is the signed
-    one, base64, "" where there is none. `subspace` is "" or which one the weights were kept in."""
+    """The run that a checkpoint is of, and the parts of its manifest that must agree with the run that loads it.
+
+    `manifest` is the signed one, base64, "" where there is none. `subspace` names the one the weights were kept in, or
+    is "".
+    """
 
     run_id: str
     run_name: str
     stages: int
-    model: dict[str, float]
+    model: dict[str, ModelValue]
     tokenizer: str
     block_samples: int
     manifest: str = ""
@@ -84,7 +94,7 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """All stages. `samples` are those of the whole run, `progress` by feeder."""
+    """All stages of a run at one round. `samples` counts those of the whole run, `progress` those of each feeder."""
 
     origin: Origin
     label: str
@@ -108,7 +118,7 @@ class Checkpoint:
 
 
 def label(round_index: int, *, final: bool = False) -> str:
-    """The name of a checkpoint's folder; in text order they are in the order of rounds, a final one after its round."""
+    """The name of a checkpoint's folder. Text order is the order of rounds; a final one comes after its round."""
     return f"round-{round_index:09d}{FINAL if final else ''}"
 
 
@@ -120,26 +130,31 @@ def part_name(stage: int) -> str:
     return f"stage-{stage}.json"
 
 
-# ---- who saves
+# ---- order of savers
 
 
 def due(done: int, saved: int, every: int) -> int | None:
-    """The round whose checkpoint is due at a replica that finished round `done` and last saved (or left to others) that
-    of round `saved`: the newest multiple of `every`, if it is newer. Missed ones are not made up for."""
+    """The round whose checkpoint is due, None without one: the newest multiple of `every` beyond `saved`.
+
+    The replica finished round `done`, and last saved the checkpoint of round `saved` or left it to others. Missed
+    checkpoints are not made up for.
+    """
     newest = done // every * every
     return newest if newest > saved else None
 
 
 def order(run_id: RunId, stage: int, label: str, able: Collection[PeerId]) -> list[PeerId]:
-    """Replicas of `stage` in the order in which they save `label`: the first does, the next when it did not. Everybody
-    computes the same, and each checkpoint burdens another one."""
+    """Replicas of `stage` in the order in which they save `label`: each saves when the one before it did not.
+
+    Every node computes the same order. The order differs by checkpoint, so that the load is spread over the replicas.
+    """
     return sorted(able, key=lambda peer: (digest64(run_id, "save", stage, label, peer), peer))
 
 
 def turn(
     order: Sequence[PeerId], me: PeerId, alive: Collection[PeerId], waited_s: float, patience_s: float
 ) -> tuple[bool, str]:
-    """Whether `me` saves now, `waited_s` after the boundary: each one alive before it in `order` has `patience_s`."""
+    """Whether `me` saves now, `waited_s` after the boundary, and why. Each live replica before it has `patience_s`."""
     before = [peer for peer in order[: order.index(me)] if peer in alive]
     if not before:
         return True, "first of those who can"
@@ -149,20 +164,19 @@ def turn(
 
 
 def expired(complete: Collection[str], present: Collection[str], keep: int) -> list[str]:
-    """Labels to delete: complete ones but the newest `keep`, and what is older than the newest complete one and never
-    became complete."""
+    """Labels to delete: complete ones but the newest `keep`, and incomplete ones older than the newest complete one."""
     if not complete:
         return []
     kept = set(sorted(complete)[-keep:])
     return sorted(label for label in present if label not in kept and label < max(complete))
 
 
-# ---- what a file holds
+# ---- files
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
-    """One file to be: bytes [start, end) of `section`, which are `tensors`."""
+class ShardSpan:
+    """A file to write: bytes [start, end) of `section`, which hold `tensors`."""
 
     name: str
     section: str
@@ -173,9 +187,11 @@ class Cut:
 
 def cuts(
     stage: int, peer: PeerId, shapes: Mapping[str, Mapping[str, Shape]], shard_nbytes: int = SHARD_NBYTES
-) -> list[Cut]:
-    """How a stage's sections, of `shapes` by section and parameter, become files of at most `shard_nbytes` (a larger
-    tensor has a file of its own)."""
+) -> list[ShardSpan]:
+    """The files of at most `shard_nbytes` that a stage's sections become; a larger tensor has a file of its own.
+
+    `shapes` are by section and parameter.
+    """
     found = []
     for section, held in shapes.items():
         groups: list[dict[str, Shape]] = []
@@ -191,18 +207,26 @@ def cuts(
         for index, tensors in enumerate(groups):
             end = start + sum(tensorfile.nbytes_of(shape) for shape in tensors.values())
             name = f"{section}-{index:05d}.stage-{stage}.{short(peer)}.safetensors"
-            found.append(Cut(name, section, start, end, tensors))
+            found.append(ShardSpan(name, section, start, end, tensors))
             start = end
     return found
 
 
+def held_as(checkpoint: Checkpoint, section: str) -> str:
+    """The section of `checkpoint` that is read as `section`: an archive holds the slow weights alone, which are read as
+    the fast ones too."""
+    alone = section == "theta" and all(file.section == "phi" for file in checkpoint.files)
+    return "phi" if alone else section
+
+
 def sources(checkpoint: Checkpoint, shapes: Mapping[str, Shape], section: str) -> list[ShardFile]:
-    """The files that hold `shapes` in `section`, wherever the checkpoint's stages were cut.
+    """The files that hold the parameters `shapes` of `section`, wherever the checkpoint's stages were cut.
 
     Raises DataError that names the first parameter that is missing or of another shape.
     """
     found: dict[str, ShardFile] = {}
     wanted = dict(shapes)
+    section = held_as(checkpoint, section)
     for file in checkpoint.files:
         if file.section == section:
             for name in file.tensors.keys() & wanted.keys():
@@ -221,8 +245,11 @@ def sources(checkpoint: Checkpoint, shapes: Mapping[str, Shape], section: str) -
 
 
 def anew(checkpoint: Checkpoint, shapes: Mapping[str, Mapping[str, Shape]]) -> frozenset[str]:
-    """Sections of `shapes` that begin at zero, as the run that saved `checkpoint` did not keep them as this one does:
-    its outer method had no momentum, or its optimizer other second moments, and then both moments do."""
+    """Sections of `shapes` that begin at zero because `checkpoint` does not have them in this form.
+
+    Either the outer method of its run had no momentum, or its optimizer had other second moments; then both moments
+    begin at zero.
+    """
     found = set()
     for section in sorted({"momentum", "exp_avg_sq"} & shapes.keys()):
         held: dict[str, Shape] = {}
@@ -231,18 +258,22 @@ def anew(checkpoint: Checkpoint, shapes: Mapping[str, Mapping[str, Shape]]) -> f
                 held |= file.tensors
         if any(held.get(name) != tuple(shape) for name, shape in shapes[section].items()):
             found.add(section)
+    found |= {"exp_avg"} & shapes.keys() - {file.section for file in checkpoint.files}
     return frozenset(found | {"exp_avg"} if "exp_avg_sq" in found else found)
 
 
 def subspace_of(manifest: Manifest) -> str:
-    """Names the frozen subspace that the stream of a run of `manifest` is kept in; "" without one."""
+    """A name of the frozen subspace that a run of `manifest` keeps the residual stream in; "" without one."""
     pipeline = manifest.pipeline
     return f"rank {pipeline.boundary_rank} of seed {manifest.seed}" if pipeline.boundary == "subspace" else ""
 
 
 def check_fits(checkpoint: Checkpoint, manifest: Manifest, where: str) -> None:
-    """Raises DataError unless a run of `manifest` can go on from `checkpoint`: same model, same tokenizer, and where
-    it keeps the stream in a subspace, the same. Stages, nodes, data and optimizer may differ."""
+    """Raise DataError unless a run of `manifest` can go on from `checkpoint`.
+
+    Model and tokenizer must be the same, and the subspace, where this run keeps the stream in one. Stages, nodes, data
+    and optimizer may differ.
+    """
     theirs, ours = checkpoint.origin.model, dataclasses.asdict(manifest.model)
     different = sorted(key for key in theirs.keys() | ours.keys() if theirs.get(key) != ours.get(key))
     if different:
@@ -264,7 +295,7 @@ def check_fits(checkpoint: Checkpoint, manifest: Manifest, where: str) -> None:
 
 
 def missing(checkpoint: Checkpoint, sizes: Mapping[str, int]) -> str | None:
-    """What is wrong with its files as the store lists them (`sizes` by full name): None when nothing is."""
+    """The first fault of the checkpoint's files as the store lists them, None without one. `sizes` are by full name."""
     for file in checkpoint.files:
         found = sizes.get(f"{checkpoint.place}/{file.name}")
         if found is None:
@@ -282,24 +313,22 @@ def to_text(value: StagePart | Checkpoint) -> bytes:
 
 
 def part_of(data: bytes, where: str) -> StagePart:
-    """Raises DataError that begins with `where`."""
+    """Parse stage-N.json. Raises DataError that begins with `where`."""
     return _part(_tree(data, where), where)
 
 
 def checkpoint_of(data: bytes, where: str) -> Checkpoint:
-    """Raises DataError that begins with `where`: not such a file, or written by another version of swarmnode."""
+    """Parse checkpoint.json. Raises DataError that begins with `where` for other files and other versions."""
     tree = _tree(data, where)
     given = tree.get("origin")
     if not isinstance(given, dict) or not isinstance(tree.get("parts"), list):
         raise DataError(f"{where}: not a checkpoint of swarmnode: origin and parts are missing")
-    model = given.get("model")
-    if not isinstance(model, dict) or not all(type(value) in (int, float) for value in model.values()):
-        raise DataError(f"{where}: its model is not a table of numbers")
+    model = _model(given.get("model"), where)
     origin = Origin(
         run_id=_text(given, "run_id", where),
         run_name=_text(given, "run_name", where),
         stages=_whole(given, "stages", where),
-        model={str(key): value for key, value in model.items()},
+        model=model,
         tokenizer=_text(given, "tokenizer", where),
         block_samples=_whole(given, "block_samples", where),
         manifest=_text(given, "manifest", where),
@@ -366,6 +395,21 @@ def _file(tree: object, where: str) -> ShardFile:
             ):
                 return ShardFile(name, section, nbytes, sha256, {str(key): tuple(v) for key, v in tensors.items()})
     raise DataError(f"{where}: a file without name, section, nbytes, sha256 and tensors")
+
+
+def _model(given: object, where: str) -> dict[str, ModelValue]:
+    """The fields of a ModelSpec as JSON holds them; lists become tuples, as the manifest has them."""
+    if not isinstance(given, dict):
+        raise DataError(f"{where}: its model is not a table")
+    model: dict[str, ModelValue] = {}
+    for key, value in given.items():
+        if type(value) in (int, float, bool) or (isinstance(value, str) and len(value) <= WORD_MAX):
+            model[key] = value
+        elif isinstance(value, list) and len(value) <= LAYERS_MAX and all(type(one) is int for one in value):
+            model[key] = tuple(value)
+        else:
+            raise DataError(f"{where}: its model's {key[:WORD_MAX]} is no number, word or list of layers")
+    return model
 
 
 def _progress(tree: Mapping[str, Any], where: str) -> dict[str, int]:

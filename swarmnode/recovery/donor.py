@@ -1,4 +1,4 @@
-"""The giving side of a download: snapshots made on demand, at most two alive, forgotten when nobody asks any more."""
+"""The giving side of a download: snapshots made on demand, at most two alive, forgotten when idle."""
 
 from __future__ import annotations
 
@@ -10,51 +10,51 @@ from swarmnode.errors import Busy, RemoteFault, Unavailable
 from swarmnode.ids import PeerId, RunId
 from swarmnode.metrics import name
 from swarmnode.ports import Answer, Call, Telemetry, Transport, WireTensor
-from swarmnode.recovery.snapshot import CHUNK_NBYTES, CHUNKS_AT_ONCE, WHOLE, Cut, Snapshot
+from swarmnode.recovery.snapshot import CHUNK_NBYTES, CHUNKS_AT_ONCE, WHOLE, Snapshot, StateSlice
 from swarmnode.wire import call_pb2 as wire
 
 SNAPSHOTS_MAX = 2
-REFUSED_MAX = 1024  # newcomers remembered
-PARTS_MAX = 8  # guess: slow weights, embedding or head, all of it
+REFUSED_MAX = 1024  # guess: refused newcomers remembered
+PARTS_MAX = 8  # guess: parts kept of a snapshot: slow weights, embedding or head, all of it, slices
 
 
 @dataclass(frozen=True, slots=True)
 class DonorLimits:
-    """What giving may cost. All are guesses."""
+    """Bounds of the cost of giving. All are guesses."""
 
-    idle_s: float = 60.0  # a snapshot nobody asked for in this time, for each MiB of a chunk, is forgotten
-    fresh_s: float = 10.0  # a newcomer gets the snapshot made for another one up to this old
-    downloads_max: int = 4  # peers that pull at once
+    idle_s: float = 60.0  # without a request for so long, for each MiB of a chunk, a snapshot is forgotten
+    fresh_s: float = 10.0  # a newcomer gets a snapshot made for another one up to so old
+    downloads_max: int = 4  # peers that download at once
     chunk_nbytes: int = CHUNK_NBYTES
-    puller_idle_s: float = 10.0  # one that has not asked in this time, for each MiB of a chunk, pulls no more
+    puller_idle_s: float = 10.0  # a peer that has not asked for so long, for each MiB of a chunk, has given up
     busy_retry_s: float = 2.0
-    line_nbytes: float = 1e7  # a second, that our line gives as far as nothing is known of it
-    share_s: float = 30.0  # who would share our line with another for longer than this goes elsewhere, or waits
-    retry_max_s: float = 60.0  # and asks again then: somebody may have given up
-    refused_max_s: float = 600.0  # and shares after so long: one that pulls slowly everywhere must not keep others out
+    line_nbytes: float = 1e7  # bytes a second that the uplink is taken to carry before it is measured
+    share_s: float = 30.0  # a newcomer that would share the uplink for longer is refused
+    retry_max_s: float = 60.0  # at most until it asks again: another may have given up
+    refused_max_s: float = 600.0  # then it shares: a slow download must not keep others out for ever
 
 
 @dataclass(slots=True)
-class _Kept:
+class _KeptSnapshot:
     snapshot: Snapshot
     made_s: float
     asked_s: float
-    parts: dict[Cut, Snapshot] = field(default_factory=dict)  # by what was asked of it; all share its memory
+    parts: dict[StateSlice, Snapshot] = field(default_factory=dict)  # all share its memory
 
 
 @dataclass(slots=True)
 class _Puller:
-    """A peer that pulls state here."""
+    """A peer that downloads state here."""
 
-    until_s: float  # when its place is another's, unless it asks again
-    hurries: bool = True  # somebody waits for what it pulls
-    chunks: int = 0  # it has asked for
-    of: int = 0  # chunks of what it pulls; 0: not made yet
-    nbytes: int = 0  # of it
-    begun_s: float = 0.0  # when it asked for the first
+    until_s: float  # it loses its place then, unless it asks again
+    hurries: bool = True  # it cannot work without the state
+    chunks: int = 0  # chunks it has asked for
+    of: int = 0  # chunks of the snapshot it downloads; 0: not made yet
+    nbytes: int = 0  # of that snapshot
+    begun_s: float = 0.0  # loop time of its first chunk request
 
     def left_s(self, now_s: float, line_nbytes: float) -> float:
-        """Until it has everything, at the rate so far."""
+        """Seconds until it has everything, at the rate so far."""
         through = self.chunks - CHUNKS_AT_ONCE
         if through > 0:
             return (self.of - through) * (now_s - self.begun_s) / through
@@ -65,24 +65,26 @@ class _Puller:
 class SnapshotDonor:
     """Serves "snapshot" and "chunk" for one stage. `close` forgets everything and stops the timer.
 
-    `take` copies the replica's state (on the compute thread) and says of which round and progress it is, hashed already
-    where the whole is wanted; `offload` runs the other hashing away from the event loop. `kept` gives the snapshot of
-    another stage that is kept here for the day that stage is lost (recovery/keeper.py); it is served as well.
+    `take` copies the replica's state on the compute thread, with its round and progress, and hashes it where the whole
+    is wanted. `offload` runs all other hashing away from the event loop. `kept` returns the snapshot of another stage
+    that this node keeps (recovery/neighbour_backup.py), None without one; it is served as well.
     """
 
     def __init__(
         self,
         run_id: RunId,
         stage: int,
-        take: Callable[[Cut], Awaitable[Snapshot]],
+        take: Callable[[StateSlice], Awaitable[Snapshot]],
         offload: Callable[[Callable[[], wire.Snapshot]], Awaitable[wire.Snapshot]],
         telemetry: Telemetry,
         limits: DonorLimits = DonorLimits(),
         kept: Callable[[int], Snapshot | None] = lambda stage: None,
         received: Snapshot | None = None,
     ) -> None:
-        """`received` is what this replica itself began with: others that still pull the same get it here too, so that
-        many joiners at once do not all hang on one donor."""
+        """`received` is the snapshot that this replica itself was restored from.
+
+        It is served as well to peers that still download it, so that its donor does not serve many joiners alone.
+        """
         self._run_id = run_id
         self._stage = stage
         self._take = take
@@ -90,18 +92,18 @@ class SnapshotDonor:
         self._telemetry = telemetry
         self._limits = limits
         self._other = kept
-        self._others: dict[int, _Kept] = {}
-        self._kept: list[_Kept] = []  # oldest first
+        self._others: dict[int, _KeptSnapshot] = {}
+        self._kept: list[_KeptSnapshot] = []  # oldest first
         self._pulling: dict[PeerId, _Puller] = {}
-        self._refused: dict[PeerId, float] = {}  # when newcomers were first told to go elsewhere, oldest first
+        self._refused: dict[PeerId, float] = {}  # loop times of the first refusal of newcomers, oldest first
         self._making = asyncio.Lock()
         self._timer: asyncio.TimerHandle | None = None
         if received is not None:
-            self._kept.append(_Kept(received, float("-inf"), self._now_s(), {WHOLE: received}))
+            self._kept.append(_KeptSnapshot(received, float("-inf"), self._now_s(), {WHOLE: received}))
             self._arm()
 
     def serve(self, transport: Transport) -> None:
-        """Register both handlers."""
+        """Register both handlers with `transport`."""
         transport.serve("snapshot", self.offer, tensor_bytes_max=0)
         transport.serve("chunk", self.chunk, tensor_bytes_max=0)
 
@@ -120,12 +122,12 @@ class SnapshotDonor:
     async def offer(self, peer: PeerId, call: Call) -> Answer:
         """Handler of "snapshot": the manifest of a snapshot of round `round_min` or later.
 
-        Raises RemoteFault for another run or stage, Busy when too many peers pull or two snapshots are being pulled,
+        Raises RemoteFault for another run or stage, Busy when too many peers download or two snapshots are in use,
         Unavailable when this replica has not come to that round.
         """
         asked = call.header.snapshot
         self._check_run(call)
-        cut = Cut.of(asked)
+        cut = StateSlice.of(asked)
         kept = self._of_other(asked.stage, asked.round_min) if asked.stage != self._stage else None
         hurries, newcomer = not asked.nobody_waits, peer not in self._pulling
         if newcomer:
@@ -134,7 +136,7 @@ class SnapshotDonor:
         try:
             async with self._making:
                 if newcomer:
-                    self._share(peer)  # now it is known what those get who came just before
+                    self._share(peer)  # by now the sizes are known of downloads that began just before
                 kept = kept or self._usable(asked.round_min) or await self._make(asked.round_min, cut)
                 part = await self._part(kept, cut)
         except BaseException:
@@ -146,8 +148,8 @@ class SnapshotDonor:
         self._telemetry.event("state.served", peer=peer, stage=asked.stage, round=part.round_index)
         return Answer(wire.Reply(snapshot=part.manifest()))
 
-    async def _part(self, kept: _Kept, cut: Cut) -> Snapshot:
-        """What `cut` is of the snapshot `kept`, hashed."""
+    async def _part(self, kept: _KeptSnapshot, cut: StateSlice) -> Snapshot:
+        """The part `cut` of the snapshot `kept`, hashed."""
         part = kept.parts.get(cut)
         if part is None:
             part = kept.snapshot if cut == WHOLE else kept.snapshot.part(cut)
@@ -159,8 +161,11 @@ class SnapshotDonor:
         return part
 
     async def chunk(self, peer: PeerId, call: Call) -> Answer:
-        """Handler of "chunk". Raises RemoteFault for an index that does not exist, Busy, Unavailable when the snapshot
-        has been forgotten: the caller then asks for a new one."""
+        """Handler of "chunk": its bytes.
+
+        Raises RemoteFault for an index that does not exist, Busy, and Unavailable when the snapshot has been forgotten:
+        the caller then asks for a new one.
+        """
         asked = call.header.chunk
         self._check_run(call)
         found = [
@@ -190,8 +195,8 @@ class SnapshotDonor:
         self._telemetry.count(name.SNAPSHOT_BYTES, data.nbytes, direction="sent")
         return Answer(wire.Reply(chunk=wire.Chunk(index=asked.index)), (WireTensor("u8", (data.nbytes,), data),))
 
-    def _of_other(self, stage: int, round_min: int) -> _Kept:
-        """The snapshot of another stage. Raises RemoteFault when none can be here, Unavailable for one too old."""
+    def _of_other(self, stage: int, round_min: int) -> _KeptSnapshot:
+        """The snapshot of another stage. Raises RemoteFault when this node keeps none, Unavailable for one too old."""
         snapshot = self._other(stage)
         if snapshot is None:
             raise RemoteFault(f"snapshot of stage {stage} asked of a replica of stage {self._stage}")
@@ -199,7 +204,7 @@ class SnapshotDonor:
             raise Unavailable(f"round {snapshot.round_index} of stage {stage} is kept here; {round_min} was asked for")
         kept = self._others.get(stage)
         if kept is None or kept.snapshot is not snapshot:
-            kept = self._others[stage] = _Kept(snapshot, self._now_s(), self._now_s())
+            kept = self._others[stage] = _KeptSnapshot(snapshot, self._now_s(), self._now_s())
         return kept
 
     def _check_run(self, call: Call) -> None:
@@ -207,8 +212,11 @@ class SnapshotDonor:
             raise RemoteFault(f"state of run {call.header.run_id[:8]!r} asked of a node of run {self._run_id[:8]!r}")
 
     def _share(self, newcomer: PeerId) -> None:
-        """Raises Busy where `newcomer` would share our line for long. Of two large states that are given one after the
-        other the first is there in half the time, the second no later, and it has two donors to choose from."""
+        """Raise Busy when `newcomer` would share this node's uplink for long.
+
+        When two large states are sent one after the other, the first arrives in half the time and the second no later;
+        the second joiner then also has two donors to choose from.
+        """
         now_s = self._leave_idle()
         others = [one for peer, one in self._pulling.items() if peer != newcomer and one.hurries]
         left_s = max([one.left_s(now_s, self._limits.line_nbytes) for one in others], default=0.0)
@@ -220,45 +228,47 @@ class SnapshotDonor:
                 raise Busy("another pulls a large state here", min(left_s, self._limits.retry_max_s))
 
     def _admit(self, peer: PeerId, hurries: bool = True) -> None:
-        """Count `peer` among those that pull, or raise Busy."""
+        """Count `peer` among the downloads, or raise Busy."""
         now_s = self._leave_idle()
         if peer not in self._pulling:
-            if len(self._pulling) >= self._limits.downloads_max - (not hurries):  # one place is for who hurries
+            if len(self._pulling) >= self._limits.downloads_max - (
+                not hurries
+            ):  # one place is kept for peers that hurry
                 raise Busy(f"{len(self._pulling)} peers pull state here already", self._limits.busy_retry_s)
-            # A state is copied and hashed first.
+            # The state is copied and hashed before the first chunk.
             self._pulling[peer] = _Puller(now_s + self._limits.idle_s, hurries)
 
     def _leave_idle(self) -> float:
-        """Forget those that pull no more; returns the time of now."""
+        """Forget peers that have given up. Returns the loop time."""
         now_s = self._now_s()
         self._pulling = {peer: puller for peer, puller in self._pulling.items() if puller.until_s > now_s}
         return now_s
 
     def _wait_for(self, peer: PeerId, part: Snapshot) -> _Puller:
-        """`peer`, who pulls `part`, keeps its place: larger chunks are asked for more rarely."""
-        puller = self._pulling.setdefault(peer, _Puller(0.0))  # its place may have gone while the state was copied
+        """Renew the place of `peer`, which downloads `part`. Larger chunks are asked for more rarely."""
+        puller = self._pulling.setdefault(peer, _Puller(0.0))  # it may have lost its place while the state was copied
         puller.until_s = self._now_s() + self._limits.puller_idle_s * _largeness(part)
         puller.of, puller.nbytes = part.chunks, part.nbytes
         return puller
 
-    def _usable(self, round_min: int) -> _Kept | None:
-        """The newest snapshot if it will do: late enough, and fresh or one of two that are being pulled."""
+    def _usable(self, round_min: int) -> _KeptSnapshot | None:
+        """The newest snapshot if it is late enough, and fresh or one of two in use; else None."""
         if not self._kept or self._kept[-1].snapshot.round_index < round_min:
             return None
         newest = self._kept[-1]
-        if newest.made_s == float("-inf"):  # what we received: of before we trained
+        if newest.made_s == float("-inf"):  # received, so older than this replica's training
             return None
         fresh = self._now_s() - newest.made_s <= self._limits.fresh_s
         return newest if fresh or self._full() else None
 
     def _full(self) -> bool:
-        """Whether every snapshot kept is still being pulled and there is no room for another."""
+        """Whether every snapshot kept is still in use and there is no room for another."""
         now_s = self._now_s()
         pulled = (now_s - kept.asked_s < self._idle_s(kept) / 2 for kept in self._kept)
         return len(self._kept) >= SNAPSHOTS_MAX and all(pulled)
 
-    async def _make(self, round_min: int, cut: Cut) -> _Kept:
-        """A new snapshot, of which `cut` is wanted, in the place of the one idle longest when there are two."""
+    async def _make(self, round_min: int, cut: StateSlice) -> _KeptSnapshot:
+        """A new snapshot, of which `cut` is wanted. When there are two, it replaces the one idle longest."""
         if self._full():
             raise Busy(
                 f"{len(self._kept)} snapshots are being pulled, none of round {round_min}", self._limits.busy_retry_s
@@ -271,14 +281,14 @@ class SnapshotDonor:
                 f"round {snapshot.round_index} here; {round_min} was asked for", self._limits.busy_retry_s
             )
         now_s = self._now_s()
-        kept = _Kept(snapshot, made_s=now_s, asked_s=now_s)
+        kept = _KeptSnapshot(snapshot, made_s=now_s, asked_s=now_s)
         self._kept.append(kept)
         if self._timer is None:
             self._arm()
         return kept
 
     def _arm(self) -> None:
-        """Look again when the snapshot idle longest would be forgotten."""
+        """Set the timer to the moment at which the snapshot idle longest is forgotten."""
         first_s = min(self._forgotten_s(kept) for kept in self._kept)
         self._timer = asyncio.get_running_loop().call_at(first_s, self._expire)
 
@@ -289,13 +299,15 @@ class SnapshotDonor:
         if self._kept:
             self._arm()
 
-    def _forgotten_s(self, kept: _Kept) -> float:
-        """When `kept` goes. Timer and test share this sum: rounded in two ways, the timer could be armed for now, for
-        ever."""
+    def _forgotten_s(self, kept: _KeptSnapshot) -> float:
+        """The loop time at which `kept` is forgotten.
+
+        Timer and test share this sum. Rounded in two ways, the timer could fire at once for ever.
+        """
         return kept.asked_s + self._idle_s(kept)
 
-    def _idle_s(self, kept: _Kept) -> float:
-        """Larger chunks are asked for more rarely."""
+    def _idle_s(self, kept: _KeptSnapshot) -> float:
+        """Seconds without a request after which `kept` is forgotten. Larger chunks are asked for more rarely."""
         return self._limits.idle_s * _largeness(kept.snapshot)
 
     @staticmethod
@@ -304,5 +316,5 @@ class SnapshotDonor:
 
 
 def _largeness(snapshot: Snapshot) -> float:
-    """Of its chunks, in MiB: how many times as long as for the smallest it takes until another is asked for."""
+    """The size of the chunks of `snapshot` in MiB, at least 1: the time between two requests grows with it."""
     return max(1.0, snapshot.chunk_nbytes / CHUNK_NBYTES)

@@ -1,9 +1,10 @@
-"""State from other replicas: a joiner pulls hashed chunks, and asks elsewhere when a donor dies or lies.
+"""Download a state from other replicas: a joiner pulls hashed chunks and turns elsewhere when a donor dies or lies.
 
-What takes long comes from several donors, side by side and one after the other: each gives chunks of a snapshot of its
-own, and what one gave before it died is kept. Replicas differ by what they learnt since they met; a state of chunks of
-two, one of them of up to 8 rounds ago, was at once never worse than the older of both, and mostly halfway between; ten
-steps later it was by 0.03 nats at most (measured: demo's model, rounds of ten steps, one seed; docs/simulate.md).
+A download that takes long uses several donors, side by side and one after the other. Each gives chunks of a snapshot of
+its own, and the chunks of a donor that died are kept. Replicas differ by what they learnt since they met. A state mixed
+of two replicas, one of them up to 8 rounds old, was at once never worse than the older one, and mostly halfway between;
+ten steps later it was worse by 0.03 nats at most (measured: demo's model, rounds of ten steps, one seed;
+docs/measurements/simulated-swarms.md).
 """
 
 from __future__ import annotations
@@ -16,19 +17,28 @@ from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+from swarmnode.concurrency import gather_or_cancel
 from swarmnode.errors import RemoteFault, Unavailable
 from swarmnode.ids import PeerId, RunId, short
+from swarmnode.large_buffer import large_buffer
 from swarmnode.metrics import name
 from swarmnode.model.section import Sizes
 from swarmnode.ports import State, Telemetry, Transport
-from swarmnode.recovery.asking import Asking, Donors, DownloadLimits, Failed, Later, Lie, pause_s
-from swarmnode.recovery.snapshot import WHOLE, Cut, assemble, chunk_span, mixed
-from swarmnode.together import together
+from swarmnode.recovery.donor_client import (
+    DonorBusy,
+    DonorClient,
+    DonorFailed,
+    DonorLied,
+    Donors,
+    DownloadLimits,
+    pause_s,
+)
+from swarmnode.recovery.snapshot import WHOLE, StateSlice, assemble, chunk_span, mixed
 from swarmnode.wire import call_pb2 as wire
 
 Accept = Callable[[State], Awaitable[None]]
-Compare = Callable[[State, wire.Snapshot, Collection[PeerId]], Awaitable[None]]
-REPORTS = 20  # progress events of a download, at most, for each donor
+Compare = Callable[[State, wire.Snapshot, Collection[PeerId]], Awaitable[object]]
+REPORTS = 20  # guess: progress events of a download, at most, for each donor
 
 
 async def download(
@@ -44,54 +54,55 @@ async def download(
     rounds_max: Callable[[], float] = lambda: math.inf,
     compare: Compare | None = None,
     accept: Accept | None = None,
-    cut: Cut = WHOLE,
+    cut: StateSlice = WHOLE,
     helpers: Callable[[], Sequence[PeerId]] = tuple,
 ) -> tuple[State, wire.Snapshot]:
-    """The state of a replica of `stage` with `sizes` elements, or the part `cut` of it, every chunk verified, and what
-    its donor said; of several donors' chunks, where it takes longer than `limits.alone_s`.
+    """The part `cut` of the state of a replica of `stage` with `sizes` elements, and the offer of its donor.
 
-    `donors` is asked again before each attempt and returns the best first. A snapshot that broke off is gone on with at
-    the same donor; chunks are kept for as long as the same hashes are offered, by whomever. `helpers` may hold the very
-    same snapshot (joiners that came a moment before): each is asked for chunks of it until it refuses. No snapshot is
-    of a later round than `rounds_max` tells. `compare` asks others about the state; it is told what the donors said and
-    who they were. `accept` takes the state (loads it, say). Either raises RemoteFault when its numbers cannot be
-    believed: the donor has lied, another is asked; of several donors nobody knows which, and the next state is of one
-    alone. Donors that give to others are asked again when they said. Raises Unavailable when the attempts are used up
-    or nobody is left to ask.
+    Every chunk is verified. Where a download takes longer than `limits.alone_s`, chunks come from several donors.
+
+    `donors` returns the donors, best first, and is called before each attempt. An interrupted snapshot is continued at
+    the same donor; chunks are kept while any donor offers the same hashes. `helpers` are peers that may hold the very
+    same snapshot, such as joiners that came a moment before: each is asked for chunks until it refuses. A snapshot of a
+    round later than `rounds_max` returns is refused. `compare` asks others about the state; it gets the state, the
+    offer and the donors. `accept` takes the state, and loads it for example. Both raise RemoteFault for numbers that
+    cannot be believed. Then the donor has lied, and another is asked; among several donors the liar is unknown, so the
+    next state comes from one donor alone. Busy donors are asked again at the time they gave. Raises Unavailable when
+    the attempts are used up or no donor is left.
     """
     me = transport.peer_id
-    asking = Asking(transport, stage, run_id, sizes, limits, round_min, cut, rounds_max)
-    whom = Donors(donors, me, limits.failures_max)
-    return await _Download(me, stage, whom, asking, limits, telemetry, compare, accept, helpers).run()
+    client = DonorClient(transport, stage, run_id, sizes, limits, round_min, cut, rounds_max)
+    known = Donors(donors, me, limits.failures_max)
+    return await _Download(me, stage, known, client, limits, telemetry, compare, accept, helpers).run()
 
 
 @dataclass(slots=True)
 class _Download:
-    """The bytes so far, and from whom they may come next."""
+    """The state of one download: the chunks so far, and the peers that may give the others."""
 
     me: PeerId
     stage: int
     donors: Donors
-    asking: Asking
+    client: DonorClient
     limits: DownloadLimits
     telemetry: Telemetry
     compare: Compare | None
     accept: Accept | None
     helpers: Callable[[], Sequence[PeerId]]
     useless: set[PeerId] = field(default_factory=set)  # helpers that lied
-    data: bytearray = field(default_factory=bytearray)
-    have: dict[int, wire.Snapshot] = field(default_factory=dict)  # of whose offer each chunk is that is here
-    offer: wire.Snapshot = field(default_factory=wire.Snapshot)  # of the donor asked last
-    begun: dict[PeerId, wire.Snapshot] = field(default_factory=dict)  # snapshots that may be gone on with
-    missing: deque[int] = field(default_factory=deque)  # chunks nobody was asked for yet, in this attempt
-    given: Counter[PeerId] = field(default_factory=Counter)  # chunks, ever, by who gave them
-    pulled_s: float = 0.0  # the attempts took
-    pure: bool = False  # a state of several donors was not believed
+    data: memoryview | bytearray = field(default_factory=bytearray)
+    have: dict[int, wire.Snapshot] = field(default_factory=dict)  # the offer that each chunk here belongs to
+    offer: wire.Snapshot = field(default_factory=wire.Snapshot)  # the offer of the last donor
+    begun: dict[PeerId, wire.Snapshot] = field(default_factory=dict)  # snapshots that may be continued, by donor
+    missing: deque[int] = field(default_factory=deque)  # chunks that no peer was asked for yet in this attempt
+    given: Counter[PeerId] = field(default_factory=Counter)  # chunks received, by peer
+    pulled_s: float = 0.0  # seconds that all attempts took
+    pure: bool = False  # a state mixed of several donors was refused: one donor alone from now on
     over: asyncio.Event = field(default_factory=asyncio.Event)  # nothing is missing any more
     reason: str = "nobody serves it"
 
     async def run(self) -> tuple[State, wire.Snapshot]:
-        """One donor after the other."""
+        """Try one donor after the other."""
         limits, pulls, fruitless, waited_s = self.limits, 0, 0, 0.0
         while pulls < limits.pulls_max and fruitless < limits.attempts_max:
             donor = self.donors.next(self.begun)
@@ -107,10 +118,10 @@ class _Download:
             if donor is not None:
                 try:
                     return await self._attempt(donor, pulls + 1)
-                except Later:
+                except DonorBusy:
                     continue
-                except (Lie, Failed) as failure:
-                    lied = isinstance(failure, Lie)
+                except (DonorLied, DonorFailed) as failure:
+                    lied = isinstance(failure, DonorLied)
             pulls += 1
             fruitless = 0 if self._fruitful(self.given.total() - before) and not lied else fruitless + 1
             if fruitless < limits.attempts_max:
@@ -121,13 +132,13 @@ class _Download:
         return chunks >= self.limits.fruitful * len(self.offer.hashes) > 0
 
     async def _attempt(self, donor: PeerId, number: int) -> tuple[State, wire.Snapshot]:
-        """Everything that is still missing, from `donor` and those beside it. Raises Lie, Later, Failed."""
+        """Get all missing chunks, from `donor` and donors beside it. Raises DonorLied, DonorBusy, DonorFailed."""
         loop = asyncio.get_running_loop()
         able, begun_s = len(self.donors.able), loop.time()
         self.telemetry.event("state.donor", peer=donor, stage=self.stage, attempt=number, of=able)
         try:
             with self._blaming(donor):
-                offer = self.begun.get(donor) or await self.asking.offer(donor)
+                offer = self.begun.get(donor) or await self.client.offer(donor)
                 self._begin(offer)
                 self.begun[donor] = offer
                 await self._pull(donor, offer)
@@ -137,25 +148,25 @@ class _Download:
 
     @contextlib.contextmanager
     def _blaming(self, donor: PeerId) -> Iterator[None]:
-        """`donor` is pulled from, and answers for what fails."""
+        """Mark `donor` as in use, and book what fails in the block to its account."""
         before = self.given[donor]
         with self.donors.using(donor):
             try:
                 yield
-            except Later as busy:
+            except DonorBusy as busy:
                 self.reason = f"{short(donor)}: {busy}"
                 self.donors.busy(donor, max(self.limits.pause_s, busy.retry_after_s))
                 raise
-            except (Lie, Failed) as failure:
+            except (DonorLied, DonorFailed) as failure:
                 self._failed(donor, failure, self.given[donor] - before)
                 raise
 
-    def _failed(self, donor: PeerId, failure: Lie | Failed, chunks: int) -> None:
-        """`donor` did, after so many chunks."""
+    def _failed(self, donor: PeerId, failure: DonorLied | DonorFailed, chunks: int) -> None:
+        """Book the failure of `donor` after `chunks` chunks."""
         self.reason = f"{short(donor)}: {failure}"
         self._tell(donor, failure)
         begun = self.begun.get(donor)
-        if isinstance(failure, Lie):
+        if isinstance(failure, DonorLied):
             self.donors.lied(donor)
             self._drop([index for index, offer in self.have.items() if offer is begun])
         else:
@@ -164,8 +175,8 @@ class _Download:
                 return
         self.begun.pop(donor, None)
 
-    def _tell(self, peer: PeerId, failure: Lie | Failed) -> None:
-        lied = isinstance(failure, Lie)
+    def _tell(self, peer: PeerId, failure: DonorLied | DonorFailed) -> None:
+        lied = isinstance(failure, DonorLied)
         if lied:
             self.telemetry.count(name.PEER_FAULTS, kind="state")
         self.telemetry.event(
@@ -173,15 +184,15 @@ class _Download:
         )
 
     def _drop(self, indices: Sequence[int]) -> None:
-        """These chunks are missing again."""
+        """Count the chunks `indices` as missing again."""
         for index in indices:
             del self.have[index]
         self.missing.extend(indices)
 
     def _begin(self, offer: wire.Snapshot) -> None:
-        """Make room for `offer`, keeping the chunks of others with the same hashes; all, where they took long."""
+        """Make room for `offer`. Chunks with the same hashes are kept; all are, where the download took long."""
         if (self.offer.nbytes, self.offer.chunk_nbytes) != (offer.nbytes, offer.chunk_nbytes):
-            self.data = bytearray(offer.nbytes)
+            self.data = large_buffer(offer.nbytes)
             self.have.clear()
         mixing = self.limits.sources > 1 and not self.pure and self.pulled_s >= self.limits.alone_s
         for index, theirs in list(self.have.items()):
@@ -193,7 +204,7 @@ class _Download:
         self.missing = deque(index for index in range(len(offer.hashes)) if index not in self.have)
 
     async def _pull(self, donor: PeerId, offer: wire.Snapshot) -> None:
-        """All that is missing, from `donor`, helpers and other donors."""
+        """Get all missing chunks from `donor`, helpers and other donors."""
         helpers = self._able_helpers(donor)
         while self.missing:  # again, when a helper gave up on the last ones
             self.over.clear()
@@ -202,11 +213,11 @@ class _Download:
             works += [partial(self._help, helper, offer) for helper in helpers]
             if self.limits.sources > 1 and not self.pure:
                 works.append(self._others)
-            await together(works)
+            await gather_or_cancel(works)
             helpers = []
 
     async def _accepted(self, donor: PeerId) -> tuple[State, wire.Snapshot]:
-        """What has come, once `accept` has taken it. Raises Lie, Failed."""
+        """The state, once `compare` and `accept` have passed it. Raises DonorLied, DonorFailed."""
         offer = mixed([self.have[index] for index in range(len(self.offer.hashes))])
         state = assemble(offer, self.data, verify=False)  # each chunk was verified as it came
         theirs = {id(given) for given in self.have.values()}
@@ -220,9 +231,9 @@ class _Download:
             self.have.clear()
             self.begun.clear()
             if offer is self.offer:
-                raise Lie(str(fault)) from fault
+                raise DonorLied(str(fault)) from fault
             self.pure = True
-            raise Failed(f"a state of several donors: {fault}", soon=False) from fault
+            raise DonorFailed(f"a state of several donors: {fault}", soon=False) from fault
         self.telemetry.event(
             "state.downloaded",
             peer=donor,
@@ -234,35 +245,37 @@ class _Download:
         return state, offer
 
     async def _others(self) -> None:
-        """More donors beside the first, once it has taken long; sooner where nothing comes."""
+        """Use more donors once the first one takes long, sooner where it sends nothing."""
         begun_s, before = asyncio.get_running_loop().time(), self.given.total()
         silent_s = min(self.limits.silent_s, self.limits.alone_s)
         await self._over_within(silent_s)
         if self.given.total() > before:
             await self._over_within(self.limits.alone_s - silent_s)
         if self.missing:
-            await together([partial(self._beside, begun_s, before)] * (self.limits.sources - 1))
+            await gather_or_cancel([partial(self._beside, begun_s, before)] * (self.limits.sources - 1))
 
     async def _beside(self, begun_s: float, before: int) -> None:
-        """Chunks of another donor's snapshot, and of another's, while it takes long."""
+        """Get chunks of other donors' snapshots, one donor after the other, while the download takes long."""
         while self.missing and self._left_s(begun_s, before) > self.limits.alone_s:
             if (donor := self.donors.next(self.begun, by_lot=True)) is not None:
-                with contextlib.suppress(Later, Lie, Failed), self._blaming(donor):
-                    offer = self.begun.get(donor) or await self.asking.offer(donor, beside=True)
+                with contextlib.suppress(DonorBusy, DonorLied, DonorFailed), self._blaming(donor):
+                    offer = self.begun.get(donor) or await self.client.offer(donor, beside=True)
                     if offer.chunk_nbytes != self.offer.chunk_nbytes:
-                        raise Failed(f"chunks of {offer.chunk_nbytes} bytes", soon=False)
+                        raise DonorFailed(f"chunks of {offer.chunk_nbytes} bytes", soon=False)
                     self.begun[donor] = offer
                     self.telemetry.event("state.beside", peer=donor, stage=self.stage, missing=len(self.missing))
-                    await together([partial(self._work, donor, offer)] * min(self.limits.beside, len(self.missing)))
+                    await gather_or_cancel(
+                        [partial(self._work, donor, offer)] * min(self.limits.beside, len(self.missing))
+                    )
             await self._over_within(self.limits.pause_max_s)
 
     def _left_s(self, begun_s: float, before: int) -> float:
-        """Until nothing is missing, at the rate since `begun_s`, when `before` chunks had come."""
+        """Seconds until nothing is missing, at the rate since `begun_s`, when `before` chunks had come."""
         came = self.given.total() - before
         return len(self.missing) * (asyncio.get_running_loop().time() - begun_s) / came if came else math.inf
 
     async def _over_within(self, seconds: float) -> None:
-        """Returns then, or as soon as nothing is missing."""
+        """Wait `seconds`, or until nothing is missing."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self.over.wait()
@@ -272,25 +285,25 @@ class _Download:
         return [peer for peer in self.helpers() if peer not in unfit][: self.limits.helpers]
 
     async def _help(self, helper: PeerId, offer: wire.Snapshot) -> None:
-        """As `_work`, from a peer that may not have the snapshot: what it does not give is left to the donor."""
+        """Do `_work` with a peer that may not have the snapshot. Chunks it does not give are left to the donor."""
         try:
             await self._work(helper, offer, retries=0)
-        except Failed:
+        except DonorFailed:
             pass
-        except Lie as lie:
+        except DonorLied as lie:
             self.useless.add(helper)
             self._tell(helper, lie)
 
     async def _work(self, donor: PeerId, offer: wire.Snapshot, retries: int | None = None) -> None:
-        """Pull one missing chunk after the other until none is left."""
+        """Get one missing chunk after the other from `donor` until none is left."""
         loop = asyncio.get_running_loop()
         retries = self.limits.chunk_retries_max if retries is None else retries
         while self.missing:
             index = self.missing.popleft()
             begun = loop.time()
             try:
-                data = await self.asking.chunk(donor, offer, index, retries)
-            except BaseException:  # also when it is told to end, as another chunk of the same donor failed
+                data = await self.client.chunk(donor, offer, index, retries)
+            except BaseException:  # also when cancelled because another chunk of the same donor failed
                 self.missing.append(index)
                 raise
             start, end = chunk_span(offer, index)

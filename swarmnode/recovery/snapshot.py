@@ -1,4 +1,4 @@
-"""A replica's state as hashed chunks: what a donor gives and a joiner verifies. Bytes and hashes only, no arithmetic.
+"""A replica's state as hashed chunks that a donor sends and a joiner verifies. Bytes and hashes only, no arithmetic.
 
 The bytes of a snapshot are its sections (model/section.py) one after the other, cut into chunks of equal size (the last
 may be shorter); its id is the SHA-256 over the chunks' hashes.
@@ -22,32 +22,31 @@ from swarmnode.wire import call_pb2 as wire
 from swarmnode.wire import record_pb2
 
 HASH_BYTES = 32
-CHUNK_NBYTES = 1 << 20  # guess: a second at 8 Mbit/s, half a millisecond of hashing [measured, hivemind.md]
+CHUNK_NBYTES = 1 << 20  # guess: a second at 8 Mbit/s, half a millisecond of hashing
 CHUNK_NBYTES_MAX = 1 << 24
-CHUNKS_AT_ONCE = 4  # guess: under way from one donor
+CHUNKS_AT_ONCE = 4  # guess: chunks requested from one donor at a time
 BUMP_STEPS_MAX = 1 << 20
 CHUNKS_MAX = 1 << 14  # hashes of 34 bytes each in one header of at most 1 MiB (transport/frame.py)
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
-    """Which part of a state is wanted: `sections` of it, none for all, and of each the elements [first, first +
-    count)."""
+class StateSlice:
+    """A part of a state: its `sections`, none for all, and of each the elements [first, first + count)."""
 
     sections: tuple[str, ...] = ()
     first: int = 0
     count: int | None = None  # None: to the end
 
     @staticmethod
-    def of(request: wire.SnapshotRequest) -> Cut:
-        """What a peer asks for. Raises RemoteFault for sections there are not, or out of order."""
+    def of(request: wire.SnapshotRequest) -> StateSlice:
+        """The part that a peer asks for. Raises RemoteFault for unknown sections, or sections out of order."""
         sections = tuple(request.sections)
         if sections != tuple(name for name in SECTIONS if name in sections):
             raise RemoteFault(f"sections {sections} asked for; a state has {SECTIONS} in this order")
-        return Cut(sections, request.first, request.count or None)
+        return StateSlice(sections, request.first, request.count or None)
 
     def request(self, stage: int, round_min: int, nobody_waits: bool = False) -> wire.SnapshotRequest:
-        """The message that asks for it."""
+        """The message that asks for this part. `nobody_waits`: donors may put others first."""
         return wire.SnapshotRequest(
             stage=stage,
             round_min=round_min,
@@ -58,8 +57,10 @@ class Cut:
         )
 
     def sizes(self, whole: Sizes) -> dict[str, int]:
-        """Elements of each section of this part of a state of `whole`. Raises RemoteFault when that has no such section
-        or not so many elements in it."""
+        """Elements of each section of this part of a state of size `whole`.
+
+        Raises RemoteFault when the state has no such section or not so many elements in it.
+        """
         found = {}
         for name in self.sections or whole:
             if name not in whole:
@@ -71,14 +72,16 @@ class Cut:
         return found
 
 
-WHOLE = Cut()
-SLOW = Cut(("phi",))
-"""The slow weights alone: what neighbours give of themselves to rebuild a stage."""
+WHOLE = StateSlice()
+SLOW = StateSlice(("phi",))
+"""The slow weights alone: neighbours give them to rebuild a stage."""
 
 
 class Snapshot:
-    """An immutable copy of a replica's state at the end of round `round_index`. Making one copies and hashes nothing;
-    `manifest` hashes at its first call (0.5 s/GB: not on the event loop)."""
+    """An immutable copy of a replica's state at the end of round `round_index`.
+
+    The constructor copies and hashes nothing. `manifest` hashes at its first call (0.5 s/GB: not on the event loop).
+    """
 
     def __init__(
         self, state: State, stage: int, round_index: int, progress: record_pb2.Progress, chunk_nbytes: int
@@ -101,7 +104,10 @@ class Snapshot:
         progress: record_pb2.Progress,
         chunk_nbytes: int = CHUNK_NBYTES,
     ) -> Snapshot:
-        """Of `state`, whose sections nobody may write to any more. Chunks double in size until CHUNKS_MAX suffice."""
+        """A snapshot of `state`, whose sections must not change any more.
+
+        Chunks double in size until CHUNKS_MAX suffice.
+        """
         known = tuple(name for name in SECTIONS if name in state.sections)
         assert tuple(state.sections) == known, f"sections {tuple(state.sections)}; a snapshot holds {SECTIONS}"
         nbytes = {name: memoryview(data).nbytes for name, data in state.sections.items()}
@@ -117,13 +123,13 @@ class Snapshot:
 
     @staticmethod
     def received(offer: wire.Snapshot, state: State) -> Snapshot:
-        """What came of a checked `offer`, to be given on: nothing is hashed again."""
+        """A snapshot of the `state` that came of a checked `offer`, to be given on. Nothing is hashed again."""
         snapshot = Snapshot(state, offer.stage, offer.round, offer.progress, offer.chunk_nbytes)
         snapshot._manifest = offer
         return snapshot
 
-    def part(self, cut: Cut) -> Snapshot:
-        """A snapshot of a part of this one, sharing its memory. Raises RemoteFault when this one does not have it."""
+    def part(self, cut: StateSlice) -> Snapshot:
+        """A snapshot of a part of this one, sharing its memory. Raises RemoteFault when this one lacks it."""
         sections = {}
         for name, count in cut.sizes(self.sizes).items():
             itemsize = PACKED_ITEMSIZE[name]
@@ -148,7 +154,7 @@ class Snapshot:
 
     @property
     def progress(self) -> record_pb2.Progress:
-        """Of the run, when it was made."""
+        """The run's progress when the snapshot was made."""
         return self._progress
 
     @property
@@ -157,7 +163,7 @@ class Snapshot:
         return self._manifest is not None
 
     def manifest(self) -> wire.Snapshot:
-        """What is sent of it first: everything but the bytes."""
+        """The offer that is sent first: everything but the bytes."""
         if self._manifest is None:
             hashes = [hashlib.sha256(self.chunk(index)).digest() for index in range(self.chunks)]
             self._manifest = wire.Snapshot(
@@ -200,7 +206,7 @@ def snapshot_id(hashes: Sequence[bytes]) -> bytes:
 
 
 def check_offer(offer: wire.Snapshot, *, stage: int, sizes: Sizes, nbytes_max: int) -> Progress:
-    """The run's progress `offer` carries, after checking all it says against itself and what is expected here.
+    """The run's progress in `offer`, after every field is checked against the others and against what is expected.
 
     Nothing is allocated before. Raises RemoteFault that names the field, its value, and what belongs there.
     """
@@ -240,7 +246,7 @@ def chunk_span(offer: wire.Snapshot, index: int) -> tuple[int, int]:
 
 
 def check_chunk(offer: wire.Snapshot, index: int, data: memoryview | bytes | bytearray) -> None:
-    """Raises RemoteFault unless `data` is chunk `index` of the checked `offer`."""
+    """Raise RemoteFault unless `data` is chunk `index` of the checked `offer`."""
     start, end = chunk_span(offer, index)
     found = memoryview(data).nbytes
     if found != end - start:
@@ -250,8 +256,10 @@ def check_chunk(offer: wire.Snapshot, index: int, data: memoryview | bytes | byt
 
 
 def assemble(offer: wire.Snapshot, data: memoryview | bytes | bytearray, *, verify: bool = True) -> State:
-    """The state in `data`, all bytes of the checked `offer`, shared and not copied. Raises RemoteFault for bytes of
-    another length or, with `verify`, another hash. Whether the numbers are finite is for `Replica.load` to say."""
+    """The state in `data`, all bytes of the checked `offer`, shared and not copied.
+
+    Raises RemoteFault for bytes of another length or, with `verify`, another hash. `Replica.load` checks the numbers.
+    """
     whole = memoryview(data).cast("B").toreadonly()
     if whole.nbytes != offer.nbytes:
         raise RemoteFault(f"snapshot of {whole.nbytes} bytes; {offer.nbytes} were announced")
@@ -266,8 +274,10 @@ def assemble(offer: wire.Snapshot, data: memoryview | bytes | bytearray, *, veri
 
 
 def mixed(offers: Sequence[wire.Snapshot]) -> wire.Snapshot:
-    """What a state says of itself whose chunk i is that of `offers[i]`, all of one size: of its oldest part, but for
-    the hashes."""
+    """The offer of a state whose chunk i comes from `offers[i]`, all of one size.
+
+    It is the offer of the oldest part, with the hashes of all parts.
+    """
     oldest = min(offers, key=lambda offer: (offer.round, offer.inner_steps))
     if all(offer is oldest for offer in offers):
         return oldest

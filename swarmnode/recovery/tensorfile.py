@@ -14,7 +14,7 @@ from swarmnode.errors import DataError
 
 ITEMSIZE = 4
 HEADER_BYTES_MAX = 100_000_000  # the reference reader's own bound
-HEAD_BYTES_MAX = 1 << 24  # guess: of what we wrote ourselves, a hundred bytes for each tensor
+HEAD_BYTES_MAX = 1 << 24  # guess: of files of swarmnode, a hundred bytes for each tensor
 ALIGNMENT = 8
 _LENGTH = struct.Struct("<Q")
 
@@ -26,8 +26,7 @@ def nbytes_of(shape: Shape) -> int:
 
 
 def header(tensors: Mapping[str, Shape], metadata: Mapping[str, str]) -> bytes:
-    """What stands before the data of `tensors`, which lie one after the other in this order. Padded, so that the data
-    begins at a multiple of 8 bytes."""
+    """The bytes before the data of `tensors`, which follow in this order. Padded to a multiple of ALIGNMENT bytes."""
     table: dict[str, object] = {"__metadata__": dict(metadata)}
     start = 0
     for name, shape in tensors.items():
@@ -65,7 +64,7 @@ def read(data: bytes, origin: str) -> tuple[dict[str, tuple[Shape, memoryview]],
 
 
 def check_head(head: bytes | bytearray, tensors: Mapping[str, Shape], origin: str) -> None:
-    """Raises DataError unless `head`, what stands before the data, says that just `tensors` follow, in this order."""
+    """Raise DataError unless `head`, the bytes before the data, announces exactly `tensors`, in this order."""
     try:
         table = json.loads(head[_LENGTH.size :]) if _LENGTH.unpack_from(head)[0] == len(head) - _LENGTH.size else None
     except (ValueError, RecursionError, struct.error):
@@ -80,7 +79,7 @@ def check_head(head: bytes | bytearray, tensors: Mapping[str, Shape], origin: st
 
 
 def scatter(data: bytes | None, parts: Sequence[memoryview], origin: str) -> bool:
-    """Copy `data` into `parts`, one after the other; False for None. Raises DataError for another length."""
+    """Copy `data` into the buffers `parts` in order; False for None. Raises DataError for another length."""
     if data is None:
         return False
     expected = sum(part.nbytes for part in parts)

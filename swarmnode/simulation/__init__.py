@@ -1,1 +1,1 @@
-"""The same node in a world of our making: virtual time, simulated ports, one seed a life (design section 10)."""
+"""Simulation: the real node code in virtual time, on simulated ports; one seed determines the whole life."""

@@ -1,5 +1,5 @@
-/* agenda.py in C, callback by callback the same; that file says what is what and which decisions are whose.
-   Python 3.11 and newer, compiled at first use (agenda.build). */
+/* event_queue.py in C, callback by callback the same; that file says what is what and which decisions are whose.
+   Python 3.11 and newer, compiled at first use (event_queue.build). */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>

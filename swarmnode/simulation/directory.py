@@ -1,4 +1,4 @@
-"""The directory of records as it behaves in the world: late, stale, forgetful, and cut in parts by partitions."""
+"""The simulated record directory: late, stale, lossy, and divided by partitions."""
 
 from __future__ import annotations
 
@@ -11,38 +11,38 @@ from dataclasses import dataclass, field
 
 from swarmnode.ids import PeerId, RunId
 from swarmnode.membership.record import check_record
-from swarmnode.membership.view import view_after
+from swarmnode.membership.stage_view import view_after
 from swarmnode.ports import Clock
-from swarmnode.simulation.network import Network, Plug
+from swarmnode.simulation.network import Network, NetworkPort
 from swarmnode.wire import record_pb2
 
 TTL_MAX_S = 3600.0  # guess: no run of ours wants records to live longer
-ANNOUNCE_RTT = 2  # measured: a store takes two round trips to the furthest replica (test-lab section 2)
+ANNOUNCE_RTT = 2  # measured: a store takes two round trips to the furthest replica
 
 
 @dataclass(frozen=True, slots=True)
-class Habits:
-    """How far from perfect it is."""
+class DirectoryFaults:
+    """Imperfections of the simulated directory."""
 
-    round_trip_s: float = 0.1  # of a look-up; announcing takes ANNOUNCE_RTT of them
-    late_s: float = 0.0  # mean of the exponential time until an announced record can be found
-    stale: float = 0.0  # share of entries of which a look-up gives the version before
-    missing: float = 0.0  # share of entries a look-up leaves out
-    loses: float = 0.0  # share of announcements that nobody stores
+    round_trip_s: float = 0.1  # of a look-up; an announcement takes ANNOUNCE_RTT of them
+    late_s: float = 0.0  # mean of the exponential delay until an announced record can be found
+    stale: float = 0.0  # share of entries for which a look-up returns the previous version
+    missing: float = 0.0  # share of entries that a look-up leaves out
+    loses: float = 0.0  # share of announcements that are not stored
     fails: float = 0.0  # share of look-ups that find nothing at all
 
 
 @dataclass(slots=True)
 class _Entry:
-    """What is stored of one peer, newest last: (visible from, expires at, record)."""
+    """Stored records of one peer, newest last: (visible from, expires at, record)."""
 
-    plug: Plug
+    plug: NetworkPort
     versions: list[tuple[float, float, record_pb2.SignedRecord]] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class _Found:
-    """What a look-up of a stage gives until some wall and loop time, but for what was announced since."""
+    """Cached result of looking up a stage, valid until some wall and loop time, except for records announced since."""
 
     until: float = math.inf
     then: float = math.inf
@@ -51,38 +51,40 @@ class _Found:
     announced: dict[PeerId, record_pb2.SignedRecord] = field(default_factory=dict)
 
 
-class Shelf:
-    """All that is stored, by stage. One for the whole world."""
+class SimDht:
+    """All stored records, by stage. One instance for the whole world."""
 
-    def __init__(self, network: Network, clock: Clock, run_id: RunId, rng: random.Random, habits: Habits) -> None:
+    def __init__(
+        self, network: Network, clock: Clock, run_id: RunId, rng: random.Random, faults: DirectoryFaults
+    ) -> None:
         self.network = network
         self.clock = clock
         self.run_id = run_id
         self.rng = rng
-        self.habits = habits
+        self.faults = faults
         self.down = False
-        """The bootstraps are gone: nothing can be stored or found."""
+        """Whether the bootstraps are gone, so that nothing can be stored or found."""
         self.happened: Counter[str] = Counter()
         self.stages: dict[int, dict[PeerId, _Entry]] = {}
         self._found: dict[int, _Found] = {}
 
     def changed(self, stage: int) -> None:
-        """What a look-up of `stage` finds is no longer what the last one found."""
+        """Invalidate the cached look-up of `stage`."""
         self._found.pop(stage, None)
 
     def announced(self, stage: int, peer: PeerId, expires: float, record: record_pb2.SignedRecord) -> None:
-        """What a look-up of `stage` finds has changed by `record`, which can be found at once."""
+        """Update the cached look-up of `stage` with `record`, which is visible at once."""
         if (found := self._found.get(stage)) is not None:
             found.announced[peer] = record
             found.until = min(found.until, expires)
 
     def clear(self) -> None:
-        """Nothing is stored any more."""
+        """Drop all stored records."""
         self.stages.clear()
         self._found.clear()
 
     def found(self, stage: int, now: float, loop_now: float) -> list[record_pb2.SignedRecord]:
-        """All that is there of `stage`, when nothing is hidden or forgotten; kept as long as it stays true."""
+        """All records of `stage`, if none is hidden or forgotten. Cached while valid."""
         known = self._found.get(stage)
         if known is None or now >= known.until or loop_now >= known.then:
             before, known = known, self._all_found(stage, now, loop_now)
@@ -92,7 +94,7 @@ class Shelf:
                 new = dict(zip(known.places, known.records, strict=True))
                 news = [record for peer, record in new.items() if old.get(peer) is not record]
                 view_after(known.records, before.records, news, [peer for peer in old if peer not in new])
-        elif known.announced:  # of a large stage one of hundreds every second
+        elif known.announced:  # in a large stage, one of hundreds every second
             records = known.records.copy()
             for peer, record in known.announced.items():
                 at = known.places.setdefault(peer, len(records))
@@ -127,7 +129,7 @@ class Shelf:
         return False
 
     def forget(self, stage: int, share: float) -> int:
-        """Lose `share` of what is stored of `stage`; returns how many."""
+        """Drop a random `share` of the records of `stage`; return the number."""
         entries = self.stages.get(stage, {})
         gone = [peer for peer in sorted(entries) if self.rng.random() < share]
         for peer in gone:
@@ -139,31 +141,31 @@ class Shelf:
 class SimDirectory:
     """ports.Directory of one node."""
 
-    def __init__(self, shelf: Shelf, plug: Plug) -> None:
-        self._shelf = shelf
+    def __init__(self, dht: SimDht, plug: NetworkPort) -> None:
+        self._dht = dht
         self._plug = plug
 
     async def announce(self, record: record_pb2.SignedRecord) -> bool:
-        shelf, habits = self._shelf, self._shelf.habits
-        own = check_record(record, run_id=shelf.run_id)
-        await asyncio.sleep(ANNOUNCE_RTT * habits.round_trip_s)
-        now, loop_now = shelf.clock.unix_s(), asyncio.get_running_loop().time()
+        dht, faults = self._dht, self._dht.faults
+        own = check_record(record, run_id=dht.run_id)
+        await asyncio.sleep(ANNOUNCE_RTT * faults.round_trip_s)
+        now, loop_now = dht.clock.unix_s(), asyncio.get_running_loop().time()
         expires = own.expires_unix_ms / 1000.0
-        if not self._plug.alive or shelf.down or expires > now + TTL_MAX_S or expires <= now:
+        if not self._plug.alive or dht.down or expires > now + TTL_MAX_S or expires <= now:
             return False
-        if shelf.happens("record lost", habits.loses):
+        if dht.happens("record lost", faults.loses):
             return False
         peer = PeerId(own.peer_id)
-        # What it said under another stage's key stays there until it expires, as in the DHT.
-        entry = shelf.stages.setdefault(own.stage, {}).setdefault(peer, _Entry(self._plug))
+        # A record under another stage's key stays there until it expires, as in the DHT.
+        entry = dht.stages.setdefault(own.stage, {}).setdefault(peer, _Entry(self._plug))
         entry.plug = self._plug
         if entry.versions and entry.versions[-1][1] >= expires:
             return False
-        late_s = shelf.rng.expovariate(1.0 / habits.late_s) if habits.late_s else 0.0
+        late_s = dht.rng.expovariate(1.0 / faults.late_s) if faults.late_s else 0.0
         if late_s:
-            shelf.changed(own.stage)
+            dht.changed(own.stage)
         else:
-            shelf.announced(own.stage, peer, expires, record)
+            dht.announced(own.stage, peer, expires, record)
         entry.versions = [*entry.versions[-1:], (loop_now + late_s, expires, record)]
         return True
 
@@ -171,29 +173,29 @@ class SimDirectory:
         return (await self.lookups([stage]))[0]
 
     async def lookups(self, stages: Sequence[int]) -> list[list[record_pb2.SignedRecord]]:
-        await asyncio.sleep(self._shelf.habits.round_trip_s)
+        await asyncio.sleep(self._dht.faults.round_trip_s)
         return [self._found(stage) for stage in stages]
 
     def _found(self, stage: int) -> list[record_pb2.SignedRecord]:
-        shelf, habits = self._shelf, self._shelf.habits
-        if not self._plug.alive or shelf.down or shelf.happens("look-up failed", habits.fails):
+        dht, faults = self._dht, self._dht.faults
+        if not self._plug.alive or dht.down or dht.happens("look-up failed", faults.fails):
             return []
-        now, loop_now = shelf.clock.unix_s(), asyncio.get_running_loop().time()
-        if not (shelf.network.reach.cuts or habits.missing or habits.stale):
-            return shelf.found(stage, now, loop_now)
-        blocked = shelf.network.reach.blocked if shelf.network.reach.cuts else None
+        now, loop_now = dht.clock.unix_s(), asyncio.get_running_loop().time()
+        if not (dht.network.reach.cuts or faults.missing or faults.stale):
+            return dht.found(stage, now, loop_now)
+        blocked = dht.network.reach.blocked if dht.network.reach.cuts else None
         found, expired = [], []
-        entries = shelf.stages.get(stage, {})
+        entries = dht.stages.get(stage, {})
         for peer, entry in entries.items():
             if blocked is not None and blocked(entry.plug.label, self._plug.label):
                 continue
-            if habits.missing and shelf.happens("record left out", habits.missing):
+            if faults.missing and dht.happens("record left out", faults.missing):
                 continue
             versions = entry.versions
             if versions[-1][1] <= now:
                 expired.append(peer)
                 continue
-            stale = habits.stale and len(versions) > 1 and shelf.happens("record stale", habits.stale)
+            stale = faults.stale and len(versions) > 1 and dht.happens("record stale", faults.stale)
             for visible_at, expires, record in versions if stale else reversed(versions):
                 if visible_at <= loop_now and expires > now:
                     found.append(record)

@@ -1,30 +1,30 @@
-"""What goes wrong. Each fault is a coroutine of the world: it draws its victims, strikes, and mends what it broke."""
+"""Injected faults. Each fault is a coroutine of the world: it draws its victims, strikes, and repairs its damage."""
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from swarmnode.ports import WireTensor
-from swarmnode.simulation.geography import Cut
+from swarmnode.simulation.geography import NetworkCut
+from swarmnode.simulation.preemption_record import PreemptionRecord
 from swarmnode.simulation.replica import MARK, ROW, ROW_BYTES, first, repeated
-from swarmnode.simulation.scenario import FaultSpec
-from swarmnode.simulation.taken import Taken
+from swarmnode.simulation.scenario import FAULT_NAMES, FaultSpec
 from swarmnode.simulation.transport import Forge
 
 if TYPE_CHECKING:
-    from swarmnode.simulation.inhabitant import Inhabitant
+    from swarmnode.simulation.sim_node import SimNode
     from swarmnode.simulation.world import World
 
-Strike = Callable[["World", FaultSpec, random.Random], Awaitable[None]]
-DARK_S = 5.0  # until the tasks of all that were killed are gone
-SLOWEST = 20.0  # the issue's: a slow device is 2 to 20 times as slow
+Strike = Callable[["World", FaultSpec, random.Random], Coroutine[Any, Any, None]]
+DARK_S = 5.0  # time until all killed nodes' tasks are gone
+SLOWEST = 20.0  # guess: a slow device is 2 to 20 times as slow
 
 
 async def crash(world: World, spec: FaultSpec, rng: random.Random) -> None:
-    """A process dies; the same machine starts it again after `back_s`."""
+    """A process dies; the same machine restarts it after `back_s`."""
     if (victim := world.victim(rng)) is not None and world.spares(victim):
         world.say("fault.crash", victim)
         victim.kill()
@@ -32,7 +32,7 @@ async def crash(world: World, spec: FaultSpec, rng: random.Random) -> None:
 
 
 async def gone(world: World, spec: FaultSpec, rng: random.Random) -> None:
-    """A machine goes for ever, without a word; another of its kind comes after `back_s`."""
+    """A machine disappears for ever without notice; another of its kind comes after `back_s`."""
     if (victim := world.victim(rng)) is not None and world.spares(victim):
         world.say("fault.gone", victim)
         victim.kill(silent=True)
@@ -40,7 +40,7 @@ async def gone(world: World, spec: FaultSpec, rng: random.Random) -> None:
 
 
 async def preempt(world: World, spec: FaultSpec, rng: random.Random) -> None:
-    """A machine is taken away after a notice of one of `notices_s`; another of its kind comes after `back_s`."""
+    """A machine is preempted after a notice of one of `notices_s`; another of its kind comes after `back_s`."""
     if (victim := world.victim(rng)) is not None and world.spares(victim):
         notice_s = spec.notices_s[int(rng.random() * len(spec.notices_s))]
         world.say("fault.preempt", victim, notice_s=notice_s)
@@ -48,11 +48,11 @@ async def preempt(world: World, spec: FaultSpec, rng: random.Random) -> None:
 
 
 async def reclaim(world: World, spec: FaultSpec, rng: random.Random) -> None:
-    """A cloud takes back `share` of one region's machines at once, with one of `notices_s`; others come after
+    """A cloud preempts `share` of one region's machines at once, with one of `notices_s`; others come after
     `back_s`."""
-    regions = sorted({person.kind.address.region for person in world.living()})
+    regions = sorted({sim_node.kind.address.region for sim_node in world.living()})
     region = regions[int(rng.random() * len(regions))]
-    there = [person for person in world.living() if person.kind.address.region == region]
+    there = [sim_node for sim_node in world.living() if sim_node.kind.address.region == region]
     notice_s = spec.notices_s[int(rng.random() * len(spec.notices_s))]
     victims = spared(world, rng.sample(there, round(spec.share * len(there))))
     world.say("fault.reclaim", *victims, notice_s=notice_s)
@@ -60,7 +60,7 @@ async def reclaim(world: World, spec: FaultSpec, rng: random.Random) -> None:
 
 
 async def exodus(world: World, spec: FaultSpec, rng: random.Random) -> None:
-    """`share` of all nodes leave at once without a word; others come after `back_s`."""
+    """`share` of all nodes disappear at once without notice; others come after `back_s`."""
     living = world.living()
     victims = spared(world, rng.sample(living, round(spec.share * len(living))))
     world.say("fault.exodus", *victims)
@@ -68,21 +68,21 @@ async def exodus(world: World, spec: FaultSpec, rng: random.Random) -> None:
 
 
 async def crowd(world: World, spec: FaultSpec, rng: random.Random) -> None:
-    """`count` nodes join at once; after `seconds` they leave again as they came (0: they stay)."""
+    """`count` nodes join at once; after `seconds` they leave again (0: they stay)."""
     kinds = world.scenario.fleet
     came = [world.join(kinds[int(rng.random() * len(kinds))]) for _ in range(spec.count)]
     world.say("fault.crowd", count=len(came))
     if spec.seconds:
         await asyncio.sleep(spec.seconds)
-        for person in spared(world, [person for person in came if person.alive]):
-            person.leave()
+        for sim_node in spared(world, [sim_node for sim_node in came if sim_node.alive]):
+            sim_node.leave()
 
 
 async def stage_lost(world: World, spec: FaultSpec, rng: random.Random) -> None:
     """All replicas of `stage` (-1: any) die at once; their machines come back after `back_s`."""
     stages = world.scenario.manifest.pipeline.stages
     stage = spec.stage if spec.stage >= 0 else int(rng.random() * stages)
-    victims = [person for person in world.living() if person.stage == stage]
+    victims = [sim_node for sim_node in world.living() if sim_node.stage == stage]
     world.say("fault.stage_lost", *victims, of_stage=stage)
     for victim in victims:
         victim.kill()
@@ -91,9 +91,9 @@ async def stage_lost(world: World, spec: FaultSpec, rng: random.Random) -> None:
             tasks.create_task(world.restart(victim, spec.back_s))
 
 
-async def take_away(world: World, victims: Sequence[Inhabitant], notice_s: float, back_s: float) -> None:
-    """They are told, then killed when the notice is over; replacements come."""
-    world.taken += [Taken.of(victim, notice_s) for victim in victims]
+async def take_away(world: World, victims: Sequence[SimNode], notice_s: float, back_s: float) -> None:
+    """Notify the victims, kill them when the notice is over, and replace them."""
+    world.preempted += [PreemptionRecord.of(victim, notice_s) for victim in victims]
     if notice_s > 0.0:
         for victim in victims:
             victim.leave(notice_s)
@@ -106,17 +106,17 @@ async def take_away(world: World, victims: Sequence[Inhabitant], notice_s: float
             tasks.create_task(world.replace(victim, back_s))
 
 
-def spared(world: World, victims: Sequence[Inhabitant]) -> list[Inhabitant]:
-    """`victims` without those whose stage would be left without a replica."""
-    taken: list[Inhabitant] = []
+def spared(world: World, victims: Sequence[SimNode]) -> list[SimNode]:
+    """`victims`, except those that would leave their stage without a replica."""
+    preempted: list[SimNode] = []
     for victim in victims:
-        if world.spares(victim, taken):
-            taken.append(victim)
-    return taken
+        if world.spares(victim, preempted):
+            preempted.append(victim)
+    return preempted
 
 
 async def slow(world: World, spec: FaultSpec, rng: random.Random) -> None:
-    """A device gets `factor` (0: 2 to 20) times as slow for `seconds`."""
+    """A device becomes `factor` (0: 2 to 20) times as slow for `seconds`."""
     victim = world.victim(rng)
     if victim is None or victim.machine is None:
         return
@@ -128,7 +128,7 @@ async def slow(world: World, spec: FaultSpec, rng: random.Random) -> None:
 
 
 async def hang(world: World, spec: FaultSpec, rng: random.Random) -> None:
-    """A process stands still (SIGSTOP) for `seconds`."""
+    """A process is stopped (SIGSTOP) for `seconds`."""
     if (victim := world.victim(rng)) is not None:
         world.say("fault.hang", victim)
         victim.freeze()
@@ -137,7 +137,7 @@ async def hang(world: World, spec: FaultSpec, rng: random.Random) -> None:
 
 
 async def gray(world: World, spec: FaultSpec, rng: random.Random) -> None:
-    """A node takes microbatches in and never answers them for `seconds`; everything else it does as ever."""
+    """A node accepts microbatches and never answers them for `seconds`; all else works."""
     if (victim := world.victim(rng)) is not None and victim.transport is not None:
         world.say("fault.gray", victim)
         deaf = victim.transport.deaf
@@ -147,7 +147,7 @@ async def gray(world: World, spec: FaultSpec, rng: random.Random) -> None:
 
 
 async def clog(world: World, spec: FaultSpec, rng: random.Random) -> None:
-    """A line carries only `factor` (0: a tenth) of its bandwidth for `seconds`."""
+    """A link carries only `factor` (0: a tenth) of its bandwidth for `seconds`."""
     victim = world.victim(rng)
     if victim is None or victim.plug is None:
         return
@@ -163,29 +163,29 @@ async def clog(world: World, spec: FaultSpec, rng: random.Random) -> None:
 async def partition(world: World, spec: FaultSpec, rng: random.Random) -> None:
     """`share` of the nodes are cut off from the others for `seconds`."""
     island, rest = _split(world, spec, rng)
-    await _cut(world, spec, "fault.partition", Cut(island, rest))
+    await _cut(world, spec, "fault.partition", NetworkCut(island, rest))
 
 
 async def one_way(world: World, spec: FaultSpec, rng: random.Random) -> None:
-    """What `share` of the nodes send to the others gets lost for `seconds`; the other way goes on."""
+    """All messages from `share` of the nodes to the others get lost for `seconds`; the other direction works."""
     island, rest = _split(world, spec, rng)
-    await _cut(world, spec, "fault.one_way", Cut(island, rest, both_ways=False))
+    await _cut(world, spec, "fault.one_way", NetworkCut(island, rest, both_ways=False))
 
 
 async def bridge(world: World, spec: FaultSpec, rng: random.Random) -> None:
     """A partition with one node that reaches both sides."""
     island, rest = _split(world, spec, rng)
     both = frozenset(sorted(rest)[:1])
-    await _cut(world, spec, "fault.bridge", Cut(island | both, rest))
+    await _cut(world, spec, "fault.bridge", NetworkCut(island | both, rest))
 
 
 def _split(world: World, spec: FaultSpec, rng: random.Random) -> tuple[frozenset[str], frozenset[str]]:
-    labels = [person.label for person in world.people]
+    labels = [sim_node.label for sim_node in world.nodes]
     island = frozenset(rng.sample(labels, max(1, round(spec.share * len(labels)))))
     return island, frozenset(labels) - island
 
 
-async def _cut(world: World, spec: FaultSpec, event: str, cut: Cut) -> None:
+async def _cut(world: World, spec: FaultSpec, event: str, cut: NetworkCut) -> None:
     world.say(event, island=len(cut.senders), rest=len(cut.receivers))
     world.network.reach.cuts.append(cut)
     try:
@@ -204,7 +204,7 @@ async def skew(world: World, spec: FaultSpec, rng: random.Random) -> None:
 
 
 async def corrupt(world: World, spec: FaultSpec, rng: random.Random) -> None:
-    """A node gives broken chunks of its state for `seconds`."""
+    """A node sends damaged chunks of its state for `seconds`."""
 
     def forge(method: str, header: object, tensors: Sequence[WireTensor]) -> Sequence[WireTensor]:
         if method != "chunk" or not tensors:
@@ -217,7 +217,7 @@ async def corrupt(world: World, spec: FaultSpec, rng: random.Random) -> None:
 
 
 async def liar(world: World, spec: FaultSpec, rng: random.Random) -> None:
-    """A node sends tensors that are not true, in one of `modes`, for `seconds` (0: until the end of the storm)."""
+    """A node sends false tensors, in one of `modes`, for `seconds` (0: until the end of the storm)."""
     mode = spec.modes[int(rng.random() * len(spec.modes))]
     await _lie(world, spec, rng, mode, forger(mode))
 
@@ -227,14 +227,14 @@ def forger(mode: str) -> Forge:
     kept: dict[str, Sequence[WireTensor]] = {}
 
     def forge(method: str, header: object, tensors: Sequence[WireTensor]) -> Sequence[WireTensor]:
-        if method not in ("process", "exchange", "standin") or not tensors:
+        if method not in ("process", "exchange", "fallback") or not tensors:
             return tensors
         if mode == "stale" and method != "process":
             return kept.setdefault(f"{method} {type(header).__name__}", tensors)
         if mode == "shape":
             wrong = (*tensors[0].shape[:-1], max(1, tensors[0].shape[-1] // 2))
             return [WireTensor(tensors[0].dtype, wrong, repeated(bytes(MARK.size), _nbytes(tensors[0], wrong)))]
-        if method == "process":  # what these tensors hold is the mark that the laws know a microbatch by
+        if method == "process":  # these tensors hold the mark by which the laws recognise a microbatch
             return [_spoilt(tensors[0], b"\xff" * MARK.size), *tensors[1:]] if mode == "nan" else tensors
         row = ROW.unpack(first(tensors[0].data, ROW_BYTES))
         factor = {"huge": 1e30, "nan": float("nan"), "sign": -1.0, "zero": 0.0}[mode]
@@ -263,15 +263,15 @@ async def _lie(world: World, spec: FaultSpec, rng: random.Random, mode: str, for
     transport.forge = None
 
 
-async def boast(world: World, spec: FaultSpec, rng: random.Random) -> None:
-    """A node says that it has fed `factor` (0: 10^12) samples more than it has; after `seconds` its process dies, and
-    begins again."""
+async def overclaim(world: World, spec: FaultSpec, rng: random.Random) -> None:
+    """A node claims to have fed `factor` (0: 10^12) samples more than it has; after `seconds` its process dies and
+    restarts."""
     victim = world.victim(rng)
     if victim is None or victim.node is None or not world.spares(victim):
         return
-    world.say("fault.boast", victim)
+    world.say("fault.overclaim", victim)
     world.laws.excused.add(victim.label)
-    victim.liar = "boast"
+    victim.liar = "overclaim"
     victim.node.presence.progress.add(victim.node.me, int(spec.factor or 1e12))
     await world.pass_s(spec.seconds)
     victim.kill()
@@ -288,14 +288,14 @@ async def full(world: World, spec: FaultSpec, rng: random.Random) -> None:
 
 
 async def blackout(world: World, spec: FaultSpec, rng: random.Random) -> None:
-    """Every machine dies at once, and the shared disk loses its last `count` writes; after `back_s` all start again,
-    from the newest checkpoint that is whole."""
+    """All machines die at once, and the shared disk loses its last `count` writes; after `back_s` all restart from the
+    newest complete checkpoint."""
     struck = world.living()
     world.say("fault.blackout", *struck)
-    for person in struck:
-        person.kill(silent=True)
+    for sim_node in struck:
+        sim_node.kill(silent=True)
     world.bucket.betray(spec.count)
-    world.shelf.clear()
+    world.dht.clear()
     await world.pass_s(max(spec.back_s, DARK_S))
     await world.resume(struck)
 
@@ -303,15 +303,15 @@ async def blackout(world: World, spec: FaultSpec, rng: random.Random) -> None:
 async def forget(world: World, spec: FaultSpec, rng: random.Random) -> None:
     """The directory loses `share` of a stage's records."""
     stage = int(rng.random() * world.scenario.manifest.pipeline.stages)
-    world.say("fault.forget", of_stage=stage, records=world.shelf.forget(stage, spec.share))
+    world.say("fault.forget", of_stage=stage, records=world.dht.forget(stage, spec.share))
 
 
 async def bootstrap_gone(world: World, spec: FaultSpec, rng: random.Random) -> None:
-    """Nothing can be stored in or read from the directory for `seconds`."""
+    """The directory can neither store nor return records for `seconds`."""
     world.say("fault.bootstrap_gone")
-    world.shelf.down = True
+    world.dht.down = True
     await world.pass_s(spec.seconds)
-    world.shelf.down = False
+    world.dht.down = False
 
 
 FAULTS: Mapping[str, Strike] = {
@@ -334,10 +334,11 @@ FAULTS: Mapping[str, Strike] = {
         skew,
         corrupt,
         liar,
-        boast,
+        overclaim,
         full,
         blackout,
         forget,
         bootstrap_gone,
     )
 }
+assert tuple(FAULTS) == FAULT_NAMES

@@ -1,4 +1,4 @@
-"""A fleet: which machines there are. A CSV file, one kind of machine a row, for people to edit in any spreadsheet."""
+"""A fleet: the simulated machines, in a CSV file with one kind of machine per row, editable in any spreadsheet."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ COLUMNS = (
     "nat",
     "life_h",
     "memory_gb",
+    "host_gb",
     "stage",
 )
 REQUIRED = ("count", "flops", "up_mbps", "down_mbps")
@@ -29,9 +30,10 @@ COUNT_MAX = 100_000
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
-    """A row: `count` machines of `flops` FLOP/s (what training gets, not the data sheet's), links in bytes per second,
-    mean life in hours (infinite: they stay)."""
+class MachineKind:
+    """A row: `count` machines of `flops` FLOP/s (as achieved in training, not the data sheet's), links in bytes per
+    second, mean lifetime in hours (infinite: they stay). `memory_gb`: of the device that computes. `host_gb`: main
+    memory beside it; 0: `memory_gb` is all that the machine has, and its processor computes."""
 
     name: str
     count: int
@@ -41,11 +43,12 @@ class Kind:
     address: Address
     life_h: float = math.inf
     memory_gb: float = 24.0
-    stage: int | None = None  # where its machines begin; None: where they are needed
+    host_gb: float = 0.0
+    stage: int | None = None  # stage its machines begin with; None: where they are needed
 
 
-def read_fleet(path: Path) -> tuple[Kind, ...]:
-    """The rows of `path`. Raises UsageError that names the file, the line and what belongs there."""
+def read_fleet(path: Path) -> tuple[MachineKind, ...]:
+    """The rows of `path`. Raises UsageError that names the file, the line and the expected value."""
     try:
         with open(path, newline="", encoding="utf-8") as file:
             lines = [line for line in file if line.strip() and not line.lstrip().startswith("#")]
@@ -54,22 +57,22 @@ def read_fleet(path: Path) -> tuple[Kind, ...]:
     return parse_fleet(csv.DictReader(lines), str(path))
 
 
-def parse_fleet(rows: Iterable[dict[str, str]], origin: str) -> tuple[Kind, ...]:
+def parse_fleet(rows: Iterable[dict[str, str]], origin: str) -> tuple[MachineKind, ...]:
     kinds = []
     for number, row in enumerate(rows, start=1):
         unknown = [str(key) for key in row if key not in COLUMNS]
         if unknown:
-            raise UsageError(f"{origin}: no column {unknown[0]!r}; columns are {', '.join(COLUMNS)}")
+            raise UsageError(f"{origin}: unknown column {unknown[0]!r}; columns are {', '.join(COLUMNS)}")
         for key in REQUIRED:
             if not (row.get(key) or "").strip():
                 raise UsageError(f"{origin}, machine {number}: {key} is missing; {', '.join(REQUIRED)} are needed")
         kinds.append(_kind(row, f"{origin}, machine {number}", number))
     if not kinds:
-        raise UsageError(f"{origin}: no machine in it; a row is a kind of machine, columns are {', '.join(COLUMNS)}")
+        raise UsageError(f"{origin}: contains no machine; a row is a kind of machine, columns are {', '.join(COLUMNS)}")
     return tuple(kinds)
 
 
-def _kind(row: dict[str, str], where: str, number: int) -> Kind:
+def _kind(row: dict[str, str], where: str, number: int) -> MachineKind:
     def real(key: str, default: float, low: float) -> float:
         text = (row.get(key) or "").strip()
         try:
@@ -77,7 +80,7 @@ def _kind(row: dict[str, str], where: str, number: int) -> Kind:
         except ValueError:
             value = math.nan
         if not value >= low:
-            raise UsageError(f"{where}: {key} = {text[:40]!r}; a number of at least {low:g} belongs there")
+            raise UsageError(f"{where}: {key} = {text[:40]!r}; expected a number of at least {low:g}")
         return value
 
     region = (row.get("region") or "local").strip()
@@ -89,7 +92,7 @@ def _kind(row: dict[str, str], where: str, number: int) -> Kind:
     count = int(real("count", 1.0, 1.0))
     if count > COUNT_MAX:
         raise UsageError(f"{where}: count = {count}; at most {COUNT_MAX}")
-    return Kind(
+    return MachineKind(
         name=(row.get("name") or f"kind {number}").strip(),
         count=count,
         flops=real("flops", 0.0, 1.0),
@@ -98,11 +101,12 @@ def _kind(row: dict[str, str], where: str, number: int) -> Kind:
         address=Address(region, real("access_ms", 5.0, 0.0) / 1000.0, Nat(nat)),
         life_h=real("life_h", math.inf, 1e-6),
         memory_gb=real("memory_gb", 24.0, 1e-3),
+        host_gb=real("host_gb", 0.0, 0.0),
         stage=int(real("stage", 0.0, 0.0)) if (row.get("stage") or "").strip() else None,
     )
 
 
-def scaled(kinds: Sequence[Kind], nodes: int) -> tuple[Kind, ...]:
+def scaled(kinds: Sequence[MachineKind], nodes: int) -> tuple[MachineKind, ...]:
     """The same mixture with `nodes` machines: largest remainders [Hamilton's method]."""
     total = sum(kind.count for kind in kinds)
     exact = [nodes * kind.count / total for kind in kinds]

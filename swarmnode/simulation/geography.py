@@ -1,4 +1,4 @@
-"""Where nodes are, how far apart, who can open a connection to whom, and what is cut at the moment."""
+"""Locations of nodes, their distances, possible connections, and current network cuts."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ RTT_MS_PLACES: Mapping[str, tuple[float, float]] = {
 """Regions on a plane whose distances are round trips in milliseconds: rounded from public cloud latency tables
 [guess]."""
 
-RELAY_RTT_S = 0.06  # measured: 143 ms through a relay on a path of 80 ms (test-lab section 2)
+RELAY_RTT_S = 0.06  # measured: 143 ms through a relay on a path of 80 ms
 RELAY_RATE = 2.5e6  # guess: bytes per second through a volunteer's relay
 
 
 class Nat(enum.StrEnum):
-    """Who can open a connection to a node."""
+    """From where connections to a node can be opened."""
 
-    OPEN = "open"  # everybody
-    RELAYED = "relayed"  # everybody, by way of a relay: further and slower
-    UNREACHABLE = "unreachable"  # those whom it called first
+    OPEN = "open"  # from everywhere
+    RELAYED = "relayed"  # from everywhere, through a relay: longer and slower
+    UNREACHABLE = "unreachable"  # only from nodes that it called first
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a node is on the map. `access_s` is its share of every round trip: the last mile."""
+    """A node's location. `access_s` is its share of every round trip: the last mile."""
 
     region: str
     access_s: float
@@ -42,15 +42,15 @@ class Address:
 
 
 def rtt_s(a: Address, b: Address) -> float:
-    """Round trip between two places on a quiet net."""
+    """Round trip between two places on an idle network."""
     (ax, ay), (bx, by) = RTT_MS_PLACES[a.region], RTT_MS_PLACES[b.region]
     relayed = RELAY_RTT_S if Nat.RELAYED in (a.nat, b.nat) else 0.0
     return math.hypot(ax - bx, ay - by) / 1000.0 + a.access_s + b.access_s + relayed
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
-    """No message passes from a node of `senders` to one of `receivers`; a node in both is a bridge and never cut
+class NetworkCut:
+    """No message passes from a node of `senders` to one of `receivers`. A node in both is a bridge and never cut
     off."""
 
     senders: frozenset[str]
@@ -67,19 +67,19 @@ class Cut:
         return a and receiver in self.receivers and receiver not in self.senders
 
 
-class Reach:
-    """Who reaches whom now."""
+class ReachabilityMap:
+    """Which nodes can reach each other now."""
 
     def __init__(self) -> None:
-        self.cuts: list[Cut] = []
-        self._called: dict[str, set[str]] = {}  # by nodes that nobody can dial: whom they called themselves
+        self.cuts: list[NetworkCut] = []
+        self._called: dict[str, set[str]] = {}  # by nodes that cannot be dialled: the nodes they called
 
     def blocked(self, sender: str, receiver: str) -> bool:
-        """Whether a message between the two gets lost on the way just now."""
+        """Whether a message between the two gets lost now."""
         return any(cut.blocks(sender, receiver) for cut in self.cuts) if self.cuts else False
 
     def can_dial(self, sender: str, sender_nat: Nat, receiver: str, receiver_nat: Nat) -> bool:
-        """Whether `sender` can open a stream to `receiver`; remembers whom an unreachable one called."""
+        """Whether `sender` can open a stream to `receiver`; remembers the calls of unreachable nodes."""
         if receiver_nat is Nat.UNREACHABLE and sender not in self._called.get(receiver, ()):
             return False
         if sender_nat is Nat.UNREACHABLE:
@@ -87,12 +87,12 @@ class Reach:
         return True
 
     def forget(self, label: str) -> None:
-        """The connections of `label` are gone: it died."""
+        """Drop the connections of `label`, which died."""
         self._called.pop(label, None)
         for called in self._called.values():
             called.discard(label)
 
-    def heal(self, cut: Cut) -> None:
+    def heal(self, cut: NetworkCut) -> None:
         if cut in self.cuts:
             self.cuts.remove(cut)
 

@@ -1,4 +1,4 @@
-"""What must never happen while the storm rages. A law that is broken ends the world at once."""
+"""Laws that must hold during the storm. A broken law ends the world at once."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 LIE = 2**64 - 1
-"""The mark on a liar's activations that are not finite; fake arithmetic does not notice."""
+"""The mark of a liar's non-finite activations; fake arithmetic does not notice them."""
 
 
 class LawBroken(AssertionError):
-    """`labels` are the nodes involved."""
+    """A law was broken; `labels` are the nodes involved."""
 
     def __init__(self, law: str, what: str, labels: Sequence[str]) -> None:
         super().__init__(f"{law}: {what}")
@@ -19,7 +19,7 @@ class LawBroken(AssertionError):
 
 
 class Laws:
-    """Implements replica.Witness. Told by wrappers around replicas, machines and transports."""
+    """Implements witness.Witness. Called by wrappers around replicas, machines and transports."""
 
     def __init__(self, group: int = 2) -> None:
         """`group`: replicas that meet in a round (gossip.group); 0: all of a stage."""
@@ -27,13 +27,14 @@ class Laws:
         self.broken: list[LawBroken] = []
         self.checks = 0
         self.onesided = 0
-        """Exchanges applied by one side only, each accounted for by a death, a liar or a counted one-sided commit."""
-        self.stoodin = 0
-        """Packets taken besides, of replicas that met another one: in place of a partner that failed."""
+        """Exchanges applied by one side only, each explained by a death, a liar or a counted one-sided commit."""
+        self.fallbacks = 0
+        """Packets taken from a fallback partner, in place of a partner that failed."""
         self.doubled = 0
-        """Gradients added by a second replica of a stage: no law, as who asks again cannot know what was done."""
-        self.owners: dict[int, str] = {}  # replica number -> label of the node it is on
-        self.excused: set[str] = set()  # labels of liars and of the dead: what they did not do is nobody's fault
+        """Gradients added by a second replica of a stage. This breaks no law, as the asking node cannot know what was
+        done."""
+        self.owners: dict[int, str] = {}  # replica number -> label of its node
+        self.excused: set[str] = set()  # labels of liars and dead nodes, which are exempt
         self.notified: Callable[[], None] = lambda: None
         self._counted: set[tuple[int, int]] = set()
         self._counted_at: set[tuple[int, int]] = set()  # (stage, mark)
@@ -41,10 +42,10 @@ class Laws:
         self._stepped: dict[int, int] = {}
         self._applied: dict[tuple[int, int], list[tuple[int, int]]] = {}  # (replica, round) -> packets
         self._takers: dict[tuple[int, int], set[int]] = {}  # (giver, round) -> replicas that applied its packet
-        self._stood_in: dict[tuple[int, int], int] = {}  # (giver, round) -> who was given its packet besides
-        self._helped: dict[tuple[int, int], int] = {}  # (taker, round) -> who gave it one besides
+        self._fell_back: dict[tuple[int, int], int] = {}  # (giver, round) -> replica that got its packet as a fallback
+        self._helped: dict[tuple[int, int], int] = {}  # (taker, round) -> its fallback partner
         self._given: set[tuple[int, bytes]] = set()
-        self._commits: set[tuple[str, int]] = set()  # (label, round): a one-sided commit that was counted
+        self._commits: set[tuple[str, int]] = set()  # (label, round) of counted one-sided commits
 
     def breaks(self, law: str, what: str, *labels: str) -> None:
         self.broken.append(LawBroken(law, what, labels))
@@ -56,7 +57,7 @@ class Laws:
     # ---- microbatches
 
     def counted(self, replica: int, stage: int, mark: int) -> None:
-        """`replica` of `stage` added the gradient of microbatch `mark`."""
+        """Check that `replica` of `stage` adds the gradient of microbatch `mark` only once."""
         self.checks += 1
         if mark == LIE:
             return
@@ -70,15 +71,15 @@ class Laws:
         self._counted_at.add((stage, mark))
 
     def mixed(self, replica: int, sent: int, got: int) -> None:
-        """A gradient came back for another microbatch than was sent."""
+        """Report a gradient that came back for another microbatch than was sent."""
         label = self._label(replica)
         self.breaks("a gradient belongs to its microbatch", f"{label} sent {sent:#x} and got {got:#x}", label)
 
     # ---- rounds
 
     def boundary(self, replica: int, stage: int, round_index: int) -> None:
-        """A round may be marked after a later one that was not applied: the message of who leaves is made again for
-        the round that is next at whoever takes it (gossip/bequest.py)."""
+        """Check that rounds only advance. A round may be marked after a later one that was not applied: a leaving node
+        makes its message again for the round that is next at its successor (gossip/final_delta.py)."""
         self.checks += 1
         before = self._boundary.get(replica, -1)
         applied = self._stepped.get(replica, -1) >= before
@@ -88,7 +89,7 @@ class Laws:
         self._boundary[replica] = round_index
 
     def applied(self, replica: int, stage: int, round_index: int, packets: Sequence[tuple[int, int]]) -> None:
-        """`replica` took its outer step of `round_index` with `packets`: (giver, the round it was made in)."""
+        """Check the outer step of `replica` in `round_index` with `packets`: (giver, the round it was made in)."""
         self.checks += 1
         self._stepped[replica] = round_index
         self._applied[replica, round_index] = list(packets)
@@ -103,14 +104,15 @@ class Laws:
                 what = f"{other} gave its packet of round {round_index} to {', '.join(labels)}"
                 self.breaks("a node is in one exchange of its group at a time", what, other, *labels)
 
-    def stood_in(self, replica: int, round_index: int, giver: int, made_in: int) -> None:
-        """`replica`, who met nobody it believed, took what `giver` made in round `made_in` into its own outer step."""
+    def fell_back(self, replica: int, round_index: int, giver: int, made_in: int) -> None:
+        """Check that `replica`, which had no believed partner, took the packet that `giver` made in round `made_in` as
+        a fallback."""
         self.checks += 1
-        self.stoodin += 1
+        self.fallbacks += 1
         label, other = self._label(replica), self._label(giver)
         if not self._took(replica, round_index, giver, made_in):
             return
-        taker = self._stood_in.setdefault((giver, round_index), replica)
+        taker = self._fell_back.setdefault((giver, round_index), replica)
         helper = self._helped.setdefault((replica, round_index), giver)
         if taker != replica or helper != giver:
             what = f"{other} stood in for the partners of {label} and {self._label(taker)} in round {round_index}"
@@ -119,7 +121,7 @@ class Laws:
             self.breaks("a packet is given again once", what, label, other)
 
     def _took(self, replica: int, round_index: int, giver: int, made_in: int) -> bool:
-        """Laws of every packet taken; False where they do not bind one of the two."""
+        """Check the laws of every packet; return False if they do not bind one of the two."""
         label, other = self._label(replica), self._label(giver)
         if label in self.excused or other in self.excused:
             return False
@@ -131,18 +133,18 @@ class Laws:
         return True
 
     def left_out(self, label: str, other: str, reason: str) -> None:
-        """`label` meets `other` no more, for what it sent."""
+        """Check that `label` had reason to exclude `other`."""
         self.checks += 1
         if label not in self.excused and other not in self.excused:
             self.breaks("no honest replica is left out", f"{label} leaves out {other}: {reason}", label, other)
 
     def commit_unsure(self, label: str, round_index: int) -> None:
-        """`label` counted an exchange whose commit may not have arrived."""
+        """Record that `label` counted an exchange whose commit may not have arrived."""
         self._commits.add((label, round_index))
 
     def settle(self) -> None:
-        """After the storm: what was applied by one side only must be accounted for (the population mean then follows
-        NoLoCo's recursion but for these)."""
+        """After the storm, check that all one-sided exchanges are explained. (Apart from them the population mean
+        follows NoLoCo's recursion.)"""
         counts: Counter[str] = Counter()
         for (replica, round_index), packets in self._applied.items():
             label = self._label(replica)
@@ -156,7 +158,9 @@ class Laws:
                 if accounted or theirs is None or label in self.excused or other in self.excused:
                     self.onesided += 1
                     continue
-                counts[f"{label} applied round {round_index} of {other}, who did not apply its; nobody counted it"] += 1
+                counts[
+                    f"{label} applied round {round_index} of {other}, which did not apply its; no node counted it"
+                ] += 1
         for what in counts:
             words = what.split()
             self.breaks("one-sided exchanges are counted", what, words[0], words[5].rstrip(","))
@@ -164,7 +168,7 @@ class Laws:
     # ---- state
 
     def given(self, chunks: Sequence[tuple[int, bytes]]) -> None:
-        """A replica gave a state of these chunks: (index, hash)."""
+        """Record the chunks of a state that a replica gave: (index, hash)."""
         self._given.update(chunks)
 
     def taken(self, replica: int, chunks: Sequence[tuple[int, bytes]]) -> None:

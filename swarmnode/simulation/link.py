@@ -1,8 +1,8 @@
-"""One direction of a node's line to the internet: all transfers on it share its bandwidth evenly, as TCP flows would.
+"""A direction of a node's internet link: its transfers share the bandwidth evenly, as TCP flows would.
 
 Processor sharing in virtual time (Kleinrock 1967; fair queueing's `V(t)`, Demers et al. 1989): each byte of every flow
-costs one unit of V, which advances at rate / flows, so a flow of n bytes ends when V has grown by n. A change of rate
-or of the number of flows changes how fast V runs and nothing else: O(log flows) an event, one timer a link.
+costs one unit of V, which advances at rate / flows, so a flow of n bytes ends when V has grown by n. A change of the
+rate or of the number of flows only changes the speed of V: O(log flows) per event, one timer per link.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import heapq
 from collections.abc import Callable
 
 
-class Flow:
-    """One transfer. `done` is called when its last byte has passed."""
+class LinkFlow:
+    """A transfer. `done` is called when its last byte has passed."""
 
     __slots__ = ("done", "ends_at", "nbytes")
 
@@ -24,17 +24,17 @@ class Flow:
         self.done = done
 
 
-class Link:
-    """A line of `rate` bytes per second, busy with any number of flows at once."""
+class SimLink:
+    """A link of `rate` bytes per second that carries any number of concurrent flows."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, rate: float) -> None:
         assert rate > 0, f"a link of {rate} bytes/s"
         self._loop = loop
-        self._context = contextvars.copy_context()  # the world's: a frozen process does not stop the wires
+        self._context = contextvars.copy_context()  # the world's context: a frozen process does not stop its links
         self._rate = rate
-        self._virtual = 0.0  # bytes each flow that was there all along has moved
+        self._virtual = 0.0  # bytes moved by each flow that was there all along
         self._at = 0.0  # loop time of `_virtual`
-        self._flows: list[tuple[float, int, Flow]] = []
+        self._flows: list[tuple[float, int, LinkFlow]] = []
         self._live = 0
         self._serial = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -42,7 +42,7 @@ class Link:
 
     @property
     def flows(self) -> int:
-        """Transfers under way."""
+        """Transfers in progress."""
         return self._live
 
     @property
@@ -50,24 +50,24 @@ class Link:
         return self._rate
 
     def set_rate(self, rate: float) -> None:
-        """The line gets slower or faster for everything on it."""
+        """Change the rate for all flows on the link."""
         assert rate > 0, f"a link of {rate} bytes/s"
         self._advance()
         self._rate = rate
         self._arm()
 
-    def send(self, nbytes: int, done: Callable[[], None]) -> Flow:
-        """Begin a transfer of `nbytes`."""
+    def send(self, nbytes: int, done: Callable[[], None]) -> LinkFlow:
+        """Start a transfer of `nbytes`."""
         self._advance()
-        flow = Flow(nbytes, self._virtual + nbytes, done)
+        flow = LinkFlow(nbytes, self._virtual + nbytes, done)
         self._serial += 1
         self._live += 1
         heapq.heappush(self._flows, (flow.ends_at, self._serial, flow))
         self._arm()
         return flow
 
-    def drop(self, flow: Flow) -> None:
-        """Give `flow` up; what others have left goes faster."""
+    def drop(self, flow: LinkFlow) -> None:
+        """Cancel `flow`; the others become faster."""
         if flow.done is not None:
             self._advance()
             flow.done = None
@@ -95,7 +95,7 @@ class Link:
     def _first_ends(self) -> None:
         self._timer = None
         self._advance()
-        first = heapq.heappop(self._flows)[2]  # cancelled ones were taken out when the timer was set
+        first = heapq.heappop(self._flows)[2]  # cancelled ones were removed when the timer was set
         self._virtual = max(self._virtual, first.ends_at)
         done, first.done = first.done, None
         assert done is not None

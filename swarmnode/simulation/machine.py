@@ -1,4 +1,4 @@
-"""A node's device and disk in the virtual world: work takes the time its arithmetic would take."""
+"""A simulated node's device and disk: work takes the time its arithmetic would take."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from swarmnode.ports import Priority
 from swarmnode.recovery.tensorfile import scatter
 
 T = TypeVar("T")
-WAITING_MAX = 4096  # as node/compute.py
-HASH_RATE = 2e9  # measured: SHA-256 of one core (hivemind.md)
+WAITING_MAX = 4096  # as machine/compute.py
+HASH_RATE = 2e9  # measured: SHA-256 on one core
 
 
 class Meter:
-    """What arithmetic costs: replicas add to it while a piece of work runs, the machine takes it and charges time."""
+    """Cost of arithmetic: replicas add to it while a piece of work runs; the machine takes it and charges time."""
 
     def __init__(self) -> None:
         self._flops = 0.0
         self._idle = 0.0
         self._nbytes = 0.0
-        self.state_nbytes = 0.0  # of the replica on this machine: what hashing reads
+        self.state_nbytes = 0.0  # of the replica on this machine: the bytes that hashing reads
 
     def add(self, flops: float = 0.0, nbytes: float = 0.0, idle: float = 0.0) -> None:
-        """`idle`: FLOP that the device could have done meanwhile and did not."""
+        """Add costs. `idle`: FLOP that the device could have done meanwhile but did not."""
         self._flops += flops
         self._idle += idle
         self._nbytes += nbytes
@@ -41,7 +41,7 @@ class Meter:
         return taken
 
 
-class _Piece:
+class _SimWork:
     __slots__ = ("priority", "result", "work")
 
     def __init__(self, priority: Priority, work: Callable[[], Any], result: asyncio.Future[Any]) -> None:
@@ -50,27 +50,27 @@ class _Piece:
         self.result = result
 
 
-class Machine:
-    """ports.Compute: one piece at a time, the most urgent first, older before younger, as node/compute.py.
+class SimMachine:
+    """ports.Compute: one piece at a time, most urgent first, then oldest first, as machine/compute.py.
 
-    A piece runs when its time begins and its result is delivered when its time is over.
+    A piece runs when its time begins; its result is delivered when its time is over.
     """
 
     def __init__(self, flops: float, memory_rate: float, meter: Meter, rng: random.Random, noise: float) -> None:
-        """`flops` FLOP per second, `memory_rate` bytes per second; `noise` is the relative spread of times."""
+        """`flops` in FLOP per second, `memory_rate` in bytes per second; `noise` is the relative spread of times."""
         self._loop = asyncio.get_running_loop()
         self.flops = flops
         self._memory_rate = memory_rate
         self._meter = meter
         self._rng = rng
         self._noise = noise
-        self._queue: list[tuple[int, int, _Piece]] = []
+        self._queue: list[tuple[int, int, _SimWork]] = []
         self._serial = 0
         self._waiting = 0
         self._busy = False
         self._closed = False
         self.slowness = 1.0
-        """Everything begun from now on takes so many times as long."""
+        """Factor on the duration of all work started from now on."""
         self.busy_s: defaultdict[str, float] = defaultdict(float)
         """Seconds worked so far, by kind."""
         self.flop = 0.0
@@ -88,10 +88,10 @@ class Machine:
         if self._closed:
             raise LocalFault("the compute thread is closed")
         if self._waiting >= WAITING_MAX:
-            raise LocalFault(f"{self._waiting} pieces of work wait for the compute thread; at most {WAITING_MAX}")
+            raise LocalFault(f"{self._waiting} pieces of work are queued for the compute thread; at most {WAITING_MAX}")
         result: asyncio.Future[T] = self._loop.create_future()
         self._serial += 1
-        heapq.heappush(self._queue, (priority, self._serial, _Piece(priority, work, result)))
+        heapq.heappush(self._queue, (priority, self._serial, _SimWork(priority, work, result)))
         self._waiting += 1
         try:
             if not self._busy:
@@ -101,7 +101,7 @@ class Machine:
             self._waiting -= 1
 
     def close(self) -> None:
-        """The process ends: nothing that waits is done any more."""
+        """End the process: queued work is never done."""
         self._closed = True
         self._queue.clear()
 
@@ -115,7 +115,7 @@ class Machine:
             error: BaseException | None = None
             try:
                 value = piece.work()
-            except BaseException as caught:  # noqa: BLE001  handed to whoever waits
+            except BaseException as caught:  # noqa: BLE001  handed to the waiter
                 error = caught
             seconds = self._seconds()
             self._loop.call_later(seconds, self._done, piece, seconds, value, error)
@@ -131,7 +131,7 @@ class Machine:
             seconds *= 1.0 + self._noise * (2.0 * self._rng.random() - 1.0)
         return seconds * self.slowness
 
-    def _done(self, piece: _Piece, seconds: float, value: Any, error: BaseException | None) -> None:
+    def _done(self, piece: _SimWork, seconds: float, value: Any, error: BaseException | None) -> None:
         self._busy = False
         self.busy_s[piece.priority.name.lower()] += seconds
         if not piece.result.done():
@@ -144,13 +144,13 @@ class Machine:
 
 
 class Disk:
-    """What survives of a node, or a folder that all share: ports.Store. It fills up, tears a write that a crash
-    interrupts, and in `betray` loses what it said was synced."""
+    """A node's persistent disk, or a shared folder: ports.Store. It fills up, discards a write interrupted by a crash,
+    and in `betray` loses writes that it reported as synced."""
 
     def __init__(self, capacity: int, rate: float = 2e8) -> None:
         self.capacity = capacity
         self._rate = rate
-        self._blobs: dict[str, bytes] = {}  # the one written longest ago first
+        self._blobs: dict[str, bytes] = {}  # oldest write first
         self.torn = 0
 
     @property
@@ -158,7 +158,7 @@ class Disk:
         return sum(map(len, self._blobs.values()))
 
     async def write(self, name: str, parts: Sequence[bytes | memoryview]) -> str:
-        """Whole or not at all: it becomes visible once it is synced. Raises LocalFault when the disk is full."""
+        """Write atomically: the blob becomes visible once it is synced. Raises LocalFault if the disk is full."""
         nbytes = sum(memoryview(part).nbytes for part in parts)
         if self.used - len(self._blobs.get(name, b"")) + nbytes > self.capacity:
             raise LocalFault(f"cannot write {name}: no space left; free space or choose another --home")
@@ -190,7 +190,8 @@ class Disk:
         self._blobs.pop(name, None)
 
     def betray(self, count: int) -> None:
-        """A power cut behind a disk that lied: the last `count` blobs written are gone, the one before is cut off."""
+        """Simulate a power cut behind a disk that lied: the last `count` blobs are gone, the one before is
+        truncated."""
         names = list(self._blobs)
         for name in names[len(names) - count :] if count else []:
             del self._blobs[name]

@@ -1,6 +1,5 @@
-"""The internet between simulated nodes: bandwidth shared by flows, latency, loss, cuts; every header is serialised as
-on the real wire, so that bytes are true. Calls are small state machines; one future and one task (the handler) each.
-"""
+"""The internet between simulated nodes: shared bandwidth, latency, loss and cuts. Headers are serialised as on the real
+wire, so that byte counts are exact. Calls are small state machines with one future and one task (the handler) each."""
 
 from __future__ import annotations
 
@@ -13,44 +12,45 @@ from dataclasses import dataclass
 from typing import Any
 
 from swarmnode.ids import PeerId
-from swarmnode.simulation.geography import RELAY_RATE, Address, Nat, Reach, rtt_s
-from swarmnode.simulation.link import Flow, Link
-from swarmnode.turns import BULK_BYTES, Turns
+from swarmnode.simulation.geography import RELAY_RATE, Address, Nat, ReachabilityMap, rtt_s
+from swarmnode.simulation.link import LinkFlow, SimLink
+from swarmnode.uplink_scheduler import BULK_BYTES, UplinkScheduler
 
-FINE = 4  # guess: where a chunk of a state stands for a thousand, it is a fourth of a usual one
+FINE = 4  # guess: if one chunk of a state stands for a thousand, it is a quarter of a normal one
 
 
 @dataclass(frozen=True, slots=True)
 class Weather:
-    """What every message may meet. Rates are per message; all 0 on a fine day."""
+    """Random faults of messages. Rates are per message."""
 
     jitter: float = 0.1  # mean of the exponential extra latency, as a share of the latency
-    breaks: float = 0.0  # the stream of the call breaks while a message of it is under way
-    doubles: float = 0.0  # a request arrives a second time
-    silent: float = 0.0  # the stream hangs: nothing more is ever heard of it
+    breaks: float = 0.0  # the call's stream breaks while a message is in transit
+    doubles: float = 0.0  # a request arrives twice
+    silent: float = 0.0  # the stream hangs: nothing more arrives on it
 
 
-class Plug:
-    """Where a node is plugged in. A dead node's plug stays, and refuses or swallows what comes."""
+class NetworkPort:
+    """A node's network connection. A dead node's connection stays, and refuses or drops what arrives."""
 
-    def __init__(self, label: str, peer: PeerId, address: Address, up: Link, down: Link) -> None:
+    def __init__(self, label: str, peer: PeerId, address: Address, up: SimLink, down: SimLink) -> None:
         self.label = label
         self.peer = peer
         self.address = address
         self.up = up
         self.down = down
-        self.turns = Turns()
+        self.scheduler = UplinkScheduler()
         self.alive = True
-        self.silent = False  # dead without a word: callers learn it from timeouts alone
+        self.silent = False  # dead without notice: callers learn it only from timeouts
         self.context = contextvars.copy_context()
-        """In which what arrives here is taken in; the world puts the process's own context here."""
+        """The context in which arriving messages are handled; the world sets it to the process's own."""
 
     def __str__(self) -> str:
         return self.label
 
 
-class Parcel:
-    """One message under way; `drop` takes it off the links. `sent` is called when the sender's line is done with it."""
+class SimMessage:
+    """A message in transit; `drop` removes it from the links. `sent` is called when it has left the sender's
+    uplink."""
 
     __slots__ = ("dropped", "flows", "latency_s", "left", "sent", "sent_at", "timer")
 
@@ -58,17 +58,17 @@ class Parcel:
         self.sent_at = sent_at
         self.sent = sent
         self.latency_s = latency_s
-        self.flows: tuple[tuple[Link, Flow], ...] = ()
+        self.flows: tuple[tuple[SimLink, LinkFlow], ...] = ()
         self.left = 0
         self.timer: asyncio.TimerHandle | None = None
         self.dropped = False
 
     def carried_s(self, now: float) -> float:
-        """As it arrives: how long the lines had it, from its first byte to its last."""
+        """Transfer time on arrival, from its first byte to its last."""
         return max(0.0, now - self.sent_at - self.latency_s)
 
     def has_left(self) -> None:
-        """The sender's line is free."""
+        """Report that the sender's uplink is free."""
         if self.sent is not None:
             sent, self.sent = self.sent, None
             sent()
@@ -92,27 +92,27 @@ class Network:
         *,
         scale: Mapping[str, float] | None = None,
     ) -> None:
-        """`scale` multiplies the bytes of tensors by method: state that is kept small here but would be large."""
+        """`scale` multiplies the tensor bytes by method, for state that is kept small here but would be large."""
         self.loop = asyncio.get_running_loop()
         self.weather = weather or Weather()
         self.scale = scale or {}
-        self.reach = Reach()
-        self.plugs: dict[PeerId, Plug] = {}
+        self.reach = ReachabilityMap()
+        self.plugs: dict[PeerId, NetworkPort] = {}
         self.happened: Counter[str] = Counter()
         """Faults of messages so far, by kind."""
         self.sent: Counter[str] = Counter()
-        """Bytes that all nodes ever sent, by method."""
+        """Bytes sent by all nodes, by method."""
         self._rng = rng
-        self.transports: dict[Plug, Any] = {}  # of each plug; transport.py enters them
+        self.transports: dict[NetworkPort, Any] = {}  # of each plug; set by transport.py
 
-    def plug(self, label: str, peer: PeerId, address: Address, up: float, down: float) -> Plug:
-        """A new socket in the wall, `up` and `down` in bytes per second. It replaces one of the same peer."""
-        plug = Plug(label, peer, address, Link(self.loop, up), Link(self.loop, down))
+    def plug(self, label: str, peer: PeerId, address: Address, up: float, down: float) -> NetworkPort:
+        """A new connection with `up` and `down` in bytes per second. It replaces the peer's previous one."""
+        plug = NetworkPort(label, peer, address, SimLink(self.loop, up), SimLink(self.loop, down))
         self.plugs[peer] = plug
         return plug
 
-    def latency_s(self, sender: Plug, receiver: Plug) -> float:
-        """One way, this time."""
+    def latency_s(self, sender: NetworkPort, receiver: NetworkPort) -> float:
+        """A random one-way latency."""
         one_way = rtt_s(sender.address, receiver.address) / 2.0
         jitter = self.weather.jitter
         return one_way * (1.0 + jitter * self._rng.expovariate(1.0)) if jitter else one_way
@@ -125,16 +125,16 @@ class Network:
 
     def carry(
         self,
-        sender: Plug,
-        receiver: Plug,
+        sender: NetworkPort,
+        receiver: NetworkPort,
         nbytes: int,
         arrive: Callable[[], None],
         sent: Callable[[], None] | None = None,
-    ) -> Parcel:
-        """Move `nbytes`; `arrive` is called at the receiver's end unless the parcel is dropped, `sent` once in any case
-        when the sender's line is done with it. Whether the way is cut is asked at both ends, by the caller."""
+    ) -> SimMessage:
+        """Move `nbytes`. `arrive` is called at the receiver unless the parcel is dropped; `sent` once in any case, when
+        the sender's uplink is done with it. The caller checks for network cuts at both ends."""
         latency_s = self.latency_s(sender, receiver)
-        parcel = Parcel(self.loop.time(), latency_s, sent)
+        parcel = SimMessage(self.loop.time(), latency_s, sent)
         up, down = sender.up, receiver.down
         if nbytes <= BULK_BYTES:
             seconds = nbytes / up.rate + nbytes / down.rate + latency_s
@@ -156,7 +156,7 @@ class Network:
                 rest_s = max(0.0, ready_at - self.loop.time())
                 parcel.timer = self.loop.call_later(latency_s + rest_s, arrive, context=receiver.context)
 
-        # Both ends are busy with it at the same time: it is through when the slower one is.
+        # Both links are busy with it at once: it has passed when the slower one is done.
         parcel.left = 2
         parcel.flows = ((up, up.send(nbytes, passed_up)), (down, down.send(nbytes, passed)))
         return parcel

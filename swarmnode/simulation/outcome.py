@@ -1,4 +1,4 @@
-"""What came of a simulated life, as numbers."""
+"""The result of a simulated life, as numbers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from swarmnode.metrics import name
-from swarmnode.node.measuring import KIND_OF_METHOD
+from swarmnode.node.gauges import KIND_OF_METHOD
+from swarmnode.simulation import capacity
 from swarmnode.wire import record_pb2
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ STATES = (
 
 
 @dataclass(slots=True)
-class Sums:
+class RunTotals:
     """Totals up to a moment."""
 
     at_s: float = 0.0
@@ -46,7 +47,7 @@ class Sums:
     bytes: dict[str, int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, world: World) -> Sums:
+    def of(cls, world: World) -> RunTotals:
         total = world.trace.total
         nbytes: Counter[str] = Counter()
         for method, count in world.network.sent.items():
@@ -54,7 +55,7 @@ class Sums:
         return cls(
             at_s=world.loop.time(),
             samples=world.samples_done(),
-            flop=world.flop_done + sum(p.machine.flop for p in world.people if p.machine is not None),
+            flop=world.flop_done + sum(p.machine.flop for p in world.nodes if p.machine is not None),
             done=total(name.MICROBATCHES, "done"),
             lost=total(name.MICROBATCHES, "lost"),
             retried=total(name.MICROBATCHES, "retried"),
@@ -71,16 +72,16 @@ class Sums:
 
 
 @dataclass(slots=True)
-class Sample:
+class CurvePoint:
     """A point of the curves."""
 
     at_s: float
     samples: float
-    optimum: float  # samples per second that the training machines could do where they are
+    optimum: float  # samples per second that the training machines could do in their stages
     ideal: float  # the same if every living machine were where it is needed
-    even: float  # the same of those that train
+    even: float  # the same for the machines that train
     busy: float  # FLOP of training done so far
-    flops: float  # FLOP/s of the living
+    flops: float  # FLOP/s of the living machines
     states: dict[str, int]
     stages: list[int]
     bytes: dict[str, int]
@@ -88,20 +89,18 @@ class Sample:
     faults: int
 
     @classmethod
-    def of(cls, world: World) -> Sample:
-        from swarmnode.simulation import calm
-
-        sums = Sums.of(world)
-        alive = [person for person in world.people if person.alive]
-        states = [person.state for person in alive]
+    def of(cls, world: World) -> CurvePoint:
+        sums = RunTotals.of(world)
+        alive = [sim_node for sim_node in world.nodes if sim_node.alive]
+        states = [sim_node.state for sim_node in alive]
         training = [p for p, state in zip(alive, states, strict=True) if state == record_pb2.NODE_STATE_TRAINING]
-        stages = Counter(person.stage for person in training)
+        stages = Counter(sim_node.stage for sim_node in training)
         return cls(
             at_s=world.loop.time(),
             samples=sums.samples,
-            optimum=calm.optimum(world, training),
-            ideal=calm.even(world, alive),
-            even=calm.even(world, training),
+            optimum=capacity.optimum(world, training),
+            ideal=capacity.even(world, alive),
+            even=capacity.even(world, training),
             busy=sums.flop,
             flops=sum(p.kind.flops for p in alive),
             states={record_pb2.NodeState.Name(state)[11:].lower(): states.count(state) for state in STATES},
@@ -114,7 +113,7 @@ class Sample:
 
 @dataclass(slots=True)
 class Outcome:
-    """Everything a report says. `failures` is empty when all laws and demands held."""
+    """All data of a report. `failures` is empty if all laws and demands held."""
 
     scenario: str
     seed: int
@@ -126,34 +125,34 @@ class Outcome:
     virtual_s: float = 0.0
     cpu_s: float = 0.0
     storm_cpu_s: float = 0.0
-    """Of them, until the storm was over; what is left went into seeing that all comes back."""
+    """CPU seconds until the end of the storm; the rest went into the recovery check."""
     callbacks: int = 0
     events: int = 0
     laws_checked: int = 0
     onesided: int = 0
-    stoodin: int = 0
+    fallbacks: int = 0
     doubled: int = 0
     nodes_ever: int = 0
     struck: dict[str, int] = field(default_factory=dict)
     demands: dict[str, float] = field(default_factory=dict)
-    storm: Sums = field(default_factory=Sums)
-    total: Sums = field(default_factory=Sums)
-    curve: list[Sample] = field(default_factory=list)
+    storm: RunTotals = field(default_factory=RunTotals)
+    total: RunTotals = field(default_factory=RunTotals)
+    curve: list[CurvePoint] = field(default_factory=list)
     validations: list[tuple[float, float, int]] = field(default_factory=list)
-    real: bool = False  # tensors: losses mean something
+    real: bool = False  # real tensors: losses are meaningful
 
     @property
     def share(self) -> float:
-        """Samples of the storm over what the training machines could have done where they were."""
+        """Samples done in the storm over what the training machines could have done in their stages."""
         return _over(self.curve, self.storm.at_s, lambda sample: sample.optimum)
 
     @property
     def share_ideal(self) -> float:
-        """The same over all living machines, had each been where it is needed."""
+        """The same over all living machines, each where it was needed."""
         return _over(self.curve, self.storm.at_s, lambda sample: sample.ideal)
 
     def loss_at(self, samples: int) -> float | None:
-        """Held-out loss after `samples` of the run, between the two measurements around them; None outside of them."""
+        """Held-out loss after `samples` of the run, interpolated between measurements; None outside of them."""
         points = sorted({(count, loss) for _, loss, count in self.validations})
         for (before, high), (after, low) in itertools.pairwise(points):
             if before <= samples <= after:
@@ -161,30 +160,30 @@ class Outcome:
         return None
 
     def loss_towards(self, samples: int) -> float | None:
-        """The mean of `loss_at` over the last tenth of the way to `samples`: one measurement goes through whichever
-        replicas its routes took, and may be a hundredth off."""
+        """Mean of `loss_at` over the last tenth of the way to `samples`. A single measurement depends on the replicas
+        of its routes and may be off by a hundredth."""
         points = [self.loss_at(round(samples * (1.0 - step / 100.0))) for step in range(11)]
         known = [loss for loss in points if loss is not None]
         return statistics.fmean(known) if len(known) == len(points) else None
 
     @property
     def share_placed(self) -> float:
-        """What the training machines could have done where they were, over what all the living could have done, each
-        where it is needed: the share of optimal throughput that SWARM's authors report for rebalancing."""
+        """Possible throughput of the training machines in their stages, over that of all living ones where needed: the
+        share of optimal throughput that SWARM's authors report for rebalancing."""
         return self._ratio(lambda sample: sample.optimum, lambda sample: sample.ideal)
 
     @property
     def share_training(self) -> float:
-        """Of `share_placed`: what is left once machines that live and do not train (yet) are taken away."""
+        """The part of `share_placed` due to living machines that do not train (yet)."""
         return self._ratio(lambda sample: sample.even, lambda sample: sample.ideal)
 
     @property
     def share_even(self) -> float:
-        """Of `share_placed`: how even the stages are; the two multiplied give it, nearly."""
+        """The part of `share_placed` due to uneven stages. The product of the two parts is nearly `share_placed`."""
         return self._ratio(lambda sample: sample.optimum, lambda sample: sample.even)
 
-    def _ratio(self, above: Callable[[Sample], float], below: Callable[[Sample], float]) -> float:
-        """Of two curves' integrals over the storm."""
+    def _ratio(self, above: Callable[[CurvePoint], float], below: Callable[[CurvePoint], float]) -> float:
+        """Ratio of two curves' integrals over the storm."""
         storm = [sample for sample in self.curve if sample.at_s <= self.storm.at_s]
         pairs = list(itertools.pairwise(storm))
         whole = sum(below(a) * (b.at_s - a.at_s) for a, b in pairs)
@@ -201,7 +200,7 @@ class Outcome:
         return found
 
 
-def _over(curve: list[Sample], until_s: float, could: Any) -> float:
+def _over(curve: list[CurvePoint], until_s: float, could: Any) -> float:
     """Samples done between the first and the last point of the storm, over the integral of `could`."""
     storm = [sample for sample in curve if sample.at_s <= until_s]
     possible = sum(could(a) * (b.at_s - a.at_s) for a, b in itertools.pairwise(storm))

@@ -1,4 +1,4 @@
-"""What a run would take on a fleet, by formula: a first answer before `simulate` gives the second."""
+"""Estimate a run on a fleet by formula, as a first answer before `simulate`."""
 
 from __future__ import annotations
 
@@ -6,35 +6,40 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from swarmnode.errors import UsageError
 from swarmnode.gossip.outer.traffic import message_nbytes, messages
 from swarmnode.manifest import Manifest, boundary_nbytes, boundary_width
-from swarmnode.model.memory import replica_nbytes
+from swarmnode.model.adapter import trained_count
+from swarmnode.model.memory_budget import CARD, CPU, MemoryNeed, memory_need
 from swarmnode.model.section import section_sizes, snapshot_nbytes
-from swarmnode.model.split import Part, split
-from swarmnode.simulation.calm import balanced
-from swarmnode.simulation.fleet import Kind
+from swarmnode.model.split import StageLayers, split
+from swarmnode.simulation.capacity import balanced
+from swarmnode.simulation.fleet import MachineKind
+from swarmnode.simulation.stage_memory import fit_of, shortages
 
-DETECT_S = 60.0  # guess: until a dead node's replacement begins to download
+DETECT_S = 60.0  # guess: time until a dead node's replacement begins to download
 
 
 @dataclass(frozen=True, slots=True)
 class StagePlan:
-    """One stage: `egress` in bytes per second of a mean node, `memory` in bytes, `survival` the odds that a day passes
-    in which at least one replica is alive at every moment."""
+    """A stage: `egress` in bytes per second of an average node, `need` the bytes of a replica where a card computes,
+    `shared` on a machine without one; `survival` the probability that at least one replica is alive throughout a
+    day."""
 
-    part: Part
+    part: StageLayers
     replicas: int
     flops: float
     samples_per_s: float
     egress: float
-    memory: float
+    need: MemoryNeed
+    shared: int
     download_s: float
     survival: float
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`limit` says what bounds the speed."""
+    """The estimate. `limit` names the bottleneck; `idle`: a line for each kind of machine that can serve no stage."""
 
     stages: tuple[StagePlan, ...]
     samples_per_s: float
@@ -42,14 +47,21 @@ class Plan:
     days: float
     limit: str
     survival: float
+    idle: tuple[str, ...]
 
 
-def plan(manifest: Manifest, fleet: Sequence[Kind], tokens: float, share: float = 0.7) -> Plan:
-    """`share` of the slowest stage's FLOP/s is taken to do useful work [simulated: 0.6 to 0.8, `swarmnode
-    simulate`]."""
+def plan(manifest: Manifest, fleet: Sequence[MachineKind], tokens: float, share: float = 0.7) -> Plan:
+    """Estimate a run; machines serve only stages that fit into their memory. `share` of the slowest stage's FLOP/s is
+    assumed to do useful work [simulated: 0.6 to 0.8, `swarmnode simulate`].
+
+    Raises UsageError, with bytes, if no machine can serve any stage.
+    """
+    if fleet and all(fit_of(manifest, kind).unable == set(range(manifest.pipeline.stages)) for kind in fleet):
+        raise UsageError(f"{shortages(manifest, fleet)[0]}; use more stages, a smaller microbatch or larger machines")
     machines = [kind for kind in fleet for _ in range(kind.count)]
     parts = split(manifest.model, manifest.pipeline.stages)
-    placed = balanced([kind.flops for kind in machines], [part.cost for part in parts])
+    unable = [fit_of(manifest, kind).unable for kind in machines]
+    placed = balanced([kind.flops for kind in machines], [part.cost for part in parts], unable)
     context = manifest.model.context
     speeds, lines = [], []
     for part in parts:
@@ -74,27 +86,32 @@ def plan(manifest: Manifest, fleet: Sequence[Kind], tokens: float, share: float 
     )
     tokens_per_s = samples_per_s * context
     days = tokens / tokens_per_s / 86400 if tokens_per_s else math.inf
-    return Plan(stages, samples_per_s, tokens_per_s, days, limit, math.prod(stage.survival for stage in stages))
+    survival = math.prod(stage.survival for stage in stages)
+    return Plan(stages, samples_per_s, tokens_per_s, days, limit, survival, tuple(shortages(manifest, fleet)))
 
 
-def _sample_bytes(manifest: Manifest, part: Part, stages: int) -> float:
-    """Bytes a stage sends for a sample: activations and tokens onwards, the gradient back."""
+def _sample_bytes(manifest: Manifest, part: StageLayers, stages: int) -> float:
+    """Bytes a stage sends per sample: activations and tokens onward, the gradient back."""
     model = manifest.model
     one_way = boundary_nbytes(manifest.pipeline.boundary, model.context, boundary_width(manifest))
     onwards = one_way + 2 * (model.context + 1) if part.stage < stages - 1 else 0
     return float(onwards + (one_way if part.stage > 0 else 0))
 
 
-def _gossip_bytes(manifest: Manifest, part: Part, replicas: int) -> float:
-    """Bytes all replicas of a stage send in exchanges, for a sample of the run."""
+def _gossip_bytes(manifest: Manifest, part: StageLayers, replicas: int) -> float:
+    """Bytes that all replicas of a stage send in exchanges, per sample of the run."""
     sent = messages(manifest.gossip, replicas)
     if not sent:
         return 0.0
     seconds = section_sizes(manifest, part)["exp_avg_sq"]
-    return sent * message_nbytes(manifest.gossip, part.parameters, seconds) / manifest.gossip.round_samples
+    return (
+        sent * message_nbytes(manifest.gossip, trained_count(manifest, part), seconds) / manifest.gossip.round_samples
+    )
 
 
-def _stage(manifest: Manifest, part: Part, here: Sequence[Kind], samples_per_s: float, stages: int) -> StagePlan:
+def _stage(
+    manifest: Manifest, part: StageLayers, here: Sequence[MachineKind], samples_per_s: float, stages: int
+) -> StagePlan:
     nbytes = snapshot_nbytes(section_sizes(manifest, part))
     replicas = len(here)
     traffic = _sample_bytes(manifest, part, stages) + _gossip_bytes(manifest, part, replicas)
@@ -107,17 +124,20 @@ def _stage(manifest: Manifest, part: Part, here: Sequence[Kind], samples_per_s: 
         sum(kind.flops for kind in here),
         samples_per_s,
         samples_per_s * traffic / replicas if replicas else 0.0,
-        float(replica_nbytes(manifest, part)),
+        memory_need(manifest, part, CARD),
+        memory_need(manifest, part, CPU).host,
         download_s,
         survival_of_a_day(here, DETECT_S + download_s),
     )
 
 
-def survival_of_a_day(here: Sequence[Kind], back_s: float) -> float:
-    """Odds that a stage keeps a replica for a day, if each of its machines lives its mean life (exponential) and is
-    replaced after `back_s`: machines fail and come back independently, so all are away at once in a share prod(u) of
-    the time, and such a moment begins at rate prod(u) * sum(1 / back) (the birth-death chain's rate out of the last
-    state)."""
+def survival_of_a_day(here: Sequence[MachineKind], back_s: float) -> float:
+    """Probability that a stage keeps a replica for a day, if each machine lives its mean lifetime (exponential) and is
+    replaced after `back_s`.
+
+    Machines fail and return independently. So all are away at once for a share prod(u) of the time, and such a moment
+    begins at rate prod(u) * sum(1 / back) (the birth-death chain's rate out of the last state).
+    """
     if not here:
         return 0.0
     away = [back_s / (back_s + kind.life_h * 3600.0) if math.isfinite(kind.life_h) else 0.0 for kind in here]

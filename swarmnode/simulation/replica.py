@@ -1,4 +1,5 @@
-"""Replicas for the virtual world: tensors are declared bytes, and weights three numbers that do real outer steps."""
+"""Replicas for the virtual world: tensors are declared bytes, and the weights are three numbers that do real outer
+steps."""
 
 from __future__ import annotations
 
@@ -8,38 +9,40 @@ import random
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
+from swarmnode.data.sample import counted_targets
 from swarmnode.errors import RemoteFault
-from swarmnode.gossip.course import Course, sampled
-from swarmnode.gossip.robust import Measures, guard
-from swarmnode.manifest import Manifest, boundary_nbytes, boundary_width, constants
-from swarmnode.model.memory import graph_nbytes
+from swarmnode.gossip.robust import PacketMeasures, guard
+from swarmnode.gossip.update_direction import UpdateDirection, sampled
+from swarmnode.manifest import Manifest, boundary_nbytes, boundary_width, constants, from_base
+from swarmnode.model.adapter import adapter_graph, trained_count
+from swarmnode.model.memory_estimate import graph_nbytes
 from swarmnode.model.section import ITEMSIZE, PACKED_ITEMSIZE, section_sizes
-from swarmnode.model.split import Part, split
+from swarmnode.model.split import StageLayers, split
 from swarmnode.ports import (
-    Draft,
     LossResult,
     Neighbour,
     OuterReport,
     Packet,
     State,
     StepReport,
+    StreamingMessage,
     Tape,
     Verdict,
     WireTensor,
 )
+from swarmnode.simulation.witness import Witness
 
 DIMENSIONS = 3
-ROW = struct.Struct(f"<{2 + 2 * DIMENSIONS}d")  # replica, round, theta, phi: what a fake packet holds, over and over
+ROW = struct.Struct(f"<{2 + 2 * DIMENSIONS}d")  # replica, round, theta, phi: the repeated content of a fake packet
 ROW_BYTES = 64
 MARK = struct.Struct("<Q")
 BOUNDARY = {"bf16": ("bf16", 2), "fp32": ("f32", 4), "subspace": ("bf16", 2)}
-# Bytes a parameter, about: a scale a block, few escapes.
+# Approximate bytes per parameter: one scale per block, few escapes.
 CODEC_BYTES = {"int8": 1.03, "modular6": 0.8, "modular4": 0.56, "modular3": 0.43}
-WEIGHTS_NORM = 1.0  # of a fresh replica: its numbers are what was added to them
+WEIGHTS_NORM = 1.0  # of a fresh replica, whose weights are the sum of its updates
 VOID = -1
 DRIFT, NOISE = 1e-3, 1e-3  # of an inner step, in every dimension
 
@@ -47,7 +50,7 @@ Vector = tuple[float, ...]
 
 
 def repeated(row: bytes, nbytes: int) -> memoryview:
-    """`nbytes` declared bytes that are `row` over and over, in no memory of their own."""
+    """`nbytes` declared bytes that repeat `row`, without memory of their own."""
     size = math.gcd(len(row), nbytes)
     return np.ndarray((nbytes // size, size), np.uint8, row, strides=(0, 1)).data  # `first` finds the whole row
 
@@ -55,7 +58,7 @@ def repeated(row: bytes, nbytes: int) -> memoryview:
 def first(data: memoryview | bytes | bytearray, size: int) -> bytes:
     """The first `size` bytes of real or declared data."""
     if isinstance(data, memoryview) and data.ndim == 2:
-        row: bytes = data.obj.base  # type: ignore[attr-defined]  # `repeated` made it
+        row: bytes = data.obj.base  # type: ignore[attr-defined]  # made by `repeated`
         return row[:size]
     return bytes(memoryview(data)[:size])
 
@@ -64,28 +67,10 @@ def fake(dtype: str, shape: tuple[int, ...], itemsize: int, row: bytes) -> WireT
     return WireTensor(dtype, shape, repeated(row, math.prod(shape) * itemsize))
 
 
-class Witness(Protocol):
-    """What the laws are told by a replica."""
-
-    def counted(self, replica: int, stage: int, mark: int) -> None: ...
-
-    def mixed(self, replica: int, sent: int, got: int) -> None: ...
-
-    def boundary(self, replica: int, stage: int, round_index: int) -> None: ...
-
-    def applied(self, replica: int, stage: int, round_index: int, packets: Sequence[tuple[int, int]]) -> None: ...
-
-    def stood_in(self, replica: int, round_index: int, giver: int, made_in: int) -> None: ...
-
-    def given(self, chunks: Sequence[tuple[int, bytes]]) -> None: ...
-
-    def taken(self, replica: int, chunks: Sequence[tuple[int, bytes]]) -> None: ...
-
-
 @dataclass(slots=True)
 class FakeTape:
-    """Implements ports.Tape: remembers which microbatch it is of, and after how many states were loaded it was made, or
-    VOID: its graph was not kept."""
+    """Implements ports.Tape: remembers its microbatch and the number of states loaded when it was made; VOID: its graph
+    was not kept."""
 
     mark: int
     shape: tuple[int, ...]
@@ -93,42 +78,50 @@ class FakeTape:
     version: int
 
 
-def fake_sizes(manifest: Manifest, part: Part, state_share: float) -> dict[str, int]:
-    """Elements that a fake replica of `part` keeps of each section of its state."""
+def fake_sizes(manifest: Manifest, part: StageLayers, state_share: float) -> dict[str, int]:
+    """Elements that a fake replica of `part` keeps of each state section."""
     sizes = section_sizes(manifest, part)
     return {name: max(64, round(count * state_share) // 64 * 64) for name, count in sizes.items()}
 
 
 class FakeReplica:
-    """ports.Replica without arithmetic on activations. Its weights are DIMENSIONS numbers that drift and tremble with
-    each inner step and take NoLoCo's outer steps for real, so that spread and means can be watched."""
+    """ports.Replica without arithmetic on activations. Its weights are DIMENSIONS numbers that drift with noise in each
+    inner step and take NoLoCo's outer steps for real, so that spread and means can be observed."""
 
     def __init__(
-        self, manifest: Manifest, part: Part, number: int, witness: Witness, rng: random.Random, state_share: float
+        self,
+        manifest: Manifest,
+        part: StageLayers,
+        number: int,
+        witness: Witness,
+        rng: random.Random,
+        state_share: float,
     ) -> None:
         self._manifest = manifest
         self._part = part
-        self.number = number  # of this replica among all that ever were
+        self.number = number  # unique among all replicas of the world
         self.stage = part.stage
         self._witness = witness
         self._rng = rng
-        self._true = part.parameters
+        self._true = trained_count(manifest, part)
         self._state_share = state_share
         self._sizes = self.sizes_of(part.stage)
         self.parameters = self._sizes["theta"]
         model, width = manifest.model, boundary_width(manifest)
-        self._graph_nbytes = graph_nbytes(model, part, model.context, width, ITEMSIZE, autocast=False)  # of one sample
+        adapters = adapter_graph(manifest, part)
+        self._graph_nbytes = graph_nbytes(  # of one sample
+            model, part, model.context, width, ITEMSIZE, autocast=False, adapters=adapters
+        )
         self.theta: Vector = (0.0,) * DIMENSIONS
         self.phi: Vector = self.theta
         self.momentum: Vector = self.theta
         self._marked: tuple[int, Vector] | None = None
-        # Of the round marked: giver, round made in, whether it stood in.
+        # Of the marked round: giver, round made in, whether it was a fallback.
         self._refused: list[tuple[int, int, bool]] = []
         self._guard = guard(manifest.gossip.acceptance)
-        self._courses: dict[int, Course] = {}  # by fragment
+        self._courses: dict[int, UpdateDirection] = {}  # by fragment
         self._version = 0
-        self.accumulated = 0
-        self.recomputed = self.clipped = 0
+        self.accumulated = self.recomputed = self.clipped = self.out_of_memory = self.held_nbytes = 0
         self.inner_steps = 0
         self.gradient_norm = 0.0
 
@@ -136,29 +129,44 @@ class FakeReplica:
     def spare_nbytes(self) -> int:
         return 0
 
+    @property
+    def undrawn(self) -> bool:
+        return False
+
+    def draw_weights(self) -> None:
+        """Do nothing: the weights are three zeros."""
+
     def sizes_of(self, stage: int) -> dict[str, int]:
         parts = split(self._manifest.model, self._manifest.pipeline.stages)
         return fake_sizes(self._manifest, parts[stage], self._state_share)
 
     def ends_of(self, stage: int) -> tuple[int, int]:
-        return (0, ROW_BYTES // ITEMSIZE) if stage in (0, self._manifest.pipeline.stages - 1) else (0, 0)
+        ends = stage in (0, self._manifest.pipeline.stages - 1) and not from_base(self._manifest)
+        return (0, ROW_BYTES // ITEMSIZE) if ends else (0, 0)
 
     def apart(self, one: memoryview | bytes, other: memoryview | bytes) -> float:
-        """See ports.Replica. Few dimensions near the origin: lengths below 1 count as 1."""
+        """See ports.Replica. The few dimensions are near the origin, so lengths below 1 count as 1."""
         a, b = (ROW.unpack(bytes(data[:ROW_BYTES]))[2 + DIMENSIONS :] for data in (one, other))
         if not all(map(math.isfinite, (*a, *b))):
             return math.inf
         return math.dist(a, b) / max(1.0, math.hypot(*a), math.hypot(*b))
 
     def rebuild(self, method: str, neighbours: Sequence[Neighbour], ends: memoryview | None) -> None:
-        """The mean of the neighbours' slow weights, or one of them."""
+        """Become the mean of the neighbours' slow weights, or one of them."""
         rows = [ROW.unpack(first(one.phi, ROW_BYTES))[2 + DIMENSIONS :] for one in neighbours]
         if not all(math.isfinite(value) for row in rows for value in row):
             raise RemoteFault("slow weights that are not finite")
-        # None at an end, too, when nobody keeps it: that part begins from the seed (ladder.py).
+        # None at an end, too, if no neighbour keeps it: that part begins from the seed (ladder.py).
         assert ends is None or self.ends_of(self.stage)[1] > 0, "embedding and head are mirrored, and nothing else"
         used = rows[:1] if method == "copy" else rows
-        self.theta = self.phi = tuple(math.fsum(values) / len(used) for values in zip(*used, strict=True))
+        self._begin_anew(tuple(math.fsum(values) / len(used) for values in zip(*used, strict=True)))
+
+    def restart(self) -> None:
+        """Become what it was when the run began."""
+        self._begin_anew((0.0,) * DIMENSIONS)
+
+    def _begin_anew(self, weights: Vector) -> None:
+        self.theta = self.phi = weights
         self.momentum = (0.0,) * DIMENSIONS
         self.inner_steps, self.accumulated, self._marked = 0, 0, None
         for course in self._courses.values():
@@ -206,7 +214,7 @@ class FakeReplica:
     ) -> LossResult:
         _check_finite(x, "activations")
         mark = MARK.unpack(first(x.data, MARK.size))[0]
-        count = samples * self._manifest.model.context
+        count = counted_targets(tokens, self._manifest.data.document_end)
         loss_sum = count * (2.0 + 3.0 / (1.0 + self.inner_steps / 100.0))
         if not train:
             return LossResult(loss_sum, count, None)
@@ -233,18 +241,24 @@ class FakeReplica:
         self.gradient_norm = 1.0
         return StepReport(self.inner_steps, 1.0, self._manifest.inner.learning_rate, samples)
 
-    def snapshot(self, *, packed: bool = False) -> State:
+    def snapshot(self, *, packed: bool = False, only: Sequence[str] = ()) -> State:
         values = {"theta": self.theta, "phi": self.phi, "momentum": self.momentum}
-        wanted = {name: (values.get(name, self.theta), self._section_nbytes(name, packed)) for name in self._sizes}
+        wanted = {n: (values.get(n, self.theta), self._section_nbytes(n, packed)) for n in only or self._sizes}
         made = {
             (vector, nbytes): memoryview(_row(self.number, self.inner_steps, vector, self.phi) * (nbytes // ROW_BYTES))
             for vector, nbytes in wanted.values()
         }
-        sections = {name: made[row] for name, row in wanted.items()}  # three of them are one memory
+        sections = {name: made[row] for name, row in wanted.items()}  # three of them share one memory
         return State(sections, self.inner_steps, self.gradient_norm, packed=packed)
 
     def _section_nbytes(self, name: str, packed: bool) -> int:
         return (PACKED_ITEMSIZE[name] if packed else ITEMSIZE) * self._sizes[name]
+
+    def place_weights(self, name: str, first: int, values: WireTensor) -> None:
+        """Placed weights are those of a fresh replica here."""
+
+    def weights_placed(self) -> None:
+        self.phi = self.theta
 
     def load(self, state: State) -> None:
         values = {}
@@ -268,12 +282,12 @@ class FakeReplica:
         self._witness.boundary(self.number, self.stage, round_index)
         return self._tensors(round_index, self._true // self._manifest.gossip.fragments)
 
-    def bequest(self, round_index: int) -> Sequence[WireTensor]:
+    def final_delta(self, round_index: int) -> Sequence[WireTensor]:
         self.message(round_index)
         return self._tensors(round_index, self._true)
 
     def _tensors(self, round_index: int, count: int) -> list[WireTensor]:
-        """Of so many parameters."""
+        """Tensors for `count` parameters."""
         gossip = self._manifest.gossip
         row = _row(self.number, round_index, self.theta, self.phi)
         if gossip.codec in BOUNDARY:
@@ -286,12 +300,13 @@ class FakeReplica:
         return [tensor] * (1 if step.gamma == step.beta else 2)
 
     def _dimensions(self, round_index: int) -> list[int]:
-        """Those of the round's fragment: d is in fragment d mod F; there are fragments without any where F is more."""
+        """Dimensions of the round's fragment: d is in fragment d mod F. With more fragments than dimensions some are
+        empty."""
         of = self._manifest.gossip.fragments
         return [k for k in range(DIMENSIONS) if k % of == round_index % of]
 
-    def draft(self, round_index: int) -> Draft:
-        return Draft(self.message(round_index))
+    def draft(self, round_index: int) -> StreamingMessage:
+        return StreamingMessage(self.message(round_index))
 
     def apply(
         self, round_index: int, own_weight: float, packets: Sequence[Packet], *, lone: bool = True
@@ -301,21 +316,21 @@ class FakeReplica:
         judged = [self._judge(own_weight, packet, boundary, round_index) for packet in packets]
         verdicts = [verdict for verdict, _ in judged]
         whole = [(p, row, v.keep) for p, (v, row) in zip(packets, judged, strict=True) if row is not None]
-        said = [(int(row[0]), int(row[1]), packet.standin) for packet, row, _ in whole]
+        said = [(int(row[0]), int(row[1]), packet.fallback) for packet, row, _ in whole]
         report = OuterReport(0, 0.0, 0.0, verdicts)
         if not lone and not report.believed:
             self._refused += said
             return report
         self._marked, refused, self._refused = None, self._refused, []
         for giver, made_in, _ in (one for one in said if one[2]):
-            self._witness.stood_in(self.number, round_index, giver, made_in)
-        met = [(giver, made_in) for giver, made_in, standin in (*refused, *said) if not standin]
+            self._witness.fell_back(self.number, round_index, giver, made_in)
+        met = [(giver, made_in) for giver, made_in, fallback in (*refused, *said) if not fallback]
         self._witness.applied(self.number, self.stage, round_index, met)
         taken = [(p, self._drawn_back(row, boundary, keep)) for p, row, keep in whole if keep > 0.0]
         phi, momentum, theta = list(self.phi), list(self.momentum), list(self.theta)
         due = self._dimensions(round_index)
         for k in range(DIMENSIONS):
-            givers = [(packet.weight, row) for packet, row in taken if packet.bequest or k in due]
+            givers = [(packet.weight, row) for packet, row in taken if packet.final_delta or k in due]
             if givers or k in due:
                 momentum[k] = self._momentum(k, own_weight, boundary, givers)
                 phi[k] += momentum[k]
@@ -326,7 +341,7 @@ class FakeReplica:
         return OuterReport(len(taken) + (own_weight > 0.0 or not taken), 0.0, 0.0, verdicts)
 
     def _momentum(self, k: int, own_weight: float, boundary: Vector, givers: Sequence[tuple[float, Vector]]) -> float:
-        """That of dimension `k` after what `givers` gave, by NoLoCo's equations, as plain averaging has them or not."""
+        """Momentum of dimension `k` after the packets of `givers`, by NoLoCo's equations or plain averaging."""
         total = own_weight + sum(weight for weight, _ in givers)
         own = own_weight / total if givers else 1.0
         step, at = constants(self._manifest.gossip), 2 + DIMENSIONS
@@ -338,7 +353,7 @@ class FakeReplica:
     def _judge(
         self, own_weight: float, packet: Packet, boundary: Vector, round_index: int
     ) -> tuple[Verdict, Vector | None]:
-        """(the real guard's verdict; what the packet says, unless it is misshapen)."""
+        """(the real guard's verdict; the packet's content unless it is misshapen)."""
         try:
             row = self._open(packet)
         except RemoteFault as fault:
@@ -347,24 +362,24 @@ class FakeReplica:
             return Verdict(0.0, "newcomer", "a newcomer gives nothing"), row
         if self._guard is None:
             return Verdict(1.0, "accepted", "whatever is well-formed"), row
-        about = range(DIMENSIONS) if packet.bequest else self._dimensions(round_index)
+        about = range(DIMENSIONS) if packet.final_delta else self._dimensions(round_index)
         theirs, ours, phi = ([flat[k] for k in about] for flat in (row[2 : 2 + DIMENSIONS], boundary, self.phi))
         own = math.dist(ours, phi) if own_weight > 0.0 else 0.0
         weights_norm = math.hypot(WEIGHTS_NORM, *phi)
         along = self._along(round_index, row, boundary) if own > 0.0 else []
-        measures = Measures(own, math.dist(theirs, ours), weights_norm, *along)
+        measures = PacketMeasures(own, math.dist(theirs, ours), weights_norm, *along)
         return self._guard.judge(measures, packet.sender, round_index), row
 
-    def _course(self, round_index: int) -> Course:
-        """Where the round's fragment of the slow weights has been going."""
+    def _course(self, round_index: int) -> UpdateDirection:
+        """The past direction of the slow weights in the round's fragment."""
         fragment = round_index % self._manifest.gossip.fragments
         if fragment not in self._courses:
-            self._courses[fragment] = Course(sampled(len(self._dimensions(round_index))))
+            self._courses[fragment] = UpdateDirection(sampled(len(self._dimensions(round_index))))
         return self._courses[fragment]
 
     def _along(self, round_index: int, row: Vector, boundary: Vector) -> list[float]:
-        """How far our own update, and a packet's distance from it, go along the course of the round's fragment; nothing
-        before it is known."""
+        """Components of our own update and of the packet's distance from it along the direction of the round's
+        fragment; empty before it is known."""
         course, due = self._course(round_index), self._dimensions(round_index)
         if not due or not course.known:
             return []
@@ -372,14 +387,14 @@ class FakeReplica:
         return [course.along(ours - phi, 0), course.along(theirs - ours, 0)]
 
     def _drawn_back(self, row: Vector, boundary: Vector, keep: float) -> Vector:
-        """A packet of which only `keep` of the distance to our own is believed."""
+        """The packet, with only `keep` of its distance from our own weights."""
         ours = (*row[:2], *boundary, *self.phi)
         return tuple(mine + keep * (their - mine) for mine, their in zip(ours, row, strict=True))
 
     def _open(self, packet: Packet) -> Vector:
-        count = self._true if packet.bequest else self._true // self._manifest.gossip.fragments
+        count = self._true if packet.final_delta else self._true // self._manifest.gossip.fragments
         if not packet.tensors or packet.tensors[0].shape != (count,):
-            raise RemoteFault(f"packet of {len(packet.tensors)} tensors of another shape")
+            raise RemoteFault(f"packet of {len(packet.tensors)} tensors with wrong shapes")
         row = ROW.unpack(first(packet.tensors[0].data, ROW_BYTES))
         if not all(map(math.isfinite, row)):
             raise RemoteFault("packet that is not finite")

@@ -1,4 +1,4 @@
-"""What came of a life, for people: a table in the terminal, and one HTML page that needs nothing else."""
+"""Reports of a life for users: a table in the terminal, and a self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import math
 from collections.abc import Callable, Sequence
 
 from swarmnode.pipeline.staleness import shares_text
-from swarmnode.simulation.outcome import Outcome, Sample
+from swarmnode.simulation.outcome import CurvePoint, Outcome
 
 WIDTH, HEIGHT, LEFT, RIGHT, BOTTOM = 640, 200, 60, 22, 24
-SMOOTHED = 6  # points of a curve over which a rate is taken: microbatches end in bursts
+SMOOTHED = 6  # points of a curve over which a rate is averaged: microbatches end in bursts
 CURVE_COLOURS = 8
 STYLE = """
 :root { color-scheme: light dark; --ink: #222; --soft: #5a5a5a; --page: #fff; --box: #f4f4f4; --grid: #dcdcdc;
@@ -41,14 +41,14 @@ Curve = tuple[str, Sequence[tuple[float, float]]]
 
 
 def rows(outcome: Outcome) -> list[tuple[str, str]]:
-    """(what, how much) in the order of interest."""
+    """(description, value) in order of interest."""
     total, storm, demands = outcome.total, outcome.storm, outcome.demands
     found = [
         ("scenario, seed", f"{outcome.scenario}, {outcome.seed}"),
-        ("verdict", "; ".join(outcome.failures[:3]) or "every law held, everything came back"),
+        ("verdict", "; ".join(outcome.failures[:3]) or "every law held, everything recovered"),
         ("nodes", f"{outcome.nodes} at first, {outcome.nodes_ever} ever"),
         ("virtual time", f"{outcome.virtual_s:.0f} s, of which {storm.at_s:.0f} s storm"),
-        ("share of what the nodes could do where they were", f"{outcome.share:.1%}"),
+        ("share of what the nodes could do in their stages", f"{outcome.share:.1%}"),
         ("share of what they could do at best", f"{outcome.share_ideal:.1%}"),
         ("samples", f"{total.samples:,.0f}"),
         (
@@ -63,7 +63,7 @@ def rows(outcome: Outcome) -> list[tuple[str, str]]:
         (
             "outer steps",
             (
-                f"{total.paired:,.0f} paired, {outcome.stoodin} of them by stand-ins, {total.lone:,.0f} lone, "
+                f"{total.paired:,.0f} paired, {outcome.fallbacks} of them with fallback partners, {total.lone:,.0f} lone, "
                 f"{outcome.onesided} one-sided"
             ),
         ),
@@ -104,7 +104,7 @@ def _bytes(count: float) -> str:
 
 
 def page(outcomes: Sequence[Outcome]) -> str:
-    """A self-contained HTML page of one life, or of two beside each other."""
+    """A self-contained HTML page of one life, or of two side by side."""
     title = " and ".join(f"{o.scenario}, seed {o.seed}" for o in outcomes)
     columns = "".join(f"<section>{_section(outcome)}</section>" for outcome in outcomes)
     return (
@@ -130,7 +130,7 @@ def _curves(outcome: Outcome) -> list[tuple[str, str, list[Curve]]]:
     stages = range(len(curve[0].stages)) if curve else range(0)
     kinds = sorted({kind for sample in curve for kind in sample.bytes})
 
-    def of(value: Callable[[Sample], float]) -> list[tuple[float, float]]:
+    def of(value: Callable[[CurvePoint], float]) -> list[tuple[float, float]]:
         return [(sample.at_s, value(sample)) for sample in curve]
 
     found: list[tuple[str, str, list[Curve]]] = [
@@ -170,7 +170,7 @@ def _curves(outcome: Outcome) -> list[tuple[str, str, list[Curve]]]:
     return found
 
 
-def _rate(curve: Sequence[Sample], value: Callable[[Sample], float]) -> list[tuple[float, float]]:
+def _rate(curve: Sequence[CurvePoint], value: Callable[[CurvePoint], float]) -> list[tuple[float, float]]:
     """Differences per second over up to SMOOTHED points, each at the latest of them."""
     found = []
     for index in range(1, len(curve)):
@@ -213,7 +213,7 @@ def _plot(title: str, unit: str, curves: Sequence[Curve], storm_s: float) -> str
         f'<text x="{LEFT - 6}" y="{y(v) + 4:.1f}" text-anchor="end">{v:.4g}</text>'
         for v in _ticks(base, top, 3)
     )
-    # Hours and minutes are counted in sixties.
+    # Time axes use ticks in sixties.
     scale, shown = next((s, u) for s, u in ((3600.0, "h"), (60.0, "min"), (1.0, "s")) if end >= 3 * s or s == 1.0)
     ticks = "".join(
         f'<text x="{x(v * scale):.1f}" y="{HEIGHT - 6}" text-anchor="middle">{v:g} {shown}</text>'
@@ -223,7 +223,7 @@ def _plot(title: str, unit: str, curves: Sequence[Curve], storm_s: float) -> str
     for index, (name, curve) in enumerate(curves):
         colour = f"var(--c{index % CURVE_COLOURS})"
         path = " ".join(f"{x(t):.1f},{y(value):.1f}" for t, value in curve)
-        # Lines that lie on each other would hide each other.
+        # Shift overlapping lines so that all are visible.
         apart = "" if index == 0 or "stage" not in name else f' transform="translate(0,{-1.2 * (index % 4):.1f})"'
         lines += f'<polyline style="stroke:{colour}" points="{path}"{apart}/>'
         keys += f'<span class="key"><i style="background:{colour}"></i>{html.escape(name)}</span>'

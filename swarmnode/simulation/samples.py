@@ -1,4 +1,4 @@
-"""Made-up text for the virtual world."""
+"""Synthetic text for the virtual world."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import math
 from collections.abc import Sequence
 
 from swarmnode.manifest import Manifest
+from swarmnode.pipeline.feeder import Samples
 from swarmnode.ports import WireTensor
 from swarmnode.simulation.replica import MARK, fake
 
 
-class FakeSamples:
-    """pipeline.feeder.Samples: each microbatch is marked with a number of its own, to be known again at every stage."""
+class FakeSamples(Samples):
+    """pipeline.feeder.Samples: each microbatch carries a unique number, recognised at every stage."""
 
     def __init__(self, manifest: Manifest, feeder: int) -> None:
         self._shape = (manifest.model.context + 1,)
@@ -24,7 +25,7 @@ class FakeSamples:
         self._serial += 1
         return self._tensor(len(indices))
 
-    def again(self, indices: Sequence[int]) -> WireTensor | None:
+    async def again(self, indices: Sequence[int]) -> WireTensor | None:
         return None
 
     def held_out(self) -> Sequence[WireTensor]:

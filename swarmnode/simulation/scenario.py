@@ -1,4 +1,4 @@
-"""A scenario: a run, a fleet, a net, and what befalls them. A small TOML file."""
+"""A scenario: a run, a fleet, a network and faults, in a small TOML file."""
 
 from __future__ import annotations
 
@@ -13,20 +13,47 @@ from typing import Any, TypeVar
 from swarmnode.errors import UsageError
 from swarmnode.manifest import Manifest
 from swarmnode.manifest.text import from_tree
-from swarmnode.simulation.directory import Habits
-from swarmnode.simulation.fleet import Kind, parse_fleet, read_fleet
+from swarmnode.simulation.directory import DirectoryFaults
+from swarmnode.simulation.fleet import MachineKind, parse_fleet, read_fleet
 from swarmnode.simulation.network import Weather
+from swarmnode.simulation.stage_memory import check_fleet
 
 FAKED = ("noloco", "average", "none")
-"""Methods whose outer steps fake replicas take (simulation/replica.py)."""
+"""Methods whose outer steps fake replicas implement (simulation/replica.py)."""
+
+FAULT_NAMES = (
+    "crash",
+    "gone",
+    "preempt",
+    "reclaim",
+    "exodus",
+    "crowd",
+    "stage_lost",
+    "slow",
+    "hang",
+    "gray",
+    "clog",
+    "partition",
+    "one_way",
+    "bridge",
+    "skew",
+    "corrupt",
+    "liar",
+    "overclaim",
+    "full",
+    "blackout",
+    "forget",
+    "bootstrap_gone",
+)
+"""Kinds of faults; simulation/fault.py has a coroutine for each."""
 
 FOLDERS = (Path("examples"), Path(__file__).resolve().parents[2] / "examples")
 
 
 @dataclass(frozen=True, slots=True)
 class FaultSpec:
-    """How often something goes wrong and how badly. `per_node_hour` counts machines, `per_hour` the whole world;
-    `at_s` are moments it surely happens. What the other numbers mean is said in fault.py."""
+    """Rate and severity of a fault. `per_node_hour` is per machine, `per_hour` for the whole world; `at_s` are fixed
+    times. fault.py defines the other numbers."""
 
     per_node_hour: float = 0.0
     per_hour: float = 0.0
@@ -42,14 +69,14 @@ class FaultSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
-    """What is demanded after the storm. Shares are of what the living machines can do where they are."""
+class RecoveryBounds:
+    """Demands after the storm. Shares are of what the living machines can do in their stages."""
 
     served_s: float = 120.0  # every stage is served again
     training_s: float = 300.0  # every living node trains
     window_s: float = 300.0  # over which throughput is measured
     throughput: float = 0.5  # guess: routes, windows and recomputed tapes cost something
-    spread: float = 0.05  # of slow weights in a stage, fake tensors (an inner step trembles by 0.001)
+    spread: float = 0.05  # of slow weights in a stage, fake tensors (an inner step has noise of 0.001)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,22 +86,23 @@ class Scenario:
     name: str
     about: str = ""
     seconds: float = 600.0
-    join_s: float = 5.0  # over which the first nodes arrive
+    join_s: float = 5.0  # time over which the first nodes arrive
     tensors: str = "fake"
-    text: str = "pattern"  # of real tensors: "pattern", a small random graph of tokens; "data", what manifest.data says
-    work_factor: float = 1.0  # arithmetic a sample costs, times this: a small model stands for a large one
-    state_share: float = 1.0  # share of a state's bytes kept in memory here; on the wire all of them count
+    # text for real tensors: "pattern", a small random graph of tokens; "data", the manifest's data
+    text: str = "pattern"
+    work_factor: float = 1.0  # factor on a sample's arithmetic: a small model stands for a large one
+    state_share: float = 1.0  # share of a state's bytes kept in memory; on the wire all of them count
     memory_gbps: float = 100.0  # memory traffic, GB/s
-    processors: int = 0  # that all nodes share, as far as they know; 0: each machine is its own
+    processors: int = 0  # shared by all nodes, as far as they know; 0: each machine has its own
     noise: float = 0.05  # spread of compute times
-    checkpoints: bool = False  # nodes save the run on a disk that all share
-    placement: str = "balanced"  # of the first nodes; "chosen": each chooses
-    fleet: tuple[Kind, ...] = ()
+    checkpoints: bool = False  # nodes save the run on a shared disk
+    placement: str = "balanced"  # of the first nodes; "chosen": each chooses its stage
+    fleet: tuple[MachineKind, ...] = ()
     manifest: Manifest = field(default_factory=Manifest)
     weather: Weather = field(default_factory=Weather)
-    directory: Habits = field(default_factory=Habits)
+    directory: DirectoryFaults = field(default_factory=DirectoryFaults)
     faults: Mapping[str, FaultSpec] = field(default_factory=dict)
-    bounds: Bounds = field(default_factory=Bounds)
+    bounds: RecoveryBounds = field(default_factory=RecoveryBounds)
 
     @property
     def nodes(self) -> int:
@@ -85,7 +113,7 @@ Row = TypeVar("Row")
 
 
 def find(name: str) -> Path:
-    """The file of scenario `name`: a path, or a name from examples/. Raises UsageError that lists what there is."""
+    """The file of scenario `name`: a path, or a name from examples/. Raises UsageError that lists the known names."""
     path = Path(name)
     if path.suffix == ".toml" or path.is_file():
         return path
@@ -93,11 +121,14 @@ def find(name: str) -> Path:
         if (folder / f"{name}.toml").is_file():
             return folder / f"{name}.toml"
     known = sorted({found.stem for folder in FOLDERS for found in folder.glob("*.toml")})
-    raise UsageError(f"no scenario {name[:60]!r}: a path of a TOML file, or one of {', '.join(known) or 'examples/'}")
+    raise UsageError(
+        f"unknown scenario {name[:60]!r}; give the path of a TOML file, or one of {', '.join(known) or 'examples/'}"
+    )
 
 
 def read_scenario(path: Path) -> Scenario:
-    """Raises UsageError or ManifestError that names the file, the key and what belongs there."""
+    """The scenario in `path`. Raises UsageError or ManifestError that names the file, the key and the expected
+    value."""
     try:
         tree = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -122,8 +153,8 @@ def parse_scenario(tree: dict[str, Any], origin: str, folder: Path, name: str) -
     parts = {
         "manifest": from_tree(_table(tree, "manifest", origin), f"{origin}: manifest"),
         "weather": _fill(Weather, _table(tree, "weather", origin), f"{origin}: weather"),
-        "directory": _fill(Habits, _table(tree, "directory", origin), f"{origin}: directory"),
-        "bounds": _fill(Bounds, _table(tree, "bounds", origin), f"{origin}: bounds"),
+        "directory": _fill(DirectoryFaults, _table(tree, "directory", origin), f"{origin}: directory"),
+        "bounds": _fill(RecoveryBounds, _table(tree, "bounds", origin), f"{origin}: bounds"),
         "faults": faults,
         "fleet": kinds,
     }
@@ -134,28 +165,27 @@ def parse_scenario(tree: dict[str, Any], origin: str, folder: Path, name: str) -
 
 
 def _check(scenario: Scenario, origin: str) -> None:
-    from swarmnode.simulation.fault import FAULTS
-
-    unknown = [kind for kind in scenario.faults if kind not in FAULTS]
+    unknown = [kind for kind in scenario.faults if kind not in FAULT_NAMES]
     if unknown:
-        raise UsageError(f"{origin}: no fault {unknown[0]!r}; faults are {', '.join(sorted(FAULTS))}")
+        raise UsageError(f"{origin}: unknown fault {unknown[0]!r}; faults are {', '.join(sorted(FAULT_NAMES))}")
     if scenario.tensors not in ("fake", "torch"):
-        raise UsageError(f'{origin}: tensors = {scenario.tensors!r}; "fake" or "torch" belong there')
+        raise UsageError(f'{origin}: tensors = {scenario.tensors!r}; expected "fake" or "torch"')
     method = scenario.manifest.gossip.method
     if scenario.tensors == "fake" and method not in FAKED:
         raise UsageError(
-            f'{origin}: gossip.method = {method!r} with tensors = "fake"; these take the steps of {", ".join(FAKED)}'
-            ' alone: say tensors = "torch"'
+            f'{origin}: gossip.method = {method!r} with tensors = "fake"; these only support {", ".join(FAKED)};'
+            ' set tensors = "torch"'
         )
     if scenario.text not in ("pattern", "data"):
-        raise UsageError(f'{origin}: text = {scenario.text!r}; "pattern" or "data" belong there')
+        raise UsageError(f'{origin}: text = {scenario.text!r}; expected "pattern" or "data"')
     if scenario.placement not in ("balanced", "chosen"):
-        raise UsageError(f'{origin}: placement = {scenario.placement!r}; "balanced" or "chosen" belong there')
+        raise UsageError(f'{origin}: placement = {scenario.placement!r}; expected "balanced" or "chosen"')
     stages = scenario.manifest.pipeline.stages
     if any(kind.stage is not None and kind.stage >= stages for kind in scenario.fleet):
-        raise UsageError(f"{origin}: a machine at stage {stages} or above; there are stages 0 to {stages - 1}")
+        raise UsageError(f"{origin}: a machine at stage {stages} or above; stages are 0 to {stages - 1}")
+    check_fleet(scenario.manifest, scenario.fleet, origin)
     if scenario.nodes < stages:
-        raise UsageError(f"{origin}: {scenario.nodes} machines for {stages} stages; one a stage is the least")
+        raise UsageError(f"{origin}: {scenario.nodes} machines for {stages} stages; each stage needs at least one")
 
 
 def _table(tree: dict[str, Any], key: str, origin: str) -> dict[str, Any]:
@@ -166,14 +196,14 @@ def _table(tree: dict[str, Any], key: str, origin: str) -> dict[str, Any]:
 
 
 def _fill(kind: type[Row], given: object, where: str, skip: tuple[str, ...] = ()) -> Row:
-    """`kind` with the values `given`, each of the type of its default."""
+    """A `kind` with the values `given`, each of its default's type. Raises UsageError."""
     if not isinstance(given, dict):
-        raise UsageError(f"{where}: a table is due")
+        raise UsageError(f"{where}: expected a table")
     known = {f.name: f for f in dataclasses.fields(kind) if f.name not in skip}  # type: ignore[arg-type]
     values: dict[str, Any] = {}
     for key, value in given.items():
         if key not in known:
-            raise UsageError(f"{where}: no key {key!r}; keys are {', '.join(known)}")
+            raise UsageError(f"{where}: unknown key {key!r}; keys are {', '.join(known)}")
         default = known[key].default
         if isinstance(default, float) and type(value) in (int, float) and math.isfinite(value) and value >= 0:
             values[key] = float(value)
@@ -187,5 +217,5 @@ def _fill(kind: type[Row], given: object, where: str, skip: tuple[str, ...] = ()
 
 
 def shorter(scenario: Scenario, seconds: float) -> Scenario:
-    """The same storm for `seconds`."""
+    """The same scenario with a storm of `seconds`."""
     return dataclasses.replace(scenario, seconds=seconds)

@@ -1,4 +1,4 @@
-"""Many lives, one after the other: the search for a seed that breaks a law."""
+"""Run many lives, one after the other, to search for a seed that breaks a law."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import gc
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from swarmnode.simulation.life import simulate
 from swarmnode.simulation.outcome import Outcome
 from swarmnode.simulation.scenario import Scenario
-from swarmnode.simulation.world import simulate
 
 OF_MESSAGES = ("record left out", "record stale", "look-up failed")
-"""What the directory does all the time is not counted as a fault."""
+"""Permanent imperfections of the directory are not counted as faults."""
 
 
 @dataclass(slots=True)
-class Swept:
+class SweepTotals:
     """Sums over all lives."""
 
     lives: int = 0
@@ -27,15 +27,17 @@ class Swept:
 
 
 def faults_of(outcome: Outcome) -> int:
-    """Injected failures, those of the directory's look-ups and spared victims left out."""
+    """Number of injected faults, without those of directory look-ups and without spared victims."""
     left_out = (*OF_MESSAGES, "spared", "gave up", "break on the way there")
     return sum(count for kind, count in outcome.struck.items() if kind not in left_out)
 
 
-def sweep(scenario: Scenario, seed: int, going_on: Callable[[Swept], bool], broken: Callable[[Outcome], None]) -> Swept:
-    """Lives of `scenario` from `seed` upwards for as long as `going_on` says of what there was; at least one. `broken`
-    is told of each that broke a law or did not come back."""
-    swept = Swept()
+def sweep(
+    scenario: Scenario, seed: int, going_on: Callable[[SweepTotals], bool], broken: Callable[[Outcome], None]
+) -> SweepTotals:
+    """Run lives of `scenario` from `seed` upwards, at least one, while `going_on` of the sums is true. `broken` is
+    called with each life that broke a law or did not recover."""
+    swept = SweepTotals()
     while swept.lives == 0 or going_on(swept):
         outcome = simulate(scenario, seed + swept.lives)
         swept.lives += 1

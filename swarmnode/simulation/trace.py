@@ -1,4 +1,4 @@
-"""What happened: a hash over all decisions, the last events of every node, and sums of what was counted."""
+"""Record of a life: a hash over all decisions, the last events of every node, and counters."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from swarmnode.metrics import name
 
 RECENT_MAX = 14
 NOT_DECISIONS = frozenset({"loss", "delta_norm", "step_norm", "gradient_norm", "error", "why"})
-"""Fields that hold tensors' values: they differ in the last bit between machines."""
+"""Fields with values of tensors: they differ in the last bit between machines."""
 
 Listener = Callable[[float, str, str, dict[str, object]], None]
 
 
-class Trace:
+class DecisionTrace:
     """All telemetry of a world. Equal worlds have equal `hash`, in every process and on every machine."""
 
     def __init__(self, now: Callable[[], float], *, keep: bool = False) -> None:
@@ -33,7 +33,7 @@ class Trace:
         return self._hash.hexdigest()
 
     def say(self, label: str, event: str, fields: dict[str, object]) -> None:
-        """One event of node `label` ("world": of the world itself)."""
+        """Record one event of node `label` ("world": of the world itself)."""
         now = self._now()
         told = " ".join(f"{key}={_told(value)}" for key, value in fields.items() if key not in NOT_DECISIONS)
         line = f"{now:.6f} {label} {event} {told}"
@@ -51,7 +51,7 @@ class Trace:
         return self.counted[metric, *labels]
 
     def last_of(self, labels: list[str]) -> str:
-        """The last events of nodes `labels`, for people."""
+        """The last events of nodes `labels`, as text."""
         return "\n".join(line for label in labels for line in self.recent.get(label, ()))
 
 
@@ -63,10 +63,10 @@ def _told(value: object) -> str:
     return str(value)
 
 
-class Ear:
+class SimTelemetry:
     """ports.Telemetry of one node."""
 
-    def __init__(self, trace: Trace, label: str) -> None:
+    def __init__(self, trace: DecisionTrace, label: str) -> None:
         self._trace = trace
         self._label = label
 

@@ -1,5 +1,5 @@
-"""ports.Transport on the simulated network. A call is a small state machine; a future and the handler's task are all it
-holds, so that a thousand nodes fit."""
+"""ports.Transport on the simulated network. A call is a small state machine that holds only a future and the handler's
+task, so that a thousand nodes fit."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from swarmnode import header as frame
 from swarmnode.errors import Broken, LocalFault, PeerTimeout, RemoteFault, Unavailable
 from swarmnode.ids import PeerId, RunId, short
 from swarmnode.ports import Admit, Answer, Call, Handler, Telemetry, WireTensor
-from swarmnode.simulation.network import FINE, Network, Parcel, Plug
-from swarmnode.turns import BULK_BYTES
+from swarmnode.simulation.network import FINE, Network, NetworkPort, SimMessage
+from swarmnode.uplink_scheduler import BULK_BYTES
 from swarmnode.wire import call_pb2 as wire
 
 PREAMBLE_BYTES = 12  # as transport/frame.py's
 PROMPT = frozenset({"ping", "reserve"})
-"""Methods whose handlers never wait, and most of all calls: they are answered without a task (8 % fewer events)."""
+"""Methods whose handlers never wait. They make up most calls and are answered without a task (8 % fewer events)."""
 Forge = Callable[[str, wire.Request | wire.Reply, Sequence[WireTensor]], Sequence[WireTensor]]
-"""What a liar does to the tensors it sends: (method, header, tensors) -> tensors."""
+"""A liar's change of the tensors it sends: (method, header, tensors) -> tensors."""
 Reply = tuple[wire.Reply, Sequence[WireTensor], Callable[[], None] | None]
-"""Header, tensors, and what to call once they have left our line."""
+"""Header, tensors, and a callback for when they have left our uplink."""
 
 
-class Conversation:
-    """One call between two nodes, from the first byte to the end of it."""
+class SimCall:
+    """A call between two nodes, from its first byte to its end."""
 
     __slots__ = (
         "broken",
@@ -48,7 +48,7 @@ class Conversation:
     def __init__(
         self,
         caller: SimTransport,
-        callee: Plug,
+        callee: NetworkPort,
         method: str,
         raw: bytes,
         tensors: Sequence[WireTensor],
@@ -61,33 +61,33 @@ class Conversation:
         self.raw = raw
         self.tensors = tensors
         self.nbytes = nbytes
-        self.reply = reply  # None: a request that arrived twice; nobody waits for its answer
-        self.parcel: Parcel | None = None
+        self.reply = reply  # None: a request that arrived twice; its answer is dropped
+        self.parcel: SimMessage | None = None
         self.task: asyncio.Task[None] | None = None  # the handler's
         self.timer: asyncio.TimerHandle | None = None
         self.received_s = 0.0
         self.broken = ""  # "request" or "reply": this leg will break
 
-    def twin(self) -> Conversation:
+    def twin(self) -> SimCall:
         """The same request, arriving a second time."""
-        return Conversation(self.caller, self.callee, self.method, self.raw, self.tensors, self.nbytes, None)
+        return SimCall(self.caller, self.callee, self.method, self.raw, self.tensors, self.nbytes, None)
 
 
 class SimTransport:
-    """One node's transport. `close` is the end of its process."""
+    """A node's transport. `close` is the end of its process."""
 
-    def __init__(self, network: Network, plug: Plug, run_id: RunId, telemetry: Telemetry | None = None) -> None:
+    def __init__(self, network: Network, plug: NetworkPort, run_id: RunId, telemetry: Telemetry | None = None) -> None:
         self._network = network
         self._loop = network.loop
         self.plug = plug
         self._run_id = run_id
         self._telemetry = telemetry
         self._served: dict[str, tuple[Handler, int, Admit | None]] = {}
-        self._serving: dict[Conversation, None] = {}
+        self._serving: dict[SimCall, None] = {}
         self._traffic: Counter[tuple[str, str]] = Counter()
         self.forge: Forge | None = None
-        self.deaf: set[str] = set()  # methods taken in and never answered
-        self.acted: Callable[[str], None] = lambda what: None  # told of a call made after the end
+        self.deaf: set[str] = set()  # methods accepted and never answered
+        self.acted: Callable[[str], None] = lambda what: None  # called if a call is made after the end
         network.transports[plug] = self
 
     @property
@@ -96,7 +96,7 @@ class SimTransport:
 
     @property
     def serving(self) -> int:
-        """Calls of others under way here."""
+        """Incoming calls in flight."""
         return len(self._serving)
 
     async def addresses(self) -> list[str]:
@@ -114,19 +114,19 @@ class SimTransport:
 
     @property
     def line_queue(self) -> int:
-        return self.plug.turns.waiting
+        return self.plug.scheduler.waiting
 
     def bytes_by_method(self) -> dict[tuple[str, str], int]:
         return dict(self._traffic)
 
     def close(self, *, silent: bool = False) -> None:
-        """The process is gone. Its callers' streams are reset, unless `silent` (power cut): then they hear nothing."""
+        """End the process. Its callers' streams are reset, unless `silent` (power cut): then they hear nothing."""
         self.plug.alive, self.plug.silent = False, silent
         for conversation in list(self._serving):
             if conversation.task is not None:
                 conversation.task.cancel()
             if not silent:
-                self._reset(conversation, "died or went away")
+                self._reset(conversation, "died or disconnected")
         self._serving.clear()
 
     # ---- calling
@@ -134,16 +134,20 @@ class SimTransport:
     async def call(self, peer: PeerId, call: Call, *, timeout_s: float, reply_bytes_max: int) -> Answer:
         """See ports.Transport."""
         method = call.header.WhichOneof("body")
-        assert method is not None, "a call without a body asks for nothing"
+        assert method is not None, "a call needs a body"
         if not self.plug.alive:
             self.acted(f"called {method} of {short(peer)}")
             raise LocalFault(f"{self.plug.label} is dead and calls {method}")
         tensors = call.tensors if self.forge is None else self.forge(method, call.header, call.tensors)
-        # A message that stands for many has the time of all of them (simulated: a model of 8 B, whose chunks are 1 GB).
+        # A message that stands for many gets the time of all of them (simulated: a model of 8 B, whose chunks are 1
+        # GB).
         timeout_s *= max(1.0, self._stands_for(method) / FINE)
         waited_s, sent = 0.0, None
         if (nbytes := self._turn_nbytes(method, tensors)) > BULK_BYTES:
-            waited_s, sent = await self.plug.turns.take(nbytes, timeout_s), partial(self.plug.turns.give, nbytes)
+            waited_s, sent = (
+                await self.plug.scheduler.take(nbytes, timeout_s),
+                partial(self.plug.scheduler.give, nbytes),
+            )
         raw = frame.seal_request(call.header, tensors, self._run_id, timeout_s - waited_s)
         reply: asyncio.Future[Any] = self._loop.create_future()
         conversation = self._begin(peer, method, raw, tensors, reply, sent)
@@ -156,7 +160,8 @@ class SimTransport:
             raise
         finally:
             timer.cancel()
-            del reply, conversation  # they know the fault, its traceback this frame: a cycle for each call that fails
+            # break the reference cycle of each failed call: the error's traceback holds this frame
+            del reply, conversation
         answered = frame.open_reply(raw_reply)
         frame.check_tensors(answered.tensors, reply_bytes_max)
         frame.raise_for(peer, answered)
@@ -170,15 +175,15 @@ class SimTransport:
         tensors: Sequence[WireTensor],
         reply: asyncio.Future[Any],
         sent: Callable[[], None] | None,
-    ) -> Conversation | None:
-        """Put the request on its way; None when the peer is unknown. `sent` is called when it has left our line."""
+    ) -> SimCall | None:
+        """Send the request; None if the peer is unknown. `sent` is called when it has left our uplink."""
         plug, conversation = self._network.plugs.get(peer), None
         if plug is None:
             _fail(reply, RemoteFault(f"{short(peer)} cannot be reached"))
         else:
             nbytes = PREAMBLE_BYTES + len(raw) + self._weigh(method, tensors)
             self._sent(method, nbytes)
-            conversation = Conversation(self, plug, method, raw, tensors, nbytes, reply)
+            conversation = SimCall(self, plug, method, raw, tensors, nbytes, reply)
             if self._leaves(conversation, plug, reply):
                 self._send(conversation, sent)
                 return conversation
@@ -186,11 +191,11 @@ class SimTransport:
             sent()
         return conversation
 
-    def _leaves(self, conversation: Conversation, plug: Plug, reply: asyncio.Future[Any]) -> bool:
-        """Whether the request gets as far as the line, after the weather had its say."""
+    def _leaves(self, conversation: SimCall, plug: NetworkPort, reply: asyncio.Future[Any]) -> bool:
+        """Whether the request reaches the uplink, given the random faults."""
         network = self._network
         if network.reach.blocked(self.plug.label, plug.label) or (not plug.alive and plug.silent):
-            return False  # lost on the way; the caller's patience ends it
+            return False  # lost in transit; the caller's timeout ends it
         if not plug.alive or not network.reach.can_dial(
             self.plug.label, self.plug.address.nat, plug.label, plug.address.nat
         ):
@@ -206,7 +211,7 @@ class SimTransport:
             self._send(conversation.twin())
         return True
 
-    def _send(self, conversation: Conversation, sent: Callable[[], None] | None = None) -> None:
+    def _send(self, conversation: SimCall, sent: Callable[[], None] | None = None) -> None:
         other = self._network.transports.get(conversation.callee)
         assert other is not None
         conversation.parcel = self._network.carry(
@@ -222,15 +227,15 @@ class SimTransport:
         return math.ceil(nbytes * self._stands_for(method))
 
     def _turn_nbytes(self, method: str, tensors: Sequence[WireTensor]) -> int:
-        """How much needs a turn. What stands for many messages goes beside the others: they would each have their turn
-        now and then."""
+        """Bytes that must queue for the uplink. A message that stands for many skips the queue, as each of the many
+        would only queue now and then."""
         return 0 if method in self._network.scale else sum(tensor.nbytes for tensor in tensors)
 
     def _stands_for(self, method: str) -> float:
         return self._network.scale.get(method, 1.0)
 
-    def _give_up(self, conversation: Conversation) -> None:
-        """The caller waits no longer: stop what is under way, and tell the handler, as a reset stream does."""
+    def _give_up(self, conversation: SimCall) -> None:
+        """The caller gives up: stop the transfer, and cancel the handler, as a reset stream does."""
         if conversation.parcel is not None:
             conversation.parcel.drop()
         network, callee = self._network, conversation.callee
@@ -240,16 +245,16 @@ class SimTransport:
 
     # ---- answering
 
-    def _arrive(self, conversation: Conversation) -> None:
-        """A request is here, whole."""
+    def _arrive(self, conversation: SimCall) -> None:
+        """Handle a completely received request."""
         assert conversation.parcel is not None
         conversation.received_s = conversation.parcel.carried_s(self._loop.time())
-        conversation.parcel = None  # which would else hold it for ever: each knows the other
+        conversation.parcel = None  # break the reference cycle
         network, plug = self._network, self.plug
         if network.reach.blocked(conversation.caller.plug.label, plug.label) or (not plug.alive and plug.silent):
             return
         if not plug.alive:
-            self._reset(conversation, "died or went away")
+            self._reset(conversation, "died or disconnected")
             return
         if conversation.broken == "request":
             self._reset(conversation, "broke the stream")
@@ -261,8 +266,8 @@ class SimTransport:
         self._serving[conversation] = None
         conversation.task = self._loop.create_task(self._answer(conversation), context=plug.context)
 
-    async def _answer(self, conversation: Conversation) -> None:
-        """The handler's answer, or its refusal, sent back. Cancelled when the caller gives up."""
+    async def _answer(self, conversation: SimCall) -> None:
+        """Send back the handler's answer or refusal. Cancelled when the caller gives up."""
         try:
             answer = await self._handled(conversation)
         finally:
@@ -272,8 +277,8 @@ class SimTransport:
         conversation.task = None
         self._reply(conversation, *answer)
 
-    async def _handled(self, conversation: Conversation) -> Reply:
-        """What the handler says, or its refusal."""
+    async def _handled(self, conversation: SimCall) -> Reply:
+        """The handler's answer, or its refusal."""
         task, method = conversation.task, conversation.method
         sent = None
         try:
@@ -296,8 +301,10 @@ class SimTransport:
             if header.status == wire.STATUS_UNSPECIFIED:
                 header.status = wire.STATUS_OK
             if (nbytes := self._turn_nbytes(method, tensors)) > BULK_BYTES:
-                header.waited_s = await self.plug.turns.take(nbytes, request.timeout_ms / 1000.0, urgent=done.urgent)
-                sent = partial(self.plug.turns.give, nbytes)
+                header.waited_s = await self.plug.scheduler.take(
+                    nbytes, request.timeout_ms / 1000.0, urgent=done.urgent
+                )
+                sent = partial(self.plug.scheduler.give, nbytes)
         except (Unavailable, RemoteFault) as refusal:
             header, tensors = frame.reply_of(refusal), ()
         except Exception as error:  # noqa: BLE001  the border between a peer's call and the rest of this node
@@ -310,7 +317,7 @@ class SimTransport:
 
     def _reply(
         self,
-        conversation: Conversation,
+        conversation: SimCall,
         header: wire.Reply,
         tensors: Sequence[WireTensor],
         sent: Callable[[], None] | None,
@@ -340,8 +347,8 @@ class SimTransport:
         else:
             conversation.parcel = network.carry(plug, caller.plug, nbytes, arrive, sent)
 
-    def _reset(self, conversation: Conversation, why: str) -> None:
-        """The caller learns that the stream is gone, a latency later."""
+    def _reset(self, conversation: SimCall, why: str) -> None:
+        """Report the reset stream to the caller, one latency later."""
         caller, network = conversation.caller.plug, self._network
         if conversation.reply is None or network.reach.blocked(self.plug.label, caller.label):
             return
@@ -354,7 +361,7 @@ class SimTransport:
 
 
 def _at_once(handled: Coroutine[Any, Any, Reply]) -> Reply:
-    """The result of a coroutine that waits for nothing."""
+    """The result of a coroutine that never waits."""
     try:
         handled.send(None)
     except StopIteration as done:
@@ -378,7 +385,8 @@ def _cancel(task: asyncio.Task[None]) -> None:
 
 
 def copies(tensors: Sequence[WireTensor]) -> list[WireTensor]:
-    """What arrives is memory of its own. Fake tensors (declared bytes over a repeated pattern) have none to copy."""
+    """Copies in separate memory, as after a real transfer. Fake tensors (declared bytes over a repeated pattern) need
+    no copy."""
     return [
         WireTensor(t.dtype, t.shape, memoryview(bytearray(t.data)), t.codec) if memoryview(t.data).contiguous else t
         for t in tensors

@@ -1,7 +1,7 @@
-"""The world behind the ports: libp2p streams and the DHT, through hivemind, which is imported nowhere else.
+"""Real transport and directory: libp2p streams and the DHT through hivemind, which only this folder imports.
 
-hivemind's own front door imports its trainers, and with them SciPy and pydantic: 46 MiB and 0.6 s for each process
-(measured), for parts that fork. So only the package's rooms are opened: a bare `hivemind` module stands in for it.
+hivemind's package import loads its trainers, and with them SciPy and pydantic: 46 MiB and 0.6 s for each process
+(measured), in parts that fork. So a bare `hivemind` module replaces the package, and only the needed submodules load.
 """
 
 import importlib.util
@@ -10,12 +10,12 @@ import types
 
 
 def _open_rooms_only() -> None:
-    """Make `import hivemind.p2p` and `hivemind.dht` possible without running hivemind/__init__.py."""
+    """Make `hivemind.p2p` and `hivemind.dht` importable without running hivemind/__init__.py."""
     if "hivemind" in sys.modules:
         return
     spec = importlib.util.find_spec("hivemind")
     if spec is None or spec.submodule_search_locations is None:
-        return  # the import that follows says what is missing
+        return  # the following import reports what is missing
     package = types.ModuleType("hivemind")
     package.__path__ = list(spec.submodule_search_locations)
     package.__spec__ = spec

@@ -1,4 +1,4 @@
-"""Addresses as people write them: `/ip4/1.2.3.4/tcp/4001`, and for a bootstrap `/p2p/12D3KooW...` behind it."""
+"""Multiaddrs as users write them: `/ip4/1.2.3.4/tcp/4001`, followed by `/p2p/12D3KooW...` for a bootstrap."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from swarmnode.identity import public_key_of
 from swarmnode.ids import PeerId
 
 _NAME = re.compile(r"(?=.{1,253}\Z)[A-Za-z0-9_]([A-Za-z0-9_-]{0,62})(\.[A-Za-z0-9_-]{1,63})*\.?\Z")
-# Where clouds answer their own machines, with their keys: nobody's node is there, and a stranger's record that says so
-# would have us call it. (Amazon EC2 and ECS, Google, Azure; Alibaba. Names are resolved by p2pd and not looked at.)
+# Metadata services of clouds, which hand out a machine's keys. No node runs there, and a forged record could make us
+# call one. (Amazon EC2 and ECS, Google, Azure; Alibaba. p2pd resolves names; they are not checked.)
 METADATA = frozenset(
     map(
         ipaddress.ip_address, ("169.254.169.254", "169.254.170.2", "169.254.170.23", "100.100.100.200", "fd00:ec2::254")
     )
 )
-PROBE_TIMEOUT_S = 5.0  # guess: as long as libp2p gives one address
+PROBE_TIMEOUT_S = 5.0  # guess: libp2p's own limit for one address
 _EXAMPLE = "/ip4/203.0.113.7/tcp/4001"
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One TCP address: `family` is ip4, ip6, dns, dns4 or dns6."""
+    """A TCP address. `family` is ip4, ip6, dns, dns4 or dns6."""
 
     family: str
     host: str
@@ -40,7 +40,7 @@ class Endpoint:
 
 
 def parse_endpoint(text: str) -> Endpoint:
-    """`/ip4/HOST/tcp/PORT` taken apart. Raises UsageError that says which part is wrong."""
+    """Parse `/ip4/HOST/tcp/PORT`. Raises UsageError that names the wrong part."""
 
     def wrong(what: str) -> UsageError:
         return UsageError(f"address {text[:128]!r}: {what}; write it like {_EXAMPLE}")
@@ -68,12 +68,12 @@ def parse_endpoint(text: str) -> Endpoint:
 
 
 def parse_peer_endpoint(text: str) -> Endpoint:
-    """`parse_endpoint` of an address that others give. Raises UsageError for a metadata service's, too."""
+    """`parse_endpoint` of an address given by others. Also raises UsageError for a cloud's metadata service."""
     endpoint = parse_endpoint(text)
     if endpoint.family in ("ip4", "ip6"):
         address = ipaddress.ip_address(endpoint.host)
         if (getattr(address, "ipv4_mapped", None) or address) in METADATA:
-            raise UsageError(f"address {text[:128]!r}: a cloud's metadata service is there and no peer")
+            raise UsageError(f"address {text[:128]!r}: this is a cloud's metadata service, not a peer")
     return endpoint
 
 
@@ -88,13 +88,13 @@ def is_relayed(address: str) -> bool:
 
 
 def ip_of(address: str) -> str:
-    """The IP address that the multiaddr `address` begins with, "" for a name and for what leads through a relay."""
+    """The IP address at the start of multiaddr `address`; "" for a name or a relayed address."""
     parts = address.split("/")
     return parts[2] if not is_relayed(address) and len(parts) > 2 and parts[1] in ("ip4", "ip6") else ""
 
 
 def dialable_of(addresses: Sequence[str]) -> list[str]:
-    """Those of `addresses` that can be dialled, as `dialable` writes them."""
+    """The valid ones among `addresses`, in the form of `dialable`."""
     found = []
     for address in addresses:
         with contextlib.suppress(UsageError):
@@ -103,9 +103,10 @@ def dialable_of(addresses: Sequence[str]) -> list[str]:
 
 
 def dialable(text: str) -> str:
-    """`text`, a direct address or one through a relay, with or without the peer's own /p2p/ID at its end, without it.
+    """`text`, a direct or relayed address, without the peer's own /p2p/ID at its end.
 
-    Raises UsageError."""
+    Raises UsageError.
+    """
     address, circuit, _ = text.strip().partition("/p2p-circuit")
     if not circuit:
         return str(parse_peer_endpoint(address.partition("/p2p/")[0]))
@@ -117,9 +118,7 @@ def parse_bootstrap(text: str) -> tuple[PeerId, str]:
     """(peer, address) of `/ip4/1.2.3.4/tcp/4001/p2p/12D3KooW...`. Raises UsageError."""
     address, separator, peer = text.strip().rpartition("/p2p/")
     if not separator:
-        raise UsageError(
-            f"bootstrap {text[:128]!r} does not say who is there; write it like {_EXAMPLE}/p2p/12D3KooW..."
-        )
+        raise UsageError(f"bootstrap {text[:128]!r} names no peer; write it like {_EXAMPLE}/p2p/12D3KooW...")
     if is_circuit(address):
         found = dialable(address)
     else:
@@ -135,7 +134,7 @@ def parse_bootstrap(text: str) -> tuple[PeerId, str]:
 
 
 def parse_bootstraps(texts: Sequence[str]) -> list[tuple[PeerId, list[str]]]:
-    """Addresses gathered by peer, in the order first named. Raises UsageError."""
+    """Addresses grouped by peer, in the order first named. Raises UsageError."""
     found: dict[PeerId, list[str]] = {}
     for text in texts:
         peer, address = parse_bootstrap(text)
@@ -148,12 +147,12 @@ def parse_bootstraps(texts: Sequence[str]) -> list[tuple[PeerId, list[str]]]:
 async def first_that_accepts(addresses: Sequence[str]) -> str | None:
     """The first of `addresses` whose port accepts a TCP connection within PROBE_TIMEOUT_S, or None.
 
-    p2pd waits 5 s and more after a dial that was refused; asking the port first keeps a joiner from waiting so long
-    for a bootstrap that starts a moment later.
+    p2pd waits 5 s and more after a refused dial. Probing the port first keeps a joiner from waiting that long for a
+    bootstrap that starts a moment later.
     """
     for address in addresses:
         if is_circuit(address):
-            return address  # whether the relay still has a place for it, only a dial can tell
+            return address  # only a dial can tell whether the relay has a free place
         endpoint = parse_endpoint(address)
         with contextlib.suppress(OSError, TimeoutError):
             async with asyncio.timeout(PROBE_TIMEOUT_S):
@@ -164,10 +163,10 @@ async def first_that_accepts(addresses: Sequence[str]) -> str | None:
 
 
 def check_listenable(endpoint: Endpoint) -> None:
-    """Raises LocalFault when the port is taken, UsageError when the address is not ours to listen on.
+    """Raises LocalFault if the port is taken, UsageError if the address is not one of this machine.
 
-    p2pd listens with SO_REUSEPORT: two daemons on one port both start and each gets half of the calls (measured), so
-    the port is tried here first without it.
+    p2pd listens with SO_REUSEPORT: two daemons on one port both start and each gets half of the calls (measured). So
+    the port is first probed without it.
     """
     if endpoint.family not in ("ip4", "ip6"):
         raise UsageError(f"cannot listen on {endpoint}: give an IP address of this machine, or 0.0.0.0")
@@ -182,7 +181,7 @@ def check_listenable(endpoint: Endpoint) -> None:
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 raise LocalFault(
-                    f"cannot listen on {endpoint}: the port is in use; stop the program that has it or choose another"
+                    f"cannot listen on {endpoint}: the port is in use; stop the program that uses it or choose another"
                 ) from None
             raise UsageError(
                 f"cannot listen on {endpoint}: {error.strerror or error}; give an address of this machine"

@@ -1,18 +1,18 @@
-"""Whom this node has ever met: kept on disk, tried again when the directory has lost them.
+"""Peers this node has met: kept on disk, and tried again after the directory has lost them.
 
-A node that starts while every bootstrap is down finds the run by them; two halves of a swarm that lost sight of each
-other ("islands") come together again as soon as one node of either knows one address of the other.
+With them, a node that starts while every bootstrap is down still finds the run. Two parts of a swarm that lost each
+other ("islands") merge as soon as one node of either knows one address of the other.
 """
 
 from __future__ import annotations
 
 import json
-import os
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from swarmnode.atomic_file import atomic_write
 from swarmnode.errors import RemoteFault
 from swarmnode.identity import public_key_of
 from swarmnode.ids import PeerId
@@ -21,28 +21,28 @@ from swarmnode.transport.address import dialable_of
 CONTACTS_MAX = 256  # guess: 60 KiB of disk
 ADDRESSES_MAX = 8
 AGE_MAX_S = 14 * 86_400.0  # guess: home connections change their address within days
-STALE_S = 60.0  # guess: a member that is here is heard of more often (announce periods are seconds)
+STALE_S = 60.0  # guess: live members are heard of more often (announce periods are seconds)
 RETRY_MIN_S = 10.0
 RETRY_MAX_S = 600.0
-AT_ONCE_MAX = 4  # guess: dials a period, so that a long list of the dead costs nothing
+AT_ONCE_MAX = 4  # guess: dials per period, so that a long list of dead peers costs little
 FILE_BYTES_MAX = 1 << 20
 
 
 @dataclass(slots=True)
 class Contact:
-    """Where a peer was, when it was last heard of, and how often in vain it was tried since."""
+    """A peer's addresses, when it was last heard of, and the failed tries since."""
 
     addresses: tuple[str, ...]
     seen_unix_s: float
     failures: int = 0
     tried_unix_s: float = 0.0
-    fixed: bool = False  # a bootstrap we were told of: never forgotten
+    fixed: bool = False  # a bootstrap given by the user: never forgotten
 
 
 def whom_to_try(contacts: Mapping[PeerId, Contact], here: Collection[PeerId], now_unix_s: float) -> list[PeerId]:
-    """Contacts of whom nothing is heard any more and whose turn it is: told ones first, then the latest seen.
+    """Lost contacts that are due for a try: bootstraps first, then the most recently seen.
 
-    After each failure it is twice as long until the next try, from RETRY_MIN_S to RETRY_MAX_S.
+    After each failure the wait until the next try doubles, from RETRY_MIN_S to RETRY_MAX_S.
     """
     due = [
         (not contact.fixed, -contact.seen_unix_s, peer)
@@ -55,10 +55,10 @@ def whom_to_try(contacts: Mapping[PeerId, Contact], here: Collection[PeerId], no
 
 
 def islands(views: Mapping[PeerId, Collection[PeerId]]) -> list[frozenset[PeerId]]:
-    """The parts of a swarm that know nothing of each other, largest first; one part is a whole swarm.
+    """The parts of a swarm that know nothing of each other, largest first. A connected swarm is one part.
 
-    `views` says of each node whom it sees. Seeing is enough in one direction: a record that travels one way soon
-    travels back.
+    `views` maps each node to the peers it sees. One direction suffices: a record that travels one way soon travels
+    back.
     """
     parts: list[set[PeerId]] = []
     for node, seen in views.items():
@@ -75,17 +75,17 @@ def islands(views: Mapping[PeerId, Collection[PeerId]]) -> list[frozenset[PeerId
 
 @dataclass(slots=True)
 class Contacts:
-    """The list of one node."""
+    """The contact list of one node."""
 
     known: OrderedDict[PeerId, Contact] = field(default_factory=OrderedDict)
 
     def tell(self, peer: PeerId, addresses: Sequence[str]) -> None:
-        """A person says that `peer` is there: it is tried at once, and never forgotten."""
+        """Add a peer named by the user: it is tried at once and never forgotten."""
         self.hint(peer, addresses)
         self.known[peer].fixed = True
 
     def hint(self, peer: PeerId, addresses: Sequence[str]) -> None:
-        """Somebody says that `peer` is there: it is tried at once if it is not here."""
+        """Add addresses of `peer` from another source: it is tried at once if it is not connected."""
         found = self.known.get(peer)
         if found is None or not set(addresses) <= set(found.addresses):
             merged = dict.fromkeys((*addresses, *(found.addresses if found else ())))
@@ -93,7 +93,7 @@ class Contacts:
             self.known[peer] = Contact(tuple(merged)[:ADDRESSES_MAX], found.seen_unix_s if found else 0.0, fixed=known)
 
     def hear(self, peer: PeerId, addresses: Iterable[str], now_unix_s: float) -> None:
-        """`peer` is here now, at `addresses` (none: where it was)."""
+        """Record that `peer` is alive at `addresses` (empty: the known ones)."""
         found = self.known.get(peer)
         kept = tuple(addresses)[:ADDRESSES_MAX] or (found.addresses if found else ())
         if kept:
@@ -103,33 +103,31 @@ class Contacts:
             self.known.pop(next((peer for peer, one in self.known.items() if not one.fixed), next(iter(self.known))))
 
     def tried(self, peer: PeerId, met: bool, now_unix_s: float) -> None:
-        """What came of a try."""
+        """Record the result of a try."""
         if met:
             self.hear(peer, (), now_unix_s)
         elif (contact := self.known.get(peer)) is not None:
             contact.failures, contact.tried_unix_s = contact.failures + 1, now_unix_s
 
     def latest(self, count: int) -> list[tuple[PeerId, Contact]]:
-        """The `count` heard of last."""
+        """The `count` most recently heard contacts."""
         return sorted(self.known.items(), key=lambda item: -item[1].seen_unix_s)[:count]
 
     def save(self, path: Path) -> bool:
-        """Write the file whole, readable by its owner. False when the disk refuses: it is only a help."""
+        """Write the file atomically, readable only by its owner. Returns False if the disk fails: contacts are
+        optional."""
         rows = [
             {"peer": p, "addresses": c.addresses, "seen_unix_s": round(c.seen_unix_s)} for p, c in self.known.items()
         ]
-        fresh = path.with_suffix(".new")
         try:
-            with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-                json.dump(rows, file)
-            fresh.replace(path)
+            atomic_write(path, json.dumps(rows).encode(), mode=0o600)
         except OSError:
             return False
         return True
 
     @classmethod
     def load(cls, path: Path, now_unix_s: float) -> Contacts:
-        """What the file holds that makes sense and is not too old; nothing when there is none."""
+        """The valid and recent entries of the file; empty if there is none."""
         contacts = cls()
         try:
             with path.open() as file:
@@ -141,5 +139,5 @@ class Contacts:
                 if addresses and 0 <= now_unix_s - seen_unix_s <= AGE_MAX_S:
                     contacts.known[peer] = Contact(tuple(addresses[:ADDRESSES_MAX]), seen_unix_s)
         except (OSError, ValueError, TypeError, KeyError, RemoteFault):
-            pass  # a file from elsewhere, or torn: what was read before it counts
+            pass  # a foreign or torn file: entries before the error count
         return contacts

@@ -1,8 +1,9 @@
-"""The real Directory: signed records in hivemind's DHT, on the same p2pd as the calls (design section 6).
+"""The real Directory: signed records in hivemind's DHT, on the same p2pd as the calls.
 
-The DHT gives hints. Each stage has `shards` keys, and each node one subkey, its own, under the key its peer id falls
-into. A node stores nothing else: keys are a closed world, values are SignedRecords that verify. Crashed nodes cost
-nothing, frozen ones seconds, so every wait here is bounded and ends in less than was asked for, not in an error.
+The DHT only gives hints. Each stage has `shards` keys; each node owns one subkey, under the key that its peer id
+selects, and stores nothing else. All keys are known in advance and all values are verified SignedRecords. Crashed nodes
+delay nothing, frozen ones seconds. So every wait is bounded, and a timeout returns less than was asked for instead of
+failing.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from hivemind.utils.timed_storage import get_dht_time
 
 from swarmnode.errors import LocalFault, RemoteFault, Unavailable, Unreachable
 from swarmnode.ids import PeerId, RunId, digest64, short
-from swarmnode.membership.door import Door
+from swarmnode.membership.admission import Admission
 from swarmnode.membership.record import CLOCK_SKEW_MAX_S, SIGNED_BYTES_MAX, check_record, open_record, pass_of
 from swarmnode.ports import Telemetry
 from swarmnode.transport.address import dialable_of, first_that_accepts
@@ -33,15 +34,15 @@ from swarmnode.transport.contact import Contacts, whom_to_try
 from swarmnode.transport.libp2p import Libp2pTransport
 from swarmnode.wire import record_pb2 as wire
 
-SHARDS = 1  # keys per stage; hivemind.md: at most ~500 subkeys a key
-TTL_MAX_S = 300.0  # hivemind.md: at most five minutes, nothing can be deleted
+SHARDS = 1  # keys per stage; more than about 500 subkeys a key slow stores down (measured)
+TTL_MAX_S = 300.0  # DHT records cannot be deleted, so they must expire soon
 LOOKUP_TIMEOUT_S = 5.0  # guess: a lookup takes 4-18 ms, and one frozen node costs RPC_TIMEOUT_S
-ANNOUNCE_TIMEOUT_S = 5.0  # guess: 23 ms, and the same
-RPC_TIMEOUT_S = 2.0  # guess: below the announce period's multiple that records live
-JOIN_TIMEOUT_S = 30.0  # guess: a bootstrap started at the same time on a busy machine
+ANNOUNCE_TIMEOUT_S = 5.0  # guess: 23 ms, and the same for a frozen node
+RPC_TIMEOUT_S = 2.0  # guess: below the announce periods for which records live
+JOIN_TIMEOUT_S = 30.0  # guess: covers a bootstrap started at the same time on a busy machine
 JOIN_DELAY_S = 0.3
-REJOIN_PERIOD_S = 10.0  # guess: how soon a node that lost every neighbour asks its bootstraps again
-VERIFIED_MAX = 4096  # records known to be good; 4 MiB
+REJOIN_PERIOD_S = 10.0  # guess: retry period of a node that lost every neighbour
+VERIFIED_MAX = 4096  # records known to be valid; 4 MiB
 
 
 def _key(run_id: RunId, stage: int, shard: int) -> str:
@@ -49,20 +50,23 @@ def _key(run_id: RunId, stage: int, shard: int) -> str:
 
 
 def shard_of(peer: PeerId, shards: int) -> int:
-    """Under which of a stage's keys `peer` publishes."""
+    """The index of the stage key under which `peer` publishes."""
     return digest64("shard", peer) % shards
 
 
 class RecordValidator(RecordValidatorBase):  # type: ignore[misc]
-    """What this node stores for others and believes of them: `check_record`, in the right place, for a bounded time.
+    """Decides what this node stores for others and accepts from them: records that pass `check_record`, under the right
+    key, for a bounded time.
 
-    Runs on every store and every entry read, so what was verified once is remembered. Expired entries pass: hivemind
-    drops them itself, by its own clock.
+    Runs on every store and every entry read, so verified values are cached. Expired entries pass: hivemind drops them
+    by its own clock.
     """
 
-    def __init__(self, run_id: RunId, stages: int, shards: int, ttl_max_s: float, door: Door | None = None) -> None:
+    def __init__(
+        self, run_id: RunId, stages: int, shards: int, ttl_max_s: float, admission: Admission | None = None
+    ) -> None:
         self._run_id = run_id
-        self._door = door
+        self._admission = admission
         self._shards = shards
         self._ttl_max_s = ttl_max_s
         self._places = {
@@ -73,7 +77,7 @@ class RecordValidator(RecordValidatorBase):  # type: ignore[misc]
         self._verified: OrderedDict[bytes, wire.Record] = OrderedDict()
 
     def validate(self, entry: DHTRecord) -> bool:
-        """Whether `entry` may be stored and shown; never raises."""
+        """Whether `entry` may be stored and returned; never raises."""
         place = self._places.get(entry.key)
         if place is None or entry.expiration_time > get_dht_time() + self._ttl_max_s + CLOCK_SKEW_MAX_S:
             return False
@@ -85,7 +89,7 @@ class RecordValidator(RecordValidatorBase):  # type: ignore[misc]
             subkey == record.peer_id
             and (record.stage, shard_of(PeerId(record.peer_id), self._shards)) == place
             and round(entry.expiration_time * 1000) == record.expires_unix_ms
-            and (self._door is None or self._door.judge(PeerId(record.peer_id), pass_of(record))[0])
+            and (self._admission is None or self._admission.judge(PeerId(record.peer_id), pass_of(record))[0])
         )
 
     def _open(self, value: bytes) -> wire.Record:
@@ -114,7 +118,7 @@ class RecordValidator(RecordValidatorBase):  # type: ignore[misc]
 
 
 class DhtDirectory:
-    """Implements ports.Directory. `create` joins, `close` leaves; the transport outlives it."""
+    """Implements ports.Directory. `create` joins the DHT, `close` leaves it. The transport stays open."""
 
     def __init__(
         self,
@@ -150,21 +154,22 @@ class DhtDirectory:
         shards: int = SHARDS,
         ttl_max_s: float = TTL_MAX_S,
         join_timeout_s: float = JOIN_TIMEOUT_S,
-        door: Door | None = None,
+        admission: Admission | None = None,
         telemetry: Telemetry | None = None,
         contacts: Contacts | None = None,
     ) -> DhtDirectory:
-        """A directory that has joined through one of `bootstrap`, or begins one when there is none.
+        """A directory that joined through one of `bootstrap`, or starts a new DHT if that is empty.
 
-        `contacts` are peers of former times: asked when no bootstrap answers, and again and again when they are lost.
+        `contacts` are peers from earlier runs. They are asked if no bootstrap answers, and again whenever they are
+        lost.
 
-        Starts the transport: from here on others may learn this node's address. Raises Unreachable when no bootstrap
-        answers within `join_timeout_s`, LocalFault when this machine's clock is off.
+        Starts the transport: from now on others may learn this node's address. Raises Unreachable if no bootstrap
+        answers within `join_timeout_s`, LocalFault if this machine's clock is wrong.
         """
         node = await DHTNode.create(
             p2p=transport.daemon,
             node_id=DHTID.generate(source=transport.peer_id),
-            record_validator=RecordValidator(run_id, stages, shards, ttl_max_s, door),
+            record_validator=RecordValidator(run_id, stages, shards, ttl_max_s, admission),
             wait_timeout=RPC_TIMEOUT_S,
             cache_locally=False,
             cache_nearest=0,
@@ -184,7 +189,7 @@ class DhtDirectory:
         return directory
 
     async def close(self) -> None:
-        """Answer the DHT's requests no more."""
+        """Stop answering the DHT's requests."""
         if self._keeping is not None:
             self._keeping.cancel()
             self._transport.after_restart.remove(self._rejoin)
@@ -196,8 +201,8 @@ class DhtDirectory:
     # The port.
 
     async def announce(self, record: wire.SignedRecord) -> bool:
-        """Publish our record until its expiry, which must be later than that of the last one. False when nobody stored
-        it within ANNOUNCE_TIMEOUT_S."""
+        """Publish our record until its expiry, which must be later than the previous one's. False if no peer stored it
+        within ANNOUNCE_TIMEOUT_S."""
         own = check_record(record, run_id=self._run_id)
         peer = PeerId(own.peer_id)
         try:
@@ -215,7 +220,7 @@ class DhtDirectory:
         return bool(stored)
 
     async def lookup(self, stage: int) -> list[wire.SignedRecord]:
-        """Verified, unexpired records of `stage`, sorted by peer. What is found in LOOKUP_TIMEOUT_S; maybe nothing."""
+        """Verified, unexpired records of `stage`, sorted by peer: those found within LOOKUP_TIMEOUT_S, perhaps none."""
         found = await asyncio.gather(
             *(self._entries(_key(self._run_id, stage, shard)) for shard in range(self._shards))
         )
@@ -226,7 +231,7 @@ class DhtDirectory:
                 signed.ParseFromString(entry)
                 record = open_record(signed, run_id=self._run_id, now_unix_s=now, ttl_max_s=self._ttl_max_s)
             except (DecodeError, RemoteFault, TypeError):
-                continue  # it passed the validator, so it has just expired
+                continue  # the validator accepted it, so it has expired since
             if record.stage == stage:
                 newest[record.peer_id] = signed
                 self._hear(PeerId(record.peer_id), record.addresses)
@@ -241,7 +246,7 @@ class DhtDirectory:
                 found = await self._node.get(key, latest=True)
         except (TimeoutError, P2PDaemonError, OSError):
             self._event("directory.failed", "warning", what="lookup", key=key)
-            found = self._node.protocol.storage.get(DHTID.generate(source=key))  # what others stored with us
+            found = self._node.protocol.storage.get(DHTID.generate(source=key))  # values that others stored with us
             if found is None or not hasattr(found.value, "items"):
                 return []
             return [MSGPackSerializer.loads(value) for _, (value, _) in found.value.items()]
@@ -249,7 +254,7 @@ class DhtDirectory:
             return []
         return [entry.value for entry in found.value.values() if isinstance(entry.value, bytes)]
 
-    # Belonging.
+    # Membership.
 
     async def _join(self, timeout_s: float) -> None:
         if not self._bootstrap:
@@ -271,7 +276,7 @@ class DhtDirectory:
             ) from None
 
     async def _ask_bootstraps(self, reasons: dict[PeerId, str]) -> bool:
-        """Meet every bootstrap that answers, else a peer of former times, and through them our neighbours."""
+        """Contact every bootstrap that answers, else a former peer, and our neighbours through them."""
         met = await asyncio.gather(*(self._meet(peer, addresses, reasons) for peer, addresses in self._bootstrap))
         if not any(met):
             met = [await self._try_lost()]
@@ -285,7 +290,7 @@ class DhtDirectory:
                 await self._node.find_nearest_nodes([self._node.node_id])
 
     async def _try_lost(self) -> bool:
-        """Dial those who should be here and are not; True when one answers."""
+        """Dial contacts that are missing; return whether one answered."""
         now, here = get_dht_time(), self._here()
         lost = whom_to_try(self.contacts.known, here, now)
         met = await asyncio.gather(*(self._meet(peer, self.contacts.known[peer].addresses, {}) for peer in lost))
@@ -306,7 +311,7 @@ class DhtDirectory:
     async def _meet(self, peer: PeerId, addresses: Sequence[str], reasons: dict[PeerId, str]) -> bool:
         try:
             if await first_that_accepts(addresses) is None:
-                raise Unavailable(f"nothing listens at {', '.join(addresses)}")
+                raise Unavailable(f"no process listens at {', '.join(addresses)}")
             await self._transport.connect(peer, addresses)
             met = await self._node.protocol.call_ping(PeerID.from_base58(peer), validate=True, strict=True)
         except (Unavailable, RemoteFault, P2PDaemonError) as error:
@@ -326,7 +331,7 @@ class DhtDirectory:
         return met is not None
 
     async def _keep_joined(self) -> None:
-        """Look for those who are lost: a partition healed, p2pd or everybody restarted, two swarms were one."""
+        """Look for lost contacts: a partition may have healed, p2pd or all nodes restarted, or a swarm split in two."""
         while True:
             if not self._here():
                 await self._rejoin()
@@ -335,9 +340,9 @@ class DhtDirectory:
             await asyncio.sleep(REJOIN_PERIOD_S)
 
     async def _rejoin(self) -> None:
-        """Forget whom hivemind thinks unresponsive (it was our p2pd), and ask the bootstraps."""
+        """Clear hivemind's list of unresponsive peers (our own p2pd was the cause), and ask the bootstraps."""
         self._node.blacklist.clear()
-        with contextlib.suppress(LocalFault):  # the clock: whoever finds no peers for it says so at its next start
+        with contextlib.suppress(LocalFault):  # a wrong clock: the node reports it at its next start
             await self._ask_bootstraps({})
 
     def _event(self, event: str, level: str, **fields: object) -> None:

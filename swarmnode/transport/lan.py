@@ -1,7 +1,7 @@
-"""Finding members of a run in one's own network without a bootstrap: a datagram to a multicast group, now and then.
+"""Find members of a run in the local network without a bootstrap, by periodic datagrams to a multicast group.
 
-A beacon says run, peer and TCP port; the address is the datagram's own. It is a hint like any other: who is dialled
-proves who it is by its key, and a liar costs a few failed dials. TTL 1 keeps it in the network.
+A beacon carries run, peer and TCP port; the address is the datagram's own. It is only a hint: a dialled peer proves its
+identity by its key, and a forged beacon costs a few failed dials. TTL 1 keeps beacons inside the network.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from collections.abc import Callable, Sequence
 from swarmnode.errors import RemoteFault
 from swarmnode.identity import public_key_of
 from swarmnode.ids import PeerId, RunId
-from swarmnode.transport.reach import ports_of
+from swarmnode.transport.reachability import ports_of
 
-GROUP, PORT = "239.192.83.87", 40183  # of the organisation-local scope, RFC 2365; the port is a guess at a free one
+GROUP, PORT = "239.192.83.87", 40183  # organisation-local scope, RFC 2365; the port is a guess at a free one
 PERIOD_S = 5.0  # guess
 BEACON_BYTES_MAX = 200
-HINTS_MAX = 32  # peers taken from beacons in one life, so that a flood of them displaces nobody; guess
+HINTS_MAX = 32  # guess: peers taken from beacons in one process lifetime, so that a flood of them displaces nobody
 RUN_CHARACTERS = 16
 _MAGIC = "swarmnode1"
 
@@ -29,12 +29,12 @@ Hint = Callable[[PeerId, list[str]], None]
 
 
 def beacon(run_id: RunId, peer: PeerId, port: int) -> bytes:
-    """What is sent."""
+    """The bytes of a beacon."""
     return f"{_MAGIC} {run_id[:RUN_CHARACTERS]} {peer} {port}".encode()
 
 
 def read_beacon(raw: bytes, source: str, run_id: RunId, me: PeerId) -> tuple[PeerId, list[str]] | None:
-    """(peer, addresses) of a beacon of this run from somebody else, None for anything else."""
+    """(peer, addresses) of another peer's beacon of this run; None for anything else."""
     if len(raw) > BEACON_BYTES_MAX or not raw.isascii():
         return None
     words = raw.decode().split(" ")
@@ -63,11 +63,11 @@ class _Ear(asyncio.DatagramProtocol):
             self._hint(*found)
 
     def error_received(self, exc: Exception) -> None:
-        pass  # no route, no network: the next beacon may find one
+        pass  # no route or network: the next beacon may find one
 
 
 async def announce(run_id: RunId, me: PeerId, addresses: Callable[[], Sequence[str]], hint: Hint) -> None:
-    """Send beacons and pass on those of others, until cancelled. Returns at once where there is no multicast."""
+    """Send beacons and pass received ones to `hint`, until cancelled. Returns at once if multicast is not available."""
     loop = asyncio.get_running_loop()
     transport = None
     try:
@@ -85,7 +85,7 @@ async def announce(run_id: RunId, me: PeerId, addresses: Callable[[], Sequence[s
 
 
 def _socket() -> socket.socket:
-    """Several nodes of one machine may listen. Raises OSError where multicast is not to be had."""
+    """A multicast socket; several nodes of one machine may listen. Raises OSError if multicast is not available."""
     made = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     try:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

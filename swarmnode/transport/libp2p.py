@@ -1,4 +1,4 @@
-"""The real Transport: calls between nodes over libp2p, through hivemind's p2pd, in this process and its event loop."""
+"""The real Transport: calls between nodes over libp2p, through hivemind's p2pd, in this process's event loop."""
 
 from __future__ import annotations
 
@@ -14,43 +14,45 @@ from hivemind.utils.multiaddr import Multiaddr
 from swarmnode.errors import Broken, Busy, LocalFault, PeerTimeout, RemoteFault, Unavailable, UsageError
 from swarmnode.identity import Identity
 from swarmnode.ids import PeerId, RunId, short
-from swarmnode.membership.door import Door
+from swarmnode.membership.admission import Admission
 from swarmnode.metrics import name
 from swarmnode.ports import Admit, Answer, Call, Handler, Telemetry
 from swarmnode.transport import frame
 from swarmnode.transport.address import dialable, dialable_of, ip_of, is_circuit, parse_endpoint
-from swarmnode.transport.budget import Budget
-from swarmnode.transport.daemon import CONTROL_BYTES_MAX, DIAL_TIMEOUT_S, Daemon, peer_of, read_delimited
-from swarmnode.transport.frame import Flag, Kind
-from swarmnode.transport.gate import Gate
-from swarmnode.transport.guard import Guard
+from swarmnode.transport.budget import ByteBudget
+from swarmnode.transport.flood_gate import FloodGate
+from swarmnode.transport.flood_guard import FloodGuard
+from swarmnode.transport.frame import FrameFlag, FrameKind
 from swarmnode.transport.links import LinkBook
-from swarmnode.transport.p2pd import Footing
-from swarmnode.transport.pool import IDLE_S, Pool
-from swarmnode.transport.serve import HEADER_TIMEOUT_S, Server
+from swarmnode.transport.p2pd import NetworkMode
+from swarmnode.transport.p2pd_process import CONTROL_BYTES_MAX, DIAL_TIMEOUT_S, P2pdProcess, peer_of, read_delimited
+from swarmnode.transport.pool import IDLE_S, StreamPool
+from swarmnode.transport.serve import HEADER_TIMEOUT_S, StreamServer
 from swarmnode.transport.socketdir import SocketDir
-from swarmnode.transport.stream import Stream
-from swarmnode.transport.throttle import Throttle
-from swarmnode.turns import Turns
+from swarmnode.transport.stream import P2pdStream
+from swarmnode.transport.throttle import RateThrottle
+from swarmnode.uplink_scheduler import UplinkScheduler
 from swarmnode.wire import access_pb2 as access
 
 ADDRESSES_MAX = 6  # with the circuits as many as a record holds
-CIRCUITS_MAX = 2  # each is 90 characters of a record of 1 KiB
-CONNECT_ATTEMPTS = 3  # guess; the caller of `connect` has a bound of its own
+CIRCUITS_MAX = 2  # each takes 90 characters of a record of 1 KiB
+CONNECT_ATTEMPTS = 3  # guess; the caller of `connect` has its own timeout
 CONNECT_DELAY_S = 0.2
-KNOWN_PEERS_MAX = 1024  # peers whose addresses are remembered; guess: above the replicas of a few stages
-STREAMS_MAX = 2048  # incoming streams at once; guess
-INCOMING_BYTES_MAX = 2 << 30  # guess: as much as two of the largest tensors a manifest allows
+KNOWN_PEERS_MAX = 1024  # guess: peers whose addresses are remembered; more than the replicas of a few stages
+STREAMS_MAX = 2048  # guess: concurrent incoming streams
+INCOMING_BYTES_MAX = 2 << 30  # guess: two of the largest tensors a manifest allows
 
 
 class Libp2pTransport:
-    """Implements ports.Transport. `create` starts it, `close` ends it and everything it started.
+    """Implements ports.Transport. `create` starts it; `close` ends it and everything it started.
 
-    Between the two: `serve` every method, then `start`. Calls that arrive before `start` wait for it, so no peer can
-    come too early.
+    Call `serve` for every method, then `start`. Calls that arrive before `start` wait for it, so no peer can come too
+    early.
     """
 
-    def __init__(self, daemon: Daemon, sockets: SocketDir, peer_id: PeerId, run_id: RunId, telemetry: Telemetry | None):
+    def __init__(
+        self, daemon: P2pdProcess, sockets: SocketDir, peer_id: PeerId, run_id: RunId, telemetry: Telemetry | None
+    ):
         self._daemon = daemon
         self._sockets = sockets
         self._peer_id = peer_id
@@ -59,17 +61,17 @@ class Libp2pTransport:
         self._protocol = f"/swarmnode/{frame.VERSION}/{run_id[:16]}"
         self._traffic: Counter[tuple[str, str]] = Counter()
         self.links = LinkBook()
-        self._budget = Budget(INCOMING_BYTES_MAX)
-        self.throttle = Throttle()
-        self._turns = Turns(lambda: self.throttle.up.total_nbytes)
-        self._server = Server(run_id, self._budget, self._turns, self._traffic, telemetry, self.links)
-        self._pool = Pool(self._open)
+        self._budget = ByteBudget(INCOMING_BYTES_MAX)
+        self.throttle = RateThrottle()
+        self._scheduler = UplinkScheduler(lambda: self.throttle.up.total_nbytes)
+        self._server = StreamServer(run_id, self._budget, self._scheduler, self._traffic, telemetry, self.links)
+        self._pool = StreamPool(self._open)
         self._known: OrderedDict[PeerId, tuple[str, ...]] = OrderedDict()
         self._observed: OrderedDict[PeerId, str] = OrderedDict()
         self._incoming = 0
-        self._guard = Guard(daemon, self._friends, self._guarded)
-        self._server.cut_off = self._cut_off
-        self.own_pass: access.Pass | None = None  # shown first on every stream we open
+        self._guard = FloodGuard(daemon, self._friends, self._guarded)
+        self._server.cut(self._cut_off)
+        self.own_pass: access.Pass | None = None  # sent first on every stream we open
         self._started = asyncio.Event()
         self._listener: asyncio.Server | None = None
         self._group: asyncio.TaskGroup | None = None
@@ -86,13 +88,13 @@ class Libp2pTransport:
         listen: Sequence[str] = ("/ip4/127.0.0.1/tcp/0",),
         *,
         announce: Sequence[str] = (),
-        footing: Footing | None = None,
+        network_mode: NetworkMode | None = None,
         telemetry: Telemetry | None = None,
     ) -> Libp2pTransport:
-        """A transport that can call others, and answers them after `start`.
+        """A transport that can call others at once, and answers them after `start`.
 
-        `identity_path` is the key file of `identity` (transport/identity.py), which p2pd reads itself; `announce`
-        replaces the addresses others are told; `footing` says how p2pd stands in the network.
+        `identity_path` is the key file of `identity` (transport/key_file.py), which p2pd reads itself. `announce`
+        replaces the addresses announced to others. `network_mode` sets p2pd's reachability.
 
         Raises UsageError (a bad address), LocalFault (a port in use, no p2pd).
         """
@@ -101,7 +103,7 @@ class Libp2pTransport:
         if not listen:
             raise UsageError("no address to listen on; give at least one, such as /ip4/127.0.0.1/tcp/0")
         sockets = SocketDir()
-        daemon = Daemon(identity_path, sockets.path, tuple(listen), tuple(announce), footing or Footing())
+        daemon = P2pdProcess(identity_path, sockets.path, tuple(listen), tuple(announce), network_mode or NetworkMode())
         transport = cls(daemon, sockets, identity.peer_id, run_id, telemetry)
         try:
             await daemon.start()
@@ -121,7 +123,7 @@ class Libp2pTransport:
         await ready.wait()
 
     async def _live(self, ready: asyncio.Event) -> None:
-        """The one TaskGroup of this transport; `close` cancels it."""
+        """Run this transport's only TaskGroup; `close` cancels it."""
         async with asyncio.TaskGroup() as self._group:
             self._group.create_task(self._daemon.supervise(self._p2pd_died, self._p2pd_restarted))
             self._group.create_task(self._daemon.keep_answering())
@@ -140,33 +142,38 @@ class Libp2pTransport:
             self._failure.cancel()
         else:
             self._failure.set_exception(cause)
-            self._failure.exception()  # who does not wait for it meets it in `call`
+            self._failure.exception()  # mark as retrieved: without a waiter, `call` raises it
 
     def spawn(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
-        """Run `work` in this transport's group: it is cancelled by `close`, and its failure fails the transport."""
+        """Run `work` in this transport's group: `close` cancels it, and its failure fails the transport."""
         assert self._group is not None
         return self._group.create_task(work)
 
     async def wait_failed(self) -> None:
-        """Returns never; raises LocalFault when this transport is broken beyond repair (p2pd dies again and again)."""
+        """Wait for ever; raises LocalFault if this transport is broken beyond repair (p2pd keeps dying)."""
         await asyncio.shield(self._failure)
 
     async def _listen(self) -> None:
         path = self._sockets.path / "in"
-        self._listener = await asyncio.get_running_loop().create_unix_server(lambda: Stream(self._accept), str(path))
+        make = asyncio.get_running_loop().create_unix_server
+        self._listener = await make(lambda: P2pdStream(self._accept), str(path))
         await self._daemon.serve_streams(self._protocol, path)
 
-    def let_in(self, door: Door) -> None:
-        """Serve only whom `door` permits, and show others its own pass. Before `start`; without it all are served."""
-        self._server.door = door
-        self.own_pass = door.mine
+    def let_in(self, admission: Admission) -> None:
+        """Serve only peers that `admission` admits, and present its own pass to others. Call it before `start`."""
+        self._server.admission = admission
+        self.own_pass = admission.mine
+
+    def prefer(self, works: Callable[[PeerId], bool]) -> None:
+        """Give peers for which `works` is true room for their calls beside a flood of calls of others."""
+        self._server.prefer(works)
 
     def start(self) -> None:
-        """Answer calls from now on: every handler is registered. `DhtDirectory.create` does it, too."""
+        """Answer calls from now on; all handlers must be registered. `DhtDirectory.create` calls this, too."""
         self._started.set()
 
     async def close(self) -> None:
-        """End every call, stream, task and p2pd; remove the sockets. Twice is as good as once."""
+        """End all calls, streams, tasks and p2pd; remove the sockets. May be called repeatedly."""
         if self._listener is not None:
             self._listener.close()
         if self._root is not None:
@@ -185,43 +192,47 @@ class Libp2pTransport:
         return self._peer_id
 
     @property
-    def daemon(self) -> Daemon:
-        """The p2pd behind it, which the directory shares."""
+    def protocol(self) -> str:
+        """The name under which p2pd knows streams of this run."""
+        return self._protocol
+
+    @property
+    def daemon(self) -> P2pdProcess:
+        """This transport's p2pd, which the directory shares."""
         return self._daemon
 
     async def addresses(self) -> list[str]:
         """Multiaddrs (without /p2p/US) at which others reach this node: direct ones over TCP, then at most CIRCUITS_MAX
-        through relays. Raises Unavailable (p2pd is down)."""
-        direct: list[str] = []
-        circuits: list[str] = []
+        relayed ones. Raises Unavailable (p2pd is down)."""
+        direct, circuits = list[str](), list[str]()
         for text in await self._daemon.addresses():
             with contextlib.suppress(UsageError):
                 address = dialable(text)
                 (circuits if is_circuit(address) else direct).append(address)
         return list(dict.fromkeys(direct))[:ADDRESSES_MAX] + list(dict.fromkeys(circuits))[:CIRCUITS_MAX]
 
-    async def stand(self, footing: Footing, announce: Sequence[str] = ()) -> None:
-        """Stand differently in the network from now on: p2pd starts again (0.5 s). Raises Unavailable."""
-        await self._daemon.change(footing, announce)
+    async def stand(self, network_mode: NetworkMode, announce: Sequence[str] = ()) -> None:
+        """Change p2pd's reachability: it restarts (0.5 s). Raises Unavailable."""
+        await self._daemon.change(network_mode, announce)
 
     def observed(self, peer: PeerId) -> str:
-        """The IP address that the latest stream of `peer` to us came from, "" when none did or it came by a relay."""
+        """The IP address that `peer`'s latest stream came from; "" if it opened none or came through a relay."""
         return ip_of(self._observed.get(peer, ""))
 
     def remember(self, peer: PeerId, addresses: Sequence[str]) -> None:
-        """Where `peer` says it is, for the day when p2pd has lost it; nothing is dialled."""
+        """Remember the addresses of `peer` in case p2pd loses them; dials nothing."""
         if peer != self._peer_id and addresses:
             self._remember(peer, tuple(addresses))
 
     def serve(self, method: str, handler: Handler, *, tensor_bytes_max: int, admit: Admit | None = None) -> None:
-        """See ports.Transport. Before `start`, or later."""
+        """See ports.Transport. May be called before or after `start`."""
         self._server.register(method, handler, tensor_bytes_max, admit)
 
     async def connect(self, peer: PeerId, addresses: Sequence[str]) -> None:
-        """Make `peer` reachable at `addresses`, which are remembered. Raises Unavailable after CONNECT_ATTEMPTS."""
+        """Make `peer` reachable at `addresses` and remember them. Raises Unavailable after CONNECT_ATTEMPTS."""
         usable = dialable_of(addresses)
         if not usable:
-            raise Unavailable(f"{short(peer)} gave no address that can be used")
+            raise Unavailable(f"{short(peer)} announced no usable address")
         self._remember(peer, tuple(usable))
         for attempt in range(CONNECT_ATTEMPTS):
             try:
@@ -235,7 +246,7 @@ class Libp2pTransport:
     async def call(self, peer: PeerId, call: Call, *, timeout_s: float, reply_bytes_max: int) -> Answer:
         """See ports.Transport."""
         method = call.header.WhichOneof("body")
-        assert method is not None, "a call without a body asks for nothing"
+        assert method is not None, "a call needs a body"
         if self._failure.done() and not self._failure.cancelled():
             self._failure.result()
         try:
@@ -247,24 +258,24 @@ class Libp2pTransport:
         except ConnectionError as error:
             if not await self._daemon.answers():
                 raise Unavailable(f"our p2pd died during {method}; it is being restarted", 0.5) from None
-            raise Broken(f"{short(peer)} died or went away during {method}: {error}") from None
+            raise Broken(f"{short(peer)} died or disconnected during {method}: {error}") from None
 
     def bytes_by_method(self) -> dict[tuple[str, str], int]:
-        """Payload and header bytes so far by (method, "sent" or "received"), of calls and of answers alike."""
+        """Payload and header bytes so far by (method, "sent" or "received"), of calls and answers."""
         return dict(self._traffic)
 
     @property
     def line_queue(self) -> int:
-        return self._turns.waiting
+        return self._scheduler.waiting
 
     async def _call(self, peer: PeerId, method: str, call: Call, timeout_s: float, reply_bytes_max: int) -> Answer:
         nbytes = sum(tensor.nbytes for tensor in call.tensors)
         stream = await self._pool.take(peer)
         bytes_in, bytes_out = stream.consumed, stream.bytes_out
         try:
-            async with self._turns.turn(nbytes, timeout_s) as waited_s:
+            async with self._scheduler.turn(nbytes, timeout_s) as waited_s:
                 header = frame.seal_request(call.header, call.tensors, self._run_id, timeout_s - waited_s)
-                in_step = await frame.send(stream, Kind.REQUEST, header, call.tensors)
+                in_step = await frame.send(stream, FrameKind.REQUEST, header, call.tensors)
             answer, flags = await self._receive(stream, reply_bytes_max)
         except BaseException as error:
             self._pool.drop(peer, stream, suspect=isinstance(error, RemoteFault | ConnectionError))
@@ -274,7 +285,7 @@ class Libp2pTransport:
             self._traffic[method, "sent"] += sent
             self._traffic[method, "received"] += received
             self.links.moved(peer, sent=sent, received=received, now_s=asyncio.get_running_loop().time())
-        if in_step and not stream.buffered and Flag.LAST not in flags:
+        if in_step and not stream.buffered and FrameFlag.LAST not in flags:
             self._pool.give(peer, stream)
         else:
             self._pool.end(peer, stream)
@@ -282,24 +293,24 @@ class Libp2pTransport:
         answer.waited_s = waited_s
         return answer
 
-    async def _receive(self, stream: Stream, reply_bytes_max: int) -> tuple[Answer, Flag]:
-        raw, flags = await frame.receive_header(stream, Kind.REPLY)
+    async def _receive(self, stream: P2pdStream, reply_bytes_max: int) -> tuple[Answer, FrameFlag]:
+        raw, flags = await frame.receive_header(stream, FrameKind.REPLY)
         header = frame.open_reply(raw)
-        # Not counted in the budget: we asked for it, and said how much. If it had to wait for room that strangers take,
+        # Not counted in the budget: we asked for it, with a size limit. If it had to wait for room that strangers use,
         # an honest peer would seem late.
         frame.check_tensors(header.tensors, reply_bytes_max)
         return Answer(header, await frame.receive_tensors(stream, header.tensors)), flags
 
-    async def _open(self, peer: PeerId) -> Stream:
-        """A new stream, our pass shown on it."""
+    async def _open(self, peer: PeerId) -> P2pdStream:
+        """A new stream to `peer`, with our pass sent on it."""
         stream = await self._reach(peer)
         stream.throttle = self.throttle
         if self.own_pass is not None:
             await stream.write(frame.seal_pass(self.own_pass))
         return stream
 
-    async def _reach(self, peer: PeerId) -> Stream:
-        """A new stream; when p2pd has lost the peer's addresses or connection, once more after dialling again."""
+    async def _reach(self, peer: PeerId) -> P2pdStream:
+        """A new stream; dials once more if p2pd has lost the peer's addresses or connection."""
         try:
             return await self._daemon.open_stream(peer, self._protocol, DIAL_TIMEOUT_S)
         except RemoteFault as fault:
@@ -315,15 +326,15 @@ class Libp2pTransport:
         if len(self._known) > KNOWN_PEERS_MAX:
             self._known.popitem(last=False)
 
-    # Being called.
+    # Incoming calls.
 
-    def _accept(self, stream: Stream) -> None:
+    def _accept(self, stream: P2pdStream) -> None:
         if self._group is None or self._incoming >= STREAMS_MAX:
             stream.abort()
             return
         self._group.create_task(self._attend(stream))
 
-    async def _attend(self, stream: Stream) -> None:
+    async def _attend(self, stream: P2pdStream) -> None:
         self._incoming += 1
         try:
             async with asyncio.timeout(HEADER_TIMEOUT_S):
@@ -349,14 +360,14 @@ class Libp2pTransport:
             self._observed.popitem(last=False)
 
     def _friends(self) -> frozenset[str]:
-        """The IP addresses of peers that may take part: where their streams came from, and where they say they are."""
-        door = self._server.door
-        here = {peer for peer in (*self._observed, *self._known) if door is None or door.judge(peer)[0]}
+        """The IP addresses of peers that may take part: observed on their streams, and announced by them."""
+        admission = self._server.admission
+        here = {peer for peer in (*self._observed, *self._known) if admission is None or admission.judge(peer)[0]}
         told = (ip_of(address) for peer in here for address in self._known.get(peer, ()))
         return frozenset({*told, *map(self.observed, here)} - {""})
 
     def _cut_off(self, peer: PeerId) -> None:
-        """End the connection of a stranger that opens stream after stream, and keep its address away."""
+        """Disconnect a stranger that keeps opening streams, and deny its address."""
         self._guard.deny(self.observed(peer))
         self.spawn(self._disconnect(peer))
 
@@ -364,11 +375,11 @@ class Libp2pTransport:
         with contextlib.suppress(Unavailable):
             await self._daemon.disconnect(peer)
 
-    def _guarded(self, reason: str, gate: Gate) -> None:
+    def _guarded(self, reason: str, gate: FloodGate) -> None:
         share = round(gate.share, 3)
         self._event("gate.changed", "warning", reason=reason, strangers_share=share, denied=len(gate.denied))
 
-    # Keeping alive.
+    # Maintenance.
 
     async def _sweep(self) -> None:
         while True:
@@ -390,7 +401,7 @@ class Libp2pTransport:
             self.spawn(work())
 
     async def _redial(self, peer: PeerId, addresses: tuple[str, ...]) -> None:
-        with contextlib.suppress(RemoteFault, Unavailable, Busy):  # the next call to it will say
+        with contextlib.suppress(RemoteFault, Unavailable, Busy):  # the next call to it will report the error
             await self._daemon.dial(peer, addresses)
 
     def _event(self, event: str, level: str, **fields: object) -> None:

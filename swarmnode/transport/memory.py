@@ -1,7 +1,7 @@
-"""Transport and Directory inside one process: real headers, real copies, real cancellation; no sockets, no p2pd.
+"""Transport and Directory inside one process: real headers, copies and cancellation, but no sockets and no p2pd.
 
-For tests of node code. It shares framing checks and the mapping of errors with the real transport, and passes the same
-contract suite (tests/transport/contract.py). A link hook delays, fails or cuts what travels.
+For tests of node code. It shares framing checks and error mapping with the real transport, and passes the same contract
+suite (tests/support/transport_contract.py). A link hook can delay, fail or cut messages.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from swarmnode.ids import PeerId, RunId, short
 from swarmnode.membership.record import check_record, open_record
 from swarmnode.ports import Admit, Answer, Call, Clock, Handler, Telemetry, WireTensor
 from swarmnode.transport import frame
-from swarmnode.transport.serve import Served, answer
+from swarmnode.transport.serve import ServedMethod, answer
 from swarmnode.wire import call_pb2 as wire
 from swarmnode.wire import record_pb2
 
@@ -27,7 +27,7 @@ TTL_MAX_S = 300.0  # as transport/directory.py
 
 
 class MemoryNetwork:
-    """Everybody who can reach everybody, and what they have published."""
+    """All transports that can reach each other, and their published records."""
 
     def __init__(self, link: Link | None = None) -> None:
         self.link = link
@@ -40,7 +40,7 @@ class MemoryNetwork:
 
 
 class MemoryTransport:
-    """Implements ports.Transport. `close` is sudden: calls under way fail as if the node had died."""
+    """Implements ports.Transport. `close` is abrupt: calls in flight fail as if the node had died."""
 
     def __init__(
         self, network: MemoryNetwork, peer_id: PeerId, run_id: RunId, *, telemetry: Telemetry | None = None
@@ -49,7 +49,7 @@ class MemoryTransport:
         self._peer_id = peer_id
         self._run_id = run_id
         self._telemetry = telemetry
-        self._served: dict[str, Served] = {}
+        self._served: dict[str, ServedMethod] = {}
         self._working: set[asyncio.Task[Answer]] = set()
         self._traffic: Counter[tuple[str, str]] = Counter()
         network.nodes[peer_id] = self
@@ -64,7 +64,7 @@ class MemoryTransport:
     def serve(self, method: str, handler: Handler, *, tensor_bytes_max: int, admit: Admit | None = None) -> None:
         assert method in wire.Request.DESCRIPTOR.fields_by_name, f"{method!r} is not a method of wire.Request"
         assert method not in self._served, f"{method!r} is served already"
-        self._served[method] = Served(handler, tensor_bytes_max, admit)
+        self._served[method] = ServedMethod(handler, tensor_bytes_max, admit)
 
     async def connect(self, peer: PeerId, addresses: Sequence[str]) -> None:
         if peer not in self._network.nodes:
@@ -72,13 +72,13 @@ class MemoryTransport:
 
     @property
     def line_queue(self) -> int:
-        return 0  # nothing goes in turns here
+        return 0  # messages are not queued here
 
     def bytes_by_method(self) -> dict[tuple[str, str], int]:
         return dict(self._traffic)
 
     async def close(self) -> None:
-        """Leave at once; handlers at work are cancelled and their callers get a RemoteFault."""
+        """Leave at once: running handlers are cancelled and their callers get a RemoteFault."""
         self._network.nodes.pop(self._peer_id, None)
         working = list(self._working)
         for task in working:
@@ -88,7 +88,7 @@ class MemoryTransport:
     async def call(self, peer: PeerId, call: Call, *, timeout_s: float, reply_bytes_max: int) -> Answer:
         """See ports.Transport."""
         method = call.header.WhichOneof("body")
-        assert method is not None, "a call without a body asks for nothing"
+        assert method is not None, "a call needs a body"
         try:
             async with asyncio.timeout(timeout_s):
                 done = await self._call(peer, method, call, timeout_s, reply_bytes_max)
@@ -114,10 +114,10 @@ class MemoryTransport:
         try:
             done = await asyncio.shield(task)
         except asyncio.CancelledError:
-            if not task.cancelled():  # we were cancelled, not the handler: tell it
+            if not task.cancelled():  # we were cancelled, not the handler: cancel it
                 task.cancel()
                 raise
-            raise Broken(f"{short(peer)} died or went away during {method}") from None
+            raise Broken(f"{short(peer)} died or disconnected during {method}") from None
         finally:
             other._working.discard(task)
         raw = frame.seal_reply(done.header, done.tensors)
@@ -126,7 +126,7 @@ class MemoryTransport:
         try:
             await _complete(done.tensors)
         except LocalFault:
-            raise Broken(f"{short(peer)} died or went away during {method}") from None
+            raise Broken(f"{short(peer)} died or disconnected during {method}") from None
         self._traffic[method, "received"] += nbytes
         reply = frame.open_reply(raw)
         frame.check_tensors(reply.tensors, reply_bytes_max)
@@ -150,7 +150,7 @@ class MemoryTransport:
 
 
 class MemoryDirectory:
-    """Implements ports.Directory on a MemoryNetwork. `fails` may say that an announce or a lookup does not work now."""
+    """Implements ports.Directory on a MemoryNetwork. `fails` may make an announce or lookup fail."""
 
     def __init__(
         self,
@@ -168,7 +168,7 @@ class MemoryDirectory:
         self._fails = fails
 
     async def announce(self, record: record_pb2.SignedRecord) -> bool:
-        """Stored only with a later expiry than the one before it, as in the DHT."""
+        """Store the record only if it expires later than the previous one, as in the DHT."""
         own = check_record(record, run_id=self._run_id)
         if self._fails() or own.expires_unix_ms / 1000.0 > self._clock.unix_s() + self._ttl_max_s:
             return False
@@ -198,12 +198,12 @@ def _nbytes(header: bytes, tensors: Sequence[WireTensor]) -> int:
 
 
 async def _complete(tensors: Sequence[WireTensor]) -> None:
-    """Raises LocalFault when one never will be."""
+    """Wait until all tensors are complete. Raises LocalFault if a writer failed."""
     for tensor in tensors:
-        if tensor.filling is not None:
-            await tensor.filling.until(tensor.nbytes)
+        if tensor.watermark is not None:
+            await tensor.watermark.until(tensor.nbytes)
 
 
 def _copies(tensors: Sequence[WireTensor]) -> list[WireTensor]:
-    """What arrives is memory of its own: writing to it changes nothing at the sender."""
+    """Copies in separate memory, as after a real transfer: writing to them does not change the sender's."""
     return [WireTensor(t.dtype, t.shape, memoryview(bytearray(t.data)), t.codec) for t in tensors]

@@ -1,4 +1,4 @@
-"""Starting p2pd, the libp2p daemon that comes with hivemind."""
+"""Start p2pd, the libp2p daemon that comes with hivemind."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from hivemind.p2p.p2p_daemon_bindings.p2pclient import Client
 from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError
 from hivemind.utils.multiaddr import Multiaddr
 
-STARTUP_TIMEOUT_S = 60.0  # guess: eight nodes starting on two busy cores; alone it takes 0.15 s (hivemind.md)
-UNARY_BYTES_MAX = 4 << 20  # hivemind's default: what a DHT message may hold
+STARTUP_TIMEOUT_S = 60.0  # guess: covers eight nodes starting on two busy cores; alone it takes 0.15 s (measured)
+UNARY_BYTES_MAX = 4 << 20  # hivemind's default: the most that a DHT message may hold
 
 
 @dataclass(frozen=True, slots=True)
-class Footing:
-    """How p2pd stands in the network.
+class NetworkMode:
+    """p2pd's reachability settings.
 
-    "local": nothing but its own addresses (a swarm on one machine). "open": asks the router for a port (UPnP), dials
-    through relays, punches holes. "public": the same, and is a relay for others, without libp2p's limits of 128 KiB a
+    "local": uses only its own addresses (a swarm on one machine). "open": asks the router for a port (UPnP), dials
+    through relays, punches holes. "public": the same, and relays for others, without libp2p's limit of 128 KiB a
     circuit. "private": keeps a place at `relays` (multiaddrs with /p2p/ID), through which others reach it.
     """
 
@@ -32,7 +32,7 @@ class Footing:
     relays: tuple[str, ...] = ()
 
     def options(self) -> dict[str, Any]:
-        """p2pd's flags for it. Its own search for relays (relayDiscovery) waits up to 3 minutes: off."""
+        """p2pd's flags. Its own search for relays (relayDiscovery) waits up to 3 minutes, so it is off."""
         found: dict[str, Any] = {"autonat": False, "natPortMap": False, "relay": False}
         if self.kind == "local":
             return found
@@ -44,31 +44,31 @@ class Footing:
         return found
 
     def environ(self) -> dict[str, str]:
-        """What p2pd needs of its environment for it.
+        """Environment variables for p2pd.
 
         p2pd starts two relay services, one with its flags' limits and one with libp2p's default of 128 KiB a circuit,
-        and peers get the one that started last. On several processors that is chance (the wrong one in 2 of 5 starts on
-        a busy machine), on one it is the right one (8 of 8, measured): a relay runs p2pd on one.
+        and peers get the one that started last. On several processors that is random (the wrong one in 2 of 5 starts on
+        a busy machine); on one it is the right one (8 of 8, measured). So a relay runs p2pd on one processor.
         """
         return {"GOMAXPROCS": "1"} if self.kind == "public" else {}
 
 
 async def launch(
-    identity_path: Path, sockets: Path, listen: Sequence[str], announce: Sequence[str], footing: Footing
+    identity_path: Path, sockets: Path, listen: Sequence[str], announce: Sequence[str], network_mode: NetworkMode
 ) -> Any:
     """A running hivemind P2P. Raises P2PDaemonError, OSError.
 
     `P2P.create` puts its sockets in /tmp and leaves p2pd in our process group, where Ctrl-C kills it before the node
-    could say goodbye; this does the same with private sockets and a session of its own.
+    could leave in order. This does the same with private sockets and a separate session.
     """
-    (sockets / "p2pd").unlink(missing_ok=True)  # what a killed one left
+    (sockets / "p2pd").unlink(missing_ok=True)  # left by a killed one
     p2p = P2P()
     p2p._daemon_listen_maddr = Multiaddr(f"/unix{sockets}/p2pd")
     p2p._client_listen_maddr = Multiaddr(f"/unix{sockets}/client")
     try:
         async with asyncio.timeout(STARTUP_TIMEOUT_S):
-            arguments = _arguments(identity_path, p2p._daemon_listen_maddr, listen, announce, footing)
-            await _start_child(p2p, arguments, footing.environ())
+            arguments = _arguments(identity_path, p2p._daemon_listen_maddr, listen, announce, network_mode)
+            await _start_child(p2p, arguments, network_mode.environ())
             p2p._client = await Client.create(
                 control_maddr=p2p._daemon_listen_maddr,
                 listen_maddr=p2p._client_listen_maddr,
@@ -85,7 +85,7 @@ async def launch(
 
 
 def _arguments(
-    identity_path: Path, control: Any, listen: Sequence[str], announce: Sequence[str], footing: Footing
+    identity_path: Path, control: Any, listen: Sequence[str], announce: Sequence[str], network_mode: NetworkMode
 ) -> list[str]:
     options = {
         "id": str(identity_path),
@@ -94,9 +94,9 @@ def _arguments(
         "dhtServer": True,
         "b": False,
         "connManager": True,
-        **footing.options(),
+        **network_mode.options(),
         "tls": True,
-        "idleTimeout": f"{STARTUP_TIMEOUT_S:.0f}s",  # without the node's connection it ends by itself
+        "idleTimeout": f"{STARTUP_TIMEOUT_S:.0f}s",  # without the node's connection it exits by itself
         "persistentConnMaxMsgSize": UNARY_BYTES_MAX,
     }
     if announce:
@@ -106,7 +106,7 @@ def _arguments(
 
 
 async def _start_child(p2p: Any, arguments: Sequence[str], environ: Mapping[str, str]) -> None:
-    """Start p2pd and wait for the line that says it is ready."""
+    """Start p2pd and wait until it reports to be ready."""
     loop = asyncio.get_running_loop()
     ready = loop.create_future()
     p2p._child = await asyncio.create_subprocess_exec(

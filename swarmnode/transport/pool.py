@@ -1,4 +1,4 @@
-"""Warm streams: opening one costs two round trips, so a stream that worked is kept for the next call to that peer."""
+"""Warm streams: opening a stream costs two round trips, so a used one is kept for the next call to that peer."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from collections.abc import Awaitable, Callable
 
 from swarmnode.errors import Busy
 from swarmnode.ids import PeerId, short
-from swarmnode.transport.stream import Stream
+from swarmnode.transport.stream import P2pdStream
 
 IDLE_S = 30.0  # guess: a few announce periods
-IDLE_PER_PEER_MAX = 8  # guess: calls that overlap to one peer in a steady pipeline
+IDLE_PER_PEER_MAX = 8  # guess: overlapping calls to one peer in a steady pipeline
 IDLE_MAX = 256  # guess: 256 sockets and 4 MiB of look-ahead
-IN_USE_MAX = 64  # calls in flight to one peer; guess: four times the feeder's window
+IN_USE_MAX = 64  # guess: calls in flight to one peer; four times the feeder's window
 
 
-class Pool:
+class StreamPool:
     """Streams by peer; a stream carries one call at a time. `opener` opens a new one."""
 
-    def __init__(self, opener: Callable[[PeerId], Awaitable[Stream]]) -> None:
+    def __init__(self, opener: Callable[[PeerId], Awaitable[P2pdStream]]) -> None:
         self._opener = opener
-        self._idle: dict[PeerId, deque[tuple[float, Stream]]] = {}
+        self._idle: dict[PeerId, deque[tuple[float, P2pdStream]]] = {}
         self._in_use: Counter[PeerId] = Counter()
         self._idle_count = 0
 
-    async def take(self, peer: PeerId) -> Stream:
-        """A stream to `peer`: the one used last if it is still open, else a new one. Give it back by `give` or `drop`.
+    async def take(self, peer: PeerId) -> P2pdStream:
+        """A stream to `peer`: the most recently used open one, else a new one. Return it by `give`, `drop` or `end`.
 
-        Raises Busy when IN_USE_MAX calls to `peer` are in flight, and what `opener` raises.
+        Raises Busy if IN_USE_MAX calls to `peer` are in flight, and the errors of `opener`.
         """
         if self._in_use[peer] >= IN_USE_MAX:
             raise Busy(f"{IN_USE_MAX} calls to {short(peer)} are in flight already", 0.1)
@@ -39,8 +39,9 @@ class Pool:
             self._release(peer)
             raise
 
-    def _warm(self, peer: PeerId) -> Stream | None:
-        """The stream used last that is found open now: nothing has been written yet, so a stale one costs nothing."""
+    def _warm(self, peer: PeerId) -> P2pdStream | None:
+        """The most recently used stream that is still open, or None. Nothing has been written yet, so a stale one costs
+        nothing."""
         idle = self._idle.get(peer)
         while idle:
             _, stream = idle.pop()
@@ -51,7 +52,7 @@ class Pool:
         self._idle.pop(peer, None)
         return None
 
-    def give(self, peer: PeerId, stream: Stream) -> None:
+    def give(self, peer: PeerId, stream: P2pdStream) -> None:
         """Keep `stream`, whose call is complete, for the next one."""
         self._release(peer)
         idle = self._idle.setdefault(peer, deque())
@@ -61,15 +62,15 @@ class Pool:
         idle.append((asyncio.get_running_loop().time(), stream))
         self._idle_count += 1
 
-    def drop(self, peer: PeerId, stream: Stream, *, suspect: bool) -> None:
-        """End `stream`: what comes on it next is not known. `suspect`: nor are the other streams to `peer` trusted."""
+    def drop(self, peer: PeerId, stream: P2pdStream, *, suspect: bool) -> None:
+        """Abort `stream`, whose state is unknown. `suspect`: distrust the other streams to `peer`, too."""
         self._release(peer)
         stream.abort()
         if suspect:
             self.forget(peer)
 
-    def end(self, peer: PeerId, stream: Stream) -> None:
-        """End `stream` in peace: the call is complete, and the peer will not read another."""
+    def end(self, peer: PeerId, stream: P2pdStream) -> None:
+        """Close `stream` in order: the call is complete, and the peer reads no further one."""
         self._release(peer)
         stream.close()
 
@@ -80,7 +81,7 @@ class Pool:
             stream.abort()
 
     def sweep(self) -> None:
-        """Close what has been idle for IDLE_S, and forget what others closed."""
+        """Close streams idle for IDLE_S, and drop those closed by peers."""
         oldest = asyncio.get_running_loop().time() - IDLE_S
         for peer, idle in list(self._idle.items()):
             kept = deque(entry for entry in idle if entry[0] > oldest and not entry[1].lost)

@@ -1,4 +1,4 @@
-"""A private folder for the unix sockets between this node and its p2pd; those of dead nodes are swept at start."""
+"""A private folder for the unix sockets between this node and its p2pd. Folders of dead nodes are removed at start."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _SOCKET_NAME_CHARACTERS = 24  # "p2pclient-" and eleven more, as hivemind names 
 
 
 class SocketDir:
-    """A folder `/tmp/swarmnode-p2p-<pid>-<random>` (mode 0700), locked as long as this process lives."""
+    """A folder `/tmp/swarmnode-p2p-<pid>-<random>` (mode 0700), locked while this process lives."""
 
     def __init__(self, parent: Path | None = None) -> None:
-        """Sweeps the folders of dead nodes first. Raises LocalFault when no folder can be made."""
+        """Remove the folders of dead nodes and make a new one. Raises LocalFault if that fails."""
         parent = Path(tempfile.gettempdir()) if parent is None else parent
         if len(os.fsencode(parent)) + len(PREFIX) + 20 + _SOCKET_NAME_CHARACTERS > _PATH_BYTES_MAX:
             parent = Path("/tmp")  # a unix socket's path is short, TMPDIR may not be
@@ -40,10 +40,10 @@ class SocketDir:
 
 
 def sweep(parent: Path) -> list[Path]:
-    """Remove our user's socket folders whose process is dead; the folders removed.
+    """Remove our user's socket folders whose process is dead; return them.
 
-    Dead is a pid that nobody has *and* a lock that nobody holds: pids repeat in containers that share a /tmp, and a
-    newborn's folder is without its lock for a moment.
+    A process is dead if nobody has its pid *and* nobody holds its lock: pids repeat in containers that share a /tmp,
+    and a new folder has no lock for a moment.
     """
     swept = []
     for path in sorted(parent.glob(f"{PREFIX}*")):
@@ -53,7 +53,7 @@ def sweep(parent: Path) -> list[Path]:
             if not ours or _alive(int(pid)) or not _unlocked(path):
                 continue
         except OSError:
-            continue  # somebody else sweeps
+            continue  # another process is removing it
         shutil.rmtree(path, ignore_errors=True)
         swept.append(path)
     return swept

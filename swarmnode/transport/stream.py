@@ -1,7 +1,7 @@
-"""One libp2p stream, as p2pd pipes it through a unix socket: bytes in order; no lengths, deadlines, or proof of an end.
+"""A libp2p stream, piped by p2pd through a unix socket: ordered bytes without lengths, deadlines, or proof of an end.
 
-asyncio's StreamReader copies everything once more and wakes a coroutine for each 32 KiB that p2pd writes. Here the
-kernel writes straight into the memory a tensor will live in, and the reader wakes once, when it is full.
+asyncio's StreamReader makes an additional copy and wakes a coroutine for each 32 KiB that p2pd writes. Here the kernel
+writes directly into a tensor's memory, and the reader wakes once, when it is full.
 """
 
 from __future__ import annotations
@@ -10,20 +10,21 @@ import asyncio
 from collections.abc import Callable
 from typing import cast
 
-from swarmnode.filling import Filling
-from swarmnode.transport.throttle import Throttle
+from swarmnode.ready_watermark import ReadyWatermark
+from swarmnode.transport.throttle import RateThrottle
 
-LOOKAHEAD_BYTES = 16 << 10  # what may arrive before anybody asks for it; guess: small calls fit, big ones copy little
-FRAME_BYTES = 512 << 10  # hivemind.md: frames of 256 KiB to 1 MiB
-STALL_S = 30.0  # no byte for so long ends a transfer; guess: above a frozen peer's hiccup, below p2pd's own 39.9 s
-LEAST_BYTES_PER_S = 8 << 10  # guess: a sixteenth of a home's 1 Mbit/s: eight calls at once pass on such a line
-LEAST_SPAN_S = 10.0  # guess: so long a transfer may be slower, or stand still
+LOOKAHEAD_BYTES = 16 << 10  # guess: bytes that may arrive before a read; small calls fit, big ones copy little
+FRAME_BYTES = 512 << 10  # frames of 256 KiB to 1 MiB are fastest (measured)
+# guess: a transfer without a byte for so long ends; above a frozen peer's hiccup, below p2pd's own 39.9 s
+STALL_S = 30.0
+LEAST_BYTES_PER_S = 8 << 10  # guess: a sixteenth of a home's 1 Mbit/s: eight concurrent calls pass on such a line
+LEAST_SPAN_S = 10.0  # guess: a transfer may be slower, or stall, for so long
 
 
-class Stream(asyncio.BufferedProtocol):
+class P2pdStream(asyncio.BufferedProtocol):
     """A stream with at most one reader and one writer at a time. Both get ConnectionResetError once it is lost.
 
-    `accepted` is called once when the other side opened the stream.
+    `accepted` is called once if the other side opened the stream.
     """
 
     __slots__ = (
@@ -47,7 +48,7 @@ class Stream(asyncio.BufferedProtocol):
         "throttle",
     )
 
-    def __init__(self, accepted: Callable[[Stream], None] | None = None) -> None:
+    def __init__(self, accepted: Callable[[P2pdStream], None] | None = None) -> None:
         self._accepted = accepted
         self._loop = asyncio.get_running_loop()
         self._lookahead = memoryview(bytearray(LOOKAHEAD_BYTES))
@@ -63,10 +64,10 @@ class Stream(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self.bytes_in = 0
         self.bytes_out = 0
-        self.slowest = (STALL_S, 1)  # within so many seconds so many bytes come, or a transfer ends
-        self.throttle: Throttle | None = None  # of calls; what we say to our own p2pd is not counted
+        self.slowest = (STALL_S, 1)  # (seconds, least bytes in them); a slower transfer ends
+        self.throttle: RateThrottle | None = None  # for calls; control requests to our own p2pd are not counted
 
-    # What asyncio calls.
+    # Callbacks from asyncio.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is not a subclass
@@ -93,7 +94,7 @@ class Stream(asyncio.BufferedProtocol):
         if self._end == LOOKAHEAD_BYTES:
             self._pause()
         _wake(self._reader)
-        _wake(self._writer)  # an answer before the question was finished: stop asking
+        _wake(self._writer)  # an answer before the request was complete: stop writing
 
     def eof_received(self) -> bool:
         self._lose("the stream ended")
@@ -109,7 +110,7 @@ class Stream(asyncio.BufferedProtocol):
         self._writing_paused = False
         _wake(self._writer)
 
-    # What we call.
+    # Interface.
 
     @property
     def lost(self) -> bool:
@@ -117,7 +118,7 @@ class Stream(asyncio.BufferedProtocol):
 
     @property
     def buffered(self) -> int:
-        """Bytes that have arrived and nobody has read."""
+        """Bytes that have arrived unread."""
         return self._end - self._start
 
     @property
@@ -126,7 +127,7 @@ class Stream(asyncio.BufferedProtocol):
         return self.bytes_in - self.buffered
 
     def when_lost(self, callback: Callable[[], object] | None) -> None:
-        """Call `callback` once if the stream is lost from now on. Raises ConnectionResetError when it already is."""
+        """Call `callback` once if the stream is lost later. Raises ConnectionResetError if it is lost already."""
         if callback is not None:
             self._check()
         self._on_lost = callback
@@ -148,8 +149,8 @@ class Stream(asyncio.BufferedProtocol):
         return taken
 
     async def read_into(self, target: memoryview) -> None:
-        """Fill `target` (flat bytes). Raises ConnectionResetError when the stream is lost, or slower than `slowest`
-        without the waits of our own throttle."""
+        """Fill `target` (flat bytes). Raises ConnectionResetError if the stream is lost or slower than `slowest`, not
+        counting our own throttle's waits."""
         if self.throttle is not None and self.throttle.down.bps is not None:
             while len(target) > (nbytes := self.throttle.down.piece_nbytes):
                 await self.throttle.down.spend(nbytes)
@@ -176,32 +177,32 @@ class Stream(asyncio.BufferedProtocol):
                         await self._wait_readable()
                 except TimeoutError:
                     if self._target is not None and (came := self._filled - before) < nbytes:
-                        raise ConnectionResetError(f"{came} bytes came in {within_s:.0f} s") from None
+                        raise ConnectionResetError(f"only {came} bytes arrived in {within_s:.0f} s") from None
         finally:
-            if self._target is not None:  # half a tensor: what follows cannot be told apart any more
+            if self._target is not None:  # half a tensor: the rest of the stream cannot be parsed
                 self._target = None
                 self.abort()
 
     async def discard(self) -> None:
-        """Read and forget until the other side ends the stream. The caller bounds the time."""
+        """Read and drop data until the other side ends the stream. The caller bounds the time."""
         while not self.lost:
             self._skip(self.buffered)
             self._resume()
             await self._wait_readable()
 
-    async def write(self, part: bytes | memoryview, filling: Filling | None = None) -> bool:
-        """Hand `part` to p2pd, each frame of it as soon as `filling`, where it is given, says that its bytes are final.
-        False when the peer answered (or sent anything) before all was handed over.
+    async def write(self, part: bytes | memoryview, watermark: ReadyWatermark | None = None) -> bool:
+        """Hand `part` to p2pd, frame by frame; with `watermark`, each frame once its bytes are final. Returns False if
+        the peer sent anything before all was handed over.
 
-        Raises ConnectionResetError, and LocalFault when what is to be sent will never be there. What is final must not
-        change until the answer has come: it is not copied.
+        Raises ConnectionResetError, and LocalFault if the writer of `part` failed. Final bytes must not change until
+        the answer has come, because they are not copied.
         """
         view = memoryview(part)
         offset = 0
         while offset < len(view):
             frame = view[offset : offset + (FRAME_BYTES if self.throttle is None else self.throttle.up.piece_nbytes)]
             offset += len(frame)
-            if filling is not None and not await self._until_filled(filling, offset):
+            if watermark is not None and not await self._until_filled(watermark, offset):
                 return False
             if self.throttle is not None and self.throttle.up.bps is not None:
                 await self.throttle.up.spend(len(frame))
@@ -218,23 +219,23 @@ class Stream(asyncio.BufferedProtocol):
                 self.throttle.up.total_nbytes += len(frame)
         return True
 
-    async def _until_filled(self, filling: Filling, nbytes: int) -> bool:
-        """False when the peer sent anything before the first `nbytes` were final."""
-        while filling.ready_nbytes < nbytes:
+    async def _until_filled(self, watermark: ReadyWatermark, nbytes: int) -> bool:
+        """Wait for the first `nbytes` to be final; False if the peer sent anything before that."""
+        while watermark.ready_nbytes < nbytes:
             self._check()
-            filling.check()
+            watermark.check()
             if self.buffered:
                 return False
             waiter = self._loop.create_future()
-            filling.wake(waiter, nbytes)
+            watermark.wake(waiter, nbytes)
             try:
                 await self._wait_writable(waiter)
             finally:
-                filling.forget(waiter)
+                watermark.forget(waiter)
         return True
 
     async def _wait_writable(self, waiter: asyncio.Future[None]) -> None:
-        """Until there is a reason to look again whether more may be written; `waiter` may know of others."""
+        """Wait until writing may be possible again; `waiter` may be resolved by others, too."""
         assert self._writer is None, "two writers on one stream"
         self._writer = waiter
         try:
@@ -243,17 +244,17 @@ class Stream(asyncio.BufferedProtocol):
             self._writer = None
 
     def close(self) -> None:
-        """End the stream after what is written has left. The other side may lose it unless it has said it has all."""
+        """Close the stream after written data has left. The other side may lose data unless it confirmed receipt."""
         if self._transport is not None:
             self._transport.close()
 
     def abort(self) -> None:
-        """End the stream now, and drop what is not written."""
-        self._lose("the stream was given up here")
+        """Close the stream now, and drop unwritten data."""
+        self._lose("the stream was aborted here")
         if self._transport is not None:
             self._transport.abort()
 
-    # Inside.
+    # Internals.
 
     def _check(self) -> None:
         if self._lost is not None:

@@ -1,7 +1,7 @@
-"""Rates a volunteer allows: bytes that streams send and receive wait here for their turn, in the order they came.
+"""Bandwidth limits set by the volunteer: bytes sent and received wait for their turn, in order of arrival.
 
-Each piece reserves the next free time of its direction; nothing accumulates but BURST_S of idle time, so the rate holds
-over any second. p2pd, Noise, yamux and TCP add to what is counted here; OVERHEAD is charged for them.
+Each piece reserves the next free time of its direction. Only BURST_S of idle time accumulates, so the rate holds over
+any second. OVERHEAD accounts for the bytes that p2pd, Noise, yamux and TCP add.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import asyncio
 
 OVERHEAD = 1.03  # guess: 12 + 18 bytes a frame of 64 KiB at most, 52 of 1,500 for TCP/IP, half of which loopback saves
 BURST_S = 0.05
-PIECE_S = 0.02  # a piece takes so long at the rate: several streams take turns within a tenth of a second
+PIECE_S = 0.02  # duration of a piece at the rate: several streams take turns within a tenth of a second
 PIECE_BYTES_MIN, PIECE_BYTES_MAX = 2 << 10, 512 << 10
 
 
 class Pacer:
-    """One direction. `total_nbytes` counts everything that passed, whether or not there is a rate."""
+    """A direction. `total_nbytes` counts all bytes, limited or not."""
 
     def __init__(self) -> None:
         self.total_nbytes = 0
@@ -24,7 +24,7 @@ class Pacer:
 
     @property
     def bps(self) -> float | None:
-        """Bits a second allowed, None for any number."""
+        """Allowed bits per second; None for no limit."""
         return None if self._nbytes_per_s is None else self._nbytes_per_s * 8
 
     @bps.setter
@@ -34,13 +34,13 @@ class Pacer:
 
     @property
     def piece_nbytes(self) -> int:
-        """How much to move at a time."""
+        """Bytes to move at a time."""
         if self._nbytes_per_s is None:
             return PIECE_BYTES_MAX
         return int(min(PIECE_BYTES_MAX, max(PIECE_BYTES_MIN, self._nbytes_per_s * PIECE_S)))
 
     async def spend(self, nbytes: int) -> None:
-        """Returns when `nbytes` may pass."""
+        """Wait until `nbytes` may pass."""
         if self._nbytes_per_s is None:
             return
         now = asyncio.get_running_loop().time()
@@ -50,7 +50,7 @@ class Pacer:
             await asyncio.sleep(begin - now)
 
 
-class Throttle:
+class RateThrottle:
     """Both directions of one transport."""
 
     def __init__(self) -> None:
@@ -59,5 +59,5 @@ class Throttle:
 
     @property
     def moved_nbytes(self) -> int:
-        """Bytes of calls both ways, what p2pd and TCP add to them included by estimate."""
+        """Bytes of calls in both directions, including the estimated overhead of p2pd and TCP."""
         return int(OVERHEAD * (self.up.total_nbytes + self.down.total_nbytes))

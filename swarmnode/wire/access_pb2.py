@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19swarmnode/v1/access.proto\x12\x0cswarmnode.v1\"Z\n\x05Grant\x12\x10\n\x08\x64\x65legate\x18\x01 \x01(\x0c\x12\x16\n\x0e\x65xpires_unix_s\x18\x02 \x01(\x04\x12\x14\n\x0cmachines_max\x18\x03 \x01(\r\x12\x11\n\tsignature\x18\x04 \x01(\x0c\"U\n\x04Pass\x12\"\n\x05grant\x18\x01 \x01(\x0b\x32\x13.swarmnode.v1.Grant\x12\x16\n\x0e\x65xpires_unix_s\x18\x02 \x01(\x04\x12\x11\n\tsignature\x18\x03 \x01(\x0c\"_\n\tGuestList\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12\x0f\n\x07\x61llowed\x18\x03 \x03(\t\x12\x0e\n\x06\x62\x61nned\x18\x04 \x03(\t\x12\x0f\n\x07revoked\x18\x05 \x03(\x0c\"2\n\x0fSignedGuestList\x12\x0c\n\x04list\x18\x01 \x01(\x0c\x12\x11\n\tsignature\x18\x02 \x01(\x0c\"\xb7\x01\n\x06Invite\x12\x0e\n\x06run_id\x18\x01 \x01(\x0c\x12\r\n\x05owner\x18\x02 \x01(\x0c\x12\'\n\x08meetings\x18\x03 \x03(\x0b\x32\x15.swarmnode.v1.Meeting\x12\"\n\x05grant\x18\x04 \x01(\x0b\x32\x13.swarmnode.v1.Grant\x12\x0e\n\x06secret\x18\x05 \x01(\x0c\x12 \n\x04pass\x18\x06 \x01(\x0b\x32\x12.swarmnode.v1.Pass\x12\x0f\n\x07machine\x18\x07 \x01(\x0c\"*\n\x07Meeting\x12\x0c\n\x04peer\x18\x01 \x01(\x0c\x12\x11\n\taddresses\x18\x02 \x03(\x0c\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19swarmnode/v1/access.proto\x12\x0cswarmnode.v1\"Z\n\x05Grant\x12\x10\n\x08\x64\x65legate\x18\x01 \x01(\x0c\x12\x16\n\x0e\x65xpires_unix_s\x18\x02 \x01(\x04\x12\x14\n\x0cmachines_max\x18\x03 \x01(\r\x12\x11\n\tsignature\x18\x04 \x01(\x0c\"U\n\x04Pass\x12\"\n\x05grant\x18\x01 \x01(\x0b\x32\x13.swarmnode.v1.Grant\x12\x16\n\x0e\x65xpires_unix_s\x18\x02 \x01(\x04\x12\x11\n\tsignature\x18\x03 \x01(\x0c\"4\n\x07Warrant\x12\x16\n\x0e\x65xpires_unix_s\x18\x01 \x01(\x04\x12\x11\n\tsignature\x18\x02 \x01(\x0c\"`\n\nAccessList\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12\x0f\n\x07\x61llowed\x18\x03 \x03(\t\x12\x0e\n\x06\x62\x61nned\x18\x04 \x03(\t\x12\x0f\n\x07revoked\x18\x05 \x03(\x0c\"3\n\x10SignedAccessList\x12\x0c\n\x04list\x18\x01 \x01(\x0c\x12\x11\n\tsignature\x18\x02 \x01(\x0c\"\xb7\x01\n\x06Invite\x12\x0e\n\x06run_id\x18\x01 \x01(\x0c\x12\r\n\x05owner\x18\x02 \x01(\x0c\x12\'\n\x08meetings\x18\x03 \x03(\x0b\x32\x15.swarmnode.v1.Meeting\x12\"\n\x05grant\x18\x04 \x01(\x0b\x32\x13.swarmnode.v1.Grant\x12\x0e\n\x06secret\x18\x05 \x01(\x0c\x12 \n\x04pass\x18\x06 \x01(\x0b\x32\x12.swarmnode.v1.Pass\x12\x0f\n\x07machine\x18\x07 \x01(\x0c\"*\n\x07Meeting\x12\x0c\n\x04peer\x18\x01 \x01(\x0c\x12\x11\n\taddresses\x18\x02 \x03(\x0c\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,12 +35,14 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GRANT']._serialized_end=133
   _globals['_PASS']._serialized_start=135
   _globals['_PASS']._serialized_end=220
-  _globals['_GUESTLIST']._serialized_start=222
-  _globals['_GUESTLIST']._serialized_end=317
-  _globals['_SIGNEDGUESTLIST']._serialized_start=319
-  _globals['_SIGNEDGUESTLIST']._serialized_end=369
-  _globals['_INVITE']._serialized_start=372
-  _globals['_INVITE']._serialized_end=555
-  _globals['_MEETING']._serialized_start=557
-  _globals['_MEETING']._serialized_end=599
+  _globals['_WARRANT']._serialized_start=222
+  _globals['_WARRANT']._serialized_end=274
+  _globals['_ACCESSLIST']._serialized_start=276
+  _globals['_ACCESSLIST']._serialized_end=372
+  _globals['_SIGNEDACCESSLIST']._serialized_start=374
+  _globals['_SIGNEDACCESSLIST']._serialized_end=425
+  _globals['_INVITE']._serialized_start=428
+  _globals['_INVITE']._serialized_end=611
+  _globals['_MEETING']._serialized_start=613
+  _globals['_MEETING']._serialized_end=655
 # @@protoc_insertion_point(module_scope)

@@ -28,7 +28,15 @@ class Pass(_message.Message):
     signature: bytes
     def __init__(self, grant: _Optional[_Union[Grant, _Mapping]] = ..., expires_unix_s: _Optional[int] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
-class GuestList(_message.Message):
+class Warrant(_message.Message):
+    __slots__ = ("expires_unix_s", "signature")
+    EXPIRES_UNIX_S_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    expires_unix_s: int
+    signature: bytes
+    def __init__(self, expires_unix_s: _Optional[int] = ..., signature: _Optional[bytes] = ...) -> None: ...
+
+class AccessList(_message.Message):
     __slots__ = ("run_id", "sequence", "allowed", "banned", "revoked")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
@@ -42,7 +50,7 @@ class GuestList(_message.Message):
     revoked: _containers.RepeatedScalarFieldContainer[bytes]
     def __init__(self, run_id: _Optional[str] = ..., sequence: _Optional[int] = ..., allowed: _Optional[_Iterable[str]] = ..., banned: _Optional[_Iterable[str]] = ..., revoked: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
-class SignedGuestList(_message.Message):
+class SignedAccessList(_message.Message):
     __slots__ = ("list", "signature")
     LIST_FIELD_NUMBER: _ClassVar[int]
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]

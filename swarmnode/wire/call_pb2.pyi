@@ -49,7 +49,7 @@ class TensorSpec(_message.Message):
     def __init__(self, dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., nbytes: _Optional[int] = ..., codec: _Optional[str] = ...) -> None: ...
 
 class Request(_message.Message):
-    __slots__ = ("version", "run_id", "timeout_ms", "tensors", "progress", "record", "ping", "process", "exchange", "commit", "snapshot", "chunk", "manifest", "standin", "reserve", "opening", "redo", "suspicion", "bequest", "handover", "guests", "reach", "receipt", "measure", "packet_receipt", "report")
+    __slots__ = ("version", "run_id", "timeout_ms", "tensors", "progress", "record", "ping", "process", "exchange", "commit", "snapshot", "chunk", "manifest", "fallback", "reserve", "opening", "recompute", "suspicion", "accusation", "final_delta", "handover", "access_list", "reach", "receipt", "measure", "packet_receipt", "data_chunk", "report")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
@@ -63,18 +63,20 @@ class Request(_message.Message):
     SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     CHUNK_FIELD_NUMBER: _ClassVar[int]
     MANIFEST_FIELD_NUMBER: _ClassVar[int]
-    STANDIN_FIELD_NUMBER: _ClassVar[int]
+    FALLBACK_FIELD_NUMBER: _ClassVar[int]
     RESERVE_FIELD_NUMBER: _ClassVar[int]
     OPENING_FIELD_NUMBER: _ClassVar[int]
-    REDO_FIELD_NUMBER: _ClassVar[int]
+    RECOMPUTE_FIELD_NUMBER: _ClassVar[int]
     SUSPICION_FIELD_NUMBER: _ClassVar[int]
-    BEQUEST_FIELD_NUMBER: _ClassVar[int]
+    ACCUSATION_FIELD_NUMBER: _ClassVar[int]
+    FINAL_DELTA_FIELD_NUMBER: _ClassVar[int]
     HANDOVER_FIELD_NUMBER: _ClassVar[int]
-    GUESTS_FIELD_NUMBER: _ClassVar[int]
+    ACCESS_LIST_FIELD_NUMBER: _ClassVar[int]
     REACH_FIELD_NUMBER: _ClassVar[int]
     RECEIPT_FIELD_NUMBER: _ClassVar[int]
     MEASURE_FIELD_NUMBER: _ClassVar[int]
     PACKET_RECEIPT_FIELD_NUMBER: _ClassVar[int]
+    DATA_CHUNK_FIELD_NUMBER: _ClassVar[int]
     REPORT_FIELD_NUMBER: _ClassVar[int]
     version: int
     run_id: str
@@ -89,23 +91,25 @@ class Request(_message.Message):
     snapshot: SnapshotRequest
     chunk: ChunkRequest
     manifest: ManifestRequest
-    standin: StandIn
+    fallback: FallbackRequest
     reserve: Reserve
     opening: Opening
-    redo: Redo
+    recompute: Recompute
     suspicion: Suspicion
-    bequest: Bequest
+    accusation: Accusation
+    final_delta: FinalDelta
     handover: Handover
-    guests: GuestsRequest
+    access_list: AccessListRequest
     reach: ReachRequest
     receipt: ReceiptRequest
     measure: Measure
     packet_receipt: PacketReceipt
+    data_chunk: DataChunkRequest
     report: _report_pb2.ReportRequest
-    def __init__(self, version: _Optional[int] = ..., run_id: _Optional[str] = ..., timeout_ms: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., progress: _Optional[_Union[_record_pb2.Progress, _Mapping]] = ..., record: _Optional[_Union[_record_pb2.SignedRecord, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., process: _Optional[_Union[Process, _Mapping]] = ..., exchange: _Optional[_Union[Exchange, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., snapshot: _Optional[_Union[SnapshotRequest, _Mapping]] = ..., chunk: _Optional[_Union[ChunkRequest, _Mapping]] = ..., manifest: _Optional[_Union[ManifestRequest, _Mapping]] = ..., standin: _Optional[_Union[StandIn, _Mapping]] = ..., reserve: _Optional[_Union[Reserve, _Mapping]] = ..., opening: _Optional[_Union[Opening, _Mapping]] = ..., redo: _Optional[_Union[Redo, _Mapping]] = ..., suspicion: _Optional[_Union[Suspicion, _Mapping]] = ..., bequest: _Optional[_Union[Bequest, _Mapping]] = ..., handover: _Optional[_Union[Handover, _Mapping]] = ..., guests: _Optional[_Union[GuestsRequest, _Mapping]] = ..., reach: _Optional[_Union[ReachRequest, _Mapping]] = ..., receipt: _Optional[_Union[ReceiptRequest, _Mapping]] = ..., measure: _Optional[_Union[Measure, _Mapping]] = ..., packet_receipt: _Optional[_Union[PacketReceipt, _Mapping]] = ..., report: _Optional[_Union[_report_pb2.ReportRequest, _Mapping]] = ...) -> None: ...
+    def __init__(self, version: _Optional[int] = ..., run_id: _Optional[str] = ..., timeout_ms: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., progress: _Optional[_Union[_record_pb2.Progress, _Mapping]] = ..., record: _Optional[_Union[_record_pb2.SignedRecord, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., process: _Optional[_Union[Process, _Mapping]] = ..., exchange: _Optional[_Union[Exchange, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., snapshot: _Optional[_Union[SnapshotRequest, _Mapping]] = ..., chunk: _Optional[_Union[ChunkRequest, _Mapping]] = ..., manifest: _Optional[_Union[ManifestRequest, _Mapping]] = ..., fallback: _Optional[_Union[FallbackRequest, _Mapping]] = ..., reserve: _Optional[_Union[Reserve, _Mapping]] = ..., opening: _Optional[_Union[Opening, _Mapping]] = ..., recompute: _Optional[_Union[Recompute, _Mapping]] = ..., suspicion: _Optional[_Union[Suspicion, _Mapping]] = ..., accusation: _Optional[_Union[Accusation, _Mapping]] = ..., final_delta: _Optional[_Union[FinalDelta, _Mapping]] = ..., handover: _Optional[_Union[Handover, _Mapping]] = ..., access_list: _Optional[_Union[AccessListRequest, _Mapping]] = ..., reach: _Optional[_Union[ReachRequest, _Mapping]] = ..., receipt: _Optional[_Union[ReceiptRequest, _Mapping]] = ..., measure: _Optional[_Union[Measure, _Mapping]] = ..., packet_receipt: _Optional[_Union[PacketReceipt, _Mapping]] = ..., data_chunk: _Optional[_Union[DataChunkRequest, _Mapping]] = ..., report: _Optional[_Union[_report_pb2.ReportRequest, _Mapping]] = ...) -> None: ...
 
 class Reply(_message.Message):
-    __slots__ = ("status", "reason", "retry_after_ms", "tensors", "progress", "record", "waited_s", "pong", "processed", "exchanged", "committed", "snapshot", "chunk", "manifest", "reserved", "opening", "redo", "suspicion", "bequeathed", "handed", "guests", "reach", "receipt", "measure", "packet_receipt", "report")
+    __slots__ = ("status", "reason", "retry_after_ms", "tensors", "progress", "record", "waited_s", "pong", "processed", "exchanged", "committed", "snapshot", "chunk", "manifest", "reserved", "opening", "recompute", "suspicion", "accusation", "final_delta_taken", "handed", "access_list", "reach", "receipt", "measure", "packet_receipt", "data_chunk", "report")
     STATUS_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     RETRY_AFTER_MS_FIELD_NUMBER: _ClassVar[int]
@@ -122,15 +126,17 @@ class Reply(_message.Message):
     MANIFEST_FIELD_NUMBER: _ClassVar[int]
     RESERVED_FIELD_NUMBER: _ClassVar[int]
     OPENING_FIELD_NUMBER: _ClassVar[int]
-    REDO_FIELD_NUMBER: _ClassVar[int]
+    RECOMPUTE_FIELD_NUMBER: _ClassVar[int]
     SUSPICION_FIELD_NUMBER: _ClassVar[int]
-    BEQUEATHED_FIELD_NUMBER: _ClassVar[int]
+    ACCUSATION_FIELD_NUMBER: _ClassVar[int]
+    FINAL_DELTA_TAKEN_FIELD_NUMBER: _ClassVar[int]
     HANDED_FIELD_NUMBER: _ClassVar[int]
-    GUESTS_FIELD_NUMBER: _ClassVar[int]
+    ACCESS_LIST_FIELD_NUMBER: _ClassVar[int]
     REACH_FIELD_NUMBER: _ClassVar[int]
     RECEIPT_FIELD_NUMBER: _ClassVar[int]
     MEASURE_FIELD_NUMBER: _ClassVar[int]
     PACKET_RECEIPT_FIELD_NUMBER: _ClassVar[int]
+    DATA_CHUNK_FIELD_NUMBER: _ClassVar[int]
     REPORT_FIELD_NUMBER: _ClassVar[int]
     status: Status
     reason: str
@@ -148,17 +154,19 @@ class Reply(_message.Message):
     manifest: _record_pb2.SignedManifest
     reserved: Reserved
     opening: Opened
-    redo: Redone
+    recompute: Recomputed
     suspicion: SuspicionTaken
-    bequeathed: Bequeathed
+    accusation: AccusationTaken
+    final_delta_taken: FinalDeltaTaken
     handed: Handed
-    guests: _access_pb2.SignedGuestList
+    access_list: _access_pb2.SignedAccessList
     reach: Reached
     receipt: Receipt
     measure: Measured
     packet_receipt: PacketReceiptTaken
+    data_chunk: DataChunk
     report: _report_pb2.Report
-    def __init__(self, status: _Optional[_Union[Status, str]] = ..., reason: _Optional[str] = ..., retry_after_ms: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., progress: _Optional[_Union[_record_pb2.Progress, _Mapping]] = ..., record: _Optional[_Union[_record_pb2.SignedRecord, _Mapping]] = ..., waited_s: _Optional[float] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., processed: _Optional[_Union[Processed, _Mapping]] = ..., exchanged: _Optional[_Union[Exchanged, _Mapping]] = ..., committed: _Optional[_Union[Committed, _Mapping]] = ..., snapshot: _Optional[_Union[Snapshot, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., manifest: _Optional[_Union[_record_pb2.SignedManifest, _Mapping]] = ..., reserved: _Optional[_Union[Reserved, _Mapping]] = ..., opening: _Optional[_Union[Opened, _Mapping]] = ..., redo: _Optional[_Union[Redone, _Mapping]] = ..., suspicion: _Optional[_Union[SuspicionTaken, _Mapping]] = ..., bequeathed: _Optional[_Union[Bequeathed, _Mapping]] = ..., handed: _Optional[_Union[Handed, _Mapping]] = ..., guests: _Optional[_Union[_access_pb2.SignedGuestList, _Mapping]] = ..., reach: _Optional[_Union[Reached, _Mapping]] = ..., receipt: _Optional[_Union[Receipt, _Mapping]] = ..., measure: _Optional[_Union[Measured, _Mapping]] = ..., packet_receipt: _Optional[_Union[PacketReceiptTaken, _Mapping]] = ..., report: _Optional[_Union[_report_pb2.Report, _Mapping]] = ...) -> None: ...
+    def __init__(self, status: _Optional[_Union[Status, str]] = ..., reason: _Optional[str] = ..., retry_after_ms: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., progress: _Optional[_Union[_record_pb2.Progress, _Mapping]] = ..., record: _Optional[_Union[_record_pb2.SignedRecord, _Mapping]] = ..., waited_s: _Optional[float] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., processed: _Optional[_Union[Processed, _Mapping]] = ..., exchanged: _Optional[_Union[Exchanged, _Mapping]] = ..., committed: _Optional[_Union[Committed, _Mapping]] = ..., snapshot: _Optional[_Union[Snapshot, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., manifest: _Optional[_Union[_record_pb2.SignedManifest, _Mapping]] = ..., reserved: _Optional[_Union[Reserved, _Mapping]] = ..., opening: _Optional[_Union[Opened, _Mapping]] = ..., recompute: _Optional[_Union[Recomputed, _Mapping]] = ..., suspicion: _Optional[_Union[SuspicionTaken, _Mapping]] = ..., accusation: _Optional[_Union[AccusationTaken, _Mapping]] = ..., final_delta_taken: _Optional[_Union[FinalDeltaTaken, _Mapping]] = ..., handed: _Optional[_Union[Handed, _Mapping]] = ..., access_list: _Optional[_Union[_access_pb2.SignedAccessList, _Mapping]] = ..., reach: _Optional[_Union[Reached, _Mapping]] = ..., receipt: _Optional[_Union[Receipt, _Mapping]] = ..., measure: _Optional[_Union[Measured, _Mapping]] = ..., packet_receipt: _Optional[_Union[PacketReceiptTaken, _Mapping]] = ..., data_chunk: _Optional[_Union[DataChunk, _Mapping]] = ..., report: _Optional[_Union[_report_pb2.Report, _Mapping]] = ...) -> None: ...
 
 class Ping(_message.Message):
     __slots__ = ("payload",)
@@ -173,7 +181,7 @@ class Pong(_message.Message):
     def __init__(self, payload: _Optional[bytes] = ...) -> None: ...
 
 class Process(_message.Message):
-    __slots__ = ("microbatch_id", "feeder", "samples", "purpose", "itinerary", "position", "deadline_ms", "boundary_digest", "first_sample")
+    __slots__ = ("microbatch_id", "feeder", "samples", "purpose", "itinerary", "position", "deadline_ms", "boundary_digest", "first_sample", "feed_signature")
     MICROBATCH_ID_FIELD_NUMBER: _ClassVar[int]
     FEEDER_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
@@ -183,6 +191,7 @@ class Process(_message.Message):
     DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
     BOUNDARY_DIGEST_FIELD_NUMBER: _ClassVar[int]
     FIRST_SAMPLE_FIELD_NUMBER: _ClassVar[int]
+    FEED_SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     microbatch_id: bytes
     feeder: str
     samples: int
@@ -192,7 +201,8 @@ class Process(_message.Message):
     deadline_ms: int
     boundary_digest: bytes
     first_sample: int
-    def __init__(self, microbatch_id: _Optional[bytes] = ..., feeder: _Optional[str] = ..., samples: _Optional[int] = ..., purpose: _Optional[_Union[Purpose, str]] = ..., itinerary: _Optional[_Iterable[int]] = ..., position: _Optional[int] = ..., deadline_ms: _Optional[int] = ..., boundary_digest: _Optional[bytes] = ..., first_sample: _Optional[int] = ...) -> None: ...
+    feed_signature: bytes
+    def __init__(self, microbatch_id: _Optional[bytes] = ..., feeder: _Optional[str] = ..., samples: _Optional[int] = ..., purpose: _Optional[_Union[Purpose, str]] = ..., itinerary: _Optional[_Iterable[int]] = ..., position: _Optional[int] = ..., deadline_ms: _Optional[int] = ..., boundary_digest: _Optional[bytes] = ..., first_sample: _Optional[int] = ..., feed_signature: _Optional[bytes] = ...) -> None: ...
 
 class Reserve(_message.Message):
     __slots__ = ("hold_ms",)
@@ -209,7 +219,7 @@ class Reserved(_message.Message):
     def __init__(self, granted: _Optional[bool] = ..., ahead: _Optional[int] = ...) -> None: ...
 
 class Processed(_message.Message):
-    __slots__ = ("loss_sum", "tokens", "path", "retries", "onward_s", "queued_s", "received_s", "sent", "got", "signature")
+    __slots__ = ("loss_sum", "tokens", "path", "retries", "onward_s", "queued_s", "received_s", "sent", "got", "signature", "inner_steps")
     LOSS_SUM_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
@@ -220,6 +230,7 @@ class Processed(_message.Message):
     SENT_FIELD_NUMBER: _ClassVar[int]
     GOT_FIELD_NUMBER: _ClassVar[int]
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    INNER_STEPS_FIELD_NUMBER: _ClassVar[int]
     loss_sum: float
     tokens: int
     path: _containers.RepeatedScalarFieldContainer[str]
@@ -230,10 +241,11 @@ class Processed(_message.Message):
     sent: bytes
     got: bytes
     signature: bytes
-    def __init__(self, loss_sum: _Optional[float] = ..., tokens: _Optional[int] = ..., path: _Optional[_Iterable[str]] = ..., retries: _Optional[int] = ..., onward_s: _Optional[float] = ..., queued_s: _Optional[float] = ..., received_s: _Optional[float] = ..., sent: _Optional[bytes] = ..., got: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
+    inner_steps: int
+    def __init__(self, loss_sum: _Optional[float] = ..., tokens: _Optional[int] = ..., path: _Optional[_Iterable[str]] = ..., retries: _Optional[int] = ..., onward_s: _Optional[float] = ..., queued_s: _Optional[float] = ..., received_s: _Optional[float] = ..., sent: _Optional[bytes] = ..., got: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., inner_steps: _Optional[int] = ...) -> None: ...
 
 class Statement(_message.Message):
-    __slots__ = ("run_id", "microbatch_id", "stage", "position", "server", "client", "x", "tokens", "gradient", "loss_sum", "sent", "got", "signature")
+    __slots__ = ("run_id", "microbatch_id", "stage", "position", "server", "client", "x", "tokens", "gradient", "loss_sum", "sent", "got", "signature", "inner_steps")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     MICROBATCH_ID_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
@@ -247,6 +259,7 @@ class Statement(_message.Message):
     SENT_FIELD_NUMBER: _ClassVar[int]
     GOT_FIELD_NUMBER: _ClassVar[int]
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    INNER_STEPS_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     microbatch_id: bytes
     stage: int
@@ -260,7 +273,8 @@ class Statement(_message.Message):
     sent: bytes
     got: bytes
     signature: bytes
-    def __init__(self, run_id: _Optional[str] = ..., microbatch_id: _Optional[bytes] = ..., stage: _Optional[int] = ..., position: _Optional[int] = ..., server: _Optional[str] = ..., client: _Optional[str] = ..., x: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., gradient: _Optional[bytes] = ..., loss_sum: _Optional[float] = ..., sent: _Optional[bytes] = ..., got: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
+    inner_steps: int
+    def __init__(self, run_id: _Optional[str] = ..., microbatch_id: _Optional[bytes] = ..., stage: _Optional[int] = ..., position: _Optional[int] = ..., server: _Optional[str] = ..., client: _Optional[str] = ..., x: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., gradient: _Optional[bytes] = ..., loss_sum: _Optional[float] = ..., sent: _Optional[bytes] = ..., got: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., inner_steps: _Optional[int] = ...) -> None: ...
 
 class Opening(_message.Message):
     __slots__ = ("microbatch_id", "position")
@@ -276,23 +290,31 @@ class Opened(_message.Message):
     next: Statement
     def __init__(self, next: _Optional[_Union[Statement, _Mapping]] = ...) -> None: ...
 
-class Redo(_message.Message):
-    __slots__ = ("stage", "samples", "boundary_digest", "first_sample")
+class Recompute(_message.Message):
+    __slots__ = ("stage", "samples", "boundary_digest", "first_sample", "microbatch_id", "position")
     STAGE_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
     BOUNDARY_DIGEST_FIELD_NUMBER: _ClassVar[int]
     FIRST_SAMPLE_FIELD_NUMBER: _ClassVar[int]
+    MICROBATCH_ID_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
     stage: int
     samples: int
     boundary_digest: bytes
     first_sample: int
-    def __init__(self, stage: _Optional[int] = ..., samples: _Optional[int] = ..., boundary_digest: _Optional[bytes] = ..., first_sample: _Optional[int] = ...) -> None: ...
+    microbatch_id: bytes
+    position: int
+    def __init__(self, stage: _Optional[int] = ..., samples: _Optional[int] = ..., boundary_digest: _Optional[bytes] = ..., first_sample: _Optional[int] = ..., microbatch_id: _Optional[bytes] = ..., position: _Optional[int] = ...) -> None: ...
 
-class Redone(_message.Message):
-    __slots__ = ("loss_sum",)
+class Recomputed(_message.Message):
+    __slots__ = ("loss_sum", "signature", "inner_steps")
     LOSS_SUM_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    INNER_STEPS_FIELD_NUMBER: _ClassVar[int]
     loss_sum: float
-    def __init__(self, loss_sum: _Optional[float] = ...) -> None: ...
+    signature: bytes
+    inner_steps: int
+    def __init__(self, loss_sum: _Optional[float] = ..., signature: _Optional[bytes] = ..., inner_steps: _Optional[int] = ...) -> None: ...
 
 class Suspicion(_message.Message):
     __slots__ = ("statement",)
@@ -301,6 +323,22 @@ class Suspicion(_message.Message):
     def __init__(self, statement: _Optional[_Union[Statement, _Mapping]] = ...) -> None: ...
 
 class SuspicionTaken(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Accusation(_message.Message):
+    __slots__ = ("statement", "samples", "boundary_digest", "next")
+    STATEMENT_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    BOUNDARY_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    NEXT_FIELD_NUMBER: _ClassVar[int]
+    statement: Statement
+    samples: int
+    boundary_digest: bytes
+    next: Statement
+    def __init__(self, statement: _Optional[_Union[Statement, _Mapping]] = ..., samples: _Optional[int] = ..., boundary_digest: _Optional[bytes] = ..., next: _Optional[_Union[Statement, _Mapping]] = ...) -> None: ...
+
+class AccusationTaken(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
@@ -326,7 +364,7 @@ class Exchanged(_message.Message):
     newcomer: bool
     def __init__(self, round: _Optional[int] = ..., samples: _Optional[int] = ..., newcomer: _Optional[bool] = ...) -> None: ...
 
-class StandIn(_message.Message):
+class FallbackRequest(_message.Message):
     __slots__ = ("round", "stage")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
@@ -347,20 +385,22 @@ class Committed(_message.Message):
     def __init__(self) -> None: ...
 
 class SnapshotRequest(_message.Message):
-    __slots__ = ("stage", "round_min", "sections", "first", "count", "nobody_waits")
+    __slots__ = ("stage", "round_min", "sections", "first", "count", "nobody_waits", "warrant")
     STAGE_FIELD_NUMBER: _ClassVar[int]
     ROUND_MIN_FIELD_NUMBER: _ClassVar[int]
     SECTIONS_FIELD_NUMBER: _ClassVar[int]
     FIRST_FIELD_NUMBER: _ClassVar[int]
     COUNT_FIELD_NUMBER: _ClassVar[int]
     NOBODY_WAITS_FIELD_NUMBER: _ClassVar[int]
+    WARRANT_FIELD_NUMBER: _ClassVar[int]
     stage: int
     round_min: int
     sections: _containers.RepeatedScalarFieldContainer[str]
     first: int
     count: int
     nobody_waits: bool
-    def __init__(self, stage: _Optional[int] = ..., round_min: _Optional[int] = ..., sections: _Optional[_Iterable[str]] = ..., first: _Optional[int] = ..., count: _Optional[int] = ..., nobody_waits: _Optional[bool] = ...) -> None: ...
+    warrant: _access_pb2.Warrant
+    def __init__(self, stage: _Optional[int] = ..., round_min: _Optional[int] = ..., sections: _Optional[_Iterable[str]] = ..., first: _Optional[int] = ..., count: _Optional[int] = ..., nobody_waits: _Optional[bool] = ..., warrant: _Optional[_Union[_access_pb2.Warrant, _Mapping]] = ...) -> None: ...
 
 class Snapshot(_message.Message):
     __slots__ = ("id", "stage", "round", "nbytes", "chunk_nbytes", "hashes", "elements", "sections", "inner_steps", "progress", "gradient_norm", "bump_steps")
@@ -410,7 +450,7 @@ class ManifestRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
-class GuestsRequest(_message.Message):
+class AccessListRequest(_message.Message):
     __slots__ = ("sequence",)
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     sequence: int
@@ -496,7 +536,7 @@ class PacketReceiptTaken(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
-class Bequest(_message.Message):
+class FinalDelta(_message.Message):
     __slots__ = ("round", "stage", "codec", "samples")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
@@ -508,7 +548,7 @@ class Bequest(_message.Message):
     samples: int
     def __init__(self, round: _Optional[int] = ..., stage: _Optional[int] = ..., codec: _Optional[str] = ..., samples: _Optional[int] = ...) -> None: ...
 
-class Bequeathed(_message.Message):
+class FinalDeltaTaken(_message.Message):
     __slots__ = ("round", "again")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     AGAIN_FIELD_NUMBER: _ClassVar[int]
@@ -527,3 +567,23 @@ class Handed(_message.Message):
     ROUND_FIELD_NUMBER: _ClassVar[int]
     round: int
     def __init__(self, round: _Optional[int] = ...) -> None: ...
+
+class DataChunkRequest(_message.Message):
+    __slots__ = ("sha256", "offset", "nbytes", "index")
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    NBYTES_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    sha256: bytes
+    offset: int
+    nbytes: int
+    index: bytes
+    def __init__(self, sha256: _Optional[bytes] = ..., offset: _Optional[int] = ..., nbytes: _Optional[int] = ..., index: _Optional[bytes] = ...) -> None: ...
+
+class DataChunk(_message.Message):
+    __slots__ = ("nbytes", "held")
+    NBYTES_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    nbytes: int
+    held: bytes
+    def __init__(self, nbytes: _Optional[int] = ..., held: _Optional[bytes] = ...) -> None: ...

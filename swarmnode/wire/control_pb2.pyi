@@ -34,22 +34,22 @@ class DrainRequest(_message.Message):
     def __init__(self, notice_s: _Optional[float] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class DrainReply(_message.Message):
-    __slots__ = ("held", "finished", "unsent", "sent", "heir", "cut", "seconds")
+    __slots__ = ("held", "finished", "unsent", "sent", "successor", "cut", "seconds")
     HELD_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
     UNSENT_FIELD_NUMBER: _ClassVar[int]
     SENT_FIELD_NUMBER: _ClassVar[int]
-    HEIR_FIELD_NUMBER: _ClassVar[int]
+    SUCCESSOR_FIELD_NUMBER: _ClassVar[int]
     CUT_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
     held: int
     finished: int
     unsent: int
     sent: int
-    heir: str
+    successor: str
     cut: _containers.RepeatedScalarFieldContainer[str]
     seconds: float
-    def __init__(self, held: _Optional[int] = ..., finished: _Optional[int] = ..., unsent: _Optional[int] = ..., sent: _Optional[int] = ..., heir: _Optional[str] = ..., cut: _Optional[_Iterable[str]] = ..., seconds: _Optional[float] = ...) -> None: ...
+    def __init__(self, held: _Optional[int] = ..., finished: _Optional[int] = ..., unsent: _Optional[int] = ..., sent: _Optional[int] = ..., successor: _Optional[str] = ..., cut: _Optional[_Iterable[str]] = ..., seconds: _Optional[float] = ...) -> None: ...
 
 class PeerStatus(_message.Message):
     __slots__ = ("peer_id", "stage", "state", "samples_per_second", "queue", "round", "latency_s", "banned")

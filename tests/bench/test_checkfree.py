@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from swarmnode.bench import checkfree
-from swarmnode.bench.checkfree import Death, Life, Rows, at_time, deaths, reached, rolled_back
+from swarmnode.bench.method import checkfree
+from swarmnode.bench.method.checkfree import CheckfreeRun, Death, ReplicaRows, at_time, deaths, reached, rolled_back
 from swarmnode.errors import UsageError
 
 SIZE = replace(checkfree.PRESETS["tiny"][0], width=8, ffn=16, context=8, batch=2)
@@ -48,7 +48,7 @@ def test_a_death_touches_one_stage_of_one_row() -> None:
         ("identity", 0.5),
         ("checkfree+", 0.5),
     ]
-    rows = Rows(Life(SIZE, 10, 0), ways)
+    rows = ReplicaRows(CheckfreeRun(SIZE, 10, 0), ways)
     tokens = torch.randint(0, 256, (2, 9), generator=torch.Generator().manual_seed(1))
     rows.learn(1, [tokens, tokens])
     before = rows.theta.detach().clone()

@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from swarmnode.bench.efficiency import Reached, at, efficiency, envelope, needed, smoothed
+from swarmnode.bench.swarm.efficiency import BoundedNumber, at, efficiency, envelope, needed, smoothed
 from swarmnode.ids import seeded
 
 CURVE = [(100.0, 4.0), (1000.0, 3.0), (10_000.0, 2.0)]  # a nat a decade
@@ -18,28 +18,28 @@ def test_what_a_curve_needs_is_the_inverse_of_what_it_has():
     for nats in (3.9, 3.0, 2.5, 2.1):
         cost = needed(CURVE, nats)
         assert cost.bound == "" and at(CURVE, cost.value) == pytest.approx(nats)
-    assert needed(CURVE, 4.0) == Reached(100.0) and needed(CURVE, 2.0).value == pytest.approx(10_000.0)
-    assert needed(CURVE[:1], 4.0) == Reached(100.0)
+    assert needed(CURVE, 4.0) == BoundedNumber(100.0) and needed(CURVE, 2.0).value == pytest.approx(10_000.0)
+    assert needed(CURVE[:1], 4.0) == BoundedNumber(100.0)
 
 
 def test_what_lies_outside_a_curve_is_a_bound():
-    assert needed(CURVE, 4.5) == Reached(100.0, "<")
-    assert needed(CURVE, 1.9) == Reached(10_000.0, ">")
+    assert needed(CURVE, 4.5) == BoundedNumber(100.0, "<")
+    assert needed(CURVE, 1.9) == BoundedNumber(10_000.0, ">")
     assert math.isnan(needed([], 3.0).value)
     assert str(needed(CURVE, 1.9)) == "> 10,000" and str(needed([], 3.0)) == "–"
 
 
 def test_efficiency_is_what_plain_needs_over_what_the_swarm_needed():
-    assert efficiency(CURVE, 2000.0, 3.0) == Reached(pytest.approx(0.5))
-    assert efficiency(CURVE, 500.0, 3.0) == Reached(pytest.approx(2.0))
-    assert efficiency(CURVE, 5000.0, 1.0) == Reached(2.0, ">")
-    assert efficiency(CURVE, 50.0, 5.0) == Reached(2.0, "<")
+    assert efficiency(CURVE, 2000.0, 3.0) == BoundedNumber(pytest.approx(0.5))  # type: ignore[arg-type]
+    assert efficiency(CURVE, 500.0, 3.0) == BoundedNumber(pytest.approx(2.0))  # type: ignore[arg-type]
+    assert efficiency(CURVE, 5000.0, 1.0) == BoundedNumber(2.0, ">")
+    assert efficiency(CURVE, 50.0, 5.0) == BoundedNumber(2.0, "<")
 
 
 def test_a_bound_turns_round_under_a_line():
-    assert Reached(4.0, ">").under(2.0) == Reached(0.5, "<")
-    assert Reached(4.0).under(2.0) == Reached(0.5)
-    assert math.isnan(Reached(0.0).under(2.0).value)
+    assert BoundedNumber(4.0, ">").under(2.0) == BoundedNumber(0.5, "<")
+    assert BoundedNumber(4.0).under(2.0) == BoundedNumber(0.5)
+    assert math.isnan(BoundedNumber(0.0).under(2.0).value)
 
 
 def test_an_envelope_takes_the_best_of_each_cost_and_never_rises():

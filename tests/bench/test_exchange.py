@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from swarmnode.bench.exchange import CODECS, manifest_of, report, run
+from swarmnode.bench.swarm.exchange import CODECS, manifest_of, report, run
 from swarmnode.errors import ManifestError
 from swarmnode.gossip.compression import codec
 from swarmnode.manifest import PRESETS, Manifest, parse, template
@@ -38,7 +38,7 @@ def test_the_formula_of_sparse_packets_is_that_of_their_round_with_the_fragment(
     packets = chunks * sum(k * (2 + 1 + 1 + low) // 8 + 4 for k, low in ((512, 3), (256, 4), (64, 6)))
     found = report(manifest, {"paired": paired, "lone": [], "losses": [5.0, 4.0]})
     fragments = sum(2 * len(range(r % every, parameters, every)) for r, every in ((1, 31), (60, 31), (200, 127)))
-    assert found["formula"] == (packets + fragments) / 1e6 and found["codec"] == "keeping/topk"
+    assert found["formula"] == (packets + fragments) / 1e6 and found["codec"] == "partial_average/topk"
 
 
 def test_live_codecs_are_those_a_manifest_takes() -> None:
@@ -48,6 +48,6 @@ def test_live_codecs_are_those_a_manifest_takes() -> None:
         assert parse(template(each), "here") == each and each.gossip.codec == which
         assert each.gossip.group == (0 if codec(which).of_delta else Manifest().gossip.group)
     assert manifest_of(manifest, "desloc/int8").gossip.method == "desloc"
-    for wrong in ("zip", "noloco/topk64", "keeping/e3m0"):
+    for wrong in ("zip", "noloco/topk64", "partial_average/e3m0"):
         with pytest.raises(ManifestError, match=r"gossip\.codec"):
             run(1, codecs=(wrong,))

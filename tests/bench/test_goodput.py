@@ -6,9 +6,9 @@ import itertools
 
 import pytest
 
-from swarmnode.bench import goodput
-from swarmnode.bench.goodput import POLICIES, RATES, Life, draw, live, moments, table
-from swarmnode.simulation.outcome import Outcome, Sample
+from swarmnode.bench.swarm import goodput
+from swarmnode.bench.swarm.goodput import POLICIES, RATES, GoodputRun, draw, live, moments, table
+from swarmnode.simulation.outcome import CurvePoint, Outcome
 
 
 def test_a_higher_rate_has_all_deaths_of_a_lower_one() -> None:
@@ -20,8 +20,8 @@ def test_a_higher_rate_has_all_deaths_of_a_lower_one() -> None:
 
 
 def test_what_a_roll_back_makes_again_does_not_count_twice() -> None:
-    def at(second: float, samples: float) -> Sample:
-        return Sample(second, samples, 0, 0, 0, 0, 0, {}, [], {}, 0, 0)
+    def at(second: float, samples: float) -> CurvePoint:
+        return CurvePoint(second, samples, 0, 0, 0, 0, 0, {}, [], {}, 0, 0)
 
     outcome = Outcome("x", 0, 1, curve=[at(0, 0), at(100, 1000), at(200, 2000)])
     assert goodput._repeated(outcome, [], []) == 0
@@ -32,7 +32,7 @@ def test_what_a_roll_back_makes_again_does_not_count_twice() -> None:
 
 
 def test_a_life_and_its_page() -> None:
-    lived = live(Life("snapshots", 0.33, 5, 0.15))
+    lived = live(GoodputRun("snapshots", 0.33, 5, 0.15))
     assert not lived["failures"] and lived["samples"] > 0 and lived["repeated"] == 0
     lives = [
         {**lived, "policy": policy, "rate": rate, "samples": 100.0 * (1 - rate), "repeated": 0.0}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from swarmnode.bench.laws import broken
+from swarmnode.bench.swarm.laws import broken
 
 A, B = "12D3KooWaaaaaaaa", "12D3KooWbbbbbbbb"
 
@@ -59,8 +59,8 @@ def test_kept(tmp_path: Path) -> None:
         (B, 1, event("state.downloaded", peer=A, round=3), "loaded round 3 of"),
         (B, 1, event("peer.excluded", peer=A, reason="false"), "left out aaaaaaaa: false"),
         (B, 1, event("peer.left_out", peer=A, reason="3 of 4"), "left out aaaaaaaa: 3 of 4"),
-        (B, 2, event("exchange.lone", round=4), "in round 4, who was alone"),
-        (B, 2, event("exchange.paired", round=4, peer="12D3KooWcccccccc"), "in round 4, who paired with cccccccc"),
+        (B, 2, event("exchange.lone", round=4), "in round 4, which was alone"),
+        (B, 2, event("exchange.paired", round=4, peer="12D3KooWcccccccc"), "in round 4, which paired with cccccccc"),
     ],
 )
 def test_broken(tmp_path: Path, peer: str, index: int, changed: dict[str, Any], says: str) -> None:
@@ -91,7 +91,7 @@ def test_a_round_counts_at_one_stage(tmp_path: Path) -> None:
 def test_who_refused_its_partner_may_take_what_stood_in(tmp_path: Path) -> None:
     """The partner steps with it all the same, and who stood in does not say so."""
     given = logs()
-    given[B][2] = event("exchange.paired", round=4, peer="12D3KooWcccccccc", standin=True)
+    given[B][2] = event("exchange.paired", round=4, peer="12D3KooWcccccccc", fallback=True)
     before = tmp_path / "before"
     before.mkdir()
     assert len(told(before, given)) == 1, "nobody said why"

@@ -6,17 +6,17 @@ import numpy as np
 import pytest
 import torch
 
-from swarmnode.bench import frontier, learning, learning_page, plain_learning, plain_model
-from swarmnode.bench.efficiency import Reached
-from swarmnode.bench.frontier import Ground, Journal, PlainRun
-from swarmnode.bench.learning_swarm import Reading, SwarmRun, Validation, reading_at
-from swarmnode.bench.plain_learning import Look, Setting, Task, looks_from, train
+from swarmnode.bench.swarm import learning, learning_page, plain_grid, pytorch_learning, pytorch_model
+from swarmnode.bench.swarm.efficiency import BoundedNumber
+from swarmnode.bench.swarm.learning_swarm import CounterReading, SwarmRun, Validation, reading_at
+from swarmnode.bench.swarm.plain_grid import GridConditions, Journal, PlainRun
+from swarmnode.bench.swarm.pytorch_learning import GridPoint, LossPoint, TrainingTask, looks_from, train
 from swarmnode.data.corpus import open_corpus
 from swarmnode.errors import UsageError
 from swarmnode.manifest import DataSpec, Manifest, ModelSpec, PipelineSpec
 
 SMALL = ModelSpec(layers=2, width=32, heads=4, kv_heads=2, ffn=48, context=24)
-ADAMW, MUON = Setting("adamw", 8, 1e-2), Setting("muon", 8, 2e-2)
+ADAMW, MUON = GridPoint("adamw", 8, 1e-2), GridPoint("muon", 8, 2e-2)
 THEIRS = {
     "attention_norm": "input_layernorm",
     "feed_norm": "post_attention_layernorm",
@@ -43,7 +43,7 @@ def manifest(text):
 
 @pytest.fixture
 def ground(manifest, tmp_path):
-    return Ground(learning._signed(tmp_path / "run", manifest), tmp_path / "cache", manifest, False, tmp_path)
+    return GridConditions(learning._signed(tmp_path / "run", manifest), tmp_path / "cache", manifest, False, tmp_path)
 
 
 def hugging_face_name(name: str) -> str:
@@ -59,8 +59,8 @@ def hugging_face_name(name: str) -> str:
 
 def test_the_plain_model_is_hugging_faces():
     transformers = pytest.importorskip("transformers")
-    net = plain_model.PlainLlama(SMALL)
-    plain_model.initialise(net, SMALL, 3)
+    net = pytorch_model.PlainLlama(SMALL)
+    pytorch_model.initialise(net, SMALL, 3)
     config = transformers.LlamaConfig(
         vocab_size=SMALL.vocabulary,
         hidden_size=SMALL.width,
@@ -82,13 +82,13 @@ def test_the_plain_model_is_hugging_faces():
 
 def test_initial_weights_have_the_deviations_that_are_told():
     wide = dataclasses.replace(SMALL, width=128, ffn=256)
-    net = plain_model.PlainLlama(wide)
-    plain_model.initialise(net.requires_grad_(False), wide, 0)
+    net = pytorch_model.PlainLlama(wide)
+    pytorch_model.initialise(net.requires_grad_(False), wide, 0)
     deviation = math.sqrt(2 / (5 * 128))
-    assert net.layers[0].gate.weight.std() == pytest.approx(deviation, rel=0.03)
+    assert net.layers[0].gate.weight.std() == pytest.approx(deviation, rel=0.03)  # type: ignore[operator]
     assert net.embedding.weight.std() == pytest.approx(deviation, rel=0.03)
     for writes in (net.layers[1].o.weight, net.layers[1].down.weight):
-        assert writes.std() == pytest.approx(deviation / 2, rel=0.03)
+        assert writes.std() == pytest.approx(deviation / 2, rel=0.03)  # type: ignore[operator]
     assert torch.equal(net.norm.weight, torch.ones(128))
 
 
@@ -101,7 +101,7 @@ def test_a_step_of_muon_moves_along_all_directions_alike(shape, dtype):
     u, _, v = torch.linalg.svd(torch.randn(shape), full_matrices=False)
     matrix = torch.nn.Parameter(torch.zeros(shape))
     matrix.grad = u @ torch.diag(torch.linspace(0.1, 1.0, min(shape))) @ v
-    plain_model.PlainMuon([matrix], lr=0.5, momentum=0.95, weight_decay=0.1, dtype=dtype).step()
+    pytorch_model.PlainMuon([matrix], lr=0.5, momentum=0.95, weight_decay=0.1, dtype=dtype).step()
     moved = torch.linalg.svdvals(matrix.detach()) / (0.5 * 0.2 * math.sqrt(max(shape)))
     assert moved.min() > 0.65 and moved.max() < 1.25
     against = (matrix.detach() * matrix.grad).sum()
@@ -110,7 +110,7 @@ def test_a_step_of_muon_moves_along_all_directions_alike(shape, dtype):
 
 def test_muon_decays_weights_and_has_momentum():
     matrix = torch.nn.Parameter(torch.eye(4))
-    optimizer = plain_model.PlainMuon([matrix], lr=0.1, momentum=0.9, weight_decay=0.5, dtype=torch.float32)
+    optimizer = pytorch_model.PlainMuon([matrix], lr=0.1, momentum=0.9, weight_decay=0.5, dtype=torch.float32)
     matrix.grad = torch.zeros(4, 4)
     optimizer.step()
     torch.testing.assert_close(matrix.detach(), torch.eye(4) * 0.95)
@@ -126,13 +126,13 @@ def test_looks_are_where_every_batch_of_the_grid_ends():
     looks = looks_from(0)
     found = [next(looks) for _ in range(60)]
     assert found[:4] == [256, 512, 768, 1024] and 7680 in found and found == sorted(set(found))
-    assert all(samples % batch == 0 for samples in found for batch in frontier.BATCHES)
+    assert all(samples % batch == 0 for samples in found for batch in plain_grid.BATCHES)
 
 
 @pytest.mark.parametrize("setting", [ADAMW, MUON], ids=str)
 def test_the_plain_process_learns(ground, manifest, setting):
     corpus = open_corpus(manifest, ground.data, ground.cache)
-    task = Task(str(ground.signed), str(ground.cache), setting, 1024)
+    task = TrainingTask(str(ground.signed), str(ground.cache), setting, 1024)
     looks = train(task, manifest, corpus)
     assert [look.samples for look in looks] == [256, 512, 768, 1024]
     assert looks[-1].nats < looks[0].nats < math.log(256)
@@ -142,11 +142,11 @@ def test_the_plain_process_learns(ground, manifest, setting):
 
 
 def test_held_out_loss_is_of_the_samples_that_the_swarm_validates_on(ground, manifest):
-    from swarmnode.node.reading import CorpusSamples
+    from swarmnode.machine.samples import CorpusSamples
 
     corpus = open_corpus(manifest, ground.data, ground.cache)
-    net = plain_model.PlainLlama(SMALL)
-    plain_model.initialise(net, SMALL, 0)
+    net = pytorch_model.PlainLlama(SMALL)
+    pytorch_model.initialise(net, SMALL, 0)
     theirs = [
         np.frombuffer(one.data, dtype="<u2").reshape(one.shape) for one in CorpusSamples(corpus, manifest).held_out()
     ]
@@ -154,13 +154,13 @@ def test_held_out_loss_is_of_the_samples_that_the_swarm_validates_on(ground, man
     with torch.no_grad():
         expected = torch.nn.functional.cross_entropy(net(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
     assert len(tokens) == manifest.pipeline.validation_samples
-    assert plain_learning.held_out(net, manifest, corpus, False) == pytest.approx(float(expected), rel=1e-5)
+    assert pytorch_learning.held_out(net, manifest, corpus, False) == pytest.approx(float(expected), rel=1e-5)
 
 
 def test_a_journal_keeps_what_was_measured(ground, tmp_path):
     path, said = tmp_path / "journal.jsonl", list[str]()
-    first = frontier.measure(ground, [(ADAMW, 256, 0)], Journal(path), said.append)
-    again = frontier.measure(ground, [(ADAMW, 256, 0)], Journal(path), said.append)
+    first = plain_grid.measure(ground, [(ADAMW, 256, 0)], Journal(path), said.append)
+    again = plain_grid.measure(ground, [(ADAMW, 256, 0)], Journal(path), said.append)
     assert again == first and first[0].looks[-1].samples == 256
     assert len(path.read_text().splitlines()) == 1
     assert said[0].endswith("CPU s") and said[1].endswith("from the journal")
@@ -169,7 +169,7 @@ def test_a_journal_keeps_what_was_measured(ground, tmp_path):
 def test_a_journal_answers_only_what_was_asked(ground, tmp_path):
     journal = Journal(tmp_path / "journal.jsonl")
     key = ground.key(ADAMW, 0, 1)
-    long, short = (PlainRun(ADAMW, 0, 1, "here", (Look(n, 2.0, 1.0, 1.0, 2.0),)) for n in (2000, 1000))
+    long, short = (PlainRun(ADAMW, 0, 1, "here", (LossPoint(n, 2.0, 1.0, 1.0, 2.0),)) for n in (2000, 1000))
     journal.add(key, long)
     journal.add(key, short)
     for kept in (journal, Journal(tmp_path / "journal.jsonl")):
@@ -184,15 +184,15 @@ def test_a_journal_answers_only_what_was_asked(ground, tmp_path):
 
 
 def test_a_reading_between_two_is_linear():
-    readings = [Reading(10.0, 0, 4.0), Reading(12.0, 100, 8.0)]
-    assert reading_at(readings, 10.5) == Reading(10.5, 25, 5.0)
+    readings = [CounterReading(10.0, 0, 4.0), CounterReading(12.0, 100, 8.0)]
+    assert reading_at(readings, 10.5) == CounterReading(10.5, 25, 5.0)
     assert reading_at(readings, 9.0) == readings[0] and reading_at(readings, 13.0) == readings[1]
 
 
-def curve(setting: Setting, decades: float, threads: int = 1) -> PlainRun:
+def curve(setting: GridPoint, decades: float, threads: int = 1) -> PlainRun:
     """From 4 nats at 100 samples and 1 s, `decades` nats less a decade."""
-    looks = [Look(100 * 10**i, 4.0 - decades * i, 10.0**i, 10.0**i, 4.0 - decades * i) for i in range(3)]
-    return PlainRun(setting, 0, threads, frontier.machine(), tuple(looks))
+    looks = [LossPoint(100 * 10**i, 4.0 - decades * i, 10.0**i, 10.0**i, 4.0 - decades * i) for i in range(3)]
+    return PlainRun(setting, 0, threads, plain_grid.machine(), tuple(looks))
 
 
 def reported(**changed):
@@ -240,6 +240,12 @@ def test_numbers_of_replicas_are_read_or_refused():
             learning.replicas_of(text)
 
 
+def test_a_run_that_plain_pytorch_does_not_train_alike_is_refused(manifest):
+    apart = dataclasses.replace(manifest, data=dataclasses.replace(manifest.data, documents="masked"))
+    with pytest.raises(UsageError, match=r'set data\.documents = "joined"'):
+        learning.run(apart, (), learning.FAST_EXTENT, None, print)  # type: ignore[arg-type]
+
+
 def test_means_over_seeds_come_with_their_spread():
     rows = [
         {
@@ -252,16 +258,16 @@ def test_means_over_seeds_come_with_their_spread():
     (mean,) = learning.mean_rows(rows)
     assert mean["efficiency"] == 3.0 and mean["efficiency ±"] == pytest.approx(math.sqrt(2)) and mean["nats"] == 1.5
     assert learning.mean_rows(rows[:1]) == []
-    assert str(Reached(3.0)) == "3"
+    assert str(BoundedNumber(3.0)) == "3"
 
 
 def test_the_mean_of_weights_is_a_weighted_mean_of_all_so_far_and_leaves_them_alone() -> None:
     weights = torch.zeros(3)
-    mean = plain_learning.Mean([weights])
+    mean = pytorch_learning.Mean([weights])
     for samples in range(1, 2001):
         weights.fill_(float(samples))
         mean.see(samples)
     with mean.in_place():
         age = 1.0 - float(weights[0]) / 2000.0
-    assert age == pytest.approx(plain_learning.MEAN_SHARE, rel=0.1)
+    assert age == pytest.approx(pytorch_learning.MEAN_SHARE, rel=0.1)
     assert torch.equal(weights, torch.full((3,), 2000.0))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from swarmnode.bench import muon
+from swarmnode.bench.micro import muon
 
 
 def test_shares_fall_with_the_batch() -> None:

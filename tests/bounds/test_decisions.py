@@ -23,29 +23,40 @@ from swarmnode.dashboard import alarm, view
 from swarmnode.dashboard.board import Board
 from swarmnode.data.blocks import AHEAD_MAX, BlockLedger
 from swarmnode.errors import RemoteFault
-from swarmnode.gossip.bequest import Bequests
-from swarmnode.gossip.distrust import Distrust
+from swarmnode.gossip.final_delta import FinalDeltas
 from swarmnode.gossip.pairing import partners
-from swarmnode.gossip.round import Pace, Rounds
+from swarmnode.gossip.refusals import RefusalTally
+from swarmnode.gossip.round import RoundPace, Rounds
 from swarmnode.ids import PeerId, RunId, seeded
 from swarmnode.manifest import GossipSpec, InnerSpec, Manifest, ModelSpec, PipelineSpec
-from swarmnode.membership.book import Book
 from swarmnode.membership.clock import RunClock
+from swarmnode.membership.peer_table import PeerTable
 from swarmnode.membership.progress import Progress
 from swarmnode.membership.swarm import Member, Swarm
 from swarmnode.model.schedule import inner_batch, learning_rate
-from swarmnode.node.lifecycle import donors_of, ready_to_serve
-from swarmnode.node.moving import costs
-from swarmnode.pipeline.allowed import allowed_samples_per_s
-from swarmnode.pipeline.rebalance import Rules, choose_stage, load, on_the_way, plan_move, staying, still_good
+from swarmnode.node.lifecycle import ready_to_serve
+from swarmnode.node.stage_change import costs
+from swarmnode.pipeline.link_rate import allowed_samples_per_s
+from swarmnode.pipeline.rebalance import RebalanceRules, choose_stage, load, on_the_way, plan_move, staying, still_good
 from swarmnode.pipeline.route import Router
 from swarmnode.pipeline.staleness import window_limit
-from swarmnode.recovery.keeper import renewal
-from swarmnode.recovery.ladder import Claims, Sight, climb, first_builder, keeps, latest, overdue, quiet, silent
-from swarmnode.recovery.snapshot import Cut, check_offer
+from swarmnode.recovery.neighbour_backup import renewal
+from swarmnode.recovery.recovery_source import (
+    RecoveryClaims,
+    RecoveryView,
+    choose_source,
+    donors_of,
+    first_builder,
+    keeps,
+    latest,
+    overdue,
+    quiet,
+    silent,
+)
+from swarmnode.recovery.snapshot import StateSlice, check_offer
 from swarmnode.wire import call_pb2, record_pb2, report_pb2
-from tests.fuzz.messages import messages
-from tests.pipeline.quiet import Quiet
+from tests.support.fake_telemetry import Quiet
+from tests.support.messages import messages
 
 RUN = RunId("ab" * 32)
 NOW = 1.75e9
@@ -106,13 +117,13 @@ def members_of(records: Sequence[record_pb2.Record]) -> list[Member]:
 @SETTINGS
 def test_decisions_about_members(records: list[record_pb2.Record], total: int) -> None:
     members = members_of(records)
-    rules, shares = Rules(1.1, 2), costs(MANIFEST)
+    rules, shares = RebalanceRules(1.1, 2), costs(MANIFEST)
     with within_bounds():
-        book = Book(STAGES)
-        book.own = 1
+        peer_table = PeerTable(STAGES)
+        peer_table.attend(1)
         for record in records:
-            book.learn(record)
-        book.swarm(), book.expire(NOW), book.serving(), book.counts()
+            peer_table.learn(record)
+        peer_table.swarm(), peer_table.expire(NOW), peer_table.serving(), peer_table.counts()
         swarm = Swarm.of(members, STAGES)
         now = load(swarm, shares)
         assert all(math.isfinite(value) for value in now.capacity)
@@ -122,12 +133,12 @@ def test_decisions_about_members(records: list[record_pb2.Record], total: int) -
             still_good(swarm, shares, move, rules)
             assert math.isfinite(move.worth)
         on_the_way(swarm)
-        window_limit(MANIFEST, swarm.sizes, total, 8)
+        window_limit(MANIFEST, swarm.sizes, len(swarm.feeders()), total, 8)
         for stage in range(STAGES):
             here = swarm.stages[stage]
             peers = [m.peer for m in here]
             keeps(swarm, stage, RUN, 2, ME), donors_of(swarm, stage, ME), first_builder(here, peers, ME)
-            Claims(MANIFEST.limits).builder(here, peers, ME, NOW)
+            RecoveryClaims(MANIFEST.limits, 0).builder(here, peers, ME, NOW)
             overdue(here, NOW, MANIFEST.limits), quiet(here, NOW, MANIFEST.limits)
             silent(here, (), NOW, MANIFEST.limits)
             renewal(swarm, stage, ME, RUN, MANIFEST.recovery, total // 64, None)
@@ -137,14 +148,16 @@ def test_decisions_about_members(records: list[record_pb2.Record], total: int) -
             kept = [(m.kept_round, m.kept_steps, m.peer) for m in here if m.kept_round is not None]
             snapshots = tuple(latest(kept, total // 64 + 1))
             assert all(at <= total // 64 + 1 for at, _ in snapshots)
-            climb(Sight(stage, STAGES, total, total // 64, kept=snapshots, waited_s=5.0), MANIFEST.recovery)
+            choose_source(
+                RecoveryView(stage, STAGES, total, total // 64, kept=snapshots, waited_s=5.0), MANIFEST.recovery
+            )
         clock, own = RunClock(256, 4.0), replace(members[0], stage=members[0].stage % STAGES)
         clock.suppose(swarm, [m.peer for m in members])
         for member in members:
             clock.observed.worked(member.peer)
-        here = {m.peer: m for m in members}
+        known = {m.peer: m for m in members}
         for step in range(3):
-            found = clock.look(NOW + step, total, {**here, ME: own}.get, STAGES, ME)
+            found = clock.look(NOW + step, total, {**known, ME: own}.get, STAGES, ME)
             assert math.isfinite(found.top) and found.top >= total
             assert found.top < 2**80
 
@@ -176,7 +189,7 @@ def test_counting(one: record_pb2.Progress, other: record_pb2.Progress, top: int
         del message.samples[len(message.feeders) :], message.feeders[len(message.samples) :]
     with within_bounds():
         ours = Progress(entries_max=64)
-        ours.top = top
+        ours.believe_up_to(top)
         for message in (one, other, one):
             with contextlib.suppress(RemoteFault):
                 ours.merge_wire(message)
@@ -209,7 +222,7 @@ def test_rounds(total: int, done: int, stride: int, rate: float) -> None:
             found, _ = rounds.stride(rate, 1.0, stride)
             assert 1 <= found <= bounds.STRIDE_MAX
             assert math.isfinite(learning_rate(run.inner, total)) and inner_batch(run.inner, total) >= 1
-        pace = Pace()
+        pace = RoundPace()
         for at in range(4):
             pace.boundary(float(at), total * at, done)
             pace.exchanged(1.0, done)
@@ -224,21 +237,23 @@ def test_limits_and_snapshots(
     with within_bounds():
         assert allowed_samples_per_s(MANIFEST, 1, 10.0, allowance) <= 10.0
         with contextlib.suppress(RemoteFault):
-            Cut.of(asked).sizes({"phi": 10_000})
+            StateSlice.of(asked).sizes({"phi": 10_000})
         with contextlib.suppress(RemoteFault):
             check_offer(offer, stage=offer.stage, sizes={"phi": 10_000}, nbytes_max=1 << 36)
 
 
-@given(messages(call_pb2.Bequest), messages(call_pb2.PacketReceipt), st.integers(0, 2**53))
+@given(messages(call_pb2.FinalDelta), messages(call_pb2.PacketReceipt), st.integers(0, 2**53))
 @SETTINGS
-def test_what_leavers_and_receivers_say(said: call_pb2.Bequest, given: call_pb2.PacketReceipt, due: int) -> None:
+def test_what_leavers_and_receivers_say(said: call_pb2.FinalDelta, given: call_pb2.PacketReceipt, due: int) -> None:
     with within_bounds():
-        bequests = Bequests(MANIFEST, 1, lambda: due, Quiet())
-        bequests.take(said.round, said.samples)
-        distrust = Distrust()
+        final_deltas = FinalDeltas(MANIFEST, 1, lambda: due, Quiet())
+        final_deltas.take(said.round, said.samples)
+        refusal_tally = RefusalTally()
         for number in range(8):
-            distrust.heard(PeerId(given.giver), PeerId(f"peer{number}"), given.round, given.accepted, NOW, given.step)
-        distrust.left_out({PeerId(given.giver)}, NOW + 1.0, ME, {PeerId(f"peer{number}") for number in range(8)})
+            refusal_tally.heard(
+                PeerId(given.giver), PeerId(f"peer{number}"), given.round, given.accepted, NOW, given.step
+            )
+        refusal_tally.left_out({PeerId(given.giver)}, NOW + 1.0, ME, {PeerId(f"peer{number}") for number in range(8)})
 
 
 @given(fleets(), messages(report_pb2.Report))

@@ -7,9 +7,9 @@ import math
 
 import pytest
 
-from swarmnode.bench import chaos
-from swarmnode.bench.storm import FAULTS
-from swarmnode.cli.daemon import SystemClock
+from swarmnode.bench.swarm import chaos
+from swarmnode.bench.swarm.fault_injection import FAULTS
+from swarmnode.daemon.clock import SystemClock
 
 SEED = 1
 

@@ -10,7 +10,7 @@ from swarmnode.cli.up import run_session
 from swarmnode.local.child import NodePlan, node_command
 from swarmnode.local.fleet import FleetPlan
 from swarmnode.local.session import Conditions, Session
-from swarmnode.local.view import PlainScreen
+from swarmnode.local.swarm_view import PlainScreen
 
 FAKE_NODE = Path(__file__).with_name("fake_node.py")
 

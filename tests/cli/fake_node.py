@@ -2,8 +2,9 @@
 
     fake_node.py join|bootstrap ... --home HOME [--stage S] [--name N]      as `swarmnode join` is called
 
-FAKE in the environment: "crash" ends node-01 while it starts, "crash-later" ends it in training, "deaf" makes node-01
-ignore every wish to end it, "helper" starts a grandchild that outlives its parent unless it is killed.
+FAKE in the environment: "crash" ends node-01 while it starts, "crash-later" ends it in training, "unable-later" too, as
+what cannot work here, "deaf" makes node-01 ignore every wish to end it, "helper" starts a grandchild that outlives its
+parent unless it is killed.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ import time
 from pathlib import Path
 
 from swarmnode.control.service import ControlServer
-from swarmnode.local import ready
-from swarmnode.local.ready import Ready
+from swarmnode.daemon import ready_file
+from swarmnode.daemon.ready_file import Ready
 from swarmnode.metrics import name
 from swarmnode.wire.control_pb2 import StatusReply
 from swarmnode.wire.record_pb2 import NODE_STATE_LEFT, NODE_STATE_TRAINING
@@ -47,6 +48,10 @@ class FakeNode:
         self.asked += 1
         # Only once all have started, whoever is slow to: bootstrap and two nodes leave a file when they can be reached.
         self.all_here += len(list(self.home.parent.glob("*/argv.json"))) == 3
+        if self.mode == "unable-later" and self.all_here > 2:
+            sys.stderr.write("swarmnode: data.paths: train.txt of node-01 is gone\n")
+            sys.stderr.flush()
+            os._exit(78)
         if self.mode == "crash-later" and self.all_here > 2:
             sys.stderr.write("a terrible thing\nswarmnode: the disk of node-01 is full\n")
             sys.stderr.flush()
@@ -88,14 +93,14 @@ class FakeNode:
         if os.environ.get("FAKE") == "helper":
             helper = await asyncio.create_subprocess_exec("sleep", "1000")
             (self.home / "helper.pid").write_text(str(helper.pid))
-        server = ControlServer(self.home, self)
+        server = ControlServer(self.home, self)  # type: ignore[arg-type]
         control = await server.start()
         address = f"/ip4/127.0.0.1/tcp/1/p2p/12D3KooW{self.name.replace('-0', 'x')}AAAAAAAAAAAA"
-        ready.write(self.home, Ready(os.getpid(), "ab" * 32, self.name, (address,), "127.0.0.1:1", str(control)))
+        ready_file.write(self.home, Ready(os.getpid(), "ab" * 32, self.name, (address,), "127.0.0.1:1", str(control)))
         (self.home / "argv.json").write_text(json.dumps(sys.argv[1:]))
         await self.stop.wait()
         await server.stop()
-        ready.clear(self.home)
+        ready_file.clear(self.home)
         (self.home / "left").write_text(str(time.monotonic_ns()))
         return 0
 

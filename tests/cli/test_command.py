@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnode import __version__
-from swarmnode.cli.duration import parse_duration
 from swarmnode.cli.main import VERBS, main
-from swarmnode.cli.options import check_bootstrap, check_listen, check_run
+from swarmnode.cli.option.duration import parse_duration
+from swarmnode.cli.option.param import check_bootstrap, check_listen, check_run
 from swarmnode.errors import Unreachable
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -80,20 +80,20 @@ MISTAKES = [
     (["up", "--nodes", "two"], 2, "--nodes"),
     (["up", "--nodes", "2", "--stages", "3"], 2, "--nodes 2 cannot serve 3 stages"),
     (["up", "--nodes", "2"], 2, "--nodes 2 cannot serve 3 stages"),
-    (["up", "--for", "soon"], 2, "'soon': not a duration: say 90s"),
+    (["up", "--for", "soon"], 2, "'soon': not a duration: use 90s"),
     (["up", "--kill", "0s"], 2, "more than 0"),
     (["up", "--rounds", "0"], 2, "--rounds"),
     (["up", "nowhere"], 2, "'nowhere' does not exist"),
     (["up", "."], 2, "neither manifest.toml nor manifest.signed"),
     (["up", "garbage"], 78, "garbage: "),
-    (["join"], 2, "Missing argument: an INVITE"),
+    (["join"], 2, "no run given: give an INVITE"),
     (["join", "--run", "ab" * 32], 2, "BOOTSTRAP"),
     (["join", "swarm1.abc"], 2, "damaged invite"),
-    (["join", "swarm9.abc"], 10, "install the newer one"),
+    (["join", "swarm9.abc"], 10, "install a newer swarmnode"),
     (["invite", "nowhere"], 2, "neither a run id"),
     (["join", BOOTSTRAP], 2, "--run"),
     (["join", BOOTSTRAP, "--run", "abc"], 2, "neither a run id (64 hex digits) nor a signed manifest"),
-    (["join", "127.0.0.1:4001", "--run", "ab" * 32], 2, "say /ip4/ADDRESS/tcp/PORT/p2p/PEER_ID"),
+    (["join", "127.0.0.1:4001", "--run", "ab" * 32], 2, "use /ip4/ADDRESS/tcp/PORT/p2p/PEER_ID"),
     (["join", BOOTSTRAP, "--run", "ab" * 32, "--listen", "/ip4/1.2.3/tcp/0"], 2, "'1.2.3' is not an ip4 address"),
     (["join", BOOTSTRAP, "--run", "ab" * 32, "--metrics-port", "70000"], 2, "--metrics-port"),
     (["join", BOOTSTRAP, "--run", "ab" * 32, "--stage", "-1"], 2, "--stage"),
@@ -168,7 +168,9 @@ def test_the_presets_of_init_are_those_of_the_manifest() -> None:
     assert set(PRESETS) == set(manifest.PRESETS)
 
 
-def test_status_of_a_real_socket_as_table_and_json(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_status_of_a_real_socket_as_table_and_json(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import asyncio
 
     from swarmnode.control.service import ControlServer
@@ -187,18 +189,15 @@ def test_status_of_a_real_socket_as_table_and_json(tmp_path: pathlib.Path, monke
         assert process.returncode == 0
         return output.decode()
 
-    async def scenario() -> None:
-        server = ControlServer(tmp_path, SimpleNamespace(status=lambda: reply, leave=lambda reason: None))
-        await server.start()
-        try:
-            table = await ask()
-            assert "tiny abababab" in table and "1 of 3" in table and "\x1b" not in table
-            found = json.loads(await ask("--json"))
-            assert (found["stage"], found["counters"]) == (1, {"swarmnode_samples_total": 5.0})
-        finally:
-            await server.stop()
-
-    asyncio.run(scenario())
+    server = ControlServer(tmp_path, SimpleNamespace(status=lambda: reply, leave=lambda reason: None))
+    await server.start()
+    try:
+        table = await ask()
+        assert "tiny abababab" in table and "1 of 3" in table and "\x1b" not in table
+        found = json.loads(await ask("--json"))
+        assert (found["stage"], found["counters"]) == (1, {"swarmnode_samples_total": 5.0})
+    finally:
+        await server.stop()
 
 
 @pytest.mark.parametrize(
@@ -241,7 +240,7 @@ NOT_TO_LISTEN = [
 
 @pytest.mark.parametrize("text", NOT_TO_LISTEN)
 def test_where_not_to_listen(text: str) -> None:
-    with pytest.raises(ValueError, match=r"say|is not"):
+    with pytest.raises(ValueError, match=r"^use /ip4/|is not"):
         check_listen(text)
 
 
@@ -271,7 +270,7 @@ NO_PEERS = [
 
 @pytest.mark.parametrize("text", NO_PEERS)
 def test_what_is_no_address_of_a_peer(text: str) -> None:
-    with pytest.raises(ValueError, match=r"say|is not|only tcp"):
+    with pytest.raises(ValueError, match=r"^use /ip4/|is not|only tcp"):
         check_bootstrap(text)
 
 

@@ -23,7 +23,7 @@ from swarmnode.local.child import Child, NodePlan, explain, node_command, tail
 from swarmnode.local.fleet import Fleet, choose_victim
 from swarmnode.local.session import Conditions, Session
 from swarmnode.local.summary import NodeFacts
-from swarmnode.local.view import PlainScreen
+from swarmnode.local.swarm_view import PlainScreen
 from swarmnode.wire.control_pb2 import StatusReply
 from swarmnode.wire.record_pb2 import NODE_STATE_JOINING, NODE_STATE_TRAINING
 
@@ -87,9 +87,9 @@ def driven(folder: pathlib.Path, *arguments: str, **environment: str) -> Iterato
         process.communicate()
 
 
-def test_a_session_trains_sums_up_and_leaves_nothing(tmp_path: pathlib.Path) -> None:
+async def test_a_session_trains_sums_up_and_leaves_nothing(tmp_path: pathlib.Path) -> None:
     session = Session(drive.fake_plan(tmp_path, 4), Conditions(rounds=1), screen(), run="ab" * 32)
-    summary = asyncio.run(session.run())
+    summary = await session.run()
     found = summary.to_json()
     assert found["nodes"] == 4
     assert str(found["stopped"]).startswith("round ")
@@ -110,7 +110,7 @@ def test_a_session_trains_sums_up_and_leaves_nothing(tmp_path: pathlib.Path) -> 
     assert all(argv[1].endswith("/p2p/12D3KooWbootstrapAAAAAAAAAAAA") for argv in stages)
 
 
-def test_kill_ends_a_node_and_a_fresh_one_joins_in_its_place(tmp_path: pathlib.Path) -> None:
+async def test_kill_ends_a_node_and_a_fresh_one_joins_in_its_place(tmp_path: pathlib.Path) -> None:
     class UntilReplaced(PlainScreen):
         def note(self, text: str) -> None:
             super().note(text)
@@ -120,7 +120,7 @@ def test_kill_ends_a_node_and_a_fresh_one_joins_in_its_place(tmp_path: pathlib.P
     session = Session(
         drive.fake_plan(tmp_path, 4), Conditions(), UntilReplaced(sys.stderr), run="ab" * 32, kill_every_s=0.2
     )
-    summary = asyncio.run(session.run())
+    summary = await session.run()
     killed = [name for name, reason in summary.exit_reasons.items() if reason == "killed by --kill"]
     assert len(killed) == summary.killed >= 1
     assert len(summary.exit_reasons) >= 5
@@ -152,7 +152,7 @@ def test_the_second_signal_kills_everything_at_once(tmp_path: pathlib.Path) -> N
         process.send_signal(signal.SIGINT)
         assert process.stderr is not None
         for line in process.stderr:
-            if "once more kills at once" in line:
+            if "again to kill them at once" in line:
                 break
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=WAIT_S)
@@ -169,40 +169,40 @@ def test_nothing_survives_a_parent_that_is_killed(tmp_path: pathlib.Path) -> Non
         until(lambda: all(gone(pid) for pid in pids), "children gone after kill -9 of their parent")
 
 
-def test_a_deaf_node_is_killed_and_said_so(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_deaf_node_is_killed_and_said_so(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE", "deaf")
     monkeypatch.setattr("swarmnode.local.fleet.TERM_TIMEOUT_S", 0.2)
     session = Session(drive.fake_plan(tmp_path, 2, leave_timeout_s=0.2), Conditions(rounds=1), screen(), run="ab" * 32)
-    summary = asyncio.run(session.run())
+    summary = await session.run()
     assert summary.exit_reasons["node-01"] == "did not leave when asked: killed"
     assert all(gone(child.pid) for child in session.fleet.everybody)
 
 
-def test_what_a_node_started_ends_with_it(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_a_node_started_ends_with_it(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE", "helper")
     session = Session(drive.fake_plan(tmp_path, 2), Conditions(rounds=1), screen(), run="ab" * 32)
-    asyncio.run(session.run())
+    await session.run()
     helpers = [int(path.read_text()) for path in tmp_path.glob("*/helper.pid")]
     assert len(helpers) == 3
     until(lambda: all(gone(pid) for pid in helpers), "helpers gone")
 
 
-def test_a_node_that_ends_while_starting_is_one_clear_line(
+async def test_a_node_that_ends_while_starting_is_one_clear_line(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAKE", "crash")
     session = Session(drive.fake_plan(tmp_path, 2), Conditions(), screen(), run="ab" * 32)
     with pytest.raises(LocalFault, match=r"node-01 ended while starting: exit 70: swarmnode: no memory for node-01"):
-        asyncio.run(session.run())
+        await session.run()
     assert all(gone(child.pid) for child in session.fleet.everybody)
 
 
-def test_a_node_that_dies_is_reported_and_not_replaced_without_kill(
+async def test_a_node_that_dies_is_reported_and_not_replaced_without_kill(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAKE", "crash-later")
     session = Session(drive.fake_plan(tmp_path, 2), Conditions(rounds=3), screen(), run="ab" * 32)
-    summary = asyncio.run(session.run())
+    summary = await session.run()
     assert summary.exit_reasons == {
         "node-00": "left",
         "node-01": "exit 70: swarmnode: the disk of node-01 is full",
@@ -210,34 +210,40 @@ def test_a_node_that_dies_is_reported_and_not_replaced_without_kill(
     assert summary.totals.microbatches["done"] == 8
 
 
-def test_nobody_left_ends_the_session_with_a_failure(tmp_path: pathlib.Path) -> None:
-    async def scenario() -> None:
-        session = Session(drive.fake_plan(tmp_path, 2), Conditions(), screen(), run="ab" * 32)
-
-        async def murder() -> None:
-            while len(session.fleet.nodes) < 2 or not all(child.status for child in session.fleet.nodes):
-                await asyncio.sleep(0.02)
-            for child in session.fleet.nodes:
-                child.signal(signal.SIGKILL)
-
-        async with asyncio.TaskGroup() as group:
-            running = group.create_task(session.run())
-            group.create_task(murder())
-        summary = running.result()
-        assert summary.failure is not None and "no node is left" in summary.failure
-        assert set(summary.exit_reasons.values()) == {"killed by SIGKILL"}
-
-    asyncio.run(scenario())
+async def test_a_node_that_cannot_work_ends_the_session_with_its_message_and_code(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE", "unable-later")
+    session = Session(drive.fake_plan(tmp_path, 2), Conditions(), screen(), run="ab" * 32)
+    summary = await asyncio.wait_for(session.run(), 60)
+    home = tmp_path / "node-01"
+    assert summary.failure == f"node-01: data.paths: train.txt of node-01 is gone; see {home}"
+    assert summary.exit_code == 78 and summary.stopped == "node-01 cannot work"
+    assert summary.exit_reasons["node-00"] == "left"
 
 
-def test_a_command_that_cannot_be_run_says_so(tmp_path: pathlib.Path) -> None:
-    async def scenario() -> None:
-        child = await Child.start(plan(tmp_path), ["/no/such/program"])
-        await child.wait(WAIT_S)
-        await child.bury()
-        assert child.reason == "exit 127: swarmnode: cannot run /no/such/program: No such file or directory"
+async def test_nobody_left_ends_the_session_with_a_failure(tmp_path: pathlib.Path) -> None:
+    session = Session(drive.fake_plan(tmp_path, 2), Conditions(), screen(), run="ab" * 32)
 
-    asyncio.run(scenario())
+    async def murder() -> None:
+        while len(session.fleet.nodes) < 2 or not all(child.status for child in session.fleet.nodes):
+            await asyncio.sleep(0.02)
+        for child in session.fleet.nodes:
+            child.signal(signal.SIGKILL)
+
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(session.run())
+        group.create_task(murder())
+    summary = running.result()
+    assert summary.failure is not None and "no node is left" in summary.failure
+    assert set(summary.exit_reasons.values()) == {"killed by SIGKILL"}
+
+
+async def test_a_command_that_cannot_be_run_says_so(tmp_path: pathlib.Path) -> None:
+    child = await Child.start(plan(tmp_path), ["/no/such/program"])
+    await child.wait(WAIT_S)
+    await child.bury()
+    assert child.reason == "exit 127: swarmnode: cannot run /no/such/program: No such file or directory"
 
 
 def plan(folder: pathlib.Path) -> NodePlan:
@@ -282,13 +288,10 @@ def test_how_a_process_ended(tmp_path: pathlib.Path) -> None:
     assert explain(78, "swarmnode: wrong") == "exit 78: swarmnode: wrong"
 
 
-def test_start_can_be_given_up(tmp_path: pathlib.Path) -> None:
-    async def scenario() -> None:
-        stopping = asyncio.Event()
-        stopping.set()
-        fleet = Fleet(drive.fake_plan(tmp_path, 2), lambda text: None)
-        assert not await fleet.start(stopping)
-        await fleet.reap()
-        assert all(gone(child.pid) for child in fleet.everybody)
-
-    asyncio.run(scenario())
+async def test_start_can_be_given_up(tmp_path: pathlib.Path) -> None:
+    stopping = asyncio.Event()
+    stopping.set()
+    fleet = Fleet(drive.fake_plan(tmp_path, 2), lambda text: None)
+    assert not await fleet.start(stopping)
+    await fleet.reap()
+    assert all(gone(child.pid) for child in fleet.everybody)

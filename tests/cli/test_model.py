@@ -19,17 +19,17 @@ from swarmnode.cli.generate import spoken
 from swarmnode.cli.main import main
 from swarmnode.data.tokens import ByteTokenizer
 from swarmnode.ids import PeerId
+from swarmnode.machine.folder_store import FolderStore
+from swarmnode.machine.replica import TorchReplica
 from swarmnode.manifest import SIGNED_FILE, DataSpec, Manifest, PipelineSpec
 from swarmnode.membership.progress import to_message
 from swarmnode.model.export import StageLabel, read_tensors, save_stage, stage_state_dict
-from swarmnode.node.replica import TorchReplica
-from swarmnode.node.saver import Saving
-from swarmnode.node.store import FolderStore
 from swarmnode.recovery import checkpoint as form
-from swarmnode.recovery import saving
-from swarmnode.recovery.saving import Holding
+from swarmnode.recovery import checkpoint_io
+from swarmnode.recovery.checkpoint_io import ReplicaHoldings
+from swarmnode.recovery.resumption import CheckpointOptions
 from swarmnode.wire import record_pb2
-from tests.model.tiny import TINY, token_batch, train_on
+from tests.support.tiny_model import TINY, token_batch, train_on
 
 AGE = 0.75  # a replica's running mean is so much of its last weights here
 
@@ -70,10 +70,12 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Path:
     async def keep(round_index: int) -> None:
         for stage, replica in enumerate(replicas):
             progress = to_message({"peerBBBB": 128 * round_index})
-            holding = Holding(stage, round_index, PeerId("peerBBBB"), progress, record_pb2.Blocks())
+            holding = ReplicaHoldings(stage, round_index, PeerId("peerBBBB"), progress, record_pb2.Blocks())
             where = form.place(run_id, form.label(round_index))
-            await saving.save_stage(store, where, replica.snapshot(), Saving().shapes(run, stage), holding)
-        assert await saving.complete(store, origin, form.label(round_index)) is not None
+            await checkpoint_io.save_stage(
+                store, where, replica.snapshot(), CheckpointOptions().shapes(run, stage), holding
+            )
+        assert await checkpoint_io.complete(store, origin, form.label(round_index)) is not None
 
     asyncio.run(keep(5))
     for replica in replicas:
@@ -104,9 +106,9 @@ with torch.no_grad():
 
 def test_export_gives_transformers_the_same_logits(session: Path, tmp_path: Path, said) -> None:  # type: ignore[no-untyped-def]
     pytest.importorskip("transformers")
-    from swarmnode.local.gathered import gather
+    from swarmnode.local.model_source import gather
     from swarmnode.model.gather import merged
-    from swarmnode.model.sample import whole_model
+    from swarmnode.model.text_generation import whole_model
 
     for kind in ("stages", "checkpoint"):
         out = tmp_path / kind
@@ -161,7 +163,7 @@ def test_export_averages_the_newest_checkpoints(session: Path, tmp_path: Path, s
         code, text, error = said("export", place, "--out", str(tmp_path / count), "--average", count, "--json")
         assert code == 0, error
         assert json.loads(text)["replicas"] == 1 and json.loads(text)["samples"] == 640
-        assert ("2 checkpoints are averaged: there are no 9" in error) == (count == "9")
+        assert ("only 2 of 9 checkpoints are usable" in error) == (count == "9")
         made[count] = tensors_of(tmp_path / count)
     for name, newest in made["1"].items():
         torch.testing.assert_close(made["2"][name], 2.0 * newest)
@@ -169,12 +171,12 @@ def test_export_averages_the_newest_checkpoints(session: Path, tmp_path: Path, s
     code, text, _ = said("export", str(session), "--out", str(tmp_path / "session"), "--average", "2", "--json")
     assert json.loads(text)["kind"] == "checkpoint round-000000005 averaged with 1 before it"
     code, _, error = said("export", place, "--out", str(tmp_path / "none"), "--average", "2", "--from", "stages")
-    assert code == 2 and "--average is of checkpoints" in error
+    assert code == 2 and "--average only works for checkpoints" in error
 
 
 def test_gossip_alone_brings_the_replicas_to_their_mean(session: Path, tmp_path: Path, said) -> None:  # type: ignore[no-untyped-def]
-    from swarmnode.local.gathered import gather
-    from swarmnode.local.mixing import mixed
+    from swarmnode.local.gossip_averaging import mixed
+    from swarmnode.local.model_source import gather
     from swarmnode.model.gather import merged, spread
 
     found, _ = gather(str(session), "stages", print)

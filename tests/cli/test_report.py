@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnode.cli.main import main
-from swarmnode.local import timeline
+from swarmnode.local import log_timeline
 from swarmnode.local.redact import HIDDEN, Redactor
 
 PEERS = (
@@ -189,10 +189,10 @@ def test_no_log_holds_a_report_up(piece: str) -> None:
 @given(st.lists(st.lists(st.tuples(st.integers(0, 59), st.sampled_from(PEERS)), max_size=6), max_size=4))
 def test_merging_keeps_each_nodes_order(logs: list[list[tuple[int, str]]]) -> None:
     read = [
-        timeline.parse(str(i), [line(second, peer, "x", log=i, at=k) for k, (second, peer) in enumerate(log)])
+        log_timeline.parse(str(i), [line(second, peer, "x", log=i, at=k) for k, (second, peer) in enumerate(log)])
         for i, log in enumerate(logs)
     ]
-    merged = list(timeline.merge(read))
+    merged = list(log_timeline.merge(read))
     assert len(merged) == sum(map(len, logs))
     assert [row.at for row in merged] == sorted(row.at for row in merged)
     for i in range(len(logs)):

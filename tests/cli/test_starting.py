@@ -13,8 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from swarmnode.local import starting
-from swarmnode.local.starting import NODE, Forked, Nursery
+from swarmnode.local import spawn
+from swarmnode.local.spawn import NODE, ForkedProcess, Spawner
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks on Linux only")
 
@@ -22,20 +22,20 @@ PLAYS = [*NODE, "fake-metadata"]  # runs until it is told to end, and needs no s
 
 
 @pytest.fixture
-def nursery(monkeypatch: pytest.MonkeyPatch) -> Iterator[Nursery]:
-    monkeypatch.setattr(starting, "PRELOADED", ("swarmnode.cli.main",))  # the others cost seconds
-    monkeypatch.setattr(starting, "ACCELERATORS", ())
-    made = Nursery()
+def spawner(monkeypatch: pytest.MonkeyPatch) -> Iterator[Spawner]:
+    monkeypatch.setattr(spawn, "PRELOADED", ("swarmnode.cli.main",))  # the others cost seconds
+    monkeypatch.setattr(spawn, "ACCELERATORS", ())
+    made = Spawner()
     yield made
     made.close()
 
 
-async def start(nursery: Nursery, folder: Path, command: list[str], **more: str) -> starting.Process:
+async def start(spawner: Spawner, folder: Path, command: list[str], **more: str) -> spawn.ChildProcess:
     with (folder / "out").open("ab") as out, (folder / "error").open("ab") as error:
-        return await nursery.start(command, {**os.environ, **more}, out, error)
+        return await spawner.start(command, {**os.environ, **more}, out, error)
 
 
-def zygote_of(process: starting.Process) -> psutil.Process:
+def fork_server_of(process: spawn.ChildProcess) -> psutil.Process:
     found = psutil.Process(process.pid).parent()
     assert found is not None
     return found
@@ -47,105 +47,84 @@ async def plays(folder: Path) -> None:
             await asyncio.sleep(0.05)
 
 
-def test_a_forked_process_is_its_own(nursery: Nursery, tmp_path: Path) -> None:
-    async def body() -> None:
-        process = await start(nursery, tmp_path, PLAYS)
-        await plays(tmp_path)
-        assert isinstance(process, Forked) and process.returncode is None
-        assert os.getsid(process.pid) == os.getpgid(process.pid) == process.pid, "a session of its own"
-        assert zygote_of(process).ppid() == os.getpid()
-        assert psutil.Process(process.pid).name() == "swarmnode fake-"
-        theirs = {(file.path, file.fd) for file in psutil.Process(process.pid).open_files()}
-        assert {(str(tmp_path / "out"), 1), (str(tmp_path / "error"), 2)} <= theirs
-        process.send_signal(signal.SIGTERM)
-        assert await process.wait() == process.returncode
-        with pytest.raises(ProcessLookupError):
-            os.kill(process.pid, 0)
-        process.send_signal(signal.SIGTERM)  # nobody else gets it
-
-    asyncio.run(body())
+async def test_a_forked_process_is_its_own(spawner: Spawner, tmp_path: Path) -> None:
+    process = await start(spawner, tmp_path, PLAYS)
+    await plays(tmp_path)
+    assert isinstance(process, ForkedProcess) and process.returncode is None
+    assert os.getsid(process.pid) == os.getpgid(process.pid) == process.pid, "a session of its own"
+    assert fork_server_of(process).ppid() == os.getpid()
+    assert psutil.Process(process.pid).name() == "swarmnode fake-"
+    theirs = {(file.path, file.fd) for file in psutil.Process(process.pid).open_files()}
+    assert {(str(tmp_path / "out"), 1), (str(tmp_path / "error"), 2)} <= theirs
+    process.send_signal(signal.SIGTERM)
+    assert await process.wait() == process.returncode
+    with pytest.raises(ProcessLookupError):
+        os.kill(process.pid, 0)
+    process.send_signal(signal.SIGTERM)  # nobody else gets it
 
 
-def test_words_exit_codes_and_environment_arrive(nursery: Nursery, tmp_path: Path) -> None:
-    async def body() -> None:
-        said = await start(nursery, tmp_path, [*NODE, "--version"])
-        wrong = await start(nursery, tmp_path, [*NODE, "status", "--no-such-option"])
-        asked = await start(nursery, tmp_path, [*NODE, "config", "show", "--origin"], SWARMNODE_MAX_UP="7Mbit")
-        assert [await said.wait(), await wrong.wait(), await asked.wait()] == [0, 2, 0]
-        printed = (tmp_path / "out").read_text()
-        assert "swarmnode " in printed and "7Mbit" in printed
-        assert "no-such-option" in (tmp_path / "error").read_text()
-
-    asyncio.run(body())
+async def test_words_exit_codes_and_environment_arrive(spawner: Spawner, tmp_path: Path) -> None:
+    said = await start(spawner, tmp_path, [*NODE, "--version"])
+    wrong = await start(spawner, tmp_path, [*NODE, "status", "--no-such-option"])
+    asked = await start(spawner, tmp_path, [*NODE, "config", "show", "--origin"], SWARMNODE_MAX_UP="7Mbit")
+    assert [await said.wait(), await wrong.wait(), await asked.wait()] == [0, 2, 0]
+    printed = (tmp_path / "out").read_text()
+    assert "swarmnode " in printed and "7Mbit" in printed
+    assert "no-such-option" in (tmp_path / "error").read_text()
 
 
-def test_one_that_is_killed_says_so_and_others_go_on(nursery: Nursery, tmp_path: Path) -> None:
-    async def body() -> None:
-        one, other = [await start(nursery, tmp_path, PLAYS) for _ in range(2)]
-        one.send_signal(signal.SIGKILL)
-        assert await one.wait() == -signal.SIGKILL and other.returncode is None
-        other.send_signal(signal.SIGKILL)
-        assert await other.wait() == -signal.SIGKILL
-
-    asyncio.run(body())
+async def test_one_that_is_killed_says_so_and_others_go_on(spawner: Spawner, tmp_path: Path) -> None:
+    one, other = [await start(spawner, tmp_path, PLAYS) for _ in range(2)]
+    one.send_signal(signal.SIGKILL)
+    assert await one.wait() == -signal.SIGKILL and other.returncode is None
+    other.send_signal(signal.SIGKILL)
+    assert await other.wait() == -signal.SIGKILL
 
 
-def test_all_end_with_the_zygote_and_the_next_is_run_as_a_command(nursery: Nursery, tmp_path: Path) -> None:
-    async def body() -> None:
-        process = await start(nursery, tmp_path, PLAYS)
-        zygote_of(process).kill()
-        assert await process.wait() == -signal.SIGKILL
-        _, left = await asyncio.to_thread(
-            psutil.wait_procs, [psutil.Process(process.pid)] if alive(process) else [], 30
-        )
-        assert not left
-        after = await start(nursery, tmp_path, [*NODE, "--version"])
-        assert await after.wait() == 0 and not isinstance(after, Forked)
-
-    asyncio.run(body())
+async def test_all_end_with_the_fork_server_and_the_next_is_run_as_a_command(spawner: Spawner, tmp_path: Path) -> None:
+    process = await start(spawner, tmp_path, PLAYS)
+    fork_server_of(process).kill()
+    assert await process.wait() == -signal.SIGKILL
+    _, left = await asyncio.to_thread(psutil.wait_procs, [psutil.Process(process.pid)] if alive(process) else [], 30)
+    assert not left
+    after = await start(spawner, tmp_path, [*NODE, "--version"])
+    assert await after.wait() == 0 and not isinstance(after, ForkedProcess)
 
 
-def test_what_is_no_node_or_needs_another_interpreter_is_run_as_a_command(nursery: Nursery, tmp_path: Path) -> None:
-    async def body() -> None:
-        for command, more in (
-            ([sys.executable, "-c", "print(7)"], {}),
-            ([*NODE, "--version"], {"OMP_NUM_THREADS": "2"}),
-        ):
-            await (await start(nursery, tmp_path, [*NODE, "--version"])).wait()
-            process = await start(nursery, tmp_path, command, **more)
-            assert not isinstance(process, Forked), command
-            assert await process.wait() == 0
-
-    asyncio.run(body())
-
-
-def test_nothing_is_forked_beside_an_accelerator(
-    nursery: Nursery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_what_is_no_node_or_needs_another_interpreter_is_run_as_a_command(
+    spawner: Spawner, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(starting, "ACCELERATORS", ("/dev/null",))
+    for command, more in (
+        ([sys.executable, "-c", "print(7)"], {}),
+        ([*NODE, "--version"], {"OMP_NUM_THREADS": "2"}),
+    ):
+        await (await start(spawner, tmp_path, [*NODE, "--version"])).wait()
+        process = await start(spawner, tmp_path, command, **more)
+        assert not isinstance(process, ForkedProcess), command
+        assert await process.wait() == 0
 
-    async def body() -> None:
-        process = await start(nursery, tmp_path, [*NODE, "--version"])
-        assert not isinstance(process, Forked) and await process.wait() == 0
 
-    asyncio.run(body())
-
-
-def test_a_zygote_that_cannot_be_is_done_without(
-    nursery: Nursery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_nothing_is_forked_beside_an_accelerator(
+    spawner: Spawner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(starting, "PRELOADED", ("no_such_module",))
+    monkeypatch.setattr(spawn, "ACCELERATORS", ("/dev/null",))
 
-    async def body() -> None:
-        process = await start(nursery, tmp_path, [*NODE, "--version"])
-        assert not isinstance(process, Forked) and await process.wait() == 0
+    process = await start(spawner, tmp_path, [*NODE, "--version"])
+    assert not isinstance(process, ForkedProcess) and await process.wait() == 0
 
-    asyncio.run(body())
+
+async def test_a_fork_server_that_cannot_be_is_done_without(
+    spawner: Spawner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spawn, "PRELOADED", ("no_such_module",))
+
+    process = await start(spawner, tmp_path, [*NODE, "--version"])
+    assert not isinstance(process, ForkedProcess) and await process.wait() == 0
 
 
 def test_a_process_with_threads_is_not_forked() -> None:
     code = (
-        "import threading, time; from swarmnode.local.zygote import alone; assert alone();"
+        "import threading, time; from swarmnode.local.fork_server import alone; assert alone();"
         "threading.Thread(target=time.sleep, args=(60,), daemon=True).start(); assert not alone()"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
@@ -153,10 +132,10 @@ def test_a_process_with_threads_is_not_forked() -> None:
 
 def test_importing_a_node_starts_no_thread(tmp_path: Path) -> None:
     """Else no node would be forked any more, and nobody would notice but by the clock."""
-    modules = ", ".join(starting.PRELOADED)
-    code = f"import {modules}; from swarmnode.local.zygote import alone; assert alone()"
+    modules = ", ".join(spawn.PRELOADED)
+    code = f"import {modules}; from swarmnode.local.fork_server import alone; assert alone()"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120, env={**os.environ, "OMP_NUM_THREADS": "1"})
 
 
-def alive(process: starting.Process) -> bool:
+def alive(process: spawn.ChildProcess) -> bool:
     return psutil.pid_exists(process.pid)

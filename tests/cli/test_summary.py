@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from swarmnode.local.session import Conditions, Picture
-from swarmnode.local.summary import NodeFacts, Rate, Summary, Totals, count, parse_series, totals
-from swarmnode.local.view import (
+from swarmnode.local.session import Conditions, SessionView
+from swarmnode.local.summary import NodeFacts, Summary, TokenRate, Totals, count, parse_series, totals
+from swarmnode.local.swarm_view import (
     LiveScreen,
     PlainScreen,
     conclusion,
@@ -102,18 +102,18 @@ def test_a_count_takes_every_series_with_the_labels_asked_for() -> None:
 
 
 def test_the_rate_is_between_the_first_and_last_progress() -> None:
-    rate = Rate()
+    rate = TokenRate()
     for now_s, tokens in [(0, 0), (5, 0), (10, 1000), (11, 3000), (20, 21_000), (60, 21_000)]:
         rate.see(now_s, tokens)
     assert rate.tokens_per_s == 2000.0
-    once = Rate()
+    once = TokenRate()
     once.see(3, 100)
     assert once.tokens_per_s == 0.0
 
 
 @given(st.lists(st.tuples(st.floats(0.01, 100), st.integers(0, 10_000)), max_size=30))
 def test_the_rate_agrees_with_a_dumb_twin(steps: list[tuple[float, int]]) -> None:
-    rate, now_s, tokens, seen = Rate(), 0.0, 0, []
+    rate, now_s, tokens, seen = TokenRate(), 0.0, 0, []
     for wait_s, more in steps:
         now_s, tokens = now_s + wait_s, tokens + more
         rate.see(now_s, tokens)
@@ -185,7 +185,7 @@ def test_people_can_read_it() -> None:
 
 
 def test_the_view_shows_every_node_by_stage() -> None:
-    picture = Picture(60.0, 45.25, 1234.5, tuple(NODES), totals(NODES))
+    picture = SessionView(60.0, 45.25, 1234.5, tuple(NODES), totals(NODES))
     assert line(picture).split("  ")[1:] == [
         "45.2 s",
         "nodes 2/3",
@@ -207,7 +207,7 @@ def test_lines_come_every_few_seconds_only(capsys: pytest.CaptureFixture[str]) -
 
     screen = PlainScreen(sys.stdout)
     for wall_s in range(12):
-        screen.show(Picture(float(wall_s), None, 0.0, (), totals([])))
+        screen.show(SessionView(float(wall_s), None, 0.0, (), totals([])))
     screen.note("hello")
     assert len(capsys.readouterr().out.splitlines()) == 4
 
@@ -218,7 +218,7 @@ def test_a_terminal_gets_a_live_table_and_its_cursor_back(monkeypatch: pytest.Mo
     screen = screen_for(console, io.StringIO())
     assert isinstance(screen, LiveScreen)
     screen.note("kill -9 node-02")
-    screen.show(Picture(60.0, 45.25, 1234.5, tuple(NODES), totals(NODES)))
+    screen.show(SessionView(60.0, 45.25, 1234.5, tuple(NODES), totals(NODES)))
     screen.close()
     assert isinstance(console.file, io.StringIO)
     shown = console.file.getvalue()

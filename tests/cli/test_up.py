@@ -7,15 +7,16 @@ import importlib.util
 import json
 import os
 import pathlib
+from dataclasses import replace
 
 import pytest
 
 from swarmnode import manifest as manifests
 from swarmnode.cli.main import main
+from swarmnode.daemon import ready_file
+from swarmnode.daemon.ready_file import Ready
 from swarmnode.errors import LocalFault, ManifestError, NotPermitted, UsageError
-from swarmnode.local import ready
-from swarmnode.local.folder import prepare
-from swarmnode.local.ready import Ready
+from swarmnode.local.run_folder import prepare
 
 HERE = pathlib.Path(__file__).parent
 TINY = manifests.PRESETS["tiny"]
@@ -77,7 +78,7 @@ def test_a_folder_that_cannot_be_written(run: pathlib.Path) -> None:
 
 
 @pytest.fixture
-def _stood_in(monkeypatch: pytest.MonkeyPatch) -> None:
+def _fell_back(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = importlib.util.spec_from_file_location("drive", HERE / "drive.py")
     assert spec is not None and spec.loader is not None
     drive = importlib.util.module_from_spec(spec)
@@ -86,7 +87,7 @@ def _stood_in(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("swarmnode.local.session.PERIOD_S", 0.1)
 
 
-@pytest.mark.usefixtures("_stood_in")
+@pytest.mark.usefixtures("_fell_back")
 def test_json_is_the_only_thing_on_stdout(run: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     code = main(["up", str(run), "--nodes", "2", "--rounds", "1", "--json"])
     captured = capsys.readouterr()
@@ -99,7 +100,7 @@ def test_json_is_the_only_thing_on_stdout(run: pathlib.Path, capsys: pytest.Capt
     assert "no saved stage" in found["failure"]
 
 
-@pytest.mark.usefixtures("_stood_in")
+@pytest.mark.usefixtures("_fell_back")
 def test_people_get_lines_and_a_summary(run: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     main(["up", str(run), "--nodes", "2", "--samples", "64"])
     captured = capsys.readouterr()
@@ -108,7 +109,7 @@ def test_people_get_lines_and_a_summary(run: pathlib.Path, capsys: pytest.Captur
     assert captured.err.startswith("swarmnode: no model was exported: no saved stage")
 
 
-@pytest.mark.usefixtures("_stood_in")
+@pytest.mark.usefixtures("_fell_back")
 def test_a_swarm_that_does_not_start_is_one_line(
     run: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -120,30 +121,48 @@ def test_a_swarm_that_does_not_start_is_one_line(
     assert "Traceback" not in captured.err
 
 
-def test_the_ready_file_is_read_as_it_was_written(tmp_path: pathlib.Path) -> None:
-    assert ready.read(tmp_path) is None
+def test_text_and_tokenizer_are_opened_before_anything_is_signed(
+    run: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (run / "short").mkdir()
+    (run / "short" / "a.txt").write_text("too little")
+    (run / "no.json").write_text("no tokenizer")
+    for data, told in (
+        (manifests.DataSpec(source="text", paths=("nothing",)), "nothing"),
+        (manifests.DataSpec(source="text", paths=("short",)), "too little text"),
+        (manifests.DataSpec(source="text", paths=("short",), tokenizer="no.json"), "no.json"),
+    ):
+        (run / "manifest.toml").write_text(manifests.template(replace(TINY, data=data)))
+        assert main(["up", str(run), "--nodes", "2", "--json", "--cache", "cache"]) == 78
+        captured = capsys.readouterr()
+        assert captured.out == "" and told in captured.err and captured.err.count("\n") == 1
+    assert not (run / "manifest.signed").exists() and not list(run.glob("up-*"))
+
+
+async def test_the_ready_file_is_read_as_it_was_written(tmp_path: pathlib.Path) -> None:
+    assert ready_file.read(tmp_path) is None
     said = Ready(1, "ab" * 32, "peer", ("/ip4/127.0.0.1/tcp/1/p2p/x",), "127.0.0.1:9", "/tmp/s", 2)
-    ready.write(tmp_path, said)
-    assert ready.read(tmp_path) == said
+    ready_file.write(tmp_path, said)
+    assert ready_file.read(tmp_path) == said
     assert [path.name for path in tmp_path.iterdir()] == ["ready.json"]
-    assert asyncio.run(asyncio.wait_for(ready.wait(tmp_path, 1), 10)) == said
+    assert (await asyncio.wait_for(ready_file.wait(tmp_path, 1), 10)) == said
     (tmp_path / "ready.json").write_text('{"pid": 1}')
-    with pytest.raises(LocalFault, match="makes no sense"):
-        ready.read(tmp_path)
-    ready.clear(tmp_path)
-    ready.clear(tmp_path)
-    assert ready.read(tmp_path) is None
+    with pytest.raises(LocalFault, match="is invalid"):
+        ready_file.read(tmp_path)
+    ready_file.clear(tmp_path)
+    ready_file.clear(tmp_path)
+    assert ready_file.read(tmp_path) is None
     with pytest.raises(LocalFault, match="cannot write"):
-        ready.write(tmp_path / "missing", said)
+        ready_file.write(tmp_path / "missing", said)
 
 
-def test_the_ready_file_of_another_process_is_waited_past(tmp_path: pathlib.Path) -> None:
+async def test_the_ready_file_of_another_process_is_waited_past(tmp_path: pathlib.Path) -> None:
     async def scenario() -> Ready:
-        ready.write(tmp_path, Ready(1, "", "old", (), "", ""))
+        ready_file.write(tmp_path, Ready(1, "", "old", (), "", ""))
         async with asyncio.TaskGroup() as group:
-            waiting = group.create_task(ready.wait(tmp_path, 2))
+            waiting = group.create_task(ready_file.wait(tmp_path, 2))
             await asyncio.sleep(0)
-            ready.write(tmp_path, Ready(2, "", "new", (), "", ""))
+            ready_file.write(tmp_path, Ready(2, "", "new", (), "", ""))
         return waiting.result()
 
-    assert asyncio.run(asyncio.wait_for(scenario(), 10)).peer_id == "new"
+    assert (await asyncio.wait_for(scenario(), 10)).peer_id == "new"

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from swarmnode.cloud import detect
-from swarmnode.cloud.client import HttpMetadata
 from swarmnode.cloud.fake import FakeMetadata
+from swarmnode.cloud.metadata_client import HttpMetadata
 from swarmnode.cloud.watch import Aws, Azure, Gcp, Watcher
 from swarmnode.errors import Unavailable
-from swarmnode.node.notice import Kind, Notice
-from tests.pipeline.quiet import Quiet
+from swarmnode.node.notice import Notice, NoticeKind
+from tests.support.fake_telemetry import Quiet
 
 BOUND_S = 30.0
 PERIOD_S = 0.02
@@ -74,131 +74,97 @@ async def scene(notice_s: float = 120.0) -> AsyncIterator[Scene]:
         await fake.close()
 
 
-def run(body: Callable[[], object]) -> None:
-    asyncio.run(asyncio.wait_for(body(), 90))  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize("cloud", detect.CLOUDS)
-def test_a_preemption_is_heard(cloud: str) -> None:
-    async def body() -> None:
-        async with scene(notice_s=100.0) as s, s.watching(cloud):
-            await s.until(lambda: s.fake.played.asked >= 4)
-            assert not s.heard
-            await s.fake.say("preempt")
-            await s.until(lambda: bool(s.heard))
-            told = s.heard[0]
-            assert (told.source, told.kind) == (cloud, Kind.PREEMPT)
-            assert 95.0 < told.deadline_s <= 101.0 or cloud == "gcp"
-            assert not s.troubles()
-
-    run(body)
+async def test_a_preemption_is_heard(cloud: str) -> None:
+    async with scene(notice_s=100.0) as s, s.watching(cloud):
+        await s.until(lambda: s.fake.played.asked >= 4)
+        assert not s.heard
+        await s.fake.say("preempt")
+        await s.until(lambda: bool(s.heard))
+        told = s.heard[0]
+        assert (told.source, told.kind) == (cloud, NoticeKind.PREEMPT)
+        assert 95.0 < told.deadline_s <= 101.0 or cloud == "gcp"
+        assert not s.troubles()
 
 
 @pytest.mark.parametrize(("cloud", "what"), [("aws", "rebalance"), ("gcp", "migrate"), ("azure", "freeze")])
-def test_advice_is_heard(cloud: str, what: str) -> None:
-    async def body() -> None:
-        async with scene() as s, s.watching(cloud):
-            await s.fake.say(what)
-            await s.until(lambda: bool(s.heard))
-            assert {told.kind for told in s.heard} == {Kind.ADVICE}
-
-    run(body)
+async def test_advice_is_heard(cloud: str, what: str) -> None:
+    async with scene() as s, s.watching(cloud):
+        await s.fake.say(what)
+        await s.until(lambda: bool(s.heard))
+        assert {told.kind for told in s.heard} == {NoticeKind.ADVICE}
 
 
-def test_another_machines_event_is_not_ours() -> None:
-    async def body() -> None:
-        async with scene() as s, s.watching("azure"):
-            await s.fake.say("other")
-            asked = s.fake.played.asked
-            await s.until(lambda: s.fake.played.asked > asked + 4)
-            assert not s.heard
-
-    run(body)
+async def test_another_machines_event_is_not_ours() -> None:
+    async with scene() as s, s.watching("azure"):
+        await s.fake.say("other")
+        asked = s.fake.played.asked
+        await s.until(lambda: s.fake.played.asked > asked + 4)
+        assert not s.heard
 
 
-def test_azure_is_told_that_we_are_ready() -> None:
-    async def body() -> None:
-        async with scene() as s, s.watching("azure") as watcher:
-            await s.fake.say("preempt")
-            await s.until(lambda: bool(s.heard))
-            assert await watcher.acknowledge(s.heard[0])
-            assert s.fake.played.approved == [s.heard[0].id]
-            assert not await s.watcher("aws").acknowledge(s.heard[0])
-
-    run(body)
+async def test_azure_is_told_that_we_are_ready() -> None:
+    async with scene() as s, s.watching("azure") as watcher:
+        await s.fake.say("preempt")
+        await s.until(lambda: bool(s.heard))
+        assert await watcher.acknowledge(s.heard[0])
+        assert s.fake.played.approved == [s.heard[0].id]
+        assert not await s.watcher("aws").acknowledge(s.heard[0])
 
 
 @pytest.mark.parametrize("cloud", detect.CLOUDS)
 @pytest.mark.parametrize("trouble", ["rubbish", "forbid"])
-def test_a_service_that_talks_nonsense_is_told_of_once_and_asked_again(cloud: str, trouble: str) -> None:
-    async def body() -> None:
-        async with scene() as s:
-            await s.fake.say(trouble)
-            async with s.watching(cloud):
-                await s.until(lambda: len(s.troubles()) > 0 and s.fake.played.asked >= 5)
-                assert len(s.troubles()) <= 2, "one line a question, not one a second"
-                assert not s.heard
-                await s.fake.say("recover")
-                await s.fake.say("preempt")
-                await s.until(lambda: bool(s.heard))
-
-    run(body)
-
-
-def test_a_service_that_hangs_is_given_up_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("swarmnode.cloud.watch.TIMEOUT_S", 0.1)
-
-    async def body() -> None:
-        async with scene() as s:
-            await s.fake.say("hang")
-            async with s.watching("aws"):
-                await s.until(lambda: len(s.troubles()) > 0)
-                assert "did not answer within" in s.troubles()[0]
-
-    run(body)
-
-
-def test_an_expired_token_is_fetched_anew() -> None:
-    async def body() -> None:
-        async with scene() as s, s.watching("aws"):
-            await s.until(lambda: s.fake.played.asked >= 4)
-            s.fake.played.tokens.clear()
+async def test_a_service_that_talks_nonsense_is_told_of_once_and_asked_again(cloud: str, trouble: str) -> None:
+    async with scene() as s:
+        await s.fake.say(trouble)
+        async with s.watching(cloud):
+            await s.until(lambda: len(s.troubles()) > 0 and s.fake.played.asked >= 5)
+            assert len(s.troubles()) <= 2, "one line a question, not one a second"
+            assert not s.heard
+            await s.fake.say("recover")
             await s.fake.say("preempt")
             await s.until(lambda: bool(s.heard))
-            assert not s.troubles()
-
-    run(body)
 
 
-def test_a_proxy_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_service_that_hangs_is_given_up_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("swarmnode.cloud.watch.TIMEOUT_S", 0.1)
+
+    async with scene() as s:
+        await s.fake.say("hang")
+        async with s.watching("aws"):
+            await s.until(lambda: len(s.troubles()) > 0)
+            assert "did not answer within" in s.troubles()[0]
+
+
+async def test_an_expired_token_is_fetched_anew() -> None:
+    async with scene() as s, s.watching("aws"):
+        await s.until(lambda: s.fake.played.asked >= 4)
+        s.fake.played.tokens.clear()
+        await s.fake.say("preempt")
+        await s.until(lambda: bool(s.heard))
+        assert not s.troubles()
+
+
+async def test_a_proxy_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
 
-    async def body() -> None:
-        async with scene() as s, s.watching("gcp"):
-            await s.fake.say("preempt")
-            await s.until(lambda: bool(s.heard))
-
-    run(body)
+    async with scene() as s, s.watching("gcp"):
+        await s.fake.say("preempt")
+        await s.until(lambda: bool(s.heard))
 
 
-def test_nobody_there_is_unavailable_and_no_cloud() -> None:
-    async def body() -> None:
-        metadata = HttpMetadata("http://127.0.0.1:9")
-        with pytest.raises(Unavailable, match="127.0.0.1:9"):
-            await metadata.ask("GET", "x", {}, timeout_s=5.0)
-        assert await detect.by_asking(metadata) is None
-        await metadata.close()
-
-    run(body)
+async def test_nobody_there_is_unavailable_and_no_cloud() -> None:
+    metadata = HttpMetadata("http://127.0.0.1:9")
+    with pytest.raises(Unavailable, match="127.0.0.1:9"):
+        await metadata.ask("GET", "x", {}, timeout_s=5.0)
+    assert await detect.by_asking(metadata) is None
+    await metadata.close()
 
 
-def test_a_service_is_known_by_its_answers() -> None:
-    async def body() -> None:
-        async with scene() as s:
-            assert await detect.by_asking(s.metadata) == "aws"  # the fake plays all three: the first
-
-    run(body)
+async def test_a_service_is_known_by_its_answers() -> None:
+    async with scene() as s:
+        assert await detect.by_asking(s.metadata) == "aws"  # the fake plays all three: the first
 
 
 @pytest.mark.parametrize(

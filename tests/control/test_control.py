@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 import uvloop
 
-from swarmnode.control import address, client
+from swarmnode.control import client, socket_path
 from swarmnode.control.service import ControlServer
 from swarmnode.errors import LocalFault, NoDaemon, NotPermitted, Unavailable, UsageError
 from swarmnode.wire.control_pb2 import DrainReply, StatusReply
@@ -33,7 +33,7 @@ class Daemon:
         return self.reply
 
     def server(self, home: pathlib.Path) -> ControlServer:
-        return ControlServer(home, self)
+        return ControlServer(home, self)  # type: ignore[arg-type]
 
     def leave(self, reason: str, checkpoint: str, stopping: bool) -> None:
         self.reasons.append(reason)
@@ -79,64 +79,55 @@ def test_no_daemon_is_one_clear_line_and_exit_69(tmp_path: pathlib.Path) -> None
         client.status(tmp_path)
     assert caught.value.exit_code == 69
     with socket.socket(socket.AF_UNIX) as killed:  # what `kill -9` leaves: a socket file and nobody behind it
-        killed.bind(str(tmp_path / address.SOCKET_NAME))
+        killed.bind(str(tmp_path / socket_path.SOCKET_NAME))
     for ask in (lambda: client.status(tmp_path), lambda: client.leave(tmp_path, "go")):
         with pytest.raises(NoDaemon, match="start one"):
             ask()
 
 
-def test_a_socket_left_by_a_killed_daemon_is_taken_over(tmp_path: pathlib.Path) -> None:
+async def test_a_socket_left_by_a_killed_daemon_is_taken_over(tmp_path: pathlib.Path) -> None:
     with socket.socket(socket.AF_UNIX) as killed:
-        killed.bind(str(tmp_path / address.SOCKET_NAME))
+        killed.bind(str(tmp_path / socket_path.SOCKET_NAME))
 
-    async def scenario() -> None:
-        async with serving(tmp_path) as (daemon, _):
-            assert (await asyncio.to_thread(client.status, tmp_path)) == daemon.reply
-
-    asyncio.run(scenario())
+    async with serving(tmp_path) as (daemon, _):
+        assert (await asyncio.to_thread(client.status, tmp_path)) == daemon.reply
 
 
-def test_two_daemons_do_not_share_a_home(tmp_path: pathlib.Path) -> None:
-    async def scenario() -> None:
-        async with serving(tmp_path) as (daemon, _):
-            with pytest.raises(UsageError, match=rf"another swarmnode \(pid {os.getpid()}\) lives in .*--home"):
-                await Daemon().server(tmp_path).start()
-            with pytest.raises(UsageError, match="another swarmnode"):
-                Daemon().server(tmp_path).hold()
-            assert (await asyncio.to_thread(client.status, tmp_path)) == daemon.reply
-        async with serving(tmp_path):
-            pass
-
-    asyncio.run(scenario())
+async def test_two_daemons_do_not_share_a_home(tmp_path: pathlib.Path) -> None:
+    async with serving(tmp_path) as (daemon, _):
+        with pytest.raises(UsageError, match=rf"another swarmnode \(pid {os.getpid()}\) uses .*--home"):
+            await Daemon().server(tmp_path).start()
+        with pytest.raises(UsageError, match="another swarmnode"):
+            Daemon().server(tmp_path).hold()
+        assert (await asyncio.to_thread(client.status, tmp_path)) == daemon.reply
+    async with serving(tmp_path):
+        pass
 
 
 def test_a_frozen_daemon_is_unavailable_after_the_deadline(tmp_path: pathlib.Path) -> None:
     with socket.socket(socket.AF_UNIX) as frozen:
-        frozen.bind(str(tmp_path / address.SOCKET_NAME))
+        frozen.bind(str(tmp_path / socket_path.SOCKET_NAME))
         frozen.listen()  # accepted by the kernel, answered by nobody
         with pytest.raises(Unavailable, match=r"did not answer within 0\.2 s"):
             client.status(tmp_path, timeout_s=0.2)
 
 
-def test_a_daemon_that_fails_says_so(tmp_path: pathlib.Path) -> None:
+async def test_a_daemon_that_fails_says_so(tmp_path: pathlib.Path) -> None:
     def fail() -> StatusReply:
         raise RuntimeError("broken")
 
-    async def scenario() -> None:
-        daemon = Daemon()
-        daemon.status = fail  # type: ignore[method-assign]
-        server = daemon.server(tmp_path)
-        await server.start()
-        try:
-            with pytest.raises(LocalFault, match="its log says more"):
-                await asyncio.to_thread(client.status, tmp_path)
-        finally:
-            await server.stop()
-
-    asyncio.run(scenario())
+    daemon = Daemon()
+    daemon.status = fail  # type: ignore[method-assign]
+    server = daemon.server(tmp_path)
+    await server.start()
+    try:
+        with pytest.raises(LocalFault, match="see its log"):
+            await asyncio.to_thread(client.status, tmp_path)
+    finally:
+        await server.stop()
 
 
-def test_a_home_whose_path_is_too_long_gets_a_short_socket(
+async def test_a_home_whose_path_is_too_long_gets_a_short_socket(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home = tmp_path / ("deep" * 30)
@@ -147,16 +138,16 @@ def test_a_home_whose_path_is_too_long_gets_a_short_socket(
     async def scenario() -> None:
         async with serving(home) as (daemon, path):
             assert path.is_relative_to(runtime)
-            assert len(os.fsencode(path)) <= address.SOCKET_PATH_BYTES_MAX
+            assert len(os.fsencode(path)) <= socket_path.SOCKET_PATH_BYTES_MAX
             assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
-            assert (home / address.POINTER_NAME).read_text() == f"{path}\n"
+            assert (home / socket_path.POINTER_NAME).read_text() == f"{path}\n"
             monkeypatch.delenv("XDG_RUNTIME_DIR")  # the client finds it whatever its own environment says
             assert (await asyncio.to_thread(client.status, home)) == daemon.reply
         assert not path.exists()
-        assert not (home / address.POINTER_NAME).exists()
+        assert not (home / socket_path.POINTER_NAME).exists()
 
     try:
-        asyncio.run(scenario())
+        await scenario()
     finally:
         for folder in runtime.iterdir():
             folder.rmdir()
@@ -171,14 +162,14 @@ def test_a_socket_folder_open_to_others_is_refused(tmp_path: pathlib.Path, monke
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
     try:
         with pytest.raises(NotPermitted, match="0700"):
-            address.choose(tmp_path / ("deep" * 30))
+            socket_path.choose(tmp_path / ("deep" * 30))
     finally:
         folder.rmdir()
         runtime.rmdir()
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root to become somebody else")
-def test_another_user_is_refused() -> None:
+async def test_another_user_is_refused() -> None:
     root = str(pathlib.Path(__file__).parents[2])
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         home = pathlib.Path(folder)
@@ -197,14 +188,11 @@ def test_another_user_is_refused() -> None:
                 output, _ = await asyncio.wait_for(asked.communicate(), 60)
                 assert output.decode().strip() == "NotPermitted 77"
 
-        asyncio.run(scenario())
+        await scenario()
 
 
-def test_drain_waits_for_how_it_left(tmp_path: pathlib.Path) -> None:
-    async def scenario() -> None:
-        async with serving(tmp_path) as (daemon, _):
-            reply = await asyncio.to_thread(client.drain, tmp_path, 12.0, "rehearsal")
-            assert (reply.held, reply.finished, list(reply.cut)) == (2, 1, ["finish: 1 of 2 microbatches"])
-            assert daemon.reasons == ["rehearsal in 12 s"]
-
-    asyncio.run(scenario())
+async def test_drain_waits_for_how_it_left(tmp_path: pathlib.Path) -> None:
+    async with serving(tmp_path) as (daemon, _):
+        reply = await asyncio.to_thread(client.drain, tmp_path, 12.0, "rehearsal")
+        assert (reply.held, reply.finished, list(reply.cut)) == (2, 1, ["finish: 1 of 2 microbatches"])
+        assert daemon.reasons == ["rehearsal in 12 s"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,7 +24,7 @@ WELL = Health(
 )
 
 
-def kinds(**changed: object) -> list[tuple[str, str]]:
+def kinds(**changed: Any) -> list[tuple[str, str]]:
     return [(alarm.kind, alarm.level) for alarm in alarms(replace(WELL, **changed))]
 
 
@@ -126,3 +127,11 @@ def test_parties_are_what_walking_finds(links: list[tuple[PeerId, PeerId]], memb
     found = parties(links, members)
     assert {frozenset(group) for group in found} == {walk(member) for member in members}
     assert [len(group) for group in found] == sorted((len(group) for group in found), reverse=True)
+
+
+def test_a_node_with_another_text_is_named_with_both_digests() -> None:
+    texts = [("ada", "aa" * 8), ("bob", "aa" * 8), ("eve", "bb" * 8)]
+    assert kinds(texts=texts) == [("text_mix", "warning")]
+    (alarm,) = alarms(replace(WELL, texts=texts))
+    assert "eve has " + "bb" * 8 in alarm.reason and "2 have " + "aa" * 8 in alarm.reason
+    assert kinds(texts=texts[:2]) == []

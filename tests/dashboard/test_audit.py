@@ -4,17 +4,19 @@ everywhere and is seen, and its best practices, in light and dark, on desktop an
 from __future__ import annotations
 
 from importlib import resources
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.dashboard.test_page import SIZES, Browser, Page, Served, browser, opened, served
+from tests.support.page import SIZES, Served, opened
 
-pytest.importorskip("axe_playwright_python", reason="axe-core is not here: pip install axe-playwright-python")
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+pytest.importorskip("axe_playwright_python", reason="axe-core is missing: pip install axe-playwright-python")
 
 AXE = (resources.files("axe_playwright_python") / "axe.min.js").read_text()
 RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
-__all__ = ["browser", "served"]
 
 # What can be seen of the focus: an outline of its own, or of what stands in for it (a radio's label).
 FOCUS = """() => {
@@ -48,7 +50,7 @@ def violations(page: Page) -> list[str]:
 
 
 def paths(served: Served) -> list[str]:
-    return ["", f"node/{served.crowd.people[1].identity.peer_id}", "node/nobody"]
+    return ["", f"node/{served.fake_fleet.nodes[1].identity.peer_id}", "node/nobody"]
 
 
 @pytest.mark.parametrize("size", SIZES)

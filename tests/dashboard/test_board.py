@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
 import sqlite3
@@ -12,57 +11,19 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from swarmnode.bench.crowd import BEGINNING_UNIX_S, Crowd, Person
+from swarmnode.bench.swarm.fake_fleet import FakeFleet
 from swarmnode.dashboard import view
 from swarmnode.dashboard.board import GONE_KEEP_S, NAME_CHARS_MAX, VALIDATIONS_KEPT, Board, Changes
-from swarmnode.dashboard.claim import brief, named
-from swarmnode.dashboard.history import POINTS_MAX, History, Point
-from swarmnode.dashboard.live import Live
-from swarmnode.dashboard.tally import LIVES_MAX, Contribution, counts_of
+from swarmnode.dashboard.display_text import brief, named
+from swarmnode.dashboard.heartbeat import Heartbeat
+from swarmnode.dashboard.history import POINTS_MAX, History, HistoryPoint
 from swarmnode.dashboard.timeline import KINDS, sentence
+from swarmnode.dashboard.totals import LIVES_MAX, Contribution, counts_of
 from swarmnode.errors import LocalFault
-from swarmnode.ids import PeerId
-from swarmnode.membership.record import check_record
 from swarmnode.metrics import name
 from swarmnode.metrics.name import EVENTS, series
 from swarmnode.wire import control_pb2, record_pb2, report_pb2
-from tests.dashboard.watched import RUN, TINY, fits
-
-NOW = BEGINNING_UNIX_S
-
-
-def record(crowd: Crowd, person: Person, **changed: object) -> record_pb2.Record:
-    made = record_pb2.Record()
-    made.CopyFrom(check_record(crowd.record(person, 15.0), run_id=RUN))
-    for key, value in changed.items():
-        setattr(made, key, value)
-    return made
-
-
-def report(serial: int = 0, event: str = "", level: str = "info", **fields: str) -> report_pb2.Report:
-    made = report_pb2.Report(incarnation=1, unix_ms=int(NOW * 1000), name="ada", status=control_pb2.StatusReply())
-    if event:
-        made.events.append(
-            report_pb2.EventReport(serial=serial, unix_ms=int(NOW * 1000), event=event, level=level, fields=fields)
-        )
-    return made
-
-
-class Fixture:
-    """A board that has heard one node."""
-
-    def __init__(self) -> None:
-        async def make() -> None:
-            self.crowd = Crowd(TINY, RUN, 2)
-            self.person = self.crowd.people[0]
-            self.board = Board(TINY, RUN)
-            self.board.heard(record(self.crowd, self.person, expires_unix_ms=int((NOW + 15) * 1000)), NOW)
-
-        asyncio.run(make())
-        self.peer = PeerId(self.person.identity.peer_id)
-
-    def texts(self) -> list[str]:
-        return [entry.text for entry in self.board.timeline]
+from tests.support.watched import NOW, RUN, TINY, Fixture, fits, record, report
 
 
 @pytest.fixture
@@ -147,13 +108,13 @@ def test_claims_that_cannot_be_are_not_believed(one: Fixture) -> None:
     assert all(len(text) <= 240 for text in one.texts())
 
 
-def test_a_boast_moves_the_count_of_samples_nowhere() -> None:
+async def test_a_boast_moves_the_count_of_samples_nowhere() -> None:
     async def make() -> list[record_pb2.Record]:
-        crowd = Crowd(TINY, RUN, 4)
-        return [record(crowd, person, expires_unix_ms=int((NOW + 15) * 1000)) for person in crowd.people]
+        fake_fleet = FakeFleet(TINY, RUN, 4)
+        return [record(fake_fleet, fake_node, expires_unix_ms=int((NOW + 15) * 1000)) for fake_node in fake_fleet.nodes]
 
     board = Board(TINY, RUN)
-    for told, total in zip(asyncio.run(make()), (0, 512, 10**12, 500), strict=True):
+    for told, total in zip(await make(), (0, 512, 10**12, 500), strict=True):
         told.progress.total = total
         told.progress.samples[:] = [total]
         board.heard(told, NOW)
@@ -201,7 +162,7 @@ def test_a_restart_brings_everything_back(one: Fixture, tmp_path: Path) -> None:
     board.samples = 512
     board.tell(NOW, None, "alarm", "warning", "something")
     history = History.open(tmp_path / "h", RUN, print)
-    history.write(board.take_changes(), Point(NOW, 512, 9.0, 4.0, 1, 1, 4, 10.0, 1.0))
+    history.write(board.take_changes(), HistoryPoint(NOW, 512, 9.0, 4.0, 1, 1, 4, 10.0, 1.0))
     history.close()
 
     again, board = Board(TINY), one.board
@@ -246,7 +207,7 @@ def test_a_disk_that_refuses_is_told_once_and_survived(tmp_path: Path) -> None:
     history.close()  # every write from now on fails
     nothing = Changes([], [], [], [], [], [], [])
     for index in range(3):
-        history.write(nothing, Point(NOW + index, index, 0.0, None, 0, 0, 0, 0.0, 0.0))
+        history.write(nothing, HistoryPoint(NOW + index, index, 0.0, None, 0, 0, 0, 0.0, 0.0))
     assert len(told) == 1 and len(history.points) == 3
 
 
@@ -254,7 +215,7 @@ def test_curves_are_thinned_as_they_age(tmp_path: Path) -> None:
     history = History.open(tmp_path / "h", RUN, print)
     nothing = Changes([], [], [], [], [], [], [])
     for index in range(POINTS_MAX + 5):
-        history.write(nothing, Point(NOW + index, index, 0.0, None, 0, 0, 0, 0.0, 0.0))
+        history.write(nothing, HistoryPoint(NOW + index, index, 0.0, None, 0, 0, 0, 0.0, 0.0))
     assert len(history.points) <= POINTS_MAX
     kept = [point.samples for point in history.points]
     assert kept == sorted(kept) and kept[0] == 0 and kept[-1] == POINTS_MAX + 4
@@ -314,7 +275,7 @@ def test_no_report_breaks_the_picture(reports: list[report_pb2.Report]) -> None:
     """Whatever nodes say: the board takes it, the page gets JSON that fits its document, the history stores it."""
     one, refused = Fixture(), []
     history = History.open(Path(":memory:"), RUN, refused.append)
-    live = Live(one.board, history, one.crowd.clock)
+    live = Heartbeat(one.board, history, one.fake_fleet.clock)
     live.now_s = lambda: NOW + 1  # type: ignore[method-assign]
     for said in reports:
         one.board.reported(one.peer, said, NOW, 0.01)

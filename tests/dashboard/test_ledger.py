@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import aiohttp
@@ -10,22 +9,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnode.bench.crowd import Crowd
+from swarmnode.bench.swarm.fake_fleet import FakeFleet
 from swarmnode.dashboard import view
 from swarmnode.dashboard.board import Board
-from swarmnode.dashboard.claim import RECEIPTS_MAX, sane
+from swarmnode.dashboard.display_text import RECEIPTS_MAX, sane
 from swarmnode.dashboard.history import History
 from swarmnode.dashboard.ledger import KEPT_EACH, KEPT_STRANGE, Ledger
-from swarmnode.dashboard.tally import Contribution
+from swarmnode.dashboard.totals import Contribution
 from swarmnode.errors import RemoteFault
 from swarmnode.identity import Identity
 from swarmnode.ids import PeerId, RunId
-from swarmnode.local.receipts import Receipts
-from swarmnode.membership.receipt import RECEIPT_BYTES_MAX, Done, check_receipt, sign_receipt
+from swarmnode.machine.receipt_store import Receipts
+from swarmnode.membership.receipt import RECEIPT_BYTES_MAX, WorkDone, check_receipt, sign_receipt
 from swarmnode.wire import call_pb2 as wire
 from swarmnode.wire import report_pb2
-from tests.dashboard.test_board import NOW, Fixture, report
-from tests.dashboard.watched import DOCUMENT, RUN, TINY, fits, watched
+from tests.support.watched import DOCUMENT, NOW, RUN, TINY, Fixture, fits, report, watched
 
 PEOPLE = [Identity.of_seed(bytes([n + 1]) * 32) for n in range(4)]
 SERVER = PEOPLE[0].peer_id
@@ -33,7 +31,7 @@ UNTIL = int(NOW)
 
 
 def signed(client: int, samples: int, begun: int = 10, until: int = UNTIL, server: PeerId = SERVER) -> bytes:
-    made = sign_receipt(PEOPLE[client], RUN, server, Done(samples, samples), begun, until)
+    made = sign_receipt(PEOPLE[client], RUN, server, WorkDone(samples, samples), begun, until)
     return made.SerializeToString()
 
 
@@ -54,8 +52,8 @@ def test_the_sum_is_the_most_each_life_of_each_member_signed(shown: list[tuple[i
 
 def test_what_is_not_a_receipt_of_this_run_for_this_node_by_its_client_thanks_nobody() -> None:
     ledger = Ledger(RUN)
-    own = sign_receipt(PEOPLE[0], RUN, SERVER, Done(1, 1), 1, UNTIL).SerializeToString()
-    other = sign_receipt(PEOPLE[1], RunId("ef" * 32), SERVER, Done(1, 1), 1, UNTIL).SerializeToString()
+    own = sign_receipt(PEOPLE[0], RUN, SERVER, WorkDone(1, 1), 1, UNTIL).SerializeToString()
+    other = sign_receipt(PEOPLE[1], RunId("ef" * 32), SERVER, WorkDone(1, 1), 1, UNTIL).SerializeToString()
     forged = wire.Receipt.FromString(signed(1, 5))
     forged.samples = 500
     for raw in (
@@ -78,7 +76,7 @@ def test_made_up_clients_neither_count_nor_grow_the_books() -> None:
     refused = 0
     for number in range(2 * KEPT_STRANGE):
         crony = Identity.of_seed(number.to_bytes(32, "big"))
-        raw = sign_receipt(crony, RUN, SERVER, Done(9, 9), 1, UNTIL).SerializeToString()
+        raw = sign_receipt(crony, RUN, SERVER, WorkDone(9, 9), 1, UNTIL).SerializeToString()
         try:
             ledger.take(SERVER, raw, set(), NOW)
         except RemoteFault:
@@ -114,51 +112,48 @@ def one() -> Fixture:
     return Fixture()
 
 
-def test_a_coordinator_is_told_each_receipt_once_in_turn(tmp_path: Path) -> None:
+async def test_a_coordinator_is_told_each_receipt_once_in_turn(tmp_path: Path) -> None:
     kept = Receipts(tmp_path)
     for client in (1, 2, 3):
-        kept.keep(wire.Receipt.FromString(signed(client, client)))
-    kept.keep(sign_receipt(PEOPLE[1], RunId("ef" * 32), SERVER, Done(1, 1), 1, 2))
+        await kept.keep(wire.Receipt.FromString(signed(client, client)))
+    await kept.keep(sign_receipt(PEOPLE[1], RunId("ef" * 32), SERVER, WorkDone(1, 1), 1, 2))
     serial, first = kept.after(RUN, 0, 2)
     assert [wire.Receipt.FromString(raw).samples for raw in first] == [1, 2]
     serial, rest = kept.after(RUN, serial, 2)
     assert [wire.Receipt.FromString(raw).samples for raw in rest] == [3]
     assert kept.after(RUN, serial, 2) == (serial, [])
-    kept.keep(wire.Receipt.FromString(signed(1, 50)))
+    await kept.keep(wire.Receipt.FromString(signed(1, 50)))
     serial, newer = kept.after(RUN, serial, 2)
     assert [wire.Receipt.FromString(raw).samples for raw in newer] == [50]
     assert len(Receipts(tmp_path).after(RUN, 0, 9)[1]) == 3, "kept through a restart"
 
 
-def test_the_api_shows_who_was_thanked_and_by_whom(tmp_path: Path) -> None:
-    async def body() -> None:
-        here = Crowd(TINY, RUN, 6)
-        here.train(5.0)
-        await here.announce()
-        async with watched(here, tmp_path) as w, aiohttp.ClientSession(w.board.url) as session:
-            await w.everybody_answered()
-            async with session.get("/api/v1/contributors") as answer:
-                rows = (await answer.json())["contributors"]
-            assert len(rows) == 6 and all(row["receipts"]["samples"] > 0 for row in rows)
-            assert [row["receipts"]["samples"] for row in rows] == sorted(
-                (row["receipts"]["samples"] for row in rows), reverse=True
+async def test_the_api_shows_who_was_thanked_and_by_whom(tmp_path: Path) -> None:
+    here = FakeFleet(TINY, RUN, 6)
+    here.train(5.0)
+    await here.announce()
+    async with watched(here, tmp_path) as w, aiohttp.ClientSession(w.board.url) as session:
+        await w.everybody_answered()
+        async with session.get("/api/v1/contributors") as answer:
+            rows = (await answer.json())["contributors"]
+        assert len(rows) == 6 and all(row["receipts"]["samples"] > 0 for row in rows)
+        assert [row["receipts"]["samples"] for row in rows] == sorted(
+            (row["receipts"]["samples"] for row in rows), reverse=True
+        )
+        assert {row["name"] for row in rows} == {fake_node.name for fake_node in here.nodes}
+        async with session.get(f"/api/v1/contributors/{rows[0]['peer']}/receipts") as answer:
+            shown = await answer.json()
+        operation = DOCUMENT["paths"]["/api/v1/contributors/{peer}/receipts"]["get"]
+        fits(shown, operation["responses"]["200"]["content"]["application/json"]["schema"])
+        assert sum(one["samples"] for one in shown["receipts"]) == rows[0]["receipts"]["samples"]
+        for one in shown["receipts"]:  # anybody can check them again
+            assert one.pop("counts")
+            receipt = wire.Receipt(
+                **{k: v for k, v in one.items() if k not in ("run", "signature")},
+                run_id=one["run"],
+                signature=bytes.fromhex(one["signature"]),
             )
-            assert {row["name"] for row in rows} == {person.name for person in here.people}
-            async with session.get(f"/api/v1/contributors/{rows[0]['peer']}/receipts") as answer:
-                shown = await answer.json()
-            operation = DOCUMENT["paths"]["/api/v1/contributors/{peer}/receipts"]["get"]
-            fits(shown, operation["responses"]["200"]["content"]["application/json"]["schema"])
-            assert sum(one["samples"] for one in shown["receipts"]) == rows[0]["receipts"]["samples"]
-            for one in shown["receipts"]:  # anybody can check them again
-                assert one.pop("counts")
-                receipt = wire.Receipt(
-                    **{k: v for k, v in one.items() if k not in ("run", "signature")},
-                    run_id=one["run"],
-                    signature=bytes.fromhex(one["signature"]),
-                )
-                check_receipt(receipt, RUN, rows[0]["peer"])
-
-    asyncio.run(body())
+            check_receipt(receipt, RUN, rows[0]["peer"])
 
 
 def test_a_report_carries_no_more_than_are_taken() -> None:

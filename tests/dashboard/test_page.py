@@ -5,120 +5,14 @@ Screenshots are left in build/screenshots ($SWARMNODE_ARTEFACTS moves them): loo
 
 from __future__ import annotations
 
-import asyncio
-import os
-import threading
-from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import pytest
 
-from swarmnode.bench.crowd import Crowd
-from swarmnode.bench.dashboard import CHROMIUM, FLAGS, RUN, manifest_for, no_browser, watched
+from tests.support.page import ARTEFACTS, HOSTILE, SIZES, Served, opened, until
 
-if REASON := no_browser():
-    pytest.skip(f"no browser to look at the page with: {REASON}", allow_module_level=True)
-
-from playwright.sync_api import Browser, Page, sync_playwright
-
-ARTEFACTS = Path(os.environ.get("SWARMNODE_ARTEFACTS", Path(__file__).parents[2] / "build" / "screenshots"))
-SIZES = {"desktop": {"width": 1360, "height": 900}, "phone": {"width": 390, "height": 844}}
-BOUND_MS = 90_000
-HOSTILE = "<img src=x onerror=alert(1)>"
-
-
-@dataclass
-class Served:
-    """A page served by a loop in a thread of its own; `do` runs there."""
-
-    url: str
-    crowd: Crowd
-    loop: asyncio.AbstractEventLoop
-
-    def do(self, work: Any) -> None:
-        done = threading.Event()
-        self.loop.call_soon_threadsafe(lambda: (work(), done.set()))
-        assert done.wait(60)
-
-
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("swarmnode.dashboard.live.TICK_S", 0.25)  # four times as fast: curves have points sooner
-        patch.setattr("swarmnode.bench.dashboard.STEP_S", 0.5)
-        yield from serving(tmp_path_factory)
-
-
-def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    home = tmp_path_factory.mktemp("page")
-    ready = threading.Event()
-    made: list[Served] = []
-    stop: list[asyncio.Event] = []
-
-    async def serve() -> None:
-        crowd = Crowd(manifest_for(14), RUN, 14)
-        crowd.people[3].name = HOSTILE
-        for _ in range(40):
-            crowd.train(1.0)
-        crowd.people[1].recent("info", "stage.chosen", {"serves": 1, "reason": "stage 1 is the slowest"})
-        crowd.people[1].recent("info", "recovery.done", {"method": "replica", "seconds": 1.4, "nbytes": 8_000_000})
-        crowd.people[2].recent("info", "node.ready", {"serves": 2})
-        async with watched(crowd, home) as board:
-            stop.append(asyncio.Event())
-            made.append(Served(board.url, crowd, asyncio.get_running_loop()))
-            while len(board.live.history.points) < 12:
-                await asyncio.sleep(0.1)
-            ready.set()
-            await stop[0].wait()
-
-    thread = threading.Thread(target=lambda: asyncio.run(serve()))
-    thread.start()
-    try:
-        assert ready.wait(60)
-        yield made[0]
-    finally:
-        made[0].loop.call_soon_threadsafe(stop[0].set)
-        thread.join(60)
-    assert not thread.is_alive()
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with sync_playwright() as p:
-        opened = p.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS), timeout=BOUND_MS)
-        yield opened
-        opened.close()
-
-
-def opened(browser: Browser, served: Served, scheme: str = "light", size: str = "desktop", path: str = "") -> Page:
-    """A page that has shown its first curves; whatever it says on the console is in `page.said`."""
-    context = browser.new_context(viewport=SIZES[size], color_scheme=scheme, reduced_motion="reduce")  # type: ignore[arg-type]
-    page = context.new_page()
-    page.set_default_timeout(BOUND_MS)
-    page.said = []  # type: ignore[attr-defined]
-    page.on("console", lambda message: page.said.append(message.text))  # type: ignore[attr-defined]
-    page.on("pageerror", lambda error: page.said.append(str(error)))  # type: ignore[attr-defined]
-    page.on("requestfailed", lambda request: failed(page, request.url))
-    page.goto(served.url + path)
-    until(page, "performance.getEntriesByName('swarmnode-update').length >= 3")
-    return page
-
-
-def failed(page: Page, url: str) -> None:
-    if not url.endswith("/stream"):  # which ends whenever its page is left
-        page.said.append(url)  # type: ignore[attr-defined]
-
-
-def until(page: Page, condition: str) -> None:
-    """Wait for a condition. (The page's security policy forbids playwright's own way, which evaluates text there.)"""
-    for _ in range(BOUND_MS // 100):
-        if page.evaluate(condition):
-            return
-        page.wait_for_timeout(100)
-    raise AssertionError(f"not within {BOUND_MS / 1000:g} s: {condition}")
-
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 # Every text against what is behind it: WCAG 2.1 AA, 4.5 to 1, or 3 to 1 from 24 px.
 CONTRAST = """() => {
@@ -162,7 +56,7 @@ def test_the_page_is_legible_and_silent(browser: Browser, served: Served, scheme
         assert page.evaluate(CONTRAST) == []
         ARTEFACTS.mkdir(parents=True, exist_ok=True)
         page.screenshot(path=ARTEFACTS / f"run-{scheme}-{size}.png", full_page=True)
-        peer = served.crowd.people[1].identity.peer_id
+        peer = served.fake_fleet.nodes[1].identity.peer_id
         page.goto(f"{served.url}node/{peer}")
         page.wait_for_selector("#view-node h1 .pill")
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
@@ -219,14 +113,14 @@ def test_what_happens_is_seen_without_a_reload(browser: Browser, served: Served)
     try:
         samples = page.inner_text("#n-left")
         until(page, f"document.getElementById('n-left').textContent !== {samples!r}")
-        person = served.crowd.people[5]
-        served.do(lambda: served.crowd.network.nodes.pop(person.identity.peer_id))
-        page.wait_for_selector(f'a.node.state-silent[href="/node/{person.identity.peer_id}"]')
+        fake_node = served.fake_fleet.nodes[5]
+        served.do(lambda: served.fake_fleet.network.nodes.pop(fake_node.identity.peer_id))
+        page.wait_for_selector(f'a.node.state-silent[href="/node/{fake_node.identity.peer_id}"]')
         page.wait_for_selector(".alarm b")
         assert "not answering" in page.inner_text("#alarms")
-        page.wait_for_selector(f'#timeline li.kind-departure a[href="/node/{person.identity.peer_id}"]')
-        served.do(lambda: served.crowd.network.nodes.update({person.identity.peer_id: person.transport}))
-        page.wait_for_selector(f'a.node.state-training[href="/node/{person.identity.peer_id}"]')
+        page.wait_for_selector(f'#timeline li.kind-departure a[href="/node/{fake_node.identity.peer_id}"]')
+        served.do(lambda: served.fake_fleet.network.nodes.update({fake_node.identity.peer_id: fake_node.transport}))
+        page.wait_for_selector(f'a.node.state-training[href="/node/{fake_node.identity.peer_id}"]')
         assert page.said == []  # type: ignore[attr-defined]
     finally:
         page.context.close()

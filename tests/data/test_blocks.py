@@ -222,3 +222,20 @@ def test_long_runs_hold_little() -> None:
         ledger.finish(ledger.take([A])[0])
     assert ledger.frontier == 5000
     assert len(ledger._own) <= AHEAD_MAX and not ledger._others and len(ledger._owners) <= 2 * AHEAD_MAX
+
+
+def test_blocks_of_one_piece_of_text_belong_to_one_feeder() -> None:
+    """So that a feeder fetches few chunks; and it knows which it will draw."""
+    ledgers = {feeder: BlockLedger(feeder, 3, span=16) for feeder in (A, B, C)}
+    pieces: dict[int, set[PeerId]] = {}
+    for feeder, ledger in ledgers.items():
+        coming = list(ledger.coming([A, B, C]))
+        taken = []
+        while (found := ledger.take([A, B, C]))[1] == "own":
+            taken.append(found[0])
+            ledger.finish(found[0])
+        assert taken == coming and taken
+        for block in taken:
+            pieces.setdefault(block // 16, set()).add(feeder)
+    assert len(pieces) == 16 and all(len(owners) == 1 for owners in pieces.values())
+    assert len(set.union(*pieces.values())) == 3

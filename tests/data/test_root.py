@@ -14,7 +14,7 @@ from swarmnode.data.source import source_files
 from swarmnode.data.tokens import open_tokenizer
 from swarmnode.errors import NotPermitted
 from swarmnode.manifest import DataSpec, Manifest, ModelSpec
-from tests.data.test_tokens import train_tokenizer
+from tests.support.tokenizer import train_tokenizer
 
 SECRET = "-----BEGIN OPENSSH PRIVATE KEY-----\nthe secret of this user\n"
 TEXT = "".join(f"line {number} of the text that is meant, {number * number}\n" for number in range(999))
@@ -95,4 +95,4 @@ def test_a_tokenizer_is_a_file_of_the_folder(user: Path) -> None:
     run = replace(run_on("books", tokenizer="tokenizer.json"), model=ModelSpec(context=16, vocabulary=512))
     assert open_corpus(run, user / "text", user / "cache").tokenizer.vocabulary == 400
     with pytest.raises(NotPermitted, match="--data-root"):
-        open_corpus(replace(run, data=replace(run.data, source="python-stdlib", paths=())), None, user / "cache")
+        open_corpus(replace(run, data=replace(run.data, source="demo", paths=())), None, user / "cache")

@@ -68,15 +68,15 @@ def test_batches_equal_a_dumb_twin(lengths: list[int], context: int, seed: int, 
         with pytest.raises(ValueError, match="no window"):
             Sampler(windows, seed)
         return
-    assert windows.gather(np.arange(len(twin))).tolist() == twin
+    assert windows.gather(np.arange(len(twin))).tokens.tolist() == twin
     sampler = Sampler(windows, seed)
     epochs = 3
-    everything = sampler.batch(range(epochs * len(twin)))
+    everything = sampler.batch(range(epochs * len(twin))).tokens
     for epoch in range(epochs):
         seen = everything[epoch * len(twin) : (epoch + 1) * len(twin)].tolist()
         assert sorted(seen) == sorted(twin)
     asked = data.draw(st.lists(st.integers(0, epochs * len(twin) - 1), min_size=1, max_size=8))
-    batch = sampler.batch(asked)
+    batch = sampler.batch(asked).tokens
     assert batch.shape == (len(asked), context + 1)
     assert batch.flags.c_contiguous and batch.dtype == np.uint16
     assert batch.tolist() == everything[asked].tolist()
@@ -102,7 +102,7 @@ PROGRAM = """
 import numpy as np
 from swarmnode.data.sampler import Sampler, Windows
 sampler = Sampler(Windows([np.arange(100_001, dtype=np.uint32)], 10), seed=7)
-print(sampler.batch([0, 1, 9_999, 10_000, 123_456])[:, 0].tolist())
+print(sampler.batch([0, 1, 9_999, 10_000, 123_456]).tokens[:, 0].tolist())
 """
 
 

@@ -4,31 +4,15 @@ import pathlib
 
 import numpy as np
 import pytest
-import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnode.data.root import DataRoot
 from swarmnode.data.tokens import ByteTokenizer, HuggingFaceTokenizer, dtype_of, open_tokenizer
 from swarmnode.errors import DataError
+from tests.support.tokenizer import train_tokenizer
 
 HERE = pathlib.Path()
-
-
-def train_tokenizer(path: pathlib.Path, vocabulary: int = 400) -> pathlib.Path:
-    """A byte-level BPE of the Python sources beside this test, saved as a tokenizer.json."""
-    inner = tokenizers.Tokenizer(tokenizers.models.BPE())
-    inner.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    inner.decoder = tokenizers.decoders.ByteLevel()
-    trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=vocabulary,
-        special_tokens=["<|endoftext|>"],
-        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    inner.train([str(pathlib.Path(__file__))], trainer)
-    inner.save(str(path))
-    return path
 
 
 @given(st.text())

@@ -120,7 +120,8 @@ def documents() -> Iterator[tuple[str, dict[str, Any]]]:
 
 @pytest.mark.parametrize("version", ["1.28", "1.31", "1.34"])
 def test_kubernetes_objects_fit_their_schemas(version: str) -> None:
-    validate = pytest.importorskip("kubernetes_validate", reason="pip install kubernetes-validate").validate
+    reason = "kubernetes-validate is missing: pip install kubernetes-validate"
+    validate = pytest.importorskip("kubernetes_validate", reason=reason).validate
     for _, document in documents():
         validate(document, version, strict=True)
 

@@ -16,8 +16,8 @@ import urllib.request
 
 import pytest
 
-from swarmnode.local import ready
-from swarmnode.local.supervisor import BEAT_S, Supervisor
+from swarmnode.daemon import ready_file
+from swarmnode.daemon.service_manager import BEAT_S, Supervisor
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 COMPOSE = ROOT / "deploy" / "compose"
@@ -98,8 +98,8 @@ def test_the_demo_of_compose_comes_up_and_leaves(tmp_path: pathlib.Path) -> None
         assert manager.until("WATCHDOG")["STATUS"] == "bootstrap"
         started.append(script("node.sh", tmp_path / "node", NOTIFY_SOCKET="", WATCHDOG_USEC=""))
         home = tmp_path / "node" / "node"
-        wait(lambda: home.is_dir() and ready.read(home), started)
-        found = ready.read(home)
+        wait(lambda: home.is_dir() and ready_file.read(home), started)
+        found = ready_file.read(home)
         assert found is not None
         wait(lambda: get(f"http://{found.metrics_address}/readyz") == "training\n", started)
         port = found.metrics_address.rpartition(":")[2]

@@ -24,9 +24,17 @@ from swarmnode.identity import Identity
 from swarmnode.ids import RunId
 from swarmnode.manifest import PRESETS, Manifest, parse, parse_signed, sign, template
 from swarmnode.manifest.signed import DOMAIN, canonical, run_id_of, verify
-from swarmnode.membership.access import _GUESTS as GUESTS_DOMAIN
-from swarmnode.membership.access import Guests, Rules, open_guests, permitted, sign_grant, sign_guests, sign_pass
-from swarmnode.membership.door import Door, parse_pass
+from swarmnode.membership.access import _ACCESS_LIST as ACCESS_LIST_DOMAIN
+from swarmnode.membership.access import (
+    AccessList,
+    AccessRules,
+    open_access_list,
+    permitted,
+    sign_access_list,
+    sign_grant,
+    sign_pass,
+)
+from swarmnode.membership.admission import Admission, parse_pass
 from swarmnode.membership.invite import Invite, decode, encode
 from swarmnode.membership.progress import to_message
 from swarmnode.membership.record import _DOMAIN as RECORD_DOMAIN
@@ -34,7 +42,7 @@ from swarmnode.membership.record import check_record, sign_record
 from swarmnode.node.limits import Limits, change
 from swarmnode.ports import WireTensor
 from swarmnode.transport import frame
-from swarmnode.transport.frame import PREAMBLE, Flag, Kind
+from swarmnode.transport.frame import PREAMBLE, FrameFlag, FrameKind
 from swarmnode.wire import access_pb2, call_pb2, control_pb2, record_pb2
 from tests.fuzz.watching import receipts, reports, take_receipt, take_report
 
@@ -84,8 +92,8 @@ def frames() -> tuple[bytes, ...]:
     reply = frame.seal_reply(call_pb2.Reply(status=call_pb2.STATUS_OK, processed=call_pb2.Processed(tokens=3)), tensors)
     shown = frame.seal_pass(a_pass())
     return (
-        frame.preamble(Kind.REQUEST, len(request)) + request,
-        frame.preamble(Kind.REPLY, len(reply), Flag.LAST) + reply,
+        frame.preamble(FrameKind.REQUEST, len(request)) + request,
+        frame.preamble(FrameKind.REPLY, len(reply), FrameFlag.LAST) + reply,
         shown,
     )
 
@@ -94,21 +102,21 @@ def frames() -> tuple[bytes, ...]:
 def take_frame(raw: bytes) -> None:
     if len(raw) < PREAMBLE.size:
         raise RemoteFault("no preamble")
-    kind = Kind.REPLY if frame.kind_of(raw) == Kind.REPLY else Kind.REQUEST
-    if frame.kind_of(raw) == Kind.PASS:
-        frame.open_preamble(raw[: PREAMBLE.size], Kind.PASS)
+    kind = FrameKind.REPLY if frame.kind_of(raw) == FrameKind.REPLY else FrameKind.REQUEST
+    if frame.kind_of(raw) == FrameKind.PASS:
+        frame.open_preamble(raw[: PREAMBLE.size], FrameKind.PASS)
         parse_pass(raw[PREAMBLE.size :])
         return
     nbytes, _ = frame.open_preamble(raw[: PREAMBLE.size], kind)
     assert nbytes <= frame.HEADER_BYTES_MAX
     body = raw[PREAMBLE.size :]
-    header: Any = frame.open_request(body, RUN)[1] if kind is Kind.REQUEST else frame.open_reply(body)
+    header: Any = frame.open_request(body, RUN)[1] if kind is FrameKind.REQUEST else frame.open_reply(body)
     total = frame.check_tensors(header.tensors, NBYTES_MAX)
     assert total <= NBYTES_MAX, "more is accepted than is allowed"
     assert sum(tensor.nbytes for tensor in frame.allocate(header.tensors)) == total
 
 
-# ---- records, passes, guest lists
+# ---- records, passes, access lists
 
 
 def a_pass() -> access_pb2.Pass:
@@ -155,28 +163,30 @@ def take_record_inside(raw: bytes) -> None:
 @quietly
 def take_pass(raw: bytes) -> None:
     shown = parse_pass(raw)
-    permit, reason = permitted(Rules(RUN, KEY, False), ME.peer_id, shown, 1.9e9)
+    permit, reason = permitted(AccessRules(RUN, KEY, False), ME.peer_id, shown, 1.9e9)
     if not permit:
         raise Forbidden(reason)
     assert shown.grant.delegate == DELEGATE.public_key and shown.grant.machines_max == 3, "a forged pass"
 
 
 @quietly
-def take_guests(raw: bytes) -> None:
-    assert open_guests(access_pb2.SignedGuestList.FromString(raw), RUN, KEY) == GUESTS, "a forged guest list"
+def take_access_list(raw: bytes) -> None:
+    assert open_access_list(access_pb2.SignedAccessList.FromString(raw), RUN, KEY) == ACCESS_LIST, (
+        "a forged access list"
+    )
 
 
 @quietly
-def take_guests_inside(raw: bytes) -> None:
-    signed = access_pb2.SignedGuestList(list=raw, signature=OWNER.sign(GUESTS_DOMAIN + raw))
-    door = Door(Rules(RUN, KEY, is_open=False), Noon())
-    if door.learn(signed):
-        permit, reason = door.judge(ME.peer_id)
-        assert reason and (not permit or ME.peer_id in door.rules.guests.allowed)
-        assert door.refusal(ME.peer_id, reason).args
+def take_access_list_inside(raw: bytes) -> None:
+    signed = access_pb2.SignedAccessList(list=raw, signature=OWNER.sign(ACCESS_LIST_DOMAIN + raw))
+    admission = Admission(AccessRules(RUN, KEY, is_open=False), Noon())
+    if admission.learn(signed):
+        permit, reason = admission.judge(ME.peer_id)
+        assert reason and (not permit or ME.peer_id in admission.rules.access_list.allowed)
+        assert admission.refusal(ME.peer_id, reason).args
 
 
-GUESTS = Guests(3, frozenset([ME.peer_id]), frozenset([DELEGATE.peer_id]), frozenset([b"12345678"]))
+ACCESS_LIST = AccessList(3, frozenset([ME.peer_id]), frozenset([DELEGATE.peer_id]), frozenset([b"12345678"]))
 
 
 # ---- invites and manifests
@@ -299,7 +309,7 @@ class Noon:
 
 class _Api:
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        return {
+        return {  # type: ignore[return-value]
             "pause": lambda for_s, reason: control_pb2.LimitsReply(),
             "change": lambda changed: change(Limits(), changed) and control_pb2.LimitsReply(),
             "leave": lambda *words: None,
@@ -346,7 +356,7 @@ def take_control(raw: bytes) -> None:
 @functools.cache
 def targets() -> Mapping[str, Target]:
     """All of them; seeds are made on the first call."""
-    guests = sign_guests(OWNER, RUN, GUESTS)
+    access_list = sign_access_list(OWNER, RUN, ACCESS_LIST)
     signed = sign(Manifest(), OWNER).SerializeToString(deterministic=True)
     control = tuple(bytes([number]) + like.SerializeToString() for number, (_, like) in enumerate(CONTROL))
     return {
@@ -354,8 +364,8 @@ def targets() -> Mapping[str, Target]:
         "record": Target(records(), take_record),
         "record inside": Target(tuple(map(inner_record, records())), take_record_inside),
         "pass": Target((a_pass().SerializeToString(),), take_pass),
-        "guests": Target((guests.SerializeToString(),), take_guests),
-        "guests inside": Target((guests.list,), take_guests_inside),
+        "access_list": Target((access_list.SerializeToString(),), take_access_list),
+        "access list inside": Target((access_list.list,), take_access_list_inside),
         "invite": Target(invites(), take_invite),
         "manifest": Target(tables(), take_manifest, TOML),
         "signed manifest": Target((signed,), take_signed_manifest),

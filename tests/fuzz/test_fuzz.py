@@ -11,7 +11,17 @@ from tests.fuzz.mutate import inputs
 from tests.fuzz.targets import targets
 
 NAMES = (
-    *("frame", "record", "record inside", "pass", "guests", "guests inside", "invite", "manifest", "signed manifest"),
+    *(
+        "frame",
+        "record",
+        "record inside",
+        "pass",
+        "access_list",
+        "access list inside",
+        "invite",
+        "manifest",
+        "signed manifest",
+    ),
     *("manifest inside", "packet", "control", "receipt", "report"),
 )
 COUNT = {"manifest": 300, "manifest inside": 300, "packet": 300, "report": 400}  # slower ones

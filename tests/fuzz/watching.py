@@ -14,7 +14,7 @@ from swarmnode.errors import RemoteFault
 from swarmnode.identity import Identity
 from swarmnode.ids import RunId
 from swarmnode.manifest import PRESETS
-from swarmnode.membership.receipt import Done, sign_receipt
+from swarmnode.membership.receipt import WorkDone, sign_receipt
 from swarmnode.metrics import name
 from swarmnode.metrics.name import series
 from swarmnode.wire import control_pb2, record_pb2, report_pb2
@@ -27,7 +27,7 @@ JSON_BYTES_MAX = 4 << 20
 
 def receipts() -> tuple[bytes, ...]:
     return tuple(
-        sign_receipt(client, RUN, SERVER.peer_id, Done(n, 4 * n), 10, 20 + n).SerializeToString()
+        sign_receipt(client, RUN, SERVER.peer_id, WorkDone(n, 4 * n), 10, 20 + n).SerializeToString()
         for client in (CLIENT, OTHER)
         for n in (1, 300)
     )

@@ -6,19 +6,22 @@ import asyncio
 from dataclasses import replace
 from types import SimpleNamespace
 
+import pytest
+
 from swarmnode.errors import PeerTimeout
-from swarmnode.gossip.calling import Message
 from swarmnode.gossip.exchange import Gossip
+from swarmnode.gossip.outgoing_packet import OutgoingPacket
 from swarmnode.identity import Identity
 from swarmnode.ids import PeerId, RunId
 from swarmnode.manifest import PRESETS
 from swarmnode.membership.swarm import Swarm
 from swarmnode.metrics import name
 from swarmnode.ports import Answer, Call, Packet, WireTensor
-from swarmnode.simulation import clock
+from swarmnode.simulation import virtual_time
 from swarmnode.transport.memory import MemoryNetwork, MemoryTransport
-from tests.pipeline.quiet import Quiet
-from tests.transport.contract import pong
+from swarmnode.wire import call_pb2 as wire
+from tests.support.fake_telemetry import Quiet
+from tests.support.transport_contract import pong
 
 RUN = RunId("ab" * 32)
 TIMEOUT_S = 10.0
@@ -78,7 +81,9 @@ class Party:
             done=0,
             newcomer=False,
         )
-        self.gossip._pace.samples_per_second = PRESETS["tiny"].gossip.round_samples / round_s
+        for round_index in range(2):
+            samples = round_index * PRESETS["tiny"].gossip.round_samples
+            self.gossip._pace.boundary(round_index * round_s, samples, 0)
         transport.serve("ping", pong, tensor_bytes_max=0)
         transport.serve("exchange", self.gossip.serve_exchange, tensor_bytes_max=1 << 20)
         transport.serve("commit", self.gossip.serve_commit, tensor_bytes_max=0)
@@ -86,7 +91,7 @@ class Party:
     async def meet(self, after_s: float, *others: PeerId) -> tuple[dict[PeerId, Packet], str]:
         await asyncio.sleep(after_s)
         packet = WireTensor("u8", (NBYTES,), bytearray(self.me.encode()[-1:] * NBYTES))
-        return await self.gossip._meet_all(others, Message(1, 1.0, 8, [packet]))
+        return await self.gossip._meet(others, OutgoingPacket(1, 1.0, 8, [packet]))
 
     @property
     def onesided(self) -> float:
@@ -105,7 +110,7 @@ def met(late_s: float, there_s: float, back_s: float = 0.0) -> tuple[bool, bool,
             assert all(bytes(p.tensors[0].data) == giver.encode()[-1:] * NBYTES for p in found.values())
         return RESPONDER in ours, CALLER in theirs, caller.onesided
 
-    return clock.run(main())
+    return virtual_time.run(main())
 
 
 def test_who_has_the_other_s_packet_does_not_give_it_up_while_it_commits() -> None:
@@ -131,21 +136,47 @@ def test_a_commit_of_the_last_moment_counts() -> None:
             await caller.meet(TIMEOUT_S - 4.0, RESPONDER)
             return CALLER in (await theirs)[0], caller.onesided == 0.0
 
-        applied, told = clock.run(main(), seed)
+        applied, told = virtual_time.run(main(), seed)
         assert applied == told
 
 
-def test_whom_we_wait_for_no_longer_is_told_so_while_others_are_waited_for() -> None:
+@pytest.mark.loop("virtual")
+async def test_whom_we_wait_for_no_longer_is_told_so_while_others_are_waited_for() -> None:
     """In a group of three: one calls when the next round is near, while another's commit is on its way."""
 
-    async def main() -> None:
-        here = MemoryNetwork()
-        first, second = Party(here, WHO[0], commit_s=(4.0, 0.0)), Party(here, WHO[1])
-        third = Party(here, WHO[2], round_s=4.0)
-        (found, _), (_, _), (late, why) = await asyncio.gather(
-            third.meet(0.0, CALLER, RESPONDER), first.meet(3.0, THIRD), second.meet(6.0, THIRD)
-        )
-        assert found.keys() == {CALLER} and not late and "or it is over" in why
-        assert first.onesided == second.onesided == 0.0
+    here = MemoryNetwork()
+    first, second = Party(here, WHO[0], commit_s=(4.0, 0.0)), Party(here, WHO[1])
+    third = Party(here, WHO[2], round_s=4.0)
+    (found, _), (_, _), (late, why) = await asyncio.gather(
+        third.meet(0.0, CALLER, RESPONDER), first.meet(3.0, THIRD), second.meet(6.0, THIRD)
+    )
+    assert found.keys() == {CALLER} and not late and "or it is over" in why
+    assert first.onesided == second.onesided == 0.0
 
-    clock.run(main())
+
+@pytest.mark.loop("virtual")
+async def test_a_caller_that_is_gone_may_call_again() -> None:
+    """Its first call waits for the other's boundary and is given up; only the second one is answered."""
+
+    here = MemoryNetwork()
+    caller, responder = Party(here, WHO[0]), Party(here, WHO[1])
+    packet = WireTensor("u8", (NBYTES,), bytearray(NBYTES))
+    header = wire.Request(run_id=RUN, exchange=wire.Exchange(round=1, stage=1, samples=8))
+    early = asyncio.ensure_future(responder.gossip.serve_exchange(CALLER, Call(header, [packet])))
+    await asyncio.sleep(1.0)
+    early.cancel()
+    (ours, _), (theirs, _) = await asyncio.gather(caller.meet(1.0, RESPONDER), responder.meet(2.0, CALLER))
+    assert early.cancelled() and RESPONDER in ours and CALLER in theirs and caller.onesided == 0.0
+    assert bytes(theirs[CALLER].tensors[0].data) == CALLER.encode()[-1:] * NBYTES
+
+
+@pytest.mark.loop("virtual")
+async def test_a_replica_that_stops_in_an_exchange_refuses_its_commit() -> None:
+    here = MemoryNetwork()
+    caller, responder = Party(here, WHO[0], commit_s=(4.0, 0.0)), Party(here, WHO[1])
+    meeting = asyncio.ensure_future(responder.meet(0.0, CALLER))
+    ours = asyncio.ensure_future(caller.meet(0.0, RESPONDER))
+    await asyncio.sleep(2.0)
+    meeting.cancel()
+    found, _ = await ours
+    assert RESPONDER in found and caller.onesided == 1.0 and meeting.cancelled()

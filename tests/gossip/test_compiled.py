@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from swarmnode.compiled import Compiled, Library
+from swarmnode.native_build import Compiled, Library
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler here")
 

@@ -18,9 +18,11 @@ from swarmnode.gossip.compression import codec, kernel
 from swarmnode.gossip.compression.delta import DECAY, DeltaCodec
 from swarmnode.gossip.compression.topk import TopK, warm_k
 from swarmnode.gossip.outer import Average, DeltaMean, Outer, outer
-from swarmnode.gossip.outer.keeping import Keeping
+from swarmnode.gossip.outer.partial_average import PartialAverage
 from swarmnode.manifest import GossipSpec
 from swarmnode.ports import Packet, WireTensor
+
+pytestmark = pytest.mark.node  # some seconds
 
 NAMES = ("e3m0", "ternary", "topk512", "topk64", "topk", "powersgd")
 UNBIASED = ("e3m0", "ternary")
@@ -251,7 +253,7 @@ def meet(members: list[Outer], round_index: int) -> None:
 def test_members_stay_equal_and_learn_what_all_learned(name: str, method: str) -> None:
     size, wanted = 9000, heavy(9000, 99) * 100
     # At DiLoCo's own 0.9 and 0.7 topk diverges here: residuals bring old gradients, and momentum repeats them.
-    spec = GossipSpec(method=method, codec=name, **({"alpha": 0.5, "beta": 0.7} if method == "diloco" else {}))
+    spec = GossipSpec(method=method, codec=name, **({"alpha": 0.5, "beta": 0.7} if method == "diloco" else {}))  # type: ignore[arg-type]
     members = [outer(spec, torch.zeros(size), f"r{i}") for i in range(4)]
     for round_index in range(1, 40):
         for i, member in enumerate(members):
@@ -296,7 +298,7 @@ def test_plain_averaging_is_the_mean() -> None:
 def test_what_is_sent_and_what_is_left_are_what_was_learned_however_often_a_message_is_made(
     name: str, times: int
 ) -> None:
-    """A leaver makes its last message anew for the heir's next round: the one before goes nowhere."""
+    """A leaver makes its last message anew for the successor's next round: the one before goes nowhere."""
     one = DeltaMean(heavy(9000, 1), codec(name))
     one.theta.add_(heavy(9000, 2))
     one.message(1)
@@ -319,7 +321,7 @@ def test_what_is_sent_and_what_is_left_are_what_was_learned_however_often_a_mess
 
 @pytest.mark.parametrize("name", ["topk64", "topk512"])
 def test_all_agree_on_what_anybody_sent_and_keep_the_rest(name: str) -> None:
-    members = [Keeping(heavy(9000, 1), codec(name)) for _ in range(3)]
+    members = [PartialAverage(heavy(9000, 1), codec(name)) for _ in range(3)]
     for round_index in range(1, 4):
         for i, member in enumerate(members):
             member.theta.add_(heavy(9000, 10 * round_index + i))
@@ -341,4 +343,4 @@ def test_all_agree_on_what_anybody_sent_and_keep_the_rest(name: str) -> None:
         assert torch.equal(members[0].phi, members[1].phi) and torch.equal(members[0].phi, members[2].phi)
     for other in ("int8", "powersgd"):
         with pytest.raises(ManifestError, match="chooses no coordinates"):
-            Keeping(torch.zeros(8), codec(other))
+            PartialAverage(torch.zeros(8), codec(other))

@@ -11,22 +11,22 @@ import pytest
 import torch
 
 from swarmnode.errors import LocalFault
-from swarmnode.gossip.calling import Message, swap
 from swarmnode.gossip.compression import CODECS, codec, kernel
 from swarmnode.gossip.compression.codec import TILE, Bytes, Codec, Done
 from swarmnode.gossip.compression.int8 import Int8
-from swarmnode.gossip.meeting import while_written
+from swarmnode.gossip.exchange_driver import ExchangeDriver
+from swarmnode.gossip.exchange_machine import ExchangeMachine
 from swarmnode.gossip.outer import METHODS, NONE, outer
 from swarmnode.gossip.outer.noloco import NoLoCo
+from swarmnode.gossip.outgoing_packet import OutgoingPacket, while_written
 from swarmnode.ids import PeerId
+from swarmnode.machine.compute import ThreadCompute
 from swarmnode.manifest import GossipSpec
-from swarmnode.node.compute import ThreadCompute
 from swarmnode.ports import Answer, Call, Packet, Priority
 from swarmnode.wire import call_pb2 as wire
-from tests.pipeline.quiet import Quiet
-from tests.transport.contract import RUN
-from tests.transport.test_contract import node
-from tests.transport.test_libp2p import run, until
+from tests.support.fake_telemetry import Quiet
+from tests.support.libp2p_node import node, until
+from tests.support.transport_contract import RUN
 
 PARAMETERS = 2 * TILE + 4096 + 777
 AT_THE_END = ("powersgd",)  # nothing is final before everything is
@@ -101,63 +101,65 @@ class Sluggish(Int8):
         super().write(wire, flat, reference, seed, reached)
 
 
-@pytest.mark.swarm
+@pytest.mark.live
 @pytest.mark.parametrize("breaks", [False, True])
-def test_the_first_bytes_leave_before_the_packet_is_written(breaks: bool) -> None:
+@pytest.mark.loop("uvloop")
+async def test_the_first_bytes_leave_before_the_packet_is_written(breaks: bool) -> None:
     """A real exchange, from the compute thread to the partner; the loop decides when the encoder goes on."""
 
-    async def main() -> None:
-        committed = 0
+    committed = 0
 
-        async def exchange(peer: PeerId, call: Call) -> Answer:
-            return Answer(wire.Reply(exchanged=wire.Exchanged(round=call.header.exchange.round)), call.tensors)
+    async def exchange(peer: PeerId, call: Call) -> Answer:
+        return Answer(wire.Reply(exchanged=wire.Exchanged(round=call.header.exchange.round)), call.tensors)
 
-        async def commit(peer: PeerId, call: Call) -> Answer:
-            nonlocal committed
-            committed += 1
-            return Answer(wire.Reply(committed=wire.Committed()))
+    async def commit(peer: PeerId, call: Call) -> Answer:
+        nonlocal committed
+        committed += 1
+        return Answer(wire.Reply(committed=wire.Committed()))
 
-        coder = Sluggish()
-        coder.breaks = breaks
-        slow = NoLoCo(weights(1), coder, 0.5, 0.7, 0.7)
-        async with node() as (here, _), node() as (there, _):
-            there.serve("exchange", exchange, tensor_bytes_max=1 << 30)
-            there.serve("commit", commit, tensor_bytes_max=0)
-            await here.connect(there.peer_id, await there.addresses())
-            here.start()
-            there.start()
-            compute = ThreadCompute(Quiet())
-            try:
-                draft = await compute.run(Priority.OUTER, 0, lambda: slow.draft(1))
+    coder = Sluggish()
+    coder.breaks = breaks
+    slow = NoLoCo(weights(1), coder, 0.5, 0.7, 0.7)
+    async with node() as (here, _), node() as (there, _):
+        there.serve("exchange", exchange, tensor_bytes_max=1 << 30)
+        there.serve("commit", commit, tensor_bytes_max=0)
+        await here.connect(there.peer_id, await there.addresses())
+        here.start()
+        there.start()
+        compute = ThreadCompute(Quiet())
+        try:
+            draft = await compute.run(Priority.OUTER, 0, lambda: slow.draft(1))
+            assert not draft.complete
+
+            async def let_go() -> None:
+                await until(lambda: there.throttle.down.total_nbytes > TILE // 2)
                 assert not draft.complete
-
-                async def let_go() -> None:
-                    await until(lambda: there.throttle.down.total_nbytes > TILE // 2)
-                    assert not draft.complete
-                    coder.go_on.set()
-
-                async def meet() -> Packet:
-                    ours = Message(1, 1.0, 10, draft.tensors)
-                    meeting = swap(here, Quiet(), RUN, 0, there.peer_id, ours, 60.0)
-                    return await while_written(draft, meeting)
-
-                async with asyncio.TaskGroup() as group:
-                    group.create_task(let_go())
-                    if breaks:
-                        with pytest.raises(ExceptionGroup) as caught:
-                            await meet()
-                        assert caught.value.subgroup(LocalFault) is not None
-                        assert committed == 0
-                        return
-                    packet = await meet()
-            finally:
                 coder.go_on.set()
-                compute.close()
-            assert committed == 1 and draft.complete
-            expected = NoLoCo(weights(1), Int8(), 0.5, 0.7, 0.7).message(1)
-            assert [bytes(t.data) for t in packet.tensors] == [bytes(t.data) for t in expected]
 
-    run(main)
+            # The lowest id of all: it is the one that calls.
+            machine = ExchangeMachine(PeerId(""), 0, off_stride=lambda _: "", newest=lambda: 1)
+            exchanges = ExchangeDriver(RUN, 0, here, Quiet(), machine, lambda peer: None)
+
+            async def meet() -> Packet:
+                ours = OutgoingPacket(1, 1.0, 10, draft.tensors)
+                found, _ = await while_written(draft, exchanges.meet([there.peer_id], ours, 60.0, 60.0))
+                return found[there.peer_id]
+
+            async with asyncio.TaskGroup() as group:
+                group.create_task(let_go())
+                if breaks:
+                    with pytest.raises(ExceptionGroup) as caught:
+                        await meet()
+                    assert caught.value.subgroup(LocalFault) is not None
+                    assert committed == 0
+                    return
+                packet = await meet()
+        finally:
+            coder.go_on.set()
+            compute.close()
+        assert committed == 1 and draft.complete
+        expected = NoLoCo(weights(1), Int8(), 0.5, 0.7, 0.7).message(1)
+        assert [bytes(t.data) for t in packet.tensors] == [bytes(t.data) for t in expected]
 
 
 @pytest.mark.parametrize("method", [name for name in METHODS if name != NONE])
@@ -165,8 +167,10 @@ def test_a_draft_is_not_moved_by_what_is_learnt_before_it_is_written(method: str
     """The boundary is marked at once: inner steps may come between it and the writing."""
     spec = GossipSpec(
         method=method,
-        codec={"keeping": "topk64", "noloco": "modular4", "average": "bf16", "desloc": "fp32"}.get(method, "e3m0"),
-        **({"group": 0} if method not in ("noloco", "average") else {}),
+        codec={"partial_average": "topk64", "noloco": "modular4", "average": "bf16", "desloc": "fp32"}.get(
+            method, "e3m0"
+        ),
+        **({"group": 0} if method not in ("noloco", "average") else {}),  # type: ignore[arg-type]
     )
     one, other = (outer(spec, weights(1, 10_000), "somebody") for _ in range(2))
     for learner in (one, other):

@@ -7,7 +7,7 @@ import torch
 
 from swarmnode.gossip.compression import CODECS, codec
 from swarmnode.gossip.compression.codec import TILE
-from tests.elsewhere import Elsewhere, elsewhere
+from tests.support.fake_device import Elsewhere, elsewhere
 
 PARAMETERS = TILE + 5_000  # a tile, and a part of one whose last block is not whole
 

@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from swarmnode.gossip.course import LAG, LEAST, SAMPLED, Course, sampled
-from swarmnode.gossip.evidence import LIMIT, PEERS_MAX, WORST, Evidence
+from swarmnode.gossip.evidence import LIMIT, PEERS_MAX, WORST, Evidence, share_kept
 from swarmnode.gossip.outer import outer
+from swarmnode.gossip.update_direction import LAG, LEAST, SAMPLED, UpdateDirection, sampled
 from swarmnode.ids import seeded
 from swarmnode.manifest import GossipSpec
 from swarmnode.ports import Packet
+
+pytestmark = pytest.mark.node  # some seconds
 
 
 def told(
@@ -25,7 +27,7 @@ def told(
     for r in range(rounds):
         for name, lead in leads.items():
             evidence.heard(name, r, 1.0, lead + chance.gauss(0.0, noise))
-            kept[name].append(evidence.keep(name))
+            kept[name].append(share_kept(evidence.against(name)))
     return kept
 
 
@@ -65,7 +67,7 @@ def test_a_replica_much_faster_or_slower_than_the_others_blames_nobody() -> None
         for r in range(300):
             for name, speed in speeds.items():
                 evidence.heard(name, r, mine, 2.0 * (speed - mine) + chance.gauss(0.0, 0.2))
-                assert evidence.keep(name) == 1.0, (mine, r, name)
+                assert share_kept(evidence.against(name)) == 1.0, (mine, r, name)
 
 
 def test_who_goes_nowhere_judges_nobody_and_memory_is_bounded() -> None:
@@ -79,7 +81,7 @@ def test_who_goes_nowhere_judges_nobody_and_memory_is_bounded() -> None:
 
 def test_the_course_is_where_all_go_and_not_the_noise_of_the_last_rounds() -> None:
     draw = np.random.Generator(np.random.Philox(key=2))
-    course, phi, way = Course(sampled(200)), np.zeros(200), draw.normal(size=200)
+    course, phi, way = UpdateDirection(sampled(200)), np.zeros(200), draw.normal(size=200)
     way /= np.linalg.norm(way)
     for r in range(LAG + 1 + LEAST):
         assert not course.known and course.along(way, 0) == 0.0, r
@@ -102,7 +104,7 @@ def test_a_sample_is_enough_to_measure_along() -> None:
     count = 8 * SAMPLED
     at = sampled(count, "a")
     assert not np.array_equal(at, sampled(count, "b")) and np.array_equal(at, sampled(count, "a"))
-    course, way = Course(at, torch.from_numpy(at)), torch.randn(count, generator=generator)
+    course, way = UpdateDirection(at, torch.from_numpy(at)), torch.randn(count, generator=generator)
     for r in range(LAG + 2 + LEAST):
         course.moved(r * way)
     noise = torch.randn(count, generator=generator)

@@ -20,7 +20,7 @@ from swarmnode.gossip.outer.period import bounded, quadratic
 from swarmnode.gossip.outer.sparseloco import SparseLoCo
 from swarmnode.gossip.outer.streaming import Streaming
 from swarmnode.manifest import GossipSpec
-from swarmnode.manifest.meeting import CODECS_OF, OWN_ALPHA
+from swarmnode.manifest.gossip_compat import CODECS_OF, OWN_ALPHA
 from swarmnode.ports import OuterReport, Packet
 
 SIZE = 3 * 4096 + 100
@@ -178,8 +178,8 @@ def test_delayed_by_one_round_is_nesterovs_step() -> None:
     plain = [DeltaMean(normal(0), codec("fp32"), 0.9, BETA) for _ in "ab"]
     for r in range(1, 5):
         for group in ([*delayed], [*plain]):
-            learn(r, group)
-            meet(r, group)
+            learn(r, group)  # type: ignore[arg-type]
+            meet(r, group)  # type: ignore[arg-type]
         torch.testing.assert_close(delayed[0].phi, plain[0].phi)
 
 
@@ -232,7 +232,7 @@ def test_every_method_pulls_towards_what_all_want(method: str, coding: str) -> N
         return
     # At the methods' own momentum of 0.9 topk diverges here: residuals bring old gradients, and momentum repeats them.
     constants = {"alpha": ALPHA, "beta": BETA} if method != "sparseloco" else {}
-    spec = GossipSpec(method=method, codec=coding, acceptance="all", **constants)
+    spec = GossipSpec(method=method, codec=coding, acceptance="all", **constants)  # type: ignore[arg-type]
     members = [outer(spec, normal(0), f"r{i}") for i in range(3)]
     start = float((members[0].theta - wanted).norm())
     for r in range(1, 41):

@@ -24,11 +24,13 @@ from swarmnode.gossip.outer.fragment import (
 from swarmnode.manifest import GossipSpec
 from swarmnode.ports import OuterReport, Packet, WireTensor
 
+pytestmark = pytest.mark.node  # some seconds
+
 SIZE = 4096 + 100
 METHODS = (
     ("sparseloco", "topk64"),
     ("sparseloco", "fp32"),
-    ("keeping", "topk512"),
+    ("partial_average", "topk512"),
     ("diloco", "e3m0"),
     ("streaming", "ternary"),
     ("delayed", "e3m0"),
@@ -197,12 +199,12 @@ def test_where_nobody_was_heard_nothing_is_lost(coding: str) -> None:
     assert not torch.equal(one.phi, phi), "alone in its stage it goes on by itself"
 
 
-def test_what_a_leaver_gave_travels_on_with_the_heirs_next_packet() -> None:
+def test_what_a_leaver_gave_travels_on_with_the_successors_next_packet() -> None:
     group, leaver = members("sparseloco", "fp32", 2), members("sparseloco", "fp32", 1)[0]
     learn(1, [*group, leaver])
     learned = leaver.theta - leaver.phi
     messages = [one.message(1) for one in group]
-    left = Packet(0.5, 16, leaver.message(1), bequest=True)
+    left = Packet(0.5, 16, leaver.message(1), final_delta=True)
     group[0].apply(1, 1.0, [Packet(1.0, 0, messages[1]), left])
     group[1].apply(1, 1.0, [Packet(1.0, 0, messages[0])])
     assert torch.equal(group[0].phi, group[1].phi), "which nobody else has, and moves no slow weights"

@@ -13,7 +13,7 @@ from swarmnode.gossip.compression import codec
 from swarmnode.gossip.outer import DesLoc, outer
 from swarmnode.gossip.outer.desloc import EVERY_SECOND
 from swarmnode.manifest import GossipSpec
-from swarmnode.manifest.meeting import CODECS_OF
+from swarmnode.manifest.gossip_compat import CODECS_OF
 from swarmnode.ports import OuterReport, Packet
 
 SIZE = 4096 + 100

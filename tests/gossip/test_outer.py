@@ -1,10 +1,9 @@
-"""The outer step: its invariants, from the equations themselves (design section 5)."""
+"""The outer step: its invariants, from the equations themselves. See docs/methods.md."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -14,35 +13,17 @@ from hypothesis import strategies as st
 
 from swarmnode.errors import ManifestError
 from swarmnode.gossip.compression import CODECS, codec
-from swarmnode.gossip.compression.dense import Dense
+from swarmnode.gossip.compression.delta import DeltaCodec
 from swarmnode.gossip.outer import METHODS, DeltaMean, DiLoCo, NoLoCo, Outer, noloco, outer
 from swarmnode.gossip.pairing import groups
-from swarmnode.gossip.robust import Guard
+from swarmnode.gossip.robust import PacketGuard
 from swarmnode.ids import PeerId, RunId
 from swarmnode.manifest import GossipSpec, Manifest, parse, template
-from swarmnode.manifest.meeting import CODECS_OF, IN_GROUPS
+from swarmnode.manifest.gossip_compat import CODECS_OF, IN_GROUPS
 from swarmnode.ports import Packet
+from tests.support.outer_step import Fp64, mean, momentum, random
 
 RUN = RunId("cd" * 32)
-
-
-class Fp64(Dense):
-    """Every bit of float64, so that invariants can be held to 1e-12."""
-
-    name: ClassVar[str] = "fp64"
-    lossy: ClassVar[bool] = False
-    dtype = torch.float64
-    dtype_name = "f64"
-    itemsize = 8
-
-
-def random(size: int, seed: int) -> torch.Tensor:
-    return torch.randn(size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def momentum(replica: NoLoCo) -> torch.Tensor:
-    """Zeros where none is kept, as no step reads it."""
-    return replica.momentum if replica.alpha else torch.zeros_like(replica.phi)
 
 
 def swarm(count: int, size: int, alpha: float, beta: float, gamma: float, *, apart: bool = True) -> list[NoLoCo]:
@@ -63,10 +44,6 @@ def meet(replicas: list[NoLoCo], round_index: int, size: int | None = 2) -> None
         for me in group:
             packets = [Packet(1.0, 0, messages[other]) for other in group if other != me]
             by_name[me].apply(round_index, 1.0, packets)
-
-
-def mean(tensors: list[torch.Tensor]) -> torch.Tensor:
-    return torch.stack(tensors).mean(0)
 
 
 @given(
@@ -342,7 +319,7 @@ def test_messages_own_their_memory(count: int) -> None:
 def test_from_the_manifest() -> None:
     theta = torch.zeros(3)
     found = outer(GossipSpec(method="noloco"), theta)
-    assert isinstance(found, NoLoCo) and found.codec.name == "modular4" and found.guard == Guard(direction=False)
+    assert isinstance(found, NoLoCo) and found.codec.name == "modular4" and found.guard == PacketGuard(direction=False)
     assert outer(GossipSpec(codec="bf16"), theta).message_nbytes == 6
     found = outer(GossipSpec(method="diloco", codec="fp32"), theta)
     assert isinstance(found, DiLoCo) and (found.alpha, found.beta) == (0.9, 0.7)
@@ -373,3 +350,24 @@ def test_a_manifest_takes_what_goes_together(method: str, coding: str) -> None:
     if method not in IN_GROUPS:
         with pytest.raises(ManifestError, match=r"gossip\.group = 4: allowed is 0 with gossip\.method"):
             parse(template(Manifest(gossip=replace(spec, group=4))), "here")
+
+
+@pytest.mark.parametrize("coding", ["topk64", "topk512"])
+def test_an_idle_replica_sends_nothing_of_what_its_code_keeps_back(coding: str) -> None:
+    """At weight 0 its packet counts nowhere: what earlier packets left out is still to come."""
+    theta = torch.randn(4096, generator=torch.Generator().manual_seed(0))
+    spec = GossipSpec(method="sparseloco", codec=coding, group=0)
+    idle, busy = outer(spec, theta.clone()), outer(spec, theta.clone())
+    assert isinstance(idle, DeltaMean) and isinstance(idle.codec, DeltaCodec)
+    for one in (idle, busy):
+        one.theta.add_(torch.randn(4096, generator=torch.Generator().manual_seed(1)))
+    packets = [Packet(1.0, 8, one.message(0)) for one in (idle, busy)]
+    idle.apply(0, 1.0, packets[1:])
+    busy.apply(0, 1.0, packets[:1])
+    assert idle.codec.residual is not None
+    kept = idle.codec.residual.clone()
+    assert kept.abs().max() > 0.0
+    busy.theta.add_(0.1)
+    packets = [Packet(0.0, 0, idle.message(1)), Packet(1.0, 8, busy.message(1))]
+    assert idle.apply(1, 0.0, packets[1:]).members == 1
+    torch.testing.assert_close(idle.codec.residual, kept, rtol=1e-4, atol=1e-5)

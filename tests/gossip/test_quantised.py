@@ -17,10 +17,12 @@ from hypothesis import strategies as st
 from swarmnode.errors import ManifestError, RemoteFault
 from swarmnode.gossip.compression import Codec, codec, dither, kernel
 from swarmnode.gossip.compression.codec import CHUNK, TILE
-from swarmnode.gossip.compression.modular import ESCAPE_NBYTES, HEADER, Modular4, Seen
+from swarmnode.gossip.compression.modular import ESCAPE_NBYTES, HEADER, Modular4, SpreadObservation
 from swarmnode.gossip.outer import NoLoCo
 from swarmnode.header import check_spec
 from swarmnode.ports import Packet, WireTensor
+
+pytestmark = pytest.mark.node  # some seconds
 
 MODULAR = ("modular6", "modular4", "modular3")
 NAMES = ("int8", *MODULAR)
@@ -112,7 +114,7 @@ def twin_modular(bits: int, flat: list[float], phi: list[float], seed: int) -> t
     least = f32(max(abs(f32(x)) for x in flat[::16])) * f32(2.0**-15)
     step = max(f32(most) * f32(8 / 2**bits), least)
     up = ((int(np.array(step, f32).view(np.uint32)) + 0xFFFF) >> 16) << 16
-    step = float(np.array(up, np.uint32).view(f32))
+    step = float(np.array(up, np.uint32).view(f32))  # type: ignore[assignment]
     drawn = dither.pool(seed)[dither.offset(seed, 0) :]
     codes, values = [], []
     for i, x in enumerate(flat):
@@ -120,7 +122,7 @@ def twin_modular(bits: int, flat: list[float], phi: list[float], seed: int) -> t
         q = math.floor(float(f32(x)) / step + d / 256)
         codes.append(q % 2**bits)
         values.append(step * (q + 0.5 - d / 256))
-    return codes, values
+    return codes, values  # type: ignore[return-value]
 
 
 @pytest.mark.parametrize("bits", [3, 4, 6])
@@ -208,13 +210,13 @@ def test_escapes_are_bounded() -> None:
 
 
 def test_kappa_follows_the_spread() -> None:
-    assert Seen().wanted(12.0, 32.0) == 12.0
-    near = Seen(shares=0.05 * 100, blocks=100)
+    assert SpreadObservation().wanted(12.0, 32.0) == 12.0
+    near = SpreadObservation(shares=0.05 * 100, blocks=100)
     assert near.wanted(20.0, 32.0) == pytest.approx(20 + 0.5 * (20 * 0.05 / 0.2 - 20))
     assert near.wanted(6.5, 32.0) == 6.0
-    wide = Seen(shares=0.5 * 100, blocks=100)
+    wide = SpreadObservation(shares=0.5 * 100, blocks=100)
     assert wide.wanted(12.0, 32.0) == pytest.approx(12 * 0.5 / 0.2)
-    assert Seen(shares=0.2 * 100, blocks=100, wrapped=4).wanted(12.0, 32.0) == 15.0
+    assert SpreadObservation(shares=0.2 * 100, blocks=100, wrapped=4).wanted(12.0, 32.0) == 15.0
     assert wide.wanted(30.0, codec("modular6").kappa_most) == 32.0  # type: ignore[attr-defined]
     assert wide.wanted(30.0, Modular4().kappa_most) == 24.0
     a, b = Modular4(), Modular4()

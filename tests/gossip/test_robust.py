@@ -17,15 +17,15 @@ from swarmnode.gossip.robust import (
     FIRST_CLIP,
     HISTORY_LEAST,
     STEPS,
-    Guard,
-    Measures,
+    PacketGuard,
+    PacketMeasures,
     Z,
     guard,
 )
 from swarmnode.manifest import GossipSpec
-from swarmnode.ports import Packet
+from swarmnode.ports import Packet, Verdict
 
-GOOD = Measures(own_norm=1.0, gap=1.5, own_along=0.3, gap_along=0.0)
+GOOD = PacketMeasures(own_norm=1.0, gap=1.5, own_along=0.3, gap_along=0.0)
 
 
 @pytest.mark.parametrize(
@@ -43,23 +43,23 @@ GOOD = Measures(own_norm=1.0, gap=1.5, own_along=0.3, gap_along=0.0)
         (replace(GOOD, gap=0.0), "accepted", 1.0),
     ],
 )
-def test_steps(measures: Measures, step: str, keep: float) -> None:
-    guard = Guard()
+def test_steps(measures: PacketMeasures, step: str, keep: float) -> None:
+    guard = PacketGuard()
     verdict = guard.judge(measures, "peer", 1)
     assert (verdict.step, verdict.keep) == (step, pytest.approx(keep)) and verdict.reason
     assert guard.counts == {step: 1} and step in STEPS
-    assert Guard(direction=False).decide(measures).keep == pytest.approx(keep)
+    assert PacketGuard(direction=False).decide(measures).keep == pytest.approx(keep)
 
 
 def test_clipping_alone_refuses_nothing_that_is_finite() -> None:
-    clipping = Guard(direction=False)
+    clipping = PacketGuard(direction=False)
     for r in range(40):
         assert clipping.judge(replace(GOOD, gap_along=-1.0), "peer", r).keep == 1.0
-    assert (guard("all"), guard("clipped"), guard("guarded")) == (None, Guard(direction=False), Guard())
+    assert (guard("all"), guard("clipped"), guard("guarded")) == (None, PacketGuard(direction=False), PacketGuard())
 
 
 def test_a_peer_that_pulls_back_counts_for_less_and_then_for_nothing_and_others_as_before() -> None:
-    guard, kept = Guard(), []
+    guard, kept = PacketGuard(), []
     for r in range(40):
         verdict = guard.judge(replace(GOOD, gap_along=-0.6 if r >= 20 else 0.0), "peer", r)
         others = [guard.judge(GOOD, name, r) for name in ("one", "other", "third")]
@@ -71,7 +71,7 @@ def test_a_peer_that_pulls_back_counts_for_less_and_then_for_nothing_and_others_
 
 
 def test_history_clips_after_a_few_and_follows_in_time() -> None:
-    guard = Guard()
+    guard = PacketGuard()
     sudden = replace(GOOD, gap=3.9)
     assert guard.decide(sudden).keep == 1.0
     for _ in range(HISTORY_LEAST):
@@ -90,7 +90,7 @@ def test_history_clips_after_a_few_and_follows_in_time() -> None:
 
 
 def test_who_trained_nothing_this_round_judges_by_what_is_usual() -> None:
-    guard = Guard()
+    guard = PacketGuard()
     guard.judge(GOOD)
     idle = replace(GOOD, own_norm=0.0, gap=CLIP * 2)
     assert guard.decide(idle).keep == pytest.approx(0.5)
@@ -98,32 +98,35 @@ def test_who_trained_nothing_this_round_judges_by_what_is_usual() -> None:
 
 @given(st.lists(st.tuples(*[st.floats(0, 1e6)] * 2, *[st.floats(-1e6, 1e6)] * 2), max_size=30))
 def test_never_more_than_clip(seen: list[tuple[float, float, float, float]]) -> None:
-    guard, most = Guard(), 0.0
+    guard, most = PacketGuard(), 0.0
     for r, (own, gap, own_along, gap_along) in enumerate(seen):
         most = max(most, own)
-        verdict = guard.judge(Measures(own, gap, 1.0, own_along, gap_along), "peer", r)
+        verdict = guard.judge(PacketMeasures(own, gap, 1.0, own_along, gap_along), "peer", r)
         assert 0.0 <= verdict.keep <= 1.0
         assert verdict.keep * gap <= max(CLIP * most, FIRST_CLIP) * (1 + 1e-9)
     assert sum(guard.counts.values()) == len(seen)
 
 
 def test_loss() -> None:
-    guard = Guard()
-    assert guard.judge_loss(0.01).keep == guard.judge_loss(-3.0).keep == 1.0
-    assert guard.judge_loss(0.3).step == guard.judge_loss(math.nan).step == "loss"
+    guard, good = PacketGuard(), Verdict(1.0, "accepted", "")
+    assert guard.judge_loss(good, "one", 0.01).keep == guard.judge_loss(good, "one", -3.0).keep == 1.0
+    assert guard.judge_loss(good, "two", 0.3).step == guard.judge_loss(good, "third", math.nan).step == "loss"
     assert guard.counts["loss"] == 2
+    assert guard.judge_loss(good, "one", None) == good, "a packet that is not tried is judged by those that were"
+    assert guard.judge_loss(good, "two", None).keep < 1.0
 
 
 @pytest.mark.parametrize("gamma", [0.7, 0.4])
 def test_now_and_then_the_average_is_tried_on_our_own_text(gamma: float) -> None:
-    """In a quarter of the rounds; what costs more than LOSS_MOST is refused, and the probe sees the average itself."""
+    """The first packets of a peer and then a quarter; what costs more than LOSS_MOST is refused, and the probe sees the
+    average itself."""
     tried: list[tuple[torch.Tensor, torch.Tensor]] = []
     refused = probed = 0
     a, b = pair("fp32", acceptance="guarded", gamma=gamma)
     for round_index in range(1, 81):
         a.theta.add_(0.01)
         b.theta.add_(0.01)
-        costs = 1.0 if round_index % 2 else 0.0
+        costs = 0.0 if round_index % 8 else 1.0
 
         def probe(before: torch.Tensor, after: torch.Tensor, costs: float = costs) -> float:
             tried.append((before.clone(), after.clone()))

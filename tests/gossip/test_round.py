@@ -8,16 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from swarmnode.bounds import STRIDE_MAX
 from swarmnode.gossip.round import (
     EXCHANGES_PER_ROUND,
     LENGTHENING_MAX,
     LINE_FADE,
     NARROWING,
-    STRIDE_MAX,
-    Pace,
+    RoundPace,
     Rounds,
     lengthening,
 )
+from swarmnode.gossip.round_weight import RoundWeight
 from swarmnode.manifest import GossipSpec, InnerSpec, Manifest
 
 strides = st.integers(0, 5).map(lambda power: 2**power)
@@ -81,7 +82,7 @@ def test_whoever_meets_more_rarely_meets_at_rounds_the_others_have() -> None:
 
 def test_rounds_take_their_share_of_the_line() -> None:
     """A line that carried 4 MB/s at most, packets of 1 MB: a quarter of it is a packet a second."""
-    pace = Pace()
+    pace = RoundPace()
     assert pace.needed_s(0.25)[0] == 0.0, "nothing is known yet"
     pace.boundary(0.0, 0, 0)
     pace.exchanged(0.25, 1_000_000)
@@ -100,7 +101,7 @@ def test_rounds_take_their_share_of_the_line() -> None:
 
 @given(st.floats(0.01, 1.0), st.integers(1, 10**9), st.floats(1e3, 1e9), st.floats(0.0, 10.0))
 def test_packets_never_take_more_than_their_share(share: float, nbytes: int, line: float, waiting: float) -> None:
-    pace = Pace()
+    pace = RoundPace()
     pace.exchanged(nbytes / line + waiting, nbytes)
     seconds, _ = pace.needed_s(share)
     assert nbytes <= share * line * seconds * (1 + 1e-9)
@@ -167,3 +168,32 @@ def test_the_run_never_meets_more_often_again(manifest: Manifest) -> None:
 def test_a_rate_that_is_least_makes_rounds_longest(ratio: float) -> None:
     inner = replace(INNER, learning_rate_min_ratio=ratio)
     assert lengthening(replace(QSR, inner=inner), 1100) == LENGTHENING_MAX
+
+
+def test_a_replica_that_trained_nothing_since_a_fragments_round_is_idle() -> None:
+    samples = 0
+    weight = RoundWeight(2, lambda: samples, newcomer=False)
+    assert weight.of(2) == 1.0, "it may have come with a snapshot"
+    weight.met(2, 0)
+    assert weight.of(4) == 0.0 and weight.of(3) == 1.0
+    samples = 8
+    assert weight.of(4) == 1.0
+    weight.met(3, 8)
+    assert weight.of(5) == 0.0
+    assert weight.of(4) == 1.0, "this fragment has not met since"
+
+
+def test_a_newcomer_receives_a_round_of_each_fragment_first() -> None:
+    samples = 8
+    weight = RoundWeight(2, lambda: samples, newcomer=True)
+    assert weight.of(4) == weight.of(5) == 0.0
+    weight.met(4, 4)
+    assert weight.newcomer and weight.of(6) == 1.0 and weight.of(5) == 0.0
+    weight.restored(newcomer=True)
+    assert weight.of(6) == 0.0, "another state: nothing of it was received yet"
+    weight.met(5, 4)
+    weight.met(6, 4)
+    assert not weight.newcomer and weight.of(7) == weight.of(8) == 1.0
+    weight.restored(newcomer=True)
+    weight.restored(newcomer=False)
+    assert weight.of(9) == weight.of(10) == 1.0

@@ -9,7 +9,7 @@ from swarmnode.errors import ManifestError
 from swarmnode.gossip.outer import DesLoc, outer
 from swarmnode.gossip.outer.traffic import ROUNDS, SETTLED, message_nbytes, messages
 from swarmnode.manifest import GossipSpec
-from swarmnode.manifest.meeting import CODECS_OF
+from swarmnode.manifest.gossip_compat import CODECS_OF
 
 SIZE = 3 * 4096 + 100
 SECONDS = 700

@@ -11,14 +11,14 @@ from typing import Any
 
 import aiohttp
 
-from swarmnode.bench.watching import Watched, fleet_in
+from swarmnode.bench.swarm.harness import SwarmHarness, fleet_in
 from swarmnode.local.child import Child, node_command
 from swarmnode.manifest import PRESETS
 
 BOUND_S = 120.0
 
 
-class Shown(Watched):
+class Shown(SwarmHarness):
     """Two nodes, a stage each, and their coordinator's page."""
 
     def __init__(self, folder: Path) -> None:
@@ -42,52 +42,49 @@ class Shown(Watched):
             raise AssertionError(f"not within {BOUND_S:g} s: {what}; {json.dumps(found)[:2000]}") from None
 
 
-def test_training_never_needs_its_coordinator(tmp_path: Path) -> None:
-    async def body() -> None:
-        here = Shown(tmp_path)
-        fleet = here.fleet
-        async with here.running():
-            assert fleet.page.startswith("http://127.0.0.1:") and f"dashboard {fleet.page}" in here.notes
-            before = await here.picture(
-                lambda seen: (
-                    seen["summary"]["samples"] > 128
-                    and seen["summary"]["serving"] == 2
-                    and len(seen["points"]) >= 3
-                    and any(link["kind"] == "direct" and link["latency_ms"] for link in seen["links"])
-                    and (seen["summary"]["loss_validation"] or 9) < (seen["summary"]["loss_validation_first"] or 0)
-                ),
-                "the page shows a run whose loss falls, and a measured link",
-            )
-            assert {row["name"] for row in before["nodes"]} == {"node-00", "node-01"}
-            assert {"move", "arrival"} <= {entry["kind"] for entry in before["entries"]}
-            assert [row for row in before["contributors"] if row["worked_s"] > 0 and row["steps"] > 0]
+async def test_training_never_needs_its_coordinator(tmp_path: Path) -> None:
+    here = Shown(tmp_path)
+    fleet = here.fleet
+    async with here.running():
+        assert fleet.page.startswith("http://127.0.0.1:") and f"dashboard {fleet.page}" in here.notes
+        before = await here.picture(
+            lambda seen: (
+                seen["summary"]["samples"] > 128
+                and seen["summary"]["serving"] == 2
+                and len(seen["points"]) >= 3
+                and any(link["kind"] == "direct" and link["latency_ms"] for link in seen["links"])
+                and (seen["summary"]["loss_validation"] or 9) < (seen["summary"]["loss_validation_first"] or 0)
+            ),
+            "the page shows a run whose loss falls, and a measured link",
+        )
+        assert {row["name"] for row in before["nodes"]} == {"node-00", "node-01"}
+        assert {"move", "arrival"} <= {entry["kind"] for entry in before["entries"]}
+        assert [row for row in before["contributors"] if row["worked_s"] > 0 and row["steps"] > 0]
 
-            old = fleet.bootstrap
-            assert old is not None
-            old.signal(signal.SIGKILL)
-            await here.until(lambda: not old.alive, "the coordinator is gone")
-            await old.bury()
-            trained = here.samples()
-            await here.until(lambda: here.samples() >= trained + 256, "training goes on without it")
+        old = fleet.bootstrap
+        assert old is not None
+        old.signal(signal.SIGKILL)
+        await here.until(lambda: not old.alive, "the coordinator is gone")
+        await old.bury()
+        trained = here.samples()
+        await here.until(lambda: here.samples() >= trained + 256, "training goes on without it")
 
-            fleet.bootstrap = await Child.start(old.plan, node_command(old.plan))
-            again = fleet.bootstrap
-            await here.until(lambda: again.ready is not None or not again.alive, "it is back")
-            after = await here.picture(
-                lambda seen: seen["summary"]["serving"] == 2 and seen["summary"]["samples"] >= trained + 256,
-                "the picture is back, and current",
-            )
-            assert after["points"][0] == before["points"][0], "its history too"
-            serials = {entry["serial"] for entry in after["entries"]}
-            assert {entry["serial"] for entry in before["entries"]} <= serials
-            work = {row["peer"]: row["worked_s"] for row in before["contributors"]}
-            assert all(row["worked_s"] >= work[row["peer"]] for row in after["contributors"] if row["peer"] in work)
+        fleet.bootstrap = await Child.start(old.plan, node_command(old.plan))
+        again = fleet.bootstrap
+        await here.until(lambda: again.ready is not None or not again.alive, "it is back")
+        after = await here.picture(
+            lambda seen: seen["summary"]["serving"] == 2 and seen["summary"]["samples"] >= trained + 256,
+            "the picture is back, and current",
+        )
+        assert after["points"][0] == before["points"][0], "its history too"
+        serials = {entry["serial"] for entry in after["entries"]}
+        assert {entry["serial"] for entry in before["entries"]} <= serials
+        work = {row["peer"]: row["worked_s"] for row in before["contributors"]}
+        assert all(row["worked_s"] >= work[row["peer"]] for row in after["contributors"] if row["peer"] in work)
 
-            async with aiohttp.ClientSession(fleet.page) as session, session.get("/api/v1/stream") as stream:
-                await stream.content.readline()
-                again.signal(signal.SIGTERM)
-                await here.until(lambda: not again.alive, "it ends though a page is open")
-            await again.bury()
-            assert again.reason == "left"
-
-    asyncio.run(body())
+        async with aiohttp.ClientSession(fleet.page) as session, session.get("/api/v1/stream") as stream:
+            await stream.content.readline()
+            again.signal(signal.SIGTERM)
+            await here.until(lambda: not again.alive, "it ends though a page is open")
+        await again.bury()
+        assert again.reason == "left"

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import statistics
 from pathlib import Path
 
-from swarmnode.bench.exchange import manifest_of
-from swarmnode.bench.laws import read_log
-from swarmnode.bench.watching import Watched, fleet_in, resting
+from swarmnode.bench.swarm.exchange import manifest_of
+from swarmnode.bench.swarm.harness import SwarmHarness, fleet_in, resting
+from swarmnode.bench.swarm.laws import read_log
 from swarmnode.local.summary import count, totals
 from swarmnode.manifest import PRESETS
 from swarmnode.metrics import name
@@ -16,9 +15,9 @@ from swarmnode.metrics import name
 BOUND_S = 150.0
 
 
-def test_a_swarm_of_sparse_packets_trains_and_stays_together(tmp_path: Path) -> None:
-    manifest = manifest_of(PRESETS["tiny"], "keeping/topk512")
-    swarm = Watched(fleet_in(tmp_path, manifest, 4, command=resting, cache=tmp_path / "cache"), BOUND_S)
+async def test_a_swarm_of_sparse_packets_trains_and_stays_together(tmp_path: Path) -> None:
+    manifest = manifest_of(PRESETS["tiny"], "partial_average/topk512")
+    swarm = SwarmHarness(fleet_in(tmp_path, manifest, 4, command=resting, cache=tmp_path / "cache"), BOUND_S)
     seen: list[float] = []
 
     def enough() -> bool:
@@ -27,11 +26,8 @@ def test_a_swarm_of_sparse_packets_trains_and_stays_together(tmp_path: Path) -> 
         seen.extend([] if loss is None else [loss])
         return count(facts, name.EXCHANGES, outcome="paired") >= 24 and min(seen, default=9.0) < seen[0] - 0.5
 
-    async def body() -> None:
-        async with swarm.running():
-            await swarm.until(enough, "24 outer steps with others, and half a nat learned")
-
-    asyncio.run(body())
+    async with swarm.running():
+        await swarm.until(enough, "24 outer steps with others, and half a nat learned")
     for child in swarm.fleet.nodes:
         rounds = [line["fields"] for line in read_log(child.plan.home) if line["event"] == "exchange.paired"]
         apart = [fields["apart"] for fields in rounds]

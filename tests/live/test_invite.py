@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -12,115 +11,68 @@ from pathlib import Path
 import psutil
 
 from swarmnode import manifest as manifests
-from swarmnode.local.child import Child, NodePlan, environment, node_command
+from swarmnode.bench.swarm.harness import LOAD, resting
+from swarmnode.local.child import Child, NodePlan, node_command
+from swarmnode.local.spawn import NODE
 from swarmnode.manifest import PRESETS, SIGNED_FILE, AccessSpec
 from swarmnode.membership.access import grant_name
 from swarmnode.membership.invite import decode
-from tests.live.test_mistakes import said
-
-BOUND_S = 240.0
-HERE = ["--listen", "/ip4/127.0.0.1/tcp/0"]
+from tests.support.processes import BOUND_S, HERE, end, output_of, output_of_piped, said, until, worked
 
 
-async def output_of(*arguments: str, stdin: str | None = None) -> str:
-    """stdout of `swarmnode ARGUMENTS`, which must succeed."""
-    process = await asyncio.create_subprocess_exec(
-        *[sys.executable, "-m", "swarmnode.cli.main", *arguments],
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env=environment(),
-    )
-    async with asyncio.timeout(BOUND_S):
-        out, error = await process.communicate((stdin or "").encode())
-    assert process.returncode == 0, error.decode()
-    return out.decode()
-
-
-async def until(children: list[Child], condition: object, what: str) -> None:
-    assert callable(condition)
-    try:
-        async with asyncio.timeout(BOUND_S):
-            while not condition():
-                await asyncio.gather(*(child.poll() for child in children))
-                assert all(child.alive for child in children), [
-                    (child.name, (child.plan.home / "stderr.log").read_text()[-500:]) for child in children
-                ]
-                await asyncio.sleep(0.05)
-    except TimeoutError:
-        raise AssertionError(f"not within {BOUND_S:g} s: {what}: {[child.status for child in children]}") from None
-
-
-async def end(children: list[Child]) -> None:
-    await asyncio.gather(*(child.leave("the test is over") for child in children))
-    for child in children:
-        if not await child.wait(BOUND_S):
-            child.kill()
-            await child.wait(BOUND_S)
-        await child.bury()
-
-
-def worked(child: Child) -> bool:
-    """Whether a microbatch of its was accepted: its gradient went into an inner step, or came back to the feeder."""
-    return child.status is not None and (child.status.inner_steps > 0 or child.status.tokens_per_second > 0)
-
-
-def test_a_stranger_joins_with_one_line(tmp_path: Path) -> None:
+async def test_a_stranger_joins_with_one_line(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
     manifests.init(folder, PRESETS["tiny"])
     manifests.sign_folder(folder)
     signed = folder / SIGNED_FILE
 
-    async def body() -> None:
-        plan = NodePlan("bootstrap", tmp_path / "boot", signed, tmp_path / "cache", bootstrap=True)
-        children = [await Child.start(plan, node_command(plan))]
-        try:
-            await until(children, lambda: children[0].ready is not None, "the bootstrap is up")
-            assert children[0].ready is not None
-            begin = children[0].ready.addresses
-            for number in range(2):
-                plan = NodePlan(f"node-{number}", tmp_path / f"n{number}", signed, tmp_path / "cache", begin, number)
-                children.append(await Child.start(plan, node_command(plan)))
-            await until(children, lambda: all(map(worked, children[1:])), "two nodes train")
+    plan = NodePlan("bootstrap", tmp_path / "boot", signed, tmp_path / "cache", bootstrap=True)
+    children = [await Child.start(plan, node_command(plan))]
+    try:
+        await until(children, lambda: children[0].ready is not None, "the bootstrap is up")
+        assert children[0].ready is not None
+        begin = children[0].ready.addresses
+        for number in range(2):
+            plan = NodePlan(f"node-{number}", tmp_path / f"n{number}", signed, tmp_path / "cache", begin, number)
+            children.append(await Child.start(plan, resting(plan)))
+        await until(children, lambda: all(map(worked, children[1:])), "two nodes train")
 
-            line = (await output_of("invite", str(folder), "--home", str(tmp_path / "boot"))).strip()
-            home = tmp_path / "stranger"
-            plan = NodePlan("stranger", home, signed, tmp_path / "cache")
-            begun = time.monotonic()
-            command = [sys.executable, "-m", "swarmnode.cli.main", "join", line, "--home", str(home), *HERE]
-            stranger = await Child.start(plan, command)
-            children.append(stranger)
-            await until(children, lambda: worked(stranger), "the stranger's work was accepted")
-            print(f"join INVITE to the first accepted microbatch: {time.monotonic() - begun:.1f} s")
-            assert stranger.status is not None
-            assert all("/p2p/" in address for address in stranger.status.addresses)
+        line = (await output_of("invite", str(folder), "--home", str(tmp_path / "boot"))).strip()
+        home = tmp_path / "stranger"
+        plan = NodePlan("stranger", home, signed, tmp_path / "cache")
+        begun = time.monotonic()
+        command = [*NODE, "join", line, "--home", str(home), *HERE]
+        stranger = await Child.start(plan, command)
+        children.append(stranger)
+        await until(children, lambda: worked(stranger), "the stranger's work was accepted")
+        print(f"join INVITE to the first accepted microbatch: {time.monotonic() - begun:.1f} s")
+        assert stranger.status is not None
+        assert all("/p2p/" in address for address in stranger.status.addresses)
 
-            seen = json.loads(await output_of("doctor", line, "--json", "--home", str(tmp_path / "patient")))
-            assert seen["exit_code"] == 0 and seen["stages"] == [0, 1] and seen["tokens_per_s"] > 0, seen
-            assert seen["verdict"].startswith("you can hold stages 0-1, about "), seen
-            seen = json.loads(await output_of("doctor", "--json", "--home", str(home)))
-            peers = next(check for check in seen["checks"] if check["name"] == "peers")
-            assert peers["ok"] and any(check["name"] == "reach" for check in seen["checks"]), seen
+        seen = json.loads(await output_of("doctor", line, "--json", "--home", str(tmp_path / "patient")))
+        assert seen["exit_code"] == 0 and seen["stages"] == [0, 1] and seen["tokens_per_s"] > 0, seen
+        assert seen["verdict"].startswith("you can hold stages 0-1, about "), seen
+        seen = json.loads(await output_of("doctor", "--json", "--home", str(home)))
+        peers = next(check for check in seen["checks"] if check["name"] == "peers")
+        assert peers["ok"] and any(check["name"] == "reach" for check in seen["checks"]), seen
 
-            # Its home is taken: a second one there says so, and does not disturb it.
-            code, error = await said("join", line, "--home", str(home), *HERE)
-            assert (code, "another swarmnode" in error) == (2, True), error
-            assert (home / "ready.json").exists(), "the first one's ready.json is still there"
+        # Its home is taken: a second one there says so, and does not disturb it.
+        code, error = await said("join", line, "--home", str(home), *HERE)
+        assert (code, "another swarmnode" in error) == (2, True), error
+        assert (home / "ready.json").exists(), "the first one's ready.json is still there"
 
-            # Another owner's key in the invite, everything else right.
-            other = tmp_path / "other"
-            manifests.init(other, PRESETS["tiny"])
-            manifests.sign_folder(other)
-            code, error = await said("invite", str(other), "--home", str(tmp_path / "boot"))
-            assert (code, "is of run" in error) == (2, True), error
-        finally:
-            await end(children)
-
-    asyncio.run(body())
+        # Another owner's key in the invite, everything else right.
+        other = tmp_path / "other"
+        manifests.init(other, PRESETS["tiny"])
+        manifests.sign_folder(other)
+        code, error = await said("invite", str(other), "--home", str(tmp_path / "boot"))
+        assert (code, "is of run" in error) == (2, True), error
+    finally:
+        await end(children)
 
 
-def test_a_run_by_invitation(tmp_path: Path) -> None:
+async def test_a_run_by_invitation(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
     manifests.init(folder, replace(PRESETS["tiny"], access=AccessSpec(mode="invited")))
@@ -128,55 +80,52 @@ def test_a_run_by_invitation(tmp_path: Path) -> None:
     signed = folder / SIGNED_FILE
     boot = str(tmp_path / "boot")
 
-    async def body() -> None:
-        plan = NodePlan("bootstrap", tmp_path / "boot", signed, tmp_path / "cache", bootstrap=True)
-        bootstrap = await Child.start(plan, node_command(plan))
-        children = [bootstrap]
-        try:
-            await until(children, lambda: bootstrap.ready is not None, "the bootstrap is up")
-            assert bootstrap.ready is not None
-            line = (await output_of("invite", str(folder), "--home", boot)).strip()
-            secret_file = tmp_path / "invite"
-            secret_file.write_text(line)
-            secret_file.chmod(0o600)
+    plan = NodePlan("bootstrap", tmp_path / "boot", signed, tmp_path / "cache", bootstrap=True)
+    bootstrap = await Child.start(plan, node_command(plan))
+    children = [bootstrap]
+    try:
+        await until(children, lambda: bootstrap.ready is not None, "the bootstrap is up")
+        assert bootstrap.ready is not None
+        line = (await output_of("invite", str(folder), "--home", boot)).strip()
+        secret_file = tmp_path / "invite"
+        secret_file.write_text(line)
+        secret_file.chmod(0o600)
 
-            for number in range(2):  # one by a file, one on the command line, which hides it
-                home = tmp_path / f"n{number}"
-                plan = NodePlan(f"node-{number}", home, signed, tmp_path / "cache")
-                by = ["--invite-file", str(secret_file)] if number == 0 else [line]
-                command = [sys.executable, "-m", "swarmnode.cli.main", "join", *by, "--stage", str(number)]
-                children.append(await Child.start(plan, [*command, "--home", str(home), *HERE]))
-            await until(children, lambda: all(map(worked, children[1:])), "two nodes with an invite train")
-            for child in children:
-                for process in [psutil.Process(child.pid), *psutil.Process(child.pid).children(recursive=True)]:
-                    assert line not in " ".join(process.cmdline()), "no command line shows the secret"
-                    assert line not in str(process.environ())
-                for path in child.plan.home.rglob("*"):
-                    assert not path.is_file() or line.encode() not in path.read_bytes(), f"{path} holds the secret"
+        for number in range(2):  # one by a file, one on the command line, which hides it
+            home = tmp_path / f"n{number}"
+            plan = NodePlan(f"node-{number}", home, signed, tmp_path / "cache")
+            by = ["--invite-file", str(secret_file)] if number == 0 else [line]
+            command = [*NODE, "join", *by, "--stage", str(number), "--max-load", LOAD]
+            children.append(await Child.start(plan, [*command, "--home", str(home), *HERE]))
+        await until(children, lambda: all(map(worked, children[1:])), "two nodes with an invite train")
+        for child in children:
+            for process in [psutil.Process(child.pid), *psutil.Process(child.pid).children(recursive=True)]:
+                assert line not in " ".join(process.cmdline()), "no command line shows the secret"
+                assert line not in str(process.environ())
+            for path in child.plan.home.rglob("*"):
+                assert not path.is_file() or line.encode() not in path.read_bytes(), f"{path} holds the secret"
 
-            other = await output_of("identity", "--home", str(tmp_path / "other"))
-            bound = (await output_of("invite", "-", "--machine", other.strip(), stdin=line)).strip()
-            here = bootstrap.ready.addresses[0]
-            cases = {
-                "no invite": ["join", here, "--run", bootstrap.ready.run_id],
-                "another machine's invite": ["join", bound],
-                "a file that others can read": ["join", "--invite-file", str(tmp_path / "open")],
-            }
-            (tmp_path / "open").write_text(line)
-            (tmp_path / "open").chmod(0o644)
-            found = await asyncio.gather(
-                *(said(*case, "--home", str(tmp_path / f"c{at}"), *HERE) for at, case in enumerate(cases.values()))
-            )
-            for name, (code, error) in zip(cases, found, strict=True):
-                assert code == 77 and "Traceback" not in error, f"{name}: exit {code}: {error}"
+        other = await output_of("identity", "--home", str(tmp_path / "other"))
+        bound = (await output_of_piped(line, "invite", "-", "--machine", other.strip())).strip()
+        here = bootstrap.ready.addresses[0]
+        cases = {
+            "no invite": ["join", here, "--run", bootstrap.ready.run_id],
+            "another machine's invite": ["join", bound],
+            "a file that others can read": ["join", "--invite-file", str(tmp_path / "open")],
+        }
+        (tmp_path / "open").write_text(line)
+        (tmp_path / "open").chmod(0o644)
+        found = await asyncio.gather(
+            *(said(*case, "--home", str(tmp_path / f"c{at}"), *HERE) for at, case in enumerate(cases.values()))
+        )
+        for name, (code, error) in zip(cases, found, strict=True):
+            assert code == 77 and "Traceback" not in error, f"{name}: exit {code}: {error}"
 
-            name = grant_name(decode(line).grant).hex()  # type: ignore[arg-type]
-            assert f"revoked {name}" in await output_of("guests", str(folder), "--revoke", name)
-            for child in children[1:]:
-                assert await child.wait(BOUND_S), "whose invite was taken back leaves"
-                await child.bury()
-                assert "exit 77" in child.reason and "taken back" in child.reason, child.reason
-        finally:
-            await end([child for child in children if child.alive])
-
-    asyncio.run(body())
+        name = grant_name(decode(line).grant).hex()  # type: ignore[arg-type]
+        assert f"revoked {name}" in await output_of("access", str(folder), "--revoke", name)
+        for child in children[1:]:
+            assert await child.wait(BOUND_S), "whose invite was taken back leaves"
+            await child.bury()
+            assert "exit 77" in child.reason and "taken back" in child.reason, child.reason
+    finally:
+        await end([child for child in children if child.alive])

@@ -12,26 +12,25 @@ from pathlib import Path
 import pytest
 
 from swarmnode import manifest as manifests
+from swarmnode.daemon import ready_file
 from swarmnode.identity import Identity
-from swarmnode.local import ready
 from swarmnode.manifest import PRESETS
 
 BOUND_S = 120.0
 
 
-@pytest.mark.swarm
 def test_a_joiner_finds_a_member_by_multicast(tmp_path: Path) -> None:
     manifests.init(tmp_path / "run", PRESETS["tiny"])
     started: list[subprocess.Popen[bytes]] = []
 
-    def start(name: str, *words: str) -> ready.Ready:
+    def start(name: str, *words: str) -> ready_file.Ready:
         home = tmp_path / name
         home.mkdir()
         command = [sys.executable, "-m", "swarmnode.cli.main", *words, "--home", str(home), "--lan"]
         with (home / "stderr").open("wb") as errors:
             started.append(subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors))
         end = time.monotonic() + BOUND_S
-        while (found := ready.read(home)) is None:
+        while (found := ready_file.read(home)) is None:
             said = (home / "stderr").read_text()
             if "no bootstrap gave the manifest" in said:
                 pytest.skip("multicast does not come back on this machine")

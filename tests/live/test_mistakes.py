@@ -4,37 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 from swarmnode import manifest as manifests
-from swarmnode.local.child import Child, NodePlan, environment, node_command
+from swarmnode.local.child import Child, NodePlan, node_command
 from swarmnode.manifest import PRESETS, SIGNED_FILE, DataSpec, ModelSpec
+from tests.support.processes import BOUND_S, said
 
-BOUND_S = 240.0
 OTHER_RUN = "ab" * 32
 NOBODY = "/ip4/127.0.0.1/tcp/1/p2p/12D3KooWNjStcekxZuKJtEW2TaSTxnK55TAvdxvzrt8w5mRGsHdq"
-
-
-async def said(*arguments: str) -> tuple[int, str]:
-    """(exit code, stderr) of `swarmnode ARGUMENTS`."""
-    process = await asyncio.create_subprocess_exec(
-        *[sys.executable, "-m", "swarmnode.cli.main", *arguments],
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.DEVNULL,
-        stderr=asyncio.subprocess.PIPE,
-        env=environment(),
-    )
-    try:
-        async with asyncio.timeout(BOUND_S):
-            _, error = await process.communicate()
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    assert process.returncode is not None
-    return process.returncode, error.decode()
 
 
 def corrupt_shard_run(folder: Path) -> Path:
@@ -56,7 +35,7 @@ def giant_run(folder: Path) -> Path:
     return folder / SIGNED_FILE
 
 
-def test_mistakes_are_answered_in_one_line(tmp_path: Path) -> None:
+async def test_mistakes_are_answered_in_one_line(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
     manifests.init(folder, PRESETS["tiny"])
@@ -114,7 +93,7 @@ def test_mistakes_are_answered_in_one_line(tmp_path: Path) -> None:
                     bootstrap.kill()
                     await bootstrap.wait(BOUND_S)
 
-    found = asyncio.run(body())
+    found = await body()
     expected = {
         "unreachable": (21, "no bootstrap answers"),
         "wrong run id": (21, "is the run id right"),
@@ -132,3 +111,4 @@ def test_mistakes_are_answered_in_one_line(tmp_path: Path) -> None:
         assert "Traceback" not in error, f"{name}: {error}"
         assert len(lines) == 1, f"{name}: {error}"
         assert (got, words in lines[0]) == (code, True), f"{name}: exit {got}: {error}"
+    assert "node.s" not in (tmp_path / "f" / "events.jsonl").read_text(), "neither started nor of any state to others"

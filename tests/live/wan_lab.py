@@ -15,13 +15,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from nat_lab import events, host, said, sh, start, wait
+from nat_lab import events, host, said, sh, start, wait  # type: ignore[import-not-found]
 
 RATE = "20mbit"
 HALVES = (("boot", "a", "c"), ("b", "d"))
 STAGES = {"a": 0, "b": 0, "c": 1, "d": 1}
 INDEX = {"boot": 1, "a": 2, "b": 3, "c": 4, "d": 5}
-PARTITIONED_ROUNDS = 3  # that each side must end on its own
+ACROSS = (("a", "b"), ("c", "d"))  # replicas of a stage, on the two sides
+PARTITIONED_ROUNDS = 4  # that each side must end on its own
+UNDER_WAY = 2  # rounds whose packets may be there when the network is cut: this one's, and an early partner's
 
 
 def cut() -> None:
@@ -46,9 +48,12 @@ def rounds(home: Path, after: int) -> list[dict[str, Any]]:
     return [line for line in events(home)[after:] if line["event"] in ("exchange.paired", "exchange.lone")]
 
 
-def paired(folder: Path, name: str, others: Sequence[str], after: int) -> bool:
+def paired(folder: Path, name: str, others: Sequence[str], after: int, under_way: int = 0) -> bool:
+    """Whether `name` averaged with one of `others` after its first `after` events, but for the first `under_way` rounds
+    after these."""
     peers = {json.loads((folder / other / "ready.json").read_text())["peer_id"] for other in others}
-    return any(e["event"] == "exchange.paired" and e["fields"]["peer"] in peers for e in rounds(folder / name, after))
+    logged = rounds(folder / name, after)[under_way:]
+    return any(e["event"] == "exchange.paired" and e["fields"]["peer"] in peers for e in logged)
 
 
 def main(folder: Path) -> None:
@@ -69,7 +74,7 @@ def main(folder: Path) -> None:
         processes.append(start(name, folder, "join", address, *common, *listen))
     for name in STAGES:
         wait(lambda name=name: said(folder / name, "node.ready"), f"{name} serves", folder)
-    for name, other in (("a", "b"), ("c", "d")):
+    for name, other in ACROSS:
         wait(lambda name=name, other=other: paired(folder, name, [other], 0), f"{name} pairs with {other}", folder)
 
     cut()
@@ -84,17 +89,25 @@ def main(folder: Path) -> None:
             folder,
         )
     cut_s = time.monotonic() - began
+    across = [
+        (name, other)
+        for name, other in ACROSS
+        if paired(folder, name, [other], marks[name], UNDER_WAY)
+        or paired(folder, other, [name], marks[other], UNDER_WAY)
+    ]
 
     sh("nft delete table ip cut")
     began = time.monotonic()
     marks = {name: len(events(folder / name)) for name in STAGES}
-    for name, other in (("a", "b"), ("c", "d")):
+    for name, other in ACROSS:
         wait(
             lambda name=name, other=other: paired(folder, name, [other], marks[name]),
             f"{name} pairs with {other} again",
             folder,
         )
-    print(json.dumps({"cut_s": round(cut_s, 1), "healed_s": round(time.monotonic() - began, 1)}))
+    lost = [name for name in STAGES for e in events(folder / name) if e["event"] == "node.left"]
+    healed_s = time.monotonic() - began
+    print(json.dumps({"cut_s": round(cut_s, 1), "healed_s": round(healed_s, 1), "across": across, "lost": lost}))
     for process in processes:
         process.kill()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,14 +12,28 @@ from swarmnode.errors import ManifestError
 from swarmnode.manifest import Manifest, parse
 from swarmnode.manifest.check import is_below
 from swarmnode.manifest.field import BY_NAME, FIELDS
+from swarmnode.manifest.location import base_url
 from swarmnode.manifest.text import value_of
 
-WORD, LABEL, KEY, FILE, BUCKET = "word", "label", "key", "file", "bucket"
+WORD, NUMBERS, LABEL, KEY, FILE = "word", "numbers", "label", "key", "file"
+BUCKET, HASH, URL = "bucket", "hash", "url"
 NAMES = {
     "name": LABEL,  # shown, and part of the name of a folder below runs/
+    "model.qk_norm": WORD,
+    "model.norm_placement": WORD,
+    "model.rope_scaling": WORD,
+    "model.architecture": KEY,  # an entry point of a package that the user has installed
+    "model.unrotated_layers": NUMBERS,
+    "model.sliding_layers": NUMBERS,
+    "model.dense_layers": NUMBERS,
     "pipeline.boundary": WORD,
     "data.source": WORD,
     "data.paths": FILE,  # below --data-root
+    "base.index": HASH,  # of bytes; says nothing of where they are
+    "base.locations": URL,  # asked for chunks over HTTP, at addresses that data/web.py lets pass
+    "data.index": HASH,  # of bytes; says nothing of where they are
+    "data.locations": URL,  # asked for chunks over HTTP, at addresses that data/web.py lets pass
+    "data.documents": WORD,
     "data.field": KEY,  # of an object in a line of those files
     "data.tokenizer": FILE,  # "bytes", or below --data-root
     "inner.optimizer": WORD,
@@ -29,13 +45,20 @@ NAMES = {
     "gossip.codec": WORD,
     "gossip.acceptance": WORD,
     "gossip.rounds": WORD,
+    "training.kind": WORD,
+    "training.method": WORD,
+    "training.targets": WORD,
+    "training.base_format": WORD,
     "checkpoint.url": BUCKET,  # with --use-bucket
     "recovery.method": WORD,
     "recovery.itinerary": WORD,
     "recovery.while_lost": WORD,
     "access.mode": WORD,
+    "evaluation.sets": FILE,  # below the folder of whoever keeps the archive, with the owner's permission
+    "evaluation.tasks": "the name of a task of lm-eval, if that is installed there",
+    "evaluation.prompts": "a text that is continued and shown",
 }
-"""Every field of a manifest that holds text, and what of a machine it can name: a word is one of a few choices."""
+"""Every field of a manifest that holds text or a list, and what it can name of a machine: a word is one of a few."""
 
 ELSEWHERE = [
     "/etc/passwd",
@@ -90,6 +113,51 @@ NO_BUCKETS = [
 ]
 
 
+NO_LOCATIONS = [
+    "/etc/passwd",
+    "data",
+    "../data",
+    "~/data",
+    "file:///etc/passwd",
+    "file://localhost/etc/passwd",
+    "local:///etc",
+    "memory://x",
+    "ftp://example.org/x",
+    "ssh://me@host/x",
+    "dict://127.0.0.1:11211/stats",
+    "gopher://127.0.0.1:6379/_x",
+    "https://",
+    "https:///x",
+    "https://user:secret@example.org/x",
+    "https://user@example.org/x",
+    "https://example.org@169.254.169.254/x",
+    "https://example.org/x?key=secret",
+    "https://example.org/x#y",
+    "https://example.org/../x",
+    "https://example.org/a/../../x",
+    "https://example.org/%2e%2e/x",
+    "https://example.org//x",
+    "https://example.org/a b",
+    "https://example.org\\x",
+    "https://example.org:0/x",
+    "https://example.org:99999/x",
+    "https://exa\nmple.org/x",
+    "https://example.org/x\r\nHost: other",
+    "https://ex\u0430mple.org/x",
+    "HTTPS://example.org/x",
+    "simplecache::https://example.org/x",
+    "s3://key:secret@bucket/x",
+    "s3://169.254.169.254/x",
+    "s3://bucket/../other",
+    "s3://Bucket/x",
+    "gs://",
+    "hf://datasets/USER",
+    "hf://datasets/USER/NAME@../x",
+    "hf://models/USER/NAME",
+    "https://example.org/" + "x" * 2000,
+]
+
+
 def test_every_text_of_a_manifest_is_in_the_table() -> None:
     texts = {f.name for f in FIELDS if isinstance(value_of(Manifest(), f.name), str | tuple)}
     assert texts == NAMES.keys(), "say what a new field can name, and who must allow it"
@@ -100,6 +168,12 @@ def test_every_text_of_a_manifest_is_in_the_table() -> None:
 def test_words_are_of_a_few(name: str, text: str) -> None:
     allowed = BY_NAME[name].check.allowed
     assert BY_NAME[name].check.accept(text) is None or f'"{text}"' in allowed
+
+
+@pytest.mark.parametrize("name", [name for name, kind in NAMES.items() if kind == NUMBERS])
+@pytest.mark.parametrize("raw", ["", "1", ["1"], [True], [1.0], [-1], [512], [[1]], {"1": 1}, [2, 1], [1, 1], 1])
+def test_numbers_are_no_text(name: str, raw: object) -> None:
+    assert BY_NAME[name].check.accept(raw) is None and BY_NAME[name].check.accept([1, 511]) == (1, 511)
 
 
 @pytest.mark.parametrize("text", [*ELSEWHERE, *NO_BUCKETS])
@@ -131,3 +205,40 @@ def test_only_buckets_are_urls(text: str) -> None:
 @pytest.mark.parametrize("text", ["", "s3://swarm", "s3://swarm/all", "gs://a-b.c/x/y_z", "az://container/1.0/"])
 def test_buckets_are(text: str) -> None:
     assert BY_NAME["checkpoint.url"].check.accept(text) == text
+
+
+@pytest.mark.parametrize("text", NO_LOCATIONS)
+def test_no_location_names_a_file_a_key_or_another_protocol(text: str) -> None:
+    assert base_url(text) is None
+    assert BY_NAME["data.locations"].check.accept([text]) is None
+    assert BY_NAME["base.locations"].check.accept([text]) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "asked"),
+    [
+        ("https://example.org/a/b/", "https://example.org/a/b"),
+        ("https://example.org:8443/a", "https://example.org:8443/a"),
+        ("http://192.168.1.7:8000", "http://192.168.1.7:8000"),  # only where the volunteer allows such addresses
+        ("s3://bucket/text", "https://bucket.s3.amazonaws.com/text"),
+        ("s3://my.bucket/text", "https://s3.amazonaws.com/my.bucket/text"),
+        ("gs://bucket", "https://storage.googleapis.com/bucket"),
+        ("hf://datasets/me/text@v1/tokens", "https://huggingface.co/datasets/me/text/resolve/v1/tokens"),
+        ("hf://datasets/me/text", "https://huggingface.co/datasets/me/text/resolve/main"),
+    ],
+)
+def test_a_location_is_asked_over_http(text: str, asked: str) -> None:
+    assert base_url(text) == asked
+    assert BY_NAME["data.locations"].check.accept([text]) == (text,)
+
+
+def test_of_the_hub_a_model_lies_with_models_and_text_with_data_sets() -> None:
+    model, text = "hf://me/model@0123abc", "hf://datasets/me/text"
+    assert base_url(model) == "https://huggingface.co/me/model/resolve/0123abc"
+    assert BY_NAME["base.locations"].check.accept([model]) == (model,)
+    assert BY_NAME["base.locations"].check.accept([text]) is BY_NAME["data.locations"].check.accept([model]) is None
+
+
+@given(st.text() | st.sampled_from([*ELSEWHERE, *NO_BUCKETS]))
+def test_an_index_is_a_hash(text: str) -> None:
+    assert BY_NAME["data.index"].check.accept(text) is None or text == "" or re.fullmatch("[0-9a-f]{64}", text)

@@ -11,20 +11,20 @@ from swarmnode.errors import ManifestError
 from swarmnode.manifest import (
     MANIFEST_BYTES_MAX,
     PRESETS,
-    Constants,
     DataSpec,
     GossipSpec,
     InnerSpec,
     Manifest,
     ModelSpec,
+    OuterConstants,
     constants,
     parse,
     template,
 )
-from swarmnode.manifest.across import ACROSS
 from swarmnode.manifest.check import is_below
+from swarmnode.manifest.cross_field import ACROSS
 from swarmnode.manifest.field import BY_NAME, FIELDS, TABLES
-from swarmnode.manifest.meeting import METHODS
+from swarmnode.manifest.gossip_compat import METHODS
 from swarmnode.manifest.text import build, value_of
 
 
@@ -121,12 +121,12 @@ def test_all_mistakes_at_once_with_field_value_and_what_is_allowed() -> None:
     ).splitlines()
     assert said[0] == "14 mistakes"
     assert set(map(str.strip, said[1:])) == {
-        'nam = "x": no such field; did you mean name?',
+        'nam = "x": unknown field; did you mean name?',
         "seed = -1: allowed is a whole number from 0 to 9_223_372_036_854_775_807",
         'model.width = "wide": allowed is a whole number from 2 to 1_048_576',
         "model.kv_heads = 2: allowed is a divisor of model.heads = 5",
-        "model.layer = 3: no such field; did you mean model.layers?",
-        "[pipelin]: no such table; did you mean [pipeline]?",
+        "model.layer = 3: unknown field; did you mean model.layers?",
+        "[pipelin]: unknown table; did you mean [pipeline]?",
         "pipeline.stages = 9: allowed is at most model.layers = 6",
         'pipeline.boundary = "int4": allowed is "bf16" or "fp32" or "int8" or "fp8" or "subspace"',
         "inner.beta1 = 1.0: allowed is a number at least 0 and below 1",
@@ -134,7 +134,7 @@ def test_all_mistakes_at_once_with_field_value_and_what_is_allowed() -> None:
         "data.block_samples = 64: allowed is a multiple of inner.microbatch = 5",
         "inner.eps = true: allowed is a number above 0 and at most 1",
         'gossip.alpha = nan: allowed is "own" or a number at least 0 and below 1',
-        "gossip.layers = 1: no such field; did you mean model.layers?",
+        "gossip.layers = 1: unknown field; did you mean model.layers?",
     }
 
 
@@ -144,9 +144,45 @@ def test_all_mistakes_at_once_with_field_value_and_what_is_allowed() -> None:
         ("model = {heads = 3, kv_heads = 1}", "model.heads = 3: allowed is a divisor of model.width = 128"),
         ("model.kv_heads = 3", "model.kv_heads = 3: allowed is a divisor of model.heads = 4"),
         ("model.heads = 128", "model.width = 128: allowed is an even multiple of model.heads = 128"),
+        ("model.head_width = 7", "model.head_width = 7: allowed is an even number"),
+        ("model.tied = true", "model.tied = true: allowed is false with pipeline.stages = 3: nothing keeps the two"),
+        ("model.tied = 1", "model.tied = 1: allowed is true or false"),
+        ("model.rope_factor = 2.0", 'model.rope_factor = 2.0: allowed is 1 with model.rope_scaling = "none"'),
+        ('model.rope_scaling = "yarn"', "model.rope_original_context = 0: allowed is above 0 with"),
+        ("model.rope_low = 5", "model.rope_high = 4.0: allowed is above model.rope_low = 5"),
+        ("model.rope_attention_factor = 2.0", "model.rope_attention_factor = 2.0: allowed is 0 with"),
+        ("model.unrotated_layers = [6]", "model.unrotated_layers = [6]: allowed is numbers below model.layers = 6"),
+        ("model.unrotated_layers = [2, 1]", "model.unrotated_layers = [2, 1]: allowed is a list of different whole"),
+        ("model.sliding_layers = [2]", "model.sliding_layers = [2]: allowed is an empty list with model.sliding"),
+        ("model.dense_layers = [0]", "model.dense_layers = [0]: allowed is an empty list with model.experts = 0"),
+        (
+            "model = {experts = 4, experts_active = 1, expert_ffn = 8, dense_layers = [0, 1, 2, 3, 4, 5]}",
+            "model.dense_layers = [0, 1, 2, 3, 4, 5]: allowed is not every layer",
+        ),
+        ("model = {experts = 4, expert_ffn = 8}", "model.experts_active = 0: allowed is 1 to model.experts = 4"),
+        (
+            "model = {experts = 4, experts_active = 5, expert_ffn = 8}",
+            "model.experts_active = 5: allowed is 1 to model.experts = 4",
+        ),
+        ("model.expert_ffn = 8", "model.expert_ffn = 8: allowed is 0 with model.experts = 0"),
+        ("model.router_normalised = true", "model.router_normalised = true: allowed is false with model.experts = 0"),
+        (
+            'model.tied = true\npipeline = {stages = 1, boundary = "subspace", boundary_rank = 8}',
+            'pipeline.boundary = "subspace": allowed is not "subspace" with model.norm_placement = "post"',
+        ),
         ("model.vocabulary = 300", 'model.vocabulary = 300: allowed is 256 with data.tokenizer = "bytes"'),
         ('data.source = "text"', "data.paths = []: allowed is at least one path"),
-        ('data.paths = ["a"]', 'data.paths = ["a"]: allowed is an empty list with data.source = "python-stdlib"'),
+        ('data.paths = ["a"]', 'data.paths = ["a"]: allowed is an empty list with data.source = "demo"'),
+        ('data.documents = "packed"', 'data.documents = "packed": allowed is "joined" or "masked"'),
+        ("data.end_token = 1", 'data.end_token = 1: allowed is -1 or 0 with data.tokenizer = "bytes"'),
+        (
+            'data = {documents = "masked", tokenizer = "t.json"}',
+            'data.documents = "masked": allowed is "joined" unless data.end_token, which ends each document, is known',
+        ),
+        (
+            f'data = {{documents = "masked", source = "index", index = "{"0" * 64}"}}',
+            'data.documents = "masked": allowed is "joined" unless data.end_token',
+        ),
         ('data.paths = ["a\\u0000b"]', 'data.paths = ["a\\u0000b"]: allowed is a list'),
         ('name = "../x"', 'name = "../x": allowed is 1 to 64 letters'),
         ('pipeline.boundary = "subspace"', "pipeline.boundary_rank = 0: allowed is 1 to model.width = 128 with"),
@@ -169,8 +205,8 @@ def test_all_mistakes_at_once_with_field_value_and_what_is_allowed() -> None:
             'gossip.codec = "topk64": allowed is fp32 or bf16 or int8 or modular6 or modular4 or',
         ),
         (
-            'gossip = {method = "keeping", codec = "topk"}',
-            "gossip.group = 4: allowed is 0 with gossip.method = 'keeping'",
+            'gossip = {method = "partial_average", codec = "topk"}',
+            "gossip.group = 4: allowed is 0 with gossip.method = 'partial_average'",
         ),
         ("gossip.round_samples = 5", "gossip.round_samples = 5: allowed is at least inner.inner_batch = 8"),
         (
@@ -207,6 +243,48 @@ def test_all_mistakes_at_once_with_field_value_and_what_is_allowed() -> None:
             'gossip = {method = "noloco", codec = "modular4", gamma = 0.6}',
             "gossip.gamma = 0.6: allowed is \"own\", or gossip.beta = 0.7 with gossip.codec = 'modular4'",
         ),
+        ('training.kind = "lora"', 'training.kind = "lora": allowed is "pretrain" or "finetune" or "adapters"'),
+        (
+            'training.targets = ["q_proj", "gate"]',
+            'training.targets = ["q_proj", "gate"]: allowed is a list of different names among q_proj, k_proj',
+        ),
+        ("training.targets = []", "training.targets = []: allowed is a list of different names among"),
+        ('training.targets = ["q_proj", "q_proj"]', 'training.targets = ["q_proj", "q_proj"]: allowed is a list of'),
+        ("training.rank = 0", "training.rank = 0: allowed is a whole number from 1"),
+        (
+            'inner.optimizer = "adamw"\ntraining = {kind = "adapters", rank = 65}',
+            "training.rank = 65: allowed is at most 64, the shortest side of a matrix in training.targets",
+        ),
+        (
+            'inner.optimizer = "adamw"\ntraining = {kind = "adapters", rank = 129, targets = ["q_proj", "up_proj"]}',
+            "training.rank = 129: allowed is at most 128, the shortest side of a matrix in training.targets",
+        ),
+        (
+            'training.kind = "adapters"',
+            'inner.optimizer = "muon": allowed is "adamw" with training.kind = "adapters"',
+        ),
+        (
+            (
+                'inner.optimizer = "adamw"\n[training]\nkind = "adapters"\ntargets = ["up_proj"]\n'
+                "[model]\nexperts = 4\nexperts_active = 2\nexpert_ffn = 32"
+            ),
+            'training.targets = ["up_proj"]: allowed is a list with one of q_proj, k_proj, v_proj, o_proj',
+        ),
+        (
+            'training.kind = "finetune"',
+            'data.documents = "joined": allowed is "masked" with training.kind = "finetune"',
+        ),
+        (
+            (
+                'training.kind = "adapters"\ninner.optimizer = "adamw"\n'
+                'pipeline = {boundary = "subspace", boundary_rank = 4}'
+            ),
+            'training.kind = "adapters": allowed is "pretrain" with pipeline.boundary = "subspace"',
+        ),
+        (
+            'inner.optimizer = "adamw"\ntraining.kind = "adapters"\nrecovery.itinerary = "swapped"',
+            'recovery.itinerary = "swapped": allowed is "straight" in a run that begins with a trained model',
+        ),
         ("gossip.alpha = inf", "gossip.alpha = inf: allowed"),
         ("limits.hop_timeout_min_s = 121", "limits.hop_timeout_min_s = 121.0: allowed is at most"),
         ("limits.record_ttl_s = 3", "limits.record_ttl_s = 3.0: allowed is at least twice"),
@@ -215,7 +293,7 @@ def test_all_mistakes_at_once_with_field_value_and_what_is_allowed() -> None:
         ("limits.frame_bytes_max = 1024", "limits.frame_bytes_max = 1024: allowed is at least 268_320"),
         ("limits = 3", "limits = 3: allowed is a table, written [limits]"),
         ("seed = 1979-05-27", "seed = 1979-05-27: allowed is a whole number"),
-        ("x = [[[1]]]", "x = [[[1]]]: no such field"),
+        ("x = [[[1]]]", "x = [[[1]]]: unknown field"),
         ("[[model]]", "model = [{}]: allowed is a table"),
         ("name = 'a", "not TOML: Expected"),
         ('name = "' + "a" * MANIFEST_BYTES_MAX + '"', "longer than 65536 bytes"),
@@ -268,9 +346,9 @@ def test_values_that_json_does_not_have_are_shown() -> None:
 
 def test_own_constants_are_the_methods() -> None:
     found = {method: constants(GossipSpec(method=method)) for method in METHODS}
-    assert found["noloco"] == Constants(0.5, 0.7, 0.7) and found["average"] == Constants(0.0, 1.0, 1.0)
-    assert found["diloco"] == Constants(0.9, 0.7, 0.7) and found["streaming"] == Constants(0.9, 0.4, 0.4)
-    assert found["sparseloco"] == Constants(0.0, 1.0, 1.0)
-    assert constants(GossipSpec(method="noloco", beta=1)) == Constants(0.5, 1.0, 1.0), "gamma's own is beta"
+    assert found["noloco"] == OuterConstants(0.5, 0.7, 0.7) and found["average"] == OuterConstants(0.0, 1.0, 1.0)
+    assert found["diloco"] == OuterConstants(0.9, 0.7, 0.7) and found["streaming"] == OuterConstants(0.9, 0.4, 0.4)
+    assert found["sparseloco"] == OuterConstants(0.0, 1.0, 1.0)
+    assert constants(GossipSpec(method="noloco", beta=1)) == OuterConstants(0.5, 1.0, 1.0), "gamma's own is beta"
     told = parse('[gossip]\nmethod = "noloco"\ncodec = "fp32"\nalpha = 0\ngamma = 0.3', "here").gossip
-    assert constants(told) == Constants(0.0, 0.7, 0.3)
+    assert constants(told) == OuterConstants(0.0, 0.7, 0.3)

@@ -11,19 +11,19 @@ from swarmnode import owner
 from swarmnode.errors import RemoteFault
 from swarmnode.identity import Identity
 from swarmnode.ids import PeerId, RunId
-from swarmnode.membership import door as door_module
+from swarmnode.membership import admission as admission_module
 from swarmnode.membership.access import (
     SKEW_S,
-    Guests,
-    Rules,
+    AccessList,
+    AccessRules,
     grant_name,
-    open_guests,
+    open_access_list,
     permitted,
+    sign_access_list,
     sign_grant,
-    sign_guests,
     sign_pass,
 )
-from swarmnode.membership.door import Door, parse_pass
+from swarmnode.membership.admission import Admission, parse_pass
 from swarmnode.wire import access_pb2 as wire
 
 OWNER = Ed25519PrivateKey.from_private_bytes(b"o" * 32)
@@ -82,19 +82,19 @@ def test_permitted_agrees_with_a_dumb_twin(
         expires=int(NOW) + left_s,
         delegate=DELEGATE if by_delegate else Identity.of_seed(b"e" * 32),
     )
-    guests = Guests(
+    access_list = AccessList(
         1,
         frozenset([ME] if allowed else []),
         frozenset([ME] if banned else []),
         frozenset([grant_name(shown.grant)] if revoked else []),
     )
-    found, reason = permitted(Rules(RUN, KEY, is_open, guests), ME, shown if shows else None, NOW)
+    found, reason = permitted(AccessRules(RUN, KEY, is_open, access_list), ME, shown if shows else None, NOW)
     good = shows and not revoked and mine and by_owner and by_delegate and left_s > -SKEW_S
     assert found == (not banned and (is_open or allowed or good)), reason
 
 
 def test_a_pass_is_of_no_use_in_another_run_or_longer_than_its_grant() -> None:
-    rules = Rules(RUN, KEY, False)
+    rules = AccessRules(RUN, KEY, False)
     assert permitted(rules, ME, a_pass(), NOW)[0]
     assert not permitted(rules, ME, a_pass(run=RunId("cd" * 32)), NOW)[0]
     longer = a_pass()
@@ -106,46 +106,48 @@ def test_a_pass_is_of_no_use_in_another_run_or_longer_than_its_grant() -> None:
 
 
 def test_a_grant_lets_in_so_many_machines() -> None:
-    door = Door(Rules(RUN, KEY, False), Clock())
-    assert door.judge(ME, a_pass(ME, machines=1))[0]
-    assert not door.judge(OTHER, a_pass(OTHER, machines=1))[0]
-    assert door.judge(ME)[0], "who showed a pass need not show it again"
-    assert not door.judge(OTHER)[0]
+    admission = Admission(AccessRules(RUN, KEY, False), Clock())
+    assert admission.judge(ME, a_pass(ME, machines=1))[0]
+    assert not admission.judge(OTHER, a_pass(OTHER, machines=1))[0]
+    assert admission.judge(ME)[0], "who showed a pass need not show it again"
+    assert not admission.judge(OTHER)[0]
 
 
 def test_the_guest_list_counts_at_once_and_only_forwards() -> None:
-    door = Door(Rules(RUN, KEY, False), Clock())
-    assert door.judge(ME, a_pass())[0] and not door.judge(OTHER)[0]
-    assert door.learn(sign_guests(OWNER, RUN, Guests(2, allowed=frozenset([OTHER]))))
-    assert door.judge(OTHER)[0]
-    assert door.learn(sign_guests(OWNER, RUN, Guests(3, revoked=frozenset([grant_name(a_pass().grant)]))))
-    assert not door.judge(ME)[0] and not door.judge(OTHER)[0]
-    assert not door.learn(sign_guests(OWNER, RUN, Guests(2, allowed=frozenset([OTHER])))), "an old list is no news"
-    assert not door.judge(OTHER)[0]
+    admission = Admission(AccessRules(RUN, KEY, False), Clock())
+    assert admission.judge(ME, a_pass())[0] and not admission.judge(OTHER)[0]
+    assert admission.learn(sign_access_list(OWNER, RUN, AccessList(2, allowed=frozenset([OTHER]))))
+    assert admission.judge(OTHER)[0]
+    assert admission.learn(sign_access_list(OWNER, RUN, AccessList(3, revoked=frozenset([grant_name(a_pass().grant)]))))
+    assert not admission.judge(ME)[0] and not admission.judge(OTHER)[0]
+    assert not admission.learn(sign_access_list(OWNER, RUN, AccessList(2, allowed=frozenset([OTHER])))), (
+        "an old list is no news"
+    )
+    assert not admission.judge(OTHER)[0]
 
 
 def test_only_the_owner_writes_guest_lists() -> None:
-    guests = Guests(5, banned=frozenset([ME]))
-    assert open_guests(sign_guests(OWNER, RUN, guests), RUN, KEY) == guests
+    access_list = AccessList(5, banned=frozenset([ME]))
+    assert open_access_list(sign_access_list(OWNER, RUN, access_list), RUN, KEY) == access_list
     for signed in (
-        sign_guests(STRANGER, RUN, guests),
-        sign_guests(OWNER, RunId("cd" * 32), guests),
-        wire.SignedGuestList(list=b"\xff" * 20, signature=OWNER.sign(b"swarmnode/guests/v1\0" + b"\xff" * 20)),
-        wire.SignedGuestList(list=b"x" * (2 << 20), signature=b"s" * 64),
+        sign_access_list(STRANGER, RUN, access_list),
+        sign_access_list(OWNER, RunId("cd" * 32), access_list),
+        wire.SignedAccessList(list=b"\xff" * 20, signature=OWNER.sign(b"swarmnode/guests/v1\0" + b"\xff" * 20)),
+        wire.SignedAccessList(list=b"x" * (2 << 20), signature=b"s" * 64),
     ):
-        with pytest.raises(RemoteFault, match="guest list"):
-            open_guests(signed, RUN, KEY)
+        with pytest.raises(RemoteFault, match="access list"):
+            open_access_list(signed, RUN, KEY)
 
 
 def test_ten_thousand_passes_are_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(door_module, "PASSES_MAX", 50)
-    door = Door(Rules(RUN, KEY, False), Clock())
+    monkeypatch.setattr(admission_module, "PASSES_MAX", 50)
+    admission = Admission(AccessRules(RUN, KEY, False), Clock())
     for number in range(200):
         peer = Identity.of_seed(number.to_bytes(32, "big")).peer_id
-        assert door.judge(peer, a_pass(peer))[0]
-        assert not door.judge(PeerId(peer[::-1]), a_pass(peer, signer=STRANGER))[0]
-    assert len(door._passes) == 50
-    assert sum(map(len, door._machines.values())) == 50
+        assert admission.judge(peer, a_pass(peer))[0]
+        assert not admission.judge(PeerId(peer[::-1]), a_pass(peer, signer=STRANGER))[0]
+    assert len(admission._passes) == 50
+    assert sum(map(len, admission._machines.values())) == 50
 
 
 @given(st.binary(max_size=600))
@@ -154,7 +156,7 @@ def test_no_bytes_break_a_pass(raw: bytes) -> None:
         shown = parse_pass(raw)
     except RemoteFault:
         return
-    assert not permitted(Rules(RUN, KEY, False), ME, shown, NOW)[0]
+    assert not permitted(AccessRules(RUN, KEY, False), ME, shown, NOW)[0]
 
 
 def test_a_pass_fits_a_record() -> None:

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnode.ids import PeerId
-from swarmnode.membership.ceiling import FACTOR
-from swarmnode.membership.clock import CONFIRMED, Belief, RunClock, capacity, lower_third
-from swarmnode.membership.observed import KEPT_MAX, Observed, machines
+from swarmnode.membership.clock import CONFIRMED, ClockVerdict, RunClock, capacity, lower_third
+from swarmnode.membership.observed_machines import KEPT_MAX, ObservedMachines, machines
+from swarmnode.membership.progress_bound import FACTOR
 from swarmnode.membership.swarm import Member, Swarm
 from swarmnode.wire import record_pb2
 
@@ -27,7 +27,7 @@ def swarm(*members: Member) -> Swarm:
     return Swarm.of(members, 2)
 
 
-def look(clock: RunClock, now_unix_s: float, total: int, here: Swarm) -> Belief:
+def look(clock: RunClock, now_unix_s: float, total: int, here: Swarm) -> ClockVerdict:
     by_name = {m.peer: m for m in here.members()}
     return clock.look(now_unix_s, total, by_name.get, len(here.stages), ME)
 
@@ -124,14 +124,14 @@ def test_keys_that_do_no_work_add_no_machine_and_those_that_come_again_few() -> 
 def test_the_number_of_machines_is_estimated_from_a_part_of_them(size: int) -> None:
     from swarmnode.ids import seeded
 
-    rng, observed = seeded("observed", size), Observed()
+    rng, observed = seeded("observed", size), ObservedMachines()
     for _ in range(3 * size):
         observed.worked(PeerId(f"peer{rng.randrange(size)}"))
     assert 0.7 * size <= machines(observed.times.values()) <= 1.6 * size
 
 
 def test_memory_of_machines_is_bounded_and_who_lied_is_forgotten() -> None:
-    observed = Observed()
+    observed = ObservedMachines()
     for number in range(KEPT_MAX + 5):
         observed.worked(PeerId(f"peer{number}"))
     observed.forget(PeerId(f"peer{KEPT_MAX}"))

@@ -24,6 +24,7 @@ hosts = st.one_of(
 addresses = st.builds(lambda host, port, peer: f"{host}/tcp/{port}/p2p/{peer}", hosts, ports, st.sampled_from(PEERS))
 
 
+@pytest.mark.node
 @given(st.binary(min_size=32, max_size=32), st.lists(addresses, min_size=1, max_size=6), st.booleans())
 def test_an_invite_reads_back(run: bytes, bootstraps: list[str], with_grant: bool) -> None:
     grant = wire.Grant(delegate=OWNER.public_key, expires_unix_s=7, signature=b"s" * 64) if with_grant else None

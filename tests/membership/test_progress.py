@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from swarmnode.bounds import SAMPLES_MAX
 from swarmnode.errors import RemoteFault
 from swarmnode.ids import PeerId
 from swarmnode.membership import progress
@@ -16,7 +17,6 @@ from swarmnode.membership.progress import (
     FLOOR,
     FOLDED_MAX,
     NEWS_MAX,
-    SAMPLES_MAX,
     Progress,
     to_message,
     to_samples,
@@ -191,7 +191,7 @@ def test_a_thousand_feeders_are_counted_exactly_though_a_call_carries_a_few() ->
     assert there.total == sum(range(1000)) > sum(there.feeders.values()) == sum(range(1000 - NEWS_MAX, 1000))
     there.merge_entries({f"feeder{feeder}": feeder for feeder in range(1000)})  # as their own records tell
     assert there.total == here.total == sum(there.feeders.values())
-    there.merge_entries({"feeder0": 5})
+    there.merge_entries({"feeder0": 5})  # type: ignore[dict-item]
     assert there.total == here.total + 5, "what was told as a total is not counted again as entries"
 
 

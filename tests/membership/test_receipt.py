@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import pytest
@@ -12,14 +11,16 @@ from hypothesis import strategies as st
 from swarmnode.errors import LocalFault, RemoteFault
 from swarmnode.identity import Identity
 from swarmnode.ids import RunId
-from swarmnode.local.receipts import FILE_NAME, Receipts, read
-from swarmnode.membership.receipt import PEERS_MAX, Done, Work, check_receipt, sign_receipt
-from swarmnode.node.thanks import Thanks
+from swarmnode.machine.receipt_store import FILE_NAME, Receipts, read
+from swarmnode.membership.receipt import PEERS_MAX, Work, WorkDone, check_receipt, sign_receipt
+from swarmnode.node.receipt_exchange import ReceiptExchange
 from swarmnode.wire import call_pb2 as wire
-from tests.node.village import RUN, LoopClock, manifest, village
+from tests.support.village import RUN, LoopClock, manifest, village
+
+pytestmark = pytest.mark.node  # some seconds
 
 CLIENT, SERVER, OTHER = (Identity.of_seed(bytes([n]) * 32) for n in (1, 2, 3))
-DONE = Done(3, 12)
+DONE = WorkDone(3, 12)
 
 
 def one(run: RunId = RUN, until: int = 20) -> wire.Receipt:
@@ -47,11 +48,11 @@ def test_it_is_of_use_to_one_server_in_one_run() -> None:
         check_receipt(forged, RUN, SERVER.peer_id)
 
 
-def test_the_newest_of_a_client_is_kept(tmp_path: Path) -> None:
+async def test_the_newest_of_a_client_is_kept(tmp_path: Path) -> None:
     kept = Receipts(tmp_path)
     for until in (20, 30, 40):
-        kept.keep(one(until=until))
-    Receipts(tmp_path).keep(one(RunId("ef" * 32)))
+        await kept.keep(one(until=until))
+    await Receipts(tmp_path).keep(one(RunId("ef" * 32)))
     assert sorted((r.run_id, r.until_unix_s) for r in read(tmp_path)) == [(RUN, 40), ("ef" * 32, 20)]
     (tmp_path / FILE_NAME).write_bytes(b"\0\0\0\x09torn")
     with pytest.raises(LocalFault, match="damaged"):
@@ -65,31 +66,40 @@ def test_strangers_do_not_grow_the_books() -> None:
     assert len(work.done) == PEERS_MAX
 
 
-def test_whole_nodes_thank_each_other() -> None:
-    async def body() -> None:
-        async with village(manifest(stages=2)) as v:
-            people = [v.add(number % 2) for number in range(3)]
-            got: list[wire.Receipt] = []
-            thanks = [
-                Thanks(RUN, Identity.of_seed(bytes([at + 1]) * 32), p.node.line.work, LoopClock(), p.quiet, got.append)
-                for at, p in enumerate(people)
-            ]
-            for one, person in zip(thanks, people, strict=True):
-                one.serve(person.transport)
-            feeders = [people[0].node, people[2].node]
-            await v.until(
-                lambda: all(node.feeder is not None and node.feeder.done > 20 for node in feeders), "both feeders train"
-            )
-            await thanks[1].once(people[1].transport)
-            assert {receipt.client for receipt in got} <= {people[0].node.me, people[2].node.me} and got
-            hop = people[1].node.hop
-            assert hop is not None and sum(receipt.samples for receipt in got) <= hop.samples + 64
-            assert sum(receipt.samples for receipt in got) > 100, "nearly all it did is thanked for"
-            got.clear()
-            await thanks[0].once(people[0].transport)
-            feeder = people[0].node.feeder
-            assert {receipt.client for receipt in got} == {people[1].node.me}, "who reads the data is thanked for it"
-            assert feeder is not None and sum(receipt.microbatches for receipt in got) <= feeder.done + 16
-            await v.leave()
+async def test_whole_nodes_thank_each_other() -> None:
+    async with village(manifest(stages=2)) as v:
+        people = [v.add(number % 2) for number in range(3)]
+        got: list[wire.Receipt] = []
 
-    asyncio.run(body())
+        async def keep(receipt: wire.Receipt) -> None:
+            got.append(receipt)
+
+        thanks = [
+            ReceiptExchange(
+                RUN, Identity.of_seed(bytes([at + 1]) * 32), p.node.transport.work, LoopClock(), p.quiet, keep
+            )
+            for at, p in enumerate(people)
+        ]
+        for one, person in zip(thanks, people, strict=True):
+            one.serve(person.transport)
+        feeders = [people[0].node, people[2].node]
+        await v.until(
+            lambda: all(
+                node.served is not None and node.served.feeder is not None and node.served.feeder.done > 20
+                for node in feeders
+            ),
+            "both feeders train",
+        )
+        # Feeders choose how many samples a microbatch has, so their number says nothing of samples.
+        await v.until(lambda: bool(people[1].served.hop and people[1].served.hop.samples > 160), "and the other works")
+        await thanks[1].once(people[1].transport)
+        assert {receipt.client for receipt in got} <= {people[0].node.me, people[2].node.me} and got
+        hop = people[1].served.hop
+        assert hop is not None and sum(receipt.samples for receipt in got) <= hop.samples + 64
+        assert sum(receipt.samples for receipt in got) > 100, "nearly all it did is thanked for"
+        got.clear()
+        await thanks[0].once(people[0].transport)
+        feeder = people[0].served.feeder
+        assert {receipt.client for receipt in got} == {people[1].node.me}, "who reads the data is thanked for it"
+        assert feeder is not None and sum(receipt.microbatches for receipt in got) <= feeder.done + 16
+        await v.leave()

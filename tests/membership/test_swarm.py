@@ -9,10 +9,10 @@ import pytest
 
 from swarmnode.identity import Identity
 from swarmnode.ids import PeerId, RunId, digest, seeded
-from swarmnode.membership.book import Book
+from swarmnode.membership.peer_table import PeerTable
 from swarmnode.membership.record import check_record, remember, sign_record
+from swarmnode.membership.stage_view import rank, view_after, view_of
 from swarmnode.membership.swarm import shared
-from swarmnode.membership.view import rank, view_after, view_of
 from swarmnode.wire import record_pb2
 
 RUN = RunId("run")
@@ -29,31 +29,31 @@ def signed(number: int, stage: int, sequence: int = 1, **more: object) -> record
     return sign_record(record(identity.peer_id, stage, sequence, **more), identity)
 
 
-def look(book: Book, stage: int, found: list[record_pb2.SignedRecord], rng: random.Random) -> int:
+def look(peer_table: PeerTable, stage: int, found: list[record_pb2.SignedRecord], rng: random.Random) -> int:
     """As Presence.look does; how many records it had to read."""
-    news = book.news(stage, found, rng)
+    news = peer_table.news(stage, found, rng)
     for message in news:
         record, known = check_record(message, run_id=RUN), shared(message)
-        book.learn(record, known[2] if known is not None else None)
+        peer_table.learn(record, known[2] if known is not None else None)
     return len(news)
 
 
 def test_all_of_our_own_stage_and_enough_of_others() -> None:
-    book = Book(2, crowd_max=CROWD)
-    book.own = 0
+    peer_table = PeerTable(2, crowd_max=CROWD)
+    peer_table.attend(0)
     for number in range(20):
-        assert book.learn(record(f"a{number}", 0))
-        assert book.learn(record(f"b{number}", 1)) == (number < CROWD)
-    swarm = book.swarm()
+        assert peer_table.learn(record(f"a{number}", 0))
+        assert peer_table.learn(record(f"b{number}", 1)) == (number < CROWD)
+    swarm = peer_table.swarm()
     assert [len(stage) for stage in swarm.stages] == [20, CROWD]
-    assert book.learn(record("b3", 1, sequence=2)), "whom it knows it hears on"
-    assert not book.learn(record("b19", 1, sequence=2))
-    assert book.learn(record("b19", 1, kept_round=3)), "one that keeps a snapshot is always known"
-    assert book.learn(record("b18", 1, moving_to=0)), "and one that is about to move"
-    book.bury(PeerId("b0"))
-    book.bury(PeerId("b1"))
-    book.bury(PeerId("b2"))
-    assert book.learn(record("b17", 1)), "there is room again"
+    assert peer_table.learn(record("b3", 1, sequence=2)), "whom it knows it hears on"
+    assert not peer_table.learn(record("b19", 1, sequence=2))
+    assert peer_table.learn(record("b19", 1, kept_round=3)), "one that keeps a snapshot is always known"
+    assert peer_table.learn(record("b18", 1, moving_to=0)), "and one that is about to move"
+    peer_table.mark_dead(PeerId("b0"))
+    peer_table.mark_dead(PeerId("b1"))
+    peer_table.mark_dead(PeerId("b2"))
+    assert peer_table.learn(record("b17", 1)), "there is room again"
 
 
 def test_each_node_knows_others_of_a_crowd_and_reads_only_what_is_new() -> None:
@@ -62,26 +62,29 @@ def test_each_node_knows_others_of_a_crowd_and_reads_only_what_is_new() -> None:
         found = [signed(number, 1) for number in range(40)]
         known: Counter[PeerId] = Counter()
         for node in range(30):
-            book, rng = Book(2, crowd_max=CROWD), seeded("book", node)
-            look(book, 1, found, rng)
-            swarm = book.swarm()
+            peer_table, rng = PeerTable(2, crowd_max=CROWD), seeded("book", node)
+            look(peer_table, 1, found, rng)
+            swarm = peer_table.swarm()
             assert len(swarm.stages[1]) == CROWD
             assert swarm.sizes == (0, 40)
             known.update(member.peer for member in swarm.stages[1])
-            assert look(book, 1, found, rng) == 0
+            assert look(peer_table, 1, found, rng) == 0
             again = [signed(number, 1, sequence=2) for number in range(40)]
-            look(book, 1, again, rng)  # nobody in this process has verified these before
-            assert {member.peer for member in book.swarm().stages[1]} == {member.peer for member in swarm.stages[1]}
-            assert {member.sequence for member in book.swarm().stages[1]} == {2}
+            look(peer_table, 1, again, rng)  # nobody in this process has verified these before
+            assert {member.peer for member in peer_table.swarm().stages[1]} == {
+                member.peer for member in swarm.stages[1]
+            }
+            assert {member.sequence for member in peer_table.swarm().stages[1]} == {2}
         assert len(known) > 30, "together they know nearly everybody"
         assert max(known.values()) < 20, "nobody is known to all"
-        small = Book(2, crowd_max=CROWD)
+        small = PeerTable(2, crowd_max=CROWD)
         look(small, 1, found[:CROWD], seeded("book"))
         assert small.swarm().sizes == (0, CROWD)
     finally:
         remember(2048)
 
 
+@pytest.mark.node
 @pytest.mark.parametrize("how", ["views", "shared messages", "own messages"])
 def test_who_came_early_is_known_by_no_more_than_others(how: str) -> None:
     """A stage of 40 that fills up while 60 nodes look: each replica is known by about a fifth of them in the end."""
@@ -90,18 +93,18 @@ def test_who_came_early_is_known_by_no_more_than_others(how: str) -> None:
     known: Counter[PeerId] = Counter()
     try:
         for node in range(60):
-            book, rng = Book(2, crowd_max=CROWD), seeded("lot", node)
+            peer_table, rng = PeerTable(2, crowd_max=CROWD), seeded("lot", node)
             for count in (6, CROWD, 20, 40, 40):
                 if how == "views":
                     for message in found:
                         check_record(message, run_id=RUN)
                     view = view_of(found[:count])
                     assert view is not None
-                    book.renew(1, view, PeerId("me"), rng)
+                    peer_table.renew(1, view, PeerId("me"), rng)
                 else:
-                    look(book, 1, found[:count], rng)
-            assert len(book.swarm().stages[1]) == CROWD
-            known.update(member.peer for member in book.swarm().stages[1])
+                    look(peer_table, 1, found[:count], rng)
+            assert len(peer_table.swarm().stages[1]) == CROWD
+            known.update(member.peer for member in peer_table.swarm().stages[1])
     finally:
         remember(2048)
     assert len(known) == 40 and max(known.values()) < 60 / 2, "at first six were all there are"
@@ -111,11 +114,11 @@ def test_without_shared_messages_the_same_is_known() -> None:
     found = [signed(number, 1) for number in range(40)]
     remember(0)
     try:
-        book = Book(2, crowd_max=CROWD)
-        look(book, 1, found, seeded("book"))
-        assert len(book.swarm().stages[1]) == CROWD
-        assert book.swarm().sizes == (0, 40)
-        assert all(book.knows(check_record(message, run_id=RUN)) for message in found) is False
+        peer_table = PeerTable(2, crowd_max=CROWD)
+        look(peer_table, 1, found, seeded("book"))
+        assert len(peer_table.swarm().stages[1]) == CROWD
+        assert peer_table.swarm().sizes == (0, 40)
+        assert all(peer_table.knows(check_record(message, run_id=RUN)) for message in found) is False
     finally:
         remember(2048)
 
@@ -164,6 +167,7 @@ def test_a_lot_is_drawn_alike_of_one_and_of_many() -> None:
         remember(2048)
 
 
+@pytest.mark.node
 @pytest.mark.parametrize("own", [0, None])
 def test_who_follows_the_views_knows_what_who_compares_them_does(own: int | None) -> None:
     remember(4096)
@@ -180,10 +184,10 @@ def test_who_follows_the_views_knows_what_who_compares_them_does(own: int | None
             found = list(newest.values())
             sequence, me = 1, Identity.of_seed(digest("book", 0)).peer_id
             chances = [random.Random(seed), random.Random(seed)]
-            books = [Book(2, crowd_max=CROWD), Book(2, crowd_max=CROWD)]
+            tables = [PeerTable(2, crowd_max=CROWD), PeerTable(2, crowd_max=CROWD)]
             shapes = [0, 0]
-            for book in books:
-                book.own = own
+            for peer_table in tables:
+                peer_table.attend(own)  # type: ignore[arg-type]
             for _ in range(40):
                 sequence += 1
                 gone = [number for number in newest if rng.random() < 0.02 or told[number] + 8 <= sequence]
@@ -195,13 +199,13 @@ def test_who_follows_the_views_knows_what_who_compares_them_does(own: int | None
                 newest |= {number: said(number, sequence) for number in news}
                 if rng.random() < 0.2:  # it told us first
                     early = said(rng.choice(sorted({*newest} - {0})), sequence + 1)
-                    assert books[0].learn(check_record(early, run_id=RUN)) == books[1].learn(
+                    assert tables[0].learn(check_record(early, run_id=RUN)) == tables[1].learn(
                         check_record(early, run_id=RUN)
                     )
                 if rng.random() < 0.2:
-                    buried = PeerId(Identity.of_seed(digest("book", rng.choice(range(16)))).peer_id)
-                    for book in books:
-                        (book.bury if seed % 2 else book.forget)(buried)
+                    marked_dead = PeerId(Identity.of_seed(digest("book", rng.choice(range(16)))).peer_id)
+                    for peer_table in tables:
+                        (peer_table.mark_dead if seed % 2 else peer_table.forget)(marked_dead)
                 before, found = found, list(newest.values())
                 for message in found:
                     check_record(message, run_id=RUN)
@@ -210,18 +214,18 @@ def test_who_follows_the_views_knows_what_who_compares_them_does(own: int | None
                 view_after(found, before, [newest[number] for number in news], left)
                 if rng.random() < 0.5:
                     continue  # nobody looked
-                for book, records, chance in zip(books, (found, list(found)), chances, strict=True):
+                for peer_table, records, chance in zip(tables, (found, list(found)), chances, strict=True):
                     view = view_of(records)
                     assert view is not None
                     assert view.special == {peer: member for peer, member in view.members.items() if not member.plain}
                     assert view.expires_unix_s[0] <= min(member.expires_unix_s for member in view.members.values())
-                    book.renew(0, view, me, chance)
-                assert sorted(books[0].expire(sequence)) == sorted(books[1].expire(sequence))
-                assert books[0].swarm() == books[1].swarm()
-                assert books[0].choices(0) == books[1].choices(0)
-                whole = books[0].swarm()
-                assert books[0].counts() == [(len(here), len(whole.serving(k))) for k, here in enumerate(whole.stages)]
-                now = [book.shape for book in books]
+                    peer_table.renew(0, view, me, chance)
+                assert sorted(tables[0].expire(sequence)) == sorted(tables[1].expire(sequence))
+                assert tables[0].swarm() == tables[1].swarm()
+                assert tables[0].choices(0) == tables[1].choices(0)
+                whole = tables[0].swarm()
+                assert tables[0].counts() == [(len(here), len(whole.serving(k))) for k, here in enumerate(whole.stages)]
+                now = [peer_table.shape for peer_table in tables]
                 assert (now[0] > shapes[0]) == (now[1] > shapes[1])
                 shapes = now
     finally:

@@ -79,32 +79,29 @@ def test_events_carry_the_stage_and_lost_lines_are_counted(tmp_path: pathlib.Pat
     assert lost.counters()["swarmnode_events_dropped_total"] == 1
 
 
-def test_real_http_serves_every_metric_of_the_table() -> None:
-    async def scenario() -> None:
-        telemetry = make()
-        telemetry.count(name.SAMPLES, 64)
-        telemetry.observe(name.LOOP_LAG_SECONDS, 0.004)
-        for metric in name.METRICS.values():
-            if metric.kind is name.Kind.GAUGE and metric.labels:
-                telemetry.gauge(metric.name, 1, **{label: values[0] for label, values in metric.labels.items()})
-        address = await telemetry.serve(0)
-        try:
-            status, text = await asyncio.to_thread(fetch, address)
-            assert status == 200
-            families = {family.name: family for family in text_string_to_metric_families(text)}
-            assert {metric.removesuffix("_total") for metric in name.METRICS} <= set(families)
-            assert families["swarmnode_samples"].samples[0].value == 64
-            assert families["swarmnode_info"].samples[0].labels["run"] == "run0"
-            assert (await asyncio.to_thread(fetch, address, "/"))[0] == 404
-            assert (await asyncio.to_thread(fetch, address, "/metrics", "POST"))[0] == 405
-            assert (await asyncio.to_thread(fetch, address, "/metrics", "HEAD")) == (200, "")
-        finally:
-            await telemetry.close()
-
-    asyncio.run(scenario())
+async def test_real_http_serves_every_metric_of_the_table() -> None:
+    telemetry = make()
+    telemetry.count(name.SAMPLES, 64)
+    telemetry.observe(name.LOOP_LAG_SECONDS, 0.004)
+    for metric in name.METRICS.values():
+        if metric.kind is name.MetricKind.GAUGE and metric.labels:
+            telemetry.gauge(metric.name, 1, **{label: values[0] for label, values in metric.labels.items()})
+    address = await telemetry.serve(0)
+    try:
+        status, text = await asyncio.to_thread(fetch, address)
+        assert status == 200
+        families = {family.name: family for family in text_string_to_metric_families(text)}
+        assert {metric.removesuffix("_total") for metric in name.METRICS} <= set(families)
+        assert families["swarmnode_samples"].samples[0].value == 64
+        assert families["swarmnode_info"].samples[0].labels["run"] == "run0"
+        assert (await asyncio.to_thread(fetch, address, "/"))[0] == 404
+        assert (await asyncio.to_thread(fetch, address, "/metrics", "POST"))[0] == 405
+        assert (await asyncio.to_thread(fetch, address, "/metrics", "HEAD")) == (200, "")
+    finally:
+        await telemetry.close()
 
 
-def test_scrapers_that_ask_get_openmetrics() -> None:
+async def test_scrapers_that_ask_get_openmetrics() -> None:
     async def scenario() -> tuple[str, str]:
         telemetry = make()
         telemetry.count(name.LINK_BYTES, 10, kind="gossip", direction="sent")
@@ -118,7 +115,7 @@ def test_scrapers_that_ask_get_openmetrics() -> None:
         finally:
             await telemetry.close()
 
-    kind, text = asyncio.run(scenario())
+    kind, text = await scenario()
     assert kind.startswith("application/openmetrics-text")
     families = {family.name: family for family in openmetrics_families(text)}
     assert families["swarmnode_link_bytes"].unit == "bytes"
@@ -126,27 +123,24 @@ def test_scrapers_that_ask_get_openmetrics() -> None:
     assert families["process_resident_memory_bytes"].samples[0].value > 0
 
 
-def test_health_is_the_loop_and_readiness_the_state() -> None:
-    async def scenario() -> None:
-        telemetry = make()
-        address = await telemetry.serve(0, "::1")
-        try:
-            assert await asyncio.to_thread(fetch, address, "/healthz") == (200, "alive\n")
-            assert await asyncio.to_thread(fetch, address, "/readyz") == (503, "unspecified\n")
-            telemetry.gauge(name.STATE, 3)
-            assert await asyncio.to_thread(fetch, address, "/readyz") == (200, "training\n")
-            telemetry.gauge(name.STATE, 4)
-            assert await asyncio.to_thread(fetch, address, "/readyz") == (503, "draining\n")
-            telemetry.readiness = lambda: (True, "bootstrap")
-            assert await asyncio.to_thread(fetch, address, "/readyz") == (200, "bootstrap\n")
-        finally:
-            await telemetry.close()
-
-    asyncio.run(scenario())
+async def test_health_is_the_loop_and_readiness_the_state() -> None:
+    telemetry = make()
+    address = await telemetry.serve(0, "::1")
+    try:
+        assert await asyncio.to_thread(fetch, address, "/healthz") == (200, "alive\n")
+        assert await asyncio.to_thread(fetch, address, "/readyz") == (503, "unspecified\n")
+        telemetry.gauge(name.STATE, 3)
+        assert await asyncio.to_thread(fetch, address, "/readyz") == (200, "training\n")
+        telemetry.gauge(name.STATE, 4)
+        assert await asyncio.to_thread(fetch, address, "/readyz") == (503, "draining\n")
+        telemetry.readiness = lambda: (True, "bootstrap")
+        assert await asyncio.to_thread(fetch, address, "/readyz") == (200, "bootstrap\n")
+    finally:
+        await telemetry.close()
 
 
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
-def test_promtool_finds_nothing_to_say() -> None:
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is missing: apt-get install prometheus")
+async def test_promtool_finds_nothing_to_say() -> None:
     async def scenario() -> str:
         telemetry = make()
         address = await telemetry.serve(0)
@@ -155,57 +149,50 @@ def test_promtool_finds_nothing_to_say() -> None:
         finally:
             await telemetry.close()
 
-    text = asyncio.run(scenario())
-    checked = subprocess.run(
-        ["promtool", "check", "metrics"], check=False, input=text, capture_output=True, text=True, timeout=60
-    )
+    text = await scenario()
+    command = ["promtool", "check", "metrics"]
+    checked = await asyncio.to_thread(subprocess.run, command, input=text, capture_output=True, text=True, timeout=60)
     assert checked.returncode == 0, checked.stderr
 
 
-def test_garbage_long_heads_and_many_connections_do_no_harm() -> None:
-    async def scenario() -> None:
-        telemetry = make()
-        host, _, port = (await telemetry.serve(0)).partition(":")
-        try:
-            for garbage in (b"\x00\xff\r\n\r\n", b"GET\r\n\r\n", b"GET /metrics HTTP/1.1\r\nA: " + b"x" * 100_000):
-                reader, writer = await asyncio.open_connection(host, int(port))
-                writer.write(garbage)
-                try:
-                    answer = await reader.read()
-                except ConnectionError:  # reset is as good as closed
-                    answer = b""
-                assert answer == b"" or answer.startswith(b"HTTP/1.1 4")
-                writer.close()
-            idle = [await asyncio.open_connection(host, int(port)) for _ in range(CONNECTIONS_MAX)]
-            while len(telemetry._writers) < CONNECTIONS_MAX:
-                await asyncio.sleep(0)
-            reader, _ = await asyncio.open_connection(host, int(port))
-            with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
-                await reader.readexactly(1)
-        finally:
-            await telemetry.close()
-        for reader, writer in idle:
-            with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
-                await reader.readexactly(1)
+async def test_garbage_long_heads_and_many_connections_do_no_harm() -> None:
+    telemetry = make()
+    host, _, port = (await telemetry.serve(0)).partition(":")
+    try:
+        for garbage in (b"\x00\xff\r\n\r\n", b"GET\r\n\r\n", b"GET /metrics HTTP/1.1\r\nA: " + b"x" * 100_000):
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(garbage)
+            try:
+                answer = await reader.read()
+            except ConnectionError:  # reset is as good as closed
+                answer = b""
+            assert answer == b"" or answer.startswith(b"HTTP/1.1 4")
             writer.close()
+        idle = [await asyncio.open_connection(host, int(port)) for _ in range(CONNECTIONS_MAX)]
+        while len(telemetry._writers) < CONNECTIONS_MAX:
+            await asyncio.sleep(0)
+        reader, _ = await asyncio.open_connection(host, int(port))
+        with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
+            await reader.readexactly(1)
+    finally:
+        await telemetry.close()
+    for reader, writer in idle:
+        with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
+            await reader.readexactly(1)
+        writer.close()
 
-    asyncio.run(scenario())
 
-
-def test_a_port_in_use_names_the_flag() -> None:
-    async def scenario() -> None:
-        first, second = make(), make()
-        host, _, port = (await first.serve(0)).partition(":")
-        try:
-            with pytest.raises(UsageError, match=rf"--metrics-port {port}: {host}:{port} is in use"):
-                await second.serve(int(port))
-            with pytest.raises(UsageError, match="--metrics-port 70000"):
-                await second.serve(70000)
-        finally:
-            await first.close()
-            await second.close()
-
-    asyncio.run(scenario())
+async def test_a_port_in_use_names_the_flag() -> None:
+    first, second = make(), make()
+    host, _, port = (await first.serve(0)).partition(":")
+    try:
+        with pytest.raises(UsageError, match=rf"--metrics-port {port}: {host}:{port} is in use"):
+            await second.serve(int(port))
+        with pytest.raises(UsageError, match="--metrics-port 70000"):
+            await second.serve(70000)
+    finally:
+        await first.close()
+        await second.close()
 
 
 def test_counting_from_threads_loses_nothing() -> None:

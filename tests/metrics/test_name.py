@@ -8,7 +8,7 @@ import pathlib
 import pytest
 
 from swarmnode.metrics import name
-from swarmnode.metrics.name import Kind
+from swarmnode.metrics.name import MetricKind
 
 PACKAGE = pathlib.Path(name.__file__).parents[1]
 
@@ -18,28 +18,28 @@ def test_a_metric_follows_prometheus_practice(metric: name.Metric) -> None:
     assert metric.name.startswith("swarmnode_")
     assert metric.name == metric.name.lower()
     assert metric.help.endswith(".")
-    assert (metric.kind is Kind.COUNTER) == metric.name.endswith("_total")
+    assert (metric.kind is MetricKind.COUNTER) == metric.name.endswith("_total")
     stem = metric.name.removesuffix("_total")
     if metric.unit in ("seconds", "bytes", "nats"):
         assert stem.endswith("_" + metric.unit)
     assert not stem.endswith(("_ms", "_milliseconds", "_kb", "_mb"))
     assert not set(metric.labels) & {"peer", "peer_id", "node", "feeder", "address", "instance", "job"}
-    assert bool(metric.buckets) == (metric.kind is Kind.HISTOGRAM)
+    assert bool(metric.buckets) == (metric.kind is MetricKind.HISTOGRAM)
     assert list(metric.buckets) == sorted(metric.buckets)
 
 
 @pytest.mark.parametrize(
     ("metric", "kind", "labels"),
     [
-        ("swarmnode_unknown_total", Kind.COUNTER, {}),
-        (name.WINDOW, Kind.COUNTER, {}),
-        (name.MICROBATCHES, Kind.COUNTER, {}),
-        (name.MICROBATCHES, Kind.COUNTER, {"outcome": "vanished"}),
-        (name.MICROBATCHES, Kind.COUNTER, {"outcome": "done", "peer": "x"}),
-        (name.PEER_FAULTS, Kind.COUNTER, {"kind": "12D3KooWPeer"}),
+        ("swarmnode_unknown_total", MetricKind.COUNTER, {}),
+        (name.WINDOW, MetricKind.COUNTER, {}),
+        (name.MICROBATCHES, MetricKind.COUNTER, {}),
+        (name.MICROBATCHES, MetricKind.COUNTER, {"outcome": "vanished"}),
+        (name.MICROBATCHES, MetricKind.COUNTER, {"outcome": "done", "peer": "x"}),
+        (name.PEER_FAULTS, MetricKind.COUNTER, {"kind": "12D3KooWPeer"}),
     ],
 )
-def test_what_the_table_does_not_list_is_our_bug(metric: str, kind: Kind, labels: dict[str, str]) -> None:
+def test_what_the_table_does_not_list_is_our_bug(metric: str, kind: MetricKind, labels: dict[str, str]) -> None:
     with pytest.raises(AssertionError, match=metric):
         name.check_metric(metric, kind, labels)
 
@@ -68,9 +68,21 @@ def test_every_metric_of_the_table_is_said_somewhere() -> None:
     assert not silent
 
 
+def test_every_event_of_the_table_is_said_somewhere() -> None:
+    """An event that no code emits would be documented, and waited for in vain."""
+    literals = {
+        node.value
+        for path in PACKAGE.rglob("*.py")
+        if path != pathlib.Path(name.__file__)
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+    assert not name.EVENTS.keys() - literals
+
+
 def test_the_code_says_only_names_of_the_tables() -> None:
     """Every literal event id and metric in the package is in the table, so that no node dies of a typing error."""
-    kinds = {"count": Kind.COUNTER, "gauge": Kind.GAUGE, "observe": Kind.HISTOGRAM}
+    kinds = {"count": MetricKind.COUNTER, "gauge": MetricKind.GAUGE, "observe": MetricKind.HISTOGRAM}
     wrong: list[str] = []
     for path in sorted(PACKAGE.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):

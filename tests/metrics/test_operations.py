@@ -63,7 +63,7 @@ def test_alerts_and_board_ask_for_metrics_that_exist() -> None:
     known = set(name.METRICS) | {
         f"{metric.name}_{part}"
         for metric in name.METRICS.values()
-        if metric.kind is name.Kind.HISTOGRAM
+        if metric.kind is name.MetricKind.HISTOGRAM
         for part in ("bucket", "sum", "count")
     }
     for path in (RULES / "alerts.yml", BOARD / "swarmnode.json"):
@@ -87,11 +87,11 @@ def fill(telemetry: PrometheusTelemetry) -> None:
     for metric in name.METRICS.values():
         labels = {label: (values or ("word",))[0] for label, values in metric.labels.items()}
         match metric.kind:
-            case name.Kind.COUNTER:
+            case name.MetricKind.COUNTER:
                 telemetry.count(metric.name, 3, **labels)
-            case name.Kind.GAUGE:
+            case name.MetricKind.GAUGE:
                 telemetry.gauge(metric.name, 3, **labels)
-            case name.Kind.HISTOGRAM:
+            case name.MetricKind.HISTOGRAM:
                 telemetry.observe(metric.name, 0.3)
 
 
@@ -109,39 +109,8 @@ class Zero:
 
 
 @needs_prometheus
-def test_a_real_prometheus_scrapes_a_node_and_answers_every_panel(tmp_path: pathlib.Path) -> None:
+async def test_a_real_prometheus_scrapes_a_node_and_answers_every_panel(tmp_path: pathlib.Path) -> None:
     """Prometheus asks for OpenMetrics by itself, so this is a test of that, too."""
-
-    async def scenario() -> None:
-        telemetry = PrometheusTelemetry(clock=Zero(), run="run0", node="peer0")
-        target = await telemetry.serve(0)
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            address = f"127.0.0.1:{probe.getsockname()[1]}"
-        config = (RULES / "prometheus.yml").read_text().replace("15s", "200ms")
-        (tmp_path / "nodes").mkdir()
-        (tmp_path / "nodes" / "all.json").write_text(json.dumps([{"targets": [target]}]))
-        (tmp_path / "prometheus.yml").write_text(config)
-        shutil.copy(RULES / "alerts.yml", tmp_path)
-        process = await asyncio.create_subprocess_exec(
-            "prometheus",
-            f"--config.file={tmp_path}/prometheus.yml",
-            f"--storage.tsdb.path={tmp_path}/data",
-            f"--web.listen-address={address}",
-            "--log.level=error",
-        )
-        try:
-            async with asyncio.timeout(BOUND_S):
-                while not await answered(address, "count(rate(swarmnode_samples_total[2m]) > 0)"):
-                    fill(telemetry)  # counters grow, so that rates have something to say
-                    await asyncio.sleep(0.1)
-            assert (await asyncio.to_thread(ask, address, "up"))[0]["value"][1] == "1"
-            for query in queries():
-                assert await asyncio.to_thread(ask, address, query), f"nothing answers {query}"
-        finally:
-            process.kill()
-            await process.wait()
-            await telemetry.close()
 
     async def answered(address: str, query: str) -> bool:
         try:
@@ -149,4 +118,32 @@ def test_a_real_prometheus_scrapes_a_node_and_answers_every_panel(tmp_path: path
         except OSError:  # it starts
             return False
 
-    asyncio.run(scenario())
+    telemetry = PrometheusTelemetry(clock=Zero(), run="run0", node="peer0")
+    target = await telemetry.serve(0)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    config = (RULES / "prometheus.yml").read_text().replace("15s", "200ms")
+    (tmp_path / "nodes").mkdir()
+    (tmp_path / "nodes" / "all.json").write_text(json.dumps([{"targets": [target]}]))
+    (tmp_path / "prometheus.yml").write_text(config)
+    shutil.copy(RULES / "alerts.yml", tmp_path)
+    process = await asyncio.create_subprocess_exec(
+        "prometheus",
+        f"--config.file={tmp_path}/prometheus.yml",
+        f"--storage.tsdb.path={tmp_path}/data",
+        f"--web.listen-address={address}",
+        "--log.level=error",
+    )
+    try:
+        async with asyncio.timeout(BOUND_S):
+            while not await answered(address, "count(rate(swarmnode_samples_total[2m]) > 0)"):
+                fill(telemetry)  # counters grow, so that rates have something to say
+                await asyncio.sleep(0.1)
+        assert (await asyncio.to_thread(ask, address, "up"))[0]["value"][1] == "1"
+        for query in queries():
+            assert await asyncio.to_thread(ask, address, query), f"nothing answers {query}"
+    finally:
+        process.kill()
+        await process.wait()
+        await telemetry.close()

@@ -17,10 +17,10 @@ from aiohttp import web
 
 from swarmnode.metrics import name
 from swarmnode.metrics.exporter import PrometheusTelemetry
-from swarmnode.metrics.otlp import INTERVAL_S, Push, interval_s, metrics_data, wanted
-from tests.node.village import LoopClock
+from swarmnode.metrics.otlp import INTERVAL_S, OtlpPusher, interval_s, metrics_data, wanted
+from tests.support.village import LoopClock
 
-pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="needs the extra otlp")
+pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="the extra otlp is missing: pip install .[otlp]")
 
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
@@ -104,47 +104,44 @@ def counted() -> PrometheusTelemetry:
     return telemetry
 
 
-def test_what_arrives_is_what_is_scraped(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def body() -> None:
-        async with collector() as (here, url):
-            monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", url)
-            monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "x-token=secret")
-            monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment=lab")
-            telemetry, failures = counted(), []
-            push = Push(telemetry.registry, "ab" * 32, "me", LoopClock().unix_s, lambda: failures.append(1))
-            await push.once()
-            found = here.metrics()
-            values = {
-                (metric, tuple((one.key, one.value.string_value) for one in point.attributes)): point.as_double
-                for metric, row in found.items()
-                for point in [*row.sum.data_points, *row.gauge.data_points]
-            }
-            assert values["swarmnode_microbatches", (("outcome", "done"),)] == 3.0
-            assert values["swarmnode_microbatches", (("outcome", "lost"),)] == 0.0
-            assert values["swarmnode_round", ()] == 7.0
-            assert found["swarmnode_microbatches"].sum.is_monotonic
-            assert found["swarmnode_microbatches"].unit == "{microbatches}"
-            assert found["swarmnode_link_bytes"].unit == "By"
-            (point,) = found["swarmnode_exchange_seconds"].histogram.data_points
-            assert point.count == 3 == sum(point.bucket_counts) and point.bucket_counts[-1] == 1
-            assert len(point.bucket_counts) == len(point.explicit_bounds) + 1 and point.sum == pytest.approx(1e6 + 0.21)
-            assert here.attributes()["service.instance.id"] == "me"
-            assert here.attributes()["deployment.environment"] == "lab"
-            assert here.headers[-1]["x-token"] == "secret"
-            scraped = {key.partition("{")[0].removesuffix("_total") for key in telemetry.counters()}
-            assert {metric for metric in found if metric.startswith("swarmnode_")} >= {
-                metric for metric in scraped if not metric.endswith(("_sum", "_count")) and "info" not in metric
-            }
-            here.status = 400
-            await push.once()
-            await push.once()
-            here.status = 200
-            await push.once()
-            here.status = 400
-            await push.close()
-            assert len(failures) == 2, "a collector that is away is told of once, until it is back"
-
-    asyncio.run(body())
+async def test_what_arrives_is_what_is_scraped(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with collector() as (here, url):
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", url)
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "x-token=secret")
+        monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment=lab")
+        telemetry, failures = counted(), []
+        push = OtlpPusher(telemetry.registry, "ab" * 32, "me", LoopClock().unix_s, lambda: failures.append(1))
+        await push.once()
+        found = here.metrics()
+        values = {
+            (metric, tuple((one.key, one.value.string_value) for one in point.attributes)): point.as_double
+            for metric, row in found.items()
+            for point in [*row.sum.data_points, *row.gauge.data_points]
+        }
+        assert values["swarmnode_microbatches", (("outcome", "done"),)] == 3.0
+        assert values["swarmnode_microbatches", (("outcome", "lost"),)] == 0.0
+        assert values["swarmnode_round", ()] == 7.0
+        assert found["swarmnode_microbatches"].sum.is_monotonic
+        assert found["swarmnode_microbatches"].unit == "{microbatches}"
+        assert found["swarmnode_link_bytes"].unit == "By"
+        (point,) = found["swarmnode_exchange_seconds"].histogram.data_points
+        assert point.count == 3 == sum(point.bucket_counts) and point.bucket_counts[-1] == 1
+        assert len(point.bucket_counts) == len(point.explicit_bounds) + 1 and point.sum == pytest.approx(1e6 + 0.21)
+        assert here.attributes()["service.instance.id"] == "me"
+        assert here.attributes()["deployment.environment"] == "lab"
+        assert here.headers[-1]["x-token"] == "secret"
+        scraped = {key.partition("{")[0].removesuffix("_total") for key in telemetry.counters()}
+        assert {metric for metric in found if metric.startswith("swarmnode_")} >= {
+            metric for metric in scraped if not metric.endswith(("_sum", "_count")) and "info" not in metric
+        }
+        here.status = 400
+        await push.once()
+        await push.once()
+        here.status = 200
+        await push.once()
+        here.status = 400
+        await push.close()
+        assert len(failures) == 2, "a collector that is away is told of once, until it is back"
 
 
 def test_an_empty_registry_and_odd_numbers_do_no_harm() -> None:
@@ -155,42 +152,37 @@ def test_an_empty_registry_and_odd_numbers_do_no_harm() -> None:
     assert "swarmnode_learning_rate" not in names and "swarmnode_microbatches" in names
 
 
-def test_a_bootstrap_pushes_where_the_variable_says(tmp_path: Path) -> None:
+async def test_a_bootstrap_pushes_where_the_variable_says(tmp_path: Path) -> None:
     """A real process, ended by SIGTERM: its last push comes while it leaves."""
 
-    async def body() -> None:
-        async with collector() as (here, url):
-            environment = {
-                **os.environ,
-                "OTEL_EXPORTER_OTLP_ENDPOINT": url,
-                "OTEL_METRIC_EXPORT_INTERVAL": "200",
-                "OTEL_EXPORTER_OTLP_COMPRESSION": "gzip",
-            }
-            run = "ab" * 32
-            process = await asyncio.create_subprocess_exec(
-                *[sys.executable, "-m", "swarmnode.cli.main", "init", "run", "--preset", "tiny"],
-                cwd=tmp_path,
-            )
-            assert await process.wait() == 0
-            process = await asyncio.create_subprocess_exec(
-                *[sys.executable, "-m", "swarmnode.cli.main", "bootstrap", "run", "--home", "home"],
-                *["--listen", "/ip4/127.0.0.1/tcp/0"],
-                cwd=tmp_path,
-                env=environment,
-                stdout=asyncio.subprocess.DEVNULL,
-                stderr=asyncio.subprocess.DEVNULL,
-            )
-            try:
-                await here.until(lambda: len(here.got) >= 2)
-                assert here.attributes()["service.name"] == "swarmnode"
-                assert here.attributes()["swarmnode.run"] != run and "swarmnode_reach" in here.metrics()
-            finally:
-                process.terminate()
-                async with asyncio.timeout(BOUND_S):
-                    await process.wait()
-            events = [
-                json.loads(line)["event"] for line in (tmp_path / "home" / "events.jsonl").read_text().splitlines()
-            ]
-            assert "metrics.push_failed" not in events
-
-    asyncio.run(body())
+    async with collector() as (here, url):
+        environment = {
+            **os.environ,
+            "OTEL_EXPORTER_OTLP_ENDPOINT": url,
+            "OTEL_METRIC_EXPORT_INTERVAL": "200",
+            "OTEL_EXPORTER_OTLP_COMPRESSION": "gzip",
+        }
+        run = "ab" * 32
+        process = await asyncio.create_subprocess_exec(
+            *[sys.executable, "-m", "swarmnode.cli.main", "init", "run", "--preset", "tiny"],
+            cwd=tmp_path,
+        )
+        assert await process.wait() == 0
+        process = await asyncio.create_subprocess_exec(
+            *[sys.executable, "-m", "swarmnode.cli.main", "bootstrap", "run", "--home", "home"],
+            *["--listen", "/ip4/127.0.0.1/tcp/0"],
+            cwd=tmp_path,
+            env=environment,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.DEVNULL,
+        )
+        try:
+            await here.until(lambda: len(here.got) >= 2)
+            assert here.attributes()["service.name"] == "swarmnode"
+            assert here.attributes()["swarmnode.run"] != run and "swarmnode_reach" in here.metrics()
+        finally:
+            process.terminate()
+            async with asyncio.timeout(BOUND_S):
+                await process.wait()
+        events = [json.loads(line)["event"] for line in (tmp_path / "home" / "events.jsonl").read_text().splitlines()]
+        assert "metrics.push_failed" not in events

@@ -120,6 +120,7 @@ def trained(kind: str) -> tuple[float, list[torch.Tensor]]:
     return sum(losses[-5:]) / 5, gradients
 
 
+@pytest.mark.node
 def test_two_stages_train_as_well_with_a_byte_between() -> None:
     exact, wanted = trained("fp32")
     for kind in CODED:

@@ -6,14 +6,16 @@ import pytest
 import torch
 
 from swarmnode.errors import DataError, LocalFault
-from swarmnode.manifest import DataSpec, Manifest, ModelSpec
-from swarmnode.model.average import SPAN_AGES, WEIGHT_MIN
+from swarmnode.manifest import DataSpec, Manifest
+from swarmnode.model.decoder import Decoder
 from swarmnode.model.export import StageLabel, byte_tokenizer, load_stage, save_stage, stage_state_dict, write_model
 from swarmnode.model.gather import Gathered, chains, merged, of_stage_files, spread
-from swarmnode.model.llama import Llama
+from swarmnode.model.running_mean import SPAN_AGES, WEIGHT_MIN
 from swarmnode.model.split import split
 from swarmnode.model.stage import StageReplica
-from tests.model.tiny import TINY, manifest, stages_of, token_batch, train_on
+from tests.support.tiny_model import TINY, manifest, stages_of, token_batch, train_on
+
+pytestmark = pytest.mark.node  # some seconds
 
 BYTES = replace(TINY, vocabulary=256)
 
@@ -46,7 +48,7 @@ def test_exported_folder_loads_in_transformers_with_the_same_logits(tmp_path):
     report = export([save(tmp_path, stage) for stage in chain], run, tmp_path / "out")
     assert report.replicas == 1 and report.round == 3 and report.samples == 1000
 
-    ours = Llama(BYTES, split(BYTES, 1)[0])
+    ours = Decoder(BYTES, split(BYTES, 1)[0])
     ours.load_state_dict({name: value for stage in chain for name, value in stage_state_dict(stage).items()})
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     assert isinstance(theirs, transformers.LlamaForCausalLM) and theirs.dtype == torch.float32
@@ -189,11 +191,3 @@ def test_a_disk_that_does_not_take_it_says_so(tmp_path):
     with pytest.raises(LocalFault, match="file"):
         save_stage(tmp_path / "file" / "x.safetensors", stage_state_dict(stage), StageLabel("r", 0, 0, 0, "p"))
     assert list(tmp_path.iterdir()) == [tmp_path / "file"]
-
-
-def test_the_model_of_the_demo_has_a_plain_config():
-    from swarmnode.model.export import huggingface_config
-
-    config = huggingface_config(ModelSpec())
-    assert config["rope_parameters"] == {"rope_type": "default", "rope_theta": 10000.0}
-    assert config["tie_word_embeddings"] is False and config["head_dim"] == 32

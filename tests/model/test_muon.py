@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
 
-from swarmnode.model.llama import Llama
+from swarmnode.model.decoder import Decoder
 from swarmnode.model.muon import orthogonalize
 from swarmnode.model.schedule import learning_rate
 from swarmnode.model.split import is_hidden_matrix, split
-from tests.model.tiny import manifest, seconds, stages_of, token_batch, train_on
+from tests.support.tiny_model import manifest, seconds, stages_of, token_batch, train_on
 
 
 @pytest.mark.parametrize("shape", [(3, 16, 16), (2, 16, 40), (2, 40, 16)])
@@ -30,17 +31,18 @@ def test_a_zero_matrix_stays_zero() -> None:
     assert not orthogonalize(torch.zeros(1, 4, 8)).any()
 
 
+@pytest.mark.node
 @pytest.mark.parametrize("stages", [1, 3])
 def test_one_replica_a_stage_is_single_process_muon(stages: int) -> None:
     """Ten steps against torch.optim.Muon for hidden matrices and torch.optim.AdamW for the rest.
 
     torch iterates in bfloat16, which leaves 2^-8 of a step: hence the tolerance of a twentieth of all steps together.
     """
-    rates = {"learning_rate": 3e-3, "muon_learning_rate": 0.02}
+    rates: dict[str, Any] = {"learning_rate": 3e-3, "muon_learning_rate": 0.02}
     run = manifest(stages=stages, optimizer="muon", warmup_samples=1, decay="constant", clip_norm=1e6, **rates)
     chain, inner = stages_of(run), run.inner
     whole = split(run.model, 1)[0]
-    net = Llama(run.model, whole)
+    net = Decoder(run.model, whole)
     net.load_state_dict({name: value.clone() for stage in chain for name, value in stage.named(stage.theta).items()})
     parameters = dict(net.named_parameters())
     hidden = {name: p for name, p in parameters.items() if is_hidden_matrix(name, tuple(p.shape))}

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from swarmnode.errors import ManifestError
 from swarmnode.manifest import ModelSpec, parse
-from swarmnode.manifest.training_field import LAYERS_MAX
+from swarmnode.manifest.model_field import LAYERS_MAX
 from swarmnode.model.split import embedding_flops, head_flops, layer_flops, parameter_shapes, partition, split
 
 
@@ -42,17 +42,17 @@ def test_the_demo_is_cut_evenly():
 
 def test_a_heavy_head_takes_layers_from_the_last_stage():
     model = ModelSpec(vocabulary=8192)  # its head costs as much as 5.2 layers
-    assert head_flops(model) / layer_flops(model) == pytest.approx(5.22, abs=0.01)
+    assert head_flops(model) / layer_flops(model, 0) == pytest.approx(5.22, abs=0.01)
     parts = split(model, 3)
     assert [len(part.layers) for part in parts] == [2, 3, 1]
-    assert parts[0].cost == 2 * layer_flops(model) + embedding_flops(model)
-    assert parts[2].cost == layer_flops(model) + head_flops(model)
+    assert parts[0].cost == 2 * layer_flops(model, 0) + embedding_flops(model)
+    assert parts[2].cost == layer_flops(model, 0) + head_flops(model)
 
 
 def test_layer_flops_by_hand():
     # 2 per weight, and 2 * T * D for scores and values over half the context on average.
     model = ModelSpec(width=8, heads=2, kv_heads=1, ffn=16, context=4)
-    assert layer_flops(model) == 2 * (8 * 8 + 2 * 4 * 8 + 8 * 8 + 3 * 8 * 16) + 2 * 4 * 8
+    assert layer_flops(model, 0) == 2 * (8 * 8 + 2 * 4 * 8 + 8 * 8 + 3 * 8 * 16) + 2 * 4 * 8
 
 
 @given(st.integers(1, 7), st.data())

@@ -1,5 +1,6 @@
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -7,28 +8,26 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from swarmnode.errors import LocalFault, RemoteFault
-from swarmnode.manifest import InnerSpec, Manifest, ModelSpec, PipelineSpec
-from swarmnode.model.llama import Llama
-from swarmnode.model.memory import COPIES_MAX
+from swarmnode.manifest import DataSpec, InnerSpec, Manifest, ModelSpec, PipelineSpec
+from swarmnode.model.memory_estimate import COPIES_MAX
 from swarmnode.model.optimizer import corrected_ema
 from swarmnode.model.schedule import learning_rate
-from swarmnode.model.split import split
-from swarmnode.model.stage import StageReplica, StageTape
+from swarmnode.model.stage import StageReplica
+from swarmnode.model.stage_tape import StageTape
 from swarmnode.model.tensor import decode, encode
 from swarmnode.ports import WireTensor
-from tests.model.tiny import TINY, ascend, manifest, seconds, stages_of, token_batch, token_wire, train_on
-
-
-def plain_model(stages: list[StageReplica], dtype: torch.dtype) -> Llama:
-    """One module with all the stages' parameters (copied), trained by autograd alone."""
-    run = stages[0].manifest
-    net = Llama(run.model, split(run.model, 1)[0]).to(dtype)
-    net.load_state_dict({name: value for stage in stages for name, value in stage.named(stage.theta).items()})
-    return net
-
-
-def mean_loss(net: Llama, tokens: Tensor) -> Tensor:
-    return F.cross_entropy(net(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+from tests.support.tiny_model import (
+    TINY,
+    ascend,
+    manifest,
+    mean_loss,
+    plain_model,
+    seconds,
+    stages_of,
+    token_batch,
+    token_wire,
+    train_on,
+)
 
 
 def gradients_of(stages: list[StageReplica]) -> dict[str, Tensor]:
@@ -77,6 +76,7 @@ def test_each_stage_starts_as_its_part_of_the_whole():
                 assert torch.equal(value, values[name]), name
 
 
+@pytest.mark.node
 @pytest.mark.parametrize("stages", [1, 3])
 def test_one_replica_a_stage_is_single_process_adamw(stages):
     """20 steps against torch's AdamW over separate parameters, clipped for each stage to c / sqrt(S)."""
@@ -164,7 +164,7 @@ def test_parameters_and_gradients_are_views_of_flat_buffers():
 
 
 def test_norms_do_not_decay():
-    rates = {"learning_rate": 0.1, "muon_learning_rate": 0.1}
+    rates: dict[str, Any] = {"learning_rate": 0.1, "muon_learning_rate": 0.1}
     stage = StageReplica(manifest(weight_decay=0.5, decay="constant", **rates), 1)
     before = {name: value.clone() for name, value in stage.named(stage.theta).items()}
     stage._accumulated = 1  # a zero gradient
@@ -346,8 +346,8 @@ def test_tapes_are_independent_and_may_be_spent_in_any_order():
     expected = [backward_today(stage, one, gradient_for(stage))[1] for one in x]
     tapes = [stage.forward(one, keep=True)[1] for one in x]
     for index in (1, 2, 0):
-        dx = stage.backward(tapes[index], gradient_for(stage), 4)
-        assert torch.equal(decode(dx), expected[index])
+        dx = stage.backward(tapes[index], gradient_for(stage), 4)  # type: ignore[arg-type]
+        assert torch.equal(decode(dx), expected[index])  # type: ignore[arg-type]
     assert stage.accumulated == 12
 
 
@@ -365,11 +365,33 @@ def test_nothing_is_kept_without_keep_and_the_output_is_the_same():
     "model",
     [ModelSpec(), ModelSpec(kv_heads=4), ModelSpec(width=64, ffn=512, layers=3, context=64, heads=8, kv_heads=1)],
 )
-def test_a_tape_says_what_memory_it_holds(model, stage, autocast):
-    run = Manifest(model=model, pipeline=PipelineSpec(stages=3))
+@pytest.mark.parametrize("documents", ["joined", "masked"])
+def test_a_tape_says_what_memory_it_holds(model, stage, autocast, documents):
+    check_tape(model, stage, autocast, documents)
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize(
+    "family",
+    [
+        {"head_width": 64, "qkv_bias": True, "output_bias": True, "qk_norm": "head"},
+        {"qk_norm": "whole", "norm_placement": "post", "tied": True, "unrotated_layers": (0, 3)},
+        {"sliding_window": 100, "context": 600},
+        {"experts": 8, "experts_active": 2, "expert_ffn": 96, "shared_expert_ffn": 64, "router_balance": 0.1},
+        {"experts": 4, "experts_active": 2, "expert_ffn": 176, "dense_layers": (2,), "router_normalised": True},
+    ],
+)
+def test_a_tape_of_another_architecture_says_it_too(family, autocast):
+    check_tape(replace(ModelSpec(), **family), 1, autocast, "joined")
+
+
+def check_tape(model: ModelSpec, stage: int, autocast: bool, documents: str) -> None:
+    run = Manifest(model=model, pipeline=PipelineSpec(stages=3), data=DataSpec(documents=documents))
     replica = StageReplica(run, stage, autocast=autocast)
     shape = (8, model.context, model.width)
-    x = token_wire(token_batch(model, 8)) if stage == 0 else encode(torch.randn(shape).bfloat16())
+    ids = token_batch(model, 8)
+    tokens = token_wire(torch.where(token_batch(model, 8, seed=1) % 20 == 0, 0, ids))
+    x = tokens if stage == 0 else encode(torch.randn(shape).bfloat16())
     own = (replica.theta, replica.module.cos, replica.module.sin)
     owned = {tensor.untyped_storage().data_ptr() for tensor in own}
     saved: dict[int, int] = {}
@@ -381,7 +403,7 @@ def test_a_tape_says_what_memory_it_holds(model, stage, autocast):
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        _, tape = replica.forward(x, keep=True)
+        _, tape = replica.forward(x, keep=True, tokens=tokens)
     assert isinstance(tape, StageTape) and tape.output is not None
     held = sum(saved.values()) + tape.output.nbytes + tape.kept.nbytes
     assert tape.nbytes == pytest.approx(held, rel=0.1)
@@ -416,13 +438,13 @@ def test_what_is_not_finite_is_refused_and_changes_nothing(value):
 @pytest.mark.parametrize(
     ("x", "reason"),
     [
-        (encode(torch.zeros(4, TINY.context, TINY.width + 1)), r"shape \[4, 16, 33\] where \[any, 16, 32\] belongs"),
+        (encode(torch.zeros(4, TINY.context, TINY.width + 1)), r"shape \[4, 16, 33\]; expected \[any, 16, 32\]"),
         (encode(torch.zeros(4, TINY.context - 1, TINY.width)), r"shape \[4, 15, 32\]"),
         (encode(torch.zeros(0, TINY.context, TINY.width)), r"shape \[0, 16, 32\]"),
         (encode(torch.zeros(TINY.context, TINY.width)), r"shape \[16, 32\]"),
-        (encode(torch.zeros(SHAPE, dtype=torch.float64)), "dtype 'f64' where f32 belongs"),
-        (token_wire(token_batch()), "dtype 'u16' where f32 belongs"),
-        (WireTensor("f32", SHAPE, b"short"), "has 5 bytes where 8192 belong"),
+        (encode(torch.zeros(SHAPE, dtype=torch.float64)), "dtype 'f64'; expected f32"),
+        (token_wire(token_batch()), "dtype 'u16'; expected f32"),
+        (WireTensor("f32", SHAPE, b"short"), "has 5 bytes; expected 8192"),
     ],
 )
 def test_inputs_of_the_wrong_kind_are_refused(x, reason):
@@ -435,9 +457,9 @@ def test_tokens_and_samples_are_checked():
     tokens = token_batch()
     x, tapes = ascend(chain, tokens)
     tokens[1, 2] = TINY.vocabulary
-    with pytest.raises(RemoteFault, match="input of stage 0: token id 50 where the vocabulary has 50"):
+    with pytest.raises(RemoteFault, match="input of stage 0: token id 50 in a vocabulary of 50"):
         chain[0].forward(token_wire(tokens), keep=True)
-    with pytest.raises(RemoteFault, match="tokens of the loss: token id 50"):
+    with pytest.raises(RemoteFault, match="tokens of stage 2: token id 50"):
         chain[2].loss(x, token_wire(tokens), 4, train=True)
     with pytest.raises(RemoteFault, match="3 samples announced, 4 sent"):
         chain[2].loss(x, token_wire(token_batch()), 3, train=True)

@@ -9,14 +9,27 @@ import torch
 from torch import Tensor
 
 from swarmnode.errors import RemoteFault
+from swarmnode.machine.replica import TorchReplica
 from swarmnode.manifest import GossipSpec, Manifest
 from swarmnode.model.split import TABLE, is_writer
-from swarmnode.model.stage import StageReplica, StageTape
+from swarmnode.model.stage import StageReplica
+from swarmnode.model.stage_tape import StageTape
 from swarmnode.model.subspace import Subspace, basis
-from swarmnode.node.replica import TorchReplica
 from swarmnode.ports import Neighbour, Packet, State
-from tests.model.test_stage import mean_loss, plain_model
-from tests.model.tiny import TINY, ascend, manifest, seconds, stages_of, token_batch, token_wire, train_on
+from tests.support.tiny_model import (
+    TINY,
+    ascend,
+    manifest,
+    mean_loss,
+    plain_model,
+    seconds,
+    stages_of,
+    token_batch,
+    token_wire,
+    train_on,
+)
+
+pytestmark = pytest.mark.node  # some seconds
 
 RANK = 6
 
@@ -24,7 +37,7 @@ RANK = 6
 def run_of(stages: int, rank: int = RANK, **inner: object) -> Manifest:
     """Clipping depends on the cut into stages: none."""
     whole = {"clip_norm": 1e6, "weight_decay": 0.1, "decay": "constant", "warmup_samples": 0, **inner}
-    return manifest(stages=stages, boundary="subspace", rank=rank, **whole)
+    return manifest(stages=stages, boundary="subspace", rank=rank, **whole)  # type: ignore[arg-type]
 
 
 def by_name(chain: list[StageReplica], buffer: str) -> dict[str, Tensor]:
@@ -126,7 +139,7 @@ def test_tokens_are_checked_beside_activations() -> None:
     chain, tokens = stages_of(run_of(3)), token_batch()
     x = chain[0].forward(token_wire(tokens), keep=False)[0]
     tokens[1, 2] = TINY.vocabulary
-    with pytest.raises(RemoteFault, match="tokens of stage 1: token id 50 where the vocabulary has 50"):
+    with pytest.raises(RemoteFault, match="tokens of stage 1: token id 50 in a vocabulary of 50"):
         chain[1].forward(x, keep=True, tokens=token_wire(tokens))
     with pytest.raises(RemoteFault, match="4 samples announced, 3 sent"):
         chain[1].forward(x, keep=True, tokens=token_wire(token_batch(samples=3)))

@@ -38,9 +38,9 @@ def test_decoding_an_unaligned_slice_of_a_frame():
     ("wire", "reason"),
     [
         (WireTensor("c64", (1,), b"12345678"), "unknown dtype 'c64'"),
-        (WireTensor("f32", (2,), b"1234"), "has 4 bytes where 8 belong"),
-        (WireTensor("f32", (1,), b"12345678"), "has 8 bytes where 4 belong"),
-        (WireTensor("f32", (-1, -2), b"12345678"), "bytes where"),
+        (WireTensor("f32", (2,), b"1234"), "has 4 bytes; expected 8"),
+        (WireTensor("f32", (1,), b"12345678"), "has 8 bytes; expected 4"),
+        (WireTensor("f32", (-1, -2), b"12345678"), "bytes; expected"),
         (WireTensor("f32", (1,), b"1234", codec="topk"), "codec 'topk'"),
     ],
 )
@@ -68,10 +68,10 @@ def test_infinities_of_both_signs_do_not_cancel():
 @pytest.mark.parametrize(
     ("tensor", "reason"),
     [
-        (torch.zeros(2, 3), r"input: dtype 'f32' where bf16 belongs"),
-        (torch.zeros(2, 4, dtype=torch.bfloat16), r"input: shape \[2, 4\] where \[any, 3\] belongs"),
-        (torch.zeros(3, dtype=torch.bfloat16), r"shape \[3\] where \[any, 3\]"),
-        (torch.zeros(0, 3, dtype=torch.bfloat16), r"shape \[0, 3\] where \[any, 3\]"),
+        (torch.zeros(2, 3), r"input: dtype 'f32'; expected bf16"),
+        (torch.zeros(2, 4, dtype=torch.bfloat16), r"input: shape \[2, 4\]; expected \[any, 3\]"),
+        (torch.zeros(3, dtype=torch.bfloat16), r"shape \[3\]; expected \[any, 3\]"),
+        (torch.zeros(0, 3, dtype=torch.bfloat16), r"shape \[0, 3\]; expected \[any, 3\]"),
     ],
 )
 def test_activations_of_another_kind_are_refused(tensor, reason):
@@ -82,10 +82,11 @@ def test_activations_of_another_kind_are_refused(tensor, reason):
 @pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32])
 def test_tokens(dtype):
     ids = torch.tensor([[0, 1, 49], [49, 2, 3]])
-    assert torch.equal(decode_tokens(encode(ids.to(dtype)), 2, 50, "tokens"), ids)
-    with pytest.raises(RemoteFault, match="tokens: token id 49 where the vocabulary has 49"):
+    found, counts = decode_tokens(encode(ids.to(dtype)), 2, 50, "tokens")
+    assert torch.equal(found, ids) and counts is None
+    with pytest.raises(RemoteFault, match="tokens: token id 49 in a vocabulary of 49"):
         decode_tokens(encode(ids.to(dtype)), 2, 49, "tokens")
-    with pytest.raises(RemoteFault, match=r"shape \[2, 3\] where \[any, 4\]"):
+    with pytest.raises(RemoteFault, match=r"shape \[2, 3\]; expected \[any, 4\]"):
         decode_tokens(encode(ids.to(dtype)), 3, 50, "tokens")
-    with pytest.raises(RemoteFault, match="dtype 'i64' where u16 or u32 belongs"):
+    with pytest.raises(RemoteFault, match="dtype 'i64'; expected u16 or u32"):
         decode_tokens(encode(ids), 2, 50, "tokens")

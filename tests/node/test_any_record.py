@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 
 from swarmnode.ids import seeded
+from swarmnode.node.local_status import StageStatus
 from swarmnode.wire import record_pb2
-from tests.fuzz.messages import fill
-from tests.node.stranger import LIVES_S, Stranger
-from tests.node.village import RUN, LoopClock, Village, manifest, village
+from tests.support.messages import fill
+from tests.support.stranger import LIVES_S, Stranger
+from tests.support.village import RUN, LoopClock, Village, manifest, village
 
 NODES = 4
 
@@ -19,107 +20,92 @@ async def trains_on(v: Village, samples: int, what: str) -> None:
     await v.until(lambda: v.total() >= before + samples, what)
 
 
-def test_blocks_that_nobody_can_have_finished_move_no_feeder() -> None:
+async def test_blocks_that_nobody_can_have_finished_move_no_feeder() -> None:
     """Within the range of the field; what is out of it is refused in any record (tests/bounds)."""
 
-    async def body() -> None:
-        async with village(manifest()) as v:
-            for index in range(NODES):
-                v.add(index % 3)
-            await v.until(lambda: v.total() >= 64, "it trains")
-            await Stranger(v, 1).say(v, blocks=record_pb2.Blocks(finished_below=2**52))
-            await trains_on(v, 256, "feeders go on")
-            late = v.add(0)
-            await v.until(lambda: late.node.state == record_pb2.NODE_STATE_TRAINING, "a feeder that comes later")
-            await trains_on(v, 256, "with it")
-            for person in v.people:
-                if (said := person.node.presence.self.blocks()) is not None:
-                    assert said.finished_below <= v.total(), "and nobody announces it again"
-            await v.leave()
-
-    asyncio.run(asyncio.wait_for(body(), 120))
+    async with village(manifest()) as v:
+        for index in range(NODES):
+            v.add(index % 3)
+        await v.until(lambda: v.total() >= 64, "it trains")
+        await Stranger(v, 1).say(v, blocks=record_pb2.Blocks(finished_below=2**52))
+        await trains_on(v, 256, "feeders go on")
+        late = v.add(0)
+        await v.until(lambda: late.node.state == record_pb2.NODE_STATE_TRAINING, "a feeder that comes later")
+        await trains_on(v, 256, "with it")
+        for person in v.people:
+            if (said := person.served.status().blocks) is not None:
+                assert said.finished_below <= v.total(), "and nobody announces it again"
+        await v.leave()
 
 
-def test_speeds_without_measure_kill_nobody() -> None:
-    async def body() -> None:
-        async with village(manifest()) as v:
-            for index in range(NODES):
-                v.add(index % 3)
-            await v.until(lambda: v.total() >= 64, "it trains")
-            for number, speed in enumerate((1.7e308, 1.7e308, 1e9)):
-                await Stranger(v, number).say(v, stage=1, samples_per_second=speed)
-            await trains_on(v, 256, "training beside speeds that cannot be")
-            await v.leave()
-
-    asyncio.run(asyncio.wait_for(body(), 120))
+async def test_speeds_without_measure_kill_nobody() -> None:
+    async with village(manifest()) as v:
+        for index in range(NODES):
+            v.add(index % 3)
+        await v.until(lambda: v.total() >= 64, "it trains")
+        for number, speed in enumerate((1.7e308, 1.7e308, 1e9)):
+            await Stranger(v, number).say(v, stage=1, samples_per_second=speed)
+        await trains_on(v, 256, "training beside speeds that cannot be")
+        await v.leave()
 
 
-def test_a_joiner_meets_others_whatever_stride_a_stranger_announces() -> None:
-    async def body() -> None:
-        async with village(manifest()) as v:
-            for stage in (0, 1, 2, 2):
-                v.add(stage)
-            await v.until(lambda: v.total() >= 256, "it trains")
-            await Stranger(v, 1).say(v, stage=2, round_stride=1024)
-            late = v.add(2)
-            met = ("exchange.paired",)
-            await v.until(lambda: any(event in met for event, _ in late.quiet.events), "the joiner meets somebody")
-            assert late.node.gossip is not None and late.node.gossip.stride < 64
-            await v.leave()
-
-    asyncio.run(asyncio.wait_for(body(), 120))
+async def test_a_joiner_meets_others_whatever_stride_a_stranger_announces() -> None:
+    async with village(manifest()) as v:
+        for stage in (0, 1, 2, 2):
+            v.add(stage)
+        await v.until(lambda: v.total() >= 256, "it trains")
+        await Stranger(v, 1).say(v, stage=2, round_stride=1024)
+        late = v.add(2)
+        met = ("exchange.paired",)
+        await v.until(lambda: any(event in met for event, _ in late.quiet.events), "the joiner meets somebody")
+        assert late.served.gossip.stride < 64
+        await v.leave()
 
 
-def test_records_of_any_numbers_that_are_in_range_stop_nobody() -> None:
+async def test_records_of_any_numbers_that_are_in_range_stop_nobody() -> None:
     """Sixty keys, each a record whose every field is an edge of its range or anything between, heard by calls and from
     the directory; and again as some of them change."""
 
-    async def body() -> None:
-        rng = seeded("village", "any record")
-        async with village(manifest()) as v:
-            for index in range(NODES):
-                v.add(index % 3)
-            await v.until(lambda: v.total() >= 64, "it trains")
-            strangers = [Stranger(v, number) for number in range(60)]
-            for turn in range(2):
-                for stranger in strangers[turn * 20 :]:
-                    record = record_pb2.Record()
-                    fill(record, rng, share=0.9)
-                    record.run_id, record.peer_id, record.sequence = RUN, stranger.me, turn + 1
-                    record.expires_unix_ms = int((LoopClock().unix_s() + rng.uniform(1.0, LIVES_S)) * 1000)
-                    record.stage = rng.choice([0, 1, 2, 2, record.stage])
-                    record.state = record.state or record_pb2.NODE_STATE_TRAINING
-                    record.addresses[:] = [f"/{address[1:]}" for address in record.addresses]
-                    del record.progress.feeders[:], record.progress.samples[:]
-                    if rng.random() < 0.5:
-                        record.progress.feeders.append(stranger.me)
-                        record.progress.samples.append(rng.choice([0, 1, 2**40, 2**53]))
-                    if record.stage:
-                        record.ClearField("blocks")
-                    signed = stranger.signed(record)
-                    stranger.publish(signed)
-                    await asyncio.gather(*(stranger.tell(p.node.me, signed) for p in v.people), return_exceptions=True)
-                await trains_on(v, 128, f"training through records of turn {turn}")
-            heard = [p.node.presence.book.member(s.me) for p in v.people for s in strangers]
-            assert sum(member is not None for member in heard) >= len(v.people) * 20, "most were taken in, not refused"
-            await v.leave()
-
-    asyncio.run(asyncio.wait_for(body(), 170))
+    rng = seeded("village", "any record")
+    async with village(manifest()) as v:
+        for index in range(NODES):
+            v.add(index % 3)
+        await v.until(lambda: v.total() >= 64, "it trains")
+        strangers = [Stranger(v, number) for number in range(60)]
+        for turn in range(2):
+            for stranger in strangers[turn * 20 :]:
+                record = record_pb2.Record()
+                fill(record, rng, share=0.9)
+                record.run_id, record.peer_id, record.sequence = RUN, stranger.me, turn + 1
+                record.expires_unix_ms = int((LoopClock().unix_s() + rng.uniform(1.0, LIVES_S)) * 1000)
+                record.stage = rng.choice([0, 1, 2, 2, record.stage])
+                record.state = record.state or record_pb2.NODE_STATE_TRAINING
+                record.addresses[:] = [f"/{address[1:]}" for address in record.addresses]
+                del record.progress.feeders[:], record.progress.samples[:]
+                if rng.random() < 0.5:
+                    record.progress.feeders.append(stranger.me)
+                    record.progress.samples.append(rng.choice([0, 1, 2**40, 2**53]))
+                if record.stage:
+                    record.ClearField("blocks")
+                signed = stranger.signed(record)
+                stranger.publish(signed)
+                await asyncio.gather(*(stranger.tell(p.node.me, signed) for p in v.people), return_exceptions=True)
+            await trains_on(v, 128, f"training through records of turn {turn}")
+        heard = [p.node.presence.peer_table.member(s.me) for p in v.people for s in strangers]
+        assert sum(member is not None for member in heard) >= len(v.people) * 20, "most were taken in, not refused"
+        await v.leave()
 
 
-def test_what_a_node_says_itself_is_in_range() -> None:
+async def test_what_a_node_says_itself_is_in_range() -> None:
     """Else its own record would stop it."""
 
-    async def body() -> None:
-        async with village(manifest()) as v:
-            for index in range(3):
-                v.add(index)
-            await v.until(lambda: v.total() >= 64, "it trains")
-            for person in v.people:
-                us = person.node.presence.self
-                us.speed, us.queue = (lambda: float("inf")), (lambda: 10**9)
-                person.node.presence.changed()
-            await trains_on(v, 128, "with absurd measurements of its own")
-            await v.leave()
-
-    asyncio.run(asyncio.wait_for(body(), 120))
+    async with village(manifest()) as v:
+        for index in range(3):
+            v.add(index)
+        await v.until(lambda: v.total() >= 64, "it trains")
+        for person in v.people:
+            absurd = StageStatus(samples_per_second=float("inf"), queue=10**9)
+            person.served.status = lambda absurd=absurd: absurd  # type: ignore[method-assign, misc]
+            person.node.presence.changed()
+        await trains_on(v, 128, "with absurd measurements of its own")
+        await v.leave()

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from swarmnode.errors import RemoteFault
 from swarmnode.manifest import Manifest
-from swarmnode.ports import LossResult, Tape, WireTensor
-from tests.node.village import Recording, Village, Villager, village
-from tests.node.village import manifest as usual
+from swarmnode.pipeline.hop_claim import HopAnswer, HopClaim
+from swarmnode.ports import Call, LossResult, Tape, WireTensor
+from swarmnode.wire import call_pb2 as wire
+from tests.support.village import Recording, Village, Villager, village
+from tests.support.village import manifest as usual
 
 
 def manifest(stages: int) -> Manifest:
@@ -73,6 +75,22 @@ class FlipsAtTimes(Flips):
     every = 3
 
 
+class Misstates(Flips):
+    """States that its weights took other numbers of inner steps than those it gives."""
+
+    more = 10**6
+
+    @property
+    def inner_steps(self) -> int:
+        return super().inner_steps + self.more
+
+
+class MisstatesLittle(Misstates):
+    """By so few that a busy replica could have taken them since."""
+
+    more = 200
+
+
 class SendsNoise(Liar):
     """Its gradients are right; what it sends forward is noise."""
 
@@ -101,63 +119,112 @@ async def found_out(v: Village, liar: Villager) -> None:
 
 @pytest.mark.parametrize("kind", [Flips, FlipsFar, Noise, Nothing, FlipsAtTimes])
 @pytest.mark.parametrize("replicas", [2, 3])
-def test_a_replica_that_answers_false_gradients_is_excluded(kind: type[Liar], replicas: int) -> None:
-    async def body() -> None:
-        async with village(manifest(stages=2)) as v:
-            liar = v.add(1, kind)
-            for _ in range(replicas - 1):
-                v.add(1)
-            v.add(0)
-            await found_out(v, liar)
-            assert liar.node.hop is not None
-            others = [person.node.hop for person in v.people if person.node.stage == 1 and person is not liar]
-            theirs, its, done = sum(hop.samples for hop in others if hop), liar.node.hop.samples, v.total()
-            await v.until(lambda: v.total() > done + 64, "the others go on without it")
-            assert sum(hop.samples for hop in others if hop) > theirs
-            assert liar.node.hop.samples <= its + 4 * 8, "it gets no more work"
+async def test_a_replica_that_answers_false_gradients_is_excluded(kind: type[Liar], replicas: int) -> None:
+    async with village(manifest(stages=2)) as v:
+        liar = v.add(1, kind)
+        for _ in range(replicas - 1):
+            v.add(1)
+        v.add(0)
+        await found_out(v, liar)
+        others = [person.served.hop for person in v.people if person.node.stage == 1 and person is not liar]
+        theirs, its, done = sum(hop.samples for hop in others), liar.served.hop.samples, v.total()
+        await v.until(lambda: v.total() > done + 64, "the others go on without it")
+        assert sum(hop.samples for hop in others) > theirs
+        assert liar.served.hop.samples <= its + 4 * 8, "it gets no more work"
 
-    asyncio.run(body())
+
+@pytest.mark.parametrize("kind", [Misstates, MisstatesLittle])
+async def test_in_a_stage_of_two_a_liar_that_misstates_its_steps_is_excluded(kind: type[Liar]) -> None:
+    """The weights it gives never seem to be those that answered; the other replica's answer fits its own."""
+    async with village(manifest(stages=2)) as v:
+        liar = v.add(1, kind)
+        v.add(1)
+        v.add(0)
+        await found_out(v, liar)
+
+
+@pytest.mark.parametrize("stages", [2, 3])
+async def test_the_others_of_its_stage_exclude_it_too(stages: int) -> None:
+    """They see none of its answers. A caller shows them two that are false, and no round counts it any more."""
+
+    async with village(manifest(stages)) as v:
+        liar = v.add(1, Flips)
+        mates = [v.add(1), v.add(1)]
+        for stage in (0, 0, *range(2, stages)):
+            v.add(stage)
+        await v.until(lambda: all(excluded(mate) for mate in mates), "both mates exclude the liar")
+        assert all(excluded(mate) == {liar.node.me} for mate in mates)
+        done = v.total()
+        await v.until(lambda: v.total() > done + 256, "rounds go on")
+        for mate in mates:
+            rounds = [f for event, f in mate.quiet.events if event in ("exchange.paired", "exchange.lone")]
+            assert rounds[-1]["peer"] != liar.node.me, "it meets nobody"
+
+
+@pytest.mark.parametrize("stages", [2, 3])
+async def test_an_honest_answer_cannot_be_made_to_look_false(stages: int) -> None:
+    """Neither with the tensors it was given for, nor with others."""
+
+    async with village(manifest(stages)) as v:
+        served = [v.add(1), v.add(1)]
+        for stage in (0, *range(2, stages)):
+            v.add(stage)
+        await v.until(lambda: v.total() > 0, "training")
+        feeder = next(person for person in v.people if person.node.stage == 0)
+        auditor = feeder.served.hop.auditor
+        assert auditor is not None
+        claims = list[HopClaim]()
+        auditor.saw = claims.append  # type: ignore[assignment, method-assign]
+        await v.until(lambda: len(claims) >= 4, "some answers")
+        told = lambda: sum(event == "audit.done" for p in served for event, _ in p.quiet.events)  # noqa: E731
+        for claim in claims[-2:]:
+            shown = await auditor._opened(claim) if stages == 3 else None
+            before = told()
+            await auditor._accuse(claim, shown, HopAnswer(claim.gradient, shown and shown.sent, 0.0))  # type: ignore[arg-type]
+            await v.until(lambda before=before: told() > before, "the other replica looked into it")  # type: ignore[misc]
+            mate = next(p.node.me for p in served if p.node.me != claim.server)
+            false = replace(claim, gradient=scaled(claim.gradient, -1.0))
+            said = wire.Accusation(statement=claim.statement, samples=claim.samples)
+            said.boundary_digest = auditor.boundary_digest
+            if shown:
+                said.next.CopyFrom(shown.next)
+            tensors = (false.x, false.tokens, false.gradient, *((shown.sent, shown.got) if shown else ()))
+            call = Call(wire.Request(run_id=auditor.run_id, accusation=said), tensors)
+            with pytest.raises(RemoteFault, match="do not match its statement"):
+                await auditor.transport.call(mate, call, timeout_s=30.0, reply_bytes_max=4096)
+        assert not any(excluded(person) for person in v.people)
 
 
 @pytest.mark.parametrize("kind", [Flips, SendsNoise])
-def test_blame_falls_on_the_stage_that_lied(kind: type[Liar]) -> None:
+async def test_blame_falls_on_the_stage_that_lied(kind: type[Liar]) -> None:
     """Of three stages the middle one lies: neither the last one, which works with what it sends, nor another middle one
     is blamed."""
 
-    async def body() -> None:
-        async with village(manifest(stages=3)) as v:
-            liar = v.add(1, kind)
-            for stage in (1, 1, 2, 2, 0):
-                v.add(stage)
-            await found_out(v, liar)
-
-    asyncio.run(body())
+    async with village(manifest(stages=3)) as v:
+        liar = v.add(1, kind)
+        for stage in (1, 1, 2, 2, 0):
+            v.add(stage)
+        await found_out(v, liar)
 
 
-def test_blame_falls_on_the_last_stage_and_not_on_who_works_with_it() -> None:
-    async def body() -> None:
-        async with village(manifest(stages=3)) as v:
-            liar = v.add(2, Flips)
-            for stage in (2, 2, 1, 1, 0):
-                v.add(stage)
-            await found_out(v, liar)
-
-    asyncio.run(body())
+async def test_blame_falls_on_the_last_stage_and_not_on_who_works_with_it() -> None:
+    async with village(manifest(stages=3)) as v:
+        liar = v.add(2, Flips)
+        for stage in (2, 2, 1, 1, 0):
+            v.add(stage)
+        await found_out(v, liar)
 
 
-def test_honest_replicas_confirm_each_other() -> None:
-    async def body() -> None:
-        async with village(manifest(stages=2)) as v:
-            for stage in (0, 0, 1, 1, 1):
-                v.add(stage)
+async def test_honest_replicas_confirm_each_other() -> None:
+    async with village(manifest(stages=2)) as v:
+        for stage in (0, 0, 1, 1, 1):
+            v.add(stage)
 
-            def found(outcome: str) -> float:
-                return sum(person.quiet.total("swarmnode_audits_total", outcome=outcome) for person in v.people)
+        def found(outcome: str) -> float:
+            return sum(person.quiet.total("swarmnode_audits_total", outcome=outcome) for person in v.people)
 
-            await v.until(lambda: found("right") >= 20, "answers are checked")
-            assert not any(excluded(person) for person in v.people) and found("wrong") == 0
-
-    asyncio.run(body())
+        await v.until(lambda: found("right") >= 20, "answers are checked")
+        assert not any(excluded(person) for person in v.people) and found("wrong") == 0
 
 
 def misread(tokens: WireTensor) -> WireTensor:
@@ -168,27 +235,23 @@ def misread(tokens: WireTensor) -> WireTensor:
 
 @pytest.mark.parametrize("feeders", [2, 3])
 @pytest.mark.parametrize("lie", ["labels", "text", "activations"])
-def test_a_feeder_whose_samples_are_not_the_text_is_excluded(lie: str, feeders: int) -> None:
-    async def body() -> None:
-        async with village(manifest(stages=2)) as v:
-            liar = v.add(0, SendsNoise if lie == "activations" else None)
-            for stage in (*[0] * (feeders - 1), 1, 1):
-                v.add(stage)
-            await v.until(lambda: liar.node.feeder is not None, "the liar feeds")
-            assert liar.node.feeder is not None and liar.node.hop is not None
-            send = liar.node.hop.carry
+async def test_a_feeder_whose_samples_are_not_the_text_is_excluded(lie: str, feeders: int) -> None:
+    async with village(manifest(stages=2)) as v:
+        liar = v.add(0, SendsNoise if lie == "activations" else None)
+        for stage in (*[0] * (feeders - 1), 1, 1):
+            v.add(stage)
+        await v.until(lambda: liar.node.served is not None and liar.served.feeder is not None, "the liar feeds")
+        send = liar.served.hop.run_microbatch
 
-            async def lying(process, x, tokens, *rest):  # type: ignore[no-untyped-def]
-                return await send(process, misread(x) if lie == "text" else x, misread(tokens), *rest)
+        async def lying(process, x, tokens, *rest):  # type: ignore[no-untyped-def]
+            return await send(process, misread(x) if lie == "text" else x, misread(tokens), *rest)
 
-            if lie != "activations":
-                liar.node.hop.carry = lying  # type: ignore[method-assign]
-            servers = [person for person in v.people if person.node.stage == 1]
-            await v.until(lambda: all(liar.node.me in excluded(person) for person in servers), "it is found out")
-            assert not any(excluded(person) - {liar.node.me} for person in v.people if person is not liar)
-            fed = liar.node.presence.progress.feeders.get(liar.node.me, 0)
-            total = v.total()
-            await v.until(lambda: v.total() > total + 64, "the others go on")
-            assert liar.node.presence.progress.feeders.get(liar.node.me, 0) <= fed + 8 * 8
-
-    asyncio.run(body())
+        if lie != "activations":
+            liar.served.hop.run_microbatch = lying  # type: ignore[method-assign]
+        servers = [person for person in v.people if person.node.stage == 1]
+        await v.until(lambda: all(liar.node.me in excluded(person) for person in servers), "it is found out")
+        assert not any(excluded(person) - {liar.node.me} for person in v.people if person is not liar)
+        fed = liar.node.presence.progress.feeders.get(liar.node.me, 0)
+        total = v.total()
+        await v.until(lambda: v.total() > total + 64, "the others go on")
+        assert liar.node.presence.progress.feeders.get(liar.node.me, 0) <= fed + 8 * 8

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from swarmnode.errors import LocalFault, RemoteFault
-from swarmnode.ports import Draft, LossResult, Packet, WireTensor
+from swarmnode.ports import LossResult, Packet, StreamingMessage, WireTensor
 from swarmnode.wire import record_pb2
-from tests.node.village import Recording, Villager, manifest, village
+from tests.support.village import Recording, Villager, manifest, village
 
 
 def poisoned(tensor: WireTensor, value: float) -> WireTensor:
@@ -50,127 +50,114 @@ class WrongShape(Recording):
 class NanPacket(Recording):
     """Meets its partner with a packet of infinity."""
 
-    def draft(self, round_index: int) -> Draft:
-        return Draft([poisoned(tensor, float("inf")) for tensor in super().draft(round_index).finish()])
+    def draft(self, round_index: int) -> StreamingMessage:
+        return StreamingMessage([poisoned(tensor, float("inf")) for tensor in super().draft(round_index).finish()])
 
 
 @pytest.mark.parametrize("kind", [NanGradient, WrongShape])
-def test_a_bad_gradient_bans_its_sender_and_training_goes_on(kind: type[Recording]) -> None:
-    async def body() -> None:
-        async with village(manifest()) as v:
-            for stage in (0, 1, 2):
-                v.add(stage)
-            liar = v.add(2, kind)
-            await v.until(lambda: liar.node.state == record_pb2.NODE_STATE_TRAINING, "the liar serves")
-            before = v.total()
-            await v.until(lambda: v.total() >= before + 512, "progress beside a liar")
-            caller = v.people[1]
-            bans = [fields for event, fields in caller.quiet.events if event == "peer.banned"]
-            assert bans and {fields["peer"] for fields in bans} == {liar.node.me}, "only the liar is banned"
-            assert all(np.isfinite(p.replica.stage.theta.numpy()).all() for p in v.people[:3] if p.replica)
-            await v.leave()
-
-    asyncio.run(asyncio.wait_for(body(), 120))
+async def test_a_bad_gradient_bans_its_sender_and_training_goes_on(kind: type[Recording]) -> None:
+    async with village(manifest()) as v:
+        for stage in (0, 1, 2):
+            v.add(stage)
+        liar = v.add(2, kind)
+        await v.until(lambda: liar.node.state == record_pb2.NODE_STATE_TRAINING, "the liar serves")
+        before = v.total()
+        await v.until(lambda: v.total() >= before + 512, "progress beside a liar")
+        caller = v.people[1]
+        bans = [fields for event, fields in caller.quiet.events if event == "peer.banned"]
+        assert bans and {fields["peer"] for fields in bans} == {liar.node.me}, "only the liar is banned"
+        assert all(np.isfinite(p.replica.stage.theta.numpy()).all() for p in v.people[:3] if p.replica)
+        await v.leave()
 
 
-def test_a_bad_packet_makes_a_lone_step() -> None:
-    async def body() -> None:
-        async with village(manifest(codec="fp32")) as v:
-            for stage in (0, 1, 2):
-                v.add(stage)
-            liar = v.add(2, NanPacket)
-            honest = v.people[2]
+async def test_a_bad_packet_makes_a_lone_step() -> None:
+    async with village(manifest(codec="fp32")) as v:
+        for stage in (0, 1, 2):
+            v.add(stage)
+        v.add(2, NanPacket)
+        honest = v.people[2]
 
-            def refused() -> Sequence[str]:
-                return [str(f["reason"]) for event, f in honest.quiet.events if event == "exchange.refused"]
+        def refused() -> Sequence[str]:
+            return [str(f["reason"]) for event, f in honest.quiet.events if event == "exchange.refused"]
 
-            await v.until(lambda: len(refused()) >= 2, "two packets were refused")
-            assert all("finite" in reason or "inf" in reason.lower() for reason in refused()), refused()
-            assert honest.replica is not None
-            assert np.isfinite(honest.replica.stage.theta.numpy()).all()
-            assert np.isfinite(honest.replica.outer.phi.numpy()).all()
-            assert liar.node.gossip is not None
-            await v.leave()
-
-    asyncio.run(asyncio.wait_for(body(), 120))
+        await v.until(lambda: len(refused()) >= 2, "two packets were refused")
+        assert all("finite" in reason or "inf" in reason.lower() for reason in refused()), refused()
+        assert honest.replica is not None
+        assert np.isfinite(honest.replica.stage.theta.numpy()).all()
+        assert np.isfinite(honest.replica.outer.phi.numpy()).all()
+        await v.leave()
 
 
 class OutOfMemory(Recording):
     """Runs out of memory in the middle of its third packet."""
 
-    def draft(self, round_index: int) -> Draft:
+    def draft(self, round_index: int) -> StreamingMessage:
         draft = super().draft(round_index)
         if round_index < 3:
             return draft
 
         def write() -> None:
-            filling = draft.tensors[0].filling
-            assert filling is not None
-            filling.reach(filling.nbytes // 2)
+            watermark = draft.tensors[0].watermark
+            assert watermark is not None
+            watermark.reach(watermark.nbytes // 2)
             raise MemoryError("no room for a packet")
 
-        return Draft(draft.tensors, write)
+        return StreamingMessage(draft.tensors, write)
 
 
-def test_who_cannot_finish_its_packet_fails_and_its_partner_goes_on() -> None:
-    async def body() -> None:
-        async with village(manifest()) as v:
-            for stage in (0, 1, 2):
-                v.add(stage)
-            broken, honest = v.add(2, OutOfMemory), v.people[2]
-            assert broken.task is not None
-            with pytest.raises(ExceptionGroup) as caught:
-                await asyncio.wait_for(asyncio.shield(broken.task), 60)
-            assert caught.value.subgroup(LocalFault) is not None
-            broken.task = None
+async def test_who_cannot_finish_its_packet_fails_and_its_partner_goes_on() -> None:
+    async with village(manifest()) as v:
+        for stage in (0, 1, 2):
+            v.add(stage)
+        broken, honest = v.add(2, OutOfMemory), v.people[2]
+        assert broken.task is not None
+        with pytest.raises(ExceptionGroup) as caught:
+            await asyncio.wait_for(asyncio.shield(broken.task), 60)
+        assert caught.value.subgroup(LocalFault) is not None
+        broken.task = None
 
-            def rounds() -> list[dict[str, object]]:
-                kinds = ("exchange.paired", "exchange.lone")
-                return [fields for event, fields in honest.quiet.events if event in kinds]
+        def rounds() -> list[dict[str, object]]:
+            kinds = ("exchange.paired", "exchange.lone")
+            return [fields for event, fields in honest.quiet.events if event in kinds]
 
-            before = len(rounds())
-            await v.until(lambda: len(rounds()) >= before + 2, "the partner's rounds go on")
-            assert honest.replica is not None
-            assert np.isfinite(honest.replica.stage.theta.numpy()).all()
-            await v.leave()
-
-    asyncio.run(asyncio.wait_for(body(), 120))
+        before = len(rounds())
+        await v.until(lambda: len(rounds()) >= before + 2, "the partner's rounds go on")
+        assert honest.replica is not None
+        assert np.isfinite(honest.replica.stage.theta.numpy()).all()
+        await v.leave()
 
 
 class Flipped(Recording):
     """Tells its partner the opposite of what it learned."""
 
-    def draft(self, round_index: int) -> Draft:
+    def draft(self, round_index: int) -> StreamingMessage:
         outer = self.outer
         outer.message(round_index)
         return outer.codec.draft(2 * outer.phi - outer.theta, reference=outer.phi, seed=round_index)
 
 
-def test_a_liar_is_told_what_is_made_of_its_packets_and_left_out_by_nobody_for_its_direction() -> None:
+async def test_a_liar_is_told_what_is_made_of_its_packets_and_left_out_by_nobody_for_its_direction() -> None:
     """Of two replicas one turns its packets round. One partner alone is no evidence (evidence.py): the packets may be
     taken, and training goes on."""
 
-    async def body() -> None:
-        async with village(manifest(codec="modular4", acceptance="guarded")) as v:
-            for stage in (0, 1, 2):
-                v.add(stage)
-            liar, honest = v.add(2, Flipped), v.people[2]
+    async with village(manifest(codec="modular4", acceptance="guarded")) as v:
+        for stage in (0, 1, 2):
+            v.add(stage)
+        liar, honest = v.add(2, Flipped), v.people[2]
 
-            def told(event: str, who: int) -> list[dict[str, object]]:
-                return [fields for said, fields in v.people[who].quiet.events if said == event]
+        def told(event: str, who: int) -> list[dict[str, object]]:
+            return [fields for said, fields in v.people[who].quiet.events if said == event]
 
-            await v.until(lambda: len(told("receipt.got", 3)) >= 8, "the liar has eight receipts")
-            got = told("receipt.got", 3)
-            assert {f["step"] for f in got} <= {"accepted", "clipped", "direction", "loss", "newcomer"}
-            assert {f["peer"] for f in got} == {honest.node.me}
-            assert {f["step"] for f in told("exchange.refused", 2)} <= {"direction", "loss"}
-            gossip = honest.node.gossip
-            assert gossip is not None and not gossip.acceptance.left_out([liar.node.me])
-            before = v.total()
-            await v.until(lambda: v.total() >= before + 256, "progress without the liar")
-            await v.leave()
-
-    asyncio.run(asyncio.wait_for(body(), 120))
+        await v.until(lambda: len(told("receipt.got", 3)) >= 8, "the liar has eight receipts")
+        got = told("receipt.got", 3)
+        assert {f["step"] for f in got} <= {"accepted", "clipped", "direction", "loss", "newcomer"}
+        assert {f["peer"] for f in got} == {honest.node.me}
+        assert {f["step"] for f in told("exchange.refused", 2)} <= {"direction", "loss"}
+        gossip = honest.served.gossip
+        assert gossip is not None and not gossip.acceptance.left_out([liar.node.me])
+        before = v.total()
+        await v.until(lambda: v.total() >= before + 256, "progress without the liar")
+        await v.leave()
 
 
 @pytest.mark.parametrize(
@@ -207,44 +194,37 @@ def test_packets_of_the_wrong_shape_change_nothing() -> None:
     assert replica.digest() != before
 
 
-def test_who_most_refused_is_left_out_by_all() -> None:
+async def test_who_most_refused_is_left_out_by_all() -> None:
     """Four replicas of the last stage, one of which sends what nobody can take: told of refusals, all leave it
     out, and until then another one's packet stands in for the liar's."""
 
-    async def body() -> None:
-        async with village(manifest(codec="fp32")) as v:
-            for stage in (0, 1, 2, 2, 2):
-                v.add(stage)
-            liar, honest = v.add(2, NanPacket), v.people[2:5]
+    async with village(manifest(codec="fp32")) as v:
+        for stage in (0, 1, 2, 2, 2):
+            v.add(stage)
+        liar, honest = v.add(2, NanPacket), v.people[2:5]
 
-            def out(person: Villager) -> dict[str, str]:
-                return {
-                    str(f["peer"]): str(f["reason"]) for event, f in person.quiet.events if event == "peer.left_out"
-                }
+        def out(person: Villager) -> dict[str, str]:
+            return {str(f["peer"]): str(f["reason"]) for event, f in person.quiet.events if event == "peer.left_out"}
 
-            await v.until(
-                lambda: all(liar.node.me in out(person) for person in honest), "all honest leave the liar out", 120
-            )
-            assert all("packets that break the rules" in out(person)[liar.node.me] for person in honest)
-            rounds = {
-                (person.node.me, fields["round"]): fields
-                for person in honest
-                for event, fields in person.quiet.events
-                if event in ("exchange.paired", "exchange.lone")
-            }
-            refused = {
-                (person.node.me, fields["round"])
-                for person in honest
-                for event, fields in person.quiet.events
-                if event == "exchange.refused"
-            }
-            helped = [rounds[met] for met in refused if met in rounds and rounds[met]["peer"] is not None]
-            assert helped and all(fields.get("standin") for fields in helped), rounds
-            assert liar.node.me not in {fields["peer"] for fields in helped}
-            heard = [
-                f for event, f in honest[0].quiet.events if event == "receipt.heard" and f["giver"] == liar.node.me
-            ]
-            assert heard, "others told of their refusals"
-            await v.leave()
-
-    asyncio.run(asyncio.wait_for(body(), 240))
+        await v.until(
+            lambda: all(liar.node.me in out(person) for person in honest), "all honest leave the liar out", 120
+        )
+        assert all("packets that break the rules" in out(person)[liar.node.me] for person in honest)
+        rounds = {
+            (person.node.me, fields["round"]): fields
+            for person in honest
+            for event, fields in person.quiet.events
+            if event in ("exchange.paired", "exchange.lone")
+        }
+        refused = {
+            (person.node.me, fields["round"])
+            for person in honest
+            for event, fields in person.quiet.events
+            if event == "exchange.refused"
+        }
+        helped = [rounds[met] for met in refused if met in rounds and rounds[met]["peer"] is not None]
+        assert helped and all(fields.get("fallback") for fields in helped), rounds
+        assert liar.node.me not in {fields["peer"] for fields in helped}
+        heard = [f for event, f in honest[0].quiet.events if event == "receipt.heard" and f["giver"] == liar.node.me]
+        assert heard, "others told of their refusals"
+        await v.leave()

@@ -10,8 +10,7 @@ import torch
 
 from swarmnode.errors import HardwareFault
 from swarmnode.manifest import boundary_nbytes, boundary_width
-from tests.node.test_swarm import losses
-from tests.node.village import Recording, Villager, manifest, village
+from tests.support.village import Recording, Villager, losses, manifest, village
 
 RANK = 8
 
@@ -25,44 +24,38 @@ def rank_of(kind: str) -> int:
 
 
 @pytest.mark.parametrize("kind", ["int8", "fp8", "subspace"])
-def test_a_swarm_trains_with(kind: str) -> None:
-    async def body() -> None:
-        async with village(manifest(stages=3, boundary=kind, boundary_rank=rank_of(kind))) as v:
-            for stage in range(3):
-                v.add(stage)
-            await v.until(lambda: v.total() >= 1024, "1024 samples")
-            await v.leave()
-            assert losses(v)[-1] < math.log(v.run.model.vocabulary) - 0.5, "below a guess at random"
-            sent = v.people[1].transport.bytes_by_method()
-            trips = v.people[1].replica.counted / v.run.inner.microbatch if v.people[1].replica else 0.0
-            each = boundary_nbytes(kind, v.run.inner.microbatch * v.run.model.context, boundary_width(v.run))
-            # There and back through the middle stage; tokens, headers, validation and retries beside it.
-            assert 2 * trips * each <= sent["process", "received"] < 2 * trips * 4 * each
-
-    asyncio.run(asyncio.wait_for(body(), 120))
+async def test_a_swarm_trains_with(kind: str) -> None:
+    async with village(manifest(stages=3, boundary=kind, boundary_rank=rank_of(kind))) as v:
+        for stage in range(3):
+            v.add(stage)
+        await v.until(lambda: v.total() >= 1024, "1024 samples")
+        await v.leave()
+        assert losses(v)[-1] < math.log(v.run.model.vocabulary) - 0.5, "below a guess at random"
+        sent = v.people[1].transport.bytes_by_method()
+        trips = v.people[1].replica.counted / v.run.inner.microbatch if v.people[1].replica else 0.0
+        each = boundary_nbytes(kind, v.run.inner.microbatch * v.run.model.context, boundary_width(v.run))
+        # There and back through the middle stage; tokens, headers, validation and retries beside it.
+        assert 2 * trips * each <= sent["process", "received"] < 2 * trips * 4 * each
 
 
-def test_replicas_meet_and_a_newcomer_loads_in_a_subspace() -> None:
+async def test_replicas_meet_and_a_newcomer_loads_in_a_subspace() -> None:
     """With lossy pairs of weights, all stay in the span."""
 
-    async def body() -> None:
-        run = manifest(stages=2, boundary="subspace", boundary_rank=RANK, codec="modular4")
-        async with village(run) as v:
-            for stage in (0, 1, 1):
-                v.add(stage)
-            await v.until(lambda: v.total() >= 512, "512 samples")
-            late = v.add(1)
-            await v.until(lambda: told(late, "node.ready") != [], "a newcomer")
-            await v.until(lambda: told(late, "exchange.paired") != [], "its round")
-            await v.leave()
-            for replica in v.made:
-                subspace = replica.stage.subspace
-                assert subspace is not None and subspace.stray(replica.stage.named(replica.outer.phi)) is None
-                for name, weight in replica.stage.named(replica.stage.theta).items():
-                    if name.endswith("o_proj.weight"):
-                        torch.testing.assert_close(subspace.project(weight), weight, rtol=0, atol=1e-6)
-
-    asyncio.run(asyncio.wait_for(body(), 120))
+    run = manifest(stages=2, boundary="subspace", boundary_rank=RANK, codec="modular4")
+    async with village(run) as v:
+        for stage in (0, 1, 1):
+            v.add(stage)
+        await v.until(lambda: v.total() >= 512, "512 samples")
+        late = v.add(1)
+        await v.until(lambda: told(late, "node.ready") != [], "a newcomer")
+        await v.until(lambda: told(late, "exchange.paired") != [], "its round")
+        await v.leave()
+        for replica in v.made:
+            subspace = replica.stage.subspace
+            assert subspace is not None and subspace.stray(replica.stage.named(replica.outer.phi).items()) is None
+            for name, weight in replica.stage.named(replica.stage.theta).items():
+                if name.endswith("o_proj.weight"):
+                    torch.testing.assert_close(subspace.project(weight), weight, rtol=0, atol=1e-6)
 
 
 class Elsewhere(Recording):
@@ -72,40 +65,33 @@ class Elsewhere(Recording):
         return b"another."
 
 
-def test_who_makes_another_subspace_is_told_so_and_does_not_train() -> None:
-    async def body() -> None:
-        async with village(manifest(stages=2, boundary="subspace", boundary_rank=RANK)) as v:
-            for stage in range(2):
-                v.add(stage)
-            await v.until(lambda: v.total() >= 64, "64 samples")
-            odd = v.add(1, Elsewhere)
-            assert odd.task is not None
-            with pytest.raises(ExceptionGroup) as caught:
-                await asyncio.wait_for(asyncio.shield(odd.task), 30)
-            fault = caught.value
-            while isinstance(fault, ExceptionGroup):
-                fault = fault.exceptions[0]
-            assert isinstance(fault, HardwareFault)
-            assert f"this machine makes the subspace {b'another.'.hex()}" in str(fault)
-            assert "install the version they use" in str(fault)
-            odd.task = None
-            before = v.total()
-            await v.until(lambda: v.total() > before, "the others go on")
-
-    asyncio.run(asyncio.wait_for(body(), 120))
+async def test_who_makes_another_subspace_is_told_so_and_does_not_train() -> None:
+    async with village(manifest(stages=2, boundary="subspace", boundary_rank=RANK)) as v:
+        for stage in range(2):
+            v.add(stage)
+        await v.until(lambda: v.total() >= 64, "64 samples")
+        odd = v.add(1, Elsewhere)
+        assert odd.task is not None
+        with pytest.raises(ExceptionGroup) as caught:
+            await asyncio.wait_for(asyncio.shield(odd.task), 30)
+        fault = caught.value
+        while isinstance(fault, ExceptionGroup):
+            fault = fault.exceptions[0]
+        assert isinstance(fault, HardwareFault)
+        assert f"this machine makes the subspace {b'another.'.hex()}" in str(fault)
+        assert "install the version they use" in str(fault)
+        odd.task = None
+        before = v.total()
+        await v.until(lambda: v.total() > before, "the others go on")
 
 
-def test_microbatches_of_another_subspace_are_refused() -> None:
+async def test_microbatches_of_another_subspace_are_refused() -> None:
     """Two that begin at once may see no record of each other that could tell."""
 
-    async def body() -> None:
-        async with village(manifest(stages=2, boundary="subspace", boundary_rank=RANK)) as v:
-            feeder = v.add(0)
-            v.add(1)
-            await v.until(lambda: v.total() >= 64, "64 samples")
-            assert feeder.node.hop is not None
-            feeder.node.hop.boundary_digest = b"another."
-            await v.until(lambda: told(feeder, "microbatch.refused") != [], "a refusal")
-            assert "one of us has another version of PyTorch" in str(told(feeder, "microbatch.refused")[0])
-
-    asyncio.run(asyncio.wait_for(body(), 120))
+    async with village(manifest(stages=2, boundary="subspace", boundary_rank=RANK)) as v:
+        feeder = v.add(0)
+        v.add(1)
+        await v.until(lambda: v.total() >= 64, "64 samples")
+        feeder.served.hop.boundary_digest = b"another."
+        await v.until(lambda: told(feeder, "microbatch.refused") != [], "a refusal")
+        assert "one of us has another version of PyTorch" in str(told(feeder, "microbatch.refused")[0])

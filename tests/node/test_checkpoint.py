@@ -6,19 +6,20 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from swarmnode.errors import LocalFault
+from swarmnode.machine.checkpoint_source import find_resumptions
+from swarmnode.machine.folder_store import FolderStore
 from swarmnode.manifest import CheckpointSpec, Manifest
-from swarmnode.node.resuming import find_resumptions
-from swarmnode.node.saver import Resumption, Saving
-from swarmnode.node.store import FolderStore
+from swarmnode.recovery.resumption import CheckpointOptions, Resumption
 from swarmnode.wire.record_pb2 import NODE_STATE_TRAINING
-from tests.node.village import RUN, Village, manifest, village
+from tests.support.village import RUN, Village, manifest, village
 
 
-def run_of(stages: int = 2, every: int = 2, keep: int = 2, **gossip: object) -> Manifest:
+def run_of(stages: int = 2, every: int = 2, keep: int = 2, **gossip: Any) -> Manifest:
     return replace(manifest(stages, **gossip), checkpoint=CheckpointSpec(every_rounds=every, keep=keep))
 
 
@@ -33,12 +34,12 @@ def events(v: Village, event: str) -> list[dict[str, object]]:
 async def save_some(folder: Path, stages: int, nodes: int, count: int = 2) -> Resumption:
     """Train until `count` checkpoints are complete, then leave with a final one as `up` asks for."""
     async with village(run_of(stages)) as v:
-        v.saving = Saving(FolderStore(folder), shard_nbytes=4096)
+        v.saving = CheckpointOptions(FolderStore(folder), shard_nbytes=4096)
         for index in range(nodes):
             v.add(index % stages)
         await v.until(lambda: len(events(v, "checkpoint.complete")) >= count, f"{count} checkpoints")
         for person in v.people[:stages]:
-            person.node.final = "round-000000999-final"
+            person.node.save_before_leaving("round-000000999-final")
         await v.leave()
         saved = events(v, "checkpoint.saved")
         assert not events(v, "checkpoint.failed")
@@ -53,27 +54,24 @@ async def save_some(folder: Path, stages: int, nodes: int, count: int = 2) -> Re
     return resumption
 
 
-def test_a_stopped_swarm_goes_on_with_other_stages_and_nodes(tmp_path: Path) -> None:
-    async def body() -> None:
-        resumption = await save_some(tmp_path, stages=2, nodes=4)
-        before = resumption.checkpoint.samples
-        async with village(run_of(stages=3)) as v:
-            v.saving = Saving(FolderStore(tmp_path / "later"), resumption)
-            for stage in (0, 1, 2, 1):
-                v.add(stage)
-            await v.until(lambda: v.people[0].node.feeder is not None, "a feeder")
-            feeder = v.people[0].node.feeder
-            await v.until(lambda: feeder is not None and feeder.validation is not None, "a first validation")
-            assert feeder is not None and feeder.validation_first is not None
-            await v.until(lambda: all(p.node.state == NODE_STATE_TRAINING for p in v.people), "everybody trains")
-            assert [fields["method"] for fields in events(v, "recovery.done")] == ["checkpoint"] * 4
-            # A model that had lost what it learnt would stand at log(50) = 3.9.
-            assert feeder.validation_first < 2.5
-            assert feeder.finished().finished_below >= resumption.blocks(v.run).finished_below > 0
-            await v.until(lambda: v.people[0].node.samples_total() > before + 256, "more samples")
-            await v.leave()
-
-    asyncio.run(body())
+async def test_a_stopped_swarm_goes_on_with_other_stages_and_nodes(tmp_path: Path) -> None:
+    resumption = await save_some(tmp_path, stages=2, nodes=4)
+    before = resumption.checkpoint.samples
+    async with village(run_of(stages=3)) as v:
+        v.saving = CheckpointOptions(FolderStore(tmp_path / "later"), resumption)
+        for stage in (0, 1, 2, 1):
+            v.add(stage)
+        await v.until(lambda: v.people[0].node.served is not None and v.people[0].served.feeder is not None, "a feeder")
+        feeder = v.people[0].served.feeder
+        await v.until(lambda: feeder is not None and feeder.validation is not None, "a first validation")
+        assert feeder is not None and feeder.validation_first is not None
+        await v.until(lambda: all(p.node.state == NODE_STATE_TRAINING for p in v.people), "everybody trains")
+        assert [fields["method"] for fields in events(v, "recovery.done")] == ["checkpoint"] * 4
+        # A model that had lost what it learnt would stand at log(50) = 3.9.
+        assert feeder.validation_first < 2.5
+        assert feeder.finished().finished_below >= resumption.blocks(v.run).finished_below > 0
+        await v.until(lambda: v.people[0].node.samples_total() > before + 256, "more samples")
+        await v.leave()
 
 
 class Full(FolderStore):
@@ -90,27 +88,24 @@ class Full(FolderStore):
         return await super().write(name, parts)
 
 
-def test_training_goes_on_when_the_disk_is_full(tmp_path: Path) -> None:
-    async def body() -> None:
-        async with village(run_of(stages=1, every=1)) as v:
-            disk = Full(tmp_path, 1 << 30)
-            v.saving = Saving(disk, shard_nbytes=1 << 20)
-            v.add(0)
-            await v.until(lambda: len(events(v, "checkpoint.complete")) >= 1, "a first checkpoint")
-            disk.left = 3
-            await v.until(lambda: len(events(v, "checkpoint.failed")) >= 1, "a checkpoint that fails")
-            good = await newest(tmp_path)
-            failed = events(v, "checkpoint.failed")[0]
-            assert "No space left on device" in str(failed["reason"])
-            before = v.total()
-            await v.until(lambda: v.total() > before + 128, "training goes on")
-            disk.left = 1 << 30
-            count = len(events(v, "checkpoint.complete"))
-            await v.until(lambda: len(events(v, "checkpoint.complete")) > count, "checkpoints go on")
-            assert (await newest(tmp_path)).checkpoint.samples > good.checkpoint.samples
-            await v.leave()
-
-    asyncio.run(body())
+async def test_training_goes_on_when_the_disk_is_full(tmp_path: Path) -> None:
+    async with village(run_of(stages=1, every=1)) as v:
+        disk = Full(tmp_path, 1 << 30)
+        v.saving = CheckpointOptions(disk, shard_nbytes=1 << 20)
+        v.add(0)
+        await v.until(lambda: len(events(v, "checkpoint.complete")) >= 1, "a first checkpoint")
+        disk.left = 3
+        await v.until(lambda: len(events(v, "checkpoint.failed")) >= 1, "a checkpoint that fails")
+        good = await newest(tmp_path)
+        failed = events(v, "checkpoint.failed")[0]
+        assert "No space left on device" in str(failed["reason"])
+        before = v.total()
+        await v.until(lambda: v.total() > before + 128, "training goes on")
+        disk.left = 1 << 30
+        count = len(events(v, "checkpoint.complete"))
+        await v.until(lambda: len(events(v, "checkpoint.complete")) > count, "checkpoints go on")
+        assert (await newest(tmp_path)).checkpoint.samples > good.checkpoint.samples
+        await v.leave()
 
 
 class Deaf(FolderStore):
@@ -122,23 +117,20 @@ class Deaf(FolderStore):
 
 
 @pytest.mark.timeout(400)
-def test_another_replica_saves_when_the_first_does_not(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("swarmnode.node.saver.PATIENCE_S", 0.01)
+async def test_another_replica_saves_when_the_first_does_not(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("swarmnode.node.checkpointer.PATIENCE_S", 0.01)
 
-    async def body() -> None:
-        # Time enough between two checkpoints for patience to run out, also on a fast machine.
-        async with village(run_of(stages=1, every=8)) as v:
-            v.saving = Saving(Deaf(tmp_path))
-            v.add(0)
-            v.saving = Saving(FolderStore(tmp_path))
-            v.add(0)
-            await v.until(lambda: len(events(v, "checkpoint.complete")) >= 2, "checkpoints by the other one", 150.0)
-            saved = events(v, "checkpoint.saved")
-            await v.until(
-                lambda: any("has not saved it within" in str(f["reason"]) for f in events(v, "checkpoint.saved")),
-                "a checkpoint whose turn was the silent one's",
-                150.0,
-            )
-            assert {fields["stage"] for fields in saved} == {0}
-
-    asyncio.run(body())
+    # Time enough between two checkpoints for patience to run out, also on a fast machine.
+    async with village(run_of(stages=1, every=8)) as v:
+        v.saving = CheckpointOptions(Deaf(tmp_path))
+        v.add(0)
+        v.saving = CheckpointOptions(FolderStore(tmp_path))
+        v.add(0)
+        await v.until(lambda: len(events(v, "checkpoint.complete")) >= 2, "checkpoints by the other one", 150.0)
+        saved = events(v, "checkpoint.saved")
+        await v.until(
+            lambda: any("has not saved it within" in str(f["reason"]) for f in events(v, "checkpoint.saved")),
+            "a checkpoint whose turn was the silent one's",
+            150.0,
+        )
+        assert {fields["stage"] for fields in saved} == {0}

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from swarmnode.wire import record_pb2
-from tests.node.stranger import Stranger
-from tests.node.village import Village, manifest, village
+from tests.support.stranger import Stranger
+from tests.support.village import Village, manifest, village
 
 LIE = 2**52
 
@@ -15,32 +13,29 @@ def clocks(v: Village) -> list[int]:
     return [p.node.samples_total() for p in v.people]
 
 
-def test_six_sybils_move_no_clock_and_a_joiner_meets_the_others() -> None:
-    async def body() -> None:
-        async with village(manifest()) as v:
-            for index in range(5):
-                v.add(index % 3)
-            await v.until(lambda: v.total() >= 128, "it trains")
-            sybils = [Stranger(v, number) for number in range(6)]
+async def test_six_sybils_move_no_clock_and_a_joiner_meets_the_others() -> None:
+    async with village(manifest()) as v:
+        for index in range(5):
+            v.add(index % 3)
+        await v.until(lambda: v.total() >= 128, "it trains")
+        sybils = [Stranger(v, number) for number in range(6)]
 
-            async def lie() -> None:
-                for number, sybil in enumerate(sybils):
-                    told = record_pb2.Progress(total=LIE)
-                    await sybil.say(v, stage=number % 3, progress=told, round=2**40, samples_per_second=1e9)
+        async def lie() -> None:
+            for number, sybil in enumerate(sybils):
+                told = record_pb2.Progress(total=LIE)
+                await sybil.say(v, stage=number % 3, progress=told, round=2**40, samples_per_second=1e9)
 
-            await lie()
-            before = v.total()
-            await v.until(lambda: v.total() >= before + 256, "it trains on")
-            assert max(clocks(v)) < 8 * v.total()
-            await lie()
-            joiner = v.add(2)
-            await v.until(
-                lambda: any(event == "exchange.paired" for event, _ in joiner.quiet.events), "the joiner meets somebody"
-            )
-            await lie()
-            before = v.total()
-            await v.until(lambda: v.total() >= before + 256, "it trains on with the joiner")
-            assert max(clocks(v)) < 8 * v.total(), clocks(v)
-            await v.leave()
-
-    asyncio.run(asyncio.wait_for(body(), 120))
+        await lie()
+        before = v.total()
+        await v.until(lambda: v.total() >= before + 256, "it trains on")
+        assert max(clocks(v)) < 8 * v.total()
+        await lie()
+        joiner = v.add(2)
+        await v.until(
+            lambda: any(event == "exchange.paired" for event, _ in joiner.quiet.events), "the joiner meets somebody"
+        )
+        await lie()
+        before = v.total()
+        await v.until(lambda: v.total() >= before + 256, "it trains on with the joiner")
+        assert max(clocks(v)) < 8 * v.total(), clocks(v)
+        await v.leave()

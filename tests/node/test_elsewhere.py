@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 
+from swarmnode.machine.replica import TorchReplica
 from swarmnode.manifest import Manifest
 from swarmnode.node import probe
-from swarmnode.node.replica import TorchReplica
 from swarmnode.ports import Neighbour, Packet
-from tests.elsewhere import elsewhere
-from tests.node.village import Numbers, manifest
+from tests.support.fake_device import elsewhere
+from tests.support.village import Numbers, manifest
 
 ROUNDS, MICROBATCHES = 3, 4
 
@@ -57,7 +57,7 @@ def life(run: Manifest, device: str | torch.device) -> list[float]:
     [
         {"codec": "modular4", "acceptance": "guarded"},
         {"codec": "int8", "acceptance": "clipped"},
-        {"method": "keeping", "codec": "topk64", "group": 0},
+        {"method": "partial_average", "codec": "topk64", "group": 0},
         {"method": "desloc", "codec": "int8", "group": 0},
         {"method": "diloco", "codec": "e3m0", "group": 0},
         {"method": "streaming", "codec": "fp32", "group": 0},

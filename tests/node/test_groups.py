@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 
 import numpy as np
 import pytest
 
 from swarmnode.ids import PeerId
-from tests.node.test_swarm import losses
-from tests.node.village import Village, manifest, village
+from tests.support.village import Village, losses, manifest, village
 
 
 def groups(v: Village, index: int) -> list[set[PeerId]]:
@@ -20,45 +18,39 @@ def groups(v: Village, index: int) -> list[set[PeerId]]:
 
 
 @pytest.mark.parametrize(("group", "most"), [(0, 4), (3, 2), (4, 3)])
-def test_groups_meet_and_the_swarm_learns(group: int, most: int) -> None:
+async def test_groups_meet_and_the_swarm_learns(group: int, most: int) -> None:
     """Five replicas of the last stage: all of them, or cut into groups."""
 
-    async def body() -> None:
-        async with village(manifest(stages=2, codec="fp32", group=group)) as v:
-            for stage in (0, 1, 1, 1, 1, 1):
-                v.add(stage)
-            last = range(1, 6)
+    async with village(manifest(stages=2, codec="fp32", group=group)) as v:
+        for stage in (0, 1, 1, 1, 1, 1):
+            v.add(stage)
+        last = range(1, 6)
 
-            def met() -> bool:
-                return all(any(len(one) == most for one in groups(v, i)) for i in (last if group == 0 else last[:1]))
+        def met() -> bool:
+            return all(any(len(one) == most for one in groups(v, i)) for i in (last if group == 0 else last[:1]))
 
-            await v.until(lambda: met() and v.total() >= 1024, f"groups of {most + 1}", 120)
-            assert max(len(one) for i in last for one in groups(v, i)) == most
-            await v.leave()
-            assert losses(v)[-1] < math.log(v.run.model.vocabulary) - 0.5, "below a guess at random"
-
-    asyncio.run(asyncio.wait_for(body(), 300))
+        await v.until(lambda: met() and v.total() >= 1024, f"groups of {most + 1}", 120)
+        assert max(len(one) for i in last for one in groups(v, i)) == most
+        await v.leave()
+        assert losses(v)[-1] < math.log(v.run.model.vocabulary) - 0.5, "below a guess at random"
 
 
-def test_whoever_came_counts() -> None:
+async def test_whoever_came_counts() -> None:
     """One of four dies without a word: the other three meet without it."""
 
-    async def body() -> None:
-        async with village(manifest(stages=2, codec="modular4", group=0)) as v:
-            for stage in (0, 1, 1, 1, 1):
-                v.add(stage)
-            dead = v.people[4]
-            await v.until(lambda: any(len(one) == 3 for one in groups(v, 1)), "all four met", 120)
-            await dead.die()
-            before = [len(groups(v, i)) for i in (1, 2, 3)]
+    async with village(manifest(stages=2, codec="modular4", group=0)) as v:
+        for stage in (0, 1, 1, 1, 1):
+            v.add(stage)
+        dead = v.people[4]
+        await v.until(lambda: any(len(one) == 3 for one in groups(v, 1)), "all four met", 120)
+        await dead.die()
+        before = [len(groups(v, i)) for i in (1, 2, 3)]
 
-            def goes_on() -> bool:
-                since = [groups(v, i)[count:] for i, count in zip((1, 2, 3), before, strict=True)]
-                return all(any(len(one) == 2 and dead.node.me not in one for one in mine) for mine in since)
+        def goes_on() -> bool:
+            since = [groups(v, i)[count:] for i, count in zip((1, 2, 3), before, strict=True)]
+            return all(any(len(one) == 2 and dead.node.me not in one for one in mine) for mine in since)
 
-            await v.until(goes_on, "rounds of three", 120)
-            for person in v.people[1:4]:
-                assert person.replica is not None and np.isfinite(person.replica.outer.phi.numpy()).all()
-            await v.leave()
-
-    asyncio.run(asyncio.wait_for(body(), 300))
+        await v.until(goes_on, "rounds of three", 120)
+        for person in v.people[1:4]:
+            assert person.replica is not None and np.isfinite(person.replica.outer.phi.numpy()).all()
+        await v.leave()

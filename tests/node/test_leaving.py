@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
-from swarmnode.node.drain import Farewell, Step
-from swarmnode.node.duties import duties, mates
-from swarmnode.node.notice import Kind, Notice
+from swarmnode.node.drain import DrainReport, DrainStep
+from swarmnode.node.drain_steps import mates
+from swarmnode.node.notice import Notice, NoticeKind
 from swarmnode.wire import record_pb2
-from tests.node.village import Village, Villager, manifest, village
+from tests.support.village import Village, Villager, manifest, village
 
 
 def taken(seconds: float) -> Notice:
-    return Notice("test", Kind.PREEMPT, seconds, "taken away")
+    return Notice("test", NoticeKind.PREEMPT, seconds, "taken away")
 
 
 def events(person: Villager, event: str) -> list[dict[str, object]]:
@@ -33,119 +31,102 @@ async def gone(v: Village, person: Villager, seconds: float) -> None:
 
 
 @pytest.mark.parametrize("ways", [{}, {"method": "average", "fragments": 3}])
-def test_what_a_leaver_learnt_counts_in_a_round_of_who_stays(ways: dict[str, object]) -> None:
+async def test_what_a_leaver_learnt_counts_in_a_round_of_who_stays(ways: dict[str, object]) -> None:
     """All of it, also where a round is about a third of the weights."""
 
-    async def body() -> None:
-        async with village(manifest(round_samples=512, **ways)) as v:  # type: ignore[arg-type]
-            for index in range(6):
-                v.add(index % 3)
-            await v.until(lambda: training(v) and v.total() >= 600, "the first round is over")
-            leaver, stayer = v.people[1], v.people[4]
-            hop = leaver.node.hop
-            assert hop is not None
-            before = hop.samples
-            await v.until(lambda: hop.samples >= before + 16, "the leaver has learnt something")
-            await gone(v, leaver, 60.0)
-            assert leaver.task is not None
-            farewell = leaver.task.result()
-            assert farewell.clean and farewell.finished == farewell.held, farewell
-            assert farewell.sent == farewell.unsent > 0, farewell
-            assert len(leaver.saved) == 1
-            await v.until(lambda: bool(events(stayer, "bequest.merged")), "it counts")
-            assert events(stayer, "bequest.merged")[0]["samples"] == farewell.sent
-            await v.leave()
-
-    asyncio.run(asyncio.wait_for(body(), 150))
+    async with village(manifest(round_samples=512, **ways)) as v:  # type: ignore[arg-type]
+        for index in range(6):
+            v.add(index % 3)
+        await v.until(lambda: training(v) and v.total() >= 600, "the first round is over")
+        leaver, stayer = v.people[1], v.people[4]
+        hop = leaver.served.hop
+        assert hop is not None
+        before = hop.samples
+        await v.until(lambda: hop.samples >= before + 16, "the leaver has learnt something")
+        await gone(v, leaver, 60.0)
+        assert leaver.task is not None
+        drain_report = leaver.task.result()
+        assert drain_report.clean and drain_report.finished == drain_report.held, drain_report
+        assert drain_report.sent == drain_report.unsent > 0, drain_report
+        assert len(leaver.saved) == 1
+        await v.until(lambda: bool(events(stayer, "final_delta.merged")), "it counts")
+        assert events(stayer, "final_delta.merged")[0]["samples"] == drain_report.sent
+        await v.leave()
 
 
-def test_the_last_replicas_state_is_kept_and_taken_up_where_it_ended() -> None:
-    async def body() -> None:
-        async with village(manifest()) as v:
-            for index in range(5):
-                v.add((0, 1, 2, 0, 2)[index])
-            await v.until(lambda: training(v) and v.total() >= 256, "256 samples")
-            leaver = v.people[1]
-            await gone(v, leaver, 60.0)
-            assert leaver.task is not None and leaver.replica is not None
-            farewell = leaver.task.result()
-            assert farewell.clean and farewell.heir in {v.people[0].node.me, v.people[3].node.me}, farewell
-            joiner = v.add(1)
-            await v.until(lambda: joiner.node.state == record_pb2.NODE_STATE_TRAINING, "another serves the stage")
-            assert events(joiner, "recovery.done")[0]["method"] == "ring"
-            assert joiner.replica is not None and joiner.replica.inner_steps >= leaver.replica.inner_steps
-            before = v.total()
-            await v.until(lambda: v.total() >= before + 64, "training goes on")
-            await v.leave()
-
-    asyncio.run(asyncio.wait_for(body(), 150))
+async def test_the_last_replicas_state_is_kept_and_taken_up_where_it_ended() -> None:
+    async with village(manifest()) as v:
+        for index in range(5):
+            v.add((0, 1, 2, 0, 2)[index])
+        await v.until(lambda: training(v) and v.total() >= 256, "256 samples")
+        leaver = v.people[1]
+        await gone(v, leaver, 60.0)
+        assert leaver.task is not None and leaver.replica is not None
+        drain_report = leaver.task.result()
+        assert drain_report.clean and drain_report.successor in {v.people[0].node.me, v.people[3].node.me}, drain_report
+        joiner = v.add(1)
+        await v.until(lambda: joiner.node.state == record_pb2.NODE_STATE_TRAINING, "another serves the stage")
+        assert events(joiner, "recovery.done")[0]["method"] == "ring"
+        assert joiner.replica is not None and joiner.replica.inner_steps >= leaver.replica.inner_steps
+        before = v.total()
+        await v.until(lambda: v.total() >= before + 64, "training goes on")
+        await v.leave()
 
 
-def test_a_replica_that_comes_while_the_last_one_leaves_is_given_what_was_learnt() -> None:
-    async def body() -> None:
-        async with village(manifest(round_samples=1_000_000_000)) as v:
-            for index in range(5):
-                v.add((0, 1, 2, 0, 2)[index])
-            await v.until(lambda: training(v) and v.total() >= 256, "256 samples")
-            leaver = v.people[1].node
-            parts = leaver._parts()
-            assert parts is not None
-            farewell = Farewell(taken(60.0))
-            tasks = {task.step: task for task in duties(parts, farewell)}  # planned while it is the last of its stage
-            await tasks[Step.FINISH].work()
-            joiner = v.add(1)
-            await v.until(lambda: bool(mates(leaver._swarm(), 1, leaver.me)), "another serves the stage")
-            farewell.unsent = parts.gossip.unsent
-            await tasks[Step.HANDOVER].work()
-            assert farewell.sent == farewell.unsent > 0 and not farewell.heir, farewell
-            assert events(v.people[1], "bequest.given")[0]["peer"] == joiner.node.me
-            await v.leave()
-
-    asyncio.run(asyncio.wait_for(body(), 150))
+async def test_a_replica_that_comes_while_the_last_one_leaves_is_given_what_was_learnt() -> None:
+    async with village(manifest(round_samples=1_000_000_000)) as v:
+        for index in range(5):
+            v.add((0, 1, 2, 0, 2)[index])
+        await v.until(lambda: training(v) and v.total() >= 256, "256 samples")
+        leaver = v.people[1].node
+        served = v.people[1].served
+        drain_report = DrainReport(taken(60.0))
+        tasks = {
+            task.step: task for task in served.drain_steps(drain_report)
+        }  # planned while it is the last of its stage
+        await tasks[DrainStep.FINISH].work()
+        joiner = v.add(1)
+        await v.until(lambda: bool(mates(leaver.presence.peer_table.swarm(), 1, leaver.me)), "another serves the stage")
+        drain_report.expect(unsent=served.gossip.unsent)
+        await tasks[DrainStep.HANDOVER].work()
+        assert drain_report.sent == drain_report.unsent > 0 and not drain_report.successor, drain_report
+        assert events(v.people[1], "final_delta.given")[0]["peer"] == joiner.node.me
+        await v.leave()
 
 
-def test_without_time_everything_is_cut_and_said() -> None:
-    async def body() -> None:
-        async with village(manifest()) as v:
-            for index in range(6):
-                v.add(index % 3)
-            await v.until(lambda: training(v) and v.total() >= 64, "64 samples")
-            leaver = v.people[0]
-            await gone(v, leaver, 0.0)
-            assert leaver.task is not None
-            farewell = leaver.task.result()
-            assert farewell.cut and "save" in farewell.cut[-1], farewell
-            assert [fields["step"] for fields in events(leaver, "drain.cut")][-1] == "save"
-            before = v.total()
-            await v.until(lambda: v.total() >= before + 64, "the others train on")
-            await v.leave()
-
-    asyncio.run(asyncio.wait_for(body(), 150))
+async def test_without_time_everything_is_cut_and_said() -> None:
+    async with village(manifest()) as v:
+        for index in range(6):
+            v.add(index % 3)
+        await v.until(lambda: training(v) and v.total() >= 64, "64 samples")
+        leaver = v.people[0]
+        await gone(v, leaver, 0.0)
+        assert leaver.task is not None
+        drain_report = leaver.task.result()
+        assert drain_report.cut and "save" in drain_report.cut[-1], drain_report
+        assert [fields["step"] for fields in events(leaver, "drain.cut")][-1] == "save"
+        before = v.total()
+        await v.until(lambda: v.total() >= before + 64, "the others train on")
+        await v.leave()
 
 
-def test_told_while_it_downloads_a_joiner_is_gone_at_once() -> None:
-    async def body() -> None:
-        async with village(manifest()) as v:
-            for index in range(4):
-                v.add(index % 3)
-            await v.until(lambda: v.total() >= 128, "128 samples")
-            joiner = v.add(None)
-            await v.until(lambda: bool(events(joiner, "stage.chosen")), "it has chosen a stage")
-            await gone(v, joiner, 30.0)
-            assert joiner.task is not None
-            assert joiner.task.result().clean and not joiner.saved
-            await v.leave()
-
-    asyncio.run(asyncio.wait_for(body(), 150))
+async def test_told_while_it_downloads_a_joiner_is_gone_at_once() -> None:
+    async with village(manifest()) as v:
+        for index in range(4):
+            v.add(index % 3)
+        await v.until(lambda: v.total() >= 128, "128 samples")
+        joiner = v.add(None)
+        await v.until(lambda: bool(events(joiner, "stage.chosen")), "it has chosen a stage")
+        await gone(v, joiner, 30.0)
+        assert joiner.task is not None
+        assert joiner.task.result().clean and not joiner.saved
+        await v.leave()
 
 
-def test_when_the_whole_run_stops_nobody_hands_anything_over() -> None:
-    async def body() -> None:
-        async with village(manifest()) as v:
-            for index in range(3):
-                v.add(index)
-            await v.until(lambda: v.total() >= 128, "128 samples")
-            await v.leave()
-            assert not [p for p in v.people if events(p, "handover.done") or events(p, "drain.cut")]
-
-    asyncio.run(asyncio.wait_for(body(), 150))
+async def test_when_the_whole_run_stops_nobody_hands_anything_over() -> None:
+    async with village(manifest()) as v:
+        for index in range(3):
+            v.add(index)
+        await v.until(lambda: v.total() >= 128, "128 samples")
+        await v.leave()
+        assert not [p for p in v.people if events(p, "handover.done") or events(p, "drain.cut")]

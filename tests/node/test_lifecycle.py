@@ -6,7 +6,7 @@ from collections import Counter
 
 from swarmnode.ids import PeerId
 from swarmnode.membership.swarm import Member, Swarm
-from swarmnode.node.lifecycle import donors_of
+from swarmnode.recovery.recovery_source import donors_of
 from swarmnode.wire import record_pb2
 
 

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from swarmnode.node.limits import (
     COOL_C,
     DAY_S,
-    KINDS,
+    LIMIT_KINDS,
     QUOTA_SHARE,
     Limits,
-    Reading,
+    SensorReading,
     allowance,
     change,
     decide,
@@ -30,7 +30,7 @@ spans = st.tuples(minutes, minutes).filter(lambda span: span[0] != span[1])
 
 
 def test_no_limits_never_pause() -> None:
-    verdict = decide(Limits(), Reading(NOON, 0))
+    verdict = decide(Limits(), SensorReading(NOON, 0))
     assert (verdict.running, verdict.until_unix_s) == (True, None)
 
 
@@ -45,7 +45,7 @@ def test_hours_agree_with_a_table_of_minutes(hours: list[tuple[int, int]], offse
             table[at], at = True, (at + 1) % 1440
     limits = Limits(hours=tuple((begin * 60, end * 60) for begin, end in hours))
     midnight = NOON - DAY_S // 2
-    verdict = decide(limits, Reading(midnight + minute * 60 - offset_h * 3600, offset_h * 3600))
+    verdict = decide(limits, SensorReading(midnight + minute * 60 - offset_h * 3600, offset_h * 3600))
     assert verdict.running == table[minute]
     turned = table[minute:] + table[:minute]
     changes = [at for at, value in enumerate(turned) if value != turned[0]]
@@ -60,7 +60,7 @@ def test_hours_are_honoured_on_a_clock_of_our_own() -> None:
     limits = change(Limits(), {"hours": "22-07"})
     ran = 0
     for minute in range(10 * 1440):
-        verdict = decide(limits, Reading(NOON + minute * 60, 3600))
+        verdict = decide(limits, SensorReading(NOON + minute * 60, 3600))
         hour = (minute // 60 + 12 + 1) % 24
         assert verdict.running == (hour >= 22 or hour < 7)
         ran += verdict.running
@@ -75,7 +75,7 @@ def test_a_quota_stops_within_one_percent(step_ms: int, rate: float) -> None:
     limits = Limits(quota_nbytes=quota)
     used, step_s = 0.0, min(1.0, step_ms / 1000 + 0.01)
     while True:
-        verdict = decide(limits, Reading(NOON, 0, used_nbytes=int(used), nbytes_per_s=rate))
+        verdict = decide(limits, SensorReading(NOON, 0, used_nbytes=int(used), nbytes_per_s=rate))
         if not verdict.running:
             break
         used += rate * step_s
@@ -83,48 +83,50 @@ def test_a_quota_stops_within_one_percent(step_ms: int, rate: float) -> None:
             step_s = 0.5
     assert 0.99 * quota <= used + rate <= 1.01 * quota
     assert verdict.until_unix_s == NOON + DAY_S // 2, "until midnight"
-    assert decide(limits, Reading(NOON, 0, running=False, used_nbytes=int(QUOTA_SHARE * quota) + 1)).running is False
+    assert (
+        decide(limits, SensorReading(NOON, 0, running=False, used_nbytes=int(QUOTA_SHARE * quota) + 1)).running is False
+    )
 
 
 def test_temperature_and_memory_do_not_flutter() -> None:
     limits = change(Limits(), {"max-temp": "80C", "max-memory": "1GB"})
-    assert decide(limits, Reading(NOON, 0, temperature_c=80)).running
-    assert not decide(limits, Reading(NOON, 0, temperature_c=81)).running
-    assert not decide(limits, Reading(NOON, 0, running=False, temperature_c=79)).running
-    assert decide(limits, Reading(NOON, 0, running=False, temperature_c=80 - COOL_C)).running
-    assert decide(limits, Reading(NOON, 0, temperature_c=None)).running, "what cannot be measured is not kept"
-    assert not decide(limits, Reading(NOON, 0, memory_nbytes=1_000_000_001)).running
-    assert not decide(limits, Reading(NOON, 0, running=False, memory_nbytes=960_000_000)).running
+    assert decide(limits, SensorReading(NOON, 0, temperature_c=80)).running
+    assert not decide(limits, SensorReading(NOON, 0, temperature_c=81)).running
+    assert not decide(limits, SensorReading(NOON, 0, running=False, temperature_c=79)).running
+    assert decide(limits, SensorReading(NOON, 0, running=False, temperature_c=80 - COOL_C)).running
+    assert decide(limits, SensorReading(NOON, 0, temperature_c=None)).running, "what cannot be measured is not kept"
+    assert not decide(limits, SensorReading(NOON, 0, memory_nbytes=1_000_000_001)).running
+    assert not decide(limits, SensorReading(NOON, 0, running=False, memory_nbytes=960_000_000)).running
 
 
 def test_it_makes_way_for_programs_and_people() -> None:
     limits = change(Limits(), {"yield-to": "Steam, blender"})
-    verdict = decide(limits, Reading(NOON, 0, processes=frozenset({"bash", "blender"})))
+    verdict = decide(limits, SensorReading(NOON, 0, processes=frozenset({"bash", "blender"})))
     assert (verdict.running, verdict.reason) == (False, "blender runs")
-    assert decide(limits, Reading(NOON, 0, processes=frozenset({"bash"}))).running
-    asked = decide(Limits(), Reading(NOON, 0, asked_until_unix_s=NOON + 60, asked_reason="snoozed"))
+    assert decide(limits, SensorReading(NOON, 0, processes=frozenset({"bash"}))).running
+    asked = decide(Limits(), SensorReading(NOON, 0, asked_until_unix_s=NOON + 60, asked_reason="snoozed"))
     assert (asked.running, asked.until_unix_s, asked.reason) == (False, NOON + 60, "snoozed")
-    assert decide(Limits(), Reading(NOON, 0, asked_until_unix_s=NOON)).running
-    forever = decide(Limits(), Reading(NOON, 0, asked_until_unix_s=math.inf))
+    assert decide(Limits(), SensorReading(NOON, 0, asked_until_unix_s=NOON)).running
+    forever = decide(Limits(), SensorReading(NOON, 0, asked_until_unix_s=math.inf))
     assert (forever.running, forever.until_unix_s) == (False, None)
 
 
 def test_the_longest_pause_is_told() -> None:
     limits = change(Limits(), {"hours": "13-14", "quota": "1GB/day"})
-    verdict = decide(limits, Reading(NOON, 0, used_nbytes=10**9))
+    verdict = decide(limits, SensorReading(NOON, 0, used_nbytes=10**9))
     assert "quota" in verdict.reason and verdict.until_unix_s == NOON + DAY_S // 2
     hot = change(limits, {"max-temp": "70"})
-    assert decide(hot, Reading(NOON, 0, used_nbytes=10**9, temperature_c=90)).until_unix_s is None
+    assert decide(hot, SensorReading(NOON, 0, used_nbytes=10**9, temperature_c=90)).until_unix_s is None
 
 
 def test_what_others_should_expect_is_announced() -> None:
     limits = change(Limits(), {"hours": "22-07", "max-up": "20Mbit"})
-    told = allowance(limits, decide(limits, Reading(NOON, 0)), NOON)
+    told = allowance(limits, decide(limits, SensorReading(NOON, 0)), NOON)
     assert told is not None and (told.up_bps, told.resumes_unix_s) == (20_000_000, NOON + 10 * 3600)
     night = NOON + 11 * 3600
-    told = allowance(limits, decide(limits, Reading(night, 0)), night)
+    told = allowance(limits, decide(limits, SensorReading(night, 0)), night)
     assert told is not None and (told.pauses_unix_s, told.resumes_unix_s) == (NOON + 19 * 3600, 0)
-    assert allowance(Limits(), decide(Limits(), Reading(NOON, 0)), NOON) is None
+    assert allowance(Limits(), decide(Limits(), SensorReading(NOON, 0)), NOON) is None
 
 
 WORDS = {
@@ -181,7 +183,7 @@ def test_what_is_no_limit(name: str, text: str) -> None:
         change(Limits(), {name: text})
 
 
-@given(st.sampled_from(sorted(KINDS)), st.text(max_size=40))
+@given(st.sampled_from(sorted(LIMIT_KINDS)), st.text(max_size=40))
 def test_no_text_breaks_it(name: str, text: str) -> None:
     try:
         change(Limits(), {name: text})

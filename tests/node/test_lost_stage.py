@@ -2,27 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import replace
 
 import pytest
 
-from swarmnode.manifest import Manifest, RecoverySpec
 from swarmnode.wire import record_pb2
-from tests.node.test_swarm import losses
-from tests.node.village import Village, Villager, manifest, village
+from tests.support.village import Village, Villager, lose, losses, manifest, told, village, with_recovery
 
 BOUND_S = 120.0
-
-
-def told(person: Villager, event: str) -> list[dict[str, object]]:
-    return [dict(fields) for name, fields in person.quiet.events if name == event]
-
-
-async def lose(v: Village, stage: int) -> None:
-    for person in v.people:
-        if person.node.stage == stage and person.task is not None and not person.task.done():
-            await person.die()
 
 
 async def back(v: Village, joiners: list[Villager]) -> None:
@@ -32,128 +19,109 @@ async def back(v: Village, joiners: list[Villager]) -> None:
     await v.until(lambda: v.total() >= before + 256, "training goes on", BOUND_S)
 
 
-def with_recovery(run: Manifest, **fields: object) -> Manifest:
-    return replace(run, recovery=replace(RecoverySpec(snapshot_rounds=1), **fields))  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize("stage", [0, 2])
-def test_a_stage_comes_back_from_the_ring(stage: int) -> None:
+async def test_a_stage_comes_back_from_the_ring(stage: int) -> None:
     run = with_recovery(manifest())
 
-    async def body() -> None:
-        async with village(run) as v:
-            for index in range(6):
-                v.add(index % 3)
-            await v.until(lambda: v.total() >= 512, "512 samples")
-            keepers = [p for p in v.people if p.node.stage == (stage - 1) % 3]
-            await v.until(lambda: any(p.node.keeper.kept_round for p in keepers), "a snapshot is kept")
-            await lose(v, stage)
-            joiners = [v.add(stage), v.add(stage)]
-            await back(v, joiners)
-            methods = sorted(str(told(j, "recovery.done")[0]["method"]) for j in joiners)
-            assert methods == ["replica", "ring"], "one builds, the other copies it"
-            if stage == 0:
-                blocks = joiners[0].node.presence.self.blocks()
-                assert blocks is not None and blocks.finished_below > 0, "no feeder begins from the first sample again"
-            assert losses(v)[-1] < losses(v)[0] - 1.0
-            await v.leave()
-
-    asyncio.run(asyncio.wait_for(body(), 2 * BOUND_S))
+    async with village(run) as v:
+        for index in range(6):
+            v.add(index % 3)
+        await v.until(lambda: v.total() >= 512, "512 samples")
+        keepers = [p for p in v.people if p.node.stage == (stage - 1) % 3]
+        await v.until(lambda: any(p.served.backup.kept_round for p in keepers), "a snapshot is kept")
+        await lose(v, stage)
+        joiners = [v.add(stage), v.add(stage)]
+        await back(v, joiners)
+        methods = sorted(str(told(j, "recovery.done")[0]["method"]) for j in joiners)
+        assert methods == ["replica", "ring"], "one builds, the other copies it"
+        if stage == 0:
+            blocks = joiners[0].served.status().blocks
+            assert blocks is not None and blocks.finished_below > 0, "no feeder begins from the first sample again"
+        assert losses(v)[-1] < losses(v)[0] - 1.0
+        await v.leave()
 
 
-def test_swapped_and_skipping_microbatches_train_while_a_stage_is_away() -> None:
+async def test_swapped_and_skipping_microbatches_train_while_a_stage_is_away() -> None:
     run = with_recovery(manifest(stages=4), itinerary="swapped", while_lost="skip", keepers=0)
     run = replace(run, model=replace(run.model, layers=4))
 
-    async def body() -> None:
-        async with village(run) as v:
-            for stage in range(4):
-                v.add(stage)
-            await v.until(lambda: v.total() >= 256, "256 samples")
-            await lose(v, 2)
-            await v.until(lambda: bool(told(v.people[0], "stage.lost")), "the loss is noticed", BOUND_S)
-            before = v.total()
-            await v.until(lambda: v.total() >= before + 128, "training goes on without the stage", BOUND_S)
-            joiner = v.add(None)
-            await back(v, [joiner])
-            assert told(joiner, "recovery.done")[0]["method"] == "copy, swapped"
-            await v.until(lambda: bool(told(v.people[0], "recovery.loss")), "loss before and after is told", BOUND_S)
-            hop = joiner.node.hop
-            assert hop is not None
-            await v.until(lambda: hop.samples > 0, "the rebuilt stage trains")
-            await v.leave()
-
-    asyncio.run(asyncio.wait_for(body(), 2 * BOUND_S))
+    async with village(run) as v:
+        for stage in range(4):
+            v.add(stage)
+        await v.until(lambda: v.total() >= 256, "256 samples")
+        await lose(v, 2)
+        await v.until(lambda: bool(told(v.people[0], "stage.lost")), "the loss is noticed", BOUND_S)
+        before = v.total()
+        await v.until(lambda: v.total() >= before + 128, "training goes on without the stage", BOUND_S)
+        joiner = v.add(None)
+        await back(v, [joiner])
+        assert told(joiner, "recovery.done")[0]["method"] == "copy, swapped"
+        await v.until(lambda: bool(told(v.people[0], "recovery.loss")), "loss before and after is told", BOUND_S)
+        hop = joiner.served.hop
+        assert hop is not None
+        await v.until(lambda: hop.samples > 0, "the rebuilt stage trains")
+        await v.leave()
 
 
-def test_an_inner_stage_is_rebuilt_from_its_neighbours(method: str = "weighted") -> None:
+async def test_an_inner_stage_is_rebuilt_from_its_neighbours(method: str = "weighted") -> None:
     run = with_recovery(manifest(), method=method, keepers=0)
 
-    async def body() -> None:
-        async with village(run) as v:
-            for index in range(6):
-                v.add(index % 3)
-            await v.until(lambda: v.total() >= 512, "512 samples")
-            await lose(v, 1)
-            joiners = [v.add(None), v.add(None)]
-            await back(v, joiners)
-            assert sorted(str(told(j, "recovery.done")[0]["method"]) for j in joiners) == sorted([method, "replica"])
-            builder = next(j for j in joiners if told(j, "recovery.began"))
-            assert all(j.node.stage == 1 for j in joiners), "they went where they were needed"
-            assert builder.replica is not None and builder.replica.stage.bump_steps < 500
-            await v.leave()
-
-    asyncio.run(asyncio.wait_for(body(), 2 * BOUND_S))
+    async with village(run) as v:
+        for index in range(6):
+            v.add(index % 3)
+        await v.until(lambda: v.total() >= 512, "512 samples")
+        await lose(v, 1)
+        joiners = [v.add(None), v.add(None)]
+        await back(v, joiners)
+        assert sorted(str(told(j, "recovery.done")[0]["method"]) for j in joiners) == sorted([method, "replica"])
+        builder = next(j for j in joiners if told(j, "recovery.began"))
+        assert all(j.node.stage == 1 for j in joiners), "they went where they were needed"
+        assert builder.replica is not None and builder.replica.stage.bump_steps < 500
+        await v.leave()
 
 
-def test_of_two_neighbours_lost_at_once_only_what_is_kept_comes_back() -> None:
+async def test_of_two_neighbours_lost_at_once_only_what_is_kept_comes_back() -> None:
     run = with_recovery(manifest())
 
-    async def body() -> None:
-        async with village(run) as v:
-            for index in range(4):
-                v.add(index % 3)
-            v.add(0)
-            await v.until(lambda: v.total() >= 512, "512 samples")
-            here = lambda stage: [p for p in v.people if p.node.stage == stage]  # noqa: E731
-            # Stage 1's is kept by stage 0, which lives; stage 2's, and its head, by stage 1, which dies with it.
-            await v.until(lambda: any(p.node.keeper.kept_round for p in here(0)), "a snapshot is kept")
-            await lose(v, 1)
-            await lose(v, 2)
-            first, second = v.add(1), v.add(2)
-            await v.until(lambda: bool(told(first, "recovery.done")), "stage 1 is back", BOUND_S)
-            assert told(first, "recovery.done")[0]["method"] == "ring"
+    async with village(run) as v:
+        for index in range(4):
+            v.add(index % 3)
+        v.add(0)
+        await v.until(lambda: v.total() >= 512, "512 samples")
+        here = lambda stage: [p for p in v.people if p.node.stage == stage]  # noqa: E731
+        # Stage 1's is kept by stage 0, which lives; stage 2's, and its head, by stage 1, which dies with it.
+        await v.until(lambda: any(p.served.backup.kept_round for p in here(0)), "a snapshot is kept")
+        await lose(v, 1)
+        await lose(v, 2)
+        first, second = v.add(1), v.add(2)
+        await v.until(lambda: bool(told(first, "recovery.done")), "stage 1 is back", BOUND_S)
+        assert told(first, "recovery.done")[0]["method"] == "ring"
 
-            def waits() -> bool:
-                reasons = [str(fields["reason"]) for fields in told(second, "recovery.waiting")]
-                return any("nobody keeps its embedding or head" in reason for reason in reasons)
+        def waits() -> bool:
+            reasons = [str(fields["reason"]) for fields in told(second, "recovery.waiting")]
+            return any("nobody keeps its embedding or head" in reason for reason in reasons)
 
-            await v.until(waits, "stage 2 waits for somebody who keeps its head, and says so", BOUND_S)
-
-    asyncio.run(asyncio.wait_for(body(), 2 * BOUND_S))
+        await v.until(waits, "stage 2 waits for somebody who keeps its head, and says so", BOUND_S)
 
 
-def test_a_node_that_goes_to_a_lost_stage_takes_along_what_it_kept_of_it() -> None:
+async def test_a_node_that_goes_to_a_lost_stage_takes_along_what_it_kept_of_it() -> None:
     """Two replicas of stage 1, of which the first keeps stage 0: whichever goes there, the snapshot is not lost."""
     run = with_recovery(manifest(stages=2))
     run = replace(
         run, pipeline=replace(run.pipeline, rebalance_period_s=1.0), recovery=replace(run.recovery, keepers=1)
     )
 
-    async def body() -> None:
-        async with village(run) as v:
-            for stage in (0, 1, 1):
-                v.add(stage)
-            first, *others = v.people
-            await v.until(lambda: any(p.node.keeper.kept_round for p in others if p.node.keeper), "a snapshot is kept")
-            await first.die()
-            await v.until(lambda: any(told(p, "recovery.done") for p in others), "stage 0 is back", BOUND_S)
-            mover = next(p for p in others if told(p, "recovery.done"))
-            assert mover.node.stage == 0 and told(mover, "recovery.done")[0]["method"] == "ring"
-            keeper = next(p for p in others if told(p, "recovery.kept"))
-            if mover is keeper:
-                assert told(mover, "recovery.done")[0]["nbytes"] == 0, "nothing had to be downloaded"
-            before = v.total()
-            await v.until(lambda: v.total() >= before + 256, "training goes on", BOUND_S)
-
-    asyncio.run(asyncio.wait_for(body(), 2 * BOUND_S))
+    async with village(run) as v:
+        for stage in (0, 1, 1):
+            v.add(stage)
+        first, *others = v.people
+        await v.until(lambda: any(p.node.served and p.served.backup.kept_round for p in others), "a snapshot is kept")
+        await first.die()
+        await v.until(lambda: any(told(p, "recovery.done") for p in others), "stage 0 is back", BOUND_S)
+        mover = next(p for p in others if told(p, "recovery.done"))
+        assert mover.node.stage == 0 and told(mover, "recovery.done")[0]["method"] == "ring"
+        backup = next(p for p in others if told(p, "recovery.kept"))
+        if mover is backup:
+            assert told(mover, "recovery.done")[0]["nbytes"] == 0, "nothing had to be downloaded"
+        before = v.total()
+        await v.until(lambda: v.total() >= before + 256, "training goes on", BOUND_S)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections import Counter
 
@@ -10,7 +9,7 @@ from swarmnode.manifest import Manifest
 from swarmnode.node import probe
 from swarmnode.pipeline.staleness import PUT_OFF
 from swarmnode.ports import Replica, WireTensor
-from tests.node.village import Recording, manifest, village
+from tests.support.village import Recording, manifest, village
 
 SHARE = 4  # inner batches of eight, two replicas a stage
 
@@ -38,30 +37,27 @@ def even(replica: Replica, run: Manifest, stage: int, samples: int) -> None:
         probe.forward(replica, run, stage, 1)
 
 
-def test_six_nodes_with_devices_of_their_own_let_shares_travel_in_pieces() -> None:
-    async def body() -> None:
-        async with village(manifest()) as v:
-            v.probe = even
-            for index in range(6):
-                v.add(index % 3, Sized)
-            # Choices made before all are there are for other shares.
-            await v.until(lambda: all(sum(p.node.presence.book.swarm().sizes) == 6 for p in v.people), "all know all")
-            before = v.total()
-            await v.until(lambda: v.total() >= before + 256, "256 samples")
-            await v.leave()
-            fed = v.total()
-            for stage in (0, 1):
-                replicas = [p.replica for p in v.people if p.node.stage == stage]
-                travelled: Counter[int] = Counter()
-                for replica in replicas:
-                    assert isinstance(replica, Sized)
-                    travelled += replica.travelled
-                    largest = max(SHARE + max(replica.travelled) - 1, int(PUT_OFF * 2 * SHARE))
-                    assert all(SHARE <= samples <= largest for samples in replica.stepped[4:]), replica.stepped
-                assert sum(size * count for size, count in travelled.items()) == fed, "each gradient once"
-                assert travelled[1] + travelled[2] > travelled[4], travelled
-            said = [fields for p in v.people for event, fields in p.quiet.events if event == "feeder.window"]
-            assert any(int(str(fields["microbatch"])) < SHARE for fields in said)
-            assert all("samples/s promised by size" in str(fields["reason"]) for fields in said)
-
-    asyncio.run(asyncio.wait_for(body(), 120))
+async def test_six_nodes_with_devices_of_their_own_let_shares_travel_in_pieces() -> None:
+    async with village(manifest()) as v:
+        v.probe = even  # type: ignore[assignment]
+        for index in range(6):
+            v.add(index % 3, Sized)
+        # Choices made before all are there are for other shares.
+        await v.until(lambda: all(sum(p.node.presence.peer_table.swarm().sizes) == 6 for p in v.people), "all know all")
+        before = v.total()
+        await v.until(lambda: v.total() >= before + 256, "256 samples")
+        await v.leave()
+        fed = v.total()
+        for stage in (0, 1):
+            replicas = [p.replica for p in v.people if p.node.stage == stage]
+            travelled: Counter[int] = Counter()
+            for replica in replicas:
+                assert isinstance(replica, Sized)
+                travelled += replica.travelled
+                largest = max(SHARE + max(replica.travelled) - 1, int(PUT_OFF * 2 * SHARE))
+                assert all(SHARE <= samples <= largest for samples in replica.stepped[4:]), replica.stepped
+            assert sum(size * count for size, count in travelled.items()) == fed, "each gradient once"
+            assert travelled[1] + travelled[2] > travelled[4], travelled
+        said = [fields for p in v.people for event, fields in p.quiet.events if event == "feeder.window"]
+        assert any(int(str(fields["microbatch"])) < SHARE for fields in said)
+        assert all("samples/s predicted by size" in str(fields["reason"]) for fields in said)

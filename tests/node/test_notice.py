@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from swarmnode.errors import RemoteFault
 from swarmnode.node import notice
-from swarmnode.node.notice import Kind, Notice, Notices
+from swarmnode.node.notice import Notice, NoticeKind, Notices
 
 NOW = 1_775_946_418.0  # 2026-04-11T22:26:58Z
 
@@ -33,7 +33,7 @@ def event(**fields: object) -> str:
 def test_aws_says_when_the_instance_goes() -> None:
     body = '{"action": "terminate", "time": "2026-04-11T22:28:58Z"}'
     found = notice.aws_action(200, body, NOW)
-    assert found is not None and (found.kind, found.deadline_s) == (Kind.PREEMPT, 120.0)
+    assert found is not None and (found.kind, found.deadline_s) == (NoticeKind.PREEMPT, 120.0)
     assert notice.aws_action(404, "<html>Not Found</html>", NOW) is None
     late = notice.aws_action(200, body, NOW + 500)
     assert late is not None and late.deadline_s == notice.STARTED_S, "it should be gone already: hurry"
@@ -42,30 +42,30 @@ def test_aws_says_when_the_instance_goes() -> None:
     hibernating = notice.aws_action(200, '{"action": "hibernate"}', NOW)
     assert hibernating is not None and hibernating.deadline_s == notice.STARTED_S
     advice = notice.aws_rebalance(200, '{"noticeTime": "2026-04-11T22:26:00Z"}')
-    assert advice is not None and advice.kind is Kind.ADVICE
+    assert advice is not None and advice.kind is NoticeKind.ADVICE
     assert notice.aws_rebalance(404, "") is None
 
 
 def test_google_says_true_or_false() -> None:
     assert notice.gcp_preempted(200, "FALSE\n") is None
     found = notice.gcp_preempted(200, "TRUE")
-    assert found is not None and (found.kind, found.deadline_s) == (Kind.PREEMPT, 30.0)
+    assert found is not None and (found.kind, found.deadline_s) == (NoticeKind.PREEMPT, 30.0)
     assert notice.gcp_maintenance(200, "NONE") is None
-    moving = notice.gcp_maintenance(200, "MIGRATE_ON_HOST_MAINTENANCE")
+    rebalancer = notice.gcp_maintenance(200, "MIGRATE_ON_HOST_MAINTENANCE")
     stopping = notice.gcp_maintenance(200, "TERMINATE_ON_HOST_MAINTENANCE")
-    assert moving is not None and moving.kind is Kind.ADVICE
-    assert stopping is not None and stopping.kind is Kind.PREEMPT
+    assert rebalancer is not None and rebalancer.kind is NoticeKind.ADVICE
+    assert stopping is not None and stopping.kind is NoticeKind.PREEMPT
 
 
 def test_azure_speaks_of_every_machine_and_we_hear_our_own() -> None:
     found, others = notice.azure_events(200, event(), "VM_1", NOW)
-    assert found == Notice("azure", Kind.PREEMPT, 30.0, "scheduled event: 'Preempt', Scheduled", "602D9444")
+    assert found == Notice("azure", NoticeKind.PREEMPT, 30.0, "scheduled event: 'Preempt', Scheduled", "602D9444")
     assert others == 0
     assert notice.azure_events(200, event(), "vm_2", NOW) == (None, 1)
     started, _ = notice.azure_events(200, event(EventStatus="Started", NotBefore=""), "vm_1", NOW)
     assert started is not None and started.deadline_s == notice.STARTED_S
     frozen, _ = notice.azure_events(200, event(EventType="Freeze"), "vm_1", NOW)
-    assert frozen is not None and frozen.kind is Kind.ADVICE
+    assert frozen is not None and frozen.kind is NoticeKind.ADVICE
     rebooting, _ = notice.azure_events(200, event(EventType="Reboot", NotBefore=""), "vm_1", NOW)
     assert rebooting is not None and rebooting.deadline_s == notice.AZURE_NOTICE_S
     assert notice.azure_events(200, event(EventStatus="Canceled"), "vm_1", NOW) == (None, 0)
@@ -122,56 +122,47 @@ def test_whatever_is_answered_is_a_notice_or_none_or_a_fault_in_one_line(body: s
 
 
 def test_what_signals_mean_depends_on_where_we_are() -> None:
-    def of(number: int, **environment: str) -> tuple[str, Kind, float]:
+    def of(number: int, **environment: str) -> tuple[str, NoticeKind, float]:
         found = notice.of_signal(number, environment, 25.0, NOW)
         return found.source, found.kind, found.deadline_s
 
     pod, job = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, {"SLURM_JOB_ID": "7"}
-    assert of(signal.SIGTERM) == ("signal", Kind.LEAVE, 25.0)
-    assert of(signal.SIGINT, **job) == ("signal", Kind.LEAVE, 25.0), "Ctrl-C is a person everywhere"
-    assert of(signal.SIGTERM, **pod) == ("kubernetes", Kind.PREEMPT, 25.0)
-    assert of(signal.SIGTERM, **job) == ("slurm", Kind.PREEMPT, 25.0)
-    assert of(signal.SIGUSR1, **job) == ("slurm", Kind.PREEMPT, notice.BATCH_NOTICE_S)
-    assert of(signal.SIGUSR1, **job, SLURM_JOB_END_TIME=str(NOW + 90)) == ("slurm", Kind.PREEMPT, 90.0)
-    assert of(signal.SIGUSR1, **job, SLURM_JOB_END_TIME="soon") == ("slurm", Kind.PREEMPT, notice.BATCH_NOTICE_S)
-    assert of(signal.SIGUSR1) == ("signal", Kind.PREEMPT, notice.BATCH_NOTICE_S)
+    assert of(signal.SIGTERM) == ("signal", NoticeKind.LEAVE, 25.0)
+    assert of(signal.SIGINT, **job) == ("signal", NoticeKind.LEAVE, 25.0), "Ctrl-C is a person everywhere"
+    assert of(signal.SIGTERM, **pod) == ("kubernetes", NoticeKind.PREEMPT, 25.0)
+    assert of(signal.SIGTERM, **job) == ("slurm", NoticeKind.PREEMPT, 25.0)
+    assert of(signal.SIGUSR1, **job) == ("slurm", NoticeKind.PREEMPT, notice.BATCH_NOTICE_S)
+    assert of(signal.SIGUSR1, **job, SLURM_JOB_END_TIME=str(NOW + 90)) == ("slurm", NoticeKind.PREEMPT, 90.0)
+    assert of(signal.SIGUSR1, **job, SLURM_JOB_END_TIME="soon") == ("slurm", NoticeKind.PREEMPT, notice.BATCH_NOTICE_S)
+    assert of(signal.SIGUSR1) == ("signal", NoticeKind.PREEMPT, notice.BATCH_NOTICE_S)
 
 
-def test_of_two_notices_the_nearer_deadline_counts_and_a_preemption_is_one() -> None:
-    async def body() -> None:
-        inbox = Notices()
-        assert inbox.give(Notice("control", Kind.LEAVE, 30.0, "asked"))
-        assert not inbox.give(Notice("control", Kind.LEAVE, 100.0, "asked again")), "more time is no news"
-        assert inbox.give(Notice("aws", Kind.PREEMPT, 120.0, "terminate")), "but why we go may be"
-        assert inbox.told is not None and inbox.told.source == "aws" and inbox.left_s() <= 30.0
-        with pytest.raises(TimeoutError):
-            async with inbox.limit(60.0):
-                assert inbox.give(Notice("kubernetes", Kind.PREEMPT, 0.01, "SIGTERM"))
-                await asyncio.Event().wait()
-        assert inbox.left_s() == 0.0 or inbox.left_s() < 0.01
-
-    asyncio.run(asyncio.wait_for(body(), 20))
+async def test_of_two_notices_the_nearer_deadline_counts_and_a_preemption_is_one() -> None:
+    inbox = Notices()
+    assert inbox.give(Notice("control", NoticeKind.LEAVE, 30.0, "asked"))
+    assert not inbox.give(Notice("control", NoticeKind.LEAVE, 100.0, "asked again")), "more time is no news"
+    assert inbox.give(Notice("aws", NoticeKind.PREEMPT, 120.0, "terminate")), "but why we go may be"
+    assert inbox.told is not None and inbox.told.source == "aws" and inbox.left_s() <= 30.0
+    with pytest.raises(TimeoutError):
+        async with inbox.limit(60.0):
+            assert inbox.give(Notice("kubernetes", NoticeKind.PREEMPT, 0.01, "SIGTERM"))
+            await asyncio.Event().wait()
+    assert inbox.left_s() == 0.0 or inbox.left_s() < 0.01
 
 
-def test_advice_is_told_once_and_nobody_leaves_for_it() -> None:
-    async def body() -> None:
-        inbox, advised = Notices(), []
-        inbox.advised = advised.append  # type: ignore[assignment]
-        advice = Notice("aws", Kind.ADVICE, 120.0, "elevated risk")
-        assert inbox.give(advice) and not inbox.give(advice)
-        assert advised == [advice] and inbox.told is None
-
-    asyncio.run(body())
+async def test_advice_is_told_once_and_nobody_leaves_for_it() -> None:
+    inbox, advised = Notices(), []
+    inbox.on_advice(advised.append)
+    advice = Notice("aws", NoticeKind.ADVICE, 120.0, "elevated risk")
+    assert inbox.give(advice) and not inbox.give(advice)
+    assert advised == [advice] and inbox.told is None
 
 
-def test_a_machine_that_goes_later_trains_on_until_then() -> None:
-    async def body() -> None:
-        inbox = Notices()
-        inbox.give(Notice("azure", Kind.PREEMPT, notice.EARLY_S + 0.05, "reboot"))
-        waiting = asyncio.get_running_loop().create_task(inbox.wait())
-        await asyncio.sleep(0)
-        assert not waiting.done()
-        assert (await waiting).source == "azure"
-        assert inbox.left_s() <= notice.EARLY_S
-
-    asyncio.run(asyncio.wait_for(body(), 20))
+async def test_a_machine_that_goes_later_trains_on_until_then() -> None:
+    inbox = Notices()
+    inbox.give(Notice("azure", NoticeKind.PREEMPT, notice.EARLY_S + 0.05, "reboot"))
+    waiting = asyncio.get_running_loop().create_task(inbox.wait())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    assert (await waiting).source == "azure"
+    assert inbox.left_s() <= notice.EARLY_S

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -13,12 +12,11 @@ from swarmnode.errors import RemoteFault, SwarmnodeError
 from swarmnode.manifest import Manifest
 from swarmnode.ports import Call, State
 from swarmnode.recovery.donor import SnapshotDonor
-from swarmnode.recovery.second import APART_MAX, apart
-from swarmnode.recovery.snapshot import Cut, Snapshot
+from swarmnode.recovery.snapshot import Snapshot, StateSlice
+from swarmnode.recovery.state_check import APART_MAX, apart
 from swarmnode.wire import call_pb2, record_pb2
-from tests.node.stranger import Stranger
-from tests.node.test_lost_stage import lose, told, with_recovery
-from tests.node.village import RUN, Recording, Village, Villager, manifest, village
+from tests.support.stranger import Stranger
+from tests.support.village import RUN, Recording, Village, Villager, lose, manifest, told, village, with_recovery
 
 FUTURE = 2**40
 
@@ -34,7 +32,7 @@ def giving(
     sections = {**state.sections, "phi": memoryview(phi.tobytes())}
     false = State(sections, state.inner_steps, state.gradient_norm, packed=True)
 
-    async def take(cut: Cut) -> Snapshot:
+    async def take(cut: StateSlice) -> Snapshot:
         total = max(p.node.samples_total() for p in v.people)
         progress = record_pb2.Progress(total=(at or 1) * run.gossip.round_samples if at else total)
         return Snapshot.of(false, stage, at or total // run.gossip.round_samples, progress)
@@ -62,92 +60,80 @@ def far(joiner: Villager, honest: Villager) -> float:
 
 
 @pytest.mark.parametrize(("spoil", "at"), [(same, FUTURE), (noise, 0)], ids=["of the future", "noise"])
-def test_a_donor_that_announces_the_highest_speed_and_lies_misleads_no_joiner(
+async def test_a_donor_that_announces_the_highest_speed_and_lies_misleads_no_joiner(
     spoil: Callable[[np.ndarray], np.ndarray], at: int
 ) -> None:
     """Whoever is drawn first: two strangers, and as many honest replicas of the stage."""
     run = manifest()
 
-    async def body() -> None:
-        async with village(run) as v:
-            for stage in (0, 1, 2, 2):
-                v.add(stage)
-            await v.until(lambda: v.total() >= 256, "it trains")
-            stranger = Stranger(v, 1)
-            giving(v, stranger, run, 2, spoil, at)
-            await stranger.say(v, stage=2, samples_per_second=1e8, round=at)
-            late = [v.add(2), v.add(2)]
-            for joiner in late:
-                await v.until(
-                    lambda joiner=joiner: any(e == "exchange.paired" for e, _ in joiner.quiet.events),  # type: ignore[misc]
-                    "the joiner meets somebody",
-                )
-                assert joiner.node.samples_total() < 8 * v.total()
-                assert stranger.me not in {f["peer"] for f in told(joiner, "state.downloaded")}
-            await v.leave()
-
-    asyncio.run(asyncio.wait_for(body(), 120))
+    async with village(run) as v:
+        for stage in (0, 1, 2, 2):
+            v.add(stage)
+        await v.until(lambda: v.total() >= 256, "it trains")
+        stranger = Stranger(v, 1)
+        giving(v, stranger, run, 2, spoil, at)
+        await stranger.say(v, stage=2, samples_per_second=1e8, round=at)
+        late = [v.add(2), v.add(2)]
+        for joiner in late:
+            await v.until(
+                lambda joiner=joiner: any(e == "exchange.paired" for e, _ in joiner.quiet.events),  # type: ignore[misc]
+                "the joiner meets somebody",
+            )
+            assert joiner.node.samples_total() < 8 * v.total()
+            assert stranger.me not in {f["peer"] for f in told(joiner, "state.downloaded")}
+        await v.leave()
 
 
-def test_honest_replicas_are_near_and_what_is_not_the_runs_is_far() -> None:
-    async def body() -> None:
-        async with village(manifest()) as v:
-            for stage in (0, 1, 2, 2, 1, 0):
-                v.add(stage)
-            await v.until(lambda: v.total() >= 512, "it trains")
-            gaps = [far(v.people[a], v.people[b]) for a, b in ((2, 3), (1, 4), (0, 5))]
-            assert max(gaps) < APART_MAX
-            phi = np.frombuffer(v.people[2].replica.snapshot(packed=True).sections["phi"], "<f4")  # type: ignore[union-attr]
-            for lie in (noise(phi), -phi, 4.0 * phi, np.zeros_like(phi), phi * np.nan):
-                assert apart(phi.tobytes(), lie.astype("<f4").tobytes()) > APART_MAX
-            await v.leave()
-
-    asyncio.run(asyncio.wait_for(body(), 120))
+async def test_honest_replicas_are_near_and_what_is_not_the_runs_is_far() -> None:
+    async with village(manifest()) as v:
+        for stage in (0, 1, 2, 2, 1, 0):
+            v.add(stage)
+        await v.until(lambda: v.total() >= 512, "it trains")
+        gaps = [far(v.people[a], v.people[b]) for a, b in ((2, 3), (1, 4), (0, 5))]
+        assert max(gaps) < APART_MAX
+        phi = np.frombuffer(v.people[2].replica.snapshot(packed=True).sections["phi"], "<f4")  # type: ignore[union-attr]
+        for lie in (noise(phi), -phi, 4.0 * phi, np.zeros_like(phi), phi * np.nan):
+            assert apart(phi.tobytes(), lie.astype("<f4").tobytes()) > APART_MAX
+        await v.leave()
 
 
 @pytest.mark.parametrize("record", [False, True], ids=["a bare key", "a key with a record"])
-def test_who_does_not_serve_a_stage_hands_nothing_over(record: bool) -> None:
+async def test_who_does_not_serve_a_stage_hands_nothing_over(record: bool) -> None:
     run = with_recovery(manifest())
 
-    async def body() -> None:
-        async with village(run) as v:
-            for stage in (0, 1, 2):
-                v.add(stage)
-            await v.until(lambda: v.total() >= 256, "it trains")
-            stranger, keeper = Stranger(v, 1), v.people[0]
-            giving(v, stranger, run, 1, noise, FUTURE)
-            if record:
-                await stranger.say(v, stage=1)
-            request = call_pb2.Request(run_id=RUN, handover=call_pb2.Handover(stage=1))
-            with pytest.raises((RemoteFault, SwarmnodeError)):
-                await stranger.transport.call(keeper.node.me, Call(request), timeout_s=10.0, reply_bytes_max=0)
-            kept = keeper.node.keeper.snapshot if keeper.node.keeper is not None else None
-            assert kept is None or kept.round_index <= v.total() // run.gossip.round_samples
-            await v.leave()
-
-    asyncio.run(asyncio.wait_for(body(), 120))
+    async with village(run) as v:
+        for stage in (0, 1, 2):
+            v.add(stage)
+        await v.until(lambda: v.total() >= 256, "it trains")
+        stranger, backup = Stranger(v, 1), v.people[0]
+        giving(v, stranger, run, 1, noise, FUTURE)
+        if record:
+            await stranger.say(v, stage=1)
+        request = call_pb2.Request(run_id=RUN, handover=call_pb2.Handover(stage=1))
+        with pytest.raises((RemoteFault, SwarmnodeError)):
+            await stranger.transport.call(backup.node.me, Call(request), timeout_s=10.0, reply_bytes_max=0)
+        kept = backup.served.backup.snapshot
+        assert kept is None or kept.round_index <= v.total() // run.gossip.round_samples
+        await v.leave()
 
 
-def test_who_claims_to_bring_a_stage_back_for_ever_holds_nobody_up() -> None:
+async def test_who_claims_to_bring_a_stage_back_for_ever_holds_nobody_up() -> None:
     run = with_recovery(manifest())
     run = replace(run, limits=replace(run.limits, announce_period_s=0.2))
 
-    async def body() -> None:
-        async with village(run) as v:
-            for index in range(6):
-                v.add(index % 3)
-            await v.until(lambda: v.total() >= 256, "it trains")
-            strangers = [Stranger(v, number) for number in range(3)]
-            await lose(v, 1)
-            states = (record_pb2.NODE_STATE_SYNCING, record_pb2.NODE_STATE_JOINING, record_pb2.NODE_STATE_JOINING)
-            for number, (stranger, state) in enumerate(zip(strangers, states, strict=True)):
-                await stranger.say(v, stage=1, state=state, joined_unix_ms=1 + number)
-            joiner = v.add(1)
-            training = record_pb2.NODE_STATE_TRAINING
-            await v.until(lambda: joiner.node.state == training, "the stage is served again", 30.0)
-            assert any("brings stage 1 back" in str(f["reason"]) for f in told(joiner, "recovery.waiting"))
-            before = v.total()
-            await v.until(lambda: v.total() >= before + 128, "training goes on")
-            await v.leave()
-
-    asyncio.run(asyncio.wait_for(body(), 150))
+    async with village(run) as v:
+        for index in range(6):
+            v.add(index % 3)
+        await v.until(lambda: v.total() >= 256, "it trains")
+        strangers = [Stranger(v, number) for number in range(3)]
+        await lose(v, 1)
+        states = (record_pb2.NODE_STATE_SYNCING, record_pb2.NODE_STATE_JOINING, record_pb2.NODE_STATE_JOINING)
+        for number, (stranger, state) in enumerate(zip(strangers, states, strict=True)):
+            await stranger.say(v, stage=1, state=state, joined_unix_ms=1 + number)
+        joiner = v.add(1)
+        training = record_pb2.NODE_STATE_TRAINING
+        await v.until(lambda: joiner.node.state == training, "the stage is served again", 30.0)
+        assert any("brings stage 1 back" in str(f["reason"]) for f in told(joiner, "recovery.waiting"))
+        before = v.total()
+        await v.until(lambda: v.total() >= before + 128, "training goes on")
+        await v.leave()

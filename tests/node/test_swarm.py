@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import replace
 
 import pytest
@@ -10,84 +9,65 @@ import torch
 
 from swarmnode.model.stage import StageReplica
 from swarmnode.wire import record_pb2
-from tests.node.village import Numbers, Village, manifest, village
+from tests.support.village import Numbers, Village, losses, manifest, village
 
 
 def serving(v: Village) -> bool:
     return all(p.node.state == record_pb2.NODE_STATE_TRAINING for p in v.people)
 
 
-def losses(v: Village) -> list[float]:
-    """Held-out losses in the order measured, whoever measured them."""
-    found = [
-        (fields["samples_total"], fields["loss"])
-        for p in v.people
-        for event, fields in p.quiet.events
-        if event == "validation.done"
-    ]
-    return [float(loss) for _, loss in sorted(found)]  # type: ignore[arg-type]
-
-
-def test_a_swarm_trains_meets_and_leaves() -> None:
-    async def body() -> None:
-        async with village(manifest()) as v:
-            for index in range(6):
-                v.add(index % 3)
-            await v.until(lambda: v.total() >= 1536, "1536 samples")
-            await v.leave()
-            outcomes = [p.quiet.total("swarmnode_exchanges_total", outcome="paired") for p in v.people]
-            assert sum(outcomes) >= 6, f"rounds met in pairs: {outcomes}"
-            assert losses(v)[-1] < losses(v)[0] - 1.0
-            assert all(len(p.saved) == 1 for p in v.people), "each saved its stage once"
-            feeders = [p for p in v.people if p.node.stage == 0]
-            fed = sum(p.quiet.total("swarmnode_samples_total") for p in feeders)
-            assert v.total() == fed, "the counter of the run is what the feeders fed, nothing lost, nothing twice"
-            for stage in (0, 1):
-                counted = sum(p.replica.counted for p in v.people if p.node.stage == stage and p.replica)
-                assert counted == fed, f"stage {stage} added each gradient exactly once when nothing failed"
-            assert all(len(p.node._backlog or ()) == 0 for p in v.people)
-
-    asyncio.run(asyncio.wait_for(body(), 120))
+async def test_a_swarm_trains_meets_and_leaves() -> None:
+    async with village(manifest()) as v:
+        for index in range(6):
+            v.add(index % 3)
+        await v.until(lambda: v.total() >= 1536, "1536 samples")
+        backlogs = [p.served.backlog for p in v.people]
+        await v.leave()
+        outcomes = [p.quiet.total("swarmnode_exchanges_total", outcome="paired") for p in v.people]
+        assert sum(outcomes) >= 6, f"rounds met in pairs: {outcomes}"
+        assert losses(v)[-1] < losses(v)[0] - 1.0
+        assert all(len(p.saved) == 1 for p in v.people), "each saved its stage once"
+        feeders = [p for p in v.people if p.node.stage == 0]
+        fed = sum(p.quiet.total("swarmnode_samples_total") for p in feeders)
+        assert v.total() == fed, "the counter of the run is what the feeders fed, nothing lost, nothing twice"
+        for stage in (0, 1):
+            counted = sum(p.replica.counted for p in v.people if p.node.stage == stage and p.replica)
+            assert counted == fed, f"stage {stage} added each gradient exactly once when nothing failed"
+        assert all(len(backlog) == 0 for backlog in backlogs)
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2])
-def test_a_replica_dies_and_training_goes_on(stage: int) -> None:
-    async def body() -> None:
-        async with village(manifest()) as v:
-            for index in range(6):
-                v.add(index % 3)
-            await v.until(lambda: v.total() >= 128, "128 samples")
-            await v.people[stage].die()
-            before = v.total()
-            await v.until(lambda: v.total() >= before + 256, f"progress after the death of a replica of stage {stage}")
-            await v.leave()
-
-    asyncio.run(asyncio.wait_for(body(), 120))
+async def test_a_replica_dies_and_training_goes_on(stage: int) -> None:
+    async with village(manifest()) as v:
+        for index in range(6):
+            v.add(index % 3)
+        await v.until(lambda: v.total() >= 128, "128 samples")
+        await v.people[stage].die()
+        before = v.total()
+        await v.until(lambda: v.total() >= before + 256, f"progress after the death of a replica of stage {stage}")
+        await v.leave()
 
 
-def test_a_late_joiner_downloads_receives_a_round_and_serves() -> None:
-    async def body() -> None:
-        async with village(manifest()) as v:
-            for index in range(4):
-                v.add(index % 3)
-            await v.until(lambda: v.total() >= 256, "256 samples")
-            joiner = v.add(None)
-            await v.until(lambda: joiner.node.state == record_pb2.NODE_STATE_TRAINING, "the joiner serves")
-            assert joiner.node.stage in (1, 2), "the two stages with one replica are the needy ones"
-            states = [fields["state"] for event, fields in joiner.quiet.events if event == "node.state"]
-            assert states[:2] == ["joining", "syncing"]
-            assert "training" in states
-            assert any(event == "state.downloaded" for event, _ in joiner.quiet.events)
-            hop = joiner.node.hop
-            assert hop is not None
-            await v.until(lambda: hop.samples > 0, "the joiner trains")
-            assert joiner.replica is not None and joiner.replica.inner_steps > 0
-            await v.leave()
-
-    asyncio.run(asyncio.wait_for(body(), 120))
+async def test_a_late_joiner_downloads_receives_a_round_and_serves() -> None:
+    async with village(manifest()) as v:
+        for index in range(4):
+            v.add(index % 3)
+        await v.until(lambda: v.total() >= 256, "256 samples")
+        joiner = v.add(None)
+        await v.until(lambda: joiner.node.state == record_pb2.NODE_STATE_TRAINING, "the joiner serves")
+        assert joiner.node.stage in (1, 2), "the two stages with one replica are the needy ones"
+        states = [fields["state"] for event, fields in joiner.quiet.events if event == "node.state"]
+        assert states[:2] == ["joining", "syncing"]
+        assert "training" in states
+        assert any(event == "state.downloaded" for event, _ in joiner.quiet.events)
+        hop = joiner.served.hop
+        assert hop is not None
+        await v.until(lambda: hop.samples > 0, "the joiner trains")
+        assert joiner.replica is not None and joiner.replica.inner_steps > 0
+        await v.leave()
 
 
-def test_one_replica_a_stage_without_gossip_is_single_process_adamw() -> None:
+async def test_one_replica_a_stage_without_gossip_is_single_process_adamw() -> None:
     """Whole nodes, one microbatch at a time, against the same stages in one loop: equal to 1e-5 after 20 steps. A
     microbatch asked for twice would be learnt twice: on a busy machine none may look late."""
     run = manifest(method="none", window_max=1)
@@ -95,15 +75,11 @@ def test_one_replica_a_stage_without_gossip_is_single_process_adamw() -> None:
         run, limits=replace(run.limits, record_ttl_s=60.0, hop_timeout_min_s=60.0, microbatch_timeout_s=100.0)
     )
 
-    async def body() -> Village:
-        async with village(run) as v:
-            for stage in range(3):
-                v.add(stage)
-            await v.until(lambda: v.total() >= 20 * run.inner.inner_batch, "20 inner steps")
-            await v.leave()
-            return v
-
-    v = asyncio.run(asyncio.wait_for(body(), 120))
+    async with village(run) as v:
+        for stage in range(3):
+            v.add(stage)
+        await v.until(lambda: v.total() >= 20 * run.inner.inner_batch, "20 inner steps")
+        await v.leave()
     replicas = [p.replica for p in v.people]
     assert all(replica is not None for replica in replicas)
     steps = replicas[0].inner_steps  # type: ignore[union-attr]
@@ -123,8 +99,8 @@ def test_one_replica_a_stage_without_gossip_is_single_process_adamw() -> None:
         assert dy1 is not None
         alone[0].backward(tape0, dy1, batch)
         if alone[0].accumulated >= inner_batch:
-            for stage in alone:
-                stage.step(first)  # the feeder counts a microbatch when it is back: after the steps it caused
-    for stage, replica in zip(alone, replicas, strict=True):
+            for each in alone:
+                each.step(first)  # the feeder counts a microbatch when it is back: after the steps it caused
+    for each, replica in zip(alone, replicas, strict=True):
         assert replica is not None and replica.inner_steps == steps
-        torch.testing.assert_close(replica.stage.theta, stage.theta, rtol=0, atol=1e-5)
+        torch.testing.assert_close(replica.stage.theta, each.theta, rtol=0, atol=1e-5)

@@ -10,7 +10,7 @@ import torch
 from swarmnode.errors import RemoteFault
 from swarmnode.identity import Identity
 from swarmnode.ids import PeerId
-from swarmnode.model.incoming import FACTOR, FIRST, IncomingNorms
+from swarmnode.model.gradient_clip import FACTOR, FIRST, IncomingNorms
 from swarmnode.pipeline import statement
 from swarmnode.pipeline.audit import (
     BUDGET_FIRST,
@@ -22,8 +22,8 @@ from swarmnode.pipeline.audit import (
     LATE_RIGHT,
     LIES,
     UNSHOWN_MAX,
+    AnswerSimilarity,
     Audits,
-    Likeness,
     middle,
     wrong,
     wrong_of_two,
@@ -78,8 +78,8 @@ def test_checks_stay_within_their_budget() -> None:
     assert not Audits(0.0).chosen(A, 0.0), "no share, no checks"
 
 
-def alike(*cosines: float) -> list[Likeness]:
-    return [Likeness(cosine) for cosine in cosines]
+def alike(*cosines: float) -> list[AnswerSimilarity]:
+    return [AnswerSimilarity(cosine) for cosine in cosines]
 
 
 @pytest.mark.parametrize(
@@ -97,10 +97,10 @@ def test_who_is_far_from_those_that_are_close_is_wrong(cosines: tuple[float, ...
 
 
 def test_a_loss_is_wrong_far_beyond_what_the_others_lie_apart() -> None:
-    honest = [Likeness(0.99, 0.1), Likeness(0.99, 0.05)]
-    assert wrong([Likeness(0.99, 2.0), *honest]) == [True, False, False]
-    assert wrong([Likeness(0.99, 0.7), *honest]) == [False] * 3, "it has learned the microbatch meanwhile"
-    assert wrong([Likeness(0.99, float("nan")), *honest]) == [True, False, False]
+    honest = [AnswerSimilarity(0.99, 0.1), AnswerSimilarity(0.99, 0.05)]
+    assert wrong([AnswerSimilarity(0.99, 2.0), *honest]) == [True, False, False]
+    assert wrong([AnswerSimilarity(0.99, 0.7), *honest]) == [False] * 3, "it has learned the microbatch meanwhile"
+    assert wrong([AnswerSimilarity(0.99, float("nan")), *honest]) == [True, False, False]
 
 
 def test_of_two_who_does_not_answer_as_its_own_weights_do_is_wrong() -> None:
@@ -129,8 +129,8 @@ def test_gradients_are_clipped_to_what_is_usual() -> None:
 
 def stated(identity: Identity) -> wire.Statement:
     process = wire.Process(microbatch_id=b"m" * 16, samples=2, itinerary=[0, 1, 2], position=1)
-    prints = statement.Prints(*(bytes([n]) * 32 for n in range(5)))
-    found = statement.stated("ab" * 32, process, identity.peer_id, A, prints, 3.5)
+    prints = statement.TensorFingerprints(*(bytes([n]) * 32 for n in range(5)))
+    found = statement.stated("ab" * 32, process, identity.peer_id, A, prints, wire.Processed(loss_sum=3.5))
     statement.sign(found, identity)
     return found
 

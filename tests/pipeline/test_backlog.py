@@ -10,10 +10,10 @@ import pytest
 
 from swarmnode.errors import Busy, MicrobatchLost, Unavailable
 from swarmnode.ids import MicrobatchId, PeerId, microbatch_id
-from swarmnode.pipeline.backlog import Backlog, Held, Key
+from swarmnode.pipeline.backlog import Backlog, InFlight, Key
 from swarmnode.ports import Answer, WireTensor
 from swarmnode.wire import call_pb2 as wire
-from tests.pipeline.quiet import Quiet
+from tests.support.fake_telemetry import Quiet
 
 CALLER = PeerId("caller")
 
@@ -35,7 +35,7 @@ class Counting:
         self.done = 0
         self.commit = commit
 
-    async def __call__(self, held: Held) -> Answer:
+    async def __call__(self, held: InFlight) -> Answer:
         self.begun += 1
         if self.commit:
             held.commit()
@@ -44,11 +44,11 @@ class Counting:
         return answer()
 
 
-def run(test: Callable[[Backlog, Quiet], Awaitable[None]], places: int = 2, cache_bytes_max: int = 1 << 20) -> None:
+def run(test: Callable[[Backlog, Quiet], Awaitable[None]], slots: int = 2, cache_bytes_max: int = 1 << 20) -> None:
     async def body() -> None:
         quiet = Quiet()
         async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
-            await test(Backlog(tasks, places, quiet, cache_bytes_max), quiet)
+            await test(Backlog(tasks, slots, quiet, cache_bytes_max), quiet)
 
     asyncio.run(body())
 
@@ -146,7 +146,7 @@ def test_validation_may_be_repeated() -> None:
 
 def test_errors_reach_every_caller_and_free_the_place() -> None:
     async def test(backlog: Backlog, quiet: Quiet) -> None:
-        async def lost(held: Held) -> Answer:
+        async def lost(held: InFlight) -> Answer:
             await asyncio.sleep(0)
             raise MicrobatchLost("no way")
 
@@ -163,7 +163,7 @@ def test_a_draining_replica_takes_nothing_new_but_finishes() -> None:
         caller = asyncio.ensure_future(backlog.once(key(1), work, CALLER))
         while not work.begun:
             await asyncio.sleep(0)
-        backlog.refusing = "this node is leaving"
+        backlog.refuse("this node is leaving")
         with pytest.raises(Unavailable, match="leaving"):
             await backlog.once(key(2), work, CALLER)
         repeat = asyncio.ensure_future(backlog.once(key(1), work, CALLER))
@@ -177,47 +177,41 @@ class _Moved(Exception):
     pass
 
 
-def test_who_waits_for_work_that_ends_with_the_stay_is_told() -> None:
+async def test_who_waits_for_work_that_ends_with_the_stay_is_told() -> None:
     """A node that moves leaves what it could not finish: the caller asks another replica at once."""
 
-    async def body() -> None:
-        async with asyncio.timeout(10):
-            with contextlib.suppress(ExceptionGroup):
-                async with asyncio.TaskGroup() as stay:
-                    caller = asyncio.create_task(Backlog(stay, 2, Quiet(), 1 << 20).once(key(1), Counting(), CALLER))
-                    await asyncio.sleep(0.01)
-                    raise _Moved
-            with pytest.raises(Unavailable, match="left the stage"):
-                await caller
-
-    asyncio.run(body())
+    async with asyncio.timeout(10):
+        with contextlib.suppress(ExceptionGroup):
+            async with asyncio.TaskGroup() as stay:
+                caller = asyncio.create_task(Backlog(stay, 2, Quiet(), 1 << 20).once(key(1), Counting(), CALLER))
+                await asyncio.sleep(0.01)
+                raise _Moved
+        with pytest.raises(Unavailable, match="left the stage"):
+            await caller
 
 
-def test_who_asks_while_the_stay_ends_is_told_at_once() -> None:
+async def test_who_asks_while_the_stay_ends_is_told_at_once() -> None:
     """A node that crashes ends its tasks while its transport still serves: no work begins, and no place is taken."""
 
-    async def body() -> None:
-        async with asyncio.timeout(10):
-            asked: list[BaseException] = []
-            with contextlib.suppress(ExceptionGroup):
-                async with asyncio.TaskGroup() as stay:
-                    backlog = Backlog(stay, 2, Quiet(), 1 << 20)
+    async with asyncio.timeout(10):
+        asked: list[BaseException] = []
+        with contextlib.suppress(ExceptionGroup):
+            async with asyncio.TaskGroup() as stay:
+                backlog = Backlog(stay, 2, Quiet(), 1 << 20)
 
-                    async def last() -> None:
-                        try:
-                            await asyncio.Event().wait()
-                        finally:
-                            asked.extend(
-                                await asyncio.gather(backlog.once(key(1), Counting(), CALLER), return_exceptions=True)
-                            )  # type: ignore[arg-type]
+                async def last() -> None:
+                    try:
+                        await asyncio.Event().wait()
+                    finally:
+                        asked.extend(
+                            await asyncio.gather(backlog.once(key(1), Counting(), CALLER), return_exceptions=True)  # type: ignore[arg-type]
+                        )  # type: ignore[arg-type]
 
-                    stay.create_task(last())
-                    await asyncio.sleep(0)
-                    raise _Moved
-            assert [type(error) for error in asked] == [Unavailable] and not len(backlog)
-            await backlog.empty()
-
-    asyncio.run(body())
+                stay.create_task(last())
+                await asyncio.sleep(0)
+                raise _Moved
+        assert [type(error) for error in asked] == [Unavailable] and not len(backlog)
+        await backlog.empty()
 
 
 def test_work_that_is_ended_before_its_first_turn_is_told_and_keeps_no_place() -> None:

@@ -3,127 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
 import random
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from swarmnode.errors import Broken, MicrobatchLost
-from swarmnode.identity import Identity
-from swarmnode.ids import PeerId, microbatch_id
-from swarmnode.membership.swarm import Member
-from swarmnode.node.compute import ThreadCompute
-from swarmnode.node.greeting import Greeting
-from swarmnode.node.replica import TorchReplica
-from swarmnode.pipeline.backlog import Backlog
-from swarmnode.pipeline.hop import Hop
-from swarmnode.pipeline.onward import FINISH_SHARE, Carried, Onward
+from swarmnode.ids import PeerId
+from swarmnode.machine.replica import TorchReplica
+from swarmnode.pipeline.next_hop import FINISH_SHARE
 from swarmnode.pipeline.route import Router
 from swarmnode.ports import Answer, Call, Priority
-from swarmnode.transport.memory import MemoryNetwork, MemoryTransport
+from swarmnode.transport.memory import MemoryNetwork
 from swarmnode.wire import call_pb2 as wire
-from swarmnode.wire import record_pb2
-from tests.node.village import RUN, Numbers, manifest
-from tests.pipeline.quiet import Quiet
+from tests.support.hop_chain import STAGES, Served, chain, occupied
+from tests.support.village import manifest
 
-STAGES = 3
 BULK = 1024  # bytes: a microbatch has more, a question whether to send it has not
-
-
-class Served:
-    """One replica with all that it answers microbatches with. `answering` is called before each answer leaves."""
-
-    def __init__(self, transport: Any, stage: int, tasks: asyncio.TaskGroup) -> None:
-        run, quiet = manifest(STAGES), Quiet()
-        self.stage = stage
-        self.transport = transport
-        self.replica = TorchReplica(run, stage)
-        self.compute = ThreadCompute(quiet)
-        self.routers = [Router(random.Random(n), epsilon=0.0) for n in range(STAGES)]
-        self.backlog = Backlog(tasks, 4, quiet)
-        self.onward = Onward(RUN, self.transport, self.routers, quiet, run.limits)
-        me = self.transport.peer_id
-        self.samples_total = 0
-        parts = self.replica, self.compute, self.onward, self.backlog, lambda: self.samples_total, quiet
-        self.hop = Hop(run, stage, me, *parts)  # type: ignore[arg-type]
-        self.answering = lambda: None
-        Greeting(record_pb2.SignedManifest()).serve(self.transport)
-        self.transport.serve("process", self._serve, tensor_bytes_max=1 << 20)
-        self.transport.serve("reserve", self.hop.reserve, tensor_bytes_max=0)
-
-    async def _serve(self, peer: PeerId, call: Call) -> Answer:
-        answer = await self.hop.serve(peer, call)
-        self.answering()
-        return answer
-
-    def knows(self, *others: Served) -> None:
-        for stage in range(STAGES):
-            self.routers[stage].update(
-                Member(
-                    peer=other.transport.peer_id,
-                    stage=stage,
-                    state=record_pb2.NODE_STATE_TRAINING,
-                    sequence=1,
-                    expires_unix_s=1e12,
-                    samples_per_second=1.0,
-                    queue=0,
-                    round_index=0,
-                )
-                for other in others
-                if other.stage == stage
-            )
-
-    async def feed(self, deadline_s: float = 20.0, serial: int = 1) -> Carried:
-        """A microbatch of four samples from here, as the feeder begins it."""
-        run = manifest(STAGES)
-        tokens = Numbers(run).train(range(4))
-        process = wire.Process(
-            microbatch_id=microbatch_id(self.transport.peer_id, 0, serial),
-            feeder=self.transport.peer_id,
-            samples=4,
-            purpose=wire.PURPOSE_TRAIN,
-            itinerary=range(STAGES),
-        )
-        return await self.hop.carry(process, tokens, tokens, asyncio.get_running_loop().time() + deadline_s)
-
-
-@contextlib.asynccontextmanager
-async def chain(*stages: int) -> AsyncIterator[tuple[MemoryNetwork, list[Served]]]:
-    """A replica for each of `stages`, all of which know each other; at the end nothing is held."""
-    network = MemoryNetwork()
-    async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
-        identities = [Identity.of_seed(bytes([number + 1]) * 32) for number in range(len(stages))]
-        transports = [MemoryTransport(network, identity.peer_id, RUN) for identity in identities]
-        people = [Served(transport, stage, tasks) for transport, stage in zip(transports, stages, strict=True)]
-        for person in people:
-            person.knows(*people)
-        try:
-            yield network, people
-            for person in people:
-                await person.backlog.empty()
-        finally:
-            for person in people:
-                person.compute.close()
-
-
-@contextlib.asynccontextmanager
-async def occupied(person: Served, pieces: int) -> AsyncIterator[None]:
-    """Its device has so many pieces of work until the end of this."""
-    held = threading.Event()
-    works = [person.compute.run(Priority.OUTER, 0, lambda: held.wait(30.0)) for _ in range(pieces)]
-    ongoing = [asyncio.ensure_future(work) for work in works]
-    try:
-        while person.compute.waiting < pieces:
-            await asyncio.sleep(0.001)
-        yield
-    finally:
-        held.set()
-        await asyncio.gather(*ongoing)
 
 
 def dying(network: MemoryNetwork, people: list[Served], then: Callable[[int], None]) -> list[Served]:
@@ -148,352 +48,297 @@ def counted(people: list[Served]) -> list[int]:
 
 
 @pytest.mark.parametrize(("busy", "done"), [(1, [0, 0, 4]), (2, [0, 0, 0])])
-def test_a_gradient_nobody_waits_for_any_more_is_not_added(busy: int, done: list[int]) -> None:
+async def test_a_gradient_nobody_waits_for_any_more_is_not_added(busy: int, done: list[int]) -> None:
     """Its turn on the busy device of stage 1 or 2 comes after the caller has given up: another replica does it."""
 
-    async def body() -> None:
-        async with chain(0, 1, 2) as (_, people):
-            held = threading.Event()
-            ongoing: list[asyncio.Future[None]] = []
+    async with chain(0, 1, 2) as (_, people):
+        held = threading.Event()
+        ongoing: list[asyncio.Future[None]] = []
 
-            def occupy() -> None:
-                async def piece() -> None:
-                    await people[busy].compute.run(Priority.OUTER, 0, lambda: held.wait(30.0) and None)
+        def occupy() -> None:
+            async def piece() -> None:
+                await people[busy].compute.run(Priority.OUTER, 0, lambda: held.wait(30.0) and None)
 
-                ongoing.append(asyncio.ensure_future(piece()))
+            ongoing.append(asyncio.ensure_future(piece()))
 
-            if busy == 1:  # the forward is done when the gradient comes back
-                people[2].answering = occupy
-            else:
-                occupy()
-            feeding = asyncio.ensure_future(people[0].feed())
-            while people[busy].compute.waiting < 2:
-                await asyncio.sleep(0.001)
-            feeding.cancel()
-            await asyncio.gather(feeding, return_exceptions=True)
-            while len(people[busy].backlog):
-                await asyncio.sleep(0.001)
-            held.set()
-            await asyncio.gather(*ongoing)
-            assert counted(people) == done
-
-    asyncio.run(body())
+        if busy == 1:  # the forward is done when the gradient comes back
+            people[2].answering = occupy
+        else:
+            occupy()
+        feeding = asyncio.ensure_future(people[0].feed())
+        while people[busy].compute.waiting < 2:
+            await asyncio.sleep(0.001)
+        feeding.cancel()
+        await asyncio.gather(feeding, return_exceptions=True)
+        while len(people[busy].backlog):
+            await asyncio.sleep(0.001)
+        held.set()
+        await asyncio.gather(*ongoing)
+        assert counted(people) == done
 
 
-def test_a_gradient_that_is_being_added_is_added_once_whoever_waits() -> None:
+async def test_a_gradient_that_is_being_added_is_added_once_whoever_waits() -> None:
     """The caller gives up while the device is at it: it is completed, and a repeat gets the answer."""
 
-    async def body() -> None:
-        async with chain(0, 1, 2) as (_, people):
-            begun, held = threading.Event(), threading.Event()
-            loss = people[2].replica.loss
+    async with chain(0, 1, 2) as (_, people):
+        begun, held = threading.Event(), threading.Event()
+        loss = people[2].replica.loss
 
-            def slowly(*args: object, **given: object) -> object:
-                begun.set()
-                held.wait(30.0)
-                return loss(*args, **given)  # type: ignore[arg-type]
+        def slowly(*args: object, **given: object) -> object:
+            begun.set()
+            held.wait(30.0)
+            return loss(*args, **given)  # type: ignore[arg-type]
 
-            people[2].replica.loss = slowly  # type: ignore[method-assign, assignment]
-            feeding = asyncio.ensure_future(people[0].feed())
-            await asyncio.to_thread(begun.wait, 30.0)
-            feeding.cancel()
-            await asyncio.gather(feeding, return_exceptions=True)
-            held.set()
-            await people[0].feed()
-            assert counted(people) == [4, 4, 4]
-
-    asyncio.run(body())
+        people[2].replica.loss = slowly  # type: ignore[method-assign, assignment]
+        feeding = asyncio.ensure_future(people[0].feed())
+        await asyncio.to_thread(begun.wait, 30.0)
+        feeding.cancel()
+        await asyncio.gather(feeding, return_exceptions=True)
+        held.set()
+        await people[0].feed()
+        assert counted(people) == [4, 4, 4]
 
 
-def test_who_lives_is_asked_again_when_only_the_connection_broke() -> None:
+async def test_who_lives_is_asked_again_when_only_the_connection_broke() -> None:
     """The answer is lost on its way, when its gradient has been added: the same replica gives it again, and no other
     adds its own."""
 
-    async def body() -> None:
-        async with chain(0, 1, 1, 2) as (network, people):
-            broken: list[PeerId] = []
+    async with chain(0, 1, 1, 2) as (network, people):
+        broken: list[PeerId] = []
 
-            async def link(sender: PeerId, receiver: PeerId, nbytes: int) -> None:
-                mine = sender in (people[1].transport.peer_id, people[2].transport.peer_id)
-                if mine and receiver == people[0].transport.peer_id and not broken:
-                    broken.append(sender)
-                    raise Broken("the stream was reset")
+        async def link(sender: PeerId, receiver: PeerId, nbytes: int) -> None:
+            mine = sender in (people[1].transport.peer_id, people[2].transport.peer_id)
+            if mine and receiver == people[0].transport.peer_id and not broken:
+                broken.append(sender)
+                raise Broken("the stream was reset")
 
-            network.link = link
-            await people[0].feed()
-            assert broken and sorted(counted(people)) == [0, 4, 4, 4]
-
-    asyncio.run(body())
+        network.link = link
+        await people[0].feed()
+        assert broken and sorted(counted(people)) == [0, 4, 4, 4]
 
 
-def test_a_thin_line_counts_against_whose_line_it_is() -> None:
+async def test_a_thin_line_counts_against_whose_line_it_is() -> None:
     """From stage 1 to 2 a microbatch is long under way: that is not stage 2's work, but stage 1's."""
 
-    async def body() -> None:
-        async with chain(0, 1, 2) as (network, people):
-            middle, last = (person.transport.peer_id for person in people[1:])
-            slow_s = 0.5
+    async with chain(0, 1, 2) as (network, people):
+        middle, last = (person.transport.peer_id for person in people[1:])
+        slow_s = 0.5
 
-            async def link(sender: PeerId, receiver: PeerId, nbytes: int) -> None:
-                if (sender, receiver) == (middle, last):
-                    await asyncio.sleep(slow_s)
+        async def link(sender: PeerId, receiver: PeerId, nbytes: int) -> None:
+            if (sender, receiver) == (middle, last):
+                await asyncio.sleep(slow_s)
 
-            network.link = link
-            loop = asyncio.get_running_loop()
-            begun = loop.time()
-            carried = await people[0].feed()
-            whole_s = loop.time() - begun
-            middle_s, last_s = (people[n].routers[n + 1].expected_s((middle, last)[n], 4) for n in (0, 1))
-            assert middle_s is not None and last_s is not None
-            assert middle_s >= slow_s
-            assert last_s <= whole_s - slow_s and carried.sent_s <= whole_s - slow_s
-
-    asyncio.run(body())
+        network.link = link
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+        carried = await people[0].feed()
+        whole_s = loop.time() - begun
+        middle_s, last_s = (people[n].routers[n + 1].expected_s((middle, last)[n], 4) for n in (0, 1))
+        assert middle_s is not None and last_s is not None
+        assert middle_s >= slow_s
+        assert last_s <= whole_s - slow_s and carried.sent_s <= whole_s - slow_s
 
 
 @pytest.mark.parametrize("said", [math.nan, math.inf, -math.inf, 1e300, 80_000.0])
-def test_times_that_cannot_be_do_not_stay_in_a_router(said: float) -> None:
-    async def body() -> None:
-        async with chain(0, 1, 2) as (_, people):
-            serve = people[1].hop.serve
+async def test_times_that_cannot_be_do_not_stay_in_a_router(said: float) -> None:
+    async with chain(0, 1, 2) as (_, people):
+        serve = people[1].hop.serve
 
-            async def lying(peer: PeerId, call: Call) -> Answer:
-                answer = await serve(peer, call)
-                header = wire.Reply()
-                header.CopyFrom(answer.header)
-                told = header.processed
-                told.onward_s = told.received_s = told.queued_s = said
-                return Answer(header, answer.tensors)
+        async def lying(peer: PeerId, call: Call) -> Answer:
+            answer = await serve(peer, call)
+            header = wire.Reply()
+            header.CopyFrom(answer.header)
+            told = header.processed
+            told.onward_s = told.received_s = told.queued_s = said
+            return Answer(header, answer.tensors)
 
-            people[1].hop.serve = lying  # type: ignore[method-assign]
-            router, liar = people[0].routers[1], people[1].transport.peer_id
-            if said != 80_000.0:  # no reply that says it is taken
-                with pytest.raises(MicrobatchLost):
-                    await people[0].feed(deadline_s=1.0)
-                assert router.banned(liar, asyncio.get_running_loop().time())
-                assert router.expected_s(liar, 4) is None and router.typical_s(4) == 0.0
-                return
-            carried = await people[0].feed()
-            assert carried.queued_s < 60.0 and carried.sent_s < 60.0
-            seconds = router.expected_s(liar, 4)
-            assert seconds is not None and seconds < 60.0 and router.typical_s(4) < 60.0
-
-    asyncio.run(body())
+        people[1].hop.serve = lying  # type: ignore[method-assign]
+        router, liar = people[0].routers[1], people[1].transport.peer_id
+        if said != 80_000.0:  # no reply that says it is taken
+            with pytest.raises(MicrobatchLost):
+                await people[0].feed(deadline_s=1.0)
+            assert router.banned(liar, asyncio.get_running_loop().time())
+            assert router.expected_s(liar, 4) is None and router.typical_s(4) == 0.0
+            return
+        carried = await people[0].feed()
+        assert carried.queued_s < 60.0 and carried.sent_s < 60.0
+        seconds = router.expected_s(liar, 4)
+        assert seconds is not None and seconds < 60.0 and router.typical_s(4) < 60.0
 
 
 @pytest.mark.parametrize(("loss", "tokens"), [(math.nan, None), (math.inf, None), (-1.0, None), (1.0, 1 << 40)])
-def test_a_loss_that_cannot_be_is_the_fault_of_who_tells_it(loss: float, tokens: int | None) -> None:
-    async def body() -> None:
-        async with chain(0, 1, 2) as (_, people):
-            honest = 4 * manifest(STAGES).model.context
-            serve = people[2].hop.serve
+async def test_a_loss_that_cannot_be_is_the_fault_of_who_tells_it(loss: float, tokens: int | None) -> None:
+    async with chain(0, 1, 2) as (_, people):
+        honest = 4 * manifest(STAGES).model.context
+        serve = people[2].hop.serve
 
-            async def lying(peer: PeerId, call: Call) -> Answer:
-                answer = await serve(peer, call)
-                header = wire.Reply()
-                header.CopyFrom(answer.header)
-                header.processed.loss_sum = loss
-                header.processed.tokens = tokens or honest
-                return Answer(header, answer.tensors)
+        async def lying(peer: PeerId, call: Call) -> Answer:
+            answer = await serve(peer, call)
+            header = wire.Reply()
+            header.CopyFrom(answer.header)
+            header.processed.loss_sum = loss
+            header.processed.tokens = tokens or honest
+            return Answer(header, answer.tensors)
 
-            people[2].hop.serve = lying  # type: ignore[method-assign]
-            with pytest.raises(MicrobatchLost, match="loss of .* is due|Processed|banned"):
-                await people[0].feed(deadline_s=1.0)
-            assert people[1].routers[2].banned(people[2].transport.peer_id, asyncio.get_running_loop().time())
-
-    asyncio.run(body())
+        people[2].hop.serve = lying  # type: ignore[method-assign]
+        with pytest.raises(MicrobatchLost, match="expected a finite loss|Processed|banned"):
+            await people[0].feed(deadline_s=1.0)
+        assert people[1].routers[2].banned(people[2].transport.peer_id, asyncio.get_running_loop().time())
 
 
-def test_who_died_is_not_asked_again() -> None:
-    async def body() -> None:
-        async with chain(0, 1, 1, 2) as (network, people):
+async def test_who_died_is_not_asked_again() -> None:
+    async with chain(0, 1, 1, 2) as (network, people):
 
-            def reset(nbytes: int) -> None:
-                raise Broken("the stream was reset")
+        def reset(nbytes: int) -> None:
+            raise Broken("the stream was reset")
 
-            first = dying(network, people[1:3], reset)
-            await people[0].feed()
-            other = next(p for p in people[1:3] if p not in first)
-            assert counted([*first, other]) == [0, 4]
-
-    asyncio.run(body())
+        first = dying(network, people[1:3], reset)
+        await people[0].feed()
+        other = next(p for p in people[1:3] if p not in first)
+        assert counted([*first, other]) == [0, 4]
 
 
-def test_nobody_else_is_asked_when_too_little_time_is_left_for_it() -> None:
+async def test_nobody_else_is_asked_when_too_little_time_is_left_for_it() -> None:
     """The first replica dies; the way takes four times as long as there is time. What another did would be lost."""
 
-    async def body() -> None:
-        async with chain(0, 1, 1, 2) as (network, people):
-            asked: list[PeerId] = []
+    async with chain(0, 1, 1, 2) as (network, people):
+        asked: list[PeerId] = []
 
-            async def link(sender: PeerId, receiver: PeerId, nbytes: int) -> None:
-                middle = [p.transport.peer_id for p in people[1:3]]
-                if receiver in middle and receiver not in asked and nbytes > BULK:
-                    asked.append(receiver)
-                    await next(p for p in people if p.transport.peer_id == receiver).transport.close()
-                    raise Broken("the stream was reset")
+        async def link(sender: PeerId, receiver: PeerId, nbytes: int) -> None:
+            middle = [p.transport.peer_id for p in people[1:3]]
+            if receiver in middle and receiver not in asked and nbytes > BULK:
+                asked.append(receiver)
+                await next(p for p in people if p.transport.peer_id == receiver).transport.close()
+                raise Broken("the stream was reset")
 
-            network.link = link
-            people[0].onward.took(1, 80.0)
-            with pytest.raises(MicrobatchLost, match="no way to stage 1"):
-                await people[0].feed(deadline_s=20.0)
-            assert len(asked) == 1 and counted(people) == [0, 0, 0, 0]
-
-    asyncio.run(body())
+        network.link = link
+        people[0].next_hop.took(1, 80.0)
+        with pytest.raises(MicrobatchLost, match="no route to stage 1"):
+            await people[0].feed(deadline_s=20.0)
+        assert len(asked) == 1 and counted(people) == [0, 0, 0, 0]
 
 
-def test_a_microbatch_goes_where_nothing_waits() -> None:
+async def test_a_microbatch_goes_where_nothing_waits() -> None:
     """Of two replicas of stage 1 one has work for minutes: it gets none of the microbatches and is charged none."""
 
-    async def body() -> None:
-        async with chain(0, 1, 1, 2) as (network, people):
-            bulk = list[PeerId]()
-            busy, idle = people[1:3]
+    async with chain(0, 1, 1, 2) as (network, people):
+        bulk = list[PeerId]()
+        busy, idle = people[1:3]
 
-            async def link(sender: PeerId, receiver: PeerId, nbytes: int) -> None:
-                if nbytes > BULK:
-                    bulk.append(receiver)
+        async def link(sender: PeerId, receiver: PeerId, nbytes: int) -> None:
+            if nbytes > BULK:
+                bulk.append(receiver)
 
-            network.link = link
-            async with occupied(busy, 2):
-                for serial in range(2):
-                    # One that had an answer knows how fast these are: too fast for a question.
-                    people[0].routers[1] = Router(random.Random(serial), epsilon=0.0)
-                    people[0].knows(*people)
-                    before = people[0].routers[1].runtime(busy.transport.peer_id)
-                    await people[0].feed(serial=serial + 1)
-                    assert people[0].routers[1].runtime(busy.transport.peer_id) == pytest.approx(before)
-            assert busy.transport.peer_id not in bulk and (busy.hop.samples, idle.hop.samples) == (0, 8)
-
-    asyncio.run(body())
+        network.link = link
+        async with occupied(busy, 2):
+            for serial in range(2):
+                # One that had an answer knows how fast these are: too fast for a question.
+                people[0].routers[1] = Router(random.Random(serial), epsilon=0.0)
+                people[0].knows(*people)
+                before = people[0].routers[1].runtime(busy.transport.peer_id)
+                await people[0].feed(serial=serial + 1)
+                assert people[0].routers[1].runtime(busy.transport.peer_id) == pytest.approx(before)
+        assert busy.transport.peer_id not in bulk and (busy.hop.samples, idle.hop.samples) == (0, 8)
 
 
-def test_where_all_are_busy_the_one_that_is_first_done_gets_it() -> None:
-    async def body() -> None:
-        async with chain(0, 1, 1, 2) as (_, people):
-            async with occupied(people[1], 5), occupied(people[2], 2):
-                feeding = asyncio.ensure_future(people[0].feed())
-                while people[2].compute.waiting < 3:
-                    await asyncio.sleep(0.001)
-                assert people[1].compute.waiting == 5
-            await feeding
-            assert counted(people[1:3]) == [0, 4]
-
-    asyncio.run(body())
+async def test_where_all_are_busy_the_one_that_is_first_done_gets_it() -> None:
+    async with chain(0, 1, 1, 2) as (_, people):
+        async with occupied(people[1], 5), occupied(people[2], 2):
+            feeding = asyncio.ensure_future(people[0].feed())
+            while people[2].compute.waiting < 3:
+                await asyncio.sleep(0.001)
+            assert people[1].compute.waiting == 5
+        await feeding
+        assert counted(people[1:3]) == [0, 4]
 
 
-def test_who_cannot_be_asked_is_banned_and_gets_nothing() -> None:
-    async def body() -> None:
-        async with chain(0, 1, 1, 2) as (network, people):
+async def test_who_cannot_be_asked_is_banned_and_gets_nothing() -> None:
+    async with chain(0, 1, 1, 2) as (network, people):
 
-            def asks(nbytes: int) -> None:
-                assert nbytes <= BULK, "a microbatch was sent to a replica nobody had asked"
+        def asks(nbytes: int) -> None:
+            assert nbytes <= BULK, "a microbatch was sent to a replica nobody had asked"
 
-            first = dying(network, people[1:3], asks)
-            carried = await people[0].feed()
-            assert counted([first[0], next(p for p in people[1:3] if p not in first)]) == [0, 4]
-            assert people[0].routers[1].banned(first[0].transport.peer_id, asyncio.get_running_loop().time())
-            assert carried.retries == 0, "no time was lost by it"
-
-    asyncio.run(body())
+        first = dying(network, people[1:3], asks)
+        carried = await people[0].feed()
+        assert counted([first[0], next(p for p in people[1:3] if p not in first)]) == [0, 4]
+        assert people[0].routers[1].banned(first[0].transport.peer_id, asyncio.get_running_loop().time())
+        assert carried.retries == 0, "no time was lost by it"
 
 
-def test_who_does_not_know_the_question_gets_the_microbatch() -> None:
+async def test_who_does_not_know_the_question_gets_the_microbatch() -> None:
     """A replica of a version from before it refuses the question, as wrong."""
 
-    async def body() -> None:
-        async with chain(0, 1, 1, 2) as (_, people):
-            for person in people[1:]:
-                del person.transport._served["reserve"]
-            await people[0].feed()
-            assert sorted(counted(people)) == [0, 4, 4, 4]
-            assert not any(people[0].routers[1].banned(p.transport.peer_id, 0.0) for p in people[1:3])
-
-    asyncio.run(body())
+    async with chain(0, 1, 1, 2) as (_, people):
+        for person in people[1:]:
+            del person.transport._served["reserve"]
+        await people[0].feed()
+        assert sorted(counted(people)) == [0, 4, 4, 4]
+        assert not any(people[0].routers[1].banned(p.transport.peer_id, 0.0) for p in people[1:3])
 
 
-def test_the_deadline_may_pass_while_replicas_are_asked() -> None:
-    async def body() -> None:
-        async with chain(0, 1, 1, 2) as (network, people):
-            router = people[0].routers[1]
-            before = [router.runtime(person.transport.peer_id) for person in people[1:3]]
+async def test_the_deadline_may_pass_while_replicas_are_asked() -> None:
+    async with chain(0, 1, 1, 2) as (network, people):
+        router = people[0].routers[1]
+        before = [router.runtime(person.transport.peer_id) for person in people[1:3]]
 
-            async def link(sender: PeerId, receiver: PeerId, nbytes: int) -> None:
-                await asyncio.sleep(60.0)
+        async def link(sender: PeerId, receiver: PeerId, nbytes: int) -> None:
+            await asyncio.sleep(60.0)
 
-            network.link = link
-            with pytest.raises(MicrobatchLost, match="while replicas were asked"):
-                await people[0].feed(deadline_s=0.5)
-            after = [router.runtime(person.transport.peer_id) for person in people[1:3]]
-            assert after == pytest.approx(before), "nobody is charged"
-
-    asyncio.run(body())
+        network.link = link
+        with pytest.raises(MicrobatchLost, match="while replicas were asked"):
+            await people[0].feed(deadline_s=0.5)
+        after = [router.runtime(person.transport.peer_id) for person in people[1:3]]
+        assert after == pytest.approx(before), "nobody is charged"
 
 
-def test_who_drains_is_passed_over() -> None:
-    async def body() -> None:
-        async with chain(0, 1, 1, 2) as (_, people):
-            people[1].backlog.refusing = "this node is leaving"
-            for serial in range(3):
-                await people[0].feed(serial=serial + 1)
-            assert [person.hop.samples for person in people[1:3]] == [0, 12]
-
-    asyncio.run(body())
+async def test_who_drains_is_passed_over() -> None:
+    async with chain(0, 1, 1, 2) as (_, people):
+        people[1].backlog.refuse("this node is leaving")
+        for serial in range(3):
+            await people[0].feed(serial=serial + 1)
+        assert [person.hop.samples for person in people[1:3]] == [0, 12]
 
 
-def test_each_hop_leaves_the_one_before_a_part_of_a_tenth_of_the_time() -> None:
-    async def body() -> None:
-        async with chain(0, 1, 2) as (_, people):
-            given: dict[int, float] = {}
-            for person in people:
-                serve = person.hop.serve
+async def test_each_hop_leaves_the_one_before_a_part_of_a_tenth_of_the_time() -> None:
+    async with chain(0, 1, 2) as (_, people):
+        given: dict[int, float] = {}
+        for person in people:
+            serve = person.hop.serve
 
-                async def noted(peer: PeerId, call: Call, stage: int = person.stage, serve: Any = serve) -> Answer:
-                    given[stage] = call.header.process.deadline_ms / 1000.0
-                    return await serve(peer, call)
+            async def noted(peer: PeerId, call: Call, stage: int = person.stage, serve: Any = serve) -> Answer:
+                given[stage] = call.header.process.deadline_ms / 1000.0
+                return await serve(peer, call)
 
-                person.hop.serve = noted  # type: ignore[method-assign]
-            await people[0].feed(deadline_s=1000.0)
-            assert given[1] == pytest.approx(1000.0 * FINISH_SHARE**0.5, abs=10.0)
-            assert given[2] == pytest.approx(given[1] * FINISH_SHARE, abs=10.0)
-
-    asyncio.run(body())
+            person.hop.serve = noted  # type: ignore[method-assign]
+        await people[0].feed(deadline_s=1000.0)
+        assert given[1] == pytest.approx(1000.0 * FINISH_SHARE**0.5, abs=10.0)
+        assert given[2] == pytest.approx(given[1] * FINISH_SHARE, abs=10.0)
 
 
 @pytest.mark.parametrize(("spare_nbytes", "again"), [(0, 2), (1 << 40, 0)])
-def test_a_replica_keeps_tapes_in_memory_of_its_own(
+async def test_a_replica_keeps_tapes_in_memory_of_its_own(
     spare_nbytes: int, again: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The manifest has no room for tapes (but for the first, whose size nobody knows yet); the device may have."""
     monkeypatch.setattr(TorchReplica, "spare_nbytes", spare_nbytes)
     run = manifest(STAGES)
     run = replace(run, limits=replace(run.limits, tape_bytes_max=0))
-    monkeypatch.setattr("tests.pipeline.test_hop.manifest", lambda stages: run)
 
-    async def body() -> None:
-        async with chain(0, 1, 2) as (_, people):
-            for serial in range(3):
-                await people[0].feed(serial=serial)
-            assert [person.replica.recomputed for person in people] == [again, again, 0]
-
-    asyncio.run(body())
+    async with chain(0, 1, 2, run=run) as (_, people):
+        for serial in range(3):
+            await people[0].feed(serial=serial)
+        assert [person.replica.recomputed for person in people] == [again, again, 0]
 
 
 @pytest.mark.parametrize(("samples_total", "steps"), [(0, [0, 1, 1, 2]), (100_000, [0, 0, 0, 1])])
-def test_the_inner_batch_grows_with_the_run(
-    samples_total: int, steps: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_inner_batch_grows_with_the_run(samples_total: int, steps: list[int]) -> None:
     """Of 8 samples at first and 16 in the end, in microbatches of 4."""
     run = manifest(STAGES)
     run = replace(run, inner=replace(run.inner, inner_batch_end=16))
-    monkeypatch.setattr("tests.pipeline.test_hop.manifest", lambda stages: run)
 
-    async def body() -> None:
-        async with chain(0, 1, 2) as (_, people):
-            for person in people:
-                person.samples_total = samples_total
-            for serial, step in enumerate(steps):
-                await people[0].feed(serial=serial)
-                assert [person.replica.inner_steps for person in people] == [step] * STAGES
-
-    asyncio.run(body())
+    async with chain(0, 1, 2, run=run) as (_, people):
+        for person in people:
+            person.samples_total = samples_total
+        for serial, step in enumerate(steps):
+            await people[0].feed(serial=serial)
+            assert [person.replica.inner_steps for person in people] == [step] * STAGES

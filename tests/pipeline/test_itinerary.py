@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnode.pipeline.itinerary import fault, itinerary, partner, successors, swaps
+from swarmnode.model.stage_swap import partner, swaps
+from swarmnode.pipeline.itinerary import fault, itinerary, successors
 
 
 @pytest.mark.parametrize(

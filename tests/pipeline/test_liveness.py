@@ -9,8 +9,8 @@ import pytest
 from swarmnode.errors import MicrobatchLost, PeerTimeout
 from swarmnode.identity import Identity
 from swarmnode.ids import PeerId, RunId
-from swarmnode.membership.liveness import Watch, patiently
-from swarmnode.node.greeting import Greeting
+from swarmnode.membership.liveness import LivenessWatch, patiently
+from swarmnode.node.membership_handlers import MembershipHandlers
 from swarmnode.ports import Answer, Call
 from swarmnode.transport.memory import MemoryNetwork, MemoryTransport
 from swarmnode.wire import record_pb2
@@ -22,99 +22,81 @@ def pair(*, answering: bool = True) -> tuple[MemoryTransport, MemoryTransport]:
     network = MemoryNetwork()
     ours, theirs = (MemoryTransport(network, Identity.of_seed(bytes([n]) * 32).peer_id, RUN) for n in (1, 2))
     if answering:
-        Greeting(record_pb2.SignedManifest()).serve(theirs)
+        MembershipHandlers(record_pb2.SignedManifest()).serve(theirs)
     return ours, theirs
 
 
-def test_a_late_answer_of_a_living_peer_is_waited_for() -> None:
-    async def body() -> None:
-        ours, theirs = pair()
-        async with asyncio.timeout(20):
-            assert await patiently(ours, RUN, theirs.peer_id, asyncio.sleep(0.2, "late"), 0.01) == "late"
-
-    asyncio.run(body())
+async def test_a_late_answer_of_a_living_peer_is_waited_for() -> None:
+    ours, theirs = pair()
+    async with asyncio.timeout(20):
+        assert await patiently(ours, RUN, theirs.peer_id, asyncio.sleep(0.2, "late"), 0.01) == "late"
 
 
-def test_a_peer_that_answers_no_ping_is_given_up_and_the_wait_cancelled() -> None:
-    async def body() -> None:
-        ours, theirs = pair()
-        cancelled = asyncio.Event()
+async def test_a_peer_that_answers_no_ping_is_given_up_and_the_wait_cancelled() -> None:
+    ours, theirs = pair()
+    cancelled = asyncio.Event()
 
-        async def forever() -> None:
-            try:
-                await asyncio.Event().wait()
-            finally:
-                cancelled.set()
+    async def forever() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
 
+    await theirs.close()
+    async with asyncio.timeout(20):
+        with pytest.raises(PeerTimeout, match="answers no ping"):
+            await patiently(ours, RUN, theirs.peer_id, forever(), 0.01)
+    assert cancelled.is_set()
+
+
+async def test_a_peer_that_others_found_silent_is_asked_at_once() -> None:
+    ours, theirs = pair()
+    watch = LivenessWatch(ours, RUN, theirs.peer_id, 1000.0)
+    async with asyncio.timeout(20):
+        task = asyncio.create_task(watch.over(asyncio.Event().wait()))
+        await asyncio.sleep(0.05)
+        watch.doubt()
+        await asyncio.sleep(0.05)
+        assert not task.done(), "it answered, and is waited for"
         await theirs.close()
-        async with asyncio.timeout(20):
-            with pytest.raises(PeerTimeout, match="answers no ping"):
-                await patiently(ours, RUN, theirs.peer_id, forever(), 0.01)
-        assert cancelled.is_set()
-
-    asyncio.run(body())
+        watch.doubt()
+        with pytest.raises(PeerTimeout, match="answers no ping"):
+            await task
 
 
-def test_a_peer_that_others_found_silent_is_asked_at_once() -> None:
-    async def body() -> None:
-        ours, theirs = pair()
-        watch = Watch(ours, RUN, theirs.peer_id, 1000.0)
-        async with asyncio.timeout(20):
-            task = asyncio.create_task(watch.over(asyncio.Event().wait()))
-            await asyncio.sleep(0.05)
-            watch.doubt()
-            await asyncio.sleep(0.05)
-            assert not task.done(), "it answered, and is waited for"
-            await theirs.close()
-            watch.doubt()
-            with pytest.raises(PeerTimeout, match="answers no ping"):
-                await task
+async def test_errors_of_the_work_come_through_as_they_are() -> None:
+    ours, theirs = pair()
 
-    asyncio.run(body())
+    async def lost() -> None:
+        raise MicrobatchLost("no way")
+
+    with pytest.raises(MicrobatchLost):
+        await patiently(ours, RUN, theirs.peer_id, lost(), 1.0)
 
 
-def test_errors_of_the_work_come_through_as_they_are() -> None:
-    async def body() -> None:
-        ours, theirs = pair()
-
-        async def lost() -> None:
-            raise MicrobatchLost("no way")
-
-        with pytest.raises(MicrobatchLost):
-            await patiently(ours, RUN, theirs.peer_id, lost(), 1.0)
-
-    asyncio.run(body())
+async def test_after_so_long_the_work_is_given_up_although_its_peer_lives() -> None:
+    ours, theirs = pair()
+    async with asyncio.timeout(20):
+        with pytest.raises(TimeoutError):
+            await LivenessWatch(ours, RUN, theirs.peer_id, 0.01).over(asyncio.Event().wait(), give_up_s=0.1)
+        task = asyncio.current_task()
+        assert task is not None and not task.cancelling(), "its own cancellation is taken back"
 
 
-def test_after_so_long_the_work_is_given_up_although_its_peer_lives() -> None:
-    async def body() -> None:
-        ours, theirs = pair()
-        async with asyncio.timeout(20):
-            with pytest.raises(TimeoutError):
-                await Watch(ours, RUN, theirs.peer_id, 0.01).over(asyncio.Event().wait(), give_up_s=0.1)
-            task = asyncio.current_task()
-            assert task is not None and not task.cancelling(), "its own cancellation is taken back"
+async def test_who_is_cancelled_while_it_pings_leaves_no_ping_behind() -> None:
+    ours, theirs = pair(answering=False)
+    asked, answered = asyncio.Event(), asyncio.Event()
 
-    asyncio.run(body())
+    async def ping(peer: PeerId, call: Call) -> Answer:
+        asked.set()
+        await answered.wait()
+        raise AssertionError("it was cancelled")
 
-
-def test_who_is_cancelled_while_it_pings_leaves_no_ping_behind() -> None:
-    async def body() -> None:
-        ours, theirs = pair(answering=False)
-        asked, answered = asyncio.Event(), asyncio.Event()
-
-        async def ping(peer: PeerId, call: Call) -> Answer:
-            asked.set()
-            await answered.wait()
-            raise AssertionError("it was cancelled")
-
-        theirs.serve("ping", ping, tensor_bytes_max=0)
-        task = asyncio.create_task(Watch(ours, RUN, theirs.peer_id, 0.01).over(asyncio.Event().wait()))
-        async with asyncio.timeout(20):
-            await asked.wait()
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-        assert asyncio.all_tasks() - {asyncio.current_task()} == set()
-
-    asyncio.run(body())
+    theirs.serve("ping", ping, tensor_bytes_max=0)
+    task = asyncio.create_task(LivenessWatch(ours, RUN, theirs.peer_id, 0.01).over(asyncio.Event().wait()))
+    async with asyncio.timeout(20):
+        await asked.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert asyncio.all_tasks() - {asyncio.current_task()} == set()

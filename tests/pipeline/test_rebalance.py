@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,8 +17,8 @@ from swarmnode.pipeline.rebalance import (
     AWAY_S,
     EQUAL,
     LASTS_S,
-    Move,
-    Rules,
+    RebalanceRules,
+    StageMove,
     all_told,
     choose_stage,
     load,
@@ -27,6 +29,8 @@ from swarmnode.pipeline.rebalance import (
     worth_it,
 )
 from swarmnode.wire import record_pb2
+
+pytestmark = pytest.mark.node  # some seconds
 
 TRAINING = record_pb2.NODE_STATE_TRAINING
 
@@ -40,7 +44,7 @@ def swarm_of(members: list[Member], stages: int) -> Swarm:
     return Swarm.of(members, stages)
 
 
-def moved(members: list[Member], move: Move, costs: list[float]) -> list[Member]:
+def moved(members: list[Member], move: StageMove, costs: list[float]) -> list[Member]:
     """The members once `move` is over."""
     return [
         dataclasses.replace(
@@ -56,9 +60,9 @@ def moved(members: list[Member], move: Move, costs: list[float]) -> list[Member]
 def fleets(draw: st.DrawFn) -> tuple[list[Member], list[float]]:
     stages = draw(st.integers(2, 5))
     speeds = draw(st.lists(st.floats(0.5, 20.0), min_size=stages, max_size=24))
-    places = [draw(st.integers(0, stages - 1)) for _ in speeds]
+    slots = [draw(st.integers(0, stages - 1)) for _ in speeds]
     costs = [draw(st.floats(0.5, 2.0)) for _ in range(stages)]
-    return [member(i, s, v) for i, (s, v) in enumerate(zip(places, speeds, strict=True))], costs
+    return [member(i, s, v) for i, (s, v) in enumerate(zip(slots, speeds, strict=True))], costs
 
 
 @given(fleets(), st.floats(1.0, 2.0), st.integers(1, 3))
@@ -68,7 +72,7 @@ def test_a_swarm_of_constant_speeds_comes_to_rest(
 ) -> None:
     """No thrash: each move or exchange lifts the weaker of two stages, so none is taken back, and they end."""
     members, costs = given
-    rules = Rules(ratio, min_keep)
+    rules = RebalanceRules(ratio, min_keep)
     stages = len(costs)
     opened: list[float] | None = None  # samples/s of the stages before an exchange began
     for _ in range(20 * len(members) * stages):
@@ -123,7 +127,7 @@ def test_the_plan_is_the_best_of_all_moves(
     members, costs = given
     stages = len(costs)
     now = load(swarm_of(members, stages), costs)
-    move, _ = plan_move(swarm_of(members, stages), costs, Rules(ratio, min_keep))
+    move, _ = plan_move(swarm_of(members, stages), costs, RebalanceRules(ratio, min_keep))
     if not all(now.replicas):
         able = [m for m in members if now.replicas[m.stage] > 1]  # a gap stops the run: all but the last may go
         assert (move is not None) == bool(able)
@@ -135,9 +139,9 @@ def test_the_plan_is_the_best_of_all_moves(
     if thin:  # safety before speed: whoever can be spared goes
         assert (move is not None) == bool(spare)
         assert move is None or (move.safety and move.target == weakest and worth_it(move, 1e9)[0])
-        assert move is None or still_good(swarm_of(members, stages), costs, move, Rules(ratio, min_keep))[0]
+        assert move is None or still_good(swarm_of(members, stages), costs, move, RebalanceRules(ratio, min_keep))[0]
         return
-    best, least = 0.0, (1 + Rules(ratio, 1).gain_min) * now.capacity[weakest]
+    best, least = 0.0, (1 + RebalanceRules(ratio, 1).gain_min) * now.capacity[weakest]
     for m in members:
         if m.stage not in spare or now.capacity[m.stage] <= ratio * now.capacity[weakest] * EQUAL:
             continue
@@ -155,14 +159,14 @@ def test_the_plan_is_the_best_of_all_moves(
     elif move is not None:
         assert move.target == weakest and math.isclose(move.after, best)
         for m in members:  # who asks for itself moves itself, or names the best
-            own, _ = plan_move(swarm_of(members, stages), costs, Rules(ratio, min_keep), m.peer)
+            own, _ = plan_move(swarm_of(members, stages), costs, RebalanceRules(ratio, min_keep), m.peer)
             if m.stage not in spare or now.capacity[m.stage] <= ratio * now.capacity[weakest] * EQUAL:
                 assert own is None, "another stage gives"
                 continue
             assert own is not None and own.peer in (m.peer, move.peer)
             assert own.after >= move.before + 0.95 * (move.after - move.before) - 1e-9
         if not move.against:
-            assert still_good(swarm_of(members, stages), costs, move, Rules(ratio, min_keep))[0]
+            assert still_good(swarm_of(members, stages), costs, move, RebalanceRules(ratio, min_keep))[0]
 
 
 @given(fleets(), st.randoms(use_true_random=False))
@@ -171,59 +175,74 @@ def test_measured_speeds_that_tremble_do_not_send_a_node_to_and_fro(
     given: tuple[list[Member], list[float]], rng: random.Random
 ) -> None:
     """With two percent of noise on every speed, a node is never sent straight back where it came from."""
-    members, costs = given
-    stages = len(costs)
-    last: Move | None = None
+    moves = moves_of_a_trembling_fleet(*given, rng)
+    for last, move in itertools.pairwise(moves):
+        assert (move.peer, move.target) != (last.peer, last.source)
+
+
+def test_measured_speeds_that_tremble_keep_no_node_where_it_is_not_needed() -> None:
+    """Five of six equal machines at one stage: two go to the other, and it ends there."""
+    members = [member(number, int(number == 5), 4.0) for number in range(6)]
+    moves = moves_of_a_trembling_fleet(members, [1.0, 1.0], random.Random(0))
+    assert [(move.source, move.target) for move in moves] == [(0, 1)] * 2
+
+
+def moves_of_a_trembling_fleet(members: list[Member], costs: list[float], rng: random.Random) -> list[StageMove]:
+    """The moves of 40 plans, each of them followed, with two percent of noise on every speed."""
+    moves: list[StageMove] = []
     for _ in range(40):
         told = [
             dataclasses.replace(m, samples_per_second=m.samples_per_second * (0.99 + 0.02 * rng.random()))
             for m in members
         ]
-        move, _ = plan_move(swarm_of(told, stages), costs, Rules(1.1, 1))
+        move, _ = plan_move(swarm_of(told, len(costs)), costs, RebalanceRules(1.1, 1))
         if move is not None:
-            assert last is None or (move.peer, move.target) != (last.peer, last.source)
-            members, last = moved(members, move, costs), move
+            moves.append(move)
+            members = moved(members, move, costs)
+    return moves
 
 
 def test_a_node_on_its_way_counts_where_it_goes() -> None:
     """Everybody sees it coming: a second one does not follow it."""
     fleet = [member(0, 0, 4.0), member(1, 0, 4.0), member(2, 0, 4.0), member(3, 1, 4.0), member(4, 1, 0.1)]
-    move, reason = plan_move(swarm_of(fleet, 2), [1.0, 1.0], Rules(1.5, 1))
+    move, reason = plan_move(swarm_of(fleet, 2), [1.0, 1.0], RebalanceRules(1.5, 1))
     assert move is not None and move.source == 0 and "stage 1 is the slowest" in reason
     going = [dataclasses.replace(m, moving_to=1) if m.peer == move.peer else m for m in fleet]
-    assert plan_move(swarm_of(going, 2), [1.0, 1.0], Rules(1.5, 1))[0] is None
-    stage, _ = choose_stage(swarm_of(going, 2), [1.0, 1.0], Rules(1.1, 1), random.Random(0))
+    assert plan_move(swarm_of(going, 2), [1.0, 1.0], RebalanceRules(1.5, 1))[0] is None
+    stage, _ = choose_stage(swarm_of(going, 2), [1.0, 1.0], RebalanceRules(1.1, 1), random.Random(0))
     assert stage == 0, "a joiner: two stay here, three will be there, speeds alike"
 
 
 def test_an_empty_stage_comes_first() -> None:
     fleet = [member(i, i % 2, 1.0 + i) for i in range(6)]
-    move, reason = plan_move(swarm_of(fleet, 3), [1.0] * 3, Rules(100.0, 2))
+    move, reason = plan_move(swarm_of(fleet, 3), [1.0] * 3, RebalanceRules(100.0, 2))
     assert move is not None and move.target == 2 and "is empty" in reason
     fleet = moved(fleet, move, [1.0] * 3)
-    assert plan_move(swarm_of(fleet, 3), [1.0] * 3, Rules(100.0, 1))[0] is None
-    second, reason = plan_move(swarm_of(fleet, 3), [1.0] * 3, Rules(100.0, 2))
+    assert plan_move(swarm_of(fleet, 3), [1.0] * 3, RebalanceRules(100.0, 1))[0] is None
+    second, reason = plan_move(swarm_of(fleet, 3), [1.0] * 3, RebalanceRules(100.0, 2))
     assert second is not None and second.target == 2 and "1 of 2 replicas" in reason
-    assert plan_move(swarm_of(moved(fleet, second, [1.0] * 3), 3), [1.0] * 3, Rules(100.0, 2))[0] is None
+    assert plan_move(swarm_of(moved(fleet, second, [1.0] * 3), 3), [1.0] * 3, RebalanceRules(100.0, 2))[0] is None
     one_each = [member(i, i, 1.0) for i in range(2)]
-    assert plan_move(swarm_of(one_each, 3), [1.0] * 3, Rules(1.1, 1))[0] is None, "min_keep holds"
+    assert plan_move(swarm_of(one_each, 3), [1.0] * 3, RebalanceRules(1.1, 1))[0] is None, "min_keep holds"
 
 
 def test_too_few_replicas_come_before_speed() -> None:
     """One fast replica at stage 1 outruns three slow ones at stage 0, and is one death from nothing."""
     fleet = [*(member(i, 0, 1.0) for i in range(3)), member(3, 1, 50.0)]
-    stage, reason = choose_stage(swarm_of(fleet, 2), [1.0, 1.0], Rules(1.1, 2), random.Random(0))
+    stage, reason = choose_stage(swarm_of(fleet, 2), [1.0, 1.0], RebalanceRules(1.1, 2), random.Random(0))
     assert stage == 1 and "1 of the 2 replicas" in reason
-    move, reason = plan_move(swarm_of(fleet, 2), [1.0, 1.0], Rules(1.1, 2))
+    move, reason = plan_move(swarm_of(fleet, 2), [1.0, 1.0], RebalanceRules(1.1, 2))
     assert move is not None and move.safety and (move.source, move.target) == (0, 1) and "1 of 2 replicas" in reason
-    assert still_good(swarm_of(fleet, 2), [1.0, 1.0], move, Rules(1.1, 2))[0]
+    assert still_good(swarm_of(fleet, 2), [1.0, 1.0], move, RebalanceRules(1.1, 2))[0]
     after = moved(fleet, move, [1.0, 1.0])
-    assert not still_good(swarm_of([*after, member(4, 1, 1.0)], 2), [1.0, 1.0], move, Rules(1.1, 2))[0], "another came"
-    assert plan_move(swarm_of(after, 2), [1.0, 1.0], Rules(1.1, 2))[0] is None, "and rests there"
+    assert not still_good(swarm_of([*after, member(4, 1, 1.0)], 2), [1.0, 1.0], move, RebalanceRules(1.1, 2))[0], (
+        "another came"
+    )
+    assert plan_move(swarm_of(after, 2), [1.0, 1.0], RebalanceRules(1.1, 2))[0] is None, "and rests there"
 
 
 def test_a_move_that_the_download_eats_up_is_not_made() -> None:
-    move = Move(PeerId("p"), 0, 1, before=1.0, after=2.0, speed=1.0)
+    move = StageMove(PeerId("p"), 0, 1, before=1.0, after=2.0, speed=1.0)
     assert worth_it(move, 60.0)[0]
     good, reason = worth_it(move, LASTS_S)
     assert not good and "download" in reason
@@ -231,27 +250,34 @@ def test_a_move_that_the_download_eats_up_is_not_made() -> None:
 
 def test_joiners_spread_over_stages_that_are_alike() -> None:
     fleet = [member(i, i % 3, 5.0) for i in range(9)]
-    chosen = {choose_stage(swarm_of(fleet, 3), [1.0] * 3, Rules(1.1, 2), random.Random(seed))[0] for seed in range(20)}
+    chosen = {
+        choose_stage(swarm_of(fleet, 3), [1.0] * 3, RebalanceRules(1.1, 2), random.Random(seed))[0]
+        for seed in range(20)
+    }
     assert chosen == {0, 1, 2}
 
 
 def test_who_is_about_to_pause_does_not_count_for_a_joiner() -> None:
     now = 1e9
     fleet = [member(i, i % 2, 5.0, pauses_unix_s=int(now + 60) if i % 2 == 0 else 0) for i in range(6)]
-    chosen, reason = choose_stage(staying(swarm_of(fleet, 2), now), [1.0, 1.0], Rules(1.1, 1), random.Random(1))
+    chosen, reason = choose_stage(
+        staying(swarm_of(fleet, 2), now), [1.0, 1.0], RebalanceRules(1.1, 1), random.Random(1)
+    )
     assert chosen == 0 and "no replica" in reason
     assert staying(swarm_of(fleet, 2), now - LASTS_S) == swarm_of(fleet, 2), "in half an hour and more"
 
 
 def test_every_node_names_the_same_mover() -> None:
     fleet = [member(i, 0 if i < 8 else 1, 1.0 + i % 3) for i in range(12)]
-    plans = {plan_move(swarm_of(list(order), 2), [1.0, 1.0], Rules(1.1, 2))[0] for order in (fleet, fleet[::-1])}
+    plans = {
+        plan_move(swarm_of(list(order), 2), [1.0, 1.0], RebalanceRules(1.1, 2))[0] for order in (fleet, fleet[::-1])
+    }
     assert len(plans) == 1 and None not in plans
 
 
 def test_of_a_stage_with_nobody_to_spare_but_one_only_the_best_goes() -> None:
     """Two who look at the same time must not both think that they will do."""
-    costs, rules = (1.0, 1.0, 1.0), Rules(1.1, 2)
+    costs, rules = (1.0, 1.0, 1.0), RebalanceRules(1.1, 2)
     pair = [member(0, 0, 5.0), member(1, 2, 10.0), member(2, 2, 9.9)]
     best, _ = plan_move(swarm_of(pair, 3), costs, rules)
     assert best is not None and best.target == 1 and best.source == 2
@@ -269,8 +295,8 @@ def test_of_a_crowd_those_known_stand_for_all() -> None:
     swarm = Swarm.frozen(swarm.stages, sizes=(0, 120))
     assert load(swarm, (1.0, 1.0)).capacity == (120.0, 120.0)
     assert load(swarm, (1.0, 1.0)).replicas == (120, 120)
-    assert plan_move(swarm, (1.0, 1.0), Rules(1.02, 2))[0] is None
-    assert plan_move(Swarm.of(crowd, 2), (1.0, 1.0), Rules(1.02, 2))[0] is not None
+    assert plan_move(swarm, (1.0, 1.0), RebalanceRules(1.02, 2))[0] is None
+    assert plan_move(Swarm.of(crowd, 2), (1.0, 1.0), RebalanceRules(1.02, 2))[0] is not None
 
 
 def test_what_a_joiner_brings_is_not_given_away_before_it_has_measured_itself() -> None:
@@ -279,16 +305,16 @@ def test_what_a_joiner_brings_is_not_given_away_before_it_has_measured_itself() 
     unknown = swarm_of([*fleet, member(8, 1, 0.0, state=joining)], 2)
     now = load(unknown, [1.0, 1.0])
     assert now.capacity == (4.0, 5.0) and now.sure == (4.0, 4.0)
-    assert plan_move(unknown, [1.0, 1.0], Rules(1.02, 2))[0] is None
+    assert plan_move(unknown, [1.0, 1.0], RebalanceRules(1.02, 2))[0] is None
     known = swarm_of([*fleet, member(8, 1, 2.0, state=joining)], 2)
-    assert plan_move(known, [1.0, 1.0], Rules(1.02, 2))[0] is not None
+    assert plan_move(known, [1.0, 1.0], RebalanceRules(1.02, 2))[0] is not None
 
 
 def test_nobody_leaves_a_stage_whose_relief_is_on_its_way() -> None:
     fleet = [member(0, 0, 4.0, moving_to=2), member(1, 0, 4.0), member(2, 1, 1.0), member(3, 2, 0.5)]
-    assert plan_move(swarm_of(fleet, 3), [1.0] * 3, Rules(1.1, 1))[0] is None
+    assert plan_move(swarm_of(fleet, 3), [1.0] * 3, RebalanceRules(1.1, 1))[0] is None
     arrived = [member(0, 2, 4.0), *fleet[1:]]
-    move, _ = plan_move(swarm_of(arrived, 3), [1.0] * 3, Rules(1.1, 1))
+    move, _ = plan_move(swarm_of(arrived, 3), [1.0] * 3, RebalanceRules(1.1, 1))
     assert move is not None and (move.peer, move.target) == ("peer0003", 1)
 
 
@@ -296,7 +322,7 @@ def test_where_no_node_fits_the_gap_two_change_places() -> None:
     """9 against 5, and the nodes of the stronger stage do 3: one that goes gains 1, too little for its work lost; one
     that goes for one of 1 in exchange gains 2. The second goes by itself once the first has said so."""
     fleet = [*(member(i, 0, 3.0) for i in range(3)), *(member(3 + i, 1, 1.0) for i in range(5))]
-    rules = Rules(1.02, 1)
+    rules = RebalanceRules(1.02, 1)
     first, reason = plan_move(swarm_of(fleet, 2), [1.0, 1.0], rules)
     assert first is not None and first.source == 0 and first.against == 1.0 and "in exchange" in reason
     assert (first.before, first.after) == (5.0, 7.0)
@@ -324,7 +350,7 @@ def test_a_look_is_due_when_somebody_sets_out_or_tells_its_speed() -> None:
 
 
 def test_what_a_machine_cannot_serve_it_is_not_sent_to() -> None:
-    rules, rng = Rules(1.1, 1), random.Random(0)
+    rules, rng = RebalanceRules(1.1, 1), random.Random(0)
     fleet = [member(0, 1, 4.0), member(1, 1, 4.0), member(2, 2, 4.0), member(3, 2, 4.0)]
     for unable, allowed in ({}, {0}), ({0}, {1, 2}), ({0, 1}, {2}):
         assert choose_stage(swarm_of(fleet, 3), [1.0] * 3, rules, rng, unable)[0] in allowed
@@ -345,10 +371,11 @@ def test_no_plan_goes_where_a_machine_cannot(given: tuple[list[Member], list[flo
     stages = len(costs)
     fleet = [
         dataclasses.replace(
-            m, unable=data.draw(st.frozensets(st.integers(0, stages - 1).filter(lambda s, m=m: s != m.stage)))
+            m,
+            unable=data.draw(st.frozensets(st.integers(0, stages - 1).filter(lambda s, m=m: s != m.stage))),  # type: ignore[arg-type]
         )
         for m in members
     ]
-    move, _ = plan_move(swarm_of(fleet, stages), costs, Rules(1.1, data.draw(st.integers(1, 3))))
+    move, _ = plan_move(swarm_of(fleet, stages), costs, RebalanceRules(1.1, data.draw(st.integers(1, 3))))
     if move is not None:
         assert move.target not in next(m for m in fleet if m.peer == move.peer).unable

@@ -10,23 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from swarmnode.ema import Ema
 from swarmnode.ids import PeerId
-from swarmnode.membership.swarm import Member
-from swarmnode.pipeline.route import BAN_FIRST_S, Ema, Router
-from swarmnode.wire import record_pb2
-
-
-def member(name: str, sequence: int = 1, samples_per_second: float = 0.0) -> Member:
-    return Member(
-        peer=PeerId(name),
-        stage=1,
-        state=record_pb2.NODE_STATE_TRAINING,
-        sequence=sequence,
-        expires_unix_s=1e12,
-        samples_per_second=samples_per_second,
-        queue=0,
-        round_index=0,
-    )
+from swarmnode.pipeline.route import BAN_FIRST_S, Router
+from tests.support.records import member
 
 
 def route(router: Router, seconds: dict[str, float], calls: int) -> Counter[str]:
@@ -90,15 +77,15 @@ def test_epsilon_is_chosen_uniformly() -> None:
 
 def test_heterogeneous_stages_reach_the_bottleneck() -> None:
     """Three stages in a row, replicas of very different speed: throughput near that of the weakest stage as a whole,
-    where uniform choice is held back by the slowest replica (design section 3)."""
+    where uniform choice is held back by the slowest replica."""
     stages = [{"a": 1.0, "b": 4.0}, {"c": 2.0, "d": 3.0}, {"e": 1.0, "f": 5.0}]
     capacity = min(sum(stage.values()) for stage in stages)
 
     def throughput(epsilon: float) -> float:
         routers = []
         for index, stage in enumerate(stages):
-            router = Router(random.Random(index), epsilon=epsilon)
-            router.confirmed = lambda peer: 8  # all have been checked (test_credible.py)
+            # All have been checked (test_believed_rate.py).
+            router = Router(random.Random(index), epsilon=epsilon, confirmed=lambda peer: 8)
             router.update([member(name) for name in stage])
             routers.append(router)
         free = {name: 0.0 for stage in stages for name in stage}
@@ -157,7 +144,7 @@ def test_choice_is_a_function_of_the_seed() -> None:
     def run() -> list[PeerId | None]:
         router = Router(random.Random(6))
         router.update([member(name) for name in "abcdef"])
-        chosen = []
+        chosen: list[PeerId | None] = []
         for i in range(300):
             peer, _ = router.choose(float(i), 1)
             assert peer is not None
@@ -223,7 +210,7 @@ def test_a_banned_peer_that_answers_a_ping_is_chosen_again() -> None:
     seconds = router.ban(PeerId("a"), 10.0)
     assert router.due(10.0, 8) == [] and router.banned(PeerId("a"), 10.0 + seconds + 1.0)
     assert router.due(10.0 + seconds, 8) == ["a"]
-    router.pardon(PeerId("a"))
+    router.unban(PeerId("a"))
     assert not router.banned(PeerId("a"), 10.0 + seconds)
     assert router.due(100.0, 8) == []
     assert router.ban(PeerId("a"), 100.0) == 2 * seconds, "it broke again without having done any work"
@@ -264,4 +251,32 @@ def test_our_own_line_is_nobody_elses_slowness_and_a_peers_line_is_its_own() -> 
     assert router.expected_s(quick, 2) == pytest.approx(1.0) and router.expected_s(slow, 2) == pytest.approx(4.0)
     assert router.completed(thin, 2, 31.0, 30.0) == pytest.approx(10.0), "it took 20 s longer to come in there"
     assert router.expected_s(thin, 2) == pytest.approx(21.0)
-    assert router.completed(quick, 2, 1.0, 30.0) <= 30.0 and router.expected_s(quick, 2) >= 0.0
+    assert router.completed(quick, 2, 1.0, 30.0) <= 30.0 and router.expected_s(quick, 2) >= 0.0  # type: ignore[operator]
+
+
+def test_many_replicas_that_never_answer_get_few_microbatches() -> None:
+    """Keys cost nothing: five hundred that are announced must not keep work from two that are real."""
+    router, shares = Router(random.Random(3)), Counter[str]()
+    real = {"a", "b"}
+    router.update([member(name, samples_per_second=10.0) for name in real])
+    route(router, {"a": 0.1, "b": 0.1}, 100)
+    for number in range(500):
+        router.learn(member(f"key {number}", samples_per_second=1e4))
+    for call in range(2000):
+        now = float(call)
+        peer, _ = router.choose(now, 1)
+        assert peer is not None
+        shares[peer] += 1
+        if peer in real:
+            router.completed(peer, 1, 0.1)
+        else:
+            router.ban(peer, now)
+    wasted = sum(count for peer, count in shares.items() if peer not in real)
+    assert wasted <= 2000 / 32, shares
+
+
+def test_where_new_replicas_answer_all_are_tried_at_once() -> None:
+    router = Router(random.Random(3))
+    names = [f"r{number}" for number in range(40)]
+    router.update([member(name, samples_per_second=10.0) for name in names])
+    assert len(route(router, dict.fromkeys(names, 0.1), 80)) >= 36

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from swarmnode.manifest import InnerSpec, Manifest, PipelineSpec
 from swarmnode.metrics import name
-from swarmnode.pipeline.microbatch import sizes_of
+from swarmnode.pipeline.microbatch_size import sizes_of
 from swarmnode.pipeline.staleness import (
     STRAGGLER,
     PendingGradients,
@@ -17,9 +17,9 @@ from swarmnode.pipeline.staleness import (
     replica_batch,
     window_limit,
 )
-from tests.model.tiny import manifest as tiny_manifest
-from tests.model.tiny import stages_of, token_batch, train_on
-from tests.pipeline.test_hop import chain
+from tests.support.hop_chain import chain
+from tests.support.tiny_model import manifest as tiny_manifest
+from tests.support.tiny_model import stages_of, token_batch, train_on
 
 
 def run(microbatch: int = 8, batch: int = 16, batch_max: int = 0, steps: int = 1, least: int = 1) -> Manifest:
@@ -38,7 +38,7 @@ def test_all_feeders_together_stay_within_the_staleness(
 ) -> None:
     manifest = run(microbatch, microbatch * batches, steps=steps)
     fewest, travels = max(1, min(sizes)), sizes_of(manifest, max(sizes), 0)[0]
-    limit, reason = window_limit(manifest, sizes, 0, travels)
+    limit, reason = window_limit(manifest, sizes, sizes[0], 0, travels)
     in_flight = limit * travels * max(1, sizes[0])
     bound = max(1, steps) * fewest * replica_batch(manifest, microbatch * batches, fewest)
     assert limit >= 1 and reason and 1 <= travels <= microbatch
@@ -47,9 +47,9 @@ def test_all_feeders_together_stay_within_the_staleness(
 
 
 def test_a_larger_batch_allows_more_under_way() -> None:
-    assert window_limit(run(), [2, 2, 2], 0, 8)[0] == 1
-    assert window_limit(run(batch_max=128), [2, 2, 2], 0, 8)[0] == 8
-    assert window_limit(run(), [2, 2, 2], 0, 2)[0] == 4
+    assert window_limit(run(), [2, 2, 2], 2, 0, 8)[0] == 1
+    assert window_limit(run(batch_max=128), [2, 2, 2], 2, 0, 8)[0] == 8
+    assert window_limit(run(), [2, 2, 2], 2, 0, 2)[0] == 4
 
 
 def test_more_replicas_step_on_less_each() -> None:
@@ -83,43 +83,37 @@ def test_labels_cover_every_age() -> None:
     assert [label(age) for age in (0, 1, 2, 3, 4, 99)] == [*name.STALENESS, name.STALENESS[-1]]
 
 
-def test_a_replica_puts_off_its_step_while_an_older_gradient_is_on_its_way() -> None:
+async def test_a_replica_puts_off_its_step_while_an_older_gradient_is_on_its_way() -> None:
     """Eight microbatches of four samples, inner batches of eight: four steps everywhere. With a gradient outstanding
     that was begun long ago, the same eight make no step until twice the batch has come together."""
 
-    async def body() -> None:
-        async with chain(0, 1, 2) as (_, people):
-            middle, now_s = people[1], asyncio.get_running_loop().time()
-            for serial in range(1, 9):
-                await people[0].feed(serial=serial)
-            assert [person.replica.inner_steps for person in people] == [4, 4, 4]
-            waited_for = middle.hop._pending.opened(3, now_s + 1e6)
-            await people[0].feed(serial=9)
-            await people[0].feed(serial=10)
-            assert [person.replica.inner_steps for person in people] == [5, 4, 5]
-            middle.hop._pending.closed(waited_for)
-            await people[0].feed(serial=11)
-            assert middle.replica.inner_steps == 5 and middle.replica.accumulated == 0
-
-    asyncio.run(body())
+    async with chain(0, 1, 2) as (_, people):
+        middle, now_s = people[1], asyncio.get_running_loop().time()
+        for serial in range(1, 9):
+            await people[0].feed(serial=serial)
+        assert [person.replica.inner_steps for person in people] == [4, 4, 4]
+        waited_for = middle.hop._pending.opened(3, now_s + 1e6)
+        await people[0].feed(serial=9)
+        await people[0].feed(serial=10)
+        assert [person.replica.inner_steps for person in people] == [5, 4, 5]
+        middle.hop._pending.closed(waited_for)
+        await people[0].feed(serial=11)
+        assert middle.replica.inner_steps == 5 and middle.replica.accumulated == 0
 
 
-def test_a_gradient_that_is_too_old_is_passed_on_and_not_added() -> None:
-    async def body() -> None:
-        async with chain(0, 1, 2) as (_, people):
-            middle = people[1]
-            # While the last stage works, the middle replica takes two steps with other microbatches.
-            last_loss = people[2].replica.loss
+async def test_a_gradient_that_is_too_old_is_passed_on_and_not_added() -> None:
+    async with chain(0, 1, 2) as (_, people):
+        middle = people[1]
+        # While the last stage works, the middle replica takes two steps with other microbatches.
+        last_loss = people[2].replica.loss
 
-            def loss(*arguments: object, **named: object) -> object:
-                middle.replica.stage.inner_steps += 2
-                return last_loss(*arguments, **named)  # type: ignore[arg-type]
+        def loss(*arguments: object, **named: object) -> object:
+            middle.replica.stage.inner_steps += 2
+            return last_loss(*arguments, **named)  # type: ignore[arg-type]
 
-            people[2].replica.loss = loss  # type: ignore[method-assign,assignment]
-            await people[0].feed()
-            assert [person.replica.accumulated for person in people] == [4, 0, 4]
-
-    asyncio.run(body())
+        people[2].replica.loss = loss  # type: ignore[method-assign,assignment]
+        await people[0].feed()
+        assert [person.replica.accumulated for person in people] == [4, 0, 4]
 
 
 def test_the_rate_grows_by_the_root_of_a_batch_that_grew() -> None:

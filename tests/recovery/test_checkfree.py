@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from swarmnode.errors import RemoteFault
+from swarmnode.machine.replica import TorchReplica
 from swarmnode.manifest import InnerSpec, Manifest, ModelSpec, PipelineSpec
 from swarmnode.model.split import split
 from swarmnode.model.stage import BUMP_STEPS
-from swarmnode.node.replica import TorchReplica
 from swarmnode.ports import Neighbour
 from swarmnode.recovery.checkfree import METHODS, counterpart, ends, nearer
-from swarmnode.recovery.snapshot import SLOW, Cut, Snapshot
+from swarmnode.recovery.snapshot import SLOW, Snapshot, StateSlice
 from swarmnode.wire import record_pb2
 
 MODEL = ModelSpec(layers=6, width=16, heads=2, kv_heads=1, ffn=24, context=8, vocabulary=32)
@@ -92,7 +92,7 @@ def test_the_first_and_last_take_their_ends_or_keep_those_of_the_seed(stage: int
     lost, middle = everybody[stage], everybody[1]
     whole = Snapshot.of(lost.snapshot(packed=True), stage, 1, record_pb2.Progress())
     first, count = ends(MODEL, split(MODEL, 3)[stage])
-    mirrored = whole.part(Cut(SLOW.sections, first, count)).state.sections["phi"]
+    mirrored = whole.part(StateSlice(SLOW.sections, first, count)).state.sections["phi"]
     before = lost.stage.theta.clone()
     name = "model.embed_tokens.weight" if stage == 0 else "lm_head.weight"
     kept = lost.stage.named(before)[name].clone()

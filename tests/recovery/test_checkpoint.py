@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 from collections.abc import Sequence
@@ -16,17 +15,19 @@ from hypothesis import strategies as st
 
 from swarmnode.errors import DataError, LocalFault
 from swarmnode.ids import PeerId, RunId
+from swarmnode.machine.folder_store import FolderStore
 from swarmnode.manifest import DataSpec, GossipSpec, InnerSpec, Manifest, ModelSpec, PipelineSpec
 from swarmnode.membership.progress import to_message
 from swarmnode.model.section import section_shapes
 from swarmnode.model.split import split
-from swarmnode.node.store import FolderStore
 from swarmnode.ports import State
 from swarmnode.recovery import checkpoint as form
-from swarmnode.recovery import saving, tensorfile
+from swarmnode.recovery import checkpoint_io, tensorfile
 from swarmnode.recovery.checkpoint import Checkpoint, Origin
-from swarmnode.recovery.saving import Holding
+from swarmnode.recovery.checkpoint_io import ReplicaHoldings
 from swarmnode.wire import record_pb2
+
+pytestmark = pytest.mark.node  # some seconds
 
 RUN = RunId("ab" * 32)
 Make = tuple[str, str]  # inner.optimizer, gossip.method
@@ -53,16 +54,16 @@ def numbers(section: str, name: str, shape: tuple[int, ...]) -> np.ndarray:
 def state_of(stages: int, stage: int, steps: int = 7, make: Make = FULL) -> State:
     """A state in which every parameter has numbers of its own, wherever it lies."""
     sections = {
-        section: memoryview(np.concatenate([numbers(section, n, s).ravel() for n, s in shapes.items()])).cast("B")
+        section: memoryview(np.concatenate([numbers(section, n, s).ravel() for n, s in shapes.items()])).cast("B")  # type: ignore[arg-type]
         for section, shapes in shapes_of(stages, stage, make).items()
     }
     return State(sections, inner_steps=steps, gradient_norm=1.5)
 
 
-def holding(stage: int, samples: int = 640) -> Holding:
+def holding(stage: int, samples: int = 640) -> ReplicaHoldings:
     progress = to_message({PEERS[0]: samples, PEERS[1]: 64})
     blocks = record_pb2.Blocks(finished_below=9, finished=[11, 12]) if stage == 0 else record_pb2.Blocks()
-    return Holding(stage, 12, PEERS[stage], progress, blocks)
+    return ReplicaHoldings(stage, 12, PEERS[stage], progress, blocks)
 
 
 async def save(
@@ -73,8 +74,10 @@ async def save(
     for stage in range(stages):
         assert made is None, "not complete before the last stage"
         state, shapes = state_of(stages, stage, make=make), shapes_of(stages, stage, make)
-        await saving.save_stage(store, form.place(RUN, label), state, shapes, holding(stage), shard_nbytes=shard_nbytes)
-        made = await saving.complete(store, origin, label)
+        await checkpoint_io.save_stage(
+            store, form.place(RUN, label), state, shapes, holding(stage), shard_nbytes=shard_nbytes
+        )
+        made = await checkpoint_io.complete(store, origin, label)
     assert made is not None
     return made
 
@@ -126,19 +129,16 @@ def test_labels_are_in_the_order_of_rounds() -> None:
 
 
 @pytest.mark.parametrize(("saved", "loaded"), [(3, 3), (3, 1), (1, 5), (2, 3), (5, 2)])
-def test_any_cut_loads_any_other(tmp_path: Path, saved: int, loaded: int) -> None:
-    async def body() -> None:
-        store = FolderStore(tmp_path)
-        await save(store, saved)
-        (base, checkpoint), *rest = saving.usable(await saving.find(store), "here")
-        assert not rest and checkpoint.samples == 704 and checkpoint.round == 12
-        for stage in range(loaded):
-            state = await saving.load_stage(store, base, checkpoint, shapes_of(loaded, stage))
-            wanted = state_of(loaded, stage)
-            assert {k: bytes(v) for k, v in state.sections.items()} == {k: bytes(v) for k, v in wanted.sections.items()}
-            assert state.inner_steps == 7 and state.gradient_norm == 1.5
-
-    asyncio.run(body())
+async def test_any_cut_loads_any_other(tmp_path: Path, saved: int, loaded: int) -> None:
+    store = FolderStore(tmp_path)
+    await save(store, saved)
+    (base, checkpoint), *rest = checkpoint_io.usable(await checkpoint_io.find(store), "here")
+    assert not rest and checkpoint.samples == 704 and checkpoint.round == 12
+    for stage in range(loaded):
+        state = await checkpoint_io.load_stage(store, base, checkpoint, shapes_of(loaded, stage))
+        wanted = state_of(loaded, stage)
+        assert {k: bytes(v) for k, v in state.sections.items()} == {k: bytes(v) for k, v in wanted.sections.items()}
+        assert state.inner_steps == 7 and state.gradient_norm == 1.5
 
 
 @pytest.mark.parametrize(
@@ -151,31 +151,28 @@ def test_any_cut_loads_any_other(tmp_path: Path, saved: int, loaded: int) -> Non
         (("muon", "noloco"), FULL, {"exp_avg", "exp_avg_sq"}),
     ],
 )
-def test_another_optimizer_begins_with_what_was_kept_for_it(
+async def test_another_optimizer_begins_with_what_was_kept_for_it(
     tmp_path: Path, saved: Make, loaded: Make, zero: set[str]
 ) -> None:
     """Steps are counted anew where both moments are, or the correction for their bias would be missing."""
 
-    async def body() -> None:
-        store = FolderStore(tmp_path)
-        checkpoint = await save(store, 2, make=saved)
-        for stages, stage in ((2, 1), (1, 0)):
-            shapes = shapes_of(stages, stage, loaded)
-            assert form.anew(checkpoint, shapes) == zero
-            state = await saving.load_stage(store, f"{checkpoint.place}/", checkpoint, shapes)
-            wanted = state_of(stages, stage, make=loaded)
-            assert list(state.sections) == list(wanted.sections)
-            for name, section in state.sections.items():
-                expected = bytes(section.nbytes) if name in zero else bytes(wanted.sections[name])
-                assert bytes(section) == expected, name
-            assert state.inner_steps == (0 if "exp_avg" in zero else 7)
-
-    asyncio.run(body())
+    store = FolderStore(tmp_path)
+    checkpoint = await save(store, 2, make=saved)
+    for stages, stage in ((2, 1), (1, 0)):
+        shapes = shapes_of(stages, stage, loaded)
+        assert form.anew(checkpoint, shapes) == zero
+        state = await checkpoint_io.load_stage(store, f"{checkpoint.place}/", checkpoint, shapes)
+        wanted = state_of(stages, stage, make=loaded)
+        assert list(state.sections) == list(wanted.sections)
+        for name, section in state.sections.items():
+            expected = bytes(section.nbytes) if name in zero else bytes(wanted.sections[name])
+            assert bytes(section) == expected, name
+        assert state.inner_steps == (0 if "exp_avg" in zero else 7)
 
 
-def test_the_files_are_safetensors_to_others(tmp_path: Path) -> None:
+async def test_the_files_are_safetensors_to_others(tmp_path: Path) -> None:
     safetensors = pytest.importorskip("safetensors.numpy")
-    checkpoint = asyncio.run(save(FolderStore(tmp_path), 2))
+    checkpoint = await save(FolderStore(tmp_path), 2)
     seen: dict[str, np.ndarray] = {}
     for path in tmp_path.rglob("theta-*.safetensors"):
         seen |= safetensors.load_file(path)
@@ -187,22 +184,19 @@ def test_the_files_are_safetensors_to_others(tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("*.part"))
 
 
-def test_what_lies_as_it_is_wanted_is_read_in_place(tmp_path: Path) -> None:
+async def test_what_lies_as_it_is_wanted_is_read_in_place(tmp_path: Path) -> None:
     """Any fault of the file is named as when it is read in one piece."""
 
-    async def body() -> None:
-        store = FolderStore(tmp_path)
-        sha256 = await store.write("a", [b"head", b"data"])
-        head, data = bytearray(4), bytearray(4)
-        assert await store.fill("a", [memoryview(head), memoryview(data)], sha256)
-        assert (head, data) == (b"head", b"data")
-        assert not await store.fill("b", [memoryview(head)], sha256)
-        with pytest.raises(DataError, match="8 bytes where 4 belong"):
-            await store.fill("a", [memoryview(head)], sha256)
-        with pytest.raises(DataError, match="damaged"):
-            await store.fill("a", [memoryview(head), memoryview(data)], "0" * 64)
-
-    asyncio.run(body())
+    store = FolderStore(tmp_path)
+    sha256 = await store.write("a", [b"head", b"data"])
+    head, data = bytearray(4), bytearray(4)
+    assert await store.fill("a", [memoryview(head), memoryview(data)], sha256)
+    assert (head, data) == (b"head", b"data")
+    assert not await store.fill("b", [memoryview(head)], sha256)
+    with pytest.raises(DataError, match="8 bytes; expected 4"):
+        await store.fill("a", [memoryview(head)], sha256)
+    with pytest.raises(DataError, match="damaged"):
+        await store.fill("a", [memoryview(head), memoryview(data)], "0" * 64)
     tensors = {"x": (2, 3), "y": (5,)}
     good = tensorfile.header(tensors, {"format": "pt"})
     tensorfile.check_head(good, tensors, "here")
@@ -211,42 +205,36 @@ def test_what_lies_as_it_is_wanted_is_read_in_place(tmp_path: Path) -> None:
             tensorfile.check_head(bad, said, "here")
 
 
-def test_blocks_and_samples_go_on(tmp_path: Path) -> None:
-    checkpoint = asyncio.run(save(FolderStore(tmp_path), 2))
-    same = saving.blocks_of(checkpoint, checkpoint.origin.block_samples)
+async def test_blocks_and_samples_go_on(tmp_path: Path) -> None:
+    checkpoint = await save(FolderStore(tmp_path), 2)
+    same = checkpoint_io.blocks_of(checkpoint, checkpoint.origin.block_samples)
     assert same.finished_below == 9 and list(same.finished) == [11, 12]
-    halves = saving.blocks_of(checkpoint, checkpoint.origin.block_samples // 2)
+    halves = checkpoint_io.blocks_of(checkpoint, checkpoint.origin.block_samples // 2)
     assert halves.finished_below == 18 and not halves.finished
-    assert saving.progress_of(checkpoint).total == 704
+    assert checkpoint_io.progress_of(checkpoint).total == 704
 
 
-def test_old_ones_go_and_the_newest_stay(tmp_path: Path) -> None:
-    async def body() -> None:
-        store = FolderStore(tmp_path)
-        for number in (10, 20, 30, 40):
-            await save(store, 2, form.label(number), shard_nbytes=1 << 20)
-        await store.write(f"{form.place(RUN, form.label(15))}/stage-0.json", [b"never finished"])
-        await store.write(f"{form.place(RUN, form.label(50))}/stage-0.json", [b"under way"])
-        assert await saving.prune(store, RUN, 2) == [form.label(10), form.label(15), form.label(20)]
-        left = {name.split("/")[1] for name in await store.names()}
-        assert left == {form.label(30), form.label(40), form.label(50)}
-        good = saving.usable(await saving.find(store), "here")
-        assert [checkpoint.label for _, checkpoint in good] == [form.label(40), form.label(30)]
-
-    asyncio.run(body())
+async def test_old_ones_go_and_the_newest_stay(tmp_path: Path) -> None:
+    store = FolderStore(tmp_path)
+    for number in (10, 20, 30, 40):
+        await save(store, 2, form.label(number), shard_nbytes=1 << 20)
+    await store.write(f"{form.place(RUN, form.label(15))}/stage-0.json", [b"never finished"])
+    await store.write(f"{form.place(RUN, form.label(50))}/stage-0.json", [b"under way"])
+    assert await checkpoint_io.prune(store, RUN, 2) == [form.label(10), form.label(15), form.label(20)]
+    left = {name.split("/")[1] for name in await store.names()}
+    assert left == {form.label(30), form.label(40), form.label(50)}
+    good = checkpoint_io.usable(await checkpoint_io.find(store), "here")
+    assert [checkpoint.label for _, checkpoint in good] == [form.label(40), form.label(30)]
 
 
-def test_of_as_many_samples_the_final_one_is_the_newest(tmp_path: Path) -> None:
-    async def body() -> None:
-        store = FolderStore(tmp_path)
-        labels = [form.label(8), form.label(8, final=True)]
-        for label in labels:
-            await save(store, 2, label, shard_nbytes=1 << 20)
-        good = saving.usable(await saving.find(store), "here")
-        assert [checkpoint.label for _, checkpoint in good] == labels[::-1]
-        assert len({checkpoint.samples for _, checkpoint in good}) == 1
-
-    asyncio.run(body())
+async def test_of_as_many_samples_the_final_one_is_the_newest(tmp_path: Path) -> None:
+    store = FolderStore(tmp_path)
+    labels = [form.label(8), form.label(8, final=True)]
+    for label in labels:
+        await save(store, 2, label, shard_nbytes=1 << 20)
+    good = checkpoint_io.usable(await checkpoint_io.find(store), "here")
+    assert [checkpoint.label for _, checkpoint in good] == labels[::-1]
+    assert len({checkpoint.samples for _, checkpoint in good}) == 1
 
 
 # ---- what goes wrong
@@ -266,20 +254,17 @@ class Failing(FolderStore):
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.9, 0.999])
-def test_a_full_disk_leaves_the_one_before(tmp_path: Path, share: float) -> None:
-    async def body() -> None:
-        store = Failing(tmp_path)
-        before = await save(store, 1, form.label(10))
-        store.room = int(share * before.nbytes)
-        place = form.place(RUN, form.label(20))
-        with pytest.raises(LocalFault, match="No space left on device"):
-            await saving.save_stage(store, place, state_of(1, 0), shapes_of(1, 0), holding(0), shard_nbytes=8192)
-        assert not [name for name in await store.names() if form.label(20) in name], "what was written is gone again"
-        _, good = saving.usable(await saving.find(store), "here")[0]
-        assert good == before
-        await saving.verify(store, f"{before.place}/", before)
-
-    asyncio.run(body())
+async def test_a_full_disk_leaves_the_one_before(tmp_path: Path, share: float) -> None:
+    store = Failing(tmp_path)
+    before = await save(store, 1, form.label(10))
+    store.room = int(share * before.nbytes)
+    place = form.place(RUN, form.label(20))
+    with pytest.raises(LocalFault, match="No space left on device"):
+        await checkpoint_io.save_stage(store, place, state_of(1, 0), shapes_of(1, 0), holding(0), shard_nbytes=8192)
+    assert not [name for name in await store.names() if form.label(20) in name], "what was written is gone again"
+    _, good = checkpoint_io.usable(await checkpoint_io.find(store), "here")[0]
+    assert good == before
+    await checkpoint_io.verify(store, f"{before.place}/", before)
 
 
 def damage(tmp_path: Path, what: str) -> str:
@@ -317,39 +302,33 @@ TORN = (
 
 
 @pytest.mark.parametrize("what", TORN)
-def test_a_torn_one_is_passed_over_for_the_one_before(tmp_path: Path, what: str) -> None:
-    async def body() -> None:
-        store = FolderStore(tmp_path)
-        await save(store, 2, form.label(10))
-        await save(store, 2, form.label(20))
-        complaint = damage(tmp_path, what)
-        found = await saving.find(store)
-        assert any(each.fault is not None and complaint in each.fault for each in found)
-        assert saving.usable(found, "here")[0][1].label == form.label(10)
-
-    asyncio.run(body())
+async def test_a_torn_one_is_passed_over_for_the_one_before(tmp_path: Path, what: str) -> None:
+    store = FolderStore(tmp_path)
+    await save(store, 2, form.label(10))
+    await save(store, 2, form.label(20))
+    complaint = damage(tmp_path, what)
+    found = await checkpoint_io.find(store)
+    assert any(each.fault is not None and complaint in each.fault for each in found)
+    assert checkpoint_io.usable(found, "here")[0][1].label == form.label(10)
 
 
-def test_one_flipped_bit_is_found(tmp_path: Path) -> None:
-    async def body() -> None:
-        store = FolderStore(tmp_path)
-        checkpoint = await save(store, 2)
-        path = sorted(tmp_path.rglob("momentum-*.safetensors"))[1]
-        raw = bytearray(path.read_bytes())
-        raw[-3] ^= 4
-        path.write_bytes(raw)
-        for work in (
-            saving.verify(store, f"{checkpoint.place}/", checkpoint),
-            saving.load_stage(store, f"{checkpoint.place}/", checkpoint, shapes_of(1, 0)),
-        ):
-            with pytest.raises(DataError, match=rf"{path.name}: damaged: its SHA-256 is"):
-                await work
-
-    asyncio.run(body())
+async def test_one_flipped_bit_is_found(tmp_path: Path) -> None:
+    store = FolderStore(tmp_path)
+    checkpoint = await save(store, 2)
+    path = sorted(tmp_path.rglob("momentum-*.safetensors"))[1]
+    raw = bytearray(path.read_bytes())
+    raw[-3] ^= 4
+    path.write_bytes(raw)
+    for work in (
+        checkpoint_io.verify(store, f"{checkpoint.place}/", checkpoint),
+        checkpoint_io.load_stage(store, f"{checkpoint.place}/", checkpoint, shapes_of(1, 0)),
+    ):
+        with pytest.raises(DataError, match=rf"{path.name}: damaged: its SHA-256 is"):
+            await work
 
 
-def test_another_model_is_refused_in_one_line(tmp_path: Path) -> None:
-    checkpoint = asyncio.run(save(FolderStore(tmp_path), 2))
+async def test_another_model_is_refused_in_one_line(tmp_path: Path) -> None:
+    checkpoint = await save(FolderStore(tmp_path), 2)
     form.check_fits(checkpoint, run_of(5), "here")
     wider = replace(run_of(2), model=replace(MODEL, ffn=64))
     with pytest.raises(DataError, match=r"here: a checkpoint of another model: model.ffn is 48 there and 64 in"):
@@ -369,24 +348,21 @@ def test_another_model_is_refused_in_one_line(tmp_path: Path) -> None:
         form.sources(checkpoint, {"model.layers.1.mlp.up_proj.weight": (64, 32)}, "theta")
 
 
-def test_nothing_there_and_several_runs_are_said(tmp_path: Path) -> None:
-    async def body() -> None:
-        store = FolderStore(tmp_path)
-        with pytest.raises(DataError, match="here: no checkpoint there"):
-            saving.usable(await saving.find(store), "here")
-        await save(store, 2)
-        other = RunId("cd" * 32)
-        for path in list((tmp_path / RUN[:16]).rglob("*")):
-            if path.is_file():
-                to = tmp_path / other[:16] / path.relative_to(tmp_path / RUN[:16])
-                to.parent.mkdir(parents=True, exist_ok=True)
-                to.write_bytes(path.read_bytes().replace(RUN.encode(), other.encode()))
-        found = await saving.find(store)
-        with pytest.raises(DataError, match="checkpoints of 2 runs; give the folder of one of them: abab"):
-            saving.usable(found, "here")
-        assert saving.usable(found, "here", other)[0][1].origin.run_id == other
-
-    asyncio.run(body())
+async def test_nothing_there_and_several_runs_are_said(tmp_path: Path) -> None:
+    store = FolderStore(tmp_path)
+    with pytest.raises(DataError, match="here: no checkpoint there"):
+        checkpoint_io.usable(await checkpoint_io.find(store), "here")
+    await save(store, 2)
+    other = RunId("cd" * 32)
+    for path in list((tmp_path / RUN[:16]).rglob("*")):
+        if path.is_file():
+            to = tmp_path / other[:16] / path.relative_to(tmp_path / RUN[:16])
+            to.parent.mkdir(parents=True, exist_ok=True)
+            to.write_bytes(path.read_bytes().replace(RUN.encode(), other.encode()))
+    found = await checkpoint_io.find(store)
+    with pytest.raises(DataError, match="checkpoints of 2 runs; give the folder of one of them: abab"):
+        checkpoint_io.usable(found, "here")
+    assert checkpoint_io.usable(found, "here", other)[0][1].origin.run_id == other
 
 
 @given(st.binary(max_size=200))
@@ -407,8 +383,8 @@ def test_rubbish_is_no_checkpoint_and_no_tensors(data: bytes) -> None:
         ("origin", {"model": {"layers": "many"}}),
     ],
 )
-def test_each_field_is_checked(tmp_path: Path, key: str, value: object) -> None:
-    checkpoint = asyncio.run(save(FolderStore(tmp_path), 1))
+async def test_each_field_is_checked(tmp_path: Path, key: str, value: object) -> None:
+    checkpoint = await save(FolderStore(tmp_path), 1)
     tree = json.loads(form.to_text(checkpoint))
     assert form.checkpoint_of(json.dumps(tree).encode(), "x") == checkpoint
     with pytest.raises(DataError, match="x: "):
@@ -426,13 +402,13 @@ def test_a_tensor_that_lies_about_its_place_is_refused() -> None:
         tensorfile.read(b"\xff" * 7 + b"\0" + bytes(100), "x")
 
 
-def test_names_lead_nowhere_else(tmp_path: Path) -> None:
+async def test_names_lead_nowhere_else(tmp_path: Path) -> None:
     for name in ("../x", "/etc/x", "a//b", "a/../b"):
         with pytest.raises(AssertionError, match="bad blob name"):
-            asyncio.run(FolderStore(tmp_path).write(name, [b""]))
+            await FolderStore(tmp_path).write(name, [b""])
 
 
-def test_a_folder_that_cannot_be_written_says_so(tmp_path: Path) -> None:
+async def test_a_folder_that_cannot_be_written_says_so(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(LocalFault, match=r"cannot write .*file/x: .*; free space or"):
-        asyncio.run(FolderStore(tmp_path / "file").write("x", [b"data"]))
+        await FolderStore(tmp_path / "file").write("x", [b"data"])

@@ -4,178 +4,43 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TypeVar
 
 import pytest
 
-from swarmnode.errors import Busy, PeerTimeout, RemoteFault, Unavailable
-from swarmnode.ids import PeerId, RunId, digest
+from swarmnode.errors import Busy, RemoteFault, Unavailable
+from swarmnode.ids import PeerId, RunId
 from swarmnode.membership.progress import to_message
-from swarmnode.metrics.name import Kind, check_event, check_metric
 from swarmnode.model.section import PACKED_ITEMSIZE, SECTIONS
-from swarmnode.ports import Admit, Answer, Call, Handler, State
-from swarmnode.recovery.asking import DownloadLimits
+from swarmnode.ports import Answer, Call, State
 from swarmnode.recovery.donor import DonorLimits, SnapshotDonor
+from swarmnode.recovery.donor_client import DownloadLimits
 from swarmnode.recovery.download import download
-from swarmnode.recovery.keeper import GENTLE
-from swarmnode.recovery.snapshot import CHUNK_NBYTES, CHUNKS_AT_ONCE, Cut, Snapshot
+from swarmnode.recovery.neighbour_backup import GENTLE
+from swarmnode.recovery.snapshot import CHUNK_NBYTES, CHUNKS_AT_ONCE, Snapshot, StateSlice
 from swarmnode.wire import call_pb2 as wire
+from tests.support.download import (
+    CHUNKS,
+    ME,
+    RUN,
+    SIZES,
+    A,
+    B,
+    C,
+    Giver,
+    Link,
+    Next,
+    Said,
+    World,
+    altered,
+    flip,
+    live,
+    same,
+    state,
+)
 
-T = TypeVar("T")
-RUN = RunId("ef" * 32)
-ME, A, B, C = (PeerId(name) for name in ("me", "peerA", "peerB", "peerC"))
-PARAMETERS = 168  # 2016 bytes
-SIZES = dict.fromkeys(SECTIONS, PARAMETERS)
-CHUNK = 64
-CHUNKS = 32
 SLOWLY = wire.SnapshotRequest(stage=1, nobody_waits=True)
-Next = Callable[[], Awaitable[Answer]]
-
-
-class VirtualLoop(asyncio.SelectorEventLoop):
-    """Time jumps to the next timer as soon as nothing else is left to do."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.now_s = 0.0
-
-    def time(self) -> float:
-        return self.now_s
-
-    def _run_once(self) -> None:
-        due_s = [timer.when() for timer in self._scheduled if not timer.cancelled()]  # type: ignore[attr-defined]
-        if not self._ready and due_s:  # type: ignore[attr-defined]
-            self.now_s = max(self.now_s, min(due_s))
-        super()._run_once()  # type: ignore[misc]
-
-
-def live(main: Coroutine[object, object, T]) -> T:
-    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        found = runner.run(main)
-        assert not asyncio.all_tasks(runner.get_loop())
-        return found
-
-
-class Said:
-    """Telemetry that keeps what was said, and only takes names that exist."""
-
-    def __init__(self) -> None:
-        self.events: list[tuple[str, dict[str, object]]] = []
-        self.counts: dict[str, float] = {}
-
-    def event(self, event: str, *, level: str = "info", **fields: object) -> None:
-        check_event(event, level)
-        self.events.append((event, fields))
-
-    def count(self, metric: str, value: float = 1.0, **labels: str) -> None:
-        check_metric(metric, Kind.COUNTER, labels)
-        key = f"{metric} {' '.join(labels.values())}"
-        self.counts[key] = self.counts.get(key, 0.0) + value
-
-    def gauge(self, metric: str, value: float, **labels: str) -> None: ...
-
-    def observe(self, metric: str, value: float, **labels: str) -> None: ...
-
-    def all(self, event: str) -> list[dict[str, object]]:
-        return [fields for found, fields in self.events if found == event]
-
-
-class Link:
-    """One node's transport in a world of handlers; `faults` sees every call before its handler does."""
-
-    def __init__(self, world: World, me: PeerId) -> None:
-        self.world = world
-        self.peer_id = me
-
-    async def addresses(self) -> list[str]:
-        return []
-
-    def serve(self, method: str, handler: Handler, *, tensor_bytes_max: int, admit: Admit | None = None) -> None:
-        self.world.handlers[self.peer_id, method] = handler
-
-    async def connect(self, peer: PeerId, addresses: Sequence[str]) -> None: ...
-
-    line_queue = 0
-
-    def bytes_by_method(self) -> dict[tuple[str, str], int]:
-        return {}
-
-    async def call(self, peer: PeerId, call: Call, *, timeout_s: float, reply_bytes_max: int) -> Answer:
-        return await self.world.call(self.peer_id, peer, call, timeout_s, reply_bytes_max)
-
-
-async def _pong(peer: PeerId, call: Call) -> Answer:
-    return Answer(wire.Reply())
-
-
-class World:
-    def __init__(self) -> None:
-        self.handlers: dict[tuple[PeerId, str], Handler] = {}
-        self.faults: dict[PeerId, Callable[[str, int, Next], Awaitable[Answer]]] = {}
-        self.asked: dict[tuple[PeerId, str], int] = {}
-        self.under_way = 0
-        self.under_way_max = 0
-
-    async def call(self, source: PeerId, peer: PeerId, call: Call, timeout_s: float, reply_bytes_max: int) -> Answer:
-        method = call.header.WhichOneof("body") or ""
-        self.asked[peer, method] = self.asked.get((peer, method), 0) + 1
-        serial = self.asked[peer, method]
-        self.under_way += 1
-        self.under_way_max = max(self.under_way_max, self.under_way)
-        try:
-            async with asyncio.timeout(timeout_s):
-                await asyncio.sleep(0.01)
-                handler = self.handlers.get((peer, method))
-                if method == "ping" and any(who == peer for who, _ in self.handlers):
-                    handler = _pong
-                if handler is None:
-                    raise RemoteFault(f"{peer} is not there")
-
-                async def go() -> Answer:
-                    return await handler(source, call)
-
-                fault = self.faults.get(peer)
-                answer = await (fault(method, serial, go) if fault else go())
-                assert sum(tensor.nbytes for tensor in answer.tensors) <= reply_bytes_max
-                return answer
-        except TimeoutError:
-            raise PeerTimeout(f"{peer} did not answer within {timeout_s:g} s") from None
-        finally:
-            self.under_way -= 1
-
-
-def state(seed: int) -> State:
-    sections = {
-        name: memoryview(b"".join(digest(seed, name, i) for i in range(21))[: size * PARAMETERS])
-        for name, size in PACKED_ITEMSIZE.items()
-    }
-    return State(sections, inner_steps=seed, gradient_norm=0.25, packed=True)
-
-
-class Giver:
-    """A node with a state that changes each round."""
-
-    def __init__(self, world: World, peer: PeerId, seed: int, limits: DonorLimits | None = None) -> None:
-        self.peer = peer
-        self.seed = seed
-        self.round_index = 5
-        self.taken = self.offloaded = 0
-        self.said = Said()
-        self.donor = SnapshotDonor(RUN, 1, self.take, self.offload, self.said, limits or DonorLimits())
-        self.donor.serve(Link(world, peer))
-
-    async def take(self, cut: Cut) -> Snapshot:
-        await asyncio.sleep(0.05)
-        self.taken += 1
-        progress = to_message({"feeder": 1000 * self.round_index})
-        return Snapshot.of(state(self.seed + self.round_index), 1, self.round_index, progress, CHUNK)
-
-    async def offload(self, work: Callable[[], wire.Snapshot]) -> wire.Snapshot:
-        await asyncio.sleep(0.05)
-        self.offloaded += 1
-        return work()
 
 
 async def fetch(
@@ -191,10 +56,6 @@ async def fetch(
         said or Said(),
         round_min=round_min,
     )
-
-
-def same(found: State, expected: State) -> bool:
-    return {k: bytes(v) for k, v in found.sections.items()} == {k: bytes(v) for k, v in expected.sections.items()}
 
 
 def test_a_download() -> None:
@@ -216,27 +77,24 @@ def test_a_download() -> None:
     live(main())
 
 
-def test_what_came_hashed_is_not_hashed_behind_other_work() -> None:
-    async def main() -> None:
-        world = World()
-        giver = Giver(world, A, 100)
-        await fetch(world, [A])
-        assert giver.offloaded == 1
-        taken, giver.round_index = giver.take, 6
+async def test_what_came_hashed_is_not_hashed_behind_other_work() -> None:
+    world = World()
+    giver = Giver(world, A, 100)
+    await fetch(world, [A])
+    assert giver.offloaded == 1
+    taken, giver.round_index = giver.take, 6
 
-        async def hashed(cut: Cut) -> Snapshot:
-            snapshot = await taken(cut)
-            snapshot.manifest()
-            return snapshot
+    async def hashed(cut: StateSlice) -> Snapshot:
+        snapshot = await taken(cut)
+        snapshot.manifest()
+        return snapshot
 
-        giver.donor.close()
-        giver.donor = SnapshotDonor(RUN, 1, hashed, giver.offload, giver.said)
-        giver.donor.serve(Link(world, A))
-        found, offer = await fetch(world, [A])
-        assert same(found, state(106)) and offer.round == 6
-        assert giver.offloaded == 1
-
-    asyncio.run(main())
+    giver.donor.close()
+    giver.donor = SnapshotDonor(RUN, 1, hashed, giver.offload, giver.said)
+    giver.donor.serve(Link(world, A))
+    found, offer = await fetch(world, [A])
+    assert same(found, state(106)) and offer.round == 6
+    assert giver.offloaded == 1
 
 
 def test_a_broken_connection_is_gone_on_with() -> None:
@@ -316,7 +174,7 @@ def test_large_chunks_may_take_as_long_as_they_must() -> None:
         giver = Giver(world, A, 100)
         parameters = CHUNK_NBYTES // 4
 
-        async def take(cut: Cut) -> Snapshot:
+        async def take(cut: StateSlice) -> Snapshot:
             sections = {name: memoryview(bytes(size * parameters)) for name, size in PACKED_ITEMSIZE.items()}
             return Snapshot.of(State(sections, 1, 0.25, packed=True), 1, 5, to_message({}), 2 * CHUNK_NBYTES)
 
@@ -366,20 +224,6 @@ def test_another_donor_when_one_fails(manner: str) -> None:
             giver.donor.close()
 
     live(main())
-
-
-async def altered(go: Next, change: Callable[[Answer], None]) -> Answer:
-    given = await go()
-    answer = Answer(wire.Reply(), given.tensors)
-    answer.header.CopyFrom(given.header)
-    change(answer)
-    return answer
-
-
-def flip(answer: Answer) -> None:
-    data = bytearray(answer.tensors[0].data)
-    data[-1] ^= 1
-    answer.tensors = [replace(answer.tensors[0], data=bytes(data))]
 
 
 def shorten(answer: Answer) -> None:

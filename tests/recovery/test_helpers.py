@@ -11,11 +11,11 @@ from swarmnode.errors import RemoteFault, Unavailable
 from swarmnode.ids import PeerId
 from swarmnode.membership.progress import to_message
 from swarmnode.ports import Answer, WireTensor
-from swarmnode.recovery.asking import DownloadLimits
 from swarmnode.recovery.donor import SnapshotDonor
+from swarmnode.recovery.donor_client import DownloadLimits
 from swarmnode.recovery.download import download
-from swarmnode.recovery.snapshot import SLOW, WHOLE, Cut, Snapshot
-from tests.recovery.test_download import (
+from swarmnode.recovery.snapshot import SLOW, WHOLE, Snapshot, StateSlice
+from tests.support.download import (
     CHUNK,
     CHUNKS,
     ME,
@@ -42,7 +42,7 @@ async def fetch(
     helpers: Sequence[PeerId] = (),
     *,
     limits: DownloadLimits | None = None,
-    cut: Cut = WHOLE,
+    cut: StateSlice = WHOLE,
     stage: int = 1,
     said: Said | None = None,
 ) -> Snapshot:
@@ -141,13 +141,13 @@ def test_a_part_of_a_state_travels_alone() -> None:
         slow = await fetch(world, [A], cut=SLOW)
         assert list(slow.state.sections) == ["phi"] and slow.nbytes == 4 * PARAMETERS
         assert bytes(slow.state.sections["phi"]) == bytes(state(105).sections["phi"])
-        piece = await fetch(world, [A], cut=Cut(("phi",), PARAMETERS - 10, 10))
+        piece = await fetch(world, [A], cut=StateSlice(("phi",), PARAMETERS - 10, 10))
         assert bytes(piece.state.sections["phi"]) == bytes(state(105).sections["phi"])[-40:]
         whole = await fetch(world, [A])
         assert same(whole.state, state(105)) and giver.taken == 1, "one copy of the state serves all parts"
         giver.donor.close()
         with pytest.raises(RemoteFault):
-            Cut(("phi",), PARAMETERS - 5, 10).sizes(SIZES)
+            StateSlice(("phi",), PARAMETERS - 5, 10).sizes(SIZES)
 
     live(main())
 

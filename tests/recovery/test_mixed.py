@@ -10,13 +10,14 @@ from dataclasses import replace
 import pytest
 
 from swarmnode.errors import RemoteFault, Unavailable
+from swarmnode.ids import PeerId
 from swarmnode.membership.progress import to_message
 from swarmnode.ports import Answer, State
-from swarmnode.recovery.asking import DownloadLimits
+from swarmnode.recovery.donor_client import DownloadLimits
 from swarmnode.recovery.download import download
-from swarmnode.recovery.keeper import GENTLE
+from swarmnode.recovery.neighbour_backup import GENTLE
 from swarmnode.recovery.snapshot import Snapshot, check_chunk, mixed
-from tests.recovery.test_download import (
+from tests.support.download import (
     CHUNK,
     CHUNKS,
     ME,
@@ -75,7 +76,7 @@ def close(*givers: Giver) -> None:
 
 async def pull(
     world: World,
-    donors: list[str],
+    donors: list[PeerId],
     said: Said,
     limits: DownloadLimits | None = None,
     accept: Callable[[State], Awaitable[None]] | None = None,

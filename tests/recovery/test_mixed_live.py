@@ -6,20 +6,23 @@ import asyncio
 import hashlib
 from contextlib import AsyncExitStack
 
+import pytest
+
 from swarmnode.errors import RemoteFault
 from swarmnode.ids import PeerId, digest
 from swarmnode.membership.progress import to_message
 from swarmnode.model.section import PACKED_ITEMSIZE, SECTIONS
 from swarmnode.ports import Answer, Call, State
-from swarmnode.recovery.asking import DownloadLimits
 from swarmnode.recovery.donor import SnapshotDonor
+from swarmnode.recovery.donor_client import DownloadLimits
 from swarmnode.recovery.download import download
-from swarmnode.recovery.snapshot import Cut, Snapshot, check_chunk, chunk_span
+from swarmnode.recovery.snapshot import Snapshot, StateSlice, check_chunk, chunk_span
 from swarmnode.transport.libp2p import Libp2pTransport
-from tests.recovery.test_download import Said
-from tests.transport.contract import RUN, pong
-from tests.transport.test_contract import node
-from tests.transport.test_libp2p import run
+from tests.support.download import Said
+from tests.support.libp2p_node import node
+from tests.support.transport_contract import RUN, pong
+
+pytestmark = pytest.mark.node  # some seconds
 
 PARAMETERS = 1 << 16
 SIZES = dict.fromkeys(SECTIONS, PARAMETERS)
@@ -52,7 +55,7 @@ class Giving:
         transport.serve("snapshot", self.donor.offer, tensor_bytes_max=0)
         transport.serve("chunk", self.chunk, tensor_bytes_max=0)
 
-    async def take(self, cut: Cut) -> Snapshot:
+    async def take(self, cut: StateSlice) -> Snapshot:
         return Snapshot.of(state(self.seed), 1, self.seed, to_message({}), CHUNK)
 
     async def chunk(self, peer: PeerId, call: Call) -> Answer:
@@ -66,31 +69,29 @@ class Giving:
         return await self.donor.chunk(peer, call)
 
 
-def test_a_state_of_several_over_real_streams() -> None:
-    async def main() -> None:
-        async with AsyncExitStack() as stack:
-            (joiner, _), *nodes = [await stack.enter_async_context(node()) for _ in range(4)]
-            givers = [Giving(transport, 1 + k) for k, (transport, _) in enumerate(nodes)]
-            givers[0].gives_up = True
-            for giver in givers:
-                giver.others = [other for other in givers if other is not giver]
-                await joiner.connect(giver.transport.peer_id, await giver.transport.addresses())
-            for transport in (joiner, *[giver.transport for giver in givers]):
-                transport.start()
-            peers, said = [giver.transport.peer_id for giver in givers], Said()
-            found, offer = await download(joiner, lambda: peers, 1, RUN, SIZES, LIMITS, said)
+@pytest.mark.loop("uvloop")
+async def test_a_state_of_several_over_real_streams() -> None:
+    async with AsyncExitStack() as stack:
+        (joiner, _), *nodes = [await stack.enter_async_context(node()) for _ in range(4)]
+        givers = [Giving(transport, 1 + k) for k, (transport, _) in enumerate(nodes)]
+        givers[0].gives_up = True
+        for giver in givers:
+            giver.others = [other for other in givers if other is not giver]
+            await joiner.connect(giver.transport.peer_id, await giver.transport.addresses())
+        for transport in (joiner, *[giver.transport for giver in givers]):
+            transport.start()
+        peers, said = [giver.transport.peer_id for giver in givers], Said()
+        found, offer = await download(joiner, lambda: peers, 1, RUN, SIZES, LIMITS, said)
 
-            whole = b"".join(bytes(section) for section in found.sections.values())
-            manifests = [Snapshot.of(state(1 + k), 1, 1 + k, to_message({}), CHUNK).manifest() for k in range(3)]
-            of = set()
-            for index in range(CHUNKS):
-                start, end = chunk_span(offer, index)
-                check_chunk(offer, index, whole[start:end])
-                of.add(next(k for k, m in enumerate(manifests) if m.hashes[index] == offer.hashes[index]))
-            assert of == {0, 1, 2} and offer.round == 1 and offer.id == hashlib.sha256(b"".join(offer.hashes)).digest()
-            assert said.all("state.failed")[0]["peer"] == peers[0]
-            assert sum(giver.chunks for giver in givers) < CHUNKS + 60, "nothing came twice but what was under way"
-            for giver in givers:
-                giver.donor.close()
-
-    run(main)
+        whole = b"".join(bytes(section) for section in found.sections.values())
+        manifests = [Snapshot.of(state(1 + k), 1, 1 + k, to_message({}), CHUNK).manifest() for k in range(3)]
+        of = set()
+        for index in range(CHUNKS):
+            start, end = chunk_span(offer, index)
+            check_chunk(offer, index, whole[start:end])
+            of.add(next(k for k, m in enumerate(manifests) if m.hashes[index] == offer.hashes[index]))
+        assert of == {0, 1, 2} and offer.round == 1 and offer.id == hashlib.sha256(b"".join(offer.hashes)).digest()
+        assert said.all("state.failed")[0]["peer"] == peers[0]
+        assert sum(giver.chunks for giver in givers) < CHUNKS + 60, "nothing came twice but what was under way"
+        for giver in givers:
+            giver.donor.close()

@@ -16,7 +16,7 @@ from swarmnode.membership.progress import to_message
 from swarmnode.model.section import PACKED_ITEMSIZE, SECTIONS, Sizes, snapshot_nbytes
 from swarmnode.ports import State
 from swarmnode.recovery import snapshot as module
-from swarmnode.recovery.snapshot import Cut, Snapshot, assemble, check_chunk, check_offer, chunk_span
+from swarmnode.recovery.snapshot import Snapshot, StateSlice, assemble, check_chunk, check_offer, chunk_span
 from swarmnode.wire import call_pb2 as wire
 from swarmnode.wire import record_pb2
 
@@ -172,15 +172,15 @@ def test_progress_is_copied() -> None:
 def test_a_part_is_cut_from_each_section_as_it_is() -> None:
     sizes = {"theta": 10, "phi": 10, "exp_avg": 10, "exp_avg_sq": 3}
     whole = snapshot(sizes)
-    part = whole.part(Cut(("phi", "exp_avg_sq"), 1, 2))
+    part = whole.part(StateSlice(("phi", "exp_avg_sq"), 1, 2))
     assert part.sizes == {"phi": 2, "exp_avg_sq": 2}
     assert bytes(part.state.sections["exp_avg_sq"]) == bytes(whole.state.sections["exp_avg_sq"])[2:6]
-    assert whole.part(Cut(first=2)).sizes == {"theta": 8, "phi": 8, "exp_avg": 8, "exp_avg_sq": 1}
+    assert whole.part(StateSlice(first=2)).sizes == {"theta": 8, "phi": 8, "exp_avg": 8, "exp_avg_sq": 1}
     for cut, words in (
-        (Cut(("momentum",)), "section momentum asked of a state of theta, phi, exp_avg, exp_avg_sq"),
-        (Cut(("phi", "exp_avg_sq"), 2, 2), "elements 2 to 4 asked of 3 of exp_avg_sq"),
-        (Cut(first=3), "elements 3 to 3 asked of 3 of exp_avg_sq"),
-        (Cut(first=1 << 62, count=1 << 62), "asked of 10 of theta"),
+        (StateSlice(("momentum",)), "section momentum asked of a state of theta, phi, exp_avg, exp_avg_sq"),
+        (StateSlice(("phi", "exp_avg_sq"), 2, 2), "elements 2 to 4 asked of 3 of exp_avg_sq"),
+        (StateSlice(first=3), "elements 3 to 3 asked of 3 of exp_avg_sq"),
+        (StateSlice(first=1 << 62, count=1 << 62), "asked of 10 of theta"),
     ):
         with pytest.raises(RemoteFault, match=words):
             whole.part(cut)

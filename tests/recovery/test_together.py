@@ -7,20 +7,20 @@ from functools import partial
 
 import pytest
 
+from swarmnode.concurrency import gather_or_cancel
 from swarmnode.errors import RemoteFault
-from swarmnode.together import together
 
 
-def test_results_come_in_order() -> None:
+async def test_results_come_in_order() -> None:
     async def late(number: int) -> int:
         await asyncio.sleep(0.001 * (5 - number))
         return number
 
-    assert asyncio.run(together([partial(late, number) for number in range(5)])) == list(range(5))
-    assert asyncio.run(together([])) == []
+    assert (await gather_or_cancel([partial(late, number) for number in range(5)])) == list(range(5))
+    assert (await gather_or_cancel([])) == []
 
 
-def test_the_first_failure_ends_the_others_and_is_raised_alone() -> None:
+async def test_the_first_failure_ends_the_others_and_is_raised_alone() -> None:
     ended: list[int] = []
 
     async def work(number: int) -> None:
@@ -32,30 +32,27 @@ def test_the_first_failure_ends_the_others_and_is_raised_alone() -> None:
             ended.append(number)
 
     with pytest.raises(RemoteFault, match="the second"):
-        asyncio.run(together([partial(work, number) for number in (1, 2, 3)]))
+        await gather_or_cancel([partial(work, number) for number in (1, 2, 3)])
     assert sorted(ended) == [1, 2], "the third had not begun"
 
 
 @pytest.mark.parametrize("told_first", [True, False])
-def test_who_is_told_to_end_as_a_part_fails_ends(told_first: bool) -> None:
-    async def main() -> None:
-        async def fails() -> None:
-            await asyncio.sleep(0)
-            if told_first:
-                task.cancel()
-            asyncio.get_running_loop().call_soon(task.cancel)
-            raise RemoteFault("in the same moment")
+async def test_who_is_told_to_end_as_a_part_fails_ends(told_first: bool) -> None:
+    async def fails() -> None:
+        await asyncio.sleep(0)
+        if told_first:
+            task.cancel()
+        asyncio.get_running_loop().call_soon(task.cancel)
+        raise RemoteFault("in the same moment")
 
-        async def goes_on() -> None:
-            while True:
-                try:
-                    await together([fails, asyncio.Event().wait])
-                except RemoteFault:
-                    await asyncio.sleep(0)
+    async def goes_on() -> None:
+        while True:
+            try:
+                await gather_or_cancel([fails, asyncio.Event().wait])
+            except RemoteFault:
+                await asyncio.sleep(0)
 
-        task = asyncio.create_task(goes_on())
-        async with asyncio.timeout(10):
-            await asyncio.wait([task])
-        assert task.cancelled()
-
-    asyncio.run(main())
+    task = asyncio.create_task(goes_on())
+    async with asyncio.timeout(10):
+        await asyncio.wait([task])
+    assert task.cancelled()

@@ -6,9 +6,10 @@ import dataclasses
 
 import pytest
 
+from swarmnode.simulation.life import simulate
 from swarmnode.simulation.outcome import Outcome
 from swarmnode.simulation.scenario import FaultSpec, find, parse_scenario, read_scenario
-from swarmnode.simulation.world import World, simulate
+from swarmnode.simulation.world import World
 
 FLEET = [{"count": 6, "flops": 1e10, "up_mbps": 1000, "down_mbps": 1000}]
 
@@ -27,7 +28,7 @@ def test_a_swarm_that_died_goes_on_from_what_is_whole(seed: int) -> None:
     assert not outcome.failures, outcome.failures
     assert len(world.resumed) == 2 and 0 < world.resumed[0] < world.resumed[1]
     assert world.trace.by_event["checkpoint.saved"] > 10
-    last = max(person.node.samples_total() for person in world.people if person.node is not None)
+    last = max(sim_node.node.samples_total() for sim_node in world.nodes if sim_node.node is not None)
     assert last > world.resumed[1], "the counter goes on"
 
 
@@ -59,7 +60,7 @@ def test_a_full_disk_stops_no_training() -> None:
 
     import swarmnode.simulation.world as module
 
-    class Small(module.Disk):
+    class Small(module.Disk):  # type: ignore[name-defined]
         def __init__(self, capacity: int) -> None:
             super().__init__(30_000_000 if capacity > 1 << 40 else capacity)
 

@@ -4,29 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
+from typing import Any
 
 from swarmnode.identity import Identity
-from swarmnode.simulation import clock
-from swarmnode.simulation.directory import Habits, Shelf, SimDirectory
+from swarmnode.simulation import virtual_time
+from swarmnode.simulation.directory import DirectoryFaults, SimDht, SimDirectory
 from swarmnode.simulation.geography import Address
-from swarmnode.simulation.inhabitant import SkewedClock
-from swarmnode.simulation.network import Network, Plug
+from swarmnode.simulation.network import Network, NetworkPort
+from swarmnode.simulation.sim_node import SkewedClock
 from swarmnode.simulation.transport import SimTransport
-from tests.transport.contract import RUN, Directories, DirectoryContract, Pair, TransportContract
+from tests.support.transport_contract import RUN, Directories, DirectoryContract, Pair, TransportContract
 
 HOME = Address("local", 0.002)
 
 
-def plugged(network: Network, number: int) -> tuple[Plug, Identity]:
+def plugged(network: Network, number: int) -> tuple[NetworkPort, Identity]:
     identity = Identity.of_seed(bytes([number]) * 32)
     return network.plug(f"n{number}", identity.peer_id, HOME, 1e8, 1e8), identity
 
 
 class TestSimTransport(TransportContract):
-    def run(self, main: Awaitable[None]) -> None:
-        clock.run(main)  # type: ignore[arg-type]
+    def run(self, main: Coroutine[Any, Any, None]) -> None:
+        virtual_time.run(main)  # type: ignore[arg-type]
 
     @asynccontextmanager
     async def pair(self) -> AsyncIterator[Pair]:
@@ -40,13 +41,13 @@ class TestSimTransport(TransportContract):
 
 
 class TestSimDirectory(DirectoryContract):
-    def run(self, main: Awaitable[None]) -> None:
-        clock.run(main)  # type: ignore[arg-type]
+    def run(self, main: Coroutine[Any, Any, None]) -> None:
+        virtual_time.run(main)  # type: ignore[arg-type]
 
     @asynccontextmanager
     async def directories(self) -> AsyncIterator[Directories]:
         network = Network(random.Random(1))
         wall = SkewedClock(asyncio.get_running_loop())
-        shelf = Shelf(network, wall, RUN, random.Random(2), Habits())
+        dht = SimDht(network, wall, RUN, random.Random(2), DirectoryFaults())
         (plug, me), (other_plug, other) = plugged(network, 1), plugged(network, 2)
-        yield Directories(SimDirectory(shelf, plug), SimDirectory(shelf, other_plug), (me, other), wall.unix_s)
+        yield Directories(SimDirectory(dht, plug), SimDirectory(dht, other_plug), (me, other), wall.unix_s)

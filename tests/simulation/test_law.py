@@ -30,17 +30,17 @@ def met(laws: Laws, *pairs: tuple[int, int]) -> Laws:
 def test_a_packet_of_a_round_may_be_given_to_a_partner_and_once_again() -> None:
     laws = met(Laws(), (1, 2), (3, 4))
     laws.applied(5, 0, 4, [])
-    laws.stood_in(5, 4, 1, 4)
-    assert broken(laws) == [] and laws.stoodin == 1
+    laws.fell_back(5, 4, 1, 4)
+    assert broken(laws) == [] and laws.fallbacks == 1
     laws.applied(6, 0, 4, [])
-    laws.stood_in(6, 4, 1, 4)
+    laws.fell_back(6, 4, 1, 4)
     assert broken(laws) == ["a packet is given again once"]
 
 
 def test_one_partner_is_replaced_by_one() -> None:
     laws = met(Laws(), (1, 2), (3, 4))
-    laws.stood_in(5, 4, 1, 4)
-    laws.stood_in(5, 4, 3, 4)
+    laws.fell_back(5, 4, 1, 4)
+    laws.fell_back(5, 4, 3, 4)
     assert broken(laws) == ["a packet is given again once"]
 
 
@@ -49,10 +49,10 @@ def test_one_partner_is_replaced_by_one() -> None:
 )
 def test_what_stands_in_is_another_ones_and_of_this_round(giver: int, made_in: int, law: str) -> None:
     laws = met(Laws(), (1, 2))
-    laws.stood_in(5, 4, giver, made_in)
+    laws.fell_back(5, 4, giver, made_in)
     assert broken(laws) == [law]
     laws.excused |= {"replica 5"}
-    laws.stood_in(5, 4, giver, made_in)
+    laws.fell_back(5, 4, giver, made_in)
     assert len(laws.broken) == 1
 
 
@@ -80,14 +80,14 @@ def test_a_step_that_was_no_step_is_told_with_the_one_that_follows() -> None:
     assert (one.theta, one.phi) == before
     newcomer.apply(1, 0.0, [Packet(1.0, 1, messages[0])])
     third.apply(1, 1.0, [])
-    assert one.apply(1, 1.0, [Packet(1.0, 1, messages[2], standin=True)], lone=False).believed
-    assert one.theta != before[0] and laws.stoodin == 1
+    assert one.apply(1, 1.0, [Packet(1.0, 1, messages[2], fallback=True)], lone=False).believed
+    assert one.theta != before[0] and laws.fallbacks == 1
     assert broken(laws) == [] and laws.onesided == 0
 
 
 @pytest.mark.parametrize("of", [3, 5])
 def test_fake_replicas_meet_by_fragments(of: int) -> None:
-    """A round moves the dimensions of its fragment and its packet has a part of the bytes; a bequest has all."""
+    """A round moves the dimensions of its fragment and its packet has a part of the bytes; a final delta has all."""
     run = replace(Manifest(), gossip=GossipSpec(method="average", acceptance="all", fragments=of))
     laws, part = Laws(), split(run.model, run.pipeline.stages)[1]
     one, other, leaver = (FakeReplica(run, part, i, laws, random.Random(i), 1.0) for i in range(3))
@@ -108,10 +108,10 @@ def test_fake_replicas_meet_by_fragments(of: int) -> None:
                 assert [(each.theta[k], each.phi[k]) for each in (one, other)] == [(a[k], b[k]) for a, b in before]
     leaver.step(0)
     one.message(2 * of + 1)
-    left = leaver.bequest(2 * of + 1)
+    left = leaver.final_delta(2 * of + 1)
     assert left[0].nbytes == size
     expected = tuple((a + b) / 2 for a, b in zip(one.theta, leaver.theta, strict=True))
-    assert one.apply(2 * of + 1, 1.0, [Packet(1.0, 1, left, bequest=True)]).believed
+    assert one.apply(2 * of + 1, 1.0, [Packet(1.0, 1, left, final_delta=True)]).believed
     assert one.theta == pytest.approx(expected)
     assert broken(laws) == []
 
@@ -120,6 +120,6 @@ def test_fake_packets_are_checked_as_real_ones_are() -> None:
     run = Manifest()
     fake = FakeReplica(run, split(run.model, run.pipeline.stages)[1], 0, Laws(), random.Random(0), 1.0)
     good, bad = Packet(1.0, 1, fake.message(1)), Packet(1.0, 1, [WireTensor("f32", (3,), bytes(12))])
-    refused, taken = fake.apply(1, 1.0, [bad, good]).verdicts
-    assert (refused.keep, refused.step) == (0.0, "misshapen") and "another shape" in refused.reason
-    assert taken.keep == 1.0
+    refused, preempted = fake.apply(1, 1.0, [bad, good]).verdicts
+    assert (refused.keep, refused.step) == (0.0, "misshapen") and "wrong shapes" in refused.reason
+    assert preempted.keep == 1.0

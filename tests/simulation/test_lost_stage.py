@@ -8,8 +8,9 @@ from collections import Counter
 import pytest
 
 from swarmnode.metrics import name
+from swarmnode.simulation.life import simulate
 from swarmnode.simulation.scenario import find, read_scenario, shorter
-from swarmnode.simulation.world import World, simulate
+from swarmnode.simulation.world import World
 
 
 @pytest.mark.parametrize(

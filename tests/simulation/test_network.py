@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnode.errors import UsageError
-from swarmnode.simulation import clock
+from swarmnode.simulation import virtual_time
 from swarmnode.simulation.fleet import parse_fleet, scaled
-from swarmnode.simulation.geography import Address, Cut, Nat, Reach, rtt_s
-from swarmnode.simulation.link import Link
+from swarmnode.simulation.geography import Address, Nat, NetworkCut, ReachabilityMap, rtt_s
+from swarmnode.simulation.link import SimLink
 
 ARRIVALS = st.lists(st.tuples(st.floats(0, 10), st.integers(1, 1000)), min_size=1, max_size=12)
 
@@ -36,7 +36,7 @@ def dumb_sharing(arrivals: list[tuple[float, int]], rate: float, step: float) ->
 def test_a_link_shares_its_rate_evenly(arrivals: list[tuple[float, int]]) -> None:
     async def main() -> list[float]:
         loop = asyncio.get_running_loop()
-        link, ends = Link(loop, 200.0), [0.0] * len(arrivals)
+        link, ends = SimLink(loop, 200.0), [0.0] * len(arrivals)
         for index, (at, nbytes) in enumerate(arrivals):
 
             def ended(index: int = index) -> None:
@@ -49,7 +49,7 @@ def test_a_link_shares_its_rate_evenly(arrivals: list[tuple[float, int]]) -> Non
 
     step = 0.005
     expected = dumb_sharing(arrivals, 200.0, step)
-    for found, dumb in zip(clock.run(main()), expected, strict=True):
+    for found, dumb in zip(virtual_time.run(main()), expected, strict=True):
         # The dumb one is up to a step late with each arrival, and with each end.
         assert found == pytest.approx(dumb, abs=2 * (len(arrivals) + 1) * step)
 
@@ -57,7 +57,7 @@ def test_a_link_shares_its_rate_evenly(arrivals: list[tuple[float, int]]) -> Non
 def test_a_dropped_flow_leaves_its_share_and_a_slower_line_is_slower() -> None:
     async def main() -> list[float]:
         loop = asyncio.get_running_loop()
-        link, ends = Link(loop, 100.0), []
+        link, ends = SimLink(loop, 100.0), []
         first = link.send(1000, lambda: ends.append(-1.0))
         link.send(1000, lambda: ends.append(loop.time()))
         await asyncio.sleep(2)  # each has moved 100
@@ -67,20 +67,20 @@ def test_a_dropped_flow_leaves_its_share_and_a_slower_line_is_slower() -> None:
         await asyncio.sleep(100)
         return ends
 
-    assert clock.run(main()) == [pytest.approx(2 + 4 + 10)]
+    assert virtual_time.run(main()) == [pytest.approx(2 + 4 + 10)]
 
 
 def test_ways_and_walls() -> None:
     home, far = Address("eu", 0.02), Address("us-west", 0.01, Nat.RELAYED)
     assert rtt_s(home, home) == pytest.approx(0.04)
     assert rtt_s(home, far) == rtt_s(far, home) > 0.23
-    reach = Reach()
+    reach = ReachabilityMap()
     assert not reach.can_dial("a", Nat.OPEN, "b", Nat.UNREACHABLE)
     assert reach.can_dial("b", Nat.UNREACHABLE, "a", Nat.OPEN), "the hidden one calls out ..."
     assert reach.can_dial("a", Nat.OPEN, "b", Nat.UNREACHABLE), "... and is then reached over its own connection"
     reach.forget("b")
     assert not reach.can_dial("a", Nat.OPEN, "b", Nat.UNREACHABLE)
-    cut = Cut(frozenset("ab"), frozenset("bc"), both_ways=False)
+    cut = NetworkCut(frozenset("ab"), frozenset("bc"), both_ways=False)
     reach.cuts.append(cut)
     assert reach.blocked("a", "c") and not reach.blocked("c", "a")
     assert not reach.blocked("a", "b") and not reach.blocked("b", "c"), "b is in both: a bridge"
@@ -100,7 +100,7 @@ def test_fleets_are_scaled_and_mistakes_are_named() -> None:
         ({"flops": "fast"}, "flops = 'fast'"),
         ({"region": "moon"}, "region 'moon'"),
         ({"nat": "cone"}, "nat 'cone'"),
-        ({"gpu": "1"}, "no column 'gpu'"),
+        ({"gpu": "1"}, "unknown column 'gpu'"),
         ({"up_mbps": "0"}, "up_mbps"),
     ):
         with pytest.raises(UsageError, match=says):

@@ -8,9 +8,9 @@ import pytest
 
 from swarmnode.gossip.outer.traffic import message_nbytes
 from swarmnode.manifest import GossipSpec, Manifest
-from swarmnode.manifest.meeting import CODECS_OF, IN_GROUPS
+from swarmnode.manifest.gossip_compat import CODECS_OF, IN_GROUPS
 from swarmnode.model.section import section_sizes
-from swarmnode.simulation.fleet import Kind
+from swarmnode.simulation.fleet import MachineKind
 from swarmnode.simulation.geography import Address
 from swarmnode.simulation.plan import plan
 
@@ -19,7 +19,7 @@ REPLICAS = 4
 
 def egress(gossip: GossipSpec) -> list[float]:
     """Bytes a second of a mean node of each stage, and the samples a second behind them."""
-    kind = Kind("card", 3 * REPLICAS, flops=1e12, up=1e9, down=1e9, address=Address("eu", 0.0))
+    kind = MachineKind("card", 3 * REPLICAS, flops=1e12, up=1e9, down=1e9, address=Address("eu", 0.0))
     found = plan(Manifest(gossip=gossip), [kind], 1e6)
     assert all(stage.replicas == REPLICAS for stage in found.stages)
     return [stage.egress / stage.samples_per_s * REPLICAS for stage in found.stages]

@@ -8,7 +8,6 @@ import os
 import pathlib
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -17,16 +16,15 @@ from swarmnode.errors import UsageError
 from swarmnode.model.section import section_sizes, snapshot_nbytes
 from swarmnode.model.split import split
 from swarmnode.pipeline.backlog import Backlog
-from swarmnode.simulation import agenda
+from swarmnode.simulation import event_queue
+from swarmnode.simulation.life import simulate
 from swarmnode.simulation.report import page
 from swarmnode.simulation.scenario import find, parse_scenario, read_scenario, shorter
-from swarmnode.simulation.sweep import Swept, sweep
-from swarmnode.simulation.world import simulate
+from swarmnode.simulation.sweep import SweepTotals, sweep
 
 from .golden import FILE, LIVES, life
 
-SWEEP_S = 60.0
-SWEEP_LIVES = 14
+SWEEP_LIVES = 4
 FAULTS_MIN = 1000
 FLEET = [{"count": 3, "flops": 1e10, "up_mbps": 100, "down_mbps": 100}]
 
@@ -38,7 +36,7 @@ def test_golden_traces(index: int) -> None:
 
 
 def test_a_life_is_the_same_without_c() -> None:
-    with agenda.unused():
+    with event_queue.unused():
         assert life(*LIVES[0]) == json.loads(FILE.read_text())[0]
 
 
@@ -60,22 +58,20 @@ def test_a_life_is_the_same_in_every_process() -> None:
     assert len(told) == 1
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_a_sweep_of_storms_breaks_no_law(capsys: pytest.CaptureFixture[str]) -> None:
-    """Bounded by time, as the machine gives it: a minute, or two where it is so busy that 1,000 faults take longer."""
+    """Always the same lives; `make soak` lives others for an hour."""
     scenario = read_scenario(find("everything"))
-    begun, failures = time.monotonic(), []
+    failures: list[tuple[int, object]] = []
 
-    def going_on(swept: Swept) -> bool:
-        longest_s = SWEEP_S if swept.faults >= FAULTS_MIN else 2 * SWEEP_S
-        return swept.lives < SWEEP_LIVES and time.monotonic() - begun < longest_s
+    def going_on(swept: SweepTotals) -> bool:
+        return swept.lives < SWEEP_LIVES
 
     swept = sweep(scenario, 100, going_on, lambda outcome: failures.append((outcome.seed, outcome.failures)))
     with capsys.disabled():
         print(f"\nsweep: {swept.lives} lives, {swept.faults} faults, {swept.laws_checked} checks of laws", end="")
     assert not failures, f"replay: swarmnode simulate --scenario everything --seed {failures[0][0]}"
-    if swept.lives == SWEEP_LIVES:
-        assert swept.faults >= FAULTS_MIN
+    assert swept.lives == SWEEP_LIVES and swept.faults >= FAULTS_MIN
 
 
 def test_a_bug_of_the_node_is_found_and_can_be_replayed(
@@ -116,7 +112,7 @@ def test_real_tensors_learn_in_the_storm(text: str) -> None:
     losses = [loss for _, loss, _ in outcome.validations]
     assert losses[-1] < losses[0] - 0.5, losses
     most = max(samples for _, _, samples in outcome.validations)
-    assert min(losses) <= outcome.loss_towards(most) <= losses[0], "a mean over the last tenth of the way"
+    assert min(losses) <= outcome.loss_towards(most) <= losses[0], "a mean over the last tenth of the way"  # type: ignore[operator]
     assert outcome.loss_towards(most + 1) is None, "nothing is known beyond"
 
 
@@ -214,19 +210,19 @@ def test_mistakes_in_scenarios_are_named() -> None:
     for tree, says in (
         ({}, "fleet is missing"),
         (
-            {"fleet": fleet, "manifest": {"gossip": {"method": "keeping", "codec": "topk", "group": 0}}},
-            "gossip.method = 'keeping' with tensors = \"fake\"; these take the steps of noloco, average, none alone",
+            {"fleet": fleet, "manifest": {"gossip": {"method": "partial_average", "codec": "topk", "group": 0}}},
+            "gossip.method = 'partial_average' with tensors = \"fake\"; these only support noloco, average, none",
         ),
-        ({"fleet": fleet, "faults": {"meteor": {}}}, "no fault 'meteor'; faults are"),
-        ({"fleet": fleet, "faults": {"crash": {"rate": 1}}}, "faults.crash: no key 'rate'"),
-        ({"fleet": fleet, "second": 5}, "no key 'second'"),
-        ({"fleet": fleet, "text": "poem"}, 'text = \'poem\'; "pattern" or "data" belong there'),
+        ({"fleet": fleet, "faults": {"meteor": {}}}, "unknown fault 'meteor'; faults are"),
+        ({"fleet": fleet, "faults": {"crash": {"rate": 1}}}, "faults.crash: unknown key 'rate'"),
+        ({"fleet": fleet, "second": 5}, "unknown key 'second'"),
+        ({"fleet": fleet, "text": "poem"}, 'text = \'poem\'; expected "pattern" or "data"'),
         ({"fleet": fleet, "seconds": "long"}, "seconds = 'long'"),
         ({"fleet": fleet[:1], "manifest": {"pipeline": {"stages": 4}}}, "3 machines for 4 stages"),
     ):
         with pytest.raises(UsageError, match=says):
             parse_scenario(tree, "s.toml", find("calm").parent, "s")
-    with pytest.raises(UsageError, match="no scenario 'clam'; |no scenario 'clam': .*calm"):
+    with pytest.raises(UsageError, match="unknown scenario 'clam'; |unknown scenario 'clam': .*calm"):
         find("clam")
 
 

@@ -36,9 +36,9 @@ def test_decisions_do_not_import_torch() -> None:
 def test_a_replica_imports_neither_compiler_nor_symbolic_algebra() -> None:
     """torch.optim, and initialisation on the meta device, would: 70 MiB a node process each (measured)."""
     code = (
-        "import sys, swarmnode.cli.daemon\n"
+        "import sys, swarmnode.daemon.process\n"
         "from swarmnode.manifest import PRESETS\n"
-        "from swarmnode.node.replica import TorchReplica\n"
+        "from swarmnode.machine.replica import TorchReplica\n"
         "[TorchReplica(PRESETS['tiny'], stage) for stage in (0, 1)]\n"
         "print(*[name for name in ('sympy', 'scipy', 'torch._dynamo', 'pydantic') if name in sys.modules])\n"
     )

@@ -1,10 +1,10 @@
-"""Modules of about 300 lines and functions of about 50: these bounds are where "about" ends."""
+"""Modules have about 300 lines and functions about 50. Ruff bounds the complexity of functions (C901)."""
 
 import ast
 import pathlib
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-MODULE_LINES_MAX = 400
+MODULE_LINES_MAX = 450
 FUNCTION_LINES_MAX = 80
 
 MODULES = sorted(p for p in (ROOT / "swarmnode").rglob("*.py") if "wire" not in p.parts)

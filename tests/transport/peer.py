@@ -23,12 +23,11 @@ from swarmnode.membership.record import sign_record
 from swarmnode.ports import Answer, Call
 from swarmnode.transport.address import parse_bootstraps
 from swarmnode.transport.directory import DhtDirectory
-from swarmnode.transport.identity import load_or_create
+from swarmnode.transport.key_file import load_or_create
 from swarmnode.transport.libp2p import Libp2pTransport
 from swarmnode.wire import call_pb2 as wire
 from swarmnode.wire import record_pb2
-
-from .contract import Hanging, echo, pong, record_of
+from tests.support.transport_contract import Hanging, echo, pong, record_of
 
 STAGES = 2
 LINE_TIMEOUT_S = 90.0

@@ -69,7 +69,7 @@ def test_bootstraps() -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("/ip4/1.2.3.4/tcp/4001", "does not say who is there"),
+        ("/ip4/1.2.3.4/tcp/4001", "names no peer"),
         (f"/ip4/1.2.3.4/p2p/{PEER}", "not a TCP multiaddr"),
         ("/ip4/1.2.3.4/tcp/4001/p2p/QmNobody", "not an Ed25519 peer id"),
         (f"/ip4/1.2.3.4/tcp/0/p2p/{PEER}", "port 0 cannot be reached"),

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from swarmnode.bench.transport import TARGET_RATIO, run
+from swarmnode.bench.micro.transport import TARGET_RATIO, run
 
 
-@pytest.mark.swarm
+@pytest.mark.live
 def test_the_bench_measures_both_ways_of_sending() -> None:
     result = run(sizes_mib=(1, 2), seconds_per_size=0.2)
     assert result["target_ratio"] == TARGET_RATIO

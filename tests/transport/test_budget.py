@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from swarmnode.errors import Busy
 from swarmnode.ids import PeerId
-from swarmnode.transport.budget import Budget, Lease
+from swarmnode.transport.budget import ByteBudget, ByteLease
 
 A, B = PeerId("a"), PeerId("b")
 TOTAL, SHARE = 320, 20
@@ -17,8 +17,8 @@ TOTAL, SHARE = 320, 20
 @given(st.lists(st.tuples(st.sampled_from("abcdefgh"), st.integers(0, 300), st.integers(0, 30)), max_size=120))
 def test_never_more_than_the_bounds_except_for_one_message_alone(steps: list[tuple[str, int, int]]) -> None:
     """Each step announces a message, lets a piece of an older one arrive, or ends one."""
-    budget = Budget(TOTAL)
-    open_leases = list[tuple[str, Lease, int]]()
+    budget = ByteBudget(TOTAL)
+    open_leases = list[tuple[str, ByteLease, int]]()
     arrived = list[int]()
     for peer, nbytes, piece in steps:
         if piece % 3 == 0:
@@ -52,7 +52,7 @@ def test_never_more_than_the_bounds_except_for_one_message_alone(steps: list[tup
 
 
 def test_what_is_announced_holds_nothing_and_what_has_arrived_does() -> None:
-    budget = Budget(TOTAL)
+    budget = ByteBudget(TOTAL)
     silent = [budget.admit(A, SHARE) for _ in range(100)]
     assert budget.used_bytes == 0
     silent[0].arrive(15)
@@ -65,7 +65,7 @@ def test_what_is_announced_holds_nothing_and_what_has_arrived_does() -> None:
 
 
 def test_large_messages_pass_one_at_a_time_and_leave_half_to_others() -> None:
-    budget = Budget(TOTAL)
+    budget = ByteBudget(TOTAL)
     first = budget.admit(A, 10 * TOTAL)
     first.arrive(10 * TOTAL)
     with pytest.raises(Busy, match="of yours"):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,31 +13,31 @@ from swarmnode.transport.capacity import (
     ALL_BURST_BYTES,
     MEASURE_BURST_BYTES,
     SIZES,
-    Counterpart,
-    Transfer,
+    CapacityResponder,
+    TimedTransfer,
     best,
     measure,
     rate_bps,
 )
 from swarmnode.wire import call_pb2 as wire
+from tests.support.libp2p_node import node
 
-from .test_contract import node
-from .test_libp2p import run
+pytestmark = pytest.mark.node  # some seconds
 
 PEERS = [Identity.of_seed(bytes([n]) * 32).peer_id for n in range(64)]
 
 
 @given(st.floats(1e5, 1e9), st.floats(0.0001, 0.3))
 def test_a_steady_link_is_found_whatever_its_length(bps: float, round_trip_s: float) -> None:
-    transfers = [Transfer(nbytes, round_trip_s + 8 * nbytes / bps) for nbytes in SIZES]
+    transfers = [TimedTransfer(nbytes, round_trip_s + 8 * nbytes / bps) for nbytes in SIZES]
     found = rate_bps(transfers)
     assert found <= bps * 1.0001
     if 8 * SIZES[-1] / bps >= round_trip_s:
         assert found >= bps * 0.999
 
 
-@given(st.lists(st.builds(Transfer, st.sampled_from(SIZES), st.floats(0.0, 10.0)), max_size=8))
-def test_whatever_was_timed_the_rate_is_a_number(transfers: list[Transfer]) -> None:
+@given(st.lists(st.builds(TimedTransfer, st.sampled_from(SIZES), st.floats(0.0, 10.0)), max_size=8))
+def test_whatever_was_timed_the_rate_is_a_number(transfers: list[TimedTransfer]) -> None:
     assert 0.0 <= rate_bps(transfers) <= 8.0 * SIZES[-1] / 1e-6
 
 
@@ -49,42 +47,37 @@ def asked(reply_nbytes: int, sent: int = 0) -> Call:
     )
 
 
-def test_nobody_gets_more_than_the_bound_and_all_together_neither() -> None:
-    async def body() -> None:
-        counterpart = Counterpart()
-        with pytest.raises(RemoteFault, match="at most"):
-            await counterpart.answer(PEERS[0], asked(SIZES[-1] + 1))
-        got = dict.fromkeys(PEERS, 0)
-        for peer in PEERS:
-            for _ in range(2 * MEASURE_BURST_BYTES // SIZES[-1]):
-                try:
-                    answer = await counterpart.answer(peer, asked(SIZES[-1]))
-                except Busy:
-                    break
-                got[peer] += sum(tensor.nbytes for tensor in answer.tensors)
-        assert got[PEERS[0]] == MEASURE_BURST_BYTES
-        # The buckets fill again while this runs: some of a megabyte.
-        assert ALL_BURST_BYTES <= sum(got.values()) <= 2 * ALL_BURST_BYTES
-        with pytest.raises(Busy):  # what is sent to it counts as well
-            await counterpart.answer(PEERS[0], asked(0, SIZES[-1]))
-
-    asyncio.run(body())
+async def test_nobody_gets_more_than_the_bound_and_all_together_neither() -> None:
+    counterpart = CapacityResponder()
+    with pytest.raises(RemoteFault, match="at most"):
+        await counterpart.answer(PEERS[0], asked(SIZES[-1] + 1))
+    got = dict.fromkeys(PEERS, 0)
+    for peer in PEERS:
+        for _ in range(2 * MEASURE_BURST_BYTES // SIZES[-1]):
+            try:
+                answer = await counterpart.answer(peer, asked(SIZES[-1]))
+            except Busy:
+                break
+            got[peer] += sum(tensor.nbytes for tensor in answer.tensors)
+    assert got[PEERS[0]] == MEASURE_BURST_BYTES
+    # The buckets fill again while this runs: some of a megabyte.
+    assert ALL_BURST_BYTES <= sum(got.values()) <= 2 * ALL_BURST_BYTES
+    with pytest.raises(Busy):  # what is sent to it counts as well
+        await counterpart.answer(PEERS[0], asked(0, SIZES[-1]))
 
 
-def test_two_transports_measure_each_other() -> None:
-    async def main() -> None:
-        async with node() as (here, _), node() as (helper, _), node() as (mute, _):
-            Counterpart().serve(helper)
-            helper.start()
-            mute.start()
-            for other in (helper, mute):
-                await here.connect(other.peer_id, await other.addresses())
-            capacity = await measure(here, helper.peer_id)
-            assert capacity.up_bps > 0 and capacity.down_bps > 0
-            found, of = await best(here, [mute.peer_id, helper.peer_id], 60.0)
-            assert found is not None and of == "with 1 of 2 peers"
-            nothing, reason = await best(here, [mute.peer_id], 60.0)
-            assert nothing is None and "not served" in reason
-            assert (await best(here, [], 1.0))[0] is None
-
-    run(main)
+@pytest.mark.loop("uvloop")
+async def test_two_transports_measure_each_other() -> None:
+    async with node() as (here, _), node() as (helper, _), node() as (mute, _):
+        CapacityResponder().serve(helper)
+        helper.start()
+        mute.start()
+        for other in (helper, mute):
+            await here.connect(other.peer_id, await other.addresses())
+        capacity = await measure(here, helper.peer_id)
+        assert capacity.up_bps > 0 and capacity.down_bps > 0
+        found, of = await best(here, [mute.peer_id, helper.peer_id], 60.0)
+        assert found is not None and of == "with 1 of 2 peers"
+        nothing, reason = await best(here, [mute.peer_id], 60.0)
+        assert nothing is None and "not served" in reason
+        assert (await best(here, [], 1.0))[0] is None

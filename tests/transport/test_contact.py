@@ -19,10 +19,8 @@ from swarmnode.membership.record import sign_record
 from swarmnode.transport import contact, directory
 from swarmnode.transport.contact import CONTACTS_MAX, Contact, Contacts, islands, whom_to_try
 from swarmnode.transport.directory import DhtDirectory
-
-from .contract import RUN, record_of
-from .test_contract import node
-from .test_libp2p import run
+from tests.support.libp2p_node import node
+from tests.support.transport_contract import RUN, record_of
 
 NOW = 1_000_000.0
 A, B, C = (PeerId(name) for name in "abc")
@@ -91,46 +89,44 @@ def test_the_list_is_bounded_and_forgets_told_ones_last() -> None:
     assert len(contacts.known) == CONTACTS_MAX and A in contacts.known
 
 
-@pytest.mark.swarm
-def test_two_islands_become_one_when_a_node_hears_of_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.live
+@pytest.mark.loop("uvloop")
+async def test_two_islands_become_one_when_a_node_hears_of_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """Four nodes, two and two, with a bootstrap each; then one of them is told one address."""
     monkeypatch.setattr(directory, "REJOIN_PERIOD_S", 0.2)
 
-    async def main() -> None:
-        async with AsyncExitStack() as living:
-            nodes = [await living.enter_async_context(node()) for _ in range(4)]
-            directories: list[DhtDirectory] = []
-            for index, (transport, _) in enumerate(nodes):
-                first = nodes[index // 2 * 2][0]
-                known = [] if first is transport else [(first.peer_id, await first.addresses())]
-                made = await DhtDirectory.create(transport, known, RUN, 1)
-                living.push_async_callback(made.close)
-                directories.append(made)
+    async with AsyncExitStack() as living:
+        nodes = [await living.enter_async_context(node()) for _ in range(4)]
+        directories: list[DhtDirectory] = []
+        for index, (transport, _) in enumerate(nodes):
+            first = nodes[index // 2 * 2][0]
+            known = [] if first is transport else [(first.peer_id, await first.addresses())]
+            made = await DhtDirectory.create(transport, known, RUN, 1)
+            living.push_async_callback(made.close)
+            directories.append(made)
 
-            async def announce(sequence: int) -> None:
-                for made, (_, me) in zip(directories, nodes, strict=True):
-                    await made.announce(sign_record(record_of(me, time.time(), sequence=sequence, ttl_s=60), me))
+        async def announce(sequence: int) -> None:
+            for made, (_, me) in zip(directories, nodes, strict=True):
+                await made.announce(sign_record(record_of(me, time.time(), sequence=sequence, ttl_s=60), me))
 
-            async def views() -> dict[PeerId, set[PeerId]]:
-                found = {}
-                for made, (_, me) in zip(directories, nodes, strict=True):
-                    records = [record_of_signed.record for record_of_signed in await made.lookup(0)]
-                    found[me.peer_id] = {peer_in(raw) for raw in records}
-                return found
+        async def views() -> dict[PeerId, set[PeerId]]:
+            found = {}
+            for made, (_, me) in zip(directories, nodes, strict=True):
+                records = [record_of_signed.record for record_of_signed in await made.lookup(0)]
+                found[me.peer_id] = {peer_in(raw) for raw in records}
+            return found
 
-            await announce(1)
-            assert [len(part) for part in islands(await views())] == [2, 2]
-            directories[3].contacts.tell(nodes[1][0].peer_id, await nodes[1][0].addresses())
-            for sequence in range(2, 100):
-                await announce(sequence)
-                seen = await views()
-                if all(len(view) == 4 for view in seen.values()):
-                    break
-                await asyncio.sleep(0.2)
-            assert [len(part) for part in islands(seen)] == [4]
-            assert all(len(view) == 4 for view in seen.values())
-
-    run(main)
+        await announce(1)
+        assert [len(part) for part in islands(await views())] == [2, 2]
+        directories[3].contacts.tell(nodes[1][0].peer_id, await nodes[1][0].addresses())
+        for sequence in range(2, 100):
+            await announce(sequence)
+            seen = await views()
+            if all(len(view) == 4 for view in seen.values()):
+                break
+            await asyncio.sleep(0.2)
+        assert [len(part) for part in islands(seen)] == [4]
+        assert all(len(view) == 4 for view in seen.values())
 
 
 def peer_in(raw: bytes) -> PeerId:

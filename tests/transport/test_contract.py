@@ -3,44 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
-from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
+import pytest
 import uvloop
 
 from swarmnode.identity import Identity
-from swarmnode.ids import RunId
 from swarmnode.transport.directory import DhtDirectory
-from swarmnode.transport.identity import create
 from swarmnode.transport.libp2p import Libp2pTransport
 from swarmnode.transport.memory import MemoryDirectory, MemoryNetwork, MemoryTransport
+from tests.support.libp2p_node import WallClock, node
+from tests.support.transport_contract import RUN, Directories, DirectoryContract, Pair, TransportContract
 
-from .contract import RUN, Directories, DirectoryContract, Pair, TransportContract
-
-
-@asynccontextmanager
-async def node(run_id: RunId = RUN) -> AsyncIterator[tuple[Libp2pTransport, Identity]]:
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "node.key"
-        identity = create(path)
-        transport = await Libp2pTransport.create(path, identity, run_id)
-        try:
-            yield transport, identity
-        finally:
-            await transport.close()
-
-
-class WallClock:
-    def unix_s(self) -> float:
-        return time.time()
+pytestmark = pytest.mark.node  # some seconds
 
 
 class TestMemoryTransport(TransportContract):
-    def run(self, main: Awaitable[None]) -> None:
+    def run(self, main: Coroutine[Any, Any, None]) -> None:
         asyncio.run(main)
 
     @asynccontextmanager
@@ -68,7 +50,7 @@ class TestLibp2pTransport(TransportContract):
         cls.runner.run(cls.living.aclose())
         cls.runner.close()
 
-    def run(self, main: Awaitable[None]) -> None:
+    def run(self, main: Coroutine[Any, Any, None]) -> None:
         self.runner.run(main)
 
     @asynccontextmanager
@@ -82,7 +64,7 @@ class TestLibp2pTransport(TransportContract):
 
 
 class TestMemoryDirectory(DirectoryContract):
-    def run(self, main: Awaitable[None]) -> None:
+    def run(self, main: Coroutine[Any, Any, None]) -> None:
         asyncio.run(main)
 
     @asynccontextmanager
@@ -94,7 +76,7 @@ class TestMemoryDirectory(DirectoryContract):
 
 
 class TestDhtDirectory(DirectoryContract):
-    def run(self, main: Awaitable[None]) -> None:
+    def run(self, main: Coroutine[Any, Any, None]) -> None:
         uvloop.run(main)
 
     @asynccontextmanager

@@ -22,104 +22,95 @@ from swarmnode.errors import Unreachable
 from swarmnode.identity import Identity
 from swarmnode.ids import PeerId, RunId
 from swarmnode.membership.record import sign_record
-from swarmnode.transport import patches
+from swarmnode.transport import hivemind_patches
 from swarmnode.transport.directory import DhtDirectory, shard_of
-from swarmnode.transport.identity import create
+from swarmnode.transport.key_file import create
 from swarmnode.transport.libp2p import Libp2pTransport
 from swarmnode.wire import record_pb2
+from tests.support.libp2p_node import node
+from tests.support.records import resigned
+from tests.support.transport_contract import RUN, record_of
 
-from .contract import RUN, record_of
 from .peer import STAGES, peer_process
-from .test_contract import node
-from .test_libp2p import run
-from .test_record import resigned
 
 
 def bootstrap(transport: Libp2pTransport, addresses: list[str]) -> list[tuple[PeerId, list[str]]]:
     return [(transport.peer_id, addresses)]
 
 
-@pytest.mark.swarm
-def test_independent_processes_find_each_other(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with AsyncExitStack() as living:
-            first = await living.enter_async_context(peer_process(tmp_path / "0.key", RUN))
-            peers = [first] + [
-                await living.enter_async_context(peer_process(tmp_path / f"{i}.key", RUN, bootstraps=first.bootstraps))
-                for i in (1, 2)
-            ]
-            for peer in peers:
-                assert await peer.ask("announce")
-            everybody = sorted(peer.peer_id for peer in peers)
-            for peer in peers:
-                assert await peer.ask("lookup") == everybody
-            # The one everybody came through dies; the others go on without it.
-            os.kill(first.pid, signal.SIGKILL)
-            await first.ended()
-            assert set(everybody[:0] + [p.peer_id for p in peers[1:]]) <= set(await peers[1].ask("lookup"))
-
-    run(main)
+@pytest.mark.live
+@pytest.mark.loop("uvloop")
+async def test_independent_processes_find_each_other(tmp_path: Path) -> None:
+    async with AsyncExitStack() as living:
+        first = await living.enter_async_context(peer_process(tmp_path / "0.key", RUN))
+        peers = [first] + [
+            await living.enter_async_context(peer_process(tmp_path / f"{i}.key", RUN, bootstraps=first.bootstraps))
+            for i in (1, 2)
+        ]
+        for peer in peers:
+            assert await peer.ask("announce")
+        everybody = sorted(peer.peer_id for peer in peers)
+        for peer in peers:
+            assert await peer.ask("lookup") == everybody
+        # The one everybody came through dies; the others go on without it.
+        os.kill(first.pid, signal.SIGKILL)
+        await first.ended()
+        assert set(everybody[:0] + [p.peer_id for p in peers[1:]]) <= set(await peers[1].ask("lookup"))
 
 
-@pytest.mark.swarm
-def test_a_directory_survives_the_death_of_its_p2pd(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with peer_process(tmp_path / "0.key", RUN) as first, node() as (here, me):
-            known = [(first.peer_id, first.addresses)]
-            directory = await DhtDirectory.create(here, known, RUN, STAGES)
-            assert await first.ask("announce")
-            os.kill(here.daemon.pid, signal.SIGKILL)
-            for attempt in range(100):
-                record = record_of(me, time.time(), sequence=attempt, ttl_s=60)
-                if await directory.announce(sign_record(record, me)) and me.peer_id in await first.ask("lookup"):
-                    break
-                await asyncio.sleep(0.1)
-            else:
-                pytest.fail("the other process does not see us again")
-            found = [record_pb2.Record.FromString(s.record).peer_id for s in await directory.lookup(0)]
-            assert first.peer_id in found
-            await directory.close()
-
-    run(main)
+@pytest.mark.live
+@pytest.mark.loop("uvloop")
+async def test_a_directory_survives_the_death_of_its_p2pd(tmp_path: Path) -> None:
+    async with peer_process(tmp_path / "0.key", RUN) as first, node() as (here, me):
+        known = [(first.peer_id, first.addresses)]
+        directory = await DhtDirectory.create(here, known, RUN, STAGES)
+        assert await first.ask("announce")
+        os.kill(here.daemon.pid, signal.SIGKILL)
+        for attempt in range(100):
+            record = record_of(me, time.time(), sequence=attempt, ttl_s=60)
+            if await directory.announce(sign_record(record, me)) and me.peer_id in await first.ask("lookup"):
+                break
+            await asyncio.sleep(0.1)
+        else:
+            pytest.fail("the other process does not see us again")
+        found = [record_pb2.Record.FromString(s.record).peer_id for s in await directory.lookup(0)]
+        assert first.peer_id in found
+        await directory.close()
 
 
-def test_joining_waits_for_a_bootstrap_that_is_not_up_yet(tmp_path: Path) -> None:
-    async def main() -> None:
-        key = tmp_path / "late.key"
-        identity = create(key)
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            address = f"/ip4/127.0.0.1/tcp/{free.getsockname()[1]}"
-        async with node() as (here, _):
-            joining = asyncio.get_running_loop().create_task(
-                DhtDirectory.create(here, [(identity.peer_id, [address])], RUN, 1, join_timeout_s=60)
-            )
-            await asyncio.sleep(0.5)
-            assert not joining.done()
-            late = await Libp2pTransport.create(key, identity, RUN, [address])
-            try:
-                first = await DhtDirectory.create(late, [], RUN, 1)
-                second = await joining
-                await second.close()
-                await first.close()
-            finally:
-                await late.close()
-
-    run(main)
+@pytest.mark.loop("uvloop")
+async def test_joining_waits_for_a_bootstrap_that_is_not_up_yet(tmp_path: Path) -> None:
+    key = tmp_path / "late.key"
+    identity = create(key)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"/ip4/127.0.0.1/tcp/{free.getsockname()[1]}"
+    async with node() as (here, _):
+        joining = asyncio.get_running_loop().create_task(
+            DhtDirectory.create(here, [(identity.peer_id, [address])], RUN, 1, join_timeout_s=60)
+        )
+        await asyncio.sleep(0.5)
+        assert not joining.done()
+        late = await Libp2pTransport.create(key, identity, RUN, [address])
+        try:
+            first = await DhtDirectory.create(late, [], RUN, 1)
+            second = await joining
+            await second.close()
+            await first.close()
+        finally:
+            await late.close()
 
 
-def test_a_bootstrap_that_never_answers_is_unreachable() -> None:
-    async def main() -> None:
-        nobody = Identity.of_seed(bytes(32)).peer_id
-        async with node() as (here, _):
-            with pytest.raises(Unreachable, match=rf"within 1 s \(tried {nobody} at /ip4/127.0.0.1/tcp/9;") as caught:
-                await DhtDirectory.create(here, [(nobody, ["/ip4/127.0.0.1/tcp/9"])], RUN, 1, join_timeout_s=1)
-            assert "\n" not in str(caught.value)
-            # Nothing of the attempt is in the way of the next one.
-            directory = await DhtDirectory.create(here, [], RUN, 1)
-            await directory.close()
-
-    run(main)
+@pytest.mark.loop("uvloop")
+async def test_a_bootstrap_that_never_answers_is_unreachable() -> None:
+    nobody = Identity.of_seed(bytes(32)).peer_id
+    async with node() as (here, _):
+        with pytest.raises(Unreachable, match=rf"within 1 s \(tried {nobody} at /ip4/127.0.0.1/tcp/9;") as caught:
+            await DhtDirectory.create(here, [(nobody, ["/ip4/127.0.0.1/tcp/9"])], RUN, 1, join_timeout_s=1)
+        assert "\n" not in str(caught.value)
+        # Nothing of the attempt is in the way of the next one.
+        directory = await DhtDirectory.create(here, [], RUN, 1)
+        await directory.close()
 
 
 @asynccontextmanager
@@ -133,92 +124,88 @@ async def liar_and_victim() -> AsyncIterator[tuple[Any, Identity, DhtDirectory, 
         await victim.close()
 
 
-def test_what_is_forged_stale_oversized_or_misplaced_is_not_stored() -> None:
-    async def main() -> None:
+@pytest.mark.loop("uvloop")
+async def test_what_is_forged_stale_oversized_or_misplaced_is_not_stored() -> None:
+    other = Identity.of_seed(bytes([5] * 32))
+    async with liar_and_victim() as (node_of_liar, liar, victim, here):
+        now = time.time()
+
+        async def store(
+            signed: record_pb2.SignedRecord | bytes,
+            *,
+            subkey: str = liar.peer_id,
+            key: str = f"{RUN}/0/0",
+            expires: float | None = None,
+        ) -> bool:
+            raw = signed if isinstance(signed, bytes) else signed.SerializeToString()
+            if expires is None:
+                record = record_pb2.Record.FromString(record_pb2.SignedRecord.FromString(raw).record)
+                expires = record.expires_unix_ms / 1000
+            (stored,) = await node_of_liar.protocol.call_store(
+                PeerID.from_base58(here.peer_id),
+                [DHTID.generate(source=key)],
+                [MSGPackSerializer.dumps(raw)],
+                [expires],
+                subkeys=[subkey],
+            )
+            return bool(stored)
+
+        honest = record_of(liar, now, ttl_s=50)
+        forged = record_of(other, now, ttl_s=50)
+        oversized = record_of(liar, now, ttl_s=50)
+        oversized.version = "x" * 1280
+        far = record_of(liar, now, ttl_s=50, run_id=RunId("ef" * 32))
+        later = round(honest.expires_unix_ms / 1000 + 40)
+        assert not await store(resigned(forged, liar), subkey=other.peer_id)
+        assert not await store(resigned(honest, liar), subkey=other.peer_id)
+        assert not await store(resigned(oversized, liar))
+        assert not await store(resigned(far, liar))
+        assert not await store(resigned(honest, liar), key=f"{RUN}/1/0")
+        assert not await store(resigned(honest, liar), key="anything else")
+        assert not await store(resigned(honest, liar), expires=later)
+        assert not await store(resigned(record_of(liar, now, ttl_s=200), liar))
+        assert not await store(resigned(record_of(liar, now, ttl_s=-5), liar))
+        assert not await store(b"\xff garbage", expires=now + 20)
+        assert not await store(b"", expires=now + 20)
+        assert await victim.lookup(0) == []
+        assert await store(resigned(honest, liar))
+        assert [found.record for found in await victim.lookup(0)] == [honest.SerializeToString()]
+        # A replay of an older one does not shorten the life of the newer one.
+        assert not await store(resigned(record_of(liar, now, ttl_s=0.3), liar))
+        await asyncio.sleep(0.5)
+        assert len(await victim.lookup(0)) == 1
+
+
+@pytest.mark.loop("uvloop")
+async def test_one_bad_entry_does_not_hide_the_good_ones() -> None:
+    async with liar_and_victim() as (node_of_liar, liar, victim, _):
         other = Identity.of_seed(bytes([5] * 32))
-        async with liar_and_victim() as (node_of_liar, liar, victim, here):
-            now = time.time()
-
-            async def store(
-                signed: record_pb2.SignedRecord | bytes,
-                *,
-                subkey: str = liar.peer_id,
-                key: str = f"{RUN}/0/0",
-                expires: float | None = None,
-            ) -> bool:
-                raw = signed if isinstance(signed, bytes) else signed.SerializeToString()
-                if expires is None:
-                    record = record_pb2.Record.FromString(record_pb2.SignedRecord.FromString(raw).record)
-                    expires = record.expires_unix_ms / 1000
-                (stored,) = await node_of_liar.protocol.call_store(
-                    PeerID.from_base58(here.peer_id),
-                    [DHTID.generate(source=key)],
-                    [MSGPackSerializer.dumps(raw)],
-                    [expires],
-                    subkeys=[subkey],
-                )
-                return bool(stored)
-
-            honest = record_of(liar, now, ttl_s=50)
-            forged = record_of(other, now, ttl_s=50)
-            oversized = record_of(liar, now, ttl_s=50)
-            oversized.version = "x" * 1280
-            far = record_of(liar, now, ttl_s=50, run_id=RunId("ef" * 32))
-            later = round(honest.expires_unix_ms / 1000 + 40)
-            assert not await store(resigned(forged, liar), subkey=other.peer_id)
-            assert not await store(resigned(honest, liar), subkey=other.peer_id)
-            assert not await store(resigned(oversized, liar))
-            assert not await store(resigned(far, liar))
-            assert not await store(resigned(honest, liar), key=f"{RUN}/1/0")
-            assert not await store(resigned(honest, liar), key="anything else")
-            assert not await store(resigned(honest, liar), expires=later)
-            assert not await store(resigned(record_of(liar, now, ttl_s=200), liar))
-            assert not await store(resigned(record_of(liar, now, ttl_s=-5), liar))
-            assert not await store(b"\xff garbage", expires=now + 20)
-            assert not await store(b"", expires=now + 20)
-            assert await victim.lookup(0) == []
-            assert await store(resigned(honest, liar))
-            assert [found.record for found in await victim.lookup(0)] == [honest.SerializeToString()]
-            # A replay of an older one does not shorten the life of the newer one.
-            assert not await store(resigned(record_of(liar, now, ttl_s=0.3), liar))
-            await asyncio.sleep(0.5)
-            assert len(await victim.lookup(0)) == 1
-
-    run(main)
+        key, now = DHTID.generate(source=f"{RUN}/0/0"), time.time()
+        good, bad = (record_of(who, now, ttl_s=50) for who in (liar, other))
+        for record in (good, bad):
+            value = MSGPackSerializer.dumps(resigned(record, liar).SerializeToString())
+            node_of_liar.protocol.storage.store_subkey(key, record.peer_id, value, record.expires_unix_ms / 1000)
+        assert [found.record for found in await victim.lookup(0)] == [good.SerializeToString()]
 
 
-def test_one_bad_entry_does_not_hide_the_good_ones() -> None:
-    async def main() -> None:
-        async with liar_and_victim() as (node_of_liar, liar, victim, _):
-            other = Identity.of_seed(bytes([5] * 32))
-            key, now = DHTID.generate(source=f"{RUN}/0/0"), time.time()
-            good, bad = (record_of(who, now, ttl_s=50) for who in (liar, other))
-            for record in (good, bad):
-                value = MSGPackSerializer.dumps(resigned(record, liar).SerializeToString())
-                node_of_liar.protocol.storage.store_subkey(key, record.peer_id, value, record.expires_unix_ms / 1000)
-            assert [found.record for found in await victim.lookup(0)] == [good.SerializeToString()]
-
-    run(main)
-
-
-def test_a_frozen_neighbour_makes_lookups_slow_but_never_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        monkeypatch.setattr("swarmnode.transport.directory.LOOKUP_TIMEOUT_S", 0.5)
-        monkeypatch.setattr("swarmnode.transport.directory.ANNOUNCE_TIMEOUT_S", 0.5)
-        async with peer_process(tmp_path / "0.key", RUN) as first, node() as (here, me):
-            directory = await DhtDirectory.create(here, [(first.peer_id, first.addresses)], RUN, STAGES)
-            record = sign_record(record_of(me, time.time(), ttl_s=60), me)
-            assert await directory.announce(record)
-            os.kill(first.pid, signal.SIGSTOP)
-            assert [found.record for found in await directory.lookup(0)] == [record.record]
-            assert isinstance(await directory.announce(record), bool)
-            os.kill(first.pid, signal.SIGCONT)
-
-    run(main)
+@pytest.mark.loop("uvloop")
+async def test_a_frozen_neighbour_makes_lookups_slow_but_never_hang(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("swarmnode.transport.directory.LOOKUP_TIMEOUT_S", 0.5)
+    monkeypatch.setattr("swarmnode.transport.directory.ANNOUNCE_TIMEOUT_S", 0.5)
+    async with peer_process(tmp_path / "0.key", RUN) as first, node() as (here, me):
+        directory = await DhtDirectory.create(here, [(first.peer_id, first.addresses)], RUN, STAGES)
+        record = sign_record(record_of(me, time.time(), ttl_s=60), me)
+        assert await directory.announce(record)
+        os.kill(first.pid, signal.SIGSTOP)
+        assert [found.record for found in await directory.lookup(0)] == [record.record]
+        assert isinstance(await directory.announce(record), bool)
+        os.kill(first.pid, signal.SIGCONT)
 
 
 def test_a_rejected_store_leaves_the_newer_record_alone() -> None:
-    patches.apply()
+    hivemind_patches.apply()
     storage, key, now = DHTLocalStorage(), DHTID.generate(source="key"), time.time()
     assert storage.store(key, b"new", now + 100)
     assert not storage.store(key, b"old", now + 0.01)

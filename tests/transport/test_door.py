@@ -6,23 +6,27 @@ import asyncio
 import time
 
 import pytest
-import uvloop
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from swarmnode import owner
 from swarmnode.errors import Forbidden, RemoteFault
 from swarmnode.identity import Identity
 from swarmnode.ids import PeerId
-from swarmnode.membership.access import Guests, Rules, sign_grant, sign_guests, sign_pass
-from swarmnode.membership.door import Door
+from swarmnode.membership.access import AccessList, AccessRules, sign_access_list, sign_grant, sign_pass
+from swarmnode.membership.admission import Admission
+from swarmnode.token_bucket import TokenBucket
 from swarmnode.transport import frame
-from swarmnode.transport.frame import Kind
-from swarmnode.transport.knocking import Bucket, Knocking
+from swarmnode.transport.frame import FrameKind
 from swarmnode.transport.libp2p import Libp2pTransport
+from swarmnode.transport.stranger_limit import (
+    ALL_IDLE_CALLS_BURST,
+    CALLS_BURST,
+    IDLE_CALLS_PER_S,
+    StrangerRateLimiter,
+)
 from swarmnode.wire import access_pb2
-
-from .contract import RUN, ping, pong
-from .test_contract import WallClock, node
+from tests.support.libp2p_node import WallClock, node
+from tests.support.transport_contract import RUN, ping, pong
 
 OWNER = Ed25519PrivateKey.from_private_bytes(b"o" * 32)
 DELEGATE = Identity.of_seed(b"d" * 32)
@@ -33,94 +37,99 @@ def a_pass(machine: PeerId) -> access_pb2.Pass:
     return sign_pass(DELEGATE, RUN, sign_grant(OWNER, RUN, DELEGATE, until), machine, until)
 
 
-def a_door(mine: access_pb2.Pass | None = None) -> Door:
-    return Door(Rules(RUN, owner.public_bytes(OWNER), is_open=False), WallClock(), mine)
+def a_admission(mine: access_pb2.Pass | None = None) -> Admission:
+    return Admission(AccessRules(RUN, owner.public_bytes(OWNER), is_open=False), WallClock(), mine)
 
 
 async def call(here: Libp2pTransport, there: Libp2pTransport) -> None:
     await here.call(there.peer_id, ping(), timeout_s=20, reply_bytes_max=0)
 
 
-@pytest.mark.swarm
-def test_only_those_with_a_pass_are_served() -> None:
-    async def main() -> None:
-        async with asyncio.timeout(120), node() as (there, _), node() as (here, _), node() as (stranger, _):
-            door = a_door()
-            there.let_in(door)
-            there.serve("ping", pong, tensor_bytes_max=0)
-            for transport in (there, here, stranger):
-                transport.start()
-            for transport in (here, stranger):
-                await transport.connect(there.peer_id, await there.addresses())
-            with pytest.raises(Forbidden, match="by invitation") as caught:
-                await call(stranger, there)
-            assert caught.value.exit_code == 77
-            with pytest.raises(Forbidden, match="by invitation"):
-                await call(here, there)
-            here.let_in(a_door(a_pass(here.peer_id)))
-            stranger.let_in(a_door(a_pass(here.peer_id)))
+@pytest.mark.live
+@pytest.mark.loop("uvloop")
+async def test_only_those_with_a_pass_are_served() -> None:
+    async with asyncio.timeout(120), node() as (there, _), node() as (here, _), node() as (stranger, _):
+        admission = a_admission()
+        there.let_in(admission)
+        there.serve("ping", pong, tensor_bytes_max=0)
+        for transport in (there, here, stranger):
+            transport.start()
+        for transport in (here, stranger):
+            await transport.connect(there.peer_id, await there.addresses())
+        with pytest.raises(Forbidden, match="by invitation") as caught:
+            await call(stranger, there)
+        assert caught.value.exit_code == 77
+        with pytest.raises(Forbidden, match="by invitation"):
             await call(here, there)
-            with pytest.raises(Forbidden, match="another machine's"):
-                await call(stranger, there)
-
-            # It announces a header of 1 MiB and sends none of it: refused at its first twelve bytes.
-            stream = await stranger.daemon.open_stream(there.peer_id, stranger._protocol, 10)
-            await stream.write(frame.preamble(Kind.REQUEST, frame.HEADER_BYTES_MAX))
-            raw, _ = await frame.receive_header(stream, Kind.REPLY)
-            assert "by invitation" in frame.open_reply(raw).reason
-            stream.abort()
-
-            # A pass of a megabyte is not read either.
-            stream = await stranger.daemon.open_stream(there.peer_id, stranger._protocol, 10)
-            await stream.write(frame.preamble(Kind.PASS, frame.HEADER_BYTES_MAX))
-            raw, _ = await frame.receive_header(stream, Kind.REPLY)
-            assert "at most 512" in frame.open_reply(raw).reason
-            stream.abort()
-
-            # Banned while its stream is open and warm: the next call on it is refused.
-            await call(here, there)
-            door.learn(sign_guests(OWNER, RUN, Guests(1, banned=frozenset([here.peer_id]))))
-            with pytest.raises(Forbidden, match="banned") as caught:
-                await call(here, there)
-            told = access_pb2.SignedGuestList.FromString(caught.value.evidence)
-            assert a_door().learn(told), "with the owner's own words"
-            door.learn(sign_guests(OWNER, RUN, Guests(2, allowed=frozenset([stranger.peer_id]))))
-            await call(here, there)
+        here.let_in(a_admission(a_pass(here.peer_id)))
+        stranger.let_in(a_admission(a_pass(here.peer_id)))
+        await call(here, there)
+        with pytest.raises(Forbidden, match="another machine's"):
             await call(stranger, there)
 
-    uvloop.run(main())
+        # It announces a header of 1 MiB and sends none of it: refused at its first twelve bytes.
+        stream = await stranger.daemon.open_stream(there.peer_id, stranger._protocol, 10)
+        await stream.write(frame.preamble(FrameKind.REQUEST, frame.HEADER_BYTES_MAX))
+        raw, _ = await frame.receive_header(stream, FrameKind.REPLY)
+        assert "by invitation" in frame.open_reply(raw).reason
+        stream.abort()
+
+        # A pass of a megabyte is not read either.
+        stream = await stranger.daemon.open_stream(there.peer_id, stranger._protocol, 10)
+        await stream.write(frame.preamble(FrameKind.PASS, frame.HEADER_BYTES_MAX))
+        raw, _ = await frame.receive_header(stream, FrameKind.REPLY)
+        assert "at most 512" in frame.open_reply(raw).reason
+        stream.abort()
+
+        # Banned while its stream is open and warm: the next call on it is refused.
+        await call(here, there)
+        admission.learn(sign_access_list(OWNER, RUN, AccessList(1, banned=frozenset([here.peer_id]))))
+        with pytest.raises(Forbidden, match="banned") as caught:
+            await call(here, there)
+        told = access_pb2.SignedAccessList.FromString(caught.value.evidence)
+        assert a_admission().learn(told), "with the owner's own words"
+        admission.learn(sign_access_list(OWNER, RUN, AccessList(2, allowed=frozenset([stranger.peer_id]))))
+        await call(here, there)
+        await call(stranger, there)
 
 
-@pytest.mark.swarm
-def test_who_knocks_too_often_is_not_even_answered() -> None:
-    async def main() -> None:
-        async with asyncio.timeout(120), node() as (there, _), node() as (stranger, _):
-            there.let_in(a_door())
-            there.serve("ping", pong, tensor_bytes_max=0)
-            there.start()
-            stranger.start()
-            await stranger.connect(there.peer_id, await there.addresses())
-            told = 0
-            for _ in range(60):
-                with pytest.raises(RemoteFault) as caught:
-                    await call(stranger, there)
-                told += isinstance(caught.value, Forbidden)
-            assert 8 <= told < 60
-            assert there._server.knocking.dropped >= 60 - told - 1
-            while there._server._streams_of:  # nothing is kept of those turned away; the bound is the test's
-                await asyncio.sleep(0.05)
-
-    uvloop.run(main())
+@pytest.mark.live
+@pytest.mark.loop("uvloop")
+async def test_who_knocks_too_often_is_not_even_answered() -> None:
+    async with asyncio.timeout(120), node() as (there, _), node() as (stranger, _):
+        there.let_in(a_admission())
+        there.serve("ping", pong, tensor_bytes_max=0)
+        there.start()
+        stranger.start()
+        await stranger.connect(there.peer_id, await there.addresses())
+        told = 0
+        for _ in range(60):
+            with pytest.raises(RemoteFault) as caught:
+                await call(stranger, there)
+            told += isinstance(caught.value, Forbidden)
+        assert 8 <= told < 60
+        assert there._server.stranger_limit.dropped >= 60 - told - 1
+        while there._server._streams_of:  # nothing is kept of those turned away; the bound is the test's
+            await asyncio.sleep(0.05)
 
 
 def test_a_bucket_is_a_rate() -> None:
-    bucket = Bucket(rate=10.0, burst=5.0, tokens=5.0, at_s=0.0)
+    bucket = TokenBucket(rate=10.0, burst=5.0, tokens=5.0, at_s=0.0)
     taken = sum(bucket.take(step / 1000) for step in range(10_000))
     assert taken == pytest.approx(10.0 * 10.0 + 5.0, abs=1)
 
 
+def test_many_keys_that_never_worked_make_no_more_calls_than_a_few_and_who_works_is_not_touched() -> None:
+    limit, calls = StrangerRateLimiter(), 0
+    for number in range(100):
+        calls += sum(limit.call(PeerId(f"key {number}"), 100.0, works=False) for _ in range(2000))
+    assert calls == ALL_IDLE_CALLS_BURST
+    assert all(limit.call(PeerId("partner"), 100.0) for _ in range(int(CALLS_BURST)))
+    assert sum(limit.call(PeerId("key 1"), 101.0, works=False) for _ in range(2000)) == IDLE_CALLS_PER_S
+
+
 def test_ten_thousand_keys_are_no_memory() -> None:
-    knocking = Knocking()
-    answered = sum(knocking.stranger(PeerId(f"peer-{number}"), number / 1000) for number in range(10_000))
+    stranger_limit = StrangerRateLimiter()
+    answered = sum(stranger_limit.stranger(PeerId(f"peer-{number}"), number / 1000) for number in range(10_000))
     assert answered <= 64 + 20 * 10 + 1, "all strangers together have one rate"
-    assert len(knocking._buckets) <= 4096
+    assert len(stranger_limit._buckets) <= 4096

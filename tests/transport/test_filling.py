@@ -11,16 +11,14 @@ import numpy as np
 import pytest
 
 from swarmnode.errors import LocalFault, PeerTimeout, Refused, RemoteFault
-from swarmnode.filling import Filling
 from swarmnode.ids import PeerId
-from swarmnode.ports import Answer, Call, Draft, WireTensor
+from swarmnode.ports import Answer, Call, StreamingMessage, WireTensor
+from swarmnode.ready_watermark import ReadyWatermark
 from swarmnode.transport.libp2p import Libp2pTransport
 from swarmnode.transport.stream import FRAME_BYTES, LOOKAHEAD_BYTES
 from swarmnode.wire import call_pb2 as wire
-
-from .contract import MIB, echo, ping, pong, process, tensor
-from .test_contract import node
-from .test_libp2p import run, until
+from tests.support.libp2p_node import node, until
+from tests.support.transport_contract import MIB, echo, ping, pong, process, tensor
 
 NBYTES = 4 * MIB + 12_345
 
@@ -31,69 +29,63 @@ class Written:
     def __init__(self, nbytes: int = NBYTES) -> None:
         self.whole = bytes(memoryview(tensor(nbytes).data))
         self._room = np.full(nbytes, 0xEE, np.uint8)
-        self.filling = Filling(nbytes)
-        self.tensor = WireTensor("u8", (nbytes,), self._room.data.toreadonly(), filling=self.filling)
+        self.watermark = ReadyWatermark(nbytes)
+        self.tensor = WireTensor("u8", (nbytes,), self._room.data.toreadonly(), watermark=self.watermark)
 
     def write(self, end: int) -> None:
-        begin = self.filling.ready_nbytes
+        begin = self.watermark.ready_nbytes
         self._room[begin:end] = np.frombuffer(self.whole[begin:end], np.uint8)
-        self.filling.reach(end)
+        self.watermark.reach(end)
 
 
-def test_a_waiter_is_woken_by_the_thread_that_writes_and_only_when_enough_is_there() -> None:
-    async def main() -> None:
-        filling, woken = Filling(100), list[int]()
+async def test_a_waiter_is_woken_by_the_thread_that_writes_and_only_when_enough_is_there() -> None:
+    watermark, woken = ReadyWatermark(100), list[int]()
 
-        async def wait(nbytes: int) -> None:
-            await filling.until(nbytes)
-            woken.append(nbytes)
+    async def wait(nbytes: int) -> None:
+        await watermark.until(nbytes)
+        woken.append(nbytes)
 
-        async with asyncio.timeout(60), asyncio.TaskGroup() as group:
-            for nbytes in (60, 10, 0, 100):
-                group.create_task(wait(nbytes))
-            await until(lambda: woken == [0])
-            for reached, expected in ((9, [0]), (10, [0, 10]), (60, [0, 10, 60]), (100, [0, 10, 60, 100])):
-                thread = threading.Thread(target=filling.reach, args=(reached,))
-                thread.start()
-                thread.join()
-                await until(lambda expected=expected: woken == expected)  # type: ignore[misc]
-        filling.fail(ValueError("late"))
-        assert filling.complete and filling.error is None
-        await filling.until(100)
-
-    asyncio.run(main())
+    async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+        for nbytes in (60, 10, 0, 100):
+            group.create_task(wait(nbytes))
+        await until(lambda: woken == [0])
+        for reached, expected in ((9, [0]), (10, [0, 10]), (60, [0, 10, 60]), (100, [0, 10, 60, 100])):
+            thread = threading.Thread(target=watermark.reach, args=(reached,))
+            thread.start()
+            thread.join()
+            await until(lambda expected=expected: woken == expected)  # type: ignore[misc]
+    watermark.fail(ValueError("late"))
+    assert watermark.complete and watermark.error is None
+    await watermark.until(100)
 
 
 def test_the_watermark_only_rises_and_never_beyond_the_end() -> None:
-    filling = Filling(10)
-    filling.reach(5)
+    watermark = ReadyWatermark(10)
+    watermark.reach(5)
     for wrong in (4, 11):
         with pytest.raises(AssertionError):
-            filling.reach(wrong)
-    assert filling.ready_nbytes == 5
+            watermark.reach(wrong)
+    assert watermark.ready_nbytes == 5
 
 
-def test_what_stops_a_draft_is_told_to_whoever_waits() -> None:
-    async def main() -> None:
-        written = Written(1000)
+async def test_what_stops_a_draft_is_told_to_whoever_waits() -> None:
+    written = Written(1000)
 
-        def write() -> None:
-            written.write(500)
-            raise MemoryError("no room")
+    def write() -> None:
+        written.write(500)
+        raise MemoryError("no room")
 
-        draft = Draft([tensor(10), written.tensor], write)
-        assert not draft.complete
-        async with asyncio.timeout(60):
-            waiting = asyncio.get_running_loop().create_task(draft.finished())
-            with pytest.raises(MemoryError):
-                await asyncio.to_thread(draft.finish)
-            with pytest.raises(LocalFault, match="no room"):
-                await waiting
-            await written.filling.until(500)
-            with pytest.raises(LocalFault, match="no room"):
-                await written.filling.until(501)
-
-    asyncio.run(main())
+    draft = StreamingMessage([tensor(10), written.tensor], write)
+    assert not draft.complete
+    async with asyncio.timeout(60):
+        waiting = asyncio.get_running_loop().create_task(draft.finished())
+        with pytest.raises(MemoryError):
+            await asyncio.to_thread(draft.finish)
+        with pytest.raises(LocalFault, match="no room"):
+            await waiting
+        await written.watermark.until(500)
+        with pytest.raises(LocalFault, match="no room"):
+            await written.watermark.until(501)
 
 
 @asynccontextmanager
@@ -112,116 +104,108 @@ def arrived(transport: Libp2pTransport, nbytes: int) -> Callable[[], bool]:
     return lambda: transport.throttle.down.total_nbytes >= nbytes - LOOKAHEAD_BYTES
 
 
-@pytest.mark.swarm
+@pytest.mark.live
 @pytest.mark.parametrize("bps", [None, 400e6])
-def test_what_is_final_is_there_before_the_rest_is_written(bps: float | None) -> None:
-    async def main() -> None:
-        async with pair() as (here, there):
-            here.throttle.up.bps = bps
-            first, second = Written(), Written(70_000)
-            call = process(tensor(10), first.tensor, second.tensor, tensor(20))
-            async with asyncio.TaskGroup() as group:
-                asking = group.create_task(
-                    here.call(there.peer_id, call, timeout_s=60, reply_bytes_max=8 * MIB), name="asking"
-                )
-                for end in (FRAME_BYTES, FRAME_BYTES + 100, 3 * FRAME_BYTES, NBYTES - 1, NBYTES):
-                    first.write(end)
-                    await until(arrived(there, end // FRAME_BYTES * FRAME_BYTES))
-                await until(arrived(there, NBYTES))
-                assert not asking.done()
-                second.write(70_000)
-            got = [bytes(memoryview(t.data)) for t in asking.result().tensors]
-            assert got == [bytes(tensor(10).data), first.whole, second.whole, bytes(tensor(20).data)]
-
-    run(main)
+@pytest.mark.loop("uvloop")
+async def test_what_is_final_is_there_before_the_rest_is_written(bps: float | None) -> None:
+    async with pair() as (here, there):
+        here.throttle.up.bps = bps
+        first, second = Written(), Written(70_000)
+        call = process(tensor(10), first.tensor, second.tensor, tensor(20))
+        async with asyncio.TaskGroup() as group:
+            asking = group.create_task(
+                here.call(there.peer_id, call, timeout_s=60, reply_bytes_max=8 * MIB), name="asking"
+            )
+            for end in (FRAME_BYTES, FRAME_BYTES + 100, 3 * FRAME_BYTES, NBYTES - 1, NBYTES):
+                first.write(end)
+                await until(arrived(there, end // FRAME_BYTES * FRAME_BYTES))
+            await until(arrived(there, NBYTES))
+            assert not asking.done()
+            second.write(70_000)
+        got = [bytes(memoryview(t.data)) for t in asking.result().tensors]
+        assert got == [bytes(tensor(10).data), first.whole, second.whole, bytes(tensor(20).data)]
 
 
-@pytest.mark.swarm
-def test_an_answer_travels_while_it_is_written() -> None:
-    async def main() -> None:
-        async with pair() as (here, there):
-            written = Written()
+@pytest.mark.live
+@pytest.mark.loop("uvloop")
+async def test_an_answer_travels_while_it_is_written() -> None:
+    async with pair() as (here, there):
+        written = Written()
 
-            async def handler(peer: PeerId, call: Call) -> Answer:
-                return Answer(wire.Reply(exchanged=wire.Exchanged()), [written.tensor])
+        async def handler(peer: PeerId, call: Call) -> Answer:
+            return Answer(wire.Reply(exchanged=wire.Exchanged()), [written.tensor])
 
-            there.serve("exchange", handler, tensor_bytes_max=0)
-            call = Call(wire.Request(exchange=wire.Exchange()))
-            async with asyncio.TaskGroup() as group:
-                asking = group.create_task(here.call(there.peer_id, call, timeout_s=60, reply_bytes_max=8 * MIB))
-                written.write(2 * FRAME_BYTES)
-                await until(arrived(here, 2 * FRAME_BYTES))
-                assert not asking.done()
-                written.write(NBYTES)
-            assert bytes(memoryview(asking.result().tensors[0].data)) == written.whole
-
-    run(main)
+        there.serve("exchange", handler, tensor_bytes_max=0)
+        call = Call(wire.Request(exchange=wire.Exchange()))
+        async with asyncio.TaskGroup() as group:
+            asking = group.create_task(here.call(there.peer_id, call, timeout_s=60, reply_bytes_max=8 * MIB))
+            written.write(2 * FRAME_BYTES)
+            await until(arrived(here, 2 * FRAME_BYTES))
+            assert not asking.done()
+            written.write(NBYTES)
+        assert bytes(memoryview(asking.result().tensors[0].data)) == written.whole
 
 
-@pytest.mark.swarm
-def test_a_tensor_that_is_never_finished_breaks_the_stream_and_nothing_else() -> None:
-    async def main() -> None:
-        async with pair() as (here, there):
-            served = 0
+@pytest.mark.live
+@pytest.mark.loop("uvloop")
+async def test_a_tensor_that_is_never_finished_breaks_the_stream_and_nothing_else() -> None:
+    async with pair() as (here, there):
+        served = 0
 
-            async def count(peer: PeerId, call: Call) -> Answer:
-                nonlocal served
-                served += 1
-                return Answer(wire.Reply(exchanged=wire.Exchanged()), [answered.tensor])
+        async def count(peer: PeerId, call: Call) -> Answer:
+            nonlocal served
+            served += 1
+            return Answer(wire.Reply(exchanged=wire.Exchanged()), [answered.tensor])
 
-            there.serve("exchange", count, tensor_bytes_max=8 * MIB)
-            asked, answered = Written(), Written()
-            call = Call(wire.Request(exchange=wire.Exchange()), [asked.tensor])
-            loop = asyncio.get_running_loop()
+        there.serve("exchange", count, tensor_bytes_max=8 * MIB)
+        asked, answered = Written(), Written()
+        call = Call(wire.Request(exchange=wire.Exchange()), [asked.tensor])
+        loop = asyncio.get_running_loop()
 
-            asking = loop.create_task(here.call(there.peer_id, call, timeout_s=60, reply_bytes_max=8 * MIB))
-            asked.write(FRAME_BYTES)
-            await until(arrived(there, FRAME_BYTES))
-            asked.filling.fail(MemoryError("no room"))
-            with pytest.raises(LocalFault, match="no room"):
-                await asking
-            assert served == 0, "half of a tensor is no tensor"
+        asking = loop.create_task(here.call(there.peer_id, call, timeout_s=60, reply_bytes_max=8 * MIB))
+        asked.write(FRAME_BYTES)
+        await until(arrived(there, FRAME_BYTES))
+        asked.watermark.fail(MemoryError("no room"))
+        with pytest.raises(LocalFault, match="no room"):
+            await asking
+        assert served == 0, "half of a tensor is no tensor"
 
-            call = Call(wire.Request(exchange=wire.Exchange()), [tensor(10)])
-            asking = loop.create_task(here.call(there.peer_id, call, timeout_s=60, reply_bytes_max=8 * MIB))
-            answered.write(FRAME_BYTES)
-            await until(arrived(here, FRAME_BYTES))
-            answered.filling.fail(MemoryError("no room"))
-            with pytest.raises(RemoteFault, match="went away"):
-                await asking
-            assert served == 1
-            for one, other in ((here, there), (there, here)):
-                one_more = await here.call(there.peer_id, ping(), timeout_s=20, reply_bytes_max=0)
-                assert one_more.header.status == wire.STATUS_OK, (one, other)
-
-    run(main)
+        call = Call(wire.Request(exchange=wire.Exchange()), [tensor(10)])
+        asking = loop.create_task(here.call(there.peer_id, call, timeout_s=60, reply_bytes_max=8 * MIB))
+        answered.write(FRAME_BYTES)
+        await until(arrived(here, FRAME_BYTES))
+        answered.watermark.fail(MemoryError("no room"))
+        with pytest.raises(RemoteFault, match="disconnected"):
+            await asking
+        assert served == 1
+        for one, other in ((here, there), (there, here)):
+            one_more = await here.call(there.peer_id, ping(), timeout_s=20, reply_bytes_max=0)
+            assert one_more.header.status == wire.STATUS_OK, (one, other)
 
 
-@pytest.mark.swarm
-def test_a_refusal_a_death_a_deadline_and_a_cancellation_end_the_wait_for_bytes() -> None:
-    async def main() -> None:
-        async with pair() as (here, there):
-            loop, written = asyncio.get_running_loop(), Written()
-            with pytest.raises(Refused, match="not served"):
-                call = Call(wire.Request(exchange=wire.Exchange()), [written.tensor])
-                await here.call(there.peer_id, call, timeout_s=60, reply_bytes_max=0)
-            with pytest.raises(PeerTimeout):
-                await here.call(there.peer_id, process(written.tensor), timeout_s=0.05, reply_bytes_max=MIB)
-            written.write(FRAME_BYTES)
-            for end in ("cancelled", "dead"):
-                seen = there.throttle.down.total_nbytes
-                asking = loop.create_task(
-                    here.call(there.peer_id, process(written.tensor), timeout_s=60, reply_bytes_max=MIB)
-                )
-                await until(arrived(there, seen + FRAME_BYTES))
-                if end == "cancelled":
-                    asking.cancel()
-                    with pytest.raises(asyncio.CancelledError):
-                        await asking
-                else:
-                    await there.close()
-                    with pytest.raises(RemoteFault, match="went away"):
-                        await asking
-            assert not written.filling._waiters
-
-    run(main)
+@pytest.mark.live
+@pytest.mark.loop("uvloop")
+async def test_a_refusal_a_death_a_deadline_and_a_cancellation_end_the_wait_for_bytes() -> None:
+    async with pair() as (here, there):
+        loop, written = asyncio.get_running_loop(), Written()
+        with pytest.raises(Refused, match="not served"):
+            call = Call(wire.Request(exchange=wire.Exchange()), [written.tensor])
+            await here.call(there.peer_id, call, timeout_s=60, reply_bytes_max=0)
+        with pytest.raises(PeerTimeout):
+            await here.call(there.peer_id, process(written.tensor), timeout_s=0.05, reply_bytes_max=MIB)
+        written.write(FRAME_BYTES)
+        for end in ("cancelled", "dead"):
+            seen = there.throttle.down.total_nbytes
+            asking = loop.create_task(
+                here.call(there.peer_id, process(written.tensor), timeout_s=60, reply_bytes_max=MIB)
+            )
+            await until(arrived(there, seen + FRAME_BYTES))
+            if end == "cancelled":
+                asking.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await asking
+            else:
+                await there.close()
+                with pytest.raises(RemoteFault, match="disconnected"):
+                    await asking
+        assert not written.watermark._waiters

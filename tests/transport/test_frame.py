@@ -11,16 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swarmnode import turns
+from swarmnode import uplink_scheduler
 from swarmnode.errors import RemoteFault
 from swarmnode.ids import PeerId, RunId
 from swarmnode.ports import DTYPE_BYTES, Answer, Call, WireTensor
 from swarmnode.transport import frame, serve
-from swarmnode.transport.budget import Budget
-from swarmnode.transport.frame import HEADER_BYTES_MAX, PREAMBLE, TENSORS_MAX, VERSION, Flag, Kind
-from swarmnode.transport.serve import Server
-from swarmnode.transport.stream import LOOKAHEAD_BYTES, Stream
-from swarmnode.turns import Turns
+from swarmnode.transport.budget import ByteBudget
+from swarmnode.transport.frame import HEADER_BYTES_MAX, PREAMBLE, TENSORS_MAX, VERSION, FrameFlag, FrameKind
+from swarmnode.transport.serve import StreamServer
+from swarmnode.transport.stream import LOOKAHEAD_BYTES, P2pdStream
+from swarmnode.uplink_scheduler import UplinkScheduler
 from swarmnode.wire import call_pb2 as wire
 
 RUN = RunId("cd" * 32)
@@ -33,8 +33,8 @@ def request(**fields: object) -> wire.Request:
 
 
 def test_a_preamble_survives_its_own_parser() -> None:
-    for kind in Kind:
-        for flags in (Flag.NONE, Flag.LAST):
+    for kind in FrameKind:
+        for flags in (FrameFlag.NONE, FrameFlag.LAST):
             assert frame.open_preamble(frame.preamble(kind, 77, flags), kind) == (77, flags)
 
 
@@ -50,7 +50,7 @@ def test_a_preamble_survives_its_own_parser() -> None:
 )
 def test_a_wrong_preamble_says_what_is_wrong(raw: bytes, says: str) -> None:
     with pytest.raises(RemoteFault, match=says):
-        frame.open_preamble(raw, Kind.REQUEST)
+        frame.open_preamble(raw, FrameKind.REQUEST)
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_random_bytes_are_a_value_or_a_remote_fault(raw: bytes) -> None:
     for parse in (
         lambda: frame.open_request(raw, RUN),
         lambda: frame.open_reply(raw),
-        lambda: frame.open_preamble(raw[: PREAMBLE.size].ljust(PREAMBLE.size, b"\0"), Kind.REQUEST),
+        lambda: frame.open_preamble(raw[: PREAMBLE.size].ljust(PREAMBLE.size, b"\0"), FrameKind.REQUEST),
     ):
         try:
             parse()  # type: ignore[no-untyped-call]
@@ -106,15 +106,15 @@ class Pipe:
     """A server behind a real socket pair, and the stranger's end of it."""
 
     def __init__(self, tensor_bytes_max: int = 1 << 20) -> None:
-        self.budget = Budget(16 << 20)
-        self.turns = Turns()
+        self.budget = ByteBudget(16 << 20)
+        self.scheduler = UplinkScheduler()
         self.calls: list[Call] = []
         self._tensor_bytes_max = tensor_bytes_max
 
     async def __aenter__(self) -> Pipe:
         loop = asyncio.get_running_loop()
         ours, theirs = socket.socketpair()
-        self.server = server = Server(RUN, self.budget, self.turns, Counter(), None)
+        self.server = server = StreamServer(RUN, self.budget, self.scheduler, Counter(), None)
 
         async def handler(peer: PeerId, call: Call) -> Answer:
             self.calls.append(call)
@@ -122,9 +122,9 @@ class Pipe:
 
         for method in ("ping", "process"):
             server.register(method, handler, self._tensor_bytes_max)
-        _, stream = await loop.create_connection(Stream, sock=ours)
+        _, stream = await loop.create_connection(P2pdStream, sock=ours)
         self.attending = loop.create_task(server.attend(stream, PEER))
-        _, self.stranger = await loop.create_connection(Stream, sock=theirs)
+        _, self.stranger = await loop.create_connection(P2pdStream, sock=theirs)
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -132,8 +132,8 @@ class Pipe:
         await asyncio.wait_for(self.attending, 10)
         assert self.budget.used_bytes == 0
 
-    async def reply(self) -> tuple[wire.Reply, Flag]:
-        raw, flags = await frame.receive_header(self.stranger, Kind.REPLY)
+    async def reply(self) -> tuple[wire.Reply, FrameFlag]:
+        raw, flags = await frame.receive_header(self.stranger, FrameKind.REPLY)
         header = frame.open_reply(raw)
         await frame.receive_tensors(self.stranger, header.tensors)
         return header, flags
@@ -150,7 +150,7 @@ def run(main: Callable[[], Awaitable[None]]) -> None:
 def sealed(*tensors: WireTensor, **fields: object) -> bytes:
     header = frame.seal_request(request(**fields), tensors, RUN, 5.0)
     data = b"".join(bytes(t.data) for t in tensors)
-    return frame.preamble(Kind.REQUEST, len(header)) + header + data
+    return frame.preamble(FrameKind.REQUEST, len(header)) + header + data
 
 
 @settings(deadline=None, max_examples=60)
@@ -162,7 +162,7 @@ def test_garbage_on_a_stream_is_refused_and_leaves_nothing(garbage: bytes) -> No
             if len(garbage) >= PREAMBLE.size:
                 header, flags = await pipe.reply()
                 assert header.status == wire.STATUS_REFUSED
-                assert flags == Flag.LAST
+                assert flags == FrameFlag.LAST
             assert not pipe.calls
 
     run(main)
@@ -194,50 +194,41 @@ def test_a_frame_cut_or_bent_anywhere_never_reaches_a_handler_as_something_else(
     run(main)
 
 
-def test_a_short_frame_ends_with_the_stream_and_gives_its_bytes_back() -> None:
-    async def main() -> None:
-        async with Pipe() as pipe:
-            whole = sealed(WireTensor("u8", (50_000,), bytes(50_000)))
-            await pipe.stranger.write(whole[:-1])
-            while pipe.budget.used_bytes == 0:
-                await asyncio.sleep(0)
-            assert pipe.budget.used_bytes == 50_000
-        assert not pipe.calls
-
-    run(main)
+async def test_a_short_frame_ends_with_the_stream_and_gives_its_bytes_back() -> None:
+    async with Pipe() as pipe:
+        whole = sealed(WireTensor("u8", (50_000,), bytes(50_000)))
+        await pipe.stranger.write(whole[:-1])
+        while pipe.budget.used_bytes == 0:
+            await asyncio.sleep(0)
+        assert pipe.budget.used_bytes == 50_000
+    assert not pipe.calls
 
 
-def test_an_answer_whose_turn_does_not_come_is_refused_and_the_stream_serves_on(
+async def test_an_answer_whose_turn_does_not_come_is_refused_and_the_stream_serves_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(turns, "WAIT_SHARE", 0.02)
+    monkeypatch.setattr(uplink_scheduler, "WAIT_SHARE", 0.02)
 
-    async def main() -> None:
-        async with Pipe() as pipe:
-            await pipe.turns.take(50_000, 1.0)
-            bulk = WireTensor("u8", (50_000,), bytes(50_000))
-            await pipe.stranger.write(sealed(bulk))
-            header, flags = await pipe.reply()
-            assert (header.status, flags) == (wire.STATUS_UNAVAILABLE, Flag.NONE)
-            assert "our own line was busy" in header.reason
-            pipe.turns.give(50_000)
-            await pipe.stranger.write(sealed(bulk))
-            assert (await pipe.reply())[0].status == wire.STATUS_OK
-
-    run(main)
+    async with Pipe() as pipe:
+        await pipe.scheduler.take(50_000, 1.0)
+        bulk = WireTensor("u8", (50_000,), bytes(50_000))
+        await pipe.stranger.write(sealed(bulk))
+        header, flags = await pipe.reply()
+        assert (header.status, flags) == (wire.STATUS_UNAVAILABLE, FrameFlag.NONE)
+        assert "our own uplink was busy" in header.reason
+        pipe.scheduler.give(50_000)
+        await pipe.stranger.write(sealed(bulk))
+        assert (await pipe.reply())[0].status == wire.STATUS_OK
 
 
-def test_a_long_frame_is_answered_and_what_follows_is_refused_as_garbage() -> None:
-    async def main() -> None:
-        async with Pipe() as pipe:
-            await pipe.stranger.write(sealed(WireTensor("u8", (3,), b"abc")) + b"d" * 100)
-            assert (await pipe.reply())[0].status == wire.STATUS_OK
-            header, flags = await pipe.reply()
-            assert (header.status, flags) == (wire.STATUS_REFUSED, Flag.LAST)
-            assert "garbage instead of a frame: starts with b'dddd'" in header.reason
-            assert len(pipe.calls) == 1
-
-    run(main)
+async def test_a_long_frame_is_answered_and_what_follows_is_refused_as_garbage() -> None:
+    async with Pipe() as pipe:
+        await pipe.stranger.write(sealed(WireTensor("u8", (3,), b"abc")) + b"d" * 100)
+        assert (await pipe.reply())[0].status == wire.STATUS_OK
+        header, flags = await pipe.reply()
+        assert (header.status, flags) == (wire.STATUS_REFUSED, FrameFlag.LAST)
+        assert "garbage instead of a frame: starts with b'dddd'" in header.reason
+        assert len(pipe.calls) == 1
 
 
 @pytest.mark.parametrize(
@@ -250,86 +241,74 @@ def test_a_long_frame_is_answered_and_what_follows_is_refused_as_garbage() -> No
         (wire.TensorSpec(dtype="object", shape=[1], nbytes=8), "unknown dtype 'object'"),
     ],
 )
-def test_an_absurd_announcement_is_refused_before_anything_is_read(spec: wire.TensorSpec, says: str) -> None:
-    async def main() -> None:
-        async with Pipe() as pipe:
-            header = request(tensors=[spec]).SerializeToString()
-            await pipe.stranger.write(frame.preamble(Kind.REQUEST, len(header)) + header)
-            reply, _ = await pipe.reply()
-            assert reply.status == wire.STATUS_REFUSED
-            assert says in reply.reason
-
-    run(main)
+async def test_an_absurd_announcement_is_refused_before_anything_is_read(spec: wire.TensorSpec, says: str) -> None:
+    async with Pipe() as pipe:
+        header = request(tensors=[spec]).SerializeToString()
+        await pipe.stranger.write(frame.preamble(FrameKind.REQUEST, len(header)) + header)
+        reply, _ = await pipe.reply()
+        assert reply.status == wire.STATUS_REFUSED
+        assert says in reply.reason
 
 
 @pytest.mark.parametrize("sent", [0, 10_000, 49_999])
-def test_who_sends_too_slowly_loses_its_stream_and_the_budget_has_its_bytes_back(
+async def test_who_sends_too_slowly_loses_its_stream_and_the_budget_has_its_bytes_back(
     sent: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(serve, "LEAST_SPAN_S", 0.05)
 
-    async def main() -> None:
-        async with Pipe() as pipe:
-            whole = sealed(WireTensor("u8", (50_000,), bytes(50_000)))
-            await pipe.stranger.write(whole[: len(whole) - 50_000 + sent])
-            await asyncio.wait_for(pipe.attending, 20)
-            assert pipe.budget.used_bytes == 0 and not pipe.calls
-
-    run(main)
+    async with Pipe() as pipe:
+        whole = sealed(WireTensor("u8", (50_000,), bytes(50_000)))
+        await pipe.stranger.write(whole[: len(whole) - 50_000 + sent])
+        await asyncio.wait_for(pipe.attending, 20)
+        assert pipe.budget.used_bytes == 0 and not pipe.calls
 
 
-def test_exchanges_of_one_peer_do_not_pile_up() -> None:
+async def test_exchanges_of_one_peer_do_not_pile_up() -> None:
     """Their tensors wait for our boundary: a third at once is refused."""
 
-    async def main() -> None:
-        async with Pipe() as pipe:
-            enough, waiting = asyncio.Event(), list[Call]()
+    async with Pipe() as pipe:
+        enough, waiting = asyncio.Event(), list[Call]()
 
-            async def wait(peer: PeerId, call: Call) -> Answer:
-                waiting.append(call)
-                await enough.wait()
-                return Answer(wire.Reply())
+        async def wait(peer: PeerId, call: Call) -> Answer:
+            waiting.append(call)
+            await enough.wait()
+            return Answer(wire.Reply())
 
-            pipe.server.register("exchange", wait, 1 << 20)
-            ends, attending = [pipe.stranger], []
-            for _ in range(2):
-                ours, theirs = socket.socketpair()
-                _, stream = await asyncio.get_running_loop().create_connection(Stream, sock=ours)
-                attending.append(asyncio.ensure_future(pipe.server.attend(stream, PEER)))
-                ends.append((await asyncio.get_running_loop().create_connection(Stream, sock=theirs))[1])
-            header = frame.seal_request(wire.Request(exchange=wire.Exchange(round=1)), (), RUN, 5.0)
-            for end in ends[:2]:
-                await end.write(frame.preamble(Kind.REQUEST, len(header)) + header)
-            while len(waiting) < 2:
-                await asyncio.sleep(0)
-            await ends[2].write(frame.preamble(Kind.REQUEST, len(header)) + header)
-            raw, flags = await frame.receive_header(ends[2], Kind.REPLY)
-            assert (frame.open_reply(raw).status, flags) == (wire.STATUS_BUSY, Flag.LAST)
-            enough.set()
-            for end in ends[:2]:
-                raw, _ = await frame.receive_header(end, Kind.REPLY)
-                assert frame.open_reply(raw).status == wire.STATUS_OK
-            for end in ends[1:]:
-                end.abort()
-            await asyncio.gather(*attending)
-            assert len(waiting) == 2
-
-    run(main)
+        pipe.server.register("exchange", wait, 1 << 20)
+        ends, attending = [pipe.stranger], []
+        for _ in range(2):
+            ours, theirs = socket.socketpair()
+            _, stream = await asyncio.get_running_loop().create_connection(P2pdStream, sock=ours)
+            attending.append(asyncio.ensure_future(pipe.server.attend(stream, PEER)))
+            ends.append((await asyncio.get_running_loop().create_connection(P2pdStream, sock=theirs))[1])
+        header = frame.seal_request(wire.Request(exchange=wire.Exchange(round=1)), (), RUN, 5.0)
+        for end in ends[:2]:
+            await end.write(frame.preamble(FrameKind.REQUEST, len(header)) + header)
+        while len(waiting) < 2:
+            await asyncio.sleep(0)
+        await ends[2].write(frame.preamble(FrameKind.REQUEST, len(header)) + header)
+        raw, flags = await frame.receive_header(ends[2], FrameKind.REPLY)
+        assert (frame.open_reply(raw).status, flags) == (wire.STATUS_BUSY, FrameFlag.LAST)
+        enough.set()
+        for end in ends[:2]:
+            raw, _ = await frame.receive_header(end, FrameKind.REPLY)
+            assert frame.open_reply(raw).status == wire.STATUS_OK
+        for end in ends[1:]:
+            end.abort()
+        await asyncio.gather(*attending)
+        assert len(waiting) == 2
 
 
-def test_a_full_budget_answers_busy() -> None:
-    async def main() -> None:
-        async with Pipe() as pipe:
-            others = [pipe.budget.admit(PeerId(f"another{i}"), 1 << 20) for i in range(16)]
-            for other in others:
-                other.arrive(1 << 20)
-            await pipe.stranger.write(sealed(WireTensor("u8", (10,), bytes(10))))
-            reply, flags = await pipe.reply()
-            assert (reply.status, flags) == (wire.STATUS_BUSY, Flag.LAST)
-            for other in others:
-                other.close()
-
-    run(main)
+async def test_a_full_budget_answers_busy() -> None:
+    async with Pipe() as pipe:
+        others = [pipe.budget.admit(PeerId(f"another{i}"), 1 << 20) for i in range(16)]
+        for other in others:
+            other.arrive(1 << 20)
+        await pipe.stranger.write(sealed(WireTensor("u8", (10,), bytes(10))))
+        reply, flags = await pipe.reply()
+        assert (reply.status, flags) == (wire.STATUS_BUSY, FrameFlag.LAST)
+        for other in others:
+            other.close()
 
 
 def varint(value: int) -> bytes:
@@ -337,14 +316,11 @@ def varint(value: int) -> bytes:
     return bytes([value & 0x7F | 0x80, value >> 7 & 0x7F | 0x80, value >> 14 & 0x7F])
 
 
-def test_a_header_of_the_largest_size_is_read() -> None:
-    async def main() -> None:
-        async with Pipe() as pipe:
-            header = frame.seal_request(request(ping=wire.Ping()), (), RUN, 5.0)
-            padding = HEADER_BYTES_MAX - len(header) - 5
-            header += b"\xc2\x3e" + varint(padding) + bytes(padding)  # field 1000, which nobody knows yet
-            assert len(header) == HEADER_BYTES_MAX
-            await pipe.stranger.write(frame.preamble(Kind.REQUEST, len(header)) + header)
-            assert (await pipe.reply())[0].status == wire.STATUS_OK
-
-    run(main)
+async def test_a_header_of_the_largest_size_is_read() -> None:
+    async with Pipe() as pipe:
+        header = frame.seal_request(request(ping=wire.Ping()), (), RUN, 5.0)
+        padding = HEADER_BYTES_MAX - len(header) - 5
+        header += b"\xc2\x3e" + varint(padding) + bytes(padding)  # field 1000, which nobody knows yet
+        assert len(header) == HEADER_BYTES_MAX
+        await pipe.stranger.write(frame.preamble(FrameKind.REQUEST, len(header)) + header)
+        assert (await pipe.reply())[0].status == wire.STATUS_OK

@@ -34,7 +34,7 @@ def test_noise_is_nothing(raw: bytes) -> None:
     assert lan.read_beacon(b"swarmnode1 " + raw, "192.168.1.7", RUN, ME) is None
 
 
-def test_two_nodes_of_one_network_hear_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_two_nodes_of_one_network_hear_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lan, "PERIOD_S", 0.05)
 
     async def main() -> dict[PeerId, list[str]]:
@@ -55,7 +55,7 @@ def test_two_nodes_of_one_network_hear_each_other(monkeypatch: pytest.MonkeyPatc
         return heard
 
     try:
-        heard = asyncio.run(main())
+        heard = await main()
     except TimeoutError:
         pytest.skip("multicast does not come back on this machine")
     assert {peer: addresses[0].rpartition("/")[2] for peer, addresses in heard.items()} == {ME: "4001", OTHER: "4002"}

@@ -12,41 +12,24 @@ from typing import Any
 
 import psutil
 import pytest
-import uvloop
 
 from swarmnode.errors import Busy, LocalFault, PeerTimeout, Refused, RemoteFault, Unavailable, UsageError
 from swarmnode.ids import PeerId, RunId
 from swarmnode.ports import Answer, Call
 from swarmnode.transport import frame
-from swarmnode.transport.frame import Flag, Kind
-from swarmnode.transport.identity import create
+from swarmnode.transport.frame import FrameFlag, FrameKind
+from swarmnode.transport.key_file import create
 from swarmnode.transport.libp2p import Libp2pTransport
 from swarmnode.transport.socketdir import SocketDir
-from swarmnode.transport.stream import Stream
+from swarmnode.transport.stream import P2pdStream
 from swarmnode.wire import call_pb2 as wire
+from tests.support.libp2p_node import node, until
+from tests.support.transport_contract import MIB, RUN, echo, ping, pong, process, refusing, tensor
 
-from .contract import MIB, RUN, echo, ping, pong, process, refusing, tensor
 from .peer import PeerProcess, peer_process
-from .test_contract import node
 
 HANG = Call(wire.Request(exchange=wire.Exchange()))
 COUNT = Call(wire.Request(commit=wire.Commit()))
-
-
-def run(main: Callable[[], Awaitable[None]]) -> None:
-    async def bounded() -> None:
-        async with asyncio.timeout(120):
-            await main()
-
-    uvloop.run(bounded())
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Returns when `condition` holds; the test's own bound ends it otherwise."""
-    while True:
-        if condition():
-            return
-        await asyncio.sleep(0.02)
 
 
 def gone(pid: int) -> bool:
@@ -65,61 +48,51 @@ async def pair(folder: Path) -> AsyncIterator[tuple[Libp2pTransport, PeerProcess
         yield here, peer
 
 
-@pytest.mark.swarm
-def test_a_peer_killed_mid_call_is_a_fault_and_leaves_nothing_behind(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with pair(tmp_path) as (here, peer):
-            await here.call(peer.peer_id, ping(), timeout_s=10, reply_bytes_max=0)
-            sockets = peer.said["sockets"]
-            call = asyncio.get_running_loop().create_task(
-                here.call(peer.peer_id, HANG, timeout_s=100, reply_bytes_max=0)
-            )
-            await asyncio.sleep(0)
-            os.kill(peer.pid, signal.SIGKILL)
-            with pytest.raises(RemoteFault) as caught:
-                await call
-            assert not isinstance(caught.value, PeerTimeout)
-            with pytest.raises(RemoteFault, match="cannot be reached|went away"):
-                await here.call(peer.peer_id, ping(), timeout_s=30, reply_bytes_max=0)
-            await peer.ended()
-            await until(lambda: gone(peer.said["p2pd"]))
-            SocketDir().remove()  # any node that starts sweeps
-            assert not os.access(sockets, os.F_OK)
-
-    run(main)
-
-
-@pytest.mark.swarm
-def test_a_frozen_peer_is_a_timeout_and_works_again_when_it_thaws(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with pair(tmp_path) as (here, peer):
-            os.kill(peer.pid, signal.SIGSTOP)
-            for call in (ping(), process(tensor(30 * MIB))):
-                with pytest.raises(PeerTimeout):
-                    await here.call(peer.peer_id, call, timeout_s=0.4, reply_bytes_max=64 * MIB)
-            os.kill(peer.pid, signal.SIGCONT)
+@pytest.mark.live
+@pytest.mark.loop("uvloop")
+async def test_a_peer_killed_mid_call_is_a_fault_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    async with pair(tmp_path) as (here, peer):
+        await here.call(peer.peer_id, ping(), timeout_s=10, reply_bytes_max=0)
+        sockets = peer.said["sockets"]
+        call = asyncio.get_running_loop().create_task(here.call(peer.peer_id, HANG, timeout_s=100, reply_bytes_max=0))
+        await asyncio.sleep(0)
+        os.kill(peer.pid, signal.SIGKILL)
+        with pytest.raises(RemoteFault) as caught:
+            await call
+        assert not isinstance(caught.value, PeerTimeout)
+        with pytest.raises(RemoteFault, match="cannot be reached|disconnected"):
             await here.call(peer.peer_id, ping(), timeout_s=30, reply_bytes_max=0)
+        await peer.ended()
+        await until(lambda: gone(peer.said["p2pd"]))
+        SocketDir().remove()  # any node that starts sweeps
+        assert not os.access(sockets, os.F_OK)
 
-    run(main)
 
-
-@pytest.mark.swarm
-def test_cancelling_reaches_the_handler_in_the_other_process(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with pair(tmp_path) as (here, peer):
-            call = asyncio.get_running_loop().create_task(
-                here.call(peer.peer_id, HANG, timeout_s=100, reply_bytes_max=0)
-            )
-            await until(lambda: here._pool._in_use[peer.peer_id] > 0)
+@pytest.mark.live
+@pytest.mark.loop("uvloop")
+async def test_a_frozen_peer_is_a_timeout_and_works_again_when_it_thaws(tmp_path: Path) -> None:
+    async with pair(tmp_path) as (here, peer):
+        os.kill(peer.pid, signal.SIGSTOP)
+        for call in (ping(), process(tensor(30 * MIB))):
             with pytest.raises(PeerTimeout):
-                await here.call(peer.peer_id, HANG, timeout_s=1.0, reply_bytes_max=0)
-            call.cancel()
-            while True:
-                answer = await here.call(peer.peer_id, COUNT, timeout_s=10, reply_bytes_max=0)
-                if answer.header.exchanged.round == 2:
-                    return
+                await here.call(peer.peer_id, call, timeout_s=0.4, reply_bytes_max=64 * MIB)
+        os.kill(peer.pid, signal.SIGCONT)
+        await here.call(peer.peer_id, ping(), timeout_s=30, reply_bytes_max=0)
 
-    run(main)
+
+@pytest.mark.live
+@pytest.mark.loop("uvloop")
+async def test_cancelling_reaches_the_handler_in_the_other_process(tmp_path: Path) -> None:
+    async with pair(tmp_path) as (here, peer):
+        call = asyncio.get_running_loop().create_task(here.call(peer.peer_id, HANG, timeout_s=100, reply_bytes_max=0))
+        await until(lambda: here._pool._in_use[peer.peer_id] > 0)
+        with pytest.raises(PeerTimeout):
+            await here.call(peer.peer_id, HANG, timeout_s=1.0, reply_bytes_max=0)
+        call.cancel()
+        while True:
+            answer = await here.call(peer.peer_id, COUNT, timeout_s=10, reply_bytes_max=0)
+            if answer.header.exchanged.round == 2:
+                break
 
 
 async def answers(here: Libp2pTransport, peer: PeerId) -> bool:
@@ -130,364 +103,330 @@ async def answers(here: Libp2pTransport, peer: PeerId) -> bool:
     return True
 
 
-@pytest.mark.swarm
-def test_a_stale_stream_is_replaced_when_the_peer_comes_back_at_its_address(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with pair(tmp_path) as (here, peer):
-            await here.call(peer.peer_id, ping(), timeout_s=10, reply_bytes_max=0)
-            stream = here._pool._idle[peer.peer_id][0][1]
-            await peer.ask("end")
-            await peer.ended()
-            await until(lambda: stream.lost)
-            async with peer_process(tmp_path / "peer.key", RUN, peer.addresses[0]) as again:
-                assert again.peer_id == peer.peer_id
-                assert again.addresses == peer.addresses
-                # libp2p refuses to dial for some seconds after a refused dial ("dial backoff"): that is an error at
-                # once, as routing wants it, and over by itself.
-                async with asyncio.timeout(60):
-                    while not await answers(here, peer.peer_id):
-                        await asyncio.sleep(0.2)
-
-    run(main)
+@pytest.mark.live
+@pytest.mark.loop("uvloop")
+async def test_a_stale_stream_is_replaced_when_the_peer_comes_back_at_its_address(tmp_path: Path) -> None:
+    async with pair(tmp_path) as (here, peer):
+        await here.call(peer.peer_id, ping(), timeout_s=10, reply_bytes_max=0)
+        stream = here._pool._idle[peer.peer_id][0][1]
+        await peer.ask("end")
+        await peer.ended()
+        await until(lambda: stream.lost)
+        async with peer_process(tmp_path / "peer.key", RUN, peer.addresses[0]) as again:
+            assert again.peer_id == peer.peer_id
+            assert again.addresses == peer.addresses
+            # libp2p refuses to dial for some seconds after a refused dial ("dial backoff"): that is an error at
+            # once, as routing wants it, and over by itself.
+            async with asyncio.timeout(60):
+                while not await answers(here, peer.peer_id):
+                    await asyncio.sleep(0.2)
 
 
-@pytest.mark.swarm
-def test_a_clean_end_leaves_no_process_socket_or_task(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with peer_process(tmp_path / "peer.key", RUN) as peer:
-            assert await peer.ask("end") == 1  # the task that answers
-            await peer.ended()
-            assert peer.process.exitcode == 0
-            assert gone(peer.said["p2pd"])
-            assert not os.access(peer.said["sockets"], os.F_OK)
-
-    run(main)
+@pytest.mark.live
+@pytest.mark.loop("uvloop")
+async def test_a_clean_end_leaves_no_process_socket_or_task(tmp_path: Path) -> None:
+    async with peer_process(tmp_path / "peer.key", RUN) as peer:
+        assert await peer.ask("end") == 1  # the task that answers
+        await peer.ended()
+        assert peer.process.exitcode == 0
+        assert gone(peer.said["p2pd"])
+        assert not os.access(peer.said["sockets"], os.F_OK)
 
 
-@pytest.mark.swarm
-def test_p2pd_of_either_side_killed_is_started_again(tmp_path: Path) -> None:
-    async def main() -> None:
-        events: list[str] = []
+@pytest.mark.live
+@pytest.mark.loop("uvloop")
+async def test_p2pd_of_either_side_killed_is_started_again(tmp_path: Path) -> None:
+    events: list[str] = []
 
-        class Listener:
-            def event(self, event: str, *, level: str = "info", **fields: object) -> None:
-                events.append(event)
+    class Listener:
+        def event(self, event: str, *, level: str = "info", **fields: object) -> None:
+            events.append(event)
 
-            def count(self, metric: str, value: float = 1.0, **labels: str) -> None:
-                pass
+        def count(self, metric: str, value: float = 1.0, **labels: str) -> None:
+            pass
 
-        async with pair(tmp_path) as (here, peer):
-            here._telemetry = Listener()  # type: ignore[assignment]
-            addresses = await here.addresses()
-            call = asyncio.get_running_loop().create_task(
-                here.call(peer.peer_id, HANG, timeout_s=100, reply_bytes_max=0)
-            )
-            await until(lambda: here._pool._in_use[peer.peer_id] > 0)
-            old = here.daemon.pid
-            os.kill(old, signal.SIGKILL)
-            with pytest.raises((Unavailable, RemoteFault)):
-                await call
-            await here.call(peer.peer_id, ping(), timeout_s=30, reply_bytes_max=0)
-            assert here.daemon.pid != old
-            assert await here.addresses() == addresses
-            assert str(here.daemon.peer_id) == here.peer_id
-            # The peer calls us back on a new stream: the handlers are registered again.
-            await here.call(peer.peer_id, Call(wire.Request(manifest={})), timeout_s=30, reply_bytes_max=0)
-            assert events == ["p2pd.died", "p2pd.restarted"]
+    async with pair(tmp_path) as (here, peer):
+        here._telemetry = Listener()  # type: ignore[assignment]
+        addresses = await here.addresses()
+        call = asyncio.get_running_loop().create_task(here.call(peer.peer_id, HANG, timeout_s=100, reply_bytes_max=0))
+        await until(lambda: here._pool._in_use[peer.peer_id] > 0)
+        old = here.daemon.pid
+        os.kill(old, signal.SIGKILL)
+        with pytest.raises((Unavailable, RemoteFault)):
+            await call
+        await here.call(peer.peer_id, ping(), timeout_s=30, reply_bytes_max=0)
+        assert here.daemon.pid != old
+        assert await here.addresses() == addresses
+        assert str(here.daemon.peer_id) == here.peer_id
+        # The peer calls us back on a new stream: the handlers are registered again.
+        await here.call(peer.peer_id, Call(wire.Request(manifest={})), timeout_s=30, reply_bytes_max=0)
+        assert events == ["p2pd.died", "p2pd.restarted"]
 
-            os.kill(peer.said["p2pd"], signal.SIGKILL)
-            for _ in range(200):
-                try:
-                    await here.call(peer.peer_id, ping(), timeout_s=5, reply_bytes_max=0)
-                    break
-                except RemoteFault:
-                    await asyncio.sleep(0.1)
-            else:
-                pytest.fail("the peer did not come back")
-
-    run(main)
+        os.kill(peer.said["p2pd"], signal.SIGKILL)
+        for _ in range(200):
+            try:
+                await here.call(peer.peer_id, ping(), timeout_s=5, reply_bytes_max=0)
+                break
+            except RemoteFault:
+                await asyncio.sleep(0.1)
+        else:
+            pytest.fail("the peer did not come back")
 
 
-def test_p2pd_that_dies_again_and_again_breaks_the_transport(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        monkeypatch.setattr("swarmnode.transport.daemon.RESTARTS_MAX", 1)
-        async with node() as (here, identity):
-            waiting = asyncio.get_running_loop().create_task(here.wait_failed())
-            os.kill(here.daemon.pid, signal.SIGKILL)
-            await until(lambda: not here.daemon.running.is_set())
-            await here.daemon.running.wait()
-            os.kill(here.daemon.pid, signal.SIGKILL)
-            with pytest.raises(LocalFault, match="p2pd died 2 times"):
-                await waiting
-            with pytest.raises(LocalFault, match="p2pd died 2 times"):
-                await here.call(identity.peer_id, ping(), timeout_s=5, reply_bytes_max=0)
-
-    run(main)
+@pytest.mark.loop("uvloop")
+async def test_p2pd_that_dies_again_and_again_breaks_the_transport(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("swarmnode.transport.p2pd_process.RESTARTS_MAX", 1)
+    async with node() as (here, identity):
+        waiting = asyncio.get_running_loop().create_task(here.wait_failed())
+        os.kill(here.daemon.pid, signal.SIGKILL)
+        await until(lambda: not here.daemon.running.is_set())
+        await here.daemon.running.wait()
+        os.kill(here.daemon.pid, signal.SIGKILL)
+        with pytest.raises(LocalFault, match="p2pd died 2 times"):
+            await waiting
+        with pytest.raises(LocalFault, match="p2pd died 2 times"):
+            await here.call(identity.peer_id, ping(), timeout_s=5, reply_bytes_max=0)
 
 
-def test_a_p2pd_that_answers_nothing_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        monkeypatch.setattr("swarmnode.transport.daemon.PING_PERIOD_S", 0.05)
-        async with node() as (here, _):
-            frozen = here.daemon.pid
-            os.kill(frozen, signal.SIGSTOP)
-            with monkeypatch.context() as impatient:
-                impatient.setattr("swarmnode.transport.daemon.CONTROL_TIMEOUT_S", 0.3)
-                await until(lambda: gone(frozen))
-            await until(here.daemon.running.is_set)
-            assert await here.addresses()
-
-    run(main)
+@pytest.mark.loop("uvloop")
+async def test_a_p2pd_that_answers_nothing_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("swarmnode.transport.p2pd_process.PING_PERIOD_S", 0.05)
+    async with node() as (here, _):
+        frozen = here.daemon.pid
+        os.kill(frozen, signal.SIGSTOP)
+        with monkeypatch.context() as impatient:
+            impatient.setattr("swarmnode.transport.p2pd_process.CONTROL_TIMEOUT_S", 0.3)
+            await until(lambda: gone(frozen))
+        await until(here.daemon.running.is_set)
+        assert await here.addresses()
 
 
 @asynccontextmanager
-async def stranger(to: Libp2pTransport) -> AsyncIterator[Callable[[], Awaitable[Stream]]]:
+async def stranger(to: Libp2pTransport) -> AsyncIterator[Callable[[], Awaitable[P2pdStream]]]:
     """A node that opens raw streams to `to`."""
     async with node() as (other, _):
         await other.connect(to.peer_id, await to.addresses())
 
-        async def opened() -> Stream:
+        async def opened() -> P2pdStream:
             return await other.daemon.open_stream(to.peer_id, to._protocol, 10)
 
         yield opened
 
 
-def test_garbage_short_and_long_frames_are_refused_and_the_server_lives_on() -> None:
+@pytest.mark.loop("uvloop")
+async def test_garbage_short_and_long_frames_are_refused_and_the_server_lives_on() -> None:
     header = frame.seal_request(process().header, [tensor(1000)], RUN, 5.0)
-    good = frame.preamble(Kind.REQUEST, len(header)) + header
+    good = frame.preamble(FrameKind.REQUEST, len(header)) + header
     bodies: list[tuple[bytes, str | None]] = [
         (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", "garbage instead of a frame: starts with b'GET '"),
         (frame.PREAMBLE.pack(b"SWRM", 9, 1, 0, 10), "protocol version 9; this node speaks"),
         (frame.PREAMBLE.pack(b"SWRM", frame.VERSION, 1, 0, 1 << 31), "header of 2147483648 bytes announced"),
-        (frame.preamble(Kind.REQUEST, 4) + b"\xff\xff\xff\xff", "does not parse"),
+        (frame.preamble(FrameKind.REQUEST, 4) + b"\xff\xff\xff\xff", "does not parse"),
         (good.replace(RUN[:16].encode(), b"0" * 16), "wrong run '0000000000000000'"),
         (good, None),  # short: the tensor never comes
         (good[:20], None),
         (b"", None),
     ]
 
-    async def main() -> None:
-        served = []
+    served = []
 
-        async def handler(peer: PeerId, call: Call) -> Answer:
-            served.append(call)
-            return await echo(peer, call)
+    async def handler(peer: PeerId, call: Call) -> Answer:
+        served.append(call)
+        return await echo(peer, call)
 
-        async with node() as (here, _), stranger(here) as opened:
-            here.serve("process", handler, tensor_bytes_max=MIB)
-            here.start()
-            for body, says in bodies:
-                stream = await opened()
-                await stream.write(body)
-                if says is not None:
-                    raw, flags = await frame.receive_header(stream, Kind.REPLY)
-                    reply = frame.open_reply(raw)
-                    assert (reply.status, flags) == (wire.STATUS_REFUSED, Flag.LAST)
-                    assert says in reply.reason
-                stream.abort()
-            assert not served
+    async with node() as (here, _), stranger(here) as opened:
+        here.serve("process", handler, tensor_bytes_max=MIB)
+        here.start()
+        for body, says in bodies:
             stream = await opened()
-            await stream.write(good + bytes(1000) + b"and more" * 4)
-            statuses = []
-            for _ in range(2):
-                raw, _flags = await frame.receive_header(stream, Kind.REPLY)
-                statuses.append(frame.open_reply(raw).status)
-                await frame.receive_tensors(stream, frame.open_reply(raw).tensors)
-            assert statuses == [wire.STATUS_OK, wire.STATUS_REFUSED]
-            assert len(served) == 1
-            await until(lambda: here._incoming <= 1)
-            assert here._budget.used_bytes == 0
+            await stream.write(body)
+            if says is not None:
+                raw, flags = await frame.receive_header(stream, FrameKind.REPLY)
+                reply = frame.open_reply(raw)
+                assert (reply.status, flags) == (wire.STATUS_REFUSED, FrameFlag.LAST)
+                assert says in reply.reason
+            stream.abort()
+        assert not served
+        stream = await opened()
+        await stream.write(good + bytes(1000) + b"and more" * 4)
+        statuses = []
+        for _ in range(2):
+            raw, _flags = await frame.receive_header(stream, FrameKind.REPLY)
+            statuses.append(frame.open_reply(raw).status)
+            await frame.receive_tensors(stream, frame.open_reply(raw).tensors)
+        assert statuses == [wire.STATUS_OK, wire.STATUS_REFUSED]
+        assert len(served) == 1
+        await until(lambda: here._incoming <= 1)
+        assert here._budget.used_bytes == 0
 
-    run(main)
 
-
-def test_bytes_announced_and_never_sent_starve_neither_callers_nor_our_own_calls() -> None:
+@pytest.mark.loop("uvloop")
+async def test_bytes_announced_and_never_sent_starve_neither_callers_nor_our_own_calls() -> None:
     """Two bare peers announce four tensors of 1 GiB each and send nothing: another peer is served all the same, and
     the answers to our own calls find room. These waited for the budget, and the peers that gave them were banned."""
 
-    async def main() -> None:
-        async with node() as (here, _), node() as (other, _), stranger(here) as first, stranger(here) as second:
-            here.serve("process", echo, tensor_bytes_max=4 << 30)
-            here.start()
-            other.serve("process", echo, tensor_bytes_max=4 << 30)
-            other.start()
-            huge = wire.TensorSpec(dtype="u8", shape=[1 << 30], nbytes=1 << 30)
-            header = process().header
-            header.version, header.run_id, header.timeout_ms = frame.VERSION, RUN[16:32], 600_000
-            header.tensors.extend([huge] * 4)
-            raw = header.SerializeToString()
-            streams = [await opened() for opened in (first, second) for _ in range(4)]
-            for stream in streams:
-                await stream.write(frame.preamble(Kind.REQUEST, len(raw)) + raw)
-            await until(lambda: len(here._budget._large) == 1)
-            assert here._budget.used_bytes <= 2 * frame.PIECE_BYTES
-            await other.connect(here.peer_id, await here.addresses())
-            call = process(tensor(MIB))
-            for _ in range(4):
-                await other.call(here.peer_id, call, timeout_s=20, reply_bytes_max=MIB)
-                await here.call(other.peer_id, call, timeout_s=20, reply_bytes_max=MIB)
-            for stream in streams:
-                stream.abort()
-            await until(lambda: here._budget.used_bytes == 0)
-
-    run(main)
+    async with node() as (here, _), node() as (other, _), stranger(here) as first, stranger(here) as second:
+        here.serve("process", echo, tensor_bytes_max=4 << 30)
+        here.start()
+        other.serve("process", echo, tensor_bytes_max=4 << 30)
+        other.start()
+        huge = wire.TensorSpec(dtype="u8", shape=[1 << 30], nbytes=1 << 30)
+        header = process().header
+        header.version, header.run_id, header.timeout_ms = frame.VERSION, RUN[16:32], 600_000
+        header.tensors.extend([huge] * 4)
+        raw = header.SerializeToString()
+        streams = [await opened() for opened in (first, second) for _ in range(4)]
+        for stream in streams:
+            await stream.write(frame.preamble(FrameKind.REQUEST, len(raw)) + raw)
+        await until(lambda: len(here._budget._large) == 1)
+        assert here._budget.used_bytes <= 2 * frame.PIECE_BYTES
+        await other.connect(here.peer_id, await here.addresses())
+        call = process(tensor(MIB))
+        for _ in range(4):
+            await other.call(here.peer_id, call, timeout_s=20, reply_bytes_max=MIB)
+            await here.call(other.peer_id, call, timeout_s=20, reply_bytes_max=MIB)
+        for stream in streams:
+            stream.abort()
+        await until(lambda: here._budget.used_bytes == 0)
 
 
-def test_a_caller_that_is_not_admitted_is_refused_before_its_tensors_are_read() -> None:
+@pytest.mark.loop("uvloop")
+async def test_a_caller_that_is_not_admitted_is_refused_before_its_tensors_are_read() -> None:
     """Its stream ends, and what it goes on sending is never held."""
 
-    async def main() -> None:
-        async with node() as (here, _), node() as (other, _):
-            admitted: set[PeerId] = set()
-            seen = list[int]()
+    async with node() as (here, _), node() as (other, _):
+        admitted: set[PeerId] = set()
+        seen = list[int]()
 
-            def admit(peer: PeerId, header: wire.Request) -> None:
-                seen.append(here._budget.used_bytes)
-                if peer not in admitted:
-                    raise Unavailable("no business of yours")
+        def admit(peer: PeerId, header: wire.Request) -> None:
+            seen.append(here._budget.used_bytes)
+            if peer not in admitted:
+                raise Unavailable("no business of yours")
 
-            here.serve("process", echo, tensor_bytes_max=64 * MIB, admit=admit)
-            here.start()
+        here.serve("process", echo, tensor_bytes_max=64 * MIB, admit=admit)
+        here.start()
+        await other.connect(here.peer_id, await here.addresses())
+        with pytest.raises(Unavailable, match="no business of yours"):
+            await other.call(here.peer_id, process(tensor(64 * MIB)), timeout_s=30, reply_bytes_max=64 * MIB)
+        assert seen == [0] and here._budget.used_bytes == 0
+        admitted.add(other.peer_id)
+        await other.call(here.peer_id, process(tensor(MIB)), timeout_s=30, reply_bytes_max=MIB)
+
+
+@pytest.mark.loop("uvloop")
+async def test_the_wrong_run_is_said_to_be_wrong() -> None:
+    same_beginning = RunId(RUN[:16] + "0" * 48)
+    async with node() as (here, _), node(RunId("ef" * 32)) as (far, _), node(same_beginning) as (near, _):
+        here.serve("ping", pong, tensor_bytes_max=0)
+        here.start()
+        for other, says in ((far, "does not serve this run"), (near, "wrong run")):
             await other.connect(here.peer_id, await here.addresses())
-            with pytest.raises(Unavailable, match="no business of yours"):
-                await other.call(here.peer_id, process(tensor(64 * MIB)), timeout_s=30, reply_bytes_max=64 * MIB)
-            assert seen == [0] and here._budget.used_bytes == 0
-            admitted.add(other.peer_id)
-            await other.call(here.peer_id, process(tensor(MIB)), timeout_s=30, reply_bytes_max=MIB)
-
-    run(main)
+            with pytest.raises(RemoteFault, match=says):
+                await other.call(here.peer_id, ping(), timeout_s=10, reply_bytes_max=0)
 
 
-def test_the_wrong_run_is_said_to_be_wrong() -> None:
-    async def main() -> None:
-        same_beginning = RunId(RUN[:16] + "0" * 48)
-        async with node() as (here, _), node(RunId("ef" * 32)) as (far, _), node(same_beginning) as (near, _):
-            here.serve("ping", pong, tensor_bytes_max=0)
-            here.start()
-            for other, says in ((far, "does not serve this run"), (near, "wrong run")):
+@pytest.mark.loop("uvloop")
+async def test_a_node_of_another_protocol_version_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with node() as (here, _):
+        here.serve("ping", pong, tensor_bytes_max=0)
+        here.start()
+        with monkeypatch.context() as older:
+            older.setattr(frame, "VERSION", frame.VERSION - 1)
+            async with node() as (other, _):
                 await other.connect(here.peer_id, await here.addresses())
-                with pytest.raises(RemoteFault, match=says):
+                with pytest.raises(RemoteFault, match="another protocol version .update the older of the two"):
                     await other.call(here.peer_id, ping(), timeout_s=10, reply_bytes_max=0)
 
-    run(main)
+
+@pytest.mark.loop("uvloop")
+async def test_calls_that_come_before_start_wait_for_it() -> None:
+    async with node() as (here, _), node() as (other, _):
+        await other.connect(here.peer_id, await here.addresses())
+        call = asyncio.get_running_loop().create_task(
+            other.call(here.peer_id, ping(b"early"), timeout_s=30, reply_bytes_max=0)
+        )
+        await until(lambda: here._incoming == 1)
+        here.serve("ping", pong, tensor_bytes_max=0)
+        here.start()
+        assert (await call).header.pong.payload == b"early"
 
 
-def test_a_node_of_another_protocol_version_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        async with node() as (here, _):
-            here.serve("ping", pong, tensor_bytes_max=0)
-            here.start()
-            with monkeypatch.context() as older:
-                older.setattr(frame, "VERSION", frame.VERSION - 1)
-                async with node() as (other, _):
-                    await other.connect(here.peer_id, await here.addresses())
-                    with pytest.raises(RemoteFault, match="another protocol version .update the older of the two"):
-                        await other.call(here.peer_id, ping(), timeout_s=10, reply_bytes_max=0)
-
-    run(main)
-
-
-def test_calls_that_come_before_start_wait_for_it() -> None:
-    async def main() -> None:
-        async with node() as (here, _), node() as (other, _):
-            await other.connect(here.peer_id, await here.addresses())
-            call = asyncio.get_running_loop().create_task(
-                other.call(here.peer_id, ping(b"early"), timeout_s=30, reply_bytes_max=0)
-            )
-            await until(lambda: here._incoming == 1)
-            here.serve("ping", pong, tensor_bytes_max=0)
-            here.start()
-            assert (await call).header.pong.payload == b"early"
-
-    run(main)
+@pytest.mark.loop("uvloop")
+async def test_a_warm_stream_is_used_again_and_closed_when_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with node() as (here, _), node() as (other, _):
+        here.serve("ping", pong, tensor_bytes_max=0)
+        here.serve("process", refusing(Busy("no")), tensor_bytes_max=MIB)
+        here.start()
+        await other.connect(here.peer_id, await here.addresses())
+        for _ in range(5):
+            await other.call(here.peer_id, ping(), timeout_s=10, reply_bytes_max=0)
+            with pytest.raises(Busy):
+                await other.call(here.peer_id, process(tensor(MIB)), timeout_s=10, reply_bytes_max=0)
+        assert here._incoming == 1
+        assert [len(idle) for idle in other._pool._idle.values()] == [1]
+        monkeypatch.setattr("swarmnode.transport.pool.IDLE_S", 0.0)
+        other._pool.sweep()
+        assert not other._pool._idle
+        await until(lambda: here._incoming == 0)
 
 
-def test_a_warm_stream_is_used_again_and_closed_when_idle(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        async with node() as (here, _), node() as (other, _):
-            here.serve("ping", pong, tensor_bytes_max=0)
-            here.serve("process", refusing(Busy("no")), tensor_bytes_max=MIB)
-            here.start()
-            await other.connect(here.peer_id, await here.addresses())
-            for _ in range(5):
-                await other.call(here.peer_id, ping(), timeout_s=10, reply_bytes_max=0)
-                with pytest.raises(Busy):
-                    await other.call(here.peer_id, process(tensor(MIB)), timeout_s=10, reply_bytes_max=0)
-            assert here._incoming == 1
-            assert [len(idle) for idle in other._pool._idle.values()] == [1]
-            monkeypatch.setattr("swarmnode.transport.pool.IDLE_S", 0.0)
-            other._pool.sweep()
-            assert not other._pool._idle
-            await until(lambda: here._incoming == 0)
-
-    run(main)
+@pytest.mark.loop("uvloop")
+async def test_too_many_calls_to_one_peer_are_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("swarmnode.transport.pool.IN_USE_MAX", 1)
+    async with node() as (here, _), node() as (other, _):
+        await other.connect(here.peer_id, await here.addresses())
+        first = asyncio.get_running_loop().create_task(
+            other.call(here.peer_id, ping(), timeout_s=30, reply_bytes_max=0)
+        )
+        await asyncio.sleep(0)
+        with pytest.raises(Busy, match="1 calls to"):
+            await other.call(here.peer_id, ping(), timeout_s=30, reply_bytes_max=0)
+        here.serve("ping", pong, tensor_bytes_max=0)
+        here.start()
+        await first
 
 
-def test_too_many_calls_to_one_peer_are_busy(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        monkeypatch.setattr("swarmnode.transport.pool.IN_USE_MAX", 1)
-        async with node() as (here, _), node() as (other, _):
-            await other.connect(here.peer_id, await here.addresses())
-            first = asyncio.get_running_loop().create_task(
-                other.call(here.peer_id, ping(), timeout_s=30, reply_bytes_max=0)
-            )
-            await asyncio.sleep(0)
-            with pytest.raises(Busy, match="1 calls to"):
-                await other.call(here.peer_id, ping(), timeout_s=30, reply_bytes_max=0)
-            here.serve("ping", pong, tensor_bytes_max=0)
-            here.start()
-            await first
+@pytest.mark.loop("uvloop")
+async def test_a_fault_of_a_handler_is_an_event_here_and_a_type_there() -> None:
+    events: list[tuple[str, dict[str, Any]]] = []
 
-    run(main)
+    class Listener:
+        def event(self, event: str, *, level: str = "info", **fields: object) -> None:
+            events.append((event, fields))
 
-
-def test_a_fault_of_a_handler_is_an_event_here_and_a_type_there() -> None:
-    async def main() -> None:
-        events: list[tuple[str, dict[str, Any]]] = []
-
-        class Listener:
-            def event(self, event: str, *, level: str = "info", **fields: object) -> None:
-                events.append((event, fields))
-
-        async with node() as (here, _), node() as (other, _):
-            here._server._telemetry = Listener()  # type: ignore[assignment]
-            here.serve("ping", refusing(KeyError("a secret")), tensor_bytes_max=0)
-            here.start()
-            await other.connect(here.peer_id, await here.addresses())
-            with pytest.raises(RemoteFault, match="failed: KeyError$") as caught:
-                await other.call(here.peer_id, ping(), timeout_s=10, reply_bytes_max=0)
-            assert not isinstance(caught.value, Refused)
-            assert [(name, fields["error"], fields["why"]) for name, fields in events] == [
-                ("call.failed", "KeyError", "'a secret'")
-            ]
-
-    run(main)
+    async with node() as (here, _), node() as (other, _):
+        here._server._telemetry = Listener()  # type: ignore[assignment]
+        here.serve("ping", refusing(KeyError("a secret")), tensor_bytes_max=0)
+        here.start()
+        await other.connect(here.peer_id, await here.addresses())
+        with pytest.raises(RemoteFault, match="failed: KeyError$") as caught:
+            await other.call(here.peer_id, ping(), timeout_s=10, reply_bytes_max=0)
+        assert not isinstance(caught.value, Refused)
+        assert [(name, fields["error"], fields["why"]) for name, fields in events] == [
+            ("call.failed", "KeyError", "'a secret'")
+        ]
 
 
-def test_addresses_that_cannot_be_listened_on(tmp_path: Path) -> None:
-    async def main() -> None:
-        key = tmp_path / "node.key"
-        identity = create(key)
-        async with node() as (taken, _):
-            (address,) = await taken.addresses()
-            with pytest.raises(LocalFault, match="the port is in use"):
-                await Libp2pTransport.create(key, identity, RUN, [address])
-        for wrong in ("/ip4/203.0.113.7/tcp/4001", "localhost:4001", "/dns/localhost/tcp/1"):
-            with pytest.raises(UsageError):
-                await Libp2pTransport.create(key, identity, RUN, [wrong])
-        other = create(tmp_path / "other.key")
-        with pytest.raises(LocalFault, match="holds the key of"):
-            await Libp2pTransport.create(key, other, RUN)
-        assert len(asyncio.all_tasks()) == 1
-
+@pytest.mark.loop("uvloop")
+async def test_addresses_that_cannot_be_listened_on(tmp_path: Path) -> None:
     before = {path.name for path in Path("/tmp").glob(f"swarmnode-p2p-{os.getpid()}-*")}
-    run(main)
+    key = tmp_path / "node.key"
+    identity = create(key)
+    async with node() as (taken, _):
+        (address,) = await taken.addresses()
+        with pytest.raises(LocalFault, match="the port is in use"):
+            await Libp2pTransport.create(key, identity, RUN, [address])
+    for wrong in ("/ip4/203.0.113.7/tcp/4001", "localhost:4001", "/dns/localhost/tcp/1"):
+        with pytest.raises(UsageError):
+            await Libp2pTransport.create(key, identity, RUN, [wrong])
+    other = create(tmp_path / "other.key")
+    with pytest.raises(LocalFault, match="holds the key of"):
+        await Libp2pTransport.create(key, other, RUN)
+    assert len(asyncio.all_tasks()) == 1
     assert {path.name for path in Path("/tmp").glob(f"swarmnode-p2p-{os.getpid()}-*")} == before
 
 
-def test_p2pd_is_not_in_our_process_group() -> None:
-    async def main() -> None:
-        async with node() as (here, _):
-            assert os.getpgid(here.daemon.pid) != os.getpgid(os.getpid())  # Ctrl-C is ours to handle
-
-    run(main)
+@pytest.mark.loop("uvloop")
+async def test_p2pd_is_not_in_our_process_group() -> None:
+    async with node() as (here, _):
+        assert os.getpgid(here.daemon.pid) != os.getpgid(os.getpid())  # Ctrl-C is ours to handle

@@ -7,26 +7,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnode.errors import RemoteFault
-from swarmnode.identity import Identity
 from swarmnode.ids import RunId
 from swarmnode.membership.progress import to_message
 from swarmnode.membership.record import SIGNED_BYTES_MAX, check_record, open_record, sign_record
 from swarmnode.wire import record_pb2 as wire
+from tests.support.records import ME, OTHER, resigned
+from tests.support.transport_contract import RUN, record_of
 
-from .contract import RUN, record_of
-
-ME, OTHER = Identity.of_seed(bytes([7] * 32)), Identity.of_seed(bytes([8] * 32))
 NOW = 1_700_000_000.0
 
 
 def opened(signed: wire.SignedRecord, now_unix_s: float = NOW, run_id: RunId = RUN) -> wire.Record:
     return open_record(signed, run_id=run_id, now_unix_s=now_unix_s, ttl_max_s=60.0)
-
-
-def resigned(record: wire.Record, identity: Identity = ME) -> wire.SignedRecord:
-    """Signed without our own checks: what a dishonest node sends."""
-    raw = record.SerializeToString()
-    return wire.SignedRecord(record=raw, signature=identity.sign(b"swarmnode/record/v1\0" + raw))
 
 
 def test_what_is_signed_opens() -> None:
@@ -46,16 +38,15 @@ def test_what_is_signed_opens() -> None:
         ({"samples_per_second": math.nan}, "Record.samples_per_second = nan"),
         ({"samples_per_second": -1.0}, "Record.samples_per_second = -1.0"),
         ({"state": 0}, "no state"),
-        ({"state": 99}, "Record.state = 99; one of"),
-        ({"stage": 512}, "Record.stage = 512; 0 to 511 belongs there"),
+        ({"state": 99}, "Record.state = 99; expected one of"),
+        ({"stage": 513}, "Record.stage = 513; expected 0 to 512"),
         ({"round_stride": 2**31}, "Record.round_stride = 2147483648"),
         ({"round_stride": 3}, "power of two"),
         ({"round": 2**60}, "Record.round = "),
         ({"queue": 2**31}, "Record.queue = "),
         ({"blocks": wire.Blocks(finished_below=2**62)}, "Blocks.finished_below = 4611686018427387904"),
         ({"version": "\x1b]0;owned\a"}, "Record.version = "),
-        ({"stage": 1, "blocks": wire.Blocks(finished=[1])}, "only feeders"),
-        ({"progress": to_message({OTHER.peer_id: 9})}, "progress of somebody else"),
+        ({"progress": to_message({OTHER.peer_id: 9})}, "progress of another feeder"),
         ({"unable": list(range(65))}, "Record.unable"),
         ({"unable": [512]}, "Record.unable"),
         ({"addresses": ["/" + "x" * 200] * 7}, f"at most {SIGNED_BYTES_MAX}"),

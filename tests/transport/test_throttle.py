@@ -5,17 +5,15 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-import uvloop
 
 from swarmnode.ids import PeerId
 from swarmnode.ports import Answer, Call
-from swarmnode.simulation.clock import VirtualLoop
+from swarmnode.simulation.virtual_time import VirtualLoop
 from swarmnode.transport.throttle import OVERHEAD, Pacer
-from swarmnode.turns import SPAN_S
+from swarmnode.uplink_scheduler import SPAN_S
 from swarmnode.wire import call_pb2 as wire
-
-from .contract import MIB, echo, process, tensor
-from .test_contract import node
+from tests.support.libp2p_node import node
+from tests.support.transport_contract import MIB, echo, process, tensor
 
 RATE = 40e6  # bits a second
 
@@ -50,68 +48,64 @@ def test_a_pacer_keeps_its_rate_whoever_asks(tasks: int) -> None:
         loop.close()
 
 
-@pytest.mark.swarm
+@pytest.mark.live
 @pytest.mark.parametrize("way", ["up", "down"])
-def test_bytes_take_as_long_as_the_rate_allows(way: str) -> None:
+@pytest.mark.loop("uvloop")
+async def test_bytes_take_as_long_as_the_rate_allows(way: str) -> None:
     """4 MiB at 40 Mbit/s take no less than their time; how much more, `bench limit` measures on a quiet machine."""
 
-    async def main() -> None:
-        async with asyncio.timeout(120), node() as (there, _), node() as (here, _):
-            coming_in: list[float] = []
+    async with asyncio.timeout(120), node() as (there, _), node() as (here, _):
+        coming_in: list[float] = []
 
-            async def handler(peer: PeerId, call: Call) -> Answer:
-                coming_in.append(call.received_s)
-                return await echo(peer, call)
+        async def handler(peer: PeerId, call: Call) -> Answer:
+            coming_in.append(call.received_s)
+            return await echo(peer, call)
 
-            there.serve("process", handler, tensor_bytes_max=64 << 20)
-            there.start()
-            here.start()
-            await here.connect(there.peer_id, await there.addresses())
-            await here.call(there.peer_id, process(tensor(1024)), timeout_s=60, reply_bytes_max=MIB)
-            (here.throttle.up if way == "up" else here.throttle.down).bps = RATE
-            loop = asyncio.get_running_loop()
-            begun, sent = loop.time(), here.throttle.up.total_nbytes
-            request = Call(wire.Request(process=wire.Process(samples=1)), [tensor(4 * MIB)])
-            answer = await here.call(there.peer_id, request, timeout_s=100, reply_bytes_max=4 * MIB)
-            assert answer.tensors[0].nbytes == 4 * MIB
-            assert loop.time() - begun >= 0.95 * 4 * MIB * 8 / RATE
-            if way == "up":  # what buffers hold is on its way when the header is read
-                assert coming_in[-1] >= 0.5 * 4 * MIB * 8 / RATE, "the sender's line, as the receiver saw it"
-            assert here.throttle.up.total_nbytes - sent >= 4 * MIB
-            assert here.throttle.down.total_nbytes >= 4 * MIB
-
-    uvloop.run(main())
+        there.serve("process", handler, tensor_bytes_max=64 << 20)
+        there.start()
+        here.start()
+        await here.connect(there.peer_id, await there.addresses())
+        await here.call(there.peer_id, process(tensor(1024)), timeout_s=60, reply_bytes_max=MIB)
+        (here.throttle.up if way == "up" else here.throttle.down).bps = RATE
+        loop = asyncio.get_running_loop()
+        begun, sent = loop.time(), here.throttle.up.total_nbytes
+        request = Call(wire.Request(process=wire.Process(samples=1)), [tensor(4 * MIB)])
+        answer = await here.call(there.peer_id, request, timeout_s=100, reply_bytes_max=4 * MIB)
+        assert answer.tensors[0].nbytes == 4 * MIB
+        assert loop.time() - begun >= 0.95 * 4 * MIB * 8 / RATE
+        if way == "up":  # what buffers hold is on its way when the header is read
+            assert coming_in[-1] >= 0.5 * 4 * MIB * 8 / RATE, "the sender's line, as the receiver saw it"
+        assert here.throttle.up.total_nbytes - sent >= 4 * MIB
+        assert here.throttle.down.total_nbytes >= 4 * MIB
 
 
 async def swallow(peer: PeerId, call: Call) -> Answer:
     return Answer(wire.Reply(processed=wire.Processed()))
 
 
-@pytest.mark.swarm
-def test_on_a_thin_line_bulk_goes_in_turns() -> None:
+@pytest.mark.live
+@pytest.mark.loop("uvloop")
+async def test_on_a_thin_line_bulk_goes_in_scheduler() -> None:
     """Once it is known what the line carries, six calls made at once end one after the other, not all at the end."""
 
-    async def main() -> None:
-        async with asyncio.timeout(120), node() as (there, _), node() as (here, _):
-            there.serve("process", swallow, tensor_bytes_max=64 << 20)
-            there.start()
-            here.start()
-            await here.connect(there.peer_id, await there.addresses())
-            here.throttle.up.bps = RATE
-            loop = asyncio.get_running_loop()
+    async with asyncio.timeout(120), node() as (there, _), node() as (here, _):
+        there.serve("process", swallow, tensor_bytes_max=64 << 20)
+        there.start()
+        here.start()
+        await here.connect(there.peer_id, await there.addresses())
+        here.throttle.up.bps = RATE
+        loop = asyncio.get_running_loop()
 
-            async def send(until: float) -> list[tuple[float, float]]:
-                """(seconds it took, of which it waited) of each call; the last begins before `until`."""
-                took = []
-                while not took or loop.time() < until:
-                    begun = loop.time()
-                    answer = await here.call(there.peer_id, process(tensor(2 * MIB)), timeout_s=60, reply_bytes_max=0)
-                    took.append((loop.time() - begun, answer.waited_s))
-                return took
+        async def send(until: float) -> list[tuple[float, float]]:
+            """(seconds it took, of which it waited) of each call; the last begins before `until`."""
+            took = []
+            while not took or loop.time() < until:
+                begun = loop.time()
+                answer = await here.call(there.peer_id, process(tensor(2 * MIB)), timeout_s=60, reply_bytes_max=0)
+                took.append((loop.time() - begun, answer.waited_s))
+            return took
 
-            await asyncio.gather(*(send(loop.time() + 2 * SPAN_S) for _ in range(3)))
-            took = sorted([one for [one] in await asyncio.gather(*(send(0.0) for _ in range(6)))])
-            assert took[0][0] < 0.6 * took[-1][0]
-            assert took[-1][1] > took[0][1]
-
-    uvloop.run(main())
+        await asyncio.gather(*(send(loop.time() + 2 * SPAN_S) for _ in range(3)))
+        took = sorted([one for [one] in await asyncio.gather(*(send(0.0) for _ in range(6)))])
+        assert took[0][0] < 0.6 * took[-1][0]
+        assert took[-1][1] > took[0][1]

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from swarmnode.errors import Unavailable
-from swarmnode.simulation.clock import VirtualLoop
-from swarmnode.turns import BULK_BYTES, WAIT_SHARE, Turns
+from swarmnode.simulation.virtual_time import VirtualLoop
+from swarmnode.uplink_scheduler import BULK_BYTES, WAIT_SHARE, UplinkScheduler
 
 MBIT = 1e6 / 8
 MESSAGE = 8_000_000
@@ -67,11 +67,11 @@ def use(line: Line, limits: list[float], seconds: float = 300.0) -> tuple[float,
 
     async def main() -> None:
         nonlocal used, flows
-        turns = Turns(lambda: int(line.moved))
+        scheduler = UplinkScheduler(lambda: int(line.moved))
 
         async def send(limit: float) -> None:
             while True:
-                async with turns.turn(MESSAGE, math.inf):
+                async with scheduler.turn(MESSAGE, math.inf):
                     await line.send(MESSAGE, limit)
 
         tasks = [asyncio.ensure_future(line.run()), *(asyncio.ensure_future(send(limit)) for limit in limits)]
@@ -127,13 +127,13 @@ def test_a_line_that_gets_faster_or_slower_stays_full(was: float) -> None:
 
 def test_the_order_is_that_of_coming_and_what_is_urgent_goes_first() -> None:
     async def main() -> None:
-        turns, order = Turns(), list[str]()
+        scheduler, order = UplinkScheduler(), list[str]()
 
         async def send(label: str, urgent: bool) -> None:
-            await turns.take(MESSAGE, 100.0, urgent=urgent)
+            await scheduler.take(MESSAGE, 100.0, urgent=urgent)
             order.append(label)
             await asyncio.sleep(1.0)
-            turns.give(MESSAGE)
+            scheduler.give(MESSAGE)
 
         async with asyncio.TaskGroup() as group:
             for label in ("first", "request", "request", "urgent", "urgent"):
@@ -146,12 +146,12 @@ def test_the_order_is_that_of_coming_and_what_is_urgent_goes_first() -> None:
 
 def test_what_is_small_passes_by() -> None:
     async def main() -> None:
-        turns = Turns()
-        await turns.take(MESSAGE, 1.0)
-        assert await turns.take(BULK_BYTES, 1.0) == 0.0
-        turns.give(BULK_BYTES)
-        with pytest.raises(Unavailable, match="our own line was busy"):
-            await turns.take(BULK_BYTES + 1, 1.0)
+        scheduler = UplinkScheduler()
+        await scheduler.take(MESSAGE, 1.0)
+        assert await scheduler.take(BULK_BYTES, 1.0) == 0.0
+        scheduler.give(BULK_BYTES)
+        with pytest.raises(Unavailable, match="our own uplink was busy"):
+            await scheduler.take(BULK_BYTES + 1, 1.0)
         assert asyncio.get_running_loop().time() == pytest.approx(WAIT_SHARE)
 
     in_virtual_time(main)
@@ -161,17 +161,17 @@ def test_who_gives_up_loses_no_turn() -> None:
     """Cancelled while it waits, or in the very moment its turn comes."""
 
     async def main() -> None:
-        turns = Turns()
-        await turns.take(MESSAGE, 10.0)
-        waiting, granted, after = (asyncio.ensure_future(turns.take(MESSAGE, 10.0)) for _ in range(3))
+        scheduler = UplinkScheduler()
+        await scheduler.take(MESSAGE, 10.0)
+        waiting, granted, after = (asyncio.ensure_future(scheduler.take(MESSAGE, 10.0)) for _ in range(3))
         await asyncio.sleep(1.0)
         waiting.cancel()
         await asyncio.sleep(1.0)
-        turns.give(MESSAGE)
+        scheduler.give(MESSAGE)
         granted.cancel()  # it has its turn, and has not run since
         assert await after == pytest.approx(2.0)
         assert granted.cancelled()
-        turns.give(MESSAGE)
-        assert await turns.take(MESSAGE, 10.0) == 0.0
+        scheduler.give(MESSAGE)
+        assert await scheduler.take(MESSAGE, 10.0) == 0.0
 
     in_virtual_time(main)

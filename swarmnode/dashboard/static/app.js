@@ -18,6 +18,7 @@ const PARTS = {
   rounds: [panels.rounds],
   entries: [panels.timeline],
   contributors: [panels.people],
+  archive: [panels.archive],
 };
 
 listen((what) => {

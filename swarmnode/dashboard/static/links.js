@@ -64,21 +64,28 @@ function draw() {
   pen.font = "12px system-ui";
   pen.fillStyle = muted;
   pen.textAlign = "center";
+  if (feeding()) pen.fillText("feeders", column(state.run.stages, width), height - 6);
   for (let stage = 0; stage < state.run.stages; stage += 1) {
     if (state.run.stages <= 16 || stage % 4 === 0) pen.fillText(state.run.stages <= 8 ? `stage ${stage}` : stage, column(stage, width), height - 6);
   }
   if (pointed && places.has(pointed)) label(pen, width);
 }
 
+function feeding() {
+  return [...state.nodes.values()].some((node) => node.stage === state.run.stages);
+}
+
+// Nodes that only feed stand before the first stage.
 function column(stage, width) {
-  const stages = state.run.stages;
-  return stages === 1 ? width / 2 : 34 + (stage * (width - 84)) / (stages - 1);
+  const stages = state.run.stages, before = feeding() ? 1 : 0;
+  const columns = stages + before, at = stage === stages ? 0 : stage + before;
+  return columns === 1 ? width / 2 : 34 + (at * (width - 84)) / (columns - 1);
 }
 
 function place(width, height) {
   const byStage = new Map();
   for (const node of state.nodes.values()) {
-    if (node.state === "left" || node.state === "gone" || node.stage >= state.run.stages) continue;
+    if (node.state === "left" || node.state === "gone" || node.stage > state.run.stages) continue;
     if (!byStage.has(node.stage)) byStage.set(node.stage, []);
     byStage.get(node.stage).push(node);
   }

@@ -98,6 +98,54 @@ export function line(entry) {
     element("p", {}, who, who ? ` ${entry.text}` : entry.text));
 }
 
+// What the owner's archive holds. Files of a checkpoint are asked for when somebody wants to see them.
+export function archive() {
+  const { archive: kept } = state;
+  at("archive").hidden = !kept;
+  if (!kept) return;
+  write(at("archive-note"), kept.status);
+  document.querySelector("#checkpoints tbody").replaceChildren(...kept.entries.map((row) => {
+    const agreed = row.agree.length ? Math.min(...row.agree) : 0;
+    const said = agreed ? `each stage confirmed by ${plural(agreed, "other replica")}` : "not every stage confirmed";
+    const refused = row.liars.length ? `; refused: ${row.liars.join(", ")}` : "";
+    const link = row.urls
+      ? element("details", {}, element("summary", {}, "files"), element("code", {}, `wget -P model -i ${location.origin}${row.urls}`), element("ul", { class: "files" }))
+      : element("span", {}, "of its owner");
+    if (row.urls) link.addEventListener("toggle", () => files(row.label, link.querySelector("ul")), { once: true });
+    return element("tr", {},
+      element("th", { scope: "row" }, `round ${count(row.round)}`, row.best ? element("span", { class: "best" }, " best") : null),
+      element("td", { class: "r" }, count(row.samples)),
+      element("td", { class: "r", title: row.measured ? `measured by the ${row.measured}` : "not measured" }, loss(row.loss)),
+      element("td", { class: "r" }, bytes(row.nbytes)), element("td", {}, said + refused), element("td", {}, link));
+  }));
+  scores(kept.entries);
+}
+
+// What [evaluation] of the manifest lists: a column for each score, and what the newest checkpoint makes of each prompt.
+function scores(entries) {
+  const names = [...new Map(entries.flatMap((row) => row.scores.map((one) => [one.name, one.metric])))];
+  at("scores").hidden = !names.length;
+  document.querySelector("#scores thead tr").replaceChildren(element("th", { scope: "col" }, "scores"),
+    ...names.map(([name, metric]) => element("th", { scope: "col", class: "r" }, name, element("small", {}, ` ${metric}`))));
+  document.querySelector("#scores tbody").replaceChildren(...entries.filter((row) => row.scores.length).map((row) => element("tr", {},
+    element("th", { scope: "row" }, `round ${count(row.round)}`),
+    ...names.map(([name]) => {
+      const found = row.scores.find((one) => one.name === name);
+      return element("td", { class: "r" }, found ? loss(found.value) : "–");
+    }))));
+  const newest = entries.find((row) => row.continuations.length);
+  at("continuations").replaceChildren(...(newest ? newest.continuations : []).map((one) => element("li", {},
+    element("b", {}, one.prompt), element("span", {}, one.text))));
+}
+
+async function files(label, host) {
+  const found = await (await fetch("/api/v1/archive")).json();
+  const row = found.entries.find((each) => each.label === label);
+  host.replaceChildren(...(row ? row.files : []).map((file) => element("li", {},
+    element("a", { href: file.href, download: file.name }, file.name), ` ${bytes(file.nbytes)} `,
+    element("small", { title: file.sha256 }, `sha256 ${file.sha256.slice(0, 16)}…`))));
+}
+
 export function people() {
   const list = state.contributors; // the hundred who gave most
   const signed = (row) => (row.receipts ? row.receipts.samples : 0);

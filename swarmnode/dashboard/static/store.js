@@ -6,7 +6,7 @@ const ROUNDS_MAX = 60;
 
 export const state = {
   run: null, summary: null, nodes: new Map(), points: [], validations: [], alarms: [], links: [], rounds: [],
-  entries: [], contributors: [], connected: false,
+  entries: [], contributors: [], archive: null, connected: false,
 };
 
 const listeners = [];
@@ -24,7 +24,7 @@ function tell(what) {
 
 function takePicture(picture) {
   Object.assign(state, picture, { nodes: new Map(picture.nodes.map((row) => [row.peer, row])), connected: true });
-  tell(new Set(["picture", "summary", "nodes", "points", "alarms", "links", "rounds", "entries", "contributors"]));
+  tell(new Set(["picture", "summary", "nodes", "points", "alarms", "links", "rounds", "entries", "contributors", "archive"]));
 }
 
 function takeChange(change) {
@@ -62,6 +62,10 @@ function takeChange(change) {
       state[part] = change[part];
       what.add(part);
     }
+  }
+  if (change.archive && JSON.stringify(change.archive) !== JSON.stringify(state.archive)) {
+    state.archive = change.archive;
+    what.add("archive");
   }
   tell(what);
 }

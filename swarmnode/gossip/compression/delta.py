@@ -1,9 +1,9 @@
-"""What codecs of pseudo-gradients have in common: a residual at the sender, which keeps what was not sent.
+"""Common part of codecs of pseudo-gradients: a residual at the sender keeps what was not sent.
 
     e <- decay e + D ;  send C(e) ;  e <- e - C(e)          error feedback: arXiv 1809.07599; decay: arXiv 2508.15706
 
-so sent + residual = accumulated, and a lost residual costs little at decay 0.95. Unbiased codecs need none. A pair may
-not use them with NoLoCo: receivers need slow weights that are equal to the sender's (gossip/outer/mean.py).
+so sent + residual = accumulated, and a lost residual costs little at decay 0.95. Unbiased codecs need none. They cannot
+be used with NoLoCo: receivers need slow weights equal to the sender's (gossip/outer/mean.py).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class DeltaCodec(Codec):
     """Whether what was not sent is kept for the next message."""
 
     unit: ClassVar[int]
-    """Elements that are coded together: reads begin at multiples of it."""
+    """Elements coded together: reads begin at multiples of it."""
 
     def __init__(self) -> None:
         self.residual: torch.Tensor | None = None
@@ -48,15 +48,15 @@ class DeltaCodec(Codec):
         self.code_on_top(wire, flat, self.residual, seed, done)
 
     def code_on_top(self, wire: Bytes, flat: torch.Tensor, residual: torch.Tensor, seed: int, done: Done) -> None:
-        """e <- decay e + D, the packet of e into `wire`, and what is sent taken from e."""
+        """e <- decay e + D, write the packet of e into `wire`, and subtract what is sent from e."""
         self.code(wire, residual.mul_(DECAY).add_(flat), seed, done)
 
     @torch.no_grad()
     def take_back(self, tensors: Sequence[WireTensor], flat: torch.Tensor) -> None:
-        """e <- (e + C(e) - D) / decay, up to what float32 rounds."""
+        """e <- (e + C(e) - D) / decay, up to float32 rounding."""
         if not self.feedback:
             return
-        assert self.residual is not None and self.residual.numel() == flat.numel(), "the last message was another"
+        assert self.residual is not None and self.residual.numel() == flat.numel(), "this is not the last message"
         sent = torch.empty_like(self.residual)
         self.read(tensors, 0, sent)
         self.residual.add_(sent).sub_(flat.to("cpu", torch.float32)).div_(DECAY)
@@ -79,8 +79,8 @@ class DeltaCodec(Codec):
 
     @abstractmethod
     def code(self, wire: Bytes, flat: torch.Tensor, seed: int, done: Done) -> None:
-        """The packet of `flat` float32 [P] on the CPU into `wire`, as `write`. With `feedback`, `flat` is the residual,
-        and what is sent is taken from it."""
+        """Write the packet of `flat` float32 [P] on the CPU into `wire`, as `write`. With `feedback`, `flat` is the
+        residual, and what is sent is subtracted from it."""
 
     @abstractmethod
     def inspect(self, data: Bytes, parameters: int) -> None:

@@ -1,4 +1,4 @@
-"""Every parameter travels: float32 as it is, or rounded to bfloat16 (nearest, ties to even)."""
+"""Dense codecs: every parameter is sent as float32 or rounded to bfloat16 (nearest, ties to even)."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import numpy as np
 import torch
 
 from swarmnode.errors import RemoteFault
-from swarmnode.filling import Filling
 from swarmnode.gossip.compression.codec import BLOCK, TILE, Bytes, Codec, Done
 from swarmnode.model.tensor import check_finite
 from swarmnode.ports import WireTensor
+from swarmnode.ready_watermark import ReadyWatermark
 
 assert sys.byteorder == "little", "wire tensors are little endian and are read here without swapping"
 
 
 class Dense(Codec):
-    """One wire tensor, one element a parameter."""
+    """A wire tensor, with one element per parameter."""
 
     tensors: ClassVar[int] = 1
     dtype: ClassVar[torch.dtype]
@@ -27,15 +27,15 @@ class Dense(Codec):
     itemsize: ClassVar[int]
 
     def __init__(self) -> None:
-        self._stage = torch.empty(BLOCK, dtype=self.dtype)  # bytes of a peer become aligned elements here
+        self._stage = torch.empty(BLOCK, dtype=self.dtype)  # aligned copy of a peer's bytes
         self._stage_bytes = self._stage.view(torch.uint8).numpy()
         self._block = torch.empty(BLOCK, dtype=torch.float32)
 
     def nbytes(self, parameters: int) -> int:
         return parameters * self.itemsize
 
-    def tensor(self, parameters: int, data: memoryview, filling: Filling) -> WireTensor:
-        return WireTensor(self.dtype_name, (parameters,), data, filling=filling)
+    def tensor(self, parameters: int, data: memoryview, watermark: ReadyWatermark) -> WireTensor:
+        return WireTensor(self.dtype_name, (parameters,), data, watermark=watermark)
 
     def write(self, wire: Bytes, flat: torch.Tensor, reference: torch.Tensor | None, seed: int, done: Done) -> None:
         out = torch.from_numpy(wire).view(self.dtype)

@@ -1,8 +1,8 @@
-"""Chance for rounding: bytes that a 64-bit seed decides, the same on every machine, device and version.
+"""Randomness for rounding: bytes determined by a 64-bit seed, the same on every machine, device and version.
 
-Philox's raw stream is one numpy promises not to change (NEP 19). A message draws one pool and each chunk reads it from
-another offset: fresh numbers for every element would cost three times the rest of the encoding (measured: 2.8 ns
-an element). So two elements of a message may share a number, and never meet in a sum of their own.
+Numpy promises not to change Philox's raw stream (NEP 19). A message draws one pool and each chunk reads it from another
+offset: fresh numbers for every element would cost three times the rest of the encoding (measured: 2.8 ns an element).
+So two elements of a message may share a number, but never within one sum.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 
 from swarmnode.gossip.compression.codec import BLOCK_ELEMENTS, CHUNK
 
-OFFSETS = 64  # guess: beginnings in the pool, BLOCK_ELEMENTS apart
+OFFSETS = 64  # guess: start positions in the pool, BLOCK_ELEMENTS apart
 POOL = CHUNK + OFFSETS * BLOCK_ELEMENTS
 
 
@@ -23,11 +23,12 @@ def pool(seed: int) -> torch.Tensor:
 
 
 def offset(seed: int, start: int) -> int:
-    """Where in the pool the dither of the element `start` lies; that of the rest of its chunk follows."""
+    """The position in the pool of the dither for element `start`; the rest of its chunk follows."""
     chunk, inside = divmod(start, CHUNK)
-    return (turn(seed) + chunk * 37) % OFFSETS * BLOCK_ELEMENTS + inside  # 37: coprime to OFFSETS, so all come
+    # 37 is coprime to OFFSETS, so all offsets occur
+    return (turn(seed) + chunk * 37) % OFFSETS * BLOCK_ELEMENTS + inside
 
 
 def turn(seed: int) -> int:
-    """Of the OFFSETS, that of the first chunk."""
+    """The index in OFFSETS of the first chunk."""
     return (seed >> 7) % OFFSETS

@@ -1,13 +1,13 @@
-"""int8: a byte a parameter, a step for each block of 64, rounded by chance so that the mean is exact.
+"""int8: a byte per parameter, a step for each block of 64, stochastically rounded so that the mean is exact.
 
     s = max|x| / 127 over the block, rounded up to bfloat16
     v = floor(x / s + u), u uniform in (0, 1)            E[v s] = x        |v s - x| < s
 
-8-bit blockwise quantisation is that of arXiv 2110.02861 (linear instead of dynamic codes); stochastic
-rounding as QSGD [arXiv 1610.02132]. Measured (`bench gossip`): no loss against fp32 in pairs.
+8-bit blockwise quantisation is that of arXiv 2110.02861 (linear instead of dynamic codes); stochastic rounding as in
+QSGD [arXiv 1610.02132]. Measured (`bench gossip`): no loss against fp32 in pairs.
 
-On the wire, tile by tile of 2^19 elements: bfloat16 steps of its blocks, then v + 128 of its elements, one byte each.
-P + 2 ceil(P / 64) bytes: 1.03 a parameter.
+On the wire, tile by tile of 2^19 elements: bfloat16 steps of its blocks, then v + 128 of its elements, one byte each. P
++ 2 ceil(P / 64) bytes: 1.03 a parameter.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Int8(Codec):
         s = self._scratch = self._scratch if flat.device == self._scratch.device else Scratch(flat.device)
         s.draw(seed, 1 / 256, ZERO + 1 / 512)
         at, part = 0, s.parts(flat)
-        with np.errstate(invalid="ignore"):  # a step that is not finite will be refused
+        with np.errstate(invalid="ignore"):  # the receiver refuses a step that is not finite
             for start, end in tiles(0, flat.numel()):
                 out = wire[at : self._at(start) + 2 * blocks(end - start) + end - start]
                 if self._kernel is not None and flat.device.type == "cpu":
@@ -86,7 +86,7 @@ class Int8(Codec):
     def _encode_tile(
         self, library: ctypes.CDLL, flat: torch.Tensor, start: int, end: int, seed: int, out: Bytes
     ) -> None:
-        """What `_write_tile` does, in C."""
+        """`_write_tile` in C."""
         at, codes_at = out.ctypes.data, out.ctypes.data + 2 * blocks(end - start) - start
         for first, last in chunks(start, end):
             x, row = self._scratch.whole(flat[first:last]), (first - start) // BLOCK_ELEMENTS
@@ -109,12 +109,12 @@ class Int8(Codec):
 
     @staticmethod
     def _at(start: int) -> int:
-        """The byte at which the tile that begins at element `start` does."""
+        """The byte offset of the tile that begins at element `start`."""
         return start + 2 * (start // BLOCK_ELEMENTS)
 
     @staticmethod
     def _signed(codes: Bytes, out: torch.Tensor) -> None:
-        """`codes` less 128 to `out`, as int8."""
+        """Write `codes` minus 128 to `out`, as int8."""
         if out.device.type == "cpu":
             np.bitwise_xor(codes, np.uint8(ZERO), out=out.numpy())
         else:

@@ -1,9 +1,9 @@
-"""The codecs' inner loops in C, where this machine can compile them; the torch operations do the same, bit for bit.
+"""The codecs' inner loops in C, if this machine can compile them; the torch operations give the same bits.
 
 `build` compiles kernel.c and topk.c once into the user's cache (about a second); `load` only looks there. Measured
 (`swarmnode bench codec`, a busy core), GB/s of float32 without and with C: int8 encode 3.7 and 6.3, modular4 encode 2.0
-and 4.6, decode 1.5 and 7.1; on another day topk64 encode 1.8 and 5.6, decode 5.4 and 19. The wheel stays pure.
-ctypes lets go of the interpreter lock, so that the event loop runs while a packet is coded.
+and 4.6, decode 1.5 and 7.1; on another day topk64 encode 1.8 and 5.6, decode 5.4 and 19. The wheel stays pure Python.
+ctypes releases the interpreter lock, so the event loop runs while a packet is coded.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import ctypes
 from pathlib import Path
 
-from swarmnode.compiled import Compiled, Library
+from swarmnode.native_build import Compiled, Library
 
 COMPILED = Compiled(
     "kernel",

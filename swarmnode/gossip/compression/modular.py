@@ -3,28 +3,29 @@
 The partner knows theta to within the replicas' spread, so per block of 64, with d an odd byte of dither (dither.py):
 
     s = kappa max(max|D|, mean of max|D|) / 2^b, rounded up to bfloat16     D = theta - phi, the sender's own
-    Q = floor(theta / s + d / 256)         what is sent: Q mod 2^b
+    Q = floor(theta / s + d / 256)         sent: Q mod 2^b
     x = s (Q' + 1/2 - d / 256),  Q' = the value congruent to Q mod 2^b for which x is nearest to the receiver's theta
 
-|x - theta| <= s / 2 and the error is uniform whatever theta is (subtractive dither, Schuchman 1964) as long as the
-two thetas are less than 2^b s / 2 - s apart. Beyond, Q' is off by a multiple of 2^b: a wrap. Each block carries a
-checksum of what is not sent, ((sum of w_i Q_i mod 2^16) >> b) mod 256 with distinct odd weights whose sum is 2 mod 256:
-wraps of one or two elements show, wraps of all alike too, others with chance 127/128. A block that fails decodes to the
-receiver's own theta (for it, the round is a lone one), and whoever saw it fail sends it in int8 in its next message,
+|x - theta| <= s / 2 and the error is uniform for any theta (subtractive dither, Schuchman 1964) as long as the two
+thetas are less than 2^b s / 2 - s apart. Beyond, Q' is off by a multiple of 2^b: a wrap. Each block carries a checksum
+of the unsent bits, ((sum of w_i Q_i mod 2^16) >> b) mod 256 with distinct odd weights whose sum is 2 mod 256: it
+detects wraps of one or two elements and equal wraps of all, others with probability 127/128. A block that fails decodes
+to the receiver's own theta (for it, the round is a lone one), and the receiver sends it in int8 in its next message,
 which cannot wrap (an escape).
 
-Steps follow the spread seen, in three ways. A block's is at least that of the mean block: who stood still here moved
-elsewhere (measured: four in five of the blocks that fail without). It reaches FAR_MARGIN / 2 times as far as the
-block's partners lay lately: one that drifted off must find others whose steps let it come back. And kappa is multiplied
-by the mean of max|x - theta| / (2^b s), s being the receiver's own step, over its target: up at once, down by half of
-the way, a quarter more when over 3 % of blocks failed. Never so far that rounding drowns what was learned (STEP_MOST),
-whatever partners say. Nearest kin: Moniqua [arXiv 2002.11787], modulo quantisation with a bound from theory.
+Steps follow the observed spread, in three ways. A block's step is at least that of the mean block, because a block that
+stood still here may have moved elsewhere (measured: four in five of the blocks that fail without this). Its range is at
+least FAR_MARGIN / 2 times the recent distance of the block's partners: a block that drifted off needs partners whose
+steps let it come back. And kappa is multiplied by the mean of max|x - theta| / (2^b s), s being the receiver's own
+step, over its target: up at once, down by half of the way, a quarter more when over 3 % of blocks failed. STEP_MOST
+limits it, whatever partners say, so that rounding never drowns what was learned. Nearest relative: Moniqua [arXiv
+2002.11787], modulo quantisation with a bound from theory.
 
-No residual, no anchor; of memory a float and a bit a block. On the wire, little endian:
+It needs no residual and no anchor, only a float and a bit of memory per block. On the wire, little endian:
 
     header 32 bytes: parameters u64, seed of the dither u64, kappa f32, escapes u32, b u8, 7 zeros
-    each tile of 2^19 elements, filled up with zeros to whole blocks:
-        steps bfloat16 by block | checksums u8 by block | codes, chunk of 2^18 by chunk (codes.py)
+    each tile of 2^19 elements, padded with zeros to whole blocks:
+        steps bfloat16 by block | checksums u8 by block | codes, chunk of 2^18 by chunk (chunk_bitpack.py)
     escapes: block numbers u32, ascending | steps bfloat16 | v + 128 u8, 64 a block (as int8.py)
 
 32 + (3 + 8 b) ceil(P / 64) + 70 escapes bytes: 0.547 a parameter at b = 4.
@@ -43,7 +44,7 @@ import torch
 
 from swarmnode.errors import RemoteFault
 from swarmnode.gossip.compression.codec import BLOCK_ELEMENTS, CHUNK, TILE, Bytes, Codec, Done
-from swarmnode.gossip.compression.modulo import SHARES, Engine, Layout, engine
+from swarmnode.gossip.compression.modular_kernels import SHARES, ModularEngine, PacketLayout, engine
 from swarmnode.gossip.compression.tiles import (
     STEP_LEAST,
     Scratch,
@@ -64,29 +65,29 @@ HEADER = struct.Struct("<QQfIB7x")
 ESCAPE_NBYTES = 4 + 2 + BLOCK_ELEMENTS
 ESCAPES_SHARE = 1 / 8  # guess: of all blocks; keeps a message at 4 bits below 0.69 byte a parameter in the worst case
 
-KAPPA = 8.0  # measured: least squared error of what is decoded, rounds 6 to 40: 7 % of the replicas' distance
+KAPPA = 8.0  # measured: least squared error after decoding, rounds 6 to 40: 7 % of the replicas' distance
 KAPPA_LEAST, KAPPA_MOST = 6.0, 32.0  # measured: at 5, 2 % of blocks fail even in the first rounds; the most is a guess
 STEP_MOST = 1.5  # times max|D|, whatever the spread: rounding noise stays below half of it; guess
-SHARE_TARGET = 0.2  # of the range, the farthest of a block, mean: measured, some 0.5 % of blocks fail
+SHARE_TARGET = 0.2  # mean share of the range used by a block's farthest element: measured, some 0.5 % of blocks fail
 KAPPA_FALL = 0.5  # measured: at 0.2 and a raise from 0.5 % on, kappa crept up to 50 within 40 rounds
-WRAPPED_MOST, KAPPA_RAISE = 0.03, 1.25  # guess; fewer are blocks that moved elsewhere, and escapes mend them
+WRAPPED_MOST, KAPPA_RAISE = 0.03, 1.25  # guess; fewer are blocks that moved elsewhere, and escapes repair them
 
-FAR_MARGIN = 2.5  # the range over the farthest element seen: twice would just reach it; guess
-FAR_KEEP = 0.7  # a round: a block that was far once meets a few more partners before it is forgotten; guess
+FAR_MARGIN = 2.5  # guess: the range over the farthest element seen; twice would just reach it
+FAR_KEEP = 0.7  # guess, per round: a block that was far once meets a few more partners before it is forgotten
 
 SAMPLE, SAMPLED_OF = 16, 512  # blocks in a row that are looked at, of so many; guess; measured: each 16th block by
 # itself, a page of memory apart, took a tenth of the encoding in torch and a third of that in C
 SAMPLED_TILES = 8  # at once: the first calls after megabytes of other work take several times as long (measured)
-# Of the tile's largest weight, a step at least: float32 keeps 7 bits of dither beside theta / s, and a weight three
+# Least step relative to the tile's largest weight: float32 keeps 7 bits of dither beside theta / s, and a weight three
 # times as large, which the sample missed, is still rounded down (beyond, x may be a step further off).
 STEP_RATIO = 2.0**-15
 
 
 @dataclass(slots=True)
-class Seen:
-    """What the packets read since the last message told about the spread."""
+class SpreadObservation:
+    """The spread seen in the packets read since the last message."""
 
-    shares: float = 0.0  # of the range, that the farthest element of a block lay from ours, summed over blocks
+    shares: float = 0.0  # share of the range at which a block's farthest element lay from ours, summed over blocks
     blocks: int = 0
     wrapped: int = 0
 
@@ -109,30 +110,30 @@ class _Head:
 
 
 class Modular(Codec):
-    """`bits` bits a parameter and 3 bytes a block, of theta only."""
+    """`bits` bits per parameter and 3 bytes per block, for theta only."""
 
     lossy: ClassVar[bool] = True
     tensors: ClassVar[int] = 1
     relative: ClassVar[bool] = True
 
     bits: ClassVar[int]
-    """3, 4 or 6 (2 was measured to lose 0.035 nat: design section 5)."""
+    """3, 4 or 6 (2 bits lose 0.035 nat, measured)."""
 
     def __init__(self, kappa: float = KAPPA, *, adapt: bool = True) -> None:
         self.kappa, self.adapt = kappa, adapt
-        self.seen = Seen()
+        self.seen = SpreadObservation()
         self._suspects: torch.Tensor | None = None  # bool by block: wrapped when last read
         self._steps: torch.Tensor | None = None  # float32 by block: of the last message
-        self._far: torch.Tensor | None = None  # float32 by block: how far the farthest partner lay, fading
+        self._far: torch.Tensor | None = None  # float32 by block: distance of the farthest partner, fading
         self._escapes_due: Numbers = np.empty(0, np.int64)  # of the message begun
-        self._engines: dict[torch.device, Engine] = {}
+        self._engines: dict[torch.device, ModularEngine] = {}
 
     def another(self) -> Self:
         found = type(self)(self.kappa, adapt=self.adapt)
         found._engines = self._engines
         return found
 
-    def _on(self, device: torch.device) -> Engine:
+    def _on(self, device: torch.device) -> ModularEngine:
         if device not in self._engines:
             self._engines[device] = engine(self.bits, device)
         return self._engines[device]
@@ -144,18 +145,18 @@ class Modular(Codec):
         return int(blocks(parameters) * ESCAPES_SHARE) + 1
 
     def nbytes(self, parameters: int) -> int:
-        """At most; 70 bytes less for each escape not taken."""
+        """Most bytes; each unused escape saves 70."""
         return self._plain_nbytes(parameters) + ESCAPE_NBYTES * self._escapes_most(parameters)
 
     def least_nbytes(self, parameters: int) -> int:
-        """Without escapes."""
+        """Bytes without escapes."""
         return self._plain_nbytes(parameters)
 
     def _plain_nbytes(self, parameters: int) -> int:
         return HEADER.size + self._tile_nbytes(parameters)
 
-    def _layout(self, data: Bytes, parameters: int) -> Layout:
-        return Layout(data[HEADER.size : self._plain_nbytes(parameters)], parameters, self.bits)
+    def _layout(self, data: Bytes, parameters: int) -> PacketLayout:
+        return PacketLayout(data[HEADER.size : self._plain_nbytes(parameters)], parameters, self.bits)
 
     # Sending
 
@@ -163,7 +164,7 @@ class Modular(Codec):
         parameters, device = flat.numel(), flat.device
         if self.adapt:
             self.kappa = self.seen.wanted(self.kappa, self.kappa_most)
-        self.seen = Seen()
+        self.seen = SpreadObservation()
         self._escapes_due = self._escaping(parameters)
         if self._steps is None or len(self._steps) != blocks(parameters) or self._steps.device != device:
             self._steps = torch.empty(blocks(parameters), device=device)
@@ -180,7 +181,7 @@ class Modular(Codec):
         encode = code.encoder(flat, reference, self._layout(wire, parameters), seed, scale)
         sampled: list[tuple[float, float]] = []
         torch.mul(self._far, FAR_MARGIN / (1 << self.bits), out=self._steps)
-        with np.errstate(invalid="ignore"):  # a step that is not finite will be refused
+        with np.errstate(invalid="ignore"):  # the receiver refuses a step that is not finite
             for start, end in tiles(0, parameters):
                 sampled = sampled or _sampled(flat, reference, start, code.scratch)
                 usual, least = sampled.pop(0)
@@ -219,7 +220,7 @@ class Modular(Codec):
         wire_steps(steps, out[4 * count : 6 * count])
         drawn = self._on(flat.device).scratch.pool.to(flat.device)[
             index % CHUNK
-        ]  # which does not matter, but that it is chance
+        ]  # its value does not matter, only that it is random
         codes = (padded / steps.unsqueeze(1) + drawn * (1 / 256) + (128 + 1 / 512)).to(torch.uint8)
         out[: 4 * count] = escapes.astype("<u4").view(np.uint8)
         out[6 * count :] = codes.cpu().numpy().reshape(-1)
@@ -236,7 +237,7 @@ class Modular(Codec):
         head = self._head(data)
         again = HEADER.pack(parameters, head.seed, head.kappa, (data.size - plain) // ESCAPE_NBYTES, self.bits)
         if not KAPPA_LEAST <= head.kappa <= KAPPA_MOST or data[: HEADER.size].tobytes() != again:
-            raise RemoteFault(f"{what} with the header {data[: HEADER.size].tobytes().hex()}")
+            raise RemoteFault(f"{what} with an invalid header {data[: HEADER.size].tobytes().hex()}")
         if data.size != plain + head.escapes * ESCAPE_NBYTES:
             raise RemoteFault(f"{what} of {data.size} bytes with {head.escapes} escapes")
         at = HEADER.size
@@ -279,8 +280,8 @@ class Modular(Codec):
             keep_blocks(out, torch.nonzero(wrapped).view(-1), reference)
 
     def _note(self, start: int, parameters: int, far: torch.Tensor, wrapped: torch.Tensor) -> int:
-        """Remember by block how `far` the farthest element lay from ours and whether it was `wrapped`; returns how many
-        were."""
+        """Record by block how `far` the farthest element lay from ours and whether it `wrapped`; return the number of
+        wrapped blocks."""
         rows = slice(start // BLOCK_ELEMENTS, start // BLOCK_ELEMENTS + len(far))
         self._far = self._remembered(parameters, far.device)
         known = self._steps is not None and self._steps.device == far.device
@@ -298,8 +299,8 @@ class Modular(Codec):
 
 
 def _sampled(flat: torch.Tensor, reference: torch.Tensor, start: int, scratch: Scratch) -> list[tuple[float, float]]:
-    """By tile from `start` on, some at a time: (the mean over blocks of max|D|; the least step for which float32 keeps
-    the dither, by the largest weight), of some of its blocks. 0 where that is not finite."""
+    """By tile from `start` on, several at a time: (the mean over blocks of max|D|; the least step for which float32
+    keeps the dither, by the largest weight), from a sample of its blocks. 0 if not finite."""
     left = flat.numel() - start
     tiled = max(min(left // TILE, SAMPLED_TILES), 1)
     block = min(BLOCK_ELEMENTS, left)
@@ -309,7 +310,8 @@ def _sampled(flat: torch.Tensor, reference: torch.Tensor, start: int, scratch: S
         runs, length = 1, left // block * block
     new, old = (x[start:].as_strided((runs, length), (apart, 1)) for x in (flat, reference))
     room, count = scratch.floats[1][: runs * length].view(runs, length), runs * length // block
-    words, largest = room.view(torch.int32).view(tiled, -1), scratch.inverse[:count]  # positive: in the order of bits
+    # positive floats are ordered like their bits
+    words, largest = room.view(torch.int32).view(tiled, -1), scratch.inverse[:count]
     torch.sub(new, old, out=room).abs_()
     torch.amax(words.view(count, block), dim=1, out=largest.view(torch.int32))
     means: list[float] = largest.view(tiled, -1).mean(1).tolist()
@@ -328,8 +330,8 @@ def _elements(rows: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tenso
 
 
 def put_blocks(out: torch.Tensor, rows: torch.Tensor, values: torch.Tensor, ours: torch.Tensor) -> torch.Tensor:
-    """Write `values` [n, 64] over the blocks `rows` of `out`, the last may be partial; returns how far the farthest of
-    each lies from `ours`."""
+    """Write `values` [n, 64] over the blocks `rows` of `out`, the last of which may be partial; return the distance of
+    each block's farthest element from `ours`."""
     index, inside = _elements(rows, out.numel())
     out[index[inside]] = values[inside].to(out.dtype)
     apart = torch.zeros_like(values)

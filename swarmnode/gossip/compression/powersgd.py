@@ -4,7 +4,7 @@
                                                                              in delta.py
 
 On the wire: P [rows, r] then Q [columns, r] in float32. 4 r (rows + columns) bytes: at a million parameters and r = 4,
-0.032 bytes a parameter. The matrices of the layers would be better cut; the flat buffer does not know them.
+0.032 bytes a parameter. The layers' own matrices would be better, but the flat buffer does not know them.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class PowerSGD(DeltaCodec):
         if float(right.norm()) == 0.0:
             self._before = None
         torch.cat([left.reshape(-1), right.view(-1)], out=torch.from_numpy(wire).view(torch.float32))
-        done(wire.size)  # both factors need all of the matrix: no byte is final before
+        done(wire.size)  # both factors need the whole matrix, so no byte is final before
         flat.sub_(self.uncode(wire, flat.numel(), 0, flat.numel()))
 
     def _factors(self, data: Bytes, parameters: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,7 +1,7 @@
-"""Which elements of a chunk topk.py sends, and as which two magnitudes: numpy's part of what topk.c does.
+"""Select the elements of a chunk that topk.py sends, and their two magnitudes: the numpy version of topk.c.
 
-A chosen element is one int64, its magnitude's bits above its place: whole numbers are sorted and parted several times
-as fast as floats with an order beside them (measured: vectors of integers, 0.1 us to sort 64).
+A chosen element is one int64, its magnitude's bits above its place: whole numbers are sorted and partitioned several
+times as fast as floats with an order beside them (measured: vectors of integers, 0.1 us to sort 64).
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ Places = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
 PLACE_BITS = 32
-INFINITE = 0x7F800000  # the bits of infinity; above are those of what is not a number
+INFINITE = 0x7F800000  # the bits of infinity; NaN lies above
 
 
 class Selector:
-    """Finds the `k` largest of each `chunk` elements, of up to `rows` chunks at a time, in buffers of its own.
+    """Finds the `k` largest of each `chunk` elements, of up to `rows` chunks at a time, in its own buffers.
 
-    The k largest lie in the k groups with the largest maxima, so that only some 2 n / sqrt(n / k) elements are parted;
-    a group is every `step`-th element, so that maxima are those of whole vectors.
+    The k largest lie in the k groups with the largest maxima, so only some 2 n / sqrt(n / k) elements are partitioned.
+    A group is every `step`-th element, so that maxima are those of whole vectors.
     """
 
     def __init__(self, k: int, chunk: int, rows: int) -> None:
@@ -39,8 +39,8 @@ class Selector:
         self._row_at = (np.arange(rows) * (chunk - self.step))[:, None]
 
     def largest(self, rows: Floats) -> Keys:
-        """int64 [C, k], ascending: magnitude and place of the k largest of each of `rows` [C, n]; of equal ones the
-        first are taken, and what is not a number is as large as infinity."""
+        """int64 [C, k], ascending: magnitude and place of the k largest of each of `rows` [C, n]. Of equal ones the
+        first are taken; NaN counts as infinity."""
         count, k = len(rows), self.k
         magnitude = np.bitwise_and(rows.view(np.int32), 0x7FFFFFFF, out=self._magnitude[:count])
         tops, parted = self._tops[:count], self._parted[:count]
@@ -54,7 +54,7 @@ class Selector:
             return self._apart(rows, odd)
         at = np.add(groups.reshape(count, 1, k) + self._row_at[:count, None], self._layer_at, out=self._at[:count])
         near, parted = self._near[:count], self._near_parted[:count]
-        magnitude.reshape(-1).take(at, mode="clip", out=near.reshape(at.shape))  # clip: numpy need not look first
+        magnitude.reshape(-1).take(at, mode="clip", out=near.reshape(at.shape))  # clip: skips numpy's bounds check
         parted[:] = near
         parted.partition(near.shape[1] - k, axis=1)
         taken = np.greater_equal(near, parted[:, near.shape[1] - k, None], out=self._taken[:count])
@@ -69,7 +69,7 @@ class Selector:
         return keys
 
     def _apart(self, rows: Floats, odd: Flags) -> Keys:
-        """`largest`, where in the rows that are `odd` several elements are equal to the least that is taken."""
+        """`largest` for rows of which those in `odd` have several elements equal to the least one taken."""
         keys = np.empty((len(rows), self.k), np.int64)
         keys[odd] = self._of_equals(rows[odd])
         if not odd.all():
@@ -78,7 +78,7 @@ class Selector:
 
     def _of_equals(self, rows: Floats) -> Keys:
         magnitude = np.minimum(rows.view(np.int32) & 0x7FFFFFFF, INFINITE).astype(np.int64)
-        keys: Keys = (magnitude << PLACE_BITS) | np.arange(self.chunk - 1, -1, -1)  # the first the greater
+        keys: Keys = (magnitude << PLACE_BITS) | np.arange(self.chunk - 1, -1, -1)  # the first is the greater
         keys.partition(self.chunk - self.k, axis=1)
         keys = keys[:, self.chunk - self.k :] ^ (self.chunk - 1)
         keys.sort(axis=1)
@@ -86,8 +86,8 @@ class Selector:
 
 
 def two_means(keys: Keys) -> tuple[Floats, Places]:
-    """([C, 2], the mean of the smaller and of the greater magnitudes; [C], the number of the last smaller one) of each
-    row of ascending `keys` [C, k], split where the squared error is least: exact, by prefix sums."""
+    """([C, 2], the mean of the smaller and of the greater magnitudes; [C], the index of the last smaller one) of each
+    row of ascending `keys` [C, k], split at the least squared error: exact, by prefix sums."""
     k = keys.shape[1]
     sums = (keys >> PLACE_BITS).astype(np.int32).view(np.float32).astype(np.float64).cumsum(axis=1)
     counts = np.arange(1, k, dtype=np.float64)
@@ -98,7 +98,7 @@ def two_means(keys: Keys) -> tuple[Floats, Places]:
     gain = below * below
     gain /= counts
     gain += above
-    split = gain.argmax(axis=1)  # of equal gains the first
+    split = gain.argmax(axis=1)  # the first of equal gains
     least = sums[np.arange(len(keys)), split]
     means = np.empty((len(keys), 2), np.float32)
     means[:, 0], means[:, 1] = least / (split + 1), (total - least) / (k - 1 - split)

@@ -1,4 +1,4 @@
-"""What block-scaled codecs share: the walk over tiles, steps in bfloat16, and the first look at a packet."""
+"""Common parts of block-scaled codecs: iteration over tiles, steps in bfloat16, and the first checks of a packet."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from swarmnode.gossip.compression.codec import BLOCK_ELEMENTS, CHUNK, TILE, Byte
 from swarmnode.ports import WireTensor
 
 Part = Callable[[int, int], torch.Tensor]
-STEP_LEAST = 2.0**-100  # of a block of zeros; nothing a weight can be is smaller
+STEP_LEAST = 2.0**-100  # of a block of zeros; no weight is smaller
 
 
 def blocks(elements: int) -> int:
@@ -22,7 +22,7 @@ def blocks(elements: int) -> int:
 
 
 def pieces(start: int, end: int, size: int) -> Iterator[tuple[int, int]]:
-    """(start, end) of the pieces of [start, end) that lie in one multiple of `size` each."""
+    """(start, end) of the pieces of [start, end) that each lie in one multiple of `size`."""
     while start < end:
         stop = min((start // size + 1) * size, end)
         yield start, stop
@@ -38,19 +38,19 @@ def chunks(start: int, end: int) -> Iterator[tuple[int, int]]:
 
 
 def check_range(start: int, count: int, parameters: int) -> None:
-    """Block-scaled packets are read by whole blocks (the last one may be partial)."""
+    """Assert that a read covers whole blocks (the last one may be partial)."""
     assert start % BLOCK_ELEMENTS == 0, f"read from element {start}, inside a block"
     assert count % BLOCK_ELEMENTS == 0 or start + count == parameters, f"read of {count} from {start} of {parameters}"
 
 
 def head(buffer: torch.Tensor, rows: int) -> torch.Tensor:
-    """`buffer[:rows]`; itself, at no cost, where that is all of it."""
+    """`buffer[:rows]`; the buffer itself, at no cost, if that is all of it."""
     return buffer if buffer.size(0) == rows else buffer[:rows]
 
 
 def wire_steps(steps: torch.Tensor, out: Bytes) -> None:
-    """Round positive `steps` float32 [n] up to bfloat16, in place; their two bytes go to `out` [2n]. Numpy's calls cost
-    half of torch's, which counts where there are a few thousand steps (measured)."""
+    """Round positive `steps` float32 [n] up to bfloat16, in place, and write their two bytes to `out` [2n]. Numpy's
+    calls cost half of torch's, which matters with a few thousand steps (measured)."""
     if steps.device.type == "cpu":
         words = steps.numpy().view(np.uint32)
         np.add(words, np.uint32(0xFFFF), out=words)
@@ -70,7 +70,7 @@ def read_steps(data: Bytes) -> torch.Tensor:
 
 def check_steps(data: Bytes, bound: float, what: str) -> None:
     """Raises RemoteFault unless all bfloat16 in `data` are at least STEP_LEAST and at most `bound`."""
-    words = np.frombuffer(data.tobytes(), dtype="<u2")  # positive bfloat16 are in the order of their bits
+    words = np.frombuffer(data.tobytes(), dtype="<u2")  # positive bfloat16 are ordered like their bits
     least, most = (int(np.float32(step).view(np.uint32)) >> 16 for step in (STEP_LEAST, bound))
     if words.size and not least <= int(words.min()) <= int(words.max()) <= most:
         raise RemoteFault(f"{what}: a step below {STEP_LEAST:g} or above {bound:g}")
@@ -94,7 +94,7 @@ def one_tensor(tensors: Sequence[WireTensor], name: str, parameters: int, least:
 
 
 class Scratch:
-    """Buffers of a chunk, and of a tile's steps, on one device."""
+    """Buffers for a chunk, and for a tile's steps, on one device."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -107,13 +107,13 @@ class Scratch:
         self.dither = torch.empty(dither.POOL, device=device)
         self.pool = torch.empty(0, dtype=torch.uint8)  # the bytes behind `dither`, on the CPU
         self.seed = -1
-        self._drawn: dict[int, torch.Tensor] = {}  # whole chunks of `dither`, by where they begin
+        self._drawn: dict[int, torch.Tensor] = {}  # whole chunks of `dither`, by start
         self._inverse = self.inverse.view(TILE // CHUNK, -1, 1).unbind()
         self._most = self.steps.view(torch.int32).view(TILE // CHUNK, -1).unbind()
         self._whole: list[torch.Tensor] = []
 
     def whole(self, flat: torch.Tensor, keep: int = 0) -> torch.Tensor:
-        """`flat` [n], of a chunk, as float32 of whole blocks: itself, or buffer `keep` filled up with zeros."""
+        """`flat` [n], of a chunk, as float32 of whole blocks: itself, or buffer `keep` padded with zeros."""
         count = blocks(flat.numel()) * BLOCK_ELEMENTS
         if count == flat.numel() and flat.dtype == torch.float32:
             return flat
@@ -125,8 +125,8 @@ class Scratch:
         return found
 
     def parts(self, flat: torch.Tensor, keep: int = 0) -> Part:
-        """(begin, end of a chunk) -> those elements of `flat` as float32 [rows, 64], valid until the next such call.
-        Whole chunks are cut out all at once: slicing each costs as much as a twentieth of its encoding (measured)."""
+        """A function (begin, end of a chunk) -> those elements of `flat` as float32 [rows, 64], valid until its next
+        call. Whole chunks are cut all at once: slicing each costs as much as a twentieth of its encoding (measured)."""
         count = flat.numel() // CHUNK if flat.dtype == torch.float32 else 0
         cut = flat[: count * CHUNK].view(count, -1, BLOCK_ELEMENTS).unbind() if count else ()
 
@@ -139,33 +139,33 @@ class Scratch:
         return part
 
     def inverse_of(self, row: int, rows: int) -> torch.Tensor:
-        """`inverse` of a chunk's blocks from `row` on, [rows, 1]."""
+        """The part of `inverse` for a chunk's blocks from `row` on, [rows, 1]."""
         if rows * BLOCK_ELEMENTS == CHUNK:
             return self._inverse[row * BLOCK_ELEMENTS // CHUNK]
         return self.inverse[row : row + rows].unsqueeze(1)
 
     def most_of(self, row: int, rows: int) -> torch.Tensor:
-        """`steps` of a chunk's blocks from `row` on, as int32 [rows]."""
+        """The part of `steps` for a chunk's blocks from `row` on, as int32 [rows]."""
         if rows * BLOCK_ELEMENTS == CHUNK:
             return self._most[row * BLOCK_ELEMENTS // CHUNK]
         return self.steps[row : row + rows].view(torch.int32)
 
     def largest(self, x: torch.Tensor, out: torch.Tensor) -> None:
-        """The bits of max|x| by block of `x` [rows, 64] into `out` int32 [rows]: positive floats are in the order of
+        """Write the bits of max|x| by block of `x` [rows, 64] to `out` int32 [rows]: positive floats are ordered like
         their bits, and whole numbers are compared in a third of the time (measured)."""
         torch.abs(x, out=head(self.rows, len(x)))
         torch.amax(head(self.words, len(x)), dim=1, out=out)
 
     def truncate(self, out: Bytes) -> None:
-        """The first elements of `rows`, 0 to 255, without what is behind the point, into `out`. Numpy does in one pass
-        what torch does in two (measured: 0.08 and 0.21 ns an element), and warns of what is not finite."""
+        """Write the first elements of `rows`, 0 to 255, truncated to integers, to `out`. Numpy does in one pass what
+        torch does in two (measured: 0.08 and 0.21 ns an element), and warns of non-finite values."""
         if self.numbers is not None:
             np.copyto(out, self.numbers if out.size == CHUNK else self.numbers[: out.size], casting="unsafe")
         else:
             torch.from_numpy(out).copy_(self.words.copy_(self.rows).view(-1)[: out.size])
 
     def draw_pool(self, seed: int) -> None:
-        """Have the bytes of `seed` in `pool`."""
+        """Put the bytes of `seed` into `pool`."""
         self.pool, self.seed = dither.pool(seed), seed
 
     def draw(self, seed: int, scale: float, shift: float, mask: int = 0xFF) -> None:

@@ -1,8 +1,9 @@
-"""Sparse packets: the k largest of each 4096, their places Elias-Fano coded, sign and one bit of magnitude each.
+"""Sparse packets: the k largest of each 4096 elements, with Elias-Fano coded places and, for each, a sign and one bit
+of magnitude.
 
-SparseLoCo [arXiv 2508.15706] sends 12-bit places and 2-bit values; here a place costs 8 bits at k = 64 (6 % above the
-entropy) and the two magnitudes of a chunk are the exact two-means of what it sends, a third of the error of its fixed
-bins at the same two bits (design section 5, measured).
+SparseLoCo [arXiv 2508.15706] sends 12-bit places and 2-bit values. Here a place costs 8 bits at k = 64 (6 % above the
+entropy), and the two magnitudes of a chunk are the exact two-means of the sent values, which has a third of the error
+of the paper's fixed bins at the same two bits (measured).
 
 A chunk on the wire, l = log2(4096 / k), indices i_0 < i_1 < … ; bits fill bytes from the lowest on:
 
@@ -13,8 +14,8 @@ A chunk on the wire, l = log2(4096 / k), indices i_0 < i_1 < … ; bits fill byt
     4 bytes     the smaller and the greater magnitude, float16, little endian
 
 k = 64: 48 + 16 + 8 + 8 + 4 = 84 bytes, 0.1641 bit a parameter. Example, k = 4 in a chunk of 16 (l = 2; bytes of 1, 1, ½
-and ½ rounded up to whole ones), values 3 at place 1, -1 at 2, 1 at 9, -3 at 15: low bits 1, 2, 1, 3 = d9; ones at 0,
-1, 4, 6 = 53; negative: 1 and 3 = 0a; greater: 0 and 3 = 09; 1.0 and 3.0 = 003c 0042. All of it: d9530a09003c0042.
+and ½ rounded up to whole ones), values 3 at place 1, -1 at 2, 1 at 9, -3 at 15: low bits 1, 2, 1, 3 = d9; ones at 0, 1,
+4, 6 = 53; negative: 1 and 3 = 0a; greater: 0 and 3 = 09; 1.0 and 3.0 = 003c 0042. In total: d9530a09003c0042.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ Halves = npt.NDArray[np.float16]
 Bits = npt.NDArray[np.bool_] | npt.NDArray[np.uint8] | Places
 HALF_MOST = 65504.0  # the largest float16
 
-WARM_UP = ((50, 512), (75, 256), (100, 128))  # until round, k: design section 5 (dense first, then thinner)
+WARM_UP = ((50, 512), (75, 256), (100, 128))  # guess, (until round, k): dense first, then sparser
 
 
 def warm_k(round_index: int, final: int) -> int:
@@ -52,7 +53,7 @@ def warm_k(round_index: int, final: int) -> int:
 
 
 class TopK(DeltaCodec):
-    """`k` of each `chunk` elements; both powers of two."""
+    """Sends `k` of each `chunk` elements; both are powers of two."""
 
     feedback: ClassVar[bool] = True
     unit: ClassVar[int] = CHUNK_ELEMENTS
@@ -85,7 +86,7 @@ class TopK(DeltaCodec):
         self.code_on_top(wire, torch.zeros_like(flat), flat, seed, done)
 
     def code_on_top(self, wire: Bytes, flat: torch.Tensor, residual: torch.Tensor, seed: int, done: Done) -> None:
-        """A group at a time, while it is in the caches; in C, which takes a chunk at a time, a tile."""
+        """Process one group at a time, while it is in the caches; in C, which takes a chunk at a time, one tile."""
         fresh, kept, whole = flat.numpy(), residual.numpy(), flat.numel() // self.chunk
         out, nbytes = self._rows(wire), self.chunk_nbytes
         shape = (whole, self.chunk)
@@ -97,14 +98,15 @@ class TopK(DeltaCodec):
             if last * self.chunk % TILE == 0:
                 done(last * nbytes)
         if whole < len(out):
-            filled, new = np.zeros((2, 1, self.chunk), np.float32)  # filled up with zeros
+            filled, new = np.zeros((2, 1, self.chunk), np.float32)  # padded with zeros
             rest = kept[whole * self.chunk :]
             filled[0, : rest.size], new[0, : rest.size] = rest, fresh[whole * self.chunk :]
             self._code_rows(new, filled, out[whole:])
             rest[:] = filled[0, : rest.size]
 
     def _code_rows(self, fresh: Floats, rows: Floats, out: Rows) -> None:
-        """`rows` <- DECAY rows + fresh, both [C, n]; their packets to `out` [C, chunk_nbytes], taken from `rows`."""
+        """`rows` <- DECAY rows + fresh, both [C, n]; write their packets to `out` [C, chunk_nbytes] and subtract them
+        from `rows`."""
         if self._kernel is not None:
             x, e, wire = (array.ctypes.data for array in (fresh, rows, out))
             self._kernel.topk_encode(x, DECAY, e, len(rows), self.chunk, self.k, wire)
@@ -117,7 +119,7 @@ class TopK(DeltaCodec):
         keys = self._selector.largest(rows)
         means, split = two_means(keys)
         halves = means.clip(max=HALF_MOST).astype("<f2")
-        # Ascending by place from now on, beside each place whether it is one of the greater.
+        # Ascending by place from now on; with each place a flag for the greater magnitude.
         words = (keys & (self.chunk - 1)) << 1
         words |= np.arange(k) > split[:, None]
         words.sort(axis=1)
@@ -191,7 +193,7 @@ class TopK(DeltaCodec):
             out[whole * self.chunk :].copy_(last[: out.numel() - whole * self.chunk])
 
     def _scatter(self, part: Rows, out: torch.Tensor) -> None:
-        """What chunks of a packet say into `out`."""
+        """Write the content of chunks of a packet to `out`."""
         out.zero_()
         places, values = self._sent(part)
         places += np.arange(len(part))[:, None] * self.chunk
@@ -208,7 +210,7 @@ class TopK(DeltaCodec):
 
 
 def _signed(means: Halves, greater: Bits, negative: Bits) -> Floats:
-    """The values that `means` [C, 2] and two bits for each, [C, k], stand for."""
+    """The values that `means` [C, 2] and two bits for each, [C, k], represent."""
     table = np.empty((len(means), 4), np.float32)
     table[:, :2] = means
     np.negative(table[:, :2], out=table[:, 2:])
@@ -227,7 +229,8 @@ def _side_by_side(codes: Places, width: int) -> Rows:
         bits = (codes[:, :, None] >> np.arange(width)).astype(np.uint8) & 1
         bytes_of: Rows = np.packbits(bits.reshape(count, -1), axis=1, bitorder="little")
         return bytes_of
-    places = np.int64(1) << np.arange(0, 8 * width, width)  # eight codes are `width` bytes; a product, for its speed
+    # eight codes fill `width` bytes; computed as a product for speed
+    places = np.int64(1) << np.arange(0, 8 * width, width)
     eights = (codes.reshape(-1, 8) @ places).astype("<i8", copy=False).view(np.uint8)
     packed: Rows = eights.reshape(-1, 8)[:, :width].reshape(count, -1)
     return packed

@@ -1,4 +1,4 @@
-"""Outer optimizers: what replicas of a stage make of each other at a round's boundary. `outer(...)` makes one."""
+"""Outer optimizers: how replicas of a stage combine their weights at a round's boundary. `outer(...)` makes one."""
 
 from __future__ import annotations
 
@@ -12,31 +12,33 @@ from swarmnode.gossip.outer.desloc import DesLoc
 from swarmnode.gossip.outer.diloco import DiLoCo
 from swarmnode.gossip.outer.eager import Eager
 from swarmnode.gossip.outer.edit import EDiT
-from swarmnode.gossip.outer.keeping import Keeping
 from swarmnode.gossip.outer.mean import DeltaMean
 from swarmnode.gossip.outer.method import Outer
 from swarmnode.gossip.outer.noloco import NoLoCo
+from swarmnode.gossip.outer.partial_average import PartialAverage
 from swarmnode.gossip.outer.sparseloco import SparseLoCo
 from swarmnode.gossip.outer.streaming import Streaming
 from swarmnode.gossip.robust import guard
 from swarmnode.manifest import GossipSpec, constants
-from swarmnode.manifest.meeting import IN_FRAGMENTS
+from swarmnode.manifest.gossip_compat import IN_FRAGMENTS
 
 NONE = "none"
-"""No outer steps: replicas never meet. The slow side is kept all the same, so that snapshots have one shape."""
+"""No outer steps: replicas never meet. The slow weights are kept all the same, so that snapshots have one format."""
 
 KIN: dict[str, type[Streaming | Eager | DelayedNesterov | EDiT]] = {
     kind.name: kind for kind in (Streaming, Eager, DelayedNesterov, EDiT)
 }
-"""Of DiLoCo: packets of pseudo-gradients, Nesterov momentum alpha, outer learning rate beta."""
+"""The DiLoCo family: packets of pseudo-gradients, Nesterov momentum alpha, outer learning rate beta."""
 
-METHODS = (NoLoCo.name, DiLoCo.name, Average.name, DesLoc.name, SparseLoCo.name, Keeping.name, *KIN, NONE)
+METHODS = (NoLoCo.name, DiLoCo.name, Average.name, DesLoc.name, SparseLoCo.name, PartialAverage.name, *KIN, NONE)
 
 
 def outer(gossip: GossipSpec, theta: torch.Tensor, sender: str = "", *, healing: bool = True) -> Outer:
-    """The manifest's outer optimizer over `theta` [P] for the replica `sender` (a peer id: it seeds the rounding).
-    `healing`: with pseudo-gradients travels a fragment of the slow weights, where not all members get every packet.
-    Raises ManifestError for an unknown method or codec, or parameters that do not go together."""
+    """The manifest's outer optimizer over `theta` [P] for the replica `sender` (a peer id, which seeds the rounding).
+
+    `healing`: send a fragment of the slow weights with pseudo-gradients, for groups in which not all members get every
+    packet. Raises ManifestError for an unknown method or codec, or parameters that do not go together.
+    """
     found = _outer(gossip, theta)
     found.sender = sender
     if isinstance(found, DeltaMean):
@@ -63,8 +65,8 @@ def _outer(gossip: GossipSpec, theta: torch.Tensor) -> Outer:
             return DiLoCo(theta, coder, step.alpha, step.beta)
         case SparseLoCo.name:
             return SparseLoCo(theta, coder, step.beta)
-        case Keeping.name:
-            return Keeping(theta, coder)
+        case PartialAverage.name:
+            return PartialAverage(theta, coder)
         case name if name in KIN:
             return KIN[name](theta, coder, step.alpha, step.beta)
         case _:

@@ -1,4 +1,4 @@
-"""Plain averaging: two replicas meet and both go on from the mean of their weights, without momentum."""
+"""Plain averaging: two replicas meet and both continue from the mean of their weights, without momentum."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from swarmnode.gossip.outer.noloco import NoLoCo
 
 
 class Average(NoLoCo):
-    """theta <- mean(theta): randomized pairwise gossip [Boyd et al., IEEE Trans. Inf. Theory 52(6), 2006], which is
+    """theta <- mean(theta): randomized pairwise gossip [Boyd et al., IEEE Trans. Inf. Theory 52(6), 2006]. It equals
     NoLoCo with alpha = 0 and beta = gamma = 1."""
 
     name: ClassVar[str] = "average"

@@ -1,12 +1,12 @@
-"""Delayed Nesterov: packets are used as they come, momentum is renewed only every few of them.
+"""Delayed Nesterov: every packet moves the weights, but the momentum is updated only every few rounds.
 
     phi <- phi + beta mean(D) ;   b <- b + beta mean(D)            each round
     m <- alpha m + b ;   phi <- phi + alpha m ;   b <- 0           every N-th round, after that
 
-[arXiv 2401.09135, algorithm 3 with c = 0.] The weights are the paper's: over N packets gradients and what they add to
-the momentum count alike, there 1 / N each for one worker's packet, here 1 for the mean of all workers' packets. With
-N = 1 it is Nesterov's step (mean.py). The paper's DyLU, inner steps in proportion to a replica's speed, is what rounds
-of samples do here by themselves: a quick replica does more inner steps in a round.
+[arXiv 2401.09135, algorithm 3 with c = 0.] The weights are the paper's: over N packets, gradients and their
+contribution to the momentum count alike, there 1 / N each for one worker's packet, here 1 for the mean of all workers'
+packets. With N = 1 it is Nesterov's step (mean.py). The paper's DyLU, inner steps in proportion to a replica's speed,
+follows here from rounds counted in samples: a faster replica does more inner steps per round.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ import torch
 from swarmnode.gossip.compression import Codec
 from swarmnode.gossip.outer.mean import DeltaMean
 
-EVERY = 4  # guess: the paper has the number of workers, whose packets come one by one there
+EVERY = 4  # guess: the paper uses the number of workers, whose packets come one by one there
 
 
 class DelayedNesterov(DeltaMean):
     """Gradient steps every round, momentum steps every `every` rounds.
 
-    `momentum` holds alpha m + b, which is all that the next rounds need: alpha m right after a momentum step, the next
-    m once N rounds have been added. So snapshots, which have the momentum, have the buffer too."""
+    `momentum` holds alpha m + b, which is all that later rounds need: alpha m directly after a momentum step, the next
+    m once N rounds have been added. So snapshots, which contain the momentum, contain the buffer, too.
+    """
 
     name: ClassVar[str] = "delayed"
 

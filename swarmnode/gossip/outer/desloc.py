@@ -1,13 +1,13 @@
-"""DES-LOC: weights and AdamW's two moments are averaged, each on a period of its own.
+"""DES-LOC: weights and AdamW's two moments are averaged, each with its own period.
 
     round r:  theta <- mean(theta) when EVERY_THETA divides r
               u     <- mean(u)     when EVERY_FIRST does      u: first moment (exp_avg)
               v     <- mean(v)     when EVERY_SECOND does     v: second moment (exp_avg_sq), where there is one
-    each plus what it gained since the boundary
+    each plus its gain since the boundary
 
-[arXiv 2505.22549, algorithm 1.] A moment of decay beta forgets in 1 / (1 - beta) steps: replicas' slow moments hardly
-differ and need to meet rarely, and averaging them at all keeps the convergence of synchronous AdamW, which averaging
-weights alone does not. Over EVERY_SECOND rounds it sends 1 + 1/3 + 1/6 = 1.5 buffers a round instead of 3.
+[arXiv 2505.22549, algorithm 1.] A moment of decay beta forgets in 1 / (1 - beta) steps: slow moments of replicas hardly
+differ and can be averaged rarely. Averaging them at all keeps the convergence of synchronous AdamW, which averaging of
+weights alone does not. Over EVERY_SECOND rounds it sends 1 + 1/3 + 1/6 = 1.5 buffers per round instead of 3.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from swarmnode.errors import ManifestError, RemoteFault
 from swarmnode.gossip.compression import Codec
 from swarmnode.gossip.outer.average import Average
 from swarmnode.gossip.outer.method import one_by_one
-from swarmnode.ports import Draft, OuterReport, Packet, WireTensor
+from swarmnode.ports import OuterReport, Packet, StreamingMessage, WireTensor
 
 EVERY_THETA, EVERY_FIRST, EVERY_SECOND = 1, 3, 6  # paper: K_u = 3 K_x, K_v = 6 K_x
 
@@ -36,13 +36,13 @@ class DesLoc(Average):
         super().__init__(theta, codec)
         if codec.relative:
             raise ManifestError(
-                f"gossip.codec {codec.name} needs a partner that is near; moments of {self.name} are not"
+                f"gossip.codec {codec.name} needs partners with similar values; moments of {self.name} are not similar"
             )
         self._moments: list[tuple[int, torch.Tensor]] = []
-        self._averaged: list[torch.Tensor] = []  # at the boundary, of those due
+        self._averaged: list[torch.Tensor] = []  # moments due, at the boundary
 
     def attend(self, exp_avg: torch.Tensor, exp_avg_sq: torch.Tensor) -> None:
-        """From now on these moments [P] and [Q], live buffers written in place, are averaged too."""
+        """Average these moments [P] and [Q], too, from now on. They are live buffers written in place."""
         assert exp_avg.shape == self.theta.shape and exp_avg_sq.dim() == 1
         self._moments = [(EVERY_FIRST, exp_avg.detach()), (EVERY_SECOND, exp_avg_sq.detach())]
 
@@ -63,9 +63,9 @@ class DesLoc(Average):
         return super().nbytes_of(round_index) + moments
 
     @torch.no_grad()
-    def draft(self, round_index: int) -> Draft:
+    def draft(self, round_index: int) -> StreamingMessage:
         theta = super().draft(round_index)
-        self._averaged = [moment.clone() for moment in self._due(round_index)]
+        self._averaged = [moment.to(self.phi.device, copy=True) for moment in self._due(round_index)]
         seeds = [self.seed(f"moment {number}") for number in range(len(self._averaged))]
         drafts = map(lambda moment, seed: self.codec.draft(moment, seed=seed), self._averaged, seeds)
         return one_by_one(theta, *drafts)
@@ -116,7 +116,7 @@ class DesLoc(Average):
                 for packet in taken:
                     self.codec.read(self._moment(packet, number), start, theirs)
                     mean.add_(theirs, alpha=packet.weight / total)
-                moment[start:end].add_(mean.sub_(marked[start:end]))
+                moment[start:end].add_(mean.sub_(marked[start:end]).to(moment.device))
             if moment is self._moments[-1][1]:
-                moment.clamp_(min=0.0)  # what it lost since the boundary may be more than the mean
+                moment.clamp_(min=0.0)  # its decrease since the boundary may exceed the mean
         return report

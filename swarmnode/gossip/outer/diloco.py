@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 
 from swarmnode.gossip.compression import Codec
-from swarmnode.gossip.outer.noloco import NoLoCo, Part, Share
+from swarmnode.gossip.outer.noloco import FragmentView, NoLoCo, Share
 
 
 class DiLoCo(NoLoCo):
@@ -16,7 +16,7 @@ class DiLoCo(NoLoCo):
 
     This is PyTorch's SGD(nesterov=True) with learning rate beta, which is folded into m. It is NoLoCo with n = all and
     Nesterov's step: slow weights are equal and gamma multiplies zero. So gamma is set to beta, which halves the bytes
-    (theta alone travels) and pulls together what rounding or a missed round has driven apart.
+    (only theta is sent) and removes differences caused by rounding or a missed round.
     """
 
     name: ClassVar[str] = "diloco"
@@ -25,8 +25,8 @@ class DiLoCo(NoLoCo):
     def __init__(self, theta: torch.Tensor, codec: Codec, alpha: float, beta: float) -> None:
         super().__init__(theta, codec, alpha, beta, gamma=beta)
 
-    def _step(self, part: Part, start: int, own_share: float, shares: Sequence[Share]) -> tuple[float, float]:
-        """The heavy ball's step m, and alpha (m - m of the last round) more: together alpha m + beta mean(D)."""
+    def _step(self, part: FragmentView, start: int, own_share: float, shares: Sequence[Share]) -> tuple[float, float]:
+        """The heavy ball's step m, plus alpha (m - m of the last round): in total alpha m + beta mean(D)."""
         if not self.momentum.numel():
             return super()._step(part, start, own_share, shares)
         end = min(start + self._block, self.parameters)

@@ -1,10 +1,10 @@
-"""EDiT's penalty: who is loud counts for less, who is much louder than usual for nothing, and nobody for too much.
+"""EDiT's penalty: packets with large norms count less, outliers are dropped, and the mean is clipped.
 
     G_j = |C(D_j)| ;   dropped when (log G_j - mu) / sigma > Z, mu and sigma by EMA over what was taken
     w_j = exp(-G_j / mean G) / sum ;   D = sum w_j C(D_j) ;   D <- D min(1, CLIP / (|D| / mean G))
 
 [arXiv 2412.07210, section 3.3; there norms are not divided by their mean, which ties the temperature to their size.]
-Every member sees the same packets and so decides alike. When all are dropped the round changes nothing.
+Every member sees the same packets and so decides alike. If all are dropped the round changes nothing.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import ClassVar
 import torch
 
 from swarmnode.gossip.compression import Codec
-from swarmnode.gossip.outer.mean import DeltaMean, Share
+from swarmnode.gossip.outer.mean import DeltaMean, WeightedPacket
 
 Z = 3.0  # paper
 EMA = 0.02  # paper
 DEVIATION_LEAST = 0.2  # guess: of the logarithm
 CLIP = 10.0  # paper, there of the norm itself
-HISTORY_LEAST = 5  # guess: rounds before anybody is dropped
+HISTORY_LEAST = 5  # guess: rounds before any packet is dropped
 
 
 class EDiT(DeltaMean):
@@ -34,7 +34,7 @@ class EDiT(DeltaMean):
         super().__init__(theta, codec, alpha, beta)
         self._mu, self._variance, self._rounds = 0.0, 0.0, 0
 
-    def _norm(self, share: Share) -> float:
+    def _norm(self, share: WeightedPacket) -> float:
         squared = 0.0
         for start in range(0, self.parameters, self._block):
             theirs = self._theirs[: min(self._block, self.parameters - start)]
@@ -42,7 +42,7 @@ class EDiT(DeltaMean):
             squared += torch.dot(theirs, theirs).item()
         return share.keep * math.sqrt(squared)
 
-    def _shares(self, given: Sequence[Share]) -> list[Share]:
+    def _shares(self, given: Sequence[WeightedPacket]) -> list[WeightedPacket]:
         norms = [max(self._norm(share), 1e-30) for share in given]
         kept = [(norm, share) for norm, share in zip(norms, given, strict=True) if self._usual(math.log(norm))]
         if not kept:
@@ -52,7 +52,7 @@ class EDiT(DeltaMean):
         raw = [share.weight * math.exp(-norm / mean) for norm, share in kept]
         loudest = sum(w / sum(raw) * norm for w, (norm, _) in zip(raw, kept, strict=True))  # at least |D|
         scale = min(1.0, CLIP * mean / loudest) / sum(raw)
-        return [Share(w * scale, share.tensors, share.keep) for w, (_, share) in zip(raw, kept, strict=True)]
+        return [WeightedPacket(w * scale, share.tensors, share.keep) for w, (_, share) in zip(raw, kept, strict=True)]
 
     def _usual(self, value: float) -> bool:
         deviation = max(math.sqrt(self._variance), DEVIATION_LEAST)

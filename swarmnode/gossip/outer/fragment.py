@@ -1,15 +1,15 @@
-"""A fragment of the slow weights that goes with packets of D, so that weights that drifted apart come together again.
+"""A fragment of the slow weights sent with packets of D, so that weights that drifted apart become equal again.
 
-    round r carries phi[i] for i mod F == r mod F, in bfloat16 (design section 5); F is 31 at first, 127 in the end
-    med <- the middle one of all members' values, the own one rounded alike (of an even number: halfway between two)
-    where the own rounded value is not med: phi_i <- med, and theta_i follows by as much
+    round r carries phi[i] for i mod F == r mod F, in bfloat16; F is 31 at first, 127 in the end
+    med <- the median of all members' values, the own one rounded alike (of an even number: halfway between two)
+    where the own rounded value is not med: phi_i <- med, and theta_i changes by as much
 
-Packets of D only mean the same at all members whose slow weights are equal; live, somebody's packet misses a member's
-deadline, a newcomer's state is rounds old, one guard refuses what another takes. Where all are equal nothing changes,
-to the bit. Whoever is off is back after F rounds, whatever it missed, to half a percent of each weight (bfloat16). The
-middle value, not the mean: whoever agrees with most stays where it is, and a minority, stale or lying, moves nobody;
-of two it is the mean. In sparse packets, where each member speaks of other coordinates, a median means nothing; here
-all speak of the same.
+Packets of D only mean the same at all members if their slow weights are equal. In a live swarm a packet misses a
+member's deadline, a newcomer's state is rounds old, or one guard refuses what another accepts. If all are equal nothing
+changes, to the bit. A member that deviates is back after F rounds, whatever it missed, to half a percent of each weight
+(bfloat16). The median is used instead of the mean, so that a member in the majority stays where it is and a stale or
+lying minority moves nobody; of two values it is the mean. In sparse packets, where members send different coordinates,
+a median has no meaning; here all send the same.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from swarmnode.errors import RemoteFault
 from swarmnode.model.tensor import check_finite, decode, encode
 from swarmnode.ports import WireTensor
 
-FRAGMENTS = 127  # odd: replicas that meet at every 2^k-th round only (gossip/round.py) come to all of them
+FRAGMENTS = 127  # odd: replicas that meet only at every 2^k-th round (gossip/round.py) reach all fragments
 FRAGMENTS_FIRST = 31  # guess: replicas begin alone, one by one, in the rounds in which most is learned
 FIRST_ROUNDS = 3 * FRAGMENTS_FIRST
 
 
 def fragments(parameters: int, round_index: int) -> int:
-    """F in that round."""
+    """F in round `round_index`."""
     return min(FRAGMENTS if round_index > FIRST_ROUNDS else FRAGMENTS_FIRST, parameters)
 
 
@@ -40,7 +40,7 @@ def part(flat: Tensor, round_index: int) -> Tensor:
 
 
 def count(parameters: int, round_index: int) -> int:
-    """Its elements."""
+    """Elements of that fragment."""
     every = fragments(parameters, round_index)
     return len(range(round_index % every, parameters, every))
 
@@ -50,13 +50,13 @@ def nbytes(parameters: int, round_index: int) -> int:
 
 
 def fragment(phi: Tensor, round_index: int) -> WireTensor:
-    """What travels, in memory of its own."""
+    """The fragment as sent, in its own memory."""
     slow = part(phi, round_index)
     return encode(torch.empty(len(slow), dtype=torch.bfloat16).copy_(slow))
 
 
 def check_fragment(given: WireTensor, parameters: int, round_index: int) -> None:
-    """Raises RemoteFault unless `given` is a fragment of that round, of finite numbers."""
+    """Raises RemoteFault unless `given` is a fragment of that round with finite numbers."""
     found = (given.codec or "raw", given.dtype, tuple(given.shape))
     expected = ("raw", "bf16", (count(parameters, round_index),))
     if found != expected:
@@ -65,8 +65,8 @@ def check_fragment(given: WireTensor, parameters: int, round_index: int) -> None
 
 
 def pull(mine: Tensor, given: Sequence[WireTensor], *, counts: bool) -> Tensor:
-    """What is to be added to `mine`, the own values [C] of a fragment, so that they are those in the middle of `given`
-    and, where the own ones count, of these as they are sent."""
+    """The change of `mine`, our values [C] of a fragment, that moves them to the median of `given` and, if `counts`, of
+    our own values as sent."""
     values = [decode(tensor).to(mine.device, mine.dtype) for tensor in given]
     rounded = mine.to(torch.bfloat16).to(mine.dtype)
     if counts:

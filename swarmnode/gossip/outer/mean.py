@@ -2,26 +2,27 @@
 
     D   <- mean_j C(D_j)                             the own packet decoded too, so that members stay equal to the bit
     m   <- alpha m + beta D ;   phi <- phi + alpha m + beta D          Nesterov, as PyTorch's SGD; beta is folded into m
-    theta <- phi + (what theta gained since the boundary)
+    theta <- phi + (gain of theta since the boundary)
 
-alpha = 0, beta = 1 is dense averaging. Slow weights must be equal at all members: with `healing` those that are not
-come together again (fragment.py). Alone in its stage a replica takes its own packet; what that left out stays in the
-residual. Where there are others and none of them was heard or believed, the round changes nothing: slow weights wait
-for those of the others, and what was learned is in the next packet.
+alpha = 0, beta = 1 is dense averaging. Slow weights must be equal at all members; `healing` restores equality
+(fragment.py). A replica alone in its stage applies its own packet; the unsent part stays in the residual. If there are
+others and no packet of theirs arrived or was believed, the round changes nothing: the slow weights wait for the others,
+and the progress is in the next packet.
 
-Packets are judged one by one: what is misshapen or refused is left out, what is clipped is made so much smaller. A
-leaver's packet, which one member alone has, is added to that one's fast weights: it goes to all with the next.
+Packets are judged one by one: a misshapen or refused one is left out, a clipped one is scaled down. The packet of a
+leaving replica, which only one member gets, is added to that member's fast weights and reaches all with its next
+packet.
 
-Its kin replace one of five parts: which slice of the coordinates a round is about (`_span`), what weight each packet
-has (`_shares`), how packets become a mean (`_average`), the step by that mean (`_advance`), and how fast weights
-follow (`_follow`).
+Derived methods replace one of five parts: the slice of coordinates of a round (`_span`), the weight of each packet
+(`_shares`), the mean of packets (`_average`), the step by that mean (`_advance`), and the update of the fast weights
+(`_follow`).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -31,15 +32,15 @@ from swarmnode.gossip.compression import Codec
 from swarmnode.gossip.compression.delta import DeltaCodec
 from swarmnode.gossip.outer import fragment
 from swarmnode.gossip.outer.method import Outer, check_weight, one_by_one
-from swarmnode.gossip.robust import Measures
-from swarmnode.ports import Draft, OuterReport, Packet, WireTensor
+from swarmnode.gossip.robust import PacketMeasures
+from swarmnode.ports import OuterReport, Packet, StreamingMessage, WireTensor
 
 BLOCK = 1 << 18  # elements at a time; a multiple of every codec's unit
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
-    """One packet of a mean: its weight there, its tensors, and what the guard left of its D."""
+class WeightedPacket:
+    """A packet in a mean: its weight, its tensors, and the share of its D that the guard keeps."""
 
     weight: float
     tensors: Sequence[WireTensor]
@@ -47,7 +48,7 @@ class Share:
 
 
 class DeltaMean(Outer):
-    """The mean of a group's packets of D, own included."""
+    """The mean of a group's packets of D, including the own."""
 
     name: ClassVar[str] = "diloco"
     group_size: ClassVar[int | None] = None
@@ -58,7 +59,7 @@ class DeltaMean(Outer):
             raise ManifestError(f"gossip.codec {codec.name} sends weights; {self.name} sends pseudo-gradients")
         assert codec.tensors == 1
         self.beta = beta
-        self.healing = False  # whether a fragment of the slow weights goes with each message
+        self.healing = False  # whether each message carries a fragment of the slow weights
         self._boundary = torch.empty_like(self.theta)
         self._own: list[WireTensor] = []
         size = self.parameters if self.codec.name == "powersgd" else min(BLOCK, self.parameters)
@@ -78,27 +79,27 @@ class DeltaMean(Outer):
         return fragment.nbytes(self.parameters, round_index) if self.healing else 0
 
     def _span(self, round_index: int) -> tuple[int, int]:
-        """[first, last) of the coordinates that round `round_index` is about."""
+        """[first, last) of the coordinates of round `round_index`."""
         return 0, self.parameters
 
-    def _shares(self, given: Sequence[Share]) -> list[Share]:
-        """What of each packet is taken; weights add up to 1."""
+    def _shares(self, given: Sequence[WeightedPacket]) -> list[WeightedPacket]:
+        """The packets with normalised weights, which add up to 1."""
         total = sum(share.weight for share in given)
-        return [Share(share.weight / total, share.tensors, share.keep) for share in given]
+        return [WeightedPacket(share.weight / total, share.tensors, share.keep) for share in given]
 
     def _advance(self, phi: torch.Tensor, m: torch.Tensor, mean: torch.Tensor, start: int) -> None:
-        """The outer step of elements from `start` on, in place; `mean` may be overwritten."""
+        """The outer step of the elements from `start` on, in place; `mean` may be overwritten."""
         phi.add_(mean, alpha=self.beta)
         if m.numel():
             phi.add_(m.mul_(self.alpha).add_(mean, alpha=self.beta), alpha=self.alpha)
 
     def _follow(self, theta: torch.Tensor, boundary: torch.Tensor, phi: torch.Tensor) -> None:
-        """Fast weights after the outer step: the slow ones and what theta gained since the boundary."""
+        """Set the fast weights to the slow ones plus theta's gain since the boundary."""
         theta.sub_(boundary).add_(phi)
 
     @torch.no_grad()
-    def draft(self, round_index: int) -> Draft:
-        if self.round is not None:  # marked and never applied: a bequest made again for the heir's next round
+    def draft(self, round_index: int) -> StreamingMessage:
+        if self.round is not None:  # marked and never applied: a final delta made again for the successor's next round
             first, last = self._span(self.round)
             self.codec.take_back(self._own, (self._boundary - self.phi)[first:last])
         self._boundary.copy_(self.theta)
@@ -108,7 +109,7 @@ class DeltaMean(Outer):
         delta = self._boundary[first:last] - self.phi[first:last]
         own = self.codec.draft(delta, seed=self.seed("delta"))
         self._own = list(own.tensors)
-        return one_by_one(own, Draft([fragment.fragment(self.phi, round_index)])) if self.healing else own
+        return one_by_one(own, StreamingMessage([fragment.fragment(self.phi, round_index)])) if self.healing else own
 
     def check(self, packet: Packet) -> None:
         check_weight(packet.weight)
@@ -130,16 +131,18 @@ class DeltaMean(Outer):
         taken = [(packet, verdict.keep) for packet, verdict in zip(packets, verdicts, strict=True) if verdict.keep > 0]
         if not taken and not lone:
             return OuterReport(0, 0.0, 0.0, verdicts, probed)
-        met = [(packet, keep) for packet, keep in taken if not packet.bequest]
+        met = [(packet, keep) for packet, keep in taken if not packet.final_delta]
         first, last = self._span(round_index)
-        if not met and (own_weight == 0.0 or any(not packet.bequest for packet in packets)):
+        if not met and (own_weight == 0.0 or any(not packet.final_delta for packet in packets)):
             self.codec.take_back(self._own, (self._boundary - self.phi)[first:last])
             self.round = None
             self._inherit(first, last, taken)
             return OuterReport(0, float((self._boundary - self.phi).norm()), 0.0, verdicts, probed)
-        given = [Share(own_weight if met else 1.0, self._own)]
-        given += [Share(packet.weight, packet.tensors[:1], keep) for packet, keep in met]
-        # One order at every member, so that sums of floats are equal to the bit.
+        if own_weight == 0.0:  # nothing of ours counts, so nothing of ours was sent
+            self.codec.take_back(self._own, (self._boundary - self.phi)[first:last])
+        given = [WeightedPacket(own_weight if met else 1.0, self._own)]
+        given += [WeightedPacket(packet.weight, packet.tensors[:1], keep) for packet, keep in met]
+        # The same order at every member, so that sums of floats are equal to the bit.
         given = sorted((g for g in given if g.weight > 0.0), key=lambda g: bytes(memoryview(g.tensors[0].data)[:64]))
         apart = self._heal(own_weight, [packet for packet, _ in met])
         shares = self._shares(given)
@@ -162,15 +165,15 @@ class DeltaMean(Outer):
         return OuterReport(len(given), math.sqrt(delta_squared), math.sqrt(step_squared), verdicts, probed, apart)
 
     def _inherit(self, first: int, last: int, taken: Sequence[tuple[Packet, float]]) -> None:
-        """Add to the fast weights what leavers gave."""
+        """Add the packets of leaving replicas to the fast weights."""
         for packet, keep in taken:
-            for start in range(first, last, self._block) if packet.bequest else ():
+            for start in range(first, last, self._block) if packet.final_delta else ():
                 theta = self.theta[start : min(start + self._block, last)]
                 theirs = self._theirs[: len(theta)]
                 self.codec.read(packet.tensors[:1], start - first, theirs)
                 theta.add_(theirs, alpha=packet.weight * keep)
 
-    def _average(self, shares: Sequence[Share], start: int, mean: torch.Tensor, theirs: torch.Tensor) -> None:
+    def _average(self, shares: Sequence[WeightedPacket], start: int, mean: torch.Tensor, theirs: torch.Tensor) -> None:
         """The mean of packets from their element `start` on, into `mean`; `theirs` is scratch."""
         mean.zero_()
         for share in shares:
@@ -178,17 +181,17 @@ class DeltaMean(Outer):
             mean.add_(theirs, alpha=share.weight * share.keep)
 
     def _heal(self, own_weight: float, met: Sequence[Packet]) -> float | None:
-        """Bring this round's fragment of the slow weights to where the members are, if there are others; returns how
-        far all of them lie from there, reckoned from the fragment."""
+        """Move this round's fragment of the slow weights to the members' median, if there are other members. Returns
+        the estimated distance of all slow weights from the median, or None."""
         if not self.healing or not met:
             return None
         assert self.round is not None
         phi, theta, boundary = (fragment.part(f, self.round) for f in (self.phi, self.theta, self._boundary))
         move = fragment.pull(phi, [packet.tensors[1] for packet in met], counts=own_weight > 0.0)
         apart = float(move.norm()) * math.sqrt(self.parameters / len(move))
-        if self.guard is not None and len(met) == 1:  # of two there is no majority: no farther than D is believed
+        if self.guard is not None and len(met) == 1:  # two have no majority: move no farther than D is believed
             own = float((self._boundary - self.phi).norm()) if own_weight > 0.0 else 0.0
-            limit, _ = self.guard.limit(Measures(own, 0.0, float(self.phi.norm())))
+            limit, _ = self.guard.limit(PacketMeasures(own, 0.0, float(self.phi.norm())))
             if apart > limit:
                 move.mul_(limit / apart)
         for flat in (phi, theta, boundary):
@@ -196,7 +199,8 @@ class DeltaMean(Outer):
         return apart
 
     def _wanted(self, start: int, first: int, out: torch.Tensor) -> None:
-        """What our own packet was made of, elements from `start` on: D, and what earlier packets left out."""
+        """The content of our own packet before coding, elements from `start` on: D plus the residual of earlier
+        packets."""
         end = start + out.numel()
         residual = self.codec.residual if isinstance(self.codec, DeltaCodec) else None
         if residual is None:
@@ -206,9 +210,9 @@ class DeltaMean(Outer):
             out.add_(residual[start - first : end - first].to(out.device, out.dtype))
 
     @torch.no_grad()
-    def measure(self, packet: Packet, *, judged_by_own: bool = True) -> Measures:
+    def measure(self, packet: Packet, *, judged_by_own: bool = True) -> PacketMeasures:
         assert self.round is not None
-        own = gap = weights = own_along = gap_along = 0.0
+        own = gap = dot = weights = own_along = gap_along = 0.0
         first, last = self._span(self.round)
         course = self._course(first, last - first)
         for start in range(first, last, self._block):
@@ -221,12 +225,15 @@ class DeltaMean(Outer):
             theirs_along = course.along(theirs, start - first)
             theirs.sub_(wanted)
             gap += torch.dot(theirs, theirs).item()
-            self.codec.read(self._own, start - first, wanted)  # as coded as theirs
+            dot += torch.dot(wanted, theirs).item()
+            self.codec.read(self._own, start - first, wanted)  # coded like theirs
             said = course.along(wanted, start - first)
             own_along += said
             gap_along += theirs_along - said
-        norms = math.sqrt(own) if judged_by_own else 0.0, math.sqrt(gap), math.sqrt(weights)
-        return Measures(*norms, *((own_along, gap_along) if course.known and judged_by_own else ()))
+        if not judged_by_own:
+            return PacketMeasures(0.0, math.sqrt(gap), math.sqrt(weights))
+        found = PacketMeasures(math.sqrt(own), math.sqrt(gap), math.sqrt(weights), gap_dot=dot)
+        return replace(found, own_along=own_along, gap_along=gap_along) if course.known else found
 
     def _tried(self, packet: Packet, keep: float) -> tuple[torch.Tensor, torch.Tensor]:
         assert self.round is not None

@@ -1,4 +1,4 @@
-"""The interface of outer optimizers: what replicas send each other at a round's boundary and what they make of it."""
+"""The interface of outer optimizers: the messages at a round's boundary and the step made of them."""
 
 from __future__ import annotations
 
@@ -11,49 +11,54 @@ import torch
 
 from swarmnode.errors import RemoteFault
 from swarmnode.gossip.compression import Codec
-from swarmnode.gossip.course import Course, sampled
-from swarmnode.gossip.robust import PROBE_EVERY, Guard, Measures
+from swarmnode.gossip.loss_evidence import PROBE_EVERY
+from swarmnode.gossip.robust import PacketGuard, PacketMeasures
+from swarmnode.gossip.update_direction import UpdateDirection, sampled
 from swarmnode.ids import digest64
-from swarmnode.ports import Draft, OuterReport, Packet, Verdict, WireTensor
+from swarmnode.ports import OuterReport, Packet, StreamingMessage, Verdict, WireTensor
 
-WEIGHT_MAX = 1.0  # a newcomer has 0, everybody else 1
+WEIGHT_MAX = 1.0  # a newcomer has 0, all others 1
 
 
 Probe = Callable[[torch.Tensor, torch.Tensor], float | None]
-"""By how many nats the loss on text of our own is higher with the second weights than with the first, both [P]; None
-when that cannot be said yet."""
+"""The loss on our own text with the second weights minus that with the first, in nats, both [P]; None if it cannot be
+measured yet."""
 
 
 class Outer(ABC):
-    """The slow side of one replica: slow weights `phi` and `momentum`, flat like the fast weights `theta` [P]; with
-    `alpha` 0 no step reads the momentum, and it is [0].
+    """The slow side of one replica: slow weights `phi` and `momentum`, flat like the fast weights `theta` [P]. With
+    `alpha` 0 the momentum is not used and has shape [0].
 
     A round is `message` then `apply`, both on the compute thread; inner steps may move `theta` in between. `theta` is
     the replica's own live buffer, written in place; its storage must never be replaced.
     """
 
     name: ClassVar[str]
-    """As the manifest says it."""
+    """The manifest's name of the method."""
+
+    slow_on_host: ClassVar[bool] = False
+    """Whether slow weights, momentum and boundary lie in main memory where the fast weights lie on another device."""
 
     group_size: ClassVar[int | None]
-    """Replicas that meet at a boundary, this one included; None: the whole stage."""
+    """Replicas that meet at a boundary, including this one; None: the whole stage."""
 
     def __init__(self, theta: torch.Tensor, codec: Codec, alpha: float) -> None:
-        """Begin with phi = theta and a momentum of zeros."""
+        """Begin with phi = theta and zero momentum."""
         assert theta.dim() == 1 and theta.is_contiguous() and theta.numel() > 0
         self.theta = theta.detach()  # shares memory, keeps no graph
         self.codec = codec
-        self.phi = self.theta.clone()
+        self.remote = self.slow_on_host and theta.device.type not in ("cpu", "meta")
+        self.phi = self.theta.to("cpu" if self.remote else theta.device, copy=True)
         self.alpha = alpha
-        self.momentum = torch.zeros_like(self.theta if alpha else self.theta[:0])
-        self.round: int | None = None  # of the boundary marked and not yet applied
-        self.guard: Guard | None = None  # believes nobody at once; None: whatever passes the codec's checks
-        self.probe: Probe | None = None  # asked about a partner's packet every few rounds
-        self._courses: dict[int, Course] = {}  # by part of the weights, where the guard judges directions
-        self.sender = ""  # whose messages these are; replicas round by different chance when it differs
+        self.momentum = torch.zeros_like(self.phi if alpha else self.phi[:0])
+        self.round: int | None = None  # of the marked boundary that is not yet applied
+        self.guard: PacketGuard | None = None  # judges packets; None: all that pass the codec's checks are accepted
+        self.probe: Probe | None = None  # called for a partner's packet every few rounds
+        self._courses: dict[int, UpdateDirection] = {}  # by part of the weights, if the guard judges directions
+        self.sender = ""  # the replica's peer id: replicas with different ids round differently
 
     def seed(self, what: str) -> int:
-        """64 bits for rounding `what` of the boundary marked: no two senders, rounds or buffers have the same."""
+        """A 64-bit seed for rounding `what` at the marked boundary, different for all senders, rounds and buffers."""
         assert self.round is not None
         return digest64("rounding", self.sender, self.round, what)
 
@@ -64,52 +69,54 @@ class Outer(ABC):
     @property
     @abstractmethod
     def message_nbytes(self) -> int:
-        """Bytes of tensors in a message, at most: the bound for receiving one."""
+        """Most bytes of tensors in a message: the bound for receiving one."""
 
     def message(self, round_index: int) -> list[WireTensor]:
-        """Mark the boundary of `round_index` and return what partners need. The tensors own their memory. A boundary
-        marked before and never applied is forgotten: its gain stays in theta and belongs to this one."""
+        """Mark the boundary of `round_index` and return the tensors that partners need, which own their memory. An
+        earlier boundary that was never applied is dropped: its gain stays in theta and belongs to this one."""
         return list(self.draft(round_index).finish())
 
-    def bequest(self, round_index: int) -> list[WireTensor]:
-        """As `message`, of all that was learnt: where a round is about a part of the weights only, this is not. For a
-        packet that says it is a bequest."""
+    def final_delta(self, round_index: int) -> list[WireTensor]:
+        """Like `message`, but always of all weights, even if a round covers only a part. For packets marked as final
+        deltas."""
         return self.message(round_index)
 
     @abstractmethod
-    def draft(self, round_index: int) -> Draft:
-        """As `message`, its tensors not written yet: the boundary is marked, and nothing else may be asked of this
-        object until the draft is finished."""
+    def draft(self, round_index: int) -> StreamingMessage:
+        """Like `message`, with unwritten tensors: the boundary is marked. Call nothing else on this object until the
+        draft is finished."""
 
     @abstractmethod
     def check(self, packet: Packet) -> None:
-        """Raises RemoteFault when `packet` is not what a partner's `message` gives, or not finite."""
+        """Raises RemoteFault if `packet` cannot come from a partner's `message` or is not finite."""
 
     @abstractmethod
     def apply(
         self, round_index: int, own_weight: float, packets: Sequence[Packet], *, lone: bool = True
     ) -> OuterReport:
-        """The outer step of the boundary `message` marked; what theta gained since is kept. Packets are judged one by
-        one: what `check` says of a packet is the verdict on that one alone, refused as "misshapen", and the others are
-        taken as if they alone had come. Without packets of positive weight that the guard believes it is a lone step,
-        or without `lone` none, and the boundary stays marked."""
+        """The outer step of the boundary that `message` marked; theta's gain since is kept.
+
+        Packets are judged one by one: a packet that fails `check` is refused as "misshapen", and the others count as if
+        they had come alone. Without a packet of positive weight that the guard believes it is a lone step; with
+        lone=False there is no step and the boundary stays marked.
+        """
 
     @abstractmethod
-    def measure(self, packet: Packet, *, judged_by_own: bool = True) -> Measures:
-        """What the guard needs to know of a checked packet; one pass of decoding. A newcomer has learned nothing to
-        judge by."""
+    def measure(self, packet: Packet, *, judged_by_own: bool = True) -> PacketMeasures:
+        """The measures that the guard needs of a checked packet, in one pass of decoding. A newcomer has learned
+        nothing to judge by."""
 
     @abstractmethod
     def _tried(self, packet: Packet, keep: float) -> tuple[torch.Tensor, torch.Tensor]:
-        """(fast weights at the boundary, their average with what is kept of the packet), both [P]."""
+        """(fast weights at the boundary, their average with the kept part of the packet), both [P]."""
 
     def nbytes_of(self, round_index: int) -> int:
-        """Bytes of tensors in the message of a round when nothing went wrong before: the formula."""
+        """Bytes of tensors in the message of a round without earlier faults, by formula."""
         self.codec.at(round_index)
         return self.codec.least_nbytes(self.parameters)
 
     def _judge(self, own_weight: float, packet: Packet) -> Verdict:
-        """What to take of a packet."""
+        """The verdict on a packet."""
         try:
             self.check(packet)
         except RemoteFault as fault:
@@ -121,39 +128,38 @@ class Outer(ABC):
         assert self.round is not None
         return self.guard.judge(self.measure(packet, judged_by_own=own_weight > 0.0), packet.sender, self.round)
 
-    def _course(self, number: int, count: int) -> Course:
-        """Where part `number` of the slow weights, of `count` elements, has been going."""
+    def _course(self, number: int, count: int) -> UpdateDirection:
+        """The past direction of part `number` of the slow weights, of `count` elements."""
         if number not in self._courses:
             at = sampled(count, self.sender, number)
-            self._courses[number] = Course(at, torch.from_numpy(at).to(self.theta.device))
+            self._courses[number] = UpdateDirection(at, torch.from_numpy(at).to(self.phi.device))
         return self._courses[number]
 
     def _moved(self, number: int, phi: torch.Tensor) -> None:
-        """An outer step of part `number` is over, and left `phi`."""
+        """Record that an outer step moved part `number` to `phi`."""
         if self.guard is not None and self.guard.direction:
             self._course(number, len(phi)).moved(phi)
 
     def _probe_one(self, own_weight: float, packets: Sequence[Packet], verdicts: list[Verdict]) -> float | None:
-        """Every few rounds, try what averaging with one of the packets we would take does to our loss; its verdict may
-        change. Returns the change in nats."""
+        """Measure how averaging with one of the believed packets changes our loss: one of a new or doubted peer if
+        there is any, else one in some rounds. Verdicts may change, also of packets that were not tried now. Returns the
+        change in nats, or None."""
         believed = [i for i, verdict in enumerate(verdicts) if verdict.keep > 0.0]
         if self.guard is None or self.probe is None or own_weight == 0.0 or not believed:
             return None
-        draw = self.seed("probe")
-        if draw % PROBE_EVERY:
-            return None
-        which = believed[draw // PROBE_EVERY % len(believed)]
-        change = self.probe(*self._tried(packets[which], verdicts[which].keep))
-        if change is not None:
-            found = self.guard.judge_loss(change)
-            if found.keep == 0.0:
-                verdicts[which] = found
+        draw, losses = self.seed("probe"), self.guard.losses
+        due = [i for i in believed if losses.due(packets[i].sender, draw)]
+        which = due[draw // PROBE_EVERY % len(due)] if due else None
+        change = None if which is None else self.probe(*self._tried(packets[which], verdicts[which].keep))
+        for i in believed:
+            tried = change if i == which else None
+            verdicts[i] = self.guard.judge_loss(verdicts[i], packets[i].sender, tried)
         return change
 
     @torch.no_grad()
     def reset(self, phi: torch.Tensor, momentum: torch.Tensor | None = None) -> None:
-        """Become another replica's slow side (state was loaded), without `momentum` a fresh one; a marked boundary is
-        forgotten."""
+        """Adopt another replica's slow side (state was loaded), or a fresh momentum if None. Drops a marked
+        boundary."""
         self.phi.copy_(phi)
         if momentum is None:
             self.momentum.zero_()
@@ -165,14 +171,14 @@ class Outer(ABC):
             course.restart()
 
 
-def one_by_one(*drafts: Draft) -> Draft:
-    """`drafts` as one message, written in their order."""
+def one_by_one(*drafts: StreamingMessage) -> StreamingMessage:
+    """`drafts` as one message, written in order."""
 
     def write() -> None:
         for draft in drafts:
             draft.finish()
 
-    return Draft([tensor for draft in drafts for tensor in draft.tensors], write)
+    return StreamingMessage([tensor for draft in drafts for tensor in draft.tensors], write)
 
 
 def check_weight(weight: float) -> None:

@@ -1,10 +1,11 @@
-"""NoLoCo: replicas meet in pairs, nobody waits for all [arXiv 2506.10911, eq. 1-3; the sign of beta as in its code]."""
+"""NoLoCo: replicas meet in pairs, and no replica waits for all [arXiv 2506.10911, eq. 1-3; the sign of beta as in its
+code]."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -12,22 +13,22 @@ import torch
 from swarmnode.errors import ManifestError, RemoteFault
 from swarmnode.gossip.compression import Codec
 from swarmnode.gossip.compression.tiles import blocks
-from swarmnode.gossip.outer.blocks import Fragment, fragments
 from swarmnode.gossip.outer.method import Outer, check_weight, one_by_one
-from swarmnode.gossip.robust import Measures
-from swarmnode.ports import Draft, OuterReport, Packet, WireTensor
+from swarmnode.gossip.outer.weight_fragment import Fragment, fragments
+from swarmnode.gossip.robust import PacketMeasures
+from swarmnode.ports import OuterReport, Packet, StreamingMessage, WireTensor
 
 BLOCK_CPU = 1 << 18  # elements; measured best of 2^12 .. 2^19: 8 M parameters in 19 ms (2^15: 29 ms, 2^12: 107 ms)
 BLOCK_DEVICE = 1 << 24  # guess: enough to fill an accelerator, 64 MiB of scratch
 
 Share = tuple[float, float, Sequence[Sequence[WireTensor]]]
-"""Of one packet in a mean: its weight there, how much of its distance from ours counts, and its tensors by buffer."""
+"""A packet in a mean: its weight, the share of its distance from ours that counts, and its tensors by buffer."""
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """A fragment at a boundary: theta and phi there, [count] each; phi is the live buffer where the fragment is whole.
-    `delta` is their difference, where that travels."""
+class FragmentView:
+    """A fragment at a boundary: its theta and phi there, [count] each; phi is the live buffer if the fragment is whole.
+    `delta` is their difference, if it is sent."""
 
     fragment: Fragment
     codec: Codec
@@ -41,25 +42,26 @@ class Part:
 
 
 class NoLoCo(Outer):
-    """With D_j = theta_j - phi_j at the boundary and means over the members of weight > 0, weighted:
+    """With D_j = theta_j - phi_j at the boundary and weighted means over the members of weight > 0:
 
         m   <- alpha m + beta mean(D) + gamma (mean(phi) - phi)
         phi <- phi + m
-        theta <- phi + (what theta gained since the boundary)
+        theta <- phi + (gain of theta since the boundary)
 
-    What travels: when gamma == beta the two means come together as mean(theta) - phi, so theta alone is sent (exact,
-    half the bytes); otherwise D and phi. With a lossy codec the own part of every mean is exact and only the partners'
-    parts are what their codec left; in pairs the mean of m is then off by beta / 2 times the mean of their errors.
+    If gamma == beta the two means combine to mean(theta) - phi, so only theta is sent (exact, half the bytes);
+    otherwise D and phi. With a lossy codec the own part of every mean is exact and only the partners' parts have coding
+    errors; in pairs the mean of m is then off by beta / 2 times the mean of their errors.
 
-    A member of weight 0 receives and does not give: a newcomer takes its partners' average alone, and its partners,
-    when nobody else gives them anything, take a lone step (n = 1: m <- alpha m + beta D).
+    A member of weight 0 receives and does not give: a newcomer takes only its partners' average, and its partners, if
+    they get no other packet, take a lone step (n = 1: m <- alpha m + beta D).
 
-    With F > 1 fragments (`of`) round E is about one of them only (blocks.py), and nothing of the others changes: a
-    replica's D is what it learned there in F rounds. Each fragment has a codec of its own, whose steps follow what is
-    seen of that fragment. A bequest has all fragments: those that the round is not about are averaged with it alone.
+    With F > 1 fragments (`of`) round E is about only one of them (weight_fragment.py), and the others do not change: a
+    replica's D is its progress there in F rounds. Each fragment has its own codec, whose steps follow that fragment's
+    spread. A final delta has all fragments: those that the round is not about are averaged only with it.
     """
 
     name: ClassVar[str] = "noloco"
+    slow_on_host: ClassVar[bool] = True
     group_size: ClassVar[int | None] = 2
 
     def __init__(self, theta: torch.Tensor, codec: Codec, alpha: float, beta: float, gamma: float, of: int = 1) -> None:
@@ -70,23 +72,26 @@ class NoLoCo(Outer):
             raise ManifestError(f"gossip.codec {codec.name} sends pseudo-gradients; {self.name} needs weights")
         if codec.relative and not self._theta_alone:
             raise ManifestError(f"gossip.codec {codec.name} sends theta alone: gossip.gamma must equal gossip.beta")
-        of = min(of, blocks(self.parameters) - 1 | 1)  # odd, and none is empty
+        of = min(of, blocks(self.parameters) - 1 | 1)  # odd, and no fragment is empty
         self.fragments = fragments(self.parameters, of)
         self._codecs = [codec, *(codec.another() for _ in self.fragments[1:])]
         self._largest = max(fragment.count for fragment in self.fragments)
-        self._boundary = torch.empty(self._largest, dtype=theta.dtype, device=theta.device)  # theta at the boundary
+        slow = self.phi.device
+        self._boundary = torch.empty(self._largest, dtype=theta.dtype, device=slow)  # theta at the boundary
         self._slow = self.phi if of == 1 else torch.empty_like(self._boundary)  # phi of the fragment
         self._delta = None if self._theta_alone else torch.empty_like(self._boundary)
-        self._marked: Part | None = None
-        self._all: list[Part] = []  # during `apply`: the fragments that the packets are about, by number
-        block = min(self._largest, BLOCK_CPU if theta.device.type == "cpu" else BLOCK_DEVICE)
+        self._marked: FragmentView | None = None
+        self._all: list[FragmentView] = []  # during `apply`: the packets' fragments, by number
+        block = min(self._largest, BLOCK_CPU if slow.type == "cpu" else BLOCK_DEVICE)
         self._starts = range(0, self.parameters, block)
         self._block = block
-        self._scratch = [torch.empty(block, dtype=theta.dtype, device=theta.device) for _ in range(3)]
+        self._scratch = [torch.empty(block, dtype=theta.dtype, device=slow) for _ in range(3)]
         self._rooms = [
-            torch.empty(0 if whole else block, dtype=theta.dtype, device=theta.device)
+            torch.empty(0 if whole else block, dtype=theta.dtype, device=slow)
             for whole in (of == 1, of == 1 and alpha != 0.0)
         ]
+        # on the device of the fast weights, if slow ones are elsewhere
+        self._there = [theta.new_empty(block if self.remote else 0) for _ in range(1 if of == 1 else 2)]
 
     @property
     def _buffers(self) -> int:
@@ -101,11 +106,11 @@ class NoLoCo(Outer):
         return self.codec.least_nbytes(self._fragment(round_index).count) * self._buffers
 
     def _fragment(self, round_index: int) -> Fragment:
-        """That of a round."""
+        """The fragment of a round."""
         return self.fragments[round_index % len(self.fragments)]
 
-    def _mark(self, fragment: Fragment, *, anew: bool = False) -> Part:
-        """`fragment` as it is now; `anew`: in memory of its own."""
+    def _mark(self, fragment: Fragment, *, anew: bool = False) -> FragmentView:
+        """The current state of `fragment`; `anew`: in its own memory."""
         count = fragment.count
         rooms = [self._boundary, self._slow, self._delta]
         boundary, slow, delta = (None if x is None else torch.empty_like(x) if anew else x for x in rooms)
@@ -115,19 +120,36 @@ class NoLoCo(Outer):
             boundary.copy_(self.theta)
             slow = self.phi
         else:
-            fragment.get(self.theta, 0, count, boundary)
+            self._read_theta(fragment, boundary)
             fragment.get(self.phi, 0, count, slow)
         if delta is not None:
             delta = torch.sub(boundary, slow, out=delta[:count])
-        return Part(fragment, self._codecs[fragment.number], boundary, slow, delta)
+        return FragmentView(fragment, self._codecs[fragment.number], boundary, slow, delta)
+
+    def _read_theta(self, fragment: Fragment, out: torch.Tensor) -> None:
+        """Copy the fast weights of a fragment of several into `out`."""
+        if not self.remote:
+            fragment.get(self.theta, 0, fragment.count, out)
+            return
+        for start in range(0, fragment.count, self._block):
+            end = min(start + self._block, fragment.count)
+            out[start:end].copy_(fragment.get(self.theta, start, end, self._there[0]))
+
+    def _add_to_theta(self, fragment: Fragment, start: int, end: int, step: torch.Tensor) -> None:
+        """Add `step`, in main memory, to the fast weights on their device."""
+        there = self._there[0][: end - start].copy_(step)
+        if fragment.whole:
+            self.theta[start:end].add_(there)
+        else:
+            fragment.put(self.theta, start, end, fragment.get(self.theta, start, end, self._there[1]).add_(there))
 
     @torch.no_grad()
-    def draft(self, round_index: int) -> Draft:
+    def draft(self, round_index: int) -> StreamingMessage:
         self.round = round_index
         self._marked = self._mark(self._fragment(round_index))
         return self._drafted(self._marked, "")
 
-    def _drafted(self, part: Part, seeded: str) -> Draft:
+    def _drafted(self, part: FragmentView, seeded: str) -> StreamingMessage:
         if part.delta is None:
             return part.codec.draft(part.boundary, reference=part.phi, seed=self.seed(f"theta{seeded}"))
         return one_by_one(
@@ -136,7 +158,7 @@ class NoLoCo(Outer):
         )
 
     @torch.no_grad()
-    def bequest(self, round_index: int) -> list[WireTensor]:
+    def final_delta(self, round_index: int) -> list[WireTensor]:
         if len(self.fragments) == 1:
             return self.message(round_index)
         tensors: list[WireTensor] = []
@@ -152,16 +174,16 @@ class NoLoCo(Outer):
             for some in tensors:
                 part.codec.check(some, part.count)
 
-    def _said(self, packet: Packet) -> list[tuple[Part, list[Sequence[WireTensor]]]]:
-        """Each fragment that `packet` is about, as it is at the boundary, with the packet's tensors of it by flat
-        buffer, [theta] or [D, phi]; the codec's check sees a wrong number. Raises RemoteFault for a bequest of another
-        number of tensors."""
+    def _said(self, packet: Packet) -> list[tuple[FragmentView, list[Sequence[WireTensor]]]]:
+        """Each fragment in `packet`, as at the boundary, with the packet's tensors for it by flat buffer, [theta] or
+        [D, phi]; the codec's check catches a wrong number. Raises RemoteFault for a final delta with a wrong number of
+        tensors."""
         assert self._marked is not None
-        if not packet.bequest or self._marked.fragment.whole:
+        if not packet.final_delta or self._marked.fragment.whole:
             return [(self._marked, self._parts(packet.tensors))]
         parts, each = self._all, self.codec.tensors * self._buffers
         if len(packet.tensors) != each * len(parts):
-            raise RemoteFault(f"bequest of {len(packet.tensors)} tensors; {each * len(parts)} belong there")
+            raise RemoteFault(f"final delta of {len(packet.tensors)} tensors; expected {each * len(parts)}")
         cut = (packet.tensors[i * each : (i + 1) * each] for i in range(len(parts)))
         return [(part, self._parts(tensors)) for part, tensors in zip(parts, cut, strict=True)]
 
@@ -178,14 +200,14 @@ class NoLoCo(Outer):
         assert self.round == round_index, f"outer step of round {round_index}; the boundary marked is {self.round}"
         assert 0.0 <= own_weight <= 1.0, f"own weight {own_weight}"
         assert self._marked is not None
-        self._all = self._every() if any(packet.bequest for packet in packets) else [self._marked]
+        self._all = self._every() if any(packet.final_delta for packet in packets) else [self._marked]
         try:
             return self._apply(own_weight, packets, lone)
         finally:
             self._all = []
 
-    def _every(self) -> list[Part]:
-        """All fragments: the one marked, and the others as they are now, in memory of their own."""
+    def _every(self) -> list[FragmentView]:
+        """All fragments: the marked one, and the current state of the others in their own memory."""
         assert self._marked is not None
         marked = self._marked.fragment
         return [self._marked if one == marked else self._mark(one, anew=True) for one in self.fragments]
@@ -216,8 +238,8 @@ class NoLoCo(Outer):
             probed=probed,
         )
 
-    def _step_part(self, part: Part, own_weight: float, givers: Sequence[Share]) -> tuple[float, float]:
-        """The outer step of one fragment with what was given of it; returns the squared norms of D and of m."""
+    def _step_part(self, part: FragmentView, own_weight: float, givers: Sequence[Share]) -> tuple[float, float]:
+        """The outer step of one fragment with the packets for it; returns the squared norms of D and of m."""
         total = own_weight + sum(weight for weight, _, _ in givers)
         own_share = own_weight / total if givers else 1.0
         shares = [(weight / total, keep, tensors) for weight, keep, tensors in givers]
@@ -235,7 +257,7 @@ class NoLoCo(Outer):
             theirs = torch.empty_like(part.boundary)
             self._read(part, tensors, 0, theirs)
             return part.boundary, torch.lerp(part.boundary, theirs, keep / 2, out=theirs)
-        before, after = self.theta.clone(), self.theta.clone()
+        before, after = (self.theta.to(self.phi.device, copy=True) for _ in range(2))
         for part, tensors in said:
             theirs = torch.empty_like(part.boundary)
             self._read(part, tensors, 0, theirs)
@@ -243,7 +265,9 @@ class NoLoCo(Outer):
             part.fragment.put(after, 0, part.count, torch.lerp(part.boundary, theirs, keep / 2, out=theirs))
         return before, after
 
-    def _read(self, part: Part, tensors: Sequence[Sequence[WireTensor]], start: int, theirs: torch.Tensor) -> None:
+    def _read(
+        self, part: FragmentView, tensors: Sequence[Sequence[WireTensor]], start: int, theirs: torch.Tensor
+    ) -> None:
         """The partner's fast weights from element `start` of the fragment on."""
         part.codec.read(tensors[0], start, theirs, part.boundary[start : start + theirs.numel()])
         if len(tensors) == 2:
@@ -251,8 +275,8 @@ class NoLoCo(Outer):
             part.codec.read(tensors[1], start, phi)
             theirs.add_(phi)
 
-    def measure(self, packet: Packet, *, judged_by_own: bool = True) -> Measures:
-        own = gap = weights = own_along = gap_along = 0.0
+    def measure(self, packet: Packet, *, judged_by_own: bool = True) -> PacketMeasures:
+        own = gap = dot = weights = own_along = gap_along = 0.0
         assert self._marked is not None
         course = self._course(self._marked.fragment.number, self._marked.count)
         for part, tensors in self._said(packet):
@@ -268,20 +292,22 @@ class NoLoCo(Outer):
                 own += torch.dot(delta, delta).item()
                 theirs.sub_(boundary)
                 gap += torch.dot(theirs, theirs).item()
+                dot += torch.dot(delta, theirs).item()
                 weights += torch.dot(phi, phi).item()
                 if part is self._marked:
                     own_along += course.along(delta, start)
                     gap_along += course.along(theirs, start)
-        norms = math.sqrt(own) if judged_by_own else 0.0, math.sqrt(gap), math.sqrt(weights)
-        return Measures(*norms, *((own_along, gap_along) if course.known and judged_by_own else ()))
+        if not judged_by_own:
+            return PacketMeasures(0.0, math.sqrt(gap), math.sqrt(weights))
+        found = PacketMeasures(math.sqrt(own), math.sqrt(gap), math.sqrt(weights), gap_dot=dot)
+        return replace(found, own_along=own_along, gap_along=gap_along) if course.known else found
 
-    def _step(self, part: Part, start: int, own_share: float, shares: Sequence[Share]) -> tuple[float, float]:
+    def _step(self, part: FragmentView, start: int, own_share: float, shares: Sequence[Share]) -> tuple[float, float]:
         """The outer step of one block of a fragment's elements; returns the squared norms of D and of m."""
         end = min(start + self._block, part.count)
         mean, pull, theirs = (scratch[: end - start] for scratch in self._scratch)
         phi, boundary = part.phi[start:end], part.boundary[start:end]
         room, other_room = self._rooms
-        theta = part.fragment.get(self.theta, start, end, room)
         torch.sub(boundary, phi, out=mean)
         delta_squared = torch.dot(mean, mean).item()
         if self.momentum.numel():
@@ -301,17 +327,24 @@ class NoLoCo(Outer):
             torch.mul(phi, own_share, out=pull)
             self._add(part, 1, start, pull, theirs, shares, phi)
             m.add_(mean, alpha=self.beta).add_(pull.sub_(phi), alpha=self.gamma)
-        theta.sub_(boundary)  # the gain
-        phi.add_(m)
-        theta.add_(phi)
-        for flat, values in ((self.theta, theta), (self.phi, phi), (self.momentum, m)):
+        changed = [(self.phi, phi), (self.momentum, m)]
+        if self.remote:
+            phi.add_(m)
+            self._add_to_theta(part.fragment, start, end, torch.sub(phi, boundary, out=mean))
+        else:
+            theta = part.fragment.get(self.theta, start, end, room)
+            theta.sub_(boundary)  # the gain
+            phi.add_(m)
+            theta.add_(phi)
+            changed.append((self.theta, theta))
+        for flat, values in changed:
             if flat.numel():
                 part.fragment.put(flat, start, end, values)
         return delta_squared, torch.dot(m, m).item()
 
     def _add(
         self,
-        part: Part,
+        part: FragmentView,
         which: int,
         start: int,
         mean: torch.Tensor,
@@ -319,7 +352,7 @@ class NoLoCo(Outer):
         shares: Sequence[Share],
         ours: torch.Tensor,
     ) -> None:
-        """Add buffer `which` of the decoded packets to `mean`, those clipped drawn back towards `ours`."""
+        """Add buffer `which` of the decoded packets to `mean`; clipped ones are moved towards `ours`."""
         for share, keep, tensors in shares:
             part.codec.read(tensors[which], start, theirs, ours)
             if keep < 1.0:

@@ -1,10 +1,10 @@
-"""SparseLoCo: each coordinate becomes the mean of those members' packets that have it; no momentum [arXiv 2508.15706].
+"""SparseLoCo: each coordinate becomes the mean of the packets that contain it; no momentum [arXiv 2508.15706].
 
     phi <- phi + beta sum_j C(D_j) / |{j: C(D_j) is not 0}|      coordinate by coordinate;   theta as in mean.py
 
-Codecs that choose coordinates (topk) leave most members silent about a coordinate, and silence is no vote for zero: the
-rest of their D stays in their residual. Codecs that speak of every coordinate are divided by all members: a zero there
-is a value, of `ternary` even most values. All members decode the same packets in one order and stay equal to the bit.
+With codecs that choose coordinates (topk) most packets lack a coordinate. This is no vote for zero: the rest of their D
+stays in their residual. Codecs that code every coordinate are divided by all members, because there a zero is a value,
+in `ternary` even the most frequent one. All members decode the same packets in one order and stay equal to the bit.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ import torch
 
 from swarmnode.gossip.compression import Codec
 from swarmnode.gossip.compression.topk import TopK
-from swarmnode.gossip.outer.mean import DeltaMean, Share
+from swarmnode.gossip.outer.mean import DeltaMean, WeightedPacket
 
 
 class SparseLoCo(DeltaMean):
-    """The mean of a group's packets over those who sent each coordinate, own included."""
+    """The mean of a group's packets, including the own, over those that contain each coordinate."""
 
     name: ClassVar[str] = "sparseloco"
 
     def __init__(self, theta: torch.Tensor, codec: Codec, beta: float = 1.0) -> None:
         super().__init__(theta, codec, 0.0, beta)
-        # share of the packets that have each coordinate of the block
+        # share of the packets that contain each coordinate of the block
         self._sent = torch.empty_like(self._mean) if isinstance(codec, TopK) else None
 
-    def _average(self, shares: Sequence[Share], start: int, mean: torch.Tensor, theirs: torch.Tensor) -> None:
+    def _average(self, shares: Sequence[WeightedPacket], start: int, mean: torch.Tensor, theirs: torch.Tensor) -> None:
         if self._sent is None:
             super()._average(shares, start, mean, theirs)
             return

@@ -1,11 +1,12 @@
-"""Streaming DiLoCo: a fragment of the coordinates a round, so that the peak of traffic falls by their number.
+"""Streaming DiLoCo: one fragment of the coordinates per round, so that peak traffic falls by their number.
 
     round r is about fragment r mod F; for its coordinates, with D = theta - phi since their own last round
     m   <- alpha m + beta mean_j D_j ;   phi <- phi + alpha m + beta mean_j D_j
-    theta <- MERGE (theta, as it has moved on meanwhile) + (1 - MERGE) (phi + what theta gained since the boundary)
+    theta <- MERGE (theta, as it has moved on meanwhile) + (1 - MERGE) (phi + gain of theta since the boundary)
 
 [arXiv 2501.18512: fragments, overlap with tau inner steps, merging; its MERGE = 0.5 and E3M0 packets.] The overlap is
-the time between `message` and `apply`: inner steps go on. Fragments are runs of coordinates, which are runs of layers.
+the time between `message` and `apply`, in which inner steps continue. Fragments are ranges of coordinates, hence of
+layers.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from swarmnode.gossip.compression import Codec
 from swarmnode.gossip.compression.delta import DeltaCodec
 from swarmnode.gossip.outer.mean import BLOCK, DeltaMean
 
-FRAGMENTS = 4  # guess: the paper's has 3 layers a fragment; ours are small
+FRAGMENTS = 4  # guess: the paper has 3 layers a fragment; ours are small
 MERGE = 0.5  # paper, section 2.4
 UNIT = 4096  # elements: fragments begin at multiples of it, as every codec needs
 
 
 class Streaming(DeltaMean):
-    """DiLoCo a fragment at a time."""
+    """DiLoCo, one fragment at a time."""
 
     name: ClassVar[str] = "streaming"
 
@@ -40,7 +41,7 @@ class Streaming(DeltaMean):
     ) -> None:
         super().__init__(theta, codec, alpha, beta)
         if isinstance(codec, DeltaCodec) and codec.feedback:
-            raise ManifestError(f"gossip.codec {codec.name} keeps a residual; the next packet is of other weights")
+            raise ManifestError(f"gossip.codec {codec.name} keeps a residual, but the next packet is of other weights")
         assert BLOCK % UNIT == 0 and 0.0 <= merge < 1.0
         units = -(-self.parameters // UNIT)
         self.fragments, self.merge = min(fragments, units), merge

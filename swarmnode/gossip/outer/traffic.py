@@ -1,4 +1,4 @@
-"""How many bytes a run's rounds take, by the formulas of its method and codec."""
+"""Bytes sent in a run's rounds, by the formulas of its method and codec."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import torch
 from swarmnode.gossip.outer import DesLoc, outer
 from swarmnode.manifest import GossipSpec
 
-SETTLED = 1 << 20  # a round behind every warm-up: k of topk has fallen, fragments are few
+SETTLED = 1 << 20  # a round after every warm-up: k of topk has fallen, fragments are few
 ROUNDS = 12  # whole periods of streaming's fragments (4) and of desloc's moments (3, 6)
 
 
 def message_nbytes(gossip: GossipSpec, parameters: int, seconds: int) -> float:
-    """Bytes of tensors in one message of a stage of `parameters`, of which `seconds` have a second moment, the mean
+    """Bytes of tensors in one message of a stage of `parameters`, of which `seconds` have a second moment: the mean
     over the rounds of a settled run. Raises ManifestError for a method and codec that do not go together."""
     theta = torch.empty(parameters, device="meta")
     found = outer(gossip, theta)
@@ -22,7 +22,7 @@ def message_nbytes(gossip: GossipSpec, parameters: int, seconds: int) -> float:
 
 
 def messages(gossip: GossipSpec, replicas: int) -> int:
-    """Messages that the replicas of a stage send in a round: each goes to every other member of its group."""
+    """Messages that the replicas of a stage send per round: each goes to every other member of its group."""
     if gossip.method == "none":
         return 0
     size = min(gossip.group, replicas) if gossip.group else replicas

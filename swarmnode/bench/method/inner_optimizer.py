@@ -1,0 +1,112 @@
+"""Inner optimizers of many replicas at once: AdamW and Muon over the rows of one tensor [R, P].
+
+Both serve only this bench; nodes use swarmnode/model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from swarmnode.errors import UsageError
+from swarmnode.model.muon import orthogonalize
+
+ADAMW, MUON = "adamw", "muon"
+OPTIMIZERS = (ADAMW, MUON)
+BETA2, EPS, WEIGHT_DECAY = 0.95, 1e-8, 0.1  # LLaMA, arXiv 2302.13971, section 2; PyTorch's own eps
+SCALE = 0.2  # of Muon's updates, so that their root mean square is AdamW's: Liu et al., arXiv 2502.16982, section 2.2
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixRows:
+    """An [rows, columns] part of a replica's parameters: its `first` element, and elements from a row to the next one
+    (more than `columns` where several matrices lie side by side)."""
+
+    first: int
+    rows: int
+    columns: int
+    stride: int
+
+    def of(self, flats: Tensor) -> Tensor:
+        """The view [R, rows, columns] of `flats` [R, P]."""
+        shape, strides = (len(flats), self.rows, self.columns), (flats.stride(0), self.stride, 1)
+        return flats.as_strided(shape, strides, flats.storage_offset() + self.first)
+
+
+class BatchOptimizer:
+    """Updates `theta` [R, P] in place: Muon for `matrices` where there are any, AdamW for all other elements.
+
+    Muon [Jordan et al., 2024, kellerjordan.github.io/posts/muon; scale and decay: arXiv 2502.16982]:
+
+        M <- momentum M + (1 - momentum) G ;   U = orthogonalize((1 - momentum) G + momentum M)       (Nesterov)
+        W <- (1 - rate decay) W - rate SCALE sqrt(max(m, n)) U
+    """
+
+    def __init__(self, theta: Tensor, matrices: Sequence[MatrixRows], *, beta1: float, momentum: float) -> None:
+        self.theta, self.beta1, self.momentum = theta.detach(), beta1, momentum
+        self.exp_avg, self.exp_avg_sq = torch.zeros_like(self.theta), torch.zeros_like(self.theta)
+        self.steps = 0
+        self._shapes: dict[tuple[int, int], list[MatrixRows]] = {}  # tall ones are transposed: one batch per shape
+        for one in matrices:
+            self._shapes.setdefault((min(one.rows, one.columns), max(one.rows, one.columns)), []).append(one)
+        self._elsewhere = _outside(matrices, self.theta.shape[1])
+
+    @torch.no_grad()
+    def step(self, gradient: Tensor, rate: float, rate_elsewhere: float) -> None:
+        """Take one step along `gradient` [R, P], which is overwritten. `rate` is for Muon's matrices, `rate_elsewhere`
+        for AdamW."""
+        self.steps += 1
+        for (short, long), matrices in self._shapes.items():
+            views = [[one.of(flat) for one in matrices] for flat in (self.theta, gradient, self.exp_avg)]
+            weights, gradients, averages = ([x if x.shape[1] == short else x.mT for x in some] for some in views)
+            g, m = torch.stack(gradients, 1), torch.stack(averages, 1)  # [R, matrices, short, long]
+            m.lerp_(g, 1.0 - self.momentum)
+            update = orthogonalize(g.lerp_(m, self.momentum).flatten(0, 1)).view_as(m)
+            scale = rate * SCALE * math.sqrt(long)
+            for i, (weight, average) in enumerate(zip(weights, averages, strict=True)):
+                average.copy_(m[:, i])
+                weight.mul_(1.0 - rate * WEIGHT_DECAY).sub_(update[:, i], alpha=scale)
+        self._adamw(gradient, rate_elsewhere)
+
+    def _adamw(self, gradient: Tensor, rate: float) -> None:
+        flats = (self.theta, gradient, self.exp_avg, self.exp_avg_sq)
+        weights, gradients, exp_avgs, exp_avg_sqs = (
+            [row[first:last] for row in flat for first, last in self._elsewhere] for flat in flats
+        )
+        step = torch.full((), float(self.steps))
+        torch._fused_adamw_(
+            weights,
+            gradients,
+            exp_avgs,
+            exp_avg_sqs,
+            [],
+            [step] * len(weights),
+            lr=rate,
+            beta1=self.beta1,
+            beta2=BETA2,
+            weight_decay=WEIGHT_DECAY,
+            eps=EPS,
+            amsgrad=False,
+            maximize=False,
+        )
+
+
+def _outside(matrices: Sequence[MatrixRows], parameters: int) -> list[tuple[int, int]]:
+    """[first, last) of the elements that no matrix has; matrices side by side leave nothing between them."""
+    taken = sorted({(one.first, one.first + (one.rows - 1) * one.stride + one.columns) for one in matrices})
+    found, at = [], 0
+    for first, last in taken:
+        if first > at:
+            found.append((at, first))
+        at = max(at, last)
+    return [*found, *([(at, parameters)] if at < parameters else [])]
+
+
+def check_optimizer(name: str) -> None:
+    """Raises UsageError for an unknown optimizer."""
+    if name not in OPTIMIZERS:
+        raise UsageError(f"unknown optimizer {name!r}: use one of {', '.join(OPTIMIZERS)}")

@@ -1,0 +1,102 @@
+"""Speed of codecs relative to a memory copy in the same run on one core.
+
+The bound of a pass is the bytes that it must read and write, over the traffic of a copy (which reads and writes each
+byte). An encoder reads float32 weights, slow weights for a relative codec, and a residual; it writes the residual and
+the packet. A decoder does the reverse. Times are CPU seconds of one thread, the best of several rounds in which all
+codecs alternate, so that load on the machine affects all alike.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from swarmnode.gossip.compression import CODECS, Codec, codec, kernel
+from swarmnode.gossip.compression.delta import DeltaCodec
+
+PARAMETERS = 1 << 24
+ROUNDS = 7
+COPIES = 4  # in a row, so that a copy takes as long as an encoding and meets the same load
+SPREAD = 1e-3  # of the weights' own deviation: about the difference between replicas
+ENCODE_TARGETS = {"int8": 3.5, "modular6": 3.5, "modular4": 3.5, "modular3": 3.5, "topk64": 5.0}  # times the bound
+TOPK_C_TARGET = 1.5  # with the extension
+DECODE_TARGET_GB_S = 6.0
+
+
+def run(
+    names: Sequence[str] = tuple(CODECS), parameters: int = PARAMETERS, rounds: int = ROUNDS, *, extension: bool = True
+) -> dict[str, Any]:
+    """{"memcpy GB/s", "parameters", "codecs": [{"codec", "encode GB/s", "of bound", "target", "decode GB/s", ...}]}.
+
+    GB/s are of float32 weights. "core s / 100 M" is encoding and decoding 100 M parameters, CPU seconds.
+    Without `extension`: numpy and torch alone, as on a machine without a C compiler.
+    """
+    if extension:
+        extension = kernel.build()
+    torch.set_num_threads(1)
+    draw = torch.Generator().manual_seed(0)
+    phi = torch.randn(parameters, generator=draw)
+    flat = phi + SPREAD * torch.randn(parameters, generator=draw)
+    ours = phi + SPREAD * torch.randn(parameters, generator=draw)
+    out = torch.empty(parameters)
+    with kernel.unused() if not extension else contextlib.nullcontext():
+        coders = {name: codec(name) for name in names}
+    packets = {name: coder.encode(flat, reference=phi, seed=1) for name, coder in coders.items()}
+
+    def encode(coder: Codec) -> Callable[[], object]:
+        return lambda: coder.encode(flat, reference=phi, seed=2)
+
+    def decode(name: str) -> Callable[[], object]:
+        return lambda: coders[name].read(packets[name], 0, out, ours)
+
+    def copy() -> None:
+        for _ in range(COPIES):
+            out.copy_(flat)
+
+    work: dict[str, Callable[[], object]] = {"memcpy": copy}
+    for name in names:
+        work[f"{name} encode"], work[f"{name} decode"] = encode(coders[name]), decode(name)
+    core = dict.fromkeys(work, float("inf"))
+    for _ in range(rounds):
+        for what, do in work.items():
+            began = time.process_time()
+            do()
+            core[what] = min(core[what], time.process_time() - began)
+    core["memcpy"] /= COPIES
+    traffic = 8 * parameters / core["memcpy"]  # bytes a second, read and written
+    rows = []
+    for name, coder in coders.items():
+        nbytes = sum(tensor.nbytes for tensor in packets[name])
+        bound_s = (_traffic(coder, parameters) + nbytes) / traffic
+        back_s = (nbytes + 4 * parameters * (2 if coder.relative else 1)) / traffic
+        rows.append(
+            {
+                "codec": name,
+                "bytes/param": nbytes / parameters,
+                "encode GB/s": 4 * parameters / core[f"{name} encode"] / 1e9,
+                "of bound": core[f"{name} encode"] / bound_s,
+                "target": TOPK_C_TARGET if extension and name == "topk64" else ENCODE_TARGETS.get(name, math.nan),
+                "decode GB/s": 4 * parameters / core[f"{name} decode"] / 1e9,
+                "decode of bound": core[f"{name} decode"] / back_s,
+                "core s / 100 M": (core[f"{name} encode"] + core[f"{name} decode"]) * 1e8 / parameters,
+            }
+        )
+    return {
+        "memcpy GB/s": 4 * parameters / core["memcpy"] / 1e9,
+        "extension": extension,
+        "parameters": parameters,
+        "decode target GB/s": DECODE_TARGET_GB_S,
+        "codecs": rows,
+    }
+
+
+def _traffic(coder: Codec, parameters: int) -> int:
+    """Bytes of float32 an encoding must read and write: the weights, those of the last round too for a relative codec,
+    and a residual back and forth for one that keeps what it does not send."""
+    buffers = 2 if coder.relative else 3 if isinstance(coder, DeltaCodec) and coder.feedback else 1
+    return 4 * parameters * buffers

@@ -1,0 +1,1 @@
+"""Measurements on whole swarms: real processes on this machine, or simulated ones."""

@@ -1,0 +1,134 @@
+"""`swarmnode archive RUN --out DIR`: the owner copies the model out of the swarm."""
+
+from __future__ import annotations
+
+import base64
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from swarmnode.cli.bootstrap import meet, meeting_point
+from swarmnode.cli.option.duration import Duration
+from swarmnode.cli.option.param import ARCHIVE_EVERY_S, ARCHIVE_KEEP, FOLDER, check_own_run, check_peer
+from swarmnode.daemon.options import ArchiveOptions
+from swarmnode.errors import NotPermitted, UsageError
+
+FOLDER_NAME = "archive"
+FILE = click.Path(dir_okay=False, path_type=Path)
+ALLOWED_S = 366 * 86_400.0  # guess: duration of a run
+
+
+def archive_options(command: Callable[..., int]) -> Callable[..., int]:
+    """The options of an archive; the command gets them as `kept`, for `options_of`."""
+    given = (
+        click.option(
+            "--archive-every",
+            "every_s",
+            type=Duration(),
+            default=ARCHIVE_EVERY_S,
+            show_default="1h",
+            help="How often the run is copied.",
+        ),
+        click.option(
+            "--archive-keep",
+            "keep",
+            type=click.IntRange(1, 1000),
+            default=ARCHIVE_KEEP,
+            show_default=True,
+            help="Newest checkpoints kept; the best by validation is kept, too.",
+        ),
+        click.option(
+            "--push",
+            metavar="URL",
+            default="",
+            help="Also copy them there: a folder or s3://BUCKET/PREFIX, with your keys.",
+        ),
+        click.option("--warrant", type=FILE, help="The owner's permission, if the owner's key is not beside RUN."),
+    )
+    for add in reversed(given):
+        command = add(command)
+    return command
+
+
+def options_of(run: str, folder: Path, kept: dict[str, Any], **more: Any) -> ArchiveOptions:
+    """The options of an archive of RUN in `folder`."""
+    data = more.pop("data", None) or (Path(run) if Path(run).is_dir() else None)
+    return ArchiveOptions(folder=folder, data=data, **kept, **more)
+
+
+@click.command(short_help="copy the model out of a running swarm")
+@meeting_point("archive")
+@click.option("--out", type=FOLDER, help="Folder of the checkpoints.  [default: archive, in RUN]")
+@click.option("--once", is_flag=True, help="Make one checkpoint, print its folder and leave.")
+@click.option("--allow", metavar="PEER_ID", help="Print the owner's permission for that machine to archive RUN.")
+@archive_options
+def command(
+    out: Path | None,
+    once: bool,
+    allow: str | None,
+    every_s: float,
+    keep: int,
+    push: str,
+    warrant: Path | None,
+    **where: Any,
+) -> int:
+    """Copy the slow weights of every stage of RUN from the nodes that train it, and keep complete checkpoints.
+
+    Replicas of a stage are compared with each other first: a copy that others contradict is refused. Each checkpoint is
+    a folder that transformers loads (from_pretrained) and that `swarmnode export`, `eval`, `generate` and `up --resume`
+    accept. It is evaluated on held-out text; the newest --archive-keep and the best one are kept. The process may be
+    killed at any moment. `swarmnode coordinator` does the same by itself and offers the model on its page.
+
+    Only the run's owner can archive: RUN is the folder with owner.key, or anything with --warrant, which the owner
+    makes by `swarmnode archive RUN --allow PEER_ID` for a machine without the key (`swarmnode identity --home HOME`
+    prints its id). --peer names a member of the run to start from; the default is the bootstrap or coordinator of RUN
+    on this machine.
+    """
+    run = str(where["run"])
+    if allow is not None:
+        click.echo(_warrant_for(Path(run), check_peer(allow)))
+        return 0
+    kept = {"every_s": every_s, "keep": keep, "push": push, "warrant": warrant}
+    if not Path(run).is_dir() and out is None:
+        raise click.UsageError("--out DIR is required (RUN is not a folder)")
+    options = options_of(run, out or Path(run) / FOLDER_NAME, kept, once=once, data=where["data_root"])
+    where["bootstrap"] = where["bootstrap"] or _here(run)
+    return meet("archive", where, archive=options)
+
+
+def _here(run: str) -> tuple[str, ...]:
+    """Addresses of a bootstrap of `run` on this machine. Raises UsageError if there is none."""
+    from swarmnode.daemon import ready_file
+    from swarmnode.manifest import read_signed, verify
+    from swarmnode.manifest.folder import signed_of
+    from swarmnode.user_folders import default_home
+
+    run_id = verify(read_signed(signed_of(Path(run)))[0], None)[1] if Path(run).exists() else run
+    for kind in ("coordinator", "bootstrap"):
+        found = ready_file.read(default_home(kind))
+        if found is not None and found.run_id == run_id:
+            return found.addresses
+    raise UsageError("no bootstrap of this run runs on this machine: give --peer with an address of one")
+
+
+def _warrant_for(run: Path, peer: str) -> str:
+    """The warrant as a line of text. Raises NotPermitted without the owner's key."""
+    from swarmnode import owner
+    from swarmnode.ids import PeerId
+    from swarmnode.manifest import read_signed, verify
+    from swarmnode.manifest.folder import signed_of
+    from swarmnode.membership.warrant import sign_warrant
+
+    path = signed_of(Path(check_own_run(str(run))))
+    signed, _ = read_signed(path)
+    key_path = path.parent / owner.FILE_NAME
+    if not key_path.exists():
+        raise NotPermitted(f"only the run's owner can permit an archive: {key_path} is not here")
+    key = owner.load_owner(key_path)
+    if owner.public_bytes(key) != signed.owner:
+        raise NotPermitted(f"{key_path} is not the key that {path} is signed with")
+    warrant = sign_warrant(key, verify(signed, None)[1], PeerId(peer), int(time.time() + ALLOWED_S))
+    return base64.b64encode(warrant.SerializeToString(deterministic=True)).decode()

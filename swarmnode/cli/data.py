@@ -1,0 +1,160 @@
+"""`swarmnode data make OUT --from PATH`: text becomes a data set, which a manifest names by its hash."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from swarmnode.cli.option.param import FOLDER
+
+
+@click.group(short_help="make a data set of text, which a run then names by content")
+def command() -> None:
+    """Make data sets. A run's manifest names one by its hash, and every machine that feeds the run fetches what it
+    needs of it and checks it, so nobody needs your files or believes who gives them."""
+
+
+@command.command()
+@click.argument("out", metavar="OUT", type=FOLDER)
+@click.option(
+    "--from",
+    "sources",
+    multiple=True,
+    required=True,
+    metavar="PATH",
+    help="Folder or file of text, .jsonl or .parquet; hf:NAME[@REVISION][#CONFIG] of the Hugging Face hub; or a URL"
+    " that fsspec reads. Repeatable.",
+)
+@click.option(
+    "--weight",
+    "weights",
+    type=click.FloatRange(0.0, 1000.0),
+    multiple=True,
+    help="Copies of each document, one number for each --from in turn; .5 takes every second.  [default: 1]",
+)
+@click.option(
+    "--tokenizer", default="bytes", show_default=True, metavar="PATH|bytes", help="A Hugging Face tokenizer.json."
+)
+@click.option("--field", default="text", show_default=True, help="Key or column that holds a document's text.")
+@click.option(
+    "--messages",
+    default="messages",
+    show_default=True,
+    help="Key or column that holds a conversation; only what the assistant says counts in the loss.",
+)
+@click.option(
+    "--validation",
+    type=click.FloatRange(0.0, 0.5, min_open=True),
+    default=0.01,
+    show_default=True,
+    help="Share of the documents that is held out, by hash; more of little text.",
+)
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the order of documents.")
+@click.option("--split", "hub_split", default="train", show_default=True, help="Which split of a hub data set.")
+@click.option(
+    "--document-max",
+    type=click.IntRange(1 << 10, 64 << 20),
+    default=1 << 20,
+    show_default=True,
+    help="Cut longer documents after so many bytes, at a line's end; shorter where there is little text.",
+)
+@click.option(
+    "--chunk-tokens",
+    type=click.IntRange(2, 1 << 22),
+    help="Tokens of a chunk, the unit that is fetched.  [default: 4 MiB, less where there is little text]",
+)
+def make(
+    out: Path,
+    sources: tuple[str, ...],
+    weights: tuple[float, ...],
+    tokenizer: str,
+    field: str,
+    messages: str,
+    validation: float,
+    seed: int,
+    hub_split: str,
+    document_max: int,
+    chunk_tokens: int | None,
+) -> None:
+    """Tokenise, shuffle by document and cut into chunks. Killed, it goes on where it was when it is called again.
+
+    Prints the SHA-256 of OUT/index.json. Then: swarmnode init RUN --data OUT
+    """
+    from swarmnode.data.chat_template import template_beside
+    from swarmnode.data.document_source import Reading
+    from swarmnode.data.root import DataRoot
+    from swarmnode.data.set_maker import MakeOptions
+    from swarmnode.data.set_maker import make as made_of
+    from swarmnode.data.token_parts import Encoding
+    from swarmnode.data.tokens import open_tokenizer
+
+    path = None if tokenizer == "bytes" else Path(tokenizer)
+    opened = open_tokenizer("bytes" if path is None else path.name, DataRoot(path.parent if path else None))
+    options = MakeOptions(
+        sources, weights, Reading(field, messages, document_max, hub_split), validation, seed, chunk_tokens
+    )
+    encoding = Encoding(opened, template_beside(path))
+    with _Progress() as report:
+        index = made_of(out, options, encoding, path, report)
+    train, held_out = index.train, index.validation
+    click.echo(
+        f"{train.tokens:,} tokens of {train.documents:,} documents to train on, {held_out.tokens:,} of"
+        f" {held_out.documents:,} held out, in {index.count:,} chunks; vocabulary {index.vocabulary:,}",
+        err=True,
+    )
+    click.echo(index.digest.hex())
+
+
+@command.command()
+@click.argument("out", metavar="OUT", type=FOLDER)
+def check(out: Path) -> None:
+    """Read all of the data set in OUT, and compare every chunk with its hash. Exit code 78 when one is wrong."""
+    import hashlib
+
+    from swarmnode.data.chunk_store import read_regular
+    from swarmnode.errors import DataError
+    from swarmnode.local.data_link import index_of
+
+    index = index_of(out)
+    for number in range(index.count):
+        chunk = index.chunk(number)
+        data = read_regular(out / chunk.shard, chunk.nbytes, chunk.offset)
+        if data is None or hashlib.sha256(data).digest() != chunk.sha256:
+            raise DataError(
+                f"{out / chunk.shard}: {chunk.nbytes} bytes from {chunk.offset} on are not those of the index; make the"
+                " data set again, or copy this file anew"
+            )
+    click.echo(f"{index.count:,} chunks are as the index says", err=True)
+    click.echo(index.digest.hex())
+
+
+class _Progress:
+    """A bar on stderr; nothing where nobody looks."""
+
+    def __enter__(self) -> _Progress:
+        self._bar = None
+        if sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+            self._bar = Progress(*columns, console=Console(stderr=True), transient=True)
+            self._bar.start()
+            self._tasks: dict[str, object] = {}
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def __call__(self, what: str, done: int, of: int, documents: int, tokens: int) -> None:
+        if self._bar is None:
+            return
+        unit = "MB" if what == "tokenise" else "M tokens"
+        text = f"{what}: {documents:,} documents, {tokens / 1e6:,.1f} M tokens ({unit})"
+        if what not in self._tasks:
+            self._tasks[what] = self._bar.add_task(text)
+        total = of // 1_000_000 if of else None
+        self._bar.update(self._tasks[what], description=text, completed=done // 1_000_000, total=total)  # type: ignore[arg-type]

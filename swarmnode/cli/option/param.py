@@ -1,0 +1,149 @@
+"""Parameter types of the command line: each value is checked before anything starts."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from pathlib import Path
+
+import click
+
+from swarmnode.daemon.options import RUN_ID
+from swarmnode.errors import RemoteFault
+
+PORT_MAX = 65535
+ARCHIVE_EVERY_S = 3600.0  # guess: an owner can afford to lose an hour of a swarm's work
+ARCHIVE_KEEP = 2  # guess: the newest two, besides the best
+DASHBOARD_PORT = 7070  # guess: free on most machines
+STAGES_MAX = 512  # as pipeline.stages
+PEER_ID = re.compile(r"[1-9A-HJ-NP-Za-km-z]{20,80}\Z")
+
+
+def check_listen(text: str) -> str:
+    """`text`, if it is a multiaddr to listen at: /ip4/ADDRESS/tcp/PORT. Raises ValueError with the problem."""
+    parts = text.split("/")
+    if len(parts) != 5 or parts[0] or parts[1] not in ("ip4", "ip6") or parts[3] != "tcp":
+        raise ValueError("use /ip4/ADDRESS/tcp/PORT, for example /ip4/0.0.0.0/tcp/0 (port 0: any free one)")
+    _check_ip(parts[1], parts[2])
+    _check_port(parts[4])
+    return text
+
+
+def check_bootstrap(text: str) -> str:
+    """`text`, if it is a multiaddr of a peer, which ends in /p2p/PEER_ID. Raises ValueError with the problem."""
+    parts = text.split("/")
+    if len(parts) < 7 or (len(parts) % 2 == 0 and "p2p-circuit" not in parts) or parts[0] or parts[-2] != "p2p":
+        raise ValueError("use /ip4/ADDRESS/tcp/PORT/p2p/PEER_ID, as printed by `swarmnode bootstrap`")
+    if parts[1] in ("ip4", "ip6"):
+        _check_ip(parts[1], parts[2])
+    elif parts[1] not in ("dns", "dns4", "dns6") or not parts[2]:
+        raise ValueError("an address begins with /ip4/, /ip6/, /dns/, /dns4/ or /dns6/")
+    if parts[3] != "tcp":
+        raise ValueError("only tcp is supported")
+    _check_port(parts[4])
+    if not PEER_ID.match(parts[-1]):
+        raise ValueError(f"{parts[-1][:60]!r} is not a peer id")
+    return text
+
+
+def check_run(text: str) -> str:
+    """`text`, if it is a run id (made lower case) or the path of an existing signed manifest. Raises ValueError."""
+    if RUN_ID.match(text.lower()):
+        return text.lower()
+    path = Path(text)
+    if path.is_dir() and (path / "manifest.signed").is_file():
+        path = path / "manifest.signed"
+    if not path.is_file():
+        raise ValueError(
+            "neither a run id (64 hex digits) nor a signed manifest: `swarmnode up` and `bootstrap` make one"
+        )
+    return str(path)
+
+
+def check_ip(text: str) -> str:
+    """`text`, if it is an IP address of this machine or 0.0.0.0. Raises ValueError."""
+    try:
+        return str(ipaddress.ip_address(text))
+    except ValueError:
+        raise ValueError("not an IP address; 127.0.0.1: only this machine, 0.0.0.0: all") from None
+
+
+def check_peer(text: str) -> str:
+    """`text`, if it is a peer id. Raises click.UsageError."""
+    from swarmnode.identity import public_key_of
+    from swarmnode.ids import PeerId
+
+    try:
+        public_key_of(PeerId(text))
+    except RemoteFault:
+        raise click.UsageError(
+            f"{text[:60]!r} is not a peer id (12D3KooW..., as `swarmnode identity` prints it)"
+        ) from None
+    return text
+
+
+def check_own_run(text: str) -> str:
+    """Like `check_run`; also accepts a folder of `swarmnode init`, which is signed when it is used."""
+    return text if (Path(text) / "manifest.toml").is_file() else check_run(text)
+
+
+def _check_ip(family: str, text: str) -> None:
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError:
+        raise ValueError(f"{text[:60]!r} is not an {family} address") from None
+    if address.version != int(family[-1]):
+        raise ValueError(f"{text} is not an {family} address")
+
+
+def _check_port(text: str) -> None:
+    if not text.isdecimal() or int(text) > PORT_MAX:
+        raise ValueError(f"port {text[:20]!r} is not between 0 and {PORT_MAX}")
+
+
+def check_url(text: str) -> str:
+    """`text`, if it is the base URL of a metadata service: http://HOST[:PORT]. Raises ValueError."""
+    if not re.match(r"https?://[^/\s?#]+/?\Z", text):
+        raise ValueError("use http://HOST:PORT, as printed by `swarmnode fake-metadata`")
+    return text.rstrip("/")
+
+
+class Checked(click.ParamType[str]):
+    """A parameter that one of the checks above accepts."""
+
+    def __init__(self, name: str, check: object) -> None:
+        assert callable(check)
+        self.name = name
+        self._check = check
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        try:
+            return str(self._check(str(value)))
+        except ValueError as error:
+            self.fail(f"{str(value)[:100]!r}: {error}", param, ctx)
+
+
+class DiskSize(click.ParamType[int]):
+    """Bytes: 8GB, 512MiB."""
+
+    name = "size"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        from swarmnode.node.limits import parse_nbytes
+
+        try:
+            return value if isinstance(value, int) else parse_nbytes(str(value))
+        except ValueError as error:
+            self.fail(f"{str(value)[:100]!r}: {error}", param, ctx)
+
+
+LISTEN = Checked("multiaddr", check_listen)
+BOOTSTRAP = Checked("multiaddr", check_bootstrap)
+RUN = Checked("run", check_run)
+HOST = Checked("ip", check_ip)
+OWN_RUN = Checked("run", check_own_run)
+URL = Checked("url", check_url)
+FOLDER = click.Path(file_okay=False, path_type=Path)
+PORT = click.IntRange(0, PORT_MAX)
+DISK = DiskSize()
+STAGE = click.IntRange(0, STAGES_MAX - 1)

@@ -1,0 +1,1 @@
+"""Output shared by several verbs."""

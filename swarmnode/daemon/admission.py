@@ -1,0 +1,80 @@
+"""Admission control of this process, made from the run's manifest, the given invite, and the owner's files if
+present."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from google.protobuf.message import DecodeError
+
+from swarmnode import owner as owner_key
+from swarmnode.daemon.options import NodeOptions
+from swarmnode.errors import ManifestError, NotPermitted, RemoteFault
+from swarmnode.identity import Identity
+from swarmnode.ids import PeerId, RunId
+from swarmnode.manifest import Manifest
+from swarmnode.membership.access import ACCESS_LIST_BYTES_MAX, AccessRules, sign_grant, sign_pass
+from swarmnode.membership.admission import Admission
+from swarmnode.membership.invite import Invite
+from swarmnode.ports import Clock
+from swarmnode.wire import access_pb2
+
+ACCESS_FILE = "access.signed"
+OWN_PASS_S = 400 * 86_400  # guess: validity of a pass that the owner's own machines sign at each start
+
+
+def make_admission(
+    manifest: Manifest, run_id: RunId, owner: bytes, options: NodeOptions, identity: Identity, clock: Clock
+) -> Admission:
+    """The admission control. Raises NotPermitted if this node itself may not take part."""
+    rules = AccessRules(run_id, owner, is_open=manifest.access.mode == "open")
+    mine = None if rules.is_open else own_pass(options, run_id, owner, identity, clock)
+    admission = Admission(rules, clock, mine)
+    if (signed := read_access_list(options)) is not None:
+        admission.learn(signed)
+    return admission
+
+
+def own_pass(
+    options: NodeOptions, run_id: RunId, owner: bytes, identity: Identity, clock: Clock
+) -> access_pb2.Pass | None:
+    """This node's pass: from the invite, or signed now if the owner's key is here. None without either."""
+    if options.invite is not None:
+        return pass_of_invite(options.invite, identity.peer_id)
+    key_path = Path(options.run).parent / owner_key.FILE_NAME
+    if not key_path.is_file():
+        return None
+    key = owner_key.load_owner(key_path)
+    if owner_key.public_bytes(key) != owner:
+        return None
+    until = int(clock.unix_s()) + OWN_PASS_S
+    return sign_pass(identity, run_id, sign_grant(key, run_id, identity, until), identity.peer_id, until)
+
+
+def pass_of_invite(invite: Invite, me: PeerId) -> access_pb2.Pass | None:
+    """The pass in `invite` for this machine. Raises NotPermitted if it is another machine's."""
+    if invite.machine_pass is not None:
+        if invite.machine != me:
+            raise NotPermitted(
+                f"this invite is for machine {invite.machine}, this one is {me}: ask for one with --machine {me}"
+            )
+        return invite.machine_pass
+    if invite.grant is None:
+        return None
+    delegate = Identity.of_seed(invite.secret)
+    return sign_pass(delegate, invite.run_id, invite.grant, me, invite.grant.expires_unix_s)
+
+
+def read_access_list(options: NodeOptions) -> access_pb2.SignedAccessList | None:
+    """The owner's access list beside the manifest, where the organiser keeps it; None if there is none."""
+    path = Path(options.run).parent / ACCESS_FILE
+    if not Path(options.run).is_file() or not path.is_file():
+        return None
+    with path.open("rb") as file:
+        raw = file.read(ACCESS_LIST_BYTES_MAX + 1)
+    try:
+        if len(raw) > ACCESS_LIST_BYTES_MAX:
+            raise RemoteFault(f"{path} is longer than {ACCESS_LIST_BYTES_MAX} bytes")
+        return access_pb2.SignedAccessList.FromString(raw)
+    except (DecodeError, RemoteFault):
+        raise ManifestError(f"{path} is not a access list: `swarmnode access` makes one") from None

@@ -1,0 +1,237 @@
+"""A run's archive on its real ports: the owner's warrant, the folder, and the evaluation of checkpoints."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import contextlib
+import fcntl
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import click
+from google.protobuf.message import DecodeError
+
+from swarmnode import owner as owner_key
+from swarmnode.daemon.clock import SystemClock
+from swarmnode.daemon.control_api import DaemonContext
+from swarmnode.daemon.options import ArchiveOptions
+from swarmnode.data.base_folder import small_files
+from swarmnode.data.tokenizer_file import tokenizer_file
+from swarmnode.disk import check_writable
+from swarmnode.errors import NotPermitted, SwarmnodeError, Unavailable, UsageError
+from swarmnode.machine.archive_sources import ArchiveSources
+from swarmnode.machine.bucket_store import open_store
+from swarmnode.machine.free_memory import free_memory
+from swarmnode.machine.run_archive import RETRY_S, Archive, ArchivePlan, Evaluate, Measured, ModelFiles
+from swarmnode.manifest import EvaluationSpec
+from swarmnode.membership.warrant import check_warrant, sign_warrant
+from swarmnode.model.split import split
+from swarmnode.node.notice import Notices
+from swarmnode.ports import Clock
+from swarmnode.recovery.checkpoint import Origin
+from swarmnode.recovery.scores import Scores
+from swarmnode.wire import access_pb2
+
+WARRANT_BYTES_MAX = 1024
+WARRANT_S = 400 * 86_400  # guess: as long as a pass that the owner's own machines sign
+EVALUATION_S = 3600.0  # guess: a large model on a small server; after that the swarm's own loss is used
+MEMORY_TIMES = 3.0  # guess: `eval` holds the weights twice, and activations
+ONCE_S = 600.0  # guess: a lost stage is recovered within this time
+LOCK_FILE = "archive.lock"
+
+Reported = Callable[[int], float | None]
+"""The validation loss that the swarm reported nearest to a number of samples."""
+
+
+def archive_of(process: DaemonContext, reported: Reported) -> Archive | None:
+    """The archive of this daemon; None if none is configured, or if it was not requested explicitly and lacks
+    permission. Raises as `make_archive`."""
+    options = process.options.archive
+    if options is None:
+        return None
+    try:
+        return make_archive(process, options, reported, SystemClock())
+    except NotPermitted as error:
+        if options.asked:
+            raise
+        click.echo(f"no archive is kept: {error}", err=True)
+        return None
+
+
+async def run_archive(archive: Archive | None, options: ArchiveOptions | None, notices: Notices) -> None:
+    """Run the archive until cancelled; with --once until one checkpoint is made, which is printed. Does nothing without
+    an archive."""
+    if archive is None or options is None:
+        return
+    if not options.once:
+        await archive.run()
+    made = await archive_once(archive)
+    if options.tells:
+        click.echo(made)
+    notices.leave("the checkpoint is made")
+
+
+def make_archive(process: DaemonContext, options: ArchiveOptions, reported: Reported, clock: Clock) -> Archive:
+    """The archive for `options`. Raises NotPermitted without the owner's permission, UsageError for a push URL or a
+    folder used by another archive, DiskFull and LocalFault if the folder cannot be written."""
+    manifest, folder = process.manifest, options.folder
+    shown = warrant_of(process, options, clock)
+    check_writable(folder)
+    _lock(folder)
+    sources = ArchiveSources(
+        manifest,
+        process.run_id,
+        process.transport,
+        process.directory,
+        clock,
+        process.telemetry,
+        shown,
+        folder / "scratch",
+    )
+    signed = base64.b64encode(process.signed.SerializeToString(deterministic=True)).decode()
+    push = open_store(options.push) if options.push else None
+    return Archive(
+        manifest,
+        Origin.of(manifest, process.run_id, signed),
+        ArchivePlan(folder, options.every_s, options.keep, push),
+        sources,
+        _evaluation(process, options, reported),
+        _model_files(process, options),
+        process.telemetry,
+    )
+
+
+def warrant_of(process: DaemonContext, options: ArchiveOptions, clock: Clock) -> access_pb2.Warrant:
+    """The warrant: from the file that the owner made for this machine, or signed here with the owner's key. Raises
+    NotPermitted, UsageError."""
+    me, run_id, owner = process.transport.peer_id, process.run_id, process.signed.owner
+    key_path = Path(process.options.run).parent / owner_key.FILE_NAME
+    if options.warrant is not None:
+        shown = read_warrant(options.warrant)
+        permit, reason = check_warrant(shown, owner=owner, run_id=run_id, machine=me, now_unix_s=clock.unix_s())
+        if not permit:
+            raise NotPermitted(f"{options.warrant}: {reason} (swarmnode archive RUN --allow {me})")
+        return shown
+    if key_path.is_file():
+        key = owner_key.load_owner(key_path)
+        if owner_key.public_bytes(key) == owner:
+            return sign_warrant(key, run_id, me, int(clock.unix_s()) + WARRANT_S)
+    raise NotPermitted(
+        f"only the run's owner archives it: {key_path} is not its key; where the key is, say: swarmnode archive RUN"
+        f" --allow {me} > archive.warrant; here: --warrant archive.warrant"
+    )
+
+
+def read_warrant(path: Path) -> access_pb2.Warrant:
+    """The warrant printed by `swarmnode archive --allow`. Raises UsageError."""
+    try:
+        with path.open("rb") as file:
+            raw = base64.b64decode(file.read(WARRANT_BYTES_MAX).strip(), validate=True)
+        return access_pb2.Warrant.FromString(raw)
+    except OSError as error:
+        raise UsageError(f"--warrant {path}: {error.strerror}") from None
+    except (binascii.Error, DecodeError):
+        raise UsageError(
+            f"--warrant {path}: not a warrant: `swarmnode archive RUN --allow PEER_ID` prints one"
+        ) from None
+
+
+async def archive_once(archive: Archive) -> Path:
+    """The folder of the newest checkpoint, made now. Raises Unavailable if the swarm gives none within ONCE_S; errors
+    of the disk at once."""
+    loop = asyncio.get_running_loop()
+    until = loop.time() + ONCE_S
+    said = ""
+    while True:
+        try:
+            return archive.folder_of(await archive.once())
+        except Unavailable as error:
+            if str(error) != said:
+                said = str(error)
+                click.echo(f"waits: {said}", err=True)
+            if loop.time() >= until:
+                raise
+            await asyncio.sleep(max(RETRY_S, min(error.retry_after_s, 60.0)))
+
+
+def _lock(folder: Path) -> None:
+    """Lock the folder until this process ends, however it ends. Raises UsageError if another archive uses it."""
+    descriptor = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise UsageError(f"another archive writes to {folder}: stop it, or choose another folder") from None
+
+
+def _evaluation(process: DaemonContext, options: ArchiveOptions, reported: Reported) -> Evaluate:
+    """Evaluates in a separate process, which may use the memory and time it needs and reads the run's text itself. If
+    that fails, the swarm's own loss is used."""
+    manifest = process.manifest
+    parts = split(manifest.model, manifest.pipeline.stages)
+    nbytes = 4 * sum(part.parameters for part in parts)
+    command = ["--json", "--from", "checkpoint", "--cache", str(process.options.cache)]
+    command += ["--data", str(options.data)] if options.data is not None else []
+    command += ["--all"] if manifest.evaluation != EvaluationSpec() else []
+
+    async def evaluate(folder: Path, samples: int) -> Measured:
+        if MEMORY_TIMES * nbytes <= free_memory().nbytes:
+            found, why = await _measure(["eval", str(folder), *command])
+            if found is not None:
+                if why:
+                    process.telemetry.event("archive.unmeasured", reason=why)
+                return found
+        else:
+            why = f"its {nbytes} bytes of weights do not fit into memory {MEMORY_TIMES:g} times"
+        process.telemetry.event("archive.unmeasured", reason=why)
+        loss = reported(samples)
+        return Measured(loss, "" if loss is None else "swarm")
+
+    return evaluate
+
+
+async def _measure(arguments: list[str]) -> tuple[Measured | None, str]:
+    """(the numbers that `swarmnode eval` prints, what it could not measure), or (None, the reason)."""
+    command = ["nice", "-n", "10", sys.executable, "-m", "swarmnode.cli.main", *arguments]
+    pipe = asyncio.subprocess.PIPE
+    try:
+        child = await asyncio.create_subprocess_exec(
+            *command, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=pipe, stderr=pipe
+        )
+    except OSError as error:
+        return None, f"cannot start `swarmnode eval`: {error.strerror}"
+    try:
+        async with asyncio.timeout(EVALUATION_S):
+            out, said = await child.communicate()
+        if child.returncode != 0:
+            return None, said.decode(errors="replace").strip()[-200:]
+        tree = json.loads(out)
+        lists = Scores.of_json(tree) if "scores" in tree else Scores()
+        return Measured(float(tree["merged"]["loss"]), "archive", lists), "; ".join(lists.failed)
+    except (TimeoutError, ValueError, KeyError, TypeError) as error:
+        return None, f"`swarmnode eval`: {error or 'took too long'}"
+    finally:
+        if child.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                child.kill()
+            await child.wait()
+
+
+def _model_files(process: DaemonContext, options: ArchiveOptions) -> ModelFiles:
+    from swarmnode.model.export import sharded_model_files
+
+    manifest = process.manifest
+
+    def files(where: Mapping[str, str], nbytes: int, about: Mapping[str, object]) -> Mapping[str, bytes]:
+        tokenizer = None
+        with contextlib.suppress(SwarmnodeError):  # the weights matter; `export --data` can add the tokenizer later
+            tokenizer = tokenizer_file(options.data, manifest.data)
+        carried = small_files(process.options.base_folder, manifest.base.index)
+        return sharded_model_files(manifest, tokenizer, where, nbytes, about, carried)
+
+    return files

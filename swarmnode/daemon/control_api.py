@@ -1,0 +1,181 @@
+"""The daemon's side of the control API, answered from its parts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from swarmnode.daemon.options import NodeOptions
+from swarmnode.daemon.peer_exam import examine
+from swarmnode.daemon.status import describe
+from swarmnode.data.corpus import Corpus
+from swarmnode.errors import Unavailable, UsageError
+from swarmnode.ids import RunId
+from swarmnode.machine.stage_fit import StageFit
+from swarmnode.manifest import Manifest
+from swarmnode.manifest.field import FIELDS
+from swarmnode.manifest.text import value_of
+from swarmnode.membership.admission import Admission
+from swarmnode.metrics.exporter import PrometheusTelemetry
+from swarmnode.metrics.recent_events import RecentEvents
+from swarmnode.node.drain import DrainReport
+from swarmnode.node.limits import show
+from swarmnode.node.node import Node
+from swarmnode.node.notice import Notice, NoticeKind, Notices
+from swarmnode.node.regulator import Regulator
+from swarmnode.transport.address import parse_bootstraps
+from swarmnode.transport.directory import DhtDirectory
+from swarmnode.transport.libp2p import Libp2pTransport
+from swarmnode.wire import control_pb2, record_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class DaemonContext:
+    """The common parts of a member's and a bootstrap's process."""
+
+    options: NodeOptions
+    run_id: RunId
+    manifest: Manifest
+    transport: Libp2pTransport
+    directory: DhtDirectory
+    telemetry: PrometheusTelemetry
+    metrics_address: str
+    recent: RecentEvents
+    signed: record_pb2.SignedManifest
+    admission: Admission
+    fit: StageFit | None = None  # the stages that this machine can serve; None for a bootstrap
+    corpus: Corpus | None = None  # the run's text in files of this machine, where this node may feed from them
+    forbidden: list[str] = field(default_factory=list)  # the reason why we may no longer take part, at most one
+
+
+class ControlApi:
+    """control.service.Api of one daemon. Before `open` every request fails with Unavailable."""
+
+    def __init__(self, options: NodeOptions, notices: Notices) -> None:
+        self._options = options
+        self._notices = notices
+        self._process: DaemonContext | None = None
+        self._node: Node | None = None
+        self.left: asyncio.Future[DrainReport | None] = asyncio.get_running_loop().create_future()
+        self._started_s = asyncio.get_running_loop().time()
+        self.regulator: Regulator | None = None
+        self.finishing = asyncio.Event()
+
+    def open(self, process: DaemonContext, node: Node | None) -> None:
+        """Answer requests from now on; `node` None is a bootstrap."""
+        self._process, self._node = process, node
+
+    @property
+    def process(self) -> DaemonContext:
+        if self._process is None:
+            raise Unavailable("this daemon is still starting")
+        return self._process
+
+    def status(self) -> control_pb2.StatusReply:
+        """The daemon's complete status."""
+        process = self.process
+        reply = describe(
+            self._node,
+            process.run_id,
+            process.manifest,
+            process.telemetry,
+            process.metrics_address,
+            self._started_s,
+        )
+        reply.home = str(self._options.home)
+        if self.regulator is not None:
+            reply.limits.CopyFrom(self.limits())
+        return reply
+
+    def leave(self, reason: str, checkpoint: str, stopping: bool) -> None:
+        """Start to leave, with the stage saved in `checkpoint` first unless that is ""; `stopping`: the whole run is
+        being stopped."""
+        if self._node is not None:
+            self._node.save_before_leaving(checkpoint)
+        self.process.telemetry.event("control.leave", reason=reason)
+        self._notices.leave(reason, NoticeKind.STOP if stopping else NoticeKind.LEAVE)
+
+    async def drain(self, notice_s: float, reason: str) -> control_pb2.DrainReply:
+        """Leave as if the machine were taken away in `notice_s`; return when this node has left."""
+        self.process.telemetry.event("control.leave", reason=reason, notice_s=notice_s)
+        self._notices.give(Notice("control", NoticeKind.PREEMPT, notice_s, reason or "swarmnode drain"))
+        drain_report = await asyncio.shield(self.left)
+        if drain_report is None:  # a bootstrap, or a node that had not begun
+            return control_pb2.DrainReply()
+        return control_pb2.DrainReply(
+            held=drain_report.held,
+            finished=drain_report.finished,
+            unsent=drain_report.unsent,
+            sent=drain_report.sent,
+            successor=drain_report.successor,
+            cut=drain_report.cut,
+            seconds=drain_report.seconds,
+        )
+
+    def _regulated(self) -> Regulator:
+        if self.regulator is None:
+            raise UsageError("a bootstrap has no limits: it neither trains nor moves tensors")
+        return self.regulator
+
+    def pause(self, for_s: float, reason: str) -> control_pb2.LimitsReply:
+        """Pause, for a time or until told to resume."""
+        self._regulated().pause(for_s, reason)
+        return self.limits()
+
+    def resume(self) -> control_pb2.LimitsReply:
+        """End a pause."""
+        self._regulated().resume()
+        return self.limits()
+
+    def change(self, changed: Mapping[str, str]) -> control_pb2.LimitsReply:
+        """Change limits. Raises UsageError."""
+        try:
+            if changed:
+                self._regulated().change(changed)
+        except ValueError as error:
+            raise UsageError(str(error)) from None
+        return self.limits()
+
+    def limits(self) -> control_pb2.LimitsReply:
+        """The limits and their current effect."""
+        regulator = self._regulated()
+        verdict, reading = regulator.verdict, regulator.reading
+        reply = control_pb2.LimitsReply(limits=show(regulator.limits), running=verdict.running, reason=verdict.reason)
+        if reading is not None:
+            reply.quota_used_nbytes = reading.used_nbytes
+            reply.temperature_c = reading.temperature_c or 0.0
+            if verdict.until_unix_s is not None:
+                reply.until_s = max(0.0, verdict.until_unix_s - reading.unix_s)
+        return reply
+
+    def finish(self, reason: str) -> None:
+        """Start to finish all held work, then leave."""
+        self.process.telemetry.event("control.leave", reason=reason)
+        self.finishing.set()
+
+    async def finished(self) -> None:
+        """Return when `finish` was requested and all held work is done."""
+        await self.finishing.wait()
+        if self._node is not None:
+            if self.regulator is not None:
+                self.regulator.stand_back()
+            await self._node.pause_control.finish("told to finish")
+        self._notices.leave("told to finish")
+
+    def config(self) -> control_pb2.ConfigReply:
+        """The settings this daemon was started with, and the run's manifest."""
+        process = self.process
+        settings = [control_pb2.Setting(name=n, value=v, origin=o) for n, v, o in self._options.settings]
+        settings += [
+            control_pb2.Setting(name=field.name, value=str(value_of(process.manifest, field.name)), origin="manifest")
+            for field in FIELDS
+        ]
+        return control_pb2.ConfigReply(settings=settings)
+
+    async def examine(self, peers_max: int) -> control_pb2.ExamineReply:
+        """Measure the connection to peers, and ask whether they can reach us."""
+        members = [] if self._node is None else list(self._node.presence.peer_table.swarm().everyone())
+        known = [(member.peer, member.stage) for member in members if member.peer != self.process.transport.peer_id]
+        known += [(peer, 0) for peer, _ in parse_bootstraps(self._options.bootstrap)]
+        return await examine(self.process.transport, list(dict(known).items())[:peers_max])

@@ -1,0 +1,123 @@
+"""Both sides of monitoring: a node's reports to a coordinator, and the coordinator's page on its real ports."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING
+
+from swarmnode.daemon.archive import archive_of
+from swarmnode.daemon.control_api import DaemonContext
+from swarmnode.daemon.options import NodeOptions
+from swarmnode.errors import Unreachable, UsageError
+from swarmnode.ids import PeerId, RunId
+from swarmnode.machine.receipt_store import Receipts
+from swarmnode.machine.run_archive import Archive
+from swarmnode.membership.invite import Invite, encode
+from swarmnode.node.report import REPORT_LINKS_MAX, Reporter
+from swarmnode.ports import Clock
+from swarmnode.transport.address import parse_bootstraps
+from swarmnode.transport.directory import DhtDirectory
+from swarmnode.transport.links import measure
+from swarmnode.wire import control_pb2, report_pb2
+
+if TYPE_CHECKING:
+    from swarmnode.dashboard.start import Dashboard
+
+REJOIN_TIMEOUT_S = 10.0
+"""Guess: time for a node of the last session to answer; living ones do at once."""
+
+Members = Sequence[tuple[PeerId, list[str]]]
+
+
+def tell_watchers(
+    process: DaemonContext, status: Callable[[], control_pb2.StatusReply], kept: Receipts, clock: Clock
+) -> None:
+    """Answer coordinators' requests for this node's report, and keep its links measured for them."""
+    transport = process.transport
+    loop = asyncio.get_running_loop()
+
+    def facts() -> report_pb2.Report:
+        told = status()
+        told.ClearField("peers")
+        told.ClearField("addresses")
+        told.ClearField("metrics_address")
+        told.ClearField("home")
+        for key in [key for key, value in told.counters.items() if not value]:
+            del told.counters[key]
+        return report_pb2.Report(
+            unix_ms=int(clock.unix_s() * 1000),
+            name=process.options.name,
+            status=told,
+            links=transport.links.report(REPORT_LINKS_MAX, loop.time()),
+        )
+
+    receipts = functools.partial(kept.after, process.run_id)
+    reporter = Reporter(facts, process.recent, int(clock.unix_s() * 1000), receipts)
+    transport.serve("report", reporter.answer, tensor_bytes_max=0)
+    transport.spawn(measure(transport, transport.daemon.connections, transport.links))
+
+
+async def open_page(
+    process: DaemonContext, addresses: Sequence[str], clock: Clock, stack: contextlib.AsyncExitStack
+) -> tuple[str, Archive | None]:
+    """(URL of the run's page, the archive it offers) until `stack` ends, as far as this daemon has them."""
+    if process.options.dashboard is None:
+        return "", archive_of(process, lambda samples: None)
+    opened = await watch(process, addresses, clock, stack)
+    return opened.url, opened.archive
+
+
+async def watch(
+    process: DaemonContext, addresses: Sequence[str], clock: Clock, stack: contextlib.AsyncExitStack
+) -> Dashboard:
+    """Serve the run's page until `stack` ends."""
+    from swarmnode.dashboard.start import PageAddress, dashboard
+
+    options = process.options
+    assert options.dashboard is not None
+    host, _, port = options.dashboard.rpartition(":")
+    invite = Invite(process.run_id, process.signed.owner, tuple(addresses))
+    join = [f"swarmnode join {encode(invite)}"] if addresses else []
+    publish = process.manifest.access.mode == "open" or (options.archive is not None and options.archive.publish)
+    return await stack.enter_async_context(
+        dashboard(
+            process.manifest,
+            process.run_id,
+            process.signed,
+            options.home,
+            PageAddress(host.strip("[]"), int(port), options.public, join, publish=publish or not options.public),
+            transport=process.transport,
+            directory=process.directory,
+            clock=clock,
+            telemetry=process.telemetry,
+            archive_of=functools.partial(archive_of, process),
+        )
+    )
+
+
+def remembered(options: NodeOptions, run_id: RunId) -> Members:
+    """A coordinator's bootstraps: those given, and the nodes it saw last before it was stopped."""
+    from swarmnode.dashboard.history import History
+    from swarmnode.dashboard.start import history_path
+
+    path = history_path(options.home, run_id)
+    if not path.is_file():
+        return ()
+    with contextlib.closing(History.open(path, run_id, lambda reason: None)) as history:
+        usable = list(options.bootstrap)
+        for address in history.addresses():
+            with contextlib.suppress(UsageError):  # addresses come from nodes
+                parse_bootstraps([address])
+                usable.append(address)
+        return parse_bootstraps(usable)
+
+
+async def rejoin(join: Callable[..., Awaitable[DhtDirectory]], known: Members) -> DhtDirectory:
+    """A directory that joined through any of `known`, or a new one if none answers."""
+    try:
+        return await join(known, join_timeout_s=REJOIN_TIMEOUT_S)
+    except Unreachable:
+        return await join(())

@@ -1,0 +1,105 @@
+"""The run's data set and base model on a real node: this machine's cache, the folders its user named, the web, and
+meeting points."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from swarmnode.data.chunk_store import ChunkCache, other_set
+from swarmnode.errors import Unavailable
+from swarmnode.metrics.events import Echo
+from swarmnode.node.base_set import BasePorts, BaseSet
+from swarmnode.node.chunk_server import BlobSource, ChunkServer, ServeLimits
+from swarmnode.node.chunk_sources import WebReader
+from swarmnode.node.data_set import DataPorts, DataSet
+from swarmnode.transport.address import parse_bootstraps
+
+if TYPE_CHECKING:
+    from swarmnode.daemon.control_api import DaemonContext
+
+CACHE_FOLDER = "chunks"
+GIVING = ServeLimits(asker_burst=256 << 20, asker_rate=16 << 20, all_burst=1 << 30, all_rate=64 << 20, yields=False)
+"""For a node that trains nothing (guess): 500 Mbit/s, less with --max-up or a slower line."""
+
+
+def told_of_text(then: Echo) -> Echo:
+    """`then`, and on stderr why this machine does not feed: whoever started it should read that."""
+
+    def echo(level: str, event: str, fields: Mapping[str, object]) -> None:
+        then(level, event, fields)
+        if event == "data.refused":
+            click.echo(f"this machine does not feed the run: {fields.get('reason')}", err=True)
+
+    return echo
+
+
+def data_ports(process: DaemonContext, stack: contextlib.AsyncExitStack) -> DataPorts | None:
+    """Data ports of a node that may feed; None if the run's text is not a data set. Opens nothing yet."""
+    options, manifest = process.options, process.manifest
+    points = [peer for peer, _ in parse_bootstraps(options.bootstrap)]
+    if manifest.data.source != "index":
+        return None
+    _tell_of_other_set(process, "its chunks are fetched")
+    web = _web(process, stack) if manifest.data.locations else None
+    return DataPorts(_data_set(process, options.data_root), web, lambda: points)
+
+
+def base_ports(process: DaemonContext, stack: contextlib.AsyncExitStack) -> BasePorts | None:
+    """Ports of the base model of a node that trains; None if the run starts from random weights. Opens nothing yet."""
+    manifest, points = process.manifest, [peer for peer, _ in parse_bootstraps(process.options.bootstrap)]
+    if not manifest.base.index:
+        return None
+    web = _web(process, stack) if manifest.base.locations else None
+    return BasePorts(_base_set(process), web, lambda: points)
+
+
+def _web(process: DaemonContext, stack: contextlib.AsyncExitStack) -> WebReader:
+    from swarmnode.transport import web as http  # brings aiohttp
+
+    rules = http.AddressRules(private=process.options.allow_private_addresses)
+    reader = http.HttpRangeReader(rules, process.transport.throttle)
+    stack.push_async_callback(reader.close)
+    return reader
+
+
+async def give_chunks(process: DaemonContext, folder: Path | None) -> None:
+    """Serve the chunks in `folder`, in the folder of the base model and in this machine's cache to members, from a
+    bootstrap or coordinator."""
+    given = list[BlobSource]()
+    if process.manifest.data.source == "index":
+        _tell_of_other_set(process, "members get no chunks of it from here")
+        data = _data_set(process, folder)
+        with contextlib.suppress(Unavailable):
+            await data.open()
+            given.append(data)
+    if process.manifest.base.index:
+        base = _base_set(process)
+        with contextlib.suppress(Unavailable):
+            await base.open()
+            given.append(base)
+    if given:
+        ChunkServer(given, process.transport, process.telemetry, GIVING).serve()
+
+
+def _tell_of_other_set(process: DaemonContext, then: str) -> None:
+    """On stderr, where --data-root does not hold the run's data set; `then` is what follows."""
+    folder = process.options.data_root
+    if folder is not None and (reason := other_set(folder, bytes.fromhex(process.manifest.data.index))) is not None:
+        click.echo(f"--data-root: {reason}: {then}", err=True)
+
+
+def _data_set(process: DaemonContext, folder: Path | None) -> DataSet:
+    return DataSet(process.manifest, _cache(process), folder, process.telemetry)
+
+
+def _base_set(process: DaemonContext) -> BaseSet:
+    return BaseSet(process.manifest, _cache(process), process.options.base_folder, process.telemetry)
+
+
+def _cache(process: DaemonContext) -> ChunkCache:
+    return ChunkCache(process.options.cache / CACHE_FOLDER, process.options.data_cache_nbytes)

@@ -1,0 +1,99 @@
+"""Options of a node process, checked before anything is started."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from swarmnode.node.notice import GRACE_S
+from swarmnode.node.role import NodeRole
+
+if TYPE_CHECKING:
+    from swarmnode.membership.invite import Invite
+
+DATA_CACHE_NBYTES = 8 * 10**9  # guess: two thousand chunks, hours of a fast feeder
+RUN_ID = re.compile(r"[0-9a-f]{64}\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveOptions:
+    """Place and schedule of the owner's archive of the run. `warrant`: file with the owner's permission; None: the
+    owner's key is beside the manifest. `data`: folder of the manifest's paths. `once`: make one copy, then leave.
+    `asked`: requested explicitly; otherwise a missing key is no error."""
+
+    folder: Path
+    every_s: float
+    keep: int
+    push: str = ""
+    warrant: Path | None = None
+    data: Path | None = None
+    once: bool = False
+    asked: bool = True
+    tells: bool = True  # with `once`: print the checkpoint's folder
+    publish: bool = False  # the page offers the model to strangers although the run is restricted
+
+
+@dataclass(frozen=True, slots=True)
+class NodeOptions:
+    """All options of a node process.
+
+    `run` is the path of a signed manifest or a run id of 64 hex digits (then the manifest comes from a bootstrap).
+    `checkpoints`: where it saves the run ("": nowhere, or with `use_bucket` the manifest's bucket); `resume`: what it
+    starts from. `data_root`: folder of the manifest's paths or data set; None: no file is opened. `data_cache_nbytes`
+    bounds the kept chunks; `allow_private_addresses` permits `data.locations` and `base.locations` to name machines of
+    this network. `base`: folder of the base model's files; None: those in the run's folder, if it has any. `home`: the
+    node's own folder, with identity key, events.jsonl, control socket and saved state. `stage` None lets it choose;
+    `role` says whether it serves, feeds, or both. `invite` names the run's owner, and may hold permission to take part.
+    `notice`: cloud whose preemption notices are watched, at `notice_url` instead of the cloud's own address; `grace_s`:
+    time between SIGTERM and SIGKILL.
+    """
+
+    run: str
+    bootstrap: tuple[str, ...]
+    stage: int | None
+    listen: str
+    home: Path
+    metrics_port: int
+    cache: Path
+    name: str
+    bootstrap_only: bool = False
+    out: Path | None = None
+    metrics_host: str = "127.0.0.1"
+    reachability: str = "auto"
+    lan: bool = False
+    invite: Invite | None = None
+    device: str = "cpu"
+    precision: str = "auto"
+    optimizer_state: str = "auto"
+    limits: Mapping[str, str] = field(default_factory=dict)
+    settings: tuple[tuple[str, str, str], ...] = ()  # name, value, origin
+    dashboard: str | None = None  # HOST:PORT of a coordinator's page
+    public: bool = False  # the page answers other machines, too
+    archive: ArchiveOptions | None = None
+    checkpoints: str = ""
+    use_bucket: bool = False
+    data_root: Path | None = None
+    data_cache_nbytes: int = DATA_CACHE_NBYTES
+    base: Path | None = None
+    allow_private_addresses: bool = False
+    role: NodeRole = NodeRole.ANY
+    resume: str = ""
+    resume_other: bool = False
+    notice: str = "none"
+    notice_url: str | None = None
+    grace_s: float = GRACE_S
+
+    @property
+    def base_folder(self) -> Path | None:
+        """The folder where this machine's user keeps the run's base model."""
+        from swarmnode.data.base_folder import FOLDER  # NumPy with it: no --help pays for that
+
+        return self.base or (None if self.run_folder is None else self.run_folder / FOLDER)
+
+    @property
+    def run_folder(self) -> Path | None:
+        """The organiser's folder, where `run` is a signed manifest in one."""
+        return None if RUN_ID.match(self.run) else Path(self.run).resolve().parent

@@ -1,0 +1,447 @@
+"""The node process: composition root of the real ports, the node that runs on them, and their shutdown."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+
+from swarmnode import __version__
+from swarmnode.control.service import ControlServer
+from swarmnode.daemon import ready_file
+from swarmnode.daemon.admission import make_admission, pass_of_invite
+from swarmnode.daemon.archive import run_archive
+from swarmnode.daemon.clock import SystemClock
+from swarmnode.daemon.control_api import ControlApi, DaemonContext
+from swarmnode.daemon.dashboard import open_page, rejoin, remembered, tell_watchers
+from swarmnode.daemon.data_source import base_ports, data_ports, give_chunks, told_of_text
+from swarmnode.daemon.limits import make_regulator
+from swarmnode.daemon.options import RUN_ID, NodeOptions
+from swarmnode.daemon.otlp import push_metrics
+from swarmnode.daemon.permission import stay_permitted
+from swarmnode.daemon.preemption import acknowledge, watched
+from swarmnode.daemon.preflight import check_can_work
+from swarmnode.daemon.reachability import (
+    CONTACTS_ASKED_MAX,
+    CONTACTS_FILE,
+    first_network_mode,
+    keep_current,
+    listen_around,
+    settle,
+    stay_reachable,
+)
+from swarmnode.daemon.receipts import thanking
+from swarmnode.daemon.resources import checkpoints, usable_stages
+from swarmnode.daemon.service_manager import Supervisor
+from swarmnode.data.corpus import open_corpus
+from swarmnode.errors import (
+    EXIT_PREEMPTED,
+    EXIT_PREEMPTED_INCOMPLETE,
+    Forbidden,
+    LocalFault,
+    ManifestError,
+    NotPermitted,
+    RemoteFault,
+    SwarmnodeError,
+    Unavailable,
+    Unreachable,
+)
+from swarmnode.gossip.compression import kernel
+from swarmnode.ids import PeerId, RunId
+from swarmnode.machine.bucket_store import open_store
+from swarmnode.machine.checkpoint_source import check, find_resumptions
+from swarmnode.machine.compute import ThreadCompute
+from swarmnode.machine.host import host_of
+from swarmnode.machine.receipt_store import Receipts
+from swarmnode.machine.replica import TorchReplica
+from swarmnode.machine.samples import CorpusSamples
+from swarmnode.machine.sensors import DailyTraffic, Sensors
+from swarmnode.manifest import read_signed, verify
+from swarmnode.membership.admission import Admission
+from swarmnode.membership.place import places
+from swarmnode.metrics.exporter import PrometheusTelemetry
+from swarmnode.metrics.recent_events import RecentEvents
+from swarmnode.model.device import autocasts, check_device, resolve_device, use_device
+from swarmnode.model.export import StageLabel, save_stage, stage_state_dict
+from swarmnode.node import access_list, probe
+from swarmnode.node.base_set import BasePorts
+from swarmnode.node.data_set import DataPorts
+from swarmnode.node.drain import DrainReport
+from swarmnode.node.membership_handlers import MembershipHandlers
+from swarmnode.node.node import Node
+from swarmnode.node.node_ports import NodePorts
+from swarmnode.node.notice import Notice, NoticeKind, Notices, of_signal
+from swarmnode.ports import Call, Compute, Priority, Replica
+from swarmnode.recovery.resumption import CheckpointOptions
+from swarmnode.transport import key_file
+from swarmnode.transport.address import parse_bootstraps
+from swarmnode.transport.capacity import CapacityResponder
+from swarmnode.transport.contact import Contacts
+from swarmnode.transport.directory import DhtDirectory
+from swarmnode.transport.libp2p import Libp2pTransport
+from swarmnode.transport.reachability import ReachHelper
+from swarmnode.wire import call_pb2 as wire
+from swarmnode.wire import record_pb2
+
+MANIFEST_TIMEOUT_S = 5.0
+MANIFEST_WAIT_S = 30.0  # guess: time for a bootstrap started at the same time to come up
+MANIFEST_RETRY_S = 0.5
+KEY_FILE = "node.key"
+EVENTS_FILE = "events.jsonl"
+
+Bootstraps = Sequence[tuple[PeerId, list[str]]]
+
+
+async def run_node(options: NodeOptions) -> int:
+    """Be the node that `options` describe until told to leave. Returns the exit code.
+
+    SIGTERM and SIGINT leave in order; a second one exits at once. Raises a SwarmnodeError if it cannot continue.
+    """
+    notices = Notices()
+    signals = 0
+
+    def signalled(number: signal.Signals) -> None:
+        nonlocal signals
+        signals += number != signal.SIGUSR1
+        if signals > 1:
+            os._exit(128 + number)
+        notices.give(of_signal(number, os.environ, options.grace_s, time.time()))
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+        loop.add_signal_handler(number, signalled, number)
+    options = replace(options, device=resolve_device(options.device))
+    check_device(options.device)
+    use_device(options.device)
+    api = ControlApi(options, notices)
+    control = ControlServer(options.home, api)
+    control.hold()  # before any file in the home is touched: another daemon may use it
+    try:
+        async with contextlib.AsyncExitStack() as stack:
+            stack.push_async_callback(control.stop)
+            ready_file.clear(options.home)
+            process = await _unless_told(_start(options, stack), notices)
+            drain_report = await _live(process, control, api, notices, stack) if process is not None else None
+    except BaseExceptionGroup as group:
+        raise _first(group) from group
+    assert notices.told is not None
+    click.echo(f"left: {notices.told.reason}{'' if drain_report is None else drain_report.text()}", err=True)
+    if notices.told.kind is not NoticeKind.PREEMPT:
+        return 0
+    return EXIT_PREEMPTED if drain_report is None or drain_report.clean else EXIT_PREEMPTED_INCOMPLETE
+
+
+async def _unless_told(starting: Coroutine[Any, Any, DaemonContext], notices: Notices) -> DaemonContext | None:
+    """The result of `starting`, or None if a notice arrives before it is done: there is no work to save yet."""
+    async with asyncio.TaskGroup() as tasks:
+        started, told = tasks.create_task(starting), tasks.create_task(notices.wait())
+        await asyncio.wait({started, told}, return_when=asyncio.FIRST_COMPLETED)
+        told.cancel()
+        if not started.done():
+            started.cancel()
+    return None if started.cancelled() else started.result()
+
+
+async def _start(options: NodeOptions, stack: contextlib.AsyncExitStack) -> DaemonContext:
+    """Set up key, telemetry, transport, manifest and directory, in this order; `stack` takes each down."""
+    identity = key_file.load_or_create(options.home / KEY_FILE)
+    bootstraps = parse_bootstraps(options.bootstrap)
+    signed: record_pb2.SignedManifest | None = None
+    run_id = RunId(options.run)
+    if not RUN_ID.match(options.run):
+        signed, _ = read_signed(Path(options.run))
+        _, run_id = verify(signed, None)
+    recent = RecentEvents(SystemClock())
+    telemetry = PrometheusTelemetry(
+        clock=SystemClock(),
+        run=run_id,
+        node=identity.peer_id,
+        path=options.home / EVENTS_FILE,
+        echo=told_of_text(recent),
+    )
+    stack.push_async_callback(telemetry.close)
+    metrics_address = await telemetry.serve(options.metrics_port, options.metrics_host)
+    reachability = "public" if options.bootstrap_only else options.reachability
+    network_mode = first_network_mode(options.listen, reachability)
+    transport = await Libp2pTransport.create(
+        options.home / KEY_FILE, identity, run_id, [options.listen], network_mode=network_mode, telemetry=telemetry
+    )
+    stack.push_async_callback(transport.close)
+    push_metrics(telemetry, transport, run_id, SystemClock(), stack)
+    contacts = Contacts.load(options.home / CONTACTS_FILE, time.time())
+    known = [*bootstraps, *((peer, list(one.addresses)) for peer, one in contacts.latest(CONTACTS_ASKED_MAX))]
+    if options.invite is not None:
+        transport.own_pass = pass_of_invite(options.invite, identity.peer_id)
+    if options.lan:
+        await listen_around(transport, run_id, contacts, known)
+    if signed is None:
+        signed = await fetch_manifest(transport, known, run_id)
+    manifest, _ = verify(signed, run_id)
+    if options.invite is not None and signed.owner != options.invite.owner:
+        raise ManifestError("the invite names another owner than the run's manifest: ask the organiser for a new one")
+    telemetry.event("manifest.verified", name=manifest.name)
+    if manifest.gossip.codec not in ("fp32", "bf16"):
+        # takes a second, once per machine; without a compiler torch does it, slower
+        await asyncio.to_thread(kernel.build)
+    fit = None if options.bootstrap_only else usable_stages(options, manifest)
+    corpus = None if fit is None else await check_can_work(options, manifest, fit)
+    admission = make_admission(manifest, run_id, signed.owner, options, identity, SystemClock())
+    transport.let_in(admission)
+    await _hear_access(admission, transport, bootstraps, run_id)
+    MembershipHandlers(signed, admission).serve(transport)
+    ReachHelper(transport.observed).serve(transport)
+    CapacityResponder().serve(transport)
+    reach = await settle(transport, known, network_mode, reachability, telemetry)
+    if network_mode.kind == "open" and reachability == "auto":
+        transport.spawn(stay_reachable(transport, known, network_mode, reach, telemetry))
+    join = partial(
+        DhtDirectory.create,
+        transport,
+        run_id=run_id,
+        stages=len(places(manifest)),
+        ttl_max_s=manifest.limits.record_ttl_s,
+        telemetry=telemetry,
+        contacts=contacts,
+        admission=admission,
+    )
+    former = remembered(options, run_id) if options.dashboard is not None else ()
+    directory = await (rejoin(join, former) if former else join(bootstraps))
+    stack.push_async_callback(directory.close)
+    return DaemonContext(
+        options,
+        run_id,
+        manifest,
+        transport,
+        directory,
+        telemetry,
+        metrics_address,
+        recent,
+        signed,
+        admission,
+        fit,
+        corpus,
+    )
+
+
+async def _hear_access(admission: Admission, transport: Libp2pTransport, bootstraps: Bootstraps, run_id: RunId) -> None:
+    """Ask `bootstraps` for the owner's newest access list. Raises NotPermitted if this node may not take part."""
+    for peer, addresses in bootstraps if not admission.rules.is_open else ():
+        with contextlib.suppress(RemoteFault, Unavailable):  # unreachable ones are asked again later
+            await transport.connect(peer, addresses)
+            try:
+                await access_list.ask(admission, transport, peer)
+            except Forbidden as refusal:
+                access_list.take_evidence(admission, refusal)
+    permit, reason = admission.judge(transport.peer_id, admission.mine)
+    if not permit:
+        raise NotPermitted(f"run {run_id[:16]}: {reason}")
+
+
+async def _live(
+    process: DaemonContext,
+    control: ControlServer,
+    api: ControlApi,
+    notices: Notices,
+    stack: contextlib.AsyncExitStack,
+) -> DrainReport | None:
+    """Run the node, or for a bootstrap only the directory. A transport beyond repair ends either."""
+    options, telemetry = process.options, process.telemetry
+    node = None
+    if options.bootstrap_only:
+        telemetry.readiness = lambda: (True, "bootstrap")
+        await give_chunks(process, options.data_root or options.run_folder)
+    else:
+        compute = ThreadCompute(telemetry)
+        stack.callback(compute.close)
+        text, base = data_ports(process, stack), base_ports(process, stack)
+        node = _node(process, await _saving(process), compute, text, base)
+        process.transport.prefer(node.presence.run_progress.clock.observed.times.__contains__)
+        usage = DailyTraffic(options.home, lambda: process.transport.throttle.moved_nbytes)
+        api.regulator = make_regulator(process, node, compute, Sensors(usage, SystemClock()))
+        stack.callback(usage.save)
+    api.open(process, node)
+
+    def give(notice: Notice) -> None:
+        if notices.give(notice):
+            fields = {"source": notice.source, "kind": notice.kind, "left_s": notice.deadline_s, "id": notice.id}
+            telemetry.event("notice.received", level="warning", **fields, reason=notice.reason)
+
+    socket = await control.start()
+    peer = process.transport.peer_id
+    addresses = tuple(f"{address}/p2p/{peer}" for address in await process.transport.addresses())
+    page, archive = await open_page(process, addresses, SystemClock(), stack)
+    kept = Receipts(options.home)
+    if node is not None:
+        tell_watchers(process, api.status, kept, SystemClock())
+    ready_file.write(
+        options.home,
+        ready_file.Ready(
+            os.getpid(), process.run_id, peer, addresses, process.metrics_address, str(socket), options.stage, page
+        ),
+    )
+    stack.callback(ready_file.clear, options.home)
+    telemetry.event("node.started", addresses=addresses, version=__version__, pid=os.getpid(), name=options.name)
+    async with asyncio.TaskGroup() as tasks:
+        moved: Callable[[list[str]], None] = (lambda now: None) if node is None else node.presence.moved
+        watcher = await watched(options.notice, options.notice_url, SystemClock(), telemetry, stack)
+        watching = [tasks.create_task(watcher.run(give))] if watcher is not None else []
+        others = [
+            tasks.create_task(process.transport.wait_failed()),
+            tasks.create_task(Supervisor().attend(lambda: telemetry.readiness()[1])),
+            tasks.create_task(keep_current(process.transport, process.directory.contacts, options.home, moved)),
+            tasks.create_task(stay_permitted(process, node, notices)),
+            tasks.create_task(api.finished()),
+            *([tasks.create_task(api.regulator.run())] if api.regulator is not None else []),
+            tasks.create_task(run_archive(archive, options.archive, notices)),
+            *([tasks.create_task(thanking(process, node, kept, SystemClock()))] if node is not None else []),
+        ]
+        drain_report = None
+        if node is None:
+            await notices.wait()
+        else:
+            drain_report = await node.run(notices, options.stage)
+        api.left.set_result(drain_report)
+        for task in watching:
+            task.cancel()
+        if watcher is not None:
+            assert notices.told is not None
+            await acknowledge(watcher, notices.told, telemetry)
+        for task in others:
+            task.cancel()
+    if process.forbidden:
+        raise NotPermitted(f"run {process.run_id[:16]}: {process.forbidden[0]}")
+    return drain_report
+
+
+async def _saving(process: DaemonContext) -> CheckpointOptions:
+    """The place of this node's checkpoints, and the one it starts from. Raises UsageError, DataError."""
+    options, manifest, resumption = process.options, process.manifest, None
+    where = checkpoints(options, manifest)
+    if options.resume:
+        resumption = (await find_resumptions(options.resume, process.run_id))[0]
+        check(resumption, manifest, process.run_id, other=options.resume_other, where=options.resume)
+    signed = base64.b64encode(process.signed.SerializeToString(deterministic=True)).decode()
+    return CheckpointOptions(open_store(where) if where else None, resumption, signed)
+
+
+def _node(
+    process: DaemonContext,
+    saving: CheckpointOptions,
+    compute: ThreadCompute,
+    text: DataPorts | None,
+    base: BasePorts | None,
+) -> Node:
+    """The node on its real ports."""
+    options, manifest, telemetry = process.options, process.manifest, process.telemetry
+    fast = autocasts(options.device, options.precision)
+    assert process.fit is not None, "a bootstrap is no node"
+    world = NodePorts(
+        transport=process.transport,
+        directory=process.directory,
+        compute=compute,
+        clock=SystemClock(),
+        telemetry=telemetry,
+        identity=key_file.load(options.home / KEY_FILE),
+        replica=partial(
+            TorchReplica,
+            manifest,
+            device=options.device,
+            autocast=fast,
+            sender=process.transport.peer_id,
+            optimizer_state=process.fit.mode.optimizer_state,
+            draw=False,
+        ),
+        samples=partial(_samples, process),
+        probe=probe.forward,
+        save=partial(_save, process, compute),
+        saving=saving,
+        admission=process.admission,
+        unable=process.fit.unable,
+        role=options.role,
+        no_files=process.fit.no_files,
+        host=host_of(options.device, compute),
+        owner=process.signed.owner,
+        hashing=asyncio.to_thread,
+        data=text,
+        base=base,
+    )
+    return Node(manifest, process.run_id, world)
+
+
+def _samples(process: DaemonContext) -> CorpusSamples:
+    options, manifest = process.options, process.manifest
+    found = process.corpus or open_corpus(manifest, options.data_root, options.cache)
+    return CorpusSamples(found, manifest)
+
+
+async def _save(
+    process: DaemonContext, compute: Compute, replica: Replica, stage: int, round_index: int, samples: int
+) -> None:
+    """Save the stage's fast weights and their running mean in the home, in the format of `swarmnode export`."""
+    assert isinstance(replica, TorchReplica)
+    peer, mean = process.transport.peer_id, replica.average
+    path = process.options.home / f"stage-{stage}-{peer[-8:]}.safetensors"
+    weights = await compute.run(Priority.OUTER, 0, partial(stage_state_dict, replica.stage))
+    average, span = None, 0
+    if mean is not None and mean.value is not None:
+        average = await compute.run(Priority.OUTER, 0, partial(stage_state_dict, replica.stage, mean.value))
+        span = mean.span
+    label = StageLabel(process.run_id, stage=stage, round=round_index, samples=samples, peer=peer, averaged=span)
+    await asyncio.to_thread(save_stage, path, weights, label, average)
+
+
+async def fetch_manifest(
+    transport: Libp2pTransport, bootstraps: Bootstraps, run_id: RunId
+) -> record_pb2.SignedManifest:
+    """The run's manifest from any bootstrap, verified against `run_id`.
+
+    Raises Unreachable if none answers within MANIFEST_WAIT_S, ManifestError if they give another run's manifest.
+    """
+    if not bootstraps:
+        raise Unreachable("a run given by its id needs a bootstrap to fetch the manifest from; give one")
+    reason, asked = "no answer", Call(wire.Request(manifest=wire.ManifestRequest()))
+    try:
+        async with asyncio.timeout(MANIFEST_WAIT_S):
+            while True:
+                for peer, addresses in list(bootstraps):  # discovery in the local network may add to them
+                    try:
+                        await transport.connect(peer, addresses)
+                        answer = await transport.call(peer, asked, timeout_s=MANIFEST_TIMEOUT_S, reply_bytes_max=0)
+                    except Forbidden as error:
+                        raise NotPermitted(f"run {run_id[:16]}: {error}") from None
+                    except (RemoteFault, Unavailable) as error:
+                        reason = str(error)
+                        continue
+                    verify(answer.header.manifest, run_id)
+                    return answer.header.manifest
+                await asyncio.sleep(MANIFEST_RETRY_S)
+    except TimeoutError:
+        raise Unreachable(
+            f"no bootstrap gave the manifest of run {run_id[:16]} within {MANIFEST_WAIT_S:.0f} s (last: {reason}): "
+            "is the run id right and a bootstrap of that run up?"
+        ) from None
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The error in a group to show to the user: the first SwarmnodeError, else the first of any."""
+    leaves: list[BaseException] = []
+    stack: list[BaseException] = [group]
+    while stack:
+        error = stack.pop(0)
+        if isinstance(error, BaseExceptionGroup):
+            stack.extend(error.exceptions)
+        else:
+            leaves.append(error)
+    ours = [error for error in leaves if isinstance(error, SwarmnodeError)]
+    faults = [error for error in ours if isinstance(error, LocalFault)]
+    return (faults or ours or leaves)[0]

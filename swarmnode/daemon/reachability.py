@@ -1,0 +1,171 @@
+"""Determine this machine's reachability with the help of peers before it is announced, and keep it up to date."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from swarmnode.errors import RemoteFault, Unavailable, Unreachable
+from swarmnode.ids import PeerId, RunId
+from swarmnode.metrics import name
+from swarmnode.ports import Telemetry
+from swarmnode.transport import lan
+from swarmnode.transport.address import parse_endpoint
+from swarmnode.transport.contact import Contacts
+from swarmnode.transport.libp2p import Libp2pTransport
+from swarmnode.transport.p2pd import NetworkMode
+from swarmnode.transport.reachability import AGAIN_S, Reachability, ReachReport, ask, is_global, verdict
+
+HELPERS_MAX = 4
+UPNP_WAIT_S = 6.0  # guess: time for a home router to open a port
+RELAY_WAIT_S = 20.0  # guess: measured 1.8 s to a place at a relay
+ADDRESSES_PERIOD_S = 30.0
+REACH_PERIOD_S = 1800.0  # guess: a router may close an open port without any address changing
+CONTACTS_ASKED_MAX = 8  # guess: dead ones cost up to 10 s each, and only if no bootstrap answers
+KNOWN_MAX = 64  # guess
+CONTACTS_FILE = "contacts.json"
+
+CHOICES = ("auto", "public", "private")
+_LEVEL = {Reachability.PUBLIC: 1.0, Reachability.LOCAL: 1.0, Reachability.RELAYED: 0.5}
+
+
+def first_network_mode(listen: str, choice: str) -> NetworkMode:
+    """p2pd's settings at start; a swarm on one machine needs no reachability."""
+    if ipaddress.ip_address(parse_endpoint(listen).host).is_loopback:
+        return NetworkMode("local")
+    return NetworkMode("public" if choice == "public" else "open")
+
+
+async def settle(
+    transport: Libp2pTransport,
+    bootstraps: Sequence[tuple[PeerId, Sequence[str]]],
+    network_mode: NetworkMode,
+    choice: str,
+    telemetry: Telemetry,
+) -> Reachability:
+    """Find out whether others reach this node, and use relays if they do not.
+
+    Raises Unreachable if it is reachable neither directly nor through a relay, because such a node would only hinder
+    others.
+    """
+    if network_mode.kind in ("local", "public"):
+        return _tell(
+            Reachability.LOCAL if network_mode.kind == "local" else Reachability.PUBLIC, "as it was told", telemetry
+        )
+    reach, reason, seen = Reachability.PRIVATE, "as it was told", list[ReachReport]()
+    if choice == "auto":
+        reach, reason, seen = await _ask(transport, bootstraps)
+        if reach is Reachability.PRIVATE:
+            await asyncio.sleep(UPNP_WAIT_S)
+            reach, reason, seen = await _ask(transport, bootstraps)
+    if reach is Reachability.PRIVATE:
+        return await _by_relay(transport, bootstraps, reason, telemetry)
+    if reach is Reachability.PUBLIC:
+        # Behind a cloud's one-to-one NAT or an open router port, p2pd knows only its inner address.
+        outer = {address for one in seen if is_global(one.observed) for address in one.reached}
+        own = await transport.addresses()
+        if not outer & set(own) or transport.daemon.network_mode.kind == "private":
+            await transport.stand(network_mode, [*sorted(outer), *own])
+    return _tell(reach, reason, telemetry)
+
+
+async def stay_reachable(
+    transport: Libp2pTransport,
+    bootstraps: Sequence[tuple[PeerId, Sequence[str]]],
+    network_mode: NetworkMode,
+    reach: Reachability,
+    telemetry: Telemetry,
+) -> None:
+    """Check again periodically and when our addresses change, and adapt p2pd's settings. Runs until cancelled. It never
+    ends a working node: an unreachable node can still call others."""
+    loop = asyncio.get_running_loop()
+    told, asked_s = frozenset[str](), loop.time()
+    while True:
+        with contextlib.suppress(Unavailable):  # p2pd restarts; try again next time
+            here = frozenset(await transport.addresses())
+            told = told or here
+            if here != told or loop.time() >= asked_s + REACH_PERIOD_S:
+                asked_s = loop.time()
+                found, _, _ = await _ask(transport, bootstraps)
+                before = Reachability.PRIVATE if reach is Reachability.RELAYED else reach
+                if found not in (Reachability.UNKNOWN, before):
+                    await asyncio.sleep(AGAIN_S)  # helpers refuse a second request at once
+                    reach = Reachability.PRIVATE
+                    with contextlib.suppress(Unreachable):
+                        reach = await settle(transport, bootstraps, network_mode, "auto", telemetry)
+                told = frozenset(await transport.addresses())
+        await asyncio.sleep(ADDRESSES_PERIOD_S)
+
+
+async def _ask(
+    transport: Libp2pTransport, bootstraps: Sequence[tuple[PeerId, Sequence[str]]]
+) -> tuple[Reachability, str, list[ReachReport]]:
+    helpers = []
+    for peer, addresses in bootstraps[:HELPERS_MAX]:
+        try:
+            await transport.connect(peer, addresses)
+        except (Unavailable, RemoteFault):
+            continue
+        helpers.append(peer)
+    seen = await ask(transport, helpers)
+    return *verdict(seen), seen
+
+
+async def _by_relay(
+    transport: Libp2pTransport,
+    bootstraps: Sequence[tuple[PeerId, Sequence[str]]],
+    reason: str,
+    telemetry: Telemetry,
+) -> Reachability:
+    relays = tuple(f"{address}/p2p/{peer}" for peer, addresses in bootstraps for address in addresses)
+    if relays:
+        await transport.stand(NetworkMode("private", relays))
+        try:
+            async with asyncio.timeout(RELAY_WAIT_S):
+                while not any("/p2p-circuit" in address for address in await transport.addresses()):  # noqa: ASYNC110
+                    await asyncio.sleep(0.1)
+            return _tell(Reachability.RELAYED, reason, telemetry)
+        except TimeoutError:
+            pass
+    _tell(Reachability.PRIVATE, reason, telemetry)
+    raise Unreachable(
+        f"others cannot reach this machine ({reason}) and no bootstrap relays for it: open a TCP port in the router "
+        "and firewall and listen there (--listen /ip4/0.0.0.0/tcp/4001); or --reachability public if you know better"
+    )
+
+
+def _tell(reach: Reachability, reason: str, telemetry: Telemetry) -> Reachability:
+    telemetry.gauge(name.REACH, _LEVEL.get(reach, 0.0))
+    telemetry.event("node.reach", reach=reach, reason=reason)
+    return reach
+
+
+async def listen_around(
+    transport: Libp2pTransport, run_id: RunId, contacts: Contacts, known: list[tuple[PeerId, list[str]]]
+) -> None:
+    """Announce this node in the local network; add discovered peers to `contacts`, and to `known` for joining."""
+    own = await transport.addresses()
+
+    def hint(peer: PeerId, addresses: list[str]) -> None:
+        contacts.hint(peer, addresses)
+        if (peer, addresses) not in known and len(known) < KNOWN_MAX:
+            known.append((peer, addresses))
+
+    transport.spawn(lan.announce(run_id, transport.peer_id, lambda: own, hint))
+
+
+async def keep_current(
+    transport: Libp2pTransport, contacts: Contacts, home: Path, moved: Callable[[list[str]], None]
+) -> None:
+    """Pass our current addresses to `moved`, and save `contacts` on disk, until cancelled."""
+    try:
+        while True:
+            with contextlib.suppress(Unavailable):  # p2pd restarts; try again next time
+                moved(await transport.addresses())
+            await asyncio.to_thread(contacts.save, home / CONTACTS_FILE)
+            await asyncio.sleep(ADDRESSES_PERIOD_S)
+    finally:
+        contacts.save(home / CONTACTS_FILE)

@@ -1,0 +1,69 @@
+"""The file by which a node process tells its parent that it is reachable: small, in its home, written atomically."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from swarmnode.atomic_file import atomic_write
+from swarmnode.disk import write_fault
+from swarmnode.errors import LocalFault
+
+FILE_NAME = "ready.json"
+FILE_BYTES_MAX = 64 << 10
+POLL_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """`addresses` are multiaddrs that end in /p2p/<peer id>; `metrics_address` is host:port; `control` is the socket's
+    path; `stage` is None before it is chosen and for a bootstrap; `dashboard` is the URL of a coordinator's page."""
+
+    pid: int
+    run_id: str
+    peer_id: str
+    addresses: tuple[str, ...]
+    metrics_address: str
+    control: str
+    stage: int | None = None
+    dashboard: str = ""
+
+
+def write(home: Path, ready: Ready) -> None:
+    """Replace the file of `home`. Raises LocalFault if the disk fails."""
+    path = home / FILE_NAME
+    try:
+        atomic_write(path, json.dumps(dataclasses.asdict(ready)).encode())
+    except OSError as error:
+        raise write_fault(path, error, advice="free space there, or choose another --home") from None
+
+
+def clear(home: Path) -> None:
+    """Remove the file: done first at a daemon's start and last at its end."""
+    (home / FILE_NAME).unlink(missing_ok=True)
+
+
+def read(home: Path) -> Ready | None:
+    """The content written by the node of `home`; None if there is none (yet). Raises LocalFault for an invalid file."""
+    path = home / FILE_NAME
+    try:
+        with path.open() as file:
+            raw = json.loads(file.read(FILE_BYTES_MAX))
+        return Ready(**{**raw, "addresses": tuple(raw["addresses"])})
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise LocalFault(
+            f"{path} is invalid ({error}): stop the node that uses this folder and remove the file"
+        ) from None
+
+
+async def wait(home: Path, pid: int) -> Ready:
+    """Wait for the content that process `pid` writes in `home`; older files of other processes are ignored. No
+    timeout."""
+    while (found := read(home)) is None or found.pid != pid:  # noqa: ASYNC110  a file has no event to wait for
+        await asyncio.sleep(POLL_S)
+    return found

@@ -1,0 +1,176 @@
+"""The heartbeat: once a second it updates the board, stores the changes and sends them to every open page."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+
+from swarmnode.dashboard import view
+from swarmnode.dashboard.alarm import Alarm, alarms
+from swarmnode.dashboard.board import Board, Changes
+from swarmnode.dashboard.downloads import ModelDownloads
+from swarmnode.dashboard.history import History, HistoryPoint
+from swarmnode.dashboard.totals import SENT
+from swarmnode.ports import Clock
+
+TICK_S = 1.0
+POINT_EVERY = 2  # ticks between two points of the curves
+LINKS_EVERY = 5  # ticks between two pictures of the links
+POINTS_SENT = 1200  # guess: more than a screen has columns
+ENTRIES_SENT = 120
+CONTRIBUTORS_SENT = 100  # the largest contributors; the API has all
+QUEUE_MAX = 16  # guess: a page this many messages behind is disconnected and reconnects
+
+Message = tuple[str, bytes]
+
+
+class Heartbeat:
+    """Ticks until cancelled. Pages subscribe; each gets the whole picture first, then the changes."""
+
+    def __init__(self, board: Board, history: History, clock: Clock, offer: ModelDownloads | None = None) -> None:
+        self.board = board
+        self.offer = offer
+        self.history = history
+        self.alarms: list[Alarm] = []
+        self._clock = clock
+        self._pages: set[asyncio.Queue[bytes | None]] = set()
+        self._ticks = 0
+        self._made: dict[str, bytes] = {}
+        self._seen_alarms: dict[tuple[str, str], str] = {}
+
+    @property
+    def pages(self) -> int:
+        return len(self._pages)
+
+    def now_s(self) -> float:
+        return self._clock.unix_s()
+
+    async def run(self) -> None:
+        while True:
+            self.tick()
+            await asyncio.sleep(TICK_S)
+
+    def tick(self) -> None:
+        """One heartbeat."""
+        self._made.clear()
+        board, now_s = self.board, self.now_s()
+        board.settle(now_s)
+        self._decide_alarms(now_s)
+        point = self._point(now_s) if self._ticks % POINT_EVERY == 0 and (board.nodes or board.samples) else None
+        changes = board.take_changes()
+        self.history.write(changes, point)
+        if self._pages:
+            self._send("change", self._news(changes, point, now_s))
+        self._ticks += 1
+
+    def once_a_tick(self, key: str, make: Callable[[], bytes]) -> bytes:
+        """Cache the result of `make` until the next heartbeat, so that many requests cost one computation."""
+        if key not in self._made:
+            self._made[key] = make()
+        return self._made[key]
+
+    def subscribe(self) -> asyncio.Queue[bytes | None]:
+        """A queue of encoded messages. The first is the whole picture. None ends the queue."""
+        queue: asyncio.Queue[bytes | None] = asyncio.Queue(QUEUE_MAX)
+        queue.put_nowait(self.once_a_tick("stream", lambda: encode("picture", self.picture())))
+        self._pages.add(queue)
+        return queue
+
+    def unsubscribe(self, queue: asyncio.Queue[bytes | None]) -> None:
+        self._pages.discard(queue)
+
+    def close(self) -> None:
+        """End every page's stream now, so that shutdown does not wait for them."""
+        for queue in list(self._pages):
+            self._end(queue)
+
+    def picture(self) -> view.Json:
+        """Everything the page shows."""
+        board, now_s = self.board, self.now_s()
+        return {
+            "summary": view.summary(board, now_s),
+            "nodes": [view.node_row(node) for node in board.nodes.values()],
+            "points": view.series(self.history.points, POINTS_SENT),
+            "validations": view.validation_series(board),
+            "alarms": [alarm.to_json() for alarm in self.alarms],
+            "links": view.links(board),
+            "rounds": view.recent_rounds(board),
+            "entries": view.timeline(board, ENTRIES_SENT),
+            "contributors": view.contributors(board)[:CONTRIBUTORS_SENT],
+            "archive": self.archive(),
+        }
+
+    def archive(self) -> view.Json | None:
+        """The archive's checkpoints without their files. None when there is no archive."""
+        return None if self.offer is None else self.offer.summary()
+
+    def _news(self, changes: Changes, point: HistoryPoint | None, now_s: float) -> view.Json:
+        news: view.Json = {
+            "summary": view.summary(self.board, now_s),
+            "nodes": [view.node_row(node) for node in changes.nodes],
+            "alarms": [alarm.to_json() for alarm in self.alarms],
+        }
+        if point is not None:
+            news["point"] = point.to_json()
+        if changes.forgotten:
+            news["forgotten"] = list(changes.forgotten)
+        if changes.validations:
+            news["validations"] = [
+                [samples, round(t, 1), view.rounded(loss)] for samples, t, loss in changes.validations
+            ]
+        if changes.rounds:
+            news["rounds"] = [at.to_json() for at in changes.rounds]
+        if changes.entries:
+            news["entries"] = [entry.to_json() for entry in changes.entries]
+        if self._ticks % LINKS_EVERY == 0:
+            news["links"] = view.links(self.board)
+            news["contributors"] = view.contributors(self.board)[:CONTRIBUTORS_SENT]
+            news["archive"] = self.archive()
+        return news
+
+    def _point(self, now_s: float) -> HistoryPoint:
+        board = self.board
+        living = board.living()
+        return HistoryPoint(
+            unix_s=now_s,
+            samples=board.samples,
+            tokens_per_s=board.samples_per_s() * board.manifest.model.context,
+            train=board.loss_train(now_s),
+            nodes=len(living),
+            serving=sum(node.serving for node in living),
+            round=board.round_last(),
+            sent=sum(board.totals[key] for key in SENT),
+            gossip=board.totals["sent_gossip"],
+        )
+
+    def _decide_alarms(self, now_s: float) -> None:
+        """Update the alarms. Alarms that begin or end go to the timeline."""
+        self.alarms = alarms(view.health(self.board, self.history.points, now_s))
+        standing = {(alarm.kind, alarm.about): alarm for alarm in self.alarms}
+        for key, alarm in standing.items():
+            if key not in self._seen_alarms:
+                self.board.tell(now_s, None, "alarm", alarm.level, f"{alarm.title}. {alarm.reason}")
+        for key, title in self._seen_alarms.items():
+            if key not in standing:
+                self.board.tell(now_s, None, "alarm", "info", f"Over: {title[:1].lower()}{title[1:]}")
+        self._seen_alarms = {key: alarm.title for key, alarm in standing.items()}
+
+    def _send(self, event: str, body: view.Json) -> None:
+        message = encode(event, body)
+        for queue in list(self._pages):
+            if queue.full():
+                self._end(queue)
+            else:
+                queue.put_nowait(message)
+
+    def _end(self, queue: asyncio.Queue[bytes | None]) -> None:
+        self._pages.discard(queue)
+        while queue.full():
+            queue.get_nowait()
+        queue.put_nowait(None)
+
+
+def encode(event: str, body: view.Json | Sequence[view.Json]) -> bytes:
+    """One server-sent event."""
+    return f"event: {event}\ndata: {json.dumps(body, separators=(',', ':'), allow_nan=False)}\n\n".encode()

@@ -1,0 +1,255 @@
+"""The content-addressed form of a pretrained model: an index of hashed chunks, and where each parameter lies in them.
+
+A base model is a folder of safetensors files, left as it was published. `base.json`, the base index, lists the files,
+the SHA-256 of each chunk of them, and for every parameter of the run the places of its numbers. The manifest holds the
+index's SHA-256. A chunk holds parameters of one layer only (or of the embedding, or of the head), so a stage's chunks
+are its own parameters and nothing else. A parameter may lie in several pieces, which follow each other in row-major
+order. Two parameters may share a place: a tied head lies where the embedding does.
+
+The index is canonical JSON (keys sorted, no spaces, ASCII), so one content has one hash.
+"""
+
+from __future__ import annotations
+
+import bisect
+import functools
+import itertools
+import json
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from swarmnode.data.index import CHUNK_NBYTES_MAX, HASH_NBYTES, Chunk, checked_digest
+from swarmnode.errors import DataError
+from swarmnode.wire_tensor import WireTensor
+
+BASE_INDEX_FILE = "base.json"
+BASE_FORMAT = "swarmnode-base-1"
+ITEMSIZES = {"BF16": 2, "F16": 2, "F32": 4}
+"""Bytes of a number by safetensors' names. Wire names: WIRE_DTYPES."""
+WIRE_DTYPES = {"BF16": "bf16", "F16": "f16", "F32": "f32"}
+FILES_MAX = 4096
+FILE_NBYTES_MAX = 1 << 44
+CHUNKS_MAX = 1 << 20  # four terabytes
+TENSORS_MAX = 1 << 18
+PIECES_MAX = 1 << 12
+DIMENSIONS_MAX = 4
+
+WEIGHT_FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,120}\.safetensors")
+_PARAMETER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.]{0,199}")
+_HEX = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, slots=True)
+class BaseFile:
+    """One safetensors file. Chunk i is bytes [starts[i], starts[i] + sizes[i]), with hash i of `hashes`, 32 bytes each
+    in a row. What lies between chunks belongs to no parameter."""
+
+    name: str
+    nbytes: int
+    starts: tuple[int, ...]
+    sizes: tuple[int, ...]
+    hashes: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class BasePiece:
+    """`elements` numbers from byte `offset` of file number `file` on."""
+
+    file: int
+    offset: int
+    elements: int
+
+
+@dataclass(frozen=True, slots=True)
+class BaseTensor:
+    """A parameter: its shape, the format of its numbers, and its pieces in row-major order."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    pieces: tuple[BasePiece, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WeightSpan:
+    """`elements` numbers of the parameter `name`, from its element `first` on, at byte `offset` of a chunk."""
+
+    name: str
+    first: int
+    elements: int
+    offset: int
+    dtype: str
+
+    def values(self, chunk: bytes) -> WireTensor:
+        """The numbers [elements] in the bytes of its chunk, which they share."""
+        part = memoryview(chunk)[self.offset : self.offset + self.elements * ITEMSIZES[self.dtype]]
+        return WireTensor(WIRE_DTYPES[self.dtype], (self.elements,), part)
+
+
+@dataclass(frozen=True)
+class BaseIndex:
+    """The content of `base.json`. `digest` is the SHA-256 of its bytes."""
+
+    files: tuple[BaseFile, ...]
+    tensors: Mapping[str, BaseTensor]
+    digest: bytes = b""
+
+    @functools.cached_property
+    def _ends(self) -> list[int]:
+        """For each file, the number of the first chunk after it."""
+        return list(itertools.accumulate(len(file.starts) for file in self.files))
+
+    @property
+    def count(self) -> int:
+        """The number of chunks."""
+        return self._ends[-1] if self._ends else 0
+
+    def chunk(self, number: int) -> Chunk:
+        """Chunk `number` of [0, count)."""
+        if not 0 <= number < self.count:
+            raise IndexError(number)
+        at = bisect.bisect_right(self._ends, number)
+        file, local = self.files[at], number - (self._ends[at - 1] if at else 0)
+        sha256 = file.hashes[local * HASH_NBYTES : (local + 1) * HASH_NBYTES]
+        return Chunk(number, file.name, file.starts[local], file.sizes[local], 0, sha256)
+
+    def spans(self, names: Iterable[str]) -> dict[int, list[WeightSpan]]:
+        """The spans of the parameters `names` in each chunk, by chunk number in ascending order. Raises DataError for a
+        parameter that the index does not have."""
+        found: dict[int, list[WeightSpan]] = {}
+        for name in names:
+            if (tensor := self.tensors.get(name)) is None:
+                raise DataError(f"the base model has no {name}")
+            for number, span in self._spans(name, tensor):
+                found.setdefault(number, []).append(span)
+        return dict(sorted(found.items()))
+
+    def _spans(self, name: str, tensor: BaseTensor) -> Iterator[tuple[int, WeightSpan]]:
+        first, itemsize = 0, ITEMSIZES[tensor.dtype]
+        for piece in tensor.pieces:
+            file, before = self.files[piece.file], self._ends[piece.file - 1] if piece.file else 0
+            offset, end = piece.offset, piece.offset + piece.elements * itemsize
+            local = bisect.bisect_right(file.starts, offset) - 1
+            while offset < end:
+                until = min(end, file.starts[local] + file.sizes[local])
+                elements = (until - offset) // itemsize
+                yield before + local, WeightSpan(name, first, elements, offset - file.starts[local], tensor.dtype)
+                first, offset, local = first + elements, until, local + 1
+
+    def canonical(self) -> bytes:
+        """The bytes of base.json."""
+        files = [
+            {
+                "name": file.name,
+                "nbytes": file.nbytes,
+                "starts": list(file.starts),
+                "sizes": list(file.sizes),
+                "sha256": [file.hashes[at : at + HASH_NBYTES].hex() for at in range(0, len(file.hashes), HASH_NBYTES)],
+            }
+            for file in self.files
+        ]
+        tensors = {
+            name: {
+                "dtype": tensor.dtype,
+                "shape": list(tensor.shape),
+                "pieces": [[piece.file, piece.offset, piece.elements] for piece in tensor.pieces],
+            }
+            for name, tensor in self.tensors.items()
+        }
+        tree = {"format": BASE_FORMAT, "files": files, "tensors": tensors}
+        return json.dumps(tree, sort_keys=True, separators=(",", ":")).encode("ascii")
+
+
+def parse_base(raw: bytes, expected: bytes | None = None, origin: str = BASE_INDEX_FILE) -> BaseIndex:
+    """Parses the base index `raw` and checks its size, hash, form and every number.
+
+    `expected` is its SHA-256 (None accepts any). Raises DataError with a message that begins with `origin`.
+    """
+    found = checked_digest(raw, expected, origin, "a base index")
+    try:
+        index = _index_of(json.loads(raw.decode("ascii")), found)
+    except RecursionError:
+        raise DataError(f"{origin}: nested too deeply; `swarmnode init --from` makes a base index") from None
+    except (KeyError, TypeError, ValueError) as error:
+        raise DataError(f"{origin}: {str(error)[:160]}; `swarmnode init --from` makes a base index") from None
+    if index.canonical() != raw:
+        raise DataError(f"{origin}: not in canonical form; made by another version of swarmnode?")
+    return index
+
+
+def _index_of(tree: Any, digest: bytes) -> BaseIndex:
+    if not isinstance(tree, dict) or tree.get("format") != BASE_FORMAT or tree.keys() != {"format", "files", "tensors"}:
+        raise ValueError(f"no index of format {BASE_FORMAT}")
+    files, tensors = tree["files"], tree["tensors"]
+    if not isinstance(files, list) or len(files) > FILES_MAX or not isinstance(tensors, dict):
+        raise ValueError(f"files is not a list of at most {FILES_MAX}, or tensors no table")
+    if len(tensors) > TENSORS_MAX:
+        raise ValueError(f"{len(tensors)} parameters, at most {TENSORS_MAX}")
+    made = tuple(map(_file_of, files))
+    if len({file.name for file in made}) < len(made):
+        raise ValueError("two files of one name")
+    if sum(len(file.starts) for file in made) > CHUNKS_MAX:
+        raise ValueError(f"more than {CHUNKS_MAX} chunks")
+    return BaseIndex(made, {name: _tensor_of(name, given, made) for name, given in tensors.items()}, digest)
+
+
+def _file_of(tree: Any) -> BaseFile:
+    if not isinstance(tree, dict) or tree.keys() != {"name", "nbytes", "starts", "sizes", "sha256"}:
+        raise ValueError("a file is none")
+    name, nbytes = tree["name"], _whole(tree["nbytes"], 1, FILE_NBYTES_MAX)
+    if type(name) is not str or not WEIGHT_FILE.fullmatch(name):
+        raise ValueError("a file has no name like model.safetensors")
+    lists = starts, sizes, hashes = tree["starts"], tree["sizes"], tree["sha256"]
+    if not all(isinstance(each, list) and len(each) == len(starts) <= CHUNKS_MAX for each in lists):
+        raise ValueError(f"{name}: starts, sizes and sha256 are not lists of one length")
+    end = 0
+    for start, size in zip(starts, sizes, strict=True):
+        end = _whole(start, end, nbytes) + _whole(size, 1, CHUNK_NBYTES_MAX)
+    if end > nbytes:
+        raise ValueError(f"{name}: a chunk ends behind the file")
+    if not all(type(one) is str and _HEX.fullmatch(one) for one in hashes):
+        raise ValueError(f"{name}: a SHA-256 is not 64 hex digits")
+    return BaseFile(name, nbytes, tuple(starts), tuple(sizes), b"".join(map(bytes.fromhex, hashes)))
+
+
+def _tensor_of(name: str, tree: Any, files: tuple[BaseFile, ...]) -> BaseTensor:
+    if not _PARAMETER.fullmatch(name):
+        raise ValueError(f"a parameter is called {name[:40]!r}")
+    if not isinstance(tree, dict) or tree.keys() != {"dtype", "shape", "pieces"} or tree["dtype"] not in ITEMSIZES:
+        raise ValueError(f"{name}: no tensor of {', '.join(ITEMSIZES)}")
+    shape, given = tree["shape"], tree["pieces"]
+    if not isinstance(shape, list) or not 1 <= len(shape) <= DIMENSIONS_MAX:
+        raise ValueError(f"{name}: no shape of 1 to {DIMENSIONS_MAX} dimensions")
+    elements = math.prod(_whole(size, 1, 1 << 32) for size in shape)
+    if not isinstance(given, list) or not 1 <= len(given) <= PIECES_MAX:
+        raise ValueError(f"{name}: no list of 1 to {PIECES_MAX} pieces")
+    pieces = tuple(_piece_of(name, piece, ITEMSIZES[tree["dtype"]], files) for piece in given)
+    if sum(piece.elements for piece in pieces) != elements:
+        raise ValueError(f"{name}: its pieces do not hold the {elements} numbers of its shape")
+    return BaseTensor(tuple(shape), tree["dtype"], pieces)
+
+
+def _piece_of(name: str, given: Any, itemsize: int, files: tuple[BaseFile, ...]) -> BasePiece:
+    """A piece, checked to lie in chunks without gaps, each of which holds whole numbers of it."""
+    if not isinstance(given, list) or len(given) != 3:
+        raise ValueError(f"{name}: a piece is not [file, offset, elements]")
+    number = _whole(given[0], 0, len(files) - 1)
+    file = files[number]
+    offset, elements = _whole(given[1], 0, file.nbytes), _whole(given[2], 1, file.nbytes)
+    local, end = bisect.bisect_right(file.starts, offset) - 1, offset + elements * itemsize
+    at = offset
+    while at < end:
+        if not 0 <= local < len(file.starts) or not file.starts[local] <= at < file.starts[local] + file.sizes[local]:
+            raise ValueError(f"{name}: byte {at} of {file.name} lies in no chunk")
+        at, local = min(end, file.starts[local] + file.sizes[local]), local + 1
+        if (at - offset) % itemsize:
+            raise ValueError(f"{name}: a chunk of {file.name} ends inside a number")
+    return BasePiece(number, offset, elements)
+
+
+def _whole(value: Any, low: int, high: int) -> int:
+    if type(value) is not int or not low <= value <= high:
+        raise ValueError(f"{str(value)[:20]} is not a whole number from {low} to {high}")
+    return value

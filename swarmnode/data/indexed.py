@@ -1,0 +1,128 @@
+"""A corpus stored in chunks. It samples like corpus.Corpus, from the chunks that are on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from swarmnode.data.chunk_sampler import ChunkSampler, layout
+from swarmnode.data.chunk_store import ChunkCache, ChunkStore, find_index
+from swarmnode.data.corpus import Corpus, open_corpus
+from swarmnode.data.index import Index, parse_index
+from swarmnode.data.sample import SampleBatch
+from swarmnode.data.sampler import Indices, spread
+from swarmnode.errors import DataError, Unavailable
+from swarmnode.manifest import Manifest
+
+
+class IndexedCorpus:
+    """Windows of `context` + 1 tokens of the data set `index`. `read` returns a local chunk, or None if missing."""
+
+    def __init__(self, manifest: Manifest, index: Index, read: Callable[[int], bytes | None]) -> None:
+        """Raises DataError when the data set does not fit the manifest, or has too little text."""
+        data, context = manifest.data, manifest.model.context
+        if index.vocabulary > manifest.model.vocabulary:
+            raise DataError(
+                f"data.index: tokens up to {index.vocabulary - 1}, but model.vocabulary is {manifest.model.vocabulary};"
+                " raise it"
+            )
+        if data.end_token not in (-1, index.end_token):
+            raise DataError(f"data.end_token = {data.end_token}, but the data set's is {index.end_token}: set that")
+        made = layout(index.train, context, data.block_samples)
+        self._held_out = (index.validation.chunk_tokens - 1) // context  # windows in a full chunk
+        if not self._held_out and index.validation.count:
+            raise DataError(f"model.context = {context} is more than a chunk of validation holds: make it smaller")
+        last = index.validation.tokens - (index.validation.count - 1) * index.validation.chunk_tokens
+        self._held_out_count = (index.validation.count - 1) * self._held_out + (last - 1) // context
+        if made is None or index.validation.count == 0 or self._held_out_count < 1:
+            raise DataError(
+                f"data.index: too little text: {index.train.tokens} tokens to train on and {index.validation.tokens}"
+                f" held out; a block of data.block_samples = {data.block_samples} samples of model.context = {context}"
+                " and one held-out sample are needed"
+            )
+        self.index = index
+        self.digest = index.digest
+        self.sampler = ChunkSampler(made, manifest.seed)
+        self.tokens_train, self.tokens_validation = index.train.tokens, index.validation.tokens
+        self.note = f"{index.count} chunks"
+        self._context = context
+        self._vocabulary = manifest.model.vocabulary
+        self._read = read
+
+    @property
+    def span(self) -> int:
+        """Number of consecutive blocks that lie in the same chunks."""
+        return self.sampler.layout.span
+
+    def chunks_of(self, indices: npt.ArrayLike) -> list[int]:
+        """The chunks that hold training samples `indices`."""
+        return [int(number) for number in np.unique(self.sampler.locate(indices)[0])]
+
+    def held_out_chunks(self, wanted: int) -> list[int]:
+        """The chunks that hold `wanted` held-out samples. The first few are enough, because documents are shuffled."""
+        count = -(-min(wanted, self._held_out_count) // self._held_out)
+        return list(range(self.index.train.count, self.index.train.count + count))
+
+    def batch(self, indices: npt.ArrayLike) -> SampleBatch:
+        """The training samples numbered `indices`, [B]. Raises Unavailable when a chunk is not here."""
+        return self._gather(*self.sampler.locate(indices))
+
+    def validation_batch(self, first: int, count: int, wanted: int) -> SampleBatch:
+        """Held-out samples [first, first + count) of `wanted`, spread over the first chunks. Fewer at the end."""
+        return self._gather(*self._held_out_at(first, count, wanted))
+
+    def _held_out_at(self, first: int, count: int, wanted: int) -> tuple[Indices, Indices]:
+        chunks = len(self.held_out_chunks(wanted))
+        windows = spread(min(self._held_out_count, chunks * self._held_out), wanted)[first : first + count]
+        numbers, within = np.divmod(windows, self._held_out)
+        return numbers + self.index.train.count, within
+
+    def _gather(self, numbers: Indices, windows: Indices) -> SampleBatch:
+        shape = (numbers.size, self._context + 1)
+        tokens, mask = np.empty(shape, self.index.dtype), np.empty(shape, np.bool_) if self.index.loss_mask else None
+        for number in np.unique(numbers).tolist():
+            rows, chunk = numbers == number, self._chunk(number)
+            count, places = self.index.chunk(number).tokens, self._span_of(windows[rows])
+            ids = np.frombuffer(chunk, self.index.dtype, count)
+            tokens[rows] = ids[places]
+            if mask is not None:
+                bits = np.frombuffer(chunk, np.uint8, offset=ids.nbytes)
+                mask[rows] = bits[places >> 3] >> (places & 7).astype(np.uint8) & 1
+        if tokens.size and int(tokens.max()) >= self._vocabulary:
+            raise DataError(f"data.index: token {int(tokens.max())} is outside model.vocabulary = {self._vocabulary}")
+        return SampleBatch(tokens, mask)
+
+    def _span_of(self, windows: Indices) -> Indices:
+        """The token positions of `windows` in a chunk, [B] -> [B, context + 1]."""
+        return windows[:, None] * self._context + np.arange(self._context + 1)
+
+    def _chunk(self, number: int) -> bytes:
+        data = self._read(number)
+        if data is None:
+            raise Unavailable(f"chunk {number} of the run's data is not on this machine yet")
+        return data
+
+
+def open_indexed(manifest: Manifest, folder: Path | None, cache: Path) -> IndexedCorpus:
+    """Open the corpus of a manifest with an index, from `folder` and `cache` alone. `folder` is a `data make` data set
+    or holds one as its folder `data`. Raises DataError when neither holds the index. `batch` raises Unavailable for
+    missing chunks.
+    """
+    expected, blobs = bytes.fromhex(manifest.data.index), ChunkCache(cache / "chunks")
+    found = find_index(folder, expected)
+    raw = found[1] if found is not None else blobs.read(expected, 32 << 20)
+    if raw is None:
+        where = "no --data-root is given" if folder is None else f"neither {folder} nor its folder data holds it"
+        raise DataError(f"the run's data set {manifest.data.index[:16]}... is not on this machine: {where}")
+    store = ChunkStore(parse_index(raw, expected), blobs, found[0] if found is not None else None)
+    return IndexedCorpus(manifest, store.index, store.read)
+
+
+def open_text(manifest: Manifest, folder: Path | None, cache: Path) -> Corpus | IndexedCorpus:
+    """Opens the part of the manifest's text that is on this machine: see open_corpus, open_indexed."""
+    if manifest.data.source == "index":
+        return open_indexed(manifest, folder, cache)
+    return open_corpus(manifest, folder, cache)

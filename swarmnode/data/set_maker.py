@@ -1,0 +1,252 @@
+"""Makes a data set (index.py) from text: shuffled by document, with a part held out. Resumable after a kill.
+
+`data make` runs two passes. The first tokenises pieces of work one by one and keeps each (token_parts.py). The second
+writes the documents of all pieces to shards, in an order by hash. The files of the first pass are removed once the
+index is written.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from swarmnode.data.document_source import DOCUMENT_BYTES_MAX, Reading, find_work
+from swarmnode.data.index import (
+    CHUNK_NBYTES,
+    INDEX_FILE,
+    TOKENIZER_FILE,
+    Index,
+    ShardEntry,
+    Split,
+    chunk_nbytes,
+    parse_index,
+)
+from swarmnode.data.sampler import mixed
+from swarmnode.data.token_parts import Encoding, Part, make_part, open_part, part_name
+from swarmnode.disk import raise_if_full
+from swarmnode.errors import DataError, UsageError
+from swarmnode.ids import digest
+from swarmnode.whole_file import write_whole
+
+WORK_FOLDER = ".parts"
+PLAN_FILE = "plan.json"
+CHUNKS_MIN = 64
+"""Small sets are cut finer, so that several feeders have something to do (guess) ..."""
+CHUNK_TOKENS_MIN = (1 << 16) + 1
+"""... but no finer than this (guess: windows of long contexts have to fit)."""
+HELD_OUT_CHUNK_TOKENS = (1 << 17) + 1
+"""Tokens of a validation chunk: 64 samples of 2,048 tokens, so that a first validation need not fetch more."""
+HELD_OUT_TOKENS_MIN = 1 << 14
+"""Held out at least, where that leaves half of the documents to train on (guess: 128 samples of the demo)."""
+SHARD_CHUNKS = 256
+
+Report = Callable[[str, int, int, int, int], None]
+"""Told of (what goes on, done, of how much, documents, tokens): bytes of text in the first pass, tokens in the second;
+of 0: not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class MakeOptions:
+    """Options of `data make`. `weights`: copies of each document, one weight a source; .5 takes about half, chosen by
+    hash. With `chunk_tokens` None, the chunk size follows from the size of the set."""
+
+    sources: tuple[str, ...]
+    weights: tuple[float, ...] = ()
+    reading: Reading = field(default_factory=Reading)
+    validation: float = 0.01
+    seed: int = 0
+    chunk_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """The documents of a split in the order they are written: part, first token and count of each."""
+
+    part: npt.NDArray[np.int64]
+    first: npt.NDArray[np.int64]
+    count: npt.NDArray[np.int64]
+
+
+def make(out: Path, options: MakeOptions, encoding: Encoding, tokenizer: Path | None, report: Report) -> Index:
+    """Write the data set of `options` to the folder `out`. Resumes where an earlier call with the same options was
+    killed. `tokenizer` is copied beside it.
+
+    Raises UsageError when `out` holds something else, DataError with file, line and what to do, DiskFull
+    when the disk is, NotPermitted when a file cannot be written otherwise.
+    """
+    if options.weights and len(options.weights) != len(options.sources):
+        raise UsageError(f"--weight: {len(options.weights)} weights for {len(options.sources)} sources; give one each")
+    works = find_work(options.sources, options.reading)
+    total = sum(work.nbytes for work in works)
+    cut = min(DOCUMENT_BYTES_MAX, max(1 << 10, total // CHUNKS_MIN)) if total else DOCUMENT_BYTES_MAX
+    reading = replace(options.reading, cut_nbytes=min(options.reading.cut_nbytes, cut))
+    folder = out / WORK_FOLDER
+    _begin(out, folder, options, encoding)
+    with (folder / PLAN_FILE).open("rb") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise UsageError(f"{out}: another `data make` is at work there") from None
+        names, done, found, tokens = list[str](), 0, 0, 0
+        for work in works:
+            names.append(part_name(work, reading, encoding))
+            more = make_part(folder, names[-1], work, reading, encoding)
+            done, found, tokens = done + work.nbytes, found + more[0], tokens + more[1]
+            report("tokenise", done, total, found, tokens)
+        parts = [open_part(folder, name, encoding) for name in names]
+        weights = [options.weights[work.source] if options.weights else 1.0 for work in works]
+        index = _write(out, parts, weights, options, encoding, report)
+    if tokenizer is not None:
+        kept = tokenizer.read_bytes()
+        write_whole(out / TOKENIZER_FILE, kept)
+    raw = index.canonical()
+    write_whole(out / INDEX_FILE, raw)
+    shutil.rmtree(folder)
+    return parse_index(raw, origin=str(out / INDEX_FILE))
+
+
+def _begin(out: Path, folder: Path, options: MakeOptions, encoding: Encoding) -> None:
+    """Claim `out` for this set, or check that an earlier call with the same options claimed it. Raises UsageError when
+    `out` holds another set, DataError when it cannot be used."""
+    told = (repr(options.reading), options.validation, options.seed, options.chunk_tokens or 0)
+    how = (encoding.tokenizer.digest, encoding.template.source)
+    plan = digest(*options.sources, *options.weights, *told, *how).hex()
+    if (out / INDEX_FILE).exists():
+        raise UsageError(f"{out} holds a data set already; choose another folder, or remove it")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if (folder / PLAN_FILE).exists():
+            if json.loads((folder / PLAN_FILE).read_text()).get("plan") != plan:
+                raise UsageError(
+                    f"{out} holds the beginning of another data set: say the same as then, choose another folder, or"
+                    f" remove {folder}"
+                )
+            return
+        if any(out.glob("*.bin")):
+            raise UsageError(f"{out} holds shards without an index; choose another folder")
+        write_whole(folder / PLAN_FILE, json.dumps({"plan": plan}).encode())
+    except (OSError, ValueError) as error:
+        if isinstance(error, OSError):
+            raise_if_full(folder, error)
+        raise DataError(f"{folder}: cannot be used: {error}") from error
+
+
+def _write(
+    out: Path,
+    parts: Sequence[Part],
+    weights: Sequence[float],
+    options: MakeOptions,
+    encoding: Encoding,
+    report: Report,
+) -> Index:
+    train, held_out = _orders(parts, weights, options)
+    masked = any(part.mask is not None for part in parts)
+    of, written = int(train.count.sum() + held_out.count.sum()), 0
+    if not held_out.count.size or not train.count.size:
+        raise DataError(f"{of} tokens in {train.count.size + held_out.count.size} documents: too little text to split")
+    splits = []
+    for name, order, most in (("train", train, None), ("validation", held_out, HELD_OUT_CHUNK_TOKENS)):
+        chunk_tokens = options.chunk_tokens or _chunk_tokens(int(order.count.sum()), encoding.vocabulary, most)
+        shards = []
+        for number, (tokens, mask) in enumerate(_shards(parts, order, chunk_tokens, encoding, masked)):
+            entry = ShardEntry(f"{name}-{number:05}.bin", tokens.size, b"")
+            shards.append(_write_shard(out, entry, tokens, mask, chunk_tokens))
+            written += tokens.size
+            report("write", written, of, train.count.size + held_out.count.size, of)
+        splits.append(Split(chunk_tokens, order.count.size, tuple(shards)))
+    return Index(encoding.tokenizer.digest, encoding.vocabulary, encoding.end_token, masked, splits[0], splits[1])
+
+
+def _chunk_tokens(tokens: int, vocabulary: int, most: int | None) -> int:
+    """Tokens of a chunk: those of 4 MiB, or `most`. Small sets get up to CHUNKS_MIN smaller chunks of equal size."""
+    largest = most or CHUNK_NBYTES // chunk_nbytes(1, vocabulary, loss_mask=False) + 1
+    if tokens >= CHUNKS_MIN * largest:
+        return largest
+    chunks = max(1, min(CHUNKS_MIN, tokens // CHUNK_TOKENS_MIN), -(-tokens // largest))
+    return max(2, -(-tokens // chunks))
+
+
+def _orders(parts: Sequence[Part], weights: Sequence[float], options: MakeOptions) -> tuple[_Order, _Order]:
+    """Training and held-out documents in an order by hash. Training documents are copied by weight. Documents with the
+    same text are all held out or all trained on."""
+    part = np.concatenate([np.full(len(one.rows), number, np.int64) for number, one in enumerate(parts)])
+    rows = np.concatenate([one.rows for one in parts])
+    rank = rows["rank"].astype(np.uint64)
+    weight = np.concatenate([np.full(len(one.rows), weights[number]) for number, one in enumerate(parts)])
+    place = mixed(rank ^ np.uint64(1)) / 2.0**64
+    copies = np.floor(weight).astype(np.int64) + (mixed(rank ^ np.uint64(2)) / 2.0**64 < weight % 1.0)
+    below = _held_out_below(place, rows["count"] * (copies > 0), options.validation)
+    picked = np.repeat(np.arange(rank.size), copies)
+    copy = np.arange(picked.size) - np.repeat(np.cumsum(copies) - copies, copies)
+    key = mixed(rank[picked] ^ mixed(copy.astype(np.uint64) * np.uint64(3) + np.uint64(options.seed)))
+    held_out = place[picked] < below
+    # A held-out document is written once, whatever its weight.
+    chosen = (picked[~held_out][np.argsort(key[~held_out], kind="stable")], picked[held_out & (copy == 0)])
+    first = chosen[1][np.argsort(mixed(rank[chosen[1]] ^ np.uint64(4)), kind="stable")]
+    orders = [_Order(part[some], rows["first"][some], rows["count"][some]) for some in (chosen[0], first)]
+    return orders[0], orders[1]
+
+
+def _held_out_below(place: npt.NDArray[np.float64], count: npt.NDArray[np.int64], wanted: float) -> float:
+    """The `place` below which documents are held out: `wanted`, or more for little text, up to about half of it."""
+    if int(count[place < wanted].sum()) >= HELD_OUT_TOKENS_MIN or place.size < 2:
+        return wanted
+    order = np.argsort(place)
+    total = np.cumsum(count[order])
+    needed = min(HELD_OUT_TOKENS_MIN, int(total[-1]) // 2)
+    at = min(int(np.searchsorted(total, needed)) + 1, place.size - 1)
+    return max(wanted, float(place[order[at]]))
+
+
+def _shards(
+    parts: Sequence[Part], order: _Order, chunk_tokens: int, encoding: Encoding, masked: bool
+) -> Iterator[tuple[npt.NDArray[np.uint16] | npt.NDArray[np.uint32], npt.NDArray[np.uint8] | None]]:
+    """Yields (tokens, mask) of each shard: the documents one after the other, cut every SHARD_CHUNKS chunks."""
+    size, ends = SHARD_CHUNKS * chunk_tokens, np.cumsum(order.count)
+    total = int(ends[-1]) if ends.size else 0
+    for begin in range(0, total, size):
+        length = min(size, total - begin)
+        tokens, mask = np.empty(length, encoding.dtype), np.ones(length, np.uint8) if masked else None
+        at = int(np.searchsorted(ends, begin, side="right"))
+        filled = 0
+        while filled < length:
+            part = parts[int(order.part[at])]
+            skipped = max(0, begin - int(ends[at] - order.count[at]))
+            first = int(order.first[at]) + skipped
+            count = min(int(order.count[at]) - skipped, length - filled)
+            tokens[filled : filled + count] = part.tokens[first : first + count]
+            if mask is not None and part.mask is not None:
+                mask[filled : filled + count] = part.mask[first : first + count]
+            filled, at = filled + count, at + 1
+        yield tokens, mask
+
+
+def _write_shard(
+    out: Path,
+    entry: ShardEntry,
+    tokens: npt.NDArray[np.uint16] | npt.NDArray[np.uint32],
+    mask: npt.NDArray[np.uint8] | None,
+    chunk_tokens: int,
+) -> ShardEntry:
+    """Write one shard atomically."""
+    hashes = list[bytes]()
+
+    def write(file: BinaryIO) -> None:
+        for first in range(0, tokens.size, chunk_tokens):
+            raw = tokens[first : first + chunk_tokens].tobytes()
+            if mask is not None:
+                raw += np.packbits(mask[first : first + chunk_tokens], bitorder="little").tobytes()
+            hashes.append(hashlib.sha256(raw).digest())
+            file.write(raw)
+
+    write_whole(out / entry.name, write)
+    return replace(entry, hashes=b"".join(hashes))

@@ -1,0 +1,238 @@
+"""Drives one replica's exchange machine: turns calls, answers and timeouts into its events, and does what it says."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Sequence
+
+from swarmnode.errors import RemoteFault, Unavailable
+from swarmnode.gossip.exchange_machine import (
+    COMMIT_TIMEOUT_S,
+    CallerGone,
+    ExchangeAction,
+    ExchangeEffect,
+    ExchangeEvent,
+    ExchangeInput,
+    ExchangeMachine,
+    MachineEvent,
+    RoundBegun,
+    RoundFinished,
+    RoundStopped,
+)
+from swarmnode.gossip.outgoing_packet import OutgoingPacket, packet_of, reply_bytes_max, weight_of
+from swarmnode.ids import PeerId, RunId
+from swarmnode.membership.liveness import patiently
+from swarmnode.metrics import name
+from swarmnode.ports import Answer, Call, Packet, Telemetry, Transport
+from swarmnode.wire import call_pb2 as wire
+
+PARTNER_PATIENCE_S = 2.0  # guess: a partner that has not called by then is asked whether it lives
+NETWORK = frozenset({ExchangeAction.SEND_PACKET, ExchangeAction.AWAIT_PARTNER, ExchangeAction.SEND_COMMIT})
+
+
+class ExchangeDriver:
+    """The exchanges of one replica with its partners, and the handlers of their calls."""
+
+    def __init__(
+        self,
+        run_id: RunId,
+        stage: int,
+        transport: Transport,
+        telemetry: Telemetry,
+        machine: ExchangeMachine,
+        lost: Callable[[PeerId], None],
+    ) -> None:
+        """`lost` is told of partners that could not be reached."""
+        self._run_id = run_id
+        self._stage = stage
+        self._transport = transport
+        self._telemetry = telemetry
+        self._machine = machine
+        self._lost = lost
+        self._ours: OutgoingPacket | None = None  # of the round under way
+        self._ends: dict[PeerId, asyncio.Future[None]] = {}  # of its exchanges
+        self._reason = ""  # why the last of them that failed did
+        self._calls: dict[int, asyncio.Future[Answer | str]] = {}  # not answered yet; str: why the call is refused
+        self._calls_made = 0
+
+    # ---- our own rounds
+
+    async def meet(
+        self, partners: Sequence[PeerId], ours: OutgoingPacket, patience_s: float, silence_s: float
+    ) -> tuple[dict[PeerId, Packet], str]:
+        """(the packets of those of `partners` that are to be averaged, in their order; why the last other one failed).
+
+        Each exchange may take `patience_s`, and a partner may take `silence_s` to call.
+        """
+        loop = asyncio.get_running_loop()
+        self._ours, self._reason = ours, ""
+        self._ends = {partner: loop.create_future() for partner in partners}
+        try:
+            tasks = self._handle(RoundBegun(ours.round_index, partners, patience_s, silence_s))
+            if len(tasks) == 1:
+                await self._run(tasks[0])
+            else:
+                async with asyncio.TaskGroup() as group:
+                    for effect in tasks:
+                        group.create_task(self._run(effect))
+            exchanges = self._machine.exchanges
+            found = {one: exchanges[one].packet for one in partners}
+            return {one: packet for one, packet in found.items() if packet is not None}, self._reason
+        finally:
+            self._handle(RoundStopped())
+            self._ours = None
+
+    def finished(self, round_index: int) -> None:
+        """Report that the outer step of a round is done, or that a later state was taken over. Calls for the
+        finished round are refused."""
+        self._handle(RoundFinished(round_index))
+
+    async def _run(self, effect: ExchangeEffect) -> None:
+        """One exchange: what the machine wants of the network, step by step, until it has ended."""
+        todo = [effect]
+        while todo:
+            (effect,) = todo
+            event = await self._perform(effect)
+            todo = [] if event is None else self._handle(event)
+        assert self._machine.exchanges[effect.peer].state.ended, "an exchange was left behind"
+
+    async def _perform(self, effect: ExchangeEffect) -> ExchangeEvent | None:
+        """Perform a network action and return its outcome; None if the exchange has ended meanwhile."""
+        match effect.action:
+            case ExchangeAction.SEND_PACKET:
+                return await self._send_packet(effect.peer)
+            case ExchangeAction.SEND_COMMIT:
+                return await self._send_commit(effect.peer)
+            case _:
+                return await self._await_partner(effect.peer)
+
+    async def _send_packet(self, peer: PeerId) -> ExchangeEvent:
+        exchange, ours = self._machine.exchanges[peer], self._ours
+        assert ours is not None
+        asked = wire.Exchange(round=ours.round_index, stage=self._stage, newcomer=ours.newcomer, samples=ours.samples)
+        try:
+            async with asyncio.timeout_at(exchange.deadline):
+                answer = await self._transport.call(
+                    peer,
+                    Call(wire.Request(run_id=self._run_id, exchange=asked), ours.tensors),
+                    timeout_s=exchange.patience_s,
+                    reply_bytes_max=reply_bytes_max(ours.nbytes),
+                )
+            packet = packet_of(answer, ours.round_index, peer)
+        except TimeoutError:
+            return ExchangeEvent(ExchangeInput.DEADLINE, peer, ours.round_index)
+        except (RemoteFault, Unavailable) as error:
+            return _failed(ExchangeInput.CALL_FAILED, peer, ours.round_index, error)
+        return ExchangeEvent(ExchangeInput.PACKET, peer, ours.round_index, packet=packet)
+
+    async def _send_commit(self, peer: PeerId) -> ExchangeEvent:
+        round_index = self._machine.exchanges[peer].round_index
+        commit = wire.Request(run_id=self._run_id, commit=wire.Commit(round=round_index, apply=True))
+        try:
+            await self._transport.call(peer, Call(commit), timeout_s=COMMIT_TIMEOUT_S, reply_bytes_max=0)
+        except (RemoteFault, Unavailable) as error:
+            return _failed(ExchangeInput.COMMIT_FAILED, peer, round_index, error)
+        return ExchangeEvent(ExchangeInput.ACKNOWLEDGED, peer, round_index)
+
+    async def _await_partner(self, peer: PeerId) -> ExchangeEvent | None:
+        """Until the exchange has ended by what the partner did; else what ends it."""
+        exchange = self._machine.exchanges[peer]
+        try:
+            async with asyncio.timeout_at(exchange.deadline):
+                await patiently(self._transport, self._run_id, peer, self._ended(peer), PARTNER_PATIENCE_S)
+        except TimeoutError:
+            return ExchangeEvent(ExchangeInput.DEADLINE, peer, exchange.round_index)
+        except (RemoteFault, Unavailable) as error:
+            return _failed(ExchangeInput.PARTNER_DEAD, peer, exchange.round_index, error)
+        return None
+
+    async def _ended(self, peer: PeerId) -> None:
+        exchange, loop = self._machine.exchanges[peer], asyncio.get_running_loop()
+        silence = ExchangeEvent(ExchangeInput.SILENCE, peer, exchange.round_index)
+        timer = (
+            loop.call_later(exchange.silence_s, self._handle, silence) if math.isfinite(exchange.silence_s) else None
+        )
+        try:
+            await self._ends[peer]
+        finally:
+            if timer is not None:
+                timer.cancel()
+
+    # ---- the partners' calls
+
+    async def serve_exchange(self, peer: PeerId, call: Call) -> Answer:
+        """Handler of method "exchange": our packet for the caller's. Waits until this replica has reached the round.
+        Raises RemoteFault for another stage, and Unavailable where the two do not meet."""
+        asked = call.header.exchange
+        if asked.stage != self._stage:
+            raise RemoteFault(f"exchange for stage {asked.stage} sent to a replica of stage {self._stage}")
+        packet = Packet(weight_of(asked), asked.samples, call.tensors, sender=peer)
+        return await self._answer(ExchangeInput.PACKET, peer, asked.round, packet)
+
+    async def serve_commit(self, peer: PeerId, call: Call) -> Answer:
+        """Handler of method "commit": the caller has our packet, so its own may be averaged here. Raises Unavailable
+        where no such exchange is open."""
+        commit = call.header.commit
+        kind = ExchangeInput.COMMIT if commit.apply else ExchangeInput.ABORT
+        return await self._answer(kind, peer, commit.round)
+
+    async def _answer(
+        self, kind: ExchangeInput, peer: PeerId, round_index: int, packet: Packet | None = None
+    ) -> Answer:
+        """The machine's answer to a call, maybe later. Raises Unavailable if it refuses the call."""
+        self._calls_made += 1
+        number = self._calls_made
+        answer: asyncio.Future[Answer | str] = asyncio.get_running_loop().create_future()
+        self._calls[number] = answer
+        try:
+            self._handle(ExchangeEvent(kind, peer, round_index, number, packet))
+            given = await answer
+        finally:
+            if self._calls.pop(number, None) is not None:
+                self._handle(CallerGone(number))
+        if isinstance(given, str):
+            raise Unavailable(given)
+        return given
+
+    # ---- effects
+
+    def _handle(self, event: MachineEvent) -> list[ExchangeEffect]:
+        """Do at once what the machine says about `event`; returns what takes the network."""
+        effects = self._machine.handle(event, asyncio.get_running_loop().time())
+        for effect in effects:
+            if effect.action not in NETWORK:
+                self._do(effect)
+        return [effect for effect in effects if effect.action in NETWORK]
+
+    def _do(self, effect: ExchangeEffect) -> None:
+        match effect.action:
+            case ExchangeAction.ANSWER:
+                ours = self._ours
+                assert ours is not None
+                given = wire.Exchanged(round=ours.round_index, newcomer=ours.newcomer, samples=ours.samples)
+                self._reply(effect, Answer(wire.Reply(exchanged=given), ours.tensors))
+            case ExchangeAction.ACKNOWLEDGE:
+                self._reply(effect, Answer(wire.Reply(committed=wire.Committed())))
+            case ExchangeAction.REFUSE:
+                self._reply(effect, effect.reason)
+            case ExchangeAction.COUNT_ONESIDED:
+                fields = {"round": effect.round_index, "peer": effect.peer, "reason": effect.reason}
+                self._telemetry.count(name.ONESIDED_COMMITS)
+                self._telemetry.event("exchange.onesided", level="warning", **fields)
+            case ExchangeAction.REPORT_LOST:
+                self._lost(effect.peer)
+            case ExchangeAction.END:
+                self._reason = effect.reason or self._reason
+                if not (end := self._ends[effect.peer]).done():
+                    end.set_result(None)
+
+    def _reply(self, effect: ExchangeEffect, given: Answer | str) -> None:
+        assert effect.call is not None
+        answer = self._calls.pop(effect.call)
+        if not answer.done():  # else the caller is gone
+            answer.set_result(given)
+
+
+def _failed(kind: ExchangeInput, peer: PeerId, round_index: int, error: Exception) -> ExchangeEvent:
+    return ExchangeEvent(kind, peer, round_index, reason=str(error), lost=isinstance(error, RemoteFault))

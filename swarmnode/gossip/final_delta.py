@@ -1,0 +1,194 @@
+"""A leaver's last exchange: it gives what it learned since its last round to one replica that stays, the successor.
+
+A round would need both sides at a boundary, and the leaver has no time for that. It marks a boundary of its own and
+sends the message it would have sent at the next round. The successor averages it into its own next round as one more
+packet, weighted by the samples behind it, as if the two had met then. The message counts only in the round it was made
+for, so that no stale tensors are averaged. Replicas of different strides have different next rounds, so the successor
+says for which round it must be made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from swarmnode.errors import Busy, Refused, RemoteFault, SwarmnodeError, Unavailable
+from swarmnode.ids import PeerId, RunId, short
+from swarmnode.manifest import Manifest
+from swarmnode.metrics import name
+from swarmnode.ports import Answer, Call, Compute, Packet, Priority, Replica, Telemetry, Transport, WireTensor
+from swarmnode.wire import call_pb2 as wire
+
+KEPT_MAX = 2  # guess: leavers from which a replica takes a message in a round; other leavers ask another replica
+RETRY_S = 1.0
+TIMEOUT_S = 20.0  # guess: as an exchange
+ATTEMPTS_MAX = 8  # guess, with the pause: some seconds, which the notice may cut
+BEHIND_MAX = 60  # guess: the same while a successor is still in a round that is over here: half a minute
+PAUSE_S = 0.5
+TRIES_AT_ONE = 3  # guess: the first learns the round, the second is for it unless that round has just begun
+DOUBTS_MAX = 3  # guess: so often a successor whose answer was lost is asked again before another is asked
+DOUBT_TIMEOUT_S = 5.0  # guess: for each of these; the successor has the message if it arrived
+SHARE_MAX = 1.0  # a leaver counts at most as much as a replica that stays
+
+Make = Callable[[int | None], Awaitable[tuple[wire.FinalDelta, Sequence[WireTensor]]]]
+"""Makes the leaver's message for a round (None: the leaver's next one). Raises Unavailable for a round that is over for
+the leaver."""
+
+
+@dataclass(slots=True)
+class _FinalDelta:
+    peer: PeerId
+    round_index: int
+    samples: int
+    tensors: Sequence[WireTensor]
+
+
+class FinalDeltas:
+    """The messages that leavers gave this replica for its next round."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        stage: int,
+        next_round: Callable[[], int],
+        telemetry: Telemetry,
+    ) -> None:
+        self._manifest = manifest
+        self._stage = stage
+        self._next_round = next_round
+        self._telemetry = telemetry
+        self._kept: list[_FinalDelta] = []
+        self._merged: set[tuple[PeerId, int]] = set()  # (leaver, round) of those that the last round with any took
+
+    async def serve(self, peer: PeerId, call: Call) -> Answer:
+        """Handler of method "final_delta". Answers with our next round to a message for another one. A message that has
+        counted is acknowledged again, since the answer was lost. Raises RemoteFault for another stage or codec, and
+        Busy when enough messages are kept."""
+        asked = call.header.final_delta
+        if asked.stage != self._stage:
+            raise RemoteFault(f"final delta for stage {asked.stage} sent to a replica of stage {self._stage}")
+        if asked.codec != self._manifest.gossip.codec:
+            raise RemoteFault(f"final delta in codec {asked.codec[:16]!r}; this run uses {self._manifest.gossip.codec}")
+        due = self._next_round()
+        if (peer, asked.round) in self._merged:
+            return Answer(wire.Reply(final_delta_taken=wire.FinalDeltaTaken(round=asked.round)))
+        if asked.round != due:
+            return Answer(wire.Reply(final_delta_taken=wire.FinalDeltaTaken(round=due, again=True)))
+        kept = [
+            final_delta for final_delta in self._kept if final_delta.peer != peer and final_delta.round_index == due
+        ]
+        if len(kept) >= KEPT_MAX:
+            raise Busy(f"{KEPT_MAX} leavers gave theirs already", RETRY_S)
+        self._kept = [*kept, _FinalDelta(peer, due, asked.samples, call.tensors)]
+        return Answer(wire.Reply(final_delta_taken=wire.FinalDeltaTaken(round=due)))
+
+    def take(self, round_index: int, samples: int) -> list[Packet]:
+        """The packets that count in a round in which this replica trained `samples`; others are dropped and logged."""
+        kept, self._kept = self._kept, []
+        if kept:
+            self._merged = {
+                (final_delta.peer, round_index) for final_delta in kept if final_delta.round_index == round_index
+            }
+        packets = []
+        for final_delta in kept:
+            good = final_delta.round_index == round_index
+            self._telemetry.event(
+                "final_delta.merged" if good else "final_delta.stale",
+                level="info" if good else "warning",
+                peer=final_delta.peer,
+                round=round_index,
+                made_for=final_delta.round_index,
+                samples=final_delta.samples,
+            )
+            if good:
+                weight = min(SHARE_MAX, final_delta.samples / max(1, samples))
+                packets.append(Packet(weight, final_delta.samples, final_delta.tensors, final_delta=True))
+        return packets
+
+
+class OwnFinalDelta:
+    """Makes a leaver's message, once a round: what it learned since the last round of each fragment of the weights."""
+
+    def __init__(
+        self, manifest: Manifest, stage: int, replica: Replica, compute: Compute, samples_total: Callable[[], int]
+    ) -> None:
+        self._manifest = manifest
+        self._stage = stage
+        self._replica = replica
+        self._compute = compute
+        self._samples_total = samples_total
+        self._made: tuple[wire.FinalDelta, Sequence[WireTensor]] | None = None  # the last message
+
+    async def of(self, round_index: int, samples: int) -> tuple[wire.FinalDelta, Sequence[WireTensor]]:
+        """The message for a round, with the `samples` behind it. Gradients that wait for a step are stepped first."""
+        codec = self._manifest.gossip.codec
+        header = wire.FinalDelta(round=round_index, stage=self._stage, codec=codec, samples=samples)
+
+        def make() -> tuple[wire.FinalDelta, Sequence[WireTensor]]:
+            if self._made is None or self._made[0].round != round_index:
+                if self._replica.accumulated:
+                    self._replica.step(self._samples_total())
+                self._made = header, self._replica.final_delta(round_index)
+            return self._made
+
+        return await self._compute.run(Priority.OUTER, 0, make)
+
+
+async def send_final_delta(
+    transport: Transport,
+    run_id: RunId,
+    successors: Sequence[PeerId],
+    make: Make,
+    telemetry: Telemetry,
+    rng: random.Random,
+) -> PeerId:
+    """Give the message to the first of `successors`, in a random order, that takes it. Raises Unavailable if none does.
+
+    Successors are asked several times, since a round may begin there between the answer and the message made for it.
+    A successor whose answer was lost is asked again before another is, so that the message does not count twice.
+    """
+    reason = "no other replica of the stage is here"
+    message, tensors = await make(None)
+    attempts = waits = 0
+    while attempts < ATTEMPTS_MAX and waits < BEHIND_MAX:
+        if attempts or waits:
+            await asyncio.sleep(PAUSE_S)
+        behind = False
+        for successor in rng.sample(sorted(successors), len(successors)):
+            for _ in range(TRIES_AT_ONE):
+                call = Call(wire.Request(run_id=run_id, final_delta=message), tensors)
+                try:
+                    answer = await _ask(transport, successor, call)
+                except SwarmnodeError as error:
+                    reason = f"{short(successor)}: {error}"
+                    break
+                given = answer.header.final_delta_taken
+                if not given.again:
+                    telemetry.count(name.FINAL_DELTAS)
+                    telemetry.event("final_delta.given", peer=successor, round=message.round, samples=message.samples)
+                    return successor
+                reason = f"{short(successor)}: its next round is {given.round}, not {message.round}"
+                try:
+                    message, tensors = await make(given.round)
+                except Unavailable:
+                    behind = True  # at the next attempt it may be in a later round
+                    break
+        attempts, waits = attempts + (not behind), waits + behind
+    raise Unavailable(reason)
+
+
+async def _ask(transport: Transport, successor: PeerId, call: Call) -> Answer:
+    """Call `successor`, and again where no answer arrived. Raises what the last call raised."""
+    doubts, timeout_s = 0, TIMEOUT_S
+    while True:
+        try:
+            return await transport.call(successor, call, timeout_s=timeout_s, reply_bytes_max=0)
+        except Refused:
+            raise
+        except RemoteFault:
+            doubts, timeout_s = doubts + 1, DOUBT_TIMEOUT_S
+            if doubts > DOUBTS_MAX:
+                raise
+        await asyncio.sleep(PAUSE_S)

@@ -1,0 +1,87 @@
+"""A replica's packet for a round, the size limit of the answer, and the bytes that rounds send."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from swarmnode.errors import RemoteFault
+from swarmnode.ids import PeerId
+from swarmnode.ports import Answer, Packet, StreamingMessage, Transport, WireTensor
+from swarmnode.wire import call_pb2 as wire
+
+T = TypeVar("T")
+
+# Guess: 8 Mbit/s, what is left of a home's line while it trains. A stage of an 8 B model has packets of 300 MB; with
+# the time limit of small packets its replicas would never meet (simulated: home-8b with the default limits, 200 lone
+# steps of 256).
+PACKETS_BYTES_PER_S = 1e6
+REPLY_SLACK_BYTES = 4096
+METHODS = ("exchange", "commit", "packet_receipt", "fallback")  # the calls that rounds are made of
+
+
+@dataclass(frozen=True, slots=True)
+class OutgoingPacket:
+    """This replica's packet for one round."""
+
+    round_index: int
+    weight: float
+    samples: int
+    tensors: Sequence[WireTensor]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.tensors)
+
+    @property
+    def newcomer(self) -> bool:
+        return self.weight == 0.0
+
+    def patience_s(self, timeout_s: float) -> float:
+        """Seconds that its exchange may take, if an exchange of small packets may take `timeout_s`."""
+        return timeout_s + 2 * self.nbytes / PACKETS_BYTES_PER_S
+
+
+class SentBytes:
+    """Counts the bytes that the rounds of one replica send."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self._before = 0
+
+    def since_last(self) -> int:
+        """Bytes sent since the last call; receipts are sent beside the round and may count in the next."""
+        by_method = self._transport.bytes_by_method()
+        before, self._before = self._before, sum(by_method.get((method, "sent"), 0) for method in METHODS)
+        return self._before - before
+
+
+def reply_bytes_max(nbytes: int) -> int:
+    """The limit of an answer with a partner's packet, where ours has `nbytes`: the partner's may have more escapes."""
+    return 2 * nbytes + REPLY_SLACK_BYTES
+
+
+def packet_of(answer: Answer, round_index: int, peer: PeerId, *, fallback: bool = False) -> Packet:
+    """The packet in `answer`. Raises RemoteFault when it is of another round than was asked for."""
+    given = answer.header.exchanged
+    if given.round != round_index:
+        raise RemoteFault(f"answered round {given.round} instead of {round_index}")
+    return Packet(weight_of(given), given.samples, answer.tensors, sender=peer, fallback=fallback)
+
+
+def weight_of(header: wire.Exchange | wire.Exchanged) -> float:
+    """A partner either counts (1) or is a newcomer (0)."""
+    return 0.0 if header.newcomer else 1.0
+
+
+async def while_written(draft: StreamingMessage, work: Coroutine[object, object, T]) -> T:
+    """The result of `work`, which sends the tensors of `draft`; the draft is finished by then.
+
+    An error while the draft is written cancels `work` and is raised in a group, as a LocalFault."""
+    if draft.complete:
+        return await work
+    async with asyncio.TaskGroup() as group:
+        group.create_task(draft.finished())
+        return await work

@@ -1,0 +1,121 @@
+"""Held-out loss of models assembled from a run's saved copies."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from swarmnode.data.corpus import Corpus
+from swarmnode.data.indexed import IndexedCorpus, open_text
+from swarmnode.data.tokenizer_file import run_tokenizer
+from swarmnode.errors import DataError, Unavailable
+from swarmnode.local.model_scores import BATCH_TOKENS, scores_of
+from swarmnode.manifest import EvaluationSpec, Manifest
+from swarmnode.model.base_weights import base_weights
+from swarmnode.recovery.scores import Scores
+
+if TYPE_CHECKING:
+    from swarmnode.model.decoder import Decoder
+    from swarmnode.model.gather import Gathered
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """Nats per token on `tokens` held-out tokens; `replicas` has the loss of each chain of single replicas, by name;
+    `lists` the scores of [evaluation], if they were asked for."""
+
+    kind: str
+    run_id: str
+    round: int
+    samples: int
+    tokens: int
+    merged: float
+    replicas: tuple[tuple[str, float], ...]
+    spread: float
+    lists: Scores | None = None
+
+    def to_json(self) -> dict[str, object]:
+        return {
+            "kind": self.kind,
+            "run": self.run_id,
+            "round": self.round,
+            "samples": self.samples,
+            "tokens": self.tokens,
+            "merged": {"loss": self.merged, "perplexity": math.exp(min(self.merged, 700.0))},
+            "replicas": [{"replicas": names, "loss": loss} for names, loss in self.replicas],
+            "spread": self.spread,
+            **({} if self.lists is None else self.lists.to_json()),
+        }
+
+
+def merged_model(found: Gathered) -> Decoder:
+    """The whole model: the mean of all copies, on the base model of a run that trains adapters. Raises DataError where
+    that base is not here."""
+    from swarmnode.model.gather import merged, model_of
+    from swarmnode.model.text_generation import whole_model
+
+    return whole_model(found.manifest.model, model_of(found, merged(found), base_weights(found)))
+
+
+def evaluate(
+    found: Gathered, folder: Path | None, cache: Path, samples: int | None, lists: Path | None = None
+) -> Evaluation:
+    """The loss of the merged model, and, with several replicas, of each chain of them, on the first `samples` (None:
+    the manifest's) held-out samples. With the model folder `lists` also what [evaluation] of the manifest lists, on
+    the merged model. Raises DataError if the run's text, a chunk of its data set, or its tokenizer cannot be read
+    here."""
+    from swarmnode.model.gather import chains, model_of, spread
+    from swarmnode.model.text_generation import whole_model
+
+    manifest = found.manifest
+    corpus = open_text(manifest, folder, cache)
+    wanted = samples or manifest.pipeline.validation_samples
+    net = merged_model(found)
+    whole, tokens = _loss(net, manifest, corpus, wanted)
+    replicas = []
+    if found.replicas > 1:
+        base = base_weights(found)
+        for names, tensors in chains(found):
+            loss, _ = _loss(whole_model(manifest.model, model_of(found, tensors, base)), manifest, corpus, wanted)
+            replicas.append((names, loss))
+    return Evaluation(
+        kind=found.kind,
+        run_id=found.run_id,
+        round=found.round,
+        samples=found.samples,
+        tokens=tokens,
+        merged=whole,
+        replicas=tuple(replicas),
+        spread=spread(found) if replicas else 0.0,
+        lists=None if lists is None else _lists(net, manifest, folder, lists),
+    )
+
+
+def _lists(net: Decoder, manifest: Manifest, folder: Path | None, source: Path) -> Scores:
+    """Scores of [evaluation]. Its texts and the tokenizer lie below `folder`; lm-eval reads the model folder
+    `source`."""
+    if manifest.evaluation == EvaluationSpec():
+        return Scores()
+    tokenizer, _ = run_tokenizer(folder, manifest.data)
+    return scores_of(net, manifest, tokenizer, folder, source)
+
+
+def _loss(net: Decoder, manifest: Manifest, corpus: Corpus | IndexedCorpus, wanted: int) -> tuple[float, int]:
+    """(nats per token, tokens)"""
+    from swarmnode.model.text_generation import loss_of
+
+    step = max(1, BATCH_TOKENS // manifest.model.context)
+    total, count = 0.0, 0
+    for first in range(0, wanted, step):
+        try:
+            batch = corpus.validation_batch(first, min(step, wanted - first), wanted)
+        except Unavailable as error:
+            raise DataError(f"{error}: give --data FOLDER, where `swarmnode data make` wrote the data set") from None
+        if len(batch) == 0:
+            break
+        loss, tokens = loss_of(net, batch, manifest.data.document_end)
+        total += loss
+        count += tokens
+    return total / max(1, count), count

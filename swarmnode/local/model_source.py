@@ -1,0 +1,181 @@
+"""Sources of models for `export`, `eval` and `generate`: a session's folder, a checkpoint, or an exported model."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from google.protobuf.message import DecodeError
+
+from swarmnode.errors import DataError, SwarmnodeError, UsageError
+from swarmnode.machine import checkpoint_source
+from swarmnode.machine.bucket_store import is_url
+from swarmnode.manifest import MANIFEST_FILE, SIGNED_FILE, Manifest, read_manifest, read_signed, verify
+from swarmnode.recovery import checkpoint_io
+from swarmnode.recovery.checkpoint import ROOT, held_as
+from swarmnode.recovery.resumption import Resumption
+from swarmnode.wire.record_pb2 import SignedManifest
+
+if TYPE_CHECKING:
+    from swarmnode.model.gather import Gathered
+
+ABOUT = "swarmnode.json"
+
+Note = Callable[[str], None]
+Moved = Callable[[int, int], None]
+"""Called with (bytes read so far, total bytes)."""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightChoice:
+    """The choice of a run's weights: of replicas that left, the running mean, or with `last` the last weights; of
+    checkpoints, the mean of the newest `checkpoints` (WSM, arXiv 2507.17634)."""
+
+    last: bool = False
+    checkpoints: int = 1
+
+
+NEWEST = WeightChoice()
+
+
+def gather(
+    source: str, kind: str, note: Note, moved: Moved = lambda done, of: None, weights: WeightChoice = NEWEST
+) -> tuple[Gathered, Path | None]:
+    """All copies of stages at `source`, and the folder of the manifest's paths; None for a bucket.
+
+    `kind` "stages": files that nodes saved when they left. "checkpoint": the newest intact one. "auto": the first of
+    exported model, stages, checkpoint that makes a whole model; only checkpoints if `weights` asks for several. Raises
+    UsageError, DataError, LocalFault.
+    """
+    found, folder = _gather(source, kind, note, moved, weights)
+    return replace(found, run_folder=folder), folder
+
+
+def _gather(source: str, kind: str, note: Note, moved: Moved, weights: WeightChoice) -> tuple[Gathered, Path | None]:
+    folder = Path(source).expanduser()
+    if weights.checkpoints > 1:
+        if kind == "stages":
+            raise UsageError("--average only works for checkpoints: give --from checkpoint, or omit it")
+        kind = "checkpoint"
+    if is_url(source):
+        return _of_checkpoint(source, note, moved, weights.checkpoints), None
+    if not folder.is_dir():
+        raise UsageError(f"{source}: no such folder; give a run's or a session's folder, a checkpoint or an export")
+    from swarmnode.model import gather as models
+
+    if kind == "auto" and (folder / "model.safetensors").is_file():
+        return models.of_export(folder, manifest_of(folder), models.read_about(folder)), folder
+    failure: SwarmnodeError | None = None
+    if kind != "checkpoint":
+        files = _stage_files(folder)
+        if files:
+            try:
+                found = models.of_stage_files(files, manifest_of(folder), last=weights.last)
+                return found, data_folder(folder)
+            except DataError as error:
+                failure = error
+                note(f"{error}; looking for a checkpoint instead") if kind == "auto" else None
+        elif kind == "stages":
+            raise UsageError(f"no saved stage (stage-*.safetensors) below {folder}: nodes save theirs when they leave")
+    if failure is not None and kind == "stages":
+        raise failure
+    try:
+        return _of_checkpoint(source, note, moved, weights.checkpoints), data_folder(folder)
+    except (DataError, UsageError):
+        if failure is not None:
+            raise failure from None
+        if any(folder.rglob(ROOT)):
+            raise  # there is a checkpoint, and its error is reported
+        raise UsageError(
+            f"no saved stage (stage-*.safetensors), no checkpoint and no exported model in {source}; its owner copies a"
+            " run that trains: swarmnode archive RUN --once"
+        ) from None
+
+
+def _stage_files(folder: Path) -> list[Path]:
+    """The files that nodes saved when they left; of several sessions of a run, those of the last."""
+    sessions = sorted({path.parents[1] for path in folder.glob("up-*/*/stage-*.safetensors")})
+    return sorted((sessions[-1] if sessions else folder).rglob("stage-*.safetensors"))
+
+
+def manifest_of(folder: Path) -> Manifest:
+    """The manifest in a session's or an exported model's folder. Raises UsageError if there is none."""
+    if (folder / SIGNED_FILE).is_file():
+        return read_signed(folder / SIGNED_FILE)[1]
+    if (folder / MANIFEST_FILE).is_file():
+        return read_manifest(folder / MANIFEST_FILE)
+    raise UsageError(f"{folder} has neither {SIGNED_FILE} nor {MANIFEST_FILE}: is it the folder of a run?")
+
+
+def data_folder(folder: Path) -> Path:
+    """The folder of the manifest's paths: the run's folder, which is the parent of a session's."""
+    above = folder.parent
+    return above if (above / MANIFEST_FILE).is_file() or (above / SIGNED_FILE).is_file() else folder
+
+
+def manifest_in(resumption: Resumption) -> SignedManifest:
+    """The signed manifest in a checkpoint. Raises DataError, ManifestError."""
+    try:
+        signed = SignedManifest.FromString(base64.b64decode(resumption.checkpoint.origin.manifest, validate=True))
+    except (binascii.Error, DecodeError):
+        raise DataError(f"{resumption.where}: its manifest cannot be read; give RUN, the folder of the run") from None
+    verify(signed, None)
+    return signed
+
+
+def _of_checkpoint(source: str, note: Note, moved: Moved, newest: int) -> Gathered:
+    """The newest checkpoint, or the mean of the `newest` ones of its run."""
+    from swarmnode.model import gather as models
+
+    read = asyncio.run(_read(source, note, moved, newest))
+    if len(read) < newest:
+        note(f"only {len(read)} of {newest} checkpoints are usable; these are averaged")
+    resumption, _ = read[0]
+    checkpoint = resumption.checkpoint
+    manifest, run_id = verify(manifest_in(resumption), None)
+    peers = " ".join(part.peer[-8:] for part in checkpoint.parts)
+    kind = f"checkpoint {checkpoint.label}" + (f" averaged with {len(read) - 1} before it" if len(read) > 1 else "")
+    empty = models.Gathered(manifest, run_id, checkpoint.round, checkpoint.samples, (), kind)
+    found = models.of_buffers([(peers, tensors) for _, tensors in read], empty, resumption.where)
+    if len(read) == 1:
+        return found
+    return replace(found, copies=(models.StageCopy(peers, models.merged(found), resumption.where),))
+
+
+async def _read(source: str, note: Note, moved: Moved, newest: int) -> list[tuple[Resumption, checkpoint_io.Tensors]]:
+    """The `newest` checkpoints, or as many as exist, with intact parameters. Raises DataError if there is none."""
+    failure: DataError | None = None
+    candidates = await checkpoint_source.find_resumptions(source, None, note)
+    sizes = [
+        sum(f.nbytes for f in each.checkpoint.files if f.section == held_as(each.checkpoint, "theta"))
+        for each in candidates[:newest]
+    ]
+    seen = 0
+
+    def count(nbytes: int) -> None:
+        nonlocal seen
+        seen += nbytes
+        moved(min(seen, sum(sizes)), sum(sizes))
+
+    read: list[tuple[Resumption, checkpoint_io.Tensors]] = []
+    for resumption in candidates:
+        try:
+            tensors = await checkpoint_io.load_tensors(
+                resumption.store, resumption.base, resumption.checkpoint, "theta", moved=count
+            )
+        except DataError as error:
+            failure = error
+            note(f"{resumption.checkpoint.label} cannot be used: {failure}")
+            continue
+        read.append((resumption, tensors))
+        if len(read) == newest:
+            break
+    if not read:
+        assert failure is not None
+        raise failure
+    return read

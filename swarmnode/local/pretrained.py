@@ -1,0 +1,211 @@
+"""An organiser's run that starts from a pretrained model: its manifest, and the folder `base` beside it.
+
+Everything about the model is checked, and its files are hashed, before anything is written.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from swarmnode.data.base_folder import CONFIG, FOLDER, SMALL_FILES, SMALL_NBYTES_MAX, TOKENIZER
+from swarmnode.data.base_index import BASE_INDEX_FILE, BaseIndex
+from swarmnode.data.base_maker import ModelFiles, Report, WantedTensor, json_file, make_base, stored_tensors
+from swarmnode.data.chunk_store import read_regular
+from swarmnode.data.tokens import huggingface_tokenizer
+from swarmnode.errors import DataError, NotPermitted, UsageError
+from swarmnode.ids import digest
+from swarmnode.local.data_link import index_of
+from swarmnode.manifest import Manifest, ModelSpec, Recipe, fit, parse, template
+from swarmnode.manifest.field import BY_NAME
+from swarmnode.manifest.kind_compat import ADAPTERS
+from swarmnode.model.huggingface import source_names, spec_of
+from swarmnode.model.split import parameter_shapes, split
+from swarmnode.whole_file import write_whole
+
+CONTEXT_MAX = 512  # guess: a longer window is much for a volunteer's machine
+MICROBATCH_TOKENS = 2048  # guess: activations of a dozen layers of a 135 M model then take about 1 GB
+RATE_SHARE = 0.1
+"""Of the peak rate at which a model of this size is pretrained. Llama 2 7B is tuned at a fifteenth of it (2e-5 of 3e-4,
+arXiv 2307.09288, sections 2.2 and 3.1), and continued pretraining re-warms up to the whole of it (arXiv 2403.08763,
+section 6.1); between the two by guess."""
+
+OPTIMIZER = "adamw"
+"""Published models are pretrained by AdamW, and tuning by Muon then gains nothing (arXiv 2502.16982, section 3.5.2).
+Measured: 160 samples of 128 tokens take SmolLM2-135M from 2.431 to 2.144 nats with AdamW, to 2.227 with Muon, whose
+step on batches of 8 takes a CPU four times as long (examples/finetune-smollm2/plain.py)."""
+
+
+class FolderFiles:
+    """base_maker.ModelFiles of a folder of this machine."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def read(self, name: str, offset: int, nbytes: int) -> bytes:
+        found = read_regular(self.folder / name, nbytes, offset)
+        if found is None:
+            raise DataError(f"{self.folder / name}: no such file, or it cannot be read: is the model complete?")
+        return found
+
+    def read_whole(self, name: str, nbytes_max: int) -> bytes | None:
+        found = read_regular(self.folder / name, nbytes_max + 1)
+        if found is not None and len(found) > nbytes_max:
+            raise DataError(f"{self.folder / name}: longer than {nbytes_max} bytes")
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Pretrained:
+    """A model to start from. `files`: its small files by name; `folder`: where its weights lie on this machine, None:
+    only at `locations`."""
+
+    recipe: Recipe
+    index: BaseIndex
+    files: Mapping[str, bytes]
+    folder: Path | None
+
+
+def pretrained(
+    files: ModelFiles,
+    start: Manifest,
+    *,
+    name: str,
+    locations: tuple[str, ...],
+    data: Path | None,
+    context: int | None,
+    nodes: int | None,
+    samples: int | None,
+    report: Report,
+) -> Pretrained:
+    """The model in `files` as the start of a run with the other values of `start`, on the data set `data`.
+
+    Raises DataError for a model that is damaged, unknown, or does not fit the data set's tokenizer, UsageError for
+    values that no manifest may have.
+    """
+    if (check := BY_NAME["base.locations"].check).accept(list(locations)) is None:
+        raise UsageError(f"--base-location {', '.join(locations)[:200]}: allowed is {check.allowed}")
+    config = json_file(files, CONFIG)
+    if config is None:
+        raise DataError(f"{name}: no {CONFIG}; this is no model in the form of Hugging Face")
+    model, tied = _model_of(config, context)
+    wanted = _wanted(model, tied=tied)
+    small = {each: raw for each in SMALL_FILES if (raw := files.read_whole(each, SMALL_NBYTES_MAX)) is not None}
+    if TOKENIZER not in small:
+        raise DataError(f"{name}: no {TOKENIZER}; a tokenizer in another form must be converted by transformers first")
+    found = huggingface_tokenizer(small[TOKENIZER], f"{name}/{TOKENIZER}").vocabulary
+    if found > model.vocabulary:
+        raise DataError(
+            f"{name}/{TOKENIZER}: token ids up to {found - 1}, and the model knows {model.vocabulary}: this is another"
+            " model's tokenizer"
+        )
+    if data is not None:
+        _check_data(small[TOKENIZER], data, model)
+    stored = stored_tensors(files)
+    recipe = _recipe(start, model, name, nodes, samples, has_data=data is not None)
+    index = make_base(files, stored, wanted, report)
+    made = recipe.manifest
+    base = dataclasses.replace(made.base, index=index.digest.hex(), locations=locations)
+    made = parse(template(dataclasses.replace(made, base=base)), f"{name}/{CONFIG}")
+    folder = files.folder if isinstance(files, FolderFiles) else None
+    return Pretrained(Recipe(made, recipe.origins), index, small, folder)
+
+
+def lay_out(run: Path, model: Pretrained) -> Path:
+    """`run`/base with the index and the small files of `model`, and links to its weights; returns the folder. Raises
+    NotPermitted when it cannot be made."""
+    place = run / FOLDER
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        for name, raw in model.files.items():
+            write_whole(place / name, raw)
+        write_whole(place / BASE_INDEX_FILE, model.index.canonical())
+        if model.folder is not None:
+            for file in model.index.files:
+                link, real = place / file.name, (model.folder / file.name).resolve()
+                if not (link.exists() and link.samefile(real)):
+                    link.symlink_to(real)
+    except OSError as error:
+        raise NotPermitted(f"{place} cannot be made: {error.strerror}") from error
+    return place
+
+
+def _model_of(config: Mapping[str, Any], context: int | None) -> tuple[ModelSpec, bool]:
+    """The run's model of a config.json, and whether the published head is the token table. The run's is a matrix of its
+    own, which begins as a copy. Raises DataError for a model that swarmnode does not know."""
+    published = spec_of(config)
+    if context is not None and context > published.context:
+        raise UsageError(f"--context {context}: the model was made for {published.context} tokens at most")
+    context = context or min(CONTEXT_MAX, published.context)
+    return dataclasses.replace(published, tied=False, context=context), published.tied
+
+
+def _wanted(model: ModelSpec, *, tied: bool) -> dict[str, WantedTensor]:
+    """Every parameter of the run, with the published tensor it is made of."""
+    shapes = parameter_shapes(model, split(model, 1)[0])
+    return {name: WantedTensor(shapes[name], (source,)) for name, source in source_names(model, tied=tied).items()}
+
+
+def _check_data(tokenizer: bytes, data: Path, model: ModelSpec) -> None:
+    """Raises DataError unless the data set was made with the model's own tokenizer, and the model knows all its ids."""
+    index = index_of(data)
+    if index.vocabulary > model.vocabulary:  # where the tokenizer has no end of text, the data set adds an id for it
+        raise DataError(
+            f"{data}: token ids up to {index.vocabulary - 1} (documents end with {index.end_token}), and the model"
+            f" knows {model.vocabulary}"
+        )
+    if index.tokenizer != digest("tokenizer", tokenizer):
+        raise DataError(
+            f"{data}: made with another tokenizer than the model's: `swarmnode data make {data} --from ...` with"
+            f" --tokenizer and the model's {TOKENIZER}"
+        )
+
+
+def _recipe(
+    start: Manifest, model: ModelSpec, name: str, nodes: int | None, samples: int | None, *, has_data: bool
+) -> Recipe:
+    """The manifest and the origins of its values: `fit` to the model, at RATE_SHARE of a pretraining's peak rate."""
+    fitting = max(1, MICROBATCH_TOKENS // model.context)
+    microbatch = min(start.inner.microbatch, 1 << int(math.log2(fitting)))
+    least = min(start.inner.replica_batch_min, microbatch)
+    inner = dataclasses.replace(start.inner, microbatch=microbatch, replica_batch_min=least, optimizer=OPTIMIZER)
+    pipeline = dataclasses.replace(start.pipeline, stages=min(start.pipeline.stages, model.layers))
+    text = start.data
+    if not has_data:
+        text = dataclasses.replace(text, tokenizer=f"{FOLDER}/{TOKENIZER}")
+    begun = dataclasses.replace(start, name=_run_name(name), model=model, inner=inner, pipeline=pipeline, data=text)
+    found = fit(begun, nodes=nodes, samples=samples)
+    adapts = start.training.kind == ADAPTERS
+    share = 1.0 if adapts else RATE_SHARE
+    rates: dict[str, Any] = {
+        key: float(f"{share * getattr(found.manifest.inner, key):.1e}")
+        for key in ("learning_rate", "muon_learning_rate")
+        if f"inner.{key}" in found.origins
+    }
+    signed = "a tenth of what a model of this size is pretrained at: between arXiv 2307.09288, 3.1, and 2403.08763, 6.1"
+    if adapts:
+        signed = "ten times what all weights would take: QLoRA, arXiv 2305.14314, table 9, has 2e-4 for 7B and 13B"
+    warm = "; the rate re-warms from 0, arXiv 2403.08763, section 6.1"
+    origins = {
+        **found.origins,
+        **{f"inner.{key}": signed for key in rates},
+        "inner.warmup_samples": found.origins["inner.warmup_samples"] + warm,
+        **{f"model.{field.name}": "the base model's config.json" for field in dataclasses.fields(model)},
+        "inner.optimizer": "that of the model's own pretraining, as a rule: arXiv 2502.16982, section 3.5.2",
+        "model.context": f"at most {CONTEXT_MAX} unless --context says more (guess)",
+        "base.index": f"made of {name}",
+    }
+    if microbatch != start.inner.microbatch:
+        origins["inner.microbatch"] = f"fitted: at most {MICROBATCH_TOKENS} tokens (guess)"
+    made = dataclasses.replace(found.manifest, inner=dataclasses.replace(found.manifest.inner, **rates))
+    return Recipe(made, origins)
+
+
+def _run_name(name: str) -> str:
+    """`name` as the name of a run."""
+    kept = "".join(one if one.isascii() and (one.isalnum() or one in "._-") else "-" for one in name)
+    return kept.lstrip("._-")[:64] or "run"

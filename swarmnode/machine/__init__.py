@@ -1,0 +1,1 @@
+"""The real ports of this machine: compute, storage, text, sensors."""

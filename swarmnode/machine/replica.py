@@ -1,0 +1,370 @@
+"""A node's copy of a stage: the model's arithmetic together with the outer optimizer's slow weights."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import math
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from swarmnode.errors import RemoteFault, UsageError
+from swarmnode.gossip.outer import DesLoc, Outer, outer
+from swarmnode.gossip.robust import GUARDED
+from swarmnode.large_buffer import large_buffer
+from swarmnode.manifest import Manifest, from_base
+from swarmnode.model.device import free_nbytes
+from swarmnode.model.out_of_memory import tried, twice
+from swarmnode.model.running_mean import RunningMean
+from swarmnode.model.section import SECTIONS, section_sizes
+from swarmnode.model.split import StageLayers, split
+from swarmnode.model.stage import BUMP_STEPS, StageReplica
+from swarmnode.model.state_stream import Buffers, GivenState, Part, write_sections
+from swarmnode.model.tensor import check_finite, decode
+from swarmnode.ports import (
+    LossResult,
+    Neighbour,
+    OuterReport,
+    Packet,
+    State,
+    StepReport,
+    StreamingMessage,
+    Tape,
+    WireTensor,
+)
+from swarmnode.recovery import checkfree
+from swarmnode.recovery.state_check import apart
+
+T = TypeVar("T")
+PASS_SHARE = 0.4  # guess: of a dedicated device's free memory for the pass in work; kept tapes take a half (hop.py)
+
+
+class TorchReplica:
+    """`ports.Replica` on `device`, initialised from the manifest's seed: fast weights in `stage`, slow ones in
+    `outer`."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        stage: int,
+        device: str | torch.device = "cpu",
+        dtype: torch.dtype = torch.float32,
+        *,
+        autocast: bool = False,
+        sender: str = "",
+        optimizer_state: str = "device",
+        draw: bool = True,
+        buffers: Buffers = large_buffer,
+    ) -> None:
+        """`sender`, the peer id, seeds the rounding of lossy codecs: replicas should not all round alike.
+        `optimizer_state`: of `--optimizer-state`; without `draw` the weights are drawn by `draw_weights`, or loaded.
+        `buffers` makes room for snapshots."""
+        self.stage = StageReplica(
+            manifest, stage, device, dtype, autocast=autocast, optimizer_state=optimizer_state, draw=draw
+        )
+        # Autograd does not notice outer steps (`data`): tapes find theta restored, see model/weight_stash.py.
+        self.outer: Outer = outer(manifest.gossip, self.stage.theta.data, sender)
+        share = manifest.inner.average_share
+        self.average = RunningMean(share) if share > 0.0 else None
+        self.out_of_memory = 0
+        self._short = False  # memory has run out in the piece of work that is under way
+        self._sizes = self.sizes_of(stage)
+        self._buffers = buffers
+        assert self._sizes == {name: len(part) for name, part in self._parts_of_state().items()}, self._sizes
+        if (free := free_nbytes(str(self.stage.device))) is not None:
+            self.stage.backprop.limit(int(PASS_SHARE * free))
+        if isinstance(self.outer, DesLoc):
+            if optimizer_state != "device":
+                raise UsageError("gossip.method desloc averages moments: give --optimizer-state device")
+            self.outer.attend(self.stage.exp_avg, self.stage.exp_avg_sq)
+        if manifest.gossip.acceptance == GUARDED:
+            self.stage.keeps_probe, self.outer.probe = True, self.stage.probe
+
+    @property
+    def parameters(self) -> int:
+        """Elements in the flat buffer."""
+        return self.stage.parameters
+
+    @property
+    def accumulated(self) -> int:
+        """Samples whose gradient waits for the next inner step."""
+        return self.stage.accumulated
+
+    @property
+    def recomputed(self) -> int:
+        """Tapes run forward again so far."""
+        return self.stage.recomputed
+
+    @property
+    def held_nbytes(self) -> int:
+        """See ports.Replica."""
+        return self.stage.held_nbytes
+
+    @property
+    def clipped(self) -> int:
+        """See ports.Replica."""
+        return self.stage.incoming.clips
+
+    @property
+    def spare_nbytes(self) -> int:
+        """See ports.Replica."""
+        return free_nbytes(str(self.stage.device)) or 0
+
+    @property
+    def inner_steps(self) -> int:
+        """Inner steps of these weights, including those before a download."""
+        return self.stage.inner_steps
+
+    @property
+    def message_nbytes(self) -> int:
+        """Most bytes of tensors in a round's message."""
+        return self.outer.message_nbytes
+
+    def forward(
+        self, x: WireTensor, *, keep: bool, graph: bool = True, tokens: WireTensor | None = None
+    ) -> tuple[WireTensor, Tape | None]:
+        def work() -> tuple[WireTensor, Tape | None]:
+            with contextlib.nullcontext() if keep else self._averaged():
+                return self.stage.forward(x, keep=keep, graph=graph and not self._short, tokens=tokens)
+
+        return self._twice(work)
+
+    def backward(self, tape: Tape, gradient: WireTensor, samples: int, *, accumulate: bool = True) -> WireTensor | None:
+        return self._twice(lambda: self.stage.backward(tape, gradient, samples, accumulate=accumulate))
+
+    def loss(
+        self, x: WireTensor, tokens: WireTensor, samples: int, *, train: bool, accumulate: bool = True
+    ) -> LossResult:
+        def work() -> LossResult:
+            with contextlib.nullcontext() if train else self._averaged():
+                return self.stage.loss(x, tokens, samples, train=train, accumulate=accumulate)
+
+        return self._twice(work)
+
+    def _twice(self, work: Callable[[], T]) -> T:
+        """`work`; if memory runs out, once again with less. Raises Busy if it runs out again: then nothing of the
+        microbatch is counted."""
+        self._short = False
+        try:
+            return twice(work, self._relieve, f"stage {self.stage.part.stage}")
+        finally:
+            self._short = False
+            self.stage.give_up()
+
+    def _relieve(self) -> None:
+        self.out_of_memory += 1
+        self._short = True
+        self.stage.relieve()
+
+    def fingerprint(self, tensor: WireTensor) -> bytes:
+        """See ports.Replica."""
+        found = hashlib.sha256(f"{tensor.dtype} {tensor.codec} {tensor.shape}".encode())
+        found.update(tensor.data)
+        return found.digest()
+
+    def cosine(self, one: WireTensor, other: WireTensor, samples: int) -> float:
+        """See ports.Replica."""
+        return self.stage.cosine(one, other, samples)
+
+    def _averaged(self) -> contextlib.AbstractContextManager[None]:
+        """Context in which the weights are the running mean, if there is one: held-out losses are of the exported
+        weights."""
+        if self.average is None or self.average.value is None:
+            return contextlib.nullcontext()
+        return self.stage.instead(self.average.value)
+
+    def release(self, tape: Tape) -> None:
+        self.stage.release(tape)
+
+    def step(self, samples_total: int, batch: float = math.inf) -> StepReport:
+        report = self.stage.step(samples_total, batch)
+        if (average := self.average) is not None:
+            done, _ = tried(lambda: average.see(self.stage.theta, samples_total))
+            self.out_of_memory += not done  # the mean does without these weights
+        return report
+
+    def message(self, round_index: int) -> list[WireTensor]:
+        """Mark the boundary of `round_index` and return the tensors that partners need, which own their memory."""
+        return list(self.draft(round_index).finish())
+
+    def final_delta(self, round_index: int) -> Sequence[WireTensor]:
+        """See ports.Replica."""
+        return self.outer.final_delta(round_index)
+
+    def draft(self, round_index: int) -> StreamingMessage:
+        """Like `message`, before the tensors are written."""
+        self.stage.stash.moved()
+        return self.outer.draft(round_index)
+
+    def apply(
+        self, round_index: int, own_weight: float, packets: Sequence[Packet], *, lone: bool = True
+    ) -> OuterReport:
+        """See ports.Replica."""
+        self.stage.stash.before_step()
+        report = self.outer.apply(round_index, own_weight, packets, lone=lone)
+        if not lone and not report.believed:
+            return report
+        # Coding errors of packets lie partly outside the subspace. The outer step is linear and keeps the parts apart,
+        # so projecting its result equals projecting each packet. The momentum's outside part never reaches theta and
+        # phi, and fades by itself.
+        self.stage.hold(self.outer.theta, self.outer.phi)
+        return report
+
+    def boundary_digest(self) -> bytes:
+        """Digest of the frozen subspace, b"" if there is none: replicas of a run must agree."""
+        return b"" if self.stage.subspace is None else self.stage.subspace.digest
+
+    def digest(self) -> bytes:
+        """SHA-256 of the slow weights as little-endian float32: equal at two replicas exactly if every bit is."""
+        return hashlib.sha256(_bytes(self.outer.phi)).digest()
+
+    @torch.no_grad()
+    def snapshot(self, *, packed: bool = False, only: Sequence[str] = ()) -> State:
+        """A copy of the persistent state: 12 to 20 bytes a parameter, 8 to 12 if `packed` (model/section.py); only the
+        sections `only`, if given. Accumulated gradients are not included."""
+        parts = self._parts_of_state()
+        sections = write_sections(parts, tuple(only or parts), self._buffers, packed=packed)
+        stage = self.stage
+        return State(sections, stage.inner_steps, stage.gradient_norm, bump_steps=stage.bump_steps, packed=packed)
+
+    def load(self, state: State) -> None:
+        """Adopt `state`; accumulated gradients, a marked boundary and tapes become invalid. Raises RemoteFault, with
+        nothing changed, if sections are missing, of the wrong size or not finite, a second moment is negative, or the
+        weights are outside this run's subspace. Raises Busy if memory runs out: load again before anything else."""
+        self._twice(lambda: self._load(state))
+
+    @torch.no_grad()
+    def _load(self, state: State) -> None:
+        parts = self._parts_of_state()
+        given = GivenState(state, self._sizes)
+        given.check()
+        if not 0 <= state.bump_steps <= BUMP_STEPS:
+            raise RemoteFault(f"state with {state.bump_steps} steps at a higher rate; expected 0 to {BUMP_STEPS}")
+        if state.inner_steps < 0 or not (math.isfinite(state.gradient_norm) and state.gradient_norm >= 0.0):
+            raise RemoteFault(f"state after {state.inner_steps} inner steps with gradient norm {state.gradient_norm}")
+        self._check_stray(given)
+        for name in ("theta", "exp_avg", "exp_avg_sq"):
+            given.copy_to(name, parts[name])
+        self.outer.reset(given.sections["phi"], given.sections.get("momentum"))
+        self.stage.hold(self.stage.theta, self.outer.phi)
+        self.stage.moments_loaded()
+        self.stage.inner_steps = state.inner_steps
+        self.stage.gradient_norm = state.gradient_norm
+        self.stage.bump_steps = state.bump_steps
+        self.stage.undrawn = False
+        self.stage.discard()
+        self.stage.touched()
+        self._average_anew()
+
+    @torch.no_grad()
+    def place_weights(self, name: str, first: int, values: WireTensor) -> None:
+        """See ports.Replica."""
+        given = decode(values).view(-1)
+        check_finite(given, f"weights of {name}")
+        if self.stage.frozen is not None:
+            self.stage.frozen.place(name, first, given)
+            return
+        self.stage.named(self.stage.theta)[name].view(-1)[first : first + given.numel()].copy_(given)
+
+    @torch.no_grad()
+    def weights_placed(self) -> None:
+        """See ports.Replica."""
+        if self.stage.frozen is not None:
+            self.stage.frozen.placed()
+            self.stage.touched()
+            return
+        self._begin_anew(raised=False)
+
+    @property
+    def undrawn(self) -> bool:
+        """See ports.Replica."""
+        return self.stage.undrawn
+
+    def draw_weights(self) -> None:
+        """See ports.Replica."""
+        self.stage.draw_weights()
+        self.outer.reset(self.stage.theta)
+        self._average_anew()
+
+    def _average_anew(self) -> None:
+        if self.average is not None:
+            self.average.forget()
+
+    def sizes_of(self, stage: int) -> dict[str, int]:
+        """See ports.Replica."""
+        return section_sizes(self.stage.manifest, self._parts()[stage])
+
+    def ends_of(self, stage: int) -> tuple[int, int]:
+        """(first element, count) of the embedding or head of `stage`; count 0 for an inner stage, and if the base
+        model has them."""
+        if from_base(self.stage.manifest):
+            return 0, 0
+        return checkfree.ends(self.stage.manifest.model, self._parts()[stage])
+
+    def apart(self, one: memoryview | bytes, other: memoryview | bytes) -> float:
+        """See ports.Replica."""
+        return apart(one, other)
+
+    @torch.no_grad()
+    def rebuild(self, method: str, neighbours: Sequence[Neighbour], ends: memoryview | None) -> None:
+        """Rebuild from neighbours (recovery/checkfree.py). Raises RemoteFault, with nothing changed."""
+        given: dict[int, Tensor] = {}
+        for one in neighbours:
+            given[one.stage] = _flat(one.phi, self.sizes_of(one.stage)["phi"], f"slow weights of stage {one.stage}")
+        norms = {one.stage: one.gradient_norm for one in neighbours}
+        manifest, stage = self.stage.manifest, self.stage.part.stage
+        flat = checkfree.rebuild(manifest.model, self._parts(), stage, method, given, norms)
+        first, count = self.ends_of(stage)
+        if count and ends is None and self.undrawn:
+            self.draw_weights()
+        if count and ends is None:  # no neighbour kept them: use the values drawn from the seed
+            flat[first : first + count] = self.stage.theta[first : first + count]
+        elif count:
+            assert ends is not None
+            flat[first : first + count] = _flat(ends, count, f"embedding or head of stage {stage}")
+        self.stage.theta.copy_(flat)
+        self._begin_anew()
+
+    @torch.no_grad()
+    def restart(self) -> None:
+        """See ports.Replica."""
+        self.stage.initialize()
+        self._begin_anew(raised=False)
+
+    def _begin_anew(self, *, raised: bool = True) -> None:
+        self.stage.hold(self.stage.theta)
+        self.outer.reset(self.stage.theta)
+        self.stage.begin_anew(raised=raised)
+        self._average_anew()
+
+    def _parts(self) -> tuple[StageLayers, ...]:
+        return split(self.stage.manifest.model, self.stage.manifest.pipeline.stages)
+
+    def _parts_of_state(self) -> dict[str, Part]:
+        """The live buffers of the run's sections."""
+        slow, moments = self.outer, self.stage.moments
+        parts: dict[str, Part] = {"theta": self.stage.theta.data, "phi": slow.phi, "momentum": slow.momentum, **moments}
+        return {name: parts[name] for name in SECTIONS if len(parts[name])}
+
+    def _check_stray(self, given: GivenState) -> None:
+        """Raises RemoteFault if weights were trained in another subspace than this run's, or in none."""
+        if (subspace := self.stage.subspace) is None:
+            return
+        for section in ("theta", "phi"):
+            if (name := subspace.stray(given.by_name(section, self.stage.shapes))) is not None:
+                raise RemoteFault(f"state whose {name} is not in this run's subspace: was it trained in another run?")
+
+
+def _bytes(flat: Tensor) -> memoryview:
+    """The elements as little-endian float32, sharing memory if they have that form already."""
+    return flat.to("cpu", torch.float32).view(torch.uint8).numpy().data.toreadonly()
+
+
+def _flat(data: memoryview, elements: int, what: str, dtype: str = "f32") -> Tensor:
+    """`data` as float32 [elements] on the CPU, checked. Raises RemoteFault that names `what`."""
+    flat = decode(WireTensor(dtype, (elements,), data)).float()
+    check_finite(flat, what)
+    return flat

@@ -1,0 +1,338 @@
+"""A run's archive: complete checkpoints of the swarm's progress, pulled from replicas that hold no keys.
+
+    RUN/round-000000012/phi-00000.stage-0.k3VxA9Qp.safetensors    slow weights by the whole model's names
+                        stage-0.json                              written when the stage's files are safe
+                        config.json, model.safetensors.index.json ...   make the folder a Hugging Face model
+                        checkpoint.json                           written when all of that is there
+                        archive.json                              last: validation loss, agreeing replicas, hashes
+
+A killed process leaves files without checkpoint.json, which the next one deletes, or a checkpoint without archive.json,
+which it completes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import shutil
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from swarmnode.atomic_file import TEMPORARY
+from swarmnode.disk import check_free
+from swarmnode.errors import DataError, LocalFault, RemoteFault, SwarmnodeError, Unavailable
+from swarmnode.machine.archive_sources import ArchiveSources, RunCopy, TakenCopy
+from swarmnode.machine.folder_store import FolderStore
+from swarmnode.machine.slow_copy import saved_elements
+from swarmnode.manifest import Manifest
+from swarmnode.metrics import name
+from swarmnode.model.section import PACKED_ITEMSIZE, section_shapes
+from swarmnode.model.split import split
+from swarmnode.ports import Store, Telemetry
+from swarmnode.recovery import checkpoint as form
+from swarmnode.recovery import checkpoint_io
+from swarmnode.recovery.archive import (
+    ABOUT,
+    COPIES,
+    ArchiveEntry,
+    StageProvenance,
+    labels_to_keep,
+    needed_nbytes,
+    provenance_to_text,
+    read_entry,
+    read_provenance,
+)
+from swarmnode.recovery.checkpoint import Checkpoint, Origin
+from swarmnode.recovery.checkpoint_io import ReplicaHoldings
+from swarmnode.recovery.scores import NO_SCORES, Scores
+from swarmnode.recovery.snapshot import CHUNK_NBYTES
+
+RETRY_S = 15.0  # guess: longer than donors rest after a snapshot that was not pulled (ArchiveBudget.rest_s)
+RETRY_MAX_S = 600.0
+RESERVE_NBYTES = 256 << 20  # guess: kept free on the disk for everything else
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A checkpoint's validation loss or None, its origin ("archive", "swarm", ""), and what [evaluation] of the
+    manifest lists."""
+
+    loss: float | None
+    origin: str
+    scores: Scores = NO_SCORES
+
+
+Evaluate = Callable[[Path, int], Awaitable[Measured]]
+"""Measures the model in a folder, at so many samples of the run."""
+
+ModelFiles = Callable[[Mapping[str, str], int, Mapping[str, object]], Mapping[str, bytes]]
+"""The other files of a Hugging Face model, from the file of each parameter, their total bytes, and facts."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArchivePlan:
+    """The folder where an archive keeps a run, how often it copies it, how many checkpoints it keeps, and where it
+    pushes them."""
+
+    folder: Path
+    every_s: float
+    keep: int
+    push: Store | None = None
+    shard_nbytes: int = form.SHARD_NBYTES
+
+
+class Archive:
+    """Copies the run repeatedly until cancelled (`run`), or once (`once`)."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        origin: Origin,
+        plan: ArchivePlan,
+        sources: ArchiveSources,
+        evaluate: Evaluate,
+        model_files: ModelFiles,
+        telemetry: Telemetry,
+    ) -> None:
+        self._manifest = manifest
+        self._origin = origin
+        self._plan = plan
+        self._sources = sources
+        self._evaluate = evaluate
+        self._model_files = model_files
+        self._telemetry = telemetry
+        self._store = FolderStore(plan.folder, "free space or choose another --archive")
+        self.entries: dict[str, ArchiveEntry] = {}
+        """Complete checkpoints by label."""
+        self.status = "starting"
+        """A sentence for the user: what the archive does or waits for."""
+
+    @property
+    def best(self) -> ArchiveEntry | None:
+        """The entry with the lowest validation loss."""
+        measured = [entry for entry in self.entries.values() if entry.loss is not None]
+        return min(measured, key=lambda entry: (entry.loss, entry.label), default=None)
+
+    def folder_of(self, entry: ArchiveEntry) -> Path:
+        """The folder of an entry's files."""
+        return self._plan.folder / self._place(entry.label)
+
+    async def run(self) -> None:
+        """Copy the run every period. Failures of donors, disk or bucket are logged and retried, never raised."""
+        loop, failures = asyncio.get_running_loop(), 0
+        while True:
+            begun, wait_s = loop.time(), self._plan.every_s
+            try:
+                await self.once()
+                failures = 0
+            except (SwarmnodeError, OSError) as error:
+                failures += 1
+                asked_s = error.retry_after_s if isinstance(error, Unavailable) else 0.0
+                wait_s = max(asked_s, min(RETRY_MAX_S, RETRY_S * 1.5 ** min(failures - 1, 20)))
+            await asyncio.sleep(max(0.0, begun + wait_s - loop.time()))
+
+    async def once(self) -> ArchiveEntry:
+        """The newest checkpoint of the run, made now unless the run has not advanced since the last one.
+
+        Raises Unavailable, RemoteFault if the swarm gives none, DiskFull and LocalFault if the disk fails.
+        """
+        try:
+            await self._tidy()
+            before = max(self.entries, default=None)
+            copy_run = await self._copy_run(before)
+            entry = await self._keep(copy_run)
+        except (SwarmnodeError, OSError) as error:
+            waits = isinstance(error, Unavailable | RemoteFault)
+            self.status = f"{'waits' if waits else 'cannot write'}: {error}"
+            self._telemetry.count(name.ARCHIVES, outcome="failed")
+            self._telemetry.event("archive.failed", level="warning" if waits else "error", reason=str(error))
+            raise
+        await self._prune()
+        await self._push()
+        self.status = f"the newest is of {entry.samples} samples, round {entry.round}"
+        return entry
+
+    async def _tidy(self) -> None:
+        """Delete the leftovers of a killed archive, and complete its almost finished checkpoints."""
+        await asyncio.to_thread(shutil.rmtree, self._sources.scratch, ignore_errors=True)
+        here = self._plan.folder / self._place("")
+        for folder in await asyncio.to_thread(_incomplete, here):
+            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+            self._telemetry.event("archive.pruned", labels=[folder.name], reason="it was not complete")
+        found = dict[str, ArchiveEntry]()  # the page shows those of before meanwhile
+        for label in await self._labels(self._store):
+            place = self._place(label)
+            try:
+                found[label] = await self._entry(place) or await self._finish(label)
+            except DataError as error:  # left to its owner: it is neither offered nor deleted
+                self._telemetry.event("archive.failed", level="error", label=label, reason=str(error))
+        self.entries = found
+
+    async def _entry(self, place: str) -> ArchiveEntry | None:
+        """The record of a complete checkpoint; None if it is missing or damaged."""
+        data = await self._store.read(f"{place}/{ABOUT}")
+        with contextlib.suppress(DataError):
+            return None if data is None else read_entry(data, f"{place}/{ABOUT}")
+        return None
+
+    async def _labels(self, store: Store) -> dict[str, dict[str, int]]:
+        """Files of this run in `store`, with their bytes, by label."""
+        found: dict[str, dict[str, int]] = {}
+        for path, nbytes in (await store.names(f"{self._place('')}")).items():
+            parts = path.split("/")
+            if len(parts) == 3:
+                found.setdefault(parts[1], {})[parts[2]] = nbytes
+        return found
+
+    async def _copy_run(self, before: str | None) -> RunCopy:
+        sizes = [PACKED_ITEMSIZE["phi"] * of["phi"] for of in self._sources.sizes]
+        check_free(self._plan.folder, needed_nbytes(sizes, CHUNK_NBYTES) + RESERVE_NBYTES, "the next checkpoint")
+        self._sources.scratch.mkdir(parents=True, exist_ok=True)
+        self.status = "copies the run"
+        last = None
+        if before is not None:
+            data = await self._store.read(f"{self._place(before)}/{form.ROOT}")
+            if data is not None:
+                checkpoint = form.checkpoint_of(data, before)
+                last = partial(saved_elements, self._plan.folder / self._place(before), checkpoint)
+        return await self._sources.copy_run(last)
+
+    async def _keep(self, copy_run: RunCopy) -> ArchiveEntry:
+        """Write `copy_run` as a complete checkpoint."""
+        loop = asyncio.get_running_loop()
+        begun, label = loop.time(), form.label(copy_run.round_index)
+        if label in self.entries:
+            return self.entries[label]
+        for stage, taken in enumerate(copy_run.stages):
+            await self._save_stage(label, stage, taken, copy_run)
+            taken.copy.drop()
+        checkpoint = await checkpoint_io.assembled(self._store, self._origin, label)
+        assert checkpoint is not None, "every stage was saved"
+        words = [_word(stage, taken) for stage, taken in enumerate(copy_run.stages)]
+        for file, data in {**self._files(checkpoint), COPIES: provenance_to_text(words)}.items():
+            await self._store.write(f"{self._place(label)}/{file}", [data])
+        await checkpoint_io.complete(self._store, self._origin, label)
+        entry = self.entries[label] = await self._finish(label)
+        self._telemetry.count(name.ARCHIVES, outcome="saved")
+        self._telemetry.gauge(name.ARCHIVE_SAMPLES, float(entry.samples))
+        self._telemetry.event(
+            "archive.saved",
+            label=label,
+            round=entry.round,
+            samples_total=entry.samples,
+            nbytes=entry.nbytes,
+            seconds=round(loop.time() - begun, 3),
+            loss=entry.loss,
+        )
+        return entry
+
+    async def _save_stage(self, label: str, stage: int, taken: TakenCopy, copy_run: RunCopy) -> None:
+        part = split(self._manifest.model, self._manifest.pipeline.stages)[stage]
+        shapes = {"phi": section_shapes(self._manifest, part)["phi"]}
+        holding = ReplicaHoldings(stage, taken.copy.offer.round, taken.copy.peer, copy_run.progress, copy_run.blocks)
+        await checkpoint_io.save_stage(
+            self._store,
+            self._place(label),
+            taken.copy.state(),
+            shapes,
+            holding,
+            shard_nbytes=self._plan.shard_nbytes,
+        )
+
+    def _files(self, checkpoint: Checkpoint) -> Mapping[str, bytes]:
+        where = {tensor: file.name for file in checkpoint.files for tensor in file.tensors}
+        about = {"run_id": self._origin.run_id, "run_name": self._origin.run_name}
+        about |= {"kind": f"archive {checkpoint.label}"}
+        numbers = {"round": checkpoint.round, "samples": checkpoint.samples, "replicas": 1}
+        return self._model_files(where, checkpoint.nbytes, {**about, **numbers})
+
+    async def _finish(self, label: str) -> ArchiveEntry:
+        """Evaluate the complete checkpoint `label` and record the known facts about it."""
+        place = self._place(label)
+        data = await self._store.read(f"{place}/{form.ROOT}")
+        checkpoint = form.checkpoint_of(data or b"", f"{place}/{form.ROOT}")
+        self.status = f"measures {label}"
+        measured = await self._evaluate(self._plan.folder / place, checkpoint.samples)
+        words = read_provenance(await self._store.read(f"{place}/{COPIES}") or b"", f"{place}/{COPIES}")
+        hashes = {file.name: file.sha256 for file in checkpoint.files}
+        files = []
+        for file, nbytes in (await self._labels(self._store))[label].items():
+            if file not in (ABOUT, *hashes):
+                small = await self._store.read(f"{place}/{file}")
+                hashes[file] = hashlib.sha256(small or b"").hexdigest()
+            if file != ABOUT:
+                files.append((file, nbytes, hashes[file]))
+        written_s = self._sources.clock.unix_s()
+        entry = ArchiveEntry(
+            label,
+            checkpoint.round,
+            checkpoint.samples,
+            written_s,
+            measured.loss,
+            measured.origin,
+            words,
+            tuple(files),
+            measured.scores,
+        )
+        for score in measured.scores.scores:
+            self._telemetry.gauge(name.ARCHIVE_SCORE, score.value, score=score.name)
+        await self._store.write(f"{place}/{ABOUT}", [entry.to_text()])
+        return entry
+
+    async def _prune(self) -> None:
+        stay = labels_to_keep({label: entry.loss for label, entry in self.entries.items()}, self._plan.keep)
+        gone = sorted(self.entries.keys() - stay)
+        for label in gone:
+            del self.entries[label]
+            await self._delete(self._store, label)
+        if gone:
+            self._telemetry.event("archive.pruned", labels=gone, keep=self._plan.keep)
+
+    async def _delete(self, store: Store, label: str) -> None:
+        """Delete a checkpoint; the file that makes it a checkpoint goes first, so that no partial one is ever seen."""
+        names = (await self._labels(store)).get(label, {})
+        for each in sorted(names, key=lambda each: each != form.ROOT):
+            await store.delete(f"{self._place(label)}/{each}")
+
+    async def _push(self) -> None:
+        """Synchronise the bucket or folder with the archive. A failure is logged and retried the next time."""
+        store = self._plan.push
+        if store is None:
+            return
+        try:
+            there = await self._labels(store)
+            for label in sorted(self.entries.keys() - {at for at, names in there.items() if ABOUT in names}):
+                self.status = f"pushes {label} to {store}"
+                names = (await self._labels(self._store))[label]
+                for each in sorted(names, key=lambda each: (each == ABOUT, each == form.ROOT, each)):
+                    data = await self._store.read(f"{self._place(label)}/{each}")
+                    assert data is not None, "nobody else deletes here"
+                    await store.write(f"{self._place(label)}/{each}", [data])
+                self._telemetry.event("archive.pushed", label=label, where=str(store))
+            for label in there.keys() - self.entries.keys():
+                await self._delete(store, label)
+        except (LocalFault, DataError) as error:
+            self._telemetry.event("archive.push_failed", level="error", where=str(store), reason=str(error))
+
+    def _place(self, label: str) -> str:
+        return form.place(self._origin.run_id, label)
+
+
+def _incomplete(folder: Path) -> list[Path]:
+    """Incomplete checkpoints below `folder`. Partial files of the others are deleted."""
+    if not folder.is_dir():
+        return []
+    for part in folder.glob(f"*/*{TEMPORARY}"):
+        part.unlink(missing_ok=True)
+    return [each for each in sorted(folder.iterdir()) if each.is_dir() and not (each / form.ROOT).is_file()]
+
+
+def _word(stage: int, taken: TakenCopy) -> StageProvenance:
+    offer, verdict = taken.copy.offer, taken.verdict
+    return StageProvenance(stage, offer.round, taken.copy.peer, verdict.agree, verdict.liars, verdict.reason)
+
+
+__all__ = ["Archive", "ArchivePlan", "Evaluate", "Measured", "ModelFiles"]

@@ -1,0 +1,132 @@
+"""Measurements for limits: local time, bytes moved today, temperature, memory, running programs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+from swarmnode.atomic_file import atomic_write
+from swarmnode.node.limits import DAY_S, Limits, SensorReading
+from swarmnode.ports import Clock
+
+USAGE_FILE = "usage.json"
+SAVE_S = 15.0  # guess: the count of this time is lost if the process is killed
+PROCESSES_S = 3.0  # guess: listing some hundred programs takes 20 ms
+RATE_S = 3.0  # averaging time of bytes per second
+
+
+class DailyTraffic:
+    """Bytes moved on the current local day, kept in the home over restarts."""
+
+    def __init__(self, home: Path, total: Callable[[], int]) -> None:
+        """`total` returns this process's bytes so far, in both directions."""
+        self._path = home / USAGE_FILE
+        self._total = total
+        self._counted = total()
+        self._day = -1
+        self._nbytes = 0
+        self._saved_s = float("-inf")
+        self._recent: list[tuple[float, int]] = []
+
+    def read(self, unix_s: float, utc_offset_s: int) -> tuple[int, float]:
+        """(bytes today, recent bytes per second)."""
+        day = int((unix_s + utc_offset_s) // DAY_S)
+        if day != self._day:
+            self._nbytes = self._load(day) if self._day == -1 else 0
+            self._day = day
+        total = self._total()
+        self._nbytes += total - self._counted
+        self._counted = total
+        self._recent = [(at, seen) for at, seen in self._recent if at > unix_s - RATE_S] + [(unix_s, total)]
+        first, passed = self._recent[0][1], unix_s - self._recent[0][0]
+        if unix_s > self._saved_s + SAVE_S:
+            self._saved_s = unix_s
+            self.save()
+        return self._nbytes, (total - first) / passed if passed > 0 else 0.0
+
+    def save(self) -> None:
+        """Save the count; a failing disk costs only the count."""
+        with contextlib.suppress(OSError):
+            atomic_write(self._path, json.dumps({"day": self._day, "nbytes": self._nbytes}).encode())
+
+    def _load(self, day: int) -> int:
+        try:
+            found = json.loads(self._path.read_text())
+            return int(found["nbytes"]) if found["day"] == day else 0
+        except (OSError, ValueError, TypeError, KeyError):
+            return 0
+
+
+class Sensors:
+    """node.regulator.Sense of this machine. Measures only what a limit needs."""
+
+    def __init__(self, usage: DailyTraffic, clock: Clock) -> None:
+        self._usage = usage
+        self._clock = clock
+        self._programs: frozenset[str] = frozenset()
+        self._programs_s = float("-inf")
+        self._process = psutil.Process()
+
+    async def __call__(self, limits: Limits) -> SensorReading:
+        now = self._clock.unix_s()
+        offset_s = time.localtime(now).tm_gmtoff
+        used, rate = self._usage.read(now, offset_s)
+        if limits.yield_to and now > self._programs_s + PROCESSES_S:
+            self._programs, self._programs_s = await asyncio.to_thread(programs), now
+        return SensorReading(
+            now,
+            offset_s,
+            used_nbytes=used,
+            nbytes_per_s=rate,
+            temperature_c=await asyncio.to_thread(temperature_c) if limits.max_temp_c is not None else None,
+            memory_nbytes=self._process.memory_info().rss,
+            processes=self._programs if limits.yield_to else frozenset(),
+        )
+
+
+def programs() -> frozenset[str]:
+    """Names of the running programs, in lower case, without the ending .exe."""
+    return frozenset(
+        (process.info["name"] or "").lower().removesuffix(".exe") for process in psutil.process_iter(["name"])
+    )
+
+
+def temperature_c() -> float | None:
+    """The hottest GPU's temperature, else of the processor's sensors; None if none can be read."""
+    gpus = [celsius for _, celsius in gpu_temperatures()]
+    if gpus:
+        return max(gpus)
+    read = getattr(psutil, "sensors_temperatures", None)
+    found = read() if read is not None else {}
+    chips = [found[chip] for chip in ("coretemp", "k10temp", "zenpower", "cpu_thermal", "acpitz") if chip in found]
+    return max((sensor.current for sensors in chips for sensor in sensors if sensor.current > 0), default=None)
+
+
+def gpu_temperatures() -> list[tuple[str, float]]:
+    """(name, degrees) of every NVIDIA GPU; empty without a driver."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return []
+    try:
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        return [
+            (
+                str(pynvml.nvmlDeviceGetName(handle)),
+                float(pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU)),
+            )
+            for handle in handles
+        ]
+    except pynvml.NVMLError:
+        return []
+    finally:
+        with contextlib.suppress(pynvml.NVMLError):
+            pynvml.nvmlShutdown()

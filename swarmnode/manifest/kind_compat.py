@@ -1,0 +1,60 @@
+"""Requirements of the kinds of training (training.kind) on other fields."""
+
+from __future__ import annotations
+
+from swarmnode.manifest.spec import Manifest, ModelSpec
+
+ADAPTERS = "adapters"
+FINETUNE = "finetune"
+PRETRAIN = "pretrain"
+KINDS = (PRETRAIN, FINETUNE, ADAPTERS)
+METHODS = ("lora", "dora")
+ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+BASE_FORMATS = ("bf16", "fp32", "int8", "nf4")
+
+
+def from_base(m: Manifest) -> bool:
+    """Whether the run changes a trained model. A lost stage then starts from that model again, not from neighbours."""
+    return m.training.kind != PRETRAIN or bool(m.base.index)
+
+
+def rank_fits(m: Manifest) -> bool:
+    return m.training.kind != ADAPTERS or m.training.rank <= rank_max(m)
+
+
+def targets_exist(m: Manifest) -> bool:
+    """Whether each layer has a matrix in training.targets; experts' matrices have no adapters."""
+    everywhere = not m.model.experts or m.model.shared_expert_ffn > 0
+    return m.training.kind != ADAPTERS or everywhere or bool({*m.training.targets} & {*ATTENTION})
+
+
+def rank_max(m: Manifest) -> int:
+    """The shortest side of a matrix in training.targets: an adapter of that rank can be any matrix."""
+    return min(_shorter_side(m.model, target) for target in m.training.targets)
+
+
+def _shorter_side(model: ModelSpec, target: str) -> int:
+    match target:
+        case "q_proj" | "o_proj":
+            return min(model.width, model.heads * model.head_dim)
+        case "k_proj" | "v_proj":
+            return min(model.width, model.kv_heads * model.head_dim)
+    dense = model.sparse_layers < model.layers
+    inner = [size for size, there in ((model.ffn, dense), (model.shared_expert_ffn, model.sparse_layers > 0)) if there]
+    return min([model.width, *(size for size in inner if size)])
+
+
+def boundary_fits(m: Manifest) -> bool:
+    return m.training.kind == PRETRAIN or m.pipeline.boundary != "subspace"
+
+
+def itinerary_fits(m: Manifest) -> bool:
+    return m.recovery.itinerary == "straight" or not from_base(m)
+
+
+def optimizer_fits(m: Manifest) -> bool:
+    return m.training.kind != ADAPTERS or m.inner.optimizer == "adamw"
+
+
+def documents_fit(m: Manifest) -> bool:
+    return m.training.kind != FINETUNE or m.data.documents == "masked"

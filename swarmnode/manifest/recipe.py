@@ -1,0 +1,144 @@
+"""Fit model shape, learning rate, batch and warm-up to a model size and a fleet, each with its origin.
+
+    rate       R (N / 1e6)^-0.17                N parameters
+    batch      0.58 D^0.571 tokens              D tokens of the run; the replicas of a stage share the batch
+    warm-up    the larger of 2 / (1 - beta2) inner steps and a hundredth of the run, at most a tenth
+
+The rate passes through the value measured on the demo (1 M parameters, 1.4e-3 with AdamW), GPT-3's 125 M (6e-4; arXiv
+2005.14165, table 2.1) and LLaMA's 7 B (3e-4; arXiv 2302.13971, table 2). The batch is Step Law's (arXiv 2503.04715),
+which gives 12 samples for the demo, where 8 to 16 are best (measured); it depends on the samples and hardly on the
+model's size (arXiv 2410.21676). The warm-up in steps: arXiv 1910.04209, section 5.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from swarmnode.errors import UsageError
+from swarmnode.manifest.spec import Manifest, ModelSpec
+
+RATE_PARAMETERS, RATE_EXPONENT = 1e6, -0.17
+RATES = {
+    "adamw": {"learning_rate": 1.4e-3},
+    "muon": {"learning_rate": 3e-3, "muon_learning_rate": 3e-3},
+}
+"""Rates at RATE_PARAMETERS, by inner.optimizer: measured on the demo's model, batches of 8, 7,500 samples. Muon's rate
+is assumed to fall with size as AdamW's does, because its steps are as large (arXiv 2502.16982)."""
+BATCH_TOKENS, BATCH_EXPONENT = 0.58, 0.571  # Step Law, arXiv 2503.04715
+WARMUP_SHARE, WARMUP_SHARE_MAX = 0.01, 0.1  # GPT-3 and LLaMA warm up over 0.1 to 1 % of a run; the bound: guess
+STEPS_OF_ROUND = 8  # measured: the demo's swarm, `swarmnode bench learning`
+BATCH_MAX = 1 << 12  # guess: samples
+LAYERS_LEAST = 4  # guess
+ASPECT = 64  # width over layers: GPT-3 125M, arXiv 2005.14165, table 2.1; LLaMA 7B has 128
+HEAD_WIDTH, HEADS_LEAST = 64, 4  # GPT-3 125M, arXiv 2005.14165, table 2.1; the demo
+WIDTH_STEP, WIDE, WIDE_STEP, WIDTH_MAX = 32, 512, 128, 1 << 13
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Recipe:
+    """A manifest, and the origin of each fitted value by field name."""
+
+    manifest: Manifest
+    origins: dict[str, str]
+
+
+def parameters_of(model: ModelSpec) -> int:
+    """Parameters of a model: token table, layers, last norm, head. Experts count whether active or not."""
+    heads, keys = model.heads * model.head_dim, model.kv_heads * model.head_dim
+    layer = 2 * model.width * (heads + keys) + 2 * model.width
+    layer += (heads + 2 * keys) * model.qkv_bias + model.width * model.output_bias
+    layer += {"none": 0, "head": 2 * model.head_dim, "whole": heads + keys}[model.qk_norm]
+    experts = model.experts * (3 * model.expert_ffn + 1) + 3 * model.shared_expert_ffn
+    sparse = model.width * (experts + (1 if model.shared_expert_ffn else 0))
+    dense = 3 * model.width * model.ffn
+    layers = model.layers * layer + model.sparse_layers * sparse + (model.layers - model.sparse_layers) * dense
+    return (1 if model.tied else 2) * model.vocabulary * model.width + layers + model.width
+
+
+def _shapes(start: ModelSpec, stages: int) -> Iterator[ModelSpec]:
+    for width in range(WIDTH_STEP, WIDTH_MAX + 1, WIDTH_STEP):
+        heads = max(HEADS_LEAST, width // HEAD_WIDTH)
+        if width % heads or width // heads % 2 or (width > WIDE and width % WIDE_STEP):
+            continue
+        usual = max(LAYERS_LEAST, stages, round(width / ASPECT))
+        for layers in range(usual, usual + usual // 2 + 1):
+            kv_heads = heads // 2 if heads % 2 == 0 else heads
+            ffn = 32 * math.ceil(width * 8 / 3 / 32)
+            yield dataclasses.replace(start, layers=layers, width=width, heads=heads, kv_heads=kv_heads, ffn=ffn)
+
+
+def model_of(parameters: int, start: ModelSpec, stages: int) -> ModelSpec:
+    """The model nearest to `parameters` parameters, with the vocabulary and context of `start` and at least `stages`
+    layers. Raises UsageError if none is within a quarter."""
+    found = min(_shapes(start, stages), key=lambda model: abs(math.log(parameters_of(model) / parameters)))
+    if not 0.75 <= parameters_of(found) / parameters <= 1.25:
+        raise UsageError(
+            f"--parameters {parameters}: the nearest model with {found.vocabulary} token ids and at least {stages}"
+            f" layers has {parameters_of(found)}"
+        )
+    return found
+
+
+def fit(
+    start: Manifest, *, parameters: int | None = None, nodes: int | None = None, samples: int | None = None
+) -> Recipe:
+    """`start` fitted to a model of `parameters`, a fleet of `nodes` and a run of `samples`; None keeps the value of
+    `start`, which has two nodes a stage. Raises UsageError if there is no such model."""
+    stages = start.pipeline.stages
+    origins: dict[str, str] = {}
+    model = start.model
+    if parameters is not None:
+        model = model_of(parameters, model, stages)
+        shape = f"fitted: {parameters_of(model):_} parameters of {parameters:_} asked for"
+        origins |= {f"model.{key}": shape for key in ("layers", "width", "heads", "kv_heads", "ffn")}
+    count = parameters_of(model)
+    run = samples or start.inner.decay_samples
+    if samples is not None:
+        origins["inner.decay_samples"] = "the requested length of the run"
+
+    share = (count / RATE_PARAMETERS) ** RATE_EXPONENT
+    rates: dict[str, Any] = {key: float(f"{rate * share:.1e}") for key, rate in RATES[start.inner.optimizer].items()}
+    through = (
+        f"fitted to {count:_} parameters: through the demo (measured), GPT-3 125M (arXiv 2005.14165) and LLaMA 7B"
+        " (arXiv 2302.13971)"
+    )
+    origins |= {f"inner.{key}": through for key in rates}
+    tokens = BATCH_TOKENS * (run * model.context) ** BATCH_EXPONENT
+    least = start.inner.replica_batch_min * max(1, (nodes or 2 * stages) // stages)
+    whole = 1 << max(0, round(math.log2(tokens / model.context)), (least - 1).bit_length())
+    batch = min(whole, BATCH_MAX)
+    microbatch = min(batch, 1 << int(math.log2(start.inner.microbatch)))
+    origins["inner.inner_batch"] = (
+        f"fitted to {run:_} samples: Step Law, arXiv 2503.04715, and at least {least}, a step of each replica"
+    )
+    if microbatch != start.inner.microbatch:
+        origins["inner.microbatch"] = "fitted: a divisor of inner.inner_batch"
+    steps = 2.0 / (1.0 - start.inner.beta2)
+    warmup = round(min(max(steps * batch, WARMUP_SHARE * run), WARMUP_SHARE_MAX * run))
+    origins["inner.warmup_samples"] = (
+        f"fitted: {steps:.0f} inner steps (arXiv 1910.04209) or 1 % of the run, at most 10 %"
+    )
+    inner = dataclasses.replace(
+        start.inner,
+        **rates,
+        warmup_samples=warmup,
+        decay_samples=run,
+        cooldown_samples=max(1, run // 5),
+        microbatch=microbatch,
+        replica_batch_min=min(start.inner.replica_batch_min, microbatch),
+        inner_batch=batch,
+        inner_batch_max=0,
+        inner_batch_end=0,
+    )
+    origins["inner.cooldown_samples"] = "fitted: a fifth of the run, arXiv 2405.18392"
+    gossip, data = start.gossip, start.data
+    if gossip.round_samples < STEPS_OF_ROUND * batch:
+        gossip = dataclasses.replace(gossip, round_samples=STEPS_OF_ROUND * batch)
+        origins["gossip.round_samples"] = f"fitted: {STEPS_OF_ROUND} inner steps, as the demo has"
+    if data.block_samples % microbatch:
+        data = dataclasses.replace(data, block_samples=8 * microbatch)
+        origins["data.block_samples"] = "fitted: 8 microbatches"
+    return Recipe(dataclasses.replace(start, model=model, inner=inner, gossip=gossip, data=data), origins)

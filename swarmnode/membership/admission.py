@@ -1,0 +1,89 @@
+"""Admission control of one process: the owner's rules as known here, and the passes that peers have shown."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from google.protobuf.message import DecodeError
+
+from swarmnode import bounds
+from swarmnode.errors import Forbidden, RemoteFault
+from swarmnode.ids import PeerId
+from swarmnode.membership.access import (
+    ACCESS_LIST_BYTES_MAX,
+    PASS_BYTES_MAX,
+    AccessRules,
+    grant_name,
+    open_access_list,
+    permitted,
+)
+from swarmnode.ports import Clock
+from swarmnode.wire import access_pb2 as wire
+
+PASSES_MAX = 4096  # guess: peers whose pass is remembered, 200 bytes each; forgotten peers show theirs again
+
+
+class Admission:
+    """Applies `access.permitted` to peers, with the pass they showed before. `mine` is this node's own pass."""
+
+    def __init__(self, rules: AccessRules, clock: Clock, mine: wire.Pass | None = None) -> None:
+        self.rules = rules
+        self.mine = mine
+        self.signed: wire.SignedAccessList | None = None  # the owner's newest list, to be passed on
+        self._clock = clock
+        self._passes: OrderedDict[PeerId, wire.Pass] = OrderedDict()
+        self._machines: dict[bytes, set[PeerId]] = {}
+
+    def judge(self, peer: PeerId, shown: wire.Pass | None = None) -> tuple[bool, str]:
+        """Whether `peer` may take part, and the reason. `shown` None: the last pass it showed."""
+        fresh = shown is not None and shown.HasField("grant")
+        if not fresh:
+            shown = self._passes.get(peer)
+        permit, reason = permitted(self.rules, peer, shown, self._clock.unix_s(), self._machines)
+        if permit and fresh and shown is not None and not self.rules.is_open:
+            self._remember(peer, shown)
+        return permit, reason
+
+    def refusal(self, peer: PeerId, reason: str) -> Forbidden:
+        """The refusal for `peer`. If the owner's list excludes it, the signed list is attached as evidence."""
+        access_list = self.rules.access_list
+        shown = self._passes.get(peer)
+        listed = peer in access_list.banned or (shown is not None and grant_name(shown.grant) in access_list.revoked)
+        return Forbidden(reason, self.signed.SerializeToString() if listed and self.signed is not None else b"")
+
+    def learn(self, signed: wire.SignedAccessList) -> bool:
+        """Adopt an access list; return whether it is newer than ours. Raises RemoteFault if the owner did not sign
+        it."""
+        if len(signed.list) + len(signed.signature) > ACCESS_LIST_BYTES_MAX:
+            raise RemoteFault(f"access list of {len(signed.list)} bytes; at most {ACCESS_LIST_BYTES_MAX}")
+        access_list = open_access_list(signed, self.rules.run_id, self.rules.owner)
+        if access_list.sequence <= self.rules.access_list.sequence:
+            return False
+        self.rules = AccessRules(self.rules.run_id, self.rules.owner, self.rules.is_open, access_list)
+        self.signed = signed
+        return True
+
+    def _remember(self, peer: PeerId, shown: wire.Pass) -> None:
+        kept = wire.Pass()
+        kept.CopyFrom(shown)
+        self._passes[peer] = kept
+        self._passes.move_to_end(peer)
+        self._machines.setdefault(grant_name(shown.grant), set()).add(peer)
+        if len(self._passes) > PASSES_MAX:
+            gone, old = self._passes.popitem(last=False)
+            name = grant_name(old.grant)
+            self._machines[name].discard(gone)
+            if not self._machines[name]:
+                del self._machines[name]
+
+
+def parse_pass(raw: bytes) -> wire.Pass:
+    """The pass in `raw`, unverified. Raises RemoteFault if it is too long or does not parse."""
+    if len(raw) > PASS_BYTES_MAX:
+        raise RemoteFault(f"pass of {len(raw)} bytes; at most {PASS_BYTES_MAX}")
+    try:
+        found = wire.Pass.FromString(raw)
+    except DecodeError:
+        raise RemoteFault("pass that does not parse") from None
+    bounds.check(found)
+    return found

@@ -1,0 +1,406 @@
+"""The newest record of every known peer. (swarm.py has the frozen view that decisions read.)"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Collection, Sequence
+from collections.abc import Set as AbstractSet
+from itertools import takewhile
+
+from swarmnode.ids import PeerId
+from swarmnode.membership.stage_view import StageView, rank
+from swarmnode.membership.swarm import SERVING, Member, Swarm, shared
+from swarmnode.wire import record_pb2 as wire
+
+ABSENT = -1
+CROWD_MAX = 64  # guess: known replicas of a stage not our own; a choice among more does not balance better
+
+
+class PeerTable:
+    """The newest record of every known peer, until it expires. Records come verified. Nodes that only feed are kept one
+    place after the last stage (place.py), and counted at no stage.
+
+    Of stages that this node does not attend, at most CROWD_MAX members are kept: those of the least `rank`, a random
+    order of this node. If the first to arrive were kept, all nodes would know the same ones, and some of a hundred
+    replicas got nine times the work of others (simulated: thousand-8b). Members that keep a snapshot or are about to
+    move are always kept.
+    """
+
+    def __init__(self, stages: int, members_max: int = 65_536, crowd_max: int = CROWD_MAX) -> None:
+        self._members_max = members_max
+        self._crowd_max = crowd_max
+        self._own: Collection[int] = ()
+        self.excluded = set[PeerId]()  # peers found to lie: dropped, and never added again
+        self._salt = 0  # of this node's random order; 0: not drawn yet
+        self._stages, places = stages, stages + 1
+        self._sizes = [0] * places  # members in the last look-up of each stage, if it was crowded
+        self._places: dict[PeerId, int] = {}  # the stage of each peer; ABSENT for those in `_absent`
+        self._present: list[dict[PeerId, Member]] = [{} for _ in range(places)]  # by stage, without those that left
+        self._unsorted = set[int]()  # stages with members added since they were last sorted
+        self._absent: dict[PeerId, Member] = {}  # peers that left or were marked dead
+        self._due_unix_s = [math.inf] * (places + 1)  # by stage, the absent last: earliest expiry of a record
+        self.shape = 0
+        """Grows when a peer comes, goes, changes its state or goal, or first announces its speed."""
+        self._counted: tuple[int, Sequence[tuple[int, int]]] = -1, ()  # (`shape`, `counts` at that shape)
+        # The members of `_present` that are not plain.
+        self._special: list[dict[PeerId, Member]] = [{} for _ in range(places)]
+        self._seen: list[StageView | None] = [None] * places  # the view that `_present` matches, except for ...
+        self._apart: list[set[PeerId]] = [set() for _ in range(places)]  # ... peers with newer records since, and ...
+        self._lost: list[set[PeerId]] = [set() for _ in range(places)]  # ... peers that are gone
+        self._stale = set(range(places))  # stages whose part of `_frozen` is out of date
+        self._changed = set(range(places))  # stages that changed since `changed` was last called
+        self._frozen = Swarm.frozen(() for _ in range(stages))
+
+    def attend(self, *stages: int) -> None:
+        """Know all members of `stages` from now on: of the one served here, and all feeders where this node feeds."""
+        self._own = stages
+
+    def news(self, stage: int, records: Sequence[wire.SignedRecord], rng: random.Random) -> Sequence[wire.SignedRecord]:
+        """The records of `stage` from the directory that may be new, found quickly. Of a crowd, unknown peers are
+        chosen at random."""
+        crowd = len(records) > self._crowd_max and stage not in self._own
+        self._sized(stage, len(records) if crowd else 0, rng)
+        here = self.member
+        found: list[wire.SignedRecord] = []
+        strangers: dict[PeerId, wire.SignedRecord] = {}
+        for signed in records:
+            known = shared(signed)
+            if known is None:
+                found.append(signed)
+                continue
+            member = known[2]
+            before = here(member.peer)
+            if before is None and crowd:
+                strangers[member.peer] = signed
+            elif before is not member:
+                found.append(signed)
+        if crowd:
+            rng.shuffle(found)
+            found += [strangers[peer] for peer in self._drawn(stage, strangers)]
+        return found
+
+    def _drawn(self, stage: int, strangers: Collection[PeerId]) -> list[PeerId]:
+        """Which of the unknown `strangers` to keep for the crowded `stage`. Members that they replace are dropped."""
+        salt, special, room = self._salt, self._special[stage], self._crowd_max - len(self._present[stage])
+        newer = sorted([(rank(peer, salt), peer) for peer in strangers])
+        drawn = [peer for _, peer in newer[: max(0, room)]]
+        if len(drawn) < len(newer):
+            plain = sorted([(rank(peer, salt), peer) for peer in self._present[stage] if peer not in special])
+            for new, known in zip(newer[len(drawn) :], reversed(plain), strict=False):
+                if new >= known:
+                    break
+                self.forget(known[1])
+                drawn.append(new[1])
+        return drawn
+
+    def knows(self, record: wire.Record) -> bool:
+        """Whether `record` is no newer than the known one."""
+        known = self.member(PeerId(record.peer_id))
+        return known is not None and known.sequence >= record.sequence
+
+    def learn(self, record: wire.Record, member: Member | None = None) -> bool:
+        """Keep `record` if it is newer; return whether anything changed. `member`: its content, if already parsed."""
+        peer = PeerId(record.peer_id) if member is None else member.peer
+        known, told = self.member(peer), Member.of(record) if member is None else member
+        if known is not None and known.sequence >= told.sequence:
+            return False
+        if known is None and member is None and self._salt and self._crowded(told):
+            self._drawn(told.stage, [peer])  # makes room if its rank is better
+        return self._take(known, told)
+
+    def renew(self, stage: int, view: StageView, me: PeerId, rng: random.Random) -> list[PeerId]:
+        """Adopt all newer records in `view` of `stage`; return the peers whose samples or blocks should be examined.
+        Equals `news` and `learn` one by one, but faster."""
+        crowd = len(view.members) > self._crowd_max and stage not in self._own
+        was_crowd = self._sizes[stage] > 0
+        self._sized(stage, len(view.members) if crowd else 0, rng)
+        before, present, here = self._seen[stage], self._present[stage], self._places
+        told, others, unseen = view.members, list[Member](), set[PeerId]()
+        if before is not None and not (view.stage == stage and crowd == was_crowd and view.follows(before)):
+            before = None  # compare all members
+        if before is not None:
+            stays = self._follow(stage, before, view, me)
+        else:
+            newer, others = self._compare(stage, view, me)
+            stays = present.keys() - newer if view.fed else newer
+        if before is not None and not crowd:
+            unseen.update(_since(before, view.came), self._lost[stage], self._absent)
+            unseen = {peer for peer in unseen if peer in told and peer not in present}
+        else:
+            unseen.update(told.keys() - present.keys())
+        self._lost[stage].clear()
+        unseen -= self.excluded
+        kept = set[PeerId]()
+        if unseen:
+            able = view.least(self._salt, self._crowd_max) if crowd else told
+            strangers = [told[peer] for peer in able if peer in unseen and peer not in here]
+            if crowd and strangers:
+                drawn = set(self._drawn(stage, [new.peer for new in strangers]))
+                strangers = [new for new in strangers if new.peer in drawn]
+            # They were marked dead, or came from another stage.
+            back = [told[peer] for peer in sorted(unseen & here.keys())]
+            others += [new for new in back if (known := self.member(new.peer)) and known.sequence < new.sequence]
+            kept = self._settle(stage, view, strangers, me)
+        kept |= {new.peer for new in others if new.peer != me and self._take(self.member(new.peer), new)}
+        if not crowd:
+            self._lost[stage] = unseen - present.keys()  # not kept, for lack of room
+        if before is None:
+            self._seen[stage] = view if view.stage == stage else None
+            self._apart[stage] = {peer for peer, known in present.items() if told.get(peer) is not known}
+        return [peer for peer in view.fed if peer in kept or (peer in present and peer not in stays)]
+
+    def _compare(self, stage: int, view: StageView, me: PeerId) -> tuple[AbstractSet[PeerId], list[Member]]:
+        """Renew the present members of `stage`, each by its newest record; return the former members, and those now
+        elsewhere."""
+        present, told = self._present[stage], view.members.get
+        changed = [
+            new
+            for peer, known in present.items()
+            if (new := told(peer)) is not None and new is not known and new.sequence > known.sequence
+        ]
+        newer = {new.peer: new for new in changed if new.stage == stage and new.state != wire.NODE_STATE_LEFT}
+        others = [new for new in changed if new.peer not in newer] if len(newer) < len(changed) else []
+        newer.pop(me, None)
+        if newer:
+            present.update(newer)
+            self._mind(stage, {peer: member for peer, member in present.items() if not member.plain})
+            self._touch(stage)
+        return newer.keys(), others
+
+    def _follow(self, stage: int, before: StageView, view: StageView, me: PeerId) -> AbstractSet[PeerId]:
+        """`_compare` for a `view` that continues the one seen last: only changed members are compared. Returns the
+        members not renewed."""
+        present, told = self._present[stage], view.members
+        missing = {peer for peer in _since(before, view.went) if peer in present and peer not in told}
+        kept = {me: present[me]} if me in present else {}
+        for peer in sorted(missing | self._apart[stage]):
+            known, new = present[peer], told.get(peer)
+            if new is None or new.sequence <= known.sequence:
+                kept[peer] = known
+        names = [*present] if kept.keys() <= told.keys() else [peer for peer in present if peer in told]
+        present.update(zip(names, map(told.__getitem__, names), strict=True))
+        present.update(kept)
+        special = {peer: member for peer, member in view.special.items() if peer in present and peer not in kept}
+        special.update((peer, member) for peer, member in kept.items() if not member.plain)
+        self._mind(stage, special)
+        self._due_unix_s[stage] = min([view.expires_unix_s[0], *[known.expires_unix_s for known in kept.values()]])
+        self._touch(stage)
+        self._seen[stage], self._apart[stage] = view, {peer for peer in kept if peer != me}
+        return kept.keys()
+
+    def _mind(self, stage: int, special: dict[PeerId, Member]) -> None:
+        """Replace the members of `stage` that are not plain by `special`."""
+        before, self._special[stage] = self._special[stage], special
+        if before.keys() != special.keys() or any(_shape(before[peer]) != _shape(m) for peer, m in special.items()):
+            self.shape += 1
+
+    def _settle(self, stage: int, view: StageView, strangers: Sequence[Member], me: PeerId) -> set[PeerId]:
+        """`_take` all `strangers` that `view` of `stage` contains; return those taken."""
+        here = {new.peer: new for new in strangers if new.stage == stage and new.state != wire.NODE_STATE_LEFT}
+        here.pop(me, None)
+        present = self._present[stage]
+        if (
+            (stage not in self._own and len(present) + len(here) > self._crowd_max)
+            or len(here) < len(strangers)
+            or not here
+        ):
+            return {new.peer for new in strangers if new.peer != me and self._take(None, new)}
+        if len(self._places) + len(here) > self._members_max:
+            return set()
+        self._places.update(dict.fromkeys(here, stage))
+        present.update(here)
+        self.shape += 1
+        self._special[stage].update((peer, here[peer]) for peer in view.special if peer in here)
+        self._unsorted.add(stage)
+        self._due_unix_s[stage] = min(self._due_unix_s[stage], view.expires_unix_s[0])
+        self._touch(stage)
+        return set(here)
+
+    def _take(self, known: Member | None, member: Member) -> bool:
+        """`_keep`, if there is room and the peer is not excluded."""
+        full = known is None and len(self._places) >= self._members_max
+        return not full and member.peer not in self.excluded and self._keep(known, member)
+
+    def _keep(self, known: Member | None, member: Member) -> bool:
+        peer, stage = member.peer, member.stage
+        if known is None and self._crowded(member):
+            return False
+        here = member.state != wire.NODE_STATE_LEFT and stage < len(self._present)
+        if known is not None and (known.stage != stage or not here):
+            self._remove(known)
+        if here:
+            present = self._present[stage]
+            if (before := present.get(peer)) is None:
+                self._unsorted.add(stage)
+                self._absent.pop(peer, None)
+            if before is None or _shape(before) != _shape(member):
+                self.shape += 1
+            present[peer] = member
+            self._places[peer] = stage
+            self._apart[stage].add(peer)
+            if member.plain:
+                self._special[stage].pop(peer, None)
+            else:
+                self._special[stage][peer] = member
+            self._due_unix_s[stage] = min(self._due_unix_s[stage], member.expires_unix_s)
+            self._touch(stage)
+        else:
+            self._leave(member)
+        return True
+
+    def expire(self, now_unix_s: float) -> list[PeerId]:
+        """Drop and return the peers whose records have expired."""
+        gone: list[PeerId] = []
+        for stage, due_unix_s in enumerate(self._due_unix_s):
+            if now_unix_s < due_unix_s:
+                continue
+            members, others_unix_s = self._doubtful(stage, now_unix_s)
+            ends = [member.expires_unix_s for member in members.values()]
+            if min(ends, default=math.inf) <= now_unix_s:
+                gone += [peer for peer, end in zip(members, ends, strict=True) if end <= now_unix_s]
+                ends = [end for end in ends if end > now_unix_s]
+            self._due_unix_s[stage] = min([others_unix_s, *ends])
+        for peer in gone:
+            self.forget(peer)
+        return gone
+
+    def _doubtful(self, stage: int, now_unix_s: float) -> tuple[dict[PeerId, Member], float]:
+        """(members of `stage` whose records may have expired, the time before which no other expires). The absent are
+        the last stage."""
+        if stage == len(self._present):
+            return self._absent, math.inf
+        view, present = self._seen[stage], self._present[stage]
+        if view is None or view.expires_unix_s[0] <= now_unix_s:
+            return present, math.inf
+        return {peer: present[peer] for peer in sorted(self._apart[stage])}, view.expires_unix_s[0]
+
+    def mark_dead(self, peer: PeerId) -> None:
+        """Remove `peer` from the view, although its record has not expired, until it publishes a newer one."""
+        if (known := self.member(peer)) is not None:
+            self._remove(known)
+            self._leave(known)
+
+    def forget(self, peer: PeerId) -> None:
+        """Drop all knowledge of `peer`, until its next record."""
+        if (member := self.member(peer)) is not None:
+            self._remove(member)
+            self._absent.pop(peer, None)
+            del self._places[peer]
+
+    def changed(self) -> list[int]:
+        """The stages that changed since the last call, in order."""
+        changed = sorted(self._changed)
+        self._changed.clear()
+        return changed
+
+    def member(self, peer: PeerId) -> Member | None:
+        if (place := self._places.get(peer)) is None:
+            return None
+        return self._absent[peer] if place == ABSENT else self._present[place][peer]
+
+    def choices(self, stage: int) -> tuple[dict[PeerId, Member], dict[PeerId, Member]]:
+        """The members serving `stage`, as in `swarm` and in that order, and those of them that are not plain."""
+        serving, special = self._present[stage].copy(), {}
+        for peer, member in self._special[stage].items():
+            if member.state == SERVING:
+                special[peer] = member
+            else:
+                del serving[peer]
+        return serving, special
+
+    def present(self, stage: int) -> Collection[Member]:
+        """The present members of `stage`, unsorted (`swarm` sorts them)."""
+        return self._present[stage].values()
+
+    @property
+    def size(self) -> int:
+        """Members of all stages, known or not: the sum of `sizes` in `swarm`."""
+        return sum(map(max, map(len, self._present[: self._stages]), self._sizes))
+
+    def counts(self) -> Sequence[tuple[int, int]]:
+        """(members, serving members) of each stage. Cached, as it only changes with `shape`."""
+        if self._counted[0] != self.shape:
+            away = [sum(m.state != SERVING for m in special.values()) for special in self._special]
+            counts = [(len(here), len(here) - gone) for here, gone in zip(self._present, away, strict=True)]
+            self._counted = self.shape, counts[: self._stages]
+        return self._counted[1]
+
+    def serving(self) -> tuple[int, ...]:
+        """Number of members serving each stage; for crowds, the directory's count."""
+        return tuple(
+            [size if size > here else serve for size, (here, serve) in zip(self._sizes, self.counts(), strict=False)]
+        )
+
+    def swarm(self) -> Swarm:
+        """The current frozen view. Unchanged stages are shared with the previous view."""
+        if self._stale:
+            stages = [*self._frozen.stages, self._frozen.without_stage]
+            for stage in self._stale:
+                present = self._present[stage]
+                if stage in self._unsorted:
+                    self._present[stage] = present = {peer: present[peer] for peer in sorted(present)}
+                stages[stage] = tuple(present.values())
+            calm = [stage for stage in self._stale if all(map(_settled, self._special[stage].values()))]
+            *whole, without_stage = stages
+            served = [stage for stage in calm if stage < self._stages]
+            self._frozen = Swarm.frozen(whole, self._frozen, self._sizes[:-1], served, without_stage)
+            for stage in self._stale - {self._stages}:
+                self._frozen.know_speeds(stage, self._speeds(stage))
+            self._stale.clear()
+            self._unsorted.clear()
+        return self._frozen
+
+    def _speeds(self, stage: int) -> tuple[float, int] | None:
+        """Fast form of `Swarm.speeds`: in a crowd each plain member counts with the average speed of all."""
+        view, special = self._seen[stage], self._special[stage]
+        if view is None or view.speed is None or len(view.members) <= self._crowd_max:
+            return None
+        if not special:
+            return view.speed * len(self._present[stage]), 0
+        told = [member.samples_per_second for member in special.values() if _settled(member)]
+        plain = len(self._present[stage]) - len(special)
+        return math.fsum([view.speed * plain, *told]), told.count(0.0)
+
+    def _sized(self, stage: int, size: int, rng: random.Random) -> None:
+        self._salt = self._salt or (rng.getrandbits(64) if size else 0)
+        if size != self._sizes[stage]:
+            self._sizes[stage] = size
+            self.shape += 1
+            self._stale.add(stage)
+
+    def _crowded(self, member: Member) -> bool:
+        if member.stage in self._own or member.kept_round is not None or member.moving_to is not None:
+            return False
+        return member.stage < len(self._present) and len(self._present[member.stage]) >= self._crowd_max
+
+    def _remove(self, member: Member) -> None:
+        if member.stage < len(self._present) and self._present[member.stage].pop(member.peer, None) is not None:
+            self._special[member.stage].pop(member.peer, None)
+            self._apart[member.stage].discard(member.peer)
+            self._lost[member.stage].add(member.peer)
+            self.shape += 1
+            self._touch(member.stage)
+
+    def _leave(self, member: Member) -> None:
+        self._absent[member.peer] = member
+        self._places[member.peer] = ABSENT
+        self._due_unix_s[-1] = min(self._due_unix_s[-1], member.expires_unix_s)
+
+    def _touch(self, stage: int) -> None:
+        self._stale.add(stage)
+        self._changed.add(stage)
+
+
+def _since(before: StageView, changes: Sequence[tuple[int, PeerId]]) -> list[PeerId]:
+    """The peers that the `changes` after `before` concern."""
+    newer = takewhile(lambda change: change[0] > before.number, reversed(changes))
+    return [peer for _, peer in newer]
+
+
+def _shape(member: Member) -> tuple[wire.NodeState, int | None, bool]:
+    return member.state, member.moving_to, member.samples_per_second > 0.0
+
+
+def _settled(member: Member) -> bool:
+    return member.state == SERVING and member.moving_to is None

@@ -1,0 +1,133 @@
+"""The number of samples that the run has trained, as far as this node believes other nodes (membership/clock.py)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping
+
+from swarmnode.errors import RemoteFault
+from swarmnode.ids import PeerId
+from swarmnode.manifest import Manifest
+from swarmnode.membership.clock import RunClock
+from swarmnode.membership.peer_table import PeerTable
+from swarmnode.membership.progress import Progress, ProgressOverclaim
+from swarmnode.ports import Clock, Telemetry
+from swarmnode.wire import record_pb2
+
+SLACK_ROUNDS = 4  # guess: rounds' worth of samples that are believed whatever machines announce
+AHEAD_PERIODS = 2.0  # announce periods; there is a look in each
+NOBODY = -1.0  # as `Progress.top`: nobody is believed yet
+BOASTERS_MAX = 64  # guess: peers named in one event
+
+
+class RunProgress:
+    """Keeps `progress.top`, up to which others are believed. `refused` is told what was not, `progressed` that the
+    count of samples grew."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        me: PeerId,
+        peer_table: PeerTable,
+        progress: Progress,
+        clock: Clock,
+        telemetry: Telemetry,
+        refused: Callable[[RemoteFault], None],
+        progressed: Callable[[], None],
+    ) -> None:
+        self._me = me
+        self._peer_table = peer_table
+        self._progress = progress
+        self._wall = clock
+        self._telemetry = telemetry
+        self._refused = refused
+        self._progressed = progressed
+        self._stages = manifest.pipeline.stages
+        self._round_samples = manifest.gossip.round_samples
+        slack = SLACK_ROUNDS * self._round_samples
+        self.clock = RunClock(slack, AHEAD_PERIODS * manifest.limits.announce_period_s)
+        self._supposed = 0
+        self._unheard: dict[PeerId, int] = {}  # what feeders told before anybody was believed
+        self._overclaimers: dict[PeerId, None] = {}  # told of more samples since the last look than were believed
+        progress.believe_up_to(NOBODY)
+
+    @property
+    def begun(self) -> bool:
+        """True once this node has a state, and with it a count of its own against which others are measured."""
+        return self._progress.top != NOBODY
+
+    @property
+    def samples_max(self) -> float:
+        """Samples that the run can have trained until the next look."""
+        if self.begun:
+            return max(self._progress.top, self._progress.total)
+        return max(self._supposed, self._progress.total) + self.clock.margin(self._peer_table.swarm())
+
+    @property
+    def rounds_max(self) -> int:
+        """Rounds that these complete, and the one they are in."""
+        return int(self.samples_max) // self._round_samples + 1
+
+    def trust(self, progress: Progress) -> None:
+        """Believe `progress` as it is: of this node's checkpoint, or what most say."""
+        top = self._progress.top
+        self._progress.believe_up_to(math.inf)
+        self._progress.merge(progress)
+        self._progress.believe_up_to(top)
+
+    def suppose(self, answered: Collection[PeerId]) -> int:
+        """The run's samples as far as a node can know that holds no state yet and was answered by `answered`."""
+        if not self.begun:
+            self._supposed = self.clock.suppose(self._peer_table.swarm(), answered)
+        return max(self._supposed, self._progress.total)
+
+    def begin(self, total: int) -> None:
+        """This node holds a state, in a run of `total` samples: from now on others are believed in bounds."""
+        if not self.begun:
+            self.trust(Progress.from_wire(record_pb2.Progress(total=total)))
+            self._progress.believe_up_to(self._progress.total)
+            self.judge()
+
+    def judge(self) -> None:
+        """Decide up to how many samples others are believed until the next look."""
+        if not self.begun:
+            return
+        total = self._progress.total
+        if self._overclaimers:
+            self._telemetry.event(
+                "progress.doubted", level="warning", peers=list(self._overclaimers), top=self._progress.top
+            )
+        self._overclaimers.clear()
+        found = self.clock.look(self._wall.unix_s(), total, self._peer_table.member, self._stages, self._me)
+        if found.raised is not None:
+            self.trust(Progress.from_wire(record_pb2.Progress(total=found.raised)))
+            self._telemetry.event("progress.raised", samples=found.raised, reason=found.reason)
+        self._progress.believe_up_to(found.top)
+        unheard, self._unheard = self._unheard, {}
+        self.hear(unheard)
+        if self._progress.total > total:
+            self._progressed()
+
+    def hear(self, told: Mapping[PeerId, int]) -> None:
+        """Records of feeders tell how many samples each fed."""
+        if not self.begun:
+            self._unheard |= told
+            return
+        before = self._progress.total
+        try:
+            self._progress.merge_entries(told)
+        except RemoteFault:  # one of them is wrong, or they are too many together
+            for feeder, samples in told.items():
+                try:
+                    self._progress.merge_entries({feeder: samples})
+                except RemoteFault as fault:
+                    if isinstance(fault, ProgressOverclaim):
+                        self.report_overclaim(feeder)
+                    self._refused(fault)
+        if self._progress.total > before:
+            self._progressed()
+
+    def report_overclaim(self, peer: PeerId) -> None:
+        """`peer` tells of more samples than are believed."""
+        if self.begun and len(self._overclaimers) < BOASTERS_MAX:
+            self._overclaimers[peer] = None

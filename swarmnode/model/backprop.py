@@ -1,0 +1,237 @@
+"""A stage's forward and backward over a microbatch, in passes (passes.py), and how much of a gradient is counted.
+
+Memory may run out at any allocation. What was added to `grad` by then stays there and is remembered, parameter by
+parameter, so that a second attempt adds the rest and nothing twice.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from swarmnode.model.decoder import Decoder
+from swarmnode.model.device import half_dtype
+from swarmnode.model.graph_memory import GraphMemory
+from swarmnode.model.linear_loss import HeadProgress, head_loss
+from swarmnode.model.passes import Passes, choose_passes
+from swarmnode.model.split import StageLayers
+from swarmnode.model.stage_input import StageInput
+from swarmnode.model.subspace import Subspace
+
+
+@dataclass(slots=True)
+class GradientProgress:
+    """The part of a microbatch's gradient that is in `grad`: that of its first `samples`, and of the pass up to sample
+    `last` (0: none has begun) that by `parameters` and by `head`. `loss_sum` and `gradient` [B, T, D], of the input,
+    are those of the first samples."""
+
+    parameters: set[int]
+    accumulates: bool = False
+    samples: int = 0
+    last: int = 0
+    head: HeadProgress = field(default_factory=HeadProgress)
+    loss_sum: Tensor | None = None
+    gradient: Tensor | None = None
+
+    @property
+    def begun(self) -> bool:
+        """Whether anything is in `grad`."""
+        return self.accumulates and bool(self.samples or self.parameters or self.head.rows)
+
+    def passed(self) -> None:
+        """The pass under way is counted as a whole."""
+        self.samples, self.last = self.last, 0
+        self.parameters.clear()
+        self.head = HeadProgress()
+
+
+class Backprop:
+    """Runs `module`, the layers of `part`, on `device`; with `autocast` in bfloat16.
+
+    `budget`: bytes that a pass may take, by `memory`; None: any number. `progress`: of the microbatch in work. `scale`:
+    parameters' gradients are so many times too long, with float16 products, whose small numbers are few [loss scaling:
+    arXiv 1710.03740, section 3.2].
+    """
+
+    def __init__(
+        self,
+        module: Decoder,
+        part: StageLayers,
+        subspace: Subspace | None,
+        device: torch.device,
+        dtype: torch.dtype,
+        *,
+        autocast: bool,
+        memory: GraphMemory,
+    ) -> None:
+        self.memory = memory
+        self.budget: int | None = None
+        self.scale = 1.0
+        self._counted: set[int] = set()  # parameters whose gradient has been added in the pass in work, by id
+        self.progress = GradientProgress(self._counted)
+        self._module = module
+        self._part = part
+        self._subspace = subspace
+        self._device, self._dtype = device, dtype
+        self._autocast = half_dtype(device) if autocast else None
+        if self._autocast == torch.float16:  # a token's own gradient, not over T: guess, as float16 ends at 6e-8
+            self.scale = 2.0 ** round(math.log2(memory.manifest.model.context))
+        self._by_layer = False
+        for parameter in module.parameters():
+            if parameter.requires_grad:
+                self.watch(parameter)
+
+    def watch(self, parameter: nn.Parameter) -> None:
+        """Note when the gradient of `parameter`, which the module uses or will use, has been added."""
+        counted = self._counted  # not self: a dropped replica must be freed at once, without the garbage collector
+        parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+            lambda parameter: counted.add(id(parameter))
+        )
+
+    def restart(self) -> None:
+        """The microbatch in work is over."""
+        self._counted.clear()
+        self.progress = GradientProgress(self._counted)
+
+    def passes(self, samples: int) -> Passes:
+        """The passes over a microbatch of `samples`."""
+        return choose_passes(samples, self.budget, self.memory.pass_nbytes)
+
+    def limit(self, nbytes: int) -> None:
+        """Allow a pass so many bytes."""
+        self.budget = nbytes
+
+    def scale_less(self) -> None:
+        """Scale gradients half as much from now on."""
+        self.scale /= 2.0
+
+    def halve(self, samples: int) -> None:
+        """Allow graphs half the memory from now on; microbatches have up to `samples`."""
+        if self.budget is None:
+            self.budget = self.memory.pass_nbytes(samples, False)
+        self.budget //= 2
+
+    def run(self, kept: StageInput, *, train: bool, by_layer: bool = False) -> tuple[Tensor, Tensor]:
+        """(input, output) of the layers, with a graph when training; the input is then a leaf with a gradient, unless
+        it is token ids. On the last stage the output is what enters the head."""
+        tokens = self._part.has_embedding
+        leaf = kept.x.to(self._device) if tokens else kept.x.to(self._device).to(self._dtype)
+        if train and not tokens:
+            leaf = leaf.detach().requires_grad_()
+        ids = leaf if kept.tokens is None else kept.tokens.to(self._device)
+        documents = None if kept.documents is None else kept.documents.to(self._device)
+        with torch.set_grad_enabled(train):
+            x = leaf if self._subspace is None or tokens else self._subspace.up(leaf, ids)
+            with torch.autocast(
+                self._device.type, self._autocast or torch.bfloat16, enabled=self._autocast is not None
+            ):
+                y = self._module.hidden(x, documents, by_layer=by_layer and train)
+            if self._subspace is not None and not self._part.has_head:
+                y = self._subspace.down(y, ids)
+        return leaf, y
+
+    def backward(
+        self, kept: StageInput, dy: Tensor, held: tuple[Tensor, Tensor] | None, *, accumulate: bool
+    ) -> Tensor | None:
+        """The gradient [B, T, D] of the input of a microbatch with the gradient `dy` of its output; None for tokens.
+        That of the parameters is added to theirs, unless accumulate=False. `held`: (input, output) of a graph that is
+        still there."""
+        for first, last in self._spans(kept, held, accumulate=accumulate):
+            if held is not None:
+                leaf, output = held
+                held = None
+            else:
+                leaf, output = self.run(self._part_of(kept, first, last), train=True, by_layer=self._by_layer)
+            here = dy[first:last].to(self._device).to(output.dtype)
+            here = here * self.scale if self.scale != 1.0 else here
+            self._differentiate(kept, leaf, output, here, first, last, accumulate=accumulate)
+        return self.progress.gradient
+
+    def loss(
+        self, kept: StageInput, targets: Tensor, share: float, *, train: bool, accumulate: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """Last stage: (the summed loss of `targets` [B, T], a scalar on the device; with `train` as `backward` the
+        gradient of `share` · loss)."""
+        for first, last in self._spans(kept, None, accumulate=train and accumulate):
+            leaf, hidden = self.run(self._part_of(kept, first, last), train=train, by_layer=self._by_layer)
+            loss_sum, dy = self.head(
+                hidden,
+                targets[first:last],
+                share * self.scale,
+                train=train,
+                progress=self.progress.head if accumulate else None,
+            )
+            before = self.progress.loss_sum
+            total = loss_sum if before is None else before + loss_sum
+            if dy is not None:
+                self._differentiate(kept, leaf, hidden, dy, first, last, accumulate=accumulate)
+            else:
+                self.progress.passed()
+            self.progress.loss_sum = total
+        assert self.progress.loss_sum is not None
+        return self.progress.loss_sum, self.progress.gradient
+
+    def head(
+        self, hidden: Tensor, targets: Tensor, share: float, *, train: bool, progress: HeadProgress | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """The loss of what enters the head [B, T, D], and with `train` its gradient, of `share` · loss. With `progress`
+        the head's own gradient is added, too."""
+        found = head_loss(
+            hidden.detach().flatten(0, 1),
+            self._module.head if self._autocast else self._module.head.to(hidden.dtype),
+            targets.flatten(),
+            share=share,
+            train=train,
+            progress=progress if train else None,
+            autocast=self._autocast,
+        )
+        return found.loss_sum, None if found.gradient is None else found.gradient.view_as(hidden)
+
+    def _spans(
+        self, kept: StageInput, held: tuple[Tensor, Tensor] | None, *, accumulate: bool
+    ) -> Iterator[tuple[int, int]]:
+        """(first, last) samples of the passes that are left."""
+        passes, progress = self.passes(kept.samples), self.progress
+        progress.accumulates = accumulate
+        self._by_layer = passes.by_layer
+        if held is not None:
+            assert not progress.begun, "a graph is only there for the first attempt"
+            passes = Passes(kept.samples, False)
+        if progress.parameters or progress.head.rows:  # a pass was broken off: the rest of it is added first
+            yield progress.samples, progress.last
+        for first, last in passes.spans(progress.samples, kept.samples):
+            progress.last = last
+            yield first, last
+
+    def _part_of(self, kept: StageInput, first: int, last: int) -> StageInput:
+        return kept if last - first == kept.samples else kept.part(first, last)
+
+    def _differentiate(
+        self, kept: StageInput, leaf: Tensor, output: Tensor, dy: Tensor, first: int, last: int, *, accumulate: bool
+    ) -> None:
+        """The backward of one pass over samples [first, last), added to `progress`."""
+        progress, whole = self.progress, last - first == kept.samples
+        if not whole and leaf.requires_grad and progress.gradient is None:
+            progress.gradient = leaf.new_empty(kept.samples, *leaf.shape[1:])
+        if accumulate:
+            inputs = None
+            if progress.parameters:
+                trained = (one for one in self._module.parameters() if one.requires_grad)
+                left = [one for one in trained if id(one) not in progress.parameters]
+                inputs = [*left, leaf] if leaf.requires_grad else left
+            if output.requires_grad and inputs != []:
+                torch.autograd.backward(output, dy, inputs=inputs)
+            found = leaf.grad
+        else:
+            found = torch.autograd.grad(output, leaf, dy)[0] if leaf.requires_grad else None
+        if found is not None and self.scale != 1.0:
+            found = found / self.scale
+        if whole:
+            progress.gradient = found
+        elif found is not None and progress.gradient is not None:
+            progress.gradient[first:last].copy_(found)
+        progress.passed()

@@ -1,0 +1,179 @@
+"""AdamW and Muon with moments that are not plain float32 on the device: read, used and written back part by part.
+
+The arithmetic is that of optimizer.py and muon.py: with moments in main memory weights are equal to the bit. A step
+with moments in 8 bits uses the exact new moment for the weights and rounds it for the next step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from swarmnode.manifest import InnerSpec
+from swarmnode.model.moments import PART, Moments, MomentSection, made
+from swarmnode.model.muon import FlatMuon, MuonMatrix
+from swarmnode.model.optimizer import FlatAdamW, Span
+from swarmnode.model.subspace import Subspace
+
+
+class PartedAdamW(FlatAdamW):
+    """`FlatAdamW` with its moments kept as `state` says (moments.py)."""
+
+    def __init__(
+        self,
+        theta: Tensor,
+        grad: Tensor,
+        inner: InnerSpec,
+        spans: Sequence[Span],
+        *,
+        shared: Sequence[tuple[int, tuple[int, ...]]] = (),
+        rank: int = 1,
+        state: str,
+    ) -> None:
+        self.grad = grad
+        self._theta = theta
+        self._inner = inner
+        self._rank = rank
+        self._spans: list[tuple[Span, Moments, Moments]] = []
+        for span in spans:
+            firsts, seconds = (made(state, span.last - span.first, theta, signed=signed) for signed in (True, False))
+            self._spans.append((span, firsts, seconds))
+        self._matrices = [
+            (first, shape, made(state, math.prod(shape), theta, signed=True), Moments(math.prod(shape[1:]), theta))
+            for first, shape in shared
+        ]
+        self._step = torch.zeros((), dtype=torch.float32, device=theta.device)
+        self._left: list[int] = []
+        self._at = 0  # parts that the step under way has updated
+
+    def pieces(self) -> tuple[list[tuple[int, Moments]], list[tuple[int, Moments]]]:
+        """(first element in the flat buffer, moments) of first and second moments, ascending."""
+        found = [(span.first, m, v) for span, m, v in self._spans] + [(at, m, v) for at, _, m, v in self._matrices]
+        found.sort(key=lambda piece: piece[0])
+        return [(at, m) for at, m, _ in found], [(at, v) for at, _, v in found]
+
+    @torch.no_grad()
+    def step(self, steps_before: int, learning_rate: float) -> None:
+        self._step.fill_(steps_before + 1)
+        self._at = 0
+        self.finish(steps_before, learning_rate)
+
+    @torch.no_grad()
+    def finish(self, steps_before: int, learning_rate: float) -> None:
+        """`step`, or the rest of one that memory ran out in: parts are updated one after the other, each as a whole."""
+        done = 0
+        for span, firsts, seconds in self._spans:
+            for start in range(0, span.last - span.first, PART):
+                if done >= self._at:
+                    self._step_part(span, firsts, seconds, start, learning_rate)
+                    self._at += 1
+                done += 1
+        for first, shape, firsts, seconds in self._matrices:
+            if done >= self._at:
+                self._step_matrix(first, shape, firsts, seconds, steps_before, learning_rate)
+                self._at += 1
+            done += 1
+
+    def _step_part(self, span: Span, firsts: Moments, seconds: Moments, start: int, learning_rate: float) -> None:
+        end = min(start + PART, span.last - span.first)
+        weights, gradients = (flat[span.first + start : span.first + end] for flat in (self._theta, self.grad))
+        exp_avg, exp_avg_sq = firsts.read(start, end), seconds.read(start, end)
+        decay = self._inner.weight_decay if span.decays else 0.0
+        self._update([weights], [gradients], [exp_avg], [exp_avg_sq], learning_rate, decay)
+        firsts.write(start, exp_avg)
+        seconds.write(start, exp_avg_sq)
+
+    def _step_matrix(
+        self,
+        first: int,
+        shape: tuple[int, ...],
+        firsts: Moments,
+        seconds: Moments,
+        steps_before: int,
+        learning_rate: float,
+    ) -> None:
+        """The step of a matrix with one second moment per column."""
+        flat = slice(first, first + math.prod(shape))
+        exp_avg = firsts.read(0, len(firsts))
+        weights, gradients = self._theta[flat].view(shape), self.grad[flat].view(shape)
+        self._shared = [[weights], [gradients], [exp_avg.view(shape)], [seconds.flat.view(shape[1:])]]
+        exp_avg.view(shape).lerp_(gradients, 1.0 - self._inner.beta1)
+        weights.mul_(1.0 - learning_rate * self._inner.weight_decay)
+        self._left = [0]
+        FlatAdamW.finish(self, steps_before, learning_rate)
+        firsts.write(0, exp_avg)
+
+
+class PartedMuon(FlatMuon):
+    """`FlatMuon` with its moments kept as `state` says (moments.py)."""
+
+    def __init__(
+        self,
+        theta: Tensor,
+        grad: Tensor,
+        inner: InnerSpec,
+        matrices: Sequence[MuonMatrix],
+        spans: Sequence[Span],
+        *,
+        subspace: Subspace | None = None,
+        autocast: bool = False,
+        state: str,
+    ) -> None:
+        adamw = PartedAdamW(theta, grad, inner, spans, state=state)
+        self._set_up(adamw, theta, grad, inner, matrices, subspace, autocast=autocast)
+        self._parts = adamw
+        self._kept = [made(state, math.prod(matrix.shape), theta, signed=True) for matrix in matrices]
+        self._firsts = [matrix.first for matrix in matrices]
+        self._taken = set[int]()
+
+    def pieces(self) -> tuple[list[tuple[int, Moments]], list[tuple[int, Moments]]]:
+        """Like PartedAdamW.pieces; matrices have no second moment."""
+        firsts, seconds = self._parts.pieces()
+        firsts += zip(self._firsts, self._kept, strict=True)
+        return sorted(firsts, key=lambda piece: piece[0]), seconds
+
+    def _take_gradients(self) -> None:
+        self._taken = set[int]()  # each matrix's is taken when its direction is found
+
+    def _nesterov(self, index: int) -> Tensor:
+        """The direction of matrix `index`'s step; its moment takes the gradient."""
+        kept, gradient = self._kept[index], self._gradients[index]
+        moment = kept.read(0, len(kept))
+        if index not in self._taken:
+            moment.view(gradient.shape).lerp_(gradient, 1.0 - self._inner.muon_momentum)
+        ahead = self._ahead(gradient, moment.view(gradient.shape))
+        if index not in self._taken:
+            kept.write(0, moment)
+            self._taken.add(index)
+        return ahead
+
+
+def sections(optimizer: PartedAdamW | PartedMuon, count: int) -> tuple[MomentSection, MomentSection]:
+    """First moments [N = `count`] and second ones [Q] of `optimizer`, frozen parameters as zeros."""
+    firsts, seconds = optimizer.pieces()
+    whole, at = list[tuple[int, Moments | None]](), 0
+    for first, kept in firsts:
+        if first > at:
+            whole.append((at, None))
+        whole.append((first, kept))
+        at = first + len(kept)
+    if at < count:
+        whole.append((at, None))
+    packed, at = list[tuple[int, Moments | None]](), 0
+    for _, kept in seconds:
+        packed.append((at, kept))
+        at += len(kept)
+    return MomentSection(whole, count), MomentSection(packed, at)
+
+
+def sections_of(optimizer: FlatAdamW | FlatMuon, count: int) -> dict[str, MomentSection]:
+    """First moments [N = `count`] and second ones [Q] by section, wherever `optimizer` keeps them."""
+    if isinstance(optimizer, PartedAdamW | PartedMuon):
+        firsts, seconds = sections(optimizer, count)
+    else:
+        flats = optimizer.exp_avg, optimizer.exp_avg_sq
+        firsts, seconds = (MomentSection([(0, Moments.of(flat))], flat.numel()) for flat in flats)
+    return {"exp_avg": firsts, "exp_avg_sq": seconds}

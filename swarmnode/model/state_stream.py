@@ -1,0 +1,110 @@
+"""A replica's state between its buffers and bytes, part by part: beside the bytes nothing as large as a section exists.
+
+The buffers may lie on different devices, and moments may be kept in other forms (moments.py). Bytes are float32, or
+packed as section.py says: the fast weights as their distance from the slow ones.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from swarmnode.errors import RemoteFault
+from swarmnode.model.architecture import Shapes
+from swarmnode.model.moments import PART, MomentSection
+from swarmnode.model.section import ITEMSIZE, PACKED_ITEMSIZE
+from swarmnode.model.tensor import check_finite, decode
+from swarmnode.ports import State, WireTensor
+
+Part = Tensor | MomentSection
+Buffers = Callable[[int], memoryview]
+"""Makes a writable buffer of so many bytes."""
+
+
+def _spans(part: Part) -> Iterator[tuple[int, int]]:
+    if isinstance(part, MomentSection):
+        yield from part.spans()
+    else:
+        for start in range(0, len(part), PART):
+            yield start, min(start + PART, len(part))
+
+
+def _read(part: Part, first: int, last: int) -> Tensor:
+    found = part.read(first, last) if isinstance(part, MomentSection) else part[first:last]
+    return torch.zeros(last - first) if found is None else found
+
+
+def write_sections(
+    parts: Mapping[str, Part], names: Sequence[str], buffers: Buffers, *, packed: bool
+) -> dict[str, memoryview]:
+    """Copies of the sections `names` of a replica's `parts`, each in its own buffer."""
+    made = {}
+    for name in names:
+        itemsize = PACKED_ITEMSIZE[name] if packed else ITEMSIZE
+        room = buffers(itemsize * len(parts[name]))
+        out = torch.frombuffer(room, dtype=torch.float32 if itemsize == ITEMSIZE else torch.bfloat16)
+        for first, last in _spans(parts[name]):
+            values = _read(parts[name], first, last)
+            if packed and name == "theta":
+                values = values.to(parts["phi"].device) - parts["phi"][first:last]  # type: ignore[union-attr,index]
+            out[first:last].copy_(values)
+        made[name] = room.toreadonly()
+    return made
+
+
+class GivenState:
+    """The sections of a `state` from elsewhere, for a replica with `sizes` elements of each, without a copy."""
+
+    def __init__(self, state: State, sizes: Mapping[str, int]) -> None:
+        """Raises RemoteFault if a section is missing or of the wrong size."""
+        self._packed = state.packed
+        self.sections = {name: self._section(state, name, count) for name, count in sizes.items()}
+        if len(state.sections) != len(sizes):
+            raise RemoteFault(f"state with sections {list(state.sections)}; expected {', '.join(sizes)}")
+
+    def _section(self, state: State, name: str, count: int) -> Tensor:
+        data = state.sections.get(name)
+        if data is None:
+            raise RemoteFault(f"state without section {name}")
+        itemsize = PACKED_ITEMSIZE[name] if state.packed else ITEMSIZE
+        if data.nbytes != itemsize * count:
+            raise RemoteFault(f"state with {data.nbytes} bytes of {name}; expected {itemsize * count}")
+        return decode(WireTensor("f32" if itemsize == ITEMSIZE else "bf16", (count,), data))
+
+    def read(self, name: str, first: int, last: int) -> Tensor:
+        """Elements [first, last) of a section, on the CPU."""
+        values = self.sections[name][first:last]
+        if self._packed and name == "theta":
+            return values.float() + self.sections["phi"][first:last]
+        return values
+
+    def check(self) -> None:
+        """Raises RemoteFault for numbers that are not finite, or negative second moments."""
+        for name, section in self.sections.items():
+            for first, last in _spans(section):
+                check_finite(section[first:last].float(), f"state, section {name}")
+                values = self.read(name, first, last)
+                if name == "theta" and self._packed:
+                    check_finite(values, f"state, section {name}")
+                if name == "exp_avg_sq" and float(values.min()) < 0.0:
+                    raise RemoteFault("state with a negative second moment in exp_avg_sq")
+
+    def by_name(self, name: str, shapes: Shapes) -> Iterator[tuple[str, Tensor]]:
+        """Weights of section `name` as parameters."""
+        first = 0
+        for parameter, shape in shapes.items():
+            last = first + math.prod(shape)
+            yield parameter, self.read(name, first, last).view(shape)
+            first = last
+
+    def copy_to(self, name: str, part: Part) -> None:
+        """Copy a section into the replica's own `part`."""
+        for first, last in _spans(part):
+            values = self.read(name, first, last)
+            if isinstance(part, MomentSection):
+                part.load(first, values)
+            else:
+                part[first:last].copy_(values)

@@ -1,0 +1,71 @@
+"""Keeps the owner's access list current: asks one peer now and then, and acts on a newer list."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Callable, Sequence
+
+from google.protobuf.message import DecodeError
+
+from swarmnode.errors import Forbidden, RemoteFault, Unavailable
+from swarmnode.ids import PeerId
+from swarmnode.membership.admission import Admission
+from swarmnode.ports import Call, Telemetry, Transport
+from swarmnode.wire import access_pb2
+from swarmnode.wire import call_pb2 as wire
+
+PERIOD_S = 15.0  # guess: every node has heard of a ban after a few of these
+TIMEOUT_S = 5.0
+
+
+async def keep_access_list(
+    admission: Admission,
+    transport: Transport,
+    peers: Callable[[], Sequence[PeerId]],
+    rng: random.Random,
+    telemetry: Telemetry,
+    changed: Callable[[], None],
+    here: Callable[[], access_pb2.SignedAccessList | None] = lambda: None,
+    period_s: float = PERIOD_S,
+) -> str:
+    """Ask one random peer of `peers` each period for a newer access list, and call `changed` after an update.
+
+    `here` reads the owner's own file. Returns the reason once this node itself may no longer take part. A peer without
+    a newer list costs one period.
+    """
+    me = transport.peer_id
+    while True:
+        known = admission.rules.access_list.sequence
+        asked = [peer for peer in peers() if peer != me]
+        try:
+            if (own := here()) is not None:
+                admission.learn(own)
+            if asked:
+                await ask(admission, transport, rng.choice(asked))
+        except Forbidden as refusal:
+            take_evidence(admission, refusal)
+        except (RemoteFault, Unavailable) as error:
+            telemetry.event("access_list.failed", level="debug", reason=str(error))
+        if admission.rules.access_list.sequence > known:
+            telemetry.event("access_list.changed", sequence=admission.rules.access_list.sequence)
+            changed()
+        permit, reason = admission.judge(me, admission.mine)
+        if not permit:
+            return reason
+        await asyncio.sleep(period_s)
+
+
+def take_evidence(admission: Admission, refusal: Forbidden) -> None:
+    """Take in the owner's signed list that a refusing peer sends as evidence. The peer's own word changes nothing."""
+    with contextlib.suppress(RemoteFault, DecodeError):
+        admission.learn(access_pb2.SignedAccessList.FromString(refusal.evidence))
+
+
+async def ask(admission: Admission, transport: Transport, peer: PeerId) -> None:
+    """Take in the access list `peer` has, if it is newer. Raises RemoteFault and Unavailable as `call` does."""
+    request = wire.AccessListRequest(sequence=admission.rules.access_list.sequence)
+    answer = await transport.call(peer, Call(wire.Request(access_list=request)), timeout_s=TIMEOUT_S, reply_bytes_max=0)
+    if answer.header.access_list.list:
+        admission.learn(answer.header.access_list)

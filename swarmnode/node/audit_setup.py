@@ -1,0 +1,186 @@
+"""The parts by which a node checks the answers of others, and is checked itself."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+from swarmnode.errors import Unavailable
+from swarmnode.ids import PeerId, seeded, short
+from swarmnode.node.chunk_samples import ChunkSamples
+from swarmnode.node.node_context import NodeContext
+from swarmnode.node.role import NodeRole
+from swarmnode.pipeline import statement as statements
+from swarmnode.pipeline.accusation import Accusations
+from swarmnode.pipeline.auditor import Auditor
+from swarmnode.pipeline.fed_input import FeederInput
+from swarmnode.pipeline.feeder import Samples
+from swarmnode.pipeline.hop_claim import HopAnswer, HopClaim, StepsContradicted
+from swarmnode.pipeline.input_check import InputAuditor
+from swarmnode.pipeline.recompute import HopEvidence, RecomputeService, Text, hop_again
+from swarmnode.ports import Priority, Replica, WireTensor
+from swarmnode.recovery.donor_client import DownloadLimits
+from swarmnode.recovery.download import download
+from swarmnode.wire import call_pb2 as wire
+
+T = TypeVar("T")
+
+# Weights that took more inner steps since the answer cannot judge it. 16 steps apart, honest replicas have a cosine of
+# .983 or more (measured on the demo's model); 120 apart, none at all (measured: tests/node/test_clock.py, where a tiny
+# model takes a hundred steps a second and a download takes one).
+STEPS_APART_MAX = 32
+STEPS_FACTOR = 4.0  # guess: a replica is so much faster than all of them together were on average
+SNAPSHOT_AGE_S = 30.0  # guess: donors make a new snapshot every ten seconds, later while they are busy
+
+
+@dataclass(frozen=True, slots=True)
+class AuditSetup:
+    """`recompute` serves auditors of our answers. `auditor` checks the answers of others, `input_auditor` the input
+    that feeders send, and `accusations` the findings of other auditors. These three are None in a run that
+    is not audited."""
+
+    recompute: RecomputeService
+    auditor: Auditor | None = None
+    input_auditor: InputAuditor | None = None
+    accusations: Accusations | None = None
+
+    @classmethod
+    def of(cls, context: NodeContext, stage: int, replica: Replica, tasks: asyncio.TaskGroup, text: Text) -> AuditSetup:
+        """The audit parts of a node that serves `stage` with `replica`; `text` reads samples where this node feeds."""
+        manifest, run_id, ports, presence = context.manifest, context.run_id, context.ports, context.presence
+
+        def sign(statement: wire.Statement) -> None:
+            statement.run_id, statement.server = run_id, ports.identity.peer_id
+            statements.sign(statement, ports.identity)
+
+        recompute = RecomputeService(
+            manifest, stage, replica, ports.compute, replica.boundary_digest(), ports.telemetry, text, sign
+        )
+        if manifest.pipeline.audit_share == 0.0:
+            return cls(recompute)
+        referee = HopReplayer(context)
+        auditor = Auditor(
+            manifest,
+            run_id,
+            stage,
+            ports.identity,
+            context.transport,
+            replica,
+            ports.compute,
+            presence.peer_table.swarm,
+            tasks,
+            ports.telemetry,
+            presence.exclude,
+            referee.weigh,
+            # From the private key: nobody else can tell which answers will be checked.
+            seeded("audit", ports.identity.seed.hex(), presence.incarnation, stage),
+        )
+        input_auditor = InputAuditor(auditor, referee.read, referee.weigh_feeder)
+        return cls(
+            recompute, auditor, input_auditor, Accusations(auditor, stage, replica, ports.compute, referee.weigh)
+        )
+
+
+class HopReplayer:
+    """Recomputes a hop of another stage on this machine, with weights that a replica of that stage gives. Meanwhile it
+    takes the memory of such a replica."""
+
+    def __init__(self, context: NodeContext) -> None:
+        self._manifest = context.manifest
+        self._run_id = context.run_id
+        self._ports = context.ports
+        self._transport = context.transport
+        self._restorer = context.restorer
+        self._one = asyncio.Lock()  # one such replica at a time
+        self._samples_total = context.presence.samples_total
+        self._begun: tuple[float, int] | None = None  # loop time and the run's samples when this was first asked
+        self._samples: Samples | None = None  # this machine's own copy of the text, once it was needed
+
+    async def weigh(self, peer: PeerId, claim: HopClaim, shown: HopEvidence | None) -> HopAnswer:
+        """The hop of `claim` with the weights of `peer`. Raises Unavailable, RemoteFault, and StepsContradicted if
+        these weights cannot be those that answered."""
+        got = None if shown is None else shown.got
+
+        def work(replica: Replica) -> tuple[float, tuple[WireTensor, ...]]:
+            return hop_again(replica, claim.x, claim.tokens, claim.samples, got)
+
+        stated = claim.statement
+        loss_sum, tensors = await self._with_weights(
+            peer, stated.stage, claim.samples, work, stated.inner_steps, claim.came_s
+        )
+        return HopAnswer.of(tensors, loss_sum)
+
+    async def weigh_feeder(self, peer: PeerId, fed: FeederInput) -> WireTensor:
+        """The activations of what was fed, with the weights of the feeder `peer`. Raises Unavailable, RemoteFault."""
+
+        def work(replica: Replica) -> WireTensor:
+            return replica.forward(fed.tokens, keep=True, graph=False, tokens=fed.tokens)[0]
+
+        return await self._with_weights(peer, 0, fed.samples, work)
+
+    async def read(self, indices: Sequence[int]) -> WireTensor:
+        """Tokens of samples, from this machine's own copy of the text. Raises DataError, LocalFault, and Unavailable
+        where it has none at hand."""
+        async with self._one:
+            compute, own = self._ports.compute, self._ports.data
+            if own is not None:
+                data = own.set
+                self._samples = self._samples or (ChunkSamples(data, self._manifest) if data.is_open else None)
+                tokens = await self._samples.again(indices) if self._samples is not None else None
+                if tokens is None:
+                    raise Unavailable("this machine has no copy of that text")
+                return tokens
+            if self._ports.no_files or self._ports.role is NodeRole.REPLICA:
+                raise Unavailable("this machine reads no text")
+            if self._samples is None:
+                self._samples = await compute.run(Priority.BACKGROUND, 0, self._ports.samples)
+            return await compute.run(Priority.BACKGROUND, 0, partial(self._samples.train, indices))
+
+    async def _with_weights(
+        self,
+        peer: PeerId,
+        stage: int,
+        samples: int,
+        work: Callable[[Replica], T],
+        inner_steps: int | None = None,
+        came_s: float | None = None,
+    ) -> T:
+        """`work` on a replica of `stage` with the weights of `peer`. Raises Unavailable if they are more than
+        STEPS_APART_MAX from those after `inner_steps`, StepsContradicted if they are farther than a replica can have
+        come since `came_s`."""
+        compute = self._ports.compute
+        self._begun = self._begun or (asyncio.get_running_loop().time(), self._samples_total())
+        async with self._one:
+            replica = await compute.run(Priority.BACKGROUND, 0, partial(self._ports.replica, stage))
+            await self._restorer.freeze(replica, stage)
+            state, _ = await download(
+                self._transport,
+                lambda: [peer],
+                stage,
+                self._run_id,
+                replica.sizes_of(stage),
+                DownloadLimits(),
+                self._ports.telemetry,
+            )
+            apart = 0 if inner_steps is None else abs(state.inner_steps - inner_steps)
+            if apart > STEPS_APART_MAX:
+                what = f"the weights of {short(peer)} are {apart} inner steps from those that answered"
+                if came_s is not None and apart > STEPS_APART_MAX + self._steps_since(came_s):
+                    raise StepsContradicted(what)
+                raise Unavailable(what)
+
+            def loaded() -> T:
+                replica.load(state)
+                return work(replica)
+
+            return await compute.run(Priority.BACKWARD, samples, loaded)
+
+    def _steps_since(self, came_s: float) -> float:
+        """Inner steps that one replica can have taken since `came_s`, by the rate of the whole run."""
+        assert self._begun is not None
+        (begun_s, samples), now_s = self._begun, asyncio.get_running_loop().time()
+        rate = (self._samples_total() - samples) / max(1.0, now_s - begun_s)
+        return STEPS_FACTOR * rate * (now_s - came_s + SNAPSHOT_AGE_S) / self._manifest.inner.microbatch

@@ -1,0 +1,151 @@
+"""Checks callers by the header alone: before a tensor is read, and before anything is computed.
+
+A record is believed that its peer signed and that has not run out; it comes from the directory or rides on the call
+(piggyback.py). A caller must be where the call makes sense:
+
+    process                                        a replica of the stage before ours in the microbatch's itinerary; one
+                                                   of stage 0 under its own name, or that of a feeder without a stage,
+                                                   whose signature it shows; at stage 0 such a feeder itself
+    reserve                                        a replica of a stage that sends microbatches to ours; at stage 0 a
+                                                   feeder without a stage
+    opening, recompute, accusation                 a replica of another stage: checks follow an answer to its end; a
+                                                   feeder without a stage answers "recompute" alone, with text
+    exchange, commit, fallback, packet_receipt,
+    final delta, suspicion                             a replica of our own stage
+    handover                                       a replica of the stage after ours, which we keep
+    snapshot, chunk                                any member of the run: joiners, keepers, neighbours that rebuild; and
+                                                   a machine with the owner's warrant, which archives the run
+
+A refusal is `Unavailable`: an honest caller whose record has not come here yet is not at fault, sends its record with
+its next call, and asks another replica meanwhile. A record costs no more than a key. What a member with a false record
+uses up is bounded by the places of one caller (pipeline/slots.py) and its bytes under way (transport/budget.py).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Collection
+
+from swarmnode.errors import RemoteFault, Unavailable
+from swarmnode.ids import PeerId, RunId, short
+from swarmnode.manifest import Manifest
+from swarmnode.membership.place import feeder_place
+from swarmnode.membership.swarm import Member
+from swarmnode.membership.warrant import check_warrant
+from swarmnode.node.presence import Presence
+from swarmnode.pipeline.itinerary import successors
+from swarmnode.ports import Admit, Clock
+from swarmnode.wire import access_pb2, record_pb2
+from swarmnode.wire import call_pb2 as wire
+
+HEARD_MAX = 1024  # guess: callers remembered that the book has no room for: replicas of crowded stages
+OWN_STAGE = frozenset({"exchange", "commit", "fallback", "packet_receipt", "final_delta", "suspicion"})
+CHECKS = frozenset({"opening", "recompute", "accusation"})
+MEMBERS = frozenset({"snapshot", "chunk"})
+ARCHIVISTS_MAX = 16  # guess: machines with the owner's warrant that are remembered
+
+
+class CallerCheck:
+    """Gives the transport of one node a check for each method, which it makes before it serves a call."""
+
+    def __init__(self, manifest: Manifest, run_id: RunId, presence: Presence, clock: Clock, owner: bytes = b"") -> None:
+        """`owner`: the key that signs warrants; empty: nobody's."""
+        self._run_id = run_id
+        self._owner = owner
+        self._archivists: OrderedDict[PeerId, int] = OrderedDict()  # until when, in Unix seconds
+        self._presence = presence
+        self._clock = clock
+        self._stages, self._feeders = manifest.pipeline.stages, feeder_place(manifest)
+        self._before = [self._input_auditor(manifest, stage) for stage in range(self._stages)]
+        self._heard: OrderedDict[PeerId, Member] = OrderedDict()
+
+    @staticmethod
+    def _input_auditor(manifest: Manifest, stage: int) -> Collection[int]:
+        """The stages that send microbatches to `stage`."""
+        stages, spec = manifest.pipeline.stages, manifest.recovery
+        ways = {"swapped": spec.itinerary == "swapped", "skips": spec.while_lost == "skip"}
+        return [other for other in range(stages) if stage in successors(other, stages, **ways)]
+
+    def learn(self, signed: record_pb2.SignedRecord) -> None:
+        """Take in a record that came with a call. Raises RemoteFault when it is forged, expired or of another run."""
+        member = self._presence.learn(signed)
+        if self._presence.peer_table.member(member.peer) is None:  # of a crowd the book keeps some
+            self._heard[member.peer] = member
+            self._heard.move_to_end(member.peer)
+            if len(self._heard) > HEARD_MAX:
+                self._heard.popitem(last=False)
+
+    def admit(self, method: str) -> Admit:
+        """The check for calls of `method`. It raises Unavailable for callers that may not make them, RemoteFault for a
+        header that contradicts itself."""
+        if method == "process":
+            return self._process
+
+        def admit(peer: PeerId, header: wire.Request) -> None:
+            if method not in MEMBERS:
+                self._serves(peer, method, self._of(method))
+            elif header.snapshot.HasField("warrant"):
+                self._take_warrant(peer, header.snapshot.warrant)
+            elif not (method == "chunk" and self.archives(peer)) and self._member(peer) is None:
+                raise Unavailable(f"{short(peer)} is no member of this run, as far as is known here")
+
+        return admit
+
+    def archives(self, peer: PeerId) -> bool:
+        """Whether `peer` has shown the owner's warrant, and it still holds."""
+        return self._archivists.get(peer, 0) > self._clock.unix_s()
+
+    def _take_warrant(self, peer: PeerId, warrant: access_pb2.Warrant) -> None:
+        now_s = self._clock.unix_s()
+        permit, reason = check_warrant(warrant, owner=self._owner, run_id=self._run_id, machine=peer, now_unix_s=now_s)
+        if not permit:
+            raise Unavailable(f"{short(peer)} may not archive this run: {reason}")
+        self._archivists[peer] = warrant.expires_unix_s
+        self._archivists.move_to_end(peer)
+        if len(self._archivists) > ARCHIVISTS_MAX:
+            self._archivists.popitem(last=False)
+
+    def _of(self, method: str) -> Collection[int]:
+        """The stages whose replicas may call `method`."""
+        own = self._presence.status.stage
+        if own is None:
+            raise Unavailable("this node has no stage yet")
+        if own == self._feeders:
+            return range(self._stages) if method == "recompute" else ()
+        if method in OWN_STAGE:
+            return (own,)
+        if method == "handover":
+            return ((own + 1) % self._stages,)
+        if method in CHECKS:
+            return [stage for stage in range(self._stages) if stage != own]
+        return self._before[own] if own else (self._feeders,)
+
+    def _process(self, peer: PeerId, header: wire.Request) -> None:
+        process = header.process
+        at, way = process.position, process.itinerary
+        if not at < len(way):
+            raise RemoteFault(f"position {at} of an itinerary of {len(way)} stages")
+        self._serves(peer, "process", (way[at - 1] if at else self._feeders,))
+        if at > 1 or process.feeder == peer:
+            return
+        if at == 0 or not process.feed_signature:
+            raise RemoteFault(f"microbatch of feeder {process.feeder[-8:]!r} comes from {short(peer)}")
+        self._serves(PeerId(process.feeder), "feeding", (self._feeders,))
+
+    def _serves(self, peer: PeerId, method: str, stages: Collection[int]) -> None:
+        member = self._member(peer)
+        if member is None or member.stage not in stages:
+            where = "no stage" if member is None or member.stage >= self._stages else f"stage {member.stage}"
+            due = "feeders without a stage" if self._feeders in stages else f"replicas of stage {self._listed(stages)}"
+            raise Unavailable(f"{method} is for {due}; {short(peer)} has {where}, as is known here")
+
+    @staticmethod
+    def _listed(stages: Collection[int]) -> str:
+        return " or ".join(map(str, sorted(stages))) or "none"
+
+    def _member(self, peer: PeerId) -> Member | None:
+        """The newest record of `peer`; None when it has left or the record has expired."""
+        member = self._presence.peer_table.member(peer) or self._heard.get(peer)
+        if member is None or member.state == record_pb2.NODE_STATE_LEFT:
+            return None
+        return member if member.expires_unix_s > self._clock.unix_s() else None

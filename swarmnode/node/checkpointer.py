@@ -1,0 +1,193 @@
+"""Checkpoints as a task of a node. At each round that is due one replica of the stage saves it; all replicas agree on
+which one. Training goes on meanwhile: only the copy of the state is made on the compute thread."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from swarmnode.errors import DataError, LocalFault, SwarmnodeError
+from swarmnode.gossip.exchange import Gossip
+from swarmnode.ids import PeerId, RunId
+from swarmnode.manifest import Manifest
+from swarmnode.membership.progress import Progress
+from swarmnode.membership.swarm import GOSSIPING, Swarm
+from swarmnode.metrics import name
+from swarmnode.model.section import snapshot_nbytes
+from swarmnode.node.presence import Presence
+from swarmnode.ports import Compute, Priority, Replica, State, Store, Telemetry
+from swarmnode.recovery import checkpoint as form
+from swarmnode.recovery import checkpoint_io
+from swarmnode.recovery.checkpoint import Origin
+from swarmnode.recovery.checkpoint_io import ReplicaHoldings
+from swarmnode.recovery.resumption import CheckpointOptions
+from swarmnode.wire import record_pb2
+
+PATIENCE_S = 20.0  # guess: until the next replica saves what the one before it has not
+BOUNDARY_WAIT_S = 5.0  # guess: an outer step takes a second or two
+PATIENCE_RATE = 2e7  # guess: bytes a second of a slow disk or bucket, for large states
+RESUMED = PeerId("checkpoint")  # the feeder name under which earlier finished blocks are remembered
+
+
+def announce_checkpoints(options: CheckpointOptions, presence: Presence, manifest: Manifest) -> None:
+    """Tell `presence` what the checkpoint to resume knows of the run."""
+    if options.resume is not None:
+        presence.run_progress.trust(options.resume.progress())
+        presence.hear_checkpoint(RESUMED, options.resume.blocks(manifest))
+
+
+class Checkpointer:
+    """Saves one replica's stage when a checkpoint is due and it is this replica's turn. `run` reports the errors of a
+    store; it never raises them."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        run_id: RunId,
+        me: PeerId,
+        options: CheckpointOptions,
+        store: Store,
+        compute: Compute,
+        swarm: Callable[[], Swarm],
+        telemetry: Telemetry,
+        *,
+        stage: int,
+        replica: Replica,
+        gossip: Gossip,
+        progress: Progress,
+        finished_blocks: Callable[[], record_pb2.Blocks],
+    ) -> None:
+        """`replica` of `stage` is saved in `store`, with the run's `progress` and the data blocks finished by then."""
+        self._manifest = manifest
+        self._run_id = run_id
+        self._me = me
+        self._options = options
+        self._store = store
+        self._stage = stage
+        self._replica = replica
+        self._gossip = gossip
+        self._progress = progress
+        self._finished_blocks = finished_blocks
+        self._compute = compute
+        self._swarm = swarm
+        self._telemetry = telemetry
+        self._origin = Origin.of(manifest, run_id, options.signed)
+        self._shapes = options.shapes(manifest, stage)
+        self._wake = asyncio.Event()
+        self._time = asyncio.get_running_loop().time
+        self._patience_s = PATIENCE_S + snapshot_nbytes(replica.sizes_of(stage)) / PATIENCE_RATE
+
+    def progressed(self) -> None:
+        """The run's sample count grew: look whether a checkpoint is due."""
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Checkpoint after checkpoint until cancelled."""
+        saved = self._round()
+        while True:
+            self._wake.clear()
+            due = self._due(saved)
+            if due is None:
+                await self._wake.wait()
+                continue
+            saved = due
+            await self.save(form.label(due), due)
+
+    async def save(self, label: str, due: int | None = None) -> None:
+        """Save `label` when it is this replica's turn; without the round `due`, now. Errors of the store are reported,
+        not raised."""
+        try:
+            reason = "asked for" if due is None else await self._turn(label, due)
+            if reason is not None:
+                await self._save(label, reason)
+        except (LocalFault, DataError) as error:
+            self._failed(label, error)
+
+    def _round(self) -> int:
+        """The run's round, the same for all replicas. A replica may itself take part in every second or fourth only."""
+        return self._progress.total // self._manifest.gossip.round_samples
+
+    def _due(self, saved: int) -> int | None:
+        return form.due(self._round(), saved, self._manifest.checkpoint.every_rounds)
+
+    async def _turn(self, label: str, due: int) -> str | None:
+        """The reason why this replica saves; None once another one has, or when the next checkpoint is due."""
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+        stage = self._stage
+        able = [member.peer for member in self._swarm().stages[stage] if member.saves and member.state in GOSSIPING]
+        order = form.order(self._run_id, stage, label, {*able, self._me})
+        while self._due(due) is None:
+            alive = [member.peer for member in self._swarm().serving(stage)]
+            mine, reason = form.turn(order, self._me, alive, loop.time() - begun, self._patience_s)
+            if mine:
+                part = await self._store.read(f"{self._place(label)}/{form.part_name(stage)}")
+                if part is None:
+                    await self._boundary(due)
+                return reason if part is None else None
+            await asyncio.sleep(self._manifest.limits.announce_period_s)
+        return None
+
+    async def _boundary(self, due: int) -> None:
+        """Wait for this replica's own end of the round, a moment at most."""
+        try:
+            async with asyncio.timeout(BOUNDARY_WAIT_S):
+                await self._gossip.beyond(due - 1)
+        except TimeoutError:
+            pass
+
+    async def _save(self, label: str, reason: str) -> None:
+        loop = asyncio.get_running_loop()
+        begun, round_index = loop.time(), self._gossip.done
+        state, pause_s = await self._compute.run(Priority.OUTER, 0, self._copy)
+        holding = ReplicaHoldings(
+            stage=self._stage,
+            round=round_index,
+            peer=self._me,
+            progress=self._progress.to_wire(),
+            blocks=self._finished_blocks(),
+        )
+        place = self._place(label)
+        part = await checkpoint_io.save_stage(
+            self._store, place, state, self._shapes, holding, shard_nbytes=self._options.shard_nbytes
+        )
+        seconds, nbytes = loop.time() - begun, sum(file.nbytes for file in part.files)
+        self._telemetry.count(name.CHECKPOINTS, outcome="saved")
+        self._telemetry.gauge(name.CHECKPOINT_SECONDS, seconds)
+        self._telemetry.gauge(name.CHECKPOINT_PAUSE_SECONDS, pause_s)
+        self._telemetry.event(
+            "checkpoint.saved",
+            label=label,
+            stage=self._stage,
+            round=round_index,
+            nbytes=nbytes,
+            seconds=round(seconds, 4),
+            pause_s=round(pause_s, 6),
+            reason=reason,
+        )
+        await self._complete(label)
+
+    def _copy(self) -> tuple[State, float]:
+        """On the compute thread: the state, and the seconds for which training stood still."""
+        begun = self._time()
+        state = self._replica.snapshot()
+        return state, self._time() - begun
+
+    async def _complete(self, label: str) -> None:
+        made = await checkpoint_io.complete(self._store, self._origin, label)
+        if made is None:
+            return
+        self._telemetry.count(name.CHECKPOINTS, outcome="complete")
+        self._telemetry.event(
+            "checkpoint.complete", label=label, round=made.round, samples_total=made.samples, nbytes=made.nbytes
+        )
+        gone = await checkpoint_io.prune(self._store, self._run_id, self._manifest.checkpoint.keep)
+        if gone:
+            self._telemetry.event("checkpoint.pruned", labels=gone, keep=self._manifest.checkpoint.keep)
+
+    def _failed(self, label: str, error: SwarmnodeError) -> None:
+        self._telemetry.count(name.CHECKPOINTS, outcome="failed")
+        self._telemetry.event("checkpoint.failed", level="error", label=label, stage=self._stage, reason=str(error))
+
+    def _place(self, label: str) -> str:
+        return form.place(self._run_id, label)

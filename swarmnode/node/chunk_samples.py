@@ -1,0 +1,84 @@
+"""Numbered samples of the run's data set, as a feeder asks for them: fetched before they are read."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+
+from swarmnode.data.indexed import IndexedCorpus
+from swarmnode.manifest import Manifest
+from swarmnode.node.data_set import DataSet
+from swarmnode.pipeline.feeder import Samples
+from swarmnode.ports import WireTensor
+from swarmnode.token_bucket import TokenBucket
+
+AGAIN_EVERY_S = 60.0  # guess: a chunk fetched only to check another feeder costs 0.6 Mbit/s at this pace
+AGAIN_S = 20.0  # guess: as long as an auditor waits for it
+
+
+class ChunkSamples(Samples):
+    """pipeline.feeder.Samples over a DataSet that is open."""
+
+    def __init__(self, data: DataSet, manifest: Manifest) -> None:
+        """Raises DataError when the data set does not fit the manifest."""
+        self._data = data
+        assert data.store is not None
+        self._corpus = IndexedCorpus(manifest, data.index, data.store.read)
+        self._wanted, self._step = manifest.pipeline.validation_samples, manifest.inner.microbatch
+        self._block = manifest.data.block_samples
+        self._again: TokenBucket | None = None
+        self.digest = data.digest
+        self.span = self._corpus.span
+
+    def chunks_of(self, indices: Sequence[int]) -> list[int]:
+        """The chunks that hold the text of `indices`."""
+        return self._corpus.chunks_of(indices)
+
+    def here(self, indices: Sequence[int]) -> bool:
+        assert self._data.store is not None
+        return all(map(self._data.store.in_memory, self._corpus.chunks_of(indices)))
+
+    async def fetch(self, indices: Sequence[int]) -> None:
+        for number in self._corpus.chunks_of(indices):
+            await self._data.ensure(number)
+
+    async def in_vain(self, indices: Sequence[int]) -> None:
+        await self._data.in_vain(self._corpus.chunks_of(indices))
+
+    async def fetch_held_out(self) -> None:
+        for number in self._corpus.held_out_chunks(self._wanted):
+            await self._data.ensure(number)
+
+    async def prefetch(self, coming: Callable[[], Iterable[int]], changed: asyncio.Event) -> None:
+        def chunks() -> Iterable[int]:
+            for block in coming():
+                yield from self._corpus.chunks_of(range(block * self._block, (block + 1) * self._block))
+
+        await self._data.prefetch(chunks, changed)
+
+    def train(self, indices: Sequence[int]) -> WireTensor:
+        return self._corpus.batch(indices).to_wire()
+
+    async def again(self, indices: Sequence[int]) -> WireTensor | None:
+        """The tokens of `indices` again; None when they are not here and cannot be fetched.
+
+        Fetches for such requests are rate-limited, so that an auditor cannot make this node fetch the whole data set.
+        """
+        if not self.here(indices):
+            now = asyncio.get_running_loop().time()
+            self._again = self._again or TokenBucket(1.0 / AGAIN_EVERY_S, 2.0, 2.0, now)
+            if not self._again.take(now):
+                return None
+            try:
+                async with asyncio.timeout(AGAIN_S):
+                    await self.fetch(indices)
+            except TimeoutError:
+                return None
+        return self.train(indices)
+
+    def held_out(self) -> Sequence[WireTensor]:
+        batches = (
+            self._corpus.validation_batch(first, self._step, self._wanted)
+            for first in range(0, self._wanted, self._step)
+        )
+        return [batch.to_wire() for batch in batches if len(batch)]

@@ -1,0 +1,150 @@
+"""The steps by which a node hands on everything it holds of a stage before it leaves (drain.py runs them)."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable
+
+from swarmnode.errors import SwarmnodeError, Unavailable
+from swarmnode.gossip.exchange import Gossip
+from swarmnode.gossip.final_delta import send_final_delta
+from swarmnode.ids import PeerId, RunId, short
+from swarmnode.membership.swarm import Swarm
+from swarmnode.model.section import snapshot_nbytes
+from swarmnode.node.drain import DrainReport, DrainStep, DrainTask
+from swarmnode.node.held_work import HeldWork
+from swarmnode.node.notice import NoticeKind
+from swarmnode.ports import Call, Replica, Telemetry, Transport
+from swarmnode.recovery.archive_donor import StageDonor
+from swarmnode.wire import call_pb2 as wire
+
+MARGIN = 2.0  # guess: held work, or an exchange, may take twice as long as usually
+EXCHANGE_S = 1.0  # guess: at least, with its turn on a busy device; an exchange of a round itself may take 0.1 s
+UPLINK_BYTES_PER_S = 5e6  # guess: a volunteer's uplink
+SAVED_BYTES = 4  # of a parameter
+SAVE_BYTES_PER_S = 1e8  # guess: a cloud disk of the cheapest kind
+HANDOVER_MAX_S = 3600.0  # guess: never reached, because the notice's own time is shorter
+
+
+def mates(swarm: Swarm, stage: int, me: PeerId) -> list[PeerId]:
+    """Replicas of `stage` that stay and can take the last local update of this one."""
+    return [member.peer for member in swarm.serving(stage) if member.peer != me]
+
+
+def successors(swarm: Swarm, stage: int, me: PeerId) -> tuple[list[PeerId], str]:
+    """(nodes that may keep the state of `stage` for its next replica, best first; the reason). Empty when another
+    replica stays.
+
+    These are nodes of the stage before: there the next replica looks for it (recovery/recovery_source.py). The least
+    loaded ones come first.
+    """
+    if mates(swarm, stage, me):
+        return [], "other replicas of the stage stay"
+    before = (stage - 1) % len(swarm.stages)
+    found = sorted(swarm.serving(before), key=lambda member: (member.queue, member.peer))
+    able = [member.peer for member in found if member.peer != me]
+    return able, f"this is the last replica of stage {stage}; {len(able)} nodes of stage {before} may keep its state"
+
+
+class StageDrain:
+    """The drain steps of one served stage. They fill in `report` as they go."""
+
+    def __init__(
+        self,
+        run_id: RunId,
+        stage: int,
+        transport: Transport,
+        swarm: Callable[[], Swarm],
+        replica: Replica,
+        gossip: Gossip,
+        donor: StageDonor,
+        work: HeldWork,
+        save: Callable[[], Awaitable[None]],
+        telemetry: Telemetry,
+        rng: random.Random,
+        report: DrainReport,
+    ) -> None:
+        """`save` writes the stage to this machine's disk."""
+        self._run_id = run_id
+        self._stage = stage
+        self._transport = transport
+        self._swarm = swarm
+        self._replica = replica
+        self._gossip = gossip
+        self._donor = donor
+        self._work = work
+        self._save = save
+        self._telemetry = telemetry
+        self._rng = rng
+        self._report = report
+        self._finished_before = work.finished
+
+    def steps(self) -> list[DrainTask]:
+        """Refuse new work, and return what is to be done, in order."""
+        self._work.refuse("this node is leaving")
+        report, gossip = self._report, self._gossip
+        report.expect(held=self._work.held, unsent=gossip.unsent)
+        finish_s = MARGIN * self._work.seconds if report.held else 0.0
+        exchange_s = max(EXCHANGE_S, MARGIN * gossip.exchange_s) if report.unsent or report.held else 0.0
+        steps = [
+            DrainTask(DrainStep.FINISH, finish_s, self._finish, self._count),
+            DrainTask(
+                DrainStep.EXCHANGE, exchange_s, self._exchange, lambda: f"{report.unsent - report.sent} samples learnt"
+            ),
+        ]
+        if not self._stopping and successors(self._swarm(), self._stage, self._me)[0]:
+            due_s = snapshot_nbytes(self._replica.sizes_of(self._stage)) / UPLINK_BYTES_PER_S
+            undone = f"the state of stage {self._stage}"
+            steps.append(DrainTask(DrainStep.HANDOVER, due_s, self._hand_over, lambda: undone))
+        save_s = self._replica.parameters * SAVED_BYTES / SAVE_BYTES_PER_S
+        return [*steps, DrainTask(DrainStep.SAVE, save_s, self._save, lambda: "the stage on disk")]
+
+    @property
+    def _me(self) -> PeerId:
+        return self._transport.peer_id
+
+    @property
+    def _stopping(self) -> bool:
+        """True if the whole run stops: then no node needs this node's update or state."""
+        return self._report.notice.kind is NoticeKind.STOP
+
+    async def _finish(self) -> None:
+        try:
+            await self._work.finish()
+        finally:
+            self._count()
+
+    def _count(self) -> str:
+        """Note how much of the held work is done; what is left, in words."""
+        self._report.count_finished(self._work.finished - self._finished_before)
+        return f"{self._report.held - self._report.finished} of {self._report.held} microbatches"
+
+    async def _exchange(self) -> None:
+        """Give the update since the last round to another replica of the stage."""
+        await self._gossip.rest()
+        self._report.expect(unsent=self._gossip.unsent)
+        staying = mates(self._swarm(), self._stage, self._me)
+        if self._stopping or not self._report.unsent or not staying:
+            return
+        await send_final_delta(self._transport, self._run_id, staying, self._gossip.parting, self._telemetry, self._rng)
+        self._report.all_sent()
+
+    async def _hand_over(self) -> None:
+        """Give the state of the last replica to a node of the stage before. Raises Unavailable when none takes it."""
+        self._donor.close()  # its snapshots were copied before the last inner step
+        if mates(self._swarm(), self._stage, self._me):  # a replica came after this step was planned
+            if self._report.sent < self._report.unsent:
+                await self._exchange()
+            return
+        able, reason = successors(self._swarm(), self._stage, self._me)
+        for successor in able:
+            request = wire.Request(run_id=self._run_id, handover=wire.Handover(stage=self._stage))
+            try:
+                await self._transport.call(successor, Call(request), timeout_s=HANDOVER_MAX_S, reply_bytes_max=0)
+            except SwarmnodeError as error:
+                reason = f"{short(successor)}: {error}"
+                continue
+            self._report.all_sent(successor)
+            self._telemetry.event("handover.done", peer=successor, stage=self._stage, reason=reason)
+            return
+        raise Unavailable(reason)

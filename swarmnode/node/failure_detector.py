@@ -1,0 +1,123 @@
+"""Finds dead replicas. Silent replicas are pinged, and those that do not answer are marked dead before their records
+expire, so that routers, joiners and rebalancing see the gap at once."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Iterable
+
+from swarmnode.ids import PeerId
+from swarmnode.manifest import Manifest
+from swarmnode.membership.pinger import Pinger
+from swarmnode.node.presence import Presence
+from swarmnode.pipeline.feeder import Feeder
+from swarmnode.ports import Clock, Telemetry
+from swarmnode.recovery.recovery_source import overdue, quiet
+
+LOOK_SHARE = 0.5  # guess: of the announce period, between two looks
+SMALL = 64  # guess: in larger swarms only whole stages are watched; one node more or less matters little there
+SETTLED = 16  # guess: microbatches of a stage that is back, over which the loss is taken
+
+
+class FailureDetector:
+    """Watches all stages for one node, and reports when a stage is lost and when it is back."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        presence: Presence,
+        pinger: Pinger,
+        clock: Clock,
+        telemetry: Telemetry,
+        feeder: Callable[[], Feeder | None],
+    ) -> None:
+        """`feeder` returns the feeder, which knows the loss, where this node feeds."""
+        self._limits = manifest.limits
+        self._stages = manifest.pipeline.stages
+        self._presence = presence
+        self._pinger = pinger
+        self._clock = clock
+        self._telemetry = telemetry
+        self._feeder = feeder
+        self._lost: dict[int, tuple[float, float | None]] = {}  # stage -> (since, loss then)
+        self._returned: dict[int, tuple[float, int]] = {}  # stage -> (loss before, microbatches done when it was back)
+
+    def lost(self) -> tuple[int, ...]:
+        """Stages that have no replica alive, as far as known here, ascending."""
+        return tuple(sorted(self._lost))
+
+    async def run(self) -> None:
+        """Look until cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_SHARE * self._limits.announce_period_s)
+            for stage in range(self._stages):
+                members = self._presence.peer_table.present(stage)
+                if stage in self._lost or overdue(members, self._clock.unix_s(), self._limits):
+                    await self._look(stage)
+                if self._returned:
+                    self._compare(stage)
+            await self._call()
+
+    async def _call(self) -> None:
+        """In a small swarm: ping replicas that went silent while others of their stage did not, and silent feeders."""
+        presence = self._presence
+        if presence.peer_table.size > SMALL:
+            return
+        if quiet_places := self._quiet(range(self._stages + 1)):
+            await presence.look(quiet_places)  # records of stages that we have little to do with come late
+            asked = [peer for peers in self._quiet(quiet_places).values() for peer in peers]
+            answering = await self._pinger.answering(asked)
+            if dead := [peer for peer in asked if peer not in answering]:
+                presence.mark_dead(dead)
+
+    def _quiet(self, places: Iterable[int]) -> dict[int, list[PeerId]]:
+        """Members that went silent, by place (place.py); this node is not among them. No stage of which all have: that
+        is `_look`'s."""
+        swarm, now_unix_s, me = self._presence.peer_table.swarm(), self._clock.unix_s(), self._presence.me
+        found = {}
+        for place in places:
+            serving = swarm.serving(place) if place < self._stages else swarm.without_stage
+            peers = quiet(serving, now_unix_s, self._limits)
+            if place < self._stages and len(peers) == len(serving):
+                continue
+            if others := [peer for peer in peers if peer != me]:
+                found[place] = others
+        return found
+
+    async def _look(self, stage: int) -> None:
+        """Find out whether `stage` is lost, or back."""
+        presence, loop = self._presence, asyncio.get_running_loop()
+        swarm = presence.peer_table.swarm()
+        feeder = self._feeder()
+        if stage in self._lost:
+            if swarm.serving(stage):
+                since, loss = self._lost.pop(stage)
+                self._telemetry.event("stage.back", of_stage=stage, seconds=round(loop.time() - since, 3))
+                if feeder is not None and loss is not None:
+                    self._returned[stage] = (loss, feeder.done)
+            return
+        await presence.look([stage])  # others' records come by calls only while we have to do with them
+        members = presence.peer_table.swarm().serving(stage)
+        if not overdue(members, self._clock.unix_s(), self._limits):
+            return
+        if await self._pinger.answering([member.peer for member in members]):
+            return
+        presence.mark_dead([member.peer for member in members])
+        loss = feeder.loss.value if feeder is not None and feeder.loss.known else None
+        self._lost[stage] = (loop.time(), loss)
+        self._telemetry.event(
+            "stage.lost", level="warning", of_stage=stage, replicas=len(members), loss=loss, reason="none answers"
+        )
+
+    def _compare(self, stage: int) -> None:
+        """Once SETTLED microbatches have come through: the loss before and after."""
+        feeder = self._feeder()
+        if feeder is None or stage not in self._returned:
+            return
+        before, first = self._returned[stage]
+        if feeder.done >= first + SETTLED:
+            del self._returned[stage]
+            losses = list(feeder.losses)[-(feeder.done - first) :]
+            after = math.fsum(nats for nats, _ in losses) / max(1, sum(tokens for _, tokens in losses))
+            self._telemetry.event("recovery.loss", of_stage=stage, loss_before=before, loss_after=after)

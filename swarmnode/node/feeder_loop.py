@@ -1,0 +1,121 @@
+"""The loop of a feeder: microbatches all the time, and the held-out loss after rounds."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import Protocol
+
+from swarmnode.data.blocks import BlockLedger
+from swarmnode.ids import PeerId
+from swarmnode.manifest import Manifest
+from swarmnode.node.node_context import NodeContext
+from swarmnode.node.presence import Presence
+from swarmnode.pipeline.feeder import Feeder, FirstHop, Samples
+from swarmnode.pipeline.microbatch_size import MicrobatchSizer
+from swarmnode.wire import record_pb2
+
+# The first measurement of an 8 B model on home machines takes most of an hour. Two feeders of five made it, because a
+# feeder that begins knows few others (simulated: thousand-8b).
+BASELINE_S = 60.0  # guess
+UNHEARD = PeerId("unheard")  # the name under which blocks of unknown feeders are remembered
+
+
+class RunRounds(Protocol):
+    """The run's outer rounds, as a feeder follows them."""
+
+    @property
+    def done(self) -> int:
+        """The last round that is done."""
+        ...
+
+    async def beyond(self, round_index: int) -> None:
+        """Return when a later round than `round_index` is done."""
+        ...
+
+
+def ledger_of(presence: Presence, manifest: Manifest, span: int = 1) -> BlockLedger:
+    """The ledger that a feeder begins with: all finished blocks it has heard of, as far as they can be believed.
+
+    When all feeders died, their records have gone with them, or tell of an announce period ago. Then as many blocks
+    count as finished as the run's samples fill. Near that frontier some blocks are drawn again or left out, but the run
+    does not begin anew.
+    """
+    ledger = BlockLedger(presence.me, manifest.seed, span)
+    faults = ledger.merge_all(presence.blocks_heard, presence.blocks_max)
+    alone = all(peer == presence.me for peer in presence.peer_table.swarm().feeders())
+    if alone or len(faults) == len(presence.blocks_heard):
+        below = presence.progress.total // manifest.data.block_samples
+        ledger.merge(UNHEARD, record_pb2.Blocks(finished_below=below), below)
+    return ledger
+
+
+def make_feeder(
+    context: NodeContext,
+    hop: FirstHop,
+    incarnation: int,
+    samples: Samples,
+    speed: Callable[[], float],
+    counted: Callable[[int], None],
+) -> Feeder:
+    """A feeder of `samples`. It knows which blocks are finished, as far as this node has heard.
+
+    `incarnation` differs between all feeders of the same key; `speed` is this machine's, in samples/s; `counted` is
+    told the samples of each microbatch that came back.
+    """
+    manifest, presence, ports = context.manifest, context.presence, context.ports
+    return Feeder(
+        manifest,
+        presence.me,
+        incarnation,
+        hop,
+        samples,
+        MicrobatchSizer(manifest, presence.me, presence.status.rates, speed, ports.host),
+        ledger_of(presence, manifest, samples.span),
+        presence.peer_table.swarm,
+        presence.samples_total,
+        counted,
+        ports.telemetry,
+        context.failure_detector.lost,
+    )
+
+
+async def feeding(
+    feeder: Feeder, rounds: RunRounds, samples_total: Callable[[], int], done: int, resumed: bool
+) -> None:
+    """Measure the held-out loss before anything is trained (or a checkpoint was `resumed`), then feed, and measure
+    again after rounds past `done`, every `pipeline.validation_every_samples`.
+
+    Feeding waits for the first measurement BASELINE_S at most. Returns when the feeder is drained.
+    """
+    first = (samples_total() == 0 or resumed) and feeder.validates(0)
+    measured = asyncio.Event()
+    async with asyncio.TaskGroup() as tasks:
+        fetcher = tasks.create_task(feeder.prefetch())
+        validating = tasks.create_task(_validating(feeder, rounds, samples_total, done, first, measured))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(BASELINE_S):
+                await measured.wait()
+        await feeder.run()
+        validating.cancel()
+        fetcher.cancel()
+
+
+async def _validating(
+    feeder: Feeder,
+    rounds: RunRounds,
+    samples_total: Callable[[], int],
+    validated: int,
+    first: bool,
+    measured: asyncio.Event,
+) -> None:
+    if first:
+        await feeder.validate(samples_total())
+    measured.set()
+    while True:
+        done = rounds.done
+        if feeder.validation_due(validated, done) and feeder.validates(done):
+            await feeder.validate(samples_total())
+        validated = max(validated, rounds.done)
+        await rounds.beyond(done)

@@ -1,0 +1,194 @@
+"""A node that only feeds: it reads text, starts microbatches at replicas of the first stage, and reports losses."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
+
+from swarmnode.concurrency import background_tasks, forever
+from swarmnode.errors import RemoteFault
+from swarmnode.ids import PeerId
+from swarmnode.membership.place import feeder_place
+from swarmnode.node.drain import Deadline, DrainReport, DrainStep, DrainTask, drain
+from swarmnode.node.drain_steps import MARGIN
+from swarmnode.node.feeder_loop import feeding, make_feeder
+from swarmnode.node.held_work import HeldWork
+from swarmnode.node.local_status import StageStatus
+from swarmnode.node.node_context import NodeContext
+from swarmnode.pipeline.feeder import Feeder, Samples
+from swarmnode.pipeline.microbatch_size import SampleRates
+from swarmnode.pipeline.next_hop import NextHop
+from swarmnode.pipeline.remote_first_hop import RemoteFirstHop
+from swarmnode.pipeline.text_service import TextService
+from swarmnode.ports import Handler
+from swarmnode.wire import record_pb2
+
+LOOK_SHARE = 0.25  # guess: of the announce period, between two looks at whether all stages have a replica
+PINGED = 4  # guess: replicas of each stage that are asked how far the run is
+SINGLE_SHARE = 0.5  # guess: of its best speed a replica has with one sample at a time; a feeder measures no device
+
+
+class CountedRounds:
+    """The run's rounds by its count of samples, for a node that takes part in none."""
+
+    def __init__(self, context: NodeContext) -> None:
+        self._total = context.presence.samples_total
+        self._size = context.manifest.gossip.round_samples
+        self._grew = asyncio.Event()
+
+    @property
+    def done(self) -> int:
+        """Rounds whose samples are trained."""
+        return self._total() // self._size
+
+    async def beyond(self, round_index: int) -> None:
+        """Return when a later round than `round_index` is done."""
+        while self.done <= round_index:
+            self._grew.clear()
+            await self._grew.wait()
+
+    def progressed(self) -> None:
+        """The run's sample count grew."""
+        self._grew.set()
+
+
+class FeederOnly:
+    """A node at the feeders' place (place.py), from `open` until the end of its block. `begin` makes it feed."""
+
+    def __init__(self, context: NodeContext, samples: Samples, tasks: asyncio.TaskGroup) -> None:
+        manifest, presence, telemetry = context.manifest, context.presence, context.telemetry
+        self._context = context
+        self._samples = samples
+        self._tasks = tasks
+        self._rounds = CountedRounds(context)
+        self._next_hop = NextHop(context.run_id, context.transport, presence.routers, telemetry, manifest)
+        self._text = TextService(manifest, samples.again)
+        self.feeder: Feeder | None = None
+        self.held_work = HeldWork(None)
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, context: NodeContext, samples: Samples) -> AsyncIterator[FeederOnly]:
+        """Answer questions about the text for the length of a block."""
+        async with background_tasks() as tasks:
+            yield cls(context, samples, tasks)
+
+    async def begin(self) -> None:
+        """Wait until every stage has a replica, then feed. Returns when cancelled, and the feeding goes on."""
+        context, presence = self._context, self._context.presence
+        await self._meet_run()
+        hop = RemoteFirstHop(self._next_hop, context.ports.identity, presence.run_progress.clock.observed.worked)
+        size = context.manifest.inner.microbatch
+        presence.suppose_rates(SampleRates({1: SINGLE_SHARE, size: 1.0} if size > 1 else {1: 1.0}))
+        self.feeder = feeder = make_feeder(
+            context, hop, presence.incarnation, self._samples, self._replica_speed, self._fed
+        )
+        self.held_work.feed_by(feeder)
+        resumed = context.ports.saving.resume is not None
+        self._tasks.create_task(feeding(feeder, self._rounds, presence.samples_total, self._rounds.done, resumed))
+        presence.set_state(record_pb2.NODE_STATE_TRAINING, "ready")
+        context.telemetry.event("node.ready", serves="feeder")
+        await forever()
+
+    async def _meet_run(self) -> None:
+        """Wait for a run that can train, and take over its count of samples as most of its replicas tell it."""
+        context, presence, waiting = self._context, self._context.presence, False
+        stages = range(context.manifest.pipeline.stages)
+        while empty := [stage for stage in stages if not presence.peer_table.swarm().serving(stage)]:
+            if not waiting:
+                context.telemetry.event("feeder.waiting", stages=empty, reason="these stages have no replica")
+            waiting = True
+            await asyncio.sleep(LOOK_SHARE * context.manifest.limits.announce_period_s)
+            await presence.look(empty)
+        answering = await context.pinger.answering_in(presence.peer_table.swarm(), stages, PINGED)
+        presence.run_progress.begin(presence.run_progress.suppose(answering))
+
+    def _replica_speed(self) -> float:
+        """Samples a second of an average replica, as they announce it."""
+        told = [m.samples_per_second for m in self._context.presence.peer_table.swarm().members()]
+        known = [speed for speed in told if speed > 0.0]
+        return sum(known) / len(known) if known else 1.0
+
+    def _fed(self, samples: int) -> None:
+        self._context.presence.progress.add(self._context.me, samples)
+        self.progressed()
+
+    async def drain(self, deadline: Deadline, report: DrainReport, checkpoint: str) -> None:
+        """Finish the microbatches in flight as far as `deadline` allows; `report` is filled in. There is no stage to
+        save in `checkpoint`."""
+        work = self.held_work
+        work.refuse("this node is leaving")
+        before = work.finished
+        report.expect(held=work.held, unsent=0)
+
+        def count() -> str:
+            report.count_finished(work.finished - before)
+            return f"{report.held - report.finished} of {report.held} microbatches"
+
+        async def finish() -> None:
+            try:
+                await work.finish()
+            finally:
+                count()
+
+        expected_s = MARGIN * work.seconds if report.held else 0.0
+        report.begin(deadline.left_s(), self._context.telemetry)
+        step = DrainTask(DrainStep.FINISH, expected_s, finish, count)
+        await drain(report, [step], deadline, self._context.telemetry)
+
+    def hold(self, reason: str) -> None:
+        """Start no microbatch for `reason`. Those under way go on."""
+        self.held_work.hold(reason)
+
+    async def resume(self) -> None:
+        """After `hold`: feed again."""
+        self.held_work.hold(None)
+
+    # ---- calls, news, status
+
+    def handlers(self) -> Mapping[str, Handler]:
+        """The handlers of calls that a feeder answers."""
+        return {"recompute": self._text.serve}
+
+    def status(self) -> StageStatus:
+        """The feeder at this moment."""
+        feeder = self.feeder
+        if feeder is None:
+            return StageStatus()
+        validation = feeder.validation
+        return StageStatus(
+            round_index=self._rounds.done,
+            loss_train=feeder.loss.value if feeder.loss.known else None,
+            tokens_per_second=feeder.tokens_per_second(),
+            loss_validation=None if validation is None else validation[0],
+            loss_validation_samples=0 if validation is None else validation[1],
+            loss_validation_first=feeder.validation_first,
+            blocks=feeder.record(),
+        )
+
+    def progressed(self) -> None:
+        """The run's sample count grew: a validation may be due."""
+        self._rounds.progressed()
+
+    def hear_blocks(self, told: Mapping[PeerId, record_pb2.Blocks], frontier_max: int) -> Iterable[RemoteFault]:
+        """Take in the finished blocks announced by other feeders; returns those that cannot be believed."""
+        return () if self.feeder is None else self.feeder.heard(told, frontier_max)
+
+    def doubt(self, peers: Iterable[PeerId]) -> None:
+        """Check whether calls to `peers`, which went silent, are still alive."""
+        self._next_hop.doubt(peers)
+
+    def confirmed(self, peer: PeerId) -> int:
+        """Answers of `peer` in a row that were checked and right."""
+        return 0
+
+
+def attend_feeding(context: NodeContext, tasks: asyncio.TaskGroup) -> None:
+    """Announce this node as a feeder without a stage. Loops that announce it and look others up run in `tasks` from now
+    on."""
+    presence, place = context.presence, feeder_place(context.manifest)
+    presence.attend(place, (0,), 0.0)
+    presence.set_state(record_pb2.NODE_STATE_JOINING, "feeds only")
+    tasks.create_task(presence.announcing())
+    tasks.create_task(presence.watching([0, place]))

@@ -1,0 +1,49 @@
+"""Handlers that every member serves before it takes part in training: pings, the signed manifest, the access list."""
+
+from __future__ import annotations
+
+from swarmnode.errors import RemoteFault
+from swarmnode.ids import PeerId
+from swarmnode.membership.admission import Admission
+from swarmnode.ports import Answer, Call, Transport
+from swarmnode.wire import access_pb2, record_pb2
+from swarmnode.wire import call_pb2 as wire
+
+PING_BYTES_MAX = 1024
+
+
+class MembershipHandlers:
+    """Handlers of "ping", "manifest" and, where there is a door, "access_list"."""
+
+    def __init__(self, signed: record_pb2.SignedManifest, admission: Admission | None = None) -> None:
+        self._signed = signed
+        self._admission = admission
+
+    def serve(self, transport: Transport) -> None:
+        """Register them."""
+        transport.serve("ping", self.ping, tensor_bytes_max=0)
+        transport.serve("manifest", self.manifest, tensor_bytes_max=0)
+        if self._admission is not None:
+            transport.serve("access_list", self.access_list, tensor_bytes_max=0)
+
+    async def ping(self, peer: PeerId, call: Call) -> Answer:
+        """Echo. Raises RemoteFault for a payload over PING_BYTES_MAX."""
+        payload = call.header.ping.payload
+        if len(payload) > PING_BYTES_MAX:
+            raise RemoteFault(f"ping of {len(payload)} bytes; at most {PING_BYTES_MAX}")
+        return Answer(wire.Reply(pong=wire.Pong(payload=payload)))
+
+    async def manifest(self, peer: PeerId, call: Call) -> Answer:
+        """The signed manifest of this run; the asker checks signature and hash."""
+        return Answer(wire.Reply(manifest=self._signed))
+
+    async def access_list(self, peer: PeerId, call: Call) -> Answer:
+        """The owner's access list, unless the asker has it already."""
+        signed = self._admission.signed if self._admission is not None else None
+        if (
+            signed is None
+            or self._admission is None
+            or self._admission.rules.access_list.sequence <= call.header.access_list.sequence
+        ):
+            signed = access_pb2.SignedAccessList()
+        return Answer(wire.Reply(access_list=signed))

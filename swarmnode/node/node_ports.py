@@ -1,0 +1,49 @@
+"""All ports of one node, with the factories of its replica and its text."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from swarmnode.identity import Identity
+from swarmnode.membership.admission import Admission
+from swarmnode.node.base_set import BasePorts
+from swarmnode.node.data_set import DataPorts
+from swarmnode.node.probe import Probing
+from swarmnode.node.role import NodeRole
+from swarmnode.pipeline.feeder import Samples
+from swarmnode.pipeline.microbatch_size import Host
+from swarmnode.ports import Clock, Compute, Directory, Replica, Telemetry, Transport
+from swarmnode.recovery.archive_donor import ArchiveBudget
+from swarmnode.recovery.donor import DonorLimits
+from swarmnode.recovery.resumption import CheckpointOptions
+from swarmnode.wire import call_pb2 as wire
+
+
+@dataclass(frozen=True, slots=True)
+class NodePorts:
+    """All that a node needs from outside (ports.py). `replica`, `samples` and `probe` run on the compute thread."""
+
+    transport: Transport
+    directory: Directory
+    compute: Compute
+    clock: Clock
+    telemetry: Telemetry
+    identity: Identity
+    replica: Callable[[int], Replica]
+    samples: Callable[[], Samples]
+    probe: Probing
+    save: Callable[[Replica, int, int, int], Awaitable[None]]  # replica, stage, round, samples of the run
+    saving: CheckpointOptions = field(default_factory=CheckpointOptions)
+    admission: Admission | None = None  # None: every peer may take part
+    host: Host = field(default_factory=Host)
+    donating: DonorLimits = field(default_factory=DonorLimits)
+    archiving: ArchiveBudget = field(default_factory=ArchiveBudget)
+    owner: bytes = b""  # the key whose warrants let others archive the run; empty: nobody's
+    hashing: Callable[[Callable[[], wire.Snapshot]], Awaitable[wire.Snapshot]] | None = None
+    """Hashes beside the compute thread; None: on it."""
+    unable: frozenset[int] = frozenset()  # stages that this machine cannot serve (stage_fit.py); never all of them
+    role: NodeRole = NodeRole.ANY
+    no_files: bool = False  # the run's text is in files, and this machine's user opened none to it
+    data: DataPorts | None = None  # in a run whose data source is an index; `samples` is then not called
+    base: BasePorts | None = None  # in a run that starts from a pretrained model

@@ -1,0 +1,335 @@
+"""A stage that this node serves: all parts that work on its replica, from the first microbatch to the last."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+
+from swarmnode.concurrency import background_tasks
+from swarmnode.errors import RemoteFault, Unavailable
+from swarmnode.ids import PeerId, seeded
+from swarmnode.node.audit_setup import AuditSetup
+from swarmnode.node.checkpointer import Checkpointer
+from swarmnode.node.drain import Deadline, DrainReport, DrainTask, drain
+from swarmnode.node.drain_steps import StageDrain
+from swarmnode.node.feeder_loop import feeding, make_feeder
+from swarmnode.node.first_round import syncing
+from swarmnode.node.held_work import HeldWork
+from swarmnode.node.local_status import StageStatus
+from swarmnode.node.node_context import NodeContext
+from swarmnode.node.snapshot_source import GIVING
+from swarmnode.node.speed import Speed
+from swarmnode.node.stage_change import StageRebalancer, StageTransfer
+from swarmnode.node.stage_join import JoinedStage
+from swarmnode.node.stage_parts import make_checkpointer, make_donor, make_gossip, make_hop
+from swarmnode.pipeline.backlog import Backlog
+from swarmnode.pipeline.feeder import Feeder, Samples
+from swarmnode.pipeline.next_hop import NextHop
+from swarmnode.ports import Answer, Call, Handler, WireTensor
+from swarmnode.recovery.neighbour_backup import NeighbourBackup
+from swarmnode.recovery.recovery_source import donors_of
+from swarmnode.wire import record_pb2
+
+METHODS: Mapping[str, bool] = {
+    "process": True,
+    "reserve": False,
+    "opening": False,
+    "suspicion": False,
+    "accusation": True,
+    "recompute": True,
+    "exchange": True,
+    "final_delta": True,
+    "handover": False,
+    "commit": False,
+    "fallback": False,
+    "packet_receipt": False,
+    "snapshot": False,
+    "chunk": False,
+}
+"""The methods that a served stage answers, and whether their calls carry tensors."""
+
+FINISH_S = 8.0  # guess: before a move, held work is finished within this
+FINISH_SOON_S = 0.5  # guess: the same while a stage stands empty and all wait for the mover, or when it is HOPELESS
+HOPELESS_S = (
+    32.0  # guess: of work that takes so long little is finished in FINISH_S; callers ask another replica sooner
+)
+SERVING = (*GIVING, record_pb2.NODE_STATE_PAUSED)
+
+
+class ServedStage:
+    """A stage in service, from `open` until the end of its block. `feeder` is None until `begin`, at every stage
+    but the first, and where there is no text. `checkpointer` is None on nodes that save no checkpoints."""
+
+    def __init__(self, context: NodeContext, joined: JoinedStage, served_before: int, tasks: asyncio.TaskGroup) -> None:
+        """`served_before`: stages that this process served before; `tasks` run as long as the stage is served."""
+        manifest, presence, ports, telemetry = context.manifest, context.presence, context.ports, context.telemetry
+        self._context = context
+        self._served_before = served_before
+        self._tasks = tasks
+        self._newcomer, self._done, self._text = joined.restored.newcomer, joined.restored.round, joined.text
+        self.stage = joined.stage
+        self.replica = joined.replica
+        self.backlog = Backlog(tasks, manifest.limits.in_flight_max, telemetry)
+        self.held_work = HeldWork(self.backlog)
+        self._next_hop = NextHop(context.run_id, context.transport, presence.routers, telemetry, manifest)
+        self.audit = AuditSetup.of(context, self.stage, self.replica, tasks, self._training_text)
+        self.hop = make_hop(context, self.stage, self.replica, self._next_hop, self.backlog, self.audit)
+        self.gossip = make_gossip(context, joined, lambda: self.hop.samples)
+        self.backup = NeighbourBackup(
+            manifest, context.run_id, self.stage, context.transport, presence, telemetry, self.replica
+        )
+        self.donor = make_donor(context, joined, self.gossip, self.backup)
+        self._speed = Speed(self.hop, ports.compute, joined.samples_per_second)
+        self.feeder: Feeder | None = None
+        self.checkpointer: Checkpointer | None = None
+        if (store := ports.saving.store) is not None:
+            self.checkpointer = make_checkpointer(
+                context, store, self.stage, self.replica, self.gossip, self._finished_blocks
+            )
+        self._handlers = self._make_handlers()
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, context: NodeContext, joined: JoinedStage, served_before: int) -> AsyncIterator[ServedStage]:
+        """Serve the replica of `joined` for the length of a block. Its calls are answered at once; `begin` makes it
+        take work."""
+        async with background_tasks() as tasks:
+            served = cls(context, joined, served_before, tasks)
+            tasks.create_task(served.backup.run())
+            tasks.create_task(served.gossip.run())
+            if served.checkpointer is not None:
+                tasks.create_task(served.checkpointer.run())
+            try:
+                yield served
+            finally:
+                served.donor.close()
+
+    async def begin(self) -> None:
+        """Receive a first round where this replica is a newcomer, feed at the first stage, and take work."""
+        context, presence = self._context, self._context.presence
+        if self._newcomer:
+            await self._sync()
+        if self._text.samples is not None:
+            self._feed(self._text.samples)
+        elif self._text.later is not None:
+            self._tasks.create_task(self._feed_later(self._text.later))
+        presence.set_state(record_pb2.NODE_STATE_TRAINING, "ready")
+        context.telemetry.event("node.ready", serves=self.stage)
+
+    def _feed(self, samples: Samples) -> None:
+        context, presence = self._context, self._context.presence
+        incarnation = presence.incarnation + self._served_before
+        self.feeder = feeder = make_feeder(context, self.hop, incarnation, samples, self._speed, self._fed)
+        self.held_work.feed_by(feeder)
+        resumed = context.ports.saving.resume is not None
+        self._tasks.create_task(feeding(feeder, self.gossip, presence.samples_total, self._done, resumed))
+
+    async def _feed_later(self, text: Callable[[], Awaitable[Samples]]) -> None:
+        """Feed once the run's text is here; other nodes feed until then."""
+        self._feed(await text())
+        self._context.presence.changed()
+
+    async def until_moved(self) -> StageTransfer:
+        """Wait until this node should serve another stage, and has that stage's state."""
+        context, presence = self._context, self._context.presence
+        rebalancer = StageRebalancer(
+            context.manifest,
+            context.run_id,
+            presence,
+            context.transport,
+            context.pinger,
+            self.replica.sizes_of,
+            self.gossip,
+            context.telemetry,
+            seeded(context.manifest.seed, "moving", context.me, presence.incarnation, self._served_before),
+            samples_here=lambda: self.hop.samples,
+            speed=self._speed,
+            apart=self.replica.apart,
+        )
+        return await rebalancer.run()
+
+    async def withdraw(self, transfer: StageTransfer) -> None:
+        """Take no new work before the move of `transfer`, and finish what is held, in FINISH_S at most."""
+        presence, loop = self._context.presence, asyncio.get_running_loop()
+        presence.set_state(record_pb2.NODE_STATE_DRAINING, f"moves to stage {transfer.stage}")
+        self.held_work.refuse("this node is leaving")
+        held = 0
+        try:
+            async with asyncio.timeout(FINISH_S) as patience:
+                await presence.announce()  # under the key of this stage, before it is announced elsewhere
+                if transfer.state is None or self.backlog.seconds > HOPELESS_S:
+                    patience.reschedule(loop.time() + FINISH_SOON_S)
+                await self.held_work.finish()
+        except TimeoutError:
+            held = self.held_work.held
+        self._context.telemetry.event(
+            "stage.moved", source=self.stage, target=transfer.stage, cut=held, reason=transfer.reason
+        )
+
+    async def drain(self, deadline: Deadline, report: DrainReport, checkpoint: str) -> None:
+        """Hand on everything held here before this process ends, as far as `deadline` allows; `report` is filled in.
+        `checkpoint`: the label of the checkpoint in which the stage is saved as well; "": none."""
+        steps = self.drain_steps(report, checkpoint)
+        report.begin(deadline.left_s(), self._context.telemetry)
+        await drain(report, steps, deadline, self._context.telemetry)
+
+    def drain_steps(self, report: DrainReport, checkpoint: str = "") -> list[DrainTask]:
+        """Refuse new work; the steps of `drain`, in order."""
+        context = self._context
+
+        async def save() -> None:
+            await self.save()
+            if checkpoint and self.checkpointer is not None:
+                await context.presence.look([0])  # feeders that have left said in their last records what they fed
+                await self.checkpointer.save(checkpoint)
+
+        return StageDrain(
+            context.run_id,
+            self.stage,
+            context.transport,
+            context.presence.peer_table.swarm,
+            self.replica,
+            self.gossip,
+            self.donor,
+            self.held_work,
+            save,
+            context.telemetry,
+            seeded(context.manifest.seed, "leaving", context.me, self.gossip.done),
+            report,
+        ).steps()
+
+    async def save(self) -> None:
+        """Write the stage to this machine's disk. Raises LocalFault."""
+        context, total = self._context, self._context.presence.samples_total
+        await context.ports.save(self.replica, self.stage, self.gossip.done, total())
+        context.telemetry.event("state.saved", round=self.gossip.done, samples_total=total())
+
+    # ---- pausing
+
+    def hold(self, reason: str) -> None:
+        """Take no new work for `reason`: no microbatch, no round, no download. Work under way goes on."""
+        self.held_work.hold(reason)
+        self.gossip.hold(True)
+        self.backup.hold(True)
+
+    async def resume(self) -> None:
+        """After `hold`: catch up with the stage, then take work again. Raises Unavailable, and nothing has changed,
+        when the nodes that had the state are gone meanwhile."""
+        newcomer = await self._catch_up()
+        self.gossip.hold(False)
+        self.backup.hold(False)
+        if newcomer:
+            await self._sync()
+        self.held_work.hold(None)
+
+    async def _catch_up(self) -> bool:
+        """Take the stage's state from other replicas, as a joiner does, if rounds went by during the pause.
+
+        Without another node at the stage, this replica holds the stage's state. Returns whether its next round is to be
+        received at weight 0. Raises Unavailable.
+        """
+        presence, gossip = self._context.presence, self.gossip
+        await gossip.idle.wait()  # a round that began before the pause goes on in it, and its outer step needs its mark
+        await presence.look([self.stage])
+        behind = presence.progress.total // self._context.manifest.gossip.round_samples > gossip.done
+        if not behind or not donors_of(presence.peer_table.swarm(), self.stage, presence.me):
+            return False
+        restored = await self._context.restorer.restore(self.replica, self.stage)
+        gossip.restored(restored.round, newcomer=restored.newcomer)
+        return restored.newcomer
+
+    async def _sync(self) -> None:
+        context = self._context
+        await syncing(self.gossip, context.presence, self.stage, context.manifest, context.telemetry)
+
+    # ---- calls, news, status
+
+    def handlers(self) -> Mapping[str, Handler]:
+        """The handlers of METHODS."""
+        return self._handlers
+
+    def _make_handlers(self) -> Mapping[str, Handler]:
+        return {
+            "process": self._in_service(self.hop.serve),
+            "reserve": self._in_service(self.hop.reserve),
+            "opening": self._in_service(self.hop.show),
+            "suspicion": self._in_service(self.hop.suspect),
+            "accusation": self._in_service(self.hop.accuse),
+            "recompute": self._in_service(self.hop.serve_recompute),
+            "exchange": self.gossip.serve_exchange,
+            "final_delta": self.gossip.serve_final_delta,
+            "handover": self._inherit,
+            "commit": self.gossip.serve_commit,
+            "fallback": self.gossip.serve_fallback,
+            "packet_receipt": self.gossip.serve_receipt,
+            "snapshot": self.donor.offer,
+            "chunk": self.donor.chunk,
+        }
+
+    def _in_service(self, handler: Handler) -> Handler:
+        """`handler`, which refuses calls while this node does not serve microbatches."""
+
+        async def serve(peer: PeerId, call: Call) -> Answer:
+            if self._context.presence.status.state not in SERVING:
+                raise Unavailable("this node does not serve yet")
+            return await handler(peer, call)
+
+        return serve
+
+    async def _inherit(self, peer: PeerId, call: Call) -> Answer:
+        answer = await self.backup.inherit(peer, call)
+        self._context.presence.changed()  # a node that brings the stage back must know at once who has its latest state
+        return answer
+
+    def status(self) -> StageStatus:
+        """The stage at this moment."""
+        feeder, kept = self.feeder, self.backup.snapshot
+        loss = self.hop.loss if feeder is None else feeder.loss
+        validation = None if feeder is None else feeder.validation
+        return StageStatus(
+            samples_per_second=self._speed(),
+            queue=self._context.ports.compute.waiting,
+            round_index=self.gossip.done,
+            round_stride=self.gossip.stride,
+            kept_round=None if kept is None else kept.round_index,
+            kept_steps=0 if kept is None else kept.state.inner_steps,
+            inner_steps=self.hop.inner_steps,
+            loss_train=loss.value if loss.known else None,
+            tokens_per_second=0.0 if feeder is None else feeder.tokens_per_second(),
+            loss_validation=None if validation is None else validation[0],
+            loss_validation_samples=0 if validation is None else validation[1],
+            loss_validation_first=None if feeder is None else feeder.validation_first,
+            blocks=None if feeder is None else feeder.record(),
+        )
+
+    def progressed(self) -> None:
+        """The run's sample count grew: a round or a checkpoint may be due."""
+        self.gossip.progressed()
+        if self.checkpointer is not None:
+            self.checkpointer.progressed()
+
+    def hear_blocks(self, told: Mapping[PeerId, record_pb2.Blocks], frontier_max: int) -> Iterable[RemoteFault]:
+        """Take in the finished blocks announced by other feeders; returns those that cannot be believed."""
+        return () if self.feeder is None else self.feeder.heard(told, frontier_max)
+
+    def doubt(self, peers: Iterable[PeerId]) -> None:
+        """Check whether calls to `peers`, which went silent, are still alive."""
+        self._next_hop.doubt(peers)
+
+    def confirmed(self, peer: PeerId) -> int:
+        """Answers of `peer` in a row that were checked and right."""
+        return 0 if self.audit.auditor is None else self.audit.auditor.audits.in_row(peer)
+
+    def _fed(self, samples: int) -> None:
+        self._context.presence.progress.add(self._context.me, samples)
+        self.progressed()
+
+    async def _training_text(self, indices: Sequence[int]) -> WireTensor | None:
+        """Tokens of training samples. Raises Unavailable where this node feeds nothing."""
+        if self.feeder is None:
+            raise Unavailable("this node has no stage yet")
+        return await self.feeder.again(indices)
+
+    def _finished_blocks(self) -> record_pb2.Blocks:
+        return record_pb2.Blocks() if self.feeder is None else self.feeder.finished()

@@ -1,0 +1,368 @@
+"""Moves of a node to another stage. The node decides alone (pipeline/rebalance.py), and fetches the new state while it
+serves the old stage."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from swarmnode.errors import Unavailable
+from swarmnode.gossip.exchange import Gossip
+from swarmnode.ids import PeerId, RunId
+from swarmnode.manifest import Manifest
+from swarmnode.membership.pinger import PINGED_MAX, Pinger
+from swarmnode.membership.swarm import Swarm
+from swarmnode.metrics import name
+from swarmnode.model.section import Sizes, snapshot_nbytes
+from swarmnode.model.split import split
+from swarmnode.node.presence import Presence
+from swarmnode.pipeline.believed_rate import bounded, evened, witnessed
+from swarmnode.pipeline.rebalance import (
+    DOWNLOAD_RATE,
+    SMALL,
+    RebalanceRules,
+    StageMove,
+    all_told,
+    fed,
+    load,
+    on_the_way,
+    plan_move,
+    shifted,
+    staying,
+    still_good,
+    uneven,
+    worth_it,
+)
+from swarmnode.ports import Clock, Telemetry, Transport
+from swarmnode.recovery.donor_client import DownloadLimits
+from swarmnode.recovery.download import Compare, download
+from swarmnode.recovery.recovery_source import donors_of
+from swarmnode.recovery.snapshot import Snapshot
+from swarmnode.recovery.state_check import Apart, StateCheck, apart
+from swarmnode.wire import record_pb2
+
+WAIT_SHARE = 0.1  # guess: of the period, the longest random wait against simultaneous movers
+ROUND_WAIT_MAX_S = 60.0  # guess, as lifecycle.SYNC_WAIT_MAX_S
+EMPTY_SHARE = 0.25  # guess: of the announce period, between two looks for an empty stage, which stops all training
+EMPTY_LOOKS = 2  # guess: looks in a row that a stage has nobody; the roll call has buried its dead before
+FIRST_LOOKS = 40  # guess: the same before the run has trained anything
+CALM_LOOKS = 6  # guess: looks in a row in which nobody came, before the run has trained anything: they came together
+UNREST = 3  # guess: waits of an announce period after nodes came or went: newcomers have not announced a speed yet
+PARTNER_WAIT = 2.0  # guess: announce periods until somebody has said that it comes in exchange
+SEEN_PERIODS = 2.0  # guess: announce periods, at least, over which a node looks at what its stage asks of it
+SEEN_MICROBATCHES = 4  # guess: for each replica of a stage; of fewer nothing is concluded
+MATES_MAX = 8  # guess: replicas of the own stage that are asked whether they stay; one will do
+THIN_LOOKS = 20  # guess: looks in a row that a stage has too few and another can spare one; joiners come first
+
+
+@dataclass(slots=True)
+class StageTransfer:
+    """The state and expectations that a node takes along to its new stage. `state` is None when no replica there has
+    one, or once it is loaded. `speed`: the samples/s expected there, by the speed so far and the stages' costs."""
+
+    stage: int
+    reason: str
+    speed: float
+    state: Snapshot | None
+
+    def release(self) -> Snapshot | None:
+        """Return the state and drop the reference here: it is as large as the replica itself."""
+        state, self.state = self.state, None
+        return state
+
+    def forget_state(self) -> None:
+        """Free the state once the replica holds it: it is as large as the replica itself."""
+        self.state = None
+
+
+def costs(manifest: Manifest) -> tuple[float, ...]:
+    """The stages' costs per sample, relative."""
+    return tuple(part.cost for part in split(manifest.model, manifest.pipeline.stages))
+
+
+async def living_members(presence: Presence, pinger: Pinger, clock: Clock, telemetry: Telemetry) -> Swarm:
+    """The swarm without members that answer no ping, or have announced to pause soon. Large swarms are not pinged."""
+    swarm = staying(presence.peer_table.swarm(), clock.unix_s())
+    peers = [member.peer for member in swarm.members() if member.peer != presence.me]
+    answering = await pinger.answering(peers) if len(peers) <= PINGED_MAX else frozenset(peers)
+    gone = [peer for peer in peers if peer not in answering]
+    if gone:
+        telemetry.event("peer.gone", peers=gone, reason="no answer to a ping")
+    return Swarm.of((member for member in swarm.members() if member.peer not in gone), len(swarm.stages))
+
+
+class StageRebalancer:
+    """Watches the balance of the stages for one node. `run` returns when the node should move."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        run_id: RunId,
+        presence: Presence,
+        line: Transport,
+        pinger: Pinger,
+        sizes: Callable[[int], Sizes],
+        gossip: Gossip,
+        telemetry: Telemetry,
+        rng: random.Random,
+        samples_here: Callable[[], int],
+        speed: Callable[[], float],
+        apart: Apart = apart,
+    ) -> None:
+        """`sizes` gives the sizes of a stage as its replicas count
+        them; `gossip` runs the rounds of the present stage; `samples_here` counts the samples trained there; `speed` is
+        this machine's, in samples/s; `apart` as in ports.Replica."""
+        self._manifest = manifest
+        self._run_id = run_id
+        self._presence = presence
+        self._line = line
+        self._pinger = pinger
+        self._sizes = sizes
+        self._apart = apart
+        self._gossip = gossip
+        self._telemetry = telemetry
+        self._rng = rng
+        self._samples_here = samples_here
+        self._speed = speed
+        self._costs = costs(manifest)
+        pipeline = manifest.pipeline
+        self._rules = RebalanceRules(pipeline.rebalance_ratio, pipeline.min_keep)
+        self._rate = DOWNLOAD_RATE
+        self._unrest = UNREST  # this node has just come itself
+        self._since_s, self._since_total = asyncio.get_running_loop().time(), presence.progress.total
+        self._seen = self._since_s, self._since_total, 0  # at the last wait's begin: loop time, samples, of them here
+
+    @property
+    def _period_s(self) -> float:
+        return self._manifest.pipeline.rebalance_period_s
+
+    async def run(self) -> StageTransfer:
+        """Wait until this node should serve another stage and has that one's state, and a round here is just over."""
+        if self._period_s <= 0.0 or self._manifest.pipeline.stages < 2:
+            await asyncio.Event().wait()
+        while True:
+            await self._wait()
+            move, _ = self._plan()
+            if move is None:
+                continue
+            share = 1.0 if self._presence.peer_table.swarm().coming(move.target) else EMPTY_SHARE
+            longest_s = min(WAIT_SHARE * self._period_s, share * self._manifest.limits.announce_period_s)
+            await asyncio.sleep(longest_s * self._rng.random())
+            await self._look()
+            move, reason = self._plan()
+            if move is None:
+                continue
+            transfer = await self._prepare(move, reason)
+            if transfer is not None:
+                return transfer
+
+    async def _wait(self) -> None:
+        """Wait about a period, so that moves are rare.
+
+        The wait is shorter when a stage stands empty, when a stage has too few replicas and another can spare one, or
+        when nodes (including this one) came or went: the loss of a node should not stay unnoticed for a period, and
+        nodes that began together chose their stages before any had announced a speed. These cases do not wait for the
+        first sample, which takes minutes.
+        """
+        loop, peer_table, empty, thin, calm = asyncio.get_running_loop(), self._presence.peer_table, 0, 0, 0
+        if self._saw_enough():
+            self._seen = loop.time(), self._presence.progress.total, self._samples_here()
+        before, going, shape = peer_table.serving(), self._going(), -1
+        # Before the first sample an empty stage's nodes may be starting, too, and nothing stands still yet.
+        begun = self._presence.progress.total > 0
+        soon = begun and self._unrest > 0
+        period_s = min(self._period_s, self._manifest.limits.announce_period_s) if soon else self._period_s
+        self._unrest = max(0, self._unrest - soon)
+        end = loop.time() + period_s * (0.9 + 0.2 * self._rng.random())
+        patience = EMPTY_LOOKS if begun else FIRST_LOOKS
+        while (left_s := end - loop.time()) > 0 and empty < patience and thin < THIN_LOOKS:
+            await asyncio.sleep(min(left_s, EMPTY_SHARE * self._manifest.limits.announce_period_s))
+            if begun and peer_table.shape == shape and not empty and not thin:
+                continue  # nobody came, went or changed since the last look
+            shape = peer_table.shape
+            if not begun:
+                now, told = (peer_table.serving(), self._going()), all_told(peer_table.swarm())
+                calm = calm + 1 if told and now == (before, going) else 0
+                before, going = now
+                if self._presence.progress.total > 0 or calm >= CALM_LOOKS:
+                    return
+            if begun and (shifted(before, peer_table.serving(), self._rules) or self._going() != going):
+                self._unrest = UNREST
+                return
+            counts = [members for members, _ in peer_table.counts()]
+            counts[0] *= bool(fed(peer_table.swarm()).stages[0])
+            empty = 0 if all(counts) else empty + 1
+            thin = thin + 1 if uneven(counts, self._rules) else 0
+
+    def _going(self) -> tuple[tuple[PeerId, int, bool], ...]:
+        """The nodes on their way to another stage; none in a large swarm, where they do not matter."""
+        peer_table = self._presence.peer_table
+        return on_the_way(peer_table.swarm()) if peer_table.size <= SMALL else ()
+
+    def _plan(self) -> tuple[StageMove | None, str]:
+        """This node's own move, if it is the one to move now."""
+        presence = self._presence
+        if presence.status.state != record_pb2.NODE_STATE_TRAINING:
+            return None, "not training"
+        move, reason = plan_move(self._swarm(), self._costs, self._rules, presence.me)
+        if move is None or move.peer != presence.me:
+            return None, reason
+        good, why = self._agrees(move)
+        if not good:
+            self._telemetry.event("stage.stays", source=move.source, target=move.target, reason=why)
+        return (move, reason) if good else (None, why)
+
+    def _swarm(self) -> Swarm:
+        """The swarm as known here, with speeds bounded to what can be believed."""
+        return bounded(fed(self._presence.peer_table.swarm()), self._costs)
+
+    def _saw_enough(self) -> bool:
+        """True if enough microbatches for each replica of a stage went through since the last wait began."""
+        since_s, total, _ = self._seen
+        seconds = asyncio.get_running_loop().time() - since_s
+        replicas = max(1, max(self._presence.peer_table.serving(), default=1))
+        enough = SEEN_MICROBATCHES * replicas * self._manifest.inner.microbatch
+        periods = seconds / self._manifest.limits.announce_period_s
+        return periods >= SEEN_PERIODS and self._presence.progress.total - total >= enough
+
+    def _agrees(self, move: StageMove) -> tuple[bool, str]:
+        """(whether the load at this node's stage agrees with the speeds that make it seem stronger than another, the
+        reason).
+
+        The check is skipped where the other stage is empty or has too few replicas, when speeds do not matter, and
+        before the first sample. With too few samples to measure the load, the move must still be good with the stage's
+        fastest replica counted only as fast as the second fastest.
+        """
+        presence, (since_s, total, here) = self._presence, self._seen
+        if move.safety or not move.before or not presence.progress.total:
+            return True, "speeds do not matter"
+        if not self._saw_enough():
+            good, why = still_good(evened(self._swarm(), move.source), self._costs, move, self._rules)
+            return good, f"too little was trained since to compare; were its fastest as fast as the next, {why}"
+        seconds, own = asyncio.get_running_loop().time() - since_s, max(self._speed(), 1e-9)
+        claimed = load(self._swarm(), self._costs).capacity[move.source]
+        used = (self._samples_here() - here) / seconds / own
+        return witnessed(used, (presence.progress.total - total) / seconds, claimed)
+
+    async def _look(self) -> None:
+        await self._presence.look(range(self._manifest.pipeline.stages))
+
+    async def _prepare(self, move: StageMove, reason: str) -> StageTransfer | None:
+        """Fetch the state of the new stage, then look again; None when this node stays."""
+        sizes = self._sizes(move.target)
+        good, why = worth_it(move, snapshot_nbytes(sizes) / self._rate)
+        if not good:
+            self._stay(move, why)
+            return None
+        self._telemetry.event("stage.moving", source=move.source, target=move.target, reason=reason)
+        self._say(move.target)
+        if not self._presence.peer_table.swarm().stages[
+            move.target
+        ]:  # nothing to fetch: the new stay brings the stage back
+            good, why = await self._replaced(move.source)
+            if not good:
+                self._stay(move, why)
+                return None
+            return StageTransfer(move.target, reason, move.speed, None)
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+        try:
+            state, offer = await download(
+                self._line,
+                lambda: self._donors(move.target),
+                move.target,
+                self._run_id,
+                sizes,
+                DownloadLimits(),
+                self._telemetry,
+                rounds_max=lambda: self._presence.run_progress.rounds_max,
+                compare=self._compare_with(move.target, sizes),
+            )
+        except Unavailable as error:
+            self._stay(move, str(error))
+            return None
+        seconds = loop.time() - begun
+        self._rate = offer.nbytes / max(1e-3, seconds)
+        await self._after_a_round()
+        await self._look()
+        if self._swarm().stages[move.target]:
+            good, why = await self._still_good(move)
+        else:  # still nobody feeds there, so all training stands
+            good, why = await self._replaced(move.source)
+        if not good:
+            self._stay(move, why)
+            return None
+        self._telemetry.count(name.RECOVERIES, method="replica")
+        return StageTransfer(move.target, f"{reason}; {why}", move.speed, Snapshot.received(offer, state))
+
+    async def _still_good(self, move: StageMove) -> tuple[bool, str]:
+        """(whether `move` still helps now that the state is here, the reason). Waits a little for a partner."""
+        loop, period_s = asyncio.get_running_loop(), self._manifest.limits.announce_period_s
+        end = loop.time() + PARTNER_WAIT * period_s * bool(move.against)
+        while not (found := still_good(self._swarm(), self._costs, move, self._rules))[0]:
+            if loop.time() >= end:
+                break
+            await asyncio.sleep(EMPTY_SHARE * period_s)
+            await self._look()
+        return found
+
+    def _compare_with(self, stage: int, sizes: Sizes) -> Compare | None:
+        """A check of a state of `stage` against other replicas; None where replicas never meet and so may differ."""
+        if self._manifest.gossip.method == "none":
+            return None
+        donors, run_progress = partial(self._donors, stage), self._presence.run_progress
+        here = self._line, self._run_id, stage, sizes, donors, lambda: run_progress.rounds_max
+        return StateCheck(*here, self._apart, self._telemetry).compare
+
+    async def _replaced(self, stage: int) -> tuple[bool, str]:
+        """Whether another replica of `stage`, ours, is sure to stay: it answers, and has not announced that it goes.
+
+        This node announces its move before it looks. Of two nodes that leave at the same time, at least one therefore
+        hears of the other, and a node that hears stays. Both may stay, and look again after a random wait. Without this
+        check both replicas of a stage were seen to leave for an empty one, and the stage's learning was lost.
+        """
+        me = self._presence.me
+        await self._presence.announce()
+        await self._presence.look([stage])
+        mates = [member.peer for member in self._presence.peer_table.swarm().settled(stage) if member.peer != me]
+        found = await self._pinger.answering(mates[:MATES_MAX])
+        return bool(found), f"of the others of stage {stage} {len(mates)} mean to stay, and {len(found)} of them answer"
+
+    async def _after_a_round(self) -> None:
+        """Wait for the end of a round expected within ROUND_WAIT_MAX_S, so that this node's update reaches the others.
+
+        Does not wait when rounds take longer, because the weak stage cannot wait. Stops waiting when rounds become that
+        slow because most of the stage's replicas have gone (simulated: flash-crowd; it was the minute that the stage
+        had to wait).
+        """
+        loop, gossip, done = asyncio.get_running_loop(), self._gossip, self._gossip.done
+        begun_s, begun_total = loop.time(), self._presence.progress.total
+        end = begun_s + min(self._period_s, ROUND_WAIT_MAX_S)
+        due_s = self._next_round_s(self._since_s, self._since_total)
+        while gossip.done == done and due_s <= ROUND_WAIT_MAX_S and (left_s := end - loop.time()) > 0.0:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(min(left_s, self._manifest.limits.announce_period_s)):
+                    await gossip.beyond(done)
+            due_s = self._next_round_s(begun_s, begun_total)
+
+    def _next_round_s(self, since_s: float, since_total: int) -> float:
+        """Seconds until the run's next round at the rate of samples since loop time `since_s`, when there were
+        `since_total`."""
+        total, size = self._presence.progress.total, self._manifest.gossip.round_samples
+        seconds = asyncio.get_running_loop().time() - since_s
+        rate = (total - since_total) / seconds if seconds > 0.0 else 0.0
+        return (size - total % size) / rate if rate > 0.0 else float("inf")
+
+    def _donors(self, stage: int) -> Sequence[PeerId]:
+        return donors_of(self._presence.peer_table.swarm(), stage, self._presence.me)
+
+    def _say(self, moving_to: int | None) -> None:
+        self._presence.going_to(moving_to)
+
+    def _stay(self, move: StageMove, why: str) -> None:
+        self._say(None)
+        self._telemetry.event("stage.stays", source=move.source, target=move.target, reason=why)

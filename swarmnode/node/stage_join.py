@@ -1,0 +1,87 @@
+"""The first part of a node's time at a stage: announce itself there, probe the machine, and bring a replica to the
+stage's state."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass
+from functools import partial
+
+from swarmnode.manifest import Manifest
+from swarmnode.metrics import name
+from swarmnode.node.node_context import NodeContext
+from swarmnode.node.probe import telling
+from swarmnode.node.stage_change import StageTransfer
+from swarmnode.node.subspace_check import check_subspace
+from swarmnode.pipeline.feeder import Samples
+from swarmnode.pipeline.itinerary import successors
+from swarmnode.ports import Priority, Replica
+from swarmnode.recovery.restore import RestoredState
+from swarmnode.recovery.snapshot import Snapshot
+from swarmnode.wire import record_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class StageText:
+    """The run's text at a stage. Both None: nothing is fed there. `later` waits until a node of the first stage that
+    has no text has it; others feed meanwhile."""
+
+    samples: Samples | None = None
+    later: Callable[[], Awaitable[Samples]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedStage:
+    """A replica with the state of its stage, ready to be served."""
+
+    stage: int
+    replica: Replica
+    restored: RestoredState
+    samples_per_second: float  # expected of this machine there
+    text: StageText
+
+
+def sends_to(manifest: Manifest, stage: int) -> Collection[int]:
+    """The stages to which a replica of `stage` sends microbatches, ascending."""
+    stages, spec = manifest.pipeline.stages, manifest.recovery
+    return sorted(successors(stage, stages, swapped=spec.itinerary == "swapped", skips=spec.while_lost == "skip"))
+
+
+def attend_stage(context: NodeContext, tasks: asyncio.TaskGroup, stage: int, transfer: StageTransfer | None) -> None:
+    """Announce this node at `stage`, with what `transfer` says when it served another stage before. Loops that announce
+    it and look others up run in `tasks` from now on."""
+    presence, targets = context.presence, sends_to(context.manifest, stage)
+    presence.attend(stage, targets, 0.0 if transfer is None else transfer.speed)
+    context.telemetry.gauge(name.STAGE, float(stage))
+    presence.set_state(record_pb2.NODE_STATE_JOINING, "stage chosen" if transfer is None else transfer.reason)
+    tasks.create_task(presence.announcing())
+    # From now on: a download outlives donors, and must hear of new ones (simulated: everything, seed 104).
+    tasks.create_task(presence.watching(sorted({stage, *targets})))
+
+
+async def join_stage(
+    context: NodeContext,
+    tasks: asyncio.TaskGroup,
+    stage: int,
+    transfer: StageTransfer | None,
+    text: StageText,
+    backup: Snapshot | None,
+) -> JoinedStage:
+    """Bring a replica to the state of `stage`, with the state in `transfer` if it has one.
+
+    `text`: the run's, where this node will feed; `backup`: a snapshot of another stage, kept while this node
+    served the stage before. Raises Unavailable when the stage's state is nowhere to be had, HardwareFault when this
+    machine cannot compute as the others do.
+    """
+    presence, ports, telemetry = context.presence, context.ports, context.telemetry
+    replica = await ports.compute.run(Priority.OUTER, 0, partial(ports.replica, stage))
+    expected, probe = 0.0 if transfer is None else transfer.speed, None
+    if not expected:
+        probing = telling(replica, context.manifest, stage, ports.probe, ports.compute, telemetry, presence)
+        probe = tasks.create_task(probing)
+    await check_subspace(replica, context.manifest, presence, ports.compute)
+    take = transfer.release if transfer is not None else lambda: None  # no name here keeps what may be gigabytes
+    restored = await context.restorer.restore(replica, stage, take(), backup)
+    speed = expected if probe is None else await probe
+    return JoinedStage(stage, replica, restored, speed, text)

@@ -1,0 +1,115 @@
+"""Find a replica that gives false answers, by the other replicas of its stage, which never see each other's answers.
+
+A caller that found an answer false shows it to the other replicas of that stage: the server's signed statement and the
+tensors that the statement names. Each of them recomputes the hop with its own weights. If that contradicts the answer,
+it recomputes with the weights that the accused gives. So an accusation needs no trust. A false accusation only costs
+its sender's reputation, because an honest answer fits the weights that made it, whatever the request was.
+
+Without accusations, a replica that no longer gets work would still take part in its stage's rounds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from swarmnode.errors import Busy, RemoteFault, Unavailable
+from swarmnode.ids import PeerId, short
+from swarmnode.pipeline import statement as statements
+from swarmnode.pipeline.audit import LOSS_GAP, OWN_LEAST
+from swarmnode.pipeline.auditor import Auditor
+from swarmnode.pipeline.caller_rate import CallerRate
+from swarmnode.pipeline.hop_claim import HopAnswer, HopClaim
+from swarmnode.pipeline.own_weights import Weigh
+from swarmnode.pipeline.recompute import HopEvidence, hop_again
+from swarmnode.pipeline.request_check import check_activations, check_inputs, check_samples
+from swarmnode.ports import Answer, Call, Compute, Priority, Replica, WireTensor
+from swarmnode.wire import call_pb2 as wire
+
+PER_MINUTE_MAX = 4  # guess: accusations of one caller that are examined; two exclude a liar
+CALLERS_MAX = 256  # guess: callers whose last minute is remembered
+
+
+class Accusations:
+    """A replica's handling of accusations against others of its stage; part of its `auditor`."""
+
+    def __init__(self, auditor: Auditor, stage: int, replica: Replica, compute: Compute, weigh: Weigh) -> None:
+        self._auditor = auditor
+        self._stage = stage
+        self._replica = replica
+        self._compute = compute
+        self._weigh = weigh
+        self._one = asyncio.Lock()  # one at a time: each may need a whole replica's state
+        self._rate = CallerRate(PER_MINUTE_MAX, CALLERS_MAX)
+
+    async def serve(self, peer: PeerId, call: Call) -> Answer:
+        """Handler of method "accusation". The answer only confirms receipt, so a liar learns nothing from it.
+
+        Raises RemoteFault if the tensors do not fit the statement, Busy if the caller sends too many.
+        """
+        claim, shown = self._claim(call)
+        if not self._rate.admit(peer, asyncio.get_running_loop().time()):
+            raise Busy(f"{PER_MINUTE_MAX} of your accusations were examined within a minute", retry_after_s=10.0)
+        await self._compute.run(Priority.BACKWARD, 0, lambda: self._check_prints(claim, shown))
+        self._auditor.spawn(self._look(peer, claim, shown))
+        return Answer(wire.Reply(accusation=wire.AccusationTaken()))
+
+    def _claim(self, call: Call) -> tuple[HopClaim, HopEvidence | None]:
+        """The claim and evidence in `call`, checked except for fingerprints. Raises RemoteFault."""
+        said, manifest = call.header.accusation, self._auditor.manifest
+        stated, samples = said.statement, said.samples
+        if (stated.run_id, stated.stage) != (self._auditor.run_id, self._stage):
+            raise RemoteFault(f"accusation of a replica of stage {stated.stage}; this one is of stage {self._stage}")
+        if stated.server == self._auditor.me:
+            raise RemoteFault("accusation of this replica itself")
+        last = self._stage == manifest.pipeline.stages - 1
+        if self._stage == 0 or len(call.tensors) != (3 if last else 5) or last == bool(stated.sent):
+            raise RemoteFault(f"accusation of a replica of stage {self._stage} with {len(call.tensors)} tensors")
+        check_samples(manifest, samples, said.boundary_digest, self._auditor.boundary_digest)
+        x, tokens = check_inputs(manifest, samples, call.tensors[:2])
+        for tensor, of in zip(call.tensors[2:], ("gradient", "activations", "gradient"), strict=False):
+            check_activations(manifest, samples, tensor, of)
+        statements.check(stated)
+        if not last:
+            statements.check(said.next)
+            named = (said.next.run_id, said.next.microbatch_id, said.next.tokens, said.next.gradient)
+            if named != (stated.run_id, stated.microbatch_id, stated.tokens, stated.got):
+                raise RemoteFault("accusation with the next server's statement on something else")
+        shown = None if last else HopEvidence(call.tensors[3], call.tensors[4], said.next)
+        return HopClaim(stated, samples, x, tokens, call.tensors[2]), shown
+
+    def _check_prints(self, claim: HopClaim, shown: HopEvidence | None) -> None:
+        """Raises RemoteFault unless the tensors match the fingerprints of the statement."""
+        stated, print_of = claim.statement, self._replica.fingerprint
+        pairs = [(claim.x, stated.x), (claim.tokens, stated.tokens), (claim.gradient, stated.gradient)]
+        if shown is not None:
+            pairs += [(shown.sent, stated.sent), (shown.got, stated.got)]
+        if any(print_of(tensor) != due for tensor, due in pairs):
+            raise RemoteFault(f"accusation of {short(claim.server)} with tensors that do not match its statement")
+
+    async def _look(self, peer: PeerId, claim: HopClaim, shown: HopEvidence | None) -> None:
+        """Decide whether the accused's answer is false, and record the outcome."""
+        got = None if shown is None else shown.got
+        theirs = claim.answer(None if shown is None else shown.sent)
+
+        def work() -> tuple[float, Sequence[WireTensor]]:
+            return hop_again(self._replica, claim.x, claim.tokens, claim.samples, got)
+
+        auditor, reason, false = self._auditor, "", False
+        try:
+            async with self._one:
+                loss_sum, tensors = await self._compute.run(Priority.BACKWARD, claim.samples, work)
+                mine = await auditor.like(claim, theirs, HopAnswer.of(tensors, loss_sum))
+                if shown is not None:
+                    loss_sum = shown.next.loss_sum
+                if not mine.close and not auditor.is_noise(claim, loss_sum):
+                    given = await auditor.like(claim, theirs, await self._weigh(claim.server, claim, shown))
+                    false = given.cosine < OWN_LEAST or given.loss_apart > LOSS_GAP
+                    reason = f"shown by {short(peer)}; like ours: {mine}; like its own weights: {given}"
+        except (Unavailable, RemoteFault) as error:
+            auditor.tell(claim.server, self._stage, "undone", str(error))
+            return
+        if false:
+            auditor.convicted(claim.server, self._stage, bytes(claim.statement.microbatch_id), reason)
+        else:
+            auditor.tell(claim.server, self._stage, "undecided", reason or f"shown by {short(peer)}; like ours: {mine}")

@@ -1,0 +1,188 @@
+"""Choose from measurements how many samples travel together, and how many microbatches a feeder keeps in flight.
+
+Staleness bounds the samples in flight (staleness.py). With many machines for few samples, a replica's share of the
+batch is cut into several microbatches: more machines then work at once, and the gradient of a share is still the sum
+over its microbatches. But a small microbatch costs more time per sample. So a feeder predicts the samples per second
+for each size that a share can be cut into, and takes the largest prediction. It needs the device's speed by size
+(node/probe.py), the time microbatches spend on links, and the number of machines.
+
+The prediction is mean value analysis of a closed network of queues (Reiser and Lavenberg 1980): a microbatch visits one
+machine of each stage, finds there on average what the network holds with one microbatch less, and spends the rest of
+its round trip on links. Service times hardly vary, so half of the piece in work is left on average (Reiser 1979, window
+flow control). Six machines and three stages in the simulator, `swarmnode simulate --scenario six-machines`: predicted
+.31, .52 and .73 busy with 2, 4 and 8 microbatches in flight, simulated .33, .65 and .88.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from swarmnode.ema import Ema, EmaStart
+from swarmnode.ids import PeerId
+from swarmnode.manifest import Manifest
+from swarmnode.membership.swarm import Swarm
+from swarmnode.model.schedule import inner_batch
+from swarmnode.pipeline.staleness import replica_batch, window_limit
+from swarmnode.pipeline.window import QUEUED_HIGH
+
+BETTER = 1.05  # guess: another size must promise this much more, or noise would change the size all the time
+REVIEW = 16  # guess: completed microbatches until the link time is reviewed
+SMOOTHING = 0.1  # guess: of the link time, over about ten microbatches
+LOOPBACK = ("/ip4/127.", "/ip6/::1/")
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRates:
+    """A device's measured samples per second by samples of a microbatch, interpolated in between."""
+
+    measured: Mapping[int, float]
+
+    @property
+    def best(self) -> float:
+        """Samples per second with microbatches of the best size."""
+        return max(self.measured.values())
+
+    def share(self, samples: int) -> float:
+        """Share of the best rate with microbatches of `samples` samples."""
+        sizes = sorted(self.measured)
+        at = bisect.bisect_left(sizes, samples)
+        right = sizes[min(at, len(sizes) - 1)]
+        left = sizes[max(0, at - 1)] if right > samples else right
+        # The time of a microbatch is nearly linear in its samples; the rate is not.
+        low, high = left / self.measured[left], right / self.measured[right]
+        way = (samples - left) / (right - left) if right > left else 0.0
+        seconds = low + way * (high - low)
+        if samples > right:
+            seconds *= samples / right
+        return samples / seconds / self.best
+
+
+def loopback(swarm: Swarm, me: PeerId) -> int:
+    """Nodes reachable only on this machine, which share its processors with us. 0 if we are reachable from elsewhere,
+    whatever others announce."""
+    here = {
+        member.peer
+        for member in swarm.members()
+        if member.addresses and all(address.startswith(LOOPBACK) for address in member.addresses)
+    }
+    return len(here) if me in here else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """Resources that nodes on one machine share. `processors`: nodes that can compute at once; infinite if each node
+    has its own device. `nodes`: how many of the swarm run on this machine."""
+
+    processors: Callable[[], float] = lambda: math.inf
+    nodes: Callable[[Swarm, PeerId], int] = loopback
+
+
+@dataclass(frozen=True, slots=True)
+class SizeChoice:
+    """`samples` travel together, and a feeder keeps at most `limit` microbatches in flight."""
+
+    samples: int
+    limit: int
+    reason: str
+
+
+def sizes_of(manifest: Manifest, replicas: int, samples_total: int) -> list[int]:
+    """The sizes into which one of `replicas` replicas can cut its share, as evenly as possible: from the largest
+    allowed, with twice as many pieces each time, down to one sample."""
+    share = replica_batch(manifest, inner_batch(manifest.inner, samples_total), replicas)
+    pieces = -(-share // manifest.inner.microbatch)
+    found: list[int] = []
+    while not found or found[-1] > 1:
+        found.append(-(-share // pieces))
+        pieces *= 2
+    return found
+
+
+def throughput(in_flight: int, machines: float, visits: int, service_s: float, line_s: float) -> float:
+    """Microbatches per second with `in_flight` of them, each visiting `visits` of `machines` for `service_s` and
+    spending `line_s` on links. More in flight add nothing once the window's queueing bound is reached (window.py)."""
+    work_s, held, busy, rate = visits * service_s, 0.0, 0.0, 0.0  # mean number at a machine, and in work there
+    for count in range(1, in_flight + 1):
+        stay_s = work_s * (1.0 + max(0.0, held - busy / 2.0))
+        rate = min(count / (line_s + stay_s), machines / work_s)
+        held, busy = rate * stay_s / machines, rate * work_s / machines
+        if rate * (stay_s - work_s) > QUEUED_HIGH * machines:
+            break
+    return rate
+
+
+class MicrobatchSizer:
+    """Chooses for one feeder. Pure: told of the stages and of completed microbatches."""
+
+    def __init__(
+        self, manifest: Manifest, me: PeerId, rates: SampleRates, speed: Callable[[], float], host: Host
+    ) -> None:
+        """`speed`: samples per second of this node on its stage, at the sizes now used."""
+        self._manifest = manifest
+        self._me = me
+        self._rates = rates
+        self._speed = speed
+        self._host = host
+        self._line_s = Ema(SMOOTHING, EmaStart.FIRST)
+        self._back = 0
+        self._seen: object = None
+        self._choice: SizeChoice | None = None
+
+    def completed(self, samples: int, round_trip_s: float, queued_s: float) -> None:
+        """Record a completed microbatch of `samples` samples, whose round trip included `queued_s` of queueing at
+        machines."""
+        self._back += 1
+        line_s = max(0.0, round_trip_s - queued_s - self._visits * self._service_s(samples))
+        self._line_s.add(line_s)
+
+    def choose(self, swarm: Swarm, samples_total: int) -> SizeChoice:
+        """The choice for the current stages; unchanged unless they changed or another size is clearly better."""
+        seen = (
+            swarm.sizes,
+            len(swarm.feeders()),
+            inner_batch(self._manifest.inner, samples_total),
+            self._back // REVIEW,
+        )
+        if self._choice is None or seen != self._seen:
+            self._seen, self._choice = seen, self._chosen(swarm, samples_total)
+        return self._choice
+
+    def _chosen(self, swarm: Swarm, samples_total: int) -> SizeChoice:
+        manifest, sizes = self._manifest, swarm.sizes
+        feeders, total, here = max(1, len(swarm.feeders())), max(1, sum(sizes)), self._host.nodes(swarm, self._me)
+        shared = min(float(here), max(1.0, self._host.processors()))
+        machines = max(1.0, total - here + shared) / feeders
+        # Between processes that share processors, a message costs processor time and no waiting time.
+        line_s = 0.0 if here >= total and shared < here else self._line_s.value
+        options = sizes_of(manifest, max(sizes), samples_total)
+        promised: dict[int, float] = {}
+        for samples in options:
+            limit, _ = window_limit(manifest, sizes, feeders, samples_total, samples)
+            count = min(limit, manifest.pipeline.window_max, self._slots(swarm))
+            promised[samples] = samples * throughput(count, machines, self._visits, self._service_s(samples), line_s)
+        best = max(options, key=lambda samples: promised[samples])
+        used = self._choice.samples if self._choice is not None else options[0]
+        if used in promised and promised[best] < BETTER * promised[used]:
+            best = used
+        limit, bound = window_limit(manifest, sizes, feeders, samples_total, best)
+        most = self._rates.share(best)
+        listing = ", ".join(f"{samples}: {rate * feeders:.3g}" for samples, rate in promised.items())
+        reason = f"samples/s predicted by size: {listing} ({machines * feeders:.3g} machines, {line_s:.2g} s on links,"
+        return SizeChoice(best, limit, f"{reason} {most:.0%} of the device's best rate); {bound}")
+
+    @property
+    def _visits(self) -> int:
+        return self._manifest.pipeline.stages
+
+    def _service_s(self, samples: int) -> float:
+        """Seconds of one microbatch at one machine: ours, as stages are cut to equal cost."""
+        used = self._rates.share(self._choice.samples) if self._choice is not None else 1.0
+        return samples * used / max(1e-9, self._speed() * self._rates.share(samples))
+
+    def _slots(self, swarm: Swarm) -> int:
+        """Most microbatches of one feeder that each stage to which they are sent holds."""
+        fewest = max(1, min(swarm.sizes[0 if swarm.without_stage else 1 :], default=1))
+        return max(1, self._manifest.limits.in_flight_max * fewest // max(1, len(swarm.feeders())))

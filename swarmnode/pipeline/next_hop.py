@@ -1,0 +1,306 @@
+"""Send a microbatch to the next stage and repair failures there: each hop still holds what it sent, so it owns the
+retry."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from swarmnode.data.sample import counted_targets
+from swarmnode.ema import Ema
+from swarmnode.errors import Broken, Busy, MicrobatchLost, PeerTimeout, Refused, RemoteFault, Unavailable
+from swarmnode.ids import PeerId, RunId, short
+from swarmnode.manifest import Manifest
+from swarmnode.membership.liveness import LivenessWatch
+from swarmnode.membership.pinger import ping_fault
+from swarmnode.metrics import name
+from swarmnode.pipeline.hop_timeout import hop_timeout
+from swarmnode.pipeline.reservation import ASKED_MAX, ReservationClient
+from swarmnode.pipeline.route import Router
+from swarmnode.pipeline.statement import TensorFingerprints
+from swarmnode.ports import Call, Telemetry, Transport, WireTensor
+from swarmnode.wire import call_pb2 as wire
+
+WAIT_MIN_S = 0.005  # guess: without a hint, a Busy peer is not asked again sooner
+WAIT_MAX_S = 0.5  # guess: wait before looking at the replicas again
+# Share of the time left that the next hop may use; the rest is for our own backward. Guess: for the last hop. If all of
+# eight stages took as much, the last would have half of the time (simulated: simulate-1000, a half hour of work lost in
+# its sixtieth minute).
+FINISH_SHARE = 0.9
+HOPELESS_SHARE = 0.5  # guess: of the time the remaining stages take; with less left no other replica is asked
+# Share of the wait for an uplink that counts as queueing. A machine limited by its uplink keeps it busy only if more is
+# queued for it than for its compute thread, which needs one piece at a time (simulated: home-8b without faults, samples
+# a second after the first 40 minutes: counted whole 7.9, half 8.5, not at all 8.8 with all windows at their maximum).
+LINE_SHARE = 0.5
+REPLY_SLACK_BYTES = 4096
+TIMEOUT_SLACK_S = 1.0  # guess: we give up before the transport does
+
+
+@dataclass(slots=True)
+class MicrobatchResult:
+    """Result of a microbatch: the gradient of what was sent, and the report of the stages it visited."""
+
+    gradient: WireTensor | None
+    loss_sum: float
+    tokens: int
+    path: list[str] = field(default_factory=list)
+    retries: int = 0
+    peer: PeerId | None = None
+    report: wire.Processed | None = None  # from `peer`
+    prints: TensorFingerprints | None = None  # fingerprints of our own hop's tensors, if answers are signed
+    onward_s: float = 0.0  # wait for the later stages, without our own sending time
+    sent_s: float = 0.0  # until our uplink had sent the microbatch to `peer`
+    queued_s: float = 0.0  # wait for compute threads and free replicas, there and back; for uplinks by LINE_SHARE
+
+
+class NextHop:
+    """Sends microbatches to the next stage and repairs failures there."""
+
+    def __init__(
+        self, run_id: RunId, transport: Transport, routers: Sequence[Router], telemetry: Telemetry, manifest: Manifest
+    ) -> None:
+        self.run_id = run_id
+        self._transport = transport
+        self._routers = routers
+        self._telemetry = telemetry
+        self._limits = manifest.limits
+        self._document_end = manifest.data.document_end
+        self._watches: dict[PeerId, dict[LivenessWatch, None]] = {}  # calls waiting for each peer
+        self._reserving = ReservationClient(run_id, transport, telemetry)
+        self._usual: dict[int, Ema] = {}  # seconds from each stage to the last and back
+
+    @property
+    def line_queue(self) -> int:
+        """Bulk messages queued on this node's uplink."""
+        return self._transport.line_queue
+
+    async def send(self, process: wire.Process, y: WireTensor, tokens: WireTensor, deadline: float) -> MicrobatchResult:
+        """Send `y` to the stage at `process.position` and wait for its gradient until loop time `deadline`. At position
+        0 `y` are the tokens, which have none.
+
+        Raises MicrobatchLost if no replica could do it in time.
+        """
+        loop = asyncio.get_running_loop()
+        stage = process.itinerary[process.position]
+        router = self._routers[stage]
+        begun, retries, no_room_s, tried = loop.time(), 0, 0.0, set[PeerId]()
+        reason = "deadline passed"
+        while (left_s := deadline - loop.time()) > 0:
+            peer, choice = await self._choose(stage, process.samples, tried, deadline)
+            if peer is None:
+                reason = f"stage {stage}: {choice}" + (f"; last: {reason}" if tried else "")
+                tried.clear()
+                asked = loop.time()
+                await asyncio.sleep(min(left_s, max(WAIT_MIN_S, min(WAIT_MAX_S, router.ready_in_s(asked)))))
+                no_room_s += loop.time() - asked
+                continue
+            try:
+                others = router.able(loop.time(), {*tried, peer})
+                ask = partial(self._ask, peer, router, process, y, tokens, deadline, others)
+                outcome = await self._once_more(peer, ask, deadline)
+                outcome.retries += retries
+                outcome.queued_s += no_room_s
+                outcome.onward_s = loop.time() - begun - outcome.sent_s
+                self.took(stage, loop.time() - begun)
+                return outcome
+            except (Unavailable, RemoteFault) as error:
+                self._refused(peer, stage, error)
+                reason = str(error)
+                if isinstance(error, Busy):
+                    continue
+            tried.add(peer)
+            retries += 1
+            if (usual := self._usual.get(stage)) and deadline - loop.time() < HOPELESS_SHARE * usual.value:
+                break  # the feeder starts anew: work until the deadline would be wasted
+            self._telemetry.count(name.MICROBATCHES, outcome="retried")
+        raise MicrobatchLost(f"no route to stage {stage} in time: {reason}")
+
+    async def _choose(
+        self, stage: int, samples: int, tried: Collection[PeerId], deadline: float
+    ) -> tuple[PeerId | None, str]:
+        """The replica of `stage` to use. If a microbatch takes long, a few replicas are asked: the first that is idle,
+        else the one that would finish first. None if `deadline` passes meanwhile."""
+        loop, router = asyncio.get_running_loop(), self._routers[stage]
+        peer, choice = router.choose(loop.time(), samples, tried)
+        charged: dict[PeerId, float] = {}  # peer asked -> seconds charged
+        ahead: dict[PeerId, float] = {}  # peer with queued work -> seconds until ours would be done
+        while peer is not None and (charged or self._reserving.worth_it(router, peer, samples)):
+            charged[peer] = seconds = router.seconds(peer, samples)
+            try:
+                waits = await self._reserving.ask(peer, deadline - loop.time())
+                if waits is None:
+                    break
+                ahead[peer] = (1 + waits) * seconds
+            except (Unavailable, RemoteFault) as error:
+                self._refused(peer, stage, error)
+            peer = None
+            if len(charged) < ASKED_MAX:
+                peer, choice = router.choose(loop.time(), samples, {*tried, *charged})
+        if peer is None and ahead:
+            peer, choice = min(ahead, key=ahead.__getitem__), f"the least of {len(ahead)}"
+        if charged and deadline <= loop.time():
+            peer, choice = None, "the deadline passed while replicas were asked"
+        for other, seconds in charged.items():
+            if other != peer:
+                router.refund(other, seconds)
+        return peer, choice
+
+    def _refused(self, peer: PeerId, stage: int, error: Unavailable | RemoteFault) -> None:
+        """Handle the refusal or failure of `peer` to take a microbatch."""
+        router, now = self._routers[stage], asyncio.get_running_loop().time()
+        if isinstance(error, Busy):
+            router.delay(peer, now + max(WAIT_MIN_S, error.retry_after_s))
+        elif isinstance(error, Unavailable):
+            # A refusal brings no record. Until the next look a mover would be asked every few ms while the others of
+            # its stage are busy (simulated: swarm48, seed 0, hour 10: 6,000 times).
+            router.delay(peer, now + max(WAIT_MAX_S, error.retry_after_s))
+        elif isinstance(error, Refused):
+            # The fault may be ours, but a peer that refuses everything must not be asked each time.
+            router.delay(peer, now + WAIT_MAX_S)
+            self._telemetry.count(name.PEER_FAULTS, kind="refused")
+            self._telemetry.event("microbatch.refused", level="warning", peer=peer, reason=str(error))
+        else:
+            self.blame(peer, stage, error)
+
+    def took(self, stage: int, seconds: float) -> None:
+        """Record the seconds from `stage` to the last stage and back."""
+        self._usual.setdefault(stage, Ema()).add(seconds)
+
+    def doubt(self, peers: Iterable[PeerId]) -> None:
+        """Have every call that waits for one of the silent `peers` ping it at once."""
+        for peer in peers:
+            for watch in list(self._watches.get(peer, ())):
+                watch.doubt()
+
+    def blame(self, peer: PeerId, stage: int, fault: RemoteFault) -> None:
+        """Ban `peer` after a fault: it gets no microbatch until it is heard of again."""
+        banned_s = self._routers[stage].ban(peer, asyncio.get_running_loop().time())
+        self._telemetry.count(name.PEER_FAULTS, kind="broken")
+        self._telemetry.event(
+            "peer.banned", level="warning", peer=peer, stage_of_peer=stage, seconds=banned_s, reason=str(fault)
+        )
+
+    async def _once_more(
+        self, peer: PeerId, ask: Callable[[], Awaitable[MicrobatchResult]], deadline: float
+    ) -> MicrobatchResult:
+        """Run `ask`, and once again if only the connection broke: a living peer may have added the gradient and returns
+        it again, while another replica would add its own."""
+        try:
+            return await ask()
+        except Broken:
+            silent = await ping_fault(self._transport, self.run_id, peer)
+            if silent is not None or asyncio.get_running_loop().time() >= deadline:
+                raise
+        self._telemetry.count(name.MICROBATCHES, outcome="retried")
+        outcome = await ask()
+        outcome.retries += 1
+        return outcome
+
+    async def _ask(
+        self,
+        peer: PeerId,
+        router: Router,
+        process: wire.Process,
+        y: WireTensor,
+        tokens: WireTensor,
+        deadline: float,
+        others: bool,
+    ) -> MicrobatchResult:
+        loop = asyncio.get_running_loop()
+        left_s = deadline - loop.time()
+        hops = len(process.itinerary) - process.position
+        own_s = router.expected_s(peer, process.samples)
+        # With many replicas each is new: pinged after the minimum, a quarter as many pings as microbatches were sent
+        # (simulated: thousand).
+        expected_s = own_s if own_s is not None else router.typical_s(process.samples)
+        known = own_s is not None
+        waits = hop_timeout(expected_s, hops, self._limits.hop_timeout_min_s, left_s, others, known=known)
+        next_hop = wire.Process()
+        next_hop.CopyFrom(process)
+        next_hop.deadline_ms = int(left_s * FINISH_SHARE ** (1.0 / hops) * 1000)
+        sent_at = loop.time()
+        call = self._transport.call(
+            peer,
+            Call(wire.Request(run_id=self.run_id, process=next_hop), (y, tokens) if process.position else (tokens,)),
+            timeout_s=left_s + TIMEOUT_SLACK_S,
+            reply_bytes_max=y.nbytes + REPLY_SLACK_BYTES,
+        )
+        watch = LivenessWatch(self._transport, self.run_id, peer, waits.ping_s)
+        watches = self._watches.setdefault(peer, {})
+        watches[watch] = None
+        try:
+            answer = await watch.over(call, waits.give_up_s)
+        except TimeoutError:
+            reason = f"{short(peer)} has not done the microbatch in {waits.give_up_s:.1f} s"
+            if waits.blames or router.late(peer):
+                raise PeerTimeout(f"{reason}, though it answers pings") from None
+            self._telemetry.event("microbatch.moved", peer=peer, others=others, reason=reason)
+            raise Unavailable(reason) from None
+        finally:
+            del watches[watch]
+            if not watches:
+                del self._watches[peer]
+        report = _report(answer.header.processed, counted_targets(tokens, self._document_end), peer)
+        train = process.purpose == wire.PURPOSE_TRAIN
+        gradient = _gradient(answer.tensors, y, peer) if train and process.position else None
+        seconds = loop.time() - sent_at
+        own_s = seconds - answer.waited_s - _within(report.onward_s, seconds - answer.waited_s)
+        coming_in_s = _within(report.received_s, own_s)
+        sent_s = answer.waited_s
+        self._reserving.came(sent_s + coming_in_s)
+        if train:
+            sent_s += router.completed(peer, process.samples, own_s, coming_in_s)
+        return MicrobatchResult(
+            gradient,
+            report.loss_sum,
+            report.tokens,
+            list(report.path),
+            report.retries,
+            peer,
+            report,
+            sent_s=sent_s,
+            queued_s=_within(report.queued_s, seconds)
+            + LINE_SHARE * (answer.waited_s + _within(answer.header.waited_s, seconds)),
+        )
+
+
+def onward(process: wire.Process) -> wire.Process:
+    """`process` as the next stage of its itinerary gets it."""
+    found = wire.Process()
+    found.CopyFrom(process)
+    found.position += 1
+    return found
+
+
+def _within(said_s: float, most_s: float) -> float:
+    """The seconds a peer reports, capped at `most_s`; 0 if not positive or NaN. A NaN would stay in every average, and
+    the router could no longer compare peers."""
+    return min(said_s, most_s) if said_s > 0.0 else 0.0
+
+
+def _report(report: wire.Processed, due: int, peer: PeerId) -> wire.Processed:
+    """Return `report`, or raise RemoteFault for a loss that no microbatch with `due` counted targets has: it would stay
+    in the run's displayed loss."""
+    if not (report.tokens == due and 0.0 <= report.loss_sum < math.inf and (due or not report.loss_sum)):
+        raise RemoteFault(
+            f"peer {short(peer)} answered with a loss of {report.loss_sum} nats over {report.tokens} tokens; "
+            f"expected a finite loss over {due}"
+        )
+    return report
+
+
+def _gradient(tensors: Sequence[WireTensor], y: WireTensor, peer: PeerId) -> WireTensor:
+    if len(tensors) != 1:
+        raise RemoteFault(
+            f"peer {short(peer)} answered a microbatch with {len(tensors)} tensors; expected one gradient"
+        )
+    gradient = tensors[0]
+    if gradient.shape != y.shape or gradient.dtype != y.dtype or gradient.codec != y.codec:
+        raise RemoteFault(
+            f"peer {short(peer)} answered with a gradient {gradient.dtype}{list(gradient.shape)}; "
+            f"{y.dtype}{list(y.shape)} is due"
+        )
+    return gradient

@@ -1,0 +1,214 @@
+"""Service for auditors: recompute a hop, and show the evidence of one's own answers.
+
+Both are bounded: a recomputed hop costs arithmetic, a kept answer costs memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+from swarmnode.errors import Busy, RemoteFault, Unavailable
+from swarmnode.ids import MICROBATCH_ID_BYTES, PeerId
+from swarmnode.manifest import Manifest
+from swarmnode.manifest.check import COUNT_MAX
+from swarmnode.metrics import name
+from swarmnode.pipeline.caller_rate import CallerRate
+from swarmnode.pipeline.request_check import check_activations, check_inputs, check_samples, check_tokens
+from swarmnode.pipeline.statement import Fingerprint
+from swarmnode.ports import Answer, Call, Compute, Priority, Replica, Telemetry, WireTensor
+from swarmnode.wire import call_pb2 as wire
+
+T = TypeVar("T")
+Sign = Callable[[wire.Statement], None]
+Text = Callable[[Sequence[int]], Awaitable[WireTensor | None]]
+
+AT_ONCE_MAX = 2  # guess: hops recomputed at once for all callers; one per caller
+PER_MINUTE_MAX = 60  # guess: per caller, which audits a few per cent of what it sends
+CALLERS_MAX = 1024  # guess: callers whose last minute is remembered
+KEPT_MAX = 32  # guess: answers kept to be shown; auditors ask within a second
+KEPT_SHARE = 0.25  # guess: share of the tape memory for kept answers; KEPT_LEAST are kept however large
+KEPT_LEAST = 4
+
+
+@dataclass(frozen=True, slots=True)
+class HopEvidence:
+    """Evidence of an answer: the activations sent on, their gradient, and the next server's statement."""
+
+    sent: WireTensor
+    got: WireTensor
+    next: wire.Statement
+
+    @property
+    def nbytes(self) -> int:
+        return self.sent.nbytes + self.got.nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class Recomputation:
+    """A hop that was recomputed for `client`: its inputs and the tensors it returned."""
+
+    client: PeerId
+    x: WireTensor
+    tokens: WireTensor
+    gradient: WireTensor | None
+    tensors: Sequence[WireTensor]
+
+
+def recomputed_statement(
+    asked: wire.Recompute, result: Recomputation, report: wire.Recomputed, print_of: Fingerprint
+) -> wire.Statement:
+    """The statement on a recomputed hop, without run, server and signature."""
+    last = result.gradient is None
+    return wire.Statement(
+        microbatch_id=asked.microbatch_id,
+        stage=asked.stage,
+        position=asked.position,
+        client=result.client,
+        x=print_of(result.x),
+        tokens=print_of(result.tokens),
+        gradient=print_of(result.tensors[-1]),
+        loss_sum=report.loss_sum if last else 0.0,
+        sent=b"" if last else print_of(result.tensors[0]),
+        got=b"" if result.gradient is None else print_of(result.gradient),
+        inner_steps=report.inner_steps,
+    )
+
+
+class RecomputeService:
+    """A replica's service to auditors."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        stage: int,
+        replica: Replica,
+        compute: Compute,
+        boundary_digest: bytes,
+        telemetry: Telemetry,
+        text: Text | None = None,
+        sign: Sign | None = None,
+    ) -> None:
+        """`text` returns tokens [B, T+1] of training samples, None if they are not at hand; no `text`: this node feeds
+        nothing. `sign` completes and signs a statement as this node; None: recomputed hops are not signed."""
+        self._sign = sign
+        self._text = text
+        self._manifest = manifest
+        self._stage = stage
+        self._replica = replica
+        self._compute = compute
+        self._boundary_digest = boundary_digest
+        self._telemetry = telemetry
+        self._shown: OrderedDict[tuple[bytes, int], HopEvidence] = OrderedDict()
+        self._nbytes = 0
+        self._under_way = set[PeerId]()
+        self._rate = CallerRate(PER_MINUTE_MAX, CALLERS_MAX)
+
+    def keep(self, microbatch: bytes, position: int, shown: HopEvidence) -> None:
+        """Keep the evidence of the answer for `microbatch` for a while."""
+        self._shown[(microbatch, position)] = shown
+        self._nbytes += shown.nbytes
+        most = KEPT_SHARE * self._manifest.limits.tape_bytes_max
+        while len(self._shown) > KEPT_MAX or (len(self._shown) > KEPT_LEAST and self._nbytes > most):
+            _, dropped = self._shown.popitem(last=False)
+            self._nbytes -= dropped.nbytes
+
+    async def serve_opening(self, peer: PeerId, call: Call) -> Answer:
+        """Handler of method "opening". Raises Unavailable if the answer is not kept, RemoteFault for a malformed id."""
+        asked = call.header.opening
+        if len(asked.microbatch_id) != MICROBATCH_ID_BYTES:
+            raise RemoteFault(f"microbatch id of {len(asked.microbatch_id)} bytes; expected {MICROBATCH_ID_BYTES}")
+        shown = self._shown.get((bytes(asked.microbatch_id), asked.position))
+        if shown is None:
+            raise Unavailable("this answer is no longer kept here")
+        return Answer(wire.Reply(opening=wire.Opened(next=shown.next)), (shown.sent, shown.got))
+
+    async def serve_recompute(self, peer: PeerId, call: Call) -> Answer:
+        """Handler of method "recompute". Raises RemoteFault for a malformed request, Busy for one too many."""
+        asked = call.header.recompute
+        if asked.stage != self._stage:
+            raise RemoteFault(f"hop of stage {asked.stage} sent to a replica of stage {self._stage}")
+        check_samples(self._manifest, asked.samples, asked.boundary_digest, self._boundary_digest)
+        if self._stage == 0:
+            return await self._fed(peer, asked, call)
+        last = self._stage == self._manifest.pipeline.stages - 1
+        x, tokens = check_inputs(self._manifest, asked.samples, call.tensors[:2])
+        if len(call.tensors) != (2 if last else 3):
+            raise RemoteFault(f"hop to recompute with {len(call.tensors)} tensors; expected {2 if last else 3}")
+        if not last:
+            check_activations(self._manifest, asked.samples, call.tensors[2], "gradient")
+        gradient = None if last else call.tensors[2]
+        work = partial(hop_again, self._replica, x, tokens, asked.samples, gradient)
+        loss_sum, tensors = await self._done(peer, asked.samples, work)
+        reply = wire.Recomputed(loss_sum=loss_sum)
+        if self._sign is not None:
+            sign, result = self._sign, Recomputation(peer, x, tokens, gradient, tensors)
+            reply.inner_steps = self._replica.inner_steps
+            reply.signature = await self._compute.run(
+                Priority.BACKWARD, 0, lambda: self._signed(asked, result, reply, sign)
+            )
+        return Answer(wire.Reply(recompute=reply), tensors)
+
+    def _signed(self, asked: wire.Recompute, result: Recomputation, reply: wire.Recomputed, sign: Sign) -> bytes:
+        """The signature of our statement on a recomputed hop."""
+        mine = recomputed_statement(asked, result, reply, self._replica.fingerprint)
+        sign(mine)
+        return mine.signature
+
+    async def _fed(self, peer: PeerId, asked: wire.Recompute, call: Call) -> Answer:
+        """Send the tokens of a call through the first stage, or read the text of the samples it names. Raises
+        Unavailable if this node has no text."""
+        given = check_tokens(self._manifest, asked.samples, call.tensors) if call.tensors else None
+        tokens = await self._read(asked) if given is None else given
+        # keep=True: with the current weights, not their running mean
+        work = partial(self._replica.forward, tokens, keep=True, graph=False, tokens=tokens)
+        y, _ = await self._done(peer, asked.samples, work)
+        return Answer(wire.Reply(recompute=wire.Recomputed()), (tokens, y) if given is None else (y,))
+
+    async def _read(self, asked: wire.Recompute) -> WireTensor:
+        if asked.first_sample >= COUNT_MAX:
+            raise RemoteFault(f"samples from {asked.first_sample}; no text has as many")
+        indices = range(asked.first_sample, asked.first_sample + asked.samples)
+        tokens = None if self._text is None else await self._text(indices)
+        if tokens is None:
+            raise Unavailable("this replica has no text")
+        return tokens
+
+    async def _done(self, peer: PeerId, samples: int, work: Callable[[], T]) -> T:
+        """The value of `work` for `peer`, on the compute thread. Raises Busy for one too many."""
+        self._admit(peer)
+        try:
+            found = await self._compute.run(Priority.BACKWARD, samples, work)
+        finally:
+            self._under_way.discard(peer)
+        self._telemetry.count(name.REDONE)
+        return found
+
+    def _admit(self, peer: PeerId) -> None:
+        if peer in self._under_way or len(self._under_way) >= AT_ONCE_MAX:
+            raise Busy("this replica is recomputing enough hops already", retry_after_s=1.0)
+        if not self._rate.admit(peer, asyncio.get_running_loop().time()):
+            raise Busy(f"{PER_MINUTE_MAX} hops were recomputed for you within a minute", retry_after_s=10.0)
+        self._under_way.add(peer)
+
+
+def hop_again(
+    replica: Replica, x: WireTensor, tokens: WireTensor, samples: int, gradient: WireTensor | None
+) -> tuple[float, tuple[WireTensor, ...]]:
+    """Recompute one hop; nothing is accumulated. On the compute thread. Raises RemoteFault.
+
+    Without `gradient` (last stage): (loss in nats, the gradient of x). Else (0, the activations sent on, and the
+    gradient of x unless x are tokens).
+    """
+    if gradient is None:
+        found = replica.loss(x, tokens, samples, train=True, accumulate=False)
+        assert found.gradient is not None
+        return found.loss_sum, (found.gradient,)
+    y, tape = replica.forward(x, keep=True, tokens=tokens)
+    assert tape is not None
+    given = replica.backward(tape, gradient, samples, accumulate=False)
+    return 0.0, (y,) if given is None else (y, given)

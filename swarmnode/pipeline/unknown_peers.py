@@ -1,0 +1,49 @@
+"""The share of choices for replicas that never answered.
+
+Keys cost nothing, so an attacker can announce thousands of replicas that are none. Each would get a microbatch, which
+is late then. While most of the unknown replicas that were tried answered, there is no limit. Else they get a small
+share of the choices together, however many they are, and the smaller the fewer of them answer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from swarmnode.ema import Ema, EmaStart
+from swarmnode.ids import PeerId
+
+MOSTLY = 0.5  # guess: no limit while so many of about the last ten answered
+SHARE, SHARE_LEAST = 0.25, 1.0 / 64.0  # guess: of choices, times the share that answered; and at least
+
+
+@dataclass(slots=True)
+class UnknownPeers:
+    """The replicas of a stage that never answered, and how those fared that were tried."""
+
+    peers: dict[PeerId, None] = field(default_factory=dict)
+    _answered: Ema = field(default_factory=lambda: Ema(start=EmaStart.MEAN))
+
+    def enter(self, peer: PeerId) -> None:
+        """Note a replica that is new here."""
+        self.peers[peer] = None
+
+    def forget(self, peer: PeerId) -> None:
+        """Note that `peer` is gone."""
+        self.peers.pop(peer, None)
+
+    def answered(self, peer: PeerId) -> None:
+        """Note an answer of `peer`, which is known from now on."""
+        if peer in self.peers:
+            del self.peers[peer]
+            self._answered.add(1.0)
+
+    def failed(self, peer: PeerId) -> None:
+        """Note a fault of `peer`."""
+        if peer in self.peers:
+            self._answered.add(0.0)
+
+    @property
+    def share(self) -> float:
+        """The share of choices that unknown replicas may have."""
+        found = self._answered.value if self._answered.known else 1.0
+        return 1.0 if not self.peers or found >= MOSTLY else max(SHARE_LEAST, SHARE * found)

@@ -1,0 +1,107 @@
+"""The final prefix of a tensor that a thread is still writing: these bytes may be sent already."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+
+from swarmnode.errors import LocalFault
+
+
+class ReadyWatermark:
+    """Watermark of `nbytes` that are written in order. It only rises, and stops for good when writing fails. One thread
+    writes; any number of coroutines, in any event loops, wait."""
+
+    __slots__ = ("_error", "_lock", "_ready_nbytes", "_waiters", "nbytes")
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes = nbytes
+        self._ready_nbytes = 0
+        self._error: BaseException | None = None
+        self._lock = threading.Lock()
+        self._waiters: dict[asyncio.Future[None], int] = {}
+
+    @property
+    def ready_nbytes(self) -> int:
+        """The number of leading bytes that are final."""
+        return self._ready_nbytes
+
+    @property
+    def complete(self) -> bool:
+        return self._ready_nbytes == self.nbytes
+
+    @property
+    def error(self) -> BaseException | None:
+        """The error that stopped the writer, or None."""
+        return self._error
+
+    # The writer.
+
+    def reach(self, nbytes: int) -> None:
+        """Mark the first `nbytes` as final and wake exactly the waiters that need no more."""
+        assert self._ready_nbytes <= nbytes <= self.nbytes, f"{nbytes} bytes after {self._ready_nbytes}"
+        with self._lock:
+            self._ready_nbytes = nbytes
+            self._wake([waiter for waiter, wanted in self._waiters.items() if wanted <= nbytes])
+
+    def fail(self, error: BaseException) -> None:
+        """Stop the watermark with `error`; the remaining bytes will never be final. Does nothing if all are."""
+        with self._lock:
+            if not self.complete and self._error is None:
+                self._error = error
+                self._wake(list(self._waiters))
+
+    def _wake(self, waiters: list[asyncio.Future[None]]) -> None:
+        for waiter in waiters:
+            del self._waiters[waiter]
+            loop = waiter.get_loop()
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(_resolve, waiter)
+
+    # The readers.
+
+    def check(self) -> None:
+        """Raises LocalFault if the writer failed."""
+        if self._error is not None:
+            raise LocalFault(f"the message to send could not be produced: {self._error!r}") from self._error
+
+    def wake(self, waiter: asyncio.Future[None], nbytes: int) -> None:
+        """Resolve `waiter` once the first `nbytes` are final or the writer failed. Call `forget` afterwards."""
+        with self._lock:
+            self._waiters[waiter] = nbytes
+            if self._ready_nbytes >= nbytes or self._error is not None:
+                self._wake([waiter])
+
+    def forget(self, waiter: asyncio.Future[None]) -> None:
+        """Undo `wake` for `waiter`."""
+        with self._lock:
+            self._waiters.pop(waiter, None)
+
+    async def until(self, nbytes: int) -> None:
+        """Return once the first `nbytes` are final. Raises LocalFault if the writer failed."""
+        while self._ready_nbytes < nbytes:
+            self.check()
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self.wake(waiter, nbytes)
+            try:
+                await waiter
+            finally:
+                self.forget(waiter)
+
+
+def finish(fillings: Sequence[ReadyWatermark], write: Callable[[], None] | None) -> None:
+    """Complete the watermarks by calling `write`. Its error is raised here, and as a LocalFault at all waiters."""
+    try:
+        if write is not None:
+            write()
+        assert all(watermark.complete for watermark in fillings), "not written to the end, or being written"
+    except BaseException as error:
+        for watermark in fillings:
+            watermark.fail(error)
+        raise
+
+
+def _resolve(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)

@@ -1,0 +1,212 @@
+"""Decisions of a run's archive: the copies to take, the checkpoints to keep, the disk space to reserve. Pure, no
+waiting.
+
+An archive copies the slow weights of every stage from replicas that it does not know. Before it takes a copy, it
+compares the copy with those of other replicas of the stage, and with the copy that it took the last time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from swarmnode.errors import DataError
+from swarmnode.ids import PeerId, short
+from swarmnode.recovery.scores import NO_SCORES, Scores
+from swarmnode.recovery.state_check import APART_MAX
+
+COPIES_MAX = 3  # guess: replicas of a stage that are compared: with three, one liar is outvoted
+WHOLE_CHUNKS = 64  # guess: of a copy of so many chunks (64 MiB) all are compared; of larger ones so many, drawn by lot
+
+ABOUT = "archive.json"
+"""In a checkpoint's folder, written last: what the archive found out about it."""
+
+COPIES = "copies.json"
+"""The same, of whose copies were taken: written before the checkpoint is complete, so that a kill does not lose it."""
+
+Distances = Mapping[tuple[int, int], float]
+"""How far copies i < j are apart, in lengths of the longer one (recovery/state_check.py)."""
+
+
+@dataclass(frozen=True, slots=True)
+class CopyVerdict:
+    """The verdict on the copies of one stage: the one taken (None: none can be), the number of others that agree with
+    it, the peers that contradict it, and the reason."""
+
+    taken: int | None
+    agree: int
+    liars: tuple[PeerId, ...]
+    reason: str
+
+
+def choose_copy(
+    peers: Sequence[PeerId],
+    apart: Distances,
+    before: Sequence[float] | None = None,
+    ready: Collection[int] | None = None,
+    apart_max: float = APART_MAX,
+) -> CopyVerdict:
+    """Choose the copy to take from those of `peers`: the middle one of the majority.
+
+    Copies agree when they are at most `apart_max` apart. `before` holds the distance of each to the copy taken the last
+    time. That copy has a vote as long as any copy agrees with it, and so decides between two replicas that contradict
+    each other. Copies in `ready` (default: all) are complete and are preferred. A single copy is accepted, because
+    there is nothing to compare it with.
+    """
+    count = len(peers)
+    ready = range(count) if ready is None else ready
+
+    def far(one: int, other: int) -> float:
+        return apart[min(one, other), max(one, other)]
+
+    def near(one: int) -> list[int]:
+        return [other for other in range(count) if other != one and far(one, other) <= apart_max]
+
+    if not count:
+        return CopyVerdict(None, 0, (), "no copy came")
+    if count == 1:
+        known = before is not None and before[0] <= apart_max
+        reason = "the only copy; near the one before" if known else "the only copy; nobody confirms it"
+        return CopyVerdict(0, 0, (), reason)
+    votes = [1 + len(near(one)) for one in range(count)]
+    voters = count
+    if before is not None and min(before) <= apart_max:
+        voters += 1
+        votes = [vote + (distance <= apart_max) for vote, distance in zip(votes, before, strict=True)]
+    best = max(votes)
+    if 2 * best <= voters:
+        names = " and ".join(map(short, peers))
+        least = min(apart.values())
+        return CopyVerdict(None, 0, (), f"{names} contradict each other ({least:.3g} of their length apart)")
+    middle = min(
+        (one for one in range(count) if votes[one] == best),
+        key=lambda one: (one not in ready, median([far(one, other) for other in near(one)] or [0.0]), one),
+    )
+    agree = near(middle)
+    liars = tuple(peers[other] for other in range(count) if other != middle and other not in agree)
+    how = f"{len(agree)} of {count - 1} others agree"
+    return CopyVerdict(middle, len(agree), liars, how if agree else f"{how}; the last copy does")
+
+
+def sampled(chunks: int, rng: random.Random) -> list[int]:
+    """The indices of the chunks of a copy to compare: all of a small copy, else WHOLE_CHUNKS drawn at random. Donors
+    have announced the hashes of all their chunks before the draw."""
+    return list(range(chunks)) if chunks <= WHOLE_CHUNKS else sorted(rng.sample(range(chunks), WHOLE_CHUNKS))
+
+
+def labels_to_keep(losses: Mapping[str, float | None], keep: int) -> set[str]:
+    """The labels to keep: the newest `keep` and the one with the lowest loss.
+
+    `losses` maps the label of each complete checkpoint to its validation loss, None where it was not measured.
+    """
+    newest = set(sorted(losses)[-keep:])
+    measured = {label: loss for label, loss in losses.items() if loss is not None}
+    return newest | ({min(measured, key=lambda label: (measured[label], label))} if measured else set())
+
+
+def needed_nbytes(stages: Sequence[int], chunk_nbytes: int) -> int:
+    """Bytes of disk that the next checkpoint needs while it is made: each stage's copy, its files, and the parts of
+    other copies that it is compared with. `stages`: bytes of the slow weights of each."""
+    compared = sum(min(nbytes, WHOLE_CHUNKS * chunk_nbytes) for nbytes in stages)
+    return 2 * sum(stages) + (COPIES_MAX - 1) * compared
+
+
+def together_within(rounds: Sequence[int], stride: int, apart_max: int) -> tuple[bool, str]:
+    """(whether copies of `rounds`, one a stage, make one model, the reason if not). Replicas take part only in every
+    `stride`-th round of the run."""
+    most, least = max(rounds), min(rounds)
+    if most - least <= apart_max * max(1, stride):
+        return True, ""
+    late = [stage for stage, round_index in enumerate(rounds) if round_index == least]
+    return False, f"stage {late[0]} is at round {least} where others are at {most}: it catches up first"
+
+
+@dataclass(frozen=True, slots=True)
+class StageProvenance:
+    """The origin of a stage's copy: the peer it came from, the number of others that agreed, the peers that did not."""
+
+    stage: int
+    round: int
+    peer: str
+    agree: int
+    liars: tuple[str, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveEntry:
+    """A complete checkpoint of an archive. `loss` is nats per token on held-out text; `measured` names who measured it
+    ("archive", "swarm", "" for nobody). `files` are (name, bytes, SHA-256) in its folder, which is a model folder.
+    `scores` are of what the manifest's [evaluation] lists."""
+
+    label: str
+    round: int
+    samples: int
+    unix_s: float
+    loss: float | None
+    measured: str
+    stages: tuple[StageProvenance, ...]
+    files: tuple[tuple[str, int, str], ...]
+    scores: Scores = NO_SCORES
+
+    @property
+    def nbytes(self) -> int:
+        return sum(nbytes for _, nbytes, _ in self.files)
+
+    def to_text(self) -> bytes:
+        """JSON of this entry, in the format of `read_entry`."""
+        tree = {**dataclasses.asdict(self), "scores": self.scores.to_json()}
+        return (json.dumps(tree, indent=1, sort_keys=True) + "\n").encode()
+
+
+def provenance_to_text(words: Sequence[StageProvenance]) -> bytes:
+    """JSON of the provenance of each stage, in the format of `read_provenance`."""
+    return (json.dumps([dataclasses.asdict(word) for word in words], indent=1, sort_keys=True) + "\n").encode()
+
+
+def read_provenance(data: bytes, where: str) -> tuple[StageProvenance, ...]:
+    """Parse the provenance of each stage. Raises DataError that begins with `where` for data that an archive did not
+    write."""
+    try:
+        return _provenance(json.loads(data))
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise DataError(f"{where}: not as an archive writes it ({error})") from None
+
+
+def _provenance(rows: list[dict[str, object]]) -> tuple[StageProvenance, ...]:
+    return tuple(StageProvenance(**{**row, "liars": tuple(row["liars"])}) for row in rows)  # type: ignore[arg-type]
+
+
+def read_entry(data: bytes, where: str) -> ArchiveEntry:
+    """Parse an entry. Raises DataError that begins with `where` for data that an archive did not write."""
+    try:
+        tree = json.loads(data)
+        tree["stages"] = _provenance(tree["stages"])
+        tree["files"] = tuple((str(name), int(nbytes), str(sha256)) for name, nbytes, sha256 in tree["files"])
+        tree["scores"] = Scores.of_json(tree["scores"])
+        return ArchiveEntry(**tree)
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise DataError(f"{where}: not as an archive writes it ({error}); it is made again") from None
+
+
+__all__ = [
+    "ABOUT",
+    "COPIES",
+    "COPIES_MAX",
+    "WHOLE_CHUNKS",
+    "ArchiveEntry",
+    "StageProvenance",
+    "CopyVerdict",
+    "read_entry",
+    "read_provenance",
+    "choose_copy",
+    "labels_to_keep",
+    "needed_nbytes",
+    "provenance_to_text",
+    "sampled",
+    "together_within",
+]

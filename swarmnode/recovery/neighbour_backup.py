@@ -1,0 +1,212 @@
+"""Backups in a ring: a few nodes of each stage keep the latest state of the next stage, the last stage's of the first.
+
+A stage whose replicas all die at once is restored from its backup instead of guessed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Sequence
+
+from swarmnode.errors import RemoteFault, Unavailable
+from swarmnode.ids import PeerId, RunId, digest64, short
+from swarmnode.manifest import Manifest, RecoverySpec
+from swarmnode.membership.membership_view import MembershipView
+from swarmnode.membership.stage_view import rank
+from swarmnode.membership.swarm import Swarm
+from swarmnode.model.section import Sizes, snapshot_nbytes
+from swarmnode.ports import Answer, Call, Replica, State, Telemetry, Transport
+from swarmnode.recovery.donor_client import DownloadLimits
+from swarmnode.recovery.download import download
+from swarmnode.recovery.recovery_source import keeps
+from swarmnode.recovery.snapshot import SLOW, WHOLE, Snapshot, StateSlice
+from swarmnode.recovery.state_check import APART_MAX, ROUNDS_APART_MAX, StateCheck, cuts, slices_of
+from swarmnode.wire import call_pb2, record_pb2
+
+GIVING = (record_pb2.NODE_STATE_TRAINING, record_pb2.NODE_STATE_DRAINING)
+
+GENTLE = DownloadLimits(attempts_max=2, parallel=1, sources=1, pause_s=1.0, rest=3.0, busy_max_s=0.0, waited_for=False)
+"""For renewals, which no node waits for: one chunk at a time on a quarter of the line, none from busy donors. Guess."""
+
+RETRY_MAX_S = 60.0  # guess: between two tries while all donors are busy with newcomers
+
+URGENT = DownloadLimits(attempts_max=3, pause_s=0.1, busy_max_s=0.0)
+"""For handovers: the donor is about to leave. Guess."""
+
+
+def to_keep(bytes_max: int, sizes: Sizes, ends: tuple[int, int]) -> tuple[StateSlice | None, str]:
+    """The part of a stage of `sizes` elements that fits a backup of `bytes_max`, None for nothing, and why.
+
+    It is all of the stage, or, of a first or last stage, the slow weights of its embedding or head (`ends`: first
+    element, count), which no neighbour has. Every node decides alike.
+    """
+    first, count = ends
+    whole, least = snapshot_nbytes(sizes), snapshot_nbytes(dict.fromkeys(SLOW.sections, count))
+    if whole <= bytes_max:
+        return WHOLE, f"all {whole} bytes of it"
+    if count and least <= bytes_max:
+        return StateSlice(
+            SLOW.sections, first, count
+        ), f"{least} bytes of embedding or head; all of it would be {whole}"
+    return None, f"nothing: {least if count else whole} bytes are more than recovery.snapshot_bytes_max = {bytes_max}"
+
+
+def renewal(
+    swarm: Swarm, stage: int, me: PeerId, run_id: RunId, spec: RecoverySpec, round_now: int, round_kept: int | None
+) -> tuple[bool, str]:
+    """Whether `me` should fetch the state of `stage` now, and why. `round_kept` None: nothing is kept yet."""
+    if round_now == 0:
+        return False, "the run has not finished a round"
+    if not keeps(swarm, stage, run_id, spec.keepers, me):
+        return False, f"others keep stage {stage}"
+    if not any(member.peer != me for member in swarm.serving(stage)):
+        return False, f"nobody serves stage {stage}"
+    if round_kept is None:
+        return True, f"nothing is kept of stage {stage}"
+    age = round_now - round_kept
+    return age >= spec.snapshot_rounds, f"what is kept of stage {stage} is {age} rounds old"
+
+
+class NeighbourBackup:
+    """A node's backup of the stage after its own, renewed every `recovery.snapshot_rounds` rounds."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        run_id: RunId,
+        stage: int,
+        transport: Transport,
+        membership: MembershipView,
+        telemetry: Telemetry,
+        replica: Replica,
+    ) -> None:
+        """The node serves `stage` with `replica`."""
+        self._membership = membership
+        self._apart = replica.apart
+        self._spec = manifest.recovery
+        self._diverging = manifest.gossip.method == "none"  # replicas that never meet differ without a fault
+        self._period_s = manifest.limits.announce_period_s
+        self._run_id = run_id
+        self.stage = (stage + 1) % manifest.pipeline.stages
+        self._alone = manifest.pipeline.stages == 1
+        self._transport = transport
+        self._swarm = membership.peer_table.swarm
+        self._round_samples = manifest.gossip.round_samples
+        self._telemetry = telemetry
+        self._sizes = replica.sizes_of(self.stage)
+        self._cut, self._reason = to_keep(self._spec.snapshot_bytes_max, self._sizes, replica.ends_of(self.stage))
+        self.snapshot: Snapshot | None = None  # what is kept
+        self._held = False  # while this node is paused: nothing is downloaded
+
+    def hold(self, held: bool) -> None:
+        """Download nothing while `held`, because this node is paused."""
+        self._held = held
+
+    def kept(self, stage: int) -> Snapshot | None:
+        """The snapshot kept of `stage`, None without one."""
+        return self.snapshot if stage == self.stage else None
+
+    @property
+    def kept_round(self) -> int | None:
+        """The round of the snapshot kept, for this node's record."""
+        return None if self.snapshot is None else self.snapshot.round_index
+
+    async def run(self) -> None:
+        """Renew the backup when it is due, until cancelled. Returns at once when this run keeps none."""
+        if self._cut is None or self._spec.keepers == 0 or self._alone:
+            self._telemetry.event("recovery.kept", of_stage=self.stage, nbytes=0, reason=self._reason)
+            return
+        pause_s = self._period_s
+        while True:
+            me, now = self._transport.peer_id, self._membership.progress.total // self._round_samples
+            due, reason = renewal(self._swarm(), self.stage, me, self._run_id, self._spec, now, self.kept_round)
+            failed = due and not self._held and not await self._renew(self._cut, reason)
+            pause_s = max(self._period_s, min(2.0 * pause_s, RETRY_MAX_S)) if failed else self._period_s
+            await asyncio.sleep(pause_s)
+
+    async def inherit(self, peer: PeerId, call: Call) -> Answer:
+        """Handler of "handover": keep the state of `peer`, the last replica of the next stage, which leaves.
+
+        Returns when the state is here. Raises Unavailable when states are not kept whole here, RemoteFault for a peer
+        that does not serve that stage, or whose state is far from the one kept.
+        """
+        asked = call.header.handover
+        if asked.stage != self.stage:
+            raise RemoteFault(f"handover of stage {asked.stage}; stage {self.stage} is kept here")
+        if self._cut != WHOLE or self._alone:
+            raise Unavailable(f"of stage {self.stage} is kept {self._reason}")
+        swarm = self._swarm()
+        giver = next((m for m in swarm.stages[self.stage] if m.peer == peer and m.state in GIVING), None)
+        if giver is None:
+            raise RemoteFault(f"handover by {short(peer)}, who does not serve stage {self.stage}")
+        # A last stage keeps the first one, and knows its replicas by their records only.
+        if self.stage and peer not in self._membership.run_progress.clock.observed.times:
+            raise RemoteFault(f"handover by {short(peer)}, who was never seen at work")
+        offer = await self._fetch(WHOLE, [peer], URGENT, "its last replica leaves")
+        return Answer(call_pb2.Reply(handed=call_pb2.Handed(round=offer.round)))
+
+    async def _renew(self, cut: StateSlice, reason: str) -> bool:
+        """Fetch the part `cut` anew. Returns whether that worked."""
+        salt = digest64("renewal", self._transport.peer_id)
+        donors = [member.peer for member in self._swarm().serving(self.stage)]
+        donors.sort(key=lambda peer: rank(peer, salt))
+        try:
+            await self._fetch(cut, donors, GENTLE, reason)
+        except Unavailable as error:
+            self._telemetry.event("recovery.kept", level="warning", of_stage=self.stage, nbytes=0, reason=str(error))
+            return False
+        return True
+
+    async def _compare(self, state: State, offer: call_pb2.Snapshot, givers: Collection[PeerId]) -> None:
+        """Raise RemoteFault for a state that other replicas contradict.
+
+        Where none of them can say, a state far from the one kept is refused.
+        """
+        if self._diverging:
+            return
+        second = StateCheck(
+            self._transport,
+            self._run_id,
+            self.stage,
+            self._sizes,
+            lambda: [member.peer for member in self._swarm().serving(self.stage)],
+            lambda: self._membership.run_progress.rounds_max,
+            self._apart,
+            self._telemetry,
+        )
+        words = await second.compare(state, offer, givers)
+        if words or self.snapshot is None or offer.round - self.snapshot.round_index > ROUNDS_APART_MAX:
+            return
+        at = cuts(self._sizes["phi"], self._transport.peer_id, offer.id.hex())
+        far = self._apart(slices_of(state.sections["phi"], at), slices_of(self.snapshot.state.sections["phi"], at))
+        if far > APART_MAX:
+            raise RemoteFault(f"slow weights {far:.3g} of their length from those kept here, and nobody confirms them")
+
+    async def _fetch(
+        self, cut: StateSlice, donors: Sequence[PeerId], limits: DownloadLimits, reason: str
+    ) -> call_pb2.Snapshot:
+        begun = asyncio.get_running_loop().time()
+        state, offer = await download(
+            self._transport,
+            lambda: donors,
+            self.stage,
+            self._run_id,
+            self._sizes,
+            limits,
+            self._telemetry,
+            cut=cut,
+            rounds_max=lambda: self._membership.run_progress.rounds_max,
+            compare=self._compare if cut == WHOLE else None,
+        )
+        kept = self.snapshot  # a handover may have come while this was on its way
+        if kept is None or (offer.round, offer.inner_steps) >= (kept.round_index, kept.state.inner_steps):
+            self.snapshot = Snapshot.received(offer, state)
+        self._telemetry.event(
+            "recovery.kept",
+            of_stage=self.stage,
+            round=offer.round,
+            nbytes=offer.nbytes,
+            seconds=round(asyncio.get_running_loop().time() - begun, 3),
+            reason=reason,
+        )
+        return offer

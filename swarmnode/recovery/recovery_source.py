@@ -1,0 +1,301 @@
+"""Choose how a replica comes by the state of its stage, the best source first.
+
+All functions are pure: they take what one look at the swarm showed and return (answer, reason). recovery/restore.py
+looks, and carries the choice out.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from statistics import median_low
+
+from swarmnode.ids import PeerId, RunId, digest64, short
+from swarmnode.manifest import LimitsSpec, RecoverySpec
+from swarmnode.membership.stage_view import rank
+from swarmnode.membership.swarm import Member, Swarm
+from swarmnode.wire import record_pb2
+
+SLOW_SHARE = 0.5  # guess: of the median speed of a stage's replicas
+# Announce periods without a record after which one replica of many is looked up again, and pinged if that tells nothing
+# newer [guess].
+QUIET_PERIODS = 2
+LOST_PERIODS = 3  # guess: announce periods without a record after which a silent replica counts as gone
+# A node that brings a stage back serves it after BUILDER_S or BUILDER_PERIODS announce periods at least [guess], and
+# after its snapshot was fetched over a home's line at BUILDER_BYTES_PER_S [guess].
+BUILDER_S, BUILDER_PERIODS = 3.0, 3
+BUILDER_BYTES_PER_S = 1e6
+CLAIMS_MAX = 2  # guess: nodes waited for that claim to bring a stage back one after the other
+NEIGHBOUR_WAIT_S = 60.0  # guess: a node waits so long for neighbour stages that are being brought back themselves
+
+
+class RecoverySource(enum.StrEnum):
+    """A way to come by a stage's state, or why there is none yet. The values appear in events and metrics."""
+
+    FRESH = "fresh"  # initialised from the manifest's seed: the run has not trained
+    BASE = "base"  # the pretrained model that the run started from
+    REPLICA = "replica"  # a living replica's snapshot
+    RING = "ring"  # the snapshot that a node of the stage before keeps
+    DISK = "disk"  # this node's own disk
+    CHECKPOINT = "checkpoint"  # the checkpoint this node was told to resume
+    CHECKFREE = "checkfree"  # rebuilt from its neighbours
+    WAIT = "wait"  # not yet: look again
+    STOP = "stop"  # nothing is left to try
+
+
+# In the order in which they win a tie: this disk costs no link.
+PLACES = {
+    RecoverySource.DISK: "on this disk",
+    RecoverySource.RING: "kept in the ring",
+    RecoverySource.CHECKPOINT: "in the checkpoint",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryView:
+    """The swarm as seen once by a node that needs the state of `stage`. Rounds count from the run's beginning."""
+
+    stage: int
+    stages: int
+    samples_total: int
+    round_now: int
+    donors: tuple[PeerId, ...] = ()  # replicas that serve and answer
+    unsure: int = 0  # replicas that do not answer, heard of less than LOST_PERIODS announce periods ago
+    builder: PeerId | None = None  # another node that brings the stage back, or will before this one
+    settled: bool = True  # others have had the time to hear of this node
+    kept: tuple[tuple[int, PeerId], ...] = ()  # (round, node that keeps a snapshot of it, and answers or is this one)
+    ends: tuple[PeerId, ...] | None = None  # nodes that keep embedding or head, latest first; None: the stage has none
+    disk_round: int | None = None  # of the state on this node's disk
+    saved_round: int | None = None  # of the checkpoint this node was told to resume
+    below: bool = False  # the stage before serves and answers
+    above: bool = False  # the stage after does
+    has_base: bool = False  # the run started from a pretrained model
+    failed: frozenset[RecoverySource] = frozenset()  # sources that failed when tried
+    waited_s: float = 0.0  # since this node began to look
+
+
+def choose_source(view: RecoveryView, spec: RecoverySpec) -> tuple[RecoverySource, str]:
+    """The source to try now, and why. A source that failed is not tried again."""
+    stage = view.stage
+    if view.samples_total == 0:
+        return _begun(view, "the run has not trained yet")
+    if view.saved_round == view.round_now and RecoverySource.CHECKPOINT not in view.failed:
+        if not view.settled:  # a late joiner may not have heard yet how far the others are
+            return RecoverySource.WAIT, "a checkpoint of this very round; others may be further"
+        return RecoverySource.CHECKPOINT, "the run goes on from the checkpoint in this very round"
+    if view.donors and RecoverySource.REPLICA not in view.failed:
+        return RecoverySource.REPLICA, f"{len(view.donors)} replicas of stage {stage} are alive"
+    if view.unsure:
+        return (
+            RecoverySource.WAIT,
+            f"{view.unsure} replicas of stage {stage} do not answer, but were heard of a moment ago",
+        )
+    if view.builder is not None:
+        return RecoverySource.WAIT, f"{short(view.builder)} brings stage {stage} back"
+    if not view.settled:
+        return RecoverySource.WAIT, f"no replica of stage {stage} answers; others may be about to bring it back"
+    lost = f"no replica of stage {stage} answers"
+    if view.round_now == 0:
+        return _begun(view, f"{lost}, and the run has not finished a round")
+    source, why = _snapshot(view, spec.snapshot_rounds_max)
+    if source is not None:
+        return source, f"{lost}; {why}"
+    if view.has_base and RecoverySource.BASE not in view.failed:  # nearer to what was lost than other stages' layers
+        return _begun(view, f"{lost}, {why}")
+    if spec.method == "none":
+        return RecoverySource.STOP, f"{lost}, {why}, and recovery.method is none"
+    if RecoverySource.CHECKFREE in view.failed:
+        return RecoverySource.STOP, f"{lost}, {why}, and rebuilding it from its neighbours failed"
+    able, needs = neighbours_suffice(view)
+    if view.ends == () and view.round_now <= spec.snapshot_rounds and not view.has_base:
+        # The first snapshots are made about now. So early, a new embedding or head loses little.
+        return (
+            RecoverySource.FRESH,
+            f"{lost}, {why}; {needs}, and the run is {view.round_now} rounds old: begun from the seed",
+        )
+    if able:
+        return RecoverySource.CHECKFREE, f"{lost}, {why}; {needs}"
+    if view.waited_s < NEIGHBOUR_WAIT_S:
+        return RecoverySource.WAIT, f"{lost}, {why}; {needs}"
+    if neighbours_suffice(replace(view, ends=None))[0] and not view.has_base:  # a new head would undo the pretraining
+        # The other stages keep what they have learned. A run that waits longer would gain nothing by it.
+        return RecoverySource.CHECKFREE, f"{lost}, {why}; {needs}: that part of it begins from the seed"
+    return RecoverySource.STOP, f"{lost}, {why}; {needs}"
+
+
+def _begun(view: RecoveryView, why: str) -> tuple[RecoverySource, str]:
+    """The weights that the run began with."""
+    if not view.has_base:
+        return RecoverySource.FRESH, f"{why}: initialised from the seed"
+    return RecoverySource.BASE, f"{why}: the base model's weights"
+
+
+def _snapshot(view: RecoveryView, rounds_max: int) -> tuple[RecoverySource | None, str]:
+    """The place of the newest snapshot at most `rounds_max` rounds old, None without one, and why."""
+    kept = max((round_index for round_index, _ in view.kept), default=None)
+    found = [
+        (round_index, source)
+        for source, round_index in (
+            (RecoverySource.RING, kept),
+            (RecoverySource.DISK, view.disk_round),
+            (RecoverySource.CHECKPOINT, view.saved_round),
+        )
+        if round_index is not None and source not in view.failed
+    ]
+    if not found:
+        return None, "no snapshot of it is kept"
+    newest = max(round_index for round_index, _ in found)
+    age = max(0, view.round_now - newest)
+    if age > rounds_max:
+        return None, f"the newest snapshot of it is {age} rounds old (at most {rounds_max})"
+    source = next(source for source in PLACES if (newest, source) in found)
+    return source, f"a snapshot {age} rounds old is {PLACES[source]}"
+
+
+def neighbours_suffice(view: RecoveryView) -> tuple[bool, str]:
+    """Whether the stage can be rebuilt from its neighbours, and why.
+
+    An inner stage needs both: two adjacent lost stages cannot be rebuilt from the outer sides alone (CheckFree,
+    arXiv 2506.15461, section 3).
+    """
+    needed = [stage for stage in (view.stage - 1, view.stage + 1) if 0 <= stage < view.stages]
+    serving = {view.stage - 1: view.below, view.stage + 1: view.above}
+    absent = [stage for stage in needed if not serving[stage]]
+    if not needed:
+        return False, "it is the only stage"
+    if absent:
+        return False, f"its neighbours {_listed(absent)} do not serve"
+    if view.ends == ():
+        return False, "nobody keeps its embedding or head"
+    return True, f"its neighbours {_listed(needed)} serve"
+
+
+def _listed(stages: list[int]) -> str:
+    return " and ".join(map(str, stages))
+
+
+def donors_of(swarm: Swarm, stage: int, me: PeerId) -> tuple[PeerId, ...]:
+    """Replicas that can give the state of `stage`, in an order of `me`'s own: by lot, the slow ones last.
+
+    A replica is slow below SLOW_SHARE of the median speed: a copy waits for the piece of work under way, which takes a
+    slow machine a minute (simulated: swarm48). A higher announced speed brings nobody forward.
+    """
+    serving = [member for member in swarm.serving(stage) if member.peer != me]
+    if not serving:
+        return ()
+    enough, salt = SLOW_SHARE * median_low([member.samples_per_second for member in serving]), digest64("donors", me)
+    serving.sort(key=lambda member: (member.samples_per_second < enough, rank(member.peer, salt)))
+    return tuple([member.peer for member in serving])
+
+
+def keeps(swarm: Swarm, stage: int, run_id: RunId, count: int, me: PeerId) -> bool:
+    """Whether `me` is one of the `count` serving nodes of the stage before `stage` that keep its snapshot.
+
+    The last stage is the one before the first. Every node that sees the same swarm computes the same keepers. The scan
+    ends early for most nodes, at the first `count` members that rank before them.
+    """
+    before, mine, ahead = swarm.serving((stage - 1) % len(swarm.stages)), (_rank(run_id, stage, me), me), 0
+    for member in before:
+        ahead += (_rank(run_id, stage, member.peer), member.peer) < mine
+        if ahead >= count:
+            return False
+    return any(member.peer == me for member in before)
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _rank(run_id: RunId, stage: int, peer: PeerId) -> int:
+    """The order of keepers. Cached: every replica asks it of each of its mates, again and again."""
+    return digest64(run_id, "keeper", stage, peer)
+
+
+def first_builder(stage: tuple[Member, ...], answering: Collection[PeerId], me: PeerId) -> PeerId | None:
+    """Another living node that brings the stage back before `me` may: it has the state already, or joined earlier.
+
+    None when it is the turn of `me`, whether or not `me` is among the members.
+    """
+    others = [m for m in stage if m.peer in answering and m.peer != me]
+    for member in others:
+        if member.state == record_pb2.NODE_STATE_SYNCING:
+            return member.peer
+    able = [m for m in stage if m.peer in answering or m.peer == me]
+    joining = [m for m in able if m.state == record_pb2.NODE_STATE_JOINING]
+    first = min(joining, key=lambda m: (m.joined_unix_s, m.peer), default=None)
+    return first.peer if first is not None and first.peer != me else None
+
+
+class RecoveryClaims:
+    """The nodes that one node waits for while they bring its stage back.
+
+    A claim is one field of a record, and answering pings costs nothing. A node that does not serve within the time that
+    a slow machine needs has no claim any more.
+    """
+
+    def __init__(self, limits: LimitsSpec, nbytes: int) -> None:
+        """`nbytes` of the stage's state."""
+        least_s = max(BUILDER_S, BUILDER_PERIODS * limits.announce_period_s)
+        self._allowed_s = least_s + nbytes / BUILDER_BYTES_PER_S
+        self._since_s: dict[PeerId, float] = {}
+
+    def builder(
+        self, stage: tuple[Member, ...], answering: Collection[PeerId], me: PeerId, now_s: float
+    ) -> PeerId | None:
+        """`first_builder` of the nodes whose time is not over at loop time `now_s`.
+
+        All nodes that claim one after the other have CLAIMS_MAX times the time of one.
+        """
+        able = set(answering)
+        while (found := first_builder(stage, able, me)) is not None:
+            since_s = self._since_s.setdefault(found, now_s)
+            all_s = now_s - min(self._since_s.values())
+            if now_s - since_s <= self._allowed_s and all_s <= CLAIMS_MAX * self._allowed_s:
+                return found
+            able.discard(found)
+        return None
+
+
+def latest(kept: Collection[tuple[int, int, PeerId]], rounds_max: int) -> list[tuple[int, PeerId]]:
+    """(round, keeper) of the snapshots `kept` (round, inner steps, keeper), the latest first.
+
+    Snapshots of rounds beyond `rounds_max`, which the run cannot have reached, are left out.
+    """
+    return [(at, peer) for at, _, peer in sorted(kept, reverse=True) if at <= rounds_max]
+
+
+def overdue(stage: Collection[Member], now_unix_s: float, limits: LimitsSpec) -> bool:
+    """Whether `stage` has training replicas, and none of them was heard of within LOST_PERIODS announce periods.
+
+    Then it is time to ping them. Replicas that join or drain do not count.
+    """
+    left_s, found = _left_s(limits, LOST_PERIODS), False
+    for member in stage:
+        if member.state == record_pb2.NODE_STATE_TRAINING:
+            if member.expires_unix_s - now_unix_s > left_s:
+                return False
+            found = True
+    return found
+
+
+def quiet(stage: tuple[Member, ...], now_unix_s: float, limits: LimitsSpec) -> list[PeerId]:
+    """Training replicas that were not heard of within QUIET_PERIODS announce periods."""
+    due_unix_s = now_unix_s + _left_s(limits, QUIET_PERIODS)
+    return [m.peer for m in stage if m.state == record_pb2.NODE_STATE_TRAINING and m.expires_unix_s <= due_unix_s]
+
+
+def _left_s(limits: LimitsSpec, periods: int) -> float:
+    """Seconds until a record expires that is `periods` announce periods old."""
+    return limits.record_ttl_s - periods * limits.announce_period_s
+
+
+def silent(stage: tuple[Member, ...], answering: Collection[PeerId], now_unix_s: float, limits: LimitsSpec) -> int:
+    """The number of training replicas that do not answer, with a record younger than LOST_PERIODS announce periods.
+
+    They may be out of reach for a moment only.
+    """
+    return sum(
+        member.state == record_pb2.NODE_STATE_TRAINING
+        and member.peer not in answering
+        and member.expires_unix_s - now_unix_s > _left_s(limits, LOST_PERIODS)
+        for member in stage
+    )

@@ -1,0 +1,381 @@
+"""Restore the state of a stage in a replica: look at the swarm, choose a source, fetch from it, say what came.
+
+The choice is recovery/recovery_source.py's. A source that fails is left out of the next choice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from dataclasses import dataclass
+from functools import partial
+from statistics import median_low
+from typing import Protocol
+
+from swarmnode.errors import DataError, LocalFault, RemoteFault, Unavailable
+from swarmnode.ids import PeerId, RunId
+from swarmnode.manifest import Manifest, from_base
+from swarmnode.membership.membership_view import MembershipView
+from swarmnode.membership.pinger import Pinger
+from swarmnode.membership.progress import Progress
+from swarmnode.membership.swarm import Swarm
+from swarmnode.metrics import name
+from swarmnode.model.adapter import has_adapters
+from swarmnode.model.section import snapshot_nbytes
+from swarmnode.model.stage_swap import partner
+from swarmnode.ports import Clock, Compute, Neighbour, Priority, Replica, State, Telemetry, Transport
+from swarmnode.recovery.donor_client import DownloadLimits
+from swarmnode.recovery.neighbour_backup import to_keep
+from swarmnode.recovery.recovery_source import (
+    RecoveryClaims,
+    RecoverySource,
+    RecoveryView,
+    choose_source,
+    donors_of,
+    latest,
+    silent,
+)
+from swarmnode.recovery.resumption import CheckpointOptions, Resumption, newest_of
+from swarmnode.recovery.snapshot import SLOW, WHOLE, Snapshot, StateSlice
+from swarmnode.recovery.state_fetch import StateFetcher
+from swarmnode.wire import record_pb2
+
+LOOK_SHARE = 0.25  # guess: of the announce period, between two looks at a stage that has no replica
+SAMPLE = 8  # guess: of a larger stage so many are pinged first; if half of them live, the others are believed
+SAMPLE_UNBEGUN = 1  # guess: the same before the run has trained: no replica has a state to give
+SETTLE_SHARE = 0.5  # guess: of the announce period, within which others that bring the stage back hear of this node
+# A joiner of a stage that others serve leaves a third of its donor's uplink to training at any time [guess].
+POLITE = DownloadLimits(rest=0.5)
+TRIES_MAX = 3  # guess: times that living replicas are asked for state before this process gives up
+
+# During these a node elsewhere may have brought the stage back first.
+CONTESTED = (RecoverySource.RING, RecoverySource.DISK, RecoverySource.BASE, RecoverySource.CHECKFREE)
+
+
+@dataclass(frozen=True, slots=True)
+class RestoredState:
+    """The source of a replica's restored state, and the round behind it."""
+
+    source: RecoverySource
+    reason: str
+    round: int  # the last round behind the state
+    newcomer: bool  # the first round is to be received at weight 0
+    snapshot: Snapshot | None = None  # as a living replica gave it, for others that still pull the same
+
+
+class BaseWeights(Protocol):
+    """The pretrained model that the run starts from."""
+
+    async def load(self, replica: Replica, stage: int) -> int:
+        """Place the weights of `stage` in `replica`; the bytes read. Raises Unavailable when they are not to be had
+        now, DataError when they do not fit the run's model."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class StateRestorer:
+    """Restores the state of any stage for one node, from whatever is left of it in the swarm."""
+
+    manifest: Manifest
+    run_id: RunId
+    transport: Transport
+    membership: MembershipView
+    pinger: Pinger
+    compute: Compute
+    clock: Clock
+    telemetry: Telemetry
+    checkpoints: CheckpointOptions
+    base: BaseWeights | None = None  # of a run with base.index
+
+    async def restore(
+        self, replica: Replica, stage: int, fetched: Snapshot | None = None, backup: Snapshot | None = None
+    ) -> RestoredState:
+        """Load the state of `stage` into `replica`.
+
+        `fetched` is a whole state that this node has already; it is used if the replica accepts it. `backup` is what
+        this node kept of a stage while it served the one before. Raises Unavailable when the state is nowhere to be
+        had, LocalFault when the checkpoint that the whole run resumes from cannot be read, DataError when the base
+        model does not fit the run.
+        """
+        await self.freeze(replica, stage)
+        if fetched is not None:
+            try:
+                await self.load(replica, fetched.state)
+            except RemoteFault as fault:
+                self.telemetry.event("state.failed", level="warning", stage=stage, lied=True, reason=str(fault))
+                fetched = None  # as large as the replica itself
+            else:
+                self.merge(fetched.progress)
+                return RestoredState(RecoverySource.REPLICA, "fetched before", fetched.round_index, self.meets)
+        return await _Restoration(self, replica, stage, backup).run()
+
+    async def freeze(self, replica: Replica, stage: int) -> None:
+        """Place the frozen weights of `stage` in a new `replica`, if the run trains adapters beside a base model: no
+        state has them. Raises Unavailable, DataError."""
+        if self.base is not None and has_adapters(self.manifest):
+            await self.base.load(replica, stage)
+
+    @property
+    def meets(self) -> bool:
+        """Whether replicas of a stage meet in rounds."""
+        return self.manifest.gossip.method != "none"
+
+    async def load(self, replica: Replica, state: State) -> None:
+        """Load `state`. Raises RemoteFault for numbers that cannot be a state."""
+        await self.compute.run(Priority.OUTER, 0, lambda: replica.load(state))
+
+    def merge(self, told: record_pb2.Progress) -> None:
+        """Merge the progress that came with a state, within bounds. A donor may be wrong about the run's count."""
+        with contextlib.suppress(RemoteFault):
+            self.membership.progress.merge(Progress.from_wire(told))
+
+
+class _Restoration:
+    """A single restore of one stage."""
+
+    def __init__(self, restorer: StateRestorer, replica: Replica, stage: int, backup: Snapshot | None) -> None:
+        self._restorer = restorer
+        self._replica = replica
+        self._stage = stage
+        self._backup = backup if backup is not None and backup.stage == stage else None
+        self._manifest = restorer.manifest
+        self._membership = restorer.membership
+        self._telemetry = restorer.telemetry
+        self._pinger = restorer.pinger
+        self._checkpoints = restorer.checkpoints
+        self._time = asyncio.get_running_loop().time
+        self._claims = RecoveryClaims(restorer.manifest.limits, snapshot_nbytes(replica.sizes_of(stage)))
+        self._failed: set[RecoverySource] = set()
+        self._disk: Resumption | None = None
+        self._disk_searched = False
+        self._fetcher = self._new_fetcher()
+
+    async def run(self) -> RestoredState:
+        """Try one source after the other until the state is loaded. Raises Unavailable, LocalFault."""
+        begun, tries, said, stage = self._time(), 0, "", self._stage
+        while True:
+            view = await self._look(self._time() - begun)
+            source, reason = choose_source(view, self._manifest.recovery)
+            if source is RecoverySource.STOP or tries >= TRIES_MAX:
+                self._telemetry.event("recovery.failed", level="error", reason=reason)
+                raise Unavailable(f"{reason}; join again when one is back")
+            if source is RecoverySource.WAIT:
+                if reason != said:
+                    self._telemetry.event("recovery.waiting", stage=stage, reason=reason)
+                said = reason
+                await asyncio.sleep(LOOK_SHARE * self._manifest.limits.announce_period_s)
+                continue
+            begins = source is RecoverySource.FRESH or (source is RecoverySource.BASE and not view.samples_total)
+            if source is not RecoverySource.REPLICA and not begins:
+                self._telemetry.event("recovery.began", stage=stage, method=self._method(source), reason=reason)
+            try:
+                restored = await self._restore_from(source, reason, view)
+            except (Unavailable, RemoteFault, DataError) as error:
+                self._telemetry.event(
+                    "recovery.source_failed", level="warning", stage=stage, method=source, reason=str(error)
+                )
+                if source is RecoverySource.BASE and isinstance(error, DataError):
+                    raise
+                if source is RecoverySource.REPLICA or view.round_now == 0:
+                    tries += 1
+                else:
+                    self._failed.add(source)
+                continue
+            if source in CONTESTED and not begins and await self._overtaken():
+                continue
+            self._say(restored, self._time() - begun, begins=begins)
+            return restored
+
+    # ---- look
+
+    async def _look(self, waited_s: float) -> RecoveryView:
+        """Read the directory, ping the stage and its neighbours, and gather what the choice needs."""
+        stage, stages, me = self._stage, self._manifest.pipeline.stages, self._membership.me
+        near = [(stage + step) % stages for step in (0, -1, 1)]
+        swarm = self._swarm()  # all stages were looked up when this one was chosen
+        await self._membership.look([at for at in range(stages) if at in near or not (waited_s or swarm.stages[at])])
+        alive = await self._ping_near(near)
+        swarm, total = self._swarm(), self._membership.run_progress.suppose(alive)  # answers carry records
+        round_now = total // self._manifest.gossip.round_samples
+        before = swarm.serving((stage - 1) % stages)
+        cut, _ = to_keep(
+            self._manifest.recovery.snapshot_bytes_max, self._replica.sizes_of(stage), self._replica.ends_of(stage)
+        )
+        kept = [(m.kept_round, m.kept_steps, m.peer) for m in before if m.kept_round is not None and m.peer in alive]
+        if self._backup is not None:
+            kept.append((self._backup.round_index, self._backup.state.inner_steps, me))
+        snapshots = latest(kept, self._membership.run_progress.rounds_max)
+        donors = tuple(peer for peer in donors_of(swarm, stage, me) if peer in alive)
+        return RecoveryView(
+            stage,
+            stages,
+            total,
+            round_now,
+            donors=donors,
+            unsure=silent(swarm.stages[stage], alive, self._restorer.clock.unix_s(), self._manifest.limits),
+            builder=self._claims.builder(swarm.stages[stage], alive, me, self._time()),
+            settled=waited_s >= SETTLE_SHARE * self._manifest.limits.announce_period_s,
+            kept=tuple(snapshots) if cut == WHOLE else (),
+            ends=tuple(peer for _, peer in snapshots) if self._replica.ends_of(stage)[1] else None,
+            below=stage > 0 and any(m.peer in alive for m in before),
+            above=stage < stages - 1 and any(m.peer in alive for m in swarm.serving(stage + 1)),
+            disk_round=await self._disk_round() if total and not donors else None,
+            saved_round=None if self._checkpoints.resume is None else self._checkpoints.resume.rounds(self._manifest),
+            has_base=from_base(self._manifest),
+            failed=frozenset(self._failed),
+            waited_s=waited_s,
+        )
+
+    async def _ping_near(self, near: list[int]) -> frozenset[PeerId]:
+        """Members of the stages `near` that are alive. Before the run has trained, one of each stage is enough."""
+        run_progress = self._membership.run_progress
+        begun = run_progress.suppose(()) > 0
+        alive = await self._pinger.answering_in(self._swarm(), near, SAMPLE if begun else SAMPLE_UNBEGUN)
+        if not begun and run_progress.suppose(alive) > 0:
+            alive = await self._pinger.answering_in(self._swarm(), near, SAMPLE)
+        return alive
+
+    async def _disk_round(self) -> int | None:
+        """The round of the newest whole checkpoint of this run where this node saves its own. Searched for once."""
+        store = self._checkpoints.store
+        if store is not None and not self._disk_searched:
+            self._disk_searched = True
+            try:
+                self._disk = await newest_of(store, self._restorer.run_id)
+            except (DataError, LocalFault) as error:
+                self._telemetry.event(
+                    "recovery.source_failed", level="warning", method=RecoverySource.DISK, reason=str(error)
+                )
+        return None if self._disk is None else self._disk.rounds(self._manifest)
+
+    async def _overtaken(self) -> bool:
+        """Whether another node brought the stage back meanwhile: then its state counts, and this one is dropped."""
+        await self._membership.look([self._stage])
+        donors = donors_of(self._swarm(), self._stage, self._membership.me)
+        return bool(await self._pinger.answering(donors))
+
+    # ---- restore
+
+    async def _restore_from(self, source: RecoverySource, reason: str, view: RecoveryView) -> RestoredState:
+        """Load the state from `source`. Raises Unavailable, RemoteFault, DataError when that fails."""
+        self._fetcher = self._new_fetcher()
+        match source:
+            case RecoverySource.REPLICA:
+                return await self._from_replicas(reason, view)
+            case RecoverySource.RING:
+                keepers = [peer for _, peer in view.kept]
+                check = self._fetcher.check(view.stage, lambda: keepers)
+                _, progress = await self._fetcher.from_backups(view.stage, keepers, WHOLE, check, self._load)
+                self._membership.run_progress.begin(view.samples_total)
+                self._restorer.merge(progress)
+            case RecoverySource.CHECKPOINT | RecoverySource.DISK:
+                saved = self._checkpoints.resume if source is RecoverySource.CHECKPOINT else self._disk
+                assert saved is not None
+                state = await self._read_checkpoint(view, saved)
+                self._fetcher.read(sum(section.nbytes for section in state.sections.values()))
+                await self._load(state)
+            case RecoverySource.CHECKFREE:
+                await self._rebuild(view)
+            case RecoverySource.BASE:
+                await self._begin_from_base(view.stage)
+            case RecoverySource.FRESH:
+                if self._replica.undrawn:
+                    await self._restorer.compute.run(Priority.OUTER, 0, self._replica.draw_weights)
+            case _:
+                raise AssertionError(f"{source} is not a way to a state")
+        self._membership.run_progress.begin(view.samples_total)
+        done = self._membership.progress.total // self._manifest.gossip.round_samples
+        return RestoredState(source, reason, done, newcomer=False)
+
+    async def _from_replicas(self, reason: str, view: RecoveryView) -> RestoredState:
+        """Download from living replicas, checked by others of the stage."""
+        donors, keepers = partial(self._fetcher.donors, frozenset(view.donors), view.stage), [p for _, p in view.kept]
+        check = self._fetcher.check(view.stage, lambda: [*donors(), *keepers])
+        state, offer = await self._fetcher.download(view.stage, donors, check=check, accept=self._load, limits=POLITE)
+        # The median tolerates one liar about the run's count among the donor, the confirming peer and the pinged peers.
+        told = [offer.progress.total, view.samples_total, *([] if check is None else check.totals[:1])]
+        total = median_low(told)
+        self._membership.run_progress.begin(total)
+        self._restorer.merge(offer.progress)
+        done = min(offer.round, total // self._manifest.gossip.round_samples)
+        snapshot = Snapshot.received(offer, state)
+        return RestoredState(RecoverySource.REPLICA, reason, done, self._restorer.meets, snapshot)
+
+    async def _read_checkpoint(self, view: RecoveryView, saved: Resumption) -> State:
+        """The stage's state from `saved`.
+
+        Raises LocalFault when the checkpoint cannot be read and the whole run resumes from it. Raises Unavailable when
+        the run has gone on since, because other sources may exist.
+        """
+        try:
+            return await saved.load(self._checkpoints.shapes(self._manifest, view.stage), self._telemetry, view.stage)
+        except (DataError, LocalFault) as error:
+            raise (LocalFault if view.saved_round == view.round_now else Unavailable)(str(error)) from error
+
+    async def _begin_from_base(self, stage: int) -> None:
+        """Begin `stage` with the weights that the run began with: the base model's, or adapters that change nothing."""
+        base = self._restorer.base
+        if base is None or has_adapters(self._manifest):
+            await self._restorer.compute.run(Priority.OUTER, 0, self._replica.restart)
+        else:
+            self._fetcher.read(await base.load(self._replica, stage))
+
+    async def _rebuild(self, view: RecoveryView) -> None:
+        """CheckFree: rebuild the stage from the neighbours' slow weights and the mirrored embedding or head."""
+        neighbours, method = [], self._manifest.recovery.method
+        twin = partner(view.stage, view.stages) if self._manifest.recovery.itinerary == "swapped" else None
+        if twin is not None:  # CheckFree+: the twin has learned this stage's work on odd microbatches
+            method = "copy"
+        for stage, serves in ((view.stage - 1, view.below), (view.stage + 1, view.above)):
+            if serves and twin in (None, stage):
+                donors = partial(self._fetcher.donors, frozenset(), stage)
+                state, offer = await self._fetcher.download(stage, donors, cut=SLOW)
+                neighbours.append(Neighbour(stage, state.sections["phi"], offer.gradient_norm))
+        mirrored = None
+        if view.ends:
+            cut = StateSlice(SLOW.sections, *self._replica.ends_of(view.stage))
+            mirrored = (await self._fetcher.from_backups(view.stage, view.ends, cut))[0].sections["phi"]
+        rebuild = partial(self._replica.rebuild, method, neighbours, mirrored)
+        await self._restorer.compute.run(Priority.OUTER, 0, rebuild)
+
+    async def _load(self, state: State) -> None:
+        await self._restorer.load(self._replica, state)
+
+    def _swarm(self) -> Swarm:
+        return self._membership.peer_table.swarm()
+
+    def _new_fetcher(self) -> StateFetcher:
+        restorer = self._restorer
+        return StateFetcher(
+            self._manifest,
+            restorer.run_id,
+            restorer.transport,
+            self._membership,
+            self._telemetry,
+            self._replica,
+            self._backup,
+        )
+
+    # ---- say
+
+    def _method(self, source: RecoverySource) -> str:
+        """The name of `source` in events; CheckFree's by how weights are combined."""
+        if source is not RecoverySource.CHECKFREE:
+            return str(source)
+        spec = self._manifest.recovery
+        return f"{spec.method}, swapped" if spec.itinerary == "swapped" else spec.method
+
+    def _say(self, restored: RestoredState, seconds: float, *, begins: bool) -> None:
+        """Tell what was restored; `begins`: nothing was lost, the stage starts here."""
+        if begins:
+            self._telemetry.event("state.fresh", reason=restored.reason)
+            return
+        self._telemetry.count(name.RECOVERIES, method=str(restored.source))
+        self._telemetry.event(
+            "recovery.done",
+            stage=self._stage,
+            method=self._method(restored.source),
+            seconds=round(seconds, 3),
+            nbytes=self._fetcher.nbytes,
+            reason=restored.reason,
+        )

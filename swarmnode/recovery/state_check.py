@@ -1,0 +1,168 @@
+"""Check a downloaded state against other replicas before it is accepted: samples of the slow weights must lie close.
+
+Honest replicas of a stage differ by what they learnt since they met, a few hundredths of their length at most. Noise,
+turned or scaled weights, and those of another run or of its beginning are far off. The joiner therefore asks another
+replica, or a node that keeps a snapshot of the stage, for some slices of the slow weights; it chooses the slices after
+the state has come. Where the two are far apart a third one decides: a state is a lie if two samples that are close to
+each other are far from it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from swarmnode.errors import RemoteFault
+from swarmnode.ids import PeerId, RunId, seeded, short
+from swarmnode.model.section import PACKED_ITEMSIZE, Sizes
+from swarmnode.ports import State, Telemetry, Transport
+from swarmnode.recovery.donor_client import DonorBusy, DonorClient, DonorFailed, DonorLied, DownloadLimits
+from swarmnode.recovery.snapshot import SLOW, StateSlice
+from swarmnode.wire import call_pb2 as wire
+
+SLICES = 4  # guess: of different tensors, mostly
+ELEMENTS = 4096  # guess: of each; 64 KiB in all
+ALIGN = 64
+# A share of the longer vector's length. Measured in tests/node: replicas that meet are .01 apart, after rounds without
+# a partner up to .53 (a model of 16,000 parameters in its first steps, where weights move most). Noise is 1.4 apart,
+# all zeros 1.0, opposite signs 2.0.
+APART_MAX = 0.6
+ROUNDS_APART_MAX = 4  # guess: within so many rounds weights move less than that; older ones contradict nothing
+ASKED_MAX = 4  # guess: peers asked in one try; some of them give to joiners now
+TRIES, PAUSE_S = 3, 0.5  # guess: all peers have a joiner's record after an announce period
+BRIEF = DownloadLimits(busy_max_s=0.0, waited_for=False, offer_timeout_s=20.0, chunk_timeout_s=20.0)
+
+Apart = Callable[[memoryview | bytes, memoryview | bytes], float]
+"""The distance of the same part of two replicas' slow weights, in lengths of the longer one (ports.Replica.apart)."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateSample:
+    """The slices that a peer sent of the same stage, and its own round and sample count of the run."""
+
+    peer: PeerId
+    slices: bytes
+    round_index: int
+    total: int
+
+
+def apart(one: memoryview | bytes, other: memoryview | bytes) -> float:
+    """The distance of two vectors of float32, in lengths of the longer one.
+
+    0 for equal vectors, 2 for opposite ones, inf where numbers are not finite.
+    """
+    with np.errstate(invalid="ignore", over="ignore"):
+        a, b = (np.frombuffer(data, "<f4").astype(np.float64) for data in (one, other))
+        length, distance = max(float(np.linalg.norm(a)), float(np.linalg.norm(b))), float(np.linalg.norm(a - b))
+    if not math.isfinite(distance):
+        return math.inf
+    return distance / length if length > 0.0 else 0.0
+
+
+def cuts(parameters: int, *seed: str | int) -> list[StateSlice]:
+    """SLICES slices of a state's slow weights to compare, each from an element that is a multiple of ALIGN."""
+    count, rng = min(ELEMENTS, parameters), seeded("second", *seed)
+    return [
+        StateSlice(SLOW.sections, rng.randrange((parameters - count) // ALIGN + 1) * ALIGN, count)
+        for _ in range(SLICES)
+    ]
+
+
+def slices_of(phi: memoryview, at: Sequence[StateSlice]) -> bytes:
+    """The bytes of the slices `at` of the slow weights `phi` (float32)."""
+    flat, size = memoryview(phi).cast("B"), PACKED_ITEMSIZE["phi"]
+    return b"".join(flat[size * cut.first : size * (cut.first + (cut.count or 0))] for cut in at)
+
+
+class StateCheck:
+    """Checks states of one stage for one node. `totals` are the sample counts told by peers that confirmed the last."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        run_id: RunId,
+        stage: int,
+        sizes: Sizes,
+        others: Callable[[], Sequence[PeerId]],
+        rounds_max: Callable[[], float],
+        apart: Apart,
+        telemetry: Telemetry,
+    ) -> None:
+        """`others` returns the peers to ask, best first; `rounds_max` the last round the run can have reached."""
+        self.totals: list[int] = []
+        self._transport = transport
+        self._run_id = run_id
+        self._stage = stage
+        self._sizes = sizes
+        self._others = others
+        self._rounds_max = rounds_max
+        self._apart = apart
+        self._telemetry = telemetry
+
+    async def compare(self, state: State, offer: wire.Snapshot, givers: Collection[PeerId]) -> list[StateSample]:
+        """Samples of peers that confirm the whole state that `givers` gave. A single confirmation is enough.
+
+        Returns an empty list when no peer could be asked, or when a peer contradicts the state and no second one agrees
+        with it. An event reports peers that contradicted the state, or gave no answer. Raises RemoteFault when two
+        peers that agree with each other contradict the state.
+        """
+        me, against = self._transport.peer_id, list[StateSample]()
+        at = cuts(self._sizes["phi"], me, offer.id.hex())
+        ours, silent, old = slices_of(state.sections["phi"], at), 0, set[PeerId]()
+        for attempt in range(TRIES):
+            told = {*givers, me, *old, *(word.peer for word in against)}
+            asked = [peer for peer in self._others() if peer not in told][:ASKED_MAX]
+            if attempt and not asked:
+                break
+            await asyncio.sleep(PAUSE_S * attempt)  # peers that have not heard of this node yet give nothing
+            for peer in asked:
+                try:
+                    word = await self._ask(peer, at)
+                except (DonorBusy, DonorFailed, DonorLied):
+                    silent += 1
+                    continue
+                if self._apart(ours, word.slices) <= APART_MAX:
+                    self.totals = [word.total]
+                    return [word]
+                if abs(word.round_index - offer.round) <= ROUNDS_APART_MAX:
+                    self._judge(word, against, ours)
+                    against.append(word)
+                else:
+                    old.add(peer)
+        for word in against:
+            self._doubt(
+                givers, f"{self._apart(ours, word.slices):.3g} of their length from those of {short(word.peer)}"
+            )
+        if silent and not against:
+            self._doubt(givers, f"asked {silent} times, none of the others could say")
+        self.totals = []
+        return []
+
+    def _judge(self, word: StateSample, against: Sequence[StateSample], ours: bytes) -> None:
+        """Raise RemoteFault where one of `against` agrees with `word`: both contradict the slices `ours`."""
+        for other in against:
+            if self._apart(other.slices, word.slices) <= APART_MAX:
+                names, far = f"{short(other.peer)} and {short(word.peer)}", self._apart(ours, word.slices)
+                raise RemoteFault(f"slow weights {far:.3g} of their length from those of {names}, who agree")
+
+    def _doubt(self, givers: Collection[PeerId], why: str) -> None:
+        reason = f"slow weights that nobody confirms: {why}"
+        self._telemetry.event("state.doubted", level="warning", stage=self._stage, peers=sorted(givers), reason=reason)
+
+    async def _ask(self, peer: PeerId, at: Sequence[StateSlice]) -> StateSample:
+        """The slices of `peer`. Raises DonorBusy, DonorFailed, DonorLied."""
+        parts, offer = list[bytes](), wire.Snapshot()
+        for cut in at:
+            asking = DonorClient(
+                self._transport, self._stage, self._run_id, self._sizes, BRIEF, 0, cut, self._rounds_max
+            )
+            offer = await asking.offer(peer, beside=True)
+            parts += [bytes(await asking.chunk(peer, offer, index, 0)) for index in range(len(offer.hashes))]
+        return StateSample(peer, b"".join(parts), offer.round, offer.progress.total)
+
+
+__all__ = ["APART_MAX", "ROUNDS_APART_MAX", "Apart", "StateCheck", "StateSample", "apart", "cuts", "slices_of"]

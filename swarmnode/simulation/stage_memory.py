@@ -1,0 +1,61 @@
+"""The stages that the machines of a fleet can serve, by their memory."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+from swarmnode.errors import UsageError
+from swarmnode.machine.free_memory import FreeMemory, MachineMemory
+from swarmnode.machine.stage_fit import StageFit, best_fit
+from swarmnode.manifest import Manifest
+from swarmnode.model.memory_budget import CARD, CPU
+from swarmnode.simulation.fleet import MachineKind
+
+CONTEXT_NBYTES = 700_000_000  # guess: CUDA's context and kernels on a card
+SYSTEM_NBYTES = 3_000_000_000  # guess: operating system, Python and PyTorch's libraries on the host of a card
+BESIDE_NBYTES = 700_000_000  # as machine/checkup.py demands of any machine: a node without a replica, and p2pd
+
+
+def memory_of(kind: MachineKind) -> MachineMemory:
+    """The memory of a machine that a replica may use."""
+    whole = int(kind.memory_gb * 1e9)
+    if not kind.host_gb:
+        return MachineMemory(FreeMemory(max(0, whole - BESIDE_NBYTES), "memory_gb"))
+    host = int(kind.host_gb * 1e9)
+    card = FreeMemory(max(0, whole - CONTEXT_NBYTES), "memory_gb")
+    return MachineMemory(FreeMemory(max(0, host - SYSTEM_NBYTES), "host_gb"), card)
+
+
+def fit_of(manifest: Manifest, kind: MachineKind) -> StageFit:
+    """The stages of the run that a machine of `kind` can serve."""
+    return _fit(manifest, memory_of(kind), bool(kind.host_gb))
+
+
+@functools.lru_cache(maxsize=256)
+def _fit(manifest: Manifest, memory: MachineMemory, card: bool) -> StageFit:
+    return best_fit(manifest, memory, has_data=True, mode=CARD if card else CPU)
+
+
+def shortages(manifest: Manifest, fleet: Sequence[MachineKind]) -> list[str]:
+    """A line for each kind of machine that can serve no stage: the bytes that the smallest stage needs there."""
+    said = []
+    for kind in fleet:
+        fit = fit_of(manifest, kind)
+        if len(fit.unable) == len(fit.needed):
+            short = [fit.memory.shortage(need) for need in fit.needed]
+            least = min((one for one in short if one is not None), key=lambda one: one.needed - one.free.nbytes)
+            said.append(f"{kind.count} machines {kind.name!r} can serve no stage: the smallest {least}")
+    return said
+
+
+def check_fleet(manifest: Manifest, fleet: Sequence[MachineKind], origin: str) -> None:
+    """Raises UsageError, with bytes, if a stage fits no machine of the fleet or a machine can serve no stage."""
+    if said := shortages(manifest, fleet):
+        raise UsageError(f"{origin}: {said[0]}; use more stages, a smaller microbatch or larger machines")
+    for stage in range(manifest.pipeline.stages):
+        fits = [fit_of(manifest, kind) for kind in fleet]
+        if all(stage in fit.unable for fit in fits):
+            short = [fit.memory.shortage(fit.needed[stage]) for fit in fits]
+            least = min((one for one in short if one is not None), key=lambda one: one.needed - one.free.nbytes)
+            raise UsageError(f"{origin}: stage {stage} fits no machine of the fleet: it {least}")

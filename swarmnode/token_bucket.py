@@ -1,0 +1,36 @@
+"""A token bucket: so many tokens at once, and so many a second in the long run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class TokenBucket:
+    """A token bucket: refills by `rate` a second up to `burst`. Time may jump back; then nothing is refilled."""
+
+    rate: float
+    burst: float
+    tokens: float
+    at_s: float
+    refused: int = 0
+
+    @classmethod
+    def full(cls, rate: float, burst: float, now_s: float) -> TokenBucket:
+        """A bucket with `burst` tokens."""
+        return cls(rate, burst, burst, now_s)
+
+    def fill(self, now_s: float) -> float:
+        """Refill until `now_s`; return the tokens."""
+        self.tokens = min(self.burst, self.tokens + max(0.0, now_s - self.at_s) * self.rate)
+        self.at_s = now_s
+        return self.tokens
+
+    def take(self, now_s: float, tokens: float = 1.0) -> bool:
+        """Take `tokens` if available; return whether they were."""
+        self.fill(now_s)
+        if self.tokens < tokens:
+            self.refused += 1
+            return False
+        self.tokens -= tokens
+        return True

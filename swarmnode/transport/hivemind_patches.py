@@ -1,0 +1,119 @@
+"""Fixes for bugs of hivemind 1.1.12, applied at start. Each function states the bug it replaces."""
+
+from __future__ import annotations
+
+import functools
+import heapq
+from typing import Any
+
+from hivemind.dht.protocol import DHTProtocol
+from hivemind.dht.storage import DictionaryDHTValue
+from hivemind.p2p.p2p_daemon_bindings import control
+from hivemind.p2p.p2p_daemon_bindings.datastructures import PeerID
+from hivemind.proto import p2pd_pb2
+from hivemind.utils import timed_storage
+
+_GONE = "the local p2pd is gone"
+
+
+@functools.cache
+def apply() -> None:
+    """Patch hivemind, once per process."""
+    timed_storage.TimedStorage.store = _store
+    control.ControlClient._handle_persistent_request = _handle_persistent_request
+    control.ControlClient._read_from_persistent_conn = _failing_pending_calls(
+        control.ControlClient._read_from_persistent_conn
+    )
+    control.ControlClient._write_to_persistent_conn = _failing_pending_calls(
+        control.ControlClient._write_to_persistent_conn
+    )
+    control.ControlClient.call_unary_handler = _refusing_when_gone(control.ControlClient.call_unary_handler)
+    DHTProtocol._validate_dictionary = _validate_dictionary
+
+
+def _store(self: Any, key: Any, value: Any, expiration_time: float) -> bool:
+    """A rejected store leaves the newer record as it is.
+
+    The original first shortens the newer record's life to that of the rejected one, so replaying an old signed record
+    removed the new one.
+    """
+    if expiration_time < timed_storage.get_dht_time() and not self.frozen:
+        return False
+    present = self.data.get(key)
+    if present is not None and present.expiration_time >= expiration_time:
+        return False
+    entry = timed_storage.HeapEntry(expiration_time, key)
+    self.key_to_heap[key] = entry
+    heapq.heappush(self.expiration_heap, entry)
+    self.data[key] = timed_storage.ValueWithExpiration(value, expiration_time)
+    self._remove_outdated()
+    return True
+
+
+async def _handle_persistent_request(self: Any, call_id: Any, request: Any) -> None:
+    """Every unary request gets an answer of legal size. Strangers see an exception's type, not its text."""
+    try:
+        response = await _unary_response(self, request)
+        payload = p2pd_pb2.PersistentConnectionRequest(callId=call_id.bytes, unaryResponse=response)
+        if payload.ByteSize() > self.persistent_conn_max_msg_size:
+            response = p2pd_pb2.CallUnaryResponse(error=b"the response exceeds the message size limit")
+            payload = p2pd_pb2.PersistentConnectionRequest(callId=call_id.bytes, unaryResponse=response)
+        await self._pending_messages.put(payload)
+    finally:
+        self._handler_tasks.pop(call_id, None)
+
+
+async def _unary_response(self: Any, request: Any) -> Any:
+    handler = self.unary_handlers.get(request.proto)
+    if handler is None:
+        return p2pd_pb2.CallUnaryResponse(error=b"protocol not supported")
+    try:
+        return p2pd_pb2.CallUnaryResponse(response=await handler(request.data, PeerID(request.peer)))
+    except Exception as error:  # noqa: BLE001  hivemind's own handlers may raise anything on a stranger's bytes
+        return p2pd_pb2.CallUnaryResponse(error=type(error).__name__.encode())
+
+
+def _failing_pending_calls(original: Any) -> Any:
+    """Calls that wait on the connection to p2pd fail when it ends. In the original they hang for ever."""
+
+    @functools.wraps(original)
+    async def run(self: Any, stream: Any) -> None:
+        try:
+            await original(self, stream)
+        except OSError:
+            pass
+        finally:
+            self.is_gone = True
+            for waiting in list(self._pending_calls.values()):
+                if not waiting.done():
+                    waiting.set_exception(control.P2PDaemonError(_GONE))
+
+    return run
+
+
+def _refusing_when_gone(original: Any) -> Any:
+    """A call after the end of that connection fails at once."""
+
+    @functools.wraps(original)
+    async def call(self: Any, peer_id: Any, proto: str, data: bytes) -> Any:
+        if getattr(self, "is_gone", False):
+            raise control.P2PDaemonError(_GONE)
+        return await original(self, peer_id, proto, data)
+
+    return call
+
+
+def _validate_dictionary(self: Any, key: bytes, dictionary: DictionaryDHTValue) -> bool:
+    """Drop the invalid entries and keep the rest.
+
+    The original rejects the whole dictionary, so that one bad entry (or one whose time to live passes at a node whose
+    clock is ahead) hides every honest record behind it.
+    """
+    if self.record_validator is None:
+        return True
+    with dictionary.freeze():
+        entries = list(dictionary.items())
+    for subkey, (value, expiration_time) in entries:
+        if not self._validate_record(key, self.serializer.dumps(subkey), value, expiration_time):
+            del dictionary[subkey]
+    return True

@@ -1,0 +1,69 @@
+"""The node key file: libp2p's protobuf of an Ed25519 private key, which p2pd reads too. Only its owner may read it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from pathlib import Path
+
+from swarmnode.atomic_file import atomic_write
+from swarmnode.disk import raise_if_full
+from swarmnode.errors import LocalFault, NotPermitted
+from swarmnode.identity import PUBLIC_KEY_BYTES, SEED_BYTES, Identity
+
+# protobuf PrivateKey{Type: Ed25519 (08 01), Data: 64 bytes (12 40 seed public)}
+_PREFIX = bytes.fromhex("08011240")
+_FILE_BYTES = len(_PREFIX) + SEED_BYTES + PUBLIC_KEY_BYTES
+
+
+def load_or_create(path: Path) -> Identity:
+    """The identity kept in `path`. If there is none, a new one is written there (mode 0600, folders 0700).
+
+    Raises NotPermitted if the file may not be used as it is, LocalFault if it cannot be written.
+    """
+    try:
+        return load(path)
+    except FileNotFoundError:
+        pass
+    with contextlib.suppress(FileExistsError):  # another process was faster
+        create(path)
+    return load(path)
+
+
+def create(path: Path) -> Identity:
+    """Write a new key to `path` atomically. Raises FileExistsError, or LocalFault (disk full, read only)."""
+    identity = Identity.generate()
+    raw = _PREFIX + identity.seed + identity.public_key
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        atomic_write(path, raw, mode=0o600, replace=False)
+    except FileExistsError:
+        raise
+    except OSError as error:
+        raise_if_full(path, error, _FILE_BYTES)
+        raise LocalFault(f"node key {path} cannot be written: {error.strerror}") from error
+    return identity
+
+
+def load(path: Path) -> Identity:
+    """The identity in `path`. Raises FileNotFoundError, or NotPermitted with the remedy."""
+    try:
+        with path.open("rb") as file:
+            status = os.fstat(file.fileno())
+            raw = file.read(_FILE_BYTES + 1)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise NotPermitted(f"node key {path} cannot be read: {error.strerror}") from error
+    mode = stat.S_IMODE(status.st_mode)
+    if mode & 0o077:
+        raise NotPermitted(f"node key {path} is open to others (mode {mode:04o}): run  chmod 600 {path}")
+    if status.st_uid != os.geteuid():
+        raise NotPermitted(f"node key {path} belongs to user {status.st_uid}: run  chown {os.geteuid()} {path}")
+    if len(raw) != _FILE_BYTES or not raw.startswith(_PREFIX):
+        raise NotPermitted(f"{path} is not an Ed25519 node key of libp2p: move it away and a new one will be made")
+    identity = Identity.of_seed(raw[len(_PREFIX) : len(_PREFIX) + SEED_BYTES])
+    if raw[len(_PREFIX) + SEED_BYTES :] != identity.public_key:
+        raise NotPermitted(f"node key {path} is damaged: its two halves do not match; restore or remove it")
+    return identity

@@ -1,0 +1,369 @@
+"""Our p2pd: hivemind's libp2p daemon as a child process, supervised and restarted when it dies.
+
+hivemind's own P2P object ends with its daemon. `P2pdProcess` outlives it: it remembers the handlers, and offers the
+interface that hivemind's DHT expects of a P2P object. DHT and transport notice only a short silence.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hivemind.p2p import PeerID
+from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError
+from hivemind.proto import p2pd_pb2
+from hivemind.utils.multiaddr import Multiaddr
+
+from swarmnode.errors import LocalFault, RemoteFault, Unavailable
+from swarmnode.identity import peer_id_bytes
+from swarmnode.ids import PeerId, short
+from swarmnode.transport import hivemind_patches
+from swarmnode.transport.address import Endpoint, check_listenable, is_circuit, parse_bootstrap, parse_endpoint
+from swarmnode.transport.dht_limit import DhtLimit
+from swarmnode.transport.p2pd import NetworkMode, launch
+from swarmnode.transport.stream import P2pdStream
+
+CONTROL_TIMEOUT_S = 5.0  # guess: p2pd answers on its own machine within a millisecond
+CONTROL_BYTES_MAX = 64 << 10  # guess: an error text, or a few hundred addresses
+ERROR_CHARACTERS_MAX = 256
+ASK_ATTEMPTS = 3
+DIAL_TIMEOUT_S = 10.0  # guess: libp2p gives one address 5 s
+PING_PERIOD_S = 10.0  # guess
+PINGS_MISSED_MAX = 3  # guess, of CONTROL_TIMEOUT_S each: a busy machine is not a frozen daemon
+RESTARTS_MAX = 5  # in RESTARTS_WINDOW_S; guess
+RESTARTS_WINDOW_S = 60.0
+RESTART_DELAY_S = 0.1
+RESTART_WAIT_S = 15.0  # guess: calls wait this long for a restart, which takes 0.5 s, and more on a busy machine
+
+
+_P2P, _P2P_CIRCUIT = 421, 290  # codes of the multiaddr table
+_IDENTIFY = p2pd_pb2.Request(type=p2pd_pb2.Request.IDENTIFY)
+
+
+@dataclass(slots=True)
+class P2pdProcess:
+    """A p2pd. `listen` are multiaddrs. Port 0 chooses any port, which is kept over restarts."""
+
+    identity_path: Path
+    sockets: Path
+    listen: Sequence[str]
+    announce: Sequence[str] = ()
+    network_mode: NetworkMode = NetworkMode()  # noqa: RUF009  frozen
+    p2p: Any = None
+    handlers: dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]] = field(default_factory=dict)
+    stream_handlers: dict[str, Path] = field(default_factory=dict)
+    running: asyncio.Event = field(default_factory=asyncio.Event)
+    changing: bool = False
+    dht_limit: DhtLimit = field(default_factory=DhtLimit)
+
+    async def start(self) -> None:
+        """Start p2pd and register every handler. Raises UsageError (bad address), LocalFault (port in use, no p2pd)."""
+        hivemind_patches.apply()
+        logging.getLogger("hivemind").setLevel(logging.ERROR)
+        for endpoint in map(parse_endpoint, self.listen):
+            check_listenable(endpoint)
+        try:
+            self.p2p = await launch(self.identity_path, self.sockets, self.listen, self.announce, self.network_mode)
+        except (P2PDaemonError, OSError) as error:
+            raise LocalFault(f"p2pd does not start on {', '.join(self.listen)}: {error}") from error
+        try:
+            for name, socket in self.stream_handlers.items():
+                await self._register_stream(name, socket)
+            for name, (handler, args, kwargs) in self.handlers.items():
+                await self.p2p.add_protobuf_handler(name, handler, *args, **kwargs)
+        except (P2PDaemonError, OSError) as error:
+            await self.p2p.shutdown()
+            raise LocalFault(f"p2pd died while it was starting: {error}") from error
+        self.running.set()
+
+    async def stop(self) -> None:
+        """Stop p2pd and wait until it has ended."""
+        self.running.clear()
+        p2p, self.p2p = self.p2p, None
+        if p2p is None:
+            return
+        child = p2p._child
+        try:
+            async with asyncio.timeout(CONTROL_TIMEOUT_S):
+                await p2p.shutdown()
+        except TimeoutError:
+            with contextlib.suppress(ProcessLookupError):
+                child.kill()
+            await child.wait()
+
+    async def change(self, network_mode: NetworkMode, announce: Sequence[str]) -> None:
+        """Restart p2pd with another reachability. Raises Unavailable."""
+        self.network_mode, self.announce, self.changing = network_mode, tuple(announce), True
+        self.running.clear()
+        self.p2p._reader_task.cancel()  # it would report the end that we ask for
+        with contextlib.suppress(ProcessLookupError):
+            self.p2p._child.terminate()
+        await self._until_running()
+
+    @property
+    def pid(self) -> int:
+        assert self.p2p is not None, "p2pd is not running"
+        return int(self.p2p._child.pid)
+
+    async def supervise(self, died: Callable[[int | None], None], restarted: Callable[[], Awaitable[None]]) -> None:
+        """Restart p2pd whenever it dies, for ever. Raises LocalFault if it dies too often."""
+        loop = asyncio.get_running_loop()
+        deaths: list[float] = []
+        while True:
+            code = await self.p2p._child.wait()
+            self.running.clear()
+            if self.changing:
+                self.changing = False
+            else:
+                died(code)
+            deaths = [when for when in deaths if when > loop.time() - RESTARTS_WINDOW_S] + [loop.time()]
+            if len(deaths) > RESTARTS_MAX:
+                raise LocalFault(f"p2pd died {len(deaths)} times in {RESTARTS_WINDOW_S:.0f} s (exit code {code})")
+            self.listen = list(map(str, self.listening()))  # keep the port that others know
+            await self.p2p.shutdown()
+            await self._start_again()
+            await restarted()
+
+    def listening(self) -> list[Endpoint]:
+        """The endpoints p2pd listens on. Port 0 becomes the assigned port, or stays 0 if that is unknown."""
+        ports: dict[str, int] = {}
+        for address in self.p2p._visible_maddrs or ():
+            if "p2p-circuit" in address:
+                continue  # its port is the relay's
+            with contextlib.suppress(ValueError, KeyError):
+                ports.setdefault("ip4" if "ip4" in address else "ip6", int(address["tcp"]))
+        return [
+            Endpoint(endpoint.family, endpoint.host, endpoint.port or ports.get(endpoint.family, 0))
+            for endpoint in map(parse_endpoint, self.listen)
+        ]
+
+    async def _start_again(self) -> None:
+        for attempt in range(RESTARTS_MAX):
+            await asyncio.sleep(RESTART_DELAY_S * 2**attempt)
+            try:
+                return await self.start()
+            except LocalFault:
+                if attempt == RESTARTS_MAX - 1:
+                    raise
+        raise AssertionError("unreachable")
+
+    async def keep_answering(self) -> None:
+        """Kill a p2pd that is alive but does not answer, so that `supervise` restarts it."""
+        missed = 0
+        while True:
+            await asyncio.sleep(PING_PERIOD_S)
+            if not self.running.is_set():
+                missed = 0
+                continue
+            try:
+                stream, _ = await self._ask_now(_IDENTIFY, CONTROL_TIMEOUT_S)
+                stream.close()
+                missed = 0
+            except (OSError, P2PDaemonError):
+                missed += 1
+            if missed >= PINGS_MISSED_MAX:
+                missed = 0
+                with contextlib.suppress(ProcessLookupError):
+                    self.p2p._child.kill()
+
+    # Interface for the transport.
+
+    async def serve_streams(self, protocol: str, socket: Path) -> None:
+        """Make p2pd hand every incoming stream of `protocol` to the unix socket `socket`."""
+        self.stream_handlers[protocol] = socket
+        await self._register_stream(protocol, socket)
+
+    async def _register_stream(self, protocol: str, socket: Path) -> None:
+        handler = p2pd_pb2.StreamHandlerRequest(
+            addr=Multiaddr(f"/unix{socket}").to_bytes(), proto=[protocol], balanced=False
+        )
+        request = p2pd_pb2.Request(type=p2pd_pb2.Request.STREAM_HANDLER, streamHandler=handler)
+        stream, _ = await self._ask_now(request, CONTROL_TIMEOUT_S)  # before it counts as running
+        stream.close()
+
+    async def open_stream(self, peer: PeerId, protocol: str, timeout_s: float) -> P2pdStream:
+        """A new stream to `peer`. Raises RemoteFault if it cannot be reached or does not speak `protocol`."""
+        opening = p2pd_pb2.StreamOpenRequest(
+            peer=peer_id_bytes(peer), proto=[protocol], timeout=max(1, round(timeout_s))
+        )
+        try:
+            request = p2pd_pb2.Request(type=p2pd_pb2.Request.STREAM_OPEN, streamOpen=opening)
+            stream, _ = await self._ask(request, timeout_s + CONTROL_TIMEOUT_S)
+        except P2PDaemonError as error:
+            if "protocols not supported" in str(error):
+                raise RemoteFault(
+                    f"{short(peer)} does not serve this run: wrong run id, or a swarmnode of another protocol version"
+                    " (update the older of the two)"
+                ) from None
+            raise RemoteFault(f"{short(peer)} cannot be reached: {error}") from None
+        return stream
+
+    async def dial(self, peer: PeerId, addresses: Sequence[str]) -> None:
+        """Connect to `peer` at one of `addresses`. Raises RemoteFault."""
+        connecting = p2pd_pb2.ConnectRequest(
+            peer=peer_id_bytes(peer), addrs=[_binary(a) for a in addresses], timeout=round(DIAL_TIMEOUT_S)
+        )
+        try:
+            request = p2pd_pb2.Request(type=p2pd_pb2.Request.CONNECT, connect=connecting)
+            stream, _ = await self._ask(request, DIAL_TIMEOUT_S + CONTROL_TIMEOUT_S)
+        except P2PDaemonError as error:
+            raise RemoteFault(f"{short(peer)} cannot be reached at {', '.join(addresses)}: {error}") from None
+        stream.close()
+
+    async def disconnect(self, peer: PeerId) -> None:
+        """Close all connections to `peer`. Raises Unavailable."""
+        request = p2pd_pb2.Request(
+            type=p2pd_pb2.Request.DISCONNECT, disconnect=p2pd_pb2.DisconnectRequest(peer=peer_id_bytes(peer))
+        )
+        with contextlib.suppress(P2PDaemonError):  # already gone
+            stream, _ = await self._ask(request, CONTROL_TIMEOUT_S)
+            stream.close()
+
+    async def addresses(self) -> list[str]:
+        """Our multiaddrs as p2pd sees them now, circuits included. Raises Unavailable."""
+        stream, response = await self._ask(_IDENTIFY, CONTROL_TIMEOUT_S)
+        stream.close()
+        return [str(Multiaddr(raw)) for raw in response.identify.addrs]
+
+    async def connections(self) -> dict[PeerId, bool]:
+        """Peers connected now: True for those reached only through relays. Raises Unavailable."""
+        await self._until_running()
+        found: dict[PeerId, bool] = {}
+        try:
+            async with asyncio.timeout(CONTROL_TIMEOUT_S):
+                for info in await self.p2p.list_peers():  # one entry per connection, with its remote address
+                    peer = PeerId(info.peer_id.to_base58())
+                    relayed = any("/p2p-circuit" in str(address) for address in info.addrs)
+                    found[peer] = found.get(peer, True) and relayed
+        except (P2PDaemonError, OSError) as error:  # TimeoutError is one
+            raise Unavailable(f"our p2pd does not list its connections: {error}", 1.0) from None
+        return found
+
+    async def answers(self) -> bool:
+        """Whether p2pd accepts connections on its control socket now."""
+        try:
+            stream = await self._connect()
+        except OSError:
+            return False
+        stream.abort()
+        return True
+
+    async def _ask(self, request: Any, timeout_s: float) -> tuple[P2pdStream, Any]:
+        """Send one control request; return its stream and the response.
+
+        Repeats the request after a restart if p2pd dies. Raises P2PDaemonError (p2pd refuses), Unavailable.
+        """
+        for attempt in range(ASK_ATTEMPTS):
+            await self._until_running()
+            try:
+                return await self._ask_now(request, timeout_s)
+            except OSError as error:
+                if attempt == ASK_ATTEMPTS - 1 or isinstance(error, TimeoutError):
+                    raise Unavailable(f"our p2pd does not answer: {error or 'timeout'}", 0.5) from None
+        raise AssertionError("unreachable")
+
+    async def _ask_now(self, request: Any, timeout_s: float) -> tuple[P2pdStream, Any]:
+        """Like `_ask`, without retry. Raises OSError (TimeoutError is one) if p2pd does not answer."""
+        stream = None
+        try:
+            async with asyncio.timeout(timeout_s):
+                stream = await self._connect()
+                raw = request.SerializeToString()
+                await stream.write(_varint(len(raw)) + raw)
+                response = p2pd_pb2.Response.FromString(await read_delimited(stream, CONTROL_BYTES_MAX))
+            if response.type == p2pd_pb2.Response.ERROR:
+                raise P2PDaemonError(" ".join(response.error.msg.split())[:ERROR_CHARACTERS_MAX])
+        except BaseException:
+            if stream is not None:
+                stream.abort()
+            raise
+        return stream, response
+
+    async def _connect(self) -> P2pdStream:
+        if self.p2p is None:
+            raise ConnectionRefusedError("p2pd is stopped")
+        path = self.p2p._daemon_listen_maddr["unix"]
+        _, stream = await asyncio.get_running_loop().create_unix_connection(P2pdStream, path)
+        return stream
+
+    async def _until_running(self) -> None:
+        """Wait for p2pd while it restarts. Raises Unavailable after RESTART_WAIT_S."""
+        if self.p2p is None:
+            raise Unavailable("our p2pd is stopped: this node is shutting down")
+        if self.running.is_set() and not await self.answers():
+            self.running.clear()  # it died, and `supervise` will notice soon
+        try:
+            async with asyncio.timeout(RESTART_WAIT_S):
+                await self.running.wait()
+        except TimeoutError:
+            raise Unavailable("our p2pd is down; it is being restarted", 1.0) from None
+
+    # Interface for hivemind's DHT, as of a P2P object.
+
+    @property
+    def peer_id(self) -> Any:
+        return self.p2p.peer_id
+
+    async def add_protobuf_handler(self, name: str, handler: Any, *args: Any, **kwargs: Any) -> None:
+        handler = self.dht_limit.limited(handler)
+        self.handlers[name] = (handler, args, kwargs)
+        await self.p2p.add_protobuf_handler(name, handler, *args, **kwargs)
+
+    async def remove_protobuf_handler(self, name: str, **kwargs: Any) -> None:
+        self.handlers.pop(name, None)
+        if self.running.is_set():
+            await self.p2p.remove_protobuf_handler(name, **kwargs)
+
+    async def call_protobuf_handler(self, peer: Any, name: str, *args: Any) -> Any:
+        await self._until_running()
+        return await self.p2p.call_protobuf_handler(peer, name, *args)
+
+    async def get_visible_maddrs(self, latest: bool = False) -> Any:
+        return await self.p2p.get_visible_maddrs(latest=latest)
+
+
+async def read_delimited(stream: P2pdStream, nbytes_max: int) -> bytes:
+    """A message prefixed with its length as a varint. Raises ConnectionResetError if it exceeds `nbytes_max`."""
+    length = 0
+    for shift in range(0, 35, 7):
+        byte = (await stream.read(1))[0]
+        length |= (byte & 0x7F) << shift
+        if not byte & 0x80:
+            break
+    if length > nbytes_max:
+        raise ConnectionResetError(f"p2pd announced a message of {length} bytes; at most {nbytes_max}")
+    return await stream.read(length)
+
+
+def _binary(address: str) -> bytes:
+    """`address` in libp2p's binary form. hivemind encodes the relay's id inside a circuit as a CID, which p2pd cannot
+    read."""
+    if not is_circuit(address):
+        return bytes(Multiaddr(address).to_bytes())
+    relay, endpoint = parse_bootstrap(address.removesuffix("/p2p-circuit"))
+    raw = peer_id_bytes(relay)
+    return bytes(Multiaddr(endpoint).to_bytes()) + _varint(_P2P) + _varint(len(raw)) + raw + _varint(_P2P_CIRCUIT)
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+@functools.lru_cache(maxsize=4096)
+def peer_of(raw: bytes) -> PeerId:
+    """The peer id of p2pd's 38 bytes. Raises RemoteFault for a key that is not Ed25519."""
+    peer = PeerID(raw).to_base58()
+    if peer_id_bytes(PeerId(peer)) != raw:
+        raise RemoteFault(f"{peer} is not an Ed25519 peer id")
+    return PeerId(peer)

@@ -1,0 +1,78 @@
+"""Rate limits of streams and calls: excess ones are dropped before any of their bytes are read.
+
+Pure counting. There is one bucket per peer and one for all strangers together, so neither one peer nor many fresh keys
+cost more than a bound. PEERS_MAX buckets bound the memory.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from swarmnode.ids import PeerId
+from swarmnode.token_bucket import TokenBucket
+
+PEERS_MAX = 4096  # guess: 200 bytes each
+STREAMS_PER_S, STREAMS_BURST = 50.0, 256.0  # guess: of one admitted peer; twice pool.IN_USE_MAX at once fits
+CALLS_PER_S, CALLS_BURST = 1000.0, 4000.0  # guess: the tiny preset makes 100 calls a second to a peer
+# Of one admitted peer that was not seen at work here yet, and of all of those together. A call costs about 1 ms, p2pd
+# and the check of a record included (estimated on a loaded machine by `bench attack --resources`), so any number of
+# keys costs a tenth of a core. Joiners fetch chunks of 1 MiB, and a thousand nodes look after each other by 60 pings a
+# second.
+IDLE_CALLS_PER_S, IDLE_CALLS_BURST = 40.0, 100.0  # guess
+ALL_IDLE_CALLS_PER_S, ALL_IDLE_CALLS_BURST = 80.0, 400.0
+ALL_IDLE_STREAMS_PER_S, ALL_IDLE_STREAMS_BURST = 50.0, 512.0  # guess: a stream costs 1 ms
+REFUSALS_PER_S, REFUSALS_BURST = 1.0, 8.0  # guess: of one peer that is not admitted: refusals with a reason
+# guess: streams of one stranger dropped unread, a handshake's cost 30 times, before it is disconnected
+DROPPED_MAX = 64
+STRANGERS_PER_S, STRANGERS_BURST = 20.0, 64.0  # guess: of all peers that are not admitted, together
+
+
+class StrangerRateLimiter:
+    """The buckets of one server."""
+
+    def __init__(self) -> None:
+        self._buckets: OrderedDict[tuple[str, PeerId], TokenBucket] = OrderedDict()
+        self._strangers = TokenBucket(STRANGERS_PER_S, STRANGERS_BURST, STRANGERS_BURST, 0.0)
+        self._idle = TokenBucket(ALL_IDLE_CALLS_PER_S, ALL_IDLE_CALLS_BURST, ALL_IDLE_CALLS_BURST, 0.0)
+        self._idle_streams = TokenBucket(ALL_IDLE_STREAMS_PER_S, ALL_IDLE_STREAMS_BURST, ALL_IDLE_STREAMS_BURST, 0.0)
+        self.dropped = 0
+
+    def stream(self, peer: PeerId, now_s: float, *, works: bool = True) -> bool:
+        """Whether the admitted `peer`, which was seen at work or not, may open one more stream."""
+        taken = self._take("stream", peer, now_s, STREAMS_PER_S, STREAMS_BURST)
+        return taken and (works or self._count(self._idle_streams.take(now_s)))
+
+    def call(self, peer: PeerId, now_s: float, *, works: bool = True) -> bool:
+        """Whether `peer` may make one more call. `works`: it was seen at work; keys that were not share a limit, so
+        that many of them cost no more than a few."""
+        if works:
+            return self._take("call", peer, now_s, CALLS_PER_S, CALLS_BURST)
+        return self._take("idle", peer, now_s, IDLE_CALLS_PER_S, IDLE_CALLS_BURST) and self._count(
+            self._idle.take(now_s)
+        )
+
+    def stranger(self, peer: PeerId, now_s: float) -> bool:
+        """Whether to answer a stranger this time."""
+        return self._take("refusal", peer, now_s, REFUSALS_PER_S, REFUSALS_BURST) and self._count(
+            self._strangers.take(now_s)
+        )
+
+    def is_nuisance(self, peer: PeerId) -> bool:
+        """Whether DROPPED_MAX more streams of the stranger `peer` were dropped since this was last true."""
+        bucket = self._buckets.get(("refusal", peer))
+        if bucket is None or bucket.refused < DROPPED_MAX:
+            return False
+        bucket.refused = 0
+        return True
+
+    def _take(self, kind: str, peer: PeerId, now_s: float, rate: float, burst: float) -> bool:
+        bucket = self._buckets.get((kind, peer))
+        if bucket is None:
+            bucket = self._buckets[kind, peer] = TokenBucket(rate, burst, burst, now_s)
+            if len(self._buckets) > PEERS_MAX:
+                self._buckets.popitem(last=False)
+        return self._count(bucket.take(now_s))
+
+    def _count(self, taken: bool) -> bool:
+        self.dropped += not taken
+        return taken

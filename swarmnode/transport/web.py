@@ -1,0 +1,233 @@
+"""Byte ranges of files over HTTP, from URLs in a manifest. URLs come from strangers, so addresses are checked.
+
+A host is resolved once, non-public addresses are dropped, and the connection goes to a checked address. A redirect is
+checked like a first request. No cookie, no key, no proxy, and no more bytes than requested. Callers compare all data
+with hashes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+from urllib.parse import SplitResult, urljoin, urlsplit
+
+import aiohttp
+from aiohttp.abc import AbstractResolver, ResolveResult
+
+from swarmnode.errors import NotPermitted, Unavailable
+from swarmnode.transport.throttle import RateThrottle
+
+REDIRECTS_MAX = 3  # guess: the Hugging Face hub takes one to its content network
+ADDRESSES_MAX = 8
+CONNECT_S = 10.0  # guess
+SILENT_S = 15.0  # guess: longest silence of a server
+SLOWEST_BYTES_PER_S = 32 << 10  # guess: slowest server, a home line at 256 kbit/s
+PIECE_BYTES = 64 << 10
+URL_MAX = 4096  # of a redirect: content networks use long signed URLs
+_NAT64 = ipaddress.ip_network("64:ff9b::/96")
+_6TO4 = ipaddress.ip_network("2002::/16")
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+
+def is_public(address: Address) -> bool:
+    """True if `address` is on the public internet: not loopback, private, link-local (cloud metadata and keys), shared,
+    multicast or reserved, nor an IPv6 address that embeds such an IPv4 one."""
+    if isinstance(address, ipaddress.IPv6Address):
+        if address.ipv4_mapped is not None:
+            return is_public(address.ipv4_mapped)
+        if address in _NAT64:
+            return is_public(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF))
+        if address in _6TO4 or address.teredo is not None or address.is_site_local:
+            return False
+    return address.is_global and not (address.is_multicast or address.is_reserved or address.is_unspecified)
+
+
+class AddressRules:
+    """Addresses that may be contacted. `private`: this machine's user also allows non-public ones."""
+
+    def __init__(self, *, private: bool = False) -> None:
+        self._private = private
+
+    def allows(self, address: Address) -> bool:
+        return self._private or is_public(address)
+
+    async def resolve(self, host: str, port: int) -> list[str]:
+        """Allowed addresses of `host`. Raises Unavailable if it has none, and NotPermitted if all are
+        refused."""
+        try:
+            found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError) as error:
+            raise Unavailable(f"{host}: no address: {error}") from None
+        # An IPv6 address may name an interface behind a percent sign: fe80::1%eth0.
+        addresses = list(dict.fromkeys(str(sockaddr[0]).split("%")[0] for *_, sockaddr in found))[:ADDRESSES_MAX]
+        allowed = [one for one in addresses if self.allows(ipaddress.ip_address(one))]
+        if not allowed:
+            raise NotPermitted(
+                f"{host} is {', '.join(addresses)}, which is not a public address: a run may not make this machine"
+                " contact it (--allow-private-addresses permits it)"
+            )
+        return allowed
+
+
+class HttpRangeReader:
+    """Reads ranges over HTTP(S). Call `close` at the end."""
+
+    def __init__(self, rules: AddressRules, throttle: RateThrottle | None = None) -> None:
+        """`throttle` counts received bytes and applies this machine's rate limit; None: no limit."""
+        self._rules = rules
+        self._throttle = throttle
+        self._session: aiohttp.ClientSession | None = None
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def read(self, url: str, offset: int, nbytes: int) -> bytes:
+        """Bytes [offset, offset + nbytes) of `url`. Raises Unavailable, NotPermitted."""
+        last = offset + nbytes - 1
+        async with self._bounded(url, nbytes), self._answer(url, {"Range": f"bytes={offset}-{last}"}) as answer:
+            whole = answer.status == 200 and offset == 0 and answer.content_length == nbytes
+            if answer.status == 200 and not whole:
+                raise Unavailable(
+                    f"{url[:200]}: the server does not support ranges (status 200); host the data elsewhere"
+                )
+            told = answer.headers.get("Content-Range", "")
+            if not whole and not told.startswith(f"bytes {offset}-{last}/"):
+                raise Unavailable(f"{url[:200]}: expected bytes {offset}-{last}, got {told[:60]!r}")
+            data = await self._body(answer, nbytes)
+        if len(data) != nbytes:
+            raise Unavailable(f"{url[:200]}: expected {nbytes} bytes, got {len(data)}")
+        return data
+
+    async def read_whole(self, url: str, nbytes_max: int) -> bytes:
+        """All of `url`. Raises Unavailable if it is longer than `nbytes_max`, and NotPermitted."""
+        async with self._bounded(url, nbytes_max), self._answer(url, {}) as answer:
+            data = await self._body(answer, nbytes_max + 1)
+        if len(data) > nbytes_max:
+            raise Unavailable(f"{url[:200]}: longer than {nbytes_max} bytes")
+        return data
+
+    async def _body(self, answer: aiohttp.ClientResponse, nbytes_max: int) -> bytes:
+        parts, left = list[bytes](), nbytes_max
+        while left and (part := await answer.content.read(min(left, PIECE_BYTES))):
+            parts.append(part)
+            left -= len(part)
+            if self._throttle is not None:
+                self._throttle.down.total_nbytes += len(part)
+                await self._throttle.down.spend(len(part))
+        return b"".join(parts)
+
+    @asynccontextmanager
+    async def _bounded(self, url: str, nbytes: int) -> AsyncIterator[None]:
+        """Enforce a time limit, and convert every failure to Unavailable. A volunteer's own rate limit extends the
+        time."""
+        rate = float(SLOWEST_BYTES_PER_S)
+        if self._throttle is not None and self._throttle.down.bps is not None:
+            rate = min(rate, self._throttle.down.bps / 8 / 4)
+        try:
+            async with asyncio.timeout(CONNECT_S + SILENT_S + nbytes / max(1.0, rate)):
+                yield
+        except TimeoutError:
+            raise Unavailable(f"{url[:200]}: too slow") from None
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            raise Unavailable(f"{url[:200]}: {str(error)[:200] or type(error).__name__}") from None
+
+    @asynccontextmanager
+    async def _answer(self, url: str, headers: dict[str, str]) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Response with status 200 or 206, after at most REDIRECTS_MAX redirects, each checked."""
+        for _ in range(REDIRECTS_MAX + 1):
+            checked(url)
+            async with self._opened().get(
+                url,
+                headers={**headers, "Accept-Encoding": "identity", "User-Agent": "swarmnode"},
+                allow_redirects=False,
+            ) as answer:
+                if answer.status in (200, 206):
+                    if answer.headers.get("Content-Encoding", "identity") != "identity":
+                        raise Unavailable(
+                            f"{url[:200]}: the server sent a compressed answer to a request without compression"
+                        )
+                    yield answer
+                    return
+                if answer.status not in (301, 302, 303, 307, 308):
+                    raise Unavailable(f"{url[:200]}: HTTP status {answer.status}")
+                target = urljoin(url, answer.headers.get("Location", ""))
+                if urlsplit(url).scheme == "https" and urlsplit(target).scheme != "https":
+                    raise NotPermitted(f"{url[:200]}: redirects to {target[:100]!r}, away from HTTPS")
+                url = target
+        raise Unavailable(f"{url[:200]}: more than {REDIRECTS_MAX} redirects")
+
+    def _opened(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            # trust_env=False: neither proxies nor ~/.netrc.
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(
+                    resolver=_Resolver(self._rules),
+                    use_dns_cache=False,
+                    limit_per_host=4,
+                    socket_factory=self._socket,
+                ),
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=SILENT_S),
+                trust_env=False,
+                auto_decompress=False,
+                cookie_jar=aiohttp.DummyCookieJar(),
+            )
+        return self._session
+
+    def _socket(self, info: Any) -> socket.socket:
+        """A socket for an address about to be connected. This last check also covers numeric hosts, which skip the
+        resolver."""
+        family, kind, protocol, _, sockaddr = info
+        address = ipaddress.ip_address(str(sockaddr[0]).split("%")[0])
+        if not self._rules.allows(address):
+            raise NotPermitted(
+                f"{address} is not a public address: a run may not make this machine contact it"
+                " (--allow-private-addresses permits it)"
+            )
+        made = socket.socket(family, kind, protocol)
+        made.setblocking(False)
+        return made
+
+
+def checked(url: str) -> SplitResult:
+    """Parse `url`. Raises NotPermitted unless it is http or https, with a host and without a user name."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise NotPermitted(f"{url[:100]!r}: {error}") from None
+    if parts.scheme not in ("http", "https") or not parts.hostname or len(url) > URL_MAX or port == 0:
+        raise NotPermitted(f"{url[:100]!r} is not an http or https URL of a host")
+    if parts.username is not None or parts.password is not None:
+        raise NotPermitted(f"{parts.scheme}://...@{parts.hostname[:60]}: a URL with a user name is not allowed")
+    return parts
+
+
+class _Resolver(AbstractResolver):
+    """aiohttp's AbstractResolver over AddressRules."""
+
+    def __init__(self, rules: AddressRules) -> None:
+        self._rules = rules
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
+    ) -> list[ResolveResult]:
+        def one(address: str) -> ResolveResult:
+            kind = socket.AF_INET6 if ":" in address else socket.AF_INET
+            return {
+                "hostname": host,
+                "host": address,
+                "port": port,
+                "family": kind,
+                "proto": socket.IPPROTO_TCP,
+                "flags": socket.AI_NUMERICHOST,
+            }
+
+        return [one(address) for address in await self._rules.resolve(host, port)]
+
+    async def close(self) -> None: ...

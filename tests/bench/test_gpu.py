@@ -1,0 +1,27 @@
+"""The bench of a device, on the CPU and on little: it runs, and finds the CPU equal to itself."""
+
+from __future__ import annotations
+
+import pytest
+
+from swarmnode.bench.micro import gpu
+from swarmnode.errors import UsageError
+
+
+def test_every_part_is_measured() -> None:
+    found = gpu.run(device="cpu", small=True, times=1)
+    sizes = [row["parameters / M"] for row in found["stages"]]
+    assert sizes == sorted(sizes) and len(sizes) == len(gpu.LAYERS)
+    for row in (*found["stages"], *found["codecs"]):
+        assert all(value > 0.0 for name, value in row.items() if name != "codec"), row
+    assert all(one["equal"] for one in found["equality"]), found["equality"]
+    with pytest.raises(UsageError, match="use auto, cpu"):
+        gpu.run(device="abacus")
+
+
+def test_what_is_not_equal_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    exact = gpu.equality("cpu", autocast=False)
+    assert exact["relative difference"] == 0.0 and exact["equal"]
+    assert 0.0 < gpu.equality("cpu", autocast=True)["relative difference"] < gpu.EQUAL[True]
+    monkeypatch.setitem(gpu.EQUAL, True, 1e-9)
+    assert not gpu.equality("cpu", autocast=True)["equal"]

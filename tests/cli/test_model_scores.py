@@ -1,0 +1,150 @@
+"""What [evaluation] of a manifest lists, measured by `eval --all`, and a conversation with a model."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from swarmnode.cli.chat import before
+from swarmnode.cli.main import cli, main
+from swarmnode.data.chat_template import ChatTemplate
+from swarmnode.data.root import DataRoot
+from swarmnode.errors import DataError, ManifestError, NotPermitted
+from swarmnode.local.model_scores import parsed_tasks, read_text
+from swarmnode.manifest import DataSpec, EvaluationSpec, Manifest, PipelineSpec
+from swarmnode.manifest.text import parse
+from swarmnode.model.export import write_model
+from swarmnode.model.stage import StageReplica
+from swarmnode.recovery.scores import Score, Scores
+from tests.support.tiny_model import TINY
+
+PROMPTS = ("the quick", "a dog")
+RUN = Manifest(
+    name="scored",
+    model=replace(TINY, vocabulary=256),
+    pipeline=PipelineSpec(stages=1, validation_samples=8),
+    data=DataSpec(source="text", paths=("train",), validation_fraction=0.3),
+    evaluation=EvaluationSpec(sets=("other.txt", "absent.txt"), prompts=PROMPTS, prompt_tokens=5),
+)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An exported model of random weights, with its training text and another one beside it."""
+    folder = tmp_path_factory.mktemp("scored")
+    (folder / "train").mkdir()
+    for number in range(20):
+        (folder / "train" / f"{number}.txt").write_text(f"the quick brown fox {number} jumps over the dog\n" * 20)
+    (folder / "other.txt").write_text("pack my box with five dozen liquor jugs. " * 30)
+    replica = StageReplica(RUN, 0)
+    write_model(replica.named(replica.theta), RUN, folder)
+    return folder
+
+
+def plain_loss(folder: Path, text: bytes) -> float:
+    """Nats per token by transformers, in windows of the context that follow each other."""
+    transformers = pytest.importorskip("transformers")
+    whole = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    ids, context = torch.tensor(list(text)), RUN.model.context
+    total = 0.0
+    with torch.no_grad():
+        for at in range(0, len(ids) - 1, context):
+            piece = ids[at : at + context + 1]
+            logits = whole(piece[None, :-1]).logits[0]
+            total += float(torch.nn.functional.cross_entropy(logits, piece[1:], reduction="sum"))
+    return total / (len(ids) - 1)
+
+
+def test_eval_all_measures_each_text_and_continues_each_prompt(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["eval", str(model), "--all", "--json", "--cache", str(model / "cache")]) == 0
+    told = json.loads(capsys.readouterr().out)
+    found = Scores.of_json(told)
+    (score,) = found.scores
+    assert (score.name, score.metric) == ("other.txt", "nats/token")
+    assert score.value == pytest.approx(plain_loss(model, (model / "other.txt").read_bytes()), abs=1e-4)
+    assert [prompt for prompt, _ in found.continuations] == list(PROMPTS)
+    assert main(["generate", str(model), "--prompt", PROMPTS[0], "--tokens", "5", "--temperature", "0"]) == 0
+    assert capsys.readouterr().out.rstrip("\n") == PROMPTS[0] + found.continuations[0][1].rstrip("\n")
+    (failed,) = found.failed
+    assert "absent.txt" in failed and "evaluation.sets" in failed, "the rest is measured all the same"
+
+
+def test_eval_alone_measures_the_held_out_part_only(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["eval", str(model), "--json", "--cache", str(model / "cache")]) == 0
+    assert "scores" not in json.loads(capsys.readouterr().out)
+
+
+def test_a_text_out_of_the_data_folder_is_not_read(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "secret.txt").write_text("a key")
+    (model / "link.txt").symlink_to(tmp_path / "secret.txt")
+    for name in ("link.txt", "../secret.txt", str(tmp_path / "secret.txt")):
+        with pytest.raises(NotPermitted):
+            read_text(model, name)
+    with pytest.raises(NotPermitted):
+        read_text(None, "other.txt")
+    assert DataRoot(model).find("other.txt").is_file()
+
+
+@pytest.mark.parametrize(
+    ("lines", "what"),
+    [
+        ('sets = ["/etc/passwd"]', "evaluation.sets"),
+        ('sets = ["a.txt", "a.txt"]', "different"),
+        ('tasks = ["arc; rm -rf /"]', "evaluation.tasks"),
+        ('tasks = ["--model"]', "evaluation.tasks"),
+        ('prompts = [""]', "evaluation.prompts"),
+        ("prompts = [3]", "evaluation.prompts"),
+        ("prompt_tokens = 0", "evaluation.prompt_tokens"),
+    ],
+)
+def test_a_bad_list_gets_one_line(lines: str, what: str) -> None:
+    with pytest.raises(ManifestError, match=what):
+        parse(f"[evaluation]\n{lines}\n", "run.toml")
+
+
+def test_a_manifest_without_lists_measures_nothing_more() -> None:
+    assert parse("", "run.toml").evaluation == EvaluationSpec()
+
+
+def test_results_of_lm_eval_give_one_number_a_task() -> None:
+    rows = {
+        "arc_easy": {"alias": "arc_easy", "acc,none": 0.25, "acc_stderr,none": 0.1, "acc_norm,none": 0.3},
+        "swarmnode_text": {"alias": "x", "word_perplexity,none": math.inf, "bits_per_byte,none": 2.5, "sample_len": 3},
+    }
+    found = parsed_tasks(json.dumps({"results": rows}).encode())
+    assert found == [Score("arc_easy", "acc_norm", 0.3), Score("swarmnode_text", "bits_per_byte", 2.5)]
+    with pytest.raises(DataError):
+        parsed_tasks(b"[]")
+
+
+def test_scores_survive_json() -> None:
+    scores = Scores((Score("a", "acc", 0.5),), (("p", "t"),), ("x: y",))
+    assert Scores.of_json(json.loads(json.dumps(scores.to_json()))) == scores
+
+
+@pytest.mark.parametrize(
+    ("tokens", "end", "wanted"),
+    [([1, 2, 8, 9, 3], [8, 9], [1, 2]), ([1, 8, 8, 9], [8, 9], [1, 8]), ([1, 8], [8, 9], [1, 8]), ([4, 5], [], [4, 5])],
+)
+def test_an_answer_ends_before_the_text_that_closes_it(tokens: list[int], end: list[int], wanted: list[int]) -> None:
+    assert list(before(iter(tokens), end)) == wanted
+
+
+def test_a_template_says_how_to_ask_and_what_ends_an_answer() -> None:
+    text, end = ChatTemplate().asked([{"role": "user", "content": "hello"}])
+    assert text == "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
+    assert end == "<|im_end|>"
+
+
+def test_chat_answers_each_line(model: Path) -> None:
+    asked = ["chat", str(model), "--tokens", "6", "--temperature", "0"]
+    told = CliRunner().invoke(cli, asked, input="hello\n/new\nhello\n\n")
+    assert told.exit_code == 0, told.output
+    once = CliRunner().invoke(cli, asked, input="hello\n")
+    assert once.output and told.output == once.output * 2, "after /new the same question has the same answer"

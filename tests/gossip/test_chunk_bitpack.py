@@ -1,0 +1,42 @@
+"""Packing by chunks against a twin that goes code by code."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarmnode.gossip.compression.chunk_bitpack import WIDTHS, ChunkPacker, packed_nbytes
+
+
+def sixes(codes: list[int]) -> bytes:
+    part = len(codes) // 4
+    last = codes[3 * part :]
+    return bytes(codes[k * part + i] | (last[i] >> 2 * k & 3) << 6 for k in range(3) for i in range(part))
+
+
+def twin(codes: list[int], bits: int) -> bytes:
+    codes = [code % (1 << bits) for code in codes]
+    if bits == 6:
+        return sixes(codes)
+    half = len(codes) // 2
+    pairs = [a | b << bits for a, b in zip(codes[:half], codes[half:], strict=True)]
+    return bytes(pairs) if bits == 4 else sixes(pairs)
+
+
+@pytest.mark.parametrize("bits", WIDTHS)
+@given(rows=st.integers(1, 9), seed=st.integers(0, 1000))
+def test_twin_and_back(bits: int, rows: int, seed: int) -> None:
+    packer, codes = ChunkPacker(640, bits), np.random.default_rng(seed).integers(0, 256, 64 * rows, np.uint8)
+    packed = np.empty(packed_nbytes(codes.size, bits) + 1, np.uint8)[1:]  # at an odd address
+    packer.pack(codes.copy(), packed)
+    assert packed.tobytes() == twin(codes.tolist(), bits)
+    out = np.empty_like(codes)
+    packer.unpack(packed, out)
+    assert out.tolist() == [code % (1 << bits) for code in codes.tolist()]
+
+
+def test_any_other_width_is_ours_to_mend() -> None:
+    with pytest.raises(AssertionError, match="codes of 5 bits"):
+        ChunkPacker(64, 5)

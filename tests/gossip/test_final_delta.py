@@ -1,0 +1,91 @@
+"""A leaver's last message finds a round to count in, whatever the strides of those who stay."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from swarmnode.errors import RemoteFault, Unavailable
+from swarmnode.gossip.final_delta import FinalDeltas, send_final_delta
+from swarmnode.identity import Identity
+from swarmnode.ids import PeerId, RunId
+from swarmnode.ports import Packet, WireTensor
+from swarmnode.transport.memory import MemoryNetwork, MemoryTransport
+from swarmnode.wire import call_pb2 as wire
+from tests.support.fake_telemetry import Quiet
+from tests.support.village import manifest
+
+RUN = RunId("ab" * 32)
+
+
+class Leaver:
+    """Counts the rounds its message was made for."""
+
+    def __init__(self) -> None:
+        self.made: list[int] = []
+
+    async def make(self, round_index: int | None) -> tuple[wire.FinalDelta, Sequence[WireTensor]]:
+        due = 6 if round_index is None else round_index
+        self.made.append(due)
+        said = wire.FinalDelta(round=due, stage=1, codec=manifest().gossip.codec, samples=40)
+        return said, [WireTensor("f32", (1,), float(due).hex().encode()[:4])]
+
+
+@pytest.mark.parametrize("begins", [False, True])
+async def test_a_final_delta_is_made_for_the_round_that_comes_next_there(begins: bool) -> None:
+    """Also when that round begins just between the answer and the final delta made for it."""
+
+    network, quiet, leaver = MemoryNetwork(), Quiet(), Leaver()
+    peers = [Identity.of_seed(bytes([n]) * 32).peer_id for n in (1, 2)]
+    us, successor = (MemoryTransport(network, peer, RUN, telemetry=quiet) for peer in peers)
+    rounds = iter([28, 32, 32, 32] if begins else [28] * 4)
+    due = next(rounds)
+
+    def next_round() -> int:
+        nonlocal due
+        due, now = next(rounds), due
+        return now
+
+    final_deltas = FinalDeltas(manifest(), 1, next_round, quiet)
+    successor.serve("final_delta", final_deltas.serve, tensor_bytes_max=100)
+    peer = await send_final_delta(us, RUN, [successor.peer_id], leaver.make, quiet, random.Random(0))
+    assert peer == successor.peer_id
+    assert leaver.made == ([6, 28, 32] if begins else [6, 28])
+    taken = final_deltas.take(leaver.made[-1], 80)
+    assert [(packet.weight, packet.samples) for packet in taken] == [(0.5, 40)]
+
+
+@pytest.mark.parametrize("merged", [False, True])
+async def test_it_is_given_once_though_its_answer_was_lost(merged: bool) -> None:
+    """Also when its round has been meanwhile; another replica stands by and does not get it."""
+
+    lost = 0
+
+    async def link(sender: PeerId, receiver: PeerId, nbytes: int) -> None:
+        nonlocal lost
+        if receiver == peers[0] and not lost:
+            lost += 1
+            if merged:
+                (giver,) = (one for one in (first, second) if one._kept)
+                packets.extend(giver.take(6, 80))
+            raise RemoteFault("the stream broke before the answer")
+
+    peers = [Identity.of_seed(bytes([n]) * 32).peer_id for n in (1, 2, 3)]
+    network, quiet, leaver, packets = MemoryNetwork(link), Quiet(), Leaver(), list[Packet]()
+    us, *successors = (MemoryTransport(network, peer, RUN, telemetry=quiet) for peer in peers)
+    first, second = (FinalDeltas(manifest(), 1, lambda: 10 if packets else 6, quiet) for _ in successors)
+    for successor, final_deltas in zip(successors, (first, second), strict=True):
+        successor.serve("final_delta", final_deltas.serve, tensor_bytes_max=100)
+    await send_final_delta(us, RUN, peers[1:], leaver.make, quiet, random.Random(0))
+    assert lost == 1 and leaver.made == [6]
+    packets += [*first.take(6, 80), *second.take(6, 80)]
+    assert [packet.samples for packet in packets] == [40]
+
+
+async def test_nobody_takes_it() -> None:
+    quiet = Quiet()
+    us = MemoryTransport(MemoryNetwork(), Identity.of_seed(b"1" * 32).peer_id, RUN, telemetry=quiet)
+    with pytest.raises(Unavailable, match="no other replica"):
+        await send_final_delta(us, RUN, [], Leaver().make, quiet, random.Random(0))

@@ -1,0 +1,67 @@
+"""Receipts say who believed what, and nobody else can have said it."""
+
+from __future__ import annotations
+
+import pytest
+
+from swarmnode.errors import RemoteFault
+from swarmnode.gossip.packet_receipt import RECEIPT_BYTES_MAX, check_receipt, receipt, sent_to, whole
+from swarmnode.identity import Identity
+from swarmnode.ids import RunId
+from swarmnode.ports import Packet, Verdict, WireTensor
+from swarmnode.wire import call_pb2 as wire
+
+RUN = RunId("ab" * 32)
+GIVER, RECEIVER = (Identity.of_seed(bytes([i]) * 32) for i in (1, 2))
+MATE = Identity.of_seed(b"\3" * 32).peer_id
+PACKET = Packet(1.0, 77, [WireTensor("u8", (5,), b"12345")])
+
+
+def made(keep: float = 1.0, reason: str = "within 4 times") -> wire.PacketReceipt:
+    return receipt(RECEIVER, RUN, 3, 12, GIVER.peer_id, PACKET, Verdict(keep, "accepted", reason))
+
+
+def test_a_receipt_says_what_became_of_a_packet() -> None:
+    found = wire.PacketReceipt.FromString(made(0.25).SerializeToString())
+    check_receipt(found, RUN, GIVER.peer_id, RECEIVER.peer_id)
+    assert (found.accepted, found.keep, found.step, found.samples, found.nbytes, found.round, found.stage) == (
+        *(True, 0.25, "accepted", 77, 5, 12, 3),
+    )
+    assert not made(0.0).accepted
+    assert made(reason="x" * 10_000).ByteSize() < RECEIPT_BYTES_MAX
+
+
+def test_what_both_know_is_signed_and_does_not_travel() -> None:
+    to_giver, to_mate = (sent_to(hearer, made()) for hearer in (GIVER.peer_id, MATE))
+    assert len(to_giver.SerializeToString()) < 110 and to_mate.giver == GIVER.peer_id
+    assert whole(to_mate, RUN, MATE, RECEIVER.peer_id) == made()
+    another = whole(sent_to(GIVER.peer_id, made()), RUN, MATE, RECEIVER.peer_id)
+    with pytest.raises(RemoteFault, match="forged"):
+        check_receipt(another, RUN, MATE, RECEIVER.peer_id)
+    assert whole(to_giver, RUN, GIVER.peer_id, RECEIVER.peer_id) == made()
+    for repeated in (made(), wire.PacketReceipt(giver=GIVER.peer_id)):
+        with pytest.raises(RemoteFault, match="without saying"):
+            whole(repeated, RUN, GIVER.peer_id, RECEIVER.peer_id)
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ({"samples": 78}, "forged"),
+        ({"signature": b"1" * 64}, "forged"),
+        ({"signature": b""}, "forged"),
+        ({"giver": RECEIVER.peer_id}, "are due"),
+        ({"receiver": GIVER.peer_id}, "are due"),
+        ({"run_id": "cd" * 32}, "are due"),
+        ({"keep": 2.0}, "keep = 2.0"),
+        ({"keep": float("nan")}, "keep = nan"),
+        ({"accepted": False}, "accepted = False"),
+        ({"reason": "x" * 2000}, "bytes"),
+    ],
+)
+def test_what_was_changed_is_refused(change: dict[str, object], error: str) -> None:
+    found = made()
+    for key, value in change.items():
+        setattr(found, key, value)
+    with pytest.raises(RemoteFault, match=error):
+        check_receipt(found, RUN, GIVER.peer_id, RECEIVER.peer_id)

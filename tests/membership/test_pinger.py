@@ -1,0 +1,68 @@
+"""Which members are alive: all are pinged, or a sample of a large stage."""
+
+from __future__ import annotations
+
+import pytest
+
+from swarmnode.ids import PeerId, RunId
+from swarmnode.membership.pinger import PINGED_MAX, Pinger
+from swarmnode.membership.swarm import Member, Swarm
+from swarmnode.ports import Answer, Call, Handler
+from swarmnode.transport.memory import MemoryNetwork, MemoryTransport
+from swarmnode.wire import call_pb2 as wire
+from swarmnode.wire import record_pb2
+
+RUN = RunId("ab" * 32)
+ME = PeerId("me")
+
+
+class Pinged:
+    """Nodes by name; of those in `alive` each counts the pings it answers."""
+
+    def __init__(self, alive: list[str]) -> None:
+        self.network, self.pings = MemoryNetwork(), list[str]()
+        self.pinger = Pinger(MemoryTransport(self.network, ME, RUN), RUN)
+        for peer in alive:
+            MemoryTransport(self.network, PeerId(peer), RUN).serve("ping", self._handler(peer), tensor_bytes_max=0)
+
+    def _handler(self, name: str) -> Handler:
+        async def ping(peer: PeerId, call: Call) -> Answer:
+            self.pings.append(name)
+            return Answer(wire.Reply(pong=wire.Pong()))
+
+        return ping
+
+
+def stage_of(*peers: str) -> Swarm:
+    state = record_pb2.NODE_STATE_TRAINING
+    return Swarm.of(
+        (
+            Member(PeerId(peer), 0, state, 1, samples_per_second=1.0, queue=0, round_index=0, expires_unix_s=9.0)
+            for peer in peers
+        ),
+        1,
+    )
+
+
+async def test_who_answers_is_alive_and_beyond_a_bound_all_are_believed() -> None:
+    here = Pinged(["a", "c"])
+    assert await here.pinger.answering([PeerId(p) for p in "abc"]) == {"a", "c"}
+    many = [PeerId(f"x{number}") for number in range(PINGED_MAX + 2)]
+    assert await here.pinger.answering(many) == {many[-2], many[-1]}, "none of the first answers"
+
+
+@pytest.mark.parametrize("living", [4, 1])
+async def test_a_sample_speaks_for_its_stage_only_while_half_of_it_lives(living: int) -> None:
+    """Of eight members four are pinged; when most of these are dead, the other four are pinged, too."""
+
+    peers = [f"p{number}" for number in range(8)]
+    swarm = stage_of(*peers, ME)
+    probe = Pinged(peers)
+    assert await probe.pinger.answering_in(swarm, [0], 4) == set(peers), "and never this node itself"
+    sample = list(probe.pings)
+    assert len(sample) == 4
+    rest = [peer for peer in peers if peer not in sample]
+    here = Pinged([*sample[:living], rest[0]])
+    alive = await here.pinger.answering_in(swarm, [0, 0], 4)
+    assert alive == ({*sample, *rest} if living == 4 else {sample[0], rest[0]})
+    assert len(here.pings) == (4 if living == 4 else 2)

@@ -1,0 +1,116 @@
+"""A peer that causes events as fast as it can: the history before stays, and one line says what was left out."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarmnode.gossip.acceptance import Acceptance
+from swarmnode.gossip.packet_receipt import receipt, sent_to
+from swarmnode.identity import Identity
+from swarmnode.ids import RunId
+from swarmnode.metrics.event_limit import (
+    ALL_BURST,
+    KIND_BURST,
+    KIND_PER_S,
+    PEER_BURST,
+    PROVOKED,
+    SUMMARY_S,
+    EventLimiter,
+)
+from swarmnode.metrics.exporter import PrometheusTelemetry
+from swarmnode.metrics.name import EVENTS
+from swarmnode.ports import Call, Packet, Verdict, WireTensor
+from swarmnode.transport.memory import MemoryNetwork, MemoryTransport
+from swarmnode.wire import call_pb2 as wire
+
+RUN = RunId("ab" * 32)
+GOT = {"peer": "p1"}
+
+
+class Clock:
+    """Wall clock, moved by hand."""
+
+    now_s = 1.7e9
+
+    def unix_s(self) -> float:
+        return self.now_s
+
+
+def lines(path: pathlib.Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+async def test_receipts_without_end_do_not_push_the_history_out(tmp_path: pathlib.Path) -> None:
+    """One replica sends 4,000 receipts, properly signed, within five seconds: 3 MB of log. The log holds 1 MB."""
+    me, sender = (Identity.of_seed(bytes([i]) * 32) for i in (1, 2))
+    clock, path = Clock(), tmp_path / "events.jsonl"
+    exporter = PrometheusTelemetry(clock=clock, run=RUN, node=me.peer_id, path=path, log_bytes_max=1 << 20)
+
+    async def flood() -> None:
+        transport = MemoryTransport(MemoryNetwork(), me.peer_id, RUN)
+        mates = (me.peer_id, sender.peer_id)
+        acceptance = Acceptance(RUN, 1, me, transport, exporter, lambda: mates)
+        packet = Packet(1.0, 8, [WireTensor("u8", (4,), bytes(4))])
+        signed = receipt(sender, RUN, 1, 7, me.peer_id, packet, Verdict(0.0, "misshapen", "x" * 160))
+        call = Call(wire.Request(run_id=RUN, packet_receipt=sent_to(me.peer_id, signed)))
+        for _ in range(400):
+            again = Call(wire.Request())
+            again.header.CopyFrom(call.header)
+            await acceptance.serve_receipt(sender.peer_id, again)
+
+    exporter.event("node.ready", serves=1)
+    for _ in range(10):
+        await flood()
+        clock.now_s += 0.5
+    exporter.event("exchange.paired", round=8)
+    clock.now_s += SUMMARY_S
+    exporter.event("receipt.got", peer="another", round=9)
+    said = lines(path)
+    assert not path.with_name("events.jsonl.1").exists(), "the log was turned over"
+    assert [line["event"] for line in said if line["event"] != "receipt.got"] == [
+        "node.ready",
+        "exchange.paired",
+        "events.more",
+    ]
+    written = sum(line["event"] == "receipt.got" for line in said) - 1
+    more = next(line["fields"] for line in said if line["event"] == "events.more")
+    assert isinstance(more, dict)
+    assert (more["of"], more["peer"], more["count"]) == ("receipt.got", sender.peer_id, 4_000 - written)
+    assert written <= KIND_BURST + 5 * KIND_PER_S
+
+
+def test_many_keys_together_and_kinds_of_one_key_are_bounded_too() -> None:
+    flood = EventLimiter()
+    assert sum(flood.admit("receipt.got", {"peer": f"key{i}"}, 0.0) for i in range(5000)) == ALL_BURST
+    flood = EventLimiter()
+    kinds = sorted(PROVOKED)
+    assert sum(flood.admit(kinds[i % len(kinds)], GOT, 0.0) for i in range(5000)) == PEER_BURST
+    assert flood.admit("receipt.got", {"peer": "honest"}, 0.0)
+
+
+def test_an_honest_pace_is_written_whole_and_so_is_the_rhythm_of_the_node() -> None:
+    flood = EventLimiter()
+    assert all(flood.admit("receipt.got", GOT, float(second)) for second in range(3600))
+    assert all(flood.admit("exchange.paired", GOT, 0.0) for _ in range(5000))
+    assert flood.due(3600.0) == []
+
+
+def test_every_event_that_is_held_back_is_known() -> None:
+    assert EVENTS.keys() >= PROVOKED
+
+
+@given(st.lists(st.tuples(st.sampled_from(sorted(PROVOKED)), st.sampled_from("abc"), st.floats(-100.0, 100.0))))
+def test_what_is_written_and_what_is_told_of_is_everything(events: list[tuple[str, str, float]]) -> None:
+    """Whatever the clock does, also where it jumps back."""
+    flood, now_s, written, told = EventLimiter(), 0.0, 0, 0
+    for event, peer, step in events:
+        for _ in range(50):
+            told += sum(more.count for more in flood.due(now_s))
+            written += flood.admit(event, {"peer": peer}, now_s)
+        now_s += step
+    told += sum(more.count for more in flood.due(now_s + 1e6))
+    assert written + told == 50 * len(events)

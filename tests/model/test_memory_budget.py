@@ -1,0 +1,110 @@
+"""The formulas for memory: against the books of true stages on a pretend device, and term by term. What a tape holds is
+measured in test_stage."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from swarmnode.bench.micro.memory import llama3
+from swarmnode.manifest import PRESETS, GossipSpec, LimitsSpec, Manifest, ModelSpec, PipelineSpec, RecoverySpec
+from swarmnode.model import memory_estimate
+from swarmnode.model.memory_budget import CARD, memory_need
+from swarmnode.model.section import ITEMSIZE, section_sizes, snapshot_nbytes
+from swarmnode.model.split import split
+from tests.support.stage_books import live
+
+pytestmark = pytest.mark.node  # some seconds
+
+
+def needed(run: Manifest) -> list[int]:
+    return [memory_need(run, part).host for part in split(run.model, run.pipeline.stages)]
+
+
+@pytest.mark.parametrize("stage", [0, 16, 31])
+def test_the_formula_of_a_card_is_within_15_percent_of_the_books(stage: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Llama 3 8B in 32 stages; `python -m tests.support.stage_books` has all of 1B, 8B and 70B."""
+    found = live(monkeypatch, llama3("8B", 32), stage)
+    assert found.formula == pytest.approx(found.peak, rel=0.15)
+    assert set(found.ledger.products) == {"torch.bfloat16"}, "every matrix is multiplied in half precision"
+    if stage == 16:
+        assert found.ledger.widest == found.parameters, "no T x T tensor, and nothing larger than the stage"
+
+
+def test_a_card_needs_no_more_of_what_it_does_not_hold() -> None:
+    """Fewer layers, fewer samples and a shared table change the need as they should."""
+    inner, first, last = (
+        memory_need(run, split(run.model, 8)[stage], CARD)
+        for run, stage in ((llama3("8B", 8), 4), (llama3("8B", 8), 0), (llama3("8B", 8), 7))
+    )
+    assert inner.device < first.device
+    assert last.device < inner.device, "it keeps no tape"
+    small = llama3("8B", 8, microbatch=1)
+    assert memory_need(small, split(small.model, 8)[4], CARD).device < inner.device
+    subspace = llama3("8B", 8, boundary="subspace")
+    more = memory_need(subspace, split(subspace.model, 8)[4], CARD).device - inner.device
+    assert more == pytest.approx(4 * 128_256 * 4096, rel=0.01)
+
+
+def test_what_a_state_does_not_have_takes_no_memory() -> None:
+    """Muon's matrices one moment instead of two, plain averaging no outer momentum: of a large stage 8 bytes less a
+    parameter, and 2 for half a snapshot."""
+    model = ModelSpec(layers=4, width=1024, heads=8, kv_heads=2, ffn=4096, vocabulary=256)
+    run = Manifest(model=model, pipeline=PipelineSpec(stages=4), recovery=RecoverySpec(keepers=0))
+    small, large = (
+        replace(run, inner=replace(run.inner, optimizer=optimizer), gossip=GossipSpec(method=method, codec="bf16"))
+        for optimizer, method in (("muon", "average"), ("adamw", "noloco"))
+    )
+    part = split(model, 4)[1]
+    assert (needed(large)[1] - needed(small)[1]) / part.parameters == pytest.approx(8 + 2, rel=1e-3)
+
+
+def test_tapes_are_kept_while_there_is_room() -> None:
+    few, many = (replace(PRESETS["demo"], limits=LimitsSpec(tape_bytes_max=nbytes)) for nbytes in (0, 1 << 40))
+    tape = 19 << 20  # as preset.py says
+    for less, more in list(zip(needed(few), needed(many), strict=True))[:-1]:
+        assert abs(more - less - memory_estimate.TAPES * tape) < tape / 2
+    assert needed(few)[-1] == needed(many)[-1]  # the last stage keeps none
+
+
+def test_a_running_mean_takes_a_flat() -> None:
+    run = PRESETS["demo"]
+    without = replace(run, inner=replace(run.inner, average_share=0.0))
+    parts = split(run.model, run.pipeline.stages)
+    assert run.inner.average_share > 0.0
+    for part, more, less in zip(parts, needed(run), needed(without), strict=True):
+        assert more - less == ITEMSIZE * part.parameters
+
+
+def test_a_snapshot_of_the_next_stage_is_kept_where_it_is_small_enough() -> None:
+    run = PRESETS["demo"]
+    parts = split(run.model, run.pipeline.stages)
+    after = [snapshot_nbytes(section_sizes(run, parts[(part.stage + 1) % len(parts)])) for part in parts]
+    assert min(after) > 0
+    for recovery in (RecoverySpec(keepers=0), RecoverySpec(snapshot_bytes_max=min(after) - 1)):
+        less = needed(replace(run, recovery=recovery))
+        assert [more - few for more, few in zip(needed(run), less, strict=True)] == after
+    alone = replace(run, pipeline=PipelineSpec(stages=1))
+    assert needed(alone) == needed(replace(alone, recovery=RecoverySpec(keepers=0)))
+
+
+def test_logits_of_a_large_vocabulary_take_a_chunk() -> None:
+    model = ModelSpec(layers=4, width=256, heads=4, ffn=704, vocabulary=50_000, context=512)
+    few, many = (
+        Manifest(model=model, pipeline=PipelineSpec(stages=2), inner=replace(Manifest().inner, microbatch=microbatch))
+        for microbatch in (8, 32)
+    )
+    stages = list(zip(needed(few), needed(many), strict=True))
+    grown = [more - less for less, more in stages]
+    logits = 4 * (32 - 8) * model.context * model.vocabulary
+    assert grown[1] < 0.2 * logits  # of the last stage
+
+
+def test_a_subspace_puts_the_table_on_every_stage() -> None:
+    pipeline = PipelineSpec(boundary="subspace", boundary_rank=16)
+    small, large = (
+        needed(Manifest(model=ModelSpec(vocabulary=v), pipeline=pipeline, recovery=RecoverySpec(keepers=0)))
+        for v in (256, 1256)
+    )
+    assert large[1] - small[1] == 4 * 1000 * ModelSpec().width

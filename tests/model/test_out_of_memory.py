@@ -1,0 +1,219 @@
+"""Memory that runs out costs a microbatch: at every allocation of a microbatch, a step and a load."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from swarmnode.errors import Busy
+from swarmnode.machine.replica import TorchReplica
+from swarmnode.manifest import DataSpec
+from swarmnode.model import head_chunk
+from swarmnode.model.out_of_memory import is_out_of_memory, twice
+from swarmnode.model.passes import Passes
+from swarmnode.model.tensor import decode, encode
+from swarmnode.ports import WireTensor
+from tests.support.tiny_model import TINY, manifest, token_batch, token_wire
+
+SMALL = replace(TINY, layers=2, context=8)
+ROUNDING = 1e-10  # passes over some samples add up in another order
+
+
+class Scarce(TorchDispatchMode):
+    """Memory that runs out at the allocations `at` of a block, counted from 0."""
+
+    def __init__(self, at: range) -> None:
+        super().__init__()
+        self.count = 0
+        self._at = at
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = {one.untyped_storage()._cdata for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)}
+        out = func(*args, **(kwargs or {}))
+        made = [one for one in tree_leaves(out) if isinstance(one, Tensor)]
+        if any(one.untyped_storage()._cdata not in given for one in made):
+            self.count += 1
+            if self.count - 1 in self._at:
+                raise torch.OutOfMemoryError("injected")
+        return out
+
+
+def allocations(work: Callable[[], object]) -> int:
+    with Scarce(range(0)) as memory:
+        work()
+    return memory.count
+
+
+@pytest.fixture
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A head in chunks of 13 rows of float64, of which the last is not whole."""
+    monkeypatch.setitem(head_chunk.CHUNK_NBYTES, "cpu", 13 * SMALL.vocabulary * 8)
+
+
+def replicas(documents: str = "joined", **given: Any) -> list[TorchReplica]:
+    """Two stages that have a gradient already."""
+    run = replace(manifest(SMALL, stages=2, **given), data=DataSpec(documents=documents, end_token=3))
+    found = [TorchReplica(run, stage, dtype=torch.float64) for stage in range(2)]
+    assert microbatch(found, FIRST) is not None
+    return found
+
+
+FIRST, SECOND, THIRD = (token_wire(token_batch(SMALL, seed=seed)) for seed in (5, 6, 7))
+
+
+def microbatch(pipeline: list[TorchReplica], tokens: WireTensor) -> list[Any] | None:
+    """One microbatch there and back: its loss and gradient; None if a replica was busy."""
+    try:
+        y, tape = pipeline[0].forward(tokens, keep=True, tokens=tokens)
+        assert tape is not None
+        result = pipeline[1].loss(y, tokens, 4, train=True)
+        assert result.gradient is not None
+        pipeline[0].backward(tape, result.gradient, 4)
+    except Busy:
+        return None
+    return [result.loss_sum, decode(result.gradient)]
+
+
+class Saved:
+    """A replica's state, to go back to."""
+
+    NAMES = ("theta", "grad", "exp_avg", "exp_avg_sq")
+
+    def __init__(self, replica: TorchReplica) -> None:
+        self.stage = replica.stage
+        self.flats = [getattr(replica.stage, name).clone() for name in self.NAMES]
+
+    def restore(self) -> None:
+        for name, flat in zip(self.NAMES, self.flats, strict=True):
+            getattr(self.stage, name).copy_(flat)
+        self.stage.touched()
+        self.stage.inner_steps, self.stage.gradient_norm = 0, 0.0
+        self.stage._accumulated = self.stage._weight = 4
+
+
+@pytest.mark.parametrize("lasting", [1, 10**9], ids=["once", "from-then-on"])
+def test_a_microbatch_is_counted_as_a_whole_or_not_at_all(small_chunks: None, lasting: int) -> None:
+    """Each gradient is that before the microbatch, that after it, or none at all, and its count of samples fits."""
+    pipeline = replicas()
+    saved = [Saved(replica) for replica in pipeline]
+    wanted = microbatch(pipeline, SECOND)
+    assert wanted is not None
+    grads = [(torch.zeros_like(one.flats[1]), one.flats[1], one.stage.grad.clone()) for one in saved]
+    later = microbatch(pipeline, THIRD)
+    total = allocations(lambda: microbatch(pipeline, SECOND))
+    assert total > 100 and later is not None
+    for k in range(0, total, 1 if lasting == 1 else 11):
+        for one, replica in zip(saved, pipeline, strict=True):
+            one.restore()
+            replica.stage.backprop.budget = None
+        before = sum(replica.out_of_memory for replica in pipeline)
+        with Scarce(range(k, k + lasting)):
+            found = microbatch(pipeline, SECOND)
+        assert sum(replica.out_of_memory for replica in pipeline) > before
+        for replica, states in zip(pipeline, grads, strict=True):
+            torch.testing.assert_close(replica.stage.grad, states[replica.accumulated // 4], rtol=0, atol=ROUNDING)
+        if lasting == 1:
+            assert found is not None and all(replica.accumulated == 8 for replica in pipeline)
+            assert found[0] == pytest.approx(wanted[0], abs=1e-9)
+            torch.testing.assert_close(found[1], wanted[1], rtol=0, atol=ROUNDING)
+        else:
+            assert found is None
+        if k % 20 == 0:  # it lives, and computes in smaller passes
+            again = microbatch(pipeline, THIRD)
+            assert again is not None and again[0] == pytest.approx(later[0], abs=1e-9)
+            torch.testing.assert_close(again[1], later[1], rtol=0, atol=ROUNDING)
+
+
+@pytest.mark.parametrize(
+    "given", [{}, {"optimizer": "adamw"}, {"optimizer": "adamw", "boundary": "subspace", "rank": 8}], ids=str
+)
+def test_a_step_is_taken_as_a_whole(given: dict[str, Any]) -> None:
+    pipeline = replicas(**given)
+    for replica in pipeline:
+        saved = Saved(replica)
+        total = allocations(lambda replica=replica: replica.step(100))
+        wanted = replica.stage.theta.clone()
+        for k in range(total):
+            saved.restore()
+            with Scarce(range(k, k + 1)):
+                report = replica.step(100)
+            assert report.step == 1 and not replica.stage.grad.any() and replica.accumulated == 0
+            torch.testing.assert_close(replica.stage.theta, wanted, rtol=0, atol=1e-9)
+        saved.restore()
+        with Scarce(range(10**9)):
+            report = replica.step(100)
+        assert report.step == 0 and not replica.stage.grad.any() and replica.accumulated == 0
+        assert torch.equal(replica.stage.theta, saved.flats[0]) and total >= 1
+
+
+def test_a_load_is_repeated_and_refused() -> None:
+    giver, taker = replicas()[0], replicas()[0]
+    giver.step(100)
+    state = giver.snapshot(packed=True)
+    total = allocations(lambda: taker.load(state))
+    for k in range(total):
+        with Scarce(range(k, k + 1)):
+            taker.load(state)
+        assert taker.digest() == giver.digest()
+        with Scarce(range(k, 10**9)), pytest.raises(Busy, match="out of memory"):
+            taker.load(state)
+    taker.load(state)
+    assert taker.digest() == giver.digest() and total > 4
+
+
+def test_graphs_in_flight_are_dropped_and_made_again() -> None:
+    first = replicas()[0]
+    tapes = [first.forward(FIRST, keep=True, tokens=FIRST)[1] for _ in range(2)]
+    assert tapes[0] is not None and tapes[1] is not None
+    held = tapes[0].nbytes
+    gradient = encode(torch.zeros(4, SMALL.context, SMALL.width, dtype=torch.float64))
+    with Scarce(range(1)):
+        first.backward(tapes[0], gradient, 4)
+    assert tapes[1].nbytes < held and first.recomputed == 1
+    budget = first.stage.backprop.budget
+    assert budget is not None and 0 < budget < first.stage.backprop.memory.pass_nbytes(4, False)
+
+
+@pytest.mark.parametrize("passes", [Passes(2, False), Passes(1, False), Passes(1, True)], ids=str)
+@pytest.mark.parametrize("boundary", ["fp32", "subspace"])
+def test_passes_have_the_gradient_of_the_whole(small_chunks: None, passes: Passes, boundary: str) -> None:
+    """A microbatch in passes of two samples, of one, and of one by layer."""
+    given = {"boundary": boundary, "rank": 8 if boundary == "subspace" else 0, "documents": "masked"}
+    whole, cut = replicas(**given), replicas(**given)  # type: ignore[arg-type]
+    wanted = microbatch(whole, SECOND)
+    for replica in cut:
+        backprop = replica.stage.backprop
+        backprop.budget = 0 if passes.by_layer else backprop.memory.pass_nbytes(passes.samples, False)
+        assert backprop.passes(4) == passes
+    found = microbatch(cut, SECOND)
+    assert wanted is not None and found is not None
+    assert found[0] == pytest.approx(wanted[0], abs=1e-10)
+    torch.testing.assert_close(found[1], wanted[1], rtol=0, atol=1e-12)
+    for one, other in zip(whole, cut, strict=True):
+        torch.testing.assert_close(other.stage.grad, one.stage.grad, rtol=0, atol=1e-12)
+    validated = cut[1].loss(*second(cut), 4, train=False).loss_sum
+    assert validated == pytest.approx(whole[1].loss(*second(whole), 4, train=False).loss_sum, abs=1e-10)
+
+
+def second(pipeline: list[TorchReplica]) -> tuple[WireTensor, WireTensor]:
+    """What the last stage reads of one microbatch."""
+    return pipeline[0].forward(THIRD, keep=False, tokens=THIRD)[0], THIRD
+
+
+def test_what_is_no_lack_of_memory_is_raised() -> None:
+    assert is_out_of_memory(MemoryError()) and is_out_of_memory(torch.OutOfMemoryError("full"))
+    assert is_out_of_memory(RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried ..."))
+    assert not is_out_of_memory(RuntimeError("shape")) and not is_out_of_memory(KeyboardInterrupt())
+
+    def broken() -> None:
+        raise RuntimeError("shape")
+
+    with pytest.raises(RuntimeError, match="shape"):
+        twice(broken, lambda: None, "here")

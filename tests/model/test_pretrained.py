@@ -1,0 +1,43 @@
+"""Every family's published weights come into the stages of a run that starts from them, number by number."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from swarmnode.machine.replica import TorchReplica
+from swarmnode.manifest import DataSpec, Manifest
+from swarmnode.model.export import byte_tokenizer, write_model
+from swarmnode.model.split import HEAD, TABLE, parameter_shapes, split
+from swarmnode.node.base_fetcher import place, spans_of
+from tests.support.published_model import VOCABULARY, start_from
+from tests.support.tiny_model import FAMILIES, randomised
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_each_stage_has_the_numbers_that_were_published(family: str, tmp_path: Path) -> None:
+    model = replace(FAMILIES[family], vocabulary=VOCABULARY)
+    weights = randomised(model)
+    folder = tmp_path / "model"
+    write_model(weights, Manifest(model=model, data=DataSpec(tokenizer="t.json")), folder)
+    (folder / "tokenizer.json").write_text(json.dumps(byte_tokenizer()))
+    made = start_from(folder, Manifest(), context=model.context)
+    run = made.recipe.manifest
+    run = replace(run, pipeline=replace(run.pipeline, stages=2), inner=replace(run.inner, average_share=0.0))
+    held = dict[str, torch.Tensor]()
+    for part in split(run.model, 2):
+        replica = TorchReplica(run, part.stage)
+        for number, spans in spans_of(made.index, parameter_shapes(run.model, part)).items():
+            chunk = made.index.chunk(number)
+            data = (folder / chunk.shard).read_bytes()[chunk.offset : chunk.offset + chunk.nbytes]
+            place(replica, data, spans)
+        replica.weights_placed()
+        held |= replica.stage.named(replica.outer.phi)
+        assert torch.equal(replica.outer.phi, replica.stage.theta) and replica.stage.bump_steps == 0
+    wanted = weights | ({HEAD: weights[TABLE]} if model.tied else {})
+    assert held.keys() == wanted.keys()
+    assert all(torch.equal(held[name], value.float()) for name, value in wanted.items())

@@ -1,0 +1,79 @@
+"""The running mean of weights: against the weighted mean written out, and as old as it says."""
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarmnode.model.running_mean import UPDATES, WEIGHT_MIN, RunningMean, weight_of
+
+
+def test_the_first_weights_are_copied_and_later_ones_weighed():
+    mean, weights = RunningMean(0.25), torch.tensor([1.0, -2.0])
+    mean.see(weights, 100)
+    weights.fill_(9.0)
+    assert mean.value.tolist() == [1.0, -2.0] and mean.span == 0
+    mean.see(torch.tensor([5.0, 6.0]), 200)
+    # g + 1 = 1 / share - 1 = 3: what was there at half the samples keeps an eighth.
+    assert mean.value.tolist() == [1.0 / 8 + 5.0 * 7 / 8, -2.0 / 8 + 6.0 * 7 / 8] and mean.span == 100
+    mean.forget()
+    mean.see(torch.tensor([7.0, 7.0]), 300)
+    assert mean.value.tolist() == [7.0, 7.0] and mean.span == 0
+
+
+@given(st.floats(0.01, 0.5), st.lists(st.integers(1, 400), min_size=1, max_size=30))
+def test_twin(share: float, gaps: list[int]):
+    mean, seen, last = RunningMean(share), [], 0
+    total = 50
+    for gap in gaps:
+        total += gap
+        value = float(total % 17)
+        mean.see(torch.full((3,), value), total)
+        if not seen or (total - last) >= share * total / UPDATES:
+            seen.append((total, value))
+            last = total
+    shares = [(a / b) ** (1.0 / share - 1.0) for (a, _), (b, _) in itertools.pairwise(seen)]
+    expected = seen[0][1]
+    for kept, (_, value) in zip(shares, seen[1:], strict=True):
+        expected = kept * expected + (1.0 - kept) * value
+    torch.testing.assert_close(mean.value, torch.full((3,), expected), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("share", "step"), [(0.02, 8), (0.07, 8), (0.07, 64), (0.2, 64), (0.5, 64)])
+def test_its_weights_are_as_old_as_it_says_at_any_time(share: float, step: int):
+    mean = RunningMean(share)
+    for total in range(step, 20_001, step):
+        mean.see(torch.tensor([float(total)]), total)
+        if total in (8_000, 16_000):
+            assert total - mean.value.item() == pytest.approx(share * total, rel=0.1)
+
+
+def test_it_is_renewed_rarely():
+    """A large model's weights should not leave the device at each step."""
+    mean = RunningMean(0.07)
+    changes, before = 0, -1.0
+    for total in range(1_000_000, 1_070_000, 64):
+        mean.see(torch.tensor([float(total)]), total)
+        changes += mean.value.item() != before
+        before = mean.value.item()
+    assert changes <= UPDATES + 1
+
+
+def test_nothing_is_counted_twice_and_nothing_backwards():
+    mean = RunningMean(0.07)
+    for total in (500, 1000, 1000, 900):
+        mean.see(torch.tensor([float(total)]), total)
+    value = mean.value.item()
+    assert mean.span == 500
+    mean.see(torch.tensor([1e9]), 1000)
+    mean.see(torch.tensor([1e9]), 0)
+    assert mean.value.item() == value
+
+
+@given(st.floats(0.01, 0.5), st.integers(0, 10**9), st.integers(0, 10**9))
+def test_weights_of_means(share: float, span: int, total: int):
+    assert WEIGHT_MIN <= weight_of(share, span, total) <= 1.0
+    assert weight_of(share, total, total) == 1.0
+    assert weight_of(share, 0, total + 1) == WEIGHT_MIN

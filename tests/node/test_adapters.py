@@ -1,0 +1,73 @@
+"""Whole nodes train adapters: rounds, a joiner and a stage that comes back, with nothing but adapters on the way."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from swarmnode.local.pretrained import lay_out
+from swarmnode.manifest import Manifest, TrainingSpec
+from swarmnode.model.adapter import trained_count
+from swarmnode.model.section import section_sizes, snapshot_nbytes
+from swarmnode.model.split import split
+from tests.node.test_base import held_out_loss, meeting_point, received, run_of, said, slice_nbytes, volunteer
+from tests.support.published_model import llama, start_from
+from tests.support.village import lose, losses, manifest, told, village, with_recovery
+
+
+def adapting(run: Manifest) -> Manifest:
+    inner = replace(run.inner, optimizer="adamw", learning_rate=2e-2, muon_learning_rate=2e-2)
+    return replace(run, inner=inner, training=TrainingSpec(kind="adapters", method="dora", rank=4))
+
+
+async def test_adapters_meet_are_downloaded_and_begin_again() -> None:
+    run = adapting(with_recovery(manifest(method="average", codec="bf16", round_samples=64), keepers=0))
+    async with village(run) as v:
+        for stage in (0, 1, 1, 2):
+            v.add(stage)
+        await v.until(lambda: v.total() >= 192, "192 samples")
+        assert losses(v)[-1] < losses(v)[0] - 0.3
+        joiner = v.add(2)
+        await v.until(lambda: bool(told(joiner, "recovery.done")), "a joiner has the stage's adapters")
+        state_nbytes = snapshot_nbytes(section_sizes(run, split(run.model, 3)[2]))
+        assert told(joiner, "recovery.done")[0]["nbytes"] == state_nbytes
+        await v.until(lambda: all(told(p, "exchange.paired") for p in v.people[1:]), "rounds of stages 1 and 2")
+        await lose(v, 1)
+        joiners = [v.add(1), v.add(1)]
+        await v.until(lambda: all(told(j, "recovery.done") for j in joiners), "the stage is served again")
+        assert sorted(str(told(j, "recovery.done")[0]["method"]) for j in joiners) == ["base", "replica"]
+        before = v.total()
+        await v.until(lambda: v.total() >= before + 64, "training goes on")
+        for replica in v.made:
+            assert replica.message_nbytes == 2 * trained_count(run, replica.stage.part)
+        one, *others = (replica.stage for replica in v.made if replica.stage.part.stage == 1)
+        for other in others:
+            for mine, theirs in zip(one.module.buffers(), other.module.buffers(), strict=True):
+                assert torch.equal(mine, theirs), "the base stays"
+        await v.leave()
+
+
+async def test_every_node_freezes_its_part_of_the_base_model(tmp_path: Path) -> None:
+    model = llama(tmp_path / "model", tied=False, shard="5GB")
+    made = start_from(tmp_path / "model", manifest())
+    run = adapting(run_of(made.recipe.manifest.model, made.index, 2))
+    place = lay_out(tmp_path / "run", made)
+    async with village(run) as v:
+        meeting_point(v, place, tmp_path / "cache")
+        people = [v.add(stage, base=volunteer(v, tmp_path / f"cache-{stage}")) for stage in range(2)]
+        await v.until(lambda: bool(said(people[0], "validation.done")), "the first validation")
+        first = float(str(said(people[0], "validation.done")[0]["loss"]))
+        assert abs(first - held_out_loss(model, run)) < 0.02, "the base in bfloat16"
+        await v.until(lambda: v.total() >= 128, "it trains")
+        late = v.add(1, base=volunteer(v, tmp_path / "cache-late"))
+        await v.until(lambda: late.node.state == 3, "the joiner trains")
+        assert said(late, "recovery.done")[0]["method"] == "replica"
+        assert received(late) == slice_nbytes(made.index, run, 1) + len(made.index.canonical())
+        assert late.replica is not None and people[1].replica is not None
+        mine, theirs = late.replica.stage.module, people[1].replica.stage.module
+        for (name, held), other in zip(mine.named_buffers(), theirs.buffers(), strict=True):
+            assert torch.equal(held, other), name
+        await v.until(lambda: losses(v)[-1] < losses(v)[0] - 0.1, "it learns")
+        await v.leave()

@@ -1,0 +1,220 @@
+"""The owner's archive beside whole nodes: complete and correct checkpoints, whoever lies and whenever it is killed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from swarmnode.errors import Busy, RemoteFault, Unavailable
+from swarmnode.identity import Identity
+from swarmnode.machine.checkpoint_source import find_resumptions, intact
+from swarmnode.machine.folder_store import FolderStore
+from swarmnode.machine.run_archive import Measured
+from swarmnode.model.section import section_shapes
+from swarmnode.model.split import split
+from swarmnode.ports import Call
+from swarmnode.recovery import checkpoint_io
+from swarmnode.recovery.resumption import CheckpointOptions
+from swarmnode.recovery.snapshot import SLOW, WHOLE
+from swarmnode.recovery.state_check import APART_MAX, apart
+from swarmnode.wire import call_pb2
+from tests.support.archiving import MACHINE, RUN_OF, archive_of, trained, warrant
+from tests.support.village import RUN, Recording, Village, manifest, village
+
+
+def near(folder: Path, v: Village) -> None:
+    """Every stage in the archive's newest checkpoint is about what an honest replica of it has."""
+    for stage in range(v.run.pipeline.stages):
+        saved = weights(folder, stage)
+        honest = [p.replica for p in v.people if p.node.stage == stage and type(p.replica) is Recording]
+        live = [
+            np.frombuffer(replica.snapshot(packed=True, only=("phi",)).sections["phi"], "<f4")
+            for replica in honest
+            if replica
+        ]
+        assert min(apart(saved.tobytes(), one.tobytes()) for one in live) < APART_MAX, f"stage {stage}"
+
+
+def weights(folder: Path, stage: int) -> np.ndarray:
+    """The slow weights of `stage` in the newest checkpoint, every byte of which is verified."""
+
+    async def read() -> np.ndarray:
+        newest = await intact(await find_resumptions(str(folder), RUN), print)
+        tensors = await checkpoint_io.load_tensors(newest.store, newest.base, newest.checkpoint, "theta")
+        shapes = section_shapes(RUN_OF, split(RUN_OF.model, RUN_OF.pipeline.stages)[stage])["phi"]
+        return np.concatenate([np.frombuffer(tensors[name][1], "<f4") for name in shapes])
+
+    with ThreadPoolExecutor(1) as pool:  # with a loop of its own: the test's is running
+        return pool.submit(lambda: asyncio.run(read())).result()
+
+
+async def test_an_archive_holds_the_run_and_a_liars_copy_does_not_get_in(tmp_path: Path) -> None:
+    async with village(RUN_OF) as v:
+        people = await trained(v, (0, 1, 1, 1), liar=2)
+        kept = archive_of(v, tmp_path)
+        entry = await kept.archive.once()
+        near(tmp_path, v)
+        liar = people[2].node.me
+        assert [word.liars for word in entry.stages] == [(), (liar,)]
+        assert entry.stages[1].peer != liar and entry.stages[1].agree == 1
+        assert [f["peer"] for f in kept.told("archive.refused")] == [liar]
+        assert 0 < entry.samples <= v.total() and not any((tmp_path / "scratch").iterdir())
+        names = {name for name, _, _ in entry.files}
+        assert {"config.json", "model.safetensors.index.json", "checkpoint.json", "tokenizer.json"} <= names
+        index = json.loads((kept.archive.folder_of(entry) / "model.safetensors.index.json").read_text())
+        assert set(index["weight_map"].values()) <= names
+        # The one before decides where only two are left, of whom one lies.
+        await people[3].die()
+        await v.until(lambda: v.total() > entry.samples + 128, "it trains on", 30.0)
+        table = people[0].node.presence.peer_table
+        await v.until(lambda: len(table.swarm().serving(1)) == 2, "the dead one is forgotten", 30.0)
+        again = archive_of(v, tmp_path)
+        later = await again.archive.once()
+        assert later.samples > entry.samples
+        assert later.stages[1].peer == people[1].node.me and later.stages[1].liars == (liar,)
+
+
+async def test_two_that_contradict_each_other_make_no_checkpoint(tmp_path: Path) -> None:
+    async with village(RUN_OF) as v:
+        await trained(v, (0, 1, 1), liar=2)
+        kept = archive_of(v, tmp_path)
+        with pytest.raises(Unavailable, match="contradict each other"):
+            await kept.archive.once()
+        assert not kept.archive.entries and "contradict" in kept.archive.status
+        assert not list(tmp_path.rglob("checkpoint.json"))
+
+
+async def test_strangers_get_nothing_and_the_owner_gets_slow_weights_within_a_budget(tmp_path: Path) -> None:
+    async with village(RUN_OF) as v:
+        people = await trained(v, (0, 1))
+        donor = people[1]
+        other = Ed25519PrivateKey.from_private_bytes(bytes([8]) * 32)
+        thief = Identity.of_seed(bytes([151]) * 32)
+        for shown, identity, why in (
+            (warrant(signer=other), MACHINE, "not signed by the owner"),
+            (warrant(), thief, "another machine's"),
+            (warrant(days=-1), MACHINE, "expired"),
+        ):
+            stranger = archive_of(v, tmp_path, shown=shown, identity=identity)
+            with pytest.raises(Unavailable, match=why):
+                await stranger.archive.once()
+
+        kept = archive_of(v, tmp_path)
+
+        async def ask(cut: object, stage: int = 1) -> None:
+            request = cut.request(stage, 0, nobody_waits=True)  # type: ignore[attr-defined]
+            request.warrant.CopyFrom(warrant())
+            call = Call(call_pb2.Request(run_id=RUN, snapshot=request))
+            await kept.sources.transport.call(donor.node.me, call, timeout_s=10.0, reply_bytes_max=0)
+
+        for cut, stage in ((WHOLE, 1), (SLOW, 0)):
+            with pytest.raises(RemoteFault, match="slow weights of stage 1"):
+                await ask(cut, stage)
+        await ask(SLOW)
+        budget = donor.served.donor.archive
+        object.__setattr__(budget, "_next_s", asyncio.get_running_loop().time() + 30.0)
+        with pytest.raises(Busy, match="a moment ago") as busy:
+            await ask(SLOW)
+        assert 0.0 < busy.value.retry_after_s <= 30.0
+
+
+async def test_a_run_that_lost_everybody_goes_on_from_its_archive_and_the_folder_pushed_to(tmp_path: Path) -> None:
+    """Slow weights are both weights, moments begin at zero; what was fed is not fed again."""
+
+    async with village(RUN_OF) as v:
+        await trained(v, (0, 1), samples=1024)
+        losses = iter([2.0, 1.0, 3.0, 4.0, 5.0])
+
+        async def measured(folder: Path, samples: int) -> Measured:
+            assert (folder / "checkpoint.json").is_file()
+            return Measured(next(losses), "archive")
+
+        kept = archive_of(v, tmp_path / "archive", measured, push=FolderStore(tmp_path / "pushed"), keep=1)
+        made = []
+        for _ in range(3):
+            total = v.total()
+            await v.until(lambda total=total: v.total() >= total + 256, "it trains on")  # type: ignore[misc]
+            made.append(await kept.archive.once())
+        assert [entry.loss for entry in made] == [2.0, 1.0, 3.0]
+        assert kept.archive.entries.keys() == {made[1].label, made[2].label}, "the newest, and the best"
+        assert kept.archive.best is not None and kept.archive.best.label == made[1].label
+    here = await find_resumptions(str(tmp_path / "archive"), RUN)
+    there = await find_resumptions(str(tmp_path / "pushed"), RUN)
+    newest = await intact(there, print)
+    assert [each.checkpoint for each in here] == [each.checkpoint for each in there] and newest is there[0]
+    async with village(manifest(stages=3)) as v:
+        v.saving = CheckpointOptions(FolderStore(tmp_path / "later"), newest)
+        for stage in range(3):
+            v.add(stage)
+        person = v.people[0]
+        await v.until(lambda: bool(person.node.served and person.served.feeder), "a feeder")
+        feeder = person.served.feeder
+        assert feeder is not None
+        await v.until(lambda: feeder.validation is not None, "a validation")
+        assert feeder.validation_first is not None
+        assert feeder.validation_first < 2.5, "a model that had learnt nothing stands at log(50) = 3.9"
+        assert feeder.finished().finished_below >= newest.blocks(v.run).finished_below > 0
+        await v.until(lambda: v.total() > 64, "it trains on")
+
+
+class Killed(BaseException):
+    """As SIGKILL: nothing that would tidy up runs after it."""
+
+
+async def test_killed_at_any_moment_it_leaves_complete_checkpoints_and_goes_on(tmp_path: Path, monkeypatch) -> None:
+    """Killed in every write in turn, before and after it; each time a fresh archive makes a whole one."""
+
+    async with village(RUN_OF) as v:
+        await trained(v, (0, 1, 1))
+        first = archive_of(v, tmp_path)
+        await first.archive.once()
+        count = 0
+        real = FolderStore._write
+
+        def counted(self: FolderStore, name: str, parts: object) -> str:
+            nonlocal count
+            count += 1
+            return real(self, name, parts)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(FolderStore, "_write", counted)
+        await v.until(lambda: v.total() > max(e.samples for e in first.archive.entries.values()) + 128, "on")
+        await archive_of(v, tmp_path).archive.once()
+        writes, real_delete = count, FolderStore._delete
+        assert writes > 8
+        for moment in (0, writes // 3, writes - 2, writes - 1):
+            left = moment
+
+            def dying(self: FolderStore, name: str, parts: object) -> str:
+                nonlocal left
+                left -= 1
+                if left < 0:  # torn: half of it is there under its temporary name
+                    path = self._folder / f"{name}.1.part"
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    path.write_bytes(b"half")
+                    raise Killed
+                return real(self, name, parts)  # type: ignore[arg-type]
+
+            monkeypatch.setattr(FolderStore, "_write", dying)
+            monkeypatch.setattr(FolderStore, "_delete", lambda self, name: None)  # the dead delete nothing
+            total = v.total()
+            await v.until(lambda total=total: v.total() > total + 128, "it trains on")  # type: ignore[misc]
+            with pytest.raises((Killed, BaseExceptionGroup)):
+                await archive_of(v, tmp_path).archive.once()
+            monkeypatch.setattr(FolderStore, "_write", real)
+            monkeypatch.setattr(FolderStore, "_delete", real_delete)
+            for resumption in await find_resumptions(str(tmp_path), RUN):
+                await checkpoint_io.verify(resumption.store, resumption.base, resumption.checkpoint)
+            again = archive_of(v, tmp_path)
+            entry = await again.archive.once()
+            near(tmp_path, v)
+            assert len(again.archive.entries) <= 3
+            assert not list(tmp_path.rglob("*.part"))
+            for path in (tmp_path / RUN[:16]).iterdir():
+                assert {"checkpoint.json", "archive.json"} <= {each.name for each in path.iterdir()}
+            assert entry.samples > total

@@ -1,0 +1,244 @@
+"""The run's text reaches feeders by content: from a meeting point, and from each other."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from swarmnode.data.chunk_store import ChunkCache
+from swarmnode.data.index import Index
+from swarmnode.errors import DataError, Unavailable
+from swarmnode.identity import Identity
+from swarmnode.manifest import DataSpec, Manifest
+from swarmnode.node.chunk_server import ChunkServer, ServeLimits
+from swarmnode.node.data_set import DataPorts, DataSet
+from swarmnode.transport.memory import MemoryTransport
+from tests.support.data_sets import data_set
+from tests.support.fake_telemetry import Quiet
+from tests.support.village import RUN, Numbers, Village, Villager, manifest, village
+
+POINT = Identity.of_seed(b"p" * 32).peer_id
+
+
+class OneWord(Numbers):
+    """The same text whoever reads it, under a name of one's own."""
+
+    def __init__(self, run: Manifest, digest: bytes) -> None:
+        super().__init__(run)
+        self.digest = digest
+
+
+def on(index: Index, stages: int = 2) -> Manifest:
+    made = manifest(stages=stages, window_max=2)
+    # Few samples a round, so that a joiner has not to wait.
+    gossip = replace(made.gossip, round_samples=32)
+    data = DataSpec(source="index", index=index.digest.hex(), end_token=0, block_samples=8)
+    return replace(made, data=data, gossip=gossip)
+
+
+def meeting_point(v: Village, folder: Path, cache: Path) -> MemoryTransport:
+    """A member that trains nothing and gives what is in `folder`."""
+    transport, quiet = MemoryTransport(v.network, POINT, RUN), Quiet()
+    data = DataSet(v.run, ChunkCache(cache), folder, quiet)
+    ChunkServer([data], transport, quiet, ServeLimits(yields=False)).serve()
+    transport.data = data  # type: ignore[attr-defined]
+    return transport
+
+
+def volunteer(v: Village, cache: Path, *, knows: bool = True) -> Callable[[Quiet], DataPorts]:
+    def made(quiet: Quiet) -> DataPorts:
+        return DataPorts(DataSet(v.run, ChunkCache(cache), None, quiet), None, lambda: [POINT] if knows else [])
+
+    return made
+
+
+def fed(person: Villager) -> int:
+    return person.node.presence.progress.feeders.get(person.node.me, 0)
+
+
+def said(person: Villager, event: str) -> list[dict[str, object]]:
+    return [fields for name, fields in person.quiet.events if name == event]
+
+
+async def test_chunks_come_from_a_meeting_point_and_then_from_each_other(tmp_path: Path) -> None:
+    index = data_set(tmp_path / "data", chunks=40, chunk_tokens=8 * 16 + 1, vocabulary=50)
+
+    async with village(on(index)) as v:
+        point = meeting_point(v, tmp_path / "data", tmp_path / "cache-point")
+        await point.data.open()  # type: ignore[attr-defined]
+        people = [v.add(stage, data=volunteer(v, tmp_path / f"cache-{n}")) for n, stage in enumerate((0, 1, 0))]
+        await v.until(lambda: all(fed(p) > 64 for p in (people[0], people[2])), "both feeders feed")
+        assert all(p.node.presence.status.data_digest == index.digest[:8] for p in (people[0], people[2]))
+        # The meeting point dies. A newcomer has the index and chunks from feeders.
+        await point.close()
+        late = v.add(0, data=volunteer(v, tmp_path / "cache-late", knows=False))
+        await v.until(lambda: fed(late) > 64, "a newcomer feeds what other feeders hold")
+        given = sum(p.quiet.counted["swarmnode_data_bytes_total", (("source", "served"),)] for p in people)
+        assert given > 0
+        assert not said(late, "data.failed"), "nobody lies"
+        # Drawn once: what feeders finished together is what the run has counted.
+        assert v.total() <= 40 * 8 * 100
+        losses = [p.served.feeder.validation for p in people if p.served.feeder is not None]
+        first = [p.served.feeder.validation_first for p in people if p.served.feeder is not None]
+        assert any(
+            now is not None and begun is not None and now[0] < begun for now, begun in zip(losses, first, strict=True)
+        )
+
+
+async def test_without_text_a_node_serves_another_stage_and_feeds_once_it_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("swarmnode.node.run_text.LOOK_S", 0.3)
+    monkeypatch.setattr("swarmnode.node.run_text.AGAIN_S", 0.3)
+    index = data_set(tmp_path / "data", chunks=40, chunk_tokens=8 * 16 + 1, vocabulary=50)
+
+    async with village(on(index)) as v:
+        first = v.add(None, data=volunteer(v, tmp_path / "cache-0"))
+        await v.until(lambda: first.node.stage is not None, "a stage is chosen")
+        assert first.node.stage == 1, "nobody gives the text: it cannot feed, and does not end"
+        assert 0 in first.node.presence.status.unable
+        assert "index" in str(said(first, "data.refused")[0]["reason"])
+        point = meeting_point(v, tmp_path / "data", tmp_path / "cache-point")
+        await point.data.open()  # type: ignore[attr-defined]
+        await v.until(lambda: 0 not in first.node.presence.status.unable, "it can feed, and says so")
+        second = v.add(None, data=volunteer(v, tmp_path / "cache-1"))
+        await v.until(lambda: second.node.stage == 0 and fed(second) > 16, "the next one feeds")
+
+
+async def test_chunks_that_nobody_gives_do_not_hold_up_the_others(tmp_path: Path) -> None:
+    index = data_set(tmp_path / "data", chunks=40, chunk_tokens=8 * 16 + 1, vocabulary=50)
+    for number in (2, 5, 7):  # twelve chunks are nowhere
+        (tmp_path / "data" / f"train-{number:05}.bin").unlink()
+
+    async with village(on(index)) as v:
+        point = meeting_point(v, tmp_path / "data", tmp_path / "cache-point")
+        await point.data.open()  # type: ignore[attr-defined]
+        feeder, _ = (v.add(stage, data=volunteer(v, tmp_path / f"cache-{stage}")) for stage in (0, 1))
+        await v.until(lambda: fed(feeder) > 1.5 * 40 * 8, "it trains the others, in the next epoch too")
+        assert feeder.served.feeder is not None and len(feeder.served.feeder._text._aside) >= 12
+        async with asyncio.timeout(20):
+            await v.leave()
+
+
+async def test_a_feeder_drains_while_it_waits_for_text(tmp_path: Path) -> None:
+    """The only one that gives chunks is gone: nothing is lost, and leaving does not wait for it."""
+    index = data_set(tmp_path / "data", chunks=40, chunk_tokens=8 * 16 + 1, vocabulary=50)
+
+    async with village(on(index)) as v:
+        point = meeting_point(v, tmp_path / "data", tmp_path / "cache-point")
+        await point.data.open()  # type: ignore[attr-defined]
+        feeder, _ = (v.add(stage, data=volunteer(v, tmp_path / f"cache-{stage}")) for stage in (0, 1))
+        await v.until(lambda: fed(feeder) > 8, "it feeds")
+        await point.close()
+        await v.until(lambda: bool(said(feeder, "data.waiting")), "what it held is used up")
+        waited = fed(feeder)
+        async with asyncio.timeout(20):
+            await v.leave()
+        assert fed(feeder) >= waited
+
+
+async def test_a_member_that_gives_other_bytes_is_asked_no_more(tmp_path: Path) -> None:
+    index = data_set(tmp_path / "data", chunks=12, chunk_tokens=8 * 16 + 1, vocabulary=50)
+
+    async with village(on(index)) as v:
+        point = meeting_point(v, tmp_path / "data", tmp_path / "cache-point")
+        await point.data.open()  # type: ignore[attr-defined]
+        liar = MemoryTransport(v.network, Identity.of_seed(b"l" * 32).peer_id, RUN)
+        other = data_set(tmp_path / "other", chunks=12, chunk_tokens=8 * 16 + 1, vocabulary=49)
+        lies = DataSet(v.run, ChunkCache(tmp_path / "cache-liar"), None, Quiet())
+
+        async def blob(sha256: bytes) -> bytes:
+            """Always something of the right length."""
+            number = point.data.store.number_of(sha256)  # type: ignore[attr-defined]
+            return b"\0" * (other.chunk(number).nbytes if number is not None else len(other.canonical()))
+
+        lies.blob = blob  # type: ignore[method-assign, assignment]
+        ChunkServer([lies], liar, Quiet(), ServeLimits(yields=False)).serve()
+
+        def made(quiet: Quiet) -> DataPorts:
+            data = DataSet(v.run, ChunkCache(tmp_path / "cache"), None, quiet)
+            return DataPorts(data, None, lambda: [liar.peer_id, POINT])
+
+        feeder = v.add(0, data=made)
+        v.add(1, data=volunteer(v, tmp_path / "cache-1"))
+        await v.until(lambda: fed(feeder) > 64, "the honest one gives everything")
+        failed = said(feeder, "data.failed")
+        assert len(failed) == 1 and "do not match the hash" in str(failed[0]["reason"])
+        assert feeder.quiet.counted["swarmnode_peer_faults_total", (("kind", "data"),)] == 1
+
+
+async def test_a_feeder_with_another_text_is_refused_with_both_digests() -> None:
+    async with village(manifest(stages=2)) as v:
+        ours, theirs = bytes(range(32)), bytes(range(32, 64))
+        first = v.add(0, samples=lambda: OneWord(v.run, ours))
+        v.add(1)
+        await v.until(lambda: fed(first) > 8, "the first feeder feeds")
+        second = v.add(None, unable=frozenset({1}), samples=lambda: OneWord(v.run, theirs))
+        with pytest.raises(BaseExceptionGroup) as found:
+            await v.until(lambda: fed(second) > 0, "it must not feed")
+        leaf: BaseException = found.value
+        while isinstance(leaf, BaseExceptionGroup):
+            leaf = leaf.exceptions[0]
+        assert isinstance(leaf, DataError) and ours[:8].hex() in str(leaf) and theirs[:8].hex() in str(leaf)
+        v.people.remove(second)
+
+        # One that can serve another stage does, and says why.
+        third = v.add(None, samples=lambda: OneWord(v.run, theirs))
+        await v.until(lambda: third.node.state == 3, "it trains")
+        if third.node.stage == 0:
+            raise AssertionError("it feeds another text")
+        if refused := said(third, "data.refused"):
+            assert ours[:8].hex() in str(refused[0]["reason"])
+        # And one with the same text feeds.
+        fourth = v.add(0, samples=lambda: OneWord(v.run, ours))
+        await v.until(lambda: fed(fourth) > 8, "who has the same text feeds")
+
+
+async def test_asking_for_chunks_is_bounded(tmp_path: Path) -> None:
+    from swarmnode.errors import Busy, RemoteFault
+    from swarmnode.ports import Call
+    from swarmnode.wire import call_pb2 as wire
+
+    index = data_set(tmp_path / "data", chunks=4)
+
+    run = replace(manifest(), data=DataSpec(source="index", index=index.digest.hex()))
+    data = DataSet(run, ChunkCache(tmp_path / "cache"), tmp_path / "data", Quiet())
+    transport = MemoryTransport(Village(run).network, POINT, RUN)
+    limits = ServeLimits(asker_burst=100_000, asker_rate=0.0, all_burst=10**9, yields=False)
+    server = ChunkServer([data], transport, Quiet(), limits)
+
+    def asked(**fields: object) -> Call:
+        return Call(wire.Request(data_chunk=wire.DataChunkRequest(**{"index": index.digest, **fields})))  # type: ignore[arg-type]
+
+    sha256 = index.chunk(2).sha256
+    for wrong in (
+        {"sha256": b"short", "nbytes": 10},
+        {"sha256": sha256, "nbytes": 0},
+        {"sha256": sha256, "nbytes": 1 << 20},
+        {"sha256": sha256, "nbytes": 10, "offset": 1 << 40},
+    ):
+        with pytest.raises(RemoteFault):
+            await server.answer(POINT, asked(**wrong))
+    answer = await server.answer(POINT, asked(sha256=sha256, nbytes=100))
+    assert (answer.header.data_chunk.nbytes, answer.tensors) == (0, ()), "nothing is open yet"
+    await data.open()
+    answer = await server.answer(POINT, asked(sha256=sha256, nbytes=100, offset=50))
+    whole = data.store.read(2) if data.store is not None else None
+    assert whole is not None and bytes(answer.tensors[0].data) == whole[50:150]
+    assert answer.header.data_chunk.held == b"\x3f", "four chunks of training, two held out"
+    with pytest.raises(RemoteFault):
+        await server.answer(POINT, asked(sha256=sha256, nbytes=100, offset=len(whole)))
+    answer = await server.answer(POINT, asked(sha256=b"\0" * 32, nbytes=100))
+    assert answer.header.data_chunk.nbytes == 0
+    with pytest.raises(Busy):
+        for _ in range(20):
+            await server.answer(POINT, asked(sha256=sha256, nbytes=100_000))
+    stranger = Identity.of_seed(b"s" * 32).peer_id
+    assert (await server.answer(stranger, asked(sha256=sha256, nbytes=100))).tensors, "each has a bucket"
+    alone = DataSet(run, ChunkCache(tmp_path / "empty"), None, Quiet())
+    with pytest.raises(Unavailable, match="not on this machine"):
+        await alone.open()

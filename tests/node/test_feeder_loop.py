@@ -1,0 +1,45 @@
+"""What a feeder does before it feeds."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from swarmnode.node.feeder_loop import BASELINE_S, feeding
+from swarmnode.simulation.virtual_time import run
+
+
+@pytest.mark.parametrize(("takes_s", "begins_s"), [(5.0, 5.0), (3000.0, BASELINE_S)])
+def test_nobody_waits_long_for_the_first_held_out_loss(takes_s: float, begins_s: float) -> None:
+    """A large model takes most of an hour for it; the measurement goes on beside, and ends with the feeder."""
+    told: dict[str, float] = {}
+
+    async def validate(samples_total: int) -> float:
+        assert samples_total == 0
+        await asyncio.sleep(takes_s)
+        told["validated"] = asyncio.get_running_loop().time()
+        return 1.0
+
+    async def feed() -> None:
+        told["fed"] = asyncio.get_running_loop().time()
+        await asyncio.sleep(4000.0)
+
+    async def prefetch() -> None:
+        await asyncio.Event().wait()
+
+    async def main() -> None:
+        feeder: Any = SimpleNamespace(
+            validation_due=lambda before, after: after > before,
+            validates=lambda round_index: True,
+            validate=validate,
+            run=feed,
+            prefetch=prefetch,
+        )
+        gossip: Any = SimpleNamespace(beyond=lambda round_index: asyncio.Event().wait(), done=0)
+        await feeding(feeder, gossip, lambda: 0, 0, resumed=False)
+
+    run(main())
+    assert told == {"fed": begins_s, "validated": takes_s}

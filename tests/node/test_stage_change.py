@@ -1,0 +1,285 @@
+"""Whole nodes change their stage: the right one goes, with a verified state, and nothing is lost or counted twice."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import random
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from swarmnode.identity import Identity
+from swarmnode.ids import PeerId
+from swarmnode.manifest import Manifest
+from swarmnode.membership.swarm import Member, Swarm
+from swarmnode.node.membership_handlers import MembershipHandlers
+from swarmnode.node.notice import NoticeKind
+from swarmnode.node.stage_change import StageRebalancer
+from swarmnode.pipeline.rebalance import StageMove
+from swarmnode.transport.memory import MemoryDirectory, MemoryTransport
+from swarmnode.wire import record_pb2
+from tests.support.records import record
+from tests.support.village import RUN, LoopClock, Village, manifest, village
+
+
+class CountedRounds:
+    """As much of Gossip as a mover asks: the last round done, and when a later one is."""
+
+    def __init__(self) -> None:
+        self.done, self._advanced = 0, asyncio.Event()
+
+    def finish(self, round_index: int) -> None:
+        self.done = round_index
+        self._advanced.set()
+
+    async def beyond(self, round_index: int) -> None:
+        while self.done <= round_index:
+            self._advanced.clear()
+            await self._advanced.wait()
+
+
+def moving_manifest(**pipeline: object) -> Manifest:
+    run = manifest()
+    given = {"rebalance_period_s": 1.0, "rebalance_ratio": 1.1, "min_keep": 1} | pipeline
+    # Nobody dies: who is slow on a loaded machine is waited for, not asked twice, and so not counted twice.
+    limits = dataclasses.replace(run.limits, hop_timeout_min_s=30.0, microbatch_timeout_s=60.0)
+    spec = dataclasses.replace(run.pipeline, **given)  # type: ignore[arg-type]
+    return dataclasses.replace(run, pipeline=spec, limits=limits)
+
+
+def said(v: Village, event: str) -> list[tuple[int, dict[str, object]]]:
+    return [(i, fields) for i, p in enumerate(v.people) for e, fields in p.quiet.events if e == event]
+
+
+async def test_a_node_moves_to_the_weakest_stage_and_serves_there() -> None:
+    """Three replicas at stage 0, one at each other: one of the three goes, and trains where it came."""
+
+    async with village(moving_manifest()) as v:
+        for stage in (0, 0, 0, 0, 1, 2):
+            v.add(stage)
+        await v.until(lambda: bool(said(v, "stage.moved")), "a move", timeout_s=90)
+        (index, fields) = said(v, "stage.moved")[0]
+        mover = v.people[index]
+        assert fields["source"] == 0 and fields["target"] in (1, 2) and "is the slowest" in str(fields["reason"])
+        await v.until(
+            lambda: mover.node.stage == fields["target"] and mover.node.state == record_pb2.NODE_STATE_TRAINING,
+            "it serves its new stage",
+            timeout_s=90,
+        )
+        assert any(event == "state.downloaded" for event, _ in mover.quiet.events), "it brought the state along"
+        assert mover.served.feeder is None, "it feeds no more"
+        hop = mover.served.hop
+        await v.until(lambda: hop is not None and hop.samples > 0, "it trains there", timeout_s=90)
+        served = {p.node.stage for p in v.people}
+        assert served == {0, 1, 2}
+        await v.leave()
+        # Whoever was told to go between two stages has nothing to save; all others save what they served.
+        assert all([stage for stage, _, _ in p.saved] in ([], [p.node.stage]) for p in v.people)
+        assert {stage for p in v.people for stage, _, _ in p.saved} == {0, 1, 2}
+
+
+async def test_nobody_moves_when_stages_are_even_or_it_is_switched_off() -> None:
+    off = moving_manifest(rebalance_period_s=0.0)
+    async with village(off) as v:
+        for stage in (0, 0, 0, 1, 2):
+            v.add(stage)
+        await v.until(lambda: v.total() >= 256, "256 samples", timeout_s=90)
+        assert not said(v, "stage.moving")
+        await v.leave()
+
+
+async def test_a_node_told_to_go_while_it_moves_leaves_cleanly() -> None:
+    async with village(moving_manifest()) as v:
+        for stage in (0, 0, 0, 0, 1, 2):
+            v.add(stage)
+        await v.until(lambda: bool(said(v, "stage.moving")), "a node that moves", timeout_s=90)
+        mover = v.people[said(v, "stage.moving")[0][0]]
+        mover.notices.leave("told to go", NoticeKind.STOP)
+        assert mover.task is not None
+        await asyncio.wait_for(mover.task, 60)
+        assert mover.node.state == record_pb2.NODE_STATE_LEFT
+        before = v.total()
+        await v.until(lambda: v.total() >= before + 128, "the others go on", timeout_s=90)
+        await v.leave()
+
+
+ASKED_TWICE = ("microbatch.", "stage.moved", "peer.", "drain.cut", "node.state")
+
+
+async def test_gradients_are_counted_once_across_a_move() -> None:
+    """Every microbatch fed is counted by one replica of stage 1, wherever nodes went meanwhile. A mover that could not
+    finish what it held (`cut`) leaves its replica behind, with what that had added: others do it again."""
+
+    async with village(moving_manifest()) as v:
+        for stage in (0, 1, 1, 1, 1, 2):
+            v.add(stage)
+        counted: dict[int, int] = {}
+        await v.until(lambda: bool(said(v, "stage.moved")), "a move", timeout_s=90)
+        before = v.total()
+        await v.until(lambda: v.total() >= before + 128, "progress after the move", timeout_s=90)
+        await v.leave()
+        fed = v.total()
+        for replica in v.made:
+            counted[replica.stage.part.stage] = counted.get(replica.stage.part.stage, 0) + replica.counted
+        moves = [fields for _, fields in said(v, "stage.moved")]
+        cut = sum(v.run.inner.microbatch * int(str(move["cut"])) for move in moves if move["source"] == 1)
+        why = [(i, *row) for i, p in enumerate(v.people) for row in p.quiet.events if row[0].startswith(ASKED_TWICE)]
+        assert counted[0] == fed
+        assert fed <= counted[1] <= fed + cut, f"of {fed} fed {counted[1]} were counted: {why}"
+
+
+async def test_who_leaves_asks_whether_another_stays() -> None:
+    """Both replicas of a stage want to go to an empty one: who hears that of the other stays, and so of a dead one."""
+
+    async with village(moving_manifest(rebalance_period_s=0.0)) as v:
+        here, other = v.add(1), v.add(1)
+        for stage in (0, 2):
+            v.add(stage)
+        training = record_pb2.NODE_STATE_TRAINING
+        await v.until(lambda: {p.node.state for p in v.people} == {training}, "all train", timeout_s=90)
+        node, presence = here.node, other.node.presence
+        await presence.announce()
+        rebalancer = StageRebalancer(
+            v.run,
+            RUN,
+            node.presence,
+            node.transport,
+            node.pinger,
+            lambda stage: {},
+            here.served.gossip,
+            here.quiet,
+            random.Random(0),
+            lambda: 0,
+            lambda: 0.0,
+        )
+
+        async def told(stays: bool) -> str:
+            """The reason, once it says so: a record takes its time to get about."""
+            async with asyncio.timeout(60):
+                while (answer := await rebalancer._replaced(1))[0] != stays:
+                    await asyncio.sleep(0.05)
+            return answer[1]
+
+        await told(True)
+        presence.going_to(2)
+        await presence.announce()
+        assert "0 mean to stay" in await told(False), "the other goes, too"
+        presence.going_to(None)
+        await presence.announce()
+        await told(True)
+        await other.die()
+        assert "0 of them answer" in await told(False)
+        await v.leave()
+
+
+@pytest.mark.parametrize(("rate", "waited_s"), [(70, 18.0), (5, 10.0)])
+@pytest.mark.loop("virtual")
+async def test_a_mover_waits_for_a_round_while_one_is_near(rate: int, waited_s: float) -> None:
+    """Until now the run did 70 samples/s, and the next round is 1,192 away: at 5/s the weak stage cannot wait for it,
+    which the mover sees after an announce period."""
+    run = manifest(round_samples=4096)
+    limits = dataclasses.replace(run.limits, announce_period_s=10.0)
+    pipeline = dataclasses.replace(run.pipeline, rebalance_period_s=300.0)
+    run = dataclasses.replace(run, limits=limits, pipeline=pipeline)
+
+    loop, nobody = asyncio.get_running_loop(), None
+    progress, gossip = SimpleNamespace(total=0), CountedRounds()
+    others: Any = SimpleNamespace(progress=progress), nobody, nobody, nobody, gossip, nobody
+    rebalancer = StageRebalancer(run, RUN, *others, random.Random(0), lambda: 0, lambda: 0.0)  # type: ignore[call-arg]
+    await asyncio.sleep(100.0)
+    progress.total = 7000
+
+    async def train() -> None:
+        while True:
+            await asyncio.sleep(1.0)
+            progress.total += rate
+            if gossip.done < progress.total // 4096 - 1:
+                gossip.finish(gossip.done + 1)
+
+    training = asyncio.ensure_future(train())
+    begun_s = loop.time()
+    await rebalancer._after_a_round()
+    assert loop.time() - begun_s == pytest.approx(waited_s)
+    training.cancel()
+
+
+async def test_nobody_goes_where_its_machine_cannot_serve() -> None:
+    """A joiner without the run's files leaves the empty stage 0 to one that has them, and everybody knows why."""
+
+    async with village(manifest(stages=2)) as v:
+        first = v.add(None, unable=frozenset({0}))
+        await v.until(lambda: first.node.stage is not None, "it chose")
+        assert first.node.stage == 1
+        second = v.add(0)
+        await v.until(lambda: v.total() >= 64, "64 samples")
+        (known,) = [m for m in second.node.presence.peer_table.swarm().stages[1] if m.peer == first.node.me]
+        assert known.unable == {0}
+        assert {replica.stage.part.stage for replica in v.made} == {0, 1} and len(v.made) == 2, "none was made to try"
+        await v.leave()
+
+
+async def test_a_false_speed_pulls_no_honest_replica_away() -> None:
+    """Two replicas at each stage, and at stage 1 a key that announces a billion samples a second, answers pings, and
+    does nothing. Nobody leaves stage 1: it counts as four machines at most."""
+
+    async with village(moving_manifest(rebalance_ratio=5.0)) as v:
+        for stage in (0, 0, 1, 1, 2, 2):
+            v.add(stage)
+        await v.until(lambda: v.total() >= 512, "all have measured themselves", timeout_s=90)
+        liar = Identity.of_seed(bytes([97]) * 32)
+        MembershipHandlers(record_pb2.SignedManifest()).serve(MemoryTransport(v.network, liar.peer_id, RUN))
+        directory = MemoryDirectory(v.network, RUN, LoopClock())
+
+        async def announcing() -> None:
+            while True:
+                assert await directory.announce(record(liar, 1, speed=1e9))
+                await asyncio.sleep(0.5)
+
+        lying = asyncio.ensure_future(announcing())
+        books = [person.node.presence.peer_table for person in v.people[2:4]]
+        await v.until(lambda: all(peer_table.member(liar.peer_id) is not None for peer_table in books), "it is known")
+        since, before = v.total(), len(said(v, "stage.moving"))
+        await v.until(lambda: v.total() >= since + 512, "training goes on", timeout_s=90)
+        pulled = [fields["reason"] for _, fields in said(v, "stage.moving")[before:] if fields["source"] == 1]
+        assert not pulled, "pulled by a false speed"
+        lying.cancel()
+        await v.leave()
+
+
+@pytest.mark.parametrize(
+    ("claimed", "trained", "agrees"),
+    [(0.0, 0.2, True), (40.0, 0.2, False), (40.0, 0.05, True), (10.0, 0.2, True)],
+    ids=["honest", "a false one", "idle", "half as much again"],
+)
+@pytest.mark.loop("virtual")
+async def test_a_replica_leaves_a_stage_only_if_it_is_asked_for_as_little_as_is_announced(
+    claimed: float, trained: float, agrees: bool
+) -> None:
+    """Two replicas of 10 samples a second each, one of which decides, and a third that says it does `claimed`. The run
+    does 8 samples a second; of them this replica gets 4, two fifths of what it can do, or a tenth."""
+    run = moving_manifest(rebalance_period_s=300.0)
+
+    members = [
+        Member(PeerId(f"peer{i}"), stage, record_pb2.NODE_STATE_TRAINING, 1, 1e12, speed, 0, 0)
+        for i, (stage, speed) in enumerate([(0, 10.0), (1, 10.0), (1, 10.0), (1, claimed), (2, 10.0)])
+        if speed
+    ]
+    swarm = Swarm.of(members, 3)
+    progress, here = SimpleNamespace(total=100), [0]
+    peer_table = SimpleNamespace(swarm=lambda: swarm, serving=lambda: swarm.sizes)
+    presence: Any = SimpleNamespace(progress=progress, peer_table=peer_table, me=members[1].peer)
+    nobody: Any = None
+    rebalancer = StageRebalancer(run, RUN, presence, *[nobody] * 5, random.Random(0), lambda: here[0], lambda: 10.0)  # type: ignore[call-arg]
+    rebalancer._costs = (1.0, 1.0, 1.0)
+    move = StageMove(members[1].peer, 1, 0, before=10.0, after=15.0, speed=10.0)
+    found, reason = rebalancer._agrees(move)
+    assert "too little was trained" in reason and found is bool(claimed), "three as fast as each other, or two"
+    await asyncio.sleep(100.0)
+    progress.total += 800
+    here[0] += int(100.0 * 2 * 10.0 * trained)
+    found, reason = rebalancer._agrees(move)
+    assert found is agrees, reason
+    assert rebalancer._agrees(dataclasses.replace(move, safety=True))[0], "a death that is not to be risked"
+    assert rebalancer._agrees(dataclasses.replace(move, before=0.0))[0], "an empty stage"

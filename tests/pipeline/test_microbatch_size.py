@@ -1,0 +1,134 @@
+"""How large microbatches are: predicted from what was measured, and the same samples are fed however they travel."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarmnode.ids import PeerId
+from swarmnode.manifest import InnerSpec, LimitsSpec, Manifest, PipelineSpec
+from swarmnode.membership.swarm import SERVING, Member, Swarm
+from swarmnode.pipeline.microbatch_size import (
+    BETTER,
+    REVIEW,
+    Host,
+    MicrobatchSizer,
+    SampleRates,
+    loopback,
+    sizes_of,
+    throughput,
+)
+from swarmnode.pipeline.staleness import window_limit
+
+CPU = SampleRates({1: 134.0, 2: 158.0, 4: 184.0, 8: 187.0})  # measured: the demo's inner stage on one thread
+LARGE = SampleRates({1: 0.97, 2: 0.99, 4: 1.0})  # a sample keeps the device busy by itself
+
+
+ME = PeerId("p0-0")
+
+
+def swarm(*sizes: int, addresses: tuple[str, ...] = ("/ip4/81.0.1.2/tcp/4001",)) -> Swarm:
+    members = [
+        Member(PeerId(f"p{stage}-{index}"), stage, SERVING, 1, 1e12, 100.0, 0, 0, addresses, feeds=not stage)
+        for stage, size in enumerate(sizes)
+        for index in range(size)
+    ]
+    return Swarm.of(members, len(sizes))
+
+
+def run(batch: int = 8, microbatch: int = 8, stages: int = 3, slots: int = 8) -> Manifest:
+    return Manifest(
+        inner=InnerSpec(microbatch=microbatch, inner_batch=batch),
+        pipeline=PipelineSpec(stages=stages),
+        limits=LimitsSpec(in_flight_max=slots),
+    )
+
+
+def sizing(manifest: Manifest, rates: SampleRates = LARGE, processors: float = math.inf) -> MicrobatchSizer:
+    return MicrobatchSizer(manifest, ME, rates, lambda: 100.0, Host(lambda: processors))
+
+
+@given(batch=st.integers(1, 300), microbatch=st.integers(1, 40), replicas=st.integers(0, 20))
+def test_a_share_is_cut_evenly_into_what_may_travel(batch: int, microbatch: int, replicas: int) -> None:
+    manifest = run(batch, microbatch)
+    share = max(min(2, microbatch), -(-batch // max(1, replicas)))
+    sizes = sizes_of(manifest, replicas, 0)
+    assert sizes[0] <= microbatch and sizes[-1] == 1 and sizes == sorted(set(sizes), reverse=True)
+    for size in sizes:  # whole pieces of it hardly come to more than the share
+        pieces = -(-share // size)
+        assert share <= pieces * size < share + pieces
+
+
+def test_six_machines_of_their_own_get_the_smallest_that_pays() -> None:
+    here = swarm(2, 2, 2)
+    assert sizing(run()).choose(here, 0).samples == 1
+    assert sizing(run(), CPU).choose(here, 0).samples == 1  # a third slower by itself, and four times as many at work
+    launched = SampleRates({samples: samples / (3.0 + samples) for samples in (1, 2, 4, 8)})  # mostly fixed cost
+    assert sizing(run(), launched).choose(here, 0).samples == 2
+
+
+def test_nodes_that_share_processors_cut_no_more_than_those_can_work_on() -> None:
+    here = swarm(2, 2, 2, addresses=("/ip4/127.0.0.1/tcp/4001",))
+    assert loopback(here, ME) == 6 and loopback(swarm(2, 2, 2), ME) == 0
+    assert loopback(swarm(1, addresses=("/ip4/127.0.0.1/tcp/1", "/ip4/192.168.1.7/tcp/1")), ME) == 0
+    assert loopback(here, PeerId("elsewhere")) == 0, "who announces a loopback address is not thereby on our machine"
+    assert sizing(run(), CPU, processors=2).choose(here, 0).samples == 4
+    assert sizing(run(), CPU, processors=6).choose(here, 0).samples == 1
+    assert sizing(run(), CPU, processors=2).choose(swarm(2, 2, 2), 0).samples == 1
+
+
+def test_where_enough_is_in_flight_nothing_is_cut() -> None:
+    assert sizing(run(batch=256, slots=64), CPU).choose(swarm(2, 2, 2), 0).samples == 8
+
+
+def test_lines_that_hold_all_there_may_be_in_flight_cut_nothing() -> None:
+    """Where nearly all samples in flight are on the lines, machines idle however they are cut: small ones only cost."""
+    near, far = (sizing(run(batch=24, slots=64), CPU) for _ in range(2))
+    for _ in range(REVIEW):
+        near.completed(6, 0.2, 0.0)
+        far.completed(6, 5.0, 0.0)
+    assert near.choose(swarm(2, 2, 2), 0).samples < far.choose(swarm(2, 2, 2), 0).samples == 6
+
+
+def test_it_follows_the_swarm_and_says_why() -> None:
+    chooser = sizing(run(batch=48, slots=64), CPU)
+    few = chooser.choose(swarm(1, 1, 1), 0)
+    many = chooser.choose(swarm(8, 8, 8), 0)
+    assert few.samples > many.samples
+    assert "samples/s predicted by size" in many.reason and "24 machines" in many.reason
+    assert many.limit == window_limit(run(batch=48), (8, 8, 8), 8, 0, many.samples)[0]
+
+
+def test_a_size_hardly_better_does_not_take_over() -> None:
+    """Measured times tremble: between two sizes that promise about the same the first chosen stays."""
+    even = SampleRates({1: 1.0, 2: BETTER * 0.99, 4: 1.0, 8: 1.0})
+    chooser = sizing(run(batch=256, slots=64), even)
+    here = swarm(2, 2, 2)
+    used = chooser.choose(here, 0).samples
+    for _ in range(20 * REVIEW):
+        chooser.completed(used, 0.2, 0.1)
+        assert chooser.choose(here, 0).samples == used
+
+
+@pytest.mark.parametrize("in_flight, busy", [(2, 0.31), (4, 0.52), (8, 0.73)])
+def test_six_machines_as_the_docstring_has_them(in_flight: int, busy: float) -> None:
+    assert throughput(in_flight, 6.0, 3, 1.0, 0.0) * 3 / 6 == pytest.approx(busy, abs=0.01)
+
+
+@given(st.integers(1, 64), st.floats(1.0, 20.0), st.integers(1, 8), st.floats(1e-3, 10.0), st.floats(0.0, 10.0))
+def test_throughput_is_within_what_machines_and_lines_allow(
+    count: int, machines: float, visits: int, service_s: float, line_s: float
+) -> None:
+    rate = throughput(count, machines, visits, service_s, line_s)
+    assert 0.0 < rate <= min(machines / (visits * service_s), count / (visits * service_s + line_s)) * (1.0 + 1e-9)
+    assert throughput(count + 1, machines, visits, service_s, line_s) >= rate * (1.0 - 1e-9)
+
+
+def test_rates_in_between_follow_the_time_a_microbatch_takes() -> None:
+    rates = SampleRates({1: 1 / 3, 4: 4 / 6})  # 2 s and one for each sample
+    assert rates.share(2) == pytest.approx((2 / 4) / (4 / 6))
+    assert rates.share(4) == rates.share(8) == 1.0
+    assert rates.share(1) == pytest.approx(0.5)

@@ -1,0 +1,215 @@
+"""The ladder of ways to a stage's state, against its words; keepers and builders agreed on by everybody."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarmnode.ids import PeerId, RunId
+from swarmnode.manifest import LimitsSpec, RecoverySpec
+from swarmnode.membership.swarm import Member, Swarm
+from swarmnode.model.section import SECTIONS
+from swarmnode.recovery.neighbour_backup import renewal, to_keep
+from swarmnode.recovery.recovery_source import (
+    BUILDER_S,
+    CLAIMS_MAX,
+    NEIGHBOUR_WAIT_S,
+    RecoveryClaims,
+    RecoverySource,
+    RecoveryView,
+    choose_source,
+    first_builder,
+    keeps,
+    latest,
+    quiet,
+    silent,
+)
+from swarmnode.recovery.snapshot import SLOW, WHOLE, StateSlice
+from swarmnode.wire import record_pb2
+
+RUN = RunId("ab" * 32)
+SPEC = RecoverySpec(snapshot_rounds=4, snapshot_rounds_max=16)
+A, B, C = PeerId("a"), PeerId("b"), PeerId("c")
+LOST = RecoveryView(stage=1, stages=4, samples_total=1000, round_now=20, below=True, above=True)
+JOINING, SYNCING = record_pb2.NODE_STATE_JOINING, record_pb2.NODE_STATE_SYNCING
+TRAINING = record_pb2.NODE_STATE_TRAINING
+
+
+def member(peer: str, stage: int = 1, state: record_pb2.NodeState = TRAINING, **fields: object) -> Member:
+    given: dict[str, object] = {"expires_unix_s": 100.0} | fields
+    return Member(PeerId(peer), stage, state, 1, samples_per_second=1.0, queue=0, round_index=0, **given)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("changes", "source"),
+    [
+        ({"samples_total": 0}, RecoverySource.FRESH),
+        ({"samples_total": 0, "has_base": True}, RecoverySource.BASE),
+        ({"round_now": 0, "has_base": True}, RecoverySource.BASE),
+        ({"has_base": True}, RecoverySource.BASE),
+        ({"has_base": True, "below": False}, RecoverySource.BASE),
+        ({"has_base": True, "kept": ((20, B),)}, RecoverySource.RING),
+        ({"has_base": True, "donors": (A,)}, RecoverySource.REPLICA),
+        ({"has_base": True, "failed": frozenset({RecoverySource.BASE})}, RecoverySource.CHECKFREE),
+        (
+            {
+                "has_base": True,
+                "ends": (),
+                "round_now": 2,
+                "waited_s": NEIGHBOUR_WAIT_S,
+                "failed": frozenset({RecoverySource.BASE}),
+            },
+            RecoverySource.STOP,
+        ),
+        ({"donors": (A,)}, RecoverySource.REPLICA),
+        ({"donors": (A,), "kept": ((20, B),), "unsure": 1}, RecoverySource.REPLICA),
+        ({"unsure": 1, "kept": ((20, B),)}, RecoverySource.WAIT),
+        ({"builder": B, "kept": ((20, B),)}, RecoverySource.WAIT),
+        ({"settled": False, "kept": ((20, B),)}, RecoverySource.WAIT),
+        ({"kept": ((20, B),)}, RecoverySource.RING),
+        ({"kept": ((4, B),)}, RecoverySource.RING),
+        ({"kept": ((3, B),)}, RecoverySource.CHECKFREE),
+        ({"kept": ((20, B),), "failed": frozenset({RecoverySource.RING})}, RecoverySource.CHECKFREE),
+        ({"kept": ((18, B),), "disk_round": 18}, RecoverySource.DISK),
+        ({"kept": ((18, B),), "disk_round": 17}, RecoverySource.RING),
+        ({"kept": ((18, B),), "disk_round": 17, "failed": frozenset({RecoverySource.RING})}, RecoverySource.DISK),
+        ({}, RecoverySource.CHECKFREE),
+        ({"round_now": 0}, RecoverySource.FRESH),
+        ({"round_now": 0, "unsure": 1}, RecoverySource.WAIT),
+        ({"above": False}, RecoverySource.WAIT),
+        ({"above": False, "waited_s": 1e3}, RecoverySource.STOP),
+        ({"above": False, "waited_s": 1e3, "kept": ((20, B),)}, RecoverySource.RING),
+        ({"stage": 0, "ends": (C,), "below": False}, RecoverySource.CHECKFREE),
+        ({"stage": 0, "ends": (), "below": False, "waited_s": 1.0}, RecoverySource.WAIT),
+        ({"stage": 0, "ends": (), "below": False, "waited_s": 1e3}, RecoverySource.CHECKFREE),
+        ({"stage": 0, "ends": (), "below": False, "above": False, "waited_s": 1e3}, RecoverySource.STOP),
+        ({"stage": 0, "ends": (), "below": False, "round_now": 4}, RecoverySource.FRESH),
+        ({"stage": 3, "ends": (C,), "above": False}, RecoverySource.CHECKFREE),
+        ({"failed": frozenset({RecoverySource.CHECKFREE})}, RecoverySource.STOP),
+        ({"stage": 0, "stages": 1, "below": False, "above": False, "waited_s": 1e3}, RecoverySource.STOP),
+    ],
+)
+def test_the_ladder(changes: dict[str, object], source: RecoverySource) -> None:
+    found, reason = choose_source(replace(LOST, **changes), SPEC)  # type: ignore[arg-type]
+    assert found is source and reason
+
+
+def test_without_checkfree_only_snapshots_count() -> None:
+    spec = RecoverySpec(method="none")
+    assert choose_source(LOST, spec)[0] is RecoverySource.STOP
+    assert choose_source(replace(LOST, kept=((20, B),)), spec)[0] is RecoverySource.RING
+
+
+@given(
+    st.builds(
+        RecoveryView,
+        stage=st.integers(0, 3),
+        stages=st.just(4),
+        samples_total=st.sampled_from([0, 5000]),
+        round_now=st.integers(0, 40),
+        donors=st.sampled_from([(), (A,)]),
+        unsure=st.integers(0, 1),
+        builder=st.sampled_from([None, A]),
+        settled=st.booleans(),
+        kept=st.sampled_from([(), ((7, B),), ((30, B), (2, C))]),
+        ends=st.sampled_from([None, (), (B,)]),
+        disk_round=st.sampled_from([None, 0, 12, 39]),
+        below=st.booleans(),
+        above=st.booleans(),
+        failed=st.frozensets(
+            st.sampled_from(
+                [RecoverySource.REPLICA, RecoverySource.RING, RecoverySource.DISK, RecoverySource.CHECKFREE]
+            )
+        ),
+        waited_s=st.sampled_from([0.0, 1e4]),
+    )
+)
+def test_no_source_is_tried_that_cannot_hold(sight: RecoveryView) -> None:
+    source, _ = choose_source(sight, SPEC)
+    if source in (RecoverySource.RING, RecoverySource.DISK, RecoverySource.CHECKFREE):
+        assert not sight.donors or RecoverySource.REPLICA in sight.failed
+        assert not sight.unsure and sight.builder is None and sight.settled and sight.samples_total and sight.round_now
+    if source not in (RecoverySource.WAIT, RecoverySource.STOP, RecoverySource.FRESH):
+        assert source not in sight.failed
+    if source is RecoverySource.RING:
+        assert sight.round_now - max(at for at, _ in sight.kept) <= SPEC.snapshot_rounds_max
+    if source is RecoverySource.CHECKFREE:
+        assert (sight.below or sight.stage == 0) and (sight.above or sight.stage == 3)
+        assert sight.ends != () or sight.waited_s >= NEIGHBOUR_WAIT_S, "an embedding is given up last of all"
+    if source is RecoverySource.WAIT and sight.waited_s:
+        assert sight.unsure or sight.builder or not sight.settled, "without company nobody waits for ever"
+
+
+def test_the_earliest_joiner_builds() -> None:
+    members = (member("a", state=JOINING, joined_unix_s=5.0), member("b", state=JOINING, joined_unix_s=3.0))
+    assert first_builder(members, {A}, B) is None
+    assert first_builder(members, {B}, A) == B
+    assert first_builder(members, set(), A) is None, "who does not answer does not build"
+    assert first_builder((*members, member("c", state=SYNCING)), {A, C}, B) == C, "it has the state already"
+    assert first_builder((), set(), A) is None
+
+
+def test_a_silent_replica_is_asked_after_two_periods_and_gone_after_three() -> None:
+    limits = LimitsSpec(announce_period_s=2.0, record_ttl_s=15.0)
+    signed_s = 100.0 - limits.record_ttl_s
+    assert silent((member("a"),), set(), signed_s + 5.9, limits) == 1
+    assert silent((member("a"),), set(), signed_s + 6.1, limits) == 0
+    assert silent((member("a"),), {A}, signed_s, limits) == 0
+    assert silent((member("a", state=JOINING),), set(), signed_s, limits) == 0
+    others = member("b", expires_unix_s=101.0), member("c", state=JOINING)
+    assert quiet((member("a"), *others), signed_s + 3.9, limits) == []
+    assert quiet((member("a"), *others), signed_s + 4.1, limits) == [A]
+
+
+def test_keepers_are_of_the_stage_before_and_the_same_for_all() -> None:
+    swarm = Swarm.of([member(peer, stage) for peer, stage in zip("abcdef", (0, 1, 1, 1, 2, 2), strict=True)], 3)
+    chosen = [PeerId(peer) for peer in "abcdef" if keeps(swarm, 2, RUN, 2, PeerId(peer))]
+    assert len(chosen) == 2 and set(chosen) <= {"b", "c", "d"}
+    assert {peer for peer in "abcdef" if keeps(swarm, 0, RUN, 5, PeerId(peer))} == {"e", "f"}
+    me = chosen[0]
+    assert renewal(swarm, 2, me, RUN, SPEC, 5, None)[0]
+    assert not renewal(swarm, 2, me, RUN, SPEC, 0, None)[0], "before the first round there is nothing to lose"
+    assert not renewal(swarm, 2, me, RUN, SPEC, 5, 5 - SPEC.snapshot_rounds + 1)[0]
+    assert renewal(swarm, 2, me, RUN, SPEC, 5, 5 - SPEC.snapshot_rounds)[0]
+    assert not renewal(swarm, 2, PeerId("a"), RUN, SPEC, 5, None)[0]
+
+
+SIZES = dict.fromkeys(SECTIONS, 1000)
+
+
+def test_a_budget_decides_what_is_kept() -> None:
+    assert to_keep(12_000, SIZES, (0, 100))[0] == WHOLE
+    assert to_keep(11_999, SIZES, (900, 100))[0] == StateSlice(SLOW.sections, 900, 100)
+    assert to_keep(11_999, SIZES, (0, 0))[0] is None
+    assert to_keep(399, SIZES, (0, 100))[0] is None
+
+
+@pytest.mark.parametrize("state", [JOINING, SYNCING])
+def test_a_claim_to_build_ends_where_nothing_comes_of_it(state: record_pb2.NodeState) -> None:
+    limits = LimitsSpec(announce_period_s=0.5)
+    claims, stage = RecoveryClaims(limits, 0), (member("a", state=state, joined_unix_s=1.0), member("b", state=state))
+    assert claims.builder(stage[:1], {A}, C, 100.0) == A
+    assert claims.builder(stage[:1], {A}, C, 100.0 + BUILDER_S) == A
+    assert claims.builder(stage[:1], {A}, C, 100.1 + BUILDER_S) is None
+    claims = RecoveryClaims(limits, 10**7)
+    assert claims.builder(stage[:1], {A}, C, 200.0) == A and claims.builder(stage[:1], {A}, C, 210.0) == A
+    assert claims.builder(stage[:1], {A}, C, 214.0) is None, "ten megabytes take ten seconds more at a home"
+
+
+def test_of_many_who_claim_one_after_the_other_few_are_waited_for() -> None:
+    claims = RecoveryClaims(LimitsSpec(announce_period_s=0.1), 0)
+    others = tuple(member(f"x{number:02}", state=JOINING, joined_unix_s=float(number)) for number in range(40))
+    answering = {m.peer for m in others}
+    step_s, at = BUILDER_S / 4, 0.0
+    while claims.builder(others, answering, C, at) is not None:
+        at += step_s
+        assert at <= CLAIMS_MAX * BUILDER_S + step_s
+
+
+def test_no_snapshot_is_of_the_future_and_the_latest_comes_first() -> None:
+    kept = [(20, 5, A), (2**52, 1, B), (20, 7, C), (21, 0, B)]
+    assert latest(kept, 21) == [(21, B), (20, C), (20, A)]
+    assert latest(kept, 20) == [(20, C), (20, A)] and latest([], 5) == []

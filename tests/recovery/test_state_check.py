@@ -1,0 +1,115 @@
+"""Words of others on a state: near ones confirm it, two far ones that agree refuse it, one alone is only told."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from swarmnode.errors import RemoteFault
+from swarmnode.ids import PeerId, RunId
+from swarmnode.ports import State
+from swarmnode.recovery.donor_client import DonorFailed
+from swarmnode.recovery.state_check import (
+    ALIGN,
+    APART_MAX,
+    ELEMENTS,
+    TRIES,
+    StateCheck,
+    StateSample,
+    apart,
+    cuts,
+    slices_of,
+)
+from swarmnode.wire import call_pb2
+from tests.support.fake_telemetry import Quiet
+
+RUN = RunId("ab" * 32)
+COUNT = 50_000
+TRUE = np.random.default_rng(1).standard_normal(COUNT).astype("<f4")
+FALSE = np.random.default_rng(2).standard_normal(COUNT).astype("<f4")
+
+
+def near(seed: int) -> np.ndarray:
+    return (TRUE + 0.05 * np.random.default_rng(seed).standard_normal(COUNT)).astype("<f4")
+
+
+class Asked(StateCheck):
+    """Others answer from memory: `said` by peer, None: it cannot be reached. Whole nodes do it in tests/node."""
+
+    said: dict[str, np.ndarray | None]
+    asked: list[str]
+
+    async def _ask(self, peer: PeerId, at: object) -> StateSample:
+        self.asked.append(peer)
+        if (phi := self.said[peer]) is None:
+            raise DonorFailed("away", soon=False)
+        round_index = 90 if peer.startswith("old") else 3
+        return StateSample(peer, slices_of(phi.data.cast("B"), at), round_index, 300)  # type: ignore[arg-type]
+
+
+def compared(state: np.ndarray, **said: np.ndarray | None) -> tuple[list[StateSample], list[str], Quiet]:
+    quiet = Quiet()
+
+    class Transport:
+        peer_id = PeerId("me")
+
+    names = [PeerId(name) for name in said]
+    second = Asked(Transport(), RUN, 1, {"phi": COUNT}, lambda: names, lambda: 9.0, apart, quiet)  # type: ignore[arg-type]
+    second.said, second.asked = said, []
+    sections = {"phi": memoryview(state.tobytes())}
+    found = asyncio.run(
+        second.compare(State(sections, 1, 0.0, packed=True), call_pb2.Snapshot(id=b"x", round=4), {PeerId("giver")})
+    )
+    return found, second.asked, quiet
+
+
+def test_one_who_is_near_confirms() -> None:
+    words, asked, quiet = compared(TRUE, b=near(3), c=near(4))
+    assert [(word.peer, word.total) for word in words] == [("b", 300)] and asked == ["b"] and not quiet.events
+
+
+def test_two_who_agree_with_one_another_refuse() -> None:
+    with pytest.raises(RemoteFault, match="of their length from those of b and c, who agree"):
+        compared(FALSE, b=near(3), c=near(4))
+
+
+def test_of_two_who_contradict_each_other_a_third_one_decides() -> None:
+    words, _, _ = compared(TRUE, liar=FALSE, c=near(4))
+    assert [word.peer for word in words] == ["c"], "the liar that was asked is in nobody's way"
+    with pytest.raises(RemoteFault, match="b and c"):
+        compared(FALSE, other=np.random.default_rng(9).standard_normal(COUNT).astype("<f4"), b=near(3), c=near(4))
+
+
+def test_one_alone_cannot_refuse_and_that_is_said() -> None:
+    words, asked, quiet = compared(TRUE, liar=FALSE)
+    assert words == [] and asked == ["liar"]
+    assert [event for event, _ in quiet.events] == ["state.doubted"] and "liar" in str(quiet.events[0][1]["reason"])
+
+
+def test_those_of_other_rounds_confirm_and_contradict_nothing() -> None:
+    assert compared(TRUE, old1=FALSE, old2=FALSE)[:2] == ([], ["old1", "old2"])
+    assert [word.peer for word in compared(TRUE, old1=FALSE, old2=near(3))[0]] == ["old2"]
+
+
+def test_who_cannot_say_is_asked_again_and_not_for_ever() -> None:
+    words, asked, quiet = compared(TRUE, b=None)
+    assert words == [] and asked == ["b"] * TRIES and [event for event, _ in quiet.events] == ["state.doubted"]
+    assert compared(TRUE)[0] == [] and not compared(TRUE)[2].events, "nobody else is there"
+
+
+@pytest.mark.parametrize("count", [1, 63, 64, 5000, 10**9])
+def test_slices_are_within_the_state_and_elsewhere_for_another(count: int) -> None:
+    found = cuts(count, "me", "x")
+    assert all(cut.first % ALIGN == 0 and cut.first + (cut.count or 0) <= count for cut in found)
+    assert all(1 <= (cut.count or 0) <= ELEMENTS for cut in found)
+    assert count < 10**6 or found != cuts(count, "me", "y")
+
+
+def test_the_distance_is_one_of_lengths_and_infinite_where_a_number_is_none() -> None:
+    one = TRUE.tobytes()
+    assert apart(one, one) == 0.0 and apart(one, (-TRUE).tobytes()) == pytest.approx(2.0)
+    assert apart(one, FALSE.tobytes()) > APART_MAX > apart(one, near(5).tobytes())
+    assert apart(one, (TRUE * np.float32("nan")).tobytes()) == float("inf")
+    assert apart(bytes(8), bytes(8)) == 0.0

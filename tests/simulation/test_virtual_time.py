@@ -1,0 +1,328 @@
+"""Virtual time: it jumps, it repeats, it admits nothing from outside. On every Python there is."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import pathlib
+import random
+import shutil
+import subprocess
+import sys
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from swarmnode.simulation import event_queue, virtual_time
+from swarmnode.simulation.virtual_time import Deadlock, SandboxViolation, Standstill, VirtualLoop, owned, run
+
+SOURCE = pathlib.Path(virtual_time.__file__)
+VERSIONS = ("3.11", "3.12", "3.13")
+
+
+@pytest.fixture(params=["c", "python"], autouse=True)
+def language(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Each test with agenda.c and with what it stands for."""
+    if request.param == "c":
+        if not event_queue.build():
+            pytest.skip("no compiler, or no Python.h, here")
+        assert event_queue.best() is not event_queue.EventQueue
+        yield "c"
+    else:
+        with event_queue.unused():
+            yield "python"
+
+
+async def rivals(log: list[object]) -> None:
+    """Timers of equal deadlines, a task group that falls, a timeout, a wait over a set."""
+
+    async def rival(number: int) -> None:
+        try:
+            while True:
+                await asyncio.sleep(1)
+                log.append(number)
+                if number == 3 and len(log) > 40:
+                    raise ValueError
+        except asyncio.CancelledError:
+            log.append(-number)
+            raise
+
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            for number in range(1, 12):
+                tasks.create_task(rival(number))
+    except* ValueError:
+        pass
+    try:
+        async with asyncio.timeout(5):
+            await asyncio.Event().wait()
+    except TimeoutError:
+        log.append("timeout")
+    loop = asyncio.get_running_loop()
+    done, pending = await asyncio.wait({loop.create_task(asyncio.sleep(n, n)) for n in range(9)}, timeout=4.5)
+    log += [task.result() for task in done] + [len(pending), loop.time()]
+
+
+def told(seed: int) -> list[object]:
+    log: list[object] = []
+    run(rivals(log), seed)
+    return log
+
+
+def test_time_jumps_and_the_seed_decides_who_is_first() -> None:
+    assert told(1) == told(1)
+    assert told(1) != told(2)
+    assert {told(1)[-1], told(2)[-1]} <= {13.5, 14.5}, "4 or 5 s of rivals, 5 s of timeout, 4.5 s of waiting"
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_every_python_tells_the_same(version: str, language: str) -> None:
+    """The loop alone, from its file: other versions here have no packages. Set iteration and the order in which
+    asyncio asks for callbacks may change with a version, so only repetition is demanded of each."""
+    python = find_python(version)
+    if python is None:
+        pytest.skip(f"no Python {version} here")
+    program = f"""
+import asyncio, importlib.util, sys
+spec = importlib.util.spec_from_file_location("clock", {str(SOURCE)!r})
+clock = importlib.util.module_from_spec(spec); sys.modules["clock"] = clock; spec.loader.exec_module(clock)
+{rivals_source()}
+def told():
+    log = []
+    clock.run(rivals(log), 1)
+    return log
+from swarmnode.simulation import event_queue
+with event_queue.unused():
+    log = told()
+print(log)
+if {language == "c"} and event_queue.build() and (event_queue.best() is event_queue.EventQueue or told() != log):
+    raise SystemExit("C tells another story")
+for wrong in (lambda: asyncio.to_thread(print), lambda: asyncio.open_connection("localhost", 1)):
+    try:
+        clock.run(wrong())
+    except clock.SandboxViolation:
+        continue
+    raise SystemExit("not forbidden")
+"""
+    outputs = set()
+    for hash_seed in ("0", "1", "random"):
+        done = subprocess.run(
+            [python, "-c", program],
+            env={"PYTHONHASHSEED": hash_seed, "PATH": os.environ["PATH"]},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        outputs.add(done.stdout)
+    assert len(outputs) == 1
+
+
+def rivals_source() -> str:
+    text = pathlib.Path(__file__).read_text()
+    start = text.index("async def rivals")
+    return text[start : text.index("\n\n\ndef told")]
+
+
+def find_python(version: str) -> str | None:
+    if sys.version.startswith(version + "."):
+        return sys.executable
+    pyenv = pathlib.Path(os.environ.get("PYENV_ROOT", pathlib.Path.home() / ".pyenv")) / "versions"
+    found = sorted(pyenv.glob(f"{version}.*/bin/python"))
+    return str(found[-1]) if found else next(iter(filter(works, [shutil.which(f"python{version}")])), None)
+
+
+def works(path: str | None) -> bool:
+    return (
+        path is not None and subprocess.run([path, "-V"], capture_output=True, timeout=20, check=False).returncode == 0
+    )
+
+
+def test_a_deadlock_says_who_waits_for_what() -> None:
+    async def stuck() -> None:
+        await asyncio.Event().wait()
+
+    async def main() -> None:
+        task = asyncio.get_running_loop().create_task(stuck(), context=owned("n7"))
+        await task
+
+    with pytest.raises(Deadlock, match=r"main: .*test_virtual_time.py:\d+ .*main(.|\n)*n7: locks.py:\d+ Event.wait"):
+        run(main())
+
+
+def test_time_that_stands_still_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(virtual_time, "STANDSTILL_CALLBACKS", 1000)
+
+    async def main() -> None:
+        while True:
+            await asyncio.sleep(0)
+
+    async def again() -> None:
+        loop = asyncio.get_running_loop()
+
+        def spin() -> None:
+            loop.call_later(0.0, spin)
+
+        spin()
+        await asyncio.sleep(1)
+
+    for spinning in (main, again):
+        with pytest.raises(Standstill):
+            run(spinning())
+
+
+def test_nothing_from_outside() -> None:
+    import socket
+    import threading
+
+    def reaches(work: object) -> None:
+        async def main() -> None:
+            assert callable(work)
+            work()
+
+        with pytest.raises(SandboxViolation):
+            run(main())
+
+    reaches(lambda: threading.Thread(target=print).start())
+    reaches(socket.socket)
+    reaches(lambda: subprocess.Popen(["true"]))
+    reaches(lambda: asyncio.get_running_loop().run_in_executor(None, print))
+
+    thread = threading.Thread(target=print, args=("",))
+    thread.start()  # allowed again outside
+    thread.join()
+
+
+def test_a_wakeup_from_another_thread_is_refused() -> None:
+    loop = VirtualLoop()
+    with pytest.raises(SandboxViolation):
+        loop.call_soon_threadsafe(print)
+
+
+def test_a_frozen_process_sleeps_through_and_wakes_late() -> None:
+    async def main() -> list[tuple[float, str]]:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop)
+        log: list[tuple[float, str]] = []
+
+        async def ticking(name: str) -> None:
+            while loop.time() < 10:
+                await asyncio.sleep(1)
+                log.append((loop.time(), name))
+
+        for name in ("a", "b"):
+            loop.create_task(ticking(name), context=owned(name))  # noqa: RUF006
+        await asyncio.sleep(2.5)
+        loop.freeze("a")
+        await asyncio.sleep(4)
+        loop.thaw("a")
+        await asyncio.sleep(5)
+        return log
+
+    log = run(main())
+    assert [at for at, name in log if name == "b"] == list(range(1, 11))
+    assert [at for at, name in log if name == "a"] == [1, 2, 6.5, 7.5, 8.5, 9.5, 10.5]
+
+
+def test_exceptions_nobody_took_are_told() -> None:
+    async def main() -> None:
+        def bad() -> None:
+            raise KeyError("lost")
+
+        asyncio.get_running_loop().call_soon(bad)
+        await asyncio.sleep(1)
+
+    with pytest.raises(RuntimeError, match="lost"):
+        run(main())
+
+
+def test_c_and_python_keep_the_same_agenda() -> None:
+    """Timers in a random order, cancelled at random while others run, some that raise, some of a frozen process."""
+
+    def lived(seed: int) -> tuple[list[object], int]:
+        log: list[object] = []
+        chance = random.Random(seed)
+
+        async def main() -> None:
+            loop = asyncio.get_running_loop()
+            assert isinstance(loop, VirtualLoop)
+            timers: list[Any] = []
+
+            def due(number: int, *more: int) -> None:
+                log.append((loop.time(), number, *more))
+                for _ in range(chance.randrange(3)):
+                    timers.append(
+                        loop.call_later(
+                            chance.choice((0.0, 1.0, chance.random())),
+                            due,
+                            len(timers),
+                            *range(chance.randrange(4)),
+                            context=owned(chance.choice(("a", "b"))),
+                        )
+                    )
+                for _ in range(chance.randrange(2)):
+                    chance.choice(timers).cancel()
+                if chance.random() < 0.1:
+                    timers.append(loop.call_soon(due, -1))
+                if chance.random() < 0.05:
+                    raise ValueError(number)
+
+            loop.call_at(1, due, 0)
+            for _ in range(2000):
+                timers.append(loop.call_at(chance.randrange(1, 50), due, len(timers)))
+            for timer in chance.sample(timers, 1500):  # more than half: the heap is made anew
+                timer.cancel()
+                assert timer.cancelled()
+            await asyncio.sleep(3)
+            loop.freeze("a")
+            await asyncio.sleep(3)
+            loop.thaw("a")
+            await asyncio.sleep(3)
+            log.append([timer.when() for timer in timers[:100]])
+            log.append([repr(fault["exception"]) for fault in loop.faults])
+            loop.faults.clear()
+
+        loop = VirtualLoop(seed)
+        loop.run(main())
+        loop.close()
+        return log, loop.callbacks
+
+    for seed in range(20):
+        with event_queue.unused():
+            plain = lived(seed)
+        assert len(plain[0]) > 100
+        assert lived(seed) == plain
+
+
+def test_an_agenda_lets_go_of_what_it_held() -> None:
+    class Held:
+        def __call__(self) -> None:
+            raise AssertionError
+
+    held = Held()
+    known = weakref.ref(held)
+    loop = VirtualLoop()
+    timer = loop.call_later(1, held)
+    loop.call_soon(held)
+    loop.close()
+    timer.cancel()
+    del held, timer, loop
+    gc.collect()
+    assert known() is None
+
+    for wrong in (lambda loop: loop.call_at(float("nan"), print), lambda loop: loop.call_soon(print, contxt=1)):
+        with pytest.raises((TypeError, ValueError)):
+            wrong(VirtualLoop())
+
+
+def test_what_an_event_costs_is_measured_on_every_loop(language: str) -> None:
+    from swarmnode.bench.micro import virtual_time as bench
+
+    found = bench.run(events=2000, rounds=1)
+    costs = {row["loop"]: row for row in found["loops"]}
+    assert set(costs) >= {"asyncio", "uvloop", "virtual, Python"} and costs["asyncio"]["to asyncio"] == 1.0
+    assert all(row["set and cancel us"] > 0.0 for row in costs.values()) and costs["virtual, Python"]["fire us"] > 0.0

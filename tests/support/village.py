@@ -1,0 +1,272 @@
+"""Whole nodes in one process: real replicas, real compute threads, real coroutines; only transport and directory are in
+memory, and text is random numbers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from swarmnode.identity import Identity
+from swarmnode.ids import PeerId, RunId
+from swarmnode.machine.compute import ThreadCompute
+from swarmnode.machine.replica import TorchReplica
+from swarmnode.manifest import GossipSpec, InnerSpec, LimitsSpec, Manifest, ModelSpec, PipelineSpec, RecoverySpec
+from swarmnode.node import probe
+from swarmnode.node.base_set import BasePorts
+from swarmnode.node.data_set import DataPorts
+from swarmnode.node.drain import DrainReport
+from swarmnode.node.membership_handlers import MembershipHandlers
+from swarmnode.node.node import Node
+from swarmnode.node.node_ports import NodePorts
+from swarmnode.node.notice import NoticeKind, Notices
+from swarmnode.node.probe import Probing
+from swarmnode.node.role import NodeRole
+from swarmnode.node.served_stage import ServedStage
+from swarmnode.pipeline.feeder import Samples
+from swarmnode.ports import Replica, Tape, WireTensor
+from swarmnode.recovery.archive_donor import ArchiveBudget
+from swarmnode.recovery.resumption import CheckpointOptions
+from swarmnode.transport.memory import MemoryDirectory, MemoryNetwork, MemoryTransport
+from swarmnode.wire import record_pb2
+from tests.support.fake_telemetry import Quiet
+
+RUN = RunId("cd" * 32)
+TINY = ModelSpec(layers=3, width=32, heads=4, kv_heads=2, ffn=48, context=16, vocabulary=50)
+
+
+def manifest(
+    stages: int = 3,
+    method: str = "noloco",
+    window_max: int = 4,
+    boundary: str = "fp32",
+    boundary_rank: int = 0,
+    **gossip: object,
+) -> Manifest:
+    return Manifest(
+        seed=7,
+        model=TINY,
+        # Nobody moves: who of a few alike nodes does is chance, and tests of something else must not depend on it.
+        pipeline=PipelineSpec(
+            stages=stages,
+            boundary=boundary,
+            boundary_rank=boundary_rank,
+            window_max=window_max,
+            validation_samples=8,
+            validation_every_samples=1,
+            rebalance_period_s=0.0,
+        ),
+        inner=InnerSpec(microbatch=4, inner_batch=8, warmup_samples=16, decay_samples=100_000),
+        gossip=GossipSpec(method=method, round_seconds_min=0.0, **{"round_samples": 128, "group": 2, **gossip}),  # type: ignore[arg-type]
+        limits=LimitsSpec(
+            announce_period_s=0.2,
+            record_ttl_s=5.0,
+            hop_timeout_min_s=1.0,
+            microbatch_timeout_s=20.0,
+            exchange_timeout_s=5.0,
+        ),
+    )
+
+
+class Numbers(Samples):
+    """pipeline.feeder.Samples of a text with a pattern that can be learnt: sample i counts upwards from i."""
+
+    def __init__(self, run: Manifest) -> None:
+        self._context, self._vocabulary, self._step = run.model.context, run.model.vocabulary, run.inner.microbatch
+
+    def tokens(self, indices: Sequence[int]) -> np.ndarray:
+        first = np.asarray(indices)[:, None] * 7
+        return ((first + np.arange(self._context + 1)[None, :]) % self._vocabulary).astype("<u2")
+
+    def train(self, indices: Sequence[int]) -> WireTensor:
+        tokens = self.tokens(indices)
+        return WireTensor("u16", tokens.shape, tokens.tobytes())
+
+    async def again(self, indices: Sequence[int]) -> WireTensor | None:
+        return self.train(indices)
+
+    def held_out(self) -> Sequence[WireTensor]:
+        return [self.train(range(10_000, 10_000 + self._step))]
+
+
+class Recording(TorchReplica):
+    """Counts the gradients it adds; the laws are checked on these."""
+
+    counted: int = 0
+
+    def backward(self, tape: Tape, gradient: WireTensor, samples: int, *, accumulate: bool = True) -> WireTensor | None:
+        given = super().backward(tape, gradient, samples, accumulate=accumulate)
+        self.counted += samples if accumulate else 0
+        return given
+
+
+@dataclass
+class Villager:
+    node: Node
+    transport: MemoryTransport
+    quiet: Quiet
+    notices: Notices = field(default_factory=Notices)
+    task: asyncio.Task[DrainReport] | None = None
+    saved: list[tuple[int, int, int]] = field(default_factory=list)
+    replica: Recording | None = None
+
+    @property
+    def served(self) -> ServedStage:
+        """The stage that the node serves. AssertionError while it serves none."""
+        assert self.node.served is not None, "this node serves no stage"
+        return self.node.served
+
+    async def die(self) -> None:
+        """Gone without a word, as by SIGKILL."""
+        assert self.task is not None
+        await self.transport.close()
+        self.task.cancel()
+        await asyncio.gather(self.task, return_exceptions=True)
+
+
+class Village:
+    """Use `async with village(run) as v`; nodes are stopped at the end, whatever happened."""
+
+    def __init__(self, run: Manifest, text: type[Numbers] = Numbers) -> None:
+        self.run = run
+        self.text = text
+        self.network = MemoryNetwork()
+        self.people: list[Villager] = []
+        self.made: list[Recording] = []  # every replica there ever was
+        self.samples: dict[PeerId, list[int]] = defaultdict(list)
+        self.saving = CheckpointOptions()  # of those added from now on
+        self.owner = b""  # the same: the key whose warrants they honour
+        self.probe: Probing = probe.forward  # the same
+        self._stack = contextlib.AsyncExitStack()
+
+    def add(
+        self,
+        stage: int | None,
+        kind: type[Recording] | None = None,
+        unable: frozenset[int] = frozenset(),
+        samples: Callable[[], Samples] | None = None,
+        data: Callable[[Quiet], DataPorts] | None = None,
+        base: Callable[[Quiet], BasePorts] | None = None,
+        role: NodeRole = NodeRole.ANY,
+    ) -> Villager:
+        identity = Identity.of_seed(bytes([len(self.people) + 1]) * 32)
+        quiet = Quiet()
+        transport = MemoryTransport(self.network, identity.peer_id, RUN, telemetry=quiet)
+        MembershipHandlers(record_pb2.SignedManifest()).serve(transport)
+        compute = ThreadCompute(quiet)
+        self._stack.callback(compute.close)
+        clock = LoopClock()
+        saved: list[tuple[int, int, int]] = []
+
+        async def save(replica: Replica, stage: int, round_index: int, total: int) -> None:
+            saved.append((stage, round_index, total))
+
+        def replica(stage: int) -> Replica:
+            made = (kind or Recording)(self.run, stage)
+            if stage == villager.node.stage:  # else it is to judge another's answer
+                villager.replica = made
+                self.made.append(made)
+            return made
+
+        world = NodePorts(
+            transport=transport,
+            directory=MemoryDirectory(self.network, RUN, clock),
+            compute=compute,
+            clock=clock,
+            telemetry=quiet,
+            identity=identity,
+            replica=replica,
+            samples=samples or (lambda: self.text(self.run)),
+            probe=self.probe,
+            save=save,
+            saving=self.saving,
+            unable=unable,
+            owner=self.owner,
+            archiving=ArchiveBudget(rest_s=0.0, share=1.0, made_share=1.0),
+            hashing=asyncio.to_thread,
+            data=None if data is None else data(quiet),
+            base=None if base is None else base(quiet),
+            role=role,
+        )
+        villager = Villager(Node(self.run, RUN, world), transport, quiet, saved=saved)
+        villager.task = asyncio.get_running_loop().create_task(villager.node.run(villager.notices, stage))
+        self.people.append(villager)
+        return villager
+
+    async def leave(self) -> None:
+        """Everybody leaves, feeders first."""
+        living = [p for p in self.people if p.task is not None and not p.task.done()]
+        for feeding in (True, False):
+            group = [p for p in living if (p.node.stage in (0, None)) is feeding]
+            for person in group:
+                person.notices.leave("the test is over", NoticeKind.STOP)
+            await asyncio.gather(*(p.task for p in group if p.task is not None))
+
+    async def until(self, condition: Callable[[], bool], what: str, timeout_s: float = 60.0) -> None:
+        """Wait for `condition`; AssertionError with `what` when it does not come, or when a node failed meanwhile."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not condition():
+                    for person in self.people:
+                        if person.task is not None and person.task.done() and not person.task.cancelled():
+                            person.task.result()
+                    await asyncio.sleep(0.01)
+        except TimeoutError:
+            seen = "\n".join(f"{p.node.me[-8:]} stage {p.node.stage}: {p.quiet.events[-12:]}" for p in self.people)
+            raise AssertionError(f"not within {timeout_s:g} s: {what}\n{seen}") from None
+
+    def total(self) -> int:
+        """Samples fed by everybody: each feeder's own entry, which nobody else may know yet."""
+        return sum(p.node.presence.progress.feeders.get(p.node.me, 0) for p in self.people)
+
+
+class LoopClock:
+    """ports.Clock that begins at a fixed date and runs with the loop."""
+
+    def unix_s(self) -> float:
+        return 1.7e9 + asyncio.get_running_loop().time()
+
+
+@contextlib.asynccontextmanager
+async def village(run: Manifest, text: type[Numbers] = Numbers) -> AsyncIterator[Village]:
+    here = Village(run, text)
+    try:
+        yield here
+    finally:
+        for person in here.people:
+            if person.task is not None and not person.task.done():
+                person.task.cancel()
+        await asyncio.gather(*(p.task for p in here.people if p.task is not None), return_exceptions=True)
+        await here._stack.aclose()
+
+
+__all__ = ["RUN", "Numbers", "Recording", "Village", "Villager", "manifest", "village"]
+
+
+def losses(v: Village) -> list[float]:
+    """Held-out losses in the order measured, whoever measured them."""
+    found = [
+        (fields["samples_total"], fields["loss"])
+        for p in v.people
+        for event, fields in p.quiet.events
+        if event == "validation.done"
+    ]
+    return [float(loss) for _, loss in sorted(found)]  # type: ignore[arg-type]
+
+
+def told(person: Villager, event: str) -> list[dict[str, object]]:
+    return [dict(fields) for name, fields in person.quiet.events if name == event]
+
+
+async def lose(v: Village, stage: int) -> None:
+    for person in v.people:
+        if person.node.stage == stage and person.task is not None and not person.task.done():
+            await person.die()
+
+
+def with_recovery(run: Manifest, **fields: object) -> Manifest:
+    return replace(run, recovery=replace(RecoverySpec(snapshot_rounds=1), **fields))  # type: ignore[arg-type]

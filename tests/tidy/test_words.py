@@ -1,0 +1,87 @@
+"""One name for one thing: class and module names, and the glossary."""
+
+import ast
+import functools
+import pathlib
+import re
+from collections import defaultdict
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "swarmnode"
+MODULES = sorted(path for path in PACKAGE.rglob("*.py") if "wire" not in path.parts)
+
+# A module of these folders may have the base name of another: the verb `drain` prints what node/drain.py does, a bench
+# measures the module of its name, the daemon wires the part of its name, and the simulator stands in for a real port.
+NAMED_AFTER_OTHERS = {"cli", "bench", "daemon", "simulation"}
+# Words in -ing that are nouns of the field.
+NOUNS = {"pairing", "streaming", "gossip_averaging", "real_training", "learning", "bench_learning", "pytorch_learning"}
+HOUSEHOLD = {"able", "own", "second", "said", "together", "turns", "line", "door", "book", "keeper", "thanks"}
+
+
+@functools.cache
+def tree(path: pathlib.Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+def test_no_class_name_stands_twice() -> None:
+    where = defaultdict(list)
+    for path in MODULES:
+        for node in ast.walk(tree(path)):
+            if isinstance(node, ast.ClassDef):
+                where[node.name].append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    assert not {name: places for name, places in where.items() if len(places) > 1}
+
+
+def test_a_base_name_stands_twice_only_where_one_is_named_after_the_other() -> None:
+    where = defaultdict(list)
+    for path in MODULES:
+        folder = path.relative_to(PACKAGE).parts[0]
+        if path.name != "__init__.py" and folder not in NAMED_AFTER_OTHERS:
+            where[path.stem].append(str(path.relative_to(ROOT)))
+    assert not {name: places for name, places in where.items() if len(places) > 1}
+
+
+def test_modules_are_named_by_nouns_of_the_field() -> None:
+    names = {path.stem for path in MODULES}
+    assert not {name for name in names - NOUNS if name.endswith("ing")}, "a gerund"
+    assert not names & HOUSEHOLD
+
+
+def rows() -> list[tuple[str, str]]:
+    """(word, the last column) of each row of the glossary."""
+    table = [line.strip("|").split("|") for line in (ROOT / "docs" / "glossary.md").read_text().splitlines()]
+    return [(row[0].strip(), row[-1]) for row in table if len(row) == 3 and "`" in row[-1]]
+
+
+def test_the_glossary_is_in_order_and_says_each_word_once() -> None:
+    words = [word.lower() for word, _ in rows()]
+    assert len(words) == len(set(words)) and len(words) >= 50
+
+
+@functools.cache
+def known() -> frozenset[str]:
+    """Identifiers of the package, its modules by path, and the fields of a manifest."""
+    from swarmnode.manifest.field import BY_NAME
+
+    found = set(BY_NAME)
+    for path in MODULES:
+        inside = str(path.relative_to(PACKAGE))
+        found |= {inside, f"swarmnode/{inside}"}
+        for node in ast.walk(tree(path)):
+            if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                found.add(node.name)
+            elif isinstance(node, ast.Name):
+                found.add(node.id)
+            elif isinstance(node, ast.Attribute):
+                found.add(node.attr)
+    return frozenset(found)
+
+
+@pytest.mark.parametrize(("word", "column"), rows(), ids=[word for word, _ in rows()])
+def test_what_the_glossary_names_exists(word: str, column: str) -> None:
+    verbs = re.findall(r"verb `([\w-]+)`", column)
+    assert all((PACKAGE / "cli" / f"{verb.replace('-', '_')}.py").is_file() for verb in verbs)
+    names = set(re.findall(r"`([^`]+)`", column)) - set(verbs)
+    assert names <= known(), f"{word}: {sorted(names - known())} exist no more"
