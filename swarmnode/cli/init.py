@@ -113,8 +113,8 @@ def _from_model(
     from swarmnode import manifest
     from swarmnode.cli.option.model_files import open_model
     from swarmnode.cli.output.progress import bar
-    from swarmnode.local.gguf_model import is_gguf, to_folder
     from swarmnode.local.pretrained import lay_out, pretrained
+    from swarmnode.model.gguf_file import is_gguf, to_folder
 
     if is_gguf(model):
         converted = folder / CONVERTED

@@ -40,6 +40,9 @@ BUDGET_WARNED = 8.0  # guess: the same after a warning, which proves nothing
 ALIKE = 0.5  # guess: cosine from which two answers count as equal
 COSINE_GAP = 0.4  # guess: an answer so much farther from the others than they are from each other is wrong
 OWN_LEAST = 0.25  # guess: an answer farther than this from its own weights is wrong, if the other one is not
+# Guess: an answer this close to the others may come from weights that are far from theirs, as of a replica that stood
+# still for a while: its own weights decide. Measured once in a storm: an honest answer at 0.434, the others at 0.993.
+PERHAPS_STALE = 0.25
 LOSS_GAP = 1.0  # guess: nats per token; training on the microbatch may lower its loss by 0.7 (measured: tests/node)
 LOSS_FACTOR = 4.0  # guess: ... plus so many times the distance between the others
 LOSS_LEAST = 0.3  # guess: nats per token; below this, text is memorised and its gradients are noise
@@ -57,6 +60,11 @@ class AnswerSimilarity:
     def close(self) -> bool:
         """Whether the answers agree well enough to need no vote."""
         return self.cosine >= ALIKE and self.loss_apart <= LOSS_GAP
+
+    @property
+    def perhaps_stale(self) -> bool:
+        """Whether an answer so far from the others may be honest, from older weights."""
+        return self.cosine >= PERHAPS_STALE and self.loss_apart <= LOSS_GAP
 
     def __str__(self) -> str:
         return f"cosine {self.cosine:.3f}" + (f", losses {self.loss_apart:.3g} apart" if self.loss_apart else "")

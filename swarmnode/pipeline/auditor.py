@@ -36,7 +36,7 @@ from swarmnode.membership.place import feeder_place
 from swarmnode.membership.swarm import Swarm
 from swarmnode.metrics import name
 from swarmnode.pipeline import statement as statements
-from swarmnode.pipeline.audit import LOSS_LEAST, AnswerSimilarity, Audits, middle, wrong, wrong_of_two
+from swarmnode.pipeline.audit import ALIKE, LOSS_LEAST, AnswerSimilarity, Audits, middle, wrong, wrong_of_two
 from swarmnode.pipeline.hop_claim import HopAnswer, HopClaim
 from swarmnode.pipeline.own_weights import Weigh, like_own_weights, withheld
 from swarmnode.pipeline.recompute import HopEvidence, Recomputation, recomputed_statement
@@ -193,7 +193,7 @@ class Auditor:
         if self.is_noise(claim, loss_sum):
             self._tell(claim, "undecided", f"a loss of {loss_sum:.3g} nats: gradients are noise")
             return None
-        likeness: Sequence[AnswerSimilarity | None]
+        likeness: list[AnswerSimilarity | None]
         if len(voters) == 2:
             likeness = await like_own_weights(self._weigh, self.like, claim, shown, voters)
             for (peer, _), hides in zip(voters, withheld(likeness), strict=True):
@@ -206,7 +206,10 @@ class Auditor:
             for peer, answered in voters:
                 others = [one for other, one in voters if other != peer]
                 votes.append(middle([await self.like(claim, answered, one) for one in others]))
-            likeness, false = votes, wrong(votes)
+            likeness, false = list(votes), wrong(votes)
+            for index, (voter, is_wrong) in enumerate(zip(voters, false, strict=True)):
+                if is_wrong and votes[index].perhaps_stale:
+                    likeness[index], false[index] = await self._by_own_weights(claim, shown, voter)
         told = zip(voters, likeness, strict=True)
         reason = ", ".join(f"{short(peer)}: {one or 'no weights that fit'}" for (peer, _), one in told)
         for (peer, answered), is_wrong in zip(voters, false, strict=True):
@@ -221,6 +224,20 @@ class Auditor:
             return self._right(claim, shown, reason)
         self._tell(claim, "undecided", reason)
         return None
+
+    async def _by_own_weights(
+        self, claim: HopClaim, shown: HopEvidence | None, voter: tuple[PeerId, HopAnswer]
+    ) -> tuple[AnswerSimilarity | None, bool]:
+        """The similarity of an answer to the hop recomputed with its server's own weights, and whether it is false.
+        Weights that cannot be had count against their server, but prove nothing."""
+        peer, microbatch = voter[0], bytes(claim.statement.microbatch_id)
+        try:
+            (own,) = await like_own_weights(self._weigh, self.like, claim, shown, [voter])
+        except (Unavailable, RemoteFault):
+            if self.audits.withheld(peer, microbatch):
+                self._exclude(peer, "its answers contradict the other replicas', and no weights of it fit them")
+            return None, False
+        return own, own is not None and own.cosine < ALIKE
 
     def wrong(self, peer: PeerId, microbatch: bytes, reason: str) -> None:
         """Record a false answer of `peer` for `microbatch`, and exclude `peer` if it was one too many."""

@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM
 
 from swarmnode.cli.init import command
 from swarmnode.errors import DataError, NotPermitted
-from swarmnode.local.gguf_model import to_folder
 from swarmnode.manifest import read_manifest
+from swarmnode.model.gguf_file import to_folder
 
 WIDTH, FFN, LAYERS, HEADS, KV_HEADS = 64, 96, 2, 4, 2
 KV_WIDTH = WIDTH // HEADS * KV_HEADS

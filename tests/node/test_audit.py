@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 import numpy as np
@@ -9,10 +10,11 @@ import pytest
 
 from swarmnode.errors import RemoteFault
 from swarmnode.manifest import Manifest
+from swarmnode.pipeline.audit import WITHHELD_MAX
 from swarmnode.pipeline.hop_claim import HopAnswer, HopClaim
 from swarmnode.ports import Call, LossResult, Tape, WireTensor
 from swarmnode.wire import call_pb2 as wire
-from tests.support.village import Recording, Village, Villager, village
+from tests.support.village import Recording, Village, Villager, told, village
 from tests.support.village import manifest as usual
 
 
@@ -49,6 +51,14 @@ def scaled(tensor: WireTensor, factor: float) -> WireTensor:
     return replace(tensor, data=(np.frombuffer(tensor.data, np.float32) * np.float32(factor)).tobytes())
 
 
+def turned(tensor: WireTensor, seed: int) -> WireTensor:
+    """A tensor of about the same length, whose cosine to `tensor` is about 0.4."""
+    found = np.frombuffer(tensor.data, np.float32)
+    drawn = np.random.default_rng(seed).standard_normal(found.size, np.float32)
+    noise = 0.92 * drawn * np.linalg.norm(found) / np.linalg.norm(drawn)
+    return replace(tensor, data=(0.4 * found + noise).astype(np.float32).tobytes())
+
+
 class Flips(Liar):
     def twisted(self, tensor: WireTensor) -> WireTensor:
         return scaled(tensor, -1.0)
@@ -69,6 +79,13 @@ class Noise(Liar):
 class Nothing(Liar):
     def twisted(self, tensor: WireTensor) -> WireTensor:
         return scaled(tensor, 0.0)
+
+
+class Mixed(Liar):
+    """As far from the truth as an honest replica's answers that stood still may be."""
+
+    def twisted(self, tensor: WireTensor) -> WireTensor:
+        return turned(tensor, self._served)
 
 
 class FlipsAtTimes(Flips):
@@ -213,6 +230,43 @@ async def test_blame_falls_on_the_last_stage_and_not_on_who_works_with_it() -> N
         for stage in (2, 2, 1, 1, 0):
             v.add(stage)
         await found_out(v, liar)
+
+
+async def test_an_answer_that_is_partly_right_is_judged_by_own_weights() -> None:
+    async with village(manifest(stages=2)) as v:
+        liar = v.add(1, Mixed)
+        for stage in (1, 1, 0):
+            v.add(stage)
+        await found_out(v, liar)
+
+
+async def test_an_honest_answer_of_far_weights_is_not_called_false() -> None:
+    """Two other replicas contradict it, and agree: its server may have stood still. Its own weights give the answer."""
+    async with village(manifest(stages=2)) as v:
+        for stage in (1, 1, 1, 0):
+            v.add(stage)
+        feeder = v.people[-1]
+        await v.until(lambda: v.total() > 0, "training")
+        auditor = feeder.served.hop.auditor
+        assert auditor is not None
+        claims = list[HopClaim]()
+        auditor.saw = claims.append  # type: ignore[assignment, method-assign]
+
+        def undecided() -> list[str]:
+            return [str(each["reason"]) for each in told(feeder, "audit.done") if each["outcome"] == "undecided"]
+
+        for _ in range(WITHHELD_MAX - 1):  # at times the weights have moved on before they are here
+            del claims[:]
+            await v.until(lambda: len(claims) > 0, "an answer")
+            claim = replace(claims[-1], came_s=asyncio.get_running_loop().time())
+            mates = [p.node.me for p in v.people[:3] if p.node.me != claim.server]
+            other = HopAnswer(turned(claim.gradient, 1), None, claim.statement.loss_sum)
+            await auditor._vote(claim, None, [(claim.server, claim.answer(None)), *((mate, other) for mate in mates)])
+            if any("cosine 1.000" in reason or "cosine 0.9" in reason for reason in undecided()):
+                break
+        else:
+            raise AssertionError(f"its own weights never gave it: {undecided()}")
+        assert not any(excluded(person) for person in v.people)
 
 
 async def test_honest_replicas_confirm_each_other() -> None:

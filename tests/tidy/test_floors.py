@@ -25,7 +25,7 @@ HOMES = {
     "tokenizers": ("swarmnode.data.tokens", "swarmnode.bench.micro.data_set"),
     "safetensors": ("swarmnode.model.export",),
     "aiohttp": ("swarmnode.cloud", "swarmnode.dashboard", "swarmnode.transport.web", "swarmnode.bench.micro.data_set"),
-    "transformers": (),
+    "transformers": ("swarmnode.model.gguf_file",),
     "rich": ("swarmnode.cli", "swarmnode.local"),
     "click": ("swarmnode.cli", "swarmnode.daemon"),
     "torch": (
