@@ -13,6 +13,7 @@ from swarmnode.cli import main as command_line
 from swarmnode.manifest.field import FIELDS, TABLES
 from swarmnode.manifest.spec import Manifest
 from swarmnode.metrics import name
+from swarmnode.metrics.event import EVENTS
 
 HERE = Path(__file__).parent
 MADE = "<!-- Made by docs/generate.py from {source}: edit that, then `make docs`. -->\n"
@@ -35,7 +36,7 @@ def metrics() -> str:
         return "<br>".join(f"`{label}`: {said.get(v) or ', '.join(v)}" for label, v in metric.labels.items())
 
     lines = [
-        MADE.format(source="swarmnode/metrics/name.py"),
+        MADE.format(source="swarmnode/metrics/name.py and event.py"),
         "# Metrics and events\n",
         "Every node serves these at `http://127.0.0.1:PORT/metrics` (`--metrics-port`, `--metrics-host`), in OpenMetrics for",
         "scrapers that ask for it and in Prometheus' older text else, with the usual `process_*` beside them. `/healthz` answers",
@@ -54,7 +55,15 @@ def metrics() -> str:
         ),
         "\n## Events\n",
         "`events.jsonl` in the node's home: one JSON object a line with `ts`, `level`, `event`, `run`, `node`, `stage`, `fields`.\n",
-        *table(("event", "meaning"), ((f"`{event}`", meaning) for event, meaning in name.EVENTS.items())),
+        "A field is left out where it does not apply. `_s` and `seconds` are seconds, `nbytes` and `_bytes` bytes; losses are",
+        "nats a token.\n",
+        *table(
+            ("event", "meaning", "fields"),
+            (
+                (f"`{event}`", kind.meaning, ", ".join(map("`{}`".format, kind.fields)))
+                for event, kind in EVENTS.items()
+            ),
+        ),
     ]
     return "\n".join(lines) + "\n"
 

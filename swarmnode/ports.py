@@ -169,7 +169,7 @@ class Clock(Protocol):
 
 
 class Telemetry(Protocol):
-    """Events (JSON lines) and metrics; names come from metrics/name.py."""
+    """Events (JSON lines) and metrics; names come from metrics/name.py and event.py."""
 
     def event(self, event: str, *, level: str = "info", **fields: object) -> None: ...
 

@@ -13,11 +13,11 @@ import click
 
 from swarmnode.cli.option.param import FOLDER
 from swarmnode.errors import NoDaemon
+from swarmnode.metrics.event import LEVELS
 from swarmnode.untrusted_text import printable
 from swarmnode.user_folders import default_home
 
 POLL_S = 0.2
-LEVELS = ("debug", "info", "warning", "error")
 TAIL_BYTES = 1 << 20
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import click
 
+from swarmnode.metrics.event import LEVELS
 from swarmnode.untrusted_text import printable
 
-LEVELS = ["debug", "info", "warning", "error"]
 COLOURS = {"warning": "yellow", "error": "red", "debug": "bright_black"}
 
 

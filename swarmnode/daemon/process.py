@@ -25,6 +25,7 @@ from swarmnode.daemon.clock import SystemClock
 from swarmnode.daemon.control_api import ControlApi, DaemonContext
 from swarmnode.daemon.dashboard import open_page, rejoin, remembered, tell_watchers
 from swarmnode.daemon.data_source import base_ports, data_ports, give_chunks, told_of_text
+from swarmnode.daemon.failure_log import failure_logged, first_error
 from swarmnode.daemon.limits import make_regulator
 from swarmnode.daemon.options import RUN_ID, NodeOptions
 from swarmnode.daemon.otlp import push_metrics
@@ -48,11 +49,9 @@ from swarmnode.errors import (
     EXIT_PREEMPTED,
     EXIT_PREEMPTED_INCOMPLETE,
     Forbidden,
-    LocalFault,
     ManifestError,
     NotPermitted,
     RemoteFault,
-    SwarmnodeError,
     Unavailable,
     Unreachable,
 )
@@ -131,9 +130,12 @@ async def run_node(options: NodeOptions) -> int:
             stack.push_async_callback(control.stop)
             ready_file.clear(options.home)
             process = await _unless_told(_start(options, stack), notices)
-            drain_report = await _live(process, control, api, notices, stack) if process is not None else None
+            drain_report = None
+            if process is not None:
+                with failure_logged(process.telemetry):
+                    drain_report = await _live(process, control, api, notices, stack)
     except BaseExceptionGroup as group:
-        raise _first(group) from group
+        raise first_error(group) from group
     assert notices.told is not None
     click.echo(f"left: {notices.told.reason}{'' if drain_report is None else drain_report.text()}", err=True)
     if notices.told.kind is not NoticeKind.PREEMPT:
@@ -430,18 +432,3 @@ async def fetch_manifest(
             f"no bootstrap gave the manifest of run {run_id[:16]} within {MANIFEST_WAIT_S:.0f} s (last: {reason}): "
             "is the run id right and a bootstrap of that run up?"
         ) from None
-
-
-def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The error in a group to show to the user: the first SwarmnodeError, else the first of any."""
-    leaves: list[BaseException] = []
-    stack: list[BaseException] = [group]
-    while stack:
-        error = stack.pop(0)
-        if isinstance(error, BaseExceptionGroup):
-            stack.extend(error.exceptions)
-        else:
-            leaves.append(error)
-    ours = [error for error in leaves if isinstance(error, SwarmnodeError)]
-    faults = [error for error in ours if isinstance(error, LocalFault)]
-    return (faults or ours or leaves)[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from swarmnode.metrics.name import LEVELS
+from swarmnode.metrics.event import LEVELS
 from swarmnode.untrusted_text import printable
 from swarmnode.wire import report_pb2
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from swarmnode.ids import PeerId, short
-from swarmnode.metrics.name import EVENTS
+from swarmnode.metrics.event import EVENTS
 
 TEXT_CHARS_MAX = 240
 
@@ -25,7 +25,6 @@ SILENT = frozenset(
         "node.state",
         "notice.acknowledged",
         "notice.watching",
-        "peer.found",
         "peer.gone",
         "recovery.kept",
         "stage.stays",
@@ -76,13 +75,13 @@ def sentence(event: str, level: str, fields: Mapping[str, str]) -> tuple[str, st
         kind = _PREFIXES.get(event.partition(".")[0], "fault" if level in ("warning", "error") else "")
         if not kind:
             return None
-        found = kind, f"says: {EVENTS.get(event, event)}{_because(fields)}"
+        found = kind, f"says: {EVENTS[event].meaning if event in EVENTS else event}{_because(fields)}"
     kind, text = found
     return kind, text[:TEXT_CHARS_MAX]
 
 
 def _known(event: str, fields: Mapping[str, str]) -> tuple[str, str] | None:
-    """Returns (kind, text) for events with their own sentence. Other events use the text in metrics/name.py."""
+    """Returns (kind, text) for events with their own sentence. Other events use the meaning in metrics/event.py."""
     told = _Told(fields)
     match event:
         case "node.ready":

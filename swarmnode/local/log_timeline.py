@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from swarmnode.errors import UsageError
+from swarmnode.metrics.event import LEVELS
 
 LOG_NAMES = ("events.jsonl.1", "events.jsonl")  # the older first
-LEVELS = ("debug", "info", "warning", "error")
 LINE_CHARS_MAX = 1 << 20
 
 

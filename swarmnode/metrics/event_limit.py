@@ -28,8 +28,6 @@ PROVOKED: Final = frozenset(
         "microbatch.refused",
         "peer.banned",
         "peer.excluded",
-        "peer.fault",
-        "peer.found",
         "peer.gone",
         "peer.left_out",
         "peer.unbanned",

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from swarmnode.disk import FULL, full_text
-from swarmnode.metrics import name
+from swarmnode.metrics.event import check_event
 from swarmnode.ports import Clock
 from swarmnode.untrusted_text import printable
 
@@ -91,8 +91,8 @@ class EventLog:
             self._open(path)
 
     def write(self, event: str, *, level: str = "info", fields: Mapping[str, object] | None = None) -> None:
-        """Append one line. AssertionError for an event or level missing in metrics/name.py."""
-        name.check_event(event, level)
+        """Append one line. AssertionError for an event or level missing in metrics/event.py."""
+        check_event(event, level)
         fields = fields or {}
         if self._echo is not None:
             self._echo(level, event, fields)

@@ -34,8 +34,8 @@ NODE_STATES = {number: word.removeprefix("NODE_STATE_").lower() for word, number
 class PrometheusTelemetry:
     """The Telemetry port over its own registry and a log of JSON lines.
 
-    `path` None keeps no log. A metric, label or event missing in metrics/name.py raises AssertionError. May be called
-    from the compute thread.
+    `path` None keeps no log. A metric, label or event missing in metrics/name.py and event.py raises AssertionError.
+    May be called from the compute thread.
     """
 
     def __init__(

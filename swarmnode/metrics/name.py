@@ -1,4 +1,4 @@
-"""The names of all metrics and events, one table each.
+"""The names of all metrics.
 
 Prometheus practice: base units (seconds, bytes, nats), `_total` on counters, and no label whose values grow with the
 swarm. A label is either closed (its values are listed) or a short word without digits, so that a peer id never fits.
@@ -6,8 +6,6 @@ Other names are programming errors and raise AssertionError.
 """
 
 from __future__ import annotations
-
-from typing import Final
 
 from swarmnode.metrics.metric import BASE_UNITS as BASE_UNITS
 from swarmnode.metrics.metric import FREE, OPEN
@@ -212,140 +210,6 @@ CHECKPOINT_PAUSE_SECONDS = _gauge(
 )
 RESIDENT_BYTES = _gauge("swarmnode_resident_bytes", "bytes", "Resident memory of this process, p2pd not included.")
 EVENTS_DROPPED = _counter("swarmnode_events_dropped_total", "events", "Log lines lost because the disk failed.")
-
-EVENTS: Final[dict[str, str]] = {
-    "node.started": "the process runs; its addresses are known",
-    "node.ready": "others can reach this node and its control socket answers",
-    "node.state": "the node's state changed (joining, syncing, training, draining, left)",
-    "node.draining": "the node leaves: it takes no new work and finishes what it holds",
-    "drain.done": "one step of leaving is done",
-    "drain.cut": "a step of leaving was skipped or failed, and what is lost by it",
-    "notice.watching": "the node watches a cloud's preemption notices",
-    "notice.received": "a notice that this machine or process will be taken away, now or perhaps soon",
-    "notice.unreadable": "a cloud's metadata service gives no answer or nonsense; asked again later",
-    "notice.acknowledged": "the cloud was told that this machine is ready to go",
-    "node.left": "the node left on purpose; the log ends",
-    "node.failed": "the node stops because of a fault of its own",
-    "node.probe": "this machine's speed was measured",
-    "node.loop_lag": "the event loop was late by more than a bound",
-    "manifest.verified": "the run's manifest was fetched; its signature and hash are correct",
-    "bootstrap.connected": "a bootstrap answered",
-    "bootstrap.unreachable": "a bootstrap did not answer; tried again later",
-    "directory.announced": "our record was stored",
-    "directory.failed": "our record could not be stored or others' could not be read; tried again later",
-    "directory.merged": "a peer that the directory had lost answers: parts of the swarm merge",
-    "node.reach": "whether others can reach this node, and how",
-    "node.paused": "the node pauses, and why; its replica stays in memory",
-    "node.resumed": "the node works again after a pause",
-    "limits.changed": "this node's limits were changed",
-    "limits.verdict": "whether this node's limits let it run",
-    "metrics.push_failed": "metrics could not be pushed by OTLP, and why; the next push tries again",
-    "receipt.failed": "a peer we worked for gave no receipt",
-    "access_list.changed": "the owner's access list changed; peers it bans are disconnected",
-    "access_list.failed": "a peer did not give the access list; another is asked later",
-    "record.refused": "a stale, forged or malformed record was dropped",
-    "progress.doubted": "peers claim more samples than the swarm can have trained; most others do not",
-    "progress.raised": "most peers claim more samples than this node believed possible: it believes them now",
-    "call.failed": "a handler of ours failed; its caller saw only the type of the error",
-    "gate.changed": "strangers flood this node's port, or stopped: what the kernel rejects, and why",
-    "p2pd.died": "the libp2p daemon died; it is started again",
-    "p2pd.restarted": "the libp2p daemon runs again and handlers are registered",
-    "stage.chosen": "this node decided which stage to serve, and why",
-    "stage.moving": "this node decided to move to a stage that needs it more, and why; it fetches the state",
-    "stage.stays": "this node does not move after all, and why",
-    "stage.moved": "this node moved to another stage",
-    "stage.lost": "a stage has no replica alive any more",
-    "stage.back": "a lost stage is served again: after how long, and the loss before and after",
-    "state.donor": "a donor for the stage's state was chosen",
-    "state.beside": "a second donor sends chunks of its own snapshot, because the download takes long",
-    "state.download": "progress of a state download",
-    "state.downloaded": "the stage's state was downloaded, verified and loaded",
-    "state.waiting": "all possible donors of the stage's state are busy; the first free one is asked",
-    "state.doubted": "a downloaded state is unconfirmed: no other replica could be asked, or only one contradicts it",
-    "state.failed": "a donor died or sent data that does not verify; another is tried",
-    "state.served": "a snapshot was sent to another node",
-    "state.saved": "this replica's state is on disk",
-    "state.fresh": "the stage's state was initialised from the seed",
-    "recovery.waiting": "a lost stage's state cannot be taken yet, and why",
-    "recovery.loss": "the training loss before a stage was lost and after it came back",
-    "recovery.began": "the recovery of a lost stage began: the method, and why",
-    "recovery.source_failed": "one source for a stage's state failed; the next is tried",
-    "recovery.kept": "a new snapshot of the next stage is kept here, or why not",
-    "checkpoint.saved": "this replica's stage was saved in a checkpoint",
-    "checkpoint.complete": "every stage of a checkpoint is saved: it can be resumed",
-    "checkpoint.failed": "this replica's stage could not be saved; earlier checkpoints are unchanged",
-    "checkpoint.pruned": "old checkpoints were deleted to stay within the budget",
-    "archive.compared": "the received copies of a stage were compared; whose is taken",
-    "archive.refused": "a replica gave no copy for the archive, or one that the others contradict (lied)",
-    "archive.saved": "a complete checkpoint of the run is in the archive, measured",
-    "archive.unmeasured": "the archive could not evaluate a checkpoint itself; the swarm's loss is used",
-    "archive.failed": "the archive could not copy the run now; tried again later, its contents are unchanged",
-    "archive.pruned": "checkpoints of the archive were deleted: old ones, or incomplete ones of a killed archive",
-    "archive.pushed": "a checkpoint of the archive is in the owner's bucket or folder",
-    "archive.push_failed": "the owner's bucket or folder rejected a checkpoint; tried again with the next one",
-    "checkpoint.loaded": "the stage's state was read from a checkpoint",
-    "recovery.done": "a stage's state was recovered, and how",
-    "recovery.failed": "a stage's state cannot be recovered",
-    "microbatch.lost": "no route onward was found before the deadline",
-    "microbatch.moved": "a replica was late near the deadline; its call was cancelled and another replica is asked",
-    "microbatch.retried": "a hop retried the next hop with another replica",
-    "microbatch.duplicate": "a microbatch arrived a second time and was not counted again",
-    "microbatch.refused": "a microbatch was refused: wrong shape, dtype, position or not finite",
-    "tape.released": "tapes were dropped to stay within the memory bound",
-    "window.changed": "the feeder's window changed",
-    "validation.failed": "held-out loss could not be measured: a microbatch found no route",
-    "validation.done": "held-out loss was measured",
-    "inner.step": "one inner step",
-    "round.boundary": "a round ended; this replica paired or not, and why",
-    "round.stride": "rounds come faster or slower than replicas can meet: takes part only in every second, fourth ...",
-    "feeder.waiting": "a node that only feeds waits until every stage has a replica",
-    "feeder.window": "the size of microbatches, how many this feeder keeps in flight, and why",
-    "final_delta.given": "a leaving replica gave its progress since its last round to a remaining one",
-    "final_delta.merged": "a leaving replica's progress counts in this round here",
-    "final_delta.stale": "a leaving replica's progress came for another round and is dropped",
-    "handover.done": "the last replica of a stage leaves; its state is kept by another node",
-    "exchange.paired": "an outer step with a partner",
-    "exchange.group": "the members of a group of more than two that took part in an outer step, and those believed",
-    "exchange.lone": "an outer step alone, and why",
-    "exchange.onesided": "a partner may have applied an exchange that this replica did not, or the reverse",
-    "exchange.fallback": "a partner failed; another replica was asked for its packet of the round",
-    "exchange.refused": "a partner's handshake or packet was refused",
-    "exchange.probed": "averaging with a partner was evaluated on our own text: the change of loss in nats",
-    "exchange.clipped": "only a part of a partner's packet was taken",
-    "peer.left_out": "this peer's packets broke the rules, here or at most replicas: it is no longer met",
-    "receipt.heard": "a replica's signed receipt of its verdict on another one's packet arrived",
-    "receipt.given": "we signed our verdict on a partner's packet",
-    "receipt.got": "a partner signed its verdict on our packet",
-    "peer.found": "a peer appeared",
-    "peer.gone": "a peer's record expired or announced that it left",
-    "peer.fault": "a peer broke the protocol, died, or sent what cannot be believed",
-    "audit.done": "an answer was recomputed by another replica and compared",
-    "audit.suspicion": "another caller reports that a peer lied: its answers are checked more often",
-    "peer.excluded": "a peer was found to lie: it gets no work, no partner and no vote here any more",
-    "peer.banned": "a peer gets no work until it publishes a newer record",
-    "peer.unbanned": "a banned peer published a newer record or answered a ping",
-    "base.opened": "the index of the model that the run starts from is here",
-    "base.loaded": "a stage's weights of the model that the run starts from were loaded",
-    "data.opened": "the data source is open",
-    "data.waiting": "nobody gives the run's data set or base model, or a chunk of it, now; tried again",
-    "data.failed": "a place or a member did not give what was asked of the data set or base model, or gave another",
-    "data.uncached": "the disk did not take a chunk; it is used from memory, and fetched again when it is needed again",
-    "data.refused": "this machine's text cannot be the run's, or is not to be had: it serves other stages",
-    "data.block": "a block of samples was taken or finished",
-    "data.duplicate": "a block was drawn by two feeders",
-    "control.leave": "somebody asked this node to leave through its control socket",
-    "dashboard.serving": "the coordinator's page is available",
-    "dashboard.history_failed": "the disk failed for the coordinator's history; the dashboard continues without it",
-    "events.more": "a peer caused too many events of one kind; the number that was not written",
-}
-
-LEVELS: Final[tuple[str, ...]] = ("debug", "info", "warning", "error")
-
-
-def check_event(event: str, level: str) -> None:
-    """Assert that `event` and `level` are known."""
-    assert event in EVENTS, f"event {event!r} is not in metrics/name.py"
-    assert level in LEVELS, f"level {level!r} is not one of {LEVELS}"
 
 
 def series(metric: str, **labels: str) -> str:

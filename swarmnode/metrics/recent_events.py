@@ -18,17 +18,9 @@ FIELD_CHARS_MAX = 160
 TOO_MANY = frozenset(
     {
         "data.block",
-        "directory.announced",
         "drain.done",
-        "inner.step",
-        "microbatch.duplicate",
-        "microbatch.retried",
-        "node.loop_lag",
         "recovery.kept",
-        "round.boundary",
         "state.download",
-        "tape.released",
-        "window.changed",
     }
 )
 """Events that are not kept: they come many times a minute and their metrics suffice."""

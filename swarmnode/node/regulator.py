@@ -52,7 +52,7 @@ class Regulator:
         """Set or lift limits, as written on the command line. Raises ValueError, and changes nothing then."""
         self.limits = change(self.limits, changed)
         self._changed(self.limits)
-        self._telemetry.event("limits.changed", **{name.replace("-", "_"): text for name, text in changed.items()})
+        self._telemetry.event("limits.changed", changed=dict(changed))
         self._now.set()
 
     def pause(self, for_s: float, reason: str) -> None:

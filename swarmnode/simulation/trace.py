@@ -6,7 +6,7 @@ import hashlib
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable
 
-from swarmnode.metrics import name
+from swarmnode.metrics.event import check_event
 
 RECENT_MAX = 14
 NOT_DECISIONS = frozenset({"loss", "delta_norm", "step_norm", "gradient_norm", "error", "why"})
@@ -71,7 +71,7 @@ class SimTelemetry:
         self._label = label
 
     def event(self, event: str, *, level: str = "info", **fields: object) -> None:
-        name.check_event(event, level)
+        check_event(event, level, fields)
         self._trace.say(self._label, event, fields)
 
     def count(self, metric: str, value: float = 1.0, **labels: str) -> None:

@@ -21,7 +21,8 @@ from swarmnode.dashboard.timeline import KINDS, sentence
 from swarmnode.dashboard.totals import LIVES_MAX, Contribution, counts_of
 from swarmnode.errors import LocalFault
 from swarmnode.metrics import name
-from swarmnode.metrics.name import EVENTS, series
+from swarmnode.metrics.event import EVENTS
+from swarmnode.metrics.name import series
 from swarmnode.wire import control_pb2, record_pb2, report_pb2
 from tests.support.watched import NOW, RUN, TINY, Fixture, fits, record, report
 

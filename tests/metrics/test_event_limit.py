@@ -12,6 +12,7 @@ from swarmnode.gossip.acceptance import Acceptance
 from swarmnode.gossip.packet_receipt import receipt, sent_to
 from swarmnode.identity import Identity
 from swarmnode.ids import RunId
+from swarmnode.metrics.event import EVENTS
 from swarmnode.metrics.event_limit import (
     ALL_BURST,
     KIND_BURST,
@@ -22,7 +23,6 @@ from swarmnode.metrics.event_limit import (
     EventLimiter,
 )
 from swarmnode.metrics.exporter import PrometheusTelemetry
-from swarmnode.metrics.name import EVENTS
 from swarmnode.ports import Call, Packet, Verdict, WireTensor
 from swarmnode.transport.memory import MemoryNetwork, MemoryTransport
 from swarmnode.wire import call_pb2 as wire

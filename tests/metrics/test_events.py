@@ -77,14 +77,14 @@ def test_any_value_becomes_json(value: object, held: object) -> None:
 
 def test_long_text_from_a_peer_is_cut(tmp_path: pathlib.Path) -> None:
     log = make(tmp_path / "events.jsonl")
-    log.write("peer.fault", fields={"reason": "x" * 100_000})
+    log.write("call.failed", fields={"reason": "x" * 100_000})
     assert (tmp_path / "events.jsonl").stat().st_size < 1000
 
 
 def test_a_log_rotates_once_and_stays_within_twice_its_bound(tmp_path: pathlib.Path) -> None:
     log = make(tmp_path / "events.jsonl", nbytes_max=2000)
     for serial in range(100):
-        log.write("inner.step", fields={"serial": serial})
+        log.write("data.block", fields={"serial": serial})
     current, old = lines(tmp_path / "events.jsonl"), lines(tmp_path / "events.jsonl.1")
     serials = [line["fields"]["serial"] for line in old + current]  # type: ignore[index]
     assert serials == list(range(100 - len(serials), 100))
@@ -130,7 +130,7 @@ class Fixed:
     def unix_s(self): return 0.0
 log = EventLog(pathlib.Path(sys.argv[1]), clock=Fixed(), run="r", node="n")
 for serial in range(100):
-    log.write("inner.step", fields={"serial": serial})
+    log.write("data.block", fields={"serial": serial})
 print(log.dropped)
 """
 

@@ -44,14 +44,6 @@ def test_what_the_table_does_not_list_is_our_bug(metric: str, kind: MetricKind, 
         name.check_metric(metric, kind, labels)
 
 
-def test_unknown_events_and_levels_are_our_bug() -> None:
-    name.check_event("exchange.paired", "info")
-    with pytest.raises(AssertionError, match=r"exchange\.lost"):
-        name.check_event("exchange.lost", "info")
-    with pytest.raises(AssertionError, match="loud"):
-        name.check_event("exchange.paired", "loud")
-
-
 def test_series_are_written_as_prometheus_writes_them() -> None:
     assert name.series(name.SAMPLES) == "swarmnode_samples_total"
     key = name.series(name.LINK_BYTES, kind="gossip", direction="sent")
@@ -68,20 +60,8 @@ def test_every_metric_of_the_table_is_said_somewhere() -> None:
     assert not silent
 
 
-def test_every_event_of_the_table_is_said_somewhere() -> None:
-    """An event that no code emits would be documented, and waited for in vain."""
-    literals = {
-        node.value
-        for path in PACKAGE.rglob("*.py")
-        if path != pathlib.Path(name.__file__)
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Constant) and isinstance(node.value, str)
-    }
-    assert not name.EVENTS.keys() - literals
-
-
 def test_the_code_says_only_names_of_the_tables() -> None:
-    """Every literal event id and metric in the package is in the table, so that no node dies of a typing error."""
+    """Every literal metric in the package is in the table, so that no node dies of a typing error."""
     kinds = {"count": MetricKind.COUNTER, "gauge": MetricKind.GAUGE, "observe": MetricKind.HISTOGRAM}
     wrong: list[str] = []
     for path in sorted(PACKAGE.rglob("*.py")):
@@ -92,8 +72,6 @@ def test_the_code_says_only_names_of_the_tables() -> None:
             where = f"{path.relative_to(PACKAGE)}:{node.lineno}"
             if not (isinstance(first, ast.Constant) and isinstance(first.value, str)):
                 continue
-            if verb == "event" and first.value not in name.EVENTS:
-                wrong.append(f"{where}: event {first.value!r}")
             if verb in kinds and first.value.startswith("swarmnode_"):
                 labels = {word.arg: word.value for word in node.keywords if word.arg and word.arg != "value"}
                 literal = {k: v.value for k, v in labels.items() if isinstance(v, ast.Constant)}

@@ -10,7 +10,8 @@ from typing import TypeVar
 from swarmnode.errors import PeerTimeout, RemoteFault
 from swarmnode.ids import PeerId, RunId, digest
 from swarmnode.membership.progress import to_message
-from swarmnode.metrics.name import MetricKind, check_event, check_metric
+from swarmnode.metrics.event import check_event
+from swarmnode.metrics.name import MetricKind, check_metric
 from swarmnode.model.section import PACKED_ITEMSIZE, SECTIONS
 from swarmnode.ports import Admit, Answer, Call, Handler, State
 from swarmnode.recovery.donor import DonorLimits, SnapshotDonor
@@ -66,7 +67,7 @@ class Said:
         self.counts: dict[str, float] = {}
 
     def event(self, event: str, *, level: str = "info", **fields: object) -> None:
-        check_event(event, level)
+        check_event(event, level, fields)
         self.events.append((event, fields))
 
     def count(self, metric: str, value: float = 1.0, **labels: str) -> None:

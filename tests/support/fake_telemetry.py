@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
+from swarmnode.metrics.event import check_event
+
 
 class Quiet:
     """ports.Telemetry in memory: `counted[(metric, labels)]`, `events[i] = (event, fields)`."""
@@ -13,6 +15,7 @@ class Quiet:
         self.events: list[tuple[str, dict[str, object]]] = []
 
     def event(self, event: str, *, level: str = "info", **fields: object) -> None:
+        check_event(event, level, fields)
         self.events.append((event, fields))
 
     def count(self, metric: str, value: float = 1.0, **labels: str) -> None:
