@@ -11,7 +11,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from swarmnode.errors import RemoteFault, UsageError
+from swarmnode.errors import LocalFault, RemoteFault, UsageError
 from swarmnode.gossip.outer import DesLoc, Outer, outer
 from swarmnode.gossip.robust import GUARDED
 from swarmnode.large_buffer import large_buffer
@@ -154,6 +154,21 @@ class TorchReplica:
             self._short = False
             self.stage.give_up()
 
+    def _again(self, work: Callable[[], T]) -> T:
+        """A round's `work`; if memory runs out, once again without the graphs of microbatches. Raises LocalFault if it
+        runs out again, or where the work cannot be repeated."""
+        for _ in range(2):
+            done, value = tried(work)
+            if done:
+                return value  # type: ignore[return-value]  # it is T where `work` returned
+            if self.outer.stepping:
+                break
+            self._relieve()
+        raise LocalFault(
+            f"memory ran out in a round of stage {self.stage.part.stage}, also without microbatches: free some memory "
+            f"of {self.stage.device}, or serve a smaller stage"
+        )
+
     def _relieve(self) -> None:
         self.out_of_memory += 1
         self._short = True
@@ -197,20 +212,20 @@ class TorchReplica:
     def draft(self, round_index: int) -> StreamingMessage:
         """Like `message`, before the tensors are written."""
         self.stage.stash.moved()
-        return self.outer.draft(round_index)
+        return self._again(lambda: self.outer.draft(round_index))
 
     def apply(
         self, round_index: int, own_weight: float, packets: Sequence[Packet], *, lone: bool = True
     ) -> OuterReport:
         """See ports.Replica."""
         self.stage.stash.before_step()
-        report = self.outer.apply(round_index, own_weight, packets, lone=lone)
+        report = self._again(lambda: self.outer.apply(round_index, own_weight, packets, lone=lone))
         if not lone and not report.believed:
             return report
         # Coding errors of packets lie partly outside the subspace. The outer step is linear and keeps the parts apart,
         # so projecting its result equals projecting each packet. The momentum's outside part never reaches theta and
         # phi, and fades by itself.
-        self.stage.hold(self.outer.theta, self.outer.phi)
+        self._again(lambda: self.stage.hold(self.outer.theta, self.outer.phi))
         return report
 
     def boundary_digest(self) -> bytes:

@@ -1,4 +1,4 @@
-"""Memory that runs out costs a microbatch: at every allocation of a microbatch, a step and a load."""
+"""Memory that runs out costs a microbatch: at every allocation of a microbatch, a step, a round and a load."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from swarmnode.errors import Busy
+from swarmnode.errors import Busy, LocalFault
 from swarmnode.machine.replica import TorchReplica
 from swarmnode.manifest import DataSpec
 from swarmnode.model import head_chunk
 from swarmnode.model.out_of_memory import is_out_of_memory, twice
 from swarmnode.model.passes import Passes
 from swarmnode.model.tensor import decode, encode
-from swarmnode.ports import WireTensor
+from swarmnode.ports import Packet, WireTensor
 from tests.support.tiny_model import TINY, manifest, token_batch, token_wire
 
 SMALL = replace(TINY, layers=2, context=8)
@@ -217,3 +217,62 @@ def test_what_is_no_lack_of_memory_is_raised() -> None:
 
     with pytest.raises(RuntimeError, match="shape"):
         twice(broken, lambda: None, "here")
+
+
+def slow_state(replica: TorchReplica) -> list[Tensor]:
+    return [flat.clone() for flat in (replica.stage.theta, replica.outer.phi, replica.outer.momentum)]
+
+
+@pytest.mark.parametrize(
+    ("method", "codec"),
+    [("average", "modular4"), ("noloco", "fp32"), ("sparseloco", "topk"), ("edit", "int8")],
+)
+def test_a_round_is_repeated_and_nothing_counts_twice(method: str, codec: str) -> None:
+    """At every allocation of an outer step; if memory is short for good, the node says so and is not half stepped."""
+    gossip = replace(manifest(SMALL).gossip, method=method, codec=codec)
+
+    def met() -> tuple[TorchReplica, Packet]:
+        run = replace(manifest(SMALL, stages=2), gossip=gossip)
+        two = [TorchReplica(run, 0, sender=sender) for sender in ("a", "b")]
+        for replica, tokens in zip(two, (FIRST, SECOND), strict=True):
+            assert microbatch([replica, TorchReplica(run, 1)], tokens) is not None
+            replica.step(100)
+        packet = Packet(1.0, 4, two[1].message(0))
+        two[0].message(0)
+        return two[0], packet
+
+    replica, packet = met()
+    total = allocations(lambda: replica.apply(0, 1.0, [packet]))
+    wanted = slow_state(replica)
+    assert total > 4
+    for k in range(total):
+        replica, packet = met()
+        before = slow_state(replica)
+        if k % 3 == 0:
+            with Scarce(range(k, 10**9)), pytest.raises(LocalFault, match="memory ran out in a round of stage 0"):
+                replica.apply(0, 1.0, [packet])
+            assert all(map(torch.equal, slow_state(replica), before))
+        with Scarce(range(k, k + 1)):
+            report = replica.apply(0, 1.0, [packet])
+        assert report.members == 2 and replica.out_of_memory > 0
+        assert all(map(torch.equal, slow_state(replica), wanted))
+
+
+@pytest.mark.parametrize("codec", ["int8", "topk"])
+def test_a_packet_is_drafted_again(codec: str) -> None:
+    """Also when an earlier boundary was never applied, and what it did not send is taken back."""
+    run = replace(manifest(SMALL, stages=2), gossip=replace(manifest(SMALL).gossip, method="edit", codec=codec))
+
+    def ready() -> TorchReplica:
+        replica = TorchReplica(run, 0)
+        assert microbatch([replica, TorchReplica(run, 1)], FIRST) is not None
+        replica.message(0)
+        replica.step(100)
+        return replica
+
+    wanted = [bytes(tensor.data) for tensor in ready().message(1)]
+    for k in range(allocations(lambda replica=ready(): replica.draft(1))):
+        replica = ready()
+        with Scarce(range(k, k + 1)):
+            draft = replica.draft(1)
+        assert [bytes(tensor.data) for tensor in draft.finish()] == wanted

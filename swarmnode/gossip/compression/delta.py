@@ -57,9 +57,9 @@ class DeltaCodec(Codec):
         if not self.feedback:
             return
         assert self.residual is not None and self.residual.numel() == flat.numel(), "this is not the last message"
-        sent = torch.empty_like(self.residual)
+        sent, flat = torch.empty_like(self.residual), flat.to("cpu", torch.float32)
         self.read(tensors, 0, sent)
-        self.residual.add_(sent).sub_(flat.to("cpu", torch.float32)).div_(DECAY)
+        self.residual.add_(sent).sub_(flat).div_(DECAY)
 
     def check(self, tensors: Sequence[WireTensor], parameters: int) -> None:
         nbytes = self.nbytes(parameters)

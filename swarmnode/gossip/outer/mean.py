@@ -99,17 +99,21 @@ class DeltaMean(Outer):
 
     @torch.no_grad()
     def draft(self, round_index: int) -> StreamingMessage:
-        if self.round is not None:  # marked and never applied: a final delta made again for the successor's next round
+        if (
+            self.round is not None and self._own
+        ):  # marked and never applied: a final delta made again for the successor's next round
             first, last = self._span(self.round)
             self.codec.take_back(self._own, (self._boundary - self.phi)[first:last])
+            self._own = []
+        first, last = self._span(round_index)
+        delta = self.theta[first:last] - self.phi[first:last]
         self._boundary.copy_(self.theta)
         self.round = round_index
         self.codec.at(round_index)
-        first, last = self._span(round_index)
-        delta = self._boundary[first:last] - self.phi[first:last]
+        healing = StreamingMessage([fragment.fragment(self.phi, round_index)]) if self.healing else None
         own = self.codec.draft(delta, seed=self.seed("delta"))
         self._own = list(own.tensors)
-        return one_by_one(own, StreamingMessage([fragment.fragment(self.phi, round_index)])) if self.healing else own
+        return own if healing is None else one_by_one(own, healing)
 
     def check(self, packet: Packet) -> None:
         check_weight(packet.weight)
@@ -155,13 +159,15 @@ class DeltaMean(Outer):
             torch.sub(boundary, phi, out=before)
             delta_squared += torch.dot(before, before).item()
             before.copy_(phi)
+            self.stepping = True
             self._advance(phi, m, mean, start)
             before.sub_(phi)
-            step_squared += torch.dot(before, before).item()
+            step_squared += torch.dot(before, before, out=self._square).item()
             self._follow(theta, boundary, phi)
         self.round = None
         self._moved(first, self.phi[first:last])
         self._inherit(first, last, taken)
+        self.stepping = False
         return OuterReport(len(given), math.sqrt(delta_squared), math.sqrt(step_squared), verdicts, probed, apart)
 
     def _inherit(self, first: int, last: int, taken: Sequence[tuple[Packet, float]]) -> None:

@@ -52,6 +52,8 @@ class Outer(ABC):
         self.alpha = alpha
         self.momentum = torch.zeros_like(self.phi if alpha else self.phi[:0])
         self.round: int | None = None  # of the marked boundary that is not yet applied
+        self._square = self.phi.new_empty(())  # of a norm: nothing is allocated after an outer step's first write
+        self.stepping = False  # while a round writes what can be neither undone nor written again
         self.guard: PacketGuard | None = None  # judges packets; None: all that pass the codec's checks are accepted
         self.probe: Probe | None = None  # called for a partner's packet every few rounds
         self._courses: dict[int, UpdateDirection] = {}  # by part of the weights, if the guard judges directions

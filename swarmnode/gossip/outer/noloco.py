@@ -230,6 +230,7 @@ class NoLoCo(Outer):
         assert self._marked is not None
         self._moved(self._marked.fragment.number, self._marked.phi)
         self.round = None
+        self.stepping = False
         return OuterReport(
             members=len(taken) + (own_weight > 0.0 or not taken),
             delta_norm=math.sqrt(squares[0]),
@@ -311,22 +312,25 @@ class NoLoCo(Outer):
         torch.sub(boundary, phi, out=mean)
         delta_squared = torch.dot(mean, mean).item()
         if self.momentum.numel():
-            m = part.fragment.get(self.momentum, start, end, other_room).mul_(self.alpha)
+            m = part.fragment.get(self.momentum, start, end, other_room)
         else:
             m = other_room[: end - start].zero_()
         if not shares:
-            m.add_(mean, alpha=self.beta)
+            self.stepping = True
+            m.mul_(self.alpha).add_(mean, alpha=self.beta)
         elif self._theta_alone:
             torch.mul(boundary, own_share, out=mean)
             self._add(part, 0, start, mean, theirs, shares, boundary)
-            m.add_(mean.sub_(phi), alpha=self.beta)
+            self.stepping = True
+            m.mul_(self.alpha).add_(mean.sub_(phi), alpha=self.beta)
         else:
             mean.mul_(own_share)
             assert part.delta is not None
             self._add(part, 0, start, mean, theirs, shares, part.delta[start:end])
             torch.mul(phi, own_share, out=pull)
             self._add(part, 1, start, pull, theirs, shares, phi)
-            m.add_(mean, alpha=self.beta).add_(pull.sub_(phi), alpha=self.gamma)
+            self.stepping = True
+            m.mul_(self.alpha).add_(mean, alpha=self.beta).add_(pull.sub_(phi), alpha=self.gamma)
         changed = [(self.phi, phi), (self.momentum, m)]
         if self.remote:
             phi.add_(m)
@@ -340,7 +344,7 @@ class NoLoCo(Outer):
         for flat, values in changed:
             if flat.numel():
                 part.fragment.put(flat, start, end, values)
-        return delta_squared, torch.dot(m, m).item()
+        return delta_squared, torch.dot(m, m, out=self._square).item()
 
     def _add(
         self,
