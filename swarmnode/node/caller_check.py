@@ -4,10 +4,10 @@ A record is believed that its peer signed and that has not run out; it comes fro
 (piggyback.py). A caller must be where the call makes sense:
 
     process                                        a replica of the stage before ours in the microbatch's itinerary; one
-                                                   of stage 0 under its own name, or that of a feeder without a stage,
-                                                   whose signature it shows; at stage 0 such a feeder itself
+                                                   of stage 0 under its own name, or that of another feeder, whose
+                                                   signature it shows; at stage 0 a feeder itself
     reserve                                        a replica of a stage that sends microbatches to ours; at stage 0 a
-                                                   feeder without a stage
+                                                   feeder
     opening, recompute, accusation                 a replica of another stage: checks follow an answer to its end; a
                                                    feeder without a stage answers "recompute" alone, with text
     exchange, commit, fallback, packet_receipt,
@@ -118,25 +118,34 @@ class CallerCheck:
             return ((own + 1) % self._stages,)
         if method in CHECKS:
             return [stage for stage in range(self._stages) if stage != own]
-        return self._before[own] if own else (self._feeders,)
+        return self._before[own] if own else (0, self._feeders)
 
     def _process(self, peer: PeerId, header: wire.Request) -> None:
         process = header.process
         at, way = process.position, process.itinerary
         if not at < len(way):
             raise RemoteFault(f"position {at} of an itinerary of {len(way)} stages")
-        self._serves(peer, "process", (way[at - 1] if at else self._feeders,))
+        if at:
+            self._serves(peer, "process", (way[at - 1],))
+        else:
+            self._feeds(peer, "process")
         if at > 1 or process.feeder == peer:
             return
         if at == 0 or not process.feed_signature:
             raise RemoteFault(f"microbatch of feeder {process.feeder[-8:]!r} comes from {short(peer)}")
-        self._serves(PeerId(process.feeder), "feeding", (self._feeders,))
+        self._feeds(PeerId(process.feeder), "feeding")
+
+    def _feeds(self, peer: PeerId, method: str) -> None:
+        self._serves(peer, method, (0, self._feeders))
+        member = self._member(peer)
+        if member is not None and member.stage == 0 and not member.feeds:
+            raise Unavailable(f"{method} is for feeders; {short(peer)} starts no microbatches, as is known here")
 
     def _serves(self, peer: PeerId, method: str, stages: Collection[int]) -> None:
         member = self._member(peer)
         if member is None or member.stage not in stages:
             where = "no stage" if member is None or member.stage >= self._stages else f"stage {member.stage}"
-            due = "feeders without a stage" if self._feeders in stages else f"replicas of stage {self._listed(stages)}"
+            due = "feeders" if self._feeders in stages else f"replicas of stage {self._listed(stages)}"
             raise Unavailable(f"{method} is for {due}; {short(peer)} has {where}, as is known here")
 
     @staticmethod

@@ -26,6 +26,8 @@ from swarmnode.node.stage_parts import make_checkpointer, make_donor, make_gossi
 from swarmnode.pipeline.backlog import Backlog
 from swarmnode.pipeline.feeder import Feeder, Samples
 from swarmnode.pipeline.next_hop import NextHop
+from swarmnode.pipeline.remote_first_hop import RemoteFirstHop
+from swarmnode.pipeline.shared_first_hop import SharedFirstHop
 from swarmnode.ports import Answer, Call, Handler, WireTensor
 from swarmnode.recovery.neighbour_backup import NeighbourBackup
 from swarmnode.recovery.recovery_source import donors_of
@@ -120,7 +122,11 @@ class ServedStage:
     def _feed(self, samples: Samples) -> None:
         context, presence = self._context, self._context.presence
         incarnation = presence.incarnation + self._served_before
-        self.feeder = feeder = make_feeder(context, self.hop, incarnation, samples, self._speed, self._fed)
+        worked = presence.run_progress.clock.observed.worked
+        others = RemoteFirstHop(self._next_hop, context.ports.identity, worked)
+        swarm = presence.peer_table.swarm
+        hop = SharedFirstHop(context.me, self.hop, others, presence.routers[0], swarm, self._speed)
+        self.feeder = feeder = make_feeder(context, hop, incarnation, samples, self._speed, self._fed)
         self.held_work.feed_by(feeder)
         resumed = context.ports.saving.resume is not None
         self._tasks.create_task(feeding(feeder, self.gossip, presence.samples_total, self._done, resumed))

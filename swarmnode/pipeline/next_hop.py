@@ -77,21 +77,31 @@ class NextHop:
         """Bulk messages queued on this node's uplink."""
         return self._transport.line_queue
 
-    async def send(self, process: wire.Process, y: WireTensor, tokens: WireTensor, deadline: float) -> MicrobatchResult:
+    async def send(
+        self,
+        process: wire.Process,
+        y: WireTensor,
+        tokens: WireTensor,
+        deadline: float,
+        but: Collection[PeerId] | None = None,
+    ) -> MicrobatchResult:
         """Send `y` to the stage at `process.position` and wait for its gradient until loop time `deadline`. At position
         0 `y` are the tokens, which have none.
 
-        Raises MicrobatchLost if no replica could do it in time.
+        Raises MicrobatchLost if no replica could do it in time. With `but`, those replicas are not asked, and it raises
+        Unavailable instead of waiting when no other can take it.
         """
         loop = asyncio.get_running_loop()
         stage = process.itinerary[process.position]
         router = self._routers[stage]
-        begun, retries, no_room_s, tried = loop.time(), 0, 0.0, set[PeerId]()
+        begun, retries, no_room_s, tried = loop.time(), 0, 0.0, set[PeerId](but or ())
         reason = "deadline passed"
         while (left_s := deadline - loop.time()) > 0:
             peer, choice = await self._choose(stage, process.samples, tried, deadline)
             if peer is None:
                 reason = f"stage {stage}: {choice}" + (f"; last: {reason}" if tried else "")
+                if but is not None:
+                    raise Unavailable(reason)
                 tried.clear()
                 asked = loop.time()
                 await asyncio.sleep(min(left_s, max(WAIT_MIN_S, min(WAIT_MAX_S, router.ready_in_s(asked)))))

@@ -346,6 +346,9 @@ class Router:
     def __len__(self) -> int:
         return len(self._peers)
 
+    def __contains__(self, peer: PeerId) -> bool:
+        return peer in self._peers
+
     def _able(self, peer: PeerId, now: float) -> bool:
         return self._peers[peer].not_before <= now and not self.banned(peer, now)
 

@@ -77,6 +77,42 @@ async def test_replicas_without_text_are_fed_by_a_node_without_a_stage() -> None
         assert counted >= v.total() and counted - v.total() <= 4 * 4
 
 
+async def test_a_feeder_with_a_stage_shares_with_replicas_of_it_that_read_no_text() -> None:
+    async with village(manifest(stages=2)) as v:
+        feeder = v.add(0)
+        without = [v.add(0, role=NodeRole.REPLICA) for _ in range(2)]
+        v.add(1)
+        await v.until(lambda: all(p.node.state == record_pb2.NODE_STATE_TRAINING for p in v.people), "all train")
+        before = v.total()
+        await v.until(lambda: v.total() > before + 600, "they train")
+        worked = [p.served.hop.samples for p in (feeder, *without)]
+        assert min(worked) > 0.1 * sum(worked), f"each of three replicas has work: {worked}"
+        assert all(p.served.feeder is None for p in without) and fed(feeder) == v.total()
+        await v.until(lambda: all(p.served.gossip.done > 1 for p in without), "they meet in rounds")
+        await without[0].die()
+        before = v.total()
+        await v.until(lambda: v.total() > before + 200, "it goes on without one of them")
+        async with asyncio.timeout(20):
+            await v.leave()
+        # Every gradient was added once, but what the dead replica held, which was sent again.
+        counted = sum(replica.counted for replica in v.made if replica.stage.part.stage == 0)
+        assert counted >= v.total() and counted - v.total() <= 8 * 4
+
+
+async def test_two_feeders_share_a_replica_without_text_and_audits_blame_nobody() -> None:
+    async with village(audited()) as v:
+        feeders = [v.add(0), v.add(0)]
+        without, *last = v.add(0, role=NodeRole.REPLICA), v.add(1), v.add(1)
+        await v.until(lambda: all(p.node.state == record_pb2.NODE_STATE_TRAINING for p in v.people), "all train")
+        before = v.total()
+        await v.until(lambda: v.total() > before + 800, "they train")
+        worked = [p.served.hop.samples for p in (*feeders, without)]
+        assert min(worked) > 0.1 * sum(worked), f"each of three replicas has work: {worked}"
+        assert all(fed(p) > 64 for p in feeders)
+        assert not any(excluded(p) for p in v.people)
+        assert any(p.quiet.total("swarmnode_audits_total", outcome="right") for p in last)
+
+
 async def test_a_node_with_text_takes_over_when_the_only_feeder_dies() -> None:
     run = manifest(stages=2)
     run = replace(run, pipeline=replace(run.pipeline, rebalance_period_s=1.0))
@@ -151,7 +187,7 @@ async def test_only_a_feeder_feeds_and_only_under_its_own_name() -> None:
                 header.process.feeder = second.node.me
             return Call(header, by or sent[0].tensors)
 
-        with pytest.raises(Unavailable, match="feeders without a stage"):
+        with pytest.raises(Unavailable, match="feeders"):
             await second.transport.call(first.node.me, altered(""), **asked)  # type: ignore[arg-type]
         with pytest.raises(RemoteFault, match="comes from"):
             await feeder.transport.call(first.node.me, altered("feeder"), **asked)  # type: ignore[arg-type]

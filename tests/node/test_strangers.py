@@ -96,8 +96,8 @@ async def test_a_member_feeds_only_as_itself_and_from_the_stage_before() -> None
         assert await outcome(feeder.transport, victim.node.me, make(other, 1)) == "Refused"
         assert await outcome(feeder.transport, victim.node.me, make(feeder.node.me, 2, (2, 1, 0))) == "Unavailable"
         call = make(feeder.node.me, 3)
-        call.header.process.position = 0  # as of a feeder without a stage
-        assert await outcome(feeder.transport, victim.node.me, call) == "Unavailable"
+        call.header.process.position = 0  # as to a replica of the first stage
+        assert await outcome(feeder.transport, victim.node.me, call) == "Refused"
         await v.leave()
 
 
