@@ -106,6 +106,7 @@ print(sampler.batch([0, 1, 9_999, 10_000, 123_456]).tokens[:, 0].tolist())
 """
 
 
+@pytest.mark.node
 def test_samples_do_not_depend_on_the_process() -> None:
     answers = {
         subprocess.run(

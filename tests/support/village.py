@@ -206,7 +206,7 @@ class Village:
                 person.notices.leave("the test is over", NoticeKind.STOP)
             await asyncio.gather(*(p.task for p in group if p.task is not None))
 
-    async def until(self, condition: Callable[[], bool], what: str, timeout_s: float = 60.0) -> None:
+    async def until(self, condition: Callable[[], bool], what: str, timeout_s: float = 150.0) -> None:
         """Wait for `condition`; AssertionError with `what` when it does not come, or when a node failed meanwhile."""
         try:
             async with asyncio.timeout(timeout_s):
