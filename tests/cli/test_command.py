@@ -185,7 +185,7 @@ async def test_status_of_a_real_socket_as_table_and_json(
             env={**os.environ, "NO_COLOR": "1"},
             stdout=subprocess.PIPE,
         )
-        output, _ = await asyncio.wait_for(process.communicate(), 60)
+        output, _ = await asyncio.wait_for(process.communicate(), 150)
         assert process.returncode == 0
         return output.decode()
 

@@ -115,7 +115,7 @@ def test_samples_do_not_depend_on_the_process() -> None:
             check=True,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=150,
         ).stdout.strip()
         for seed in ("0", "1")
     }

@@ -24,7 +24,7 @@ pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="the extra 
 
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
-BOUND_S = 60.0
+BOUND_S = 150.0
 
 
 @pytest.mark.parametrize(

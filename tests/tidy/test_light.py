@@ -16,7 +16,7 @@ print("|", code, sorted({"torch", "hivemind", "transformers", "tokenizers"} & sy
 
 def test_the_version_does_not_import_torch() -> None:
     """For the help of each verb see tests/cli/test_command.py."""
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=150, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] in ("| 0 []", "| None []")
 
@@ -26,7 +26,7 @@ def test_decisions_do_not_import_torch() -> None:
         "import sys, swarmnode.manifest, swarmnode.data.corpus, swarmnode.data.blocks, swarmnode.ports\n"
         "assert 'torch' not in sys.modules and 'hivemind' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=150)
 
 
 def test_a_replica_imports_neither_compiler_nor_symbolic_algebra() -> None:
@@ -38,5 +38,5 @@ def test_a_replica_imports_neither_compiler_nor_symbolic_algebra() -> None:
         "[TorchReplica(PRESETS['tiny'], stage) for stage in (0, 1)]\n"
         "print(*[name for name in ('sympy', 'scipy', 'torch._dynamo', 'pydantic') if name in sys.modules])\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=150, check=True)
     assert done.stdout.split() == []
