@@ -72,7 +72,7 @@ async def test_records_of_any_numbers_that_are_in_range_stop_nobody() -> None:
             v.add(index % 3)
         await v.until(lambda: v.total() >= 64, "it trains")
         strangers = [Stranger(v, number) for number in range(60)]
-        heard = set()  # at once, for records expire
+        heard = set[tuple[str, str]]()  # at once, for records expire
         for turn in range(2):
             for stranger in strangers[turn * 20 :]:
                 record = record_pb2.Record()
