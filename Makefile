@@ -11,11 +11,12 @@ UNCOMPILED := /(tests|pip|mypy)/|/transformers/models/(?!llama|auto)
 export OMP_NUM_THREADS := 1
 
 PYTEST = $(BIN)/python -m pytest -q -p no:cacheprovider
-# Real processes, for seconds to minutes each; a life in the storm, live and in virtual time; whole nodes; rounds.
+# Real processes, for seconds to minutes each; a life in the storm, live and in virtual time; whole nodes; rounds and
+# models, which compute.
 LIVE := tests/live
 STORM := tests/docs tests/chaos tests/simulation tests/dashboard
 NODE := tests/node
-ROUND := tests/gossip
+ROUND := tests/gossip tests/model
 
 SETSID := $(shell command -v setsid)
 
@@ -69,7 +70,7 @@ test: setup $(LINT)
 	for part in rest round node storm live; do \
 	  printf '%-6s%s\n' $$part: "$$(grep -E '^[0-9]+ .* in [0-9.]+s|^no tests ran' build/$$part-tests.txt | tail -n 1 | grep . || echo did not finish)"; \
 	done; \
-	test $$rest = 0 && test $$round = 0 && test $$node = 0 && test $$storm = 0 && test $$live = 0
+	test "$$rest" = 0 && test $$round = 0 && test $$node = 0 && test $$storm = 0 && test $$live = 0
 
 chaos: setup
 	@$(BIN)/swarmnode bench chaos --seed $(SEED)
@@ -101,6 +102,7 @@ soak: setup
 	@$(BIN)/swarmnode bench chaos --runs 50
 	@$(BIN)/python -m tests.fuzz 1000000
 	@SWARMNODE_SOAK=1 $(PYTEST) tests/live/test_own_data.py
+	@$(PYTEST) -m unit --hypothesis-profile soak --timeout 3600
 	@$(BIN)/swarmnode simulate --scenario everything --seed $(SEED) --sweep 1h
 
 clean:

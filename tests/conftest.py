@@ -25,7 +25,10 @@ from swarmnode.local.spawn import SPAWNER
 from swarmnode.simulation import virtual_time
 
 pytest.register_assert_rewrite("tests.support")
-settings.register_profile("swarmnode", deadline=None, print_blob=True)
+# The same examples in each run, so that a test fails for what was changed. `make soak` draws others, and many more:
+# `--hypothesis-profile soak`.
+settings.register_profile("swarmnode", deadline=None, print_blob=True, max_examples=40, derandomize=True)
+settings.register_profile("soak", deadline=None, print_blob=True, max_examples=1000)
 settings.load_profile("swarmnode")
 
 GOODBYE_S = 5.0

@@ -21,7 +21,7 @@ def fake_command(plan: NodePlan) -> list[str]:
     return [real[0], "-B", str(FAKE_NODE), *real[3:]]
 
 
-def fake_plan(folder: Path, nodes: int, leave_timeout_s: float = 20.0) -> FleetPlan:
+def fake_plan(folder: Path, nodes: int, leave_timeout_s: float = 60.0) -> FleetPlan:
     return FleetPlan(
         folder=folder,
         manifest=folder / "manifest.signed",
@@ -29,7 +29,7 @@ def fake_plan(folder: Path, nodes: int, leave_timeout_s: float = 20.0) -> FleetP
         stages=2,
         cache=folder / "cache",
         command=fake_command,
-        start_timeout_s=60.0,
+        start_timeout_s=150.0,
         leave_timeout_s=leave_timeout_s,
     )
 

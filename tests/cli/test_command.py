@@ -44,17 +44,17 @@ def test_help_lists_every_verb_in_the_order_one_uses_them(capsys: pytest.Capture
     assert places == sorted(places)
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_no_help_pays_for_heavy_imports(verb: str) -> None:
+def test_no_help_pays_for_heavy_imports() -> None:
     code = (
-        "import sys; from swarmnode.cli.main import main; code = main(sys.argv[1:])\n"
+        "import sys; from swarmnode.cli.main import VERBS, main\n"
         "heavy = {'torch', 'hivemind', 'grpc', 'numpy', 'prometheus_client', 'rich', 'uvloop', 'transformers'}\n"
-        "print(sorted(heavy & set(sys.modules)), file=sys.stderr); sys.exit(code)"
+        "for words in ([], *([verb] for verb in VERBS)):\n"
+        "    assert main([*words, '--help']) == 0, words\n"
+        "    assert not heavy & set(sys.modules), (words, heavy & set(sys.modules))"
     )
-    done = subprocess.run(
-        [sys.executable, "-B", "-c", code, verb, "--help"], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    assert done.stderr.strip() == "[]"
+    done = subprocess.run([sys.executable, "-B", "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("Usage: swarmnode") == 1 + len(VERBS)
 
 
 def test_status_itself_needs_no_torch(tmp_path: pathlib.Path) -> None:
@@ -185,7 +185,7 @@ async def test_status_of_a_real_socket_as_table_and_json(
             env={**os.environ, "NO_COLOR": "1"},
             stdout=subprocess.PIPE,
         )
-        output, _ = await asyncio.wait_for(process.communicate(), 60)
+        output, _ = await asyncio.wait_for(process.communicate(), 150)
         assert process.returncode == 0
         return output.decode()
 

@@ -28,7 +28,7 @@ from swarmnode.wire.control_pb2 import StatusReply
 from swarmnode.wire.record_pb2 import NODE_STATE_JOINING, NODE_STATE_TRAINING
 
 HERE = pathlib.Path(__file__).parent
-WAIT_S = 60.0
+WAIT_S = 150.0
 
 
 def load_drive() -> ModuleType:
@@ -215,7 +215,7 @@ async def test_a_node_that_cannot_work_ends_the_session_with_its_message_and_cod
 ) -> None:
     monkeypatch.setenv("FAKE", "unable-later")
     session = Session(drive.fake_plan(tmp_path, 2), Conditions(), screen(), run="ab" * 32)
-    summary = await asyncio.wait_for(session.run(), 60)
+    summary = await asyncio.wait_for(session.run(), WAIT_S)
     home = tmp_path / "node-01"
     assert summary.failure == f"node-01: data.paths: train.txt of node-01 is gone; see {home}"
     assert summary.exit_code == 78 and summary.stopped == "node-01 cannot work"

@@ -42,7 +42,7 @@ def fork_server_of(process: spawn.ChildProcess) -> psutil.Process:
 
 
 async def plays(folder: Path) -> None:
-    async with asyncio.timeout(60.0):
+    async with asyncio.timeout(150.0):
         while b"http://" not in (folder / "out").read_bytes() + (folder / "error").read_bytes():
             await asyncio.sleep(0.05)
 
@@ -127,14 +127,14 @@ def test_a_process_with_threads_is_not_forked() -> None:
         "import threading, time; from swarmnode.local.fork_server import alone; assert alone();"
         "threading.Thread(target=time.sleep, args=(60,), daemon=True).start(); assert not alone()"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=150)
 
 
 def test_importing_a_node_starts_no_thread(tmp_path: Path) -> None:
     """Else no node would be forked any more, and nobody would notice but by the clock."""
     modules = ", ".join(spawn.PRELOADED)
     code = f"import {modules}; from swarmnode.local.fork_server import alone; assert alone()"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=150, env={**os.environ, "OMP_NUM_THREADS": "1"})
 
 
 def alive(process: spawn.ChildProcess) -> bool:

@@ -145,7 +145,7 @@ async def test_the_ready_file_is_read_as_it_was_written(tmp_path: pathlib.Path) 
     ready_file.write(tmp_path, said)
     assert ready_file.read(tmp_path) == said
     assert [path.name for path in tmp_path.iterdir()] == ["ready.json"]
-    assert (await asyncio.wait_for(ready_file.wait(tmp_path, 1), 10)) == said
+    assert (await asyncio.wait_for(ready_file.wait(tmp_path, 1), 60)) == said
     (tmp_path / "ready.json").write_text('{"pid": 1}')
     with pytest.raises(LocalFault, match="is invalid"):
         ready_file.read(tmp_path)
@@ -165,4 +165,4 @@ async def test_the_ready_file_of_another_process_is_waited_past(tmp_path: pathli
             ready_file.write(tmp_path, Ready(2, "", "new", (), "", ""))
         return waiting.result()
 
-    assert (await asyncio.wait_for(scenario(), 10)).peer_id == "new"
+    assert (await asyncio.wait_for(scenario(), 60)).peer_id == "new"

@@ -185,7 +185,7 @@ async def test_another_user_is_refused() -> None:
                 asked = await asyncio.create_subprocess_exec(
                     sys.executable, "-B", "-c", ask, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
                 )
-                output, _ = await asyncio.wait_for(asked.communicate(), 60)
+                output, _ = await asyncio.wait_for(asked.communicate(), 150)
                 assert output.decode().strip() == "NotPermitted 77"
 
         await scenario()

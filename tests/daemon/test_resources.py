@@ -37,6 +37,7 @@ def told(**given: object) -> NodeOptions:
     return NodeOptions(**{**known, **given})  # type: ignore[arg-type]
 
 
+@pytest.mark.node
 def test_a_run_on_files_is_fed_only_where_a_folder_is_open(capsys: pytest.CaptureFixture[str]) -> None:
     assert not usable_stages(told(), PRESETS["tiny"]).no_files
     found = usable_stages(told(), FILES)

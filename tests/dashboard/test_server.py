@@ -30,7 +30,7 @@ def fake_fleet(nodes: int = 6) -> FakeFleet:
 async def messages(response: aiohttp.ClientResponse, count: int) -> list[tuple[str, Any]]:
     found: list[tuple[str, Any]] = []
     event = ""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(150):
         async for raw in response.content:
             line = raw.decode().rstrip("\n")
             if line.startswith("event: "):

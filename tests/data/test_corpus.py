@@ -269,7 +269,7 @@ def test_processes_share_the_demo_corpus_at_once(tmp_path: pathlib.Path) -> None
         for seed in range(3)
     ]
     try:
-        answers = [process.communicate(timeout=120)[0].strip() for process in started]
+        answers = [process.communicate(timeout=150)[0].strip() for process in started]
     finally:
         for process in started:
             process.kill()

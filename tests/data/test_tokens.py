@@ -15,6 +15,7 @@ from tests.support.tokenizer import train_tokenizer
 HERE = pathlib.Path()
 
 
+@pytest.mark.node
 @given(st.text())
 def test_bytes_round_trip(text: str) -> None:
     tokenizer = ByteTokenizer()

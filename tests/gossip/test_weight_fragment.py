@@ -57,6 +57,7 @@ def test_every_part_of_a_model_is_in_each_fragment(of: int) -> None:
         assert torch.equal(found.bincount(), torch.full((of * UNIT,), 4))
 
 
+@pytest.mark.node
 @given(
     count=st.integers(1, 6),
     of=OFS,

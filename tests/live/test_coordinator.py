@@ -15,7 +15,7 @@ from swarmnode.bench.swarm.harness import SwarmHarness, fleet_in
 from swarmnode.local.child import Child, node_command
 from swarmnode.manifest import PRESETS
 
-BOUND_S = 120.0
+BOUND_S = 150.0
 
 
 class Shown(SwarmHarness):

@@ -78,7 +78,7 @@ def file_server(folder: Path, asked: list[str]) -> Iterator[http.server.Threadin
 def fetched(child: Child, source: str) -> float:
     """Bytes of chunks that a node has from there, as its metrics say."""
     assert child.ready is not None
-    with urllib.request.urlopen(f"http://{child.ready.metrics_address}/metrics", timeout=30) as answer:
+    with urllib.request.urlopen(f"http://{child.ready.metrics_address}/metrics", timeout=BOUND_S) as answer:
         lines = answer.read().decode().splitlines()
     begin = f'swarmnode_data_bytes_total{{source="{source}"'
     return sum(float(line.split()[-1]) for line in lines if line.startswith(begin))
@@ -96,7 +96,7 @@ async def page(child: Child, path: str) -> Any:
     assert child.ready is not None
 
     def read() -> Any:
-        with urllib.request.urlopen(f"{child.ready.dashboard.rstrip('/')}{path}", timeout=60) as answer:  # type: ignore[union-attr]
+        with urllib.request.urlopen(f"{child.ready.dashboard.rstrip('/')}{path}", timeout=BOUND_S) as answer:  # type: ignore[union-attr]
             return json.loads(answer.read())
 
     return await asyncio.to_thread(read)

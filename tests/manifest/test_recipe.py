@@ -37,6 +37,7 @@ def test_large_models_get_the_published_rates(parameters, rate):
     assert parameters_of(found.model) == pytest.approx(parameters, rel=0.1)
 
 
+@pytest.mark.node
 @given(
     st.sampled_from(sorted(PRESETS)),
     st.integers(10**6, 10**11),

@@ -47,6 +47,7 @@ def honest(total: int, count: int = 4) -> list[Member]:
     return [member(f"honest{number}", total, stage=number % 2) for number in range(count)]
 
 
+@pytest.mark.node
 @pytest.mark.parametrize("count", [0, 6, 200])
 def test_no_number_of_keys_moves_a_clock_of_machines_seen_at_work(count: int) -> None:
     clock, own, total = RunClock(SLACK, AHEAD_S), member("me", 0), 1000

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import ast
 import functools
-import pathlib
 from collections import defaultdict
 from collections.abc import Iterator
 
 import pytest
 
-import swarmnode
 from swarmnode.metrics.event import EVENTS, check_event
+from tests.support.package_source import MODULES, nodes
 
-PACKAGE = pathlib.Path(swarmnode.__file__).parent
 EMITTERS = {"event", "_event", "write"}
 BY_MAPPING = {
     "archive.compared",
@@ -43,8 +41,8 @@ def literals(node: ast.expr) -> Iterator[str]:
 def emitted() -> dict[str, set[str]]:
     """The fields of each event, over all places that emit it."""
     found = defaultdict[str, set[str]](set)
-    for path in sorted(PACKAGE.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
+    for path in MODULES:
+        for node in nodes(path):
             if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args):
                 continue
             if node.func.attr in EMITTERS:

@@ -151,7 +151,7 @@ async def test_promtool_finds_nothing_to_say() -> None:
 
     text = await scenario()
     command = ["promtool", "check", "metrics"]
-    checked = await asyncio.to_thread(subprocess.run, command, input=text, capture_output=True, text=True, timeout=60)
+    checked = await asyncio.to_thread(subprocess.run, command, input=text, capture_output=True, text=True, timeout=150)
     assert checked.returncode == 0, checked.stderr
 
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import ast
-import pathlib
 
 import pytest
 
 from swarmnode.metrics import name
 from swarmnode.metrics.name import MetricKind
-
-PACKAGE = pathlib.Path(name.__file__).parents[1]
+from tests.support.package_source import MODULES, PACKAGE, nodes
 
 
 @pytest.mark.parametrize("metric", name.METRICS.values(), ids=lambda metric: metric.name)
@@ -60,12 +58,13 @@ def test_every_metric_of_the_table_is_said_somewhere() -> None:
     assert not silent
 
 
+@pytest.mark.node
 def test_the_code_says_only_names_of_the_tables() -> None:
     """Every literal metric in the package is in the table, so that no node dies of a typing error."""
     kinds = {"count": MetricKind.COUNTER, "gauge": MetricKind.GAUGE, "observe": MetricKind.HISTOGRAM}
     wrong: list[str] = []
-    for path in sorted(PACKAGE.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
+    for path in MODULES:
+        for node in nodes(path):
             if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args):
                 continue
             first, verb = node.args[0], node.func.attr

@@ -41,6 +41,7 @@ def promtool(*arguments: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.node
 @needs_promtool
 def test_alert_rules_fire_when_they_should_and_not_else() -> None:
     promtool("check", "rules", "alerts.yml")

@@ -25,6 +25,8 @@ from swarmnode.model.text_generation import whole_model
 from tests.support.published_model import llama, start_from
 from tests.support.tiny_model import TINY, manifest, stages_of, token_batch, train_on
 
+pytestmark = pytest.mark.node  # seconds to import transformers
+
 MODEL = replace(TINY, width=64, ffn=128, vocabulary=256)
 WHOLE = split(MODEL, 1)[0]
 

@@ -53,6 +53,7 @@ def uneven(chain: list[StageReplica]) -> float:
     return sum(found) / len(found)
 
 
+@pytest.mark.node
 @pytest.mark.parametrize("optimizer", ["muon", "adamw"])
 def test_experts_learn_in_two_stages(optimizer: str) -> None:
     found = {}

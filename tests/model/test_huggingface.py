@@ -24,6 +24,8 @@ from swarmnode.model.text_generation import whole_model
 from tests.support.published_model import start_from
 from tests.support.tiny_model import FAMILIES, TINY, randomised, token_batch
 
+pytestmark = pytest.mark.node  # seconds to import transformers
+
 KINDS = {
     "llama3": "llama",
     "linear": "llama",

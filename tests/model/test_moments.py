@@ -12,6 +12,8 @@ from swarmnode.model.moments import BLOCK, MomentSection, QuantisedMoments, code
 from swarmnode.model.stage import StageReplica
 from swarmnode.model.tensor import encode
 
+pytestmark = pytest.mark.node  # some seconds
+
 TINY = PRESETS["tiny"]
 ADAMW = replace(TINY, inner=replace(TINY.inner, optimizer="adamw"))
 
@@ -58,9 +60,10 @@ def test_rounding_is_small_beside_each_blocks_largest(signed: bool) -> None:
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_200_steps_in_8_bits_stay_close(optimizer: str) -> None:
+def test_80_steps_in_8_bits_stay_close(optimizer: str) -> None:
+    """The text is learned in half as many."""
     run = run_of(optimizer)
-    (_, plain), (_, coded) = (trained(run, state, 200) for state in ("device", "8bit"))
+    (_, plain), (_, coded) = (trained(run, state, 80) for state in ("device", "8bit"))
     assert plain[-1] < plain[0] - 1.0, "it learns"
     assert sum(coded[-20:]) / 20 == pytest.approx(sum(plain[-20:]) / 20, abs=0.05)
 

@@ -12,6 +12,8 @@ from swarmnode.model.stage import StageReplica
 from swarmnode.model.stage_input import StageInput
 from tests.support.pretend_device import NAME, books
 
+pytestmark = pytest.mark.node  # some seconds
+
 COPIED_MAX = 2  # a pass: its input and the targets, or the gradient of its output
 
 

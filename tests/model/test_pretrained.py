@@ -17,6 +17,8 @@ from swarmnode.node.base_fetcher import place, spans_of
 from tests.support.published_model import VOCABULARY, start_from
 from tests.support.tiny_model import FAMILIES, randomised
 
+pytestmark = pytest.mark.node  # seconds to import transformers
+
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_each_stage_has_the_numbers_that_were_published(family: str, tmp_path: Path) -> None:

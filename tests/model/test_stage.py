@@ -130,6 +130,7 @@ def test_autocast_trains_too():
         assert F.cosine_similarity(stage.grad, other.grad, dim=0) > 0.99
 
 
+@pytest.mark.node
 def test_loss_falls():
     chain = stages_of(manifest(boundary="bf16", learning_rate=1e-2, decay="constant"))
     tokens = token_batch()

@@ -71,9 +71,9 @@ async def test_an_archive_holds_the_run_and_a_liars_copy_does_not_get_in(tmp_pat
         assert set(index["weight_map"].values()) <= names
         # The one before decides where only two are left, of whom one lies.
         await people[3].die()
-        await v.until(lambda: v.total() > entry.samples + 128, "it trains on", 30.0)
+        await v.until(lambda: v.total() > entry.samples + 128, "it trains on")
         table = people[0].node.presence.peer_table
-        await v.until(lambda: len(table.swarm().serving(1)) == 2, "the dead one is forgotten", 30.0)
+        await v.until(lambda: len(table.swarm().serving(1)) == 2, "the dead one is forgotten")
         again = archive_of(v, tmp_path)
         later = await again.archive.once()
         assert later.samples > entry.samples
@@ -111,7 +111,7 @@ async def test_strangers_get_nothing_and_the_owner_gets_slow_weights_within_a_bu
             request = cut.request(stage, 0, nobody_waits=True)  # type: ignore[attr-defined]
             request.warrant.CopyFrom(warrant())
             call = Call(call_pb2.Request(run_id=RUN, snapshot=request))
-            await kept.sources.transport.call(donor.node.me, call, timeout_s=10.0, reply_bytes_max=0)
+            await kept.sources.transport.call(donor.node.me, call, timeout_s=60.0, reply_bytes_max=0)
 
         for cut, stage in ((WHOLE, 1), (SLOW, 0)):
             with pytest.raises(RemoteFault, match="slow weights of stage 1"):

@@ -112,7 +112,7 @@ async def test_who_cannot_finish_its_packet_fails_and_its_partner_goes_on() -> N
         broken, honest = v.add(2, OutOfMemory), v.people[2]
         assert broken.task is not None
         with pytest.raises(ExceptionGroup) as caught:
-            await asyncio.wait_for(asyncio.shield(broken.task), 60)
+            await asyncio.wait_for(asyncio.shield(broken.task), 100)
         assert caught.value.subgroup(LocalFault) is not None
         broken.task = None
 

@@ -73,7 +73,7 @@ async def test_who_makes_another_subspace_is_told_so_and_does_not_train() -> Non
         odd = v.add(1, Elsewhere)
         assert odd.task is not None
         with pytest.raises(ExceptionGroup) as caught:
-            await asyncio.wait_for(asyncio.shield(odd.task), 30)
+            await asyncio.wait_for(asyncio.shield(odd.task), 100)
         fault = caught.value
         while isinstance(fault, ExceptionGroup):
             fault = fault.exceptions[0]

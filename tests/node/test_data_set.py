@@ -120,7 +120,7 @@ async def test_chunks_that_nobody_gives_do_not_hold_up_the_others(tmp_path: Path
         feeder, _ = (v.add(stage, data=volunteer(v, tmp_path / f"cache-{stage}")) for stage in (0, 1))
         await v.until(lambda: fed(feeder) > 1.5 * 40 * 8, "it trains the others, in the next epoch too")
         assert feeder.served.feeder is not None and len(feeder.served.feeder._text._aside) >= 12
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(100):
             await v.leave()
 
 
@@ -136,7 +136,7 @@ async def test_a_feeder_drains_while_it_waits_for_text(tmp_path: Path) -> None:
         await point.close()
         await v.until(lambda: bool(said(feeder, "data.waiting")), "what it held is used up")
         waited = fed(feeder)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(100):
             await v.leave()
         assert fed(feeder) >= waited
 

@@ -45,7 +45,7 @@ def garbage(run: Manifest, hop: bytes, feeder: PeerId, serial: int, way: Sequenc
 async def outcome(transport: MemoryTransport, peer: PeerId, call: Call) -> Answer | str:
     """The answer, or the class of the refusal."""
     try:
-        return await transport.call(peer, call, timeout_s=10.0, reply_bytes_max=1 << 20)
+        return await transport.call(peer, call, timeout_s=60.0, reply_bytes_max=1 << 20)
     except (Unavailable, RemoteFault) as refusal:
         return type(refusal).__name__
 

@@ -49,7 +49,7 @@ def test_a_life_is_the_same_in_every_process() -> None:
             env=os.environ | {"PYTHONHASHSEED": hash_seed, "PYTHONPATH": "."},
             capture_output=True,
             text=True,
-            timeout=100,
+            timeout=300,
             check=False,
         )
         assert done.returncode == 0, done.stderr

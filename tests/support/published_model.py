@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from swarmnode.local.pretrained import FolderFiles, Pretrained, pretrained
 from swarmnode.manifest import Manifest
 from swarmnode.model.export import byte_tokenizer
+
+if TYPE_CHECKING:
+    from transformers import LlamaForCausalLM
 
 VOCABULARY = 256
 
@@ -26,6 +28,8 @@ def llama(
     **more: Any,
 ) -> LlamaForCausalLM:
     """A random Llama in `folder`, whose larger files are cut at `shard`."""
+    from transformers import LlamaConfig, LlamaForCausalLM  # seconds, which those who only collect tests need not pay
+
     torch.manual_seed(3)
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2, **more}
     config = LlamaConfig(

@@ -52,7 +52,7 @@ class Stranger:
     async def tell(self, peer: PeerId, signed: record_pb2.SignedRecord) -> None:
         """Let it ride on a ping."""
         header = call_pb2.Request(run_id=RUN, ping=call_pb2.Ping(), record=signed)
-        await self.transport.call(peer, Call(header), timeout_s=5.0, reply_bytes_max=0)
+        await self.transport.call(peer, Call(header), timeout_s=60.0, reply_bytes_max=0)
 
     async def say(self, v: Village, **fields: object) -> None:
         """Publish a record and tell it everybody."""

@@ -27,7 +27,7 @@ from tests.support.fake_telemetry import Quiet
 
 RUN = RunId("ab" * 32)
 TINY = PRESETS["tiny"]
-BOUND_S = 60.0
+BOUND_S = 150.0
 
 
 @dataclass

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import ast
-import pathlib
 from collections.abc import Iterator
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-MODULES = sorted(p for p in (ROOT / "swarmnode").rglob("*.py") if p.parent.name != "wire")
+from tests.support.package_source import MODULES, ROOT, tree
 
 # Objects of libraries that are set up by attributes or patched, and protobuf messages that came from elsewhere.
 ALLOWED: dict[str, set[str]] = {
@@ -90,11 +88,11 @@ REMAINING = {
 }
 
 
-def protobuf_modules(tree: ast.Module) -> set[str]:
-    """Names under which `tree` imports generated message modules."""
+def protobuf_modules(module: ast.Module) -> set[str]:
+    """Names under which `module` imports generated message modules."""
     return {
         alias.asname or alias.name
-        for node in ast.walk(tree)
+        for node in ast.walk(module)
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
         if alias.name.endswith("_pb2")
@@ -117,10 +115,10 @@ def targets(node: ast.AST) -> Iterator[ast.expr]:
             yield target
 
 
-def own_attributes(tree: ast.Module) -> set[str]:
+def own_attributes(module: ast.Module) -> set[str]:
     """Attributes of the classes that this module defines."""
     found: set[str] = set()
-    for each in ast.walk(tree):
+    for each in ast.walk(module):
         if not isinstance(each, ast.ClassDef):
             continue
         for node in ast.walk(each):
@@ -149,11 +147,11 @@ def messages(function: ast.AST, modules: set[str]) -> set[str]:
     return found
 
 
-def foreign(tree: ast.Module) -> Iterator[tuple[int, str]]:
+def foreign(module: ast.Module) -> Iterator[tuple[int, str]]:
     """(line, target) of each assignment to an attribute of an object whose class another module defines."""
-    own, modules = own_attributes(tree), protobuf_modules(tree)
-    here = messages(tree, modules)
-    for node in ast.walk(tree):
+    own, modules = own_attributes(module), protobuf_modules(module)
+    here = messages(module, modules)
+    for node in ast.walk(module):
         for target in targets(node):
             if not isinstance(target, ast.Attribute):
                 continue
@@ -171,11 +169,7 @@ def found() -> dict[str, list[str]]:
     by_module = {}
     for path in MODULES:
         name = str(path.relative_to(ROOT))
-        outside = [
-            f"{line}: {target}"
-            for line, target in foreign(ast.parse(path.read_text()))
-            if target not in ALLOWED.get(name, ())
-        ]
+        outside = [f"{line}: {target}" for line, target in foreign(tree(path)) if target not in ALLOWED.get(name, ())]
         if outside:
             by_module[name] = outside
     return by_module

@@ -4,7 +4,8 @@ import ast
 import pathlib
 import re
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+from tests.support.package_source import MODULES, ROOT, nodes
+
 CHECKED = ("swarmnode", "tests", "docs", "proto", "deploy")
 
 CLAUSE = re.compile(r"(Who|What|That|So|Whoever|Whatever|Those|Of|As|Where|How)\b")
@@ -14,9 +15,8 @@ OUTSIDE = re.compile(r"design section|charter|(hivemind|house|gpu)\.md|test-lab"
 def test_docstrings_begin_with_their_subject() -> None:
     clauses = [
         f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 1)}: {text[:60]}"
-        for path in sorted((ROOT / "swarmnode").rglob("*.py"))
-        if "wire" not in path.parts
-        for node in ast.walk(ast.parse(path.read_text()))
+        for path in MODULES
+        for node in nodes(path)
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
         and (text := ast.get_docstring(node) or "")
         and CLAUSE.match(text)

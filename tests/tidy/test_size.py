@@ -1,13 +1,11 @@
 """Modules have about 300 lines and functions about 50. Ruff bounds the complexity of functions (C901)."""
 
 import ast
-import pathlib
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+from tests.support.package_source import MODULES, ROOT, nodes, tree
+
 MODULE_LINES_MAX = 450
 FUNCTION_LINES_MAX = 80
-
-MODULES = sorted(p for p in (ROOT / "swarmnode").rglob("*.py") if "wire" not in p.parts)
 
 
 def test_modules_are_readable_in_one_go() -> None:
@@ -19,7 +17,7 @@ def test_functions_fit_a_screen() -> None:
     long = [
         f"{path.relative_to(ROOT)}:{node.lineno} {node.name}"
         for path in MODULES
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in nodes(path)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         and (node.end_lineno or node.lineno) - node.lineno >= FUNCTION_LINES_MAX
     ]
@@ -27,9 +25,5 @@ def test_functions_fit_a_screen() -> None:
 
 
 def test_every_module_says_what_it_is_for() -> None:
-    silent = [
-        str(path.relative_to(ROOT))
-        for path in MODULES
-        if (tree := ast.parse(path.read_text())).body and not ast.get_docstring(tree)
-    ]
+    silent = [str(path.relative_to(ROOT)) for path in MODULES if tree(path).body and not ast.get_docstring(tree(path))]
     assert not silent

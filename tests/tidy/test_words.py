@@ -2,15 +2,12 @@
 
 import ast
 import functools
-import pathlib
 import re
 from collections import defaultdict
 
 import pytest
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-PACKAGE = ROOT / "swarmnode"
-MODULES = sorted(path for path in PACKAGE.rglob("*.py") if "wire" not in path.parts)
+from tests.support.package_source import MODULES, PACKAGE, ROOT, nodes
 
 # A module of these folders may have the base name of another: the verb `drain` prints what node/drain.py does, a bench
 # measures the module of its name, the daemon wires the part of its name, and the simulator stands in for a real port.
@@ -20,15 +17,10 @@ NOUNS = {"pairing", "streaming", "gossip_averaging", "real_training", "learning"
 HOUSEHOLD = {"able", "own", "second", "said", "together", "turns", "line", "door", "book", "keeper", "thanks"}
 
 
-@functools.cache
-def tree(path: pathlib.Path) -> ast.Module:
-    return ast.parse(path.read_text())
-
-
 def test_no_class_name_stands_twice() -> None:
     where = defaultdict(list)
     for path in MODULES:
-        for node in ast.walk(tree(path)):
+        for node in nodes(path):
             if isinstance(node, ast.ClassDef):
                 where[node.name].append(f"{path.relative_to(ROOT)}:{node.lineno}")
     assert not {name: places for name, places in where.items() if len(places) > 1}
@@ -69,7 +61,7 @@ def known() -> frozenset[str]:
     for path in MODULES:
         inside = str(path.relative_to(PACKAGE))
         found |= {inside, f"swarmnode/{inside}"}
-        for node in ast.walk(tree(path)):
+        for node in nodes(path):
             if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
                 found.add(node.name)
             elif isinstance(node, ast.Name):

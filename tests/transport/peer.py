@@ -53,7 +53,7 @@ def serve(transport: Libp2pTransport) -> None:
             raise
 
     async def back(peer: PeerId, call: Call) -> Answer:
-        answer = await transport.call(peer, Call(wire.Request(ping=wire.Ping())), timeout_s=10, reply_bytes_max=0)
+        answer = await transport.call(peer, Call(wire.Request(ping=wire.Ping())), timeout_s=60, reply_bytes_max=0)
         return Answer(wire.Reply(pong=answer.header.pong))
 
     transport.serve("ping", pong, tensor_bytes_max=0)

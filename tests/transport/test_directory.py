@@ -33,6 +33,8 @@ from tests.support.transport_contract import RUN, record_of
 
 from .peer import STAGES, peer_process
 
+pytestmark = pytest.mark.node  # real processes of p2pd
+
 
 def bootstrap(transport: Libp2pTransport, addresses: list[str]) -> list[tuple[PeerId, list[str]]]:
     return [(transport.peer_id, addresses)]

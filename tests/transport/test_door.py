@@ -28,6 +28,8 @@ from swarmnode.wire import access_pb2
 from tests.support.libp2p_node import WallClock, node
 from tests.support.transport_contract import RUN, ping, pong
 
+pytestmark = pytest.mark.node  # real processes of p2pd
+
 OWNER = Ed25519PrivateKey.from_private_bytes(b"o" * 32)
 DELEGATE = Identity.of_seed(b"d" * 32)
 
@@ -42,7 +44,7 @@ def a_admission(mine: access_pb2.Pass | None = None) -> Admission:
 
 
 async def call(here: Libp2pTransport, there: Libp2pTransport) -> None:
-    await here.call(there.peer_id, ping(), timeout_s=20, reply_bytes_max=0)
+    await here.call(there.peer_id, ping(), timeout_s=60, reply_bytes_max=0)
 
 
 @pytest.mark.live

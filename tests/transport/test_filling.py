@@ -179,7 +179,7 @@ async def test_a_tensor_that_is_never_finished_breaks_the_stream_and_nothing_els
             await asking
         assert served == 1
         for one, other in ((here, there), (there, here)):
-            one_more = await here.call(there.peer_id, ping(), timeout_s=20, reply_bytes_max=0)
+            one_more = await here.call(there.peer_id, ping(), timeout_s=60, reply_bytes_max=0)
             assert one_more.header.status == wire.STATUS_OK, (one, other)
 
 

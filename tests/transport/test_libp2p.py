@@ -28,6 +28,8 @@ from tests.support.transport_contract import MIB, RUN, echo, ping, pong, process
 
 from .peer import PeerProcess, peer_process
 
+pytestmark = pytest.mark.node  # real processes of p2pd
+
 HANG = Call(wire.Request(exchange=wire.Exchange()))
 COUNT = Call(wire.Request(commit=wire.Commit()))
 
@@ -52,7 +54,7 @@ async def pair(folder: Path) -> AsyncIterator[tuple[Libp2pTransport, PeerProcess
 @pytest.mark.loop("uvloop")
 async def test_a_peer_killed_mid_call_is_a_fault_and_leaves_nothing_behind(tmp_path: Path) -> None:
     async with pair(tmp_path) as (here, peer):
-        await here.call(peer.peer_id, ping(), timeout_s=10, reply_bytes_max=0)
+        await here.call(peer.peer_id, ping(), timeout_s=60, reply_bytes_max=0)
         sockets = peer.said["sockets"]
         call = asyncio.get_running_loop().create_task(here.call(peer.peer_id, HANG, timeout_s=100, reply_bytes_max=0))
         await asyncio.sleep(0)
@@ -61,7 +63,7 @@ async def test_a_peer_killed_mid_call_is_a_fault_and_leaves_nothing_behind(tmp_p
             await call
         assert not isinstance(caught.value, PeerTimeout)
         with pytest.raises(RemoteFault, match="cannot be reached|disconnected"):
-            await here.call(peer.peer_id, ping(), timeout_s=30, reply_bytes_max=0)
+            await here.call(peer.peer_id, ping(), timeout_s=60, reply_bytes_max=0)
         await peer.ended()
         await until(lambda: gone(peer.said["p2pd"]))
         SocketDir().remove()  # any node that starts sweeps
@@ -77,7 +79,7 @@ async def test_a_frozen_peer_is_a_timeout_and_works_again_when_it_thaws(tmp_path
             with pytest.raises(PeerTimeout):
                 await here.call(peer.peer_id, call, timeout_s=0.4, reply_bytes_max=64 * MIB)
         os.kill(peer.pid, signal.SIGCONT)
-        await here.call(peer.peer_id, ping(), timeout_s=30, reply_bytes_max=0)
+        await here.call(peer.peer_id, ping(), timeout_s=60, reply_bytes_max=0)
 
 
 @pytest.mark.live
@@ -90,14 +92,14 @@ async def test_cancelling_reaches_the_handler_in_the_other_process(tmp_path: Pat
             await here.call(peer.peer_id, HANG, timeout_s=1.0, reply_bytes_max=0)
         call.cancel()
         while True:
-            answer = await here.call(peer.peer_id, COUNT, timeout_s=10, reply_bytes_max=0)
+            answer = await here.call(peer.peer_id, COUNT, timeout_s=60, reply_bytes_max=0)
             if answer.header.exchanged.round == 2:
                 break
 
 
 async def answers(here: Libp2pTransport, peer: PeerId) -> bool:
     try:
-        await here.call(peer, ping(), timeout_s=30, reply_bytes_max=0)
+        await here.call(peer, ping(), timeout_s=60, reply_bytes_max=0)
     except RemoteFault:
         return False
     return True
@@ -107,7 +109,7 @@ async def answers(here: Libp2pTransport, peer: PeerId) -> bool:
 @pytest.mark.loop("uvloop")
 async def test_a_stale_stream_is_replaced_when_the_peer_comes_back_at_its_address(tmp_path: Path) -> None:
     async with pair(tmp_path) as (here, peer):
-        await here.call(peer.peer_id, ping(), timeout_s=10, reply_bytes_max=0)
+        await here.call(peer.peer_id, ping(), timeout_s=60, reply_bytes_max=0)
         stream = here._pool._idle[peer.peer_id][0][1]
         await peer.ask("end")
         await peer.ended()
@@ -154,18 +156,18 @@ async def test_p2pd_of_either_side_killed_is_started_again(tmp_path: Path) -> No
         os.kill(old, signal.SIGKILL)
         with pytest.raises((Unavailable, RemoteFault)):
             await call
-        await here.call(peer.peer_id, ping(), timeout_s=30, reply_bytes_max=0)
+        await here.call(peer.peer_id, ping(), timeout_s=60, reply_bytes_max=0)
         assert here.daemon.pid != old
         assert await here.addresses() == addresses
         assert str(here.daemon.peer_id) == here.peer_id
         # The peer calls us back on a new stream: the handlers are registered again.
-        await here.call(peer.peer_id, Call(wire.Request(manifest={})), timeout_s=30, reply_bytes_max=0)
+        await here.call(peer.peer_id, Call(wire.Request(manifest={})), timeout_s=60, reply_bytes_max=0)
         assert events == ["p2pd.died", "p2pd.restarted"]
 
         os.kill(peer.said["p2pd"], signal.SIGKILL)
-        for _ in range(200):
+        for _ in range(600):
             try:
-                await here.call(peer.peer_id, ping(), timeout_s=5, reply_bytes_max=0)
+                await here.call(peer.peer_id, ping(), timeout_s=60, reply_bytes_max=0)
                 break
             except RemoteFault:
                 await asyncio.sleep(0.1)
@@ -185,7 +187,7 @@ async def test_p2pd_that_dies_again_and_again_breaks_the_transport(monkeypatch: 
         with pytest.raises(LocalFault, match="p2pd died 2 times"):
             await waiting
         with pytest.raises(LocalFault, match="p2pd died 2 times"):
-            await here.call(identity.peer_id, ping(), timeout_s=5, reply_bytes_max=0)
+            await here.call(identity.peer_id, ping(), timeout_s=60, reply_bytes_max=0)
 
 
 @pytest.mark.loop("uvloop")
@@ -283,8 +285,8 @@ async def test_bytes_announced_and_never_sent_starve_neither_callers_nor_our_own
         await other.connect(here.peer_id, await here.addresses())
         call = process(tensor(MIB))
         for _ in range(4):
-            await other.call(here.peer_id, call, timeout_s=20, reply_bytes_max=MIB)
-            await here.call(other.peer_id, call, timeout_s=20, reply_bytes_max=MIB)
+            await other.call(here.peer_id, call, timeout_s=60, reply_bytes_max=MIB)
+            await here.call(other.peer_id, call, timeout_s=60, reply_bytes_max=MIB)
         for stream in streams:
             stream.abort()
         await until(lambda: here._budget.used_bytes == 0)
@@ -307,10 +309,10 @@ async def test_a_caller_that_is_not_admitted_is_refused_before_its_tensors_are_r
         here.start()
         await other.connect(here.peer_id, await here.addresses())
         with pytest.raises(Unavailable, match="no business of yours"):
-            await other.call(here.peer_id, process(tensor(64 * MIB)), timeout_s=30, reply_bytes_max=64 * MIB)
+            await other.call(here.peer_id, process(tensor(64 * MIB)), timeout_s=60, reply_bytes_max=64 * MIB)
         assert seen == [0] and here._budget.used_bytes == 0
         admitted.add(other.peer_id)
-        await other.call(here.peer_id, process(tensor(MIB)), timeout_s=30, reply_bytes_max=MIB)
+        await other.call(here.peer_id, process(tensor(MIB)), timeout_s=60, reply_bytes_max=MIB)
 
 
 @pytest.mark.loop("uvloop")
@@ -322,7 +324,7 @@ async def test_the_wrong_run_is_said_to_be_wrong() -> None:
         for other, says in ((far, "does not serve this run"), (near, "wrong run")):
             await other.connect(here.peer_id, await here.addresses())
             with pytest.raises(RemoteFault, match=says):
-                await other.call(here.peer_id, ping(), timeout_s=10, reply_bytes_max=0)
+                await other.call(here.peer_id, ping(), timeout_s=60, reply_bytes_max=0)
 
 
 @pytest.mark.loop("uvloop")
@@ -335,7 +337,7 @@ async def test_a_node_of_another_protocol_version_is_told_what_to_do(monkeypatch
             async with node() as (other, _):
                 await other.connect(here.peer_id, await here.addresses())
                 with pytest.raises(RemoteFault, match="another protocol version .update the older of the two"):
-                    await other.call(here.peer_id, ping(), timeout_s=10, reply_bytes_max=0)
+                    await other.call(here.peer_id, ping(), timeout_s=60, reply_bytes_max=0)
 
 
 @pytest.mark.loop("uvloop")
@@ -343,7 +345,7 @@ async def test_calls_that_come_before_start_wait_for_it() -> None:
     async with node() as (here, _), node() as (other, _):
         await other.connect(here.peer_id, await here.addresses())
         call = asyncio.get_running_loop().create_task(
-            other.call(here.peer_id, ping(b"early"), timeout_s=30, reply_bytes_max=0)
+            other.call(here.peer_id, ping(b"early"), timeout_s=60, reply_bytes_max=0)
         )
         await until(lambda: here._incoming == 1)
         here.serve("ping", pong, tensor_bytes_max=0)
@@ -359,9 +361,9 @@ async def test_a_warm_stream_is_used_again_and_closed_when_idle(monkeypatch: pyt
         here.start()
         await other.connect(here.peer_id, await here.addresses())
         for _ in range(5):
-            await other.call(here.peer_id, ping(), timeout_s=10, reply_bytes_max=0)
+            await other.call(here.peer_id, ping(), timeout_s=60, reply_bytes_max=0)
             with pytest.raises(Busy):
-                await other.call(here.peer_id, process(tensor(MIB)), timeout_s=10, reply_bytes_max=0)
+                await other.call(here.peer_id, process(tensor(MIB)), timeout_s=60, reply_bytes_max=0)
         assert here._incoming == 1
         assert [len(idle) for idle in other._pool._idle.values()] == [1]
         monkeypatch.setattr("swarmnode.transport.pool.IDLE_S", 0.0)
@@ -376,11 +378,11 @@ async def test_too_many_calls_to_one_peer_are_busy(monkeypatch: pytest.MonkeyPat
     async with node() as (here, _), node() as (other, _):
         await other.connect(here.peer_id, await here.addresses())
         first = asyncio.get_running_loop().create_task(
-            other.call(here.peer_id, ping(), timeout_s=30, reply_bytes_max=0)
+            other.call(here.peer_id, ping(), timeout_s=60, reply_bytes_max=0)
         )
         await asyncio.sleep(0)
         with pytest.raises(Busy, match="1 calls to"):
-            await other.call(here.peer_id, ping(), timeout_s=30, reply_bytes_max=0)
+            await other.call(here.peer_id, ping(), timeout_s=60, reply_bytes_max=0)
         here.serve("ping", pong, tensor_bytes_max=0)
         here.start()
         await first
@@ -400,7 +402,7 @@ async def test_a_fault_of_a_handler_is_an_event_here_and_a_type_there() -> None:
         here.start()
         await other.connect(here.peer_id, await here.addresses())
         with pytest.raises(RemoteFault, match="failed: KeyError$") as caught:
-            await other.call(here.peer_id, ping(), timeout_s=10, reply_bytes_max=0)
+            await other.call(here.peer_id, ping(), timeout_s=60, reply_bytes_max=0)
         assert not isinstance(caught.value, Refused)
         assert [(name, fields["error"], fields["why"]) for name, fields in events] == [
             ("call.failed", "KeyError", "'a secret'")

@@ -18,6 +18,8 @@ from swarmnode.transport.reachability import Reachability, ReachHelper, ReachRep
 from swarmnode.wire import call_pb2 as wire
 from tests.support.libp2p_node import node
 
+pytestmark = pytest.mark.node  # real processes of p2pd
+
 OUT, BACK = "81.2.3.4", "192.168.1.7"
 PEER = "12D3KooWMhLtgoPf2FHypfY8NntC2gsgQ4DdXEQWUojEhqVorubJ"
 
@@ -67,10 +69,10 @@ async def test_a_helper_reaches_who_can_be_reached() -> None:
         assert verdict([seen])[0] is Reachability.LOCAL
         request = Call(wire.Request(reach=wire.ReachRequest(addresses=["/ip4/127.0.0.1/tcp/1"])))
         with pytest.raises(Busy):  # nobody makes us knock all the time
-            await here.call(helper.peer_id, request, timeout_s=10, reply_bytes_max=0)
+            await here.call(helper.peer_id, request, timeout_s=60, reply_bytes_max=0)
         many = Call(wire.Request(reach=wire.ReachRequest(addresses=["/ip4/127.0.0.1/tcp/1"] * 5)))
         with pytest.raises(Refused, match="at most 4"):
-            await here.call(helper.peer_id, many, timeout_s=10, reply_bytes_max=0)
+            await here.call(helper.peer_id, many, timeout_s=60, reply_bytes_max=0)
 
 
 @pytest.mark.loop("uvloop")

@@ -15,6 +15,8 @@ from swarmnode.wire import call_pb2 as wire
 from tests.support.libp2p_node import node
 from tests.support.transport_contract import MIB, echo, process, tensor
 
+pytestmark = pytest.mark.node  # real processes of p2pd
+
 RATE = 40e6  # bits a second
 
 
