@@ -46,6 +46,7 @@ CONVERTED = "model"  # the folder that a GGUF file becomes, in the run's
 @click.option(
     "--context", type=click.IntRange(1, 1 << 24), help="With --from: tokens of a sample.  [default: at most 512]"
 )
+@click.option("--untie", is_flag=True, help="With --from: train a tied model with a head of its own.")
 def command(
     folder: Path,
     preset: str,
@@ -58,6 +59,7 @@ def command(
     kind: str | None,
     base_locations: tuple[str, ...],
     context: int | None,
+    untie: bool,
 ) -> None:
     """Write DIR/manifest.toml, commented and ready to edit, and DIR/owner.key, which signs it.
 
@@ -80,10 +82,10 @@ def command(
         if parameters is not None:
             raise click.UsageError("--parameters sizes a new model, --from goes on from one that has its size")
         start = manifest.of_kind(preset_made, kind or KINDS[0])
-        _from_model(folder, model, start, base_locations, data, context, nodes, samples)
+        _from_model(folder, model, start, base_locations, data, context, nodes, samples, untie=untie)
         return
-    if base_locations or context is not None or kind is not None:
-        raise click.UsageError("--kind, --base-location and --context belong to --from MODEL")
+    if base_locations or context is not None or kind is not None or untie:
+        raise click.UsageError("--kind, --base-location, --context and --untie belong to --from MODEL")
     made = manifest.Recipe(preset_made, {})
     if (parameters, nodes, samples) != (None, None, None):
         made = manifest.fit(made.manifest, parameters=parameters, nodes=nodes, samples=samples)
@@ -108,6 +110,8 @@ def _from_model(
     context: int | None,
     nodes: int | None,
     samples: int | None,
+    *,
+    untie: bool,
 ) -> None:
     """Write the run that starts from `model`."""
     from swarmnode import manifest
@@ -132,6 +136,7 @@ def _from_model(
             nodes=nodes,
             samples=samples,
             report=moved,
+            untie=untie,
         )
     for path in manifest.init(folder, made.recipe.manifest, {**start.origins, **made.recipe.origins}):
         click.echo(path)

@@ -22,7 +22,7 @@ from swarmnode.ids import digest
 from swarmnode.local.data_link import index_of
 from swarmnode.manifest import Manifest, ModelSpec, Recipe, fit, parse, template
 from swarmnode.manifest.field import BY_NAME
-from swarmnode.manifest.kind_compat import ADAPTERS
+from swarmnode.manifest.kind_compat import ADAPTERS, ties
 from swarmnode.model.huggingface import source_names, spec_of
 from swarmnode.model.split import parameter_shapes, split
 from swarmnode.whole_file import write_whole
@@ -81,8 +81,10 @@ def pretrained(
     nodes: int | None,
     samples: int | None,
     report: Report,
+    untie: bool = False,
 ) -> Pretrained:
-    """The model in `files` as the start of a run with the other values of `start`, on the data set `data`.
+    """The model in `files` as the start of a run with the other values of `start`, on the data set `data`. The head of
+    a tied model stays the token table where the run can keep it so (`ties`), unless `untie`.
 
     Raises DataError for a model that is damaged, unknown, or does not fit the data set's tokenizer, UsageError for
     values that no manifest may have.
@@ -92,8 +94,8 @@ def pretrained(
     config = json_file(files, CONFIG)
     if config is None:
         raise DataError(f"{name}: no {CONFIG}; this is no model in the form of Hugging Face")
-    model, tied = _model_of(config, context)
-    wanted = _wanted(model, tied=tied)
+    published, model = _model_of(config, context, keeps=ties(start) and not untie)
+    wanted = _wanted(model, tied=published.tied)
     small = {each: raw for each in SMALL_FILES if (raw := files.read_whole(each, SMALL_NBYTES_MAX)) is not None}
     if TOKENIZER not in small:
         raise DataError(f"{name}: no {TOKENIZER}; a tokenizer in another form must be converted by transformers first")
@@ -106,7 +108,7 @@ def pretrained(
     if data is not None:
         _check_data(small[TOKENIZER], data, model)
     stored = stored_tensors(files)
-    recipe = _recipe(start, model, name, nodes, samples, has_data=data is not None)
+    recipe = _recipe(start, published, model, name, nodes, samples, has_data=data is not None)
     index = make_base(files, stored, wanted, report)
     made = recipe.manifest
     base = dataclasses.replace(made.base, index=index.digest.hex(), locations=locations)
@@ -134,14 +136,14 @@ def lay_out(run: Path, model: Pretrained) -> Path:
     return place
 
 
-def _model_of(config: Mapping[str, Any], context: int | None) -> tuple[ModelSpec, bool]:
-    """The run's model of a config.json, and whether the published head is the token table. The run's is a matrix of its
-    own, which begins as a copy. Raises DataError for a model that swarmnode does not know."""
+def _model_of(config: Mapping[str, Any], context: int | None, *, keeps: bool) -> tuple[ModelSpec, ModelSpec]:
+    """(the model of a config.json, the run's). A tied head stays so if the run `keeps` it; else it becomes a matrix of
+    its own, which begins as a copy of the table. Raises DataError for a model that swarmnode does not know."""
     published = spec_of(config)
     if context is not None and context > published.context:
         raise UsageError(f"--context {context}: the model was made for {published.context} tokens at most")
     context = context or min(CONTEXT_MAX, published.context)
-    return dataclasses.replace(published, tied=False, context=context), published.tied
+    return published, dataclasses.replace(published, tied=published.tied and keeps, context=context)
 
 
 def _wanted(model: ModelSpec, *, tied: bool) -> dict[str, WantedTensor]:
@@ -166,7 +168,14 @@ def _check_data(tokenizer: bytes, data: Path, model: ModelSpec) -> None:
 
 
 def _recipe(
-    start: Manifest, model: ModelSpec, name: str, nodes: int | None, samples: int | None, *, has_data: bool
+    start: Manifest,
+    published: ModelSpec,
+    model: ModelSpec,
+    name: str,
+    nodes: int | None,
+    samples: int | None,
+    *,
+    has_data: bool,
 ) -> Recipe:
     """The manifest and the origins of its values: `fit` to the model, at RATE_SHARE of a pretraining's peak rate."""
     fitting = max(1, MICROBATCH_TOKENS // model.context)
@@ -196,6 +205,7 @@ def _recipe(
         "inner.warmup_samples": found.origins["inner.warmup_samples"] + warm,
         **{f"model.{field.name}": "the base model's config.json" for field in dataclasses.fields(model)},
         "inner.optimizer": "that of the model's own pretraining, as a rule: arXiv 2502.16982, section 3.5.2",
+        "model.tied": _why_tied(published, model),
         "model.context": f"at most {CONTEXT_MAX} unless --context says more (guess)",
         "base.index": f"made of {name}",
     }
@@ -203,6 +213,13 @@ def _recipe(
         origins["inner.microbatch"] = f"fitted: at most {MICROBATCH_TOKENS} tokens (guess)"
     made = dataclasses.replace(found.manifest, inner=dataclasses.replace(found.manifest.inner, **rates))
     return Recipe(made, origins)
+
+
+def _why_tied(published: ModelSpec, model: ModelSpec) -> str:
+    """The origin of model.tied."""
+    if published.tied and not model.tied:
+        return "the base model's head is its token table; here it begins as a copy"
+    return "the base model's config.json"
 
 
 def _run_name(name: str) -> str:

@@ -18,6 +18,11 @@ def from_base(m: Manifest) -> bool:
     return m.training.kind != PRETRAIN or bool(m.base.index)
 
 
+def ties(m: Manifest) -> bool:
+    """Whether a tied model's table stays one matrix: it lies in one stage, or both ends hold it frozen."""
+    return m.pipeline.stages == 1 or m.training.kind == ADAPTERS
+
+
 def rank_fits(m: Manifest) -> bool:
     return m.training.kind != ADAPTERS or m.training.rank <= rank_max(m)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from swarmnode.manifest.check import CrossFieldCheck
+from swarmnode.manifest.kind_compat import ADAPTERS, ties
 from swarmnode.manifest.spec import Manifest, ModelSpec
 
 BLENDED = ("llama3", "yarn")  # rope_scaling by how often a frequency turns in the original context
@@ -118,9 +119,12 @@ MODEL_ACROSS: tuple[CrossFieldCheck, ...] = (
         lambda m: "0 with model.experts = 0",
     ),
     CrossFieldCheck(
-        ("model.tied", "pipeline.stages"),
-        lambda m: not m.model.tied or m.pipeline.stages == 1,
-        lambda m: f"false with pipeline.stages = {m.pipeline.stages}: nothing keeps the two ends' tables equal yet",
+        ("model.tied", "pipeline.stages", "training.kind"),
+        lambda m: not m.model.tied or ties(m),
+        lambda m: (
+            f"false with pipeline.stages = {m.pipeline.stages}: nothing keeps the two ends' tables equal yet, unless"
+            f' training.kind = "{ADAPTERS}" freezes them'
+        ),
     ),
     CrossFieldCheck(
         (

@@ -52,8 +52,8 @@ MODEL_FIELDS: tuple[Field, ...] = (
         "model",
         "tied",
         flag(),
-        "Whether the head is the token table; needs one stage. In several a tied model trains with a head of its"
-        " own, which begins as a copy of the table (`swarmnode init --from`).",
+        "Whether the head is the token table. In several stages both ends hold it: only adapters leave it as it is;"
+        " else a tied model trains with a head of its own, at first a copy of the table (`swarmnode init --from`).",
         _LLAMA,
     ),
     Field(

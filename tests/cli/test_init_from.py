@@ -181,6 +181,19 @@ def test_up_stops_where_the_base_model_is_not_to_be_had(tmp_path: Path, model: P
         check_run(folder, None, None, cache, "")
 
 
+def test_adapters_keep_a_tied_model_tied_unless_it_is_to_be_untied(tmp_path: Path) -> None:
+    llama(tmp_path / "model")
+    adapt = ("--from", str(tmp_path / "model"), "--kind", "adapters")
+    for name, tied, arguments in (
+        ("kept", True, adapt),
+        ("untied", False, (*adapt, "--untie")),
+        ("trained", False, adapt[:2]),
+    ):
+        run(str(tmp_path / name), *arguments)
+        made = read_manifest(tmp_path / name / "manifest.toml")
+        assert (made.model.tied, made.pipeline.stages) == (tied, 3), name
+
+
 def test_the_kind_of_training_sets_what_suits_it(tmp_path: Path) -> None:
     llama(tmp_path / "model", tied=False, shard="5GB")
     run(str(tmp_path / "plain"), "--from", str(tmp_path / "model"))
@@ -190,6 +203,9 @@ def test_the_kind_of_training_sets_what_suits_it(tmp_path: Path) -> None:
     assert adapters.inner.optimizer == "adamw" and adapters.inner.weight_decay == 0.0
     assert adapters.inner.learning_rate > plain.inner.learning_rate and adapters.base == plain.base
     failed = CliRunner().invoke(command, [str(tmp_path / "new"), "--kind", "adapters"])
-    assert failed.exit_code == 2 and "--kind, --base-location and --context belong to --from MODEL" in failed.output
+    assert (
+        failed.exit_code == 2
+        and "--kind, --base-location, --context and --untie belong to --from MODEL" in failed.output
+    )
     with pytest.raises(ManifestError, match='data.documents = "masked": allowed is "joined" unless data.end_token'):
         run(str(tmp_path / "chat"), "--from", str(tmp_path / "model"), "--kind", "finetune")

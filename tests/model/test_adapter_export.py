@@ -14,7 +14,7 @@ from torch import Tensor
 from swarmnode.cli.export import export_model
 from swarmnode.errors import DataError, UsageError
 from swarmnode.local.pretrained import lay_out
-from swarmnode.manifest import MANIFEST_FILE, Manifest, TrainingSpec, template
+from swarmnode.manifest import MANIFEST_FILE, Manifest, ModelSpec, TrainingSpec, template
 from swarmnode.model.adapter import trained_count
 from swarmnode.model.adapter_merge import held, whole_weights
 from swarmnode.model.export import StageLabel, save_stage, stage_state_dict, write_model
@@ -31,9 +31,9 @@ MODEL = replace(TINY, width=64, ffn=128, vocabulary=256)
 WHOLE = split(MODEL, 1)[0]
 
 
-def saved(folder: Path, **training: object) -> tuple[Manifest, dict[str, Tensor]]:
+def saved(folder: Path, model: ModelSpec = MODEL, **training: object) -> tuple[Manifest, dict[str, Tensor]]:
     """A run whose nodes have saved the stages that they trained, and its adapters."""
-    run = manifest(MODEL, optimizer="adamw", average_share=0.0)
+    run = manifest(model, optimizer="adamw", average_share=0.0)
     run = replace(run, training=replace(TrainingSpec(kind="adapters", rank=4), **training))  # type: ignore[arg-type]
     chain, found = stages_of(run), {}
     for step in range(4):
@@ -53,10 +53,12 @@ def base(run: Manifest) -> dict[str, Tensor]:
     return {name: held(run, name, initial(MODEL, run.seed, name, shape)) for name, shape in shapes.items()}
 
 
-@pytest.mark.parametrize(("method", "kind"), [("lora", "bf16"), ("dora", "nf4")])
-def test_merged_adapters_load_in_transformers_with_the_same_logits(tmp_path: Path, method: str, kind: str) -> None:
+@pytest.mark.parametrize(("method", "kind", "tied"), [("lora", "bf16", True), ("dora", "nf4", False)])
+def test_merged_adapters_load_in_transformers_with_the_same_logits(
+    tmp_path: Path, method: str, kind: str, tied: bool
+) -> None:
     transformers = pytest.importorskip("transformers")
-    run, adapters = saved(tmp_path, method=method, base_format=kind)
+    run, adapters = saved(tmp_path, replace(MODEL, tied=tied), method=method, base_format=kind)
     export_model(str(tmp_path), tmp_path / "out", "auto", lambda text: None)
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     tokens = token_batch(MODEL)
@@ -67,7 +69,9 @@ def test_merged_adapters_load_in_transformers_with_the_same_logits(tmp_path: Pat
         ours = F.linear(stage.module.hidden(tokens[:, :-1]), stage.module.head.float())
         torch.testing.assert_close(ours, theirs(tokens[:, :-1]).logits, rtol=0, atol=1e-5)
     again = export_model(str(tmp_path / "out"), tmp_path / "again", "auto", lambda text: None)
-    assert again["parameters"] == WHOLE.parameters and again["kind"] == "export"
+    assert again["parameters"] == split(run.model, 1)[0].parameters and again["kind"] == "export"
+    assert theirs.config.tie_word_embeddings == tied
+    assert ("lm_head.weight" in safetensors.torch.load_file(tmp_path / "out" / "model.safetensors")) != tied
 
 
 @pytest.mark.parametrize("method", ["lora", "dora"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import torch
 
 from swarmnode.local.pretrained import lay_out
@@ -49,9 +50,11 @@ async def test_adapters_meet_are_downloaded_and_begin_again() -> None:
         await v.leave()
 
 
-async def test_every_node_freezes_its_part_of_the_base_model(tmp_path: Path) -> None:
-    model = llama(tmp_path / "model", tied=False, shard="5GB")
-    made = start_from(tmp_path / "model", manifest())
+@pytest.mark.parametrize("tied", [False, True])
+async def test_every_node_freezes_its_part_of_the_base_model(tmp_path: Path, tied: bool) -> None:
+    model = llama(tmp_path / "model", tied=tied, shard="5GB")
+    made = start_from(tmp_path / "model", adapting(manifest()))
+    assert made.recipe.manifest.model.tied == tied
     run = adapting(run_of(made.recipe.manifest.model, made.index, 2))
     place = lay_out(tmp_path / "run", made)
     async with village(run) as v:
@@ -70,4 +73,7 @@ async def test_every_node_freezes_its_part_of_the_base_model(tmp_path: Path) -> 
         for (name, held), other in zip(mine.named_buffers(), theirs.buffers(), strict=True):
             assert torch.equal(held, other), name
         await v.until(lambda: losses(v)[-1] < losses(v)[0] - 0.1, "it learns")
+        assert people[0].replica is not None
+        table = people[0].replica.stage.module.model.embed_tokens.weight
+        assert torch.equal(table, mine.head) == tied, "both ends hold the one table"
         await v.leave()
