@@ -160,7 +160,7 @@ def device_state_nbytes(manifest: Manifest, part: StageLayers, mode: ComputeMode
 def moments_nbytes(manifest: Manifest, part: StageLayers, optimizer_state: str) -> int:
     """Bytes of the optimizer's moments on the device."""
     sizes = section_sizes(manifest, part)
-    first, second = sizes["exp_avg"], sizes["exp_avg_sq"]
+    first, second = sizes.get("exp_avg", 0), sizes.get("exp_avg_sq", 0)
     if optimizer_state == "device":
         return ITEMSIZE * (first + second)
     if optimizer_state == "host":
@@ -248,7 +248,7 @@ def _host_nbytes(manifest: Manifest, part: StageLayers, mode: ComputeMode) -> in
     if gossip.method in SLOW_ON_HOST:
         nbytes += slow_nbytes(manifest, part)
     if mode.optimizer_state == "host":
-        nbytes += ITEMSIZE * (sizes["exp_avg"] + sizes["exp_avg_sq"])
+        nbytes += ITEMSIZE * (sizes.get("exp_avg", 0) + sizes.get("exp_avg_sq", 0))
     if manifest.inner.average_share > 0.0:
         nbytes += ITEMSIZE * trained_count(manifest, part)
     packets = gossip.group or PACKETS  # of the whole stage only so many are held at once
