@@ -12,7 +12,7 @@ from swarmnode.identity import Identity
 from swarmnode.manifest import Manifest
 from swarmnode.ports import OuterReport, Packet
 from tests.support.one_byte_run import by_bytes
-from tests.support.village import TINY, Recording, Villager, Village, losses, manifest, told, village
+from tests.support.village import TINY, Recording, Village, Villager, losses, manifest, told, village
 
 
 class Remembering(Recording):
