@@ -86,8 +86,8 @@ def memory_need(manifest: Manifest, part: StageLayers, mode: ComputeMode = CPU) 
 
 
 def _shared_nbytes(manifest: Manifest, part: StageLayers, mode: ComputeMode) -> int:
-    """State, gradient (of forward passes alone: none) and older weights, the kept snapshot of the next stage, a microbatch in work, waiting ones, and
-    kept tapes (fewer when memory is short: the others are recomputed)."""
+    """State, gradient (of forward passes alone: none) and older weights, the kept snapshot of the next stage, a
+    microbatch in work, waiting ones, and kept tapes (fewer when memory is short: the others are recomputed)."""
     model, width = manifest.model, boundary_width(manifest)
     sizes = section_sizes(manifest, part)
     state = state_nbytes(sizes) + SNAPSHOTS * snapshot_nbytes(sizes)
@@ -151,8 +151,8 @@ def _filled(manifest: Manifest) -> float | None:
 
 def device_state_nbytes(manifest: Manifest, part: StageLayers, mode: ComputeMode) -> int:
     """Bytes on the device between two pieces of work: trained weights, gradient, moments, the working copy, and the
-    older ones that tapes need; slow weights only if the run's method keeps them there. Forward passes alone need a second
-    copy of the weights instead of the gradient."""
+    older ones that tapes need; slow weights only if the run's method keeps them there. Forward passes alone need
+    a second copy of the weights instead of the gradient."""
     count = trained_count(manifest, part)
     state = 2 * ITEMSIZE * count + moments_nbytes(manifest, part, mode.optimizer_state) + _table_nbytes(manifest)
     state += (1 + _copies(manifest, part)) * HALF * (count - _own_table(manifest, part)) if mode.autocast else 0

@@ -1,4 +1,4 @@
-"""Training by forward passes alone: replicas that exchanged bytes have the same bits, and what they do is the paper's."""
+"""Training by forward passes alone: replicas that exchanged bytes have the same bits."""
 
 from __future__ import annotations
 
