@@ -10,7 +10,7 @@ import click
 if TYPE_CHECKING:
     from swarmnode.manifest import Recipe
 
-KINDS = ("pretrain", "finetune", "adapters")
+KINDS = ("pretrain", "finetune", "adapters", "one_byte")
 PRESETS = ("demo", "tiny", "small")
 COUNT_MAX = 10**12
 CONVERTED = "model"  # the folder that a GGUF file becomes, in the run's
@@ -38,7 +38,8 @@ CONVERTED = "model"  # the folder that a GGUF file becomes, in the run's
 @click.option(
     "--kind",
     type=click.Choice(KINDS),
-    help="With --from: train all weights on text or on conversations, or adapters alone.  [default: pretrain]",
+    help="With --from: train all weights on text or on conversations, adapters alone, or all weights by forward passes"
+    " that send one byte each.  [default: pretrain]",
 )
 @click.option(
     "--base-location", "base_locations", multiple=True, metavar="URL", help="Where its files can be had; repeatable."

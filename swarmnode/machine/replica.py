@@ -13,9 +13,11 @@ from torch import Tensor
 
 from swarmnode.errors import LocalFault, RemoteFault, UsageError
 from swarmnode.gossip.outer import DesLoc, Outer, outer
+from swarmnode.gossip.outer.one_byte import OneByte
 from swarmnode.gossip.robust import GUARDED
 from swarmnode.large_buffer import large_buffer
-from swarmnode.manifest import Manifest, from_base
+from swarmnode.machine.forward_training import ForwardTraining
+from swarmnode.manifest import Manifest, by_forward_passes, from_base
 from swarmnode.model.device import free_nbytes
 from swarmnode.model.out_of_memory import tried, twice
 from swarmnode.model.running_mean import RunningMean
@@ -66,7 +68,13 @@ class TorchReplica:
             manifest, stage, device, dtype, autocast=autocast, optimizer_state=optimizer_state, draw=draw
         )
         # Autograd does not notice outer steps (`data`): tapes find theta restored, see model/weight_stash.py.
-        self.outer: Outer = outer(manifest.gossip, self.stage.theta.data, sender)
+        self.forward_training: ForwardTraining | None = None
+        self.outer: Outer
+        if by_forward_passes(manifest):
+            shared = OneByte(manifest, self.stage.theta.data, sender)
+            self.outer, self.forward_training = shared, ForwardTraining(self.stage, shared)
+        else:
+            self.outer = outer(manifest.gossip, self.stage.theta.data, sender)
         share = manifest.inner.average_share
         self.average = RunningMean(share) if share > 0.0 else None
         self.out_of_memory = 0
@@ -91,7 +99,7 @@ class TorchReplica:
     @property
     def accumulated(self) -> int:
         """Samples whose gradient waits for the next inner step."""
-        return self.stage.accumulated
+        return self.stage.accumulated if self.forward_training is None else self.forward_training.waiting
 
     @property
     def recomputed(self) -> int:
@@ -139,6 +147,8 @@ class TorchReplica:
         self, x: WireTensor, tokens: WireTensor, samples: int, *, train: bool, accumulate: bool = True
     ) -> LossResult:
         def work() -> LossResult:
+            if train and self.forward_training is not None:
+                return self.forward_training.loss(x, tokens, samples, accumulate=accumulate)
             with contextlib.nullcontext() if train else self._averaged():
                 return self.stage.loss(x, tokens, samples, train=train, accumulate=accumulate)
 
@@ -195,6 +205,8 @@ class TorchReplica:
         self.stage.release(tape)
 
     def step(self, samples_total: int, batch: float = math.inf) -> StepReport:
+        if self.forward_training is not None:
+            return self.forward_training.step()
         report = self.stage.step(samples_total, batch)
         if (average := self.average) is not None:
             done, _ = tried(lambda: average.see(self.stage.theta, samples_total))
@@ -226,6 +238,8 @@ class TorchReplica:
         # so projecting its result equals projecting each packet. The momentum's outside part never reaches theta and
         # phi, and fades by itself.
         self._again(lambda: self.stage.hold(self.outer.theta, self.outer.phi))
+        if self.forward_training is not None:
+            self.forward_training.applied()
         return report
 
     def boundary_digest(self) -> bytes:
@@ -262,13 +276,15 @@ class TorchReplica:
             raise RemoteFault(f"state after {state.inner_steps} inner steps with gradient norm {state.gradient_norm}")
         self._check_stray(given)
         for name in ("theta", "exp_avg", "exp_avg_sq"):
-            given.copy_to(name, parts[name])
+            if name in parts:
+                given.copy_to(name, parts[name])
         self.outer.reset(given.sections["phi"], given.sections.get("momentum"))
         self.stage.hold(self.stage.theta, self.outer.phi)
         self.stage.moments_loaded()
         self.stage.inner_steps = state.inner_steps
         self.stage.gradient_norm = state.gradient_norm
         self.stage.bump_steps = state.bump_steps
+        self._forward_anew()
         self.stage.undrawn = False
         self.stage.discard()
         self.stage.touched()
@@ -302,6 +318,7 @@ class TorchReplica:
         """See ports.Replica."""
         self.stage.draw_weights()
         self.outer.reset(self.stage.theta)
+        self._forward_anew()
         self._average_anew()
 
     def _average_anew(self) -> None:
@@ -353,7 +370,12 @@ class TorchReplica:
         self.stage.hold(self.stage.theta)
         self.outer.reset(self.stage.theta)
         self.stage.begin_anew(raised=raised)
+        self._forward_anew()
         self._average_anew()
+
+    def _forward_anew(self) -> None:
+        if self.forward_training is not None:
+            self.forward_training.loaded()
 
     def _parts(self) -> tuple[StageLayers, ...]:
         return split(self.stage.manifest.model, self.stage.manifest.pipeline.stages)

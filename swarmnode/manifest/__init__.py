@@ -13,7 +13,7 @@ from swarmnode.manifest.folder import (
     write_signed,
 )
 from swarmnode.manifest.gossip_compat import OuterConstants, constants
-from swarmnode.manifest.kind_compat import from_base
+from swarmnode.manifest.kind_compat import by_forward_passes, from_base
 from swarmnode.manifest.kind_preset import of_kind
 from swarmnode.manifest.preset import PRESETS
 from swarmnode.manifest.recipe import Recipe, fit
@@ -63,6 +63,7 @@ __all__ = [
     "canonical",
     "constants",
     "fit",
+    "by_forward_passes",
     "from_base",
     "init",
     "of_kind",

@@ -241,7 +241,37 @@ ACROSS: tuple[CrossFieldCheck, ...] = (
     CrossFieldCheck(
         ("inner.optimizer", "training.kind"),
         kind_compat.optimizer_fits,
-        lambda m: '"adamw" with training.kind = "adapters"',
+        lambda m: f'"adamw" with training.kind = "{m.training.kind}"',
+    ),
+    CrossFieldCheck(
+        ("pipeline.stages", "training.kind"),
+        kind_compat.stages_fit,
+        lambda m: '1 with training.kind = "one_byte": each machine holds the whole model',
+    ),
+    CrossFieldCheck(
+        ("inner.weight_decay", "training.kind"),
+        kind_compat.decay_fits,
+        lambda m: '0.0 with training.kind = "one_byte": weights move by the shared bytes alone',
+    ),
+    CrossFieldCheck(
+        ("inner.average_share", "training.kind"),
+        kind_compat.average_fits,
+        lambda m: '0.0 with training.kind = "one_byte": it would be one more copy of the weights',
+    ),
+    CrossFieldCheck(
+        ("gossip.method", "gossip.fragments", "training.kind"),
+        kind_compat.method_fits,
+        lambda m: '"average" in one fragment with training.kind = "one_byte": the bytes are of all weights',
+    ),
+    CrossFieldCheck(
+        ("gossip.group", "training.kind"),
+        kind_compat.group_fits,
+        lambda m: '0 with training.kind = "one_byte": everybody hears everybody\'s bytes',
+    ),
+    CrossFieldCheck(
+        ("gossip.acceptance", "training.kind"),
+        kind_compat.acceptance_fits,
+        lambda m: '"all" with training.kind = "one_byte": bytes are clipped by their form',
     ),
     CrossFieldCheck(
         ("data.documents", "training.kind"),

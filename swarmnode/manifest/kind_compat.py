@@ -6,8 +6,9 @@ from swarmnode.manifest.spec import Manifest, ModelSpec
 
 ADAPTERS = "adapters"
 FINETUNE = "finetune"
+ONE_BYTE = "one_byte"
 PRETRAIN = "pretrain"
-KINDS = (PRETRAIN, FINETUNE, ADAPTERS)
+KINDS = (PRETRAIN, FINETUNE, ADAPTERS, ONE_BYTE)
 METHODS = ("lora", "dora")
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 BASE_FORMATS = ("bf16", "fp32", "int8", "nf4")
@@ -58,8 +59,37 @@ def itinerary_fits(m: Manifest) -> bool:
 
 
 def optimizer_fits(m: Manifest) -> bool:
-    return m.training.kind != ADAPTERS or m.inner.optimizer == "adamw"
+    return m.training.kind not in (ADAPTERS, ONE_BYTE) or m.inner.optimizer == "adamw"
 
 
 def documents_fit(m: Manifest) -> bool:
     return m.training.kind != FINETUNE or m.data.documents == "masked"
+
+
+def by_forward_passes(m: Manifest) -> bool:
+    """Whether weights only move in rounds, by bytes that each machine measured with the whole model."""
+    return m.training.kind == ONE_BYTE
+
+
+def stages_fit(m: Manifest) -> bool:
+    return not by_forward_passes(m) or m.pipeline.stages == 1
+
+
+def decay_fits(m: Manifest) -> bool:
+    return not by_forward_passes(m) or m.inner.weight_decay == 0.0
+
+
+def average_fits(m: Manifest) -> bool:
+    return not by_forward_passes(m) or m.inner.average_share == 0.0
+
+
+def method_fits(m: Manifest) -> bool:
+    return not by_forward_passes(m) or (m.gossip.method == "average" and m.gossip.fragments == 1)
+
+
+def group_fits(m: Manifest) -> bool:
+    return not by_forward_passes(m) or m.gossip.group == 0
+
+
+def acceptance_fits(m: Manifest) -> bool:
+    return not by_forward_passes(m) or m.gossip.acceptance == "all"

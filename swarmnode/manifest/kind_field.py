@@ -15,7 +15,9 @@ KIND_FIELDS: tuple[Field, ...] = (
         one_of(*KINDS),
         "pretrain: all weights, on running text; finetune: all weights of a trained model, on conversations or other"
         ' separate documents (data.documents = "masked"; only answers count in the loss if the data set says so);'
-        " adapters: small matrices beside the frozen weights of a trained model; only these are sent and saved.",
+        " adapters: small matrices beside the frozen weights of a trained model; only these are sent and saved;"
+        " one_byte: all weights by forward passes alone, each machine with the whole model; a microbatch sends one byte"
+        " (arXiv 2306.10015).",
         "no model to start from is needed",
     ),
     Field(
@@ -54,5 +56,12 @@ KIND_FIELDS: tuple[Field, ...] = (
         "adapters: number format of the frozen weights in memory; int8: matrices of layers with a step for each row"
         " (arXiv 2208.07339); nf4: these in 4 bits with a scale for each 64 (arXiv 2305.14314); all else bf16.",
         "the format most models are published in",
+    ),
+    Field(
+        "training",
+        "perturbation",
+        real(0.0, 1.0, above=True),
+        "one_byte: the loss is measured with every weight this much higher or lower.",
+        "MeZO, arXiv 2305.17333, appendix E",
     ),
 )

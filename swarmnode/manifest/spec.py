@@ -184,6 +184,7 @@ class TrainingSpec:
     alpha: float = 32.0
     targets: tuple[str, ...] = TARGETS
     base_format: str = "bf16"
+    perturbation: float = 1e-3
 
 
 @dataclass(frozen=True, slots=True)

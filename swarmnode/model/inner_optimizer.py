@@ -6,7 +6,7 @@ import math
 
 from torch import Tensor
 
-from swarmnode.manifest import Manifest, boundary_width
+from swarmnode.manifest import Manifest, boundary_width, by_forward_passes
 from swarmnode.model.architecture import Shapes
 from swarmnode.model.muon import FlatMuon, MuonMatrix
 from swarmnode.model.optimizer import FlatAdamW, Span
@@ -29,6 +29,8 @@ def optimizer_of(
     """The manifest's optimizer on `theta` by `grad`, both [N], of parameters with `shapes`. Matrices decay. With a
     subspace boundary, the token table is frozen and writers stay in the span. `state`: where moments are
     kept (moments.py)."""
+    if by_forward_passes(manifest):  # no moments, nothing to step
+        return FlatAdamW(theta.data[:0], grad, manifest.inner, [])
     first = 0
     spans: list[Span] = []
     matrices: list[MuonMatrix] = []

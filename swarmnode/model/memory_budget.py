@@ -10,7 +10,7 @@ import math
 from collections import Counter
 from dataclasses import dataclass
 
-from swarmnode.manifest import Manifest, boundary_nbytes, boundary_width
+from swarmnode.manifest import Manifest, boundary_nbytes, boundary_width, by_forward_passes
 from swarmnode.model.adapter import (
     adapter_graph,
     frozen_format,
@@ -86,11 +86,12 @@ def memory_need(manifest: Manifest, part: StageLayers, mode: ComputeMode = CPU) 
 
 
 def _shared_nbytes(manifest: Manifest, part: StageLayers, mode: ComputeMode) -> int:
-    """State, gradient and older weights, the kept snapshot of the next stage, a microbatch in work, waiting ones, and
-    kept tapes (fewer when memory is short: the others are recomputed)."""
+    """State, gradient (of forward passes alone: none) and older weights, the kept snapshot of the next stage, a
+    microbatch in work, waiting ones, and kept tapes (fewer when memory is short: the others are recomputed)."""
     model, width = manifest.model, boundary_width(manifest)
     sizes = section_sizes(manifest, part)
-    state = state_nbytes(sizes) + SNAPSHOTS * snapshot_nbytes(sizes) + ITEMSIZE * trained_count(manifest, part)
+    state = state_nbytes(sizes) + SNAPSHOTS * snapshot_nbytes(sizes)
+    state += 0 if by_forward_passes(manifest) else ITEMSIZE * trained_count(manifest, part)
     state += _copies(manifest, part) * ITEMSIZE * trained_count(manifest, part)
     if manifest.inner.average_share > 0.0:
         state += ITEMSIZE * trained_count(manifest, part)
@@ -101,6 +102,8 @@ def _shared_nbytes(manifest: Manifest, part: StageLayers, mode: ComputeMode) -> 
     graph = graph_nbytes(
         model, part, tokens, width, ITEMSIZE, mode.autocast, _filled(manifest), adapters=adapter_graph(manifest, part)
     )
+    if by_forward_passes(manifest):
+        graph //= max(1, len(part.layers))  # of the layer in work alone
     if part.has_head:
         return (
             int(state) + graph + head_nbytes(tokens, model.vocabulary, model.width, autocast=mode.autocast, kind="cpu")
@@ -148,7 +151,8 @@ def _filled(manifest: Manifest) -> float | None:
 
 def device_state_nbytes(manifest: Manifest, part: StageLayers, mode: ComputeMode) -> int:
     """Bytes on the device between two pieces of work: trained weights, gradient, moments, the working copy, and the
-    older ones that tapes need; slow weights only if the run's method keeps them there."""
+    older ones that tapes need; slow weights only if the run's method keeps them there. Forward passes alone need
+    a second copy of the weights instead of the gradient."""
     count = trained_count(manifest, part)
     state = 2 * ITEMSIZE * count + moments_nbytes(manifest, part, mode.optimizer_state) + _table_nbytes(manifest)
     state += (1 + _copies(manifest, part)) * HALF * (count - _own_table(manifest, part)) if mode.autocast else 0
@@ -160,7 +164,7 @@ def device_state_nbytes(manifest: Manifest, part: StageLayers, mode: ComputeMode
 def moments_nbytes(manifest: Manifest, part: StageLayers, optimizer_state: str) -> int:
     """Bytes of the optimizer's moments on the device."""
     sizes = section_sizes(manifest, part)
-    first, second = sizes["exp_avg"], sizes["exp_avg_sq"]
+    first, second = sizes.get("exp_avg", 0), sizes.get("exp_avg_sq", 0)
     if optimizer_state == "device":
         return ITEMSIZE * (first + second)
     if optimizer_state == "host":
@@ -248,7 +252,7 @@ def _host_nbytes(manifest: Manifest, part: StageLayers, mode: ComputeMode) -> in
     if gossip.method in SLOW_ON_HOST:
         nbytes += slow_nbytes(manifest, part)
     if mode.optimizer_state == "host":
-        nbytes += ITEMSIZE * (sizes["exp_avg"] + sizes["exp_avg_sq"])
+        nbytes += ITEMSIZE * (sizes.get("exp_avg", 0) + sizes.get("exp_avg_sq", 0))
     if manifest.inner.average_share > 0.0:
         nbytes += ITEMSIZE * trained_count(manifest, part)
     packets = gossip.group or PACKETS  # of the whole stage only so many are held at once

@@ -16,7 +16,7 @@ import math
 from collections.abc import Mapping
 from enum import Enum, auto
 
-from swarmnode.manifest import Manifest, constants
+from swarmnode.manifest import Manifest, by_forward_passes, constants
 from swarmnode.model.adapter import trained_shapes
 from swarmnode.model.architecture import Shapes
 from swarmnode.model.split import TABLE, StageLayers, is_hidden_matrix, is_writer
@@ -65,6 +65,8 @@ def section_shapes(manifest: Manifest, part: StageLayers) -> dict[str, Shapes]:
     found = {section: seconds if section == "exp_avg_sq" else every for section in SECTIONS}
     if constants(manifest.gossip).alpha == 0.0:
         del found["momentum"]
+    if by_forward_passes(manifest):
+        del found["exp_avg"], found["exp_avg_sq"]
     return found
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from swarmnode.errors import Busy, LocalFault
-from swarmnode.manifest import Manifest, boundary_width
+from swarmnode.manifest import Manifest, boundary_width, by_forward_passes
 from swarmnode.model.adapter import has_adapters, initial_adapter, trained_shapes
 from swarmnode.model.backprop import Backprop
 from swarmnode.model.boundary import decode_boundary, encode_boundary
@@ -76,7 +76,8 @@ class StageReplica:
         self.device = torch.device(device)
         self.shapes = trained_shapes(manifest, self.part)
         self.theta = torch.zeros(sum(map(math.prod, self.shapes.values())), dtype=dtype, device=self.device)
-        self.grad = torch.zeros_like(self.theta)
+        self._by_forward = by_forward_passes(manifest)  # then there is no gradient: the buffer is empty
+        self.grad = torch.zeros_like(self.theta[:0] if self._by_forward else self.theta)
         self.undrawn = not draw and not manifest.base.index and not has_adapters(manifest)
         if not self.undrawn:
             self.initialize()
@@ -108,7 +109,7 @@ class StageReplica:
         self.gradient_norm = 0.0
         self.version = 0  # grows with `touched`
         self.stash: WeightStash | WorkingCopy = WeightStash(self.theta, torch.bfloat16 if autocast else dtype)
-        if self.frozen is None and WorkingCopy.possible(self.device, autocast=autocast):
+        if self.frozen is None and not self._by_forward and WorkingCopy.possible(self.device, autocast=autocast):
             self.stash = WorkingCopy(
                 self.module, self.shapes, self.theta, self.grad, half_dtype(self.device), self.backprop.watch
             )
@@ -154,6 +155,8 @@ class StageReplica:
             module.load_state_dict(self.named(self.theta), assign=True)
         module.cos = module.cos.to(self.device, dtype)
         module.sin = module.sin.to(self.device, dtype)
+        if self._by_forward:
+            return module.requires_grad_(False)
         gradients = self.named(self.grad)
         for name, parameter in module.named_parameters():
             parameter.grad = gradients.get(name)

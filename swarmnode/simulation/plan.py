@@ -103,7 +103,7 @@ def _gossip_bytes(manifest: Manifest, part: StageLayers, replicas: int) -> float
     sent = messages(manifest.gossip, replicas)
     if not sent:
         return 0.0
-    seconds = section_sizes(manifest, part)["exp_avg_sq"]
+    seconds = section_sizes(manifest, part).get("exp_avg_sq", 0)
     return (
         sent * message_nbytes(manifest.gossip, trained_count(manifest, part), seconds) / manifest.gossip.round_samples
     )

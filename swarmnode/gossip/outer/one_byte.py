@@ -1,0 +1,223 @@
+"""One byte a step: replicas share what they measured along random directions that everybody can draw ["Just One Byte
+(per gradient)", arXiv 2306.10015; MeZO, arXiv 2305.17333].
+
+    g  = (L(phi + eps z) - L(phi - eps z)) / (2 eps)     z = signs of the seed (peer, round, number of the step)
+    b  = round(127 min(max(g / c, -1), 1))               one byte; c is inner.clip_norm
+    phi <- phi - rate(round) c / 127 b z                 for every step of every member, in order of round and peer
+
+A round's steps are all measured at the weights of the last round, as the paper does, so weights only move in rounds.
+Directions of thousands of elements are nearly orthogonal: N steps from one point do what N steps in a row do.
+
+Between measurements theta equals phi, to the bit: perturbed weights are written from phi, never by adding and
+subtracting, which would leave rounding errors that differ between members. Members that heard the same bytes therefore
+have the same bits. A packet repeats the sender's last rounds, and each is applied once: a member that missed a packet
+applies it a round later, and then differs from the others by rounding alone. What is missed for longer stays missed:
+members then differ by those steps, and what they measure is still right for weights so near.
+
+A lying member's byte is one step of the length that everybody's are clipped to, along a direction that it cannot
+choose; it can say STEPS_MAX of them in a round.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from swarmnode.errors import RemoteFault
+from swarmnode.gossip.compression import codec
+from swarmnode.gossip.outer.method import Outer, check_weight
+from swarmnode.gossip.robust import PacketMeasures
+from swarmnode.ids import digest64
+from swarmnode.manifest import Manifest
+from swarmnode.model.rademacher import write_moved
+from swarmnode.model.schedule import learning_rate
+from swarmnode.ports import OuterReport, Packet, StreamingMessage, Verdict, WireTensor
+
+LEVELS = 127
+STEPS_MAX = 4096  # guess: measurements in one round; later ones are dropped
+ROUNDS_KEPT = 8  # guess: rounds that a packet repeats
+HEADER = struct.Struct("<QQH")  # round, round before, bytes that follow
+NUMBER_MAX = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class SharedSteps:
+    """One replica's steps of one round: `said` [-127, 127] each, along the directions drawn from `since`, the sender's
+    round before."""
+
+    round: int
+    since: int
+    said: tuple[int, ...]
+
+
+def encode_steps(rounds: Sequence[SharedSteps]) -> bytes:
+    return b"".join(
+        HEADER.pack(one.round, one.since, len(one.said)) + struct.pack(f"<{len(one.said)}b", *one.said)
+        for one in rounds
+    )
+
+
+def decode_steps(data: bytes | bytearray | memoryview) -> list[SharedSteps]:
+    """The rounds in a packet. Raises RemoteFault unless it has ROUNDS_KEPT at most, in ascending order, each of
+    STEPS_MAX bytes at most."""
+    found: list[SharedSteps] = []
+    at, view = 0, memoryview(data)
+    while at < len(view):
+        if len(found) == ROUNDS_KEPT or len(view) - at < HEADER.size:
+            raise RemoteFault(f"one_byte packet with {len(view) - at} bytes after {len(found)} rounds")
+        number, since, count = HEADER.unpack_from(view, at)
+        at += HEADER.size
+        if count > min(STEPS_MAX, len(view) - at):
+            raise RemoteFault(f"one_byte packet with {count} steps in {len(view) - at} bytes; {STEPS_MAX} are allowed")
+        if not since < number <= NUMBER_MAX or (found and number <= found[-1].round):
+            raise RemoteFault(f"one_byte packet with round {number} after {found[-1].round if found else since}")
+        said = struct.unpack_from(f"<{count}b", view, at)
+        if min(said, default=0) < -LEVELS:
+            raise RemoteFault(f"one_byte packet with the step {min(said)}; -{LEVELS} to {LEVELS} is allowed")
+        at += count
+        found.append(SharedSteps(number, since, said))
+    return found
+
+
+class OneByte(Outer):
+    """The steps of a stage that is the whole model. `message_nbytes` does not depend on the model's size."""
+
+    name: ClassVar[str] = "one_byte"
+    group_size: ClassVar[int | None] = None
+
+    def __init__(self, manifest: Manifest, theta: torch.Tensor, sender: str = "") -> None:
+        super().__init__(theta, codec("fp32"), 0.0)
+        self.sender = sender
+        self._seed = manifest.seed
+        self._inner = manifest.inner
+        self._round_samples = manifest.gossip.round_samples
+        self._eps = manifest.training.perturbation
+        self._restart(0)
+
+    def _restart(self, done: int) -> None:
+        self.done = done  # the last round applied, here or at the replica that gave the weights
+        self._since = done
+        self._measured: list[int] = []  # since the last boundary
+        self._own: list[SharedSteps] = []
+        self._heard: dict[str, int] = {}  # the last round applied of each sender; `_first` if it is missing
+        self._first = done
+
+    def begin(self, done: int) -> None:
+        """The weights are those after round `done`: forget what was measured at others."""
+        self._restart(done)
+        self.theta.copy_(self.phi)
+
+    @property
+    def message_nbytes(self) -> int:
+        return ROUNDS_KEPT * (HEADER.size + STEPS_MAX)
+
+    # Measuring
+
+    def direction(self, sender: str, since: int, number: int) -> int:
+        """The seed of a direction."""
+        return digest64("one byte", self._seed, sender, since, number)
+
+    @contextlib.contextmanager
+    def perturbed(self, sign: float) -> Iterator[None]:
+        """Context in which theta is phi plus `sign` eps along the next direction."""
+        seed = self.direction(self.sender, self._since, len(self._measured))
+        try:
+            write_moved(self.phi, [(seed, sign * self._eps)], self.theta)
+            yield
+        finally:
+            self.theta.copy_(self.phi)
+
+    def projected(self, plus: float, minus: float) -> float:
+        """The slope along the direction, of the losses on both sides."""
+        return (plus - minus) / (2.0 * self._eps)
+
+    def measure_step(self, slope: float) -> None:
+        """Record the slope along the next direction as one byte."""
+        if len(self._measured) < STEPS_MAX:
+            self._measured.append(round(LEVELS * min(max(slope / self._inner.clip_norm, -1.0), 1.0)))
+
+    # A round
+
+    def rate(self, round_index: int) -> float:
+        """The learning rate of a round: by its number, equal at all members."""
+        return learning_rate(self._inner, round_index * self._round_samples)
+
+    def draft(self, round_index: int) -> StreamingMessage:
+        self.round = round_index
+        if round_index > self._since:  # else a second packet of the same round: it says no more than the first
+            self._own = [*self._own, SharedSteps(round_index, self._since, tuple(self._measured))][-ROUNDS_KEPT:]
+            self._since, self._measured = round_index, []
+        data = encode_steps(self._own)
+        return StreamingMessage([WireTensor("u8", (len(data),), data)])
+
+    def check(self, packet: Packet) -> None:
+        check_weight(packet.weight)
+        if len(packet.tensors) != 1 or packet.tensors[0].dtype != "u8" or packet.tensors[0].codec not in ("", "raw"):
+            raise RemoteFault(f"one_byte packet of {len(packet.tensors)} tensors; it has one of bytes")
+        if packet.tensors[0].nbytes > self.message_nbytes:
+            raise RemoteFault(f"one_byte packet of {packet.tensors[0].nbytes} bytes; at most {self.message_nbytes}")
+        decode_steps(packet.tensors[0].data)
+
+    def _judge(self, own_weight: float, packet: Packet) -> Verdict:
+        try:
+            self.check(packet)
+        except RemoteFault as fault:
+            return Verdict(0.0, "misshapen", str(fault))
+        if packet.final_delta or not packet.sender:  # one member has it: all others would differ from it for good
+            return Verdict(0.0, "newcomer", "the last bytes of a replica that left reach one member alone")
+        return Verdict(1.0, "accepted", "each byte is one clipped step")
+
+    @torch.no_grad()
+    def apply(
+        self, round_index: int, own_weight: float, packets: Sequence[Packet], *, lone: bool = True
+    ) -> OuterReport:
+        assert self.round == round_index, f"outer step of round {round_index}; the boundary marked is {self.round}"
+        verdicts = [self._judge(own_weight, packet) for packet in packets]
+        taken = [packet for packet, verdict in zip(packets, verdicts, strict=True) if verdict.keep > 0.0]
+        if not taken and not lone:
+            return OuterReport(0, 0.0, 0.0, verdicts)
+        given = {packet.sender: decode_steps(packet.tensors[0].data) for packet in taken}
+        own, own_since = self._own, self._heard.get(self.sender, self._first)
+        steps = self._steps_of({**given, self.sender: own}, round_index)
+        write_moved(self.phi, steps, self.phi)
+        self.theta.copy_(self.phi)
+        self.done, self.round = max(self.done, round_index), None
+        root = math.sqrt(self.parameters)
+        mine = [self._length(one, said) for one in own if one.round > own_since for said in one.said]
+        # Directions are nearly orthogonal: lengths add up as squares.
+        delta, moved = math.hypot(*mine) * root, math.hypot(*(length for _, length in steps)) * root
+        return OuterReport(1 + len(taken), delta, moved, verdicts)
+
+    def _steps_of(self, given: dict[str, list[SharedSteps]], round_index: int) -> list[tuple[int, float]]:
+        """(seed, length) of the steps not applied yet, in order of round and sender; they count as applied."""
+        fresh: list[tuple[int, str, SharedSteps]] = []
+        for sender, rounds in given.items():
+            last = self._heard.get(sender, self._first)
+            new = [one for one in rounds if last < one.round <= round_index]
+            fresh += [(one.round, sender, one) for one in new]
+            if new:
+                self._heard[sender] = new[-1].round
+        found = []
+        for _, sender, one in sorted(fresh, key=lambda entry: entry[:2]):
+            for number, said in enumerate(one.said):
+                if said:
+                    found.append((self.direction(sender, one.since, number), -self._length(one, said)))
+        return found
+
+    def _length(self, one: SharedSteps, said: int) -> float:
+        return self.rate(one.round) * self._inner.clip_norm / LEVELS * said
+
+    def nbytes_of(self, round_index: int) -> int:
+        return self.message_nbytes
+
+    def measure(self, packet: Packet, *, judged_by_own: bool = True) -> PacketMeasures:
+        raise NotImplementedError("bytes are clipped by their form, no guard measures them")
+
+    def _tried(self, packet: Packet, keep: float) -> tuple[torch.Tensor, torch.Tensor]:
+        raise NotImplementedError("bytes are clipped by their form, no guard tries them")
