@@ -16,7 +16,7 @@ from swarmnode.gossip.outer import DesLoc, Outer, outer
 from swarmnode.gossip.outer.one_byte import OneByte
 from swarmnode.gossip.robust import GUARDED
 from swarmnode.large_buffer import large_buffer
-from swarmnode.machine.forward_training import ForwardTraining
+from swarmnode.machine.forward_trainer import ForwardTrainer
 from swarmnode.manifest import Manifest, by_forward_passes, from_base
 from swarmnode.model.device import free_nbytes
 from swarmnode.model.out_of_memory import tried, twice
@@ -68,11 +68,11 @@ class TorchReplica:
             manifest, stage, device, dtype, autocast=autocast, optimizer_state=optimizer_state, draw=draw
         )
         # Autograd does not notice outer steps (`data`): tapes find theta restored, see model/weight_stash.py.
-        self.forward_training: ForwardTraining | None = None
+        self.forward_trainer: ForwardTrainer | None = None
         self.outer: Outer
         if by_forward_passes(manifest):
             shared = OneByte(manifest, self.stage.theta.data, sender)
-            self.outer, self.forward_training = shared, ForwardTraining(self.stage, shared)
+            self.outer, self.forward_trainer = shared, ForwardTrainer(self.stage, shared)
         else:
             self.outer = outer(manifest.gossip, self.stage.theta.data, sender)
         share = manifest.inner.average_share
@@ -99,7 +99,7 @@ class TorchReplica:
     @property
     def accumulated(self) -> int:
         """Samples whose gradient waits for the next inner step."""
-        return self.stage.accumulated if self.forward_training is None else self.forward_training.waiting
+        return self.stage.accumulated if self.forward_trainer is None else self.forward_trainer.waiting
 
     @property
     def recomputed(self) -> int:
@@ -147,8 +147,8 @@ class TorchReplica:
         self, x: WireTensor, tokens: WireTensor, samples: int, *, train: bool, accumulate: bool = True
     ) -> LossResult:
         def work() -> LossResult:
-            if train and self.forward_training is not None:
-                return self.forward_training.loss(x, tokens, samples, accumulate=accumulate)
+            if train and self.forward_trainer is not None:
+                return self.forward_trainer.loss(x, tokens, samples, accumulate=accumulate)
             with contextlib.nullcontext() if train else self._averaged():
                 return self.stage.loss(x, tokens, samples, train=train, accumulate=accumulate)
 
@@ -205,8 +205,8 @@ class TorchReplica:
         self.stage.release(tape)
 
     def step(self, samples_total: int, batch: float = math.inf) -> StepReport:
-        if self.forward_training is not None:
-            return self.forward_training.step()
+        if self.forward_trainer is not None:
+            return self.forward_trainer.step()
         report = self.stage.step(samples_total, batch)
         if (average := self.average) is not None:
             done, _ = tried(lambda: average.see(self.stage.theta, samples_total))
@@ -238,8 +238,8 @@ class TorchReplica:
         # so projecting its result equals projecting each packet. The momentum's outside part never reaches theta and
         # phi, and fades by itself.
         self._again(lambda: self.stage.hold(self.outer.theta, self.outer.phi))
-        if self.forward_training is not None:
-            self.forward_training.applied()
+        if self.forward_trainer is not None:
+            self.forward_trainer.applied()
         return report
 
     def boundary_digest(self) -> bytes:
@@ -374,8 +374,8 @@ class TorchReplica:
         self._average_anew()
 
     def _forward_anew(self) -> None:
-        if self.forward_training is not None:
-            self.forward_training.loaded()
+        if self.forward_trainer is not None:
+            self.forward_trainer.loaded()
 
     def _parts(self) -> tuple[StageLayers, ...]:
         return split(self.stage.manifest.model, self.stage.manifest.pipeline.stages)

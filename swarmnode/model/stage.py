@@ -273,6 +273,10 @@ class StageReplica:
         probe = self._probe
         return self.stash.nbytes + (0 if probe is None else probe.kept.nbytes + probe.wanted.nbytes)
 
+    def stepped_in_round(self, inner_steps: int, gradient_norm: float) -> None:
+        """A round moved the weights by steps that were measured here and elsewhere: what snapshots say of them."""
+        self.inner_steps, self.gradient_norm = inner_steps, gradient_norm
+
     def give_up(self) -> None:
         """Leave the microbatch in work. If its gradient is partly counted, drop all that is accumulated."""
         if self.backprop.progress.begun:

@@ -51,8 +51,8 @@ def measure(replica: TorchReplica, run: Manifest, first: int) -> float:
     """One microbatch of the samples from `first` on; the slope."""
     wire = Numbers(run).train(range(first, first + 4))
     replica.loss(wire, wire, 4, train=True)
-    assert replica.forward_training is not None
-    return replica.forward_training.slope
+    assert replica.forward_trainer is not None
+    return replica.forward_trainer.slope
 
 
 def packet(replica: TorchReplica, round_index: int) -> Packet:

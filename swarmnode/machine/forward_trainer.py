@@ -10,7 +10,7 @@ from swarmnode.ports import LossResult, StepReport, WireTensor
 
 
 @dataclass(slots=True)
-class ForwardTraining:
+class ForwardTrainer:
     """Measures slopes for `shared` with the model `stage`. `waiting`: samples measured since the last inner step, which
     moves no weight here: steps are taken in rounds."""
 
@@ -43,8 +43,7 @@ class ForwardTraining:
 
     def applied(self) -> None:
         """Weights moved in a round: the number of inner steps is that of the round."""
-        self.stage.inner_steps = self.shared.done
-        self.stage.gradient_norm = abs(self.slope)
+        self.stage.stepped_in_round(self.shared.done, abs(self.slope))
 
     def loaded(self) -> None:
         """Weights came from elsewhere."""
