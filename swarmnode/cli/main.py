@@ -42,6 +42,7 @@ VERBS: Mapping[str, str] = {
     "completion": "print a shell completion script",
     "archive": "copy the model out of a running swarm",
     "export": "make a Hugging Face model of a run's saved state",
+    "merge": "average models that began as one",
     "eval": "held-out loss of the merged model and of each replica",
     "generate": "text from an exported model, or from a checkpoint",
     "chat": "talk with an exported model",

@@ -23,7 +23,7 @@ HOMES = {
     "prometheus_client": ("swarmnode.metrics.exporter", "swarmnode.metrics.otlp"),
     "opentelemetry": ("swarmnode.metrics.otlp",),
     "tokenizers": ("swarmnode.data.tokens", "swarmnode.bench.micro.data_set"),
-    "safetensors": ("swarmnode.model.export",),
+    "safetensors": ("swarmnode.model.export", "swarmnode.model.model_merge"),
     "aiohttp": ("swarmnode.cloud", "swarmnode.dashboard", "swarmnode.transport.web", "swarmnode.bench.micro.data_set"),
     "transformers": ("swarmnode.model.gguf_file",),
     "rich": ("swarmnode.cli", "swarmnode.local"),
