@@ -79,8 +79,11 @@ class Samples(Protocol):
 class FirstHop(Protocol):
     """The first stage as a feeder uses it."""
 
-    boundary_digest: bytes
-    """Of the frozen subspace that activations lie in; empty where the run has none or the first stage names its own."""
+    @property
+    def boundary_digest(self) -> bytes:
+        """Of the frozen subspace that activations lie in; empty where the run has none or the first stage names its
+        own."""
+        ...
 
     async def run_microbatch(
         self, process: wire.Process, x: WireTensor, tokens: WireTensor, deadline: float

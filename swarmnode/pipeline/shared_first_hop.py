@@ -35,7 +35,6 @@ class SharedFirstHop:
         speed: Callable[[], float],
     ) -> None:
         """`router` knows the speed of the first stage's replicas; `speed` is this machine's, in samples/s."""
-        self.boundary_digest = own.boundary_digest
         self._me = me
         self._own = own
         self._others = others
@@ -47,6 +46,11 @@ class SharedFirstHop:
         self._idle: list[PeerId] = []  # replicas of the first stage that do not feed
         self._own_s = self._others_s = 0.0  # virtual runtimes
         self._sharing = False
+
+    @property
+    def boundary_digest(self) -> bytes:
+        """See feeder.FirstHop."""
+        return self._own.boundary_digest
 
     async def run_microbatch(
         self, process: wire.Process, x: WireTensor, tokens: WireTensor, deadline: float
