@@ -13,6 +13,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import safetensors
 import safetensors.torch
@@ -123,7 +124,7 @@ def _check_alike(one: ModelFolder, other: ModelFolder) -> None:
         raise DataError(f"{one.path} and {other.path} differ in {len(missing)} tensors, the first {missing[0]}")
 
 
-def _opened(path: Path) -> contextlib.AbstractContextManager[safetensors.safe_open]:
+def _opened(path: Path) -> contextlib.AbstractContextManager[Any]:
     try:
         return safetensors.safe_open(path, framework="pt", device="cpu")
     except OSError as error:
