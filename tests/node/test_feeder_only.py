@@ -50,6 +50,16 @@ def fed(person: Villager) -> int:
     return person.node.presence.progress.feeders.get(person.node.me, 0)
 
 
+def counted(v: Village) -> int:
+    """Samples whose gradients replicas of the first stage have added."""
+    return sum(replica.counted for replica in v.made if replica.stage.part.stage == 0)
+
+
+def too_old(v: Village) -> float:
+    """At most so many samples were fed whose gradients came too late to be added, as happens on a loaded machine."""
+    return v.run.inner.microbatch * sum(p.quiet.total("swarmnode_stale_gradients_total") for p in v.people)
+
+
 def feeds_only(v: Village, **given: object) -> Villager:
     return v.add(None, role=NodeRole.FEEDER, **given)  # type: ignore[arg-type]
 
@@ -73,8 +83,7 @@ async def test_replicas_without_text_are_fed_by_a_node_without_a_stage() -> None
         async with asyncio.timeout(100):
             await v.leave()
         # Every gradient was added once: what was fed is what each stage counted.
-        counted = sum(replica.counted for replica in v.made if replica.stage.part.stage == 0)
-        assert counted >= v.total() and counted - v.total() <= 4 * 4
+        assert -too_old(v) <= counted(v) - v.total() <= 4 * 4
 
 
 async def test_a_feeder_with_a_stage_shares_with_replicas_of_it_that_read_no_text() -> None:
@@ -95,8 +104,7 @@ async def test_a_feeder_with_a_stage_shares_with_replicas_of_it_that_read_no_tex
         async with asyncio.timeout(20):
             await v.leave()
         # Every gradient was added once, but what the dead replica held, which was sent again.
-        counted = sum(replica.counted for replica in v.made if replica.stage.part.stage == 0)
-        assert counted >= v.total() and counted - v.total() <= 8 * 4
+        assert -too_old(v) <= counted(v) - v.total() <= 8 * 4
 
 
 async def test_two_feeders_share_a_replica_without_text_and_audits_blame_nobody() -> None:
