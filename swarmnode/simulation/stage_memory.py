@@ -32,6 +32,12 @@ def fit_of(manifest: Manifest, kind: MachineKind) -> StageFit:
     return _fit(manifest, memory_of(kind), bool(kind.host_gb))
 
 
+def repeated(manifest: Manifest, kind: MachineKind, stage: int) -> int:
+    """Forwards that a machine of `kind` does again in each backward of `stage`, whose graphs its memory does not
+    hold."""
+    return fit_of(manifest, kind).repeated[stage]
+
+
 @functools.lru_cache(maxsize=256)
 def _fit(manifest: Manifest, memory: MachineMemory, card: bool) -> StageFit:
     return best_fit(manifest, memory, has_data=True, mode=CARD if card else CPU)
