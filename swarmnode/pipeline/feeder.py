@@ -81,8 +81,8 @@ class FirstHop(Protocol):
 
     @property
     def boundary_digest(self) -> bytes:
-        """Of the frozen subspace that activations lie in; empty where the run has none or the first stage names its
-        own."""
+        """Digest of the frozen subspace that activations lie in; empty where the run has none or the first stage names
+        its own."""
         ...
 
     async def run_microbatch(
