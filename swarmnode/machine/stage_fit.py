@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from swarmnode.machine.free_memory import MachineMemory
-from swarmnode.manifest import Manifest
+from swarmnode.manifest import Manifest, ModelSpec
 from swarmnode.model.memory_budget import CPU, ComputeMode, MemoryNeed, memory_need, passes_in
 from swarmnode.model.passes import Passes, repeated_forwards
 from swarmnode.model.section import OPTIMIZER_STATES as STATES
-from swarmnode.model.split import split
+from swarmnode.model.split import StageLayers, split
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +34,27 @@ def stage_fit(manifest: Manifest, memory: MachineMemory, *, has_data: bool, mode
     of files."""
     parts = split(manifest.model, manifest.pipeline.stages)
     free = None if memory.device is None else memory.device.nbytes
-    passes = tuple(passes_in(manifest, part, mode, free) for part in parts)
-    needed = tuple(memory_need(manifest, part, mode, each) for part, each in zip(parts, passes, strict=True))
+    first = first_alike(manifest.model, parts)
+    each_of = {stage: passes_in(manifest, parts[stage], mode, free) for stage in dict.fromkeys(first)}
+    need_of = {stage: memory_need(manifest, parts[stage], mode, each) for stage, each in each_of.items()}
+    passes, needed = tuple(each_of[stage] for stage in first), tuple(need_of[stage] for stage in first)
     samples = manifest.inner.microbatch
     again = tuple(repeated_forwards(one, samples, last=part.has_head) for part, one in zip(parts, passes, strict=True))
     unable = {stage for stage, need in enumerate(needed) if memory.shortage(need) is not None}
     return StageFit(frozenset(unable), needed, memory, manifest.data.names_files and not has_data, mode, passes, again)
+
+
+def first_alike(model: ModelSpec, parts: Sequence[StageLayers]) -> list[int]:
+    """For each stage the first one that needs as much memory: it has as many layers of each kind at the same places
+    and the same ends, and so has the stage after it, whose state it may keep."""
+    if model.architecture != "decoder":
+        return [part.stage for part in parts]
+    kinds = [
+        (tuple((model.is_sparse(i), model.window(i)) for i in part.layers), part.has_embedding, part.has_head)
+        for part in parts
+    ]
+    found: dict[object, int] = {}
+    return [found.setdefault((kinds[i], kinds[(i + 1) % len(kinds)]), i) for i in range(len(kinds))]
 
 
 def best_fit(
