@@ -133,10 +133,13 @@ def _search(
 
 
 def _simulated(manifest: Manifest, kinds: tuple[MachineKind, ...], seconds: float) -> float:
+    from swarmnode.errors import UsageError
     from swarmnode.simulation.life import simulate
     from swarmnode.simulation.plan import plan
     from swarmnode.simulation.scenario import RecoveryBounds, Scenario
+    from swarmnode.simulation.stage_memory import able
 
+    kinds = able(manifest, kinds)  # the plan counts no others either
     nodes = sum(kind.count for kind in kinds)
     if nodes > SIMULATED_NODES_MAX:
         raise click.BadParameter(f"{nodes} nodes; at most {SIMULATED_NODES_MAX} are simulated", param_hint="--simulate")
@@ -155,6 +158,8 @@ def _simulated(manifest: Manifest, kinds: tuple[MachineKind, ...], seconds: floa
     scenario = Scenario("plan", seconds=seconds, fleet=kinds, manifest=manifest, bounds=bounds, state_share=state_share)
     outcome = simulate(scenario, 0)
     half = [sample for sample in outcome.curve if sample.at_s >= outcome.storm.at_s / 2]
+    if not half:
+        raise UsageError(f"--simulate: it ended early: {(outcome.failures or ['nothing was trained'])[0][:300]}")
     first, last = half[0], half[-1]
     return (last.samples - first.samples) / max(1.0, last.at_s - first.at_s) * manifest.model.context
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 from swarmnode.manifest import Manifest
@@ -26,10 +27,10 @@ def _subspace_nats(share: float) -> float:
     least, most = SUBSPACE_NATS[0], SUBSPACE_NATS[-1]
     if share <= least[0]:
         return least[1] * least[0] / share
-    for (low, at_low), (high, at_high) in zip(SUBSPACE_NATS, SUBSPACE_NATS[1:], strict=False):
+    for (low, at_low), (high, at_high) in itertools.pairwise(SUBSPACE_NATS):
         if share <= high:
             way = math.log(share / low) / math.log(high / low)
-            return at_low * (at_high / at_low) ** way
+            return float(at_low * (at_high / at_low) ** way)
     return most[1]
 
 

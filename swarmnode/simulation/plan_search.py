@@ -62,7 +62,7 @@ class Candidate:
 
     @property
     def group(self) -> tuple[object, ...]:
-        """Of several candidates that differ only in microbatch and round, one is shown."""
+        """Candidates that share it differ only in microbatch and round; one of them is shown."""
         pipeline = self.manifest.pipeline
         return pipeline.stages, pipeline.boundary, pipeline.boundary_rank, self.left_out
 

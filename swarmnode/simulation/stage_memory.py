@@ -45,6 +45,11 @@ def _fit(manifest: Manifest, memory: MachineMemory, card: bool) -> StageFit:
     return best_fit(manifest, memory, has_data=True, mode=CARD if card else CPU)
 
 
+def able(manifest: Manifest, fleet: Sequence[MachineKind]) -> tuple[MachineKind, ...]:
+    """The kinds of machine that can serve a stage."""
+    return tuple(kind for kind in fleet if len(fit_of(manifest, kind).unable) < manifest.pipeline.stages)
+
+
 def shortages(manifest: Manifest, fleet: Sequence[MachineKind]) -> list[str]:
     """A line for each kind of machine that can serve no stage: the bytes that the smallest stage needs there."""
     said = []

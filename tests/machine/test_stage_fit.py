@@ -9,8 +9,9 @@ import pytest
 
 from swarmnode.bench.micro.memory import fit_rows, llama3
 from swarmnode.machine.free_memory import FreeMemory, MachineMemory
-from swarmnode.machine.stage_fit import StageFit, stage_fit
-from swarmnode.model.memory_budget import CARD, CPU, memory_need, passes_in
+from swarmnode.machine.stage_fit import StageFit, first_alike, stage_fit
+from swarmnode.manifest import Manifest, ModelSpec, PipelineSpec
+from swarmnode.model.memory_budget import CARD, CPU, ComputeMode, memory_need, passes_in
 from swarmnode.model.passes import Passes, repeated_forwards
 from swarmnode.model.split import split
 from swarmnode.simulation.fleet import MachineKind
@@ -78,6 +79,21 @@ def test_a_device_in_the_hosts_memory_computes_at_once() -> None:
 )
 def test_smaller_passes_do_forwards_again(passes: Passes, last: bool, forwards: int) -> None:
     assert repeated_forwards(passes, 4, last=last) == forwards
+
+
+@pytest.mark.parametrize("mode", [CPU, CARD])
+def test_a_stage_takes_the_need_of_one_like_it_only_if_it_is_alike(mode: ComputeMode) -> None:
+    """Windows, experts and the state of the next stage, which a machine without a card keeps, differ by stage."""
+    plain = ModelSpec(layers=7, width=64, heads=4, kv_heads=2, ffn=128, context=64)
+    windows = replace(plain, sliding_window=16, sliding_layers=(0, 1, 2, 5))
+    experts = replace(plain, experts=4, experts_active=2, expert_ffn=256, dense_layers=(0, 4))
+    memory = MachineMemory(FreeMemory(PLENTY, "host"), FreeMemory(PLENTY, "card") if mode.separate else None)
+    for model in (plain, windows, experts):
+        for stages in range(1, 8):
+            run = Manifest(model=model, pipeline=PipelineSpec(stages=stages))
+            each = tuple(memory_need(run, part, mode) for part in split(model, stages))
+            assert stage_fit(run, memory, has_data=True, mode=mode).needed == each
+    assert first_alike(plain, split(plain, 7)) == [0, 1, 1, 1, 1, 5, 6]
 
 
 def kind(memory_gb: float, host_gb: float = 32.0) -> MachineKind:

@@ -30,22 +30,17 @@ def print_search(found: Search, tokens: float) -> None:
         table.add_column(column, justify="right", no_wrap=True)
     for number, row in enumerate(found.rows):
         table.add_row(*_cells("best" if number == 0 else "", row, tokens, priced=priced))
-    if found.own is not None:
+    if found.own is not None and found.best.changes:
         table.add_row(*_cells("manifest", found.own, tokens, priced=priced))
     console.print(table)
-    lines = [
-        "limit: memory, if with more of it the machines would be faster; replicas: of the stage with the fewest; idle:"
-        " machines; up: of a mean",
-        "node of the busiest stage; nats: loss that the boundary costs a byte, measured on a small model;"
-        f" best: by {'tokens for money' if found.by_money else 'tokens/s'},",
-        f"less what those nats are worth in a run of {tokens:.3g} tokens. What longer rounds cost in learning is not"
-        " counted.",
-        "",
-        *_remarks(found),
-        "",
-        *_change_lines(found.best),
-    ]
-    console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
+    ranked = "tokens for money" if found.by_money else "tokens/s"
+    legend = (
+        "limit: memory, if machines with more of it would be faster; replicas: of the stage with the fewest; idle:"
+        " machines without a stage;\nup: of a mean node of the busiest stage; nats: what the boundary costs a byte,"
+        f" measured on a small model;\nbest: by {ranked}, less what those nats are worth in a run of {tokens:.3g}"
+        " tokens; what longer rounds cost in learning is not counted\n"
+    )
+    console.print("\n".join([legend, *_remarks(found), "", *_change_lines(found.best)]), highlight=False, markup=False)
 
 
 def _cells(name: str, row: Candidate, tokens: float, *, priced: bool) -> list[str]:
