@@ -15,6 +15,7 @@ from swarmnode.model.section import section_sizes, snapshot_nbytes
 from swarmnode.model.split import StageLayers, split
 from swarmnode.simulation.capacity import balanced
 from swarmnode.simulation.fleet import MachineKind
+from swarmnode.simulation.in_flight_rate import in_flight_rate
 from swarmnode.simulation.metered_replica import PIECE_TOKENS
 from swarmnode.simulation.stage_memory import fit_of, shortages
 
@@ -40,9 +41,9 @@ class StagePlan:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The estimate. `limit` names the bottleneck, `limit_kind` is "arithmetic" or "uplink"; `idle`: a line for each
-    kind of machine that can serve no stage. `per_hour`: the money for the machines that serve a stage, and for what
-    they send; 0 where the fleet has no prices."""
+    """The estimate. `limit` names the bottleneck, `limit_kind` is "arithmetic", "uplink" or "in flight"; `idle`: a
+    line for each kind of machine that can serve no stage. `per_hour`: the money for the machines that serve a stage,
+    and for what they send; 0 where the fleet has no prices."""
 
     stages: tuple[StagePlan, ...]
     samples_per_s: float
@@ -98,10 +99,20 @@ def plan(
         speeds.append(share * placed.flops / (3.0 * part.cost * tokens_of_sample))
         traffic = sample_bytes(manifest, part, stages) + _gossip_bytes(manifest, part, len(here))
         lines.append(sum(kind.up for kind in here) / traffic if here and traffic else math.inf if here else 0.0)
-    compute, links = min(speeds), min(lines)
-    samples_per_s = min(compute, links)
-    slowest = (speeds if compute <= links else lines).index(samples_per_s)
-    limit = f"the {'arithmetic' if compute <= links else 'upward lines'} of stage {slowest}"
+    in_flight = in_flight_rate(
+        manifest,
+        [placed.machines for placed in placements],
+        [3.0 * part.cost for part in parts],
+        [placed.flops for placed in placements],
+        _one_way_bytes(manifest),
+    )
+    limits = {
+        "arithmetic": (min(speeds), f"the arithmetic of stage {speeds.index(min(speeds))}"),
+        "uplink": (min(lines), f"the upward lines of stage {lines.index(min(lines))}"),
+        "in flight": (in_flight, "the samples in flight, that wait for lines and machines"),
+    }
+    limit_kind = min(limits, key=lambda name: limits[name][0])
+    samples_per_s, limit = limits[limit_kind]
     planned = tuple(
         _stage(manifest, part, placed.machines, samples_per_s, stages)
         for part, placed in zip(parts, placements, strict=True)
@@ -113,7 +124,7 @@ def plan(
         tokens_per_s,
         tokens / tokens_per_s / 86400 if tokens_per_s else math.inf,
         limit,
-        "arithmetic" if compute <= links else "uplink",
+        limit_kind,
         math.prod(stage.survival for stage in planned),
         tuple(shortages(manifest, fleet)) if memory else (),
         sum(_per_hour(placed.machines, stage.egress) for placed, stage in zip(placements, planned, strict=True)),
@@ -145,11 +156,15 @@ def _per_hour(here: Sequence[MachineKind], egress: float) -> float:
     return sum(kind.price + gigabytes * kind.egress_price for kind in here)
 
 
+def _one_way_bytes(manifest: Manifest) -> int:
+    """Bytes of a sample between two stages."""
+    return boundary_nbytes(manifest.pipeline.boundary, manifest.model.context, boundary_width(manifest))
+
+
 def sample_bytes(manifest: Manifest, part: StageLayers, stages: int) -> float:
     """Bytes a stage sends per sample: activations and tokens onward, the gradient back."""
-    model = manifest.model
-    one_way = boundary_nbytes(manifest.pipeline.boundary, model.context, boundary_width(manifest))
-    onwards = one_way + 2 * (model.context + 1) if part.stage < stages - 1 else 0
+    one_way = _one_way_bytes(manifest)
+    onwards = one_way + 2 * (manifest.model.context + 1) if part.stage < stages - 1 else 0
     return float(onwards + (one_way if part.stage > 0 else 0))
 
 

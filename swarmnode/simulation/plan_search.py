@@ -135,8 +135,8 @@ def search(
 
 
 def limit_of(candidate: Candidate, tokens: float) -> str:
-    """The limit that binds, `arithmetic` or `uplink`, and `memory` if machines with more of it would be faster: some
-    idle, compute twice, or serve a stage that needs them less."""
+    """The limit that binds, `arithmetic`, `uplink` or `in flight`; also `memory` if with more of it the machines would
+    be faster: some idle, compute twice, or serve a stage that needs them less."""
     without = plan(candidate.manifest, candidate.fleet, tokens, memory=False)
     binds = without.tokens_per_s > MEMORY_BINDS * candidate.plan.tokens_per_s
     return candidate.plan.limit_kind + (", memory" if binds else "")

@@ -80,6 +80,11 @@ def _remarks(found: Search) -> list[str]:
         lines.append(f"the manifest's own settings do not fit: {found.own_fault}")
     elif best.changes:
         lines.append(f"the best is {best.plan.tokens_per_s / found.own.plan.tokens_per_s:.2f} times as fast as now")
+    if best.plan.limit_kind == "in flight":
+        lines.append(
+            f"machines wait for lines: inner.inner_batch = {best.manifest.inner.inner_batch} lets no more be in flight;"
+            " a larger one learns less from a sample, and is not searched"
+        )
     if best.frailty == 1:
         lines.append(f"with every setting stages die out within a day; best: {best.plan.survival:.4%} for none")
     if best.frailty == 2:
