@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from swarmnode.simulation.fleet import MachineKind
     from swarmnode.simulation.plan import Plan
 
+TOKENS = 1e9
+TOKENS_A_PARAMETER = 20.0  # arXiv 2203.15556, table 3
 SIMULATED_NODES_MAX = 2000
 CPU_S_PER_HOP = 7e-4  # measured: a microbatch at one stage, on a busy machine
 PATIENCE_S = 60.0  # guess: CPU seconds that a user waits for a check
@@ -28,7 +30,11 @@ FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.command(short_help="estimate stages, speed, days and traffic of a fleet")
 @click.argument("manifest", metavar="MANIFEST", type=FILE)
 @click.argument("fleet", metavar="FLEET", type=FILE)
-@click.option("--tokens", type=click.FloatRange(min=1), default=1e9, show_default=True, help="Tokens to train on.")
+@click.option(
+    "--tokens",
+    type=click.FloatRange(min=1),
+    help="Tokens to train on.  [default: 1e9; with --search 20 a parameter]",
+)
 @click.option("--stages", type=click.IntRange(1, 512), help="Stages of the model.  [default: the manifest's]")
 @click.option(
     "--simulate",
@@ -55,7 +61,7 @@ FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 def command(
     manifest: Path,
     fleet: Path,
-    tokens: float,
+    tokens: float | None,
     stages: int | None,
     simulate_s: float | None,
     searches: bool,
@@ -84,6 +90,7 @@ def command(
         raise click.UsageError("--by and --rank go with --search")
     if stages is not None:
         parsed = dataclasses.replace(parsed, pipeline=dataclasses.replace(parsed.pipeline, stages=stages))
+    tokens = TOKENS if tokens is None else tokens
     found = plan(parsed, kinds, tokens)
     measured = _simulated(parsed, kinds, simulate_s) if simulate_s is not None else None
     if as_json:
@@ -111,7 +118,7 @@ def _read(path: Path) -> Manifest:
 def _search(
     manifest: Manifest,
     kinds: tuple[MachineKind, ...],
-    tokens: float,
+    tokens: float | None,
     by: str | None,
     ranks: tuple[int, ...],
     simulate_s: float | None,
@@ -119,8 +126,10 @@ def _search(
     as_json: bool,
 ) -> None:
     from swarmnode.cli.output.search_table import print_search, search_json
+    from swarmnode.manifest.recipe import parameters_of
     from swarmnode.simulation.plan_search import search
 
+    tokens = TOKENS_A_PARAMETER * parameters_of(manifest.model) if tokens is None else tokens
     found = search(manifest, kinds, tokens, by_money=None if by is None else by == "money", ranks=ranks)
     best = found.best
     measured = _simulated(best.manifest, best.fleet, simulate_s) if simulate_s is not None else None

@@ -70,6 +70,7 @@ FLEETS = {
     "small": (card(memory_gb=SMALL_GB),),
     "mixed": (card("large", 3, mbps=50.0), card("small", 6, memory_gb=SMALL_GB, mbps=20.0, flops=3e11)),
     "few": (card(count=3),),
+    "far": (replace(card(mbps=1e4), address=Address("asia", 0.5)), card("near", 4, flops=2e12)),
     "dying": (card(count=12, mbps=20.0, life_h=DAY_LOST_H),),
 }
 
@@ -251,7 +252,8 @@ def test_json_and_table_carry_the_same_and_its_changes_are_the_best(
     code, out = ran(tmp_path, capsys, RUN, rows, "--search", "--by", "speed", "--json")
     told = json.loads(out)
     fleet = (card("home", mbps=2.0, price=0.1),)
-    found = search(RUN, fleet, TOKENS, by_money=False)
+    tokens = 20.0 * sum(stage.part.parameters for stage in plan(RUN, fleet, 1.0).stages)
+    found = search(RUN, fleet, tokens, by_money=False)
     assert code == 0 and told["by"] == "speed"
     assert [row["tokens_per_s"] for row in told["rows"]] == [row.plan.tokens_per_s for row in found.rows]
     assert told["manifest"]["tokens_per_s"] == plan(RUN, fleet, TOKENS).tokens_per_s

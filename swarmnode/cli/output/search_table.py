@@ -8,6 +8,8 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import click
+
 from swarmnode.cli.output.console import paper
 
 if TYPE_CHECKING:
@@ -24,7 +26,7 @@ def print_search(found: Search, tokens: float) -> None:
     console = paper()
     priced = any(row.plan.per_hour for row in found.rows)
     columns = ["", "stages", "boundary", "microbatch", "round", "tokens/s", "limit", "replicas", "idle", "up, Mb/s"]
-    columns += ["kept a day", "nats", *(["an hour", "tokens for 1"] if priced else [])]
+    columns += ["kept a day", "nats", *(["an hour", "tokens for 1", "kinds"] if priced else [])]
     table = Table(box=None, padding=(0, 2, 0, 0))
     for column in columns:
         table.add_column(column, justify="right", no_wrap=True)
@@ -40,7 +42,7 @@ def print_search(found: Search, tokens: float) -> None:
         f" measured on a small model;\nbest: by {ranked}, less what those nats are worth in a run of {tokens:.3g}"
         " tokens; what longer rounds cost in learning is not counted\n"
     )
-    console.print("\n".join([legend, *_remarks(found), "", *_change_lines(found.best)]), highlight=False, markup=False)
+    click.echo("\n".join([legend, *_remarks(found), "", *_change_lines(found.best)]))
 
 
 def _cells(name: str, row: Candidate, tokens: float, *, priced: bool) -> list[str]:
@@ -57,11 +59,12 @@ def _cells(name: str, row: Candidate, tokens: float, *, priced: bool) -> list[st
         str(row.plan.replicas_min),
         str(idle_machines(row)),
         f"{row.plan.egress * 8 / 1e6:.1f}",
-        f"{row.plan.survival:.4%}",
+        f"{row.plan.survival:.2%}",
         f"{row.nats:+.3f}",
     ]
     if priced:
         cells += [f"{row.plan.per_hour:,.2f}", f"{row.plan.tokens_per_money:,.0f}"]
+        cells.append(f"{len(row.fleet)} of {len(row.fleet) + len(row.left_out)}")
     return cells
 
 
@@ -97,7 +100,7 @@ def _remarks(found: Search) -> list[str]:
 def _of_subspace(within: Candidate, plain: Candidate | None) -> str:
     text = (
         f'boundary = "subspace" with rank {within.manifest.pipeline.boundary_rank}: {within.plan.tokens_per_s:,.0f}'
-        f" tokens/s, and about {within.nats:.3f} nat a byte worse, {SMALL_MODEL}; it does not close with time"
+        f" tokens/s, and about {within.nats:.3f} nat a byte worse, {SMALL_MODEL}; longer training does not close it"
     )
     if plain is None:
         return text
