@@ -16,22 +16,25 @@ from swarmnode.simulation.fleet import MachineKind
 from swarmnode.simulation.geography import RELAY_RATE, Nat, rtt_s
 from swarmnode.simulation.metered_replica import PIECE_TOKENS
 
+SATURATED = 1.01  # guess: twice as many in flight would be less than so many times as fast
+
 
 def in_flight_rate(
     manifest: Manifest, stages: Sequence[Sequence[MachineKind]], flop: Sequence[float], flops: Sequence[float], hop: int
-) -> float:
-    """Samples per second, if feeders choose the best size of microbatches.
+) -> tuple[float, bool]:
+    """(samples per second, if feeders choose the best size of microbatches; whether the machines have as much work as
+    queues may hold, so that more in flight would add nothing).
 
     `stages`: the machines of each stage, and their `flops` together; `flop` of a token there, forward and backward;
     `hop`: bytes of a sample between two stages, one way.
     """
     sizes = [len(here) for here in stages]
     if not min(sizes):
-        return 0.0
+        return 0.0, False
     feeders = sizes[0]
     slots = max(1, manifest.limits.in_flight_max * min(sizes) // feeders)
     wait_s, byte_s = _lines(stages)
-    best = 0.0
+    best = 0.0, False
     for samples in sizes_of(manifest, max(sizes), 0):
         limit, _ = window_limit(manifest, sizes, feeders, 0, samples)
         count = feeders * min(limit, manifest.pipeline.window_max, slots)
@@ -39,8 +42,9 @@ def in_flight_rate(
         work_s = sum(
             one * tokens * size / rate for one, size, rate in zip(flop, sizes, flops, strict=True)
         )  # of a mean machine of each stage
-        rate = throughput(count, sum(sizes), len(sizes), work_s / len(sizes), wait_s + byte_s * samples * hop)
-        best = max(best, samples * rate)
+        work_s, line_s = work_s / len(sizes), wait_s + byte_s * samples * hop
+        rate, more = (throughput(many, sum(sizes), len(sizes), work_s, line_s) for many in (count, 2 * count))
+        best = max(best, (samples * rate, more < SATURATED * rate))
     return best
 
 

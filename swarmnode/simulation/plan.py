@@ -83,7 +83,7 @@ def plan(
     manifest: Manifest, fleet: Sequence[MachineKind], tokens: float, share: float = 0.7, *, memory: bool = True
 ) -> Plan:
     """Estimate a run; machines serve only stages that fit into their memory (`memory` = False: any). `share` of the
-    slowest stage's FLOP/s is assumed to do useful work [simulated: 0.6 to 0.8, `swarmnode simulate`].
+    machines' FLOP/s is assumed to do useful work [simulated: 0.6 to 0.8, `swarmnode simulate`].
 
     Raises UsageError, with bytes, if no machine can serve any stage.
     """
@@ -99,11 +99,11 @@ def plan(
         speeds.append(share * placed.flops / (3.0 * part.cost * tokens_of_sample))
         traffic = sample_bytes(manifest, part, stages) + _gossip_bytes(manifest, part, len(here))
         lines.append(sum(kind.up for kind in here) / traffic if here and traffic else math.inf if here else 0.0)
-    in_flight = in_flight_rate(
+    in_flight, saturated = in_flight_rate(
         manifest,
         [placed.machines for placed in placements],
         [3.0 * part.cost for part in parts],
-        [placed.flops for placed in placements],
+        [share * placed.flops for placed in placements],
         _one_way_bytes(manifest),
     )
     limits = {
@@ -113,6 +113,8 @@ def plan(
     }
     limit_kind = min(limits, key=lambda name: limits[name][0])
     samples_per_s, limit = limits[limit_kind]
+    if limit_kind == "in flight" and saturated:
+        limit_kind, limit = "arithmetic", "the arithmetic of all machines, some of which wait for others"
     planned = tuple(
         _stage(manifest, part, placed.machines, samples_per_s, stages)
         for part, placed in zip(parts, placements, strict=True)

@@ -47,6 +47,7 @@ def test_the_whole_stage_sends_more_than_pairs() -> None:
     )
 
 
+SHARE = 0.7
 FAR = Address("asia", 0.05)
 PAIR = Manifest(
     pipeline=PipelineSpec(stages=2),
@@ -63,7 +64,7 @@ def test_a_microbatch_in_flight_waits_for_distances_and_lines() -> None:
     """One at a time between two machines: a round trip is work, both ways, and their bytes."""
     found = plan(PAIR, [at(FAR), at(Address("eu", 0.01))], 1e6)
     model = PAIR.model
-    work = sum(3.0 * stage.part.cost * (4 * model.context + PIECE_TOKENS) / 1e11 for stage in found.stages)
+    work = sum(3.0 * stage.part.cost * (4 * model.context + PIECE_TOKENS) / (SHARE * 1e11) for stage in found.stages)
     sent = 2 * 4 * boundary_nbytes("bf16", model.context, model.width) / 1e6
     seconds = rtt_s(FAR, Address("eu", 0.01)) + work + sent
     assert found.limit_kind == "in flight"

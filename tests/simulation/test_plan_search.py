@@ -27,6 +27,9 @@ RUN = Manifest(
     inner=InnerSpec(inner_batch=32),
     gossip=replace(Manifest().gossip, round_samples=64),
 )
+PLENTY = replace(  # the samples in flight are no limit
+    RUN, inner=replace(RUN.inner, inner_batch=1024), gossip=replace(RUN.gossip, round_samples=1024)
+)
 SMALL_GB, LARGE_GB = 1.1, 8.0
 TOKENS = 1e9
 DAY_LOST_H = 0.5
@@ -142,21 +145,20 @@ def test_machines_that_cannot_be_used_are_named_with_bytes() -> None:
 
 
 def test_memory_is_named_as_the_limit_where_more_of_it_would_be_faster() -> None:
-    own = search(RUN, (card(count=4), card("small", 8, memory_gb=SMALL_GB)), TOKENS).own
+    fleet = (card(count=4), card("small", 8, memory_gb=SMALL_GB))
+    own = search(PLENTY, fleet, TOKENS).own
     assert own is not None and limit_of(own, TOKENS) == "arithmetic, memory"
     assert "8 machines 'small'" in own.plan.idle[0]
-    assert limit_of(search(RUN, [card(mbps=2.0)], TOKENS).best, TOKENS) == "uplink"
-    assert limit_of(search(RUN, [card(mbps=1e6)], TOKENS).best, TOKENS) == "arithmetic"
+    assert limit_of(search(PLENTY, [card(mbps=2.0)], TOKENS).best, TOKENS) == "uplink"
+    assert limit_of(search(PLENTY, [card(mbps=1e6)], TOKENS).best, TOKENS) == "arithmetic"
 
 
 def test_forwards_that_memory_makes_a_card_do_again_count() -> None:
-    run = replace(cut(4), inner=replace(RUN.inner, microbatch=32), model=replace(RUN.model, context=2048))
+    run = replace(cut(4, PLENTY), inner=replace(PLENTY.inner, microbatch=32), model=replace(RUN.model, context=2048))
     tight, ample = card(memory_gb=2.2, mbps=1e6), card(memory_gb=80.0, mbps=1e6)
     assert fit_of(run, tight).repeated == (1, 1, 1, 0) and fit_of(run, ample).repeated == (0, 0, 0, 0)
     slow, fast = (plan(run, [one], TOKENS) for one in (tight, ample))
-    costs = [stage.part.cost for stage in slow.stages]
-    assert costs[3] < 4 / 3 * costs[1]  # the last stage, which has no forward of its own, is not the slowest then
-    assert slow.tokens_per_s * max(costs[:3]) * 4 == pytest.approx(fast.tokens_per_s * max(costs) * 3)
+    assert 0.74 < slow.tokens_per_s / fast.tokens_per_s < 0.85  # 3/4, and in the last stage nothing is done again
 
 
 def test_a_price_flips_the_choice() -> None:
