@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from swarmnode.simulation.fleet import MachineKind
     from swarmnode.simulation.plan import Plan
 
+TOKENS = 1e9
+TOKENS_A_PARAMETER = 20.0  # arXiv 2203.15556, table 3
 SIMULATED_NODES_MAX = 2000
 CPU_S_PER_HOP = 7e-4  # measured: a microbatch at one stage, on a busy machine
 PATIENCE_S = 60.0  # guess: CPU seconds that a user waits for a check
@@ -27,7 +30,11 @@ FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.command(short_help="estimate stages, speed, days and traffic of a fleet")
 @click.argument("manifest", metavar="MANIFEST", type=FILE)
 @click.argument("fleet", metavar="FLEET", type=FILE)
-@click.option("--tokens", type=click.FloatRange(min=1), default=1e9, show_default=True, help="Tokens to train on.")
+@click.option(
+    "--tokens",
+    type=click.FloatRange(min=1),
+    help="Tokens to train on.  [default: 1e9; with --search 20 a parameter]",
+)
 @click.option("--stages", type=click.IntRange(1, 512), help="Stages of the model.  [default: the manifest's]")
 @click.option(
     "--simulate",
@@ -36,24 +43,54 @@ FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     metavar="TIME",
     help="Check it by simulating so much virtual time, without faults.",
 )
+@click.option("--search", "searches", is_flag=True, help="Find the best stages, boundary, microbatch and round.")
+@click.option(
+    "--by",
+    type=click.Choice(("speed", "money")),
+    help="With --search: what is best.  [default: money if the fleet has prices]",
+)
+@click.option(
+    "--rank",
+    "ranks",
+    type=click.IntRange(1),
+    multiple=True,
+    metavar="K",
+    help="With --search: a subspace boundary to try; repeatable.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(
-    manifest: Path, fleet: Path, tokens: float, stages: int | None, simulate_s: float | None, as_json: bool
+    manifest: Path,
+    fleet: Path,
+    tokens: float | None,
+    stages: int | None,
+    simulate_s: float | None,
+    searches: bool,
+    by: str | None,
+    ranks: tuple[int, ...],
+    as_json: bool,
 ) -> None:
-    """Estimate MANIFEST (TOML) on the machines of FLEET (CSV: count, flops, up_mbps, down_mbps, region, life_h, ...):
-    the split into stages, replicas, tokens per second, days, egress and memory per node, and the odds that no stage
-    dies out in a day.
+    """Estimate MANIFEST (TOML, or a scenario of `simulate`) on the machines of FLEET (CSV: count, flops, up_mbps,
+    down_mbps, region, life_h, ...): the split into stages, replicas, tokens per second, days, egress and memory per
+    node, and the odds that no stage dies out in a day.
 
     The estimate is by formula; --simulate runs the nodes' own code in virtual time and prints its result beside it.
+    --search tries other settings by the same formula, and says which lines of the manifest to change.
     """
-    from swarmnode.manifest import parse
     from swarmnode.simulation.fleet import read_fleet
     from swarmnode.simulation.plan import plan
 
-    parsed = parse(manifest.read_text(encoding="utf-8"), str(manifest))
+    parsed = _read(manifest)
+    kinds = read_fleet(fleet)
+    if searches:
+        if stages is not None:
+            raise click.UsageError("--search chooses the stages: leave out --stages")
+        _search(parsed, kinds, tokens, by, ranks, simulate_s, as_json=as_json)
+        return
+    if by is not None or ranks:
+        raise click.UsageError("--by and --rank go with --search")
     if stages is not None:
         parsed = dataclasses.replace(parsed, pipeline=dataclasses.replace(parsed.pipeline, stages=stages))
-    kinds = read_fleet(fleet)
+    tokens = TOKENS if tokens is None else tokens
     found = plan(parsed, kinds, tokens)
     measured = _simulated(parsed, kinds, simulate_s) if simulate_s is not None else None
     if as_json:
@@ -65,11 +102,53 @@ def command(
             click.echo(f"it starts from a model: a node fetches its stage of that first, up to {most:.2g} GB")
 
 
+def _read(path: Path) -> Manifest:
+    """The manifest in `path`, or that of the scenario there."""
+    from swarmnode.manifest import parse
+    from swarmnode.manifest.text import from_tree
+
+    text = path.read_text(encoding="utf-8")
+    try:
+        inner = tomllib.loads(text).get("manifest")
+    except tomllib.TOMLDecodeError:
+        inner = None  # `parse` says what is wrong
+    return from_tree(inner, f"{path}: manifest") if isinstance(inner, dict) else parse(text, str(path))
+
+
+def _search(
+    manifest: Manifest,
+    kinds: tuple[MachineKind, ...],
+    tokens: float | None,
+    by: str | None,
+    ranks: tuple[int, ...],
+    simulate_s: float | None,
+    *,
+    as_json: bool,
+) -> None:
+    from swarmnode.cli.output.search_table import print_search, search_json
+    from swarmnode.manifest.recipe import parameters_of
+    from swarmnode.simulation.plan_search import search
+
+    tokens = TOKENS_A_PARAMETER * parameters_of(manifest.model) if tokens is None else tokens
+    found = search(manifest, kinds, tokens, by_money=None if by is None else by == "money", ranks=ranks)
+    best = found.best
+    measured = _simulated(best.manifest, best.fleet, simulate_s) if simulate_s is not None else None
+    if as_json:
+        click.echo(json.dumps(search_json(found, tokens) | {"simulated_tokens_per_s": measured}, default=list))
+    else:
+        print_search(found, tokens)
+        if measured is not None:
+            click.echo(f"simulated: {measured:,.0f} tokens/s")
+
+
 def _simulated(manifest: Manifest, kinds: tuple[MachineKind, ...], seconds: float) -> float:
+    from swarmnode.errors import UsageError
     from swarmnode.simulation.life import simulate
     from swarmnode.simulation.plan import plan
     from swarmnode.simulation.scenario import RecoveryBounds, Scenario
+    from swarmnode.simulation.stage_memory import able
 
+    kinds = able(manifest, kinds)  # the plan counts no others either
     nodes = sum(kind.count for kind in kinds)
     if nodes > SIMULATED_NODES_MAX:
         raise click.BadParameter(f"{nodes} nodes; at most {SIMULATED_NODES_MAX} are simulated", param_hint="--simulate")
@@ -88,6 +167,8 @@ def _simulated(manifest: Manifest, kinds: tuple[MachineKind, ...], seconds: floa
     scenario = Scenario("plan", seconds=seconds, fleet=kinds, manifest=manifest, bounds=bounds, state_share=state_share)
     outcome = simulate(scenario, 0)
     half = [sample for sample in outcome.curve if sample.at_s >= outcome.storm.at_s / 2]
+    if not half:
+        raise UsageError(f"--simulate: it ended early: {(outcome.failures or ['nothing was trained'])[0][:300]}")
     first, last = half[0], half[-1]
     return (last.samples - first.samples) / max(1.0, last.at_s - first.at_s) * manifest.model.context
 
@@ -133,5 +214,9 @@ def _table(found: Plan, tokens: float, measured: float | None, *, cards: bool) -
         f"a day passes without losing a stage with {found.survival:.4%}",
         highlight=False,
     )
+    if found.per_hour:
+        console.print(
+            f"{found.per_hour:,.2f} of money an hour: {found.tokens_per_money:,.0f} tokens for 1", highlight=False
+        )
     if measured is not None:
         console.print(f"simulated: {measured:,.0f} tokens/s", highlight=False)

@@ -20,6 +20,7 @@ from swarmnode.machine.forward_trainer import ForwardTrainer
 from swarmnode.manifest import Manifest, by_forward_passes, from_base
 from swarmnode.model.device import free_nbytes
 from swarmnode.model.out_of_memory import tried, twice
+from swarmnode.model.passes import PASS_SHARE
 from swarmnode.model.running_mean import RunningMean
 from swarmnode.model.section import SECTIONS, section_sizes
 from swarmnode.model.split import StageLayers, split
@@ -41,7 +42,6 @@ from swarmnode.recovery import checkfree
 from swarmnode.recovery.state_check import apart
 
 T = TypeVar("T")
-PASS_SHARE = 0.4  # guess: of a dedicated device's free memory for the pass in work; kept tapes take a half (hop.py)
 
 
 class TorchReplica:

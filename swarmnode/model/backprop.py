@@ -101,6 +101,10 @@ class Backprop:
         """The passes over a microbatch of `samples`."""
         return choose_passes(samples, self.budget, self.memory.pass_nbytes)
 
+    def keeps_graph(self, samples: int) -> bool:
+        """Whether the graph of a forward over all `samples`, at least by layer, may wait for its backward."""
+        return self.budget is None or self.memory.pass_nbytes(samples, True) <= self.budget
+
     def limit(self, nbytes: int) -> None:
         """Allow a pass so many bytes."""
         self.budget = nbytes

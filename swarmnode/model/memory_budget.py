@@ -20,8 +20,10 @@ from swarmnode.model.adapter import (
     trained_count,
     trained_shapes,
 )
+from swarmnode.model.graph_memory import GraphMemory
 from swarmnode.model.head_chunk import head_nbytes
 from swarmnode.model.memory_estimate import COPIES_MAX, FILLED, TAPES, graph_nbytes
+from swarmnode.model.passes import PASS_SHARE, Passes, choose_passes
 from swarmnode.model.section import ITEMSIZE, StepRule, section_sizes, snapshot_nbytes, state_nbytes, stepped
 from swarmnode.model.split import StageLayers, split
 
@@ -69,17 +71,36 @@ class MemoryNeed:
     host: int
 
 
-def memory_need(manifest: Manifest, part: StageLayers, mode: ComputeMode = CPU) -> MemoryNeed:
+def memory_need(
+    manifest: Manifest, part: StageLayers, mode: ComputeMode = CPU, passes: Passes | None = None
+) -> MemoryNeed:
     """Bytes that a machine needs to serve `part` with microbatches of `inner.microbatch` samples: its state, and the
-    largest of its transients. Tapes beyond the one in work are kept as long as memory allows."""
+    largest of its transients. A device of its own computes them in `passes` (None: at once). Tapes beyond the one in
+    work are kept as long as memory allows."""
     if not mode.separate:
         return MemoryNeed(0, _shared_nbytes(manifest, part, mode))
-    state = device_state_nbytes(manifest, part, mode) + _frozen_nbytes(manifest, part, mode)
-    transient = max(microbatch_nbytes(manifest, part, mode), step_nbytes(manifest, part, mode))
+    work = microbatch_nbytes(manifest, part, mode, passes)
+    transient = max(work, step_nbytes(manifest, part, mode))
     if manifest.inner.average_share > 0.0 or manifest.gossip.acceptance == "guarded":
-        other = ITEMSIZE * trained_count(manifest, part)  # other weights in their place
-        transient = max(transient, other + microbatch_nbytes(manifest, part, mode))
-    return MemoryNeed(state + transient, _host_nbytes(manifest, part, mode))
+        transient = max(transient, ITEMSIZE * trained_count(manifest, part) + work)  # other weights in their place
+    return MemoryNeed(_held_nbytes(manifest, part, mode) + transient, _host_nbytes(manifest, part, mode))
+
+
+def passes_in(manifest: Manifest, part: StageLayers, mode: ComputeMode, free: int | None) -> Passes:
+    """The passes in which a replica computes a microbatch on a device of its own with `free` bytes, as
+    machine/replica.py chooses them once its state is there. A device that shares the host's memory computes it at
+    once, as long as memory does not run out."""
+    samples = manifest.inner.microbatch
+    if free is None or not mode.separate or by_forward_passes(manifest):
+        return Passes(samples, False)
+    left = max(0, free - _held_nbytes(manifest, part, mode))
+    graph = GraphMemory(manifest, part, ITEMSIZE, mode.autocast, CARD_KIND)
+    return choose_passes(samples, int(PASS_SHARE * left), graph.pass_nbytes)
+
+
+def _held_nbytes(manifest: Manifest, part: StageLayers, mode: ComputeMode) -> int:
+    """Bytes on a device of its own between two pieces of work."""
+    return device_state_nbytes(manifest, part, mode) + _frozen_nbytes(manifest, part, mode)
 
 
 # ---- a device that shares the host's memory
@@ -187,11 +208,12 @@ def _own_table(manifest: Manifest, part: StageLayers) -> int:
     return manifest.model.vocabulary * manifest.model.width
 
 
-def microbatch_nbytes(manifest: Manifest, part: StageLayers, mode: ComputeMode) -> int:
+def microbatch_nbytes(manifest: Manifest, part: StageLayers, mode: ComputeMode, passes: Passes | None = None) -> int:
     """Bytes that a microbatch takes on the device at its peak: its graph, or the head's logits, and what a backward
-    holds beside the graph."""
-    model = manifest.model
-    tokens = manifest.inner.microbatch * model.context
+    holds beside the graph. In `passes` the largest of them, and the gradient of the whole input."""
+    model, samples = manifest.model, manifest.inner.microbatch
+    passes = passes or Passes(samples, False)
+    tokens = passes.samples * model.context
     graph = graph_nbytes(
         model,
         part,
@@ -215,7 +237,10 @@ def microbatch_nbytes(manifest: Manifest, part: StageLayers, mode: ComputeMode) 
         table = ITEMSIZE * model.vocabulary * model.width  # the gradient of the table, before it is added
     if mode.autocast and copied:
         graph -= _cast_nbytes(manifest, part)  # the working copy serves all graphs
-    return graph + max(layer, head, table) + stream
+    if passes.by_layer:
+        graph = graph // max(1, len(part.layers)) + stream * (len(part.layers) + 1)
+    whole = ITEMSIZE * samples * model.context * model.width if passes.samples < samples else 0
+    return graph + max(layer, head, table) + stream + whole
 
 
 def _cast_nbytes(manifest: Manifest, part: StageLayers) -> int:

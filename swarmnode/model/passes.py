@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+PASS_SHARE = 0.4  # guess: of a dedicated device's free memory for the pass in work; kept tapes take a half (hop.py)
+
 
 @dataclass(frozen=True, slots=True)
 class Passes:
@@ -22,6 +24,12 @@ class Passes:
         """(first, last) of each pass over samples [first, last)."""
         for at in range(first, last, self.samples):
             yield at, min(last, at + self.samples)
+
+
+def repeated_forwards(passes: Passes, samples: int, *, last: bool) -> int:
+    """Forwards that a backward over `samples` does again beside its own work, if memory for tapes lasts: by layer, or,
+    but in the `last` stage, which has no forward of its own, in the passes."""
+    return int(passes.by_layer or (passes.samples < samples and not last))
 
 
 def choose_passes(samples: int, budget: int | None, nbytes: Callable[[int, bool], int]) -> Passes:

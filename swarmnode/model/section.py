@@ -12,6 +12,7 @@ moment. So a replica with plain averaging and Muon keeps 12 bytes a parameter in
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 from enum import Enum, auto
@@ -72,8 +73,13 @@ def section_shapes(manifest: Manifest, part: StageLayers) -> dict[str, Shapes]:
 
 def section_sizes(manifest: Manifest, part: StageLayers) -> dict[str, int]:
     """Elements of each section that a replica of `part` keeps: required of any state of the run."""
+    return dict(_sizes(manifest, part))
+
+
+@functools.lru_cache(maxsize=1024)  # estimates of a whole fleet ask again and again
+def _sizes(manifest: Manifest, part: StageLayers) -> tuple[tuple[str, int], ...]:
     shapes = section_shapes(manifest, part)
-    return {section: sum(map(math.prod, of.values())) for section, of in shapes.items()}
+    return tuple((section, sum(map(math.prod, of.values()))) for section, of in shapes.items())
 
 
 def state_nbytes(sizes: Sizes) -> int:

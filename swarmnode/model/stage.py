@@ -247,6 +247,7 @@ class StageReplica:
         assert not self.part.has_head, "the last stage has a loss, not a forward"
         kept = self._input(x, tokens)
         by_layer = self.backprop.passes(kept.samples) != Passes(kept.samples, False)
+        graph = graph and (not by_layer or self.backprop.keeps_graph(kept.samples))
         self.stash.refresh()
         leaf, output = self.backprop.run(kept, train=keep and graph, by_layer=by_layer)
         y = self._to_wire(output)

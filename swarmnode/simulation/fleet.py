@@ -23,6 +23,8 @@ COLUMNS = (
     "life_h",
     "memory_gb",
     "host_gb",
+    "price",
+    "egress_price",
     "stage",
 )
 REQUIRED = ("count", "flops", "up_mbps", "down_mbps")
@@ -33,7 +35,8 @@ COUNT_MAX = 100_000
 class MachineKind:
     """A row: `count` machines of `flops` FLOP/s (as achieved in training, not the data sheet's), links in bytes per
     second, mean lifetime in hours (infinite: they stay). `memory_gb`: of the device that computes. `host_gb`: main
-    memory beside it; 0: `memory_gb` is all that the machine has, and its processor computes."""
+    memory beside it; 0: `memory_gb` is all that the machine has, and its processor computes. `price`: money for an hour
+    of one machine; `egress_price`: for a GB that it sends."""
 
     name: str
     count: int
@@ -44,6 +47,8 @@ class MachineKind:
     life_h: float = math.inf
     memory_gb: float = 24.0
     host_gb: float = 0.0
+    price: float = 0.0
+    egress_price: float = 0.0
     stage: int | None = None  # stage its machines begin with; None: where they are needed
 
 
@@ -102,6 +107,8 @@ def _kind(row: dict[str, str], where: str, number: int) -> MachineKind:
         life_h=real("life_h", math.inf, 1e-6),
         memory_gb=real("memory_gb", 24.0, 1e-3),
         host_gb=real("host_gb", 0.0, 0.0),
+        price=real("price", 0.0, 0.0),
+        egress_price=real("egress_price", 0.0, 0.0),
         stage=int(real("stage", 0.0, 0.0)) if (row.get("stage") or "").strip() else None,
     )
 

@@ -49,8 +49,11 @@ class MeteredReplica:
         witness: Witness,
         number: int,
         work_factor: float,
+        repeated: int = 0,
     ) -> None:
+        """`repeated`: forwards done again in each backward for want of memory (model/passes.py)."""
         self.inner = inner
+        self._repeated = repeated
         self.number = number
         self._meter = meter
         self._witness = witness
@@ -112,13 +115,13 @@ class MeteredReplica:
     def backward(self, tape: Tape, gradient: WireTensor, samples: int, *, accumulate: bool = True) -> WireTensor | None:
         before = self.inner.recomputed
         given = self.inner.backward(tape, gradient, samples, accumulate=accumulate)
-        self._arithmetic(samples, 2.0 + self.inner.recomputed - before)
+        self._arithmetic(samples, 2.0 + max(self._repeated, self.inner.recomputed - before))
         return given
 
     def loss(
         self, x: WireTensor, tokens: WireTensor, samples: int, *, train: bool, accumulate: bool = True
     ) -> LossResult:
-        self._arithmetic(samples, 3.0 if train else 1.0)
+        self._arithmetic(samples, 3.0 + self._repeated if train else 1.0)
         return self.inner.loss(x, tokens, samples, train=train, accumulate=accumulate)
 
     def fingerprint(self, tensor: WireTensor) -> bytes:

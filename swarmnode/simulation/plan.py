@@ -15,6 +15,8 @@ from swarmnode.model.section import section_sizes, snapshot_nbytes
 from swarmnode.model.split import StageLayers, split
 from swarmnode.simulation.capacity import balanced
 from swarmnode.simulation.fleet import MachineKind
+from swarmnode.simulation.in_flight_rate import in_flight_rate
+from swarmnode.simulation.metered_replica import PIECE_TOKENS
 from swarmnode.simulation.stage_memory import fit_of, shortages
 
 DETECT_S = 60.0  # guess: time until a dead node's replacement begins to download
@@ -39,62 +41,132 @@ class StagePlan:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The estimate. `limit` names the bottleneck; `idle`: a line for each kind of machine that can serve no stage."""
+    """The estimate. `limit` names the bottleneck, `limit_kind` is "arithmetic", "uplink" or "in flight"; `idle`: a
+    line for each kind of machine that can serve no stage. `per_hour`: the money for the machines that serve a stage,
+    and for what they send; 0 where the fleet has no prices."""
 
     stages: tuple[StagePlan, ...]
     samples_per_s: float
     tokens_per_s: float
     days: float
     limit: str
+    limit_kind: str
     survival: float
     idle: tuple[str, ...]
+    per_hour: float = 0.0
+
+    @property
+    def tokens_per_money(self) -> float:
+        """Tokens for one unit of money; infinite where nothing costs any."""
+        return self.tokens_per_s * 3600.0 / self.per_hour if self.per_hour else math.inf
+
+    @property
+    def replicas_min(self) -> int:
+        """Replicas of the stage with the fewest."""
+        return min(stage.replicas for stage in self.stages)
+
+    @property
+    def egress(self) -> float:
+        """Bytes per second that an average node of the busiest stage sends."""
+        return max(stage.egress for stage in self.stages)
 
 
-def plan(manifest: Manifest, fleet: Sequence[MachineKind], tokens: float, share: float = 0.7) -> Plan:
-    """Estimate a run; machines serve only stages that fit into their memory. `share` of the slowest stage's FLOP/s is
-    assumed to do useful work [simulated: 0.6 to 0.8, `swarmnode simulate`].
+@dataclass(frozen=True, slots=True)
+class _Placement:
+    """The machines of a stage, and their FLOP/s after forwards that their memory makes them do again."""
+
+    machines: tuple[MachineKind, ...]
+    flops: float
+
+
+def plan(
+    manifest: Manifest, fleet: Sequence[MachineKind], tokens: float, share: float = 0.7, *, memory: bool = True
+) -> Plan:
+    """Estimate a run; machines serve only stages that fit into their memory (`memory` = False: any). `share` of the
+    machines' FLOP/s is assumed to do useful work [simulated: 0.6 to 0.8, `swarmnode simulate`].
 
     Raises UsageError, with bytes, if no machine can serve any stage.
     """
-    if fleet and all(fit_of(manifest, kind).unable == set(range(manifest.pipeline.stages)) for kind in fleet):
+    stages = manifest.pipeline.stages
+    if memory and fleet and all(fit_of(manifest, kind).unable == set(range(stages)) for kind in fleet):
         raise UsageError(f"{shortages(manifest, fleet)[0]}; use more stages, a smaller microbatch or larger machines")
-    machines = [kind for kind in fleet for _ in range(kind.count)]
-    parts = split(manifest.model, manifest.pipeline.stages)
-    unable = [fit_of(manifest, kind).unable for kind in machines]
-    placed = balanced([kind.flops for kind in machines], [part.cost for part in parts], unable)
-    context = manifest.model.context
+    parts = split(manifest.model, stages)
+    placements = _placed(manifest, fleet, parts, memory=memory)
+    tokens_of_sample = manifest.model.context + PIECE_TOKENS / manifest.inner.microbatch
     speeds, lines = [], []
-    for part in parts:
-        here = [kind for kind, stage in zip(machines, placed, strict=True) if stage == part.stage]
-        cost = 3.0 * part.cost * context
-        speeds.append(share * sum(kind.flops for kind in here) / cost if here else 0.0)
-        traffic = _sample_bytes(manifest, part, len(parts)) + _gossip_bytes(manifest, part, len(here))
+    for part, placed in zip(parts, placements, strict=True):
+        here = placed.machines
+        speeds.append(share * placed.flops / (3.0 * part.cost * tokens_of_sample))
+        traffic = sample_bytes(manifest, part, stages) + _gossip_bytes(manifest, part, len(here))
         lines.append(sum(kind.up for kind in here) / traffic if here and traffic else math.inf if here else 0.0)
-    compute, links = min(speeds), min(lines)
-    samples_per_s = min(compute, links)
-    slowest = (speeds if compute <= links else lines).index(samples_per_s)
-    limit = f"the {'arithmetic' if compute <= links else 'upward lines'} of stage {slowest}"
-    stages = tuple(
-        _stage(
-            manifest,
-            part,
-            [k for k, s in zip(machines, placed, strict=True) if s == part.stage],
-            samples_per_s,
-            len(parts),
-        )
-        for part in parts
+    in_flight, saturated = in_flight_rate(
+        manifest,
+        [placed.machines for placed in placements],
+        [3.0 * part.cost for part in parts],
+        [share * placed.flops for placed in placements],
+        _one_way_bytes(manifest),
     )
-    tokens_per_s = samples_per_s * context
-    days = tokens / tokens_per_s / 86400 if tokens_per_s else math.inf
-    survival = math.prod(stage.survival for stage in stages)
-    return Plan(stages, samples_per_s, tokens_per_s, days, limit, survival, tuple(shortages(manifest, fleet)))
+    limits = {
+        "arithmetic": (min(speeds), f"the arithmetic of stage {speeds.index(min(speeds))}"),
+        "uplink": (min(lines), f"the upward lines of stage {lines.index(min(lines))}"),
+        "in flight": (in_flight, "the samples in flight, that wait for lines and machines"),
+    }
+    limit_kind = min(limits, key=lambda name: limits[name][0])
+    samples_per_s, limit = limits[limit_kind]
+    if limit_kind == "in flight" and saturated:
+        limit_kind, limit = "arithmetic", "the arithmetic of all machines, some of which wait for others"
+    planned = tuple(
+        _stage(manifest, part, placed.machines, samples_per_s, stages)
+        for part, placed in zip(parts, placements, strict=True)
+    )
+    tokens_per_s = samples_per_s * manifest.model.context
+    return Plan(
+        planned,
+        samples_per_s,
+        tokens_per_s,
+        tokens / tokens_per_s / 86400 if tokens_per_s else math.inf,
+        limit,
+        limit_kind,
+        math.prod(stage.survival for stage in planned),
+        tuple(shortages(manifest, fleet)) if memory else (),
+        sum(_per_hour(placed.machines, stage.egress) for placed, stage in zip(placements, planned, strict=True)),
+    )
 
 
-def _sample_bytes(manifest: Manifest, part: StageLayers, stages: int) -> float:
+def _placed(
+    manifest: Manifest, fleet: Sequence[MachineKind], parts: Sequence[StageLayers], *, memory: bool
+) -> list[_Placement]:
+    fits = [fit_of(manifest, kind) if memory else None for kind in fleet]
+    machines = [index for index, kind in enumerate(fleet) for _ in range(kind.count)]
+    unable = [fit.unable if fit else frozenset[int]() for fit in fits]
+    stages = balanced([fleet[i].flops for i in machines], [part.cost for part in parts], [unable[i] for i in machines])
+    members: list[list[int]] = [[] for _ in parts]
+    for index, stage in zip(machines, stages, strict=True):
+        if stage is not None:
+            members[stage].append(index)
+    placements = []
+    for stage, here in enumerate(members):
+        again = {i: fit.repeated[stage] if (fit := fits[i]) else 0 for i in set(here)}
+        flops = sum(fleet[i].flops * 3.0 / (3.0 + again[i]) for i in here)
+        placements.append(_Placement(tuple(fleet[i] for i in here), flops))
+    return placements
+
+
+def _per_hour(here: Sequence[MachineKind], egress: float) -> float:
+    """Money an hour for the machines of a stage, each of which sends `egress` bytes a second."""
+    gigabytes = egress * 3600.0 / 1e9
+    return sum(kind.price + gigabytes * kind.egress_price for kind in here)
+
+
+def _one_way_bytes(manifest: Manifest) -> int:
+    """Bytes of a sample between two stages."""
+    return boundary_nbytes(manifest.pipeline.boundary, manifest.model.context, boundary_width(manifest))
+
+
+def sample_bytes(manifest: Manifest, part: StageLayers, stages: int) -> float:
     """Bytes a stage sends per sample: activations and tokens onward, the gradient back."""
-    model = manifest.model
-    one_way = boundary_nbytes(manifest.pipeline.boundary, model.context, boundary_width(manifest))
-    onwards = one_way + 2 * (model.context + 1) if part.stage < stages - 1 else 0
+    one_way = _one_way_bytes(manifest)
+    onwards = one_way + 2 * (manifest.model.context + 1) if part.stage < stages - 1 else 0
     return float(onwards + (one_way if part.stage > 0 else 0))
 
 
@@ -114,7 +186,7 @@ def _stage(
 ) -> StagePlan:
     nbytes = snapshot_nbytes(section_sizes(manifest, part))
     replicas = len(here)
-    traffic = _sample_bytes(manifest, part, stages) + _gossip_bytes(manifest, part, replicas)
+    traffic = sample_bytes(manifest, part, stages) + _gossip_bytes(manifest, part, replicas)
     up = sum(kind.up for kind in here) / replicas if here else math.inf
     down = sum(kind.down for kind in here) / replicas if here else math.inf
     download_s = nbytes / min(up, down)

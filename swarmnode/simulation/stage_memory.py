@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from dataclasses import replace
 
 from swarmnode.errors import UsageError
 from swarmnode.machine.free_memory import FreeMemory, MachineMemory
@@ -29,12 +30,24 @@ def memory_of(kind: MachineKind) -> MachineMemory:
 
 def fit_of(manifest: Manifest, kind: MachineKind) -> StageFit:
     """The stages of the run that a machine of `kind` can serve."""
-    return _fit(manifest, memory_of(kind), bool(kind.host_gb))
+    any_round = replace(manifest.gossip, round_samples=1)  # the length of a round needs no memory: one entry for all
+    return _fit(replace(manifest, gossip=any_round), memory_of(kind), bool(kind.host_gb))
+
+
+def repeated(manifest: Manifest, kind: MachineKind, stage: int) -> int:
+    """Forwards that a machine of `kind` does again in each backward of `stage`, whose graphs its memory does not
+    hold."""
+    return fit_of(manifest, kind).repeated[stage]
 
 
 @functools.lru_cache(maxsize=256)
 def _fit(manifest: Manifest, memory: MachineMemory, card: bool) -> StageFit:
     return best_fit(manifest, memory, has_data=True, mode=CARD if card else CPU)
+
+
+def able(manifest: Manifest, fleet: Sequence[MachineKind]) -> tuple[MachineKind, ...]:
+    """The kinds of machine that can serve a stage."""
+    return tuple(kind for kind in fleet if len(fit_of(manifest, kind).unable) < manifest.pipeline.stages)
 
 
 def shortages(manifest: Manifest, fleet: Sequence[MachineKind]) -> list[str]:
@@ -53,9 +66,20 @@ def check_fleet(manifest: Manifest, fleet: Sequence[MachineKind], origin: str) -
     """Raises UsageError, with bytes, if a stage fits no machine of the fleet or a machine can serve no stage."""
     if said := shortages(manifest, fleet):
         raise UsageError(f"{origin}: {said[0]}; use more stages, a smaller microbatch or larger machines")
+    if (short := tightest(manifest, fleet)) is not None:
+        raise UsageError(f"{origin}: {short[1]}")
+
+
+def tightest(manifest: Manifest, fleet: Sequence[MachineKind]) -> tuple[int, str] | None:
+    """(bytes lacking, what to say) of the stage that lacks most on the machine that fits it best; None if each stage
+    fits some machine."""
+    fits = [fit_of(manifest, kind) for kind in fleet]
+    found: tuple[int, str] | None = None
     for stage in range(manifest.pipeline.stages):
-        fits = [fit_of(manifest, kind) for kind in fleet]
         if all(stage in fit.unable for fit in fits):
             short = [fit.memory.shortage(fit.needed[stage]) for fit in fits]
             least = min((one for one in short if one is not None), key=lambda one: one.needed - one.free.nbytes)
-            raise UsageError(f"{origin}: stage {stage} fits no machine of the fleet: it {least}")
+            lacking = least.needed - least.free.nbytes
+            if found is None or lacking > found[0]:
+                found = lacking, f"stage {stage} fits no machine of the fleet: it {least}"
+    return found

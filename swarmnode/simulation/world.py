@@ -30,6 +30,7 @@ from swarmnode.simulation.replica import FakeReplica, fake_sizes
 from swarmnode.simulation.samples import FakeSamples
 from swarmnode.simulation.scenario import Scenario
 from swarmnode.simulation.sim_node import SimNode, SkewedClock
+from swarmnode.simulation.stage_memory import repeated
 from swarmnode.simulation.trace import DecisionTrace
 from swarmnode.simulation.virtual_time import OWNER, SerialTask, VirtualLoop
 
@@ -97,7 +98,10 @@ class World:
             from swarmnode.simulation.real_training import torch_replica
 
             inner = torch_replica(scenario.manifest, stage)  # type: ignore[assignment]
-        return MeteredReplica(inner, scenario.manifest, part, meter, self.laws, self._replicas, scenario.work_factor)
+        again = repeated(scenario.manifest, sim_node.kind, stage)
+        return MeteredReplica(
+            inner, scenario.manifest, part, meter, self.laws, self._replicas, scenario.work_factor, again
+        )
 
     def ended(self, sim_node: SimNode, why: str | None) -> None:
         """A process ended by itself: it left, or it gave up (`why`) and its supervisor restarts it."""

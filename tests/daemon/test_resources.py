@@ -15,6 +15,7 @@ from swarmnode.machine.free_memory import FreeMemory, MachineMemory, free_memory
 from swarmnode.manifest import PRESETS, CheckpointSpec, DataSpec, Manifest, ModelSpec, PipelineSpec
 from swarmnode.model.device import autocasts
 from swarmnode.model.memory_budget import CARD, memory_need, mode_of
+from swarmnode.model.passes import Passes
 from swarmnode.model.split import split
 from swarmnode.node.role import NodeRole
 
@@ -106,7 +107,8 @@ def test_a_smaller_stage_is_left_where_the_choice_is_free(monkeypatch: pytest.Mo
 def test_a_card_and_its_host_are_refused_each_with_its_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     run = PRESETS["small"]
     card = replace(CARD, optimizer_state="device")
-    needs = [memory_need(run, part, card) for part in split(run.model, run.pipeline.stages)]
+    least_passes = Passes(1, by_layer=True)
+    needs = [memory_need(run, part, card, least_passes) for part in split(run.model, run.pipeline.stages)]
     device, host = max(need.device for need in needs), max(need.host for need in needs)
     monkeypatch.setattr("swarmnode.daemon.resources.autocasts", lambda device, precision: True)
 

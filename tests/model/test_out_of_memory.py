@@ -185,6 +185,19 @@ def test_graphs_in_flight_are_dropped_and_made_again() -> None:
     assert budget is not None and 0 < budget < first.stage.backprop.memory.pass_nbytes(4, False)
 
 
+def test_a_graph_waits_for_its_backward_only_if_it_fits_by_layer() -> None:
+    first = replicas()[0]
+    backprop = first.stage.backprop
+    whole, by_layer = (backprop.memory.pass_nbytes(4, each) for each in (False, True))
+    held = []
+    for budget in (whole, min(whole, by_layer) - 1):
+        backprop.limit(budget)
+        tape = first.forward(FIRST, keep=True, tokens=FIRST)[1]
+        assert tape is not None
+        held.append(tape.nbytes)
+    assert held[0] > 100 * held[1]  # the input is all that is left
+
+
 @pytest.mark.parametrize("passes", [Passes(2, False), Passes(1, False), Passes(1, True)], ids=str)
 @pytest.mark.parametrize("boundary", ["fp32", "subspace"])
 def test_passes_have_the_gradient_of_the_whole(small_chunks: None, passes: Passes, boundary: str) -> None:

@@ -1,4 +1,4 @@
-"""What a plan says of a stage's lines: bytes by the formulas of method and codec."""
+"""What a plan says of a stage's lines: bytes by the formulas of method and codec, and of microbatches under way."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from dataclasses import replace
 import pytest
 
 from swarmnode.gossip.outer.traffic import message_nbytes
-from swarmnode.manifest import GossipSpec, Manifest
+from swarmnode.manifest import GossipSpec, InnerSpec, Manifest, PipelineSpec, boundary_nbytes
 from swarmnode.manifest.gossip_compat import CODECS_OF, IN_GROUPS
 from swarmnode.model.section import section_sizes
 from swarmnode.simulation.fleet import MachineKind
-from swarmnode.simulation.geography import Address
-from swarmnode.simulation.plan import plan
+from swarmnode.simulation.geography import Address, Nat, rtt_s
+from swarmnode.simulation.metered_replica import PIECE_TOKENS
+from swarmnode.simulation.plan import Plan, plan
 
 REPLICAS = 4
 
@@ -44,3 +45,44 @@ def test_the_whole_stage_sends_more_than_pairs() -> None:
     assert [w - s for w, s in zip(whole, silent, strict=True)] == pytest.approx(
         [3 * (p - s) for p, s in zip(pairs, silent, strict=True)]
     )
+
+
+SHARE = 0.7
+FAR = Address("asia", 0.05)
+PAIR = Manifest(
+    pipeline=PipelineSpec(stages=2),
+    inner=InnerSpec(microbatch=4, inner_batch=4, replica_batch_min=4),
+    limits=replace(Manifest().limits, in_flight_max=1),
+)
+
+
+def at(place: Address, count: int = 1) -> MachineKind:
+    return MachineKind("far", count, flops=1e11, up=1e6, down=1e7, address=place)
+
+
+def test_a_microbatch_in_flight_waits_for_distances_and_lines() -> None:
+    """One at a time between two machines: a round trip is work, both ways, and their bytes."""
+    found = plan(PAIR, [at(FAR), at(Address("eu", 0.01))], 1e6)
+    model = PAIR.model
+    work = sum(3.0 * stage.part.cost * (4 * model.context + PIECE_TOKENS) / (SHARE * 1e11) for stage in found.stages)
+    sent = 2 * 4 * boundary_nbytes("bf16", model.context, model.width) / 1e6
+    seconds = rtt_s(FAR, Address("eu", 0.01)) + work + sent
+    assert found.limit_kind == "in flight"
+    assert found.samples_per_s == pytest.approx(4 / seconds)
+
+
+def test_more_in_flight_or_shorter_ways_are_faster_until_another_limit_binds() -> None:
+    def run(batch: int, place: Address) -> Plan:
+        inner = replace(PAIR.inner, inner_batch=batch)
+        gossip = replace(PAIR.gossip, round_samples=1 << 16)
+        return plan(Manifest(pipeline=PAIR.pipeline, inner=inner, gossip=gossip), [at(place, 8)], 1e6)
+
+    rates = [run(batch, FAR).samples_per_s for batch in (16, 32, 64, 4096, 8192)]
+    assert rates[0] < 0.8 * rates[1] and rates[1] <= rates[2] <= rates[3] == rates[4]
+    assert run(1024, FAR).limit_kind == "uplink" and run(16, FAR).limit_kind == "in flight"
+    near, relayed = run(16, Address("asia", 0.001)), run(16, Address("asia", 0.05, Nat.RELAYED))
+    assert relayed.samples_per_s < run(16, FAR).samples_per_s < near.samples_per_s
+
+
+def test_a_run_of_one_stage_waits_for_no_line() -> None:
+    assert plan(replace(PAIR, pipeline=PipelineSpec(stages=1)), [at(FAR)], 1e6).limit_kind == "arithmetic"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 
 from swarmnode.gossip.outer import DesLoc, outer
@@ -11,6 +13,7 @@ SETTLED = 1 << 20  # a round after every warm-up: k of topk has fallen, fragment
 ROUNDS = 12  # whole periods of streaming's fragments (4) and of desloc's moments (3, 6)
 
 
+@functools.lru_cache(maxsize=1024)
 def message_nbytes(gossip: GossipSpec, parameters: int, seconds: int) -> float:
     """Bytes of tensors in one message of a stage of `parameters`, of which `seconds` have a second moment: the mean
     over the rounds of a settled run. Raises ManifestError for a method and codec that do not go together."""
