@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 
 from swarmnode.errors import RemoteFault, Unavailable
 from swarmnode.ids import PeerId
@@ -20,6 +21,7 @@ class StageSlot:
 
     def __init__(self) -> None:
         self.work: ServedStage | FeederOnly | None = None
+        self._validated = NO_STAGE  # the status of the last work that has ended and had a validation
 
     @property
     def served(self) -> ServedStage | None:
@@ -33,6 +35,8 @@ class StageSlot:
         try:
             yield
         finally:
+            if (ended := work.status()).loss_validation is not None:
+                self._validated = ended
             self.work = None
 
     def feeder(self) -> Feeder | None:
@@ -52,7 +56,16 @@ class StageSlot:
         return serve
 
     def status(self) -> StageStatus:
-        return NO_STAGE if self.work is None else self.work.status()
+        """The status of the work now. Work without a validation of its own has the last one that was made here."""
+        now = NO_STAGE if self.work is None else self.work.status()
+        if now.loss_validation is not None:
+            return now
+        return replace(
+            now,
+            loss_validation=self._validated.loss_validation,
+            loss_validation_samples=self._validated.loss_validation_samples,
+            loss_validation_first=self._validated.loss_validation_first,
+        )
 
     def progressed(self) -> None:
         if self.work is not None:
