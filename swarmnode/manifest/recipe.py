@@ -30,6 +30,7 @@ is assumed to fall with size as AdamW's does, because its steps are as large (ar
 BATCH_TOKENS, BATCH_EXPONENT = 0.58, 0.571  # Step Law, arXiv 2503.04715
 WARMUP_SHARE, WARMUP_SHARE_MAX = 0.01, 0.1  # GPT-3 and LLaMA warm up over 0.1 to 1 % of a run; the bound: guess
 STEPS_OF_ROUND = 8  # measured: the demo's swarm, `swarmnode bench learning`
+ROUNDS_LEAST = 64  # guess: each replica that dies takes up to a round's learning along
 BATCH_MAX = 1 << 12  # guess: samples
 LAYERS_LEAST = 4  # guess
 ASPECT = 64  # width over layers: GPT-3 125M, arXiv 2005.14165, table 2.1; LLaMA 7B has 128
@@ -135,9 +136,14 @@ def fit(
     )
     origins["inner.cooldown_samples"] = "fitted: a fifth of the run, arXiv 2405.18392"
     gossip, data = start.gossip, start.data
-    if gossip.round_samples < STEPS_OF_ROUND * batch:
-        gossip = dataclasses.replace(gossip, round_samples=STEPS_OF_ROUND * batch)
-        origins["gossip.round_samples"] = f"fitted: {STEPS_OF_ROUND} inner steps, as the demo has"
+    steps_of_round = min(STEPS_OF_ROUND, max(1, run // (ROUNDS_LEAST * batch)))
+    if steps_of_round < STEPS_OF_ROUND or gossip.round_samples < STEPS_OF_ROUND * batch:
+        gossip = dataclasses.replace(gossip, round_samples=steps_of_round * batch)
+        origins["gossip.round_samples"] = f"fitted: inner steps of a round: {steps_of_round}; " + (
+            "as the demo has"
+            if steps_of_round == STEPS_OF_ROUND
+            else f"a run of fewer than {ROUNDS_LEAST * STEPS_OF_ROUND} steps has shorter rounds"
+        )
     if data.block_samples % microbatch:
         data = dataclasses.replace(data, block_samples=8 * microbatch)
         origins["data.block_samples"] = "fitted: 8 microbatches"

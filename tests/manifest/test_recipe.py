@@ -29,6 +29,14 @@ def test_the_demo_gets_what_was_measured_on_it():
     assert 400 <= inner.warmup_samples <= 750 and inner.decay_samples == 7_500
 
 
+def test_a_short_run_meets_more_often():
+    """Rounds of a long run would leave it two or three."""
+    start = PRESETS["demo"]
+    short, long = (fit(start, nodes=6, samples=samples).manifest for samples in (160, 100_000))
+    assert short.gossip.round_samples == short.inner.inner_batch
+    assert long.gossip.round_samples == 8 * long.inner.inner_batch
+
+
 @pytest.mark.parametrize(("parameters", "rate"), [(125_000_000, 6e-4), (7_000_000_000, 3e-4)])
 def test_large_models_get_the_published_rates(parameters, rate):
     small = PRESETS["small"]
