@@ -154,9 +154,9 @@ async def _of_run(invite: Invite, home: Path, device: str, found: dict[str, obje
 
 def _base_text(manifest: Manifest, stages: Sequence[int]) -> str:
     """The fetch of the pretrained model that the run starts from, as numbers of two bytes."""
-    from swarmnode.model.split import split
+    from swarmnode.model.split import stages_of
 
-    parts = split(manifest.model, manifest.pipeline.stages)
+    parts = stages_of(manifest)
     most = max((2 * parts[stage].parameters for stage in stages), default=0)
     places = ", ".join(manifest.base.locations)[:120] or "members"
     return (

@@ -30,7 +30,7 @@ from swarmnode.machine.free_memory import free_memory
 from swarmnode.machine.run_archive import RETRY_S, Archive, ArchivePlan, Evaluate, Measured, ModelFiles
 from swarmnode.manifest import EvaluationSpec
 from swarmnode.membership.warrant import check_warrant, sign_warrant
-from swarmnode.model.split import split
+from swarmnode.model.split import stages_of
 from swarmnode.node.notice import Notices
 from swarmnode.ports import Clock
 from swarmnode.recovery.checkpoint import Origin
@@ -173,7 +173,7 @@ def _evaluation(process: DaemonContext, options: ArchiveOptions, reported: Repor
     """Evaluates in a separate process, which may use the memory and time it needs and reads the run's text itself. If
     that fails, the swarm's own loss is used."""
     manifest = process.manifest
-    parts = split(manifest.model, manifest.pipeline.stages)
+    parts = stages_of(manifest)
     nbytes = 4 * sum(part.parameters for part in parts)
     command = ["--json", "--from", "checkpoint", "--cache", str(process.options.cache)]
     command += ["--data", str(options.data)] if options.data is not None else []

@@ -16,7 +16,7 @@ from swarmnode.machine.stage_fit import StageFit
 from swarmnode.manifest import Manifest
 from swarmnode.model.adapter import trained_count
 from swarmnode.model.section import ITEMSIZE, section_sizes, state_nbytes
-from swarmnode.model.split import split
+from swarmnode.model.split import stages_of
 from swarmnode.node.role import NodeRole
 
 HOME_ADVICE = "free space there, or choose another --home"
@@ -58,7 +58,7 @@ def _stages(options: NodeOptions, manifest: Manifest) -> list[int]:
 
 def _check_disk(options: NodeOptions, manifest: Manifest, able: list[int], feeds: bool) -> None:
     """The home takes the stage that is saved when leaving: weights, and their running mean."""
-    parts = split(manifest.model, manifest.pipeline.stages)
+    parts = stages_of(manifest)
     largest = max((trained_count(manifest, parts[stage]) for stage in able), default=0)
     copies = 2 if manifest.inner.average_share else 1
     check_writable(options.home, HOME_ADVICE)
@@ -69,7 +69,7 @@ def _check_disk(options: NodeOptions, manifest: Manifest, able: list[int], feeds
 
 def _check_saving(where: str, manifest: Manifest, able: list[int]) -> None:
     """Check that a checkpoint of the largest stage fits beside the older ones, which are deleted after it."""
-    parts = split(manifest.model, manifest.pipeline.stages)
+    parts = stages_of(manifest)
     largest = max((state_nbytes(section_sizes(manifest, parts[stage])) for stage in able), default=0)
     folder = Path(where).expanduser()
     check_writable(folder, SAVE_ADVICE)

@@ -19,7 +19,7 @@ from swarmnode.dashboard.totals import KEYS, Contribution, counts_of
 from swarmnode.errors import RemoteFault
 from swarmnode.ids import PeerId, RunId, short
 from swarmnode.manifest import Manifest
-from swarmnode.model.split import split
+from swarmnode.model.split import stages_of
 from swarmnode.wire import call_pb2, record_pb2, report_pb2
 from swarmnode.wire.control_pb2 import StatusReply
 
@@ -158,7 +158,7 @@ class Board:
 
     def __post_init__(self) -> None:
         self.ledger = Ledger(self.run_id)
-        self.parameters = tuple(part.parameters for part in split(self.manifest.model, self.manifest.pipeline.stages))
+        self.parameters = tuple(part.parameters for part in stages_of(self.manifest))
 
     # Input.
 

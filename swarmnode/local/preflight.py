@@ -14,7 +14,7 @@ from swarmnode.local.run_folder import RUNS
 from swarmnode.machine.bucket_store import is_url
 from swarmnode.manifest import MANIFEST_FILE, PRESETS, SIGNED_FILE, Manifest, read_manifest, read_signed
 from swarmnode.model.section import section_sizes, state_nbytes
-from swarmnode.model.split import split
+from swarmnode.model.split import stages_of
 
 
 def check_run(run: Path | None, stages: int | None, data_root: Path | None, cache: Path, checkpoints: str) -> None:
@@ -37,7 +37,7 @@ def check_run(run: Path | None, stages: int | None, data_root: Path | None, cach
     _check_base(manifest, folder)
     open_text(manifest, root, cache)
     if not is_url(checkpoints):
-        parts = split(manifest.model, manifest.pipeline.stages)
+        parts = stages_of(manifest)
         whole = sum(state_nbytes(section_sizes(manifest, part)) for part in parts)
         where = Path(checkpoints).expanduser() if checkpoints else (folder or RUNS)
         advice = "free space there, or save elsewhere (--checkpoints)"

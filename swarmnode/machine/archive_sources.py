@@ -23,7 +23,7 @@ from swarmnode.membership.record import check_member, check_time
 from swarmnode.membership.swarm import SERVING, Member, Swarm
 from swarmnode.metrics import name
 from swarmnode.model.section import section_sizes
-from swarmnode.model.split import split
+from swarmnode.model.split import stages_of
 from swarmnode.ports import Clock, Directory, Telemetry, Transport
 from swarmnode.recovery.archive import COPIES_MAX, CopyVerdict, choose_copy, sampled, together_within
 from swarmnode.recovery.donor_client import DonorBusy, DonorClient, DonorFailed, DonorLied, DownloadLimits
@@ -81,8 +81,7 @@ class ArchiveSources:
     _tries: int = 0
 
     def __post_init__(self) -> None:
-        stages = self.manifest.pipeline.stages
-        self.sizes = [section_sizes(self.manifest, part) for part in split(self.manifest.model, stages)]
+        self.sizes = [section_sizes(self.manifest, part) for part in stages_of(self.manifest)]
 
     async def copy_run(self, before: PreviousWeights | None = None) -> RunCopy:
         """A copy of every stage that its replicas agree on, all of about the same round.

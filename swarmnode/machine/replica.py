@@ -23,7 +23,7 @@ from swarmnode.model.out_of_memory import tried, twice
 from swarmnode.model.passes import PASS_SHARE
 from swarmnode.model.running_mean import RunningMean
 from swarmnode.model.section import SECTIONS, section_sizes
-from swarmnode.model.split import StageLayers, split
+from swarmnode.model.split import StageLayers, stages_of
 from swarmnode.model.stage import BUMP_STEPS, StageReplica
 from swarmnode.model.state_stream import Buffers, GivenState, Part, write_sections
 from swarmnode.model.tensor import check_finite, decode
@@ -378,7 +378,7 @@ class TorchReplica:
             self.forward_trainer.loaded()
 
     def _parts(self) -> tuple[StageLayers, ...]:
-        return split(self.stage.manifest.model, self.stage.manifest.pipeline.stages)
+        return stages_of(self.stage.manifest)
 
     def _parts_of_state(self) -> dict[str, Part]:
         """The live buffers of the run's sections."""

@@ -30,7 +30,7 @@ from swarmnode.machine.slow_copy import saved_elements
 from swarmnode.manifest import Manifest
 from swarmnode.metrics import name
 from swarmnode.model.section import PACKED_ITEMSIZE, section_shapes
-from swarmnode.model.split import split
+from swarmnode.model.split import stages_of
 from swarmnode.ports import Store, Telemetry
 from swarmnode.recovery import checkpoint as form
 from swarmnode.recovery import checkpoint_io
@@ -230,7 +230,7 @@ class Archive:
         return entry
 
     async def _save_stage(self, label: str, stage: int, taken: TakenCopy, copy_run: RunCopy) -> None:
-        part = split(self._manifest.model, self._manifest.pipeline.stages)[stage]
+        part = stages_of(self._manifest)[stage]
         shapes = {"phi": section_shapes(self._manifest, part)["phi"]}
         holding = ReplicaHoldings(stage, taken.copy.offer.round, taken.copy.peer, copy_run.progress, copy_run.blocks)
         await checkpoint_io.save_stage(

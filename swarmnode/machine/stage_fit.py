@@ -10,7 +10,7 @@ from swarmnode.manifest import Manifest, ModelSpec
 from swarmnode.model.memory_budget import CPU, ComputeMode, MemoryNeed, memory_need, passes_in
 from swarmnode.model.passes import Passes, repeated_forwards
 from swarmnode.model.section import OPTIMIZER_STATES as STATES
-from swarmnode.model.split import StageLayers, split
+from swarmnode.model.split import StageLayers, stages_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class StageFit:
 def stage_fit(manifest: Manifest, memory: MachineMemory, *, has_data: bool, mode: ComputeMode = CPU) -> StageFit:
     """The stages that fit into `memory`, by formula (model/memory_budget.py); `has_data`: the user has named a folder
     of files."""
-    parts = split(manifest.model, manifest.pipeline.stages)
+    parts = stages_of(manifest)
     free = None if memory.device is None else memory.device.nbytes
     first = first_alike(manifest.model, parts)
     each_of = {stage: passes_in(manifest, parts[stage], mode, free) for stage in dict.fromkeys(first)}

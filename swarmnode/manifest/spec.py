@@ -80,6 +80,7 @@ class PipelineSpec:
     """The route of microbatches through the stages."""
 
     stages: int = 3
+    memory_weight: float = 0.0
     boundary: str = "bf16"
     boundary_rank: int = 0
     epsilon: float = 0.1

@@ -32,6 +32,14 @@ TRAINING_FIELDS: tuple[Field, ...] = (
     ),
     Field(
         "pipeline",
+        "memory_weight",
+        real(0.0, 1.0),
+        "Weight of the parameters against the arithmetic when layers are cut into stages; 0: stages take equally long;"
+        " 1: they are equally large, so that smaller machines can hold each.",
+        "the slowest stage sets the pace",
+    ),
+    Field(
+        "pipeline",
         "boundary",
         one_of("bf16", "fp32", "int8", "fp8", "subspace"),
         "Number format of activations and gradients between stages; int8 and fp8: with a step for each 64;"

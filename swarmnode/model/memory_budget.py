@@ -25,7 +25,7 @@ from swarmnode.model.head_chunk import head_nbytes
 from swarmnode.model.memory_estimate import COPIES_MAX, FILLED, TAPES, graph_nbytes
 from swarmnode.model.passes import PASS_SHARE, Passes, choose_passes
 from swarmnode.model.section import ITEMSIZE, StepRule, section_sizes, snapshot_nbytes, state_nbytes, stepped
-from swarmnode.model.split import StageLayers, split
+from swarmnode.model.split import StageLayers, stages_of
 
 SNAPSHOTS = 0.5  # guess: share of its state that a node additionally holds, most of the time none
 HALF = 2  # bytes of a bfloat16 number
@@ -143,7 +143,7 @@ def _kept_nbytes(manifest: Manifest, part: StageLayers) -> int:
     stages = manifest.pipeline.stages
     if stages == 1:
         return 0
-    nbytes = snapshot_nbytes(section_sizes(manifest, split(manifest.model, stages)[(part.stage + 1) % stages]))
+    nbytes = snapshot_nbytes(section_sizes(manifest, stages_of(manifest)[(part.stage + 1) % stages]))
     return nbytes if manifest.recovery.keepers and nbytes <= manifest.recovery.snapshot_bytes_max else 0
 
 

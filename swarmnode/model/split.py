@@ -1,7 +1,8 @@
 """Division of the model into stages: pure arithmetic on the manifest's model, no tensors.
 
 A stage is a range of consecutive layers; the first also holds the embedding, the last the final norm and the head. The
-slowest stage sets the pace of a pipeline, so the division minimises the largest cost of a stage.
+slowest stage sets the pace of a pipeline, so the division minimises the largest cost of a stage. That is its
+arithmetic; with `pipeline.memory_weight` also its parameters, which decide the machines that can hold it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from swarmnode.errors import ManifestError
-from swarmnode.manifest import ModelSpec
+from swarmnode.manifest import Manifest, ModelSpec
 from swarmnode.model.architecture import Shapes, architecture_of
 
 TABLE = "model.embed_tokens.weight"
@@ -178,10 +179,11 @@ def is_hidden_matrix(name: str, shape: tuple[int, ...]) -> bool:
 
 
 @functools.lru_cache(maxsize=64)
-def split(model: ModelSpec, stages: int) -> tuple[StageLayers, ...]:
+def split(model: ModelSpec, stages: int, memory_weight: float = 0.0) -> tuple[StageLayers, ...]:
     """The layers of `stages` stages in order; `split(model, 1)[0]` is the whole model.
 
-    Raises ManifestError if there are more stages than layers (a stage holds at least one).
+    The largest of the stages' costs is least: (1 - memory_weight) · share of the FLOPs + memory_weight · share of the
+    parameters. Raises ManifestError if there are more stages than layers (a stage holds at least one).
     """
     if not 1 <= stages <= model.layers:
         raise ManifestError(
@@ -191,9 +193,32 @@ def split(model: ModelSpec, stages: int) -> tuple[StageLayers, ...]:
     costs[0] += embedding_flops(model)
     costs[-1] += head_flops(model)
     parts = []
-    for stage, layers in enumerate(partition(costs, stages)):
+    for stage, layers in enumerate(partition(_weighed(model, costs, memory_weight), stages)):
         cost = sum(costs[layer] for layer in layers)
         part = StageLayers(stage, layers, stage == 0, stage == stages - 1, cost, 0)
-        count = sum(math.prod(shape) for shape in parameter_shapes(model, part).values())
+        count = _count(parameter_shapes(model, part))
         parts.append(StageLayers(stage, layers, part.has_embedding, part.has_head, cost, count))
     return tuple(parts)
+
+
+def stages_of(manifest: Manifest) -> tuple[StageLayers, ...]:
+    """The stages of a run, in order. Raises ManifestError as `split` does."""
+    return split(manifest.model, manifest.pipeline.stages, manifest.pipeline.memory_weight)
+
+
+def _weighed(model: ModelSpec, flops: Sequence[float], memory_weight: float) -> Sequence[float]:
+    """A cost for each layer, from its `flops`, with what the first and the last hold beside."""
+    if not memory_weight:
+        return flops
+    sizes = [_count(layer_shapes(model, layer)) for layer in range(model.layers)]
+    sizes[0] += model.vocabulary * model.width
+    sizes[-1] += model.vocabulary * model.width
+    return [
+        (1.0 - memory_weight) * arithmetic / math.fsum(flops) + memory_weight * size / sum(sizes)
+        for arithmetic, size in zip(flops, sizes, strict=True)
+    ]
+
+
+def _count(shapes: Shapes) -> int:
+    """Elements of all parameters of `shapes`."""
+    return sum(math.prod(shape) for shape in shapes.values())

@@ -33,7 +33,7 @@ from swarmnode.model.out_of_memory import give_back, tried, twice
 from swarmnode.model.parted_optimizer import sections_of
 from swarmnode.model.passes import Passes
 from swarmnode.model.schedule import learning_rate
-from swarmnode.model.split import TABLE, is_writer, split
+from swarmnode.model.split import TABLE, is_writer, stages_of
 from swarmnode.model.stage_input import StageInput, check_samples, read_input, read_targets
 from swarmnode.model.stage_tape import QualityProbe, StageTape
 from swarmnode.model.subspace import Subspace
@@ -72,7 +72,7 @@ class StageReplica:
         """`optimizer_state`: as `--optimizer-state` (moments.py). Without `draw` the weights are zeros until
         `draw_weights`, or until a state is loaded."""
         self.manifest = manifest
-        self.part = split(manifest.model, manifest.pipeline.stages)[stage]
+        self.part = stages_of(manifest)[stage]
         self.device = torch.device(device)
         self.shapes = trained_shapes(manifest, self.part)
         self.theta = torch.zeros(sum(map(math.prod, self.shapes.values())), dtype=dtype, device=self.device)

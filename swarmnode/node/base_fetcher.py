@@ -18,7 +18,7 @@ from swarmnode.manifest import Manifest
 from swarmnode.manifest.location import base_url
 from swarmnode.metrics import name
 from swarmnode.model.architecture import Shapes
-from swarmnode.model.split import parameter_shapes, split
+from swarmnode.model.split import parameter_shapes, stages_of
 from swarmnode.node.chunk_server import ChunkServer, ServeLimits
 from swarmnode.node.chunk_sources import ChunkSources
 from swarmnode.node.node_ports import NodePorts
@@ -48,9 +48,7 @@ class BaseFetcher:
         loop = asyncio.get_running_loop()
         begun_s = loop.time()
         await self._in_time(self._set.open, "the index")
-        shapes = parameter_shapes(
-            self._manifest.model, split(self._manifest.model, self._manifest.pipeline.stages)[stage]
-        )
+        shapes = parameter_shapes(self._manifest.model, stages_of(self._manifest)[stage])
         spans = spans_of(self._set.index, shapes)
         order = list(spans)
         for numbers in (order[at : at + AT_ONCE] for at in range(0, len(order), AT_ONCE)):

@@ -18,7 +18,7 @@ from swarmnode.membership.pinger import PINGED_MAX, Pinger
 from swarmnode.membership.swarm import Swarm
 from swarmnode.metrics import name
 from swarmnode.model.section import Sizes, snapshot_nbytes
-from swarmnode.model.split import split
+from swarmnode.model.split import stages_of
 from swarmnode.node.presence import Presence
 from swarmnode.pipeline.believed_rate import bounded, evened, witnessed
 from swarmnode.pipeline.rebalance import (
@@ -81,7 +81,7 @@ class StageTransfer:
 
 def costs(manifest: Manifest) -> tuple[float, ...]:
     """The stages' costs per sample, relative."""
-    return tuple(part.cost for part in split(manifest.model, manifest.pipeline.stages))
+    return tuple(part.cost for part in stages_of(manifest))
 
 
 async def living_members(presence: Presence, pinger: Pinger, clock: Clock, telemetry: Telemetry) -> Swarm:

@@ -25,7 +25,7 @@ from dataclasses import replace
 
 from swarmnode.manifest import Manifest
 from swarmnode.membership.swarm import Member, Swarm
-from swarmnode.model.split import split
+from swarmnode.model.split import stages_of
 
 ANNOUNCED_MAX = 4.0  # guess: home machines differ by five to one, less from their median
 # Measured (tests/pipeline/test_credible.py): a liar's share among 3 and among 20 replicas; and the work that three
@@ -44,7 +44,7 @@ FASTEST_FLOP_PER_S = 5e15  # twice a B200's dense bfloat16, by its data sheet
 
 def possible_s(manifest: Manifest, stage: int) -> float:
     """Least seconds that a sample takes, forward and backward, at a replica of `stage`: its arithmetic alone."""
-    part = split(manifest.model, manifest.pipeline.stages)[stage]
+    part = stages_of(manifest)[stage]
     return 3.0 * part.cost * manifest.model.context / FASTEST_FLOP_PER_S  # backward costs twice as much as forward
 
 

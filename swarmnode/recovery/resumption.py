@@ -10,7 +10,7 @@ from swarmnode.ids import RunId
 from swarmnode.manifest import Manifest
 from swarmnode.membership.progress import Progress
 from swarmnode.model.section import section_shapes
-from swarmnode.model.split import split
+from swarmnode.model.split import stages_of
 from swarmnode.ports import State, Store, Telemetry
 from swarmnode.recovery import checkpoint as form
 from swarmnode.recovery import checkpoint_io
@@ -81,7 +81,7 @@ class CheckpointOptions:
         """Names and shapes of the parameters in each section of the state of `stage`."""
         if self.layout is not None:
             return self.layout(stage)
-        return section_shapes(manifest, split(manifest.model, manifest.pipeline.stages)[stage])
+        return section_shapes(manifest, stages_of(manifest)[stage])
 
 
 async def newest_of(store: Store, run_id: RunId) -> Resumption | None:

@@ -12,12 +12,12 @@ from swarmnode.manifest import Manifest, boundary_nbytes, boundary_width
 from swarmnode.model.adapter import trained_count
 from swarmnode.model.memory_budget import CARD, CPU, MemoryNeed, memory_need
 from swarmnode.model.section import section_sizes, snapshot_nbytes
-from swarmnode.model.split import StageLayers, split
+from swarmnode.model.split import StageLayers, stages_of
 from swarmnode.simulation.capacity import balanced
 from swarmnode.simulation.fleet import MachineKind
 from swarmnode.simulation.in_flight_rate import in_flight_rate
 from swarmnode.simulation.metered_replica import PIECE_TOKENS
-from swarmnode.simulation.stage_memory import fit_of, shortages
+from swarmnode.simulation.stage_memory import ADVICE, fit_of, shortages
 
 DETECT_S = 60.0  # guess: time until a dead node's replacement begins to download
 
@@ -89,8 +89,8 @@ def plan(
     """
     stages = manifest.pipeline.stages
     if memory and fleet and all(fit_of(manifest, kind).unable == set(range(stages)) for kind in fleet):
-        raise UsageError(f"{shortages(manifest, fleet)[0]}; use more stages, a smaller microbatch or larger machines")
-    parts = split(manifest.model, stages)
+        raise UsageError(f"{shortages(manifest, fleet)[0]}; {ADVICE}")
+    parts = stages_of(manifest)
     placements = _placed(manifest, fleet, parts, memory=memory)
     tokens_of_sample = manifest.model.context + PIECE_TOKENS / manifest.inner.microbatch
     speeds, lines = [], []

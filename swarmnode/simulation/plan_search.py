@@ -8,6 +8,7 @@ not.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from swarmnode.manifest import Manifest
 from swarmnode.manifest.cross_field import ACROSS
 from swarmnode.manifest.recipe import STEPS_OF_ROUND, parameters_of
 from swarmnode.manifest.spec import GossipSpec, InnerSpec, PipelineSpec
-from swarmnode.model.split import split
+from swarmnode.model.split import stages_of
 from swarmnode.simulation.boundary_cost import boundary_nats, worth
 from swarmnode.simulation.fleet import MachineKind
 from swarmnode.simulation.plan import Plan, plan, sample_bytes
@@ -29,10 +30,12 @@ SURVIVAL_MIN = 0.9  # guess: odds that no stage dies out in a day, below which s
 REPLICAS_MIN = 2
 MEMORY_BINDS = 1.05  # guess: memory is the limit if without it the run were so many times as fast
 RANK_PARTS = (4, 8)  # measured: D / 4 and D / 8 (boundary_cost.py); D / 2 sends as much as int8
+MEMORY_WEIGHTS = (0.0, 0.5, 1.0)  # guess
 LARGE = 1e9  # parameters above which subspaces are tried unasked
 MICROBATCH_MORE = 4  # guess: at most so many times the manifest's microbatch
 FIELDS = (
     ("pipeline", "stages"),
+    ("pipeline", "memory_weight"),
     ("pipeline", "boundary"),
     ("pipeline", "boundary_rank"),
     ("inner", "microbatch"),
@@ -52,7 +55,7 @@ class Candidate:
     nats: float
     score: float
     frailty: int
-    changes: tuple[tuple[str, str, str | int], ...]
+    changes: tuple[tuple[str, str, str | float], ...]
     left_out: tuple[str, ...]
 
     @property
@@ -199,6 +202,17 @@ def _fleets(
             )
 
 
+def _memory_weights(manifest: Manifest, fleet: Sequence[MachineKind]) -> list[float]:
+    """The manifest's own; where some machine cannot hold every stage, also others that cut the layers otherwise."""
+    own = manifest.pipeline.memory_weight
+    found = {tuple(part.layers for part in stages_of(manifest)): own}
+    if any(fit_of(manifest, kind).unable for kind in fleet):
+        for weight in MEMORY_WEIGHTS:
+            cut = tuple(part.layers for part in stages_of(_with(manifest, memory_weight=weight)))
+            found.setdefault(cut, weight)
+    return list(found.values())
+
+
 def _boundaries(manifest: Manifest, ranks: Sequence[int]) -> list[tuple[str, int]]:
     """Plain ones first; fp8 sends as much as int8 and costs more, fp32 more than bf16 and brings nothing."""
     own, width = (manifest.pipeline.boundary, manifest.pipeline.boundary_rank), manifest.model.width
@@ -227,7 +241,7 @@ def _rounds(manifest: Manifest) -> list[int]:
     return [own, *(step * count for count in steps if step * count > own)]
 
 
-def _with(manifest: Manifest, **changed: int | str) -> Manifest:
+def _with(manifest: Manifest, **changed: float | str) -> Manifest:
     """`manifest` with other values of FIELDS, by key."""
     tables: dict[str, PipelineSpec | InnerSpec | GossipSpec] = {}
     for table in ("pipeline", "inner", "gossip"):
@@ -256,12 +270,20 @@ def _try_all(
     bars = _Bars(found)
     for stages in range(1, min(manifest.model.layers, nodes) + 1):
         sated = False  # a plain boundary whose lines are not the limit
-        for boundary, rank in _boundaries(manifest, ranks):
+        weights = _memory_weights(_with(manifest, stages=stages), fleet)
+        for weight, (boundary, rank) in itertools.product(weights, _boundaries(manifest, ranks)):
             if sated and boundary == "subspace" and not ranks and manifest.pipeline.boundary != "subspace":
                 continue
             last: Candidate | None = None
             for microbatch in _microbatches(manifest, nodes):
-                start = _with(manifest, stages=stages, boundary=boundary, boundary_rank=rank, microbatch=microbatch)
+                start = _with(
+                    manifest,
+                    stages=stages,
+                    memory_weight=weight,
+                    boundary=boundary,
+                    boundary_rank=rank,
+                    microbatch=microbatch,
+                )
                 if not _allowed(start) or not _may_gain(start, last, fleet):
                     continue
                 if not by_money and bars.below(_bound(start, fleet) * worth(boundary_nats(start), tokens)):
@@ -298,7 +320,7 @@ def _may_gain(manifest: Manifest, last: Candidate | None, fleet: Sequence[Machin
 
 def _bound(manifest: Manifest, fleet: Sequence[MachineKind]) -> float:
     """Tokens per second that all lines up together carry, without any gossip: no placement does more."""
-    parts = split(manifest.model, manifest.pipeline.stages)
+    parts = stages_of(manifest)
     traffic = sum(sample_bytes(manifest, part, len(parts)) for part in parts)
     return sum(kind.count * kind.up for kind in fleet) / traffic * manifest.model.context if traffic else math.inf
 
@@ -348,10 +370,18 @@ def _nothing(manifest: Manifest, fleet: Sequence[MachineKind]) -> str:
     nodes = sum(kind.count for kind in fleet)
     least: tuple[int, str] | None = None
     for stages in range(1, manifest.model.layers + 1):
-        for boundary, rank in _boundaries(manifest, ()):
+        for weight, (boundary, rank) in itertools.product(MEMORY_WEIGHTS, _boundaries(manifest, ())):
             sizes = sorted(_microbatches(manifest, nodes))
             made = [
-                _with(manifest, stages=stages, boundary=boundary, boundary_rank=rank, microbatch=size) for size in sizes
+                _with(
+                    manifest,
+                    stages=stages,
+                    memory_weight=weight,
+                    boundary=boundary,
+                    boundary_rank=rank,
+                    microbatch=size,
+                )
+                for size in sizes
             ]
             one = next(filter(_allowed, made), None)
             if one is None:

@@ -20,7 +20,7 @@ from swarmnode.manifest import Manifest, boundary_nbytes, boundary_width, consta
 from swarmnode.model.adapter import adapter_graph, trained_count
 from swarmnode.model.memory_estimate import graph_nbytes
 from swarmnode.model.section import ITEMSIZE, PACKED_ITEMSIZE, section_sizes
-from swarmnode.model.split import StageLayers, split
+from swarmnode.model.split import StageLayers, stages_of
 from swarmnode.ports import (
     LossResult,
     Neighbour,
@@ -137,7 +137,7 @@ class FakeReplica:
         """Do nothing: the weights are three zeros."""
 
     def sizes_of(self, stage: int) -> dict[str, int]:
-        parts = split(self._manifest.model, self._manifest.pipeline.stages)
+        parts = stages_of(self._manifest)
         return fake_sizes(self._manifest, parts[stage], self._state_share)
 
     def ends_of(self, stage: int) -> tuple[int, int]:

@@ -16,6 +16,7 @@ from swarmnode.simulation.fleet import MachineKind
 CONTEXT_NBYTES = 700_000_000  # guess: CUDA's context and kernels on a card
 SYSTEM_NBYTES = 3_000_000_000  # guess: operating system, Python and PyTorch's libraries on the host of a card
 BESIDE_NBYTES = 700_000_000  # as machine/checkup.py demands of any machine: a node without a replica, and p2pd
+ADVICE = "use more stages, pipeline.memory_weight = 1, a smaller microbatch or larger machines"
 
 
 def memory_of(kind: MachineKind) -> MachineMemory:
@@ -65,7 +66,7 @@ def shortages(manifest: Manifest, fleet: Sequence[MachineKind]) -> list[str]:
 def check_fleet(manifest: Manifest, fleet: Sequence[MachineKind], origin: str) -> None:
     """Raises UsageError, with bytes, if a stage fits no machine of the fleet or a machine can serve no stage."""
     if said := shortages(manifest, fleet):
-        raise UsageError(f"{origin}: {said[0]}; use more stages, a smaller microbatch or larger machines")
+        raise UsageError(f"{origin}: {said[0]}; {ADVICE}")
     if (short := tightest(manifest, fleet)) is not None:
         raise UsageError(f"{origin}: {short[1]}")
 

@@ -14,7 +14,7 @@ from swarmnode.gossip import pairing
 from swarmnode.ids import RunId, digest, seeded
 from swarmnode.membership.record import remember
 from swarmnode.metrics import name
-from swarmnode.model.split import split
+from swarmnode.model.split import stages_of
 from swarmnode.pipeline.feeder import Samples
 from swarmnode.recovery import checkpoint_io
 from swarmnode.recovery.resumption import CheckpointOptions, Resumption
@@ -56,7 +56,7 @@ class World:
         chunk_scale = {"chunk": 1.0 / scenario.state_share}
         self.network = Network(seeded(seed, "network"), scenario.weather, scale=chunk_scale)
         self.dht = SimDht(self.network, SkewedClock(loop), self.run_id, seeded(seed, "shelf"), scenario.directory)
-        self.parts = split(scenario.manifest.model, scenario.manifest.pipeline.stages)
+        self.parts = stages_of(scenario.manifest)
         remember(max(2048, 8 * scenario.nodes))
         pairing.remember(scenario.nodes)
         self.nodes: list[SimNode] = []

@@ -8,12 +8,12 @@ from swarmnode.bench.swarm.exchange import CODECS, manifest_of, report, run
 from swarmnode.errors import ManifestError
 from swarmnode.gossip.compression import codec
 from swarmnode.manifest import PRESETS, Manifest, parse, template
-from swarmnode.model.split import split
+from swarmnode.model.split import stages_of
 
 
 def test_bytes_against_the_formula_and_idle_against_the_time_between() -> None:
     manifest = PRESETS["demo"]
-    parts = split(manifest.model, manifest.pipeline.stages)
+    parts = stages_of(manifest)
     coder = codec(manifest.gossip.codec)
     nbytes = {stage: coder.least_nbytes(parts[stage].parameters) for stage in (0, 2)}
 
@@ -31,7 +31,7 @@ def test_bytes_against_the_formula_and_idle_against_the_time_between() -> None:
 
 def test_the_formula_of_sparse_packets_is_that_of_their_round_with_the_fragment() -> None:
     manifest = manifest_of(PRESETS["demo"], "topk")
-    parameters = split(manifest.model, manifest.pipeline.stages)[1].parameters
+    parameters = stages_of(manifest)[1].parameters
     times = {"seconds": 0.5, "worked_s": 0.4, "between_s": 2.0, "between_worked_s": 1.8, "sent_bytes": 1}
     paired = [(1, {**times, "round": r}) for r in (1, 60, 200)]
     chunks = -(-parameters // 4096)

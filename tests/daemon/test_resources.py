@@ -16,7 +16,7 @@ from swarmnode.manifest import PRESETS, CheckpointSpec, DataSpec, Manifest, Mode
 from swarmnode.model.device import autocasts
 from swarmnode.model.memory_budget import CARD, memory_need, mode_of
 from swarmnode.model.passes import Passes
-from swarmnode.model.split import split
+from swarmnode.model.split import split, stages_of
 from swarmnode.node.role import NodeRole
 
 FILES = replace(PRESETS["tiny"], data=DataSpec(source="text", paths=("books",)))
@@ -79,7 +79,7 @@ def test_what_does_not_fit_is_refused_with_bytes(stage: int | None) -> None:
 def test_a_smaller_stage_is_left_where_the_choice_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     run = replace(PRESETS["demo"], model=replace(PRESETS["demo"].model, vocabulary=100_000))
     mode = mode_of("cpu", autocast=autocasts("cpu"))
-    needed = [memory_need(run, part, mode).host for part in split(run.model, run.pipeline.stages)]
+    needed = [memory_need(run, part, mode).host for part in stages_of(run)]
     allowed = free_memory().nbytes  # the machine has more than this little run needs
     assert max(needed) < allowed
     small, middle, large = sorted(range(3), key=needed.__getitem__)
@@ -108,7 +108,7 @@ def test_a_card_and_its_host_are_refused_each_with_its_bytes(monkeypatch: pytest
     run = PRESETS["small"]
     card = replace(CARD, optimizer_state="device")
     least_passes = Passes(1, by_layer=True)
-    needs = [memory_need(run, part, card, least_passes) for part in split(run.model, run.pipeline.stages)]
+    needs = [memory_need(run, part, card, least_passes) for part in stages_of(run)]
     device, host = max(need.device for need in needs), max(need.host for need in needs)
     monkeypatch.setattr("swarmnode.daemon.resources.autocasts", lambda device, precision: True)
 

@@ -12,14 +12,14 @@ from swarmnode.manifest import PRESETS, GossipSpec, LimitsSpec, Manifest, ModelS
 from swarmnode.model import memory_estimate
 from swarmnode.model.memory_budget import CARD, memory_need
 from swarmnode.model.section import ITEMSIZE, section_sizes, snapshot_nbytes
-from swarmnode.model.split import split
+from swarmnode.model.split import split, stages_of
 from tests.support.stage_books import live
 
 pytestmark = pytest.mark.node  # some seconds
 
 
 def needed(run: Manifest) -> list[int]:
-    return [memory_need(run, part).host for part in split(run.model, run.pipeline.stages)]
+    return [memory_need(run, part).host for part in stages_of(run)]
 
 
 @pytest.mark.parametrize("stage", [0, 16, 31])
@@ -71,7 +71,7 @@ def test_tapes_are_kept_while_there_is_room() -> None:
 def test_a_running_mean_takes_a_flat() -> None:
     run = PRESETS["demo"]
     without = replace(run, inner=replace(run.inner, average_share=0.0))
-    parts = split(run.model, run.pipeline.stages)
+    parts = stages_of(run)
     assert run.inner.average_share > 0.0
     for part, more, less in zip(parts, needed(run), needed(without), strict=True):
         assert more - less == ITEMSIZE * part.parameters
@@ -79,7 +79,7 @@ def test_a_running_mean_takes_a_flat() -> None:
 
 def test_a_snapshot_of_the_next_stage_is_kept_where_it_is_small_enough() -> None:
     run = PRESETS["demo"]
-    parts = split(run.model, run.pipeline.stages)
+    parts = stages_of(run)
     after = [snapshot_nbytes(section_sizes(run, parts[(part.stage + 1) % len(parts)])) for part in parts]
     assert min(after) > 0
     for recovery in (RecoverySpec(keepers=0), RecoverySpec(snapshot_bytes_max=min(after) - 1)):

@@ -6,9 +6,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnode.errors import ManifestError
-from swarmnode.manifest import ModelSpec, parse
+from swarmnode.manifest import Manifest, ModelSpec, PipelineSpec, parse
 from swarmnode.manifest.model_field import LAYERS_MAX
-from swarmnode.model.split import embedding_flops, head_flops, layer_flops, parameter_shapes, partition, split
+from swarmnode.model.split import (
+    embedding_flops,
+    head_flops,
+    layer_flops,
+    parameter_shapes,
+    partition,
+    split,
+    stages_of,
+)
 
 
 def every_cut(count: int, parts: int) -> list[list[range]]:
@@ -49,6 +57,18 @@ def test_a_heavy_head_takes_layers_from_the_last_stage():
     assert parts[2].cost == layer_flops(model, 0) + head_flops(model)
 
 
+@pytest.mark.parametrize(("stages", "before", "after"), [(8, 1397.8, 1090.6), (16, 961.6, 743.5)])
+def test_memory_takes_layers_from_the_token_table(stages, before, after):
+    """Llama 3 8B: stages as fast as before, the largest a fifth smaller."""
+    model = ModelSpec(layers=32, width=4096, heads=32, kv_heads=8, ffn=14336, vocabulary=128256, context=2048)
+    by_time, by_size = split(model, stages), split(model, stages, 1.0)
+    assert max(part.parameters for part in by_time) == pytest.approx(before * 1e6, rel=1e-3)
+    assert max(part.parameters for part in by_size) == pytest.approx(after * 1e6, rel=1e-3)
+    assert max(part.cost for part in by_size) == pytest.approx(max(part.cost for part in by_time), rel=1e-3)
+    manifest = Manifest(model=model, pipeline=PipelineSpec(stages=stages, memory_weight=1.0))
+    assert stages_of(manifest) == by_size
+
+
 def test_layer_flops_by_hand():
     # 2 per weight, and 2 * T * D for scores and values over half the context on average.
     model = ModelSpec(width=8, heads=2, kv_heads=1, ffn=16, context=4)
@@ -58,7 +78,7 @@ def test_layer_flops_by_hand():
 @given(st.integers(1, 7), st.data())
 def test_parts_cover_the_model_once(layers, data):
     model = ModelSpec(layers=layers)
-    parts = split(model, data.draw(st.integers(1, layers)))
+    parts = split(model, data.draw(st.integers(1, layers)), data.draw(st.floats(0.0, 1.0)))
     names = [name for part in parts for name in parameter_shapes(model, part)]
     whole = parameter_shapes(model, split(model, 1)[0])
     assert len(names) == len(set(names)) and set(names) == set(whole)

@@ -17,7 +17,7 @@ from swarmnode.machine.checkpoint_source import find_resumptions, intact
 from swarmnode.machine.folder_store import FolderStore
 from swarmnode.machine.run_archive import Measured
 from swarmnode.model.section import section_shapes
-from swarmnode.model.split import split
+from swarmnode.model.split import stages_of
 from swarmnode.ports import Call
 from swarmnode.recovery import checkpoint_io
 from swarmnode.recovery.resumption import CheckpointOptions
@@ -47,7 +47,7 @@ def weights(folder: Path, stage: int) -> np.ndarray:
     async def read() -> np.ndarray:
         newest = await intact(await find_resumptions(str(folder), RUN), print)
         tensors = await checkpoint_io.load_tensors(newest.store, newest.base, newest.checkpoint, "theta")
-        shapes = section_shapes(RUN_OF, split(RUN_OF.model, RUN_OF.pipeline.stages)[stage])["phi"]
+        shapes = section_shapes(RUN_OF, stages_of(RUN_OF)[stage])["phi"]
         return np.concatenate([np.frombuffer(tensors[name][1], "<f4") for name in shapes])
 
     with ThreadPoolExecutor(1) as pool:  # with a loop of its own: the test's is running

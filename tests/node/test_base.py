@@ -21,7 +21,7 @@ from swarmnode.errors import DataError, Unavailable
 from swarmnode.identity import Identity
 from swarmnode.local.pretrained import lay_out
 from swarmnode.manifest import Manifest, ModelSpec
-from swarmnode.model.split import parameter_shapes, split
+from swarmnode.model.split import parameter_shapes, stages_of
 from swarmnode.node.base_set import BasePorts, BaseSet
 from swarmnode.node.chunk_server import ChunkServer, ServeLimits
 from swarmnode.transport.memory import MemoryTransport
@@ -75,7 +75,7 @@ def held_out_loss(model: LlamaForCausalLM, run: Manifest) -> float:
 
 def slice_nbytes(index: BaseIndex, run: Manifest, stage: int) -> int:
     """Bytes of the numbers of a stage's parameters as they were published."""
-    shapes = parameter_shapes(run.model, split(run.model, run.pipeline.stages)[stage])
+    shapes = parameter_shapes(run.model, stages_of(run)[stage])
     return sum(chunk.nbytes for chunk in map(index.chunk, index.spans(shapes)))
 
 

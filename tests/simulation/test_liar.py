@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from swarmnode.manifest import GossipSpec, Manifest
-from swarmnode.model.split import split
+from swarmnode.model.split import stages_of
 from swarmnode.ports import Packet
 from swarmnode.simulation.fault import forger
 from swarmnode.simulation.replica import DIMENSIONS, FakeReplica
@@ -25,7 +25,7 @@ class Nobody:
 
 def two(acceptance: str, codec: str = "modular4") -> list[FakeReplica]:
     run = replace(Manifest(), gossip=GossipSpec(acceptance=acceptance, codec=codec))
-    part = split(run.model, run.pipeline.stages)[1]
+    part = stages_of(run)[1]
     return [FakeReplica(run, part, i, Nobody(), random.Random(i), 1.0) for i in range(2)]  # type: ignore[arg-type]
 
 

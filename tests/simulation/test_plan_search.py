@@ -12,7 +12,7 @@ import pytest
 
 from swarmnode.cli.main import main
 from swarmnode.errors import UsageError
-from swarmnode.manifest import InnerSpec, Manifest, ModelSpec, PipelineSpec, template
+from swarmnode.manifest import DataSpec, InnerSpec, Manifest, ModelSpec, PipelineSpec, template
 from swarmnode.manifest.cross_field import ACROSS
 from swarmnode.simulation.boundary_cost import LAW_B, LAW_BETA, boundary_nats, worth
 from swarmnode.simulation.fleet import MachineKind
@@ -135,6 +135,21 @@ def test_small_cards_force_as_many_stages_as_they_need() -> None:
     some = (card(count=2, mbps=1e5), card("small", 6, memory_gb=SMALL_GB, mbps=1e5))
     best = search(RUN, some, TOKENS).best
     assert best.manifest.pipeline.stages == 4 and sum(stage.replicas for stage in best.plan.stages) == 8
+
+
+def test_where_a_large_table_does_not_fit_layers_are_cut_by_size() -> None:
+    """The first stage has the token table, which is no arithmetic: with fewer layers a smaller card holds it."""
+    run = replace(
+        RUN,
+        model=replace(RUN.model, layers=8, vocabulary=32768),
+        pipeline=PipelineSpec(stages=3),
+        data=DataSpec(source="shards", paths=("shards",), tokenizer="tokenizer.json"),
+    )
+    small = card(count=3, memory_gb=1.8)
+    assert fit_of(run, small).unable == {0}
+    found = search(run, [small], TOKENS)
+    assert found.own is None and found.best.changes == (("pipeline", "memory_weight", 1.0),)
+    assert search(run, [card(count=3)], TOKENS).best.manifest.pipeline.memory_weight == 0.0
 
 
 def test_machines_that_cannot_be_used_are_named_with_bytes() -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from swarmnode.manifest import GossipSpec, InnerSpec, Manifest, ModelSpec, PipelineSpec
 from swarmnode.model.memory_budget import MemoryNeed
-from swarmnode.model.split import split
+from swarmnode.model.split import stages_of
 from swarmnode.simulation.fleet import MachineKind
 from swarmnode.simulation.geography import Address
 from swarmnode.simulation.stage_memory import fit_of
@@ -64,7 +64,7 @@ def fit_rows(boundary: str = "bf16", microbatch: int = 4) -> Iterator[FitRow]:
     """Each model and cut on each card and host."""
     for size, stages in CUTS:
         manifest = llama3(size, stages, boundary=boundary, microbatch=microbatch)
-        inner = split(manifest.model, stages)[min(1, stages // 2)]
+        inner = stages_of(manifest)[min(1, stages // 2)]
         for card_gb in CARDS_GB:
             for host_gb in HOSTS_GB:
                 kind = MachineKind("card", 1, 1.0, 1.0, 1.0, Address("eu", 0.0), memory_gb=card_gb, host_gb=host_gb)

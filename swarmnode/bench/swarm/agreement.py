@@ -31,7 +31,7 @@ from swarmnode.local.summary import NodeFacts, count
 from swarmnode.manifest import PRESETS, Manifest
 from swarmnode.membership.pinger import ping
 from swarmnode.metrics import name
-from swarmnode.model.split import split
+from swarmnode.model.split import stages_of
 from swarmnode.ports import Call, Transport, WireTensor
 from swarmnode.simulation.fleet import MachineKind
 from swarmnode.simulation.geography import Address
@@ -180,7 +180,7 @@ def _rates(first: Counter[str], last: Counter[str], wall_s: float) -> dict[str, 
 
 def _machines(manifest: Manifest, facts: list[NodeFacts], ways: CallTimes) -> tuple[MachineKind, ...]:
     """A machine kind per node: its FLOP/s, from the samples per second it announced at its stage."""
-    parts = split(manifest.model, manifest.pipeline.stages)
+    parts = stages_of(manifest)
     if not ways.long_s:
         raise LocalFault("no node received a long message: the bandwidth for the simulator is unknown")
     bytes_s = ways.bytes_s()

@@ -27,7 +27,7 @@ from swarmnode.local.summary import count, totals
 from swarmnode.manifest import PRESETS, Manifest, parse, template
 from swarmnode.metrics import name
 from swarmnode.model.section import section_sizes
-from swarmnode.model.split import split
+from swarmnode.model.split import stages_of
 
 NODES = 6
 CODECS = tuple(kind.name for kind in KINDS)
@@ -76,7 +76,7 @@ def report(manifest: Manifest, found: dict[str, Any]) -> dict[str, Any]:
     """A row of `run`: bytes sent and by the formula, the share of their time that the device works during exchanges and
     between them, how much less that is, and the first and the last loss; of {"paired": [(stage, fields of its event)],
     "lone": alike, "losses": [first and last of training, nats a token]}."""
-    parts = split(manifest.model, manifest.pipeline.stages)
+    parts = stages_of(manifest)
     outers: dict[int, Outer] = {}
     for stage in {stage for stage, _ in found["paired"]}:
         flat = torch.zeros(parts[stage].parameters)

@@ -23,7 +23,7 @@ from swarmnode.local.summary import count, totals
 from swarmnode.manifest import PRESETS
 from swarmnode.metrics import name
 from swarmnode.model.section import section_sizes, snapshot_nbytes
-from swarmnode.model.split import split
+from swarmnode.model.split import stages_of
 
 TARGET_S = 10.0  # from the loss, with a spare node, to service
 SETTLE_SAMPLES = 512  # guess: trained between two losses
@@ -38,7 +38,7 @@ def run(preset: str = "demo", losses: int = 3, say: Callable[[str], None] = lamb
     """
     manifest = PRESETS[preset]
     stages = manifest.pipeline.stages
-    parts = split(manifest.model, stages)
+    parts = stages_of(manifest)
     nbytes = [snapshot_nbytes(section_sizes(manifest, part)) for part in parts]
     order = [stages // 2, 0, stages - 1]
     with harness.swarm_of(manifest, NODES) as swarm:
