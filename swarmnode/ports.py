@@ -349,9 +349,9 @@ class Replica(Protocol):
     def accumulated(self) -> int:
         """Samples whose gradient waits for the next inner step."""
 
-    def step(self, samples_total: int, batch: float = math.inf) -> StepReport:
+    def step(self, samples_total: int, batch: float = math.inf, averaged: int = 1) -> StepReport:
         """An inner step on the mean gradient, clipped to c/sqrt(S), at the learning rate of `samples_total` for
-        `batch`."""
+        `batch`, of a replica that `averaged` replicas average with, itself among them."""
 
     @property
     def undrawn(self) -> bool: ...  # whether its weights are neither drawn from the seed nor loaded yet

@@ -204,10 +204,10 @@ class TorchReplica:
     def release(self, tape: Tape) -> None:
         self.stage.release(tape)
 
-    def step(self, samples_total: int, batch: float = math.inf) -> StepReport:
+    def step(self, samples_total: int, batch: float = math.inf, averaged: int = 1) -> StepReport:
         if self.forward_trainer is not None:
             return self.forward_trainer.step()
-        report = self.stage.step(samples_total, batch)
+        report = self.stage.step(samples_total, batch, averaged)
         if (average := self.average) is not None:
             done, _ = tried(lambda: average.see(self.stage.theta, samples_total))
             self.out_of_memory += not done  # the mean does without these weights

@@ -152,6 +152,7 @@ class InnerSpec:
     clip_norm: float = 1.0
     microbatch: int = 8
     replica_batch_min: int = 2
+    replica_rate: str = "root"
     inner_batch: int = 8
     inner_batch_max: int = 0
     inner_batch_end: int = 0

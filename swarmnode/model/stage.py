@@ -390,10 +390,11 @@ class StageReplica:
 
     # An inner step
 
-    def step(self, samples_total: int, batch: float = math.inf) -> StepReport:
+    def step(self, samples_total: int, batch: float = math.inf, averaged: int = 1) -> StepReport:
         """Take one optimizer step on the accumulated mean gradient, clipped to c / sqrt(S). The learning rate follows
         `samples_total`; if more samples were accumulated than the `batch` it is meant for, it grows by the root of the
-        ratio (arXiv 2205.10287, section 4).
+        ratio (arXiv 2205.10287, section 4), and by the root of `averaged`, the replicas whose steps are averaged: their
+        mean has so much less noise than each of them.
 
         Raises LocalFault if the gradient is not finite (the inputs were, so theta has diverged); the gradient is
         dropped.
@@ -412,7 +413,7 @@ class StageReplica:
             self.grad.zero_()
             raise LocalFault(f"stage {self.part.stage}: gradient norm {norm} in inner step {self.inner_steps + 1}")
         rate = learning_rate(self.manifest.inner, samples_total) * (1.0 + BUMP * self.bump_steps / BUMP_STEPS)
-        rate *= math.sqrt(max(1.0, samples / batch))
+        rate *= math.sqrt(max(1.0, samples / batch) * averaged)
         self.bump_steps = max(0, self.bump_steps - 1)
         self.stash.before_step()
         if not tried(lambda: self._optimizer.step(self.inner_steps, rate))[0]:

@@ -23,7 +23,7 @@ from swarmnode.pipeline.recompute import HopEvidence, RecomputeService
 from swarmnode.pipeline.request_check import check_inputs, check_samples, check_tokens, check_way
 from swarmnode.pipeline.reservation import Reservations
 from swarmnode.pipeline.running_loss import RunningLoss
-from swarmnode.pipeline.staleness import PUT_OFF, PendingForward, PendingGradients, label, replica_batch
+from swarmnode.pipeline.staleness import PUT_OFF, PendingForward, PendingGradients, averaged, label, replica_batch
 from swarmnode.pipeline.statement import TensorFingerprints
 from swarmnode.ports import Answer, Call, Compute, Priority, Replica, StepReport, Tape, Telemetry, WireTensor
 from swarmnode.wire import call_pb2 as wire
@@ -352,7 +352,7 @@ class Hop:
         most = PUT_OFF * replica_batch(self._manifest, max(together, inner.inner_batch_max), replicas)
         if accumulated < most and self._pending.put_off(self._replica.inner_steps, now_s):
             return None
-        return self._replica.step(samples_total, together / max(1, replicas))
+        return self._replica.step(samples_total, together / max(1, replicas), averaged(self._manifest, replicas))
 
     def _trained(self, samples: int, step: StepReport | None) -> None:
         self.samples += samples

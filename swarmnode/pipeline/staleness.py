@@ -17,6 +17,8 @@ from swarmnode.manifest import Manifest
 from swarmnode.metrics.name import STALENESS
 from swarmnode.model.schedule import inner_batch
 
+AVERAGED_MAX = 4  # guess: replicas for which the learning rate grows; more were not measured
+
 STRAGGLER = 4.0  # guess: a gradient this many times later than usual postpones no step
 SMOOTHING = 0.1  # guess: of the usual time, over about ten gradients
 PUT_OFF = 2.0  # guess: no step is postponed beyond this multiple of a replica's largest share
@@ -39,6 +41,15 @@ def replica_batch(manifest: Manifest, batch: int, replicas: int) -> int:
     """Samples per step of one of `replicas` that together average `batch`: its share, rounded up."""
     least = min(manifest.inner.replica_batch_min, manifest.inner.microbatch)
     return max(least, -(-batch // max(1, replicas)))
+
+
+def averaged(manifest: Manifest, replicas: int) -> int:
+    """The replicas of a stage of `replicas` whose steps one round averages, at most AVERAGED_MAX; 1 where the learning
+    rate does not follow them."""
+    gossip = manifest.gossip
+    if manifest.inner.replica_rate == "same" or gossip.method == "none":
+        return 1
+    return max(1, min(replicas, gossip.group or replicas, AVERAGED_MAX))
 
 
 def window_limit(

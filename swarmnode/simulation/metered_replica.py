@@ -135,9 +135,9 @@ class MeteredReplica:
     def release(self, tape: Tape) -> None:
         self.inner.release(tape)
 
-    def step(self, samples_total: int, batch: float = math.inf) -> StepReport:
+    def step(self, samples_total: int, batch: float = math.inf, averaged: int = 1) -> StepReport:
         self._meter.add(nbytes=STEP_TRAFFIC * self._nbytes)
-        return self.inner.step(samples_total, batch)
+        return self.inner.step(samples_total, batch, averaged)
 
     def snapshot(self, *, packed: bool = False, only: Sequence[str] = ()) -> State:
         self._meter.add(nbytes=self._copied)

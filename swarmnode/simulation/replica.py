@@ -233,7 +233,7 @@ class FakeReplica:
         assert isinstance(tape, FakeTape)
         tape.version = VOID
 
-    def step(self, samples_total: int, batch: float = math.inf) -> StepReport:
+    def step(self, samples_total: int, batch: float = math.inf, averaged: int = 1) -> StepReport:
         draw = self._rng.gauss
         self.theta = tuple(value + DRIFT + draw(0.0, NOISE) for value in self.theta)
         samples, self.accumulated = self.accumulated, 0

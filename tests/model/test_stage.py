@@ -207,6 +207,17 @@ def test_gradient_norm_is_a_bias_corrected_mean_before_clipping():
     assert chain[0].gradient_norm == pytest.approx(report.gradient_norm) and report.gradient_norm > 0.01
 
 
+def test_a_step_that_is_averaged_has_a_higher_rate():
+    """Four replicas: twice the rate. A batch twice as large as meant: again the root of it."""
+    rates = []
+    for batch, averaged in ((4.0, 1), (4.0, 4), (2.0, 4)):
+        chain = stages_of(manifest())
+        train_on(chain, token_batch())
+        rates.append(chain[0].step(1000, batch, averaged).learning_rate)
+    assert rates[1] == pytest.approx(2.0 * rates[0])
+    assert rates[2] == pytest.approx(2.0 * math.sqrt(2.0) * rates[0])
+
+
 # Tapes
 
 

@@ -26,7 +26,7 @@ class Sized(Recording):
         self.travelled[samples] += options.get("accumulate", True)  # checks of others' work are not added
         return super().backward(tape, gradient, samples, **options)  # type: ignore[arg-type]
 
-    def step(self, samples_total: int, batch: float = math.inf) -> object:  # type: ignore[override]
+    def step(self, samples_total: int, batch: float = math.inf, averaged: int = 1) -> object:  # type: ignore[override]
         self.stepped.append(self.accumulated)
         return super().step(samples_total, batch)
 

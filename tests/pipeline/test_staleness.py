@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
+from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnode.manifest import InnerSpec, Manifest, PipelineSpec
+from swarmnode.manifest import GossipSpec, InnerSpec, Manifest, PipelineSpec
 from swarmnode.metrics import name
 from swarmnode.pipeline.microbatch_size import sizes_of
 from swarmnode.pipeline.staleness import (
     STRAGGLER,
     PendingGradients,
+    averaged,
     label,
     replica_batch,
     window_limit,
@@ -55,6 +59,22 @@ def test_a_larger_batch_allows_more_under_way() -> None:
 def test_more_replicas_step_on_less_each() -> None:
     manifest = run(batch=8, least=2)
     assert [replica_batch(manifest, 8, replicas) for replicas in (0, 1, 2, 3, 4, 5, 99)] == [8, 8, 4, 3, 2, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("fields", "counted"),
+    [
+        ({}, [1, 1, 2, 3, 4, 4]),
+        ({"group": 2}, [1, 1, 2, 2, 2, 2]),
+        ({"group": 0}, [1, 1, 2, 3, 4, 4]),
+        ({"method": "none"}, [1] * 6),
+    ],
+)
+def test_the_rate_grows_with_the_replicas_that_a_round_averages(fields: dict[str, Any], counted: list[int]) -> None:
+    manifest = replace(run(), gossip=GossipSpec(**fields))
+    assert [averaged(manifest, replicas) for replicas in (0, 1, 2, 3, 4, 99)] == counted
+    same = replace(manifest, inner=replace(manifest.inner, replica_rate="same"))
+    assert averaged(same, 4) == 1
 
 
 def test_a_step_waits_for_gradients_that_it_would_make_too_old() -> None:
