@@ -38,6 +38,7 @@ NAMES = {
     "data.tokenizer": FILE,  # "bytes", or below --data-root
     "inner.optimizer": WORD,
     "inner.decay": WORD,
+    "inner.replica_rate": WORD,
     "gossip.method": WORD,
     "gossip.alpha": WORD,
     "gossip.beta": WORD,
