@@ -15,6 +15,7 @@ from swarmnode.gossip.exchange import Gossip
 from swarmnode.ids import PeerId, RunId
 from swarmnode.manifest import Manifest
 from swarmnode.membership.pinger import PINGED_MAX, Pinger
+from swarmnode.membership.place import places
 from swarmnode.membership.swarm import Swarm
 from swarmnode.metrics import name
 from swarmnode.model.section import Sizes, snapshot_nbytes
@@ -249,7 +250,7 @@ class StageRebalancer:
         return witnessed(used, (presence.progress.total - total) / seconds, claimed)
 
     async def _look(self) -> None:
-        await self._presence.look(range(self._manifest.pipeline.stages))
+        await self._presence.look(places(self._manifest))  # feeders without a stage decide whether the first one works
 
     async def _prepare(self, move: StageMove, reason: str) -> StageTransfer | None:
         """Fetch the state of the new stage, then look again; None when this node stays."""
