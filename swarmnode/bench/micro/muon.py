@@ -1,6 +1,6 @@
 """Cost of Muon: processor time of an inner step of one stage, relative to forward and backward of its inner batch.
 
-    share = step / (step + forward and backward)        about 3.3 m / t of t tokens, m the shorter side of the matrices
+    share = step / (step + forward and backward)        about 2.2 m / t of t tokens, m the shorter side of the matrices
 
 `swarmnode bench muon` prints the shares by inner batch, and the part of a step spent on orthogonalisation. One thread:
 both sides are matrix products, so that more threads speed up both alike.
