@@ -10,7 +10,7 @@ from collections.abc import Coroutine
 from typing import Any, Never, TypeVar
 
 from swarmnode.concurrency import background_tasks, forever
-from swarmnode.ids import RunId, seeded
+from swarmnode.ids import RunId
 from swarmnode.manifest import Manifest
 from swarmnode.membership.pinger import Pinger
 from swarmnode.membership.place import places
@@ -31,12 +31,11 @@ from swarmnode.node.presence import Presence
 from swarmnode.node.role import NodeRole
 from swarmnode.node.run_text import RunText
 from swarmnode.node.served_stage import METHODS, ServedStage
-from swarmnode.node.stage_change import StageTransfer, costs, living_members
+from swarmnode.node.stage_change import StageTransfer
+from swarmnode.node.stage_choice import choose
 from swarmnode.node.stage_join import JoinedStage, attend_stage, join_stage
 from swarmnode.node.stage_slot import StageSlot
 from swarmnode.node.unban import unban
-from swarmnode.pipeline.believed_rate import bounded
-from swarmnode.pipeline.rebalance import RebalanceRules, choose_stage
 from swarmnode.recovery.restore import StateRestorer
 from swarmnode.recovery.snapshot import Snapshot
 from swarmnode.wire import record_pb2
@@ -149,8 +148,7 @@ class Node:
             return await self._leave(notices, notice)
 
     def _register(self) -> None:
-        """Register all handlers before any peer can learn the address; while no stage is served they raise
-        Unavailable."""
+        """Register all handlers before any peer can learn the address. Without a stage they raise Unavailable."""
         nbytes_max = self._manifest.limits.frame_bytes_max
         for method, tensors in METHODS.items():
             self.transport.serve(
@@ -170,14 +168,12 @@ class Node:
         else:
             announce_checkpoints(self.ports.saving, presence, self._manifest)
             self._text.ask_for(stage)
-            at = await self._choose(stage)
+            at = await choose(self._context, self._text, stage)
             tasks.create_task(self._text.keep_looking())
-        period_s = self._manifest.limits.announce_period_s
-        counts = presence.peer_table.counts
+        period_s, counts = self._manifest.limits.announce_period_s, presence.peer_table.counts
         tasks.create_task(measuring(transport, counts, presence.samples_total, telemetry, period_s))
-        tasks.create_task(
-            unban(transport, self._context.run_id, presence.routers, presence.banned, telemetry, period_s)
-        )
+        run_id, routers, banned = self._context.run_id, presence.routers, presence.banned
+        tasks.create_task(unban(transport, run_id, routers, banned, telemetry, period_s))
         if self.feeds_only:
             await self._feed(tasks)
         transfer, served_before = None, 0
@@ -204,7 +200,7 @@ class Node:
             async with ServedStage.open(self._context, joined, served_before) as served:
                 with self._slot.holding(served):
                     tasks.create_task(self._context.failure_detector.run())
-                    moving = await self._unless_leaving(tasks, self._serve(served))
+                    moving = await self._unless_leaving(tasks, served.serve())
                     await served.withdraw(moving)
                     if self._leaving:
                         await forever()
@@ -218,12 +214,8 @@ class Node:
         attend_stage(self._context, tasks, stage, transfer)
         text, refusal = await self._text.ready(stage)
         if refusal:
-            return StageTransfer(await self._choose(None), refusal, 0.0, None)
+            return StageTransfer(await choose(self._context, self._text, None), refusal, 0.0, None)
         return await join_stage(self._context, tasks, stage, transfer, text, self._backup)
-
-    async def _serve(self, served: ServedStage) -> StageTransfer:
-        await served.begin()
-        return await served.until_moved()
 
     async def _unless_leaving(self, tasks: asyncio.TaskGroup, work: Coroutine[Any, Any, T]) -> T:
         """The result of `work`. When this node is told to leave, `work` is cancelled, and this waits for the end: all
@@ -236,19 +228,6 @@ class Node:
         if turn.cancelled():
             await forever()
         return turn.result()
-
-    async def _choose(self, stage: int | None) -> int:
-        """Look around, then take the stage asked for, or the one that needs a replica most."""
-        await self.presence.look(places(self._manifest))
-        reason = "asked for"
-        if stage is None:
-            await self._text.look()
-            rng, pipeline = seeded(self._manifest.seed, "stage", self.me), self._manifest.pipeline
-            shares, rules = costs(self._manifest), RebalanceRules(pipeline.rebalance_ratio, pipeline.min_keep)
-            swarm = bounded(await living_members(self.presence, self.pinger, self.ports.clock, self._telemetry), shares)
-            stage, reason = choose_stage(swarm, shares, rules, rng, self._text.unable)
-        self._telemetry.event("stage.chosen", serves=stage, reason=reason)
-        return stage
 
     async def _leave(self, notices: Notices, notice: Notice) -> DrainReport:
         """Refuse new work, and hand on what fits into the time left (drain.py)."""

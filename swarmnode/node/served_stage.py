@@ -107,7 +107,12 @@ class ServedStage:
             finally:
                 served.donor.close()
 
-    async def begin(self) -> None:
+    async def serve(self) -> StageTransfer:
+        """Begin, then serve until this node should serve another stage, whose state it then has."""
+        await self._begin()
+        return await self._until_moved()
+
+    async def _begin(self) -> None:
         """Receive a first round where this replica is a newcomer, feed at the first stage, and take work."""
         context, presence = self._context, self._context.presence
         if self._newcomer:
@@ -136,7 +141,7 @@ class ServedStage:
         self._feed(await text())
         self._context.presence.changed()
 
-    async def until_moved(self) -> StageTransfer:
+    async def _until_moved(self) -> StageTransfer:
         """Wait until this node should serve another stage, and has that stage's state."""
         context, presence = self._context, self._context.presence
         rebalancer = StageRebalancer(
