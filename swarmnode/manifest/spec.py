@@ -138,7 +138,7 @@ class InnerSpec:
     optimizer: str = "muon"
     learning_rate: float = 3e-3
     muon_learning_rate: float = 0.003
-    muon_momentum: float = 0.95
+    muon_momentum: float = 0.9
     warmup_samples: int = 512
     decay: str = "cosine"
     decay_samples: int = 100_000

@@ -204,8 +204,8 @@ TRAINING_FIELDS: tuple[Field, ...] = (
         "inner",
         "muon_momentum",
         real(0.0, 1.0, below=True),
-        "Muon: decay of the mean gradient.",
-        "Jordan et al., Muon, 2024",
+        "Muon: decay of the mean gradient. Runs of tens of thousands of steps may want 0.95 (Jordan et al., 2024).",
+        "measured: docs/methods.md",
     ),
     Field("inner", "warmup_samples", whole(0, COUNT_MAX), "Samples of the whole run until the peak.", "guess"),
     Field(

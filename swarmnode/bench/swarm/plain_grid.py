@@ -25,12 +25,23 @@ from swarmnode.manifest import Manifest
 BATCHES = (8, 4, 16, 32, 64)  # best first, so that an interrupted bench has them in its journal
 ADAMW_RATES = (1.5e-3, 1.05e-3, 2.1e-3, 3e-3, 0.75e-3)  # around the best of batches of 4 to 32 (demo, 7,500 samples)
 MUON_RATES = (3e-3, 1.5e-3, 6e-3, 0.012)  # the same; at .012 batches of 8 have 1.49 nats, at .0025 1.32 (measured)
-FAST = (GridPoint("adamw", 4, 1.05e-3), GridPoint("adamw", 8, 1.05e-3), GridPoint("muon", 8, 3e-3))
+MUON_MOMENTA = (0.9, 0.8, 0.95)  # measured: docs/methods.md
+FAST = (
+    GridPoint("adamw", 4, 1.05e-3),
+    GridPoint("adamw", 8, 1.05e-3),
+    GridPoint("muon", 8, 3e-3, momentum=0.9),
+    GridPoint("muon", 8, 3e-3, momentum=0.8),
+)
 """The best settings for the demo's model, by whole runs on its text (measured). Other models need the grid."""
 
 GRID = (
     *(GridPoint("adamw", batch, rate) for batch in BATCHES for rate in ADAMW_RATES),
-    *(GridPoint("muon", batch, rate) for batch in BATCHES for rate in MUON_RATES),
+    *(
+        GridPoint("muon", batch, rate, momentum=momentum)
+        for momentum in MUON_MOMENTA
+        for batch in (BATCHES if momentum == MUON_MOMENTA[0] else BATCHES[:1])
+        for rate in MUON_RATES
+    ),
 )
 TOKENS_PER_S_MIN = 200.0  # guess: a plain process slower than that is stuck
 
