@@ -290,12 +290,13 @@ class Replica(Protocol):
         """Digest of what replicas must share to understand each other's activations; b"" if nothing."""
 
     def forward(
-        self, x: WireTensor, *, keep: bool, graph: bool = True, tokens: WireTensor | None = None
+        self, x: WireTensor, *, keep: bool, graph: bool = True, tokens: WireTensor | None = None, late: bool = False
     ) -> tuple[WireTensor, Tape | None]:
         """Forward of all stages but the last: x is tokens (first stage) or activations.
 
         keep=True returns a tape for `backward`. With graph=False the tape holds only the input, as after `release`, and
-        costs no more memory than that. A subspace boundary, and documents read apart, need `tokens`
+        costs no more memory than that. late=True: the gradient is expected after the next inner step; the weights are
+        then predicted, where the run does that. A subspace boundary, and documents read apart, need `tokens`
         beside the activations; the gradient is weighted by the targets that count in them.
 
         Raises RemoteFault if x has the wrong dtype or shape, token ids out of range, or NaN or Inf.

@@ -132,11 +132,11 @@ class TorchReplica:
         return self.outer.message_nbytes
 
     def forward(
-        self, x: WireTensor, *, keep: bool, graph: bool = True, tokens: WireTensor | None = None
+        self, x: WireTensor, *, keep: bool, graph: bool = True, tokens: WireTensor | None = None, late: bool = False
     ) -> tuple[WireTensor, Tape | None]:
         def work() -> tuple[WireTensor, Tape | None]:
             with contextlib.nullcontext() if keep else self._averaged():
-                return self.stage.forward(x, keep=keep, graph=graph and not self._short, tokens=tokens)
+                return self.stage.forward(x, keep=keep, graph=graph and not self._short, tokens=tokens, late=late)
 
         return self._twice(work)
 
@@ -232,6 +232,7 @@ class TorchReplica:
         """See ports.Replica."""
         self.stage.stash.before_step()
         report = self._again(lambda: self.outer.apply(round_index, own_weight, packets, lone=lone))
+        self.stage.stash.moved()
         if not lone and not report.believed:
             return report
         # Coding errors of packets lie partly outside the subspace. The outer step is linear and keeps the parts apart,

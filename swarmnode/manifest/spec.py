@@ -86,6 +86,7 @@ class PipelineSpec:
     epsilon: float = 0.1
     window_max: int = 64
     staleness_max: int = 1
+    weight_prediction: str = "last_step"
     audit_share: float = 0.02
     validation_samples: int = 64
     validation_every_samples: int = 1024

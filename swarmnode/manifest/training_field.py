@@ -72,6 +72,14 @@ TRAINING_FIELDS: tuple[Field, ...] = (
     ),
     Field(
         "pipeline",
+        "weight_prediction",
+        one_of("last_step", "off"),
+        "last_step: in float32, a forward whose gradient will come after the next inner step uses the weights expected"
+        " by then, the present ones and the last step once more.",
+        "measured: docs/methods.md",
+    ),
+    Field(
+        "pipeline",
         "audit_share",
         real(0.0, 1.0),
         "Share of a replica's answers that a second one recomputes for comparison, once it has been right for a"

@@ -108,7 +108,8 @@ class StageReplica:
         self.inner_steps = 0
         self.gradient_norm = 0.0
         self.version = 0  # grows with `touched`
-        self.stash: WeightStash | WorkingCopy = WeightStash(self.theta, torch.bfloat16 if autocast else dtype)
+        predicts = manifest.pipeline.weight_prediction == "last_step"
+        self.stash: WeightStash | WorkingCopy = WeightStash(self.theta, torch.bfloat16 if autocast else dtype, predicts)
         if self.frozen is None and not self._by_forward and WorkingCopy.possible(self.device, autocast=autocast):
             self.stash = WorkingCopy(
                 self.module, self.shapes, self.theta, self.grad, half_dtype(self.device), self.backprop.watch
@@ -237,10 +238,11 @@ class StageReplica:
         return encode_boundary(tensor, self._boundary)
 
     def forward(
-        self, x: WireTensor, *, keep: bool, graph: bool = True, tokens: WireTensor | None = None
+        self, x: WireTensor, *, keep: bool, graph: bool = True, tokens: WireTensor | None = None, late: bool = False
     ) -> tuple[WireTensor, Tape | None]:
         """All stages but the last: the activations for the next stage, and with `keep` a tape for `backward`; without
-        `graph` the tape holds only its input. `tokens` [B, T+1] are read if the boundary is a subspace.
+        `graph` the tape holds only its input. `tokens` [B, T+1] are read if the boundary is a subspace. If `late`, the
+        weights are those that the next step should leave.
 
         Raises RemoteFault if x has the wrong dtype or shape, token ids out of range, NaN or Inf.
         """
@@ -249,15 +251,17 @@ class StageReplica:
         by_layer = self.backprop.passes(kept.samples) != Passes(kept.samples, False)
         graph = graph and (not by_layer or self.backprop.keeps_graph(kept.samples))
         self.stash.refresh()
-        leaf, output = self.backprop.run(kept, train=keep and graph, by_layer=by_layer)
+        version = self.stash.ahead() if late else self.stash.today()
+        with self.stash.back(version):  # type: ignore[arg-type]  # as this stash gave it
+            leaf, output = self.backprop.run(kept, train=keep and graph, by_layer=by_layer)
         y = self._to_wire(output)
         if not keep:
             return y, None
         if not graph:
-            return y, StageTape(kept, None, None, self.stash.today(), self.version, 0)
+            return y, StageTape(kept, None, None, version, self.version, 0)
         filled = None if kept.documents is None else kept.documents.rows.numel() / kept.documents.positions.numel()
         nbytes = self.backprop.memory.tape_nbytes(kept.samples, by_layer, filled)
-        tape = StageTape(kept, output, leaf, self.stash.today(), self.version, nbytes)
+        tape = StageTape(kept, output, leaf, version, self.version, nbytes)
         self._tapes.add(tape)
         return y, tape
 

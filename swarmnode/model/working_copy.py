@@ -92,6 +92,8 @@ class WorkingCopy:
             self._held = weakref.ref(version)
         return version
 
+    ahead = today  # a copy in half precision cannot tell where a step leads
+
     def moved(self) -> None:
         """Call when theta has been or will be written, before the next forward."""
         self._stale = True

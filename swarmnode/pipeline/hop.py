@@ -162,11 +162,14 @@ class Hop:
         if process.position == len(process.itinerary) - 1:
             return await self._finish(process, x, tokens, train, held)
 
+        replicas = self._replicas()
+
         def forward() -> tuple[WireTensor, Tape | None, int]:
             steps = self._replica.inner_steps  # read here: another step may follow before the event loop is told
             used = self._tape_nbytes + self._tape_nbytes_last + self._replica.held_nbytes
             room = used <= self._tape_max >> min(self._replica.out_of_memory, HALVINGS_MAX)
-            y, tape = self._replica.forward(x, keep=train, graph=room, tokens=tokens)
+            late = train and self._late(replicas)
+            y, tape = self._replica.forward(x, keep=train, graph=room, tokens=tokens, late=late)
             if tape is not None and room:
                 self._tape_nbytes_last = tape.nbytes
             if train and not room:
@@ -179,7 +182,7 @@ class Hop:
             return await self._next_hop.send(onward(process), y, tokens, deadline)
         nbytes = tape.nbytes
         self._hold(nbytes)
-        pending = self._pending.opened(steps, asyncio.get_running_loop().time())
+        pending = self._pending.opened(steps, asyncio.get_running_loop().time(), process.samples)
         try:
             outcome = await self._return(process, x, y, tape, pending, tokens, deadline, held)
             outcome.queued_s += queued_s
@@ -341,6 +344,13 @@ class Hop:
             self._telemetry.count(name.RECOMPUTED_TAPES)
             self.reworked += FORWARD_SHARE * samples
         return given, self._step(loop.time(), replicas)
+
+    def _late(self, replicas: int) -> bool:
+        """Whether the gradient of a forward made now will come after the next inner step: those before it complete a
+        batch. On the compute thread."""
+        together = inner_batch(self._manifest.inner, self._samples_total())
+        waiting = self._replica.accumulated + self._pending.samples
+        return waiting >= replica_batch(self._manifest, together, replicas)
 
     def _step(self, now_s: float, replicas: int) -> StepReport | None:
         """Take an inner step if the batch is complete, with `replicas` replicas of this stage. On the compute thread,

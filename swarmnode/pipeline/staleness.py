@@ -69,10 +69,11 @@ def window_limit(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PendingForward:
-    """A forward: its replica's inner steps at that time, and the loop time."""
+    """A forward: its replica's inner steps at that time, the loop time, and its samples."""
 
     inner_steps: int
     since_s: float
+    samples: int = 0
 
     def age(self, inner_steps: int) -> int:
         """Inner steps since then; at least 0, as loaded state may have counted fewer."""
@@ -88,9 +89,14 @@ class PendingGradients:
         self._open: dict[PendingForward, None] = {}
         self._usual_s = Ema(SMOOTHING, EmaStart.FIRST)
 
-    def opened(self, inner_steps: int, now_s: float) -> PendingForward:
-        """Record a forward made after `inner_steps` steps."""
-        pending = PendingForward(inner_steps, now_s)
+    @property
+    def samples(self) -> int:
+        """Samples whose gradient is still to come."""
+        return sum(pending.samples for pending in list(self._open))
+
+    def opened(self, inner_steps: int, now_s: float, samples: int = 0) -> PendingForward:
+        """Record a forward of `samples` samples made after `inner_steps` steps."""
+        pending = PendingForward(inner_steps, now_s, samples)
         self._open[pending] = None
         return pending
 

@@ -103,10 +103,10 @@ class MeteredReplica:
         return self.inner.boundary_digest()
 
     def forward(
-        self, x: WireTensor, *, keep: bool, graph: bool = True, tokens: WireTensor | None = None
+        self, x: WireTensor, *, keep: bool, graph: bool = True, tokens: WireTensor | None = None, late: bool = False
     ) -> tuple[WireTensor, Tape | None]:
         self._arithmetic(x.shape[0])
-        return self.inner.forward(x, keep=keep, graph=graph, tokens=tokens)
+        return self.inner.forward(x, keep=keep, graph=graph, tokens=tokens, late=late)
 
     @property
     def inner_steps(self) -> int:

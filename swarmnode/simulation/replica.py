@@ -186,7 +186,7 @@ class FakeReplica:
         return b""
 
     def forward(
-        self, x: WireTensor, *, keep: bool, graph: bool = True, tokens: WireTensor | None = None
+        self, x: WireTensor, *, keep: bool, graph: bool = True, tokens: WireTensor | None = None, late: bool = False
     ) -> tuple[WireTensor, Tape | None]:
         _check_finite(x, "activations")  # as the real one does (simulated: everything, seed 3028)
         mark = MARK.unpack(first(x.data, MARK.size))[0]

@@ -115,9 +115,9 @@ class SendsNoise(Liar):
         return tensor
 
     def forward(
-        self, x: WireTensor, *, keep: bool, graph: bool = True, tokens: WireTensor | None = None
+        self, x: WireTensor, *, keep: bool, graph: bool = True, tokens: WireTensor | None = None, late: bool = False
     ) -> tuple[WireTensor, Tape | None]:
-        y, tape = super().forward(x, keep=keep, graph=graph, tokens=tokens)
+        y, tape = super().forward(x, keep=keep, graph=graph, tokens=tokens, late=late)
         found = np.frombuffer(y.data, np.float32)
         self._served += 1
         drawn = np.random.default_rng(self._served).standard_normal(found.size, np.float32)

@@ -34,9 +34,9 @@ class SendsNoise(Recording):
     """Its activations are noise."""
 
     def forward(
-        self, x: WireTensor, *, keep: bool, graph: bool = True, tokens: WireTensor | None = None
+        self, x: WireTensor, *, keep: bool, graph: bool = True, tokens: WireTensor | None = None, late: bool = False
     ) -> tuple[WireTensor, Tape | None]:
-        y, tape = super().forward(x, keep=keep, graph=graph, tokens=tokens)
+        y, tape = super().forward(x, keep=keep, graph=graph, tokens=tokens, late=late)
         found = np.frombuffer(y.data, np.float32)
         drawn = np.random.default_rng(self.inner_steps).standard_normal(found.size, np.float32)
         return replace(y, data=(drawn * found.std()).tobytes()), tape

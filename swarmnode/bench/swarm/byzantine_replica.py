@@ -64,9 +64,9 @@ class ByzantineReplica(TorchReplica):
         return self._twisted(gradient, LIES[name])
 
     def forward(
-        self, x: WireTensor, *, keep: bool, graph: bool = True, tokens: WireTensor | None = None
+        self, x: WireTensor, *, keep: bool, graph: bool = True, tokens: WireTensor | None = None, late: bool = False
     ) -> tuple[WireTensor, Tape | None]:
-        y, tape = super().forward(x, keep=keep, graph=graph, tokens=tokens)
+        y, tape = super().forward(x, keep=keep, graph=graph, tokens=tokens, late=late)
         return (self._twisted(y, _noise) if self.lie == FORWARD and self._due() else y), tape
 
     def backward(self, tape: Tape, gradient: WireTensor, samples: int, *, accumulate: bool = True) -> WireTensor | None:
