@@ -108,8 +108,8 @@ class StageReplica:
         self.inner_steps = 0
         self.gradient_norm = 0.0
         self.version = 0  # grows with `touched`
-        predicts = manifest.pipeline.weight_prediction == "last_step"
-        self.stash: WeightStash | WorkingCopy = WeightStash(self.theta, torch.bfloat16 if autocast else dtype, predicts)
+        half, predicts = torch.bfloat16 if autocast else dtype, manifest.pipeline.weight_prediction == "last_step"
+        self.stash: WeightStash | WorkingCopy = WeightStash(self.theta, half, predicts)
         if self.frozen is None and not self._by_forward and WorkingCopy.possible(self.device, autocast=autocast):
             self.stash = WorkingCopy(
                 self.module, self.shapes, self.theta, self.grad, half_dtype(self.device), self.backprop.watch
@@ -252,7 +252,7 @@ class StageReplica:
         graph = graph and (not by_layer or self.backprop.keeps_graph(kept.samples))
         self.stash.refresh()
         version = self.stash.ahead() if late else self.stash.today()
-        with self.stash.back(version):  # type: ignore[arg-type]  # as this stash gave it
+        with self.stash.back(version):  # type: ignore[arg-type]
             leaf, output = self.backprop.run(kept, train=keep and graph, by_layer=by_layer)
         y = self._to_wire(output)
         if not keep:
@@ -397,12 +397,9 @@ class StageReplica:
     def step(self, samples_total: int, batch: float = math.inf, averaged: int = 1) -> StepReport:
         """Take one optimizer step on the accumulated mean gradient, clipped to c / sqrt(S). The learning rate follows
         `samples_total`; if more samples were accumulated than the `batch` it is meant for, it grows by the root of the
-        ratio (arXiv 2205.10287, section 4), and by the root of `averaged`, the replicas whose steps are averaged: their
-        mean has so much less noise than each of them.
+        ratio (arXiv 2205.10287, section 4), and by the root of `averaged`, the replicas whose steps are averaged.
 
-        Raises LocalFault if the gradient is not finite (the inputs were, so theta has diverged); the gradient is
-        dropped.
-        """
+        Raises LocalFault if the gradient is not finite: theta has diverged. The gradient is dropped."""
         assert self._accumulated > 0, "an inner step needs a gradient"
         samples, self._accumulated = self._accumulated, 0
         weight, self._weight = self._weight or 1.0, 0.0  # if no target counted, the gradient is zero

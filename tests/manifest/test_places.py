@@ -39,6 +39,7 @@ NAMES = {
     "inner.optimizer": WORD,
     "inner.decay": WORD,
     "inner.replica_rate": WORD,
+    "pipeline.weight_prediction": WORD,
     "gossip.method": WORD,
     "gossip.alpha": WORD,
     "gossip.beta": WORD,
