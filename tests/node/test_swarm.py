@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from swarmnode.metrics import name
 from swarmnode.model.stage import StageReplica
 from swarmnode.wire import record_pb2
 from tests.support.village import Numbers, Village, losses, manifest, village
@@ -32,7 +33,9 @@ async def test_a_swarm_trains_meets_and_leaves() -> None:
         assert v.total() == fed, "the counter of the run is what the feeders fed, nothing lost, nothing twice"
         for stage in (0, 1):
             counted = sum(p.replica.counted for p in v.people if p.node.stage == stage and p.replica)
-            assert counted == fed, f"stage {stage} added each gradient exactly once when nothing failed"
+            # On a busy machine a replica waits for no straggler: its gradient may then be too old.
+            late = sum(p.quiet.total(name.STALE_GRADIENTS) for p in v.people if p.node.stage == stage)
+            assert 0 <= fed - counted <= late * v.run.inner.microbatch, f"stage {stage} added each gradient once"
         assert all(len(backlog) == 0 for backlog in backlogs)
 
 
