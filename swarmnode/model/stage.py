@@ -108,8 +108,8 @@ class StageReplica:
         self.inner_steps = 0
         self.gradient_norm = 0.0
         self.version = 0  # grows with `touched`
-        half, predicts = torch.bfloat16 if autocast else dtype, manifest.pipeline.weight_prediction == "last_step"
-        self.stash: WeightStash | WorkingCopy = WeightStash(self.theta, half, predicts)
+        stashed, predicts = torch.bfloat16 if autocast else dtype, manifest.pipeline.weight_prediction == "last_step"
+        self.stash: WeightStash | WorkingCopy = WeightStash(self.theta, stashed, predicts)
         if self.frozen is None and not self._by_forward and WorkingCopy.possible(self.device, autocast=autocast):
             self.stash = WorkingCopy(
                 self.module, self.shapes, self.theta, self.grad, half_dtype(self.device), self.backprop.watch

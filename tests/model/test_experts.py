@@ -59,14 +59,13 @@ def test_experts_learn_in_two_stages(optimizer: str) -> None:
     found = {}
     for balance in (0.0, 1.0):
         model = replace(SPARSE, router_balance=balance)
-        momentum = 0.95  # with which uses are uneven without a balance
         run = manifest(
             model,
             stages=2,
             optimizer=optimizer,
             learning_rate=0.01,
             muon_learning_rate=0.02,
-            muon_momentum=momentum,
+            muon_momentum=0.95,  # with it, uses are uneven without a balance
         )
         chain = stages_of(run)
         losses = []
