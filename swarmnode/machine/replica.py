@@ -223,16 +223,16 @@ class TorchReplica:
 
     def draft(self, round_index: int) -> StreamingMessage:
         """Like `message`, before the tensors are written."""
-        self.stage.stash.moved()
+        if self.outer.steps_early:
+            self.stage.stash.before_step(inner=False)
         return self._again(lambda: self.outer.draft(round_index))
 
     def apply(
         self, round_index: int, own_weight: float, packets: Sequence[Packet], *, lone: bool = True
     ) -> OuterReport:
         """See ports.Replica."""
-        self.stage.stash.before_step()
+        self.stage.stash.before_step(inner=False)
         report = self._again(lambda: self.outer.apply(round_index, own_weight, packets, lone=lone))
-        self.stage.stash.moved()
         if not lone and not report.believed:
             return report
         # Coding errors of packets lie partly outside the subspace. The outer step is linear and keeps the parts apart,

@@ -113,7 +113,7 @@ def _shared_nbytes(manifest: Manifest, part: StageLayers, mode: ComputeMode) -> 
     sizes = section_sizes(manifest, part)
     state = state_nbytes(sizes) + SNAPSHOTS * snapshot_nbytes(sizes)
     state += 0 if by_forward_passes(manifest) else ITEMSIZE * trained_count(manifest, part)
-    state += _copies(manifest, part) * ITEMSIZE * trained_count(manifest, part)
+    state += older_weights_nbytes(manifest, part, mode)
     if manifest.inner.average_share > 0.0:
         state += ITEMSIZE * trained_count(manifest, part)
     state += _table_nbytes(manifest) + _frozen_nbytes(manifest, part, mode)
@@ -132,10 +132,17 @@ def _shared_nbytes(manifest: Manifest, part: StageLayers, mode: ComputeMode) -> 
     return int(state) + graph + min(manifest.limits.tape_bytes_max, TAPES * graph)
 
 
-def _copies(manifest: Manifest, part: StageLayers) -> int:
-    """Older weights kept for tapes whose gradient is outstanding."""
-    steps = math.ceil(TAPES * manifest.inner.microbatch / manifest.inner.inner_batch)
-    return 0 if part.has_head else min(COPIES_MAX, steps)
+def older_weights_nbytes(manifest: Manifest, part: StageLayers, mode: ComputeMode) -> int:
+    """Bytes of the weights of other steps that tapes with an outstanding gradient need: a copy a step. With prediction,
+    which only float32 has, also those one step on, and the last step (model/weight_stash.py)."""
+    if part.has_head:
+        return 0
+    copies = math.ceil(TAPES * manifest.inner.microbatch / manifest.inner.inner_batch)
+    if mode.autocast:
+        return min(COPIES_MAX, copies) * HALF * (trained_count(manifest, part) - _own_table(manifest, part))
+    predicts = manifest.pipeline.weight_prediction == "last_step"
+    copies = min(COPIES_MAX, 2 * copies) + 1 if predicts else min(COPIES_MAX, copies)
+    return copies * ITEMSIZE * trained_count(manifest, part)
 
 
 def _kept_nbytes(manifest: Manifest, part: StageLayers) -> int:
@@ -176,7 +183,8 @@ def device_state_nbytes(manifest: Manifest, part: StageLayers, mode: ComputeMode
     a second copy of the weights instead of the gradient."""
     count = trained_count(manifest, part)
     state = 2 * ITEMSIZE * count + moments_nbytes(manifest, part, mode.optimizer_state) + _table_nbytes(manifest)
-    state += (1 + _copies(manifest, part)) * HALF * (count - _own_table(manifest, part)) if mode.autocast else 0
+    state += HALF * (count - _own_table(manifest, part)) if mode.autocast else 0
+    state += older_weights_nbytes(manifest, part, mode)
     if manifest.gossip.method not in SLOW_ON_HOST:
         state += slow_nbytes(manifest, part) + SCRATCH_NBYTES
     return state

@@ -56,7 +56,8 @@ class WeightStash:
         self._asked = False
         self._newest: weakref.ref[WeightVersion] | None = None  # the current one, if any tape was made with it
         self._older: list[weakref.ref[WeightVersion]] = []  # oldest first
-        self._before: Tensor | None = None  # theta before its last step, where a prediction was asked for
+        self._before: Tensor | None = None  # theta before its last inner step, where a prediction was asked for
+        self._last: Tensor | None = None  # that step itself, since theta has moved in a round
         self._ahead: weakref.ref[WeightVersion] | None = None  # the prediction, if any tape was made with it
 
     def today(self) -> WeightVersion:
@@ -71,40 +72,48 @@ class WeightStash:
         """The version that the next step should leave, for a tape that holds it; today's if that is not known."""
         self._asked = self._predicts
         weights = self._ahead() if self._ahead is not None else None
-        if weights is None and self._before is not None:
-            before = self._before
-            weights = WeightVersion(tried(lambda: torch.lerp(before, self._theta.data, 2.0))[1])
+        if weights is None and (self._before is not None or self._last is not None):
+            weights = WeightVersion(tried(self._one_step_on)[1])
             self._ahead = weakref.ref(weights)
             self._older.append(self._ahead)
         return self.today() if weights is None or weights.copy is None else weights
 
-    def before_step(self) -> None:
-        """Call before each step of theta."""
-        held = self._held()
+    def _one_step_on(self) -> Tensor:
+        theta = self._theta.data
+        if (before := self._before) is not None:
+            return torch.lerp(before, theta, 2.0)
+        assert self._last is not None
+        return theta + self._last
+
+    def before_step(self, *, inner: bool = True) -> None:
+        """Call before each step of theta: an `inner` one, which predicts the next, or one of a round."""
+        held, asked = self._held(), self._asked and inner
+        if (before := self._before) is not None and not inner:
+            _, self._last = tried(lambda: self._theta.data - before)
+        elif inner:
+            self._last = None
         self._before = self._ahead = None
         if self._newest is not None and (weights := self._newest()) is not None:
             _, weights.copy = tried(lambda: self._theta.to(self._dtype, copy=True))
             held += [weights] if weights.copy is not None else []  # without memory a backward uses current weights
-            self._before = weights.copy if self._asked else None
-        elif self._asked:
+            self._before = weights.copy if asked else None
+        elif asked:
             _, self._before = tried(self._theta.data.clone)
         for weights in held[:-COPIES_MAX]:
             weights.copy = None
         self._newest, self._older = None, [weakref.ref(weights) for weights in held[-COPIES_MAX:]]
 
     def moved(self) -> None:
-        """Theta has other values for a time, or moves in a round: its last move is none of an inner step."""
-        self._before = self._ahead = None
-
-    def refresh(self) -> None:
         """Do nothing: theta itself is read in each forward."""
+
+    refresh = moved
 
     def clear(self) -> None:
         """Drop all copies, because theta was loaded from elsewhere."""
         for weights in self._held():
             weights.copy = None
         self._newest, self._older = None, []
-        self._before = self._ahead = None
+        self._before = self._last = self._ahead = None
 
     def back(self, weights: WeightVersion | None) -> AbstractContextManager[None]:
         """Context in which theta has the values of `weights`, if a copy is left."""
@@ -115,9 +124,9 @@ class WeightStash:
     @property
     def nbytes(self) -> int:
         """Bytes of all copies."""
-        copies = [weights.copy for weights in self._held() if weights.copy is not None]
-        before = [self._before] if self._before is not None and all(self._before is not copy for copy in copies) else []
-        return sum(copy.nbytes for copy in (*copies, *before))
+        copies = [weights.copy for weights in self._held()]
+        held = {id(copy): copy.nbytes for copy in (*copies, self._before, self._last) if copy is not None}
+        return sum(held.values())
 
     def _held(self) -> list[WeightVersion]:
         """Older versions that a tape still needs."""

@@ -98,7 +98,9 @@ class WorkingCopy:
         """Call when theta has been or will be written, before the next forward."""
         self._stale = True
 
-    before_step = moved
+    def before_step(self, *, inner: bool = True) -> None:
+        """Call before each step of theta."""
+        self._stale = True
 
     def clear(self) -> None:
         """Drop all versions, because theta was loaded from elsewhere."""

@@ -23,7 +23,15 @@ from swarmnode.pipeline.recompute import HopEvidence, RecomputeService
 from swarmnode.pipeline.request_check import check_inputs, check_samples, check_tokens, check_way
 from swarmnode.pipeline.reservation import Reservations
 from swarmnode.pipeline.running_loss import RunningLoss
-from swarmnode.pipeline.staleness import PUT_OFF, PendingForward, PendingGradients, averaged, label, replica_batch
+from swarmnode.pipeline.staleness import (
+    PUT_OFF,
+    PendingForward,
+    PendingGradients,
+    averaged,
+    label,
+    replica_batch,
+    replica_share,
+)
 from swarmnode.pipeline.statement import TensorFingerprints
 from swarmnode.ports import Answer, Call, Compute, Priority, Replica, StepReport, Tape, Telemetry, WireTensor
 from swarmnode.wire import call_pb2 as wire
@@ -348,17 +356,16 @@ class Hop:
     def _late(self, replicas: int) -> bool:
         """Whether the gradient of a forward made now will come after the next inner step: those before it complete a
         batch. On the compute thread."""
-        together = inner_batch(self._manifest.inner, self._samples_total())
         waiting = self._replica.accumulated + self._pending.samples
-        return waiting >= replica_batch(self._manifest, together, replicas)
+        return waiting >= replica_share(self._manifest, self._samples_total(), replicas)
 
     def _step(self, now_s: float, replicas: int) -> StepReport | None:
         """Take an inner step if the batch is complete, with `replicas` replicas of this stage. On the compute thread,
         right after a gradient was added."""
         accumulated, samples_total, inner = self._replica.accumulated, self._samples_total(), self._manifest.inner
-        together = inner_batch(inner, samples_total)
-        if accumulated < replica_batch(self._manifest, together, replicas):
+        if accumulated < replica_share(self._manifest, samples_total, replicas):
             return None
+        together = inner_batch(inner, samples_total)
         most = PUT_OFF * replica_batch(self._manifest, max(together, inner.inner_batch_max), replicas)
         if accumulated < most and self._pending.put_off(self._replica.inner_steps, now_s):
             return None

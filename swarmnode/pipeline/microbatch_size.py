@@ -25,7 +25,7 @@ from swarmnode.ids import PeerId
 from swarmnode.manifest import Manifest
 from swarmnode.membership.swarm import Swarm
 from swarmnode.model.schedule import inner_batch
-from swarmnode.pipeline.staleness import replica_batch, window_limit
+from swarmnode.pipeline.staleness import replica_share, window_limit
 from swarmnode.pipeline.window import QUEUED_HIGH
 
 BETTER = 1.05  # guess: another size must promise this much more, or noise would change the size all the time
@@ -92,7 +92,7 @@ class SizeChoice:
 def sizes_of(manifest: Manifest, replicas: int, samples_total: int) -> list[int]:
     """The sizes into which one of `replicas` replicas can cut its share, as evenly as possible: from the largest
     allowed, with twice as many pieces each time, down to one sample."""
-    share = replica_batch(manifest, inner_batch(manifest.inner, samples_total), replicas)
+    share = replica_share(manifest, samples_total, replicas)
     pieces = -(-share // manifest.inner.microbatch)
     found: list[int] = []
     while not found or found[-1] > 1:

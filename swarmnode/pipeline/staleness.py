@@ -43,6 +43,11 @@ def replica_batch(manifest: Manifest, batch: int, replicas: int) -> int:
     return max(least, -(-batch // max(1, replicas)))
 
 
+def replica_share(manifest: Manifest, samples_total: int, replicas: int) -> int:
+    """Samples per step of one of `replicas` replicas of a stage, after `samples_total` samples of the whole run."""
+    return replica_batch(manifest, inner_batch(manifest.inner, samples_total), replicas)
+
+
 def averaged(manifest: Manifest, replicas: int) -> int:
     """The replicas of a stage of `replicas` whose steps one round averages, at most AVERAGED_MAX; 1 where the learning
     rate does not follow them."""

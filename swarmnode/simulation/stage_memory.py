@@ -16,7 +16,10 @@ from swarmnode.simulation.fleet import MachineKind
 CONTEXT_NBYTES = 700_000_000  # guess: CUDA's context and kernels on a card
 SYSTEM_NBYTES = 3_000_000_000  # guess: operating system, Python and PyTorch's libraries on the host of a card
 BESIDE_NBYTES = 700_000_000  # as machine/checkup.py demands of any machine: a node without a replica, and p2pd
-ADVICE = "use more stages, pipeline.memory_weight = 1, a smaller microbatch or larger machines"
+ADVICE = (
+    'use more stages, pipeline.memory_weight = 1, a smaller microbatch, pipeline.weight_prediction = "off", or larger '
+    "machines"
+)
 
 
 def memory_of(kind: MachineKind) -> MachineMemory:

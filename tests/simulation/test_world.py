@@ -146,7 +146,7 @@ def test_states_of_gigabytes_come_over_thin_lines() -> None:
         "fleet": [FLEET[0] | {"count": 8, "flops": 1e12, "up_mbps": 50}],
         "manifest": {
             "model": {"layers": 24, "width": 2048, "heads": 16, "kv_heads": 4, "ffn": 8192, "context": 512},
-            "pipeline": {"stages": 2, "boundary": "int8"},
+            "pipeline": {"stages": 2, "boundary": "int8", "weight_prediction": "off"},
             "inner": {"microbatch": 1},  # 513 tokens: no whole number of the marks that fake tensors are made of
             "limits": {"hop_timeout_min_s": 120.0, "announce_period_s": 30.0, "record_ttl_s": 90.0},
         },

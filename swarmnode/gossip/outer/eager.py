@@ -25,6 +25,7 @@ class Eager(DeltaMean):
     """DiLoCo that steps before the others' packets arrive, using those of the previous round."""
 
     name: ClassVar[str] = "eager"
+    steps_early: ClassVar[bool] = True
 
     def __init__(self, theta: torch.Tensor, codec: Codec, alpha: float, beta: float) -> None:
         super().__init__(theta, codec, alpha, beta)

@@ -39,6 +39,9 @@ class Outer(ABC):
     slow_on_host: ClassVar[bool] = False
     """Whether slow weights, momentum and boundary lie in main memory where the fast weights lie on another device."""
 
+    steps_early: ClassVar[bool] = False
+    """Whether `draft` already moves the fast weights."""
+
     group_size: ClassVar[int | None]
     """Replicas that meet at a boundary, including this one; None: the whole stage."""
 
