@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 
 from swarmnode.errors import Unavailable
 from swarmnode.gossip.acceptance import Acceptance
+from swarmnode.gossip.compression import codec
 from swarmnode.gossip.exchange_driver import PARTNER_PATIENCE_S, ExchangeDriver
 from swarmnode.gossip.exchange_machine import ExchangeMachine
 from swarmnode.gossip.fallback_partner import FallbackPartner, allows_fallback, fallback_order
@@ -84,6 +85,8 @@ class Gossip:
         self._samples_before = 0
         self._wake = asyncio.Event()
         self._held = False  # while this node is paused: no rounds
+        self._of_delta = codec(manifest.gossip.codec).of_delta
+        self.missed = False  # a newcomer met nobody in a round of pseudo-gradients: it lacks that outer step
         self._machine = ExchangeMachine(
             transport.peer_id, done, off_stride=self._off_stride, newest=lambda: self._newest_round
         )
@@ -122,6 +125,7 @@ class Gossip:
     def restored(self, done: int, *, newcomer: bool) -> None:
         """The replica was given the stage's state after round `done`; `newcomer` as in the constructor."""
         self._weight.restored(newcomer=newcomer)
+        self.missed = False
         self._finish(done)
 
     def end_newcomer(self) -> None:
@@ -263,6 +267,7 @@ class Gossip:
             self._pace.exchanged(loop.time() - begun, ours.nbytes * len(came))
         await self.fallback.offer(ours)
         self._stepping = round_index
+        others_here = any(m.peer != me and m.state in GOSSIPING for m in self._swarm().stages[self._stage])
         took = await self._outer_step.take(
             self._tasks,
             ours,
@@ -271,8 +276,9 @@ class Gossip:
             self._to_ask(round_index, members, others),
             min(self._patience_s(ours), self._pace.seconds(self.left)),
             reason,
-            others_here=any(m.peer != me and m.state in GOSSIPING for m in self._swarm().stages[self._stage]),
+            others_here=others_here,
         )
+        self.missed = self._of_delta and self.newcomer and others_here and not took.met
         self._samples_before += samples
         self._weight.met(round_index, self._samples_before)
         self._finish(round_index)

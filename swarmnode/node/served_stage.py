@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 from swarmnode.concurrency import background_tasks
 from swarmnode.errors import RemoteFault, Unavailable
@@ -51,6 +51,7 @@ METHODS: Mapping[str, bool] = {
 }
 """The methods that a served stage answers, and whether their calls carry tensors."""
 
+SYNCS_AGAIN = 2  # guess: times that a newcomer which missed its first round takes the state again
 FINISH_S = 8.0  # guess: before a move, held work is finished within this
 FINISH_SOON_S = 0.5  # guess: the same while a stage stands empty and all wait for the mover, or when it is HOPELESS
 HOPELESS_S = (
@@ -246,13 +247,26 @@ class ServedStage:
         behind = presence.progress.total // self._context.manifest.gossip.round_samples > gossip.done
         if not behind or not donors_of(presence.peer_table.swarm(), self.stage, presence.me):
             return False
-        restored = await self._context.restorer.restore(self.replica, self.stage)
-        gossip.restored(restored.round, newcomer=restored.newcomer)
+        return await self._restore_again()
+
+    async def _restore_again(self, round_min: int = 0) -> bool:
+        restored = await self._context.restorer.restore(self.replica, self.stage, round_min=round_min)
+        self.gossip.restored(restored.round, newcomer=restored.newcomer)
         return restored.newcomer
 
     async def _sync(self) -> None:
-        context = self._context
-        await syncing(self.gossip, context.presence, self.stage, context.manifest, context.telemetry)
+        """Receive a first round. A newcomer that misses it takes the state once more, with that round in it."""
+        context, gossip = self._context, self.gossip
+        for again in range(SYNCS_AGAIN + 1):
+            await syncing(gossip, context.presence, self.stage, context.manifest, context.telemetry)
+            swarm = context.presence.peer_table.swarm()
+            if not gossip.missed or again == SYNCS_AGAIN or not donors_of(swarm, self.stage, context.presence.me):
+                return
+            gossip.hold(True)
+            await gossip.idle.wait()
+            with suppress(Unavailable):
+                await self._restore_again(gossip.done)
+            gossip.hold(False)
 
     # ---- calls, news, status
 

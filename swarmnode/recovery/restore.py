@@ -88,14 +88,19 @@ class StateRestorer:
     base: BaseWeights | None = None  # of a run with base.index
 
     async def restore(
-        self, replica: Replica, stage: int, fetched: Snapshot | None = None, backup: Snapshot | None = None
+        self,
+        replica: Replica,
+        stage: int,
+        fetched: Snapshot | None = None,
+        backup: Snapshot | None = None,
+        round_min: int = 0,
     ) -> RestoredState:
         """Load the state of `stage` into `replica`.
 
         `fetched` is a whole state that this node has already; it is used if the replica accepts it. `backup` is what
-        this node kept of a stage while it served the one before. Raises Unavailable when the state is nowhere to be
-        had, LocalFault when the checkpoint that the whole run resumes from cannot be read, DataError when the base
-        model does not fit the run.
+        this node kept of a stage while it served the one before. Living replicas are asked for a state of round
+        `round_min` or later. Raises Unavailable when the state is nowhere to be had, LocalFault when the checkpoint
+        that the whole run resumes from cannot be read, DataError when the base model does not fit the run.
         """
         await self.freeze(replica, stage)
         if fetched is not None:
@@ -107,7 +112,7 @@ class StateRestorer:
             else:
                 self.merge(fetched.progress)
                 return RestoredState(RecoverySource.REPLICA, "fetched before", fetched.round_index, self.meets)
-        return await _Restoration(self, replica, stage, backup).run()
+        return await _Restoration(self, replica, stage, backup, round_min).run()
 
     async def freeze(self, replica: Replica, stage: int) -> None:
         """Place the frozen weights of `stage` in a new `replica`, if the run trains adapters beside a base model: no
@@ -133,11 +138,14 @@ class StateRestorer:
 class _Restoration:
     """A single restore of one stage."""
 
-    def __init__(self, restorer: StateRestorer, replica: Replica, stage: int, backup: Snapshot | None) -> None:
+    def __init__(
+        self, restorer: StateRestorer, replica: Replica, stage: int, backup: Snapshot | None, round_min: int
+    ) -> None:
         self._restorer = restorer
         self._replica = replica
         self._stage = stage
         self._backup = backup if backup is not None and backup.stage == stage else None
+        self._round_min = round_min
         self._manifest = restorer.manifest
         self._membership = restorer.membership
         self._telemetry = restorer.telemetry
@@ -291,7 +299,9 @@ class _Restoration:
         """Download from living replicas, checked by others of the stage."""
         donors, keepers = partial(self._fetcher.donors, frozenset(view.donors), view.stage), [p for _, p in view.kept]
         check = self._fetcher.check(view.stage, lambda: [*donors(), *keepers])
-        state, offer = await self._fetcher.download(view.stage, donors, check=check, accept=self._load, limits=POLITE)
+        state, offer = await self._fetcher.download(
+            view.stage, donors, check=check, accept=self._load, limits=POLITE, round_min=self._round_min
+        )
         # The median tolerates one liar about the run's count among the donor, the confirming peer and the pinged peers.
         told = [offer.progress.total, view.samples_total, *([] if check is None else check.totals[:1])]
         total = median_low(told)

@@ -100,8 +100,10 @@ class StateFetcher:
         check: StateCheck | None = None,
         accept: Accept | None = None,
         limits: DownloadLimits | None = None,
+        round_min: int = 0,
     ) -> tuple[State, wire.Snapshot]:
-        """The part `cut` of the state of `stage` and the donor's offer (recovery/download.py). Raises Unavailable."""
+        """The part `cut` of the state of `stage`, of round `round_min` or later, and the donor's offer
+        (recovery/download.py). Raises Unavailable."""
         state, offer = await download(
             self._transport,
             donors,
@@ -111,6 +113,7 @@ class StateFetcher:
             limits or DownloadLimits(),
             self._telemetry,
             cut=cut,
+            round_min=round_min,
             rounds_max=self._rounds_max,
             compare=None if check is None else check.compare,
             accept=accept,

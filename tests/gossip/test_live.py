@@ -6,8 +6,12 @@ import math
 
 import pytest
 
+from swarmnode.errors import Unavailable
+from swarmnode.ids import PeerId
+from swarmnode.ports import Answer, Call
+from swarmnode.transport.memory import MemoryTransport
 from swarmnode.wire import record_pb2
-from tests.support.village import losses, manifest, village
+from tests.support.village import Villager, losses, manifest, told, village
 
 pytestmark = pytest.mark.node
 KEPT = ("kept", "refused")
@@ -114,3 +118,36 @@ async def test_a_whole_stage_meets_with(method: str, codec: str) -> None:
         assert losses(v)[-1] < math.log(v.run.model.vocabulary) - 0.5, "below a guess at random"
         refused = [f for p in v.people for e, f in p.quiet.events if e == "exchange.refused"]
         assert not [f for f in refused if f["step"] not in ("direction", "loss")], refused
+
+
+async def test_a_newcomer_that_misses_its_first_round_takes_the_state_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Packets of pseudo-gradients do not bring the outer step that it missed: its weights would stay apart, and others
+    would take its answers for lies."""
+    joiners, real = list[Villager](), MemoryTransport.call
+
+    async def call(
+        self: MemoryTransport, peer: PeerId, call: Call, *, timeout_s: float, reply_bytes_max: int
+    ) -> Answer:
+        for joiner in joiners:
+            missed = told(joiner, "exchange.lone")
+            if call.header.HasField("exchange") and joiner.node.me in (self.peer_id, peer) and not missed:
+                raise Unavailable("the line is cut")
+        return await real(self, peer, call, timeout_s=timeout_s, reply_bytes_max=reply_bytes_max)
+
+    monkeypatch.setattr(MemoryTransport, "call", call)
+    ways = {"method": "sparseloco", "codec": "topk64", "group": 0, "round_samples": 1024}
+    async with village(manifest(stages=2, **ways)) as v:  # type: ignore[arg-type]
+        for stage in (0, 1, 1):
+            v.add(stage)
+        await v.until(lambda: all(told(p, "exchange.paired") for p in v.people[1:]), "both replicas met")
+        joiners.append(joiner := v.add(1))
+        await v.until(lambda: joiner.node.state == record_pb2.NODE_STATE_TRAINING, "the newcomer works")
+        await v.leave()
+    missed = int(str(told(joiner, "exchange.lone")[0]["round"]))
+    events = [event for event in joiner.quiet.events if event[0] in ("state.downloaded", "exchange.paired")]
+    loaded = [at for at, (event, _) in enumerate(events) if event == "state.downloaded"]
+    before, again = (int(str(events[at][1]["round"])) for at in loaded[:2])
+    assert before < missed <= again
+    event, fields = events[loaded[1] + 1]
+    assert event == "exchange.paired"
+    assert float(str(fields["apart"])) < 1e-3, "it has the others' slow weights"
