@@ -32,9 +32,9 @@ async def probing(
     sizes, seconds, started = _sizes(manifest.inner.microbatch), dict[int, float](), loop.time()
     await compute.run(Priority.OUTER, 1, partial(probe, replica, manifest, stage, 1))  # the first is slower
     for samples in sizes * PROBES:  # by turns, so that no slow moment is one size's alone
-        begun = loop.time()
+        before_s = compute.worked_s  # the loop's clock is too coarse: uvloop's has whole milliseconds
         await compute.run(Priority.OUTER, samples, partial(probe, replica, manifest, stage, samples))
-        seconds[samples] = min(seconds.get(samples, float("inf")), loop.time() - begun)
+        seconds[samples] = min(seconds.get(samples, float("inf")), compute.worked_s - before_s)
         if loop.time() - started >= ENOUGH_S and len(seconds) >= min(2, len(sizes)):
             break
     rates = {samples: samples / max(1e-6, 3.0 * least_s) for samples, least_s in _undisturbed(seconds).items()}

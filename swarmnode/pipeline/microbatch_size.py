@@ -163,15 +163,21 @@ class MicrobatchSizer:
             limit, _ = window_limit(manifest, sizes, feeders, samples_total, samples)
             count = min(limit, manifest.pipeline.window_max, self._slots(swarm))
             promised[samples] = samples * throughput(count, machines, self._visits, self._service_s(samples), line_s)
-        best = max(options, key=lambda samples: promised[samples])
-        used = self._choice.samples if self._choice is not None else options[0]
-        if used in promised and promised[best] < BETTER * promised[used]:
-            best = used
+        best = self._best(promised)
         limit, bound = window_limit(manifest, sizes, feeders, samples_total, best)
         most = self._rates.share(best)
         listing = ", ".join(f"{samples}: {rate * feeders:.3g}" for samples, rate in promised.items())
         reason = f"samples/s predicted by size: {listing} ({machines * feeders:.3g} machines, {line_s:.2g} s on links,"
         return SizeChoice(best, limit, f"{reason} {most:.0%} of the device's best rate); {bound}")
+
+    def _best(self, promised: Mapping[int, float]) -> int:
+        """The size that promises most. The present one stays unless another is clearly better, or a larger one as good:
+        it needs fewer messages, which cost processor time that no prediction counts."""
+        best = max(promised, key=lambda samples: (promised[samples], samples))
+        used = self._choice.samples if self._choice is not None else max(promised)
+        if used not in promised or promised[best] >= BETTER * promised[used]:
+            return best
+        return max(samples for samples, rate in promised.items() if rate >= promised[used])
 
     @property
     def _visits(self) -> int:

@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 import math
+import time
 from collections import Counter
 
-from swarmnode.manifest import Manifest
-from swarmnode.node import probe
 from swarmnode.pipeline.staleness import PUT_OFF
-from swarmnode.ports import Replica, WireTensor
+from swarmnode.ports import WireTensor
 from tests.support.village import Recording, manifest, village
 
 SHARE = 4  # inner batches of eight, two replicas a stage
+SAMPLE_S = 0.01  # far above what the tiny model takes, and messages between the nodes
 
 
 class Sized(Recording):
-    """Counts the gradients of each size, and samples between two inner steps."""
+    """A device on which each sample costs the same, as on one that a single sample of a large model keeps busy. Counts
+    the gradients of each size, and samples between two inner steps."""
 
     def __init__(self, *arguments: object) -> None:
         super().__init__(*arguments)  # type: ignore[arg-type]
         self.travelled: Counter[int] = Counter()
         self.stepped: list[int] = []
+
+    def forward(self, x: WireTensor, **options: object) -> object:  # type: ignore[override]
+        time.sleep(SAMPLE_S * x.shape[0])
+        return super().forward(x, **options)  # type: ignore[arg-type]
+
+    def loss(self, x: WireTensor, *arguments: object, **options: object) -> object:  # type: ignore[override]
+        time.sleep(SAMPLE_S * x.shape[0])
+        return super().loss(x, *arguments, **options)  # type: ignore[arg-type]
 
     def backward(self, tape: object, gradient: WireTensor, samples: int, **options: bool) -> WireTensor | None:
         self.travelled[samples] += options.get("accumulate", True)  # checks of others' work are not added
@@ -31,15 +40,8 @@ class Sized(Recording):
         return super().step(samples_total, batch)
 
 
-def even(replica: Replica, run: Manifest, stage: int, samples: int) -> None:
-    """A device on which each sample costs the same, as on one that a single sample of a large model keeps busy."""
-    for _ in range(samples):
-        probe.forward(replica, run, stage, 1)
-
-
 async def test_six_nodes_with_devices_of_their_own_let_shares_travel_in_pieces() -> None:
     async with village(manifest()) as v:
-        v.probe = even  # type: ignore[assignment]
         for index in range(6):
             v.add(index % 3, Sized)
         # Choices made before all are there are for other shares.

@@ -113,6 +113,16 @@ def test_a_size_hardly_better_does_not_take_over() -> None:
         assert chooser.choose(here, 0).samples == used
 
 
+def test_a_larger_size_that_is_as_good_comes_back() -> None:
+    """While a feeder is alone, more of its microbatches are in flight and smaller ones pay; that passes."""
+    flat = SampleRates({1: 1.0, 2: 1.0, 4: 1.0, 8: 1.0})
+    chooser = sizing(run(), flat, processors=2)
+    loop = ("/ip4/127.0.0.1/tcp/4001",)
+    assert chooser.choose(swarm(2, 2, 2, addresses=loop), 0).samples == 4
+    assert chooser.choose(swarm(1, 2, 2, addresses=loop), 0).samples < 4
+    assert chooser.choose(swarm(2, 2, 2, addresses=loop), 0).samples == 4
+
+
 @pytest.mark.parametrize("in_flight, busy", [(2, 0.31), (4, 0.52), (8, 0.73)])
 def test_six_machines_as_the_docstring_has_them(in_flight: int, busy: float) -> None:
     assert throughput(in_flight, 6.0, 3, 1.0, 0.0) * 3 / 6 == pytest.approx(busy, abs=0.01)
