@@ -3,7 +3,7 @@ s/^microbatch = .*/microbatch = 1/
 s/^replica_batch_min = .*/replica_batch_min = 1/
 s/^inner_batch = .*/inner_batch = 8/
 s/^block_samples = .*/block_samples = 16/
-s/^round_samples = .*/round_samples = 64/
+s/^round_samples = .*/round_samples = 16/
 s/^warmup_samples = .*/warmup_samples = 40/
 s/^average_share = .*/average_share = 0.0/
 s/^validation_samples = .*/validation_samples = 16/
