@@ -19,6 +19,8 @@ from swarmnode.errors import Unavailable
 from swarmnode.node.notice import Notice, NoticeKind
 from tests.support.fake_telemetry import Quiet
 
+pytestmark = pytest.mark.node  # services that answer, or do not, in real seconds
+
 BOUND_S = 30.0
 PERIOD_S = 0.02
 

@@ -84,6 +84,7 @@ async def test_it_is_given_once_though_its_answer_was_lost(merged: bool) -> None
     assert [packet.samples for packet in packets] == [40]
 
 
+@pytest.mark.node  # it waits for seconds
 async def test_nobody_takes_it() -> None:
     quiet = Quiet()
     us = MemoryTransport(MemoryNetwork(), Identity.of_seed(b"1" * 32).peer_id, RUN, telemetry=quiet)

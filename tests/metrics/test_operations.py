@@ -110,6 +110,7 @@ class Zero:
 
 
 @needs_prometheus
+@pytest.mark.node  # a process of seconds
 async def test_a_real_prometheus_scrapes_a_node_and_answers_every_panel(tmp_path: pathlib.Path) -> None:
     """Prometheus asks for OpenMetrics by itself, so this is a test of that, too."""
 

@@ -139,6 +139,7 @@ async def test_a_thin_line_counts_against_whose_line_it_is() -> None:
         assert last_s <= whole_s - slow_s and carried.sent_s <= whole_s - slow_s
 
 
+@pytest.mark.node  # each waits for a second
 @pytest.mark.parametrize("said", [math.nan, math.inf, -math.inf, 1e300, 80_000.0])
 async def test_times_that_cannot_be_do_not_stay_in_a_router(said: float) -> None:
     async with chain(0, 1, 2) as (_, people):
@@ -166,6 +167,7 @@ async def test_times_that_cannot_be_do_not_stay_in_a_router(said: float) -> None
         assert seconds is not None and seconds < 60.0 and router.typical_s(4) < 60.0
 
 
+@pytest.mark.node  # each waits for a second
 @pytest.mark.parametrize(("loss", "tokens"), [(math.nan, None), (math.inf, None), (-1.0, None), (1.0, 1 << 40)])
 async def test_a_loss_that_cannot_be_is_the_fault_of_who_tells_it(loss: float, tokens: int | None) -> None:
     async with chain(0, 1, 2) as (_, people):
