@@ -135,7 +135,7 @@ async def test_a_newcomer_that_misses_its_first_round_takes_the_state_again(monk
         return await real(self, peer, call, timeout_s=timeout_s, reply_bytes_max=reply_bytes_max)
 
     monkeypatch.setattr(MemoryTransport, "call", call)
-    ways = {"method": "sparseloco", "codec": "topk64", "group": 0, "round_samples": 1024}
+    ways = {"method": "sparseloco", "codec": "topk64", "group": 0, "round_samples": 512}
     async with village(manifest(stages=2, **ways)) as v:  # type: ignore[arg-type]
         for stage in (0, 1, 1):
             v.add(stage)
