@@ -51,7 +51,7 @@ def gaps(one: Recording, other: Recording) -> list[float]:
 
 
 async def test_replicas_share_bytes_and_a_joiner_has_their_weights() -> None:
-    start = replace(manifest(stages=1, round_samples=64), model=replace(TINY, layers=1))
+    start = replace(manifest(stages=1, round_samples=256), model=replace(TINY, layers=1))
     run = by_bytes(start, 1e-3, clip_norm=4.0, warmup_samples=0)
     async with village(run) as v:
         pair = [add(v), add(v)]
