@@ -25,9 +25,7 @@ class ForwardTrainer:
         found = []
         for sign in (1.0, -1.0):
             with self.shared.perturbed(sign):
-                self.stage.stash.moved()
                 found.append(self.stage.loss(x, tokens, samples, train=False))
-        self.stage.stash.moved()
         plus, minus = found
         if accumulate and plus.tokens:
             self.slope = self.shared.projected(plus.loss_sum / plus.tokens, minus.loss_sum / minus.tokens)

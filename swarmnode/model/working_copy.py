@@ -100,7 +100,7 @@ class WorkingCopy:
 
     def before_step(self, *, inner: bool = True) -> None:
         """Call before each step of theta."""
-        self._stale = True
+        self.moved()
 
     def clear(self) -> None:
         """Drop all versions, because theta was loaded from elsewhere."""

@@ -245,11 +245,14 @@ class ServedStage:
         await gossip.idle.wait()  # a round that began before the pause goes on in it, and its outer step needs its mark
         await presence.look([self.stage])
         behind = presence.progress.total // self._context.manifest.gossip.round_samples > gossip.done
-        if not behind or not donors_of(presence.peer_table.swarm(), self.stage, presence.me):
-            return False
-        return await self._restore_again()
+        return behind and await self._restore_again()
 
     async def _restore_again(self, round_min: int = 0) -> bool:
+        """Take the state after round `round_min` or later, if other nodes serve the stage. Returns and raises as
+        `_catch_up`."""
+        presence = self._context.presence
+        if not donors_of(presence.peer_table.swarm(), self.stage, presence.me):
+            return False
         restored = await self._context.restorer.restore(self.replica, self.stage, round_min=round_min)
         self.gossip.restored(restored.round, newcomer=restored.newcomer)
         return restored.newcomer
@@ -259,8 +262,7 @@ class ServedStage:
         context, gossip = self._context, self.gossip
         for again in range(SYNCS_AGAIN + 1):
             await syncing(gossip, context.presence, self.stage, context.manifest, context.telemetry)
-            swarm = context.presence.peer_table.swarm()
-            if not gossip.missed or again == SYNCS_AGAIN or not donors_of(swarm, self.stage, context.presence.me):
+            if not gossip.missed or again == SYNCS_AGAIN:
                 return
             gossip.hold(True)
             await gossip.idle.wait()
