@@ -179,6 +179,14 @@ def grouped(x: Tensor, counts: Tensor, weights: list[Tensor]) -> Tensor:
     return F.grouped_mm(x, weight.mT, offs=counts.cumsum(0).to(torch.int32))
 
 
+def _as_one_kernel(matrix: nn.Module, x: Tensor) -> bool:
+    """Whether `grouped` takes `x` and the matrices of experts like `matrix`: in bfloat16 on a card, not frozen in a
+    form of their own, and with rows of whole 16 bytes."""
+    if not (isinstance(matrix, nn.Linear) and x.is_cuda and x.dtype == torch.bfloat16 and hasattr(F, "grouped_mm")):
+        return False
+    return matrix.in_features % 8 == 0 and matrix.out_features % 8 == 0
+
+
 class Experts(nn.ModuleList):
     """SwiGLU of E experts."""
 
@@ -187,8 +195,7 @@ class Experts(nn.ModuleList):
 
     def forward(self, x: Tensor, counts: Tensor) -> Tensor:
         """x [M, D], whose rows are sorted by expert, `counts` [E] of each -> [M, D]."""
-        plain = isinstance(self[0].gate_proj, nn.Linear)  # else frozen, in a form of its own
-        if plain and x.is_cuda and x.dtype == torch.bfloat16 and hasattr(F, "grouped_mm"):
+        if _as_one_kernel(self[0].gate_proj, x):
             gates, ups, downs = (
                 [getattr(expert, name).weight for expert in self] for name in ("gate_proj", "up_proj", "down_proj")
             )

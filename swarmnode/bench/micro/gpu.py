@@ -1,7 +1,8 @@
 """One table about a device: its speed, the precision chosen, and what a stage costs there in bytes and time.
 
 A stage's microbatch goes through the whole path, from tensors in wire form to tensors in wire form. Beside it stand the
-same layers alone, with their tensors on the device already. It runs on a CPU, too, with small sizes.
+same layers alone, with their tensors on the device already, and as many layers of plain PyTorch (pytorch_model.py),
+which share no code with them. It runs on a CPU, too, with small sizes.
 """
 
 from __future__ import annotations
@@ -9,11 +10,13 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from torch import nn
 
+from swarmnode.bench.swarm.pytorch_model import PlainLayer, PlainLlama
 from swarmnode.gossip.compression import codec
 from swarmnode.machine.replica import TorchReplica
 from swarmnode.manifest import GossipSpec, InnerSpec, Manifest, ModelSpec, PipelineSpec
@@ -22,10 +25,13 @@ from swarmnode.model.device import autocasts, check_device, device_text, free_nb
 from swarmnode.model.memory_budget import ComputeMode, microbatch_nbytes
 from swarmnode.model.stage import StageReplica
 from swarmnode.model.tensor import encode
+from swarmnode.ports import Packet
 
+T = TypeVar("T")
 LAYERS = (2, 4)  # 0.44 and 0.87 G parameters at width 4096
-STATE_BYTES = 28  # a parameter, on the device
+STATE_BYTES = 16  # a parameter, on the device, with a plain model of float32 beside it for the comparison
 STATE_SHARE = 0.7  # of the free memory, for the largest stage
+PARAMETERS_MAX = 2_000_000_000  # of the largest stage: more takes minutes of copies to main memory
 EQUAL = {False: 1e-3, True: 3e-2}  # relative difference of losses from the CPU's in float32, without and with autocast
 CODECS = ("modular4", "int8", "topk64")
 
@@ -62,7 +68,7 @@ def _sizes(model: ModelSpec, device: str, small: bool) -> Sequence[int]:
     if small or free is None:
         return LAYERS[:1] if not small else LAYERS
     layer = 2 * model.width * (model.width + model.width // 4) + 3 * model.width * model.ffn
-    most = int(STATE_SHARE * free / (STATE_BYTES * layer))
+    most = min(int(STATE_SHARE * free / (STATE_BYTES * layer)), PARAMETERS_MAX // layer)
     return tuple(dict.fromkeys((*(one for one in LAYERS if one < most), max(1, most))))
 
 
@@ -83,6 +89,15 @@ def _best(work: Callable[[], object], device: str, times: int) -> float:
     return min(seconds[1:])
 
 
+def _timed(work: Callable[[], T], device: str) -> tuple[T, float]:
+    """(the value of `work`, the seconds it took)."""
+    _wait(device)
+    begun = time.perf_counter()
+    value = work()
+    _wait(device)
+    return value, time.perf_counter() - begun
+
+
 def _wait(device: str) -> None:
     if device.startswith("cuda"):
         torch.cuda.synchronize(device)
@@ -98,7 +113,9 @@ def _stage(model: ModelSpec, layers: int, device: str, fast: bool, peak: float, 
     )
     cuda = device.startswith("cuda")
     before = torch.cuda.memory_allocated(device) if cuda else 0
-    replica = TorchReplica(manifest, 1, device, autocast=fast, sender="bench")
+    replica = TorchReplica(manifest, 1, device, autocast=fast, sender="bench", draw=False)
+    replica.stage.theta.data.normal_(0.0, 0.02)  # the seed's own take a minute for a thousand million (measured)
+    replica.weights_placed()
     state = torch.cuda.memory_allocated(device) - before if cuda else 0
     stage, samples = replica.stage, manifest.inner.microbatch
     wire = encode_boundary(torch.randn(samples, model.context, model.width), "bf16")
@@ -109,6 +126,7 @@ def _stage(model: ModelSpec, layers: int, device: str, fast: bool, peak: float, 
         replica.backward(tape, wire, samples)
 
     x = torch.randn(samples, model.context, model.width, device=device)
+    plain = _plain(model, layers, device, fast, x, times)
 
     def bare() -> None:
         leaf = x.detach().requires_grad_()
@@ -122,17 +140,40 @@ def _stage(model: ModelSpec, layers: int, device: str, fast: bool, peak: float, 
         "parameters / M": replica.parameters / 1e6,
         "ms a microbatch": 1e3 * seconds,
         "ms of the layers alone": 1e3 * alone,
+        "ms of plain PyTorch": 1e3 * plain,
         "busy at most": alone / seconds,
         "MFU": flops / seconds / peak,
         "MFU of the layers alone": flops / alone / peak,
+        "MFU of plain PyTorch": flops / plain / peak,
         "formula / GB over state": microbatch_nbytes(manifest, stage.part, ComputeMode(cuda, fast)) / 1e9,
     }
     if cuda:
         row |= _card(replica, whole, device, before + state) | {"bytes a parameter": state / replica.parameters}
-    replica.step(samples)
-    row["s of a round's packet"] = _best(lambda: replica.message(1), device, 1)
-    row["s of a donor's copy"] = _best(lambda: replica.snapshot(packed=True), device, 1)
+    row["ms of an inner step"] = 1e3 * _timed(lambda: replica.step(samples), device)[1]
+    replica.message(1)  # makes room for packets, once
+    tensors, row["s of a round's packet"] = _timed(lambda: replica.message(2), device)
+    packet = Packet(1.0, samples, tensors, sender="another")
+    row["s of a round's step"] = _timed(lambda: replica.apply(2, 1.0, [packet], lone=False), device)[1]
+    row["s of a donor's copy"] = _timed(lambda: replica.snapshot(packed=True), device)[1]
     return row
+
+
+def _plain(model: ModelSpec, layers: int, device: str, fast: bool, x: torch.Tensor, times: int) -> float:
+    """Seconds of forward and backward of `layers` layers of plain PyTorch over `x` [B, T, D]."""
+    whole = PlainLlama(ModelSpec(width=model.width, heads=model.heads, context=model.context, layers=0))
+    cos, sin = whole.cos.to(device), whole.sin.to(device)
+    with torch.device(device):
+        stack = nn.ModuleList(PlainLayer(model) for _ in range(layers))
+
+    def both() -> None:
+        y = leaf = x.detach().requires_grad_()
+        with torch.autocast(torch.device(device).type, half_dtype(torch.device(device)), enabled=fast):
+            for layer in stack:
+                y = layer(y, cos, sin)
+        torch.autograd.backward(y, x)
+        assert leaf.grad is not None
+
+    return _best(both, device, times)
 
 
 def _card(replica: TorchReplica, whole: Callable[[], None], device: str, state: int) -> dict[str, Any]:
