@@ -287,14 +287,18 @@ def exchange(exchanges: int, codecs: tuple[str, ...], as_json: bool) -> None:
 @command.command()
 @click.option("--device", default="auto", show_default=True, metavar="auto|cpu|cuda|cuda:1|mps|xpu", help="Device.")
 @click.option("--small", is_flag=True, help="A model of a few megabytes; seconds on a CPU.")
+@click.option("--swarm", is_flag=True, help="Also three node processes on the one device, beside plain PyTorch.")
 @JSON
-def gpu(device: str, small: bool, as_json: bool) -> None:
-    """A stage on a device: speed beside that of its layers alone, share of the device's own speed, bytes, waits,
-    codecs, and equality with the CPU. One table to paste."""
+def gpu(device: str, small: bool, swarm: bool, as_json: bool) -> None:
+    """A stage on a device: speed beside that of its layers alone and of plain PyTorch's, share of the device's own
+    speed, bytes, waits, codecs, and equality with the CPU. One table to paste."""
     from swarmnode.bench.micro import gpu as measured
+    from swarmnode.bench.swarm import one_device
     from swarmnode.model.device import resolve_device
 
-    _print(measured.run(device=resolve_device(device), small=small), as_json)
+    where = resolve_device(device)
+    found = measured.run(device=where, small=small)
+    _print(found | ({"swarm": one_device.run(where, small=small)} if swarm else {}), as_json)
 
 
 @command.command()

@@ -21,6 +21,7 @@ from swarmnode.model.passes import Passes, choose_passes
 from swarmnode.model.split import StageLayers
 from swarmnode.model.stage_input import StageInput
 from swarmnode.model.subspace import Subspace
+from swarmnode.model.tensor import to_device
 
 
 @dataclass(slots=True)
@@ -123,7 +124,8 @@ class Backprop:
         """(input, output) of the layers, with a graph when training; the input is then a leaf with a gradient, unless
         it is token ids. On the last stage the output is what enters the head."""
         tokens = self._part.has_embedding
-        leaf = kept.x.to(self._device) if tokens else kept.x.to(self._device).to(self._dtype)
+        given = to_device(kept.x, self._device)
+        leaf = given if tokens else given.to(self._dtype)
         if train and not tokens:
             leaf = leaf.detach().requires_grad_()
         ids = leaf if kept.tokens is None else kept.tokens.to(self._device)

@@ -6,6 +6,7 @@ import functools
 import math
 import os
 import time
+import warnings
 
 import torch
 
@@ -14,7 +15,7 @@ from swarmnode.errors import HardwareFault, UsageError
 KINDS = ("cpu", "cuda", "mps", "xpu")
 MATRIX, TIMES = 512, 5  # guess: size and repetitions of the timed product; large enough to show the speed
 BFLOAT16_SINCE = (8, 0)  # compute capability of Ampere, the first with bfloat16 units
-HOST_THREADS = 4  # guess: of a node with a GPU
+HOST_THREADS = 8  # guess: of a node with a GPU, for its rounds
 FASTER = 1.5  # guess: a matrix product this much faster outweighs the casts around it
 
 
@@ -64,6 +65,8 @@ def use_device(device: str) -> None:
         return
     torch.set_num_threads(min(HOST_THREADS, os.cpu_count() or 1))
     if device.startswith("cuda"):
+        # Autograd's own thread says so at its first product, and then does what it should.
+        warnings.filterwarnings("ignore", "Attempting to run cuBLAS, but there was no current CUDA context")
         torch.cuda.set_device(torch.device(device).index or 0)  # "cuda" alone has no index
 
 

@@ -31,8 +31,8 @@ class IncomingNorms:
         self.clips = 0  # gradients clipped so far
 
     def factor(self, gradient: Tensor, weight: float, *, learn: bool = True) -> float:
-        """What to multiply `gradient`, of `weight` samples, by, so that it has at most the usual norm. With `learn` its
-        norm is remembered."""
+        """The factor, 0 to 1, that clips `gradient`, of `weight` samples, to the usual norm. With `learn` its norm is
+        remembered."""
         if weight == 0.0:
             self.clips += learn and bool(gradient.any())
             return 0.0

@@ -37,7 +37,7 @@ from swarmnode.model.split import TABLE, is_writer, stages_of
 from swarmnode.model.stage_input import StageInput, check_samples, read_input, read_targets
 from swarmnode.model.stage_tape import QualityProbe, StageTape
 from swarmnode.model.subspace import Subspace
-from swarmnode.model.tensor import cosine
+from swarmnode.model.tensor import cosine, to_device
 from swarmnode.model.weight_stash import WeightStash, instead
 from swarmnode.model.working_copy import WorkingCopy
 from swarmnode.ports import LossResult, StepReport, Tape, WireTensor
@@ -306,7 +306,7 @@ class StageReplica:
         shape = (samples, self.manifest.model.context, boundary_width(self.manifest))
         dy = decode_boundary(gradient, self._boundary, shape, f"gradient for stage {self.part.stage}")
         weight = self._weight_of(tape.kept)
-        there = dy.to(self.device)
+        there = to_device(dy, self.device)
         if (factor := self.incoming.factor(there, weight, learn=accumulate)) < 1.0:
             dy, there = dy * factor, there * factor
         weights = tape.weights

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from swarmnode.bench.micro import gpu
+from swarmnode.bench.swarm import one_device
 from swarmnode.errors import UsageError
 
 
@@ -25,3 +26,10 @@ def test_what_is_not_equal_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 0.0 < gpu.equality("cpu", autocast=True)["relative difference"] < gpu.EQUAL[True]
     monkeypatch.setitem(gpu.EQUAL, True, 1e-9)
     assert not gpu.equality("cpu", autocast=True)["equal"]
+
+
+def test_a_swarm_on_one_device_stands_beside_plain_pytorch() -> None:
+    (row,) = one_device.run("cpu", small=True, boundaries=("subspace",), measure_s=2.0, plain_s=0.5)
+    assert row["boundary"] == "subspace" and row["nodes"] == one_device.STAGES
+    assert row["swarm tokens/s"] > 0.0 and row["plain tokens/s"] > 0.0
+    assert row["swarm / plain"] == row["swarm tokens/s"] / row["plain tokens/s"]

@@ -1,4 +1,4 @@
-"""A replica's life on this machine's accelerator is its life on the CPU; without an accelerator, in bfloat16 on the CPU."""
+"""A replica lives on this machine's accelerator as it does on the CPU; without one, in bfloat16 on the CPU."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from swarmnode.model import running_mean
 from swarmnode.model.running_mean import UPDATES, WEIGHT_MIN, RunningMean, weight_of
 
 
@@ -48,6 +49,22 @@ def test_its_weights_are_as_old_as_it_says_at_any_time(share: float, step: int):
         mean.see(torch.tensor([float(total)]), total)
         if total in (8_000, 16_000):
             assert total - mean.value.item() == pytest.approx(share * total, rel=0.1)
+
+
+def test_parts_of_large_weights_take_turns(monkeypatch: pytest.MonkeyPatch):
+    """Each part follows the rule from its own last update on; none waits for ever."""
+    monkeypatch.setattr(running_mean, "PART", 2)
+    monkeypatch.setattr(running_mean, "PARTS_MAX", 1)
+    mean, alone = RunningMean(0.25), [RunningMean(0.25) for _ in range(3)]
+    for number, total in enumerate(range(100, 1100, 100)):
+        weights = torch.arange(5.0) + total
+        mean.see(weights, total)
+        for part, one in enumerate(alone):
+            if number == 0 or (number - 1) % 3 == part:
+                one.see(weights[2 * part : 2 * part + 2], total)
+        assert mean.value is not None
+        assert mean.value.tolist() == [each for one in alone if one.value is not None for each in one.value.tolist()]
+        assert mean.span == min(one.span for one in alone)
 
 
 def test_it_is_renewed_rarely():
