@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 
 from swarmnode.errors import Unavailable
 from swarmnode.gossip.acceptance import Acceptance
-from swarmnode.gossip.compression import codec
 from swarmnode.gossip.exchange_driver import PARTNER_PATIENCE_S, ExchangeDriver
 from swarmnode.gossip.exchange_machine import ExchangeMachine
 from swarmnode.gossip.fallback_partner import FallbackPartner, allows_fallback, fallback_order
@@ -26,6 +25,7 @@ from swarmnode.gossip.round_weight import RoundWeight
 from swarmnode.identity import Identity
 from swarmnode.ids import PeerId, RunId
 from swarmnode.manifest import Manifest
+from swarmnode.manifest.gossip_compat import sends_pseudo_gradients
 from swarmnode.membership.swarm import GOSSIPING, Member, Swarm
 from swarmnode.metrics import name
 from swarmnode.ports import Compute, Packet, Priority, Replica, Telemetry, Transport, WireTensor
@@ -85,7 +85,7 @@ class Gossip:
         self._samples_before = 0
         self._wake = asyncio.Event()
         self._held = False  # while this node is paused: no rounds
-        self._of_delta = codec(manifest.gossip.codec).of_delta
+        self._of_progress = sends_pseudo_gradients(manifest.gossip)
         self.missed = False  # a newcomer met nobody in a round of pseudo-gradients: it lacks that outer step
         self._machine = ExchangeMachine(
             transport.peer_id, done, off_stride=self._off_stride, newest=lambda: self._newest_round
@@ -278,7 +278,7 @@ class Gossip:
             reason,
             others_here=others_here,
         )
-        self.missed = self._of_delta and self.newcomer and others_here and not took.met
+        self.missed = self._of_progress and self.newcomer and others_here and not took.met
         self._samples_before += samples
         self._weight.met(round_index, self._samples_before)
         self._finish(round_index)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from swarmnode.errors import LocalFault, RemoteFault, UsageError
 from swarmnode.gossip.outer import DesLoc, Outer, outer
+from swarmnode.gossip.outer.expert_average import ExpertAverage
 from swarmnode.gossip.outer.one_byte import OneByte
 from swarmnode.gossip.robust import GUARDED
 from swarmnode.large_buffer import large_buffer
@@ -67,12 +68,17 @@ class TorchReplica:
         self.stage = StageReplica(
             manifest, stage, device, dtype, autocast=autocast, optimizer_state=optimizer_state, draw=draw
         )
+        self.experts: ExpertAverage | None = None  # if this replica trains a part of them
         # Autograd does not notice outer steps (`data`): tapes find theta restored, see model/weight_stash.py.
         self.forward_trainer: ForwardTrainer | None = None
         self.outer: Outer
         if by_forward_passes(manifest):
             shared = OneByte(manifest, self.stage.theta.data, sender)
             self.outer, self.forward_trainer = shared, ForwardTrainer(self.stage, shared)
+        elif (layout := self.stage.layout) is not None:
+            self.experts = ExpertAverage(self.stage.theta.data, manifest.gossip, layout, sender)
+            self.outer = self.experts
+            self.stage.train_experts(self.experts.block)
         else:
             self.outer = outer(manifest.gossip, self.stage.theta.data, sender)
         share = manifest.inner.average_share
@@ -239,6 +245,8 @@ class TorchReplica:
         # so projecting its result equals projecting each packet. The momentum's outside part never reaches theta and
         # phi, and fades by itself.
         self._again(lambda: self.stage.hold(self.outer.theta, self.outer.phi))
+        if self.experts is not None and self.experts.block != self.stage.block:
+            self.stage.train_experts(self.experts.block)
         if self.forward_trainer is not None:
             self.forward_trainer.applied()
         return report

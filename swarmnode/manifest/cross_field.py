@@ -279,6 +279,43 @@ ACROSS: tuple[CrossFieldCheck, ...] = (
         lambda m: '"masked" with training.kind = "finetune": each conversation by itself',
     ),
     CrossFieldCheck(
+        ("training.experts_trained", "model.experts"),
+        kind_compat.experts_fit,
+        lambda m: f"0, or a part of model.experts = {m.model.experts} without a rest",
+    ),
+    CrossFieldCheck(
+        ("training.experts_trained", "training.kind"),
+        kind_compat.experts_kind_fits,
+        lambda m: f'0 with training.kind = "{m.training.kind}", which does not train experts by gradients',
+    ),
+    CrossFieldCheck(
+        ("training.experts_trained", "pipeline.boundary"),
+        kind_compat.experts_boundary_fits,
+        lambda m: '0 with pipeline.boundary = "subspace"',
+    ),
+    CrossFieldCheck(
+        ("inner.optimizer", "training.experts_trained"),
+        kind_compat.experts_optimizer_fits,
+        lambda m: '"muon" with training.experts_trained',
+    ),
+    CrossFieldCheck(
+        ("gossip.method", "gossip.fragments", "training.experts_trained"),
+        kind_compat.experts_method_fits,
+        lambda m: '"average" in one fragment with training.experts_trained',
+    ),
+    CrossFieldCheck(
+        ("gossip.codec", "training.experts_trained"),
+        kind_compat.experts_codec_fits,
+        lambda m: (
+            f"{' or '.join(gossip_compat.WEIGHTS)} with training.experts_trained: others need weights like one's own"
+        ),
+    ),
+    CrossFieldCheck(
+        ("gossip.acceptance", "training.experts_trained"),
+        kind_compat.experts_acceptance_fits,
+        lambda m: '"clipped" or "all" with training.experts_trained: nobody can judge experts that only others train',
+    ),
+    CrossFieldCheck(
         ("limits.frame_bytes_max", "inner.microbatch", "model.context", "model.width", "pipeline.boundary"),
         lambda m: m.limits.frame_bytes_max >= _boundary_nbytes(m),
         lambda m: f"at least {_boundary_nbytes(m):_}, the bytes of one microbatch between stages",

@@ -42,6 +42,9 @@ FRAGMENTS_MAX = 255  # guess; each has the state of its own codec
 IN_FRAGMENTS = ("noloco", "average", "none")
 """Methods that can average fragments of the weights (gossip/outer/weight_fragment.py)."""
 
+OF_PROGRESS = ("sparseloco", "partial_average", "streaming", "eager", "delayed", "edit")
+"""Methods that send pseudo-gradients whatever the codec; diloco does so with those of DELTA."""
+
 IN_SUBSPACE = ("noloco", "average", "none")
 """Methods that only average weights: codec errors outside the subspace of pipeline.boundary are projected away. With
 pseudo-gradients residuals and equal bits would suffer, with moments AdamW's shared ones."""
@@ -117,6 +120,12 @@ def allowed_codecs(m: Manifest) -> str:
 
 def goes_together(m: Manifest) -> bool:
     return m.gossip.codec in CODECS_OF.get(m.gossip.method, ())
+
+
+def sends_pseudo_gradients(gossip: GossipSpec) -> bool:
+    """Whether packets hold a round's progress, so that a member which misses a round lacks its outer step; else they
+    hold weights, and the next round brings both together."""
+    return gossip.method in OF_PROGRESS or gossip.codec in DELTA
 
 
 def takes_fragments(m: Manifest) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from swarmnode.manifest.gossip_compat import WEIGHTS
 from swarmnode.manifest.spec import Manifest, ModelSpec
 
 ADAPTERS = "adapters"
@@ -93,3 +94,37 @@ def group_fits(m: Manifest) -> bool:
 
 def acceptance_fits(m: Manifest) -> bool:
     return not by_forward_passes(m) or m.gossip.acceptance == "all"
+
+
+def trains_experts_apart(m: Manifest) -> bool:
+    """Whether each replica trains only some experts of a sparse layer."""
+    return m.training.experts_trained > 0
+
+
+def experts_fit(m: Manifest) -> bool:
+    trained, experts = m.training.experts_trained, m.model.experts
+    return trained == 0 or (trained < experts and experts % trained == 0)
+
+
+def experts_kind_fits(m: Manifest) -> bool:
+    return not trains_experts_apart(m) or m.training.kind in (PRETRAIN, FINETUNE)
+
+
+def experts_boundary_fits(m: Manifest) -> bool:
+    return not trains_experts_apart(m) or m.pipeline.boundary != "subspace"
+
+
+def experts_optimizer_fits(m: Manifest) -> bool:
+    return not trains_experts_apart(m) or m.inner.optimizer == "muon"
+
+
+def experts_method_fits(m: Manifest) -> bool:
+    return not trains_experts_apart(m) or (m.gossip.method == "average" and m.gossip.fragments == 1)
+
+
+def experts_codec_fits(m: Manifest) -> bool:
+    return not trains_experts_apart(m) or m.gossip.codec in WEIGHTS
+
+
+def experts_acceptance_fits(m: Manifest) -> bool:
+    return not trains_experts_apart(m) or m.gossip.acceptance != "guarded"

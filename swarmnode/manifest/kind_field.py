@@ -6,6 +6,7 @@ from swarmnode.manifest.check import Field, one_of, real, some_of, whole
 from swarmnode.manifest.kind_compat import BASE_FORMATS, KINDS, METHODS
 from swarmnode.manifest.spec import TARGETS
 
+EXPERTS_MAX = 1 << 12  # guess: model.experts has its own bound
 RANK_MAX = 1 << 14  # guess: the width of the largest models
 
 KIND_FIELDS: tuple[Field, ...] = (
@@ -63,5 +64,13 @@ KIND_FIELDS: tuple[Field, ...] = (
         real(0.0, 1.0, above=True),
         "one_byte: the loss is measured with every weight this much higher or lower.",
         "MeZO, arXiv 2305.17333, appendix E",
+    ),
+    Field(
+        "training",
+        "experts_trained",
+        whole(0, EXPERTS_MAX),
+        "Experts of each sparse layer that one replica trains, a part of model.experts; it takes the others as replicas"
+        " that train them send them, and has no gradients and moments for them (arXiv 2602.11543); 0: all.",
+        "every replica trains everything",
     ),
 )

@@ -188,6 +188,7 @@ class TrainingSpec:
     targets: tuple[str, ...] = TARGETS
     base_format: str = "bf16"
     perturbation: float = 1e-3
+    experts_trained: int = 0
 
 
 @dataclass(frozen=True, slots=True)

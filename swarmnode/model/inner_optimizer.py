@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 from torch import Tensor
 
@@ -25,8 +26,10 @@ def optimizer_of(
     *,
     autocast: bool,
     state: str = "device",
+    places: Mapping[str, int] | None = None,
 ) -> FlatAdamW | FlatMuon:
-    """The manifest's optimizer on `theta` by `grad`, both [N], of parameters with `shapes`. Matrices decay. With a
+    """The manifest's optimizer on `theta` [P] by `grad` [N], of parameters with `shapes`; with `places`, only those
+    named there step, and their gradients lie there. Matrices decay. With a
     subspace boundary, the token table is frozen and writers stay in the span. `state`: where moments are
     kept (moments.py)."""
     if by_forward_passes(manifest):  # no moments, nothing to step
@@ -36,16 +39,16 @@ def optimizer_of(
     matrices: list[MuonMatrix] = []
     shared: list[tuple[int, tuple[int, ...]]] = []
     for name, shape in shapes.items():
-        last = first + math.prod(shape)
-        match stepped(manifest, name, shape):
+        last, at = first + math.prod(shape), first if places is None else places.get(name)
+        match StepRule.NOT if at is None else stepped(manifest, name, shape):
             case StepRule.MUON:
-                matrices.append(MuonMatrix(first, shape, subspace is not None and is_writer(name)))
+                matrices.append(MuonMatrix(first, shape, _known(at), subspace is not None and is_writer(name)))
             case StepRule.SHARED:
                 shared.append((first, shape))
-            case StepRule.ADAMW if spans and spans[-1].last == first and spans[-1].decays == (len(shape) > 1):
-                spans[-1] = Span(spans[-1].first, last, len(shape) > 1)
+            case StepRule.ADAMW if spans and _continues(spans[-1], first, _known(at), decays=len(shape) > 1):
+                spans[-1] = Span(spans[-1].first, last, len(shape) > 1, spans[-1].at)
             case StepRule.ADAMW:
-                spans.append(Span(first, last, len(shape) > 1))
+                spans.append(Span(first, last, len(shape) > 1, _known(at)))
         first = last
     theta = theta.data  # autograd is not told of steps: `backward` restores the graph's theta
     inner, rank = manifest.inner, boundary_width(manifest)
@@ -56,3 +59,13 @@ def optimizer_of(
     if state != "device":
         return PartedAdamW(theta, grad, inner, spans, shared=shared, rank=rank, state=state)
     return FlatAdamW(theta, grad, inner, spans, shared=shared, rank=rank)
+
+
+def _known(at: int | None) -> int:
+    assert at is not None
+    return at
+
+
+def _continues(span: Span, first: int, at: int, *, decays: bool) -> bool:
+    """Whether a parameter from `first` on, at place `at`, goes on where `span` ends."""
+    return span.last == first and span.there.stop == at and span.decays == decays

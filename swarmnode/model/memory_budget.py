@@ -20,6 +20,7 @@ from swarmnode.model.adapter import (
     trained_count,
     trained_shapes,
 )
+from swarmnode.model.expert_share import gradient_count
 from swarmnode.model.graph_memory import GraphMemory
 from swarmnode.model.head_chunk import head_nbytes
 from swarmnode.model.memory_estimate import COPIES_MAX, FILLED, TAPES, graph_nbytes
@@ -112,7 +113,9 @@ def _shared_nbytes(manifest: Manifest, part: StageLayers, mode: ComputeMode) -> 
     model, width = manifest.model, boundary_width(manifest)
     sizes = section_sizes(manifest, part)
     state = state_nbytes(sizes) + SNAPSHOTS * snapshot_nbytes(sizes)
-    state += 0 if by_forward_passes(manifest) else ITEMSIZE * trained_count(manifest, part)
+    count = gradient_count(manifest, part)
+    state -= ITEMSIZE * (trained_count(manifest, part) - count)  # no moments of experts that others train
+    state += 0 if by_forward_passes(manifest) else ITEMSIZE * count
     state += older_weights_nbytes(manifest, part, mode)
     if manifest.inner.average_share > 0.0:
         state += ITEMSIZE * trained_count(manifest, part)
@@ -182,7 +185,11 @@ def device_state_nbytes(manifest: Manifest, part: StageLayers, mode: ComputeMode
     older ones that tapes need; slow weights only if the run's method keeps them there. Forward passes alone need
     a second copy of the weights instead of the gradient."""
     count = trained_count(manifest, part)
-    state = 2 * ITEMSIZE * count + moments_nbytes(manifest, part, mode.optimizer_state) + _table_nbytes(manifest)
+    state = (
+        ITEMSIZE * (count + gradient_count(manifest, part))
+        + moments_nbytes(manifest, part, mode.optimizer_state)
+        + _table_nbytes(manifest)
+    )
     state += HALF * (count - _own_table(manifest, part)) if mode.autocast else 0
     state += older_weights_nbytes(manifest, part, mode)
     if manifest.gossip.method not in SLOW_ON_HOST:
@@ -194,6 +201,7 @@ def moments_nbytes(manifest: Manifest, part: StageLayers, optimizer_state: str) 
     """Bytes of the optimizer's moments on the device."""
     sizes = section_sizes(manifest, part)
     first, second = sizes.get("exp_avg", 0), sizes.get("exp_avg_sq", 0)
+    first -= trained_count(manifest, part) - gradient_count(manifest, part) if first else 0
     if optimizer_state == "device":
         return ITEMSIZE * (first + second)
     if optimizer_state == "host":
@@ -285,9 +293,10 @@ def _host_nbytes(manifest: Manifest, part: StageLayers, mode: ComputeMode) -> in
     if gossip.method in SLOW_ON_HOST:
         nbytes += slow_nbytes(manifest, part)
     if mode.optimizer_state == "host":
-        nbytes += ITEMSIZE * (sizes.get("exp_avg", 0) + sizes.get("exp_avg_sq", 0))
+        apart = trained_count(manifest, part) - gradient_count(manifest, part)
+        nbytes += ITEMSIZE * (sizes.get("exp_avg", 0) + sizes.get("exp_avg_sq", 0) - apart)
     if manifest.inner.average_share > 0.0:
         nbytes += ITEMSIZE * trained_count(manifest, part)
     packets = gossip.group or PACKETS  # of the whole stage only so many are held at once
-    coded = PACKET_BYTES.get(gossip.codec, float(ITEMSIZE)) * trained_count(manifest, part) / gossip.fragments
+    coded = PACKET_BYTES.get(gossip.codec, float(ITEMSIZE)) * gradient_count(manifest, part) / gossip.fragments
     return nbytes + int(packets * coded) + HOST_SCRATCH_NBYTES

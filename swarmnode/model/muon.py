@@ -85,19 +85,25 @@ def _by_gram(x: Tensor, gram: Tensor, steps: int) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class MuonMatrix:
-    """A hidden matrix [D_out, D_in] in the flat buffer, from element `first` on. `writer`: it stays in the subspace."""
+    """A hidden matrix [D_out, D_in] in the flat buffer, from element `first` on, and from `at` on among gradients and
+    moments. `writer`: it stays in the subspace."""
 
     first: int
     shape: tuple[int, ...]
+    at: int
     writer: bool = False
 
-    def view(self, flat: Tensor) -> Tensor:
-        """The matrix's part of `flat` [N], as a matrix."""
-        return flat[self.first : self.first + math.prod(self.shape)].view(self.shape)
+    def weights(self, theta: Tensor) -> Tensor:
+        """The matrix in `theta` [P]."""
+        return theta[self.first : self.first + math.prod(self.shape)].view(self.shape)
+
+    def gradient(self, flat: Tensor) -> Tensor:
+        """The matrix's part of gradients or moments `flat` [N], as a matrix."""
+        return flat[self.at : self.at + math.prod(self.shape)].view(self.shape)
 
 
 class FlatMuon:
-    """Muon on `theta` by `grad`, both [N]: `matrices` take its steps, `spans` those of AdamW (`FlatAdamW`).
+    """Muon on `theta` [P] by `grad` [N]: `matrices` take its steps, `spans` those of AdamW (`FlatAdamW`).
 
     `exp_avg` [N] holds Muon's momentum of matrices; `exp_avg_sq` [Q] is only of `spans`. Matrices of one shape, or its
     transpose, are orthogonalised as one batch, in bfloat16 with `autocast`.
@@ -116,7 +122,7 @@ class FlatMuon:
     ) -> None:
         adamw = FlatAdamW(theta, grad, inner, spans)
         self.exp_avg, self.exp_avg_sq = adamw.exp_avg, adamw.exp_avg_sq
-        self._moments = [matrix.view(self.exp_avg) for matrix in matrices]
+        self._moments = [matrix.gradient(self.exp_avg) for matrix in matrices]
         self._set_up(adamw, theta, grad, inner, matrices, subspace, autocast=autocast)
 
     def _set_up(
@@ -134,8 +140,8 @@ class FlatMuon:
         self._inner = inner
         self._subspace = subspace
         self._dtype = torch.bfloat16 if autocast else theta.dtype
-        self._weights = [matrix.view(theta) for matrix in matrices]
-        self._gradients = [matrix.view(grad) for matrix in matrices]
+        self._weights = [matrix.weights(theta) for matrix in matrices]
+        self._gradients = [matrix.gradient(grad) for matrix in matrices]
         self._writers = {index for index, matrix in enumerate(matrices) if matrix.writer}
         self._left: set[int] = set()  # matrices that the step under way has not moved
         by_shape: dict[tuple[int, ...], list[int]] = {}

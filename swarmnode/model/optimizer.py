@@ -18,15 +18,23 @@ CLIP_EPS = 1e-6  # torch.nn.utils.clip_grad_norm_'s own
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Elements [first, last) of a flat buffer that AdamW updates; `decays`: with weight decay."""
+    """Elements [first, last) of a flat buffer that AdamW updates; `decays`: with weight decay. `at`: place of the first
+    among gradients and moments."""
 
     first: int
     last: int
     decays: bool
+    at: int
+
+    @property
+    def there(self) -> slice:
+        """The elements among gradients and moments."""
+        return slice(self.at, self.at + self.last - self.first)
 
 
 class FlatAdamW:
-    """AdamW [arXiv 1711.05101] on `theta` by `grad`, both [N], only in `spans`; other elements do not change.
+    """AdamW [arXiv 1711.05101] on `theta` [P] by `grad` [N], only in `spans`; other elements do not change. N is P but
+    where a replica trains a part of the stage (expert_share.py).
 
     `exp_avg` is flat [N] too. `exp_avg_sq` [Q] only has room for stepped elements, in the order of the flat buffer.
     They and `theta` may be overwritten in place between steps. The arithmetic is the kernel of
@@ -53,7 +61,7 @@ class FlatAdamW:
         rank: int = 1,
     ) -> None:
         self.grad = grad
-        self.exp_avg = torch.zeros_like(theta)
+        self.exp_avg = torch.zeros_like(grad)
         counts = {span.first: span.last - span.first for span in spans}
         counts |= {first: math.prod(shape[1:]) for first, shape in shared}
         ends = list(accumulate(counts[first] for first in sorted(counts)))
@@ -61,16 +69,17 @@ class FlatAdamW:
         self.exp_avg_sq = theta.new_zeros(ends[-1] if ends else 0)
         self._inner = inner
         self._rank = rank
-        flats = (theta, grad, self.exp_avg)
         self._slices = []
         for decays in (True, False):
             chosen = [span for span in spans if span.decays == decays]
             if chosen:
-                parts = [[flat[span.first : span.last] for span in chosen] for flat in flats]
+                parts = [[theta[span.first : span.last] for span in chosen]]
+                parts += [[flat[span.there] for span in chosen] for flat in (grad, self.exp_avg)]
                 parts.append([self.exp_avg_sq[seconds[span.first]] for span in chosen])
                 self._slices.append((inner.weight_decay if decays else 0.0, parts))
         self._shared = [
-            [flat[first : first + math.prod(shape)].view(shape) for first, shape in shared] for flat in flats
+            [flat[first : first + math.prod(shape)].view(shape) for first, shape in shared]
+            for flat in (theta, grad, self.exp_avg)
         ]
         self._shared.append([self.exp_avg_sq[seconds[first]] for first, _ in shared])
         self._left: list[int] = []  # shared matrices that the step under way has not updated

@@ -7,12 +7,13 @@ with moments in 8 bits uses the exact new moment for the weights and rounds it f
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from swarmnode.manifest import InnerSpec
+from swarmnode.model.expert_share import FlatSegment
 from swarmnode.model.moments import PART, Moments, MomentSection, made
 from swarmnode.model.muon import FlatMuon, MuonMatrix
 from swarmnode.model.optimizer import FlatAdamW, Span
@@ -79,7 +80,8 @@ class PartedAdamW(FlatAdamW):
 
     def _step_part(self, span: Span, firsts: Moments, seconds: Moments, start: int, learning_rate: float) -> None:
         end = min(start + PART, span.last - span.first)
-        weights, gradients = (flat[span.first + start : span.first + end] for flat in (self._theta, self.grad))
+        weights = self._theta[span.first + start : span.first + end]
+        gradients = self.grad[span.at + start : span.at + end]
         exp_avg, exp_avg_sq = firsts.read(start, end), seconds.read(start, end)
         decay = self._inner.weight_decay if span.decays else 0.0
         self._update([weights], [gradients], [exp_avg], [exp_avg_sq], learning_rate, decay)
@@ -169,11 +171,33 @@ def sections(optimizer: PartedAdamW | PartedMuon, count: int) -> tuple[MomentSec
     return MomentSection(whole, count), MomentSection(packed, at)
 
 
-def sections_of(optimizer: FlatAdamW | FlatMuon, count: int) -> dict[str, MomentSection]:
-    """First moments [N = `count`] and second ones [Q] by section, wherever `optimizer` keeps them."""
+def sections_of(
+    optimizer: FlatAdamW | FlatMuon, count: int, trained: Sequence[FlatSegment] = ()
+) -> dict[str, MomentSection]:
+    """First moments [P = `count`] and second ones [Q] by section, wherever `optimizer` keeps them. `trained`: the
+    elements that it has moments for; none: all."""
     if isinstance(optimizer, PartedAdamW | PartedMuon):
         firsts, seconds = sections(optimizer, count)
-    else:
-        flats = optimizer.exp_avg, optimizer.exp_avg_sq
-        firsts, seconds = (MomentSection([(0, Moments.of(flat))], flat.numel()) for flat in flats)
-    return {"exp_avg": firsts, "exp_avg_sq": seconds}
+        return {"exp_avg": firsts, "exp_avg_sq": seconds}
+    pieces, at = list[tuple[int, Moments | None]](), 0
+    for segment in trained or (FlatSegment(0, count, 0),):
+        if segment.first > at:
+            pieces.append((at, None))
+        pieces.append((segment.first, Moments.of(optimizer.exp_avg[segment.there])))
+        at = segment.last
+    if at < count:
+        pieces.append((at, None))
+    seconds = MomentSection([(0, Moments.of(optimizer.exp_avg_sq))], optimizer.exp_avg_sq.numel())
+    return {"exp_avg": MomentSection(pieces, count), "exp_avg_sq": seconds}
+
+
+def carried(moments: Mapping[str, MomentSection], shared: Sequence[FlatSegment]) -> list[tuple[str, int, Tensor]]:
+    """Copies in main memory, as (section, first element, values), of the moments that a replica keeps when it trains
+    other experts: first ones of the `shared` segments, all second ones."""
+    found = []
+    for name, section in moments.items():
+        for first, last in section.spans():
+            keeps = name != "exp_avg" or any(one.first <= first and last <= one.last for one in shared)
+            if keeps and (values := section.read(first, last)) is not None:
+                found.append((name, first, values.to("cpu", copy=True)))
+    return found

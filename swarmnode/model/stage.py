@@ -11,30 +11,28 @@ import contextlib
 import math
 import weakref
 from collections.abc import Iterator
-from functools import partial
 
 import torch
 from torch import Tensor
 
 from swarmnode.errors import Busy, LocalFault
 from swarmnode.manifest import Manifest, boundary_width, by_forward_passes
-from swarmnode.model.adapter import has_adapters, initial_adapter, trained_shapes
+from swarmnode.model.adapter import has_adapters, trained_shapes
 from swarmnode.model.backprop import Backprop
 from swarmnode.model.boundary import decode_boundary, encode_boundary
-from swarmnode.model.decoder import Decoder
 from swarmnode.model.device import half_dtype
-from swarmnode.model.frozen import FrozenParameters
+from swarmnode.model.expert_share import expert_layout
 from swarmnode.model.gradient_clip import IncomingNorms
 from swarmnode.model.graph_memory import GraphMemory
-from swarmnode.model.initial import initial
 from swarmnode.model.inner_optimizer import optimizer_of
 from swarmnode.model.optimizer import corrected_ema
 from swarmnode.model.out_of_memory import give_back, tried, twice
-from swarmnode.model.parted_optimizer import sections_of
+from swarmnode.model.parted_optimizer import carried, sections_of
 from swarmnode.model.passes import Passes
 from swarmnode.model.schedule import learning_rate
-from swarmnode.model.split import TABLE, is_writer, stages_of
+from swarmnode.model.split import TABLE, stages_of
 from swarmnode.model.stage_input import StageInput, check_samples, read_input, read_targets
+from swarmnode.model.stage_module import attach_gradients, drawing, stage_module
 from swarmnode.model.stage_tape import QualityProbe, StageTape
 from swarmnode.model.subspace import Subspace
 from swarmnode.model.tensor import cosine, to_device
@@ -68,16 +66,19 @@ class StageReplica:
         autocast: bool = False,
         optimizer_state: str = "device",
         draw: bool = True,
+        block: int = 0,
     ) -> None:
         """`optimizer_state`: as `--optimizer-state` (moments.py). Without `draw` the weights are zeros until
-        `draw_weights`, or until a state is loaded."""
+        `draw_weights`, or until a state is loaded. `block`: of the experts trained here (expert_share.py)."""
         self.manifest = manifest
         self.part = stages_of(manifest)[stage]
         self.device = torch.device(device)
         self.shapes = trained_shapes(manifest, self.part)
         self.theta = torch.zeros(sum(map(math.prod, self.shapes.values())), dtype=dtype, device=self.device)
         self._by_forward = by_forward_passes(manifest)  # then there is no gradient: the buffer is empty
-        self.grad = torch.zeros_like(self.theta[:0] if self._by_forward else self.theta)
+        self.layout, self.block = expert_layout(manifest, self.shapes), block
+        count = 0 if self._by_forward else len(self.theta) if self.layout is None else self.layout.count
+        self.grad = torch.zeros_like(self.theta[:count])
         self.undrawn = not draw and not manifest.base.index and not has_adapters(manifest)
         if not self.undrawn:
             self.initialize()
@@ -85,9 +86,9 @@ class StageReplica:
         if manifest.pipeline.boundary == "subspace":
             self.subspace = Subspace.of(manifest, self.device, dtype)
             self.subspace.constrain_(self.named(self.theta))
-        self.frozen: FrozenParameters | None = None  # beside adapters
-        self.module = self._module(dtype)
-        self._autocast = autocast
+        self.module, self.frozen = stage_module(manifest, self.part, self.device, dtype, self.named(self.theta))
+        self._attach_gradients()
+        self._autocast, self._optimizer_state = autocast, optimizer_state
         self.backprop = Backprop(
             self.module,
             self.part,
@@ -98,22 +99,13 @@ class StageReplica:
             memory=GraphMemory(manifest, self.part, dtype.itemsize, autocast, self.device.type),
         )
         self._tapes: weakref.WeakSet[StageTape] = weakref.WeakSet()  # with a graph
-        self._optimizer = optimizer_of(
-            manifest, self.shapes, self.theta, self.grad, self.subspace, autocast=autocast, state=optimizer_state
-        )
-        if optimizer_state == "device":
-            self.exp_avg = self._optimizer.exp_avg
-            self.exp_avg_sq = self._optimizer.exp_avg_sq
-        self.moments = sections_of(self._optimizer, self.parameters)
+        self._make_optimizer()
         self.inner_steps = 0
         self.gradient_norm = 0.0
         self.version = 0  # grows with `touched`
         stashed, predicts = torch.bfloat16 if autocast else dtype, manifest.pipeline.weight_prediction == "last_step"
         self.stash: WeightStash | WorkingCopy = WeightStash(self.theta, stashed, predicts)
-        if self.frozen is None and not self._by_forward and WorkingCopy.possible(self.device, autocast=autocast):
-            self.stash = WorkingCopy(
-                self.module, self.shapes, self.theta, self.grad, half_dtype(self.device), self.backprop.watch
-            )
+        self._copy_weights()
         self.recomputed = 0  # tapes run forward again
         self.bump_steps = 0  # inner steps left at a raised rate
         self._accumulated = 0
@@ -126,12 +118,7 @@ class StageReplica:
     def initialize(self) -> None:
         """Set theta to the values that the run begins with, drawn from its seed. Weights of a base model stay as they
         are: a node places them, or loads a state."""
-        manifest = self.manifest
-        if has_adapters(manifest):
-            draw = partial(initial_adapter, manifest)
-        elif not manifest.base.index:
-            draw = partial(initial, manifest.model, manifest.seed)
-        else:
+        if (draw := drawing(self.manifest)) is None:
             return
         for name, view in self.named(self.theta).items():
             view.copy_(draw(name, self.shapes[name]))
@@ -143,27 +130,44 @@ class StageReplica:
         self.undrawn = False
         self.touched()
 
-    def _module(self, dtype: torch.dtype) -> Decoder:
-        """The stage's layers, with trained parameters as views of theta and their gradients as views of grad."""
-        with torch.device("meta"):
-            module = Decoder(self.manifest.model, self.part)
-        if has_adapters(self.manifest):
-            trained = self.named(self.theta)
-            self.frozen = FrozenParameters(module, self.manifest, self.part, self.device, dtype, trained)
-            if not self.manifest.base.index:
-                self.frozen.fill(partial(initial, self.manifest.model, self.manifest.seed))
-        else:
-            module.load_state_dict(self.named(self.theta), assign=True)
-        module.cos = module.cos.to(self.device, dtype)
-        module.sin = module.sin.to(self.device, dtype)
-        if self._by_forward:
-            return module.requires_grad_(False)
-        gradients = self.named(self.grad)
-        for name, parameter in module.named_parameters():
-            parameter.grad = gradients.get(name)
-            if self.subspace is not None and name == TABLE:
-                parameter.requires_grad_(False)
-        return module
+    def gradients(self) -> dict[str, Tensor]:
+        """The gradients by parameter name, as views of `grad` [N]."""
+        if self.layout is None:
+            return {} if self._by_forward else self.named(self.grad)
+        return self.layout.views(self.grad, self.block, self.shapes)
+
+    def _attach_gradients(self) -> list[torch.nn.Parameter]:
+        return attach_gradients(self.module, self.gradients(), TABLE if self.subspace is not None else None)
+
+    def _make_optimizer(self) -> None:
+        layout, state = self.layout, self._optimizer_state
+        places, trained = (None, ()) if layout is None else (layout.names[self.block], layout.trained(self.block))
+        flats = self.shapes, self.theta, self.grad, self.subspace
+        self._optimizer = optimizer_of(self.manifest, *flats, autocast=self._autocast, state=state, places=places)
+        if state == "device":
+            self.exp_avg, self.exp_avg_sq = self._optimizer.exp_avg, self._optimizer.exp_avg_sq
+        self.moments = sections_of(self._optimizer, self.parameters, trained)
+
+    def _copy_weights(self) -> None:
+        """On a card with autocast: keep a working copy of the weights."""
+        if self.frozen is None and not self._by_forward and WorkingCopy.possible(self.device, autocast=self._autocast):
+            dtype, watch = half_dtype(self.device), self.backprop.watch
+            self.stash = WorkingCopy(self.module, self.shapes, self.theta, self.gradients(), dtype, watch)
+
+    def train_experts(self, block: int) -> None:
+        """Train the experts of `block` from now on. Their moments begin at zero; the others' are kept. The accumulated
+        gradient is dropped, and graphs are made again."""
+        assert self.layout is not None
+        kept = carried(self.moments, self.layout.shared)
+        self.block = block
+        for parameter in self._attach_gradients():
+            self.backprop.watch(parameter)
+        self._make_optimizer()
+        for section, at, values in kept:
+            self.moments[section].load(at, values)
+        self.discard()
+        self.touched()
+        self._copy_weights()
 
     def hold(self, *flats: Tensor) -> None:
         """Restore the constraints on weights [N] written from outside: with a subspace boundary, project writers into
@@ -212,12 +216,7 @@ class StageReplica:
     def moments_loaded(self) -> None:
         """Project first moments written from outside: they, too, keep writers in the span."""
         if self.subspace is not None:
-            firsts, at = self.moments["exp_avg"], 0
-            for name, shape in self.shapes.items():
-                end = at + math.prod(shape)
-                if is_writer(name) and (found := firsts.read(at, end)) is not None:
-                    firsts.write(at, self.subspace.project(found.view(shape)).flatten())
-                at = end
+            self.subspace.project_moments(self.moments["exp_avg"], self.shapes)
 
     def begin_anew(self, *, raised: bool = True) -> None:
         """Prepare for weights from elsewhere: fresh AdamW, no gradient, and unless `raised` is False a raised learning
@@ -445,6 +444,6 @@ class StageReplica:
     def _clip_mean(self, weight: float) -> float:
         """Make `grad` the mean over `weight` samples, in the span and clipped; returns its norm before clipping."""
         if self.subspace is not None:
-            self.subspace.project_(self.named(self.grad))
+            self.subspace.project_(self.gradients())
         inner, stages = self.manifest.inner, self.manifest.pipeline.stages
         return self._optimizer.clip_mean(weight * self.backprop.scale, inner.clip_norm / math.sqrt(stages))

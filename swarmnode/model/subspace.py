@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import math
 from collections.abc import Iterable, Mapping
 
 import torch
@@ -24,7 +25,9 @@ from torch import Tensor
 
 from swarmnode.ids import seeded
 from swarmnode.manifest import Manifest
+from swarmnode.model.architecture import Shapes
 from swarmnode.model.initial import initial
+from swarmnode.model.moments import MomentSection
 from swarmnode.model.split import TABLE, is_writer
 
 DIGEST_BYTES = 8
@@ -94,6 +97,16 @@ class Subspace:
         for name, weight in named.items():
             if is_writer(name):
                 weight.copy_(self.project(weight))
+
+    @torch.no_grad()
+    def project_moments(self, firsts: MomentSection, shapes: Shapes) -> None:
+        """Project first moments [P] of parameters with `shapes`, so that steps keep writers in the span."""
+        at = 0
+        for name, shape in shapes.items():
+            end = at + math.prod(shape)
+            if is_writer(name) and (found := firsts.read(at, end)) is not None:
+                firsts.write(at, self.project(found.view(shape)).flatten())
+            at = end
 
     @torch.no_grad()
     def constrain_(self, named: Mapping[str, Tensor]) -> None:

@@ -33,15 +33,15 @@ class WorkingVersion:
 
 
 class WorkingCopy:
-    """The working copies of `theta` [N], laid out by `shapes`, in the parameters of `module`. Their gradients add up in
-    `grad` [N], in float32."""
+    """The working copies of `theta` [P], laid out by `shapes`, in the parameters of `module`. Their gradients add up in
+    `gradients`, in float32; parameters that have none there are not trained."""
 
     def __init__(
         self,
         module: nn.Module,
         shapes: Shapes,
         theta: Tensor,
-        grad: Tensor,
+        gradients: Mapping[str, Tensor],
         dtype: torch.dtype,
         watch: Callable[[nn.Parameter], None] = lambda leaf: None,
     ) -> None:
@@ -51,7 +51,7 @@ class WorkingCopy:
         read_in_place = next(iter(shapes)) == TABLE  # a tied model's head, further on, is copied
         self._shapes = {name: shape for name, shape in shapes.items() if name != TABLE or not read_in_place}
         first = math.prod(shapes[TABLE]) if read_in_place else 0
-        self._theta, self._grad = theta.data[first:], grad[first:]
+        self._theta, self._gradients = theta.data[first:], gradients
         self._matrices = sum(math.prod(shape) for shape in self._shapes.values() if len(shape) > 1)
         self._dtype = dtype
         self._half, self._exact, self._leaves = self._made()
@@ -72,10 +72,11 @@ class WorkingCopy:
         for name, shape in self._shapes.items():
             end = at + math.prod(shape)
             flat = half[at:end] if at < self._matrices else exact[at - self._matrices : end - self._matrices]
-            leaf = nn.Parameter(flat.view(shape))
-            leaf.grad_dtype = self._grad.dtype
-            leaf.grad = self._grad[at:end].view(shape)
-            self._watch(leaf)
+            gradient = self._gradients.get(name)
+            leaf = nn.Parameter(flat.view(shape), requires_grad=gradient is not None)
+            if gradient is not None:
+                leaf.grad_dtype, leaf.grad = gradient.dtype, gradient
+                self._watch(leaf)
             leaves[name], at = leaf, end
         return half, exact, leaves
 

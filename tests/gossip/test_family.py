@@ -20,7 +20,7 @@ from swarmnode.gossip.outer.period import bounded, quadratic
 from swarmnode.gossip.outer.sparseloco import SparseLoCo
 from swarmnode.gossip.outer.streaming import Streaming
 from swarmnode.manifest import GossipSpec
-from swarmnode.manifest.gossip_compat import CODECS_OF, OWN_ALPHA
+from swarmnode.manifest.gossip_compat import CODECS_OF, OWN_ALPHA, sends_pseudo_gradients
 from swarmnode.ports import OuterReport, Packet
 
 SIZE = 3 * 4096 + 100
@@ -220,6 +220,14 @@ def test_edit_of_equal_norms_is_the_mean_and_the_loud_count_less() -> None:
     raw = [math.exp(-2 * norm / sum(norms)) for norm in norms]
     wanted = phi + (raw[0] * d[0] + raw[1] * d[1]) / sum(raw)
     torch.testing.assert_close(members[0].phi, wanted)
+
+
+@pytest.mark.parametrize(("method", "coding"), [(method, one) for method, found in CODECS_OF.items() for one in found])
+def test_the_manifest_knows_who_sends_pseudo_gradients(method: str, coding: str) -> None:
+    spec = GossipSpec(method=method, codec=coding)
+    made = outer(spec, torch.zeros(64))
+    assert sends_pseudo_gradients(spec) == isinstance(made, DeltaMean)
+    assert not made.codec.of_delta or sends_pseudo_gradients(spec)
 
 
 @pytest.mark.parametrize("method", ["streaming", "eager", "delayed", "edit", "diloco", "sparseloco"])

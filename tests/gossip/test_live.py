@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
 from swarmnode.errors import Unavailable
+from swarmnode.gossip.outer import expert_average
 from swarmnode.ids import PeerId
+from swarmnode.machine.replica import TorchReplica
+from swarmnode.manifest import TrainingSpec
 from swarmnode.ports import Answer, Call
 from swarmnode.transport.memory import MemoryTransport
 from swarmnode.wire import record_pb2
@@ -120,7 +124,41 @@ async def test_a_whole_stage_meets_with(method: str, codec: str) -> None:
         assert not [f for f in refused if f["step"] not in ("direction", "loss")], refused
 
 
-async def test_a_newcomer_that_misses_its_first_round_takes_the_state_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_replicas_that_train_a_part_of_the_experts_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever joins or dies meanwhile, the stage learns, every block of experts is trained, and nobody is shut out."""
+    monkeypatch.setattr(expert_average, "PERIOD", 4)
+    run = manifest(stages=2, method="average", codec="int8", group=4, round_samples=64)
+    model = replace(run.model, experts=4, experts_active=2, expert_ffn=16, router_balance=0.01)
+    run = replace(run, model=model, training=TrainingSpec(experts_trained=2))
+    async with village(run) as v:
+        for stage in (0, 1, 1, 1):
+            v.add(stage)
+
+        def met(how: str) -> int:
+            return sum(event == how for p in v.people for event, _ in p.quiet.events)
+
+        await v.until(lambda: met("exchange.paired") >= 8, "8 outer steps with others")
+        joiner = v.add(1)
+        await v.until(lambda: joiner.node.state == record_pb2.NODE_STATE_TRAINING, "the joiner works")
+        await v.people[1].die()
+        before = v.total()
+        await v.until(lambda: v.total() >= before + 1024, "1024 samples more")
+        await v.until(lambda: met("exchange.paired") >= 20, "they meet")
+
+        def blocks() -> set[int]:
+            return {p.replica.stage.block for p in v.people[2:] if isinstance(p.replica, TorchReplica)}
+
+        await v.until(lambda: blocks() == {0, 1}, "each block is trained by somebody")
+        await v.leave()
+        assert losses(v)[-1] < math.log(v.run.model.vocabulary) - 0.5, "below a guess at random"
+        assert not [f for p in v.people for e, f in p.quiet.events if e == "exchange.refused"]
+        assert not [f for p in v.people for e, f in p.quiet.events if e == "peer.excluded"]
+
+
+@pytest.mark.parametrize(("method", "coding"), [("sparseloco", "topk64"), ("eager", "int8")])
+async def test_a_newcomer_that_misses_its_first_round_takes_the_state_again(
+    method: str, coding: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Packets of pseudo-gradients do not bring the outer step that it missed: its weights would stay apart, and others
     would take its answers for lies."""
     joiners, real = list[Villager](), MemoryTransport.call
@@ -135,7 +173,7 @@ async def test_a_newcomer_that_misses_its_first_round_takes_the_state_again(monk
         return await real(self, peer, call, timeout_s=timeout_s, reply_bytes_max=reply_bytes_max)
 
     monkeypatch.setattr(MemoryTransport, "call", call)
-    ways = {"method": "sparseloco", "codec": "topk64", "group": 0, "round_samples": 512}
+    ways = {"method": method, "codec": coding, "group": 0, "round_samples": 512}
     async with village(manifest(stages=2, **ways)) as v:  # type: ignore[arg-type]
         for stage in (0, 1, 1):
             v.add(stage)

@@ -1,0 +1,256 @@
+"""A replica that trains some experts alone: layout, steps, memory, and what averaging makes of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from swarmnode.errors import ManifestError, RemoteFault
+from swarmnode.gossip.outer import expert_average
+from swarmnode.machine.replica import TorchReplica
+from swarmnode.manifest import GossipSpec, Manifest, TrainingSpec, parse, template
+from swarmnode.model.expert_share import EXPERT, expert_layout, gradient_count
+from swarmnode.model.memory_budget import ComputeMode, device_state_nbytes, memory_need
+from swarmnode.model.split import stages_of
+from swarmnode.model.stage import StageReplica
+from swarmnode.ports import OuterReport, Packet, WireTensor
+from tests.support.tiny_model import TINY, manifest, token_batch, token_wire
+
+SPARSE = replace(TINY, layers=3, experts=6, experts_active=2, expert_ffn=16, shared_expert_ffn=8, dense_layers=(1,))
+
+
+def run_of(trained: int = 2, stages: int = 1, **gossip: Any) -> Manifest:
+    run = manifest(SPARSE, stages)
+    given = {"codec": "fp32", "acceptance": "all", **gossip}
+    return replace(run, gossip=GossipSpec(**given), training=TrainingSpec(experts_trained=trained))
+
+
+def replicas(run: Manifest, *blocks: int, **options: Any) -> list[TorchReplica]:
+    """One replica of stage 0 for each of `blocks`."""
+    found, number = list[TorchReplica](), 0
+    while len(found) < len(blocks):
+        replica, number = TorchReplica(run, 0, sender=f"r{number}", **options), number + 1
+        if replica.stage.block == blocks[len(found)]:
+            found.append(replica)
+    return found
+
+
+def train(replica: TorchReplica, seed: int, steps: int = 1) -> float:
+    loss = 0.0
+    for number in range(steps):
+        tokens = token_wire(token_batch(SPARSE, seed=100 * seed + number))
+        loss = replica.loss(tokens, tokens, 4, train=True).loss_sum
+        replica.step(1000)
+    return loss
+
+
+def meet(members: list[TorchReplica], round_index: int, weights: tuple[float, ...] = ()) -> list[OuterReport]:
+    weights = weights or tuple(1.0 for _ in members)
+    packets = [
+        Packet(weight, 8, one.message(round_index), sender=one.outer.sender)
+        for one, weight in zip(members, weights, strict=True)
+    ]
+    return [
+        one.apply(round_index, weight, [p for p in packets if p.sender != one.outer.sender])
+        for one, weight in zip(members, weights, strict=True)
+    ]
+
+
+def by_name(replica: TorchReplica, flat: torch.Tensor) -> dict[str, torch.Tensor]:
+    return replica.stage.named(flat)
+
+
+def block_of(name: str) -> int | None:
+    found = EXPERT.search(name)
+    return None if found is None else int(found[1]) // 2
+
+
+def test_every_element_has_one_place() -> None:
+    run = run_of()
+    stage = StageReplica(run, 0)
+    layout = expert_layout(run, stage.shapes)
+    assert layout is not None and layout.blocks == 3
+    taken = torch.zeros(stage.parameters, dtype=torch.int32)
+    for segment in (*layout.shared, *(one for block in layout.experts for one in block)):
+        taken[segment.first : segment.last] += 1
+    assert (taken == 1).all()
+    for block in range(layout.blocks):
+        places = torch.zeros(layout.count, dtype=torch.int32)
+        for segment in layout.trained(block):
+            places[segment.there] += 1
+        assert (places == 1).all()
+        numbers = torch.arange(stage.parameters, dtype=torch.float32)
+        mine = torch.empty(layout.count)
+        for segment in layout.trained(block):
+            mine[segment.there] = numbers[segment.first : segment.last]
+        for name, view in layout.views(mine, block, stage.shapes).items():
+            assert torch.equal(view, stage.named(numbers)[name]) and block_of(name) in (None, block)
+    assert gradient_count(run, stage.part) == layout.count == len(stage.grad)
+    assert expert_layout(manifest(SPARSE), stage.shapes) is None
+    dense = replace(run, model=replace(SPARSE, dense_layers=(0, 1, 2)))
+    assert expert_layout(dense, StageReplica(replace(run, model=TINY), 0).shapes) is None
+
+
+@pytest.mark.parametrize("state", ["device", "8bit", "host"])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_only_what_it_trains_moves_and_as_in_the_whole(state: str, autocast: bool) -> None:
+    run = run_of()
+    (replica,) = replicas(run, 1, optimizer_state=state, autocast=autocast)
+    whole = TorchReplica(run_of(trained=0), 0, optimizer_state=state, autocast=autocast)
+    before = {name: view.clone() for name, view in by_name(replica, replica.stage.theta).items()}
+    tokens = token_wire(token_batch(SPARSE))
+    for one in (replica, whole):
+        one.loss(tokens, tokens, 4, train=True)
+    for name, gradient in replica.stage.gradients().items():
+        torch.testing.assert_close(gradient, whole.stage.gradients()[name])
+    for one in (replica, whole):
+        one.stage.manifest = replace(run, inner=replace(run.inner, clip_norm=1e9))  # clipped by the norm of its own
+        one.step(1000)
+    moved = by_name(whole, whole.stage.theta)
+    for name, view in by_name(replica, replica.stage.theta).items():
+        if block_of(name) in (None, 1):
+            torch.testing.assert_close(view, moved[name])
+        else:
+            assert torch.equal(view, before[name])
+    assert replica.stage.module.get_parameter("model.layers.0.mlp.experts.0.up_proj.weight").grad is None
+
+
+def test_a_meeting_gives_each_the_experts_of_those_who_train_them() -> None:
+    members = replicas(run_of(), 0, 1, 1)
+    a = members[0]
+    for seed, member in enumerate(members):
+        train(member, seed)
+    before = [{name: view.clone() for name, view in by_name(m, m.stage.theta).items()} for m in members]
+    train(a, 9)  # the gain since is kept
+    packets = [Packet(1.0, 8, m.message(1), sender=m.outer.sender) for m in members]
+    before[0] = {name: view.clone() for name, view in by_name(a, a.stage.theta).items()}
+    for number, member in enumerate(members):
+        member.apply(1, 1.0, [packet for other, packet in enumerate(packets) if other != number])
+    for member, mine in zip(members, before, strict=True):
+        for name, view in by_name(member, member.stage.theta).items():
+            givers = {None: before, 0: before[:1], 1: before[1:]}.get(block_of(name), [mine])
+            wanted = torch.stack([giver[name] for giver in givers]).mean(0)
+            torch.testing.assert_close(view, wanted)
+            torch.testing.assert_close(by_name(member, member.outer.phi)[name], wanted)
+
+
+def test_progress_since_the_boundary_stays() -> None:
+    a, b = replicas(run_of(), 0, 1)
+    packets = [Packet(1.0, 8, m.message(1), sender=m.outer.sender) for m in (a, b)]
+    start = a.stage.theta.detach().clone()
+    train(a, 1)
+    gain = a.stage.theta.detach() - start
+    a.apply(1, 1.0, packets[1:])
+    torch.testing.assert_close(a.stage.theta.detach() - a.outer.phi, gain)
+
+
+def test_a_newcomer_takes_and_does_not_give() -> None:
+    a, b = replicas(run_of(), 0, 0)
+    train(a, 1)
+    train(b, 2)
+    slow = a.stage.theta.detach().clone()
+    reports = meet([a, b], 1, (1.0, 0.0))
+    assert reports[0].members == 1 and torch.equal(a.outer.phi, slow)
+    torch.testing.assert_close(b.outer.phi, a.outer.phi)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda tensors: tensors[1:], "expected the number of a block"),
+        (lambda tensors: [], "without tensors"),
+        (lambda tensors: [WireTensor("u16", (1,), memoryview(b"\x03\x00")), *tensors[1:]], "block 3; there are 3"),
+        (lambda tensors: [*tensors, tensors[-1]], "2 tensors"),
+        (lambda tensors: [WireTensor("u16", (2,), memoryview(b"\0\0\0\0")), *tensors[1:]], "number of a block"),
+    ],
+)
+def test_bad_packets_are_refused(change: Any, said: str) -> None:
+    a, b = replicas(run_of(), 0, 1)
+    packet = Packet(1.0, 8, change(list(b.message(1))), sender="b")
+    a.message(1)
+    with pytest.raises(RemoteFault, match=said):
+        a.outer.check(packet)
+    assert a.apply(1, 1.0, [packet]).verdicts[0].step == "misshapen"
+
+
+def test_a_block_that_nobody_trains_is_taken_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four replicas, all of one block: within some periods all three blocks are trained, and moments of what they share
+    are kept."""
+    monkeypatch.setattr(expert_average, "PERIOD", 2)
+    members = replicas(run_of(), 2, 2, 2, 2)
+    for round_index in range(1, 25):
+        for seed, member in enumerate(members):
+            train(member, 10 * round_index + seed)
+        kept = [m.stage.moments["exp_avg"].read(0, 10).clone() for m in members]  # type: ignore[union-attr]
+        meet(members, round_index)
+        assert all(
+            torch.equal(m.stage.moments["exp_avg"].read(0, 10), old)  # type: ignore[arg-type]
+            for m, old in zip(members, kept, strict=True)
+        )
+        assert all(m.stage.block == m.outer.block for m in members)  # type: ignore[attr-defined]
+    assert {m.stage.block for m in members} == {0, 1, 2}
+
+
+def test_states_are_those_of_any_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A replica takes the state of one that trains other experts, also packed, and trains on."""
+    a, b = replicas(run_of(), 0, 1)
+    train(a, 1, steps=3)
+    for packed in (False, True):
+        b.load(a.snapshot(packed=packed))
+        assert b.digest() == a.digest()
+        train(b, 2)
+
+
+def test_memory_falls_by_the_share() -> None:
+    part = stages_of(run_of())[0]
+    apart = gradient_count(run_of(trained=0), part) - gradient_count(run_of(), part)
+    assert apart == pytest.approx(2 / 3 * 2 * 6 * 3 * SPARSE.width * SPARSE.expert_ffn)
+    for mode in (ComputeMode(), ComputeMode(separate=True, autocast=True)):
+        needs = [memory_need(run_of(trained=trained), part, mode) for trained in (0, 2)]
+        assert (needs[0].device or needs[0].host) - (needs[1].device or needs[1].host) >= 8 * apart * 0.99
+    card = ComputeMode(separate=True, autocast=True)
+    states = [device_state_nbytes(run_of(trained=trained), part, card) for trained in (0, 2)]
+    assert states[0] - states[1] == 8 * apart
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"experts_trained": 4}, "a part of model.experts = 6"),
+        ({"experts_trained": 6}, "a part of model.experts = 6"),
+    ],
+)
+def test_shares_that_do_not_fit(change: dict[str, Any], said: str) -> None:
+    run = run_of()
+    with pytest.raises(ManifestError, match=said):
+        parse(template(replace(run, training=replace(run.training, **change))), "m.toml")
+
+
+@pytest.mark.parametrize(
+    ("gossip", "said"),
+    [({"codec": "modular4"}, "fp32 or bf16 or int8"), ({"acceptance": "guarded"}, "nobody can judge")],
+)
+def test_gossip_that_does_not_fit(gossip: dict[str, Any], said: str) -> None:
+    with pytest.raises(ManifestError, match=said):
+        parse(template(run_of(**gossip)), "m.toml")
+
+
+def test_three_that_train_a_third_each_learn_nearly_as_well() -> None:
+    tokens = [token_wire(token_batch(SPARSE, seed=seed)) for seed in range(3)]
+    nats = {}
+    for trained in (0, 2):
+        run = run_of(trained, codec="int8", acceptance="clipped")
+        run = replace(run, inner=replace(run.inner, muon_learning_rate=0.03, learning_rate=0.03))
+        apart = replicas(run, 0, 1, 2) if trained else [TorchReplica(run, 0, sender=f"r{i}") for i in range(3)]
+        for round_index in range(1, 21):
+            for member, each in zip(apart, tokens, strict=True):
+                for _ in range(2):
+                    member.loss(each, each, 4, train=True)
+                    member.step(1000)
+            meet(apart, round_index)
+        losses = [m.loss(each, each, 4, train=False).loss_sum for m, each in zip(apart, tokens, strict=True)]
+        nats[trained] = sum(losses) / (3 * 4 * SPARSE.context)
+    assert nats[0] < 3.4 and nats[2] < nats[0] + 0.1, nats  # a guess costs 3.91
