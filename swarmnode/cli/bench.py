@@ -346,3 +346,4 @@ def dashboard(nodes: int, look_s: float, port: int, as_json: bool) -> None:
 command.add_command(bench_learning.command, "learning")
 command.add_command(bench_method.gossip)
 command.add_command(bench_method.attack)
+command.add_command(bench_method.experts)
