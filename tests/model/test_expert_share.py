@@ -16,6 +16,7 @@ from swarmnode.model.expert_share import EXPERT, expert_layout, gradient_count
 from swarmnode.model.memory_budget import ComputeMode, device_state_nbytes, memory_need
 from swarmnode.model.split import stages_of
 from swarmnode.model.stage import StageReplica
+from swarmnode.model.working_copy import WorkingCopy
 from swarmnode.ports import OuterReport, Packet, WireTensor
 from tests.support.tiny_model import TINY, manifest, token_batch, token_wire
 
@@ -95,9 +96,10 @@ def test_every_element_has_one_place() -> None:
 
 
 @pytest.mark.parametrize("state", ["device", "8bit", "host"])
-@pytest.mark.parametrize("autocast", [False, True])
-def test_only_what_it_trains_moves_and_as_in_the_whole(state: str, autocast: bool) -> None:
-    run = run_of()
+@pytest.mark.parametrize("way", ["float32", "autocast", "working copy"])
+def test_only_what_it_trains_moves_and_as_in_the_whole(state: str, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, autocast = run_of(), way != "float32"
+    monkeypatch.setattr(WorkingCopy, "possible", staticmethod(lambda device, autocast: way == "working copy"))
     (replica,) = replicas(run, 1, optimizer_state=state, autocast=autocast)
     whole = TorchReplica(run_of(trained=0), 0, optimizer_state=state, autocast=autocast)
     before = {name: view.clone() for name, view in by_name(replica, replica.stage.theta).items()}
@@ -116,6 +118,7 @@ def test_only_what_it_trains_moves_and_as_in_the_whole(state: str, autocast: boo
         else:
             assert torch.equal(view, before[name])
     assert replica.stage.module.get_parameter("model.layers.0.mlp.experts.0.up_proj.weight").grad is None
+    assert isinstance(replica.stage.stash, WorkingCopy) == (way == "working copy")
 
 
 def test_a_meeting_gives_each_the_experts_of_those_who_train_them() -> None:
@@ -174,6 +177,25 @@ def test_bad_packets_are_refused(change: Any, said: str) -> None:
     with pytest.raises(RemoteFault, match=said):
         a.outer.check(packet)
     assert a.apply(1, 1.0, [packet]).verdicts[0].step == "misshapen"
+
+
+@pytest.mark.parametrize("acceptance", ["clipped", "all"])
+def test_a_liar_moves_experts_of_others_little(acceptance: str) -> None:
+    """Whoever alone trains some experts can send anything; in a round it moves no further than honest ones do."""
+    honest, liar = replicas(run_of(acceptance=acceptance), 0, 1)
+    for round_index in (1, 2):
+        train(honest, round_index)
+        train(liar, 10 + round_index)
+        before = honest.stage.theta.detach().clone()
+        if round_index == 2:
+            for name, view in by_name(liar, liar.stage.theta).items():
+                view.data.mul_(100.0 if block_of(name) == 1 else 1.0)
+        meet([honest, liar], round_index)
+    moved = {None: 0.0, 0: 0.0, 1: 0.0, 2: 0.0}
+    for name, view in by_name(honest, honest.stage.theta.detach() - before).items():
+        moved[block_of(name)] += float(view.square().sum())
+    assert (moved[1] < 100.0 * moved[None]) == (acceptance == "clipped"), moved
+    assert moved[2] == 0.0
 
 
 def test_a_block_that_nobody_trains_is_taken_up(monkeypatch: pytest.MonkeyPatch) -> None:

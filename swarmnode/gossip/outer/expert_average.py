@@ -5,7 +5,8 @@ With the members of a meeting that trained an element as its givers:
     theta <- mean over the givers of their theta;  elements that nobody there trained do not change
 
 A packet holds what its sender trains (model/expert_share.py): the number of its block, then the codec's tensors of its
-[G] elements. A replica that trains other experts takes a giver's as they are.
+[G] elements. A replica that trains other experts takes a giver's. With a guard it takes them only so far as its own
+experts could have moved in the rounds since it last got some of that block.
 
 Every block should be trained by somebody. A replica begins with one by its peer id. Every PERIOD rounds it looks which
 blocks its partners had. If some had none and its own had another replica, it moves there with even chance: its experts'
@@ -31,6 +32,7 @@ from swarmnode.model.expert_share import ExpertLayout
 from swarmnode.ports import OuterReport, Packet, StreamingMessage, WireTensor
 
 PERIOD = 16  # guess: rounds in which a replica hears of most others of a stage of some dozen
+FOREIGN_CLIP = 4.0  # guess: experts move at most so many times as far in a round as those trained here
 BLOCK_DTYPE = "u16"  # of a block's number in a packet
 
 
@@ -49,6 +51,7 @@ class ExpertAverage(Outer):
         self._layout = layout
         self._heard: Counter[int] = Counter()  # blocks of partners since the last look
         self._rounds = 0  # since then
+        self._got: dict[int, int] = {}  # by block, the last round in which its experts came
         slow = self.phi.device
         self._ours = torch.empty(layout.count, dtype=theta.dtype, device=slow)  # theta at the boundary
         self._theirs = torch.empty_like(self._ours)
@@ -115,9 +118,11 @@ class ExpertAverage(Outer):
         taken = [(packet, verdict.keep) for packet, verdict in zip(packets, verdicts, strict=True) if verdict.keep > 0]
         if not taken and not lone:
             return OuterReport(0, 0.0, 0.0, verdicts, None)
-        shared, experts = self._means(own_weight if taken else 1.0, taken)
         slow = self._slow()
         delta_norm = float(torch.linalg.vector_norm(self._ours - slow))
+        cut = self._layout.shared_count
+        moved = float(torch.linalg.vector_norm(self._ours[cut:] - slow[cut:]))
+        shared, experts = self._means(own_weight if taken else 1.0, taken, moved)
         steps = [shared - self._ours[: len(shared)]]
         if self.block in experts:
             steps.append(experts[self.block] - self._ours[len(shared) :])
@@ -139,9 +144,10 @@ class ExpertAverage(Outer):
         return OuterReport(len(taken) + (own_weight > 0.0 or not taken), delta_norm, step_norm, verdicts, None)
 
     def _means(
-        self, own_weight: float, taken: Sequence[tuple[Packet, float]]
+        self, own_weight: float, taken: Sequence[tuple[Packet, float]], moved: float
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
-        """(the mean of the shared elements, those of each block that somebody here trains)."""
+        """(the mean of the shared elements, those of each block that somebody here trains). `moved`: how far the
+        experts trained here moved in this round."""
         cut = self._layout.shared_count
         total: dict[int, float] = {}
         sums: dict[int, torch.Tensor] = {}
@@ -156,11 +162,27 @@ class ExpertAverage(Outer):
                 self.codec.read(packet.tensors[1:], 0, given := self._theirs)
                 both = len(given) if block == self.block else cut
                 torch.lerp(self._ours[:both], given[:both], keep, out=given[:both])
+                if block != self.block:
+                    self._clip_foreign(block, given[cut:], moved)
             shared.add_(given[:cut], alpha=weight)
             weight_of_all += weight
             sums.setdefault(block, torch.zeros_like(given[cut:])).add_(given[cut:], alpha=weight)
             total[block] = total.get(block, 0.0) + weight
         return shared.div_(weight_of_all), {block: some.div_(total[block]) for block, some in sums.items()}
+
+    def _clip_foreign(self, block: int, given: torch.Tensor, moved: float) -> None:
+        """Bring experts `given` of another block, in place, as near to those held here as they can have come."""
+        assert self.round is not None
+        rounds = max(1, self.round - self._got.get(block, self.round - PERIOD))
+        self._got[block] = self.round
+        if self.guard is None or moved == 0.0:
+            return
+        held, cut = torch.empty_like(given), self._layout.shared_count
+        for segment in self._layout.experts[block]:
+            held[segment.at - cut :][: segment.last - segment.first] = self.theta[segment.first : segment.last]
+        gap = float(torch.linalg.vector_norm(given - held))
+        if (limit := FOREIGN_CLIP * moved * rounds) < gap:
+            torch.lerp(held, given, limit / gap, out=given)
 
     def _tried(self, packet: Packet, keep: float) -> tuple[torch.Tensor, torch.Tensor]:
         raise AssertionError("gossip.acceptance guarded does not go with training.experts_trained")
