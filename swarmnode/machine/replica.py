@@ -82,7 +82,8 @@ class TorchReplica:
         else:
             self.outer = outer(manifest.gossip, self.stage.theta.data, sender)
         share = manifest.inner.average_share
-        self.average = RunningMean(share) if share > 0.0 else None
+        beside = self.stage.device.type != "cpu"
+        self.average = RunningMean(share, beside=beside) if share > 0.0 else None
         self.out_of_memory = 0
         self._short = False  # memory has run out in the piece of work that is under way
         self._sizes = self.sizes_of(stage)

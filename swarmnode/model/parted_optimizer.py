@@ -179,15 +179,18 @@ def sections_of(
     if isinstance(optimizer, PartedAdamW | PartedMuon):
         firsts, seconds = sections(optimizer, count)
         return {"exp_avg": firsts, "exp_avg_sq": seconds}
+    seconds = MomentSection([(0, Moments.of(optimizer.exp_avg_sq))], optimizer.exp_avg_sq.numel())
+    if not trained:
+        firsts = MomentSection([(0, Moments.of(optimizer.exp_avg))], optimizer.exp_avg.numel())
+        return {"exp_avg": firsts, "exp_avg_sq": seconds}
     pieces, at = list[tuple[int, Moments | None]](), 0
-    for segment in trained or (FlatSegment(0, count, 0),):
+    for segment in trained:
         if segment.first > at:
             pieces.append((at, None))
         pieces.append((segment.first, Moments.of(optimizer.exp_avg[segment.there])))
         at = segment.last
     if at < count:
         pieces.append((at, None))
-    seconds = MomentSection([(0, Moments.of(optimizer.exp_avg_sq))], optimizer.exp_avg_sq.numel())
     return {"exp_avg": MomentSection(pieces, count), "exp_avg_sq": seconds}
 
 

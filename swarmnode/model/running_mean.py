@@ -10,13 +10,16 @@ advance. It takes no part in training. A replica that joins, moves or is rebuilt
 
 from __future__ import annotations
 
+from concurrent.futures import Future, ThreadPoolExecutor
+
 import torch
 from torch import Tensor
 
 from swarmnode.model.tensor import to_host
 
 PART = 1 << 24  # elements that are updated together
-PARTS_MAX = 4  # guess: in one call, 0.1 s of copying from a card; the others wait for later steps
+PARTS_MAX = 4  # guess: in one call; the others wait for later steps
+CALLS_MAX = 8  # guess: calls until every part had its turn; rarer ones would be a coarse mean
 UPDATES = 16  # guess: updates per mean age; more change only the sixth digit of the loss
 SPAN_AGES = 2.0  # guess: a mean over this many of its ages counts fully when replicas are averaged
 WEIGHT_MIN = 0.05  # guess: weight of a mean that has just begun
@@ -26,15 +29,24 @@ class RunningMean:
     """Mean of weights [P] by the run's samples, float32 in main memory, on average `share` of the samples old.
 
     Large weights are updated by parts, a few in each call, so that an inner step never waits long. Each part follows
-    the same rule from its own last update on.
+    the same rule from its own last update on. `beside`: weights lie on a card; they are copied at once and added in a
+    thread of its own, while the card goes on.
     """
 
-    def __init__(self, share: float) -> None:
+    def __init__(self, share: float, *, beside: bool = False) -> None:
         assert 0.0 < share <= 0.5, f"share {share}; above 0 and at most a half"
         self.share = share
-        self.value: Tensor | None = None  # None before the first weights
+        self._mean: Tensor | None = None
         self._first = 0  # samples of the run at the first weights
         self._last: list[int] = []  # by part, at the newest
+        self._adder = ThreadPoolExecutor(1, "running mean") if beside else None
+        self._adding: list[Future[None]] = []
+
+    @property
+    def value(self) -> Tensor | None:
+        """The mean; None before the first weights."""
+        self._settle()
+        return self._mean
 
     @property
     def span(self) -> int:
@@ -43,25 +55,45 @@ class RunningMean:
 
     def forget(self) -> None:
         """Restart the mean, because the weights are replaced."""
-        self.value = None
+        self._settle()
+        self._mean = None
 
     @torch.no_grad()
     def see(self, weights: Tensor, samples_total: int) -> None:
         """Add the replica's `weights` [P], on any device, after `samples_total` samples of the run. Most calls do
         nothing: there are UPDATES updates per mean age."""
-        if self.value is None:
-            self.value = weights.detach().to("cpu", torch.float32, copy=True)
+        self._settle()
+        if self._mean is None:
+            self._mean = weights.detach().to("cpu", torch.float32, copy=True)
             self._first, self._last = samples_total, [samples_total] * -(-len(weights) // PART)
             return
         due = [number for number, last in enumerate(self._last) if self._is_due(last, samples_total)]
-        for number in sorted(due, key=self._last.__getitem__)[:PARTS_MAX]:
+        for number in sorted(due, key=self._last.__getitem__)[: max(PARTS_MAX, -(-len(self._last) // CALLS_MAX))]:
             part = slice(number * PART, (number + 1) * PART)
             kept = (self._last[number] / samples_total) ** (1.0 / self.share - 1.0)
-            self.value[part].lerp_(to_host(weights.detach()[part]).float(), 1.0 - kept)
+            self._add(self._mean[part], to_host(weights.detach()[part]), 1.0 - kept)
             self._last[number] = samples_total
 
     def _is_due(self, last: int, samples_total: int) -> bool:
         return samples_total > last and (samples_total - last) * UPDATES >= self.share * samples_total
+
+    def _add(self, mean: Tensor, weights: Tensor, share: float) -> None:
+        """Move a part of the mean towards `weights` in main memory, which nobody changes meanwhile."""
+        if self._adder is None:
+            mean.lerp_(weights.float(), share)
+        else:
+            self._adding.append(self._adder.submit(_moved, mean, weights, share))
+
+    def _settle(self) -> None:
+        """Wait for what is being added."""
+        for one in self._adding:
+            one.result()
+        self._adding.clear()
+
+
+@torch.no_grad()
+def _moved(mean: Tensor, weights: Tensor, share: float) -> None:
+    mean.lerp_(weights.float(), share)
 
 
 def weight_of(share: float, span: int, samples_total: int) -> float:

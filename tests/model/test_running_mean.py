@@ -51,11 +51,12 @@ def test_its_weights_are_as_old_as_it_says_at_any_time(share: float, step: int):
             assert total - mean.value.item() == pytest.approx(share * total, rel=0.1)
 
 
-def test_parts_of_large_weights_take_turns(monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("beside", [False, True])
+def test_parts_of_large_weights_take_turns(beside: bool, monkeypatch: pytest.MonkeyPatch):
     """Each part follows the rule from its own last update on; none waits for ever."""
     monkeypatch.setattr(running_mean, "PART", 2)
     monkeypatch.setattr(running_mean, "PARTS_MAX", 1)
-    mean, alone = RunningMean(0.25), [RunningMean(0.25) for _ in range(3)]
+    mean, alone = RunningMean(0.25, beside=beside), [RunningMean(0.25) for _ in range(3)]
     for number, total in enumerate(range(100, 1100, 100)):
         weights = torch.arange(5.0) + total
         mean.see(weights, total)
