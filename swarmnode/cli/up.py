@@ -105,6 +105,7 @@ def command(
     from swarmnode.local.resumed_run import resume as resume_from
     from swarmnode.local.run_folder import prepare
     from swarmnode.local.session import Conditions, Session
+    from swarmnode.local.spawn import several_devices
     from swarmnode.local.swarm_view import PlainScreen, conclusion, screen_for
 
     stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
@@ -128,6 +129,7 @@ def command(
         data_root=prepared.data_root.resolve() if prepared.data_root is not None else None,
         round_samples=prepared.manifest.gossip.round_samples,
         resume=resumed.where if resumed else "",
+        devices=several_devices(),
     )
     screen.note(f"run {prepared.run_id}")
     screen.note(f"folder {prepared.folder}: events.jsonl, stderr.log of every node")

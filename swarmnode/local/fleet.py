@@ -8,7 +8,7 @@ import random
 import signal
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from swarmnode.errors import LocalFault
@@ -53,6 +53,7 @@ class FleetPlan:
     leave_timeout_s: float = LEAVE_TIMEOUT_S
     stage_of: tuple[int, ...] = ()  # of each node, in order; empty: round robin
     dashboard_port: int | None = None  # of the page that the bootstrap shows
+    devices: tuple[str, ...] = ()  # that nodes are spread over, in turn; empty: each takes what it finds
 
 
 def choose_victim(nodes: Sequence[NodeFacts], rng: random.Random) -> tuple[NodeFacts | None, str]:
@@ -198,6 +199,9 @@ class Fleet:
             data_root=self._plan.data_root,
             resume=resume,
         )
+        if self._plan.devices and not bootstrap:  # nodes that start at once would all find the same card the emptiest
+            device = self._plan.devices[len(self.nodes) % len(self._plan.devices)]
+            plan = replace(plan, flags=(*plan.flags, "--device", device))
         return await Child.start(plan, self._plan.command(plan))
 
     async def _join(self, stage: int | None, resume: str) -> Child:

@@ -29,11 +29,20 @@ PRELOADED = (
 """Modules that each node imports sooner or later (seen with -X importtime)."""
 
 ACCELERATORS = ("/dev/nvidiactl", "/dev/kfd")  # device files of CUDA and ROCm drivers
-
 ALIKE = ("PYTHONPATH", "PYTHONHASHSEED", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 """Variables that matter when a process starts or imports: if they differ from the fork server's, it cannot fork."""
 
 GOODBYE_S = 5.0
+
+
+def several_devices() -> tuple[str, ...]:
+    """This machine's accelerators, if there are several."""
+    if not any(map(os.path.exists, ACCELERATORS)):  # then PyTorch need not be imported to know
+        return ()
+    from swarmnode.model.device import devices
+
+    found = devices()
+    return found if len(found) > 1 else ()
 
 
 class ChildProcess(Protocol):

@@ -13,17 +13,20 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from types import ModuleType
 
 import psutil
 import pytest
 
 from swarmnode.errors import LocalFault
+from swarmnode.local import spawn
 from swarmnode.local.child import Child, NodePlan, explain, node_command, tail
 from swarmnode.local.fleet import Fleet, choose_victim
 from swarmnode.local.session import Conditions, Session
 from swarmnode.local.summary import NodeFacts
 from swarmnode.local.swarm_view import PlainScreen
+from swarmnode.model import device
 from swarmnode.wire.control_pb2 import StatusReply
 from swarmnode.wire.record_pb2 import NODE_STATE_JOINING, NODE_STATE_TRAINING
 
@@ -185,6 +188,33 @@ async def test_what_a_node_started_ends_with_it(tmp_path: pathlib.Path, monkeypa
     helpers = [int(path.read_text()) for path in tmp_path.glob("*/helper.pid")]
     assert len(helpers) == 3
     until(lambda: all(gone(pid) for pid in helpers), "helpers gone")
+
+
+async def test_nodes_are_spread_over_the_devices(tmp_path: pathlib.Path) -> None:
+    given = list[str]()
+
+    def command(plan: NodePlan) -> list[str]:
+        real = node_command(plan)
+        given.append(real[real.index("--device") + 1] if "--device" in real else "")
+        return list(drive.fake_command(replace(plan, flags=())))
+
+    plan = replace(drive.fake_plan(tmp_path, 3), command=command, devices=("cuda:0", "cuda:1"))
+    fleet = Fleet(plan, lambda text: None)
+    try:
+        assert await fleet.start(asyncio.Event())
+    finally:
+        await fleet.stop("done")
+        await fleet.reap()
+    assert given == ["", "cuda:0", "cuda:1", "cuda:0"]  # the bootstrap computes nothing
+
+
+def test_one_device_or_none_needs_no_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spawn, "ACCELERATORS", ())
+    assert spawn.several_devices() == ()
+    monkeypatch.setattr(spawn, "ACCELERATORS", ("/dev/null",))
+    for found, wanted in ((("cuda:0",), ()), (("cuda:1", "cuda:0"), ("cuda:1", "cuda:0"))):
+        monkeypatch.setattr(device, "devices", lambda found=found: found)
+        assert spawn.several_devices() == wanted
 
 
 async def test_a_node_that_ends_while_starting_is_one_clear_line(
