@@ -98,7 +98,6 @@ def command(
     """
     from rich.console import Console
 
-    from swarmnode.local.child import node_command
     from swarmnode.local.fleet import FleetPlan
     from swarmnode.local.preflight import check_run
     from swarmnode.local.resumed_run import check_store
@@ -123,7 +122,6 @@ def command(
         stages=prepared.manifest.pipeline.stages,
         cache=cache or default_cache(),
         seed=prepared.manifest.seed,
-        command=node_command,
         dashboard_port=free_port() if dashboard else None,
         checkpoints=where,
         data_root=prepared.data_root.resolve() if prepared.data_root is not None else None,

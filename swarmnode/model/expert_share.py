@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -93,6 +93,15 @@ def expert_layout(manifest: Manifest, shapes: Shapes) -> ExpertLayout | None:
         shared.at,
         found[0].at,
     )
+
+
+def overlaps(segments: Sequence[FlatSegment], start: int, count: int) -> Iterator[tuple[slice, slice]]:
+    """(elements of the stage, the same ones in a span) for a span of a replica's `count` elements from `start` on."""
+    for segment in segments:
+        first, last = max(segment.at, start), min(segment.there.stop, start + count)
+        if first < last:
+            shift = segment.first - segment.at
+            yield slice(first + shift, last + shift), slice(first - start, last - start)
 
 
 def gradient_count(manifest: Manifest, part: StageLayers) -> int:

@@ -11,6 +11,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from swarmnode.manifest import Manifest, boundary_nbytes, boundary_width, by_forward_passes
+from swarmnode.manifest.kind_compat import trains_experts_apart
 from swarmnode.model.adapter import (
     adapter_graph,
     frozen_format,
@@ -214,6 +215,8 @@ def slow_nbytes(manifest: Manifest, part: StageLayers) -> int:
     """Bytes of the slow weights, the outer momentum, and the copy of the boundary."""
     sizes, fragments = section_sizes(manifest, part), manifest.gossip.fragments
     boundary = -(-trained_count(manifest, part) // fragments) * (1 if fragments == 1 else 2)
+    if trains_experts_apart(manifest):
+        boundary = gradient_count(manifest, part)
     return ITEMSIZE * (sizes["phi"] + sizes.get("momentum", 0) + boundary)
 
 

@@ -140,6 +140,24 @@ def test_a_meeting_gives_each_the_experts_of_those_who_train_them() -> None:
             torch.testing.assert_close(by_name(member, member.outer.phi)[name], wanted)
 
 
+@pytest.mark.parametrize("coding", ["fp32", "int8"])
+def test_spans_of_any_size_give_the_same(coding: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A span may hold shared elements, experts, or both."""
+    found = []
+    for size in (1 << 18, 64, 64 * 17):
+        monkeypatch.setattr(expert_average, "BLOCK_CPU", size)
+        members = replicas(run_of(codec=coding, acceptance="clipped"), 0, 1, 1, 2)
+        for round_index in (1, 2):
+            for seed, member in enumerate(members):
+                train(member, 10 * round_index + seed)
+            reports = meet(members, round_index)
+        found.append((members[2].stage.theta.detach().clone(), members[2].outer.phi.clone(), reports[2]))
+    for theta, phi, report in found[1:]:
+        torch.testing.assert_close(theta, found[0][0])
+        torch.testing.assert_close(phi, found[0][1])
+        assert report.step_norm == pytest.approx(found[0][2].step_norm, rel=1e-4)
+
+
 def test_progress_since_the_boundary_stays() -> None:
     a, b = replicas(run_of(), 0, 1)
     packets = [Packet(1.0, 8, m.message(1), sender=m.outer.sender) for m in (a, b)]

@@ -15,8 +15,10 @@ moments begin anew.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -25,10 +27,11 @@ import torch
 from swarmnode.errors import RemoteFault
 from swarmnode.gossip.compression import codec
 from swarmnode.gossip.outer.method import Outer, check_weight
+from swarmnode.gossip.outer.noloco import BLOCK_CPU, BLOCK_DEVICE, BLOCK_REMOTE
 from swarmnode.gossip.robust import PacketMeasures, guard
 from swarmnode.ids import digest64
 from swarmnode.manifest import GossipSpec
-from swarmnode.model.expert_share import ExpertLayout
+from swarmnode.model.expert_share import ExpertLayout, overlaps
 from swarmnode.ports import OuterReport, Packet, StreamingMessage, WireTensor
 
 PERIOD = 16  # guess: rounds in which a replica hears of most others of a stage of some dozen
@@ -36,9 +39,21 @@ FOREIGN_CLIP = 4.0  # guess: experts move at most so many times as far in a roun
 BLOCK_DTYPE = "u16"  # of a block's number in a packet
 
 
+@dataclass(frozen=True, slots=True)
+class Giver:
+    """A believed packet: its weight, the share of its distance from ours that counts, its block, the codec's tensors,
+    and the share that counts of experts trained there and not here."""
+
+    weight: float
+    keep: float
+    block: int
+    tensors: Sequence[WireTensor]
+    foreign: float
+
+
 class ExpertAverage(Outer):
     """Averages `layout`'s shared elements among all members, and experts among those that train them. `block`: the
-    experts trained here."""
+    experts trained here. Works in spans of what a replica trains, [G], so that it takes no copies of the stage."""
 
     name: ClassVar[str] = "average"
     slow_on_host: ClassVar[bool] = True
@@ -54,7 +69,10 @@ class ExpertAverage(Outer):
         self._got: dict[int, int] = {}  # by block, the last round in which its experts came
         slow = self.phi.device
         self._ours = torch.empty(layout.count, dtype=theta.dtype, device=slow)  # theta at the boundary
-        self._theirs = torch.empty_like(self._ours)
+        most = BLOCK_REMOTE if self.remote else BLOCK_CPU if slow.type == "cpu" else BLOCK_DEVICE
+        size = min(layout.count, most)
+        self._spans = [(start, min(start + size, layout.count)) for start in range(0, layout.count, size)]
+        self._scratch = [torch.empty(size, dtype=theta.dtype, device=slow) for _ in range(3)]
 
     @property
     def message_nbytes(self) -> int:
@@ -93,21 +111,22 @@ class ExpertAverage(Outer):
     def measure(self, packet: Packet, *, judged_by_own: bool = True) -> PacketMeasures:
         """Over the elements that both train: experts of others are nobody else's to judge."""
         both = self._layout.count if _block_of(packet) == self.block else self._layout.shared_count
-        self.codec.read(packet.tensors[1:], 0, self._theirs)
-        ours, slow = self._ours[:both], self._slow()[:both]
-        gap, weights = self._theirs[:both] - ours, float(torch.linalg.vector_norm(slow))
-        apart = float(torch.linalg.vector_norm(gap))
+        own = gap = dot = weights = 0.0
+        for start, end in self._spans:
+            if (count := min(end, both) - start) <= 0:
+                break
+            self.codec.read(packet.tensors[1:], start, self._scratch[0][: end - start])  # in whole spans
+            theirs, slow, delta = (scratch[:count] for scratch in self._scratch)
+            self._get(self.phi, start, slow)
+            torch.sub(self._ours[start : start + count], slow, out=delta)
+            theirs.sub_(self._ours[start : start + count])
+            own += float(torch.dot(delta, delta))
+            gap += float(torch.dot(theirs, theirs))
+            dot += float(torch.dot(delta, theirs))
+            weights += float(torch.dot(slow, slow))
         if not judged_by_own:
-            return PacketMeasures(0.0, apart, weights)
-        own = ours - slow
-        return PacketMeasures(float(torch.linalg.vector_norm(own)), apart, weights, gap_dot=float(torch.dot(own, gap)))
-
-    def _slow(self) -> torch.Tensor:
-        """The slow weights [G] of what is trained here, a copy."""
-        found = torch.empty_like(self._ours)
-        for segment in self._layout.trained(self.block):
-            found[segment.there] = self.phi[segment.first : segment.last]
-        return found
+            return PacketMeasures(0.0, math.sqrt(gap), math.sqrt(weights))
+        return PacketMeasures(math.sqrt(own), math.sqrt(gap), math.sqrt(weights), gap_dot=dot)
 
     @torch.no_grad()
     def apply(
@@ -118,71 +137,93 @@ class ExpertAverage(Outer):
         taken = [(packet, verdict.keep) for packet, verdict in zip(packets, verdicts, strict=True) if verdict.keep > 0]
         if not taken and not lone:
             return OuterReport(0, 0.0, 0.0, verdicts, None)
-        slow = self._slow()
-        delta_norm = float(torch.linalg.vector_norm(self._ours - slow))
-        cut = self._layout.shared_count
-        moved = float(torch.linalg.vector_norm(self._ours[cut:] - slow[cut:]))
-        shared, experts = self._means(own_weight if taken else 1.0, taken, moved)
-        steps = [shared - self._ours[: len(shared)]]
-        if self.block in experts:
-            steps.append(experts[self.block] - self._ours[len(shared) :])
-        step = torch.cat(steps)
-        step_norm = float(torch.linalg.vector_norm(self._ours[: len(step)] + step - slow[: len(step)]))
-        self.stepping = True
-        for segment in self._layout.trained(self.block):
-            if segment.there.stop <= len(step):  # theta keeps its gain since the boundary
-                self.theta[segment.first : segment.last].add_(step[segment.there].to(self.theta.device))
-                there = slice(segment.first, segment.last)
-                self.phi[there] = self._ours[segment.there] + step[segment.there]
-        for block, values in experts.items():
-            for segment in self._layout.experts[block] if block != self.block else ():
-                given = values[segment.at - len(shared) :][: segment.last - segment.first]
-                self.theta[segment.first : segment.last].copy_(given)
-                self.phi[segment.first : segment.last] = given
+        own = own_weight if taken else 1.0
+        givers = [
+            Giver(packet.weight, keep, _block_of(packet), packet.tensors[1:], self._share_of_foreign(packet))
+            for packet, keep in taken
+        ]
+        foreign = {one.block: torch.empty_like(self._scratch[0]) for one in givers if one.block != self.block}
+        squares = [self._step(start, end, own, givers, foreign) for start, end in self._spans]
+        self._got |= dict.fromkeys(foreign, round_index)
         self.round, self.stepping = None, False
-        self._choose(round_index, [_block_of(packet) for packet, _ in taken if packet.weight > 0.0])
+        self._choose(round_index, [one.block for one in givers])
+        delta_norm, step_norm = (math.sqrt(sum(column)) for column in zip(*squares, strict=True))
         return OuterReport(len(taken) + (own_weight > 0.0 or not taken), delta_norm, step_norm, verdicts, None)
 
-    def _means(
-        self, own_weight: float, taken: Sequence[tuple[Packet, float]], moved: float
-    ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
-        """(the mean of the shared elements, those of each block that somebody here trains). `moved`: how far the
-        experts trained here moved in this round."""
-        cut = self._layout.shared_count
-        total: dict[int, float] = {}
-        sums: dict[int, torch.Tensor] = {}
-        shared, weight_of_all = torch.zeros_like(self._ours[:cut]), 0.0
-        for packet, keep in [(None, 1.0), *taken]:
-            weight = own_weight if packet is None else packet.weight
-            block = self.block if packet is None else _block_of(packet)
-            if weight == 0.0:
-                continue
-            given = self._ours
-            if packet is not None:
-                self.codec.read(packet.tensors[1:], 0, given := self._theirs)
-                both = len(given) if block == self.block else cut
-                torch.lerp(self._ours[:both], given[:both], keep, out=given[:both])
-                if block != self.block:
-                    self._clip_foreign(block, given[cut:], moved)
-            shared.add_(given[:cut], alpha=weight)
-            weight_of_all += weight
-            sums.setdefault(block, torch.zeros_like(given[cut:])).add_(given[cut:], alpha=weight)
-            total[block] = total.get(block, 0.0) + weight
-        return shared.div_(weight_of_all), {block: some.div_(total[block]) for block, some in sums.items()}
+    def _step(
+        self, start: int, end: int, own: float, givers: Sequence[Giver], foreign: dict[int, torch.Tensor]
+    ) -> tuple[float, float]:
+        """The outer step of elements [start, end) of what is trained here, and of the experts of others that lie there
+        in their packets. `foreign`: room for these by block. Returns the squared norms of D and of the step."""
+        count, cut = end - start, min(max(0, self._layout.shared_count - start), end - start)
+        ours, (theirs, mean, slow) = self._ours[start:end], (scratch[:count] for scratch in self._scratch)
+        torch.mul(ours, own, out=mean)
+        weight_of = dict.fromkeys(foreign, 0.0) | {self.block: own}
+        for room in foreign.values():
+            room.zero_()
+        for giver in givers:
+            self.codec.read(giver.tensors, start, theirs)
+            both = count if giver.block == self.block else cut
+            torch.lerp(ours[:both], theirs[:both], giver.keep, out=theirs[:both])
+            mean[:both].add_(theirs[:both], alpha=giver.weight)
+            if both < count:
+                self._get_foreign(self.theta, giver.block, start + cut, slow[cut:])
+                torch.lerp(slow[cut:], theirs[cut:], giver.foreign, out=theirs[cut:])
+                foreign[giver.block][cut:count].add_(theirs[cut:], alpha=giver.weight)
+            weight_of[giver.block] += giver.weight
+        mean[:cut].div_(own + sum(giver.weight for giver in givers))
+        mean[cut:].copy_(ours[cut:]) if weight_of[self.block] == 0.0 else mean[cut:].div_(weight_of[self.block])
+        self.stepping = True
+        self._get(self.phi, start, slow)
+        delta = float(torch.sub(ours, slow, out=theirs).square_().sum())
+        step = float(torch.sub(mean, slow, out=theirs).square_().sum())
+        self._put(self.phi, start, mean)
+        self._put(self.theta, start, mean.sub_(ours), adds=True)  # theta keeps its gain since the boundary
+        for block, room in foreign.items():
+            if cut < count and weight_of[block] > 0.0:
+                self._put_foreign(block, start + cut, room[cut:count].div_(weight_of[block]))
+        return delta, step
 
-    def _clip_foreign(self, block: int, given: torch.Tensor, moved: float) -> None:
-        """Bring experts `given` of another block, in place, as near to those held here as they can have come."""
+    def _share_of_foreign(self, packet: Packet) -> float:
+        """The share of the distance from the experts held here to a packet's that is gone, if they are not trained
+        here: up to where they can have come in the rounds since they last came."""
         assert self.round is not None
+        block, first = _block_of(packet), self._layout.shared_count
+        if block == self.block or self.guard is None:
+            return 1.0
+        moved = gap = 0.0
+        for start, end in self._spans:
+            if (cut := max(0, first - start)) >= end - start:
+                continue
+            theirs, held, ours = (scratch[: end - start] for scratch in self._scratch)
+            self.codec.read(packet.tensors[1:], start, theirs)
+            self._get_foreign(self.theta, block, start + cut, held[cut:])
+            gap += float((theirs[cut:] - held[cut:]).square_().sum())
+            self._get(self.phi, start, ours)
+            moved += float((self._ours[start:end][cut:] - ours[cut:]).square_().sum())
         rounds = max(1, self.round - self._got.get(block, self.round - PERIOD))
-        self._got[block] = self.round
-        if self.guard is None or moved == 0.0:
-            return
-        held, cut = torch.empty_like(given), self._layout.shared_count
-        for segment in self._layout.experts[block]:
-            held[segment.at - cut :][: segment.last - segment.first] = self.theta[segment.first : segment.last]
-        gap = float(torch.linalg.vector_norm(given - held))
-        if (limit := FOREIGN_CLIP * moved * rounds) < gap:
-            torch.lerp(held, given, limit / gap, out=given)
+        limit = FOREIGN_CLIP * math.sqrt(moved) * rounds
+        return 1.0 if limit == 0.0 else min(1.0, limit / max(math.sqrt(gap), limit))
+
+    def _get(self, flat: torch.Tensor, start: int, out: torch.Tensor) -> None:
+        """Elements from `start` on of what is trained here, from `flat` [P]."""
+        for there, here in overlaps(self._layout.trained(self.block), start, len(out)):
+            out[here].copy_(flat[there])
+
+    def _get_foreign(self, flat: torch.Tensor, block: int, start: int, out: torch.Tensor) -> None:
+        """Likewise of the experts of another `block`, at the places that they have in its packets."""
+        for there, here in overlaps(self._layout.experts[block], start, len(out)):
+            out[here].copy_(flat[there])
+
+    def _put(self, flat: torch.Tensor, start: int, values: torch.Tensor, *, adds: bool = False) -> None:
+        for there, here in overlaps(self._layout.trained(self.block), start, len(values)):
+            given = values[here].to(flat.device)
+            flat[there].add_(given) if adds else flat[there].copy_(given)
+
+    def _put_foreign(self, block: int, start: int, values: torch.Tensor) -> None:
+        for there, here in overlaps(self._layout.experts[block], start, len(values)):
+            self.phi[there] = values[here]
+            self.theta[there].copy_(values[here])
 
     def _tried(self, packet: Packet, keep: float) -> tuple[torch.Tensor, torch.Tensor]:
         raise AssertionError("gossip.acceptance guarded does not go with training.experts_trained")
