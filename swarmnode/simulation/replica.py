@@ -17,7 +17,8 @@ from swarmnode.errors import RemoteFault
 from swarmnode.gossip.robust import PacketMeasures, guard
 from swarmnode.gossip.update_direction import UpdateDirection, sampled
 from swarmnode.manifest import Manifest, boundary_nbytes, boundary_width, constants, from_base
-from swarmnode.model.adapter import adapter_graph, trained_count
+from swarmnode.model.adapter import adapter_graph
+from swarmnode.model.expert_share import gradient_count
 from swarmnode.model.memory_estimate import graph_nbytes
 from swarmnode.model.section import ITEMSIZE, PACKED_ITEMSIZE, section_sizes
 from swarmnode.model.split import StageLayers, stages_of
@@ -103,7 +104,7 @@ class FakeReplica:
         self.stage = part.stage
         self._witness = witness
         self._rng = rng
-        self._true = trained_count(manifest, part)
+        self._sent = gradient_count(manifest, part)  # in a round
         self._state_share = state_share
         self._sizes = self.sizes_of(part.stage)
         self.parameters = self._sizes["theta"]
@@ -280,11 +281,11 @@ class FakeReplica:
     def message(self, round_index: int) -> Sequence[WireTensor]:
         self._marked, self._refused = (round_index, self.theta), []
         self._witness.boundary(self.number, self.stage, round_index)
-        return self._tensors(round_index, self._true // self._manifest.gossip.fragments)
+        return self._tensors(round_index, self._sent // self._manifest.gossip.fragments)
 
     def final_delta(self, round_index: int) -> Sequence[WireTensor]:
         self.message(round_index)
-        return self._tensors(round_index, self._true)
+        return self._tensors(round_index, self._sent)
 
     def _tensors(self, round_index: int, count: int) -> list[WireTensor]:
         """Tensors for `count` parameters."""
@@ -392,7 +393,7 @@ class FakeReplica:
         return tuple(mine + keep * (their - mine) for mine, their in zip(ours, row, strict=True))
 
     def _open(self, packet: Packet) -> Vector:
-        count = self._true if packet.final_delta else self._true // self._manifest.gossip.fragments
+        count = self._sent if packet.final_delta else self._sent // self._manifest.gossip.fragments
         if not packet.tensors or packet.tensors[0].shape != (count,):
             raise RemoteFault(f"packet of {len(packet.tensors)} tensors with wrong shapes")
         row = ROW.unpack(first(packet.tensors[0].data, ROW_BYTES))
