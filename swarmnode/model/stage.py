@@ -160,8 +160,9 @@ class StageReplica:
         assert self.layout is not None
         kept = carried(self.moments, self.layout.shared)
         self.block = block
-        for parameter in self._attach_gradients():
-            self.backprop.watch(parameter)
+        if not isinstance(self.stash, WorkingCopy):  # that has parameters of its own
+            for parameter in self._attach_gradients():
+                self.backprop.watch(parameter)
         self._make_optimizer()
         for section, at, values in kept:
             self.moments[section].load(at, values)

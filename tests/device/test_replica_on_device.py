@@ -12,7 +12,7 @@ import torch
 
 from swarmnode.errors import Busy
 from swarmnode.machine.replica import TorchReplica
-from swarmnode.manifest import DataSpec, Manifest, TrainingSpec
+from swarmnode.manifest import DataSpec, GossipSpec, Manifest, TrainingSpec
 from swarmnode.model.device import devices, free_nbytes, half_dtype, use_device
 from swarmnode.ports import Packet, State, WireTensor
 from tests.support.one_byte_run import by_bytes
@@ -32,6 +32,11 @@ RUNS = {
     "adamw": manifest(WIDE, 2, optimizer="adamw"),
     "wide experts": manifest(replace(WIDE, **SPARSE), 2),  # type: ignore[arg-type]
     "narrow experts": manifest(FAMILIES["olmoe"], 2),
+    "experts apart": replace(
+        manifest(replace(WIDE, **SPARSE), 2),  # type: ignore[arg-type]
+        training=TrainingSpec(experts_trained=4),
+        gossip=GossipSpec(codec="int8"),
+    ),
     "subspace": manifest(WIDE, 3, "subspace", 16),
     "subspace, adamw": manifest(WIDE, 3, "subspace", 16, optimizer="adamw"),
     "int8": manifest(WIDE, 3, "int8"),
@@ -109,7 +114,7 @@ def _travelled(state: State) -> State:
     return replace(state, sections={name: memoryview(bytes(data)) for name, data in state.sections.items()})
 
 
-@pytest.mark.parametrize("name", RUNS if DEVICE != "cpu" else ("llama", "wide experts", "subspace", "adapters"))
+@pytest.mark.parametrize("name", RUNS if DEVICE != "cpu" else ("llama", "experts apart", "subspace", "adapters"))
 def test_a_life_is_that_on_the_cpu(name: str) -> None:
     run = RUNS[name]
     wanted = np.array(life(run, "cpu", autocast=False))

@@ -216,11 +216,13 @@ def test_a_liar_moves_experts_of_others_little(acceptance: str) -> None:
     assert moved[2] == 0.0
 
 
-def test_a_block_that_nobody_trains_is_taken_up(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("copied", [False, True])
+def test_a_block_that_nobody_trains_is_taken_up(copied: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Four replicas, all of one block: within some periods all three blocks are trained, and moments of what they share
     are kept."""
     monkeypatch.setattr(expert_average, "PERIOD", 2)
-    members = replicas(run_of(), 2, 2, 2, 2)
+    monkeypatch.setattr(WorkingCopy, "possible", staticmethod(lambda device, autocast: copied))
+    members = replicas(run_of(), 2, 2, 2, 2, autocast=copied)
     for round_index in range(1, 25):
         for seed, member in enumerate(members):
             train(member, 10 * round_index + seed)
@@ -232,6 +234,13 @@ def test_a_block_that_nobody_trains_is_taken_up(monkeypatch: pytest.MonkeyPatch)
         )
         assert all(m.stage.block == m.outer.block for m in members)  # type: ignore[attr-defined]
     assert {m.stage.block for m in members} == {0, 1, 2}
+    for member in members:
+        before = {name: view.clone() for name, view in by_name(member, member.stage.theta).items()}
+        train(member, 99)
+        for name, view in by_name(member, member.stage.theta).items():
+            trained = block_of(name) in (None, member.stage.block)
+            assert trained or torch.equal(view, before[name])
+            assert not trained or not name.endswith("proj.weight") or not torch.equal(view, before[name]), name
 
 
 def test_states_are_those_of_any_run(monkeypatch: pytest.MonkeyPatch) -> None:
