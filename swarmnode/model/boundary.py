@@ -12,16 +12,25 @@ with k numbers a token: the token's own row, the large part of the stream, is ne
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from swarmnode.errors import RemoteFault
 from swarmnode.manifest import BOUNDARY_BLOCK, boundary_nbytes
-from swarmnode.model.tensor import DTYPES, check_finite, check_shape, decode_activation, encode
+from swarmnode.model.tensor import (
+    DTYPES,
+    check_finite,
+    check_shape,
+    decode_activation,
+    encode,
+    host_room,
+    to_device,
+    to_host,
+)
 from swarmnode.ports import WireTensor
 
+CPU = torch.device("cpu")
 LARGEST = {"int8": 127.0, "fp8": 448.0}
 STEP_LEAST = 2.0**-100  # of a block of zeros
 RAW = {"fp32": "f32", "bf16": "bf16", "fp64": "f64", "subspace": "bf16"}
@@ -39,16 +48,19 @@ def encode_boundary(tensor: Tensor, kind: str) -> WireTensor:
     steps = (x.abs().amax(2) / most).clamp_(min=STEP_LEAST).to(torch.bfloat16)
     scaled = (x / steps.float().unsqueeze(2)).clamp_(-most, most).view(rows, -1)[:, :width]
     codes = scaled.round_().to(torch.int8) if kind == "int8" else scaled.to(torch.float8_e4m3fn)
-    wire = np.empty(boundary_nbytes(kind, rows, width), np.uint8)
+    wire = host_room(boundary_nbytes(kind, rows, width), x)
     cut = 2 * rows * blocks
-    wire[:cut] = steps.view(torch.uint8).cpu().numpy().reshape(-1)
-    wire[cut:] = codes.contiguous().view(torch.uint8).cpu().numpy().reshape(-1)
-    return WireTensor("f32", tuple(tensor.shape), wire.data.toreadonly(), kind)
+    wire[:cut].copy_(steps.view(torch.uint8).view(-1))
+    wire[cut:].copy_(codes.contiguous().view(torch.uint8).view(-1))
+    return WireTensor("f32", tuple(tensor.shape), wire.numpy().data.toreadonly(), kind)
 
 
-def decode_boundary(wire: WireTensor, kind: str, shape: tuple[int | None, ...], what: str) -> Tensor:
-    """Activations or their gradient [B, T, D], checked to be finite and of `shape` (None: any positive size). Coded
-    ones become bfloat16, which is finer than the codes. Raises RemoteFault that names `what`."""
+def decode_boundary(
+    wire: WireTensor, kind: str, shape: tuple[int | None, ...], what: str, device: torch.device = CPU
+) -> Tensor:
+    """Activations or their gradient [B, T, D] in main memory, checked to be finite and of `shape` (None: any positive
+    size). Coded ones are decoded on `device` and become bfloat16, which is finer than the codes. Raises RemoteFault
+    that names `what`."""
     if kind in RAW:
         return decode_activation(wire, RAW[kind], shape, what)
     if wire.codec != kind:
@@ -59,10 +71,11 @@ def decode_boundary(wire: WireTensor, kind: str, shape: tuple[int | None, ...], 
     if wire.nbytes != (expected := boundary_nbytes(kind, rows, width)):
         raise RemoteFault(f"{what}: {wire.nbytes} bytes; expected {expected}")
     data = torch.frombuffer(wire.data, dtype=torch.uint8)
+    data = to_device(data, device) if device.type == "cuda" else data  # not every kind of device knows fp8
     cut = 2 * rows * blocks
     steps = data[:cut].clone().view(torch.bfloat16).view(rows, blocks, 1).float()
     codes = data[cut:].view(torch.int8 if kind == "int8" else torch.float8_e4m3fn).view(rows, width)
     x = F.pad(codes.float(), (0, blocks * BOUNDARY_BLOCK - width)).view(rows, blocks, BOUNDARY_BLOCK).mul_(steps)
     x = x.view(rows, -1)[:, :width].reshape(batch, length, width)
     check_finite(x, what)
-    return x.to(torch.bfloat16)
+    return to_host(x.to(torch.bfloat16))

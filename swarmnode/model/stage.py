@@ -232,7 +232,7 @@ class StageReplica:
     # A microbatch
 
     def _input(self, x: WireTensor, tokens: WireTensor | None) -> StageInput:
-        return read_input(self.manifest, self.part, self._boundary, x, tokens)
+        return read_input(self.manifest, self.part, self._boundary, x, tokens, self.device)
 
     def _to_wire(self, tensor: Tensor) -> WireTensor:
         return encode_boundary(tensor, self._boundary)
@@ -304,7 +304,7 @@ class StageReplica:
         assert isinstance(tape, StageTape)
         check_samples(self.part, samples, tape.kept.x)
         shape = (samples, self.manifest.model.context, boundary_width(self.manifest))
-        dy = decode_boundary(gradient, self._boundary, shape, f"gradient for stage {self.part.stage}")
+        dy = decode_boundary(gradient, self._boundary, shape, f"gradient for stage {self.part.stage}", self.device)
         weight = self._weight_of(tape.kept)
         there = to_device(dy, self.device)
         if (factor := self.incoming.factor(there, weight, learn=accumulate)) < 1.0:

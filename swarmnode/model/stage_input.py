@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from swarmnode.data.sample import IGNORED, counted_targets
 from swarmnode.errors import RemoteFault
 from swarmnode.manifest import Manifest, boundary_width
-from swarmnode.model.boundary import decode_boundary
+from swarmnode.model.boundary import CPU, decode_boundary
 from swarmnode.model.documents import Documents
 from swarmnode.model.split import StageLayers
 from swarmnode.model.tensor import decode_tokens
@@ -52,16 +53,21 @@ class StageInput:
 
 
 def read_input(
-    manifest: Manifest, part: StageLayers, boundary: str, x: WireTensor, tokens: WireTensor | None
+    manifest: Manifest,
+    part: StageLayers,
+    boundary: str,
+    x: WireTensor,
+    tokens: WireTensor | None,
+    device: torch.device = CPU,
 ) -> StageInput:
-    """The input of stage `part`; `boundary` is the coding of activations. Without `tokens`, which activations need only
-    for a subspace or separated documents, all targets count. Raises RemoteFault for a wrong dtype or shape, token ids
-    out of range, NaN or Inf."""
+    """The input of stage `part`; `boundary` is the coding of activations, which `device` decodes. Without `tokens`,
+    which activations need only for a subspace or separated documents, all targets count. Raises RemoteFault for a wrong
+    dtype or shape, token ids out of range, NaN or Inf."""
     model, what, end = manifest.model, f"stage {part.stage}", manifest.data.document_end
     if part.has_embedding:
         ids = _ids(manifest, x, f"input of {what}")
         return StageInput(ids, counted_targets(x, end), None, None if end is None else Documents.of(ids, end))
-    found = decode_boundary(x, boundary, (None, model.context, boundary_width(manifest)), f"input of {what}")
+    found = decode_boundary(x, boundary, (None, model.context, boundary_width(manifest)), f"input of {what}", device)
     in_subspace = manifest.pipeline.boundary == "subspace"
     if tokens is None:
         assert end is None and not in_subspace, "activations need their tokens beside them"

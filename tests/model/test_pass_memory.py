@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from swarmnode.bench.micro.memory import llama3
-from swarmnode.model import stage as stage_module
+from swarmnode.model import stage_module as layers_module
 from swarmnode.model.passes import Passes
 from swarmnode.model.stage import StageReplica
 from swarmnode.model.stage_input import StageInput
@@ -35,7 +35,7 @@ def test_a_pass_takes_what_its_formula_says(
     run = llama3("8B", 16)
     shape = (4, run.model.context, run.model.width)
     with books(monkeypatch) as ledger, monkeypatch.context() as patch:
-        patch.setattr(stage_module, "initial", lambda model, seed, name, shape: torch.empty(shape))
+        patch.setattr(layers_module, "initial", lambda model, seed, name, shape: torch.empty(shape))
         replica = StageReplica(run, stage, NAME, autocast=True)
         backprop = replica.backprop
         backprop.budget = budget

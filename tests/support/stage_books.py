@@ -19,6 +19,7 @@ from swarmnode.bench.micro.memory import llama3
 from swarmnode.gossip.outer import outer
 from swarmnode.manifest import Manifest, boundary_width
 from swarmnode.model import stage as stage_module
+from swarmnode.model import stage_module as layers_module
 from swarmnode.model import subspace as subspace_module
 from swarmnode.model.memory_budget import CARD, memory_need
 from swarmnode.model.stage import StageReplica
@@ -42,9 +43,9 @@ def live(monkeypatch: pytest.MonkeyPatch, manifest: Manifest, stage: int, state:
     model, inner = manifest.model, manifest.inner
     shape = (inner.microbatch, model.context, boundary_width(manifest))
     with books(monkeypatch) as ledger, monkeypatch.context() as patch:
-        for module in (stage_module, subspace_module):
+        for module in (layers_module, subspace_module):
             patch.setattr(module, "initial", lambda model, seed, name, shape: torch.empty(shape))
-        patch.setattr(stage_module, "read_input", lambda manifest, part, boundary, x, tokens: x)
+        patch.setattr(stage_module, "read_input", lambda manifest, part, boundary, x, tokens, device: x)
         patch.setattr(stage_module, "read_targets", lambda manifest, tokens: tokens)
         patch.setattr(stage_module, "encode_boundary", lambda tensor, kind: tensor.detach().to("cpu", torch.bfloat16))
         patch.setattr(stage_module, "decode_boundary", lambda wire, *rest: wire)
