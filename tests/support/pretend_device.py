@@ -28,7 +28,7 @@ from swarmnode.model import attention, moments
 
 NAME = "pretend"
 CACHES = (moments.codes, attention._window_mask)
-"""Caches of tensors in the product: what is made under the books must not outlive them."""
+"""Caches of tensors in the product: nothing real enters the books, and nothing made under them outlives them."""
 PRODUCTS = ("aten.mm.", "aten.addmm.", "aten.bmm.", "aten.baddbmm.")
 
 
@@ -164,13 +164,19 @@ def _flash(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) ->
 @contextlib.contextmanager
 def books(monkeypatch: pytest.MonkeyPatch) -> Iterator[Books]:
     """Fake tensors and their ledger, for the length of a block."""
+    forget()
     try:
         with monkeypatch.context() as patch, FakeTensorMode(allow_non_fake_inputs=True), Books() as ledger:
             patch.setattr(torch.nn.functional, "scaled_dot_product_attention", _flash)
             yield ledger
     finally:
-        for kept in CACHES:  # fake tensors, that is
-            kept.cache_clear()
+        forget()
+
+
+def forget() -> None:
+    """Clear the product's caches."""
+    for kept in CACHES:
+        kept.cache_clear()
 
 
 register()  # while tests are collected: autograd counts the devices once, before its first backward
