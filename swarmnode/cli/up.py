@@ -98,6 +98,7 @@ def command(
     """
     from rich.console import Console
 
+    from swarmnode.local.child import node_command
     from swarmnode.local.fleet import FleetPlan
     from swarmnode.local.preflight import check_run
     from swarmnode.local.resumed_run import check_store
@@ -122,6 +123,7 @@ def command(
         stages=prepared.manifest.pipeline.stages,
         cache=cache or default_cache(),
         seed=prepared.manifest.seed,
+        command=node_command,
         dashboard_port=free_port() if dashboard else None,
         checkpoints=where,
         data_root=prepared.data_root.resolve() if prepared.data_root is not None else None,
@@ -135,8 +137,7 @@ def command(
         checkpoint = resumed.resumption.checkpoint
         screen.note(f"resumes from {checkpoint.label}: {checkpoint.samples} samples, {checkpoint.nbytes / 1e6:.1f} MB")
     conditions = Conditions(for_s, rounds, samples)
-    session = Session(plan, conditions, screen, run=prepared.run_id, kill_every_s=kill_every_s)
-    summary = run_session(session)
+    summary = run_session(Session(plan, conditions, screen, run=prepared.run_id, kill_every_s=kill_every_s))
     if summary is None:
         return EXIT_INTERRUPTED
     summary, code = _export(summary, prepared.folder, out)

@@ -4,8 +4,8 @@
 
 with `weight` the samples that the counted targets amount to; if no target counts, g becomes zero.
 
-A replica of a later stage that answers with a gradient ten thousand times too long moves a stage no further than a
-normal one, until its answers are audited (pipeline/auditor.py). The median is taken over clipped norms, so that less
+A replica of a later stage that answers with a gradient ten thousand times too long moves a stage no further than two
+normal ones, until its answers are audited (pipeline/auditor.py). The median is taken over clipped norms, so that less
 than half of false answers cannot raise it. Source: adaptive clipping by a running quantile (AutoClip, arXiv 2007.14469,
 there of the whole gradient's norm).
 """
@@ -18,7 +18,9 @@ from collections import deque
 import torch
 from torch import Tensor
 
-FACTOR = 4.0  # guess: see `swarmnode_clipped_gradients_total`; honest norms of one stage rarely double within KEPT
+FACTOR = 2.0
+"""Measured on the demo's model: of 504 honest gradients of 8 samples none is longer than 1.4 medians, of 1,784 of one
+sample .6 % are longer than 1.5 and .1 % than 2. See `swarmnode_clipped_gradients_total`."""
 KEPT = 64  # guess: microbatches
 FIRST = 8  # guess: nothing is clipped before so many
 
