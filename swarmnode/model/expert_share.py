@@ -12,6 +12,7 @@ those of any run, and a token may go to any expert.
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -104,6 +105,7 @@ def overlaps(segments: Sequence[FlatSegment], start: int, count: int) -> Iterato
             yield slice(first + shift, last + shift), slice(first - start, last - start)
 
 
+@functools.lru_cache(maxsize=1024)  # estimates of a whole fleet ask again and again
 def gradient_count(manifest: Manifest, part: StageLayers) -> int:
     """Parameters of `part` for which one replica has gradients and moments, of those that the run trains."""
     shapes = trained_shapes(manifest, part)
