@@ -20,6 +20,7 @@ from swarmnode.large_buffer import large_buffer
 from swarmnode.machine.forward_trainer import ForwardTrainer
 from swarmnode.manifest import Manifest, by_forward_passes, from_base
 from swarmnode.model.device import free_nbytes
+from swarmnode.model.expert_share import first_block
 from swarmnode.model.out_of_memory import tried, twice
 from swarmnode.model.passes import PASS_SHARE
 from swarmnode.model.running_mean import RunningMean
@@ -66,7 +67,14 @@ class TorchReplica:
         `optimizer_state`: of `--optimizer-state`; without `draw` the weights are drawn by `draw_weights`, or loaded.
         `buffers` makes room for snapshots."""
         self.stage = StageReplica(
-            manifest, stage, device, dtype, autocast=autocast, optimizer_state=optimizer_state, draw=draw
+            manifest,
+            stage,
+            device,
+            dtype,
+            autocast=autocast,
+            optimizer_state=optimizer_state,
+            draw=draw,
+            block=first_block(manifest, sender),
         )
         self.experts: ExpertAverage | None = None  # if this replica trains a part of them
         # Autograd does not notice outer steps (`data`): tapes find theta restored, see model/weight_stash.py.
@@ -76,9 +84,8 @@ class TorchReplica:
             shared = OneByte(manifest, self.stage.theta.data, sender)
             self.outer, self.forward_trainer = shared, ForwardTrainer(self.stage, shared)
         elif (layout := self.stage.layout) is not None:
-            self.experts = ExpertAverage(self.stage.theta.data, manifest.gossip, layout, sender)
+            self.experts = ExpertAverage(self.stage.theta.data, manifest.gossip, layout, sender, self.stage.block)
             self.outer = self.experts
-            self.stage.train_experts(self.experts.block)
         else:
             self.outer = outer(manifest.gossip, self.stage.theta.data, sender)
         share = manifest.inner.average_share

@@ -20,9 +20,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from swarmnode.ids import digest64
 from swarmnode.manifest import Manifest
 from swarmnode.manifest.kind_compat import trains_experts_apart
-from swarmnode.model.adapter import trained_shapes
+from swarmnode.model.adapter import trained_count, trained_shapes
 from swarmnode.model.architecture import Shapes
 from swarmnode.model.split import StageLayers
 
@@ -96,6 +97,13 @@ def expert_layout(manifest: Manifest, shapes: Shapes) -> ExpertLayout | None:
     )
 
 
+def first_block(manifest: Manifest, sender: str) -> int:
+    """The block that the replica `sender` begins with; 0 where all is trained."""
+    if not trains_experts_apart(manifest):
+        return 0
+    return digest64("experts", sender) % (manifest.model.experts // manifest.training.experts_trained)
+
+
 def overlaps(segments: Sequence[FlatSegment], start: int, count: int) -> Iterator[tuple[slice, slice]]:
     """(elements of the stage, the same ones in a span) for a span of a replica's `count` elements from `start` on."""
     for segment in segments:
@@ -108,9 +116,8 @@ def overlaps(segments: Sequence[FlatSegment], start: int, count: int) -> Iterato
 @functools.lru_cache(maxsize=1024)  # estimates of a whole fleet ask again and again
 def gradient_count(manifest: Manifest, part: StageLayers) -> int:
     """Parameters of `part` for which one replica has gradients and moments, of those that the run trains."""
-    shapes = trained_shapes(manifest, part)
-    layout = expert_layout(manifest, shapes)
-    return sum(map(math.prod, shapes.values())) if layout is None else layout.count
+    layout = expert_layout(manifest, trained_shapes(manifest, part))
+    return trained_count(manifest, part) if layout is None else layout.count
 
 
 class _Places:

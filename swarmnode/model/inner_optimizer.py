@@ -39,16 +39,16 @@ def optimizer_of(
     matrices: list[MuonMatrix] = []
     shared: list[tuple[int, tuple[int, ...]]] = []
     for name, shape in shapes.items():
-        last, at = first + math.prod(shape), first if places is None else places.get(name)
-        match StepRule.NOT if at is None else stepped(manifest, name, shape):
+        last, at = first + math.prod(shape), first if places is None else places.get(name, -1)
+        match StepRule.NOT if at < 0 else stepped(manifest, name, shape):
             case StepRule.MUON:
-                matrices.append(MuonMatrix(first, shape, _known(at), subspace is not None and is_writer(name)))
+                matrices.append(MuonMatrix(first, shape, at, subspace is not None and is_writer(name)))
             case StepRule.SHARED:
                 shared.append((first, shape))
-            case StepRule.ADAMW if spans and _continues(spans[-1], first, _known(at), decays=len(shape) > 1):
+            case StepRule.ADAMW if spans and _continues(spans[-1], first, at, decays=len(shape) > 1):
                 spans[-1] = Span(spans[-1].first, last, len(shape) > 1, spans[-1].at)
             case StepRule.ADAMW:
-                spans.append(Span(first, last, len(shape) > 1, _known(at)))
+                spans.append(Span(first, last, len(shape) > 1, at))
         first = last
     theta = theta.data  # autograd is not told of steps: `backward` restores the graph's theta
     inner, rank = manifest.inner, boundary_width(manifest)
@@ -59,11 +59,6 @@ def optimizer_of(
     if state != "device":
         return PartedAdamW(theta, grad, inner, spans, shared=shared, rank=rank, state=state)
     return FlatAdamW(theta, grad, inner, spans, shared=shared, rank=rank)
-
-
-def _known(at: int | None) -> int:
-    assert at is not None
-    return at
 
 
 def _continues(span: Span, first: int, at: int, *, decays: bool) -> bool:

@@ -114,9 +114,8 @@ def _shared_nbytes(manifest: Manifest, part: StageLayers, mode: ComputeMode) -> 
     model, width = manifest.model, boundary_width(manifest)
     sizes = section_sizes(manifest, part)
     state = state_nbytes(sizes) + SNAPSHOTS * snapshot_nbytes(sizes)
-    count = gradient_count(manifest, part)
-    state -= ITEMSIZE * (trained_count(manifest, part) - count)  # no moments of experts that others train
-    state += 0 if by_forward_passes(manifest) else ITEMSIZE * count
+    state -= ITEMSIZE * _others_count(manifest, part)  # no moments
+    state += 0 if by_forward_passes(manifest) else ITEMSIZE * gradient_count(manifest, part)
     state += older_weights_nbytes(manifest, part, mode)
     if manifest.inner.average_share > 0.0:
         state += ITEMSIZE * trained_count(manifest, part)
@@ -202,13 +201,18 @@ def moments_nbytes(manifest: Manifest, part: StageLayers, optimizer_state: str) 
     """Bytes of the optimizer's moments on the device."""
     sizes = section_sizes(manifest, part)
     first, second = sizes.get("exp_avg", 0), sizes.get("exp_avg_sq", 0)
-    first -= trained_count(manifest, part) - gradient_count(manifest, part) if first else 0
+    first -= _others_count(manifest, part)
     if optimizer_state == "device":
         return ITEMSIZE * (first + second)
     if optimizer_state == "host":
         return 0
     frozen = _own_table(manifest, part) if _table_nbytes(manifest) else 0
     return int((1 + ITEMSIZE / SCALED) * (first - frozen + second))
+
+
+def _others_count(manifest: Manifest, part: StageLayers) -> int:
+    """Parameters that only other replicas of the stage train: experts, of which this one has no moments."""
+    return trained_count(manifest, part) - gradient_count(manifest, part)
 
 
 def slow_nbytes(manifest: Manifest, part: StageLayers) -> int:
@@ -296,8 +300,8 @@ def _host_nbytes(manifest: Manifest, part: StageLayers, mode: ComputeMode) -> in
     if gossip.method in SLOW_ON_HOST:
         nbytes += slow_nbytes(manifest, part)
     if mode.optimizer_state == "host":
-        apart = trained_count(manifest, part) - gradient_count(manifest, part)
-        nbytes += ITEMSIZE * (sizes.get("exp_avg", 0) + sizes.get("exp_avg_sq", 0) - apart)
+        moments = sizes.get("exp_avg", 0) + sizes.get("exp_avg_sq", 0)
+        nbytes += ITEMSIZE * (moments - _others_count(manifest, part))
     if manifest.inner.average_share > 0.0:
         nbytes += ITEMSIZE * trained_count(manifest, part)
     packets = gossip.group or PACKETS  # of the whole stage only so many are held at once

@@ -80,7 +80,7 @@ class RunningMean:
     def _add(self, mean: Tensor, weights: Tensor, share: float) -> None:
         """Move a part of the mean towards `weights` in main memory, which nobody changes meanwhile."""
         if self._adder is None:
-            mean.lerp_(weights.float(), share)
+            _moved(mean, weights, share)
         else:
             self._adding.append(self._adder.submit(_moved, mean, weights, share))
 

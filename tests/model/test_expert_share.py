@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from swarmnode.errors import ManifestError, RemoteFault
-from swarmnode.gossip.outer import expert_average
+from swarmnode.gossip.outer import expert_average, noloco
 from swarmnode.machine.replica import TorchReplica
 from swarmnode.manifest import GossipSpec, Manifest, TrainingSpec, parse, template
 from swarmnode.model.expert_share import EXPERT, expert_layout, gradient_count
@@ -145,7 +145,7 @@ def test_spans_of_any_size_give_the_same(coding: str, monkeypatch: pytest.Monkey
     """A span may hold shared elements, experts, or both."""
     found = []
     for size in (1 << 18, 64, 64 * 17):
-        monkeypatch.setattr(expert_average, "BLOCK_CPU", size)
+        monkeypatch.setattr(noloco, "BLOCK_CPU", size)
         members = replicas(run_of(codec=coding, acceptance="clipped"), 0, 1, 1, 2)
         for round_index in (1, 2):
             for seed, member in enumerate(members):

@@ -42,7 +42,7 @@ def run(
     trained: Sequence[int], replicas: int, rounds: int, seeds: int, text: str | None, say: Callable[[str], None]
 ) -> dict[str, Any]:
     """{"experts": a row for each of `trained` experts of a layer, the mean over `seeds`}. Raises UsageError."""
-    if any(one and MODEL.experts % one for one in trained):
+    if any(MODEL.experts % one for one in trained):
         raise UsageError(f"--trained: parts of the model's {MODEL.experts} experts, such as 8, 4, 2")
     use_one_thread()
     data = read_text(text)

@@ -79,14 +79,7 @@ def _product(device: str, size: int, dtype: torch.dtype) -> Callable[[], object]
 
 def _best(work: Callable[[], object], device: str, times: int) -> float:
     """Seconds that `work` takes at best; the first call warms up."""
-    seconds = []
-    for _ in range(times + 1):
-        _wait(device)
-        begun = time.perf_counter()
-        work()
-        _wait(device)
-        seconds.append(time.perf_counter() - begun)
-    return min(seconds[1:])
+    return min([_timed(work, device)[1] for _ in range(times + 1)][1:])
 
 
 def _timed(work: Callable[[], T], device: str) -> tuple[T, float]:

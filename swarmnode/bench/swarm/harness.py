@@ -17,7 +17,7 @@ from swarmnode import manifest as manifests
 from swarmnode.bench.swarm.laws import told
 from swarmnode.errors import LocalFault
 from swarmnode.local.child import Child, NodePlan, node_command
-from swarmnode.local.fleet import Command, Fleet, FleetPlan, Note
+from swarmnode.local.fleet import START_TIMEOUT_S, Command, Fleet, FleetPlan, Note
 from swarmnode.local.summary import count, totals
 from swarmnode.manifest import SIGNED_FILE, Manifest
 from swarmnode.metrics import name
@@ -143,14 +143,17 @@ def fleet_in(
     dashboard_port: int | None = None,
     stage_of: tuple[int, ...] = (),
     data_root: Path | None = None,
+    devices: tuple[str, ...] = (),
+    start_timeout_s: float = START_TIMEOUT_S,
 ) -> Fleet:
     """Fleet of a fresh run of `manifest` in `folder`, not started. `cache` None: this user's. `stage_of`: each node's
-    stage, if not assigned in turn."""
+    stage, if not assigned in turn; `devices`: as in FleetPlan."""
     manifests.init(folder, manifest)
     manifests.sign_folder(folder)
     stages, seed = manifest.pipeline.stages, manifest.seed
     plan = FleetPlan(folder, folder / SIGNED_FILE, nodes, stages, cache or default_cache(), seed, command)
     plan = dataclasses.replace(plan, dashboard_port=dashboard_port, stage_of=stage_of, data_root=data_root)
+    plan = dataclasses.replace(plan, devices=devices, start_timeout_s=start_timeout_s)
     return Fleet(plan, note)
 
 

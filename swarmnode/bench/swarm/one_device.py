@@ -13,7 +13,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +20,13 @@ import torch
 import torch.nn.functional as F
 
 from swarmnode import manifest as manifests
+from swarmnode.bench.swarm.harness import fleet_in
 from swarmnode.bench.swarm.pytorch_model import PlainLlama, PlainMuon
 from swarmnode.errors import LocalFault
-from swarmnode.local.child import NodePlan, node_command
-from swarmnode.local.fleet import Fleet, FleetPlan
 from swarmnode.local.summary import count
-from swarmnode.manifest import SIGNED_FILE, GossipSpec, InnerSpec, Manifest, ModelSpec, PipelineSpec
+from swarmnode.manifest import GossipSpec, InnerSpec, Manifest, ModelSpec, PipelineSpec
 from swarmnode.metrics import name
 from swarmnode.model.device import autocasts, half_dtype
-from swarmnode.user_folders import default_cache
 
 STAGES = 3
 WARM_SAMPLES = 64
@@ -120,17 +117,8 @@ def train_plainly(manifest: Manifest, device: str, seconds: float) -> float:
 
 
 async def _swarm(manifest: Manifest, device: str, nodes: int, measure_s: float) -> float:
-    def command(plan: NodePlan) -> list[str]:
-        return node_command(plan if plan.bootstrap else replace(plan, flags=(*plan.flags, "--device", device)))
-
     with tempfile.TemporaryDirectory(prefix="swarmnode-bench-") as folder:
-        path = Path(folder)
-        manifests.init(path, manifest)
-        manifests.sign_folder(path)
-        plan = FleetPlan(
-            path, path / SIGNED_FILE, nodes, STAGES, default_cache(), command=command, start_timeout_s=FIRST_S
-        )
-        fleet = Fleet(plan, lambda text: None)
+        fleet = fleet_in(Path(folder), manifest, nodes, devices=(device,), start_timeout_s=FIRST_S)
         loop = asyncio.get_running_loop()
         try:
             await fleet.start(asyncio.Event())

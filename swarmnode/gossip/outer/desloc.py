@@ -20,7 +20,7 @@ import torch
 from swarmnode.errors import ManifestError, RemoteFault
 from swarmnode.gossip.compression import Codec
 from swarmnode.gossip.outer.average import Average
-from swarmnode.gossip.outer.method import one_by_one
+from swarmnode.gossip.outer.method import believed, one_by_one
 from swarmnode.ports import OuterReport, Packet, StreamingMessage, WireTensor
 
 EVERY_THETA, EVERY_FIRST, EVERY_SECOND = 1, 3, 6  # paper: K_u = 3 K_x, K_v = 6 K_x
@@ -104,7 +104,7 @@ class DesLoc(Average):
         self, round_index: int, own_weight: float, packets: Sequence[Packet], *, lone: bool = True
     ) -> OuterReport:
         report = super().apply(round_index, own_weight, packets, lone=lone)
-        taken = [packet for packet, verdict in zip(packets, report.verdicts, strict=True) if verdict.keep > 0.0]
+        taken = [packet for packet, _ in believed(packets, report.verdicts)]
         total = own_weight + sum(packet.weight for packet in taken)
         if not taken:
             return report

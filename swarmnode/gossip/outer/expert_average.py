@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -26,12 +26,12 @@ import torch
 
 from swarmnode.errors import RemoteFault
 from swarmnode.gossip.compression import codec
-from swarmnode.gossip.outer.method import Outer, check_weight
-from swarmnode.gossip.outer.noloco import BLOCK_CPU, BLOCK_DEVICE, BLOCK_REMOTE
+from swarmnode.gossip.outer.method import Outer, believed, check_weight, one_by_one
+from swarmnode.gossip.outer.noloco import block_elements
 from swarmnode.gossip.robust import PacketMeasures, guard
 from swarmnode.ids import digest64
 from swarmnode.manifest import GossipSpec
-from swarmnode.model.expert_share import ExpertLayout, overlaps
+from swarmnode.model.expert_share import ExpertLayout, FlatSegment, overlaps
 from swarmnode.ports import OuterReport, Packet, StreamingMessage, WireTensor
 
 PERIOD = 16  # guess: rounds in which a replica hears of most others of a stage of some dozen
@@ -59,18 +59,17 @@ class ExpertAverage(Outer):
     slow_on_host: ClassVar[bool] = True
     group_size: ClassVar[int | None] = 2
 
-    def __init__(self, theta: torch.Tensor, gossip: GossipSpec, layout: ExpertLayout, sender: str) -> None:
+    def __init__(self, theta: torch.Tensor, gossip: GossipSpec, layout: ExpertLayout, sender: str, block: int) -> None:
         super().__init__(theta, codec(gossip.codec), 0.0)
         self.sender, self.guard = sender, guard(gossip.acceptance)
-        self.block = digest64("experts", sender) % layout.blocks
+        self.block = block
         self._layout = layout
         self._heard: Counter[int] = Counter()  # blocks of partners since the last look
         self._rounds = 0  # since then
         self._got: dict[int, int] = {}  # by block, the last round in which its experts came
         slow = self.phi.device
         self._ours = torch.empty(layout.count, dtype=theta.dtype, device=slow)  # theta at the boundary
-        most = BLOCK_REMOTE if self.remote else BLOCK_CPU if slow.type == "cpu" else BLOCK_DEVICE
-        size = min(layout.count, most)
+        size = min(layout.count, block_elements(self))
         self._spans = [(start, min(start + size, layout.count)) for start in range(0, layout.count, size)]
         self._scratch = [torch.empty(size, dtype=theta.dtype, device=slow) for _ in range(3)]
 
@@ -85,16 +84,10 @@ class ExpertAverage(Outer):
     @torch.no_grad()
     def draft(self, round_index: int) -> StreamingMessage:
         self.round = round_index
-        for segment in self._layout.trained(self.block):
-            self._ours[segment.there].copy_(self.theta[segment.first : segment.last])
+        self._get(self.theta, self._trained, 0, self._ours)
         number = np.array([self.block], "<u2")
-        drafted = self.codec.draft(self._ours, seed=self.seed("theta"))
-        tensors = [WireTensor(BLOCK_DTYPE, (1,), number.view(np.uint8).data), *drafted.tensors]
-
-        def write() -> None:
-            drafted.finish()
-
-        return StreamingMessage(tensors, write)
+        said = StreamingMessage([WireTensor(BLOCK_DTYPE, (1,), number.view(np.uint8).data)])
+        return one_by_one(said, self.codec.draft(self._ours, seed=self.seed("theta")))
 
     def check(self, packet: Packet) -> None:
         check_weight(packet.weight)
@@ -117,7 +110,7 @@ class ExpertAverage(Outer):
                 break
             self.codec.read(packet.tensors[1:], start, self._scratch[0][: end - start])  # in whole spans
             theirs, slow, delta = (scratch[:count] for scratch in self._scratch)
-            self._get(self.phi, start, slow)
+            self._get(self.phi, self._trained, start, slow)
             torch.sub(self._ours[start : start + count], slow, out=delta)
             theirs.sub_(self._ours[start : start + count])
             own += float(torch.dot(delta, delta))
@@ -134,12 +127,13 @@ class ExpertAverage(Outer):
     ) -> OuterReport:
         assert self.round == round_index, f"outer step of round {round_index}; the boundary marked is {self.round}"
         verdicts = [self._judge(own_weight, packet) for packet in packets]
-        taken = [(packet, verdict.keep) for packet, verdict in zip(packets, verdicts, strict=True) if verdict.keep > 0]
+        taken = believed(packets, verdicts)
         if not taken and not lone:
             return OuterReport(0, 0.0, 0.0, verdicts, None)
         own = own_weight if taken else 1.0
+        moved = self._experts_moved() if self.guard is not None else 0.0
         givers = [
-            Giver(packet.weight, keep, _block_of(packet), packet.tensors[1:], self._share_of_foreign(packet))
+            Giver(packet.weight, keep, _block_of(packet), packet.tensors[1:], self._share_of_foreign(packet, moved))
             for packet, keep in taken
         ]
         foreign = {one.block: torch.empty_like(self._scratch[0]) for one in givers if one.block != self.block}
@@ -167,63 +161,71 @@ class ExpertAverage(Outer):
             torch.lerp(ours[:both], theirs[:both], giver.keep, out=theirs[:both])
             mean[:both].add_(theirs[:both], alpha=giver.weight)
             if both < count:
-                self._get_foreign(self.theta, giver.block, start + cut, slow[cut:])
+                self._get(self.theta, self._layout.experts[giver.block], start + cut, slow[cut:])
                 torch.lerp(slow[cut:], theirs[cut:], giver.foreign, out=theirs[cut:])
                 foreign[giver.block][cut:count].add_(theirs[cut:], alpha=giver.weight)
             weight_of[giver.block] += giver.weight
         mean[:cut].div_(own + sum(giver.weight for giver in givers))
         mean[cut:].copy_(ours[cut:]) if weight_of[self.block] == 0.0 else mean[cut:].div_(weight_of[self.block])
         self.stepping = True
-        self._get(self.phi, start, slow)
+        self._get(self.phi, self._trained, start, slow)
         delta = float(torch.sub(ours, slow, out=theirs).square_().sum())
         step = float(torch.sub(mean, slow, out=theirs).square_().sum())
-        self._put(self.phi, start, mean)
-        self._put(self.theta, start, mean.sub_(ours), adds=True)  # theta keeps its gain since the boundary
+        self._put(self.phi, self._trained, start, mean)
+        mean.sub_(ours)
+        for there, here in overlaps(self._trained, start, count):  # theta keeps its gain since the boundary
+            self.theta[there].add_(mean[here].to(self.theta.device))
         for block, room in foreign.items():
             if cut < count and weight_of[block] > 0.0:
-                self._put_foreign(block, start + cut, room[cut:count].div_(weight_of[block]))
+                room[cut:count].div_(weight_of[block])
+                for flat in (self.phi, self.theta):
+                    self._put(flat, self._layout.experts[block], start + cut, room[cut:count])
         return delta, step
 
-    def _share_of_foreign(self, packet: Packet) -> float:
+    def _experts_moved(self) -> float:
+        """The distance that the experts trained here moved in this round."""
+        square = 0.0
+        for start, end, cut in self._expert_spans():
+            slow = self._scratch[0][: end - start]
+            self._get(self.phi, self._trained, start, slow)
+            square += float((self._ours[start:end][cut:] - slow[cut:]).square_().sum())
+        return math.sqrt(square)
+
+    def _share_of_foreign(self, packet: Packet, moved: float) -> float:
         """The share of the distance from the experts held here to a packet's that is gone, if they are not trained
-        here: up to where they can have come in the rounds since they last came."""
+        here: up to where they can have come in the rounds since they last came. `moved`: of `_experts_moved`."""
         assert self.round is not None
-        block, first = _block_of(packet), self._layout.shared_count
-        if block == self.block or self.guard is None:
+        block = _block_of(packet)
+        if block == self.block or moved == 0.0:
             return 1.0
-        moved = gap = 0.0
-        for start, end in self._spans:
-            if (cut := max(0, first - start)) >= end - start:
-                continue
-            theirs, held, ours = (scratch[: end - start] for scratch in self._scratch)
+        square = 0.0
+        for start, end, cut in self._expert_spans():
+            theirs, held = (scratch[: end - start] for scratch in self._scratch[:2])
             self.codec.read(packet.tensors[1:], start, theirs)
-            self._get_foreign(self.theta, block, start + cut, held[cut:])
-            gap += float((theirs[cut:] - held[cut:]).square_().sum())
-            self._get(self.phi, start, ours)
-            moved += float((self._ours[start:end][cut:] - ours[cut:]).square_().sum())
-        rounds = max(1, self.round - self._got.get(block, self.round - PERIOD))
-        limit = FOREIGN_CLIP * math.sqrt(moved) * rounds
-        return 1.0 if limit == 0.0 else min(1.0, limit / max(math.sqrt(gap), limit))
+            self._get(self.theta, self._layout.experts[block], start + cut, held[cut:])
+            square += float((theirs[cut:] - held[cut:]).square_().sum())
+        limit = FOREIGN_CLIP * moved * max(1, self.round - self._got.get(block, self.round - PERIOD))
+        return limit / max(math.sqrt(square), limit)
 
-    def _get(self, flat: torch.Tensor, start: int, out: torch.Tensor) -> None:
-        """Elements from `start` on of what is trained here, from `flat` [P]."""
-        for there, here in overlaps(self._layout.trained(self.block), start, len(out)):
+    def _expert_spans(self) -> Iterator[tuple[int, int, int]]:
+        """(first, last, place of the first expert's element within) of the spans with experts."""
+        for start, end in self._spans:
+            if (cut := max(0, self._layout.shared_count - start)) < end - start:
+                yield start, end, cut
+
+    @property
+    def _trained(self) -> Sequence[FlatSegment]:
+        return self._layout.trained(self.block)
+
+    def _get(self, flat: torch.Tensor, segments: Sequence[FlatSegment], start: int, out: torch.Tensor) -> None:
+        """Elements from `start` on of `segments`, from `flat` [P]."""
+        for there, here in overlaps(segments, start, len(out)):
             out[here].copy_(flat[there])
 
-    def _get_foreign(self, flat: torch.Tensor, block: int, start: int, out: torch.Tensor) -> None:
-        """Likewise of the experts of another `block`, at the places that they have in its packets."""
-        for there, here in overlaps(self._layout.experts[block], start, len(out)):
-            out[here].copy_(flat[there])
-
-    def _put(self, flat: torch.Tensor, start: int, values: torch.Tensor, *, adds: bool = False) -> None:
-        for there, here in overlaps(self._layout.trained(self.block), start, len(values)):
-            given = values[here].to(flat.device)
-            flat[there].add_(given) if adds else flat[there].copy_(given)
-
-    def _put_foreign(self, block: int, start: int, values: torch.Tensor) -> None:
-        for there, here in overlaps(self._layout.experts[block], start, len(values)):
-            self.phi[there] = values[here]
-            self.theta[there].copy_(values[here])
+    def _put(self, flat: torch.Tensor, segments: Sequence[FlatSegment], start: int, values: torch.Tensor) -> None:
+        """Write `values` where `_get` reads."""
+        for there, here in overlaps(segments, start, len(values)):
+            flat[there].copy_(values[here])
 
     def _tried(self, packet: Packet, keep: float) -> tuple[torch.Tensor, torch.Tensor]:
         raise AssertionError("gossip.acceptance guarded does not go with training.experts_trained")

@@ -31,7 +31,7 @@ from swarmnode.errors import ManifestError, RemoteFault
 from swarmnode.gossip.compression import Codec
 from swarmnode.gossip.compression.delta import DeltaCodec
 from swarmnode.gossip.outer import fragment
-from swarmnode.gossip.outer.method import Outer, check_weight, one_by_one
+from swarmnode.gossip.outer.method import Outer, believed, check_weight, one_by_one
 from swarmnode.gossip.robust import PacketMeasures
 from swarmnode.ports import OuterReport, Packet, StreamingMessage, WireTensor
 
@@ -132,7 +132,7 @@ class DeltaMean(Outer):
         assert self.round == round_index, f"outer step of round {round_index}; the boundary marked is {self.round}"
         verdicts = [self._judge(own_weight, packet) for packet in packets]
         probed = self._probe_one(own_weight, packets, verdicts)
-        taken = [(packet, verdict.keep) for packet, verdict in zip(packets, verdicts, strict=True) if verdict.keep > 0]
+        taken = believed(packets, verdicts)
         if not taken and not lone:
             return OuterReport(0, 0.0, 0.0, verdicts, probed)
         met = [(packet, keep) for packet, keep in taken if not packet.final_delta]

@@ -176,6 +176,11 @@ class Outer(ABC):
             course.restart()
 
 
+def believed(packets: Sequence[Packet], verdicts: Sequence[Verdict]) -> list[tuple[Packet, float]]:
+    """The packets that count, each with the share of its distance from ours that does."""
+    return [(packet, verdict.keep) for packet, verdict in zip(packets, verdicts, strict=True) if verdict.keep > 0.0]
+
+
 def one_by_one(*drafts: StreamingMessage) -> StreamingMessage:
     """`drafts` as one message, written in order."""
 

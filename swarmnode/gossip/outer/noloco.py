@@ -13,7 +13,7 @@ import torch
 from swarmnode.errors import ManifestError, RemoteFault
 from swarmnode.gossip.compression import Codec
 from swarmnode.gossip.compression.tiles import blocks
-from swarmnode.gossip.outer.method import Outer, check_weight, one_by_one
+from swarmnode.gossip.outer.method import Outer, believed, check_weight, one_by_one
 from swarmnode.gossip.outer.weight_fragment import Fragment, fragments
 from swarmnode.gossip.robust import PacketMeasures
 from swarmnode.ports import OuterReport, Packet, StreamingMessage, WireTensor
@@ -24,6 +24,13 @@ BLOCK_DEVICE = 1 << 24  # guess: enough to fill an accelerator, 64 MiB of scratc
 
 Share = tuple[float, float, Sequence[Sequence[WireTensor]]]
 """A packet in a mean: its weight, the share of its distance from ours that counts, and its tensors by buffer."""
+
+
+def block_elements(outer: Outer) -> int:
+    """Elements that an outer step works on at once, by where the slow weights lie."""
+    if outer.remote:
+        return BLOCK_REMOTE
+    return BLOCK_CPU if outer.phi.device.type == "cpu" else BLOCK_DEVICE
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +90,7 @@ class NoLoCo(Outer):
         self._delta = None if self._theta_alone else torch.empty_like(self._boundary)
         self._marked: FragmentView | None = None
         self._all: list[FragmentView] = []  # during `apply`: the packets' fragments, by number
-        most = BLOCK_REMOTE if self.remote else BLOCK_CPU if slow.type == "cpu" else BLOCK_DEVICE
-        block = min(self._largest, most)
+        block = min(self._largest, block_elements(self))
         self._starts = range(0, self.parameters, block)
         self._block = block
         self._scratch = [torch.empty(block, dtype=theta.dtype, device=slow) for _ in range(3)]
@@ -217,7 +223,7 @@ class NoLoCo(Outer):
     def _apply(self, own_weight: float, packets: Sequence[Packet], lone: bool) -> OuterReport:
         verdicts = [self._judge(own_weight, packet) for packet in packets]
         probed = self._probe_one(own_weight, packets, verdicts)
-        taken = [(packet, verdict.keep) for packet, verdict in zip(packets, verdicts, strict=True) if verdict.keep > 0]
+        taken = believed(packets, verdicts)
         if not taken and not lone:
             return OuterReport(0, 0.0, 0.0, verdicts, probed)
         given: dict[int, list[Share]] = {}

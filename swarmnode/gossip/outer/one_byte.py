@@ -31,7 +31,7 @@ import torch
 
 from swarmnode.errors import RemoteFault
 from swarmnode.gossip.compression import codec
-from swarmnode.gossip.outer.method import Outer, check_weight
+from swarmnode.gossip.outer.method import Outer, believed, check_weight
 from swarmnode.gossip.robust import PacketMeasures
 from swarmnode.ids import digest64
 from swarmnode.manifest import Manifest
@@ -179,7 +179,7 @@ class OneByte(Outer):
     ) -> OuterReport:
         assert self.round == round_index, f"outer step of round {round_index}; the boundary marked is {self.round}"
         verdicts = [self._judge(own_weight, packet) for packet in packets]
-        taken = [packet for packet, verdict in zip(packets, verdicts, strict=True) if verdict.keep > 0.0]
+        taken = [packet for packet, _ in believed(packets, verdicts)]
         if not taken and not lone:
             return OuterReport(0, 0.0, 0.0, verdicts)
         given = {packet.sender: decode_steps(packet.tensors[0].data) for packet in taken}
