@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from swarmnode.ids import PeerId
+from swarmnode.parted_work import Parts
 from swarmnode.wire import call_pb2 as wire
 from swarmnode.wire import record_pb2
 from swarmnode.wire_tensor import DTYPE_BYTES as DTYPE_BYTES
@@ -114,8 +115,9 @@ class Priority(enum.IntEnum):
 class Compute(Protocol):
     """The device: runs one piece of arithmetic at a time."""
 
-    async def run(self, priority: Priority, samples: int, work: Callable[[], T]) -> T:
-        """Run `work` on its turn and return its value or raise its error. `samples` lets the simulator charge time.
+    async def run(self, priority: Priority, samples: int, work: Callable[[], T | Parts[T]]) -> T:
+        """Run `work`, which may come in parts (parted_work.py), on its turn and return its value or raise its error.
+        `samples` lets the simulator charge time.
 
         Cancelling before `work` starts drops it; after that it completes and its value is dropped. A StreamingMessage
         is returned as soon as it exists and finished within the same turn (its `finished`).
@@ -364,6 +366,10 @@ class Replica(Protocol):
         """An immutable copy of the whole state: fast and slow weights, momentum and moments; or of the sections `only`,
         which an archive of the run copies without the rest."""
 
+    def snapshot_in_parts(self, *, packed: bool = False, only: Sequence[str] = ()) -> State | Parts[State]:
+        """`snapshot`, or its parts where most of the work needs no device. Parts of the weights are then a few inner
+        steps apart, which is less than two replicas are."""
+
     def load(self, state: State) -> None:
         """Adopt `state`. Raises RemoteFault if sections are missing, of the wrong size, or not finite."""
 
@@ -415,3 +421,8 @@ class Replica(Protocol):
         another `apply`. A misshapen or non-finite packet, which no honest partner sends, is refused by its verdict; the
         others count.
         """
+
+    def apply_in_parts(
+        self, round_index: int, own_weight: float, packets: Sequence[Packet], *, lone: bool = True
+    ) -> OuterReport | Parts[OuterReport]:
+        """`apply`, or its parts: where slow weights lie in main memory, most of it goes beside the device."""

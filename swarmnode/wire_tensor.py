@@ -37,19 +37,20 @@ class WireTensor:
 class StreamingMessage:
     """A message whose tensors have memory and sizes: sending can begin while `finish` writes the rest."""
 
-    __slots__ = ("_write", "tensors")
+    __slots__ = ("_write", "beside", "tensors")
 
     def __init__(self, tensors: Sequence[WireTensor], write: Callable[[], None] | None = None) -> None:
         """`write` completes `tensors` in order; None if they are complete."""
         self.tensors, self._write = tensors, write
+        self.beside = False  # whether `finish` needs no device: then it may run beside the device's other work
 
     @property
     def complete(self) -> bool:
         return all(tensor.complete for tensor in self.tensors)
 
     def finish(self) -> Sequence[WireTensor]:
-        """Complete the tensors and return them. Runs in the thread that made the message. An error is raised here and
-        at all waiters."""
+        """Complete the tensors and return them. Runs in the thread that made the message, or `beside` it. An error is
+        raised here and at all waiters."""
         write, self._write = self._write, None
         finish([tensor.watermark for tensor in self.tensors if tensor.watermark is not None], write)
         return self.tensors

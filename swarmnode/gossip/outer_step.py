@@ -102,7 +102,7 @@ class OuterStep:
         self, ours: OutgoingPacket, weight: float, packets: Sequence[Packet], reason: str, *, lone: bool = True
     ) -> tuple[OuterReport, str]:
         """(the report of the outer step; why the last packet was refused, `reason` where none was)."""
-        step = partial(self.replica.apply, ours.round_index, weight, packets, lone=lone)
+        step = partial(self.replica.apply_in_parts, ours.round_index, weight, packets, lone=lone)
         report = await self.compute.run(Priority.OUTER, 0, step)
         for verdict in report.verdicts:
             if verdict.keep == 0.0:

@@ -1,4 +1,8 @@
-"""The device as a port: one thread that runs one piece of arithmetic at a time, the most urgent first."""
+"""The device as a port: one thread that runs one piece of arithmetic at a time, the most urgent first.
+
+A round's arithmetic on weights in main memory needs no device. It runs beside, in a second thread, and the device goes
+on with microbatches. All other pieces wait for it, because they read or write the same weights.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +11,19 @@ import heapq
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from swarmnode.errors import LocalFault
 from swarmnode.metrics import name
+from swarmnode.parted_work import Parts, outcome
 from swarmnode.ports import Priority, StreamingMessage, Telemetry
 
 T = TypeVar("T")
 WAITING_MAX = 4096  # guess: far above what slots and windows allow; more indicates a bug
+MICROBATCHES = (Priority.BACKWARD, Priority.FORWARD)  # they touch neither slow weights nor packets
 
 
 @dataclass(order=True, slots=True)
@@ -25,6 +32,8 @@ class _Work:
     serial: int
     work: Callable[[], Any] = field(compare=False)
     result: asyncio.Future[Any] = field(compare=False)
+    parts: Parts[Any] | None = field(compare=False, default=None)  # once begun, if the work comes in parts
+    found: tuple[Any, BaseException | None] = field(compare=False, default=(None, None))  # by the part done beside
 
 
 class ThreadCompute:
@@ -40,6 +49,8 @@ class ThreadCompute:
         self._telemetry = telemetry
         self._loop = asyncio.get_running_loop()
         self._queue: list[_Work] = []
+        self._aside: ThreadPoolExecutor | None = None  # made when first needed
+        self._beside = False  # whether a piece is under way there
         self._serial = 0
         self._waiting = 0
         self._worked_s = 0.0  # in finished pieces, with their rests
@@ -59,7 +70,7 @@ class ThreadCompute:
             since_s = self._since_s
             return self._worked_s + (time.perf_counter() - since_s if since_s is not None else 0.0)
 
-    async def run(self, priority: Priority, samples: int, work: Callable[[], T]) -> T:
+    async def run(self, priority: Priority, samples: int, work: Callable[[], T | Parts[T]]) -> T:
         if self._closing:
             raise LocalFault("the compute thread is closed")
         if self._waiting >= WAITING_MAX:
@@ -78,35 +89,45 @@ class ThreadCompute:
             self._telemetry.gauge(name.COMPUTE_WAITING, float(self._waiting))
 
     def close(self) -> None:
-        """Finish the running piece, cancel the queued ones, end the thread."""
+        """Finish the pieces that have begun, cancel the queued ones, end the threads."""
         with self._more:
             self._closing = True
-            dropped, self._queue = self._queue, []
+            dropped = [piece for piece in self._queue if piece.parts is None]
+            self._queue = [piece for piece in self._queue if piece.parts is not None]
             self._more.notify()
         for piece in dropped:
             piece.result.cancel()
         self._thread.join()
+        if self._aside is not None:
+            self._aside.shutdown()
 
     def _serve(self) -> None:
         while True:
             with self._more:
-                while not self._closing and (rest_s := self._rest_s()) > 0.0:
+                while (rest_s := self._rest_s()) > 0.0:
+                    if self._closing and not self._queue and not self._beside:
+                        return
                     self._more.wait(min(rest_s, threading.TIMEOUT_MAX))
-                if self._closing:
-                    return
-                piece = heapq.heappop(self._queue)
-            if piece.result.cancelled():
+                piece = self._next()
+                assert piece is not None
+                self._queue.remove(piece)
+                heapq.heapify(self._queue)
+            if piece.parts is None and piece.result.cancelled():
                 continue
             begun, began_s = time.thread_time(), time.perf_counter()
             with self._more:
                 self._since_s = began_s
             value: Any = None
             error: BaseException | None = None
+            beside: Callable[[], Any] | None = None
             try:
-                value = piece.work()
+                value, beside = _begun(piece)
                 if isinstance(value, StreamingMessage) and not value.complete:
                     self._loop.call_soon_threadsafe(_give, piece, value)
-                    value.finish()  # its error is also raised for all waiters of its tensors
+                    if value.beside:
+                        beside = value.finish
+                    else:
+                        value.finish()  # its error is also raised for all waiters of its tensors
             except BaseException as caught:  # noqa: BLE001  handed to the waiter; a thread must not swallow it
                 error = caught
             seconds = time.thread_time() - begun
@@ -116,14 +137,33 @@ class ThreadCompute:
                 self._worked_s += now_s - began_s + rest_s
                 self._rested_s = max(now_s, self._rested_s) + rest_s
                 self._since_s = None
-            self._loop.call_soon_threadsafe(self._deliver, piece, value, error, seconds)
+                self._beside = self._beside or beside is not None
+            if beside is not None:
+                if self._aside is None:
+                    self._aside = ThreadPoolExecutor(1, "beside the device")
+                self._aside.submit(self._do_beside, piece, beside)
+            if piece.parts is None or beside is None:
+                self._loop.call_soon_threadsafe(self._deliver, piece, value, error, seconds)
+
+    def _next(self) -> _Work | None:
+        """The most urgent piece that may run now."""
+        may = [piece for piece in self._queue if piece.priority in MICROBATCHES] if self._beside else self._queue
+        return min(may, default=None)
+
+    def _do_beside(self, piece: _Work, beside: Callable[[], Any]) -> None:
+        """Do a part of `piece` that needs no device, in the second thread."""
+        piece.found = outcome(beside)
+        with self._more:
+            self._beside = False
+            if piece.parts is not None:
+                heapq.heappush(self._queue, piece)
+            self._more.notify()
 
     def _rest_s(self) -> float:
         """Seconds until there may be work; 0 if there is some now."""
-        if not self._queue:
+        if (piece := self._next()) is None:
             return math.inf
-        urgent = self._queue[0].priority == Priority.OUTER
-        return 0.0 if urgent else max(0.0, self._rested_s - time.perf_counter())
+        return 0.0 if piece.priority == Priority.OUTER else max(0.0, self._rested_s - time.perf_counter())
 
     def _deliver(self, piece: _Work, value: Any, error: BaseException | None, seconds: float) -> None:
         self._telemetry.count(name.COMPUTE_SECONDS, seconds, kind=piece.priority.name.lower())
@@ -133,6 +173,20 @@ class ThreadCompute:
             piece.result.set_exception(error)
         else:
             piece.result.set_result(value)
+
+
+def _begun(piece: _Work) -> tuple[Any, Callable[[], Any] | None]:
+    """Do `piece` up to its next part that needs no device. Returns (its value, None), or (None, that part)."""
+    if piece.parts is None:
+        value = piece.work()
+        if not isinstance(value, Generator):
+            return value, None
+        piece.parts = value
+    found, error = piece.found
+    try:
+        return None, piece.parts.send(found) if error is None else piece.parts.throw(error)
+    except StopIteration as end:
+        return end.value, None
 
 
 def _give(piece: _Work, value: StreamingMessage) -> None:

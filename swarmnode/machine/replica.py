@@ -6,18 +6,20 @@ import contextlib
 import hashlib
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from swarmnode.errors import LocalFault, RemoteFault, UsageError
-from swarmnode.gossip.outer import DesLoc, Outer, outer
+from swarmnode.gossip.outer import DesLoc, NoLoCo, Outer, outer
 from swarmnode.gossip.outer.expert_average import ExpertAverage
 from swarmnode.gossip.outer.one_byte import OneByte
 from swarmnode.gossip.robust import GUARDED
 from swarmnode.large_buffer import large_buffer
 from swarmnode.machine.forward_trainer import ForwardTrainer
+from swarmnode.machine.outer_parts import slow_and_fast
 from swarmnode.manifest import Manifest, by_forward_passes, from_base
 from swarmnode.model.device import free_nbytes
 from swarmnode.model.expert_share import first_block
@@ -27,8 +29,9 @@ from swarmnode.model.running_mean import RunningMean
 from swarmnode.model.section import SECTIONS, section_sizes
 from swarmnode.model.split import StageLayers, stages_of
 from swarmnode.model.stage import BUMP_STEPS, StageReplica
-from swarmnode.model.state_stream import Buffers, GivenState, Part, write_sections
+from swarmnode.model.state_stream import Buffers, GivenState, Part, section_parts
 from swarmnode.model.tensor import check_finite, decode
+from swarmnode.parted_work import Parts, run_whole
 from swarmnode.ports import (
     LossResult,
     Neighbour,
@@ -239,12 +242,24 @@ class TorchReplica:
         """Like `message`, before the tensors are written."""
         if self.outer.steps_early:
             self.stage.stash.before_step(inner=False)
-        return self._again(lambda: self.outer.draft(round_index))
+        draft = self._again(lambda: self.outer.draft(round_index))
+        draft.beside = isinstance(self.outer, NoLoCo) and self.outer.splits
+        return draft
 
     def apply(
         self, round_index: int, own_weight: float, packets: Sequence[Packet], *, lone: bool = True
     ) -> OuterReport:
         """See ports.Replica."""
+        parts = self.apply_in_parts(round_index, own_weight, packets, lone=lone)
+        return parts if isinstance(parts, OuterReport) else run_whole(parts)
+
+    def apply_in_parts(
+        self, round_index: int, own_weight: float, packets: Sequence[Packet], *, lone: bool = True
+    ) -> OuterReport | Parts[OuterReport]:
+        """See ports.Replica."""
+        if isinstance(self.outer, NoLoCo) and self.outer.splits:
+            slow = partial(self.outer.apply_slow, round_index, own_weight, packets, lone=lone)
+            return slow_and_fast(self.stage, self.outer, slow, self._again, lone=lone)
         self.stage.stash.before_step(inner=False)
         report = self._again(lambda: self.outer.apply(round_index, own_weight, packets, lone=lone))
         if not lone and not report.believed:
@@ -271,10 +286,19 @@ class TorchReplica:
     def snapshot(self, *, packed: bool = False, only: Sequence[str] = ()) -> State:
         """A copy of the persistent state: 12 to 20 bytes a parameter, 8 to 12 if `packed` (model/section.py); only the
         sections `only`, if given. Accumulated gradients are not included."""
-        parts = self._parts_of_state()
-        sections = write_sections(parts, tuple(only or parts), self._buffers, packed=packed)
-        stage = self.stage
-        return State(sections, stage.inner_steps, stage.gradient_norm, bump_steps=stage.bump_steps, packed=packed)
+        return run_whole(self._copied(packed, only))
+
+    def snapshot_in_parts(self, *, packed: bool = False, only: Sequence[str] = ()) -> State | Parts[State]:
+        """See ports.Replica."""
+        if self.stage.device.type == "cpu":
+            return self.snapshot(packed=packed, only=only)
+        return self._copied(packed, only)
+
+    def _copied(self, packed: bool, only: Sequence[str]) -> Parts[State]:
+        parts, stage = self._parts_of_state(), self.stage
+        found = State({}, stage.inner_steps, stage.gradient_norm, bump_steps=stage.bump_steps, packed=packed)
+        found.sections = yield from section_parts(parts, tuple(only or parts), self._buffers, packed=packed)
+        return found
 
     def load(self, state: State) -> None:
         """Adopt `state`; accumulated gradients, a marked boundary and tapes become invalid. Raises RemoteFault, with

@@ -93,6 +93,13 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     return tensor.to(device)
 
 
+def copy_over(source: Tensor, out: Tensor) -> Tensor:
+    """Copy `source`, in main memory, to `out` of the same shape on another device, and return that."""
+    if out.is_cuda and source.nbytes >= LOCKED_LEAST:
+        source = _room(source.shape, source.dtype).copy_(source)
+    return out.copy_(source, non_blocking=out.is_cuda)
+
+
 def check_finite(tensor: Tensor, what: str) -> None:
     """Raises RemoteFault for NaN, Inf or a magnitude over MAGNITUDE_MAX. One pass over the elements (16 µs for 131 072,
     measured)."""

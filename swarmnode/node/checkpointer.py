@@ -15,6 +15,7 @@ from swarmnode.membership.swarm import GOSSIPING, Swarm
 from swarmnode.metrics import name
 from swarmnode.model.section import snapshot_nbytes
 from swarmnode.node.presence import Presence
+from swarmnode.parted_work import Parts, timed
 from swarmnode.ports import Compute, Priority, Replica, State, Store, Telemetry
 from swarmnode.recovery import checkpoint as form
 from swarmnode.recovery import checkpoint_io
@@ -167,11 +168,11 @@ class Checkpointer:
         )
         await self._complete(label)
 
-    def _copy(self) -> tuple[State, float]:
+    def _copy(self) -> tuple[State, float] | Parts[tuple[State, float]]:
         """On the compute thread: the state, and the seconds for which training stood still."""
         begun = self._time()
-        state = self._replica.snapshot()
-        return state, self._time() - begun
+        state = self._replica.snapshot_in_parts()
+        return (state, self._time() - begun) if isinstance(state, State) else timed(state, self._time)
 
     async def _complete(self, label: str) -> None:
         made = await checkpoint_io.complete(self._store, self._origin, label)

@@ -8,7 +8,8 @@ from functools import partial
 from swarmnode.errors import Unavailable
 from swarmnode.gossip.exchange import Gossip
 from swarmnode.node.node_context import NodeContext
-from swarmnode.ports import Priority, Replica
+from swarmnode.parted_work import Parts
+from swarmnode.ports import Priority, Replica, State
 from swarmnode.recovery.archive_donor import ArchiveDonor
 from swarmnode.recovery.snapshot import WHOLE, Snapshot, StateSlice
 from swarmnode.wire import record_pb2
@@ -23,7 +24,23 @@ async def copy_replica(context: NodeContext, stage: int, replica: Replica, gossi
     run, size = partial(context.ports.compute.run, Priority.OUTER, 0), context.ports.donating.chunk_nbytes
     while True:
         done, progress, made = gossip.done, context.presence.progress.to_wire(), list[Snapshot]()
-        copied = run(lambda: made.append(Snapshot.of(replica.snapshot(packed=True), stage, done, progress, size)))  # noqa: B023
+
+        def keep(state: State) -> None:
+            made.append(Snapshot.of(state, stage, done, progress, size))  # noqa: B023
+
+        def in_parts(parts: Parts[State]) -> Parts[None]:
+            keep((yield from parts))
+            if cut == WHOLE:
+                yield made[0].manifest  # noqa: B023  hashed beside the device
+
+        def copy() -> Parts[None] | None:
+            given = replica.snapshot_in_parts(packed=True)
+            if not isinstance(given, State):
+                return in_parts(given)
+            keep(given)
+            return None
+
+        copied = run(copy)
         # Queued with the copy: asked for later it would wait for the next microbatch (simulated: half a minute).
         hashed = [run(lambda: made[0].manifest())] if cut == WHOLE else []  # noqa: B023, PLW0108  not there yet
         await asyncio.gather(copied, *hashed)
@@ -39,7 +56,8 @@ def make_archive_donor(context: NodeContext, stage: int, replica: Replica, gossi
         while True:
             check_gives(context)
             done, progress = gossip.done, context.presence.progress.to_wire()
-            state = await ports.compute.run(Priority.OUTER, 0, lambda: replica.snapshot(packed=True, only=("phi",)))
+            copy = partial(replica.snapshot_in_parts, packed=True, only=("phi",))
+            state = await ports.compute.run(Priority.OUTER, 0, copy)
             if gossip.done == done:
                 return Snapshot.of(state, stage, done, progress, ports.donating.chunk_nbytes)
 

@@ -7,10 +7,11 @@ import hashlib
 import heapq
 import random
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, TypeVar
 
 from swarmnode.errors import DataError, LocalFault
+from swarmnode.parted_work import Parts, run_whole
 from swarmnode.ports import Priority
 from swarmnode.recovery.tensorfile import scatter
 
@@ -84,7 +85,7 @@ class SimMachine:
     def worked_s(self) -> float:
         return sum(self.busy_s.values())
 
-    async def run(self, priority: Priority, samples: int, work: Callable[[], T]) -> T:
+    async def run(self, priority: Priority, samples: int, work: Callable[[], T | Parts[T]]) -> T:
         if self._closed:
             raise LocalFault("the compute thread is closed")
         if self._waiting >= WAITING_MAX:
@@ -115,6 +116,8 @@ class SimMachine:
             error: BaseException | None = None
             try:
                 value = piece.work()
+                if isinstance(value, Generator):
+                    value = run_whole(value)
             except BaseException as caught:  # noqa: BLE001  handed to the waiter
                 error = caught
             seconds = self._seconds()

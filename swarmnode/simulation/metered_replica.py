@@ -145,6 +145,8 @@ class MeteredReplica:
         self._witness.given(_digests(state))
         return state
 
+    snapshot_in_parts = snapshot
+
     def load(self, state: State) -> None:
         self._meter.add(nbytes=self._copied)
         self.inner.load(state)
@@ -192,6 +194,8 @@ class MeteredReplica:
     ) -> OuterReport:
         self._meter.add(nbytes=OUTER_TRAFFIC * self._nbytes)
         return self.inner.apply(round_index, own_weight, packets, lone=lone)
+
+    apply_in_parts = apply
 
     def probe(self, samples: int) -> None:
         """Forward one synthetic microbatch, to be timed."""

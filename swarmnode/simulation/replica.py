@@ -252,6 +252,8 @@ class FakeReplica:
         sections = {name: made[row] for name, row in wanted.items()}  # three of them share one memory
         return State(sections, self.inner_steps, self.gradient_norm, packed=packed)
 
+    snapshot_in_parts = snapshot
+
     def _section_nbytes(self, name: str, packed: bool) -> int:
         return (PACKED_ITEMSIZE[name] if packed else ITEMSIZE) * self._sizes[name]
 
@@ -340,6 +342,8 @@ class FakeReplica:
         if due and self._guard is not None and self._guard.direction:
             self._course(round_index).moved(np.array([phi[k] for k in due]))
         return OuterReport(len(taken) + (own_weight > 0.0 or not taken), 0.0, 0.0, verdicts)
+
+    apply_in_parts = apply
 
     def _momentum(self, k: int, own_weight: float, boundary: Vector, givers: Sequence[tuple[float, Vector]]) -> float:
         """Momentum of dimension `k` after the packets of `givers`, by NoLoCo's equations or plain averaging."""

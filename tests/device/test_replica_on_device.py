@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -14,6 +14,7 @@ from swarmnode.errors import Busy
 from swarmnode.machine.replica import TorchReplica
 from swarmnode.manifest import DataSpec, GossipSpec, Manifest, TrainingSpec
 from swarmnode.model.device import devices, free_nbytes, half_dtype, use_device
+from swarmnode.parted_work import run_whole
 from swarmnode.ports import Packet, State, WireTensor
 from tests.support.one_byte_run import by_bytes
 from tests.support.tiny_model import FAMILIES, TINY, manifest, token_batch, token_wire
@@ -148,6 +149,44 @@ def test_late_forwards_and_steps_between(documents: str) -> None:
         if number % 2:
             assert all(replica.step(100 + number).gradient_norm > 0.0 for replica in chain)
     assert chain[0].recomputed == 3
+
+
+@pytest.mark.skipif(not DEVICE.startswith("cuda"), reason="needs a CUDA device: on the CPU nothing is in parts")
+def test_training_goes_on_beside_rounds_and_copies() -> None:
+    """An outer step in parts, with a microbatch and an inner step between them, ends where a whole one does; and so
+    does a copy of the state."""
+    run = replace(manifest(WIDE, 2), gossip=GossipSpec(codec="modular4"))
+    tokens = [token_wire(token_batch(WIDE, seed=seed)) for seed in range(3)]
+    other = made(run, DEVICE, autocast=True)
+    packets = [Packet(1.0, 8, partner.message(1), sender="b") for partner in other]
+    ends = []
+    for beside in (True, False):
+        chain = made(run, DEVICE, autocast=True)
+        descend(chain, tokens[0])
+        for replica in chain:
+            replica.step(100)
+            replica.message(1)
+        found = []
+        for replica, packet in zip(chain, packets, strict=True) if beside else ():
+            parts = replica.apply_in_parts(1, 1.0, [packet], lone=False)
+            assert isinstance(parts, Generator)
+            found.append((parts, next(parts)()))
+        descend(chain, tokens[1])
+        for replica in chain:
+            replica.step(200)
+        for parts, value in found:
+            with pytest.raises(StopIteration) as end:
+                parts.send(value)
+            assert end.value.value.believed
+        for replica, packet in zip(chain, packets, strict=True) if not beside else ():
+            replica.apply(1, 1.0, [packet], lone=False)
+        for replica in chain:
+            copy = replica.snapshot_in_parts(packed=True)
+            assert isinstance(copy, Generator)
+            assert _travelled(run_whole(copy)) == _travelled(replica.snapshot(packed=True))
+        slow = [float(replica.outer.phi.double().square().sum()) for replica in chain]
+        ends.append([descend(chain, tokens[2], train=False), *slow])
+    assert ends[0] == pytest.approx(ends[1], rel=1e-3)
 
 
 def test_forward_passes_alone() -> None:

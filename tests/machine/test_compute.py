@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 
 import pytest
 
 from swarmnode.errors import LocalFault
 from swarmnode.machine.compute import ThreadCompute
-from swarmnode.ports import Priority
+from swarmnode.parted_work import Parts
+from swarmnode.ports import Priority, StreamingMessage, WireTensor
+from swarmnode.ready_watermark import ReadyWatermark
 from tests.support.fake_telemetry import Quiet
 
 PIECE_S = 0.02
@@ -47,3 +50,102 @@ async def test_who_waits_for_an_outer_step_does_not_wait_for_a_rest() -> None:
         await later
     with pytest.raises(LocalFault, match="closed"):
         await compute.run(Priority.OUTER, 0, lambda: None)
+
+
+class Aside:
+    """Work in parts, of which the one beside the device ends when it is told to."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.begun, self.may_end = threading.Event(), threading.Event()
+        self.threads = list[str]()
+        self.error = error
+
+    def beside(self) -> int:
+        self.threads.append(threading.current_thread().name)
+        self.begun.set()
+        assert self.may_end.wait(60)
+        if self.error is not None:
+            raise self.error
+        return 20
+
+    def begin(self) -> int | Parts[int]:
+        return self.parts()
+
+    def parts(self) -> Parts[int]:
+        self.threads.append(threading.current_thread().name)
+        found = yield self.beside
+        self.threads.append(threading.current_thread().name)
+        return found + 1
+
+
+async def test_microbatches_go_on_beside_a_part_and_all_else_waits() -> None:
+    compute, work = ThreadCompute(Quiet()), Aside()
+    try:
+        outer = asyncio.ensure_future(compute.run(Priority.OUTER, 0, work.begin))
+        assert await asyncio.to_thread(work.begun.wait, 60)
+        others = [asyncio.ensure_future(compute.run(p, 0, lambda: 0)) for p in (Priority.OUTER, Priority.BACKGROUND)]
+        for priority in (Priority.FORWARD, Priority.BACKWARD):
+            assert await asyncio.wait_for(compute.run(priority, 1, lambda: 1), 60) == 1
+        assert not outer.done() and not any(other.done() for other in others)
+        work.may_end.set()
+        assert await asyncio.wait_for(outer, 60) == 21
+        assert await asyncio.wait_for(asyncio.gather(*others), 60) == [0, 0]
+        first, aside, last = work.threads
+        assert first == last == "compute" != aside
+    finally:
+        work.may_end.set()
+        compute.close()
+
+
+async def test_an_error_beside_reaches_the_work_and_its_waiter() -> None:
+    compute, work = ThreadCompute(Quiet()), Aside(LocalFault("disk full"))
+    work.may_end.set()
+    try:
+        with pytest.raises(LocalFault, match="disk full"):
+            await asyncio.wait_for(compute.run(Priority.OUTER, 0, work.begin), 60)
+        assert await asyncio.wait_for(compute.run(Priority.OUTER, 0, lambda: 1), 60) == 1
+    finally:
+        compute.close()
+
+
+async def test_what_has_begun_is_ended_whoever_waits_for_it() -> None:
+    """An outer step whose slow half is done must not lose its fast half."""
+    compute, work = ThreadCompute(Quiet()), Aside()
+    try:
+        outer = asyncio.ensure_future(compute.run(Priority.OUTER, 0, work.begin))
+        assert await asyncio.to_thread(work.begun.wait, 60)
+        outer.cancel()
+        never = asyncio.ensure_future(compute.run(Priority.OUTER, 0, lambda: 1))
+        await asyncio.sleep(0)
+        threading.Timer(0.05, work.may_end.set).start()
+        compute.close()
+        assert len(work.threads) == 3
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(never, 60)
+    finally:
+        work.may_end.set()
+
+
+async def test_a_message_may_be_written_beside() -> None:
+    compute, work = ThreadCompute(Quiet()), Aside()
+    mark = ReadyWatermark(8)
+
+    def write() -> None:
+        work.beside()
+        mark.reach(8)
+
+    tensor = WireTensor("u8", (8,), memoryview(bytes(8)), watermark=mark)
+    message = StreamingMessage([tensor], write)
+    message.beside = True
+    try:
+        assert await asyncio.wait_for(compute.run(Priority.OUTER, 0, lambda: message), 60) is message
+        assert await asyncio.to_thread(work.begun.wait, 60)
+        after = asyncio.ensure_future(compute.run(Priority.OUTER, 0, lambda: 2))
+        assert await asyncio.wait_for(compute.run(Priority.FORWARD, 1, lambda: 1), 60) == 1
+        assert not message.complete and not after.done()
+        work.may_end.set()
+        await asyncio.wait_for(message.finished(), 60)
+        assert await asyncio.wait_for(after, 60) == 2
+    finally:
+        work.may_end.set()
+        compute.close()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -25,6 +25,7 @@ from swarmnode.model.device import autocasts, check_device, device_text, free_nb
 from swarmnode.model.memory_budget import ComputeMode, microbatch_nbytes
 from swarmnode.model.stage import StageReplica
 from swarmnode.model.tensor import encode
+from swarmnode.parted_work import Parts, run_whole, timed
 from swarmnode.ports import Packet
 
 T = TypeVar("T")
@@ -145,12 +146,40 @@ def _stage(model: ModelSpec, layers: int, device: str, fast: bool, peak: float, 
     replica.step(samples)  # the first makes room
     whole()
     row["ms of an inner step"] = 1e3 * _timed(lambda: replica.step(samples), device)[1]
+    return row | _round(replica, samples, device)
+
+
+def _round(replica: TorchReplica, samples: int, device: str) -> dict[str, float]:
+    """Of a round and a donor's copy of the state: the seconds for which the device stops, and those beside it."""
     replica.message(1)  # makes room for packets, once
-    tensors, row["s of a round's packet"] = _timed(lambda: replica.message(2), device)
+    draft, stop = _timed(lambda: replica.draft(2), device)
+    tensors, writing = _timed(draft.finish, device)
     packet = Packet(1.0, samples, tensors, sender="another")
-    row["s of a round's step"] = _timed(lambda: replica.apply(2, 1.0, [packet], lone=False), device)[1]
-    row["s of a donor's copy"] = _timed(lambda: replica.snapshot(packed=True), device)[1]
-    return row
+    step_stop, step = _in_parts(lambda: replica.apply_in_parts(2, 1.0, [packet], lone=False), device)
+    copy_stop, copy = _in_parts(lambda: replica.snapshot_in_parts(packed=True), device)
+    if not draft.beside:
+        stop, writing = stop + writing, 0.0
+    return {
+        "s that a round stops the device": stop + step_stop,
+        "s of a round beside it": writing + step - step_stop,
+        "s that a donor's copy stops it": copy_stop,
+        "s of a copy beside it": copy - copy_stop,
+    }
+
+
+def _in_parts(work: Callable[[], T | Parts[T]], device: str) -> tuple[float, float]:
+    """Seconds of `work` on the device's thread, and in all."""
+
+    def now_s() -> float:
+        _wait(device)
+        return time.perf_counter()
+
+    begun_s = now_s()
+    value = work()
+    if isinstance(value, Generator):
+        (_, stopped), whole = _timed(lambda: run_whole(timed(value, now_s)), device)
+        return stopped, whole
+    return (now_s() - begun_s,) * 2
 
 
 def _plain(model: ModelSpec, layers: int, device: str, fast: bool, x: torch.Tensor, times: int) -> float:

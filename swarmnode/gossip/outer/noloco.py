@@ -4,7 +4,7 @@ code]."""
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -16,6 +16,7 @@ from swarmnode.gossip.compression.tiles import blocks
 from swarmnode.gossip.outer.method import Outer, believed, check_weight, one_by_one
 from swarmnode.gossip.outer.weight_fragment import Fragment, fragments
 from swarmnode.gossip.robust import PacketMeasures
+from swarmnode.model.tensor import copy_over, to_host
 from swarmnode.ports import OuterReport, Packet, StreamingMessage, WireTensor
 
 BLOCK_CPU = 1 << 18  # elements; measured best of 2^12 .. 2^19: 8 M parameters in 19 ms (2^15: 29 ms, 2^12: 107 ms)
@@ -90,6 +91,7 @@ class NoLoCo(Outer):
         self._delta = None if self._theta_alone else torch.empty_like(self._boundary)
         self._marked: FragmentView | None = None
         self._all: list[FragmentView] = []  # during `apply`: the packets' fragments, by number
+        self._steps: list[FragmentView] = []  # remote: fragments whose boundary holds a step that theta has yet to take
         block = min(self._largest, block_elements(self))
         self._starts = range(0, self.parameters, block)
         self._block = block
@@ -124,32 +126,46 @@ class NoLoCo(Outer):
         boundary, slow, delta = (None if x is None else torch.empty_like(x) if anew else x for x in rooms)
         assert boundary is not None and slow is not None
         boundary, slow = boundary[:count], slow[:count]
+        self._read_theta(fragment, boundary)
         if fragment.whole:
-            boundary.copy_(self.theta)
             slow = self.phi
         else:
-            self._read_theta(fragment, boundary)
             fragment.get(self.phi, 0, count, slow)
         if delta is not None:
             delta = torch.sub(boundary, slow, out=delta[:count])
         return FragmentView(fragment, self._codecs[fragment.number], boundary, slow, delta)
 
     def _read_theta(self, fragment: Fragment, out: torch.Tensor) -> None:
-        """Copy the fast weights of a fragment of several into `out`."""
+        """Copy the fast weights of a fragment into `out`."""
         if not self.remote:
-            fragment.get(self.theta, 0, fragment.count, out)
+            given = fragment.get(self.theta, 0, fragment.count, out)
+            if fragment.whole:
+                out.copy_(given)
             return
-        for start in range(0, fragment.count, self._block):
-            end = min(start + self._block, fragment.count)
-            out[start:end].copy_(fragment.get(self.theta, start, end, self._there[0]))
+        for start, end in self._blocks(fragment):
+            out[start:end].copy_(to_host(fragment.get(self.theta, start, end, self._there[0])))
 
-    def _add_to_theta(self, fragment: Fragment, start: int, end: int, step: torch.Tensor) -> None:
-        """Add `step`, in main memory, to the fast weights on their device."""
-        there = self._there[0][: end - start].copy_(step)
-        if fragment.whole:
-            self.theta[start:end].add_(there)
-        else:
-            fragment.put(self.theta, start, end, fragment.get(self.theta, start, end, self._there[1]).add_(there))
+    def _blocks(self, fragment: Fragment) -> Iterator[tuple[int, int]]:
+        """[first, last) of the elements of a fragment that are worked on at once."""
+        for start in range(0, fragment.count, self._block):
+            yield start, min(start + self._block, fragment.count)
+
+    @property
+    def splits(self) -> bool:
+        """Whether `apply` may be `apply_slow`, beside the device of the fast weights, and then `follow`."""
+        return self.remote and self.probe is None
+
+    @torch.no_grad()
+    def follow(self) -> None:
+        """Let the fast weights take the step of `apply_slow`."""
+        self.stepping = bool(self._steps)
+        for part in self._steps:
+            for start, end in self._blocks(part.fragment):
+                theta = part.fragment.get(self.theta, start, end, self._there[-1])
+                theta.add_(copy_over(part.boundary[start:end], self._there[0][: end - start]))
+                part.fragment.put(self.theta, start, end, theta)
+        self._steps = []
+        self.stepping = False
 
     @torch.no_grad()
     def draft(self, round_index: int) -> StreamingMessage:
@@ -201,13 +217,22 @@ class NoLoCo(Outer):
             return [tensors]
         return [tensors[: self.codec.tensors], tensors[self.codec.tensors :]]
 
-    @torch.no_grad()
     def apply(
         self, round_index: int, own_weight: float, packets: Sequence[Packet], *, lone: bool = True
     ) -> OuterReport:
+        report = self.apply_slow(round_index, own_weight, packets, lone=lone)
+        self.follow()
+        return report
+
+    @torch.no_grad()
+    def apply_slow(
+        self, round_index: int, own_weight: float, packets: Sequence[Packet], *, lone: bool = True
+    ) -> OuterReport:
+        """`apply`, but fast weights on another device than the slow ones take the step only in `follow`."""
         assert self.round == round_index, f"outer step of round {round_index}; the boundary marked is {self.round}"
         assert 0.0 <= own_weight <= 1.0, f"own weight {own_weight}"
         assert self._marked is not None
+        self._steps = []
         self._all = self._every() if any(packet.final_delta for packet in packets) else [self._marked]
         try:
             return self._apply(own_weight, packets, lone)
@@ -238,7 +263,7 @@ class NoLoCo(Outer):
         assert self._marked is not None
         self._moved(self._marked.fragment.number, self._marked.phi)
         self.round = None
-        self.stepping = False
+        self.stepping = bool(self._steps)
         return OuterReport(
             members=len(taken) + (own_weight > 0.0 or not taken),
             delta_norm=math.sqrt(squares[0]),
@@ -257,6 +282,8 @@ class NoLoCo(Outer):
             squares = self._step(part, start, own_share, shares)
             delta_squared += squares[0]
             step_squared += squares[1]
+        if self.remote:
+            self._steps.append(part)
         return delta_squared, step_squared
 
     def _tried(self, packet: Packet, keep: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -342,7 +369,7 @@ class NoLoCo(Outer):
         changed = [(self.phi, phi), (self.momentum, m)]
         if self.remote:
             phi.add_(m)
-            self._add_to_theta(part.fragment, start, end, torch.sub(phi, boundary, out=mean))
+            torch.sub(phi, boundary, out=boundary)
         else:
             theta = part.fragment.get(self.theta, start, end, room)
             theta.sub_(boundary)  # the gain

@@ -1,0 +1,83 @@
+"""An outer step beside the device of the fast weights: what training changed there meanwhile is kept."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from swarmnode.gossip.compression import codec
+from swarmnode.gossip.outer import Average, NoLoCo
+from swarmnode.model.tensor import decode
+from swarmnode.parted_work import Parts, run_whole, timed
+from swarmnode.ports import Packet
+from tests.support.fake_device import elsewhere
+
+PARAMETERS = 64 * 40 + 17
+
+
+def weights(seed: int) -> torch.Tensor:
+    return torch.randn(PARAMETERS, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("fragments", [1, 3])
+@pytest.mark.parametrize("alpha", [0.0, 0.5])
+def test_a_step_in_two_halves_is_the_whole_step(alpha: float, fragments: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    theta, learned = weights(1), 0.01 * weights(2)
+
+    def method(flat: torch.Tensor) -> NoLoCo:
+        if alpha:
+            return NoLoCo(flat, codec("fp32"), alpha, 0.7, 0.7, fragments)
+        return Average(flat, codec("fp32"), fragments)
+
+    here, partner = method(theta.clone()), method(weights(3))
+    with elsewhere(monkeypatch) as device:
+        there = method(theta.to(device))
+        assert there.remote and there.splits and there.phi.device.type == "cpu"
+        for round_index in range(1, 4):
+            packet = Packet(1.0, 8, partner.message(round_index), sender="b")
+            for ours, theirs in zip(here.message(round_index), there.message(round_index), strict=True):
+                torch.testing.assert_close(decode(theirs), decode(ours))
+            here.theta += learned
+            there.theta += learned.to(device)
+            wanted = here.apply(round_index, 1.0, [packet], lone=False)
+            report = there.apply_slow(round_index, 1.0, [packet], lone=False)
+            assert report.delta_norm == pytest.approx(wanted.delta_norm)
+            assert there.stepping, "the other half must follow"
+            there.theta += learned.to(device)  # an inner step between the halves
+            there.follow()
+            here.theta += learned
+            assert not there.stepping
+            torch.testing.assert_close(there.phi, here.phi)
+            torch.testing.assert_close(there.theta.cpu(), here.theta)
+            torch.testing.assert_close(there.momentum, here.momentum)
+            partner.round = None
+
+
+def test_a_round_without_a_believed_packet_moves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    with elsewhere(monkeypatch) as device:
+        there = Average(weights(1).to(device), codec("fp32"))
+        there.message(1)
+        there.theta += 1.0
+        nothing = Packet(0.0, 0, there.message(1), sender="b")
+        assert not there.apply_slow(1, 1.0, [nothing], lone=False).believed
+        there.follow()
+        torch.testing.assert_close(there.theta.cpu(), weights(1) + 1.0)
+        assert there.apply(1, 1.0, [], lone=True).members == 1
+        torch.testing.assert_close(there.theta.cpu(), weights(1) + 1.0)
+
+
+def test_parts_are_timed_without_what_runs_beside() -> None:
+    clock = iter(range(100))
+    seen = list[object]()
+
+    def work() -> Parts[str]:
+        seen.append((yield lambda: next(clock) * 1000))
+        try:
+            yield lambda: 1 / 0
+        except ZeroDivisionError as error:
+            seen.append(error)
+        return "done"
+
+    value, seconds = run_whole(timed(work(), lambda: float(next(clock))))
+    assert value == "done" and seconds == 3.0
+    assert seen[0] == 2000 and isinstance(seen[1], ZeroDivisionError)
