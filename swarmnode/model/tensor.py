@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -69,6 +69,21 @@ def to_host(tensor: Tensor) -> Tensor:
     keeps for the next such call: new memory costs more than the copy (37 instead of 1.2 ms for 67 MB, measured on an
     H200)."""
     return _room(tensor.shape, tensor.dtype).copy_(tensor) if tensor.is_cuda else tensor.to("cpu")
+
+
+def begin_to_host(tensor: Tensor) -> Callable[[], Tensor]:
+    """Begin what `to_host` does; the function returned waits for its end and gives the copy."""
+    if not tensor.is_cuda:
+        copy = to_host(tensor)
+        return lambda: copy
+    room = _room(tensor.shape, tensor.dtype).copy_(tensor, non_blocking=True)
+    done = torch.cuda.current_stream(tensor.device).record_event()
+
+    def end() -> Tensor:
+        done.synchronize()
+        return room
+
+    return end
 
 
 def host_room(nbytes: int, source: Tensor) -> Tensor:

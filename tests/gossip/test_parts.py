@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from swarmnode.gossip.compression import codec
-from swarmnode.gossip.outer import Average, NoLoCo
+from swarmnode.gossip.outer import Average, NoLoCo, noloco
 from swarmnode.model.tensor import decode
 from swarmnode.parted_work import Parts, run_whole, timed
 from swarmnode.ports import Packet
@@ -17,6 +17,11 @@ PARAMETERS = 64 * 40 + 17
 
 def weights(seed: int) -> torch.Tensor:
     return torch.randn(PARAMETERS, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(noloco, "BLOCK_REMOTE", 512)
 
 
 @pytest.mark.parametrize("fragments", [1, 3])
