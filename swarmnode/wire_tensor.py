@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Self
 
 from swarmnode.ready_watermark import ReadyWatermark, finish
 from swarmnode.wire import call_pb2 as wire
@@ -42,7 +43,12 @@ class StreamingMessage:
     def __init__(self, tensors: Sequence[WireTensor], write: Callable[[], None] | None = None) -> None:
         """`write` completes `tensors` in order; None if they are complete."""
         self.tensors, self._write = tensors, write
-        self.beside = False  # whether `finish` needs no device: then it may run beside the device's other work
+        self.beside = False
+
+    def written_beside(self) -> Self:
+        """The same message: its `finish` needs no device, and may run beside the device's other work."""
+        self.beside = True
+        return self
 
     @property
     def complete(self) -> bool:

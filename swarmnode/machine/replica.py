@@ -243,8 +243,7 @@ class TorchReplica:
         if self.outer.steps_early:
             self.stage.stash.before_step(inner=False)
         draft = self._again(lambda: self.outer.draft(round_index))
-        draft.beside = isinstance(self.outer, NoLoCo) and self.outer.splits
-        return draft
+        return draft.written_beside() if isinstance(self.outer, NoLoCo) and self.outer.splits else draft
 
     def apply(
         self, round_index: int, own_weight: float, packets: Sequence[Packet], *, lone: bool = True
@@ -296,9 +295,9 @@ class TorchReplica:
 
     def _copied(self, packed: bool, only: Sequence[str]) -> Parts[State]:
         parts, stage = self._parts_of_state(), self.stage
-        found = State({}, stage.inner_steps, stage.gradient_norm, bump_steps=stage.bump_steps, packed=packed)
-        found.sections = yield from section_parts(parts, tuple(only or parts), self._buffers, packed=packed)
-        return found
+        counts = stage.inner_steps, stage.gradient_norm, stage.bump_steps
+        sections = yield from section_parts(parts, tuple(only or parts), self._buffers, packed=packed)
+        return State(sections, *counts, packed=packed)
 
     def load(self, state: State) -> None:
         """Adopt `state`; accumulated gradients, a marked boundary and tapes become invalid. Raises RemoteFault, with

@@ -135,8 +135,7 @@ async def test_a_message_may_be_written_beside() -> None:
         mark.reach(8)
 
     tensor = WireTensor("u8", (8,), memoryview(bytes(8)), watermark=mark)
-    message = StreamingMessage([tensor], write)
-    message.beside = True
+    message = StreamingMessage([tensor], write).written_beside()
     try:
         assert await asyncio.wait_for(compute.run(Priority.OUTER, 0, lambda: message), 60) is message
         assert await asyncio.to_thread(work.begun.wait, 60)

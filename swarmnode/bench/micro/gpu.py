@@ -150,7 +150,7 @@ def _stage(model: ModelSpec, layers: int, device: str, fast: bool, peak: float, 
 
 
 def _round(replica: TorchReplica, samples: int, device: str) -> dict[str, float]:
-    """Of a round and a donor's copy of the state: the seconds for which the device stops, and those beside it."""
+    """The seconds for which a round, and a donor's copy of the state, stop the device, and those beside it."""
     replica.message(1)  # makes room for packets, once
     draft, stop = _timed(lambda: replica.draft(2), device)
     tensors, writing = _timed(draft.finish, device)
