@@ -94,6 +94,11 @@ class PipelineSpec:
     rebalance_ratio: float = 1.1
     min_keep: int = 2
 
+    @property
+    def predicts_weights(self) -> bool:
+        """Whether a forward whose gradient comes late uses the weights that the next inner step should leave."""
+        return self.weight_prediction == "last_step"
+
 
 @dataclass(frozen=True, slots=True)
 class DataSpec:

@@ -143,8 +143,7 @@ def older_weights_nbytes(manifest: Manifest, part: StageLayers, mode: ComputeMod
     copies = math.ceil(TAPES * manifest.inner.microbatch / manifest.inner.inner_batch)
     if mode.autocast:
         return min(COPIES_MAX, copies) * HALF * (trained_count(manifest, part) - _own_table(manifest, part))
-    predicts = manifest.pipeline.weight_prediction == "last_step"
-    copies = min(COPIES_MAX, 2 * copies) + 1 if predicts else min(COPIES_MAX, copies)
+    copies = min(COPIES_MAX, 2 * copies) + 1 if manifest.pipeline.predicts_weights else min(COPIES_MAX, copies)
     return copies * ITEMSIZE * trained_count(manifest, part)
 
 

@@ -103,7 +103,7 @@ class StageReplica:
         self.inner_steps = 0
         self.gradient_norm = 0.0
         self.version = 0  # grows with `touched`
-        stashed, predicts = torch.bfloat16 if autocast else dtype, manifest.pipeline.weight_prediction == "last_step"
+        stashed, predicts = torch.bfloat16 if autocast else dtype, manifest.pipeline.predicts_weights
         self.stash: WeightStash | WorkingCopy = WeightStash(self.theta, stashed, predicts)
         self._copy_weights()
         self.recomputed = 0  # tapes run forward again
