@@ -34,6 +34,7 @@ class _Work:
     result: asyncio.Future[Any] = field(compare=False)
     parts: Parts[Any] | None = field(compare=False, default=None)  # once begun, if the work comes in parts
     found: tuple[Any, BaseException | None] = field(compare=False, default=(None, None))  # by the part done beside
+    seconds: float = field(compare=False, default=0.0)  # of this thread's processor, so far
 
 
 class ThreadCompute:
@@ -130,7 +131,7 @@ class ThreadCompute:
                         value.finish()  # its error is also raised for all waiters of its tensors
             except BaseException as caught:  # noqa: BLE001  handed to the waiter; a thread must not swallow it
                 error = caught
-            seconds = time.thread_time() - begun
+            piece.seconds += time.thread_time() - begun
             with self._more:
                 now_s = time.perf_counter()
                 rest_s = (now_s - began_s) * (1.0 - self.load) / self.load
@@ -139,16 +140,23 @@ class ThreadCompute:
                 self._since_s = None
                 self._beside = self._beside or beside is not None
             if beside is not None:
-                if self._aside is None:
-                    self._aside = ThreadPoolExecutor(1, "beside the device")
-                self._aside.submit(self._do_beside, piece, beside)
+                self._go_beside(piece, beside)
             if piece.parts is None or beside is None:
-                self._loop.call_soon_threadsafe(self._deliver, piece, value, error, seconds)
+                self._loop.call_soon_threadsafe(self._deliver, piece, value, error)
 
     def _next(self) -> _Work | None:
         """The most urgent piece that may run now."""
         may = [piece for piece in self._queue if piece.priority in MICROBATCHES] if self._beside else self._queue
         return min(may, default=None)
+
+    def _go_beside(self, piece: _Work, beside: Callable[[], Any]) -> None:
+        """Do a part of `piece` in the second thread, or here if the system gives no other."""
+        if self._aside is None:
+            self._aside = ThreadPoolExecutor(1, "beside the device")
+        try:
+            self._aside.submit(self._do_beside, piece, beside)
+        except RuntimeError:
+            self._do_beside(piece, beside)
 
     def _do_beside(self, piece: _Work, beside: Callable[[], Any]) -> None:
         """Do a part of `piece` that needs no device, in the second thread."""
@@ -165,8 +173,8 @@ class ThreadCompute:
             return math.inf
         return 0.0 if piece.priority == Priority.OUTER else max(0.0, self._rested_s - time.perf_counter())
 
-    def _deliver(self, piece: _Work, value: Any, error: BaseException | None, seconds: float) -> None:
-        self._telemetry.count(name.COMPUTE_SECONDS, seconds, kind=piece.priority.name.lower())
+    def _deliver(self, piece: _Work, value: Any, error: BaseException | None) -> None:
+        self._telemetry.count(name.COMPUTE_SECONDS, piece.seconds, kind=piece.priority.name.lower())
         if piece.result.done():
             return
         if error is not None:

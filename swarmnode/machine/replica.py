@@ -27,10 +27,10 @@ from swarmnode.model.out_of_memory import tried, twice
 from swarmnode.model.passes import PASS_SHARE
 from swarmnode.model.running_mean import RunningMean
 from swarmnode.model.section import SECTIONS, section_sizes
-from swarmnode.model.split import StageLayers, stages_of
+from swarmnode.model.split import StageLayers, is_writer, stages_of
 from swarmnode.model.stage import BUMP_STEPS, StageReplica
-from swarmnode.model.state_stream import Buffers, GivenState, Part, section_parts
-from swarmnode.model.tensor import check_finite, decode
+from swarmnode.model.state_stream import Buffers, GivenState, Part, section_parts, spans_of
+from swarmnode.model.tensor import check_finite, decode, decode_flat
 from swarmnode.parted_work import Parts, run_whole
 from swarmnode.ports import (
     LossResult,
@@ -184,10 +184,14 @@ class TorchReplica:
     def _again(self, work: Callable[[], T]) -> T:
         """A round's `work`; if memory runs out, once again without the graphs of microbatches. Raises LocalFault if it
         runs out again, or where the work cannot be repeated."""
+        return run_whole(self._again_beside(work))
+
+    def _again_beside(self, work: Callable[[], T]) -> Parts[T]:
+        """`_again`, with `work` beside the device."""
         for _ in range(2):
-            done, value = tried(work)
+            done, value = yield partial(tried, work)
             if done:
-                return value  # type: ignore[return-value]  # it is T where `work` returned
+                return value  # type: ignore[no-any-return]
             if self.outer.stepping:
                 break
             self._relieve()
@@ -258,7 +262,8 @@ class TorchReplica:
         """See ports.Replica."""
         if isinstance(self.outer, NoLoCo) and self.outer.splits:
             slow = partial(self.outer.apply_slow, round_index, own_weight, packets, lone=lone)
-            return slow_and_fast(self.stage, self.outer, slow, self._again, lone=lone)
+            self._again(partial(self.outer.prepare, packets))
+            return slow_and_fast(self.stage, self.outer, slow, self._again_beside, lone=lone)
         self.stage.stash.before_step(inner=False)
         report = self._again(lambda: self.outer.apply(round_index, own_weight, packets, lone=lone))
         if not lone and not report.believed:
@@ -295,9 +300,11 @@ class TorchReplica:
 
     def _copied(self, packed: bool, only: Sequence[str]) -> Parts[State]:
         parts, stage = self._parts_of_state(), self.stage
-        counts = stage.inner_steps, stage.gradient_norm, stage.bump_steps
-        sections = yield from section_parts(parts, tuple(only or parts), self._buffers, packed=packed)
-        return State(sections, *counts, packed=packed)
+        at_once = spans_of(stage.shapes, is_writer) if stage.subspace is not None else ()  # or they leave the span
+        sections = yield from section_parts(
+            parts, tuple(only or parts), self._buffers, packed=packed, theta_at_once=at_once
+        )
+        return State(sections, stage.inner_steps, stage.gradient_norm, bump_steps=stage.bump_steps, packed=packed)
 
     def load(self, state: State) -> None:
         """Adopt `state`; accumulated gradients, a marked boundary and tapes become invalid. Raises RemoteFault, with
@@ -385,7 +392,9 @@ class TorchReplica:
         """Rebuild from neighbours (recovery/checkfree.py). Raises RemoteFault, with nothing changed."""
         given: dict[int, Tensor] = {}
         for one in neighbours:
-            given[one.stage] = _flat(one.phi, self.sizes_of(one.stage)["phi"], f"slow weights of stage {one.stage}")
+            given[one.stage] = decode_flat(
+                one.phi, self.sizes_of(one.stage)["phi"], f"slow weights of stage {one.stage}"
+            )
         norms = {one.stage: one.gradient_norm for one in neighbours}
         manifest, stage = self.stage.manifest, self.stage.part.stage
         flat = checkfree.rebuild(manifest.model, self._parts(), stage, method, given, norms)
@@ -396,7 +405,7 @@ class TorchReplica:
             flat[first : first + count] = self.stage.theta[first : first + count]
         elif count:
             assert ends is not None
-            flat[first : first + count] = _flat(ends, count, f"embedding or head of stage {stage}")
+            flat[first : first + count] = decode_flat(ends, count, f"embedding or head of stage {stage}")
         self.stage.theta.copy_(flat)
         self._begin_anew()
 
@@ -438,10 +447,3 @@ class TorchReplica:
 def _bytes(flat: Tensor) -> memoryview:
     """The elements as little-endian float32, sharing memory if they have that form already."""
     return flat.to("cpu", torch.float32).view(torch.uint8).numpy().data.toreadonly()
-
-
-def _flat(data: memoryview, elements: int, what: str, dtype: str = "f32") -> Tensor:
-    """`data` as float32 [elements] on the CPU, checked. Raises RemoteFault that names `what`."""
-    flat = decode(WireTensor(dtype, (elements,), data)).float()
-    check_finite(flat, what)
-    return flat

@@ -56,6 +56,14 @@ def decode(wire: WireTensor) -> Tensor:
     return torch.frombuffer(wire.data, dtype=dtype).view(wire.shape)
 
 
+def decode_flat(data: memoryview, elements: int, what: str) -> Tensor:
+    """`data`, float32 [elements], on the CPU. Raises RemoteFault that names `what` if the size is wrong or a number is
+    not finite."""
+    flat = decode(WireTensor("f32", (elements,), data))
+    check_finite(flat, what)
+    return flat
+
+
 def encode(tensor: Tensor) -> WireTensor:
     """`tensor` in wire form, sharing its memory if it is contiguous and on the CPU: do not write to it afterwards."""
     name = NAMES[tensor.dtype]
@@ -77,13 +85,18 @@ def begin_to_host(tensor: Tensor) -> Callable[[], Tensor]:
         copy = to_host(tensor)
         return lambda: copy
     room = _room(tensor.shape, tensor.dtype).copy_(tensor, non_blocking=True)
-    done = torch.cuda.current_stream(tensor.device).record_event()
+    wait = marked_now(tensor.device)
 
     def end() -> Tensor:
-        done.synchronize()
+        wait()
         return room
 
     return end
+
+
+def marked_now(device: torch.device) -> Callable[[], None]:
+    """What waits until `device` has done all that it was given so far."""
+    return torch.cuda.current_stream(device).record_event().synchronize if device.type == "cuda" else lambda: None
 
 
 def host_room(nbytes: int, source: Tensor) -> Tensor:

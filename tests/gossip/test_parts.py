@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
 from swarmnode.gossip.compression import codec
-from swarmnode.gossip.outer import Average, NoLoCo, noloco
+from swarmnode.gossip.outer import METHODS, Average, NoLoCo, noloco, outer
+from swarmnode.manifest import GossipSpec
+from swarmnode.model import state_stream
+from swarmnode.model.architecture import Shapes
+from swarmnode.model.moments import PART
+from swarmnode.model.state_stream import spans_of
 from swarmnode.model.tensor import decode
 from swarmnode.parted_work import Parts, run_whole, timed
 from swarmnode.ports import Packet
 from tests.support.fake_device import elsewhere
 
 PARAMETERS = 64 * 40 + 17
+SPARSE = ("sparseloco", "partial_average")
 
 
 def weights(seed: int) -> torch.Tensor:
@@ -45,6 +53,7 @@ def test_a_step_in_two_halves_is_the_whole_step(alpha: float, fragments: int, mo
             here.theta += learned
             there.theta += learned.to(device)
             wanted = here.apply(round_index, 1.0, [packet], lone=False)
+            there.prepare([packet])
             report = there.apply_slow(round_index, 1.0, [packet], lone=False)
             assert report.delta_norm == pytest.approx(wanted.delta_norm)
             assert there.stepping, "the other half must follow"
@@ -64,6 +73,7 @@ def test_a_round_without_a_believed_packet_moves_nothing(monkeypatch: pytest.Mon
         there.message(1)
         there.theta += 1.0
         nothing = Packet(0.0, 0, there.message(1), sender="b")
+        there.prepare([nothing])
         assert not there.apply_slow(1, 1.0, [nothing], lone=False).believed
         there.follow()
         torch.testing.assert_close(there.theta.cpu(), weights(1) + 1.0)
@@ -86,3 +96,46 @@ def test_parts_are_timed_without_what_runs_beside() -> None:
     value, seconds = run_whole(timed(work(), lambda: float(next(clock))))
     assert value == "done" and seconds == 3.0
     assert seen[0] == 2000 and isinstance(seen[1], ZeroDivisionError)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_only_methods_whose_halves_are_the_whole_step_are_split(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who adds to `apply` says so: the added part would be left out."""
+    with elsewhere(monkeypatch) as device:
+        spec = GossipSpec(method=method, codec="fp32" if method not in SPARSE else "topk64")
+        made = outer(spec, weights(1).to(device), "a")
+        if isinstance(made, NoLoCo) and made.splits:
+            assert type(made).apply is NoLoCo.apply and type(made)._step is NoLoCo._step
+        else:
+            assert not made.remote or type(made).apply is not NoLoCo.apply
+
+
+def test_another_fragment_is_read_before_the_device_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A final delta has all fragments: those that the round is not about are read in `prepare`, not while weights are
+    swapped for a validation."""
+    with elsewhere(monkeypatch) as device:
+        there, leaver = Average(weights(1).to(device), codec("fp32"), 3), Average(weights(2), codec("fp32"), 3)
+        packet = Packet(1.0, 8, leaver.final_delta(1), final_delta=True)
+        there.message(1)
+        there.prepare([packet])
+        before = there.theta.clone()
+        there.theta.fill_(100.0)
+        there.apply_slow(1, 1.0, [packet])
+        there.theta.copy_(before)
+        there.follow()
+        torch.testing.assert_close(there.theta.cpu(), (weights(1) + weights(2)) / 2)
+
+
+def test_no_writer_is_copied_in_two_steps() -> None:
+    """A row-wise mixture of two steps would leave the subspace."""
+    shapes: Shapes = {"a": (3 * PART,), "layers.0.o_proj": (2, PART + 7), "b": (40 * PART,), "c": (5,)}
+    (writer,) = spans_of(shapes, lambda name: "o_proj" in name)
+    assert writer == (3 * PART, 5 * PART + 14)
+    part = torch.empty(sum(math.prod(shape) for shape in shapes.values()), device="meta")
+    for many in (1, 4, 16):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(state_stream, "SPANS_AT_ONCE", many)
+            groups = list(state_stream._groups(part, [writer]))
+        assert [span for some in groups for span in some] == list(state_stream._spans(part))
+        assert sum(some[0][0] < writer[1] and writer[0] < some[-1][1] for some in groups) == 1
+        assert len(groups) > 2

@@ -31,6 +31,7 @@ class DesLoc(Average):
 
     name: ClassVar[str] = "desloc"
     group_size: ClassVar[int | None] = None
+    in_halves: ClassVar[bool] = False  # moments lie where the fast weights do
 
     def __init__(self, theta: torch.Tensor, codec: Codec) -> None:
         super().__init__(theta, codec)

@@ -20,6 +20,7 @@ class DiLoCo(NoLoCo):
     """
 
     name: ClassVar[str] = "diloco"
+    slow_on_host: ClassVar[bool] = False
     group_size: ClassVar[int | None] = None
 
     def __init__(self, theta: torch.Tensor, codec: Codec, alpha: float, beta: float) -> None:

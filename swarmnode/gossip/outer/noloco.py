@@ -16,11 +16,12 @@ from swarmnode.gossip.compression.tiles import blocks
 from swarmnode.gossip.outer.method import Outer, believed, check_weight, one_by_one
 from swarmnode.gossip.outer.weight_fragment import Fragment, fragments
 from swarmnode.gossip.robust import PacketMeasures
-from swarmnode.model.tensor import begin_to_host, copy_over
+from swarmnode.model.tensor import begin_to_host, copy_over, marked_now
 from swarmnode.ports import OuterReport, Packet, StreamingMessage, WireTensor
 
 BLOCK_CPU = 1 << 18  # elements; measured best of 2^12 .. 2^19: 8 M parameters in 19 ms (2^15: 29 ms, 2^12: 107 ms)
 BLOCK_REMOTE = 1 << 22  # beside a card: measured on an H200's host, with 4 to 12 threads: half the time of 2^18
+CROSSING_MAX = 8  # guess: of these blocks, 128 MB of page-locked memory, on their way to a card
 BLOCK_DEVICE = 1 << 24  # guess: enough to fill an accelerator, 64 MiB of scratch
 
 Share = tuple[float, float, Sequence[Sequence[WireTensor]]]
@@ -72,6 +73,9 @@ class NoLoCo(Outer):
     name: ClassVar[str] = "noloco"
     slow_on_host: ClassVar[bool] = True
     group_size: ClassVar[int | None] = 2
+
+    in_halves: ClassVar[bool] = True
+    """Whether `prepare`, `apply_slow` and `follow` are all of `apply`."""
 
     def __init__(self, theta: torch.Tensor, codec: Codec, alpha: float, beta: float, gamma: float, of: int = 1) -> None:
         super().__init__(theta, codec, alpha)
@@ -159,18 +163,26 @@ class NoLoCo(Outer):
 
     @property
     def splits(self) -> bool:
-        """Whether `apply` may be `apply_slow`, beside the device of the fast weights, and then `follow`."""
-        return self.remote and self.probe is None
+        """Whether `apply_slow` may run beside the device of the fast weights."""
+        return self.remote and self.in_halves and self.probe is None
+
+    def prepare(self, packets: Sequence[Packet]) -> None:
+        """Read the fast weights that `apply_slow` needs beside the marked ones."""
+        assert self._marked is not None
+        self._all = self._every() if any(packet.final_delta for packet in packets) else [self._marked]
 
     @torch.no_grad()
     def follow(self) -> None:
         """Let the fast weights take the step of `apply_slow`."""
-        self.stepping = bool(self._steps)
+        self.stepping, crossing = bool(self._steps), list[Callable[[], None]]()
         for part in self._steps:
             for start, end in self._blocks(part.fragment):
                 theta = part.fragment.get(self.theta, start, end, self._there[-1])
                 theta.add_(copy_over(part.boundary[start:end], self._there[0][: end - start]))
                 part.fragment.put(self.theta, start, end, theta)
+                crossing.append(marked_now(theta.device))
+                if len(crossing) > CROSSING_MAX:
+                    crossing.pop(0)()
         self._steps = []
         self.stepping = False
 
@@ -227,6 +239,7 @@ class NoLoCo(Outer):
     def apply(
         self, round_index: int, own_weight: float, packets: Sequence[Packet], *, lone: bool = True
     ) -> OuterReport:
+        self.prepare(packets)
         report = self.apply_slow(round_index, own_weight, packets, lone=lone)
         self.follow()
         return report
@@ -235,16 +248,13 @@ class NoLoCo(Outer):
     def apply_slow(
         self, round_index: int, own_weight: float, packets: Sequence[Packet], *, lone: bool = True
     ) -> OuterReport:
-        """`apply`, but fast weights on another device than the slow ones take the step only in `follow`."""
+        """`apply` after `prepare`, but fast weights on another device than the slow ones take the step only in
+        `follow`."""
         assert self.round == round_index, f"outer step of round {round_index}; the boundary marked is {self.round}"
         assert 0.0 <= own_weight <= 1.0, f"own weight {own_weight}"
         assert self._marked is not None
         self._steps = []
-        self._all = self._every() if any(packet.final_delta for packet in packets) else [self._marked]
-        try:
-            return self._apply(own_weight, packets, lone)
-        finally:
-            self._all = []
+        return self._apply(own_weight, packets, lone)
 
     def _every(self) -> list[FragmentView]:
         """All fragments: the marked one, and the current state of the others in their own memory."""
@@ -269,6 +279,7 @@ class NoLoCo(Outer):
                 squares = [a + b for a, b in zip(squares, self._step_part(part, own_weight, givers), strict=True)]
         assert self._marked is not None
         self._moved(self._marked.fragment.number, self._marked.phi)
+        self._all = []
         self.round = None
         self.stepping = bool(self._steps)
         return OuterReport(
