@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import base64
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from swarmnode.errors import RemoteFault, Unavailable
 from swarmnode.gossip.packet_receipt import check_receipt, receipt, sent_to, whole
@@ -52,7 +52,8 @@ class Acceptance:
         self.refusal_tally = RefusalTally()
         self._packet_taken = packet_taken
         self._out: dict[PeerId, str] = {}  # left out and why, as of the last look
-        self._met: OrderedDict[PeerId, None] = OrderedDict()  # whose packet was taken here: their word is heard
+        # packets taken here of each, in a round that both met in: their word is heard
+        self._met: OrderedDict[PeerId, int] = OrderedDict()
 
     def left_out(self, members: Collection[PeerId] | None = None) -> set[PeerId]:
         """The `members` of the stage (None: all known) that are not to be met: their packets broke the rules too often
@@ -71,9 +72,20 @@ class Acceptance:
         self._out = out
         return {*out}
 
+    def met(self, peer: PeerId) -> int:
+        """Packets of `peer` taken here in rounds."""
+        return self._met.get(peer, 0)
+
     def against(self, peer: PeerId) -> int:
         """Return how many of the replicas heard refused the last packet of `peer` that they judged."""
         return self.refusal_tally.against(peer)
+
+    def left(self, leavers: Sequence[Packet], verdicts: Sequence[Verdict], round_index: int) -> None:
+        """Count, log and remember the verdicts on the packets of replicas that left."""
+        for packet, verdict in zip(leavers, verdicts, strict=True):
+            self._telemetry.count(name.PACKETS, step=verdict.step)
+            if verdict.keep == 0.0:
+                self._doubt(round_index, PeerId(packet.sender), verdict)
 
     def judged(
         self, tasks: asyncio.TaskGroup, round_index: int, came: Mapping[PeerId, Packet], report: OuterReport
@@ -91,29 +103,34 @@ class Acceptance:
         return met
 
     def _weigh(self, round_index: int, other: PeerId, verdict: Verdict) -> None:
-        step, reason, now_s = verdict.step, verdict.reason, asyncio.get_running_loop().time()
+        step, reason = verdict.step, verdict.reason
         self._telemetry.count(name.PACKETS, step=step)
         if verdict.keep > 0.0:
             self._packet_taken(other)
-            self.reputation.taken(other, now_s)
-            self._met[other] = None
+            self.reputation.taken(other, asyncio.get_running_loop().time())
+            self._met[other] = self.met(other) + 1
             self._met.move_to_end(other)
             if len(self._met) > MET_MAX:
                 self._met.popitem(last=False)
         elif step != NEWCOMER:
-            trust = (self.reputation.refused if step in PROVEN else self.reputation.trust)(other, now_s)
-            self._telemetry.count(name.PEER_FAULTS, kind="packet")
-            self._telemetry.event(
-                "exchange.refused",
-                level="warning",
-                round=round_index,
-                peer=other,
-                step=step,
-                reason=reason,
-                trust=round(trust, 3),
-            )
+            self._doubt(round_index, other, verdict)
         if step in ("clipped", "direction", "loss") and verdict.keep > 0.0:
             self._telemetry.event("exchange.clipped", round=round_index, peer=other, keep=verdict.keep, reason=reason)
+
+    def _doubt(self, round_index: int, other: PeerId, verdict: Verdict) -> None:
+        """Hold a refused packet against `other`, if it broke the rules, and log it."""
+        now_s = asyncio.get_running_loop().time()
+        trust = (self.reputation.refused if verdict.step in PROVEN else self.reputation.trust)(other, now_s)
+        self._telemetry.count(name.PEER_FAULTS, kind="packet")
+        self._telemetry.event(
+            "exchange.refused",
+            level="warning",
+            round=round_index,
+            peer=other,
+            step=verdict.step,
+            reason=verdict.reason,
+            trust=round(trust, 3),
+        )
 
     def _hearers(self, round_index: int, other: PeerId, verdict: Verdict) -> list[PeerId]:
         """Return the other replicas to tell of the verdict on `other`'s packet: those to which it is news."""

@@ -94,7 +94,9 @@ class Gossip:
         self.serve_exchange, self.serve_commit = self.exchanges.serve_exchange, self.exchanges.serve_commit
         self._advanced = asyncio.Event()  # set when `done` grows, and replaced
         self._stepping = done  # the last round whose packets were gathered: a final delta is for a later one
-        self.final_deltas = FinalDeltas(manifest, stage, lambda: self._after(max(self.done, self._stepping)), telemetry)
+        self.final_deltas = FinalDeltas(
+            manifest, stage, lambda: self._after(max(self.done, self._stepping)), telemetry, self.acceptance
+        )
         self.serve_final_delta = self.final_deltas.serve
         self._resting = False
         self.idle = asyncio.Event()  # set while no round is under way: then the replica may be given a state

@@ -5,16 +5,22 @@ sends the message it would have sent at the next round. The successor averages i
 packet, weighted by the samples behind it, as if the two had met then. The message counts only in the round it was made
 for, so that no stale tensors are averaged. Replicas of different strides have different next rounds, so the successor
 says for which round it must be made.
+
+It is judged as a partner's packet is. A key gives one, and another only once it was met in between or much later: else
+a peer that never leaves would count in every round, at every replica. Keys that were never met cost nothing; in a round
+one of them counts, and less than a replica does.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from swarmnode.errors import Busy, Refused, RemoteFault, SwarmnodeError, Unavailable
+from swarmnode.gossip.acceptance import Acceptance
 from swarmnode.ids import PeerId, RunId, short
 from swarmnode.manifest import Manifest
 from swarmnode.metrics import name
@@ -31,6 +37,10 @@ TRIES_AT_ONE = 3  # guess: the first learns the round, the second is for it unle
 DOUBTS_MAX = 3  # guess: so often a successor whose answer was lost is asked again before another is asked
 DOUBT_TIMEOUT_S = 5.0  # guess: for each of these; the successor has the message if it arrived
 SHARE_MAX = 1.0  # a leaver counts at most as much as a replica that stays
+UNMET_MAX = 1  # guess: leavers of KEPT_MAX of whom no packet was ever taken here
+UNMET_SHARE_MAX = 0.25  # guess: the most that such a one counts
+AGAIN_ROUNDS = 64  # guess: until the next one of a key that was not met since; machines leave and come back
+GIVERS_MAX = 4096  # guess: keys remembered that have given one; the oldest are forgotten first
 
 Make = Callable[[int | None], Awaitable[tuple[wire.FinalDelta, Sequence[WireTensor]]]]
 """Makes the leaver's message for a round (None: the leaver's next one). Raises Unavailable for a round that is over for
@@ -54,7 +64,10 @@ class FinalDeltas:
         stage: int,
         next_round: Callable[[], int],
         telemetry: Telemetry,
+        acceptance: Acceptance,
     ) -> None:
+        self._acceptance = acceptance
+        self._given: OrderedDict[PeerId, tuple[int, int]] = OrderedDict()  # round of each key's last, packets then met
         self._manifest = manifest
         self._stage = stage
         self._next_round = next_round
@@ -64,8 +77,8 @@ class FinalDeltas:
 
     async def serve(self, peer: PeerId, call: Call) -> Answer:
         """Handler of method "final_delta". Answers with our next round to a message for another one. A message that has
-        counted is acknowledged again, since the answer was lost. Raises RemoteFault for another stage or codec, and
-        Busy when enough messages are kept."""
+        counted is acknowledged again, since the answer was lost. Raises RemoteFault for another stage or codec,
+        Unavailable for a peer that is not met or gave one already, and Busy when enough messages are kept."""
         asked = call.header.final_delta
         if asked.stage != self._stage:
             raise RemoteFault(f"final delta for stage {asked.stage} sent to a replica of stage {self._stage}")
@@ -76,13 +89,22 @@ class FinalDeltas:
             return Answer(wire.Reply(final_delta_taken=wire.FinalDeltaTaken(round=asked.round)))
         if asked.round != due:
             return Answer(wire.Reply(final_delta_taken=wire.FinalDeltaTaken(round=due, again=True)))
+        self._check_giver(peer, due)
         kept = [
             final_delta for final_delta in self._kept if final_delta.peer != peer and final_delta.round_index == due
         ]
-        if len(kept) >= KEPT_MAX:
-            raise Busy(f"{KEPT_MAX} leavers gave theirs already", RETRY_S)
+        unmet = sum(not self._acceptance.met(final_delta.peer) for final_delta in kept)
+        if len(kept) >= KEPT_MAX or (unmet >= UNMET_MAX and not self._acceptance.met(peer)):
+            raise Busy(f"{KEPT_MAX} leavers gave theirs already, or {UNMET_MAX} that was never met here", RETRY_S)
         self._kept = [*kept, _FinalDelta(peer, due, asked.samples, call.tensors)]
         return Answer(wire.Reply(final_delta_taken=wire.FinalDeltaTaken(round=due)))
+
+    def _check_giver(self, peer: PeerId, due: int) -> None:
+        if peer in self._acceptance.left_out():
+            raise Unavailable(f"{short(peer)} is not met: its packets broke the rules")
+        last, met = self._given.get(peer, (due, -1))
+        if last + AGAIN_ROUNDS > due and self._acceptance.met(peer) == met:
+            raise Unavailable(f"{short(peer)} gave its final delta in round {last}")
 
     def take(self, round_index: int, samples: int) -> list[Packet]:
         """The packets that count in a round in which this replica trained `samples`; others are dropped and logged."""
@@ -103,8 +125,14 @@ class FinalDeltas:
                 samples=final_delta.samples,
             )
             if good:
-                weight = min(SHARE_MAX, final_delta.samples / max(1, samples))
-                packets.append(Packet(weight, final_delta.samples, final_delta.tensors, final_delta=True))
+                peer, met = final_delta.peer, self._acceptance.met(final_delta.peer)
+                weight = min(SHARE_MAX if met else UNMET_SHARE_MAX, final_delta.samples / max(1, samples))
+                given = Packet(weight, final_delta.samples, final_delta.tensors, final_delta=True, sender=peer)
+                packets.append(given)
+                self._given[peer] = round_index, met
+                self._given.move_to_end(peer)
+                if len(self._given) > GIVERS_MAX:
+                    self._given.popitem(last=False)
         return packets
 
 

@@ -67,6 +67,7 @@ class OuterStep:
         if packets or to_ask is None:
             report, reason = await self._apply(ours, weight, packets, reason, lone=to_ask is None)
             met = self.acceptance.judged(tasks, ours.round_index, came, report)
+            self.acceptance.left(final_deltas, report.verdicts[len(came) :], ours.round_index)
             if report.believed or to_ask is None:
                 return OuterStepResult(met, report, reason)
         if not met:  # a newcomer has nothing to give, and is a partner nevertheless

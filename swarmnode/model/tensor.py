@@ -95,7 +95,7 @@ def begin_to_host(tensor: Tensor) -> Callable[[], Tensor]:
 
 
 def marked_now(device: torch.device) -> Callable[[], None]:
-    """What waits until `device` has done all that it was given so far."""
+    """A function that waits until `device` has done all that it was given so far."""
     return torch.cuda.current_stream(device).record_event().synchronize if device.type == "cuda" else lambda: None
 
 

@@ -11,7 +11,8 @@ A record is believed that its peer signed and that has not run out; it comes fro
     opening, recompute, accusation                 a replica of another stage: checks follow an answer to its end; a
                                                    feeder without a stage answers "recompute" alone, with text
     exchange, commit, fallback, packet_receipt,
-    final delta, suspicion                             a replica of our own stage
+    suspicion                                      a replica of our own stage
+    final_delta                                    a replica of our own stage that leaves
     handover                                       a replica of the stage after ours, which we keep
     snapshot, chunk                                any member of the run: joiners, keepers, neighbours that rebuild; and
                                                    a machine with the owner's warrant, which archives the run
@@ -84,6 +85,8 @@ class CallerCheck:
         def admit(peer: PeerId, header: wire.Request) -> None:
             if method not in MEMBERS:
                 self._serves(peer, method, self._of(method))
+                if method == "final_delta":
+                    self._leaves(peer)
             elif header.snapshot.HasField("warrant"):
                 self._take_warrant(peer, header.snapshot.warrant)
             elif not (method == "chunk" and self.archives(peer)) and self._member(peer) is None:
@@ -140,6 +143,11 @@ class CallerCheck:
         member = self._member(peer)
         if member is not None and member.stage == 0 and not member.feeds:
             raise Unavailable(f"{method} is for feeders; {short(peer)} starts no microbatches, as is known here")
+
+    def _leaves(self, peer: PeerId) -> None:
+        member = self._member(peer)
+        if member is None or member.state != record_pb2.NODE_STATE_DRAINING:
+            raise Unavailable(f"final_delta is for replicas that leave; {short(peer)} stays, as is known here")
 
     def _serves(self, peer: PeerId, method: str, stages: Collection[int]) -> None:
         member = self._member(peer)

@@ -23,10 +23,12 @@ from swarmnode.dashboard import alarm, view
 from swarmnode.dashboard.board import Board
 from swarmnode.data.blocks import AHEAD_MAX, BlockLedger
 from swarmnode.errors import RemoteFault
+from swarmnode.gossip.acceptance import Acceptance
 from swarmnode.gossip.final_delta import FinalDeltas
 from swarmnode.gossip.pairing import partners
 from swarmnode.gossip.refusals import RefusalTally
 from swarmnode.gossip.round import RoundPace, Rounds
+from swarmnode.identity import Identity
 from swarmnode.ids import PeerId, RunId, seeded
 from swarmnode.manifest import GossipSpec, InnerSpec, Manifest, ModelSpec, PipelineSpec
 from swarmnode.membership.clock import RunClock
@@ -54,6 +56,7 @@ from swarmnode.recovery.recovery_source import (
     silent,
 )
 from swarmnode.recovery.snapshot import StateSlice, check_offer
+from swarmnode.transport.memory import MemoryNetwork, MemoryTransport
 from swarmnode.wire import call_pb2, record_pb2, report_pb2
 from tests.support.fake_telemetry import Quiet
 from tests.support.messages import messages
@@ -246,7 +249,10 @@ def test_limits_and_snapshots(
 @SETTINGS
 def test_what_leavers_and_receivers_say(said: call_pb2.FinalDelta, given: call_pb2.PacketReceipt, due: int) -> None:
     with within_bounds():
-        final_deltas = FinalDeltas(MANIFEST, 1, lambda: due, Quiet())
+        identity, quiet = Identity.of_seed(b"1" * 32), Quiet()
+        transport = MemoryTransport(MemoryNetwork(), identity.peer_id, RUN, telemetry=quiet)
+        acceptance = Acceptance(RUN, 1, identity, transport, quiet, tuple)
+        final_deltas = FinalDeltas(MANIFEST, 1, lambda: due, quiet, acceptance)
         final_deltas.take(said.round, said.samples)
         refusal_tally = RefusalTally()
         for number in range(8):

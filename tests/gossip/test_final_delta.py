@@ -8,10 +8,11 @@ from collections.abc import Sequence
 import pytest
 
 from swarmnode.errors import RemoteFault, Unavailable
-from swarmnode.gossip.final_delta import FinalDeltas, send_final_delta
+from swarmnode.gossip.acceptance import Acceptance
+from swarmnode.gossip.final_delta import AGAIN_ROUNDS, FinalDeltas, send_final_delta
 from swarmnode.identity import Identity
 from swarmnode.ids import PeerId, RunId
-from swarmnode.ports import Packet, WireTensor
+from swarmnode.ports import Call, Packet, Verdict, WireTensor
 from swarmnode.transport.memory import MemoryNetwork, MemoryTransport
 from swarmnode.wire import call_pb2 as wire
 from tests.support.fake_telemetry import Quiet
@@ -33,6 +34,67 @@ class Leaver:
         return said, [WireTensor("f32", (1,), float(due).hex().encode()[:4])]
 
 
+def acceptance(*met: PeerId) -> Acceptance:
+    """Of a replica that has met these peers in a round."""
+    identity, quiet = Identity.of_seed(b"9" * 32), Quiet()
+    transport = MemoryTransport(MemoryNetwork(), identity.peer_id, RUN, telemetry=quiet)
+    made = Acceptance(RUN, 1, identity, transport, quiet, tuple)
+    for peer in met:
+        meet(made, peer)
+    return made
+
+
+def meet(acceptance: Acceptance, peer: PeerId) -> None:
+    acceptance._weigh(1, peer, Verdict(1.0, "accepted", "well-formed"))
+
+
+async def ask(final_deltas: FinalDeltas, peer: PeerId, round_index: int, samples: int = 40) -> str:
+    """What becomes of a final delta of `peer`."""
+    said = wire.FinalDelta(round=round_index, stage=1, codec=manifest().gossip.codec, samples=samples)
+    call = Call(wire.Request(final_delta=said), [WireTensor("f32", (1,), bytes(4))])
+    try:
+        answer = await final_deltas.serve(peer, call)
+    except (RemoteFault, Unavailable) as error:
+        return type(error).__name__
+    return "again" if answer.header.final_delta_taken.again else "taken"
+
+
+async def test_a_key_counts_once_until_it_is_met_again() -> None:
+    """Who stays and gives a final delta in every round, at every replica, would weigh more than any partner does."""
+    liar, due, made = PeerId("liar"), 1, acceptance(PeerId("liar"))
+    final_deltas = FinalDeltas(manifest(), 1, lambda: due, Quiet(), made)
+    assert await ask(final_deltas, liar, 1, samples=2**53) == "taken"
+    (packet,) = final_deltas.take(1, 80)
+    assert packet.sender == liar and packet.weight == 1.0, "the guard knows whose it is"
+    assert await ask(final_deltas, liar, 1) == "taken", "its answer was lost: acknowledged"
+    for due in range(2, AGAIN_ROUNDS + 1):
+        assert await ask(final_deltas, liar, due) == "Unavailable"
+        assert final_deltas.take(due, 80) == []
+    meet(made, liar)
+    assert await ask(final_deltas, liar, due) == "taken"
+    assert len(final_deltas.take(due, 80)) == 1
+    due += AGAIN_ROUNDS
+    assert await ask(final_deltas, liar, due) == "taken", "a machine that came back long after"
+
+
+async def test_keys_that_were_never_met_count_little() -> None:
+    known, due = PeerId("known"), 1
+    final_deltas = FinalDeltas(manifest(), 1, lambda: due, Quiet(), acceptance(known))
+    assert [await ask(final_deltas, PeerId(f"key{n}"), 1, 2**53) for n in range(3)] == ["taken", "Busy", "Busy"]
+    assert await ask(final_deltas, known, 1) == "taken", "keys take no place of replicas"
+    assert [(packet.sender, packet.weight) for packet in final_deltas.take(1, 80)] == [("key0", 0.25), (known, 0.5)]
+
+
+async def test_who_is_left_out_gives_none() -> None:
+    liar, made = PeerId("liar"), acceptance(PeerId("liar"))
+    final_deltas = FinalDeltas(manifest(), 1, lambda: 1, Quiet(), made)
+    rubbish = Packet(1.0, 8, (), final_delta=True, sender=liar)
+    for _ in range(6):
+        made.left([rubbish], [Verdict(0.0, "misshapen", "not finite")], 1)
+    made._mates = lambda: [liar]
+    assert await ask(final_deltas, liar, 1) == "Unavailable"
+
+
 @pytest.mark.parametrize("begins", [False, True])
 async def test_a_final_delta_is_made_for_the_round_that_comes_next_there(begins: bool) -> None:
     """Also when that round begins just between the answer and the final delta made for it."""
@@ -48,7 +110,7 @@ async def test_a_final_delta_is_made_for_the_round_that_comes_next_there(begins:
         due, now = next(rounds), due
         return now
 
-    final_deltas = FinalDeltas(manifest(), 1, next_round, quiet)
+    final_deltas = FinalDeltas(manifest(), 1, next_round, quiet, acceptance(us.peer_id))
     successor.serve("final_delta", final_deltas.serve, tensor_bytes_max=100)
     peer = await send_final_delta(us, RUN, [successor.peer_id], leaver.make, quiet, random.Random(0))
     assert peer == successor.peer_id
@@ -75,7 +137,8 @@ async def test_it_is_given_once_though_its_answer_was_lost(merged: bool) -> None
     peers = [Identity.of_seed(bytes([n]) * 32).peer_id for n in (1, 2, 3)]
     network, quiet, leaver, packets = MemoryNetwork(link), Quiet(), Leaver(), list[Packet]()
     us, *successors = (MemoryTransport(network, peer, RUN, telemetry=quiet) for peer in peers)
-    first, second = (FinalDeltas(manifest(), 1, lambda: 10 if packets else 6, quiet) for _ in successors)
+    met = acceptance(us.peer_id)
+    first, second = (FinalDeltas(manifest(), 1, lambda: 10 if packets else 6, quiet, met) for _ in successors)
     for successor, final_deltas in zip(successors, (first, second), strict=True):
         successor.serve("final_delta", final_deltas.serve, tensor_bytes_max=100)
     await send_final_delta(us, RUN, peers[1:], leaver.make, quiet, random.Random(0))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +12,8 @@ import torch
 
 from swarmnode.errors import ManifestError, RemoteFault
 from swarmnode.gossip.outer import expert_average, noloco
+from swarmnode.gossip.outer.expert_average import ExpertAverage
+from swarmnode.ids import digest64
 from swarmnode.machine.replica import TorchReplica
 from swarmnode.manifest import GossipSpec, Manifest, TrainingSpec, parse, template
 from swarmnode.model.expert_share import EXPERT, expert_layout, gradient_count
@@ -303,3 +307,53 @@ def test_three_that_train_a_third_each_learn_nearly_as_well() -> None:
         losses = [m.loss(each, each, 4, train=False).loss_sum for m, each in zip(apart, tokens, strict=True)]
         nats[trained] = sum(losses) / (3 * 4 * SPARSE.context)
     assert nats[0] < 3.4 and nats[2] < nats[0] + 0.1, nats  # a guess costs 3.91
+
+
+@pytest.mark.parametrize("idle", [False, True])
+def test_a_replica_whose_experts_have_not_moved_is_no_easier_to_mislead(idle: bool) -> None:
+    """At a joiner's first round, and in a round in which nothing was trained here, nothing measures how far experts
+    move; what is sent is still bounded."""
+    honest, liar = replicas(run_of(acceptance="clipped"), 0, 1)
+    if idle:
+        train(honest, 1)
+        train(liar, 2)
+        meet([honest, liar], 1)
+    held = honest.stage.theta.detach().clone()
+    honest.message(2)
+    shared = honest.experts._layout.shared_count  # type: ignore[union-attr]
+    for name, view in by_name(liar, liar.stage.theta).items():
+        view.data.copy_(by_name(honest, honest.stage.theta)[name] if block_of(name) != 1 else torch.tensor(1e6))
+    packet = Packet(1.0, 8, liar.message(2), sender="liar")
+    assert honest.apply(2, 0.0, [packet], lone=False).believed and shared > 0
+    experts = [name for name in by_name(honest, held) if block_of(name) == 1]
+    after, before = (by_name(honest, flat) for flat in (honest.stage.theta.detach(), held))
+    moved, weights = (
+        sum(float(square.sum()) for square in squares) ** 0.5
+        for squares in (
+            [(after[name] - before[name]).square() for name in experts],
+            [before[name].square() for name in experts],
+        )
+    )
+    assert 0.0 < moved < 2.0 * weights, (moved, weights)
+
+
+def test_peers_that_name_a_block_falsely_starve_none_while_they_are_few() -> None:
+    """Sixteen replicas of eight blocks, and a peer that always says block 0 and trains nothing."""
+    layout = replicas(run_of(), 0)[0].stage.layout
+    assert layout is not None
+    eight = replace(layout, experts=layout.experts[:1] * 8)
+    flat = torch.zeros_like(replicas(run_of(), 0)[0].stage.theta)
+    spec, draw = run_of().gossip, random.Random(0)
+    members = [ExpertAverage(flat, spec, eight, f"r{n}", digest64("block", n) % 8) for n in range(16)]
+    untrained = Counter[int]()
+    for round_index in range(1, 801):
+        order: list[ExpertAverage | None] = [*members, None]
+        draw.shuffle(order)
+        for pair in zip(order[::2], order[1::2], strict=False):
+            said = [("liar", 0) if one is None else (one.sender, one.block) for one in pair]
+            for one, (sender, block) in zip(pair, reversed(said), strict=True):
+                if one is not None:
+                    one._choose(round_index, {sender: block})
+        if round_index > 400:
+            untrained.update({*range(8)} - {one.block for one in members})
+    assert sum(untrained.values()) <= 20, untrained

@@ -129,6 +129,10 @@ async def test_what_belongs_to_a_stage_is_served_to_its_members_alone() -> None:
         for method in foreign:
             answered = await outcome(v.people[0].transport, victim.node.me, Call(CALLS[method]()))
             assert answered == "Unavailable", method
+        other = v.add(1)  # a replica of the same stage, which stays
+        await v.until(lambda: other.node.state == record_pb2.NODE_STATE_TRAINING, "it trains")
+        final_delta = Call(CALLS["final_delta"]())
+        assert await outcome(other.transport, victim.node.me, final_delta) == "Unavailable", "it does not leave"
         assert await outcome(v.people[2].transport, victim.node.me, Call(CALLS["reserve"]())) == "Unavailable"
         assert isinstance(await outcome(v.people[0].transport, victim.node.me, Call(CALLS["reserve"]())), Answer)
         await v.leave()
