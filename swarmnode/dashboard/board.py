@@ -28,6 +28,10 @@ GONE_KEEP_S = 120.0  # guess: how long a departed node is still shown
 ENTRIES_KEPT = 400  # guess: of the timeline, in memory; the history has more
 ROUNDS_KEPT = 400
 VALIDATIONS_KEPT = 2000  # guess: one a round; as many as a curve has room for
+VALIDATIONS_AHEAD_MAX = 4  # guess: validation periods that a node's count may be ahead of the median of all
+AHEAD_SHARE = 1.1  # guess: and so many times that median; records are some seconds old
+NEAR_VALIDATIONS = 2  # guess: periods within which the losses of a run hardly differ
+ROUNDS_AHEAD_MAX = 64  # guess: rounds that one may be ahead of the median of those announced
 NAME_CHARS_MAX = 40
 LATE_S = 86_400.0  # an event first reported later than this is shown with this age
 SILENT_AFTER = 2  # failed calls in a row; guess
@@ -139,6 +143,7 @@ class Board:
     contributions: dict[PeerId, Contribution] = field(default_factory=dict)
     totals: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(KEYS, 0)))
     validations: dict[int, tuple[float, float]] = field(default_factory=dict)  # samples -> (Unix seconds, nats)
+    _validators: dict[int, PeerId] = field(default_factory=dict)  # who reported it, in this life of the coordinator
     samples: int = 0
     grew_s: float = 0.0  # when `samples` last grew, or first was looked at
     entry_serial: int = 0
@@ -286,17 +291,31 @@ class Board:
         return statistics.median(said) if said else None
 
     def validation_last(self) -> tuple[int, float] | None:
-        """Returns (samples, nats per token) of the newest validation."""
+        """Returns (samples, nats per token) of the newest validation, whose loss is by the word of several nodes where
+        several report."""
         if not self.validations:
             return None
         samples = max(self.validations)
-        return samples, self.validations[samples][1]
+        return samples, self._agreed(samples)
 
     def validation_near(self, samples: int) -> float | None:
-        """The validation loss in nats per token that was measured nearest to `samples`."""
+        """The validation loss in nats per token that was measured nearest to `samples`, as `validation_last`."""
         if not self.validations:
             return None
-        return self.validations[min(self.validations, key=lambda at: (abs(at - samples), at))][1]
+        return self._agreed(min(self.validations, key=lambda at: (abs(at - samples), at)))
+
+    def _agreed(self, samples: int) -> float:
+        """The loss of the validation at `samples`; where three nodes or more reported one within NEAR_VALIDATIONS
+        periods, the median of each one's nearest."""
+        reach = NEAR_VALIDATIONS * self.manifest.pipeline.validation_every_samples
+        nearest: dict[PeerId, int] = {}
+        for at, peer in self._validators.items():
+            if abs(at - samples) <= reach and at in self.validations:
+                other = nearest.setdefault(peer, at)
+                nearest[peer] = min(at, other, key=lambda one: abs(one - samples))
+        if len(nearest) < 3:
+            return self.validations[samples][1]
+        return statistics.median(self.validations[at][1] for at in nearest.values())
 
     def round_last(self) -> int:
         return statistics.median_low([node.round for node in self.living()] or [0])
@@ -347,7 +366,7 @@ class Board:
             case "exchange.paired" | "exchange.lone" | "exchange.refused":
                 self._exchanged(event.event.partition(".")[2], fields, when)
             case "validation.done":
-                self._validated(fields, when)
+                self._validated(node.peer, fields, when)
             case "stage.chosen" | "stage.moved":
                 node.why = fields.get("reason", "")[:TEXT_CHARS_MAX]
         found = sentence(event.event, event.level, fields)
@@ -368,7 +387,7 @@ class Board:
 
     def _exchanged(self, outcome: str, fields: dict[str, str], when: float) -> None:
         index, seconds = number(fields.get("round")), number(fields.get("seconds"))
-        if index is None or not 0 <= index <= NUMBER_MAX:
+        if index is None or not 0 <= index <= self.round_last() + ROUNDS_AHEAD_MAX:
             return
         at = self.rounds.get(int(index))
         if at is None:
@@ -381,11 +400,22 @@ class Board:
         at.seconds += seconds if seconds is not None and 0 <= seconds < 1e6 else 0.0
         self._dirty_rounds.add(int(index))
 
-    def _validated(self, fields: dict[str, str], when: float) -> None:
+    def _total(self) -> int:
+        """The median of what nodes said of the run's samples, and at least what was settled on."""
+        known = [node.samples for node in self.living() if node.samples]
+        return max(self.samples, statistics.median_low(known) if known else 0)
+
+    def _validated(self, peer: PeerId, fields: dict[str, str], when: float) -> None:
         loss, samples = number(fields.get("loss")), number(fields.get("samples_total"))
-        if loss is None or samples is None or not 0 < loss < LOSS_MAX or not 0 <= samples <= NUMBER_MAX:
+        if loss is None or samples is None or not 0 < loss < LOSS_MAX:
             return
+        ahead = VALIDATIONS_AHEAD_MAX * self.manifest.pipeline.validation_every_samples
+        if not 0 <= samples <= AHEAD_SHARE * self._total() + ahead:
+            return  # one node's word that the run is further than the others know
         self.validations[int(samples)] = (when, loss)
+        self._validators[int(samples)] = peer
+        if len(self._validators) > VALIDATIONS_KEPT:
+            self._validators = {at: peer for at, peer in self._validators.items() if at in self.validations}
         if len(self.validations) > VALIDATIONS_KEPT:  # drop every second one of the older half
             for old in sorted(self.validations)[1 : VALIDATIONS_KEPT // 2 : 2]:
                 del self.validations[old]

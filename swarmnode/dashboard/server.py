@@ -23,6 +23,7 @@ from aiohttp import web
 from aiohttp.abc import AbstractStreamWriter
 
 from swarmnode.dashboard import view
+from swarmnode.dashboard.connection_limit import ConnectionLimit
 from swarmnode.dashboard.heartbeat import Heartbeat
 from swarmnode.errors import UsageError
 from swarmnode.ids import PeerId
@@ -32,6 +33,7 @@ STREAMS_MAX = 512  # open pages; guess: each costs 40 kB and 20 us a second
 STREAMS_PER_ADDRESS_MAX = 24
 DOWNLOADS_MAX = 32  # concurrent downloads, and below the limit for one address; guess
 DOWNLOADS_PER_ADDRESS_MAX = 4
+KEEPALIVE_S = 15.0  # guess: between two requests of a connection
 SHUTDOWN_S = 1.0  # grace period after the streams ended; a response takes milliseconds
 WRITE_TIMEOUT_S = 20.0  # a page that reads nothing for this long is disconnected
 ENTRIES_MAX = 500
@@ -90,25 +92,39 @@ class DashboardServer:
         self._streams: Counter[str] = Counter()
         self._downloads: Counter[str] = Counter()
         self._runner: web.AppRunner | None = None
+        self._listener: asyncio.Server | None = None
+        self._limit: ConnectionLimit | None = None
 
     async def start(self, host: str, port: int) -> str:
         """Listen on `host`:`port` (0: any free one); returns the page's URL. Raises UsageError when it cannot."""
-        self._runner = web.AppRunner(self.app(), access_log=None, shutdown_timeout=SHUTDOWN_S, handle_signals=False)
+        self._runner = web.AppRunner(
+            self.app(),
+            access_log=None,
+            shutdown_timeout=SHUTDOWN_S,
+            handle_signals=False,
+            keepalive_timeout=KEEPALIVE_S,
+        )
         await self._runner.setup()
+        assert self._runner.server is not None
+        self._limit = ConnectionLimit(self._runner.server)
         try:
-            await web.TCPSite(self._runner, host, port, backlog=256).start()
+            loop = asyncio.get_running_loop()
+            self._listener = await loop.create_server(self._limit, host, port, backlog=256, reuse_address=True)
         except (OSError, OverflowError) as error:
             await self._runner.cleanup()
             busy = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
             reason = "is in use" if busy else f"cannot be had ({error})"
             raise UsageError(f"{host}:{port} {reason}: give another port for the dashboard, or 0") from None
-        bound = self._runner.addresses[0][1]
+        bound = self._listener.sockets[0].getsockname()[1]
         shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
         return f"http://{shown}:{bound}/"
 
     async def close(self) -> None:
         """End every stream, then the server."""
         self._live.close()
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None
@@ -146,6 +162,8 @@ class DashboardServer:
     async def _guard(
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
+        if self._limit is not None:
+            self._limit.requested(request.transport)
         if not self._public and _host(request.host) not in LOCAL_HOSTS:
             raise web.HTTPForbidden(text="this dashboard is for this machine; start it with --public to share it\n")
         response = await handler(request)

@@ -112,8 +112,9 @@ class Archive:
 
     @property
     def best(self) -> ArchiveEntry | None:
-        """The entry with the lowest validation loss."""
-        measured = [entry for entry in self.entries.values() if entry.loss is not None]
+        """The entry with the lowest validation loss, of those measured here: what nodes report, one of them may have
+        made up."""
+        measured = [entry for entry in self.entries.values() if entry.loss is not None and entry.measured == "archive"]
         return min(measured, key=lambda entry: (entry.loss, entry.label), default=None)
 
     def folder_of(self, entry: ArchiveEntry) -> Path:

@@ -20,6 +20,7 @@ from swarmnode.dashboard.history import POINTS_MAX, History, HistoryPoint
 from swarmnode.dashboard.timeline import KINDS, sentence
 from swarmnode.dashboard.totals import LIVES_MAX, Contribution, counts_of
 from swarmnode.errors import LocalFault
+from swarmnode.ids import PeerId
 from swarmnode.metrics import name
 from swarmnode.metrics.event import EVENTS
 from swarmnode.metrics.name import series
@@ -107,6 +108,31 @@ def test_claims_that_cannot_be_are_not_believed(one: Fixture) -> None:
     assert not board.rounds and not board.validations
     assert board.totals["steps"] == 0 and board.totals["fed"] == 0
     assert all(len(text) <= 240 for text in one.texts())
+
+
+def test_one_node_decides_neither_the_curve_nor_the_rounds(one: Fixture) -> None:
+    """A node that reports a validation and rounds of the far future, and a loss that is too good to be true."""
+    board, everybody = one.board, [PeerId(f"node{number}") for number in range(5)]
+    for peer in everybody:
+        board.heard(record_pb2.Record(
+            peer_id=peer, sequence=1, state=record_pb2.NODE_STATE_TRAINING, round=9, expires_unix_ms=10**15,
+            progress=record_pb2.Progress(total=10_000),
+        ), NOW)  # fmt: skip
+    liar, *honest = everybody
+    future = report(1, "validation.done", loss="0.0001", samples_total=str(2**53))
+    for serial, index in enumerate(range(2**53 - 400, 2**53), 2):
+        fields = {"round": str(index), "seconds": "1"}
+        event = report_pb2.EventReport(serial=serial, event="exchange.lone", fields=fields)
+        future.events.append(event)
+    board.reported(liar, future, NOW, 0.0)
+    assert not board.validations and not board.rounds
+    for number, peer in enumerate(honest):
+        board.reported(peer, report(1, "exchange.paired", round=str(9 + number % 2), seconds="0.5"), NOW, 0.0)
+        told = report(2, "validation.done", loss=f"{3.1 - 0.01 * number}", samples_total=str(9900 + number))
+        board.reported(peer, told, NOW, 0.0)
+    board.reported(liar, report(500, "validation.done", loss="0.0001", samples_total="10001"), NOW, 0.0)
+    assert {*board.rounds} == {9, 10}
+    assert board.validation_last() == (10_001, 3.08) and board.validation_near(10_001) == 3.08
 
 
 async def test_a_boast_moves_the_count_of_samples_nowhere() -> None:
