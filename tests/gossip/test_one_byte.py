@@ -15,6 +15,7 @@ from swarmnode.gossip.outer.one_byte import (
     HEADER,
     LEVELS,
     ROUNDS_KEPT,
+    SINCE_MAX,
     STEPS_MAX,
     OneByte,
     SharedSteps,
@@ -209,3 +210,44 @@ def test_what_is_sent_is_read_back_and_a_slope_is_clipped_to_a_byte() -> None:
     data = replica.message(1)[0].data
     assert decode_steps(data)[0].said == (LEVELS, -LEVELS, 64, 0)
     assert len(data) == HEADER.size + 4
+
+
+def rubbish(rounds: Sequence[SharedSteps]) -> Packet:
+    data = encode_steps(rounds)
+    return Packet(1.0, 4, [WireTensor("u8", (len(data),), data)], sender="liar")
+
+
+def test_a_liar_says_no_more_than_the_whole_run_can_measure() -> None:
+    run = run_of()
+    (victim,) = replicas(run, ("anna",))
+    victim.message(9)
+    run_steps = -(-run.gossip.round_samples // run.inner.microbatch)
+    lies = {
+        "too many": [SharedSteps(9, 8, (LEVELS,) * (2 * run_steps + 1))],
+        "from long ago": [SharedSteps(1 + SINCE_MAX, 0, (LEVELS,))],
+        "twice the same rounds": [SharedSteps(8, 6, (LEVELS,)), SharedSteps(9, 6, (LEVELS,))],
+    }
+    before = victim.stage.theta.detach().clone()
+    for what, rounds in lies.items():
+        report = victim.apply(9, 1.0, [rubbish(rounds)], lone=False)
+        assert [verdict.step for verdict in report.verdicts] == ["misshapen"], what
+    assert torch.equal(victim.stage.theta.detach(), before)
+    most = [SharedSteps(number, number - 1, (LEVELS,) * (2 * run_steps)) for number in range(2, 10)]
+    assert victim.apply(9, 1.0, [rubbish(most)], lone=False).believed
+    step = shared(victim).rate(9) * run.inner.clip_norm * victim.parameters**0.5
+    moved = float((victim.stage.theta.detach() - before).norm())
+    assert moved < 2.0 * step * (8 * 2 * run_steps) ** 0.5, (moved, step)
+
+
+def test_who_measured_more_drops_the_rest() -> None:
+    run = run_of()
+    anna, ben = (shared(replica) for replica in replicas(run))
+    for _ in range(STEPS_MAX):
+        anna.measure_step(1.0)
+    said = Packet(1.0, 4, list(anna.message(1)), sender="anna")
+    ben.message(1)
+    ben.check(said)
+    (one,) = decode_steps(said.tensors[0].data)
+    assert 0 < len(one.said) < STEPS_MAX
+    anna.message(3 + SINCE_MAX)
+    ben.check(Packet(1.0, 4, list(anna.message(3 + SINCE_MAX)), sender="anna"))

@@ -14,8 +14,9 @@ have the same bits. A packet repeats the sender's last rounds, and each is appli
 applies it a round later, and then differs from the others by rounding alone. What is missed for longer stays missed:
 members then differ by those steps, and what they measure is still right for weights so near.
 
-A lying member's byte is one step of the length that everybody's are clipped to, along a direction that it cannot
-choose; it can say STEPS_MAX of them in a round.
+A lying member's byte is one step of the length that everybody's are clipped to. It can say as many in a round as the
+whole run measures there, and choose among SINCE_MAX sets of directions. Nobody measures them again, and a member that
+tells others different bytes parts them: so train by bytes with invited members.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ LEVELS = 127
 STEPS_MAX = 4096  # guess: measurements in one round; later ones are dropped
 ROUNDS_KEPT = 8  # guess: rounds that a packet repeats
 HEADER = struct.Struct("<QQH")  # round, round before, bytes that follow
+SINCE_MAX = 1024  # guess: rounds between two of a member; after longer it begins anew from others' weights
 NUMBER_MAX = 1 << 62
 
 
@@ -64,8 +66,8 @@ def encode_steps(rounds: Sequence[SharedSteps]) -> bytes:
 
 
 def decode_steps(data: bytes | bytearray | memoryview) -> list[SharedSteps]:
-    """The rounds in a packet. Raises RemoteFault unless it has ROUNDS_KEPT at most, in ascending order, each of
-    STEPS_MAX bytes at most."""
+    """The rounds in a packet. Raises RemoteFault unless it has ROUNDS_KEPT at most, one after the other, each of
+    STEPS_MAX bytes at most, measured in SINCE_MAX rounds at most."""
     found: list[SharedSteps] = []
     at, view = 0, memoryview(data)
     while at < len(view):
@@ -75,8 +77,9 @@ def decode_steps(data: bytes | bytearray | memoryview) -> list[SharedSteps]:
         at += HEADER.size
         if count > min(STEPS_MAX, len(view) - at):
             raise RemoteFault(f"one_byte packet with {count} steps in {len(view) - at} bytes; {STEPS_MAX} are allowed")
-        if not since < number <= NUMBER_MAX or (found and number <= found[-1].round):
-            raise RemoteFault(f"one_byte packet with round {number} after {found[-1].round if found else since}")
+        if not since < number <= min(NUMBER_MAX, since + SINCE_MAX) or (found and since < found[-1].round):
+            before = f"{since}, and round {found[-1].round}" if found else f"{since}"
+            raise RemoteFault(f"one_byte packet with round {number} measured since {before}")
         said = struct.unpack_from(f"<{count}b", view, at)
         if min(said, default=0) < -LEVELS:
             raise RemoteFault(f"one_byte packet with the step {min(said)}; -{LEVELS} to {LEVELS} is allowed")
@@ -98,6 +101,7 @@ class OneByte(Outer):
         self._inner = manifest.inner
         self._round_samples = manifest.gossip.round_samples
         self._eps = manifest.training.perturbation
+        self._run_steps = -(-manifest.gossip.round_samples // manifest.inner.microbatch)  # of all members in a round
         self._restart(0)
 
     def _restart(self, done: int) -> None:
@@ -151,10 +155,18 @@ class OneByte(Outer):
     def draft(self, round_index: int) -> StreamingMessage:
         self.round = round_index
         if round_index > self._since:  # else a second packet of the same round: it says no more than the first
-            self._own = [*self._own, SharedSteps(round_index, self._since, tuple(self._measured))][-ROUNDS_KEPT:]
+            since, said = self._since, tuple(self._measured[: self._steps_max(self._since, round_index)])
+            if round_index - since > SINCE_MAX:
+                since, said = round_index - 1, ()
+            self._own = [*self._own, SharedSteps(round_index, since, said)][-ROUNDS_KEPT:]
             self._since, self._measured = round_index, []
         data = encode_steps(self._own)
         return StreamingMessage([WireTensor("u8", (len(data),), data)])
+
+    def _steps_max(self, since: int, round_index: int) -> int:
+        """Most steps of one member: as many as the run's samples in these rounds make, and in one more, because counts
+        of samples lag."""
+        return min(STEPS_MAX, self._run_steps * (round_index - since + 1))
 
     def check(self, packet: Packet) -> None:
         check_weight(packet.weight)
@@ -162,7 +174,10 @@ class OneByte(Outer):
             raise RemoteFault(f"one_byte packet of {len(packet.tensors)} tensors; it has one of bytes")
         if packet.tensors[0].nbytes > self.message_nbytes:
             raise RemoteFault(f"one_byte packet of {packet.tensors[0].nbytes} bytes; at most {self.message_nbytes}")
-        decode_steps(packet.tensors[0].data)
+        for one in decode_steps(packet.tensors[0].data):
+            if len(one.said) > (most := self._steps_max(one.since, one.round)):
+                raise RemoteFault(f"one_byte packet with {len(one.said)} steps of rounds {one.since} to {one.round}; "
+                                  f"{most} fit into their samples")  # fmt: skip
 
     def _judge(self, own_weight: float, packet: Packet) -> Verdict:
         try:
