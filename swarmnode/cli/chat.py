@@ -44,7 +44,7 @@ def command(
     """A conversation with the model in SOURCE (as for `generate`), by its tokenizer's chat template (without one:
     ChatML). One line is one message; an empty line, /quit or Ctrl-D ends, /new forgets what was said. The model should
     have been trained on conversations (docs/data.md)."""
-    from swarmnode.cli.generate import spoken
+    from swarmnode.cli.generate import say, spoken
     from swarmnode.data.chat_template import ANSWERS, Message, template_beside
     from swarmnode.data.tokenizer_file import run_tokenizer
     from swarmnode.local.evaluation import merged_model
@@ -76,7 +76,7 @@ def command(
         pieces = []
         for piece in spoken(tokenizer, before(made, [int(token) for token in tokenizer.encode(end)])):
             pieces.append(piece)
-            click.echo(piece, nl=False)
+            say(piece)
         click.echo()
         said.append({"role": ANSWERS, "content": "".join(pieces).strip()})
         seed += 1

@@ -16,6 +16,7 @@ from swarmnode.cli.output.progress import bar
 
 if TYPE_CHECKING:
     from swarmnode.data.tokens import Tokenizer
+from swarmnode.untrusted_text import readable
 
 
 @click.command(short_help="text from an exported model, or from a checkpoint")
@@ -83,12 +84,17 @@ def command(
     for piece in spoken(tokenizer, counted()):
         pieces.append(piece)
         if not as_json:
-            click.echo(piece, nl=False)
+            say(piece)
     rate = len(made) / max(1e-9, time.perf_counter() - begun)
     if as_json:
         click.echo(json.dumps({"text": given + "".join(pieces), "tokens": len(made), "tokens_per_s": round(rate, 1)}))
     else:
         click.echo()
+
+
+def say(piece: str) -> None:
+    """Print a piece of a model's text: on a terminal without characters that it would act on."""
+    click.echo(readable(piece) if sys.stdout.isatty() else piece, nl=False)
 
 
 def spoken(tokenizer: Tokenizer, tokens: Iterator[int]) -> Iterator[str]:

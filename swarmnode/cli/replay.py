@@ -44,4 +44,4 @@ def command(
         click.echo(click.style(printable(text, len(text)).rstrip(), fg=COLOURS.get(line.level)))
     for log in logs:
         if log.bad:
-            click.echo(f"{log.path}: {log.bad} lines could not be read", err=True)
+            click.echo(printable(f"{log.path}: {log.bad} lines could not be read"), err=True)

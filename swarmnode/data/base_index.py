@@ -35,6 +35,7 @@ FILE_NBYTES_MAX = 1 << 44
 CHUNKS_MAX = 1 << 20  # four terabytes
 TENSORS_MAX = 1 << 18
 PIECES_MAX = 1 << 12
+SHARERS_MAX = 4  # parameters that a whole chunk belongs to: a tied head shares the embedding's
 DIMENSIONS_MAX = 4
 
 WEIGHT_FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,120}\.safetensors")
@@ -192,7 +193,9 @@ def _index_of(tree: Any, digest: bytes) -> BaseIndex:
         raise ValueError("two files of one name")
     if sum(len(file.starts) for file in made) > CHUNKS_MAX:
         raise ValueError(f"more than {CHUNKS_MAX} chunks")
-    return BaseIndex(made, {name: _tensor_of(name, given, made) for name, given in tensors.items()}, digest)
+    pieces = sum(len(given["pieces"]) for given in tensors.values() if isinstance(given, dict) and "pieces" in given)
+    budget = iter(range(SHARERS_MAX * sum(len(file.starts) for file in made) + 2 * pieces))
+    return BaseIndex(made, {name: _tensor_of(name, given, made, budget) for name, given in tensors.items()}, digest)
 
 
 def _file_of(tree: Any) -> BaseFile:
@@ -214,7 +217,7 @@ def _file_of(tree: Any) -> BaseFile:
     return BaseFile(name, nbytes, tuple(starts), tuple(sizes), b"".join(map(bytes.fromhex, hashes)))
 
 
-def _tensor_of(name: str, tree: Any, files: tuple[BaseFile, ...]) -> BaseTensor:
+def _tensor_of(name: str, tree: Any, files: tuple[BaseFile, ...], budget: Iterator[int]) -> BaseTensor:
     if not _PARAMETER.fullmatch(name):
         raise ValueError(f"a parameter is called {name[:40]!r}")
     if not isinstance(tree, dict) or tree.keys() != {"dtype", "shape", "pieces"} or tree["dtype"] not in ITEMSIZES:
@@ -225,14 +228,15 @@ def _tensor_of(name: str, tree: Any, files: tuple[BaseFile, ...]) -> BaseTensor:
     elements = math.prod(_whole(size, 1, 1 << 32) for size in shape)
     if not isinstance(given, list) or not 1 <= len(given) <= PIECES_MAX:
         raise ValueError(f"{name}: no list of 1 to {PIECES_MAX} pieces")
-    pieces = tuple(_piece_of(name, piece, ITEMSIZES[tree["dtype"]], files) for piece in given)
+    pieces = tuple(_piece_of(name, piece, ITEMSIZES[tree["dtype"]], files, budget) for piece in given)
     if sum(piece.elements for piece in pieces) != elements:
         raise ValueError(f"{name}: its pieces do not hold the {elements} numbers of its shape")
     return BaseTensor(tuple(shape), tree["dtype"], pieces)
 
 
-def _piece_of(name: str, given: Any, itemsize: int, files: tuple[BaseFile, ...]) -> BasePiece:
-    """A piece, checked to lie in chunks without gaps, each of which holds whole numbers of it."""
+def _piece_of(name: str, given: Any, itemsize: int, files: tuple[BaseFile, ...], budget: Iterator[int]) -> BasePiece:
+    """A piece, checked to lie in chunks without gaps, each of which holds whole numbers of it. `budget` yields once for
+    each chunk that all pieces may touch."""
     if not isinstance(given, list) or len(given) != 3:
         raise ValueError(f"{name}: a piece is not [file, offset, elements]")
     number = _whole(given[0], 0, len(files) - 1)
@@ -241,6 +245,8 @@ def _piece_of(name: str, given: Any, itemsize: int, files: tuple[BaseFile, ...])
     local, end = bisect.bisect_right(file.starts, offset) - 1, offset + elements * itemsize
     at = offset
     while at < end:
+        if next(budget, None) is None:
+            raise ValueError(f"{name}: chunks belong to more than {SHARERS_MAX} parameters each")
         if not 0 <= local < len(file.starts) or not file.starts[local] <= at < file.starts[local] + file.sizes[local]:
             raise ValueError(f"{name}: byte {at} of {file.name} lies in no chunk")
         at, local = min(end, file.starts[local] + file.sizes[local]), local + 1

@@ -15,6 +15,7 @@ from swarmnode.errors import UsageError
 from swarmnode.metrics.event import LEVELS
 
 LOG_NAMES = ("events.jsonl.1", "events.jsonl")  # the older first
+BUNDLE_NBYTES_MAX = 64 << 20  # logs of a bundle, unpacked: twice what a node keeps (metrics/events.py)
 LINE_CHARS_MAX = 1 << 20
 
 
@@ -96,6 +97,9 @@ def _bundled(path: Path) -> list[Log]:
     texts: dict[str, list[str]] = {}
     with tarfile.open(path) as bundle:
         members = [member for member in bundle if member.isfile() and Path(member.name).name in LOG_NAMES]
+        if (nbytes := sum(member.size for member in members)) > BUNDLE_NBYTES_MAX:
+            raise UsageError(f"{path} holds {nbytes} bytes of logs; at most {BUNDLE_NBYTES_MAX} are read: unpack it, "
+                             "and give one node's events.jsonl")  # fmt: skip
         for member in sorted(members, key=lambda member: (str(Path(member.name).parent), -len(member.name))):
             file = bundle.extractfile(member)
             assert file is not None

@@ -80,7 +80,7 @@ def merge_models(out: Path, models: Sequence[Path], weights: Sequence[float], no
             parameters += _merge_file(partial / file, file, opened, shares)
             note(index + 1, len(names))
         for path in sorted(first.path.iterdir()):
-            if path.is_file() and path.suffix not in (".safetensors", ".bin", ".pt", ".pth"):
+            if path.is_file() and not path.is_symlink() and path.suffix not in (".safetensors", ".bin", ".pt", ".pth"):
                 shutil.copyfile(path, partial / path.name)
         os.replace(partial, out)
     except OSError as error:

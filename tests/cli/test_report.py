@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import ipaddress
 import json
 import tarfile
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from swarmnode.cli.main import main
 from swarmnode.local import log_timeline
 from swarmnode.local.redact import HIDDEN, Redactor
+from swarmnode.untrusted_text import readable
 
 PEERS = (
     "12D3KooWAaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
@@ -81,6 +83,33 @@ def test_what_is_no_log_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[st
     (tmp_path / "x").write_bytes(b"\x00\xff rubbish")
     assert main(["replay", str(tmp_path / "x")]) == 2
     assert "no events there" in capsys.readouterr().err
+
+
+def bundle(path: Path, name: str, data: bytes) -> Path:
+    with tarfile.open(path, "w:gz") as made:
+        member = tarfile.TarInfo(name)
+        member.size = len(data)
+        made.addfile(member, io.BytesIO(data))
+    return path
+
+
+def test_a_strangers_bundle_takes_neither_memory_nor_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_timeline, "BUNDLE_NBYTES_MAX", 1 << 20)
+    bomb = bundle(tmp_path / "bomb.tar.gz", "a/events.jsonl", bytes((1 << 20) + 1))
+    assert main(["replay", str(bomb)]) == 2
+    assert "at most 1048576 are read" in capsys.readouterr().err
+    data = (line(1, PEERS[0], "node.started") + "\n{torn").encode()
+    named = bundle(tmp_path / "named.tar.gz", "\x1b]0;owned\x07/events.jsonl", data)
+    assert main(["replay", str(named)]) == 0
+    said = capsys.readouterr()
+    assert "1 lines could not be read" in said.err and "\x1b" not in said.err + said.out
+
+
+def test_a_models_words_move_no_cursor() -> None:
+    """What a stranger's model says may be an escape sequence, such as one that writes to the clipboard."""
+    assert readable("a\tb\n\x1b]52;c;cm0gLXJm\x07\x9b2J\u202eé") == "a\tb\n ]52;c;cm0gLXJm  2J é"
 
 
 SPECIAL = ("127.", "0.", "169.254.169.254", "255.255.255.255")

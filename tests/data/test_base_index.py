@@ -141,3 +141,24 @@ def test_bytes_that_are_no_index_are_refused(index: BaseIndex) -> None:
             parse_base(wrong)
     with pytest.raises(DataError, match="the run's is"):
         parse_base(raw, b"\0" * 32)
+
+
+def test_an_index_that_takes_hours_to_check_is_refused_at_once() -> None:
+    """Each of a hundred parameters says that it lies in all chunks."""
+    chunks = 5000
+    file = {
+        "name": "a.safetensors",
+        "nbytes": 2 * chunks,
+        "starts": list(range(0, 2 * chunks, 2)),
+        "sizes": [2] * chunks,
+        "sha256": ["0" * 64] * chunks,
+    }
+    for sharers, fits in ((2, True), (100, False)):
+        tensors = {f"p{n}": {"dtype": "BF16", "shape": [chunks], "pieces": [[0, 0, chunks]]} for n in range(sharers)}
+        tree = {"format": "swarmnode-base-1", "files": [file], "tensors": tensors}
+        raw = json.dumps(tree, sort_keys=True, separators=(",", ":")).encode()
+        if fits:
+            assert len(parse_base(raw).tensors) == sharers
+        else:
+            with pytest.raises(DataError, match="more than 4 parameters each"):
+                parse_base(raw)
