@@ -171,8 +171,10 @@ async def send_final_delta(
     make: Make,
     telemetry: Telemetry,
     rng: random.Random,
+    met: Callable[[PeerId], int] = lambda peer: 0,
 ) -> PeerId:
-    """Give the message to the first of `successors`, in a random order, that takes it. Raises Unavailable if none does.
+    """Give the message to the first of `successors` that takes it: those first that were `met` in a round, because at
+    them it counts whole, else in a random order. Raises Unavailable if none does.
 
     Successors are asked several times, since a round may begin there between the answer and the message made for it.
     A successor whose answer was lost is asked again before another is, so that the message does not count twice.
@@ -184,7 +186,7 @@ async def send_final_delta(
         if attempts or waits:
             await asyncio.sleep(PAUSE_S)
         behind = False
-        for successor in rng.sample(sorted(successors), len(successors)):
+        for successor in sorted(rng.sample(sorted(successors), len(successors)), key=lambda peer: not met(peer)):
             for _ in range(TRIES_AT_ONE):
                 call = Call(wire.Request(run_id=run_id, final_delta=message), tensors)
                 try:

@@ -126,7 +126,15 @@ class StageDrain:
         staying = mates(self._swarm(), self._stage, self._me)
         if self._stopping or not self._report.unsent or not staying:
             return
-        await send_final_delta(self._transport, self._run_id, staying, self._gossip.parting, self._telemetry, self._rng)
+        await send_final_delta(
+            self._transport,
+            self._run_id,
+            staying,
+            self._gossip.parting,
+            self._telemetry,
+            self._rng,
+            self._gossip.acceptance.met,
+        )
         self._report.all_sent()
 
     async def _hand_over(self) -> None:

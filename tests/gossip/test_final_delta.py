@@ -147,6 +147,21 @@ async def test_it_is_given_once_though_its_answer_was_lost(merged: bool) -> None
     assert [packet.samples for packet in packets] == [40]
 
 
+async def test_a_replica_that_was_met_is_asked_first() -> None:
+    """Whatever the draw: there it counts whole."""
+    network, quiet, leaver = MemoryNetwork(), Quiet(), Leaver()
+    peers = [Identity.of_seed(bytes([n]) * 32).peer_id for n in range(1, 10)]
+    us, *successors = (MemoryTransport(network, peer, RUN, telemetry=quiet) for peer in peers)
+    for successor in successors:
+        taken = FinalDeltas(manifest(), 1, lambda: 6, quiet, acceptance(us.peer_id))
+        successor.serve("final_delta", taken.serve, tensor_bytes_max=100)
+    for seed, known in enumerate(peers[1:]):
+        given = await send_final_delta(
+            us, RUN, peers[1:], leaver.make, quiet, random.Random(seed), lambda peer, known=known: peer == known
+        )
+        assert given == known
+
+
 @pytest.mark.node  # it waits for seconds
 async def test_nobody_takes_it() -> None:
     quiet = Quiet()
