@@ -10,6 +10,7 @@ import asyncio
 import resource
 from collections import Counter
 from collections.abc import Callable
+from typing import cast
 
 IN_ALL_MAX = 512  # guess: pages open at once
 DESCRIPTORS_SHARE = 0.25  # guess: of the process's file descriptors, at most
@@ -62,8 +63,8 @@ class _Connection(asyncio.Protocol):
         self._limit, self._inner = limit, inner
         self._counted: tuple[str, asyncio.Transport] | None = None
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
+    def connection_made(self, given: asyncio.BaseTransport) -> None:
+        transport = cast("asyncio.Transport", given)  # uvloop's is none by its class
         name = transport.get_extra_info("peername")
         address = str(name[0]) if name else ""
         if not self._limit.takes(address, transport):

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from typing import cast
 
 import pytest
+import uvloop
 
 from swarmnode.dashboard import connection_limit
 from swarmnode.dashboard.connection_limit import ConnectionLimit
@@ -18,8 +20,7 @@ class Echo(asyncio.Protocol):
     limit: ConnectionLimit
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        self.transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
         if data.endswith(b"\n"):
@@ -80,3 +81,18 @@ async def test_connections_are_few_in_all_and_of_one_address(nearby: bool, monke
         assert await reader.readline() == b"room\n"
         for _, writer in found:
             writer.transport.abort()
+
+
+def test_nodes_run_on_another_loop() -> None:
+    """uvloop's transports have no class in common with asyncio's."""
+
+    async def ask() -> bytes:
+        async with serving(600.0) as (limit, port):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"page\n")
+            found = await asyncio.wait_for(reader.readline(), 60)
+            assert limit.open.total() == 1
+            writer.close()
+            return found
+
+    assert uvloop.run(ask()) == b"page\n"
