@@ -325,6 +325,9 @@ class Replica(Protocol):
         """Cosine of two activations or gradients of `samples` samples: 1 if both are zero, 0 if one is. Raises
         RemoteFault for a malformed tensor."""
 
+    def norm(self, tensor: WireTensor, samples: int) -> float:
+        """Norm of an activation or gradient of `samples` samples, over their root. Raises RemoteFault as `cosine`."""
+
     def release(self, tape: Tape) -> None:
         """Drop all of the tape but its input to save memory; `backward` then recomputes."""
 

@@ -23,7 +23,7 @@ config = LlamaConfig(
     num_hidden_layers=6,
     num_attention_heads=4,
     num_key_value_heads=2,
-    max_position_embeddings=64,
+    max_position_embeddings=128,
     tie_word_embeddings=True,
 )
 LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)

@@ -111,7 +111,9 @@ def _here(run: str) -> tuple[str, ...]:
         found = ready_file.read(default_home(kind))
         if found is not None and found.run_id == run_id:
             return found.addresses
-    raise UsageError("no bootstrap of this run runs on this machine: give --peer with an address of one")
+    raise UsageError(
+        "no meeting point of this run has its home where this looks by itself: give --peer with the address it printed"
+    )
 
 
 def _warrant_for(run: Path, peer: str) -> str:

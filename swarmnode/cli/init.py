@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from swarmnode.manifest import Recipe
+    from swarmnode.manifest import Manifest, Recipe
 
 KINDS = ("pretrain", "finetune", "adapters", "one_byte")
 PRESETS = ("demo", "tiny", "small")
@@ -71,7 +71,12 @@ def command(
     them. Machines that join fetch their own stage's part alone, from members or from the model's location.
     """
     from swarmnode import manifest
+    from swarmnode.manifest.folder import MANIFEST_FILE
 
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / MANIFEST_FILE).exists():
+        raise click.UsageError(f"{folder} holds other files: give a new folder for the run, its key is kept there")
+    if kind == "finetune" and data is None:
+        raise click.UsageError("--kind finetune needs --data OUT, documents of their own (swarmnode data make OUT)")
     preset_made = manifest.PRESETS[preset]
     if data is not None:
         from swarmnode.local.data_link import on_data_set
@@ -90,9 +95,19 @@ def command(
     made = manifest.Recipe(preset_made, {})
     if (parameters, nodes, samples) != (None, None, None):
         made = manifest.fit(made.manifest, parameters=parameters, nodes=nodes, samples=samples)
+    _check_text(made.manifest, data)
     for path in manifest.init(folder, made.manifest, made.origins):
         click.echo(path)
     _link(folder, data)
+
+
+def _check_text(made: Manifest, data: Path | None) -> None:
+    """Raises DataError unless the data set has text enough for the run, which volunteers would find out otherwise."""
+    if data is not None:
+        from swarmnode.data.indexed import IndexedCorpus
+        from swarmnode.local.data_link import index_of
+
+        IndexedCorpus(made, index_of(data), lambda number: None)
 
 
 def _link(folder: Path, data: Path | None) -> None:
@@ -139,6 +154,7 @@ def _from_model(
             report=moved,
             untie=untie,
         )
+    _check_text(made.recipe.manifest, data)
     for path in manifest.init(folder, made.recipe.manifest, {**start.origins, **made.recipe.origins}):
         click.echo(path)
     click.echo(lay_out(folder, made))

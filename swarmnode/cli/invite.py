@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from click.core import ParameterSource
 
 from swarmnode.cli.option.duration import Duration
 from swarmnode.cli.option.param import BOOTSTRAP, FOLDER, check_own_run, check_peer
@@ -47,12 +48,19 @@ def command(
     from swarmnode.membership.invite import decode, encode, looks_like_invite
 
     peer = None if machine is None else check_peer(machine)
+    source = click.get_current_context().get_parameter_source("expires_s")
+    limited = machines or peer is not None or source == ParameterSource.COMMANDLINE
     if run == "-" or looks_like_invite(run):
         invite = decode(sys.stdin.read() if run == "-" else run)
         if peer is None or invite.grant is None:
             raise click.UsageError("an invite with a secret, and --machine, make an invite for one machine")
     else:
         invite = _of_run(Path(_own_run(run)), bootstraps, home, expires_s, machines)
+        if limited and invite.grant is None:
+            raise click.UsageError(
+                '--machines, --machine and --expires need a restricted run: set access.mode to "invited" in '
+                "manifest.toml before the run starts; into an open run anybody can join"
+            )
     if peer is not None and invite.grant is not None:
         invite = _for_machine(invite, peer)
     if all(_LOCAL.match(address) for address in invite.bootstraps):
@@ -84,7 +92,8 @@ def _of_run(run: Path, bootstraps: tuple[str, ...], home: Path | None, expires_s
     path = signed_of(run)
     signed, manifest = read_signed(path)
     _, run_id = verify(signed, None)
-    addresses = bootstraps or _running(home or default_home("bootstrap"), run_id)
+    homes = [home] if home is not None else [default_home(kind) for kind in ("coordinator", "bootstrap")]
+    addresses = bootstraps or _running(homes, run_id)
     invite = Invite(run_id, signed.owner, tuple(addresses))
     if manifest.access.mode == "open":
         return invite
@@ -111,20 +120,24 @@ def _for_machine(invite: Invite, peer: str) -> Invite:
     return dataclasses.replace(invite, grant=None, secret=b"", machine_pass=machine_pass, machine=machine)
 
 
-def _running(home: Path, run_id: RunId) -> Sequence[str]:
-    """Addresses of the bootstrap in `home`, without local ones if there are others."""
+def _running(homes: Sequence[Path], run_id: RunId) -> Sequence[str]:
+    """Addresses of the run's meeting point whose home is one of `homes`, without local ones if there are others."""
     from swarmnode.daemon import ready_file
 
-    found = ready_file.read(home)
-    if found is None:
+    running = {home: ready for home in homes if (ready := ready_file.read(home)) is not None}
+    if not running:
         raise UsageError(
-            f"no bootstrap runs in {home}: start one (swarmnode bootstrap RUN), give its folder (--home), or addresses "
-            "for joiners (--bootstrap /ip4/ADDRESS/tcp/PORT/p2p/PEER_ID)"
+            f"no meeting point runs in {' or '.join(map(str, homes))}: start one (swarmnode coordinator RUN), give its "
+            "folder (--home), or addresses for joiners (--bootstrap /ip4/ADDRESS/tcp/PORT/p2p/PEER_ID)"
         )
-    if found.run_id != run_id:
-        raise UsageError(f"the bootstrap in {home} is of run {found.run_id[:16]}, not of {run_id[:16]}: give --home")
-    far = [address for address in found.addresses if not _LOCAL.match(address)]
-    return far or found.addresses
+    for found in running.values():
+        if found.run_id == run_id:
+            return [address for address in found.addresses if not _LOCAL.match(address)] or found.addresses
+    home, found = next(iter(running.items()))
+    raise UsageError(
+        f"the meeting point in {home} is of run {found.run_id[:16]}, not of {run_id[:16]}: if manifest.toml was "
+        "changed since it started, that made another run; else give its folder (--home)"
+    )
 
 
 def _explain(invite: Invite) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from swarmnode.data.chat_template import Message, conversation
-from swarmnode.data.source import PROBE_BYTES, READ_BYTES, SourceFile, cut_lines
+from swarmnode.data.source import PRIVATE_KEYS, PROBE_BYTES, READ_BYTES, SourceFile, cut_lines
 from swarmnode.errors import DataError
 
 WORK_BYTES = 32 << 20
@@ -98,6 +98,9 @@ def _path_work(source: int, path: Path) -> list[DocumentSpan]:
         files = [SourceFile(path.name, path)]
     else:
         raise DataError(f"{path}: no such file or folder; --from names it")
+    if keys := [file.name for file in files if file.path.name in PRIVATE_KEYS]:
+        raise DataError(f"{path / keys[0]} is a private key, and a data set is for others to read: keep runs and nodes "
+                        "out of the folder with the text")  # fmt: skip
     works, small = list[DocumentSpan](), list[SourceFile]()
     for file in sorted(files, key=lambda one: one.name):
         kind, nbytes = _kind(file.name), file.path.stat().st_size

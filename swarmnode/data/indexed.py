@@ -34,7 +34,8 @@ class IndexedCorpus:
         made = layout(index.train, context, data.block_samples)
         self._held_out = (index.validation.chunk_tokens - 1) // context  # windows in a full chunk
         if not self._held_out and index.validation.count:
-            raise DataError(f"model.context = {context} is more than a chunk of validation holds: make it smaller")
+            raise DataError(f"model.context = {context} is more than a chunk of validation holds: make it smaller,"
+                            " or the data set of more text")  # fmt: skip
         last = index.validation.tokens - (index.validation.count - 1) * index.validation.chunk_tokens
         self._held_out_count = (index.validation.count - 1) * self._held_out + (last - 1) // context
         if made is None or index.validation.count == 0 or self._held_out_count < 1:

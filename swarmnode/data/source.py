@@ -18,6 +18,8 @@ from swarmnode.errors import DataError
 from swarmnode.ids import digest, digest64
 from swarmnode.manifest import DataSpec
 
+PRIVATE_KEYS = ("owner.key", "node.key")  # of runs and nodes: never text, whatever folder they lie in
+
 PIECE_BYTES_MAX = 64 << 10
 PIECE_BYTES_MIN = 1 << 10
 PIECES_MIN = 64
@@ -154,14 +156,15 @@ def _listed(spec: DataSpec, folder: DataRoot, suffix: str) -> list[SourceFile]:
 
 
 def _walk(root: pathlib.Path, name: str, follow: Callable[[pathlib.Path], pathlib.Path]) -> list[SourceFile]:
-    """All regular files below `root` that are not hidden, sorted by relative path. `follow` resolves links."""
+    """All regular files below `root` that are neither hidden nor a node's or an owner's key, sorted by relative path.
+    `follow` resolves links."""
     found: list[SourceFile] = []
     for here, folders, files in os.walk(root):
         folders[:] = sorted(f for f in folders if not f.startswith("."))
         place = pathlib.Path(here)
         for file in files:
             path = place / file
-            if not file.startswith(".") and path.is_file():
+            if not file.startswith(".") and file not in PRIVATE_KEYS and path.is_file():
                 real = follow(path) if path.is_symlink() else path
                 found.append(SourceFile(f"{name}/{path.relative_to(root).as_posix()}", real))
     return sorted(found, key=lambda file: file.name)

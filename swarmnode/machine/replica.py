@@ -30,7 +30,7 @@ from swarmnode.model.section import SECTIONS, section_sizes
 from swarmnode.model.split import StageLayers, is_writer, stages_of
 from swarmnode.model.stage import BUMP_STEPS, StageReplica
 from swarmnode.model.state_stream import Buffers, GivenState, Part, section_parts, spans_of
-from swarmnode.model.tensor import check_finite, decode, decode_flat
+from swarmnode.model.tensor import check_finite, cosine, decode, decode_flat
 from swarmnode.parted_work import Parts, run_whole
 from swarmnode.ports import (
     LossResult,
@@ -213,7 +213,11 @@ class TorchReplica:
 
     def cosine(self, one: WireTensor, other: WireTensor, samples: int) -> float:
         """See ports.Replica."""
-        return self.stage.cosine(one, other, samples)
+        return cosine(self.stage.compared(one, samples), self.stage.compared(other, samples))
+
+    def norm(self, tensor: WireTensor, samples: int) -> float:
+        """See ports.Replica."""
+        return float(torch.linalg.vector_norm(self.stage.compared(tensor, samples).float())) / math.sqrt(samples)
 
     def _averaged(self) -> contextlib.AbstractContextManager[None]:
         """Context in which the weights are the running mean, if there is one: held-out losses are of the exported
@@ -284,7 +288,8 @@ class TorchReplica:
 
     def digest(self) -> bytes:
         """SHA-256 of the slow weights as little-endian float32: equal at two replicas exactly if every bit is."""
-        return hashlib.sha256(_bytes(self.outer.phi)).digest()
+        flat = self.outer.phi.to("cpu", torch.float32)
+        return hashlib.sha256(flat.view(torch.uint8).numpy().data).digest()
 
     @torch.no_grad()
     def snapshot(self, *, packed: bool = False, only: Sequence[str] = ()) -> State:
@@ -442,8 +447,3 @@ class TorchReplica:
         for section in ("theta", "phi"):
             if (name := subspace.stray(given.by_name(section, self.stage.shapes))) is not None:
                 raise RemoteFault(f"state whose {name} is not in this run's subspace: was it trained in another run?")
-
-
-def _bytes(flat: Tensor) -> memoryview:
-    """The elements as little-endian float32, sharing memory if they have that form already."""
-    return flat.to("cpu", torch.float32).view(torch.uint8).numpy().data.toreadonly()

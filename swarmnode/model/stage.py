@@ -35,7 +35,7 @@ from swarmnode.model.stage_input import StageInput, check_samples, read_input, r
 from swarmnode.model.stage_module import attach_gradients, drawing, stage_module
 from swarmnode.model.stage_tape import QualityProbe, StageTape
 from swarmnode.model.subspace import Subspace
-from swarmnode.model.tensor import cosine, to_device
+from swarmnode.model.tensor import to_device
 from swarmnode.model.weight_stash import WeightStash, instead
 from swarmnode.model.working_copy import WorkingCopy
 from swarmnode.ports import LossResult, StepReport, Tape, WireTensor
@@ -358,10 +358,10 @@ class StageReplica:
             self._weight += self._weight_of(kept)
         return LossResult(value, kept.counted, given)
 
-    def cosine(self, one: WireTensor, other: WireTensor, samples: int) -> float:
-        """See ports.Replica."""
+    def compared(self, tensor: WireTensor, samples: int) -> Tensor:
+        """An activation or gradient of `samples` samples, in main memory. Raises RemoteFault for a malformed one."""
         shape = (samples, self.manifest.model.context, boundary_width(self.manifest))
-        return cosine(*(decode_boundary(each, self._boundary, shape, "tensor compared") for each in (one, other)))
+        return decode_boundary(tensor, self._boundary, shape, "tensor compared")
 
     def probe(self, before: Tensor, after: Tensor) -> float | None:
         """Change of the loss on the last microbatch trained here, in nats per token, when theta goes from `before` to

@@ -32,6 +32,7 @@ T = TypeVar("T")
 # .983 or more (measured on the demo's model); 120 apart, none at all (measured: tests/node/test_clock.py, where a tiny
 # model takes a hundred steps a second and a download takes one).
 STEPS_APART_MAX = 32
+BUSY_MAX_S = 120.0  # guess: waited for an accused that says it is busy; others wait behind it
 STEPS_FACTOR = 4.0  # guess: a replica is so much faster than all of them together were on average
 SNAPSHOT_AGE_S = 30.0  # guess: donors make a new snapshot every ten seconds, later while they are busy
 
@@ -162,7 +163,7 @@ class HopReplayer:
                 stage,
                 self._run_id,
                 replica.sizes_of(stage),
-                DownloadLimits(),
+                DownloadLimits(busy_max_s=BUSY_MAX_S),
                 self._ports.telemetry,
             )
             apart = 0 if inner_steps is None else abs(state.inner_steps - inner_steps)

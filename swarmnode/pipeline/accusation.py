@@ -28,6 +28,7 @@ from swarmnode.wire import call_pb2 as wire
 
 PER_MINUTE_MAX = 4  # guess: accusations of one caller that are examined; two exclude a liar
 CALLERS_MAX = 256  # guess: callers whose last minute is remembered
+WAITING_MAX = 4  # guess: accusations of all callers whose tensors are held here
 
 
 class Accusations:
@@ -41,17 +42,22 @@ class Accusations:
         self._weigh = weigh
         self._one = asyncio.Lock()  # one at a time: each may need a whole replica's state
         self._rate = CallerRate(PER_MINUTE_MAX, CALLERS_MAX)
+        self._waiting = 0
 
     async def serve(self, peer: PeerId, call: Call) -> Answer:
         """Handler of method "accusation". The answer only confirms receipt, so a liar learns nothing from it.
 
-        Raises RemoteFault if the tensors do not fit the statement, Busy if the caller sends too many.
+        Raises RemoteFault if the tensors do not fit the statement, Busy if the caller sends too many, or others did.
         """
+        if self._waiting >= WAITING_MAX:
+            raise Busy(f"{WAITING_MAX} accusations are examined already", retry_after_s=10.0)
         claim, shown = self._claim(call)
         if not self._rate.admit(peer, asyncio.get_running_loop().time()):
             raise Busy(f"{PER_MINUTE_MAX} of your accusations were examined within a minute", retry_after_s=10.0)
         await self._compute.run(Priority.BACKWARD, 0, lambda: self._check_prints(claim, shown))
-        self._auditor.spawn(self._look(peer, claim, shown))
+        self._waiting += 1
+        if not self._auditor.spawn(self._looking(peer, claim, shown)):
+            self._waiting -= 1
         return Answer(wire.Reply(accusation=wire.AccusationTaken()))
 
     def _claim(self, call: Call) -> tuple[HopClaim, HopEvidence | None]:
@@ -87,22 +93,29 @@ class Accusations:
         if any(print_of(tensor) != due for tensor, due in pairs):
             raise RemoteFault(f"accusation of {short(claim.server)} with tensors that do not match its statement")
 
+    async def _looking(self, peer: PeerId, claim: HopClaim, shown: HopEvidence | None) -> None:
+        try:
+            await self._look(peer, claim, shown)
+        finally:
+            self._waiting -= 1
+
     async def _look(self, peer: PeerId, claim: HopClaim, shown: HopEvidence | None) -> None:
         """Decide whether the accused's answer is false, and record the outcome."""
         got = None if shown is None else shown.got
         theirs = claim.answer(None if shown is None else shown.sent)
 
-        def work() -> tuple[float, Sequence[WireTensor]]:
-            return hop_again(self._replica, claim.x, claim.tokens, claim.samples, got)
+        def work() -> tuple[float, Sequence[WireTensor], bool]:
+            loss_sum, tensors = hop_again(self._replica, claim.x, claim.tokens, claim.samples, got)
+            return loss_sum, tensors, self._auditor.usual_norm.vanishes(tensors[-1], claim.samples)
 
         auditor, reason, false = self._auditor, "", False
         try:
             async with self._one:
-                loss_sum, tensors = await self._compute.run(Priority.BACKWARD, claim.samples, work)
+                loss_sum, tensors, vanishes = await self._compute.run(Priority.BACKWARD, claim.samples, work)
                 mine = await auditor.like(claim, theirs, HopAnswer.of(tensors, loss_sum))
                 if shown is not None:
                     loss_sum = shown.next.loss_sum
-                if not mine.close and not auditor.is_noise(claim, loss_sum):
+                if not mine.close and not vanishes and not auditor.is_noise(claim, loss_sum):
                     given = await auditor.like(claim, theirs, await self._weigh(claim.server, claim, shown))
                     false = given.cosine < OWN_LEAST or given.loss_apart > LOSS_GAP
                     reason = f"shown by {short(peer)}; like ours: {mine}; like its own weights: {given}"

@@ -22,7 +22,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any
@@ -42,6 +42,7 @@ from swarmnode.pipeline.own_weights import Weigh, like_own_weights, withheld
 from swarmnode.pipeline.recompute import HopEvidence, Recomputation, recomputed_statement
 from swarmnode.pipeline.request_check import check_activations
 from swarmnode.pipeline.statement import TensorFingerprints
+from swarmnode.pipeline.usual_norm import UsualNorm
 from swarmnode.ports import Answer, Call, Compute, Priority, Replica, Telemetry, Transport, WireTensor
 from swarmnode.wire import call_pb2 as wire
 
@@ -50,6 +51,7 @@ DEEPER_SHARE = 0.5  # guess: share of right hops after which the next hop is che
 VOTES_MAX = 7  # guess: replicas whose answers are compared after a contradiction
 WARNED_MAX = 16  # guess: peers told of a false answer
 WARN_TIMEOUT_S = 5.0  # guess: one small message
+AT_WORK_MAX = 4096  # guess: peers remembered that answered
 WARNINGS_KEPT = 256  # guess: remembered so that none counts twice
 TIMEOUT_S = 30.0  # guess: for one recomputation
 REPLY_SLACK_BYTES = 4096
@@ -95,8 +97,10 @@ class Auditor:
         self.boundary_digest = replica.boundary_digest()
         self.feeders = feeder_place(manifest)
         self._under_way = 0
+        self._at_work: OrderedDict[PeerId, None] = OrderedDict()  # whose answers came: they are asked first
         self._warned: deque[tuple[PeerId, PeerId]] = deque(maxlen=WARNINGS_KEPT)  # (caller, about)
         self.audits = Audits(manifest.pipeline.audit_share)
+        self.usual_norm = UsualNorm(replica)
 
     # ---- our own answers and those to us, on the compute thread
 
@@ -126,6 +130,7 @@ class Auditor:
 
     def saw(self, claim: HopClaim) -> None:
         """Consider a used answer for an audit."""
+        self._works(claim.server)
         came = replace(claim, came_s=asyncio.get_running_loop().time())
         self.perhaps(claim.server, lambda: self._check(came))
 
@@ -300,13 +305,27 @@ class Auditor:
         """A few other replicas of `stage` that can recompute a hop, in random order."""
         here = [member.peer for member in self._swarm().serving(stage)]
         found = [peer for peer in here if peer not in (*but, self.me)]
-        return self._rng.sample(found, min(VOTES_MAX - 1, len(found)))
+        return self._drawn(found)
+
+    def _drawn(self, found: Sequence[PeerId]) -> list[PeerId]:
+        """VOTES_MAX - 1 of `found` at most, in random order: first those seen at work, because a key that is none costs
+        nothing and a check that waits for it finds nobody."""
+        known = [peer for peer in found if peer in self._at_work]
+        drawn = self._rng.sample(known, min(VOTES_MAX - 1, len(known)))
+        others = [peer for peer in found if peer not in self._at_work]
+        return drawn + self._rng.sample(others, min(VOTES_MAX - 1 - len(drawn), len(others)))
+
+    def _works(self, peer: PeerId) -> None:
+        self._at_work[peer] = None
+        self._at_work.move_to_end(peer)
+        if len(self._at_work) > AT_WORK_MAX:
+            self._at_work.popitem(last=False)
 
     def other_feeders(self, *but: PeerId) -> Sequence[tuple[PeerId, int]]:
         """(peer, place) of a few other nodes that feed, in random order."""
         swarm, first = self._swarm(), {member.peer for member in self._swarm().serving(0)}
         found = [peer for peer in swarm.feeders() if peer not in (*but, self.me)]
-        drawn = self._rng.sample(found, min(VOTES_MAX - 1, len(found)))
+        drawn = self._drawn(found)
         return [(peer, 0 if peer in first else self.feeders) for peer in drawn]
 
     async def _opened(self, claim: HopClaim) -> HopEvidence | None:
@@ -400,10 +419,12 @@ class Auditor:
         self.wrong(peer, microbatch, reason)
 
     async def ask(self, peer: PeerId, call: Call, *, timeout_s: float, most: int) -> Answer:
-        """Have `peer` recompute a hop, charged to our budget. Raises Unavailable, RemoteFault."""
-        self.audits.spent()
+        """Have `peer` recompute a hop, charged to our budget if it answers. Raises Unavailable, RemoteFault."""
         call.header.run_id = self.run_id
-        return await self.transport.call(peer, call, timeout_s=timeout_s, reply_bytes_max=most)
+        answer = await self.transport.call(peer, call, timeout_s=timeout_s, reply_bytes_max=most)
+        self.audits.spent()
+        self._works(peer)
+        return answer
 
     async def cosine(self, one: WireTensor, other: WireTensor, samples: int) -> float:
         """Cosine as `ports.Replica.cosine`, on the compute thread. Raises RemoteFault."""

@@ -223,7 +223,7 @@ class Hop:
             ) -> tuple[WireTensor | None, StepReport | None, HopClaim | None]:
                 claim = self._claim(process, outcome, y, tokens, gradient)
                 given, step = self._backward(tape, pending, gradient, process.samples, held, loop, replicas)
-                outcome.prints = self._prints(x, tokens, given, claim)
+                outcome.prints = self._prints(x, tokens, given, claim, process.samples)
                 return given, step, claim
 
             try:
@@ -264,12 +264,13 @@ class Hop:
         return HopClaim(stated, process.samples, y, tokens, gradient)
 
     def _prints(
-        self, x: WireTensor, tokens: WireTensor, given: WireTensor | None, claim: HopClaim | None
+        self, x: WireTensor, tokens: WireTensor, given: WireTensor | None, claim: HopClaim | None, samples: int
     ) -> TensorFingerprints | None:
         """Fingerprints of a hop that answers `given` and continued by `claim`; None if answers are not signed or there
         is none. On the compute thread."""
         if self.auditor is None or given is None:
             return None
+        self.auditor.usual_norm.gave(given, samples)
         then = (claim.statement.tokens, claim.statement.x, claim.statement.gradient) if claim is not None else None
         of = self._replica.fingerprint
         if then is None:
@@ -288,7 +289,7 @@ class Hop:
             result = self._replica.loss(x, tokens, process.samples, train=train)
             step = self._step(loop.time(), replicas) if train else None
             found = MicrobatchResult(result.gradient, result.loss_sum, result.tokens)
-            found.prints = self._prints(x, tokens, result.gradient, None)
+            found.prints = self._prints(x, tokens, result.gradient, None, process.samples)
             return found, step
 
         # Validation too: all other work of the last stage is backward, so at low priority it would never run on a busy

@@ -20,7 +20,7 @@ from swarmnode.recovery.donor_client import DownloadLimits
 from swarmnode.recovery.download import download
 from swarmnode.recovery.recovery_source import keeps
 from swarmnode.recovery.snapshot import SLOW, WHOLE, Snapshot, StateSlice
-from swarmnode.recovery.state_check import APART_MAX, ROUNDS_APART_MAX, StateCheck, cuts, slices_of
+from swarmnode.recovery.state_check import APART_MAX, ROUNDS_APART_MAX, StateCheck, drawn_now, slices_of
 from swarmnode.wire import call_pb2, record_pb2
 
 GIVING = (record_pb2.NODE_STATE_TRAINING, record_pb2.NODE_STATE_DRAINING)
@@ -177,7 +177,7 @@ class NeighbourBackup:
         words = await second.compare(state, offer, givers)
         if words or self.snapshot is None or offer.round - self.snapshot.round_index > ROUNDS_APART_MAX:
             return
-        at = cuts(self._sizes["phi"], self._transport.peer_id, offer.id.hex())
+        at = drawn_now(self._sizes["phi"], self._transport.peer_id, offer.id.hex())
         far = self._apart(slices_of(state.sections["phi"], at), slices_of(self.snapshot.state.sections["phi"], at))
         if far > APART_MAX:
             raise RemoteFault(f"slow weights {far:.3g} of their length from those kept here, and nobody confirms them")

@@ -2,9 +2,10 @@
 
 Honest replicas of a stage differ by what they learnt since they met, a few hundredths of their length at most. Noise,
 turned or scaled weights, and those of another run or of its beginning are far off. The joiner therefore asks another
-replica, or a node that keeps a snapshot of the stage, for some slices of the slow weights; it chooses the slices after
-the state has come. Where the two are far apart a third one decides: a state is a lie if two samples that are close to
-each other are far from it.
+replica, or a node that keeps a snapshot of the stage, for some slices of the slow weights. It draws the slices after
+the state has come, also by its own clock: from what is public a donor could make a state whose drawn slices are right.
+Where the two are far apart a third one decides: a state is a lie if two samples that are close to each other are far
+from it.
 """
 
 from __future__ import annotations
@@ -63,6 +64,11 @@ def apart(one: memoryview | bytes, other: memoryview | bytes) -> float:
     return distance / length if length > 0.0 else 0.0
 
 
+def drawn_now(parameters: int, *seed: str | int) -> list[StateSlice]:
+    """`cuts` that nobody can know beforehand: this machine's clock has nanoseconds since it started."""
+    return cuts(parameters, *seed, repr(asyncio.get_running_loop().time()))
+
+
 def cuts(parameters: int, *seed: str | int) -> list[StateSlice]:
     """SLICES slices of a state's slow weights to compare, each from an element that is a multiple of ALIGN."""
     count, rng = min(ELEMENTS, parameters), seeded("second", *seed)
@@ -111,7 +117,7 @@ class StateCheck:
         peers that agree with each other contradict the state.
         """
         me, against = self._transport.peer_id, list[StateSample]()
-        at = cuts(self._sizes["phi"], me, offer.id.hex())
+        at = drawn_now(self._sizes["phi"], me, offer.id.hex())
         ours, silent, old = slices_of(state.sections["phi"], at), 0, set[PeerId]()
         for attempt in range(TRIES):
             told = {*givers, me, *old, *(word.peer for word in against)}
@@ -165,4 +171,14 @@ class StateCheck:
         return StateSample(peer, b"".join(parts), offer.round, offer.progress.total)
 
 
-__all__ = ["APART_MAX", "ROUNDS_APART_MAX", "Apart", "StateCheck", "StateSample", "apart", "cuts", "slices_of"]
+__all__ = [
+    "APART_MAX",
+    "ROUNDS_APART_MAX",
+    "Apart",
+    "StateCheck",
+    "StateSample",
+    "apart",
+    "cuts",
+    "drawn_now",
+    "slices_of",
+]

@@ -132,6 +132,9 @@ class MeteredReplica:
         self._meter.add(nbytes=one.nbytes + other.nbytes)
         return self.inner.cosine(one, other, samples)
 
+    def norm(self, tensor: WireTensor, samples: int) -> float:
+        return self.inner.norm(tensor, samples)
+
     def release(self, tape: Tape) -> None:
         self.inner.release(tape)
 

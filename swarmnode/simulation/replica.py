@@ -230,6 +230,9 @@ class FakeReplica:
     def cosine(self, one: WireTensor, other: WireTensor, samples: int) -> float:
         return float(first(one.data, MARK.size) == first(other.data, MARK.size))
 
+    def norm(self, tensor: WireTensor, samples: int) -> float:
+        return 1.0
+
     def release(self, tape: Tape) -> None:
         assert isinstance(tape, FakeTape)
         tape.version = VOID

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnode.errors import RemoteFault
+from swarmnode.gossip.compression import codec
 from swarmnode.gossip.outer import DeltaMean, outer
 from swarmnode.gossip.outer.fragment import (
     FIRST_ROUNDS,
@@ -21,7 +22,9 @@ from swarmnode.gossip.outer.fragment import (
     part,
     pull,
 )
+from swarmnode.gossip.robust import PacketGuard
 from swarmnode.manifest import GossipSpec
+from swarmnode.model.tensor import encode
 from swarmnode.ports import OuterReport, Packet, WireTensor
 
 pytestmark = pytest.mark.node  # some seconds
@@ -260,3 +263,24 @@ def test_a_lie_in_the_fragment_moves_no_majority_and_one_other_by_little() -> No
         group[0].apply(1, 1.0, [*own, Packet(1.0, 0, lie)])
         plain.apply(1, 1.0, [replace(p, tensors=p.tensors[:1]) for p in own] + [Packet(1.0, 0, lie[:1])])
         assert float((group[0].phi - plain.phi).norm()) <= most * delta / FRAGMENTS_FIRST**0.5 * 1.1
+
+
+@pytest.mark.parametrize("own", [0.0, 1.0])
+def test_two_values_have_no_majority(own: float) -> None:
+    """A replica that counts nothing of its own and hears an honest member and a liar moves no further than a packet may
+    take it."""
+    base = torch.randn(4096, generator=torch.Generator().manual_seed(0))
+
+    def member(seed: int, name: str) -> DeltaMean:
+        made = DeltaMean(base.clone(), codec("e3m0"))
+        made.healing, made.sender, made.guard = True, name, PacketGuard()
+        made.theta.add_(0.01 * torch.randn(4096, generator=torch.Generator().manual_seed(seed)))
+        return made
+
+    me, honest, liar = member(1, "me"), member(2, "honest"), member(3, "liar")
+    me.message(5)
+    said, lied = honest.message(5), liar.message(5)
+    lied[1] = encode(torch.full((count(4096, 5),), 9e5).to(torch.bfloat16))
+    before = me.phi.clone()
+    me.apply(5, own, [Packet(1.0, 64, said, sender="honest"), Packet(1.0, 64, lied, sender="liar")])
+    assert float((me.phi - before).norm()) < 2.0 * float(before.norm())

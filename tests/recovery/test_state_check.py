@@ -20,6 +20,7 @@ from swarmnode.recovery.state_check import (
     StateSample,
     apart,
     cuts,
+    drawn_now,
     slices_of,
 )
 from swarmnode.wire import call_pb2
@@ -113,3 +114,9 @@ def test_the_distance_is_one_of_lengths_and_infinite_where_a_number_is_none() ->
     assert apart(one, FALSE.tobytes()) > APART_MAX > apart(one, near(5).tobytes())
     assert apart(one, (TRUE * np.float32("nan")).tobytes()) == float("inf")
     assert apart(bytes(8), bytes(8)) == 0.0
+
+
+async def test_nobody_knows_the_slices_beforehand() -> None:
+    """A donor knows the joiner's name and chooses the state, so its id: the slices differ all the same."""
+    first, second = (drawn_now(10**9, "me", "the state's id") for _ in range(2))
+    assert first != second

@@ -195,7 +195,7 @@ class DeltaMean(Outer):
         phi, theta, boundary = (fragment.part(f, self.round) for f in (self.phi, self.theta, self._boundary))
         move = fragment.pull(phi, [packet.tensors[1] for packet in met], counts=own_weight > 0.0)
         apart = float(move.norm()) * math.sqrt(self.parameters / len(move))
-        if self.guard is not None and len(met) == 1:  # two have no majority: move no farther than D is believed
+        if self.guard is not None and len(met) + (own_weight > 0.0) <= 2:  # no majority: as far as D is believed
             own = float((self._boundary - self.phi).norm()) if own_weight > 0.0 else 0.0
             limit, _ = self.guard.limit(PacketMeasures(own, 0.0, float(self.phi.norm())))
             if apart > limit:
