@@ -56,7 +56,7 @@ from swarmnode.errors import (
     Unreachable,
 )
 from swarmnode.gossip.compression import kernel
-from swarmnode.ids import PeerId, RunId
+from swarmnode.ids import PeerId, RunId, seeded
 from swarmnode.machine.bucket_store import open_store
 from swarmnode.machine.checkpoint_source import check, find_resumptions
 from swarmnode.machine.compute import ThreadCompute
@@ -347,19 +347,21 @@ def _node(
     options, manifest, telemetry = process.options, process.manifest, process.telemetry
     fast = autocasts(options.device, options.precision)
     assert process.fit is not None, "a bootstrap is no node"
+    identity = key_file.load(options.home / KEY_FILE)
     world = NodePorts(
         transport=process.transport,
         directory=process.directory,
         compute=compute,
         clock=SystemClock(),
         telemetry=telemetry,
-        identity=key_file.load(options.home / KEY_FILE),
+        identity=identity,
         replica=partial(
             TorchReplica,
             manifest,
             device=options.device,
             autocast=fast,
             sender=process.transport.peer_id,
+            secret=seeded("guard", identity.seed.hex()).randbytes(16).hex(),
             optimizer_state=process.fit.mode.optimizer_state,
             draw=False,
         ),

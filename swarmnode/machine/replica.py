@@ -62,11 +62,12 @@ class TorchReplica:
         *,
         autocast: bool = False,
         sender: str = "",
+        secret: str = "",
         optimizer_state: str = "device",
         draw: bool = True,
         buffers: Buffers = large_buffer,
     ) -> None:
-        """`sender`, the peer id, seeds the rounding of lossy codecs: replicas should not all round alike.
+        """`sender`, the peer id, seeds the rounding of lossy codecs: all should not round alike. `secret`: of `outer`.
         `optimizer_state`: of `--optimizer-state`; without `draw` the weights are drawn by `draw_weights`, or loaded.
         `buffers` makes room for snapshots."""
         self.stage = StageReplica(
@@ -90,7 +91,7 @@ class TorchReplica:
             self.experts = ExpertAverage(self.stage.theta.data, manifest.gossip, layout, sender, self.stage.block)
             self.outer = self.experts
         else:
-            self.outer = outer(manifest.gossip, self.stage.theta.data, sender)
+            self.outer = outer(manifest.gossip, self.stage.theta.data, sender, secret=secret)
         share = manifest.inner.average_share
         beside = self.stage.device.type != "cpu"
         self.average = RunningMean(share, beside=beside) if share > 0.0 else None

@@ -147,3 +147,13 @@ def test_replicas_that_meet_refuse_the_one_that_turns_back_alone(fragments: int)
                     refused[names[me]] += keep == 0.0
     assert whole / packets > 0.995
     assert sum(refused.values()) >= 45 * fragments, refused  # of 50 in the last third
+
+
+def test_what_others_are_judged_by_is_secret() -> None:
+    """Coordinates and probed rounds follow from a secret where there is one, not from the peer id that all know."""
+    spec, theta = GossipSpec(codec="fp32", acceptance="guarded"), torch.zeros(1 << 20)
+    public, one, other = (outer(spec, theta.clone(), "me", secret=secret) for secret in ("", "one", "other"))
+    drawn = [tuple(made._course(0, 1 << 20)._at[:64]) for made in (public, one, other)]
+    assert len({*drawn}) == 3
+    again = outer(spec, theta.clone(), "me", secret="one")
+    assert tuple(again._course(0, 1 << 20)._at[:64]) == drawn[1], "a replica that restarts judges alike"

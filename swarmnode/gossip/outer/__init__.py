@@ -33,14 +33,17 @@ KIN: dict[str, type[Streaming | Eager | DelayedNesterov | EDiT]] = {
 METHODS = (NoLoCo.name, DiLoCo.name, Average.name, DesLoc.name, SparseLoCo.name, PartialAverage.name, *KIN, NONE)
 
 
-def outer(gossip: GossipSpec, theta: torch.Tensor, sender: str = "", *, healing: bool = True) -> Outer:
+def outer(
+    gossip: GossipSpec, theta: torch.Tensor, sender: str = "", *, healing: bool = True, secret: str = ""
+) -> Outer:
     """The manifest's outer optimizer over `theta` [P] for the replica `sender` (a peer id, which seeds the rounding).
+    `secret` draws what others are judged by; a liar that knew it would be honest there alone.
 
     `healing`: send a fragment of the slow weights with pseudo-gradients, for groups in which not all members get every
     packet. Raises ManifestError for an unknown method or codec, or parameters that do not go together.
     """
     found = _outer(gossip, theta)
-    found.sender = sender
+    found.sender, found.secret = sender, secret
     if isinstance(found, DeltaMean):
         found.healing = healing
     found.guard = guard(gossip.acceptance)

@@ -61,6 +61,7 @@ class Outer(ABC):
         self.probe: Probe | None = None  # called for a partner's packet every few rounds
         self._courses: dict[int, UpdateDirection] = {}  # by part of the weights, if the guard judges directions
         self.sender = ""  # the replica's peer id: replicas with different ids round differently
+        self.secret = ""  # what only this replica knows: which coordinates and rounds it judges others by
 
     def seed(self, what: str) -> int:
         """A 64-bit seed for rounding `what` at the marked boundary, different for all senders, rounds and buffers."""
@@ -136,7 +137,7 @@ class Outer(ABC):
     def _course(self, number: int, count: int) -> UpdateDirection:
         """The past direction of part `number` of the slow weights, of `count` elements."""
         if number not in self._courses:
-            at = sampled(count, self.sender, number)
+            at = sampled(count, self.secret or self.sender, number)
             self._courses[number] = UpdateDirection(at, torch.from_numpy(at).to(self.phi.device))
         return self._courses[number]
 
@@ -152,7 +153,7 @@ class Outer(ABC):
         believed = [i for i, verdict in enumerate(verdicts) if verdict.keep > 0.0]
         if self.guard is None or self.probe is None or own_weight == 0.0 or not believed:
             return None
-        draw, losses = self.seed("probe"), self.guard.losses
+        draw, losses = digest64("probe", self.secret or self.sender, self.round or 0), self.guard.losses
         due = [i for i in believed if losses.due(packets[i].sender, draw)]
         which = due[draw // PROBE_EVERY % len(due)] if due else None
         change = None if which is None else self.probe(*self._tried(packets[which], verdicts[which].keep))
