@@ -43,7 +43,7 @@ def outer(
     packet. Raises ManifestError for an unknown method or codec, or parameters that do not go together.
     """
     found = _outer(gossip, theta)
-    found.sender, found.secret = sender, secret
+    found.name_replica(sender, secret)
     if isinstance(found, DeltaMean):
         found.healing = healing
     found.guard = guard(gossip.acceptance)

@@ -63,6 +63,10 @@ class Outer(ABC):
         self.sender = ""  # the replica's peer id: replicas with different ids round differently
         self.secret = ""  # what only this replica knows: which coordinates and rounds it judges others by
 
+    def name_replica(self, sender: str, secret: str) -> None:
+        """Set whose slow weights these are."""
+        self.sender, self.secret = sender, secret
+
     def seed(self, what: str) -> int:
         """A 64-bit seed for rounding `what` at the marked boundary, different for all senders, rounds and buffers."""
         assert self.round is not None
