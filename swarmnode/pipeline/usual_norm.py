@@ -1,4 +1,4 @@
-"""How long the gradients usually are that a replica answers with.
+"""The usual length of the gradients that a replica answers with, and inputs whose gradient is much shorter.
 
 An accusation shows an input that its accuser chose. It may have been made so that the gradient vanishes at the weights
 of the accused: then the answers of two replicas, or of one a step later, have nothing in common, and an honest one

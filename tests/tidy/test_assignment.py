@@ -69,7 +69,7 @@ REMAINING = {
     "swarmnode/dashboard/board.py": 1,
     "swarmnode/dashboard/history.py": 1,
     "swarmnode/data/corpus.py": 2,
-    "swarmnode/gossip/outer/__init__.py": 3,
+    "swarmnode/gossip/outer/__init__.py": 2,
     "swarmnode/gossip/outer/merge.py": 6,
     "swarmnode/machine/replica.py": 4,
     "swarmnode/simulation/fault.py": 13,
