@@ -211,7 +211,7 @@ def _table(found: Plan, tokens: float, measured: float | None, *, cards: bool) -
         console.print(f"idle: {line}", highlight=False)
     console.print(
         f"{found.tokens_per_s:,.0f} tokens/s (limit: {found.limit}); {tokens:.3g} tokens in {_took(found.days)}; "
-        f"a day passes without losing a stage with {found.survival:.4%}",
+        f"odds of a day without losing a stage: {found.survival:.4%}",
         highlight=False,
     )
     if found.per_hour:

@@ -7,9 +7,11 @@ looks false. At any other weights of the stage that gradient is much shorter tha
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 from collections import deque
 
+from swarmnode.errors import RemoteFault
 from swarmnode.ports import Replica, WireTensor
 
 EVERY = 8  # guess: of so many answers one is measured
@@ -28,10 +30,11 @@ class UsualNorm:
         self._norms: deque[float] = deque(maxlen=KEPT)
 
     def gave(self, gradient: WireTensor, samples: int) -> None:
-        """Note an answer to a microbatch of `samples`."""
+        """Note an answer to a microbatch of `samples`; one that is not finite is no measure."""
         self._answers += 1
         if self._answers <= LEAST or self._answers % EVERY == 0:
-            self._norms.append(self._replica.norm(gradient, samples))
+            with contextlib.suppress(RemoteFault):  # its receiver judges it
+                self._norms.append(self._replica.norm(gradient, samples))
 
     def vanishes(self, gradient: WireTensor, samples: int) -> bool:
         """Whether our own gradient of an input is far shorter than usual, or nothing is known of what is."""

@@ -90,7 +90,7 @@ MISTAKES = [
     (["join", "--run", "ab" * 32], 2, "BOOTSTRAP"),
     (["join", "swarm1.abc"], 2, "damaged invite"),
     (["join", "swarm9.abc"], 10, "install a newer swarmnode"),
-    (["invite", "nowhere"], 2, "neither a run id"),
+    (["invite", "nowhere"], 2, "no such folder or file"),
     (["join", BOOTSTRAP], 2, "--run"),
     (["join", BOOTSTRAP, "--run", "abc"], 2, "neither a run id (64 hex digits) nor a signed manifest"),
     (["join", "127.0.0.1:4001", "--run", "ab" * 32], 2, "use /ip4/ADDRESS/tcp/PORT/p2p/PEER_ID"),

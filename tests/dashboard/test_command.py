@@ -17,7 +17,7 @@ from swarmnode.cli.up import free_port
     ("arguments", "told"),
     [
         ([], "RUN"),
-        (["no-such-run"], "neither a run id"),
+        (["no-such-run"], "no such folder or file"),
         (["x", "--port", "70000"], "70000"),
         (["RUN", "--bind", "not an address"], "not an address"),
     ],

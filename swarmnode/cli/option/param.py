@@ -84,7 +84,11 @@ def check_peer(text: str) -> str:
 
 def check_own_run(text: str) -> str:
     """Like `check_run`; also accepts a folder of `swarmnode init`, which is signed when it is used."""
-    return text if (Path(text) / "manifest.toml").is_file() else check_run(text)
+    if (Path(text) / "manifest.toml").is_file():
+        return text
+    if not Path(text).exists() and not RUN_ID.match(text.lower()):
+        raise ValueError(f"no such folder or file; `swarmnode init {text[:60]}` makes a run")
+    return check_run(text)
 
 
 def _check_ip(family: str, text: str) -> None:
