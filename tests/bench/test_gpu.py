@@ -14,7 +14,8 @@ def test_every_part_is_measured() -> None:
     sizes = [row["parameters / M"] for row in found["stages"]]
     assert sizes == sorted(sizes) and len(sizes) == len(gpu.LAYERS)
     for row in (*found["stages"], *found["codecs"]):
-        assert all(value > 0.0 for name, value in row.items() if name != "codec"), row
+        # On the CPU nothing runs beside the device.
+        assert all((value > 0.0) != ("beside it" in name) for name, value in row.items() if name != "codec"), row
     assert all(one["equal"] for one in found["equality"]), found["equality"]
     with pytest.raises(UsageError, match="use auto, cpu"):
         gpu.run(device="abacus")

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from swarmnode.cli.init import command
 from swarmnode.data.base_folder import local_base
 from swarmnode.data.base_index import parse_base
-from swarmnode.errors import DataError, ManifestError, SwarmnodeError
+from swarmnode.errors import DataError, SwarmnodeError
 from swarmnode.local.preflight import check_run
 from swarmnode.manifest.folder import read_manifest
 from tests.support.data_sets import data_set
@@ -207,8 +207,10 @@ def test_the_kind_of_training_sets_what_suits_it(tmp_path: Path) -> None:
         failed.exit_code == 2
         and "--kind, --base-location, --context and --untie belong to --from MODEL" in failed.output
     )
-    with pytest.raises(ManifestError, match='data.documents = "masked": allowed is "joined" unless data.end_token'):
-        run(str(tmp_path / "chat"), "--from", str(tmp_path / "model"), "--kind", "finetune")
+    failed = CliRunner().invoke(
+        command, [str(tmp_path / "chat"), "--from", str(tmp_path / "model"), "--kind", "finetune"]
+    )
+    assert failed.exit_code == 2 and "--kind finetune needs --data OUT" in failed.output
 
 
 def test_training_by_bytes_begins_with_what_it_needs(tmp_path: Path) -> None:

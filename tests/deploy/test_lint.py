@@ -88,7 +88,7 @@ def test_compose_is_understood_by_docker() -> None:
 
 def ours(unit: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
     """`unit` with the path of the command as it is here."""
-    text = re.sub(r"(/opt/swarmnode/bin|%h/\.local/bin)/swarmnode", sys.executable, unit.read_text())
+    text = re.sub(r"(/opt/swarmnode/bin|%h/swarmnode/bin)/swarmnode", sys.executable, unit.read_text())
     copy = folder / unit.name
     copy.write_text(text.replace("EnvironmentFile=", "EnvironmentFile=-"))
     return copy
