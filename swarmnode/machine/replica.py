@@ -252,36 +252,41 @@ class TorchReplica:
         if self.outer.steps_early:
             self.stage.stash.before_step(inner=False)
         draft = self._again(lambda: self.outer.draft(round_index))
-        return draft.written_beside() if isinstance(self.outer, NoLoCo) and self.outer.splits else draft
+        return draft.written_beside() if self._splits else draft
 
     def apply(
         self, round_index: int, own_weight: float, packets: Sequence[Packet], *, lone: bool = True
     ) -> OuterReport:
         """See ports.Replica."""
-        parts = self.apply_in_parts(round_index, own_weight, packets, lone=lone)
-        return parts if isinstance(parts, OuterReport) else run_whole(parts)
-
-    def apply_in_parts(
-        self, round_index: int, own_weight: float, packets: Sequence[Packet], *, lone: bool = True
-    ) -> OuterReport | Parts[OuterReport]:
-        """See ports.Replica."""
-        if isinstance(self.outer, NoLoCo) and self.outer.splits:
-            slow = partial(self.outer.apply_slow, round_index, own_weight, packets, lone=lone)
-            self._again(partial(self.outer.prepare, packets))
-            return slow_and_fast(self.stage, self.outer, slow, self._again_beside, lone=lone)
+        if self._splits:
+            parts = self.apply_in_parts(round_index, own_weight, packets, lone=lone)
+            return parts if isinstance(parts, OuterReport) else run_whole(parts)
         self.stage.stash.before_step(inner=False)
         report = self._again(lambda: self.outer.apply(round_index, own_weight, packets, lone=lone))
         if not lone and not report.believed:
             return report
-        # Coding errors of packets lie partly outside the subspace. The outer step is linear and keeps the parts apart,
-        # so projecting its result equals projecting each packet. The momentum's outside part never reaches theta and
-        # phi, and fades by itself.
+        # Coding errors of packets lie partly outside the subspace. The step is linear: projecting its result equals
+        # projecting each packet. The momentum's outside part never reaches theta and phi, and fades.
         self._again(lambda: self.stage.hold(self.outer.theta, self.outer.phi))
         if self.experts is not None and self.experts.block != self.stage.block:
             self.stage.train_experts(self.experts.block)
         if self.forward_trainer is not None:
             self.forward_trainer.applied()
         return report
+
+    @property
+    def _splits(self) -> bool:
+        return isinstance(self.outer, NoLoCo) and self.outer.splits
+
+    def apply_in_parts(
+        self, round_index: int, own_weight: float, packets: Sequence[Packet], *, lone: bool = True
+    ) -> OuterReport | Parts[OuterReport]:
+        """See ports.Replica."""
+        if not isinstance(self.outer, NoLoCo) or not self._splits:
+            return self.apply(round_index, own_weight, packets, lone=lone)
+        slow = partial(self.outer.apply_slow, round_index, own_weight, packets, lone=lone)
+        self._again(partial(self.outer.prepare, packets))
+        return slow_and_fast(self.stage, self.outer, slow, self._again_beside, lone=lone)
 
     def boundary_digest(self) -> bytes:
         """Digest of the frozen subspace, b"" if there is none: replicas of a run must agree."""
@@ -337,11 +342,10 @@ class TorchReplica:
         self.stage.inner_steps = state.inner_steps
         self.stage.gradient_norm = state.gradient_norm
         self.stage.bump_steps = state.bump_steps
-        self._forward_anew()
         self.stage.undrawn = False
         self.stage.discard()
         self.stage.touched()
-        self._average_anew()
+        self._anew()
 
     @torch.no_grad()
     def place_weights(self, name: str, first: int, values: WireTensor) -> None:
@@ -371,12 +375,7 @@ class TorchReplica:
         """See ports.Replica."""
         self.stage.draw_weights()
         self.outer.reset(self.stage.theta)
-        self._forward_anew()
-        self._average_anew()
-
-    def _average_anew(self) -> None:
-        if self.average is not None:
-            self.average.forget()
+        self._anew()
 
     def sizes_of(self, stage: int) -> dict[str, int]:
         """See ports.Replica."""
@@ -425,12 +424,14 @@ class TorchReplica:
         self.stage.hold(self.stage.theta)
         self.outer.reset(self.stage.theta)
         self.stage.begin_anew(raised=raised)
-        self._forward_anew()
-        self._average_anew()
+        self._anew()
 
-    def _forward_anew(self) -> None:
+    def _anew(self) -> None:
+        """Other weights are here: what was gathered of the former ones is of no use."""
         if self.forward_trainer is not None:
             self.forward_trainer.loaded()
+        if self.average is not None:
+            self.average.forget()
 
     def _parts(self) -> tuple[StageLayers, ...]:
         return stages_of(self.stage.manifest)

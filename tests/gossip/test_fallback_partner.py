@@ -104,7 +104,7 @@ class Replica:
     """What of ports.Replica an outer step needs."""
 
     def __init__(self, of: Outer) -> None:
-        self.outer, self.apply = of, of.apply
+        self.outer, self.apply, self.apply_in_parts = of, of.apply, of.apply
 
 
 class Node:
