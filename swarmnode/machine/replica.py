@@ -265,8 +265,7 @@ class TorchReplica:
         report = self._again(lambda: self.outer.apply(round_index, own_weight, packets, lone=lone))
         if not lone and not report.believed:
             return report
-        # Coding errors of packets lie partly outside the subspace. The step is linear: projecting its result equals
-        # projecting each packet. The momentum's outside part never reaches theta and phi, and fades.
+        # Coding errors of packets lie partly outside the subspace. The step is linear: this projects each packet.
         self._again(lambda: self.stage.hold(self.outer.theta, self.outer.phi))
         if self.experts is not None and self.experts.block != self.stage.block:
             self.stage.train_experts(self.experts.block)
