@@ -152,9 +152,7 @@ async def test_replicas_that_train_a_part_of_the_experts_each(monkeypatch: pytes
         await v.leave()
         assert losses(v)[-1] < math.log(v.run.model.vocabulary) - 0.5, "below a guess at random"
         assert not [f for p in v.people for e, f in p.quiet.events if e == "exchange.refused"]
-        out = [f for p in v.people for e, f in p.quiet.events if e == "peer.excluded"]
-        wrongs = [f for p in v.people for e, f in p.quiet.events if e == "audit.done" and f.get("outcome") != "undone"]
-        assert not out, (out, wrongs)
+        assert not [f for p in v.people for e, f in p.quiet.events if e == "peer.excluded"]
 
 
 @pytest.mark.parametrize(("method", "coding"), [("sparseloco", "topk64"), ("eager", "int8")])

@@ -9,8 +9,9 @@ A packet holds what its sender trains (model/expert_share.py): the number of its
 experts could have moved in the rounds since it last got some of that block.
 
 Every block should be trained by somebody. A replica begins with one by its peer id. Every PERIOD rounds it counts, by
-what its partners said in the last REMEMBERED rounds, who trains each block. If its own has two replicas more than
-another, it may move there, with a chance that brings about as many as are needed; its experts' moments begin anew.
+what its partners said in the last REMEMBERED rounds (fewer with few partners: the dead are forgotten sooner), who
+trains each block. If its own has two replicas more than another, it may move there, with a chance that brings about as
+many as are needed; its experts' moments begin anew.
 A peer that names a block and does not train it counts as one replica: a block is trained as long as such peers are
 fewer than the replicas of a block. [measured, in process: 16 replicas, 8 blocks: none untrained, with one liar none,
 with two the block they name in .66 of the rounds; looking at the last 16 rounds alone left one untrained in .36.]
@@ -39,7 +40,8 @@ from swarmnode.model.expert_share import ExpertLayout, FlatSegment, overlaps
 from swarmnode.ports import OuterReport, Packet, StreamingMessage, WireTensor
 
 PERIOD = 16  # guess: rounds in which a replica hears of most others of a stage of some dozen
-REMEMBERED = 128  # measured: of 32 replicas with 16 blocks some block has none in .08 of rounds; with 64: .56
+REMEMBERED_EACH = 8  # guess: rounds for each partner remembered; in a small stage all are met more often
+REMEMBERED = 128  # at most; measured: of 32 replicas with 16 blocks some block has none in .08 of rounds; with 64: .56
 HEARD_MAX = 4096  # guess: partners remembered; those met longest ago are forgotten first
 USUAL_EMA = 0.8  # guess: of the distance that the experts trained here move in a round
 FOREIGN_CLIP = 4.0  # guess: experts move at most so many times as far in a round as those trained here
@@ -252,8 +254,9 @@ class ExpertAverage(Outer):
         for sender, block in said.items():
             self._heard[sender] = block, round_index
             self._heard.move_to_end(sender)
+        kept = min(REMEMBERED, max(2 * PERIOD, REMEMBERED_EACH * (1 + len(self._heard))))
         while self._heard and (
-            len(self._heard) > HEARD_MAX or next(iter(self._heard.values()))[1] <= round_index - REMEMBERED
+            len(self._heard) > HEARD_MAX or next(iter(self._heard.values()))[1] <= round_index - kept
         ):
             self._heard.popitem(last=False)
         self._rounds += bool(said)
