@@ -139,6 +139,14 @@ async def test_a_thin_line_counts_against_whose_line_it_is() -> None:
         assert last_s <= whole_s - slow_s and carried.sent_s <= whole_s - slow_s
 
 
+async def feed_until_banned(feeder: Served, router: Router, liar: PeerId) -> None:
+    """Feed until `router` has banned `liar`: a busy machine may need more than a second for an answer."""
+    async with asyncio.timeout(50):
+        while not router.banned(liar, asyncio.get_running_loop().time()):
+            with pytest.raises(MicrobatchLost):
+                await feeder.feed(deadline_s=1.0)
+
+
 @pytest.mark.node  # each waits for a second
 @pytest.mark.parametrize("said", [math.nan, math.inf, -math.inf, 1e300, 80_000.0])
 async def test_times_that_cannot_be_do_not_stay_in_a_router(said: float) -> None:
@@ -156,9 +164,7 @@ async def test_times_that_cannot_be_do_not_stay_in_a_router(said: float) -> None
         people[1].hop.serve = lying  # type: ignore[method-assign]
         router, liar = people[0].routers[1], people[1].transport.peer_id
         if said != 80_000.0:  # no reply that says it is taken
-            with pytest.raises(MicrobatchLost):
-                await people[0].feed(deadline_s=1.0)
-            assert router.banned(liar, asyncio.get_running_loop().time())
+            await feed_until_banned(people[0], router, liar)
             assert router.expected_s(liar, 4) is None and router.typical_s(4) == 0.0
             return
         carried = await people[0].feed()
@@ -183,9 +189,7 @@ async def test_a_loss_that_cannot_be_is_the_fault_of_who_tells_it(loss: float, t
             return Answer(header, answer.tensors)
 
         people[2].hop.serve = lying  # type: ignore[method-assign]
-        with pytest.raises(MicrobatchLost, match="expected a finite loss|Processed|banned"):
-            await people[0].feed(deadline_s=1.0)
-        assert people[1].routers[2].banned(people[2].transport.peer_id, asyncio.get_running_loop().time())
+        await feed_until_banned(people[0], people[1].routers[2], people[2].transport.peer_id)
 
 
 async def test_who_died_is_not_asked_again() -> None:
