@@ -15,19 +15,28 @@ T = TypeVar("T")
 Parts = Generator[Callable[[], Any], Any, T]
 """The parts of a piece of work whose value is T."""
 
+Outcome = tuple[Any, BaseException | None]
+"""The value of a part, or its error; (None, None) before the first."""
+
 
 def run_whole(parts: Parts[T]) -> T:
     """The value of `parts`, all done here, one after the other."""
-    found, error = None, None
+    before: Outcome = (None, None)
     try:
         while True:
-            beside = parts.send(found) if error is None else parts.throw(error)
-            found, error = outcome(beside)
+            before = outcome(following(parts, before))
     except StopIteration as end:
         return end.value  # type: ignore[no-any-return]
 
 
-def outcome(beside: Callable[[], Any]) -> tuple[Any, BaseException | None]:
+def following(parts: Parts[Any], before: Outcome) -> Callable[[], Any]:
+    """The next part beside the device, after the one whose outcome was `before`. Raises StopIteration with the value,
+    and what the work raises."""
+    found, error = before
+    return parts.send(found) if error is None else parts.throw(error)
+
+
+def outcome(beside: Callable[[], Any]) -> Outcome:
     """(the value of `beside`, None), or (None, its error)."""
     try:
         return beside(), None
@@ -37,12 +46,12 @@ def outcome(beside: Callable[[], Any]) -> tuple[Any, BaseException | None]:
 
 def timed(parts: Parts[T], time_s: Callable[[], float]) -> Parts[tuple[T, float]]:
     """The parts of the same work, whose value is (that of `parts`, the seconds it took on the device's thread)."""
-    took_s, found, error = 0.0, None, None
+    took_s, before = 0.0, (None, None)
     while True:
         begun_s = time_s()
         try:
-            beside = parts.send(found) if error is None else parts.throw(error)
+            beside = following(parts, before)
         except StopIteration as end:
             return end.value, took_s + time_s() - begun_s
         took_s += time_s() - begun_s
-        found, error = yield partial(outcome, beside)
+        before = yield partial(outcome, beside)

@@ -104,12 +104,10 @@ def _here(run: str) -> tuple[str, ...]:
     from swarmnode.daemon import ready_file
     from swarmnode.manifest import read_signed, verify
     from swarmnode.manifest.folder import signed_of
-    from swarmnode.user_folders import default_home
 
     run_id = verify(read_signed(signed_of(Path(run)))[0], None)[1] if Path(run).exists() else run
-    for kind in ("coordinator", "bootstrap"):
-        found = ready_file.read(default_home(kind))
-        if found is not None and found.run_id == run_id:
+    for found in ready_file.running(ready_file.meeting_homes()).values():
+        if found.run_id == run_id:
             return found.addresses
     raise UsageError(
         "no meeting point of this run has its home where this looks by itself: give --peer with the address it printed"

@@ -13,10 +13,10 @@ import click
 
 from swarmnode.cli.export import DATA, KIND
 from swarmnode.cli.output.progress import bar
+from swarmnode.untrusted_text import readable
 
 if TYPE_CHECKING:
     from swarmnode.data.tokens import Tokenizer
-from swarmnode.untrusted_text import readable
 
 
 @click.command(short_help="text from an exported model, or from a checkpoint")

@@ -87,13 +87,11 @@ def _of_run(run: Path, bootstraps: tuple[str, ...], home: Path | None, expires_s
     from swarmnode.manifest.folder import signed_of
     from swarmnode.membership.access import sign_grant
     from swarmnode.membership.invite import Invite
-    from swarmnode.user_folders import default_home
 
     path = signed_of(run)
     signed, manifest = read_signed(path)
     _, run_id = verify(signed, None)
-    homes = [home] if home is not None else [default_home(kind) for kind in ("coordinator", "bootstrap")]
-    addresses = bootstraps or _running(homes, run_id)
+    addresses = bootstraps or _running(home, run_id)
     invite = Invite(run_id, signed.owner, tuple(addresses))
     if manifest.access.mode == "open":
         return invite
@@ -120,11 +118,13 @@ def _for_machine(invite: Invite, peer: str) -> Invite:
     return dataclasses.replace(invite, grant=None, secret=b"", machine_pass=machine_pass, machine=machine)
 
 
-def _running(homes: Sequence[Path], run_id: RunId) -> Sequence[str]:
-    """Addresses of the run's meeting point whose home is one of `homes`, without local ones if there are others."""
+def _running(home: Path | None, run_id: RunId) -> Sequence[str]:
+    """Addresses of the run's meeting point in `home` (None: where they usually are), without local ones if there are
+    others."""
     from swarmnode.daemon import ready_file
 
-    running = {home: ready for home in homes if (ready := ready_file.read(home)) is not None}
+    homes = [home] if home is not None else ready_file.meeting_homes()
+    running = ready_file.running(homes)
     if not running:
         raise UsageError(
             f"no meeting point runs in {' or '.join(map(str, homes))}: start one (swarmnode coordinator RUN), give its "
@@ -133,9 +133,9 @@ def _running(homes: Sequence[Path], run_id: RunId) -> Sequence[str]:
     for found in running.values():
         if found.run_id == run_id:
             return [address for address in found.addresses if not _LOCAL.match(address)] or found.addresses
-    home, found = next(iter(running.items()))
+    where, found = next(iter(running.items()))
     raise UsageError(
-        f"the meeting point in {home} is of run {found.run_id[:16]}, not of {run_id[:16]}: if manifest.toml was "
+        f"the meeting point in {where} is of run {found.run_id[:16]}, not of {run_id[:16]}: if manifest.toml was "
         "changed since it started, that made another run; else give its folder (--home)"
     )
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from swarmnode.atomic_file import atomic_write
 from swarmnode.disk import write_fault
 from swarmnode.errors import LocalFault
+from swarmnode.user_folders import default_home
 
 FILE_NAME = "ready.json"
 FILE_BYTES_MAX = 64 << 10
@@ -39,6 +41,16 @@ def write(home: Path, ready: Ready) -> None:
         atomic_write(path, json.dumps(dataclasses.asdict(ready)).encode())
     except OSError as error:
         raise write_fault(path, error, advice="free space there, or choose another --home") from None
+
+
+def meeting_homes() -> list[Path]:
+    """The folders in which a run's meeting points on this machine usually are."""
+    return [default_home(kind) for kind in ("coordinator", "bootstrap")]
+
+
+def running(homes: Sequence[Path]) -> dict[Path, Ready]:
+    """The nodes that are ready in some of `homes`. Raises LocalFault as `read`."""
+    return {home: ready for home in homes if (ready := read(home)) is not None}
 
 
 def clear(home: Path) -> None:

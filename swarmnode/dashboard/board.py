@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import statistics
 from collections import Counter, deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from swarmnode.dashboard.display_text import NUMBER_MAX, brief, clean, named, number, sane
@@ -262,8 +263,7 @@ class Board:
             max(node.samples, node.status.samples_total if node.status is not None and self._fresh(node, now_s) else 0)
             for node in self.living()
         ]
-        known = list(filter(None, said))
-        total = max(self.samples, statistics.median_low(known) if known else 0)
+        total = self._median_of(said)
         if total > self.samples or not self.grew_s:
             self.samples, self.grew_s = total, now_s
         self._began_s = self._began_s or now_s
@@ -400,9 +400,9 @@ class Board:
         at.seconds += seconds if seconds is not None and 0 <= seconds < 1e6 else 0.0
         self._dirty_rounds.add(int(index))
 
-    def _total(self) -> int:
-        """The median of what nodes said of the run's samples, and at least what was settled on."""
-        known = [node.samples for node in self.living() if node.samples]
+    def _median_of(self, said: Iterable[int]) -> int:
+        """The median of what nodes `said` of the run's samples, without zeros, and at least what was settled on."""
+        known = list(filter(None, said))
         return max(self.samples, statistics.median_low(known) if known else 0)
 
     def _validated(self, peer: PeerId, fields: dict[str, str], when: float) -> None:
@@ -410,7 +410,7 @@ class Board:
         if loss is None or samples is None or not 0 < loss < LOSS_MAX:
             return
         ahead = VALIDATIONS_AHEAD_MAX * self.manifest.pipeline.validation_every_samples
-        if not 0 <= samples <= AHEAD_SHARE * self._total() + ahead:
+        if not 0 <= samples <= AHEAD_SHARE * self._median_of(node.samples for node in self.living()) + ahead:
             return  # one node's word that the run is further than the others know
         self.validations[int(samples)] = (when, loss)
         self._validators[int(samples)] = peer

@@ -7,7 +7,6 @@ on with microbatches. All other pieces wait for it, because they read or write t
 from __future__ import annotations
 
 import asyncio
-import heapq
 import math
 import threading
 import time
@@ -18,7 +17,7 @@ from typing import Any, TypeVar
 
 from swarmnode.errors import LocalFault
 from swarmnode.metrics import name
-from swarmnode.parted_work import Parts, outcome
+from swarmnode.parted_work import Outcome, Parts, following, outcome
 from swarmnode.ports import Priority, StreamingMessage, Telemetry
 
 T = TypeVar("T")
@@ -33,7 +32,7 @@ class _Work:
     work: Callable[[], Any] = field(compare=False)
     result: asyncio.Future[Any] = field(compare=False)
     parts: Parts[Any] | None = field(compare=False, default=None)  # once begun, if the work comes in parts
-    found: tuple[Any, BaseException | None] = field(compare=False, default=(None, None))  # by the part done beside
+    before: Outcome = field(compare=False, default=(None, None))  # of the part done beside
     seconds: float = field(compare=False, default=0.0)  # of this thread's processor, so far
 
 
@@ -82,7 +81,7 @@ class ThreadCompute:
         self._waiting += 1
         try:
             with self._more:
-                heapq.heappush(self._queue, piece)
+                self._queue.append(piece)
                 self._more.notify()
             return await result
         finally:
@@ -112,7 +111,6 @@ class ThreadCompute:
                 piece = self._next()
                 assert piece is not None
                 self._queue.remove(piece)
-                heapq.heapify(self._queue)
             if piece.parts is None and piece.result.cancelled():
                 continue
             begun, began_s = time.thread_time(), time.perf_counter()
@@ -160,11 +158,11 @@ class ThreadCompute:
 
     def _do_beside(self, piece: _Work, beside: Callable[[], Any]) -> None:
         """Do a part of `piece` that needs no device, in the second thread."""
-        piece.found = outcome(beside)
+        piece.before = outcome(beside)
         with self._more:
             self._beside = False
             if piece.parts is not None:
-                heapq.heappush(self._queue, piece)
+                self._queue.append(piece)
             self._more.notify()
 
     def _rest_s(self) -> float:
@@ -190,9 +188,8 @@ def _begun(piece: _Work) -> tuple[Any, Callable[[], Any] | None]:
         if not isinstance(value, Generator):
             return value, None
         piece.parts = value
-    found, error = piece.found
     try:
-        return None, piece.parts.send(found) if error is None else piece.parts.throw(error)
+        return None, following(piece.parts, piece.before)
     except StopIteration as end:
         return end.value, None
 

@@ -223,7 +223,8 @@ class Hop:
             ) -> tuple[WireTensor | None, StepReport | None, HopClaim | None]:
                 claim = self._claim(process, outcome, y, tokens, gradient)
                 given, step = self._backward(tape, pending, gradient, process.samples, held, loop, replicas)
-                outcome.prints = self._prints(x, tokens, given, claim, process.samples)
+                outcome.prints = self._prints(x, tokens, given, claim)
+                self._measure(given, process.samples)
                 return given, step, claim
 
             try:
@@ -264,18 +265,22 @@ class Hop:
         return HopClaim(stated, process.samples, y, tokens, gradient)
 
     def _prints(
-        self, x: WireTensor, tokens: WireTensor, given: WireTensor | None, claim: HopClaim | None, samples: int
+        self, x: WireTensor, tokens: WireTensor, given: WireTensor | None, claim: HopClaim | None
     ) -> TensorFingerprints | None:
         """Fingerprints of a hop that answers `given` and continued by `claim`; None if answers are not signed or there
         is none. On the compute thread."""
         if self.auditor is None or given is None:
             return None
-        self.auditor.usual_norm.gave(given, samples)
         then = (claim.statement.tokens, claim.statement.x, claim.statement.gradient) if claim is not None else None
         of = self._replica.fingerprint
         if then is None:
             return TensorFingerprints(of(x), of(tokens), of(given))
         return TensorFingerprints(of(x), then[0], of(given), then[1], then[2])
+
+    def _measure(self, given: WireTensor | None, samples: int) -> None:
+        """Note the length of a gradient that is answered. On the compute thread."""
+        if self.auditor is not None and given is not None:
+            self.auditor.usual_norm.gave(given, samples)
 
     async def _finish(
         self, process: wire.Process, x: WireTensor, tokens: WireTensor, train: bool, held: InFlight | None
@@ -289,7 +294,8 @@ class Hop:
             result = self._replica.loss(x, tokens, process.samples, train=train)
             step = self._step(loop.time(), replicas) if train else None
             found = MicrobatchResult(result.gradient, result.loss_sum, result.tokens)
-            found.prints = self._prints(x, tokens, result.gradient, None, process.samples)
+            found.prints = self._prints(x, tokens, result.gradient, None)
+            self._measure(result.gradient, process.samples)
             return found, step
 
         # Validation too: all other work of the last stage is backward, so at low priority it would never run on a busy

@@ -97,7 +97,6 @@ class NoLoCo(Outer):
         self._all: list[FragmentView] = []  # during `apply`: the packets' fragments, by number
         self._steps: list[FragmentView] = []  # remote: fragments whose boundary holds a step that theta has yet to take
         block = min(self._largest, block_elements(self))
-        self._starts = range(0, self.parameters, block)
         self._block = block
         self._scratch = [torch.empty(block, dtype=theta.dtype, device=slow) for _ in range(3)]
         self._rooms = [
@@ -296,7 +295,7 @@ class NoLoCo(Outer):
         own_share = own_weight / total if givers else 1.0
         shares = [(weight / total, keep, tensors) for weight, keep, tensors in givers]
         delta_squared = step_squared = 0.0
-        for start in range(0, part.count, self._block):
+        for start, _ in self._blocks(part.fragment):
             squares = self._step(part, start, own_share, shares)
             delta_squared += squares[0]
             step_squared += squares[1]
@@ -334,8 +333,7 @@ class NoLoCo(Outer):
         assert self._marked is not None
         course = self._course(self._marked.fragment.number, self._marked.count)
         for part, tensors in self._said(packet):
-            for start in range(0, part.count, self._block):
-                end = min(start + self._block, part.count)
+            for start, end in self._blocks(part.fragment):
                 phi, boundary = part.phi[start:end], part.boundary[start:end]
                 delta, other, theirs = (scratch[: end - start] for scratch in self._scratch[:3])
                 part.codec.read(tensors[0], start, theirs, boundary)
