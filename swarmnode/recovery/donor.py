@@ -10,28 +10,12 @@ from swarmnode.errors import Busy, RemoteFault, Unavailable
 from swarmnode.ids import PeerId, RunId
 from swarmnode.metrics import name
 from swarmnode.ports import Answer, Call, Telemetry, Transport, WireTensor
-from swarmnode.recovery.snapshot import CHUNK_NBYTES, CHUNKS_AT_ONCE, WHOLE, Snapshot, StateSlice
+from swarmnode.recovery.donor_places import DonorLimits, DonorPlaces, largeness
+from swarmnode.recovery.snapshot import WHOLE, Snapshot, StateSlice
 from swarmnode.wire import call_pb2 as wire
 
 SNAPSHOTS_MAX = 2
-REFUSED_MAX = 1024  # guess: refused newcomers remembered
 PARTS_MAX = 8  # guess: parts kept of a snapshot: slow weights, embedding or head, all of it, slices
-
-
-@dataclass(frozen=True, slots=True)
-class DonorLimits:
-    """Bounds of the cost of giving. All are guesses."""
-
-    idle_s: float = 60.0  # without a request for so long, for each MiB of a chunk, a snapshot is forgotten
-    fresh_s: float = 10.0  # a newcomer gets a snapshot made for another one up to so old
-    downloads_max: int = 4  # peers that download at once
-    chunk_nbytes: int = CHUNK_NBYTES
-    puller_idle_s: float = 10.0  # a peer that has not asked for so long, for each MiB of a chunk, has given up
-    busy_retry_s: float = 2.0
-    line_nbytes: float = 1e7  # bytes a second that the uplink is taken to carry before it is measured
-    share_s: float = 30.0  # a newcomer that would share the uplink for longer is refused
-    retry_max_s: float = 60.0  # at most until it asks again: another may have given up
-    refused_max_s: float = 600.0  # then it shares: a slow download must not keep others out for ever
 
 
 @dataclass(slots=True)
@@ -40,26 +24,6 @@ class _KeptSnapshot:
     made_s: float
     asked_s: float
     parts: dict[StateSlice, Snapshot] = field(default_factory=dict)  # all share its memory
-
-
-@dataclass(slots=True)
-class _Puller:
-    """A peer that downloads state here."""
-
-    until_s: float  # it loses its place then, unless it asks again
-    hurries: bool = True  # it cannot work without the state
-    chunks: int = 0  # chunks it has asked for
-    of: int = 0  # chunks of the snapshot it downloads; 0: not made yet
-    nbytes: int = 0  # of that snapshot
-    begun_s: float = 0.0  # loop time of its first chunk request
-
-    def left_s(self, now_s: float, line_nbytes: float) -> float:
-        """Seconds until it has everything, at the rate so far."""
-        through = self.chunks - CHUNKS_AT_ONCE
-        if through > 0:
-            return (self.of - through) * (now_s - self.begun_s) / through
-        waits_s = now_s - self.begun_s if self.chunks else 0.0
-        return max(self.nbytes / line_nbytes, waits_s * self.of / CHUNKS_AT_ONCE)
 
 
 class SnapshotDonor:
@@ -77,7 +41,7 @@ class SnapshotDonor:
         take: Callable[[StateSlice], Awaitable[Snapshot]],
         offload: Callable[[Callable[[], wire.Snapshot]], Awaitable[wire.Snapshot]],
         telemetry: Telemetry,
-        limits: DonorLimits = DonorLimits(),
+        limits: DonorLimits | None = None,
         kept: Callable[[int], Snapshot | None] = lambda stage: None,
         received: Snapshot | None = None,
     ) -> None:
@@ -90,12 +54,11 @@ class SnapshotDonor:
         self._take = take
         self._offload = offload
         self._telemetry = telemetry
-        self._limits = limits
+        self._limits = limits or DonorLimits()
         self._other = kept
         self._others: dict[int, _KeptSnapshot] = {}
         self._kept: list[_KeptSnapshot] = []  # oldest first
-        self._pulling: dict[PeerId, _Puller] = {}
-        self._refused: dict[PeerId, float] = {}  # loop times of the first refusal of newcomers, oldest first
+        self._places = DonorPlaces(self._limits)
         self._making = asyncio.Lock()
         self._timer: asyncio.TimerHandle | None = None
         if received is not None:
@@ -109,7 +72,7 @@ class SnapshotDonor:
 
     def close(self) -> None:
         self._kept.clear()
-        self._pulling.clear()
+        self._places.clear()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -129,22 +92,22 @@ class SnapshotDonor:
         self._check_run(call)
         cut = StateSlice.of(asked)
         kept = self._of_other(asked.stage, asked.round_min) if asked.stage != self._stage else None
-        hurries, newcomer = not asked.nobody_waits, peer not in self._pulling
+        hurries, newcomer = not asked.nobody_waits, peer not in self._places
         if newcomer:
-            self._share(peer)
-        self._admit(peer, hurries)
+            self._places.share(peer)
+        self._places.admit(peer, hurries)
         try:
             async with self._making:
                 if newcomer:
-                    self._share(peer)  # by now the sizes are known of downloads that began just before
+                    self._places.share(peer)  # by now the sizes are known of downloads that began just before
                 kept = kept or self._usable(asked.round_min) or await self._make(asked.round_min, cut)
                 part = await self._part(kept, cut)
         except BaseException:
-            self._pulling.pop(peer, None)
+            self._places.leave(peer)
             raise
         kept.asked_s = self._now_s()
-        self._refused.pop(peer, None)
-        self._wait_for(peer, part)
+        self._places.admit(peer, hurries)  # it may have lost its place while the state was copied
+        self._places.offered(peer, part)
         self._telemetry.event("state.served", peer=peer, stage=asked.stage, round=part.round_index)
         return Answer(wire.Reply(snapshot=part.manifest()))
 
@@ -163,8 +126,8 @@ class SnapshotDonor:
     async def chunk(self, peer: PeerId, call: Call) -> Answer:
         """Handler of "chunk": its bytes.
 
-        Raises RemoteFault for an index that does not exist, Busy, and Unavailable when the snapshot has been forgotten:
-        the caller then asks for a new one.
+        Raises RemoteFault for an index that does not exist, Busy, and Unavailable when the snapshot has been forgotten,
+        or the caller's place given to another: the caller then asks for a new one.
         """
         asked = call.header.chunk
         self._check_run(call)
@@ -183,14 +146,8 @@ class SnapshotDonor:
         kept, part = found[0]
         if asked.index >= part.chunks:
             raise RemoteFault(f"chunk {asked.index} asked of a snapshot of {part.chunks}")
-        self._admit(peer)
+        self._places.asked(peer, part)
         kept.asked_s = self._now_s()
-        puller = self._wait_for(peer, part)
-        if not puller.chunks:
-            puller.begun_s = self._now_s()
-        puller.chunks += 1
-        if puller.chunks >= part.chunks:  # all of it is on its way: others begin
-            self._pulling.pop(peer, None)
         data = part.chunk(asked.index)
         self._telemetry.count(name.SNAPSHOT_BYTES, data.nbytes, direction="sent")
         return Answer(wire.Reply(chunk=wire.Chunk(index=asked.index)), (WireTensor("u8", (data.nbytes,), data),))
@@ -210,46 +167,6 @@ class SnapshotDonor:
     def _check_run(self, call: Call) -> None:
         if call.header.run_id != self._run_id:
             raise RemoteFault(f"state of run {call.header.run_id[:8]!r} asked of a node of run {self._run_id[:8]!r}")
-
-    def _share(self, newcomer: PeerId) -> None:
-        """Raise Busy when `newcomer` would share this node's uplink for long.
-
-        When two large states are sent one after the other, the first arrives in half the time and the second no later;
-        the second joiner then also has two donors to choose from.
-        """
-        now_s = self._leave_idle()
-        others = [one for peer, one in self._pulling.items() if peer != newcomer and one.hurries]
-        left_s = max([one.left_s(now_s, self._limits.line_nbytes) for one in others], default=0.0)
-        if left_s > self._limits.share_s:
-            since_s = self._refused.setdefault(newcomer, now_s)
-            if len(self._refused) > REFUSED_MAX:
-                del self._refused[next(iter(self._refused))]
-            if now_s - since_s < self._limits.refused_max_s:
-                raise Busy("another pulls a large state here", min(left_s, self._limits.retry_max_s))
-
-    def _admit(self, peer: PeerId, hurries: bool = True) -> None:
-        """Count `peer` among the downloads, or raise Busy."""
-        now_s = self._leave_idle()
-        if peer not in self._pulling:
-            if len(self._pulling) >= self._limits.downloads_max - (
-                not hurries
-            ):  # one place is kept for peers that hurry
-                raise Busy(f"{len(self._pulling)} peers pull state here already", self._limits.busy_retry_s)
-            # The state is copied and hashed before the first chunk.
-            self._pulling[peer] = _Puller(now_s + self._limits.idle_s, hurries)
-
-    def _leave_idle(self) -> float:
-        """Forget peers that have given up. Returns the loop time."""
-        now_s = self._now_s()
-        self._pulling = {peer: puller for peer, puller in self._pulling.items() if puller.until_s > now_s}
-        return now_s
-
-    def _wait_for(self, peer: PeerId, part: Snapshot) -> _Puller:
-        """Renew the place of `peer`, which downloads `part`. Larger chunks are asked for more rarely."""
-        puller = self._pulling.setdefault(peer, _Puller(0.0))  # it may have lost its place while the state was copied
-        puller.until_s = self._now_s() + self._limits.puller_idle_s * _largeness(part)
-        puller.of, puller.nbytes = part.chunks, part.nbytes
-        return puller
 
     def _usable(self, round_min: int) -> _KeptSnapshot | None:
         """The newest snapshot if it is late enough, and fresh or one of two in use; else None."""
@@ -308,13 +225,11 @@ class SnapshotDonor:
 
     def _idle_s(self, kept: _KeptSnapshot) -> float:
         """Seconds without a request after which `kept` is forgotten. Larger chunks are asked for more rarely."""
-        return self._limits.idle_s * _largeness(kept.snapshot)
+        return self._limits.idle_s * largeness(kept.snapshot)
 
     @staticmethod
     def _now_s() -> float:
         return asyncio.get_running_loop().time()
 
 
-def _largeness(snapshot: Snapshot) -> float:
-    """The size of the chunks of `snapshot` in MiB, at least 1: the time between two requests grows with it."""
-    return max(1.0, snapshot.chunk_nbytes / CHUNK_NBYTES)
+__all__ = ["DonorLimits", "SnapshotDonor"]

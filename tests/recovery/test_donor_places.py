@@ -1,0 +1,246 @@
+"""Places of a donor: keys that cost nothing take turns with honest joiners, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from swarmnode.errors import Busy, Unavailable
+from swarmnode.ids import PeerId
+from swarmnode.ports import Answer, Call, State
+from swarmnode.recovery.donor import DonorLimits, SnapshotDonor
+from swarmnode.recovery.donor_client import DownloadLimits
+from swarmnode.recovery.donor_places import REMEMBERED_MAX
+from swarmnode.recovery.download import download
+from swarmnode.recovery.snapshot import Snapshot, StateSlice
+from swarmnode.wire import call_pb2 as wire
+from tests.support.download import ME, RUN, SIZES, A, B, C, Giver, Link, Next, Said, World, live
+
+D = PeerId("peerD")
+ONE_PLACE = DonorLimits(downloads_max=1, puller_idle_s=25.0, refused_max_s=0.0, turn_share=0.04)
+CHUNKS = 252
+TURN_S = 252.0  # a tenth of that
+ROUND_S = 20.0  # the donor trains on: its state is another one then
+
+
+def ask() -> Call:
+    return Call(wire.Request(run_id=RUN, snapshot=wire.SnapshotRequest(stage=1)))
+
+
+def ask_chunk(snapshot_id: bytes, index: int) -> Call:
+    return Call(wire.Request(run_id=RUN, chunk=wire.ChunkRequest(snapshot_id=snapshot_id, index=index)))
+
+
+class Slow(Giver):
+    """A node with a state of CHUNKS chunks: at the rate of a slow home it takes 42 minutes."""
+
+    async def take(self, cut: StateSlice) -> Snapshot:
+        taken = await super().take(cut)
+        return Snapshot.of(taken.state, 1, taken.round_index, taken.progress, 2016 // CHUNKS)
+
+
+async def holds(donor: SnapshotDonor, peer: PeerId, manner: str) -> None:
+    """Hold a place of `donor` until it is lost. Raises Unavailable then."""
+    offer = (await donor.offer(peer, ask())).header.snapshot
+    match manner:
+        case "the first chunk again and again":
+            while True:
+                await donor.chunk(peer, ask_chunk(offer.id, 0))
+                await asyncio.sleep(7.0)
+        case "one chunk after the other, each just in time":
+            for index in itertools.cycle(range(CHUNKS)):
+                await donor.chunk(peer, ask_chunk(offer.id, index))
+                await asyncio.sleep(9.5)
+        case "all but the last chunk, and offers for ever":
+            for index in range(CHUNKS - 1):
+                await donor.chunk(peer, ask_chunk(offer.id, index))
+            while True:
+                await donor.offer(peer, ask())
+                await asyncio.sleep(5.0)
+        case "offers alone":
+            while True:
+                await donor.offer(peer, ask())
+                await asyncio.sleep(5.0)
+        case "all of it again and again":
+            for index in range(CHUNKS):
+                await donor.chunk(peer, ask_chunk(offer.id, index))
+                await asyncio.sleep(0.5)
+
+
+MANNERS = (
+    "the first chunk again and again",
+    "one chunk after the other, each just in time",
+    "all but the last chunk, and offers for ever",
+    "offers alone",
+    "all of it again and again",
+)
+
+
+async def attack(donor: SnapshotDonor, peer: PeerId, manner: str) -> None:
+    while True:
+        try:
+            await holds(donor, peer, manner)
+        except Unavailable:
+            await asyncio.sleep(0.5)  # more often than honest peers ask
+
+
+async def train(giver: Slow) -> None:
+    while True:
+        await asyncio.sleep(ROUND_S)
+        giver.round_index += 1
+
+
+@asynccontextmanager
+async def attacked(giver: Slow, attackers: int, manner: str) -> AsyncIterator[None]:
+    """The donor of `giver` trains and has been under attack for longer than a turn."""
+    peers = [PeerId(f"evil{number}") for number in range(attackers)]
+    tasks = [asyncio.create_task(attack(giver.donor, peer, manner)) for peer in peers]
+    tasks.append(asyncio.create_task(train(giver)))
+    await asyncio.sleep(300.0)
+    try:
+        yield
+    finally:
+        assert not any(task.done() for task in tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        giver.donor.close()
+
+
+async def fetch(world: World, said: Said, me: PeerId = ME) -> tuple[State, wire.Snapshot]:
+    return await download(Link(world, me), lambda: [A], 1, RUN, SIZES, DownloadLimits(), said)
+
+
+def slowly(world: World, chunk_s: float) -> None:
+    """Let each chunk take `chunk_s` to those who ask over the network."""
+
+    async def slow(method: str, serial: int, go: Next) -> Answer:
+        answer = await go()
+        if method == "chunk":
+            await asyncio.sleep(chunk_s)
+        return answer
+
+    world.faults[A] = slow
+
+
+@pytest.mark.parametrize("attackers", [4, 8])
+@pytest.mark.parametrize("manner", MANNERS)
+def test_keys_that_never_change_keep_nobody_out(manner: str, attackers: int) -> None:
+    async def main() -> None:
+        world, limits, chunk_s = World(), DonorLimits(), 8.0
+        giver = Slow(world, A, 100)
+        slowly(world, chunk_s)
+        async with attacked(giver, attackers, manner):
+            begun = asyncio.get_running_loop().time()
+            await fetch(world, Said())
+            took_s = asyncio.get_running_loop().time() - begun
+        alone_s = CHUNKS * chunk_s / DownloadLimits().parallel
+        assert took_s < limits.refused_max_s + (1 + attackers / limits.downloads_max) * (alone_s + TURN_S)
+
+    live(main())
+
+
+def test_more_slow_joiners_than_places_all_finish() -> None:
+    """They take turns, and go on with the chunks they have, though the donor's state is another one by then."""
+
+    async def main() -> None:
+        world, said, chunk_s = World(), Said(), 9.0
+        giver = Slow(world, A, 100, DonorLimits(refused_max_s=0.0))  # they share the line at once
+        slowly(world, chunk_s)
+        training = asyncio.create_task(train(giver))
+        joiners = [PeerId(f"slow{number}") for number in range(5)]
+        async with asyncio.TaskGroup() as group:
+            for joiner in joiners:
+                group.create_task(fetch(world, said, joiner))
+        training.cancel()
+        alone_s = CHUNKS * chunk_s / DownloadLimits().parallel
+        assert asyncio.get_running_loop().time() < 1.5 * alone_s * len(joiners) / DonorLimits().downloads_max
+        lost = [str(fields["reason"]) for fields in said.all("state.failed")]
+        assert lost and all("given to another" in reason for reason in lost)
+        assert world.asked[A, "chunk"] < 1.1 * CHUNKS * len(joiners)
+        giver.donor.close()
+
+    live(main())
+
+
+async def take(donor: SnapshotDonor, peer: PeerId, chunks: int) -> bytes:
+    """Take an offer and ask for the first `chunks` chunks. Returns the snapshot's id."""
+    offer = (await donor.offer(peer, ask())).header.snapshot
+    for index in range(chunks):
+        await donor.chunk(peer, ask_chunk(offer.id, index))
+    return offer.id
+
+
+async def waits(donor: SnapshotDonor, peer: PeerId, seconds: float, holder: PeerId, snapshot: bytes) -> None:
+    """Ask for a place every two seconds, in vain, while `holder` asks for chunks of `snapshot`."""
+    for _ in range(int(seconds / 2.0)):
+        await donor.chunk(holder, ask_chunk(snapshot, 0))
+        with pytest.raises(Busy, match="pull state here already"):
+            await donor.offer(peer, ask())
+        await asyncio.sleep(2.0)
+
+
+def test_a_place_is_kept_for_a_turn_and_longer_while_nobody_waits() -> None:
+    async def main() -> None:
+        donor = Slow(World(), A, 100, ONE_PLACE).donor
+        snapshot = await take(donor, B, 5)
+        for index in range(5, 20):  # far longer than a turn
+            await asyncio.sleep(20.0)
+            await donor.chunk(B, ask_chunk(snapshot, index))
+        await waits(donor, C, ONE_PLACE.share_s, B, snapshot)
+        snapshot = await take(donor, C, 1)
+        with pytest.raises(Unavailable, match="given to another") as lost:
+            await donor.chunk(B, ask_chunk(snapshot, 20))
+        assert not isinstance(lost.value, Busy), "it waits for an offer, and counts no failure"
+        await waits(donor, B, TURN_S, C, snapshot)
+        await donor.offer(B, ask())
+        donor.close()
+
+    live(main())
+
+
+def test_those_without_a_turn_come_first_then_those_that_wait_longest() -> None:
+    async def main() -> None:
+        donor, came = Slow(World(), A, 100, ONE_PLACE).donor, list[PeerId]()
+        await take(donor, B, CHUNKS)  # it has had all of it
+        snapshot = await take(donor, C, 1)
+        for peer in (B, ME, D):  # they come in this order
+            await waits(donor, peer, 2.0, C, snapshot)
+        while len(came) < 3:
+            for peer in (B, D, ME):  # and ask in that one
+                try:
+                    await take(donor, peer, CHUNKS)
+                    came.append(peer)
+                except Busy:
+                    with pytest.raises(Unavailable):
+                        await donor.chunk(peer, ask_chunk(snapshot, 1))
+            await asyncio.sleep(2.0)
+            if not came:
+                await donor.chunk(C, ask_chunk(snapshot, 1))
+        assert came[:3] == [ME, D, B]
+        donor.close()
+
+    live(main())
+
+
+def test_a_bounded_number_of_refused_peers_is_remembered() -> None:
+    async def main() -> None:
+        donor = Slow(World(), A, 100, ONE_PLACE).donor
+        await take(donor, B, 1)
+        for number in range(REMEMBERED_MAX + 10):
+            with pytest.raises(Busy):
+                await donor.offer(PeerId(f"peer{number}"), ask())
+        assert len(donor._places._refused) == REMEMBERED_MAX
+        donor.close()
+
+    live(main())
+
+
+def test_turns_fit_what_clients_need() -> None:
+    giving, getting = DonorLimits(), DownloadLimits()
+    assert giving.turn_share >= getting.fruitful, "an attempt of a turn is no failure"
+    assert giving.turn_s >= getting.alone_s, "and its chunks are kept when the donor's state is another one"
