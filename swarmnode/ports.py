@@ -374,7 +374,9 @@ class Replica(Protocol):
         steps apart, which is less than two replicas are."""
 
     def load(self, state: State) -> None:
-        """Adopt `state`. Raises RemoteFault if sections are missing, of the wrong size, or not finite."""
+        """Adopt `state`: all of it, or its outer sections alone (model/section.py); then fast weights begin equal to
+        the slow ones, and moments anew. Raises RemoteFault if sections are missing, of the wrong size, or not finite.
+        """
 
     def place_weights(self, name: str, first: int, values: WireTensor) -> None:
         """Write `values` (bf16, f16 or f32) into the parameter `name` from its element `first` on. Once all are written

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
+from swarmnode.ema import Ema, EmaStart
 from swarmnode.errors import Unavailable
 from swarmnode.gossip.acceptance import Acceptance
 from swarmnode.gossip.exchange_driver import PARTNER_PATIENCE_S, ExchangeDriver
@@ -30,6 +31,8 @@ from swarmnode.membership.swarm import GOSSIPING, Member, Swarm
 from swarmnode.metrics import name
 from swarmnode.ports import Compute, Packet, Priority, Replica, Telemetry, Transport, WireTensor
 from swarmnode.wire import call_pb2 as wire
+
+MET_WEIGHT = 0.1  # guess: of the newest round in the share of partners that are met
 
 
 class Gossip:
@@ -82,6 +85,8 @@ class Gossip:
         self._ended = (asyncio.get_running_loop().time(), compute.worked_s)  # the last round: when, device seconds
         self._sent = SentBytes(transport)
         self._gone: dict[PeerId, int] = {}  # partners that could not be reached, by the sequence of their last record
+        self._met = Ema(MET_WEIGHT, EmaStart.FIRST)  # share of its partners that a round brings packets of
+        self._met.add(1.0)
         self._samples_before = 0
         self._wake = asyncio.Event()
         self._held = False  # while this node is paused: no rounds
@@ -133,6 +138,12 @@ class Gossip:
     def end_newcomer(self) -> None:
         """Count this replica's own part from the next round on: it waits no longer for a round to receive."""
         self._weight.restored(newcomer=False)
+
+    def meeting(self, replicas: int) -> int:
+        """The number of the stage's `replicas`, this one included, that meet in rounds: keys that only announce
+        themselves send no packet."""
+        none = self._manifest.gossip.method == "none"
+        return replicas if none else 1 + round(max(0, replicas - 1) * self._met.value)
 
     @property
     def exchange_s(self) -> float:
@@ -303,7 +314,11 @@ class Gossip:
         # A partner that has not called when the next round is near has another view, or is at another round.
         rounds = self._after(ours.round_index) - ours.round_index
         round_s = self._pace.seconds(rounds * self._manifest.gossip.round_samples)
-        return await self.exchanges.meet(others, ours, self._patience_s(ours), max(PARTNER_PATIENCE_S, round_s))
+        silence_s = max(PARTNER_PATIENCE_S, round_s)
+        came, why = await self.exchanges.meet(others, ours, self._patience_s(ours), silence_s)
+        if others:
+            self._met.add(len(came) / len(others))
+        return came, why
 
     def _patience_s(self, ours: OutgoingPacket) -> float:
         return ours.patience_s(self._manifest.limits.exchange_timeout_s)

@@ -333,17 +333,14 @@ class TorchReplica:
             raise RemoteFault(f"state after {state.inner_steps} inner steps with gradient norm {state.gradient_norm}")
         self._check_stray(given)
         for name in ("theta", "exp_avg", "exp_avg_sq"):
-            if name in parts:
+            if name in given.sections:
                 given.copy_to(name, parts[name])
         self.outer.reset(given.sections["phi"], given.sections.get("momentum"))
+        if given.outer_alone:
+            self.stage.theta.data.copy_(self.outer.phi)
         self.stage.hold(self.stage.theta, self.outer.phi)
-        self.stage.moments_loaded()
-        self.stage.inner_steps = state.inner_steps
-        self.stage.gradient_norm = state.gradient_norm
-        self.stage.bump_steps = state.bump_steps
-        self.stage.undrawn = False
-        self.stage.discard()
-        self.stage.touched()
+        said = state.inner_steps, state.gradient_norm, state.bump_steps
+        self.stage.loaded(*said, fresh=given.outer_alone)
         self._anew()
 
     @torch.no_grad()
@@ -445,6 +442,6 @@ class TorchReplica:
         """Raises RemoteFault if weights were trained in another subspace than this run's, or in none."""
         if (subspace := self.stage.subspace) is None:
             return
-        for section in ("theta", "phi"):
+        for section in ("theta", "phi") if "theta" in given.sections else ("phi",):
             if (name := subspace.stray(given.by_name(section, self.stage.shapes))) is not None:
                 raise RemoteFault(f"state whose {name} is not in this run's subspace: was it trained in another run?")

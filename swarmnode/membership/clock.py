@@ -1,15 +1,16 @@
 """Bounds on the run's clock, its count of samples: how far others' claims are believed.
 
-Two bounds limit what others claim: what the machines that this node saw at work can have trained since
-(progress_bound.py), and, for a node that was away, what most of those machines claim. Keys alone have no vote, because
+Two bounds limit what others claim: what the machines that this node saw can have trained since (progress_bound.py),
+and, for a node that was away, what most of those machines claim whose work it checked. Keys alone have no vote, because
 a record costs nothing. A majority's claim is believed up to what as many machines can have trained since this node last
 agreed with them. So a node that slept or was cut off for days catches up, and no number of liars advances a clock
 faster than machines can.
 
 A joiner has seen no machine at work. Until it holds a state it believes no claim, and assumes the lower third of the
 claims of serving peers that answer it. That suffices to choose a source of state, and a third of honest peers holds it
-down. Its clock starts with the total that came with the state. Until it has seen CONFIRMED machines at work, the peers
-that answered it vote, too. After that it agrees once with the majority of those it has seen, whatever it started with.
+down. A third that says 0 does not make it take the run for a new one: then the median counts. Its clock starts with the
+total that came with the state. Until it has seen CONFIRMED machines at work, the peers that answered it vote, too.
+After that it agrees once with the majority of those it has seen, whatever it started with.
 
 Pure: times, members and speeds are arguments.
 """
@@ -45,18 +46,34 @@ def lower_third(totals: Collection[int]) -> int:
     return sorted(totals)[(len(totals) - 1) // 3] if totals else 0
 
 
-def capacity(stages: Iterable[Iterable[tuple[float, int]]], most: float) -> float:
-    """Upper bound of the run's samples per second, from a partial view of its machines: (announced speed, times seen)
-    of each, by stage. No machine counts for more than `most`.
+def supposed(totals: Collection[int]) -> int:
+    """The count to assume of `totals`: the lower third, or the median where that third has trained nothing. A joiner
+    that takes a run for a new one begins it again, which costs more than a state of the first round."""
+    return lower_third(totals) or (statistics.median_low(totals) if totals else 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Sighting:
+    """A machine seen `times` times, by the speed that it announces, in samples/s. `at_work`: it did checked work."""
+
+    speed: float
+    times: int
+    at_work: bool = True
+
+
+def capacity(stages: Iterable[Iterable[Sighting]], median: float) -> float:
+    """Upper bound of the run's samples per second, from a partial view of its machines by stage. No machine counts for
+    more than OUTLIER times the `median` speed, and none that was seen once, or never at work, for more than the median.
 
     Every sample passes through every stage, so the stage with the largest estimate counts.
     """
     found = 0.0
     for stage in stages:
-        seen = [(min(speed, most), times) for speed, times in stage if speed > 0.0]
+        seen = [one for one in stage if one.speed > 0.0]
+        most = [median * (OUTLIER if one.at_work and one.times > 1 else 1.0) for one in seen]
+        total = math.fsum(min(one.speed, limit) for one, limit in zip(seen, most, strict=True))
         if seen:
-            mean = math.fsum(speed for speed, _ in seen) / len(seen)
-            found = max(found, mean * machines(times for _, times in seen))
+            found = max(found, total / len(seen) * machines(one.times for one in seen))
     return FACTOR * found
 
 
@@ -79,7 +96,7 @@ class RunClock:
         """The run's samples as a joiner assumes them from the peers that `answered`; from all records if none did."""
         self.answered |= frozenset(answered)
         heard = [m.total for m in swarm.members() if m.state == SERVING and m.peer in self.answered]
-        return lower_third(heard or swarm.totals())
+        return supposed(heard or swarm.totals())
 
     def margin(self, swarm: Swarm) -> float:
         """Samples that the run may be ahead of the assumed total, because records are as old as one look."""
@@ -91,14 +108,15 @@ class RunClock:
     ) -> ClockVerdict:
         """The belief in others until the next look, at `total` samples. `member` returns any peer's newest record, this
         node's included. The cost grows with the machines seen, not with the swarm."""
-        times = self.observed.times
+        times, at_work = self.observed.times, self.observed.at_work
         seen = [m for peer in times if peer != me and (m := member(peer)) is not None and m.stage < stages]
-        known = [m for m in seen if m.state not in (JOINING, LEFT)]
+        seen = [m for m in seen if m.state not in (JOINING, LEFT)]
+        known = [m for m in seen if m.peer in at_work]
         voices = known
         if len(known) < CONFIRMED:
-            answered = [member(peer) for peer in sorted(self.answered) if peer not in times]
+            answered = [member(peer) for peer in sorted(self.answered) if peer not in at_work]
             voices = known + [m for m in answered if m is not None and m.stage < stages and m.state != LEFT]
-        rate = self._rate(voices, stages, member(me))
+        rate = self._rate({m.peer: m for m in (*seen, *voices)}.values(), stages, member(me))
         self._fastest = max(self._fastest, rate)
         top = self._progress_bound.look(now_unix_s, total, rate)
         if self._since is None:
@@ -122,18 +140,22 @@ class RunClock:
         at_s, samples = self._since
         return min(said, int(samples + self._slack + self._fastest * (max(0.0, now_unix_s - at_s) + self._ahead_s)))
 
-    def _rate(self, voices: Sequence[Member], stages: int, own: Member | None) -> float:
+    def _rate(self, seen: Collection[Member], stages: int, own: Member | None) -> float:
         """Possible samples a second; 0 if no speed is known, which leaves the rate unchanged."""
         mine = [own] if own is not None and own.samples_per_second > 0.0 else []
-        speeds = [m.samples_per_second for m in (*voices, *mine) if m.samples_per_second > 0.0]
+        times, at_work = self.observed.times, self.observed.at_work
+        told = [m for m in seen if m.samples_per_second > 0.0]
+        speeds = [m.samples_per_second for m in (*(m for m in told if m.peer in at_work), *mine)]
+        speeds = speeds or [m.samples_per_second for m in told]
         if not speeds:
             return 0.0
-        found: list[list[tuple[float, int]]] = [[] for _ in range(stages)]
-        for member in voices:
-            found[member.stage].append((member.samples_per_second, self.observed.times.get(member.peer, 1)))
+        found: list[list[Sighting]] = [[] for _ in range(stages)]
+        for member in told:
+            sighting = Sighting(member.samples_per_second, times.get(member.peer, 1), member.peer in at_work)
+            found[member.stage].append(sighting)
         for member in mine:
-            found[member.stage].append((member.samples_per_second, CONFIRMED))
-        return capacity(found, OUTLIER * statistics.median_low(speeds))
+            found[member.stage].append(Sighting(member.samples_per_second, CONFIRMED))
+        return capacity(found, statistics.median_low(speeds))
 
 
 def _majority(told: Sequence[int], top: float) -> int:
@@ -142,4 +164,4 @@ def _majority(told: Sequence[int], top: float) -> int:
     return statistics.median_low(above) if 2 * len(above) > len(told) + 1 else 0
 
 
-__all__ = ["CONFIRMED", "ClockVerdict", "RunClock", "capacity", "lower_third"]
+__all__ = ["CONFIRMED", "ClockVerdict", "RunClock", "Sighting", "capacity", "lower_third", "supposed"]

@@ -35,6 +35,12 @@ Sizes = Mapping[str, int]
 """Elements of each section, in the order of SECTIONS."""
 
 
+def outer_sections(sizes: Sizes) -> tuple[str, ...]:
+    """The sections that rounds move, of a state of `sizes`: all that a newcomer takes from another replica. Its fast
+    weights begin equal to the slow ones, and its moments are its own."""
+    return tuple(name for name in ("phi", "momentum") if name in sizes)
+
+
 class StepRule(Enum):
     """The method by which an inner step moves a parameter."""
 

@@ -101,6 +101,7 @@ class StageReplica:
         self._tapes: weakref.WeakSet[StageTape] = weakref.WeakSet()  # with a graph
         self._make_optimizer()
         self.inner_steps = 0
+        self.moments_since = 0  # inner steps when the moments began: AdamW corrects their bias by their age
         self.gradient_norm = 0.0
         self.version = 0  # grows with `touched`
         stashed, predicts = torch.bfloat16 if autocast else dtype, manifest.pipeline.predicts_weights
@@ -214,18 +215,18 @@ class StageReplica:
         self.grad.zero_()
         self._accumulated, self._weight = 0, 0.0
 
-    def moments_loaded(self) -> None:
-        """Project first moments written from outside: they, too, keep writers in the span."""
-        if self.subspace is not None:
-            self.subspace.project_moments(self.moments["exp_avg"], self.shapes)
-
     def begin_anew(self, *, raised: bool = True) -> None:
-        """Prepare for weights from elsewhere: fresh AdamW, no gradient, and unless `raised` is False a raised learning
-        rate for the next BUMP_STEPS steps."""
-        for section in self.moments.values():
+        """Other weights are here: fresh AdamW, no gradient, and if `raised` a higher rate for BUMP_STEPS steps."""
+        self.loaded(0, 0.0, BUMP_STEPS if raised else 0, fresh=True)
+
+    def loaded(self, inner_steps: int, gradient_norm: float, bump_steps: int, *, fresh: bool) -> None:
+        """Weights after `inner_steps` steps are here, and their moments unless those begin `fresh`."""
+        for section in self.moments.values() if fresh else ():
             section.zero_()
-        self.undrawn = False
-        self.inner_steps, self.gradient_norm, self.bump_steps = 0, 0.0, BUMP_STEPS if raised else 0
+        if self.subspace is not None and not fresh:  # first moments, too, keep writers in the span
+            self.subspace.project_moments(self.moments["exp_avg"], self.shapes)
+        self.undrawn, self.moments_since = False, inner_steps if fresh else 0
+        self.inner_steps, self.gradient_norm, self.bump_steps = inner_steps, gradient_norm, bump_steps
         self.discard()
         self.touched()
 
@@ -246,7 +247,7 @@ class StageReplica:
 
         Raises RemoteFault if x has the wrong dtype or shape, token ids out of range, NaN or Inf.
         """
-        assert not self.part.has_head, "the last stage has a loss, not a forward"
+        assert not self.part.has_head, "the last stage has a loss"
         kept = self._input(x, tokens)
         by_layer = self.backprop.passes(kept.samples) != Passes(kept.samples, False)
         graph = graph and (not by_layer or self.backprop.keeps_graph(kept.samples))
@@ -274,8 +275,7 @@ class StageReplica:
     @property
     def held_nbytes(self) -> int:
         """Bytes of older weights, and of the microbatch kept for `probe`."""
-        probe = self._probe
-        return self.stash.nbytes + (0 if probe is None else probe.kept.nbytes + probe.wanted.nbytes)
+        return self.stash.nbytes + (0 if self._probe is None else self._probe.nbytes)
 
     def stepped_in_round(self, inner_steps: int, gradient_norm: float) -> None:
         """A round moved the weights by steps that were measured here and elsewhere: what snapshots say of them."""
@@ -342,8 +342,8 @@ class StageReplica:
         targets = read_targets(self.manifest, tokens)
         check_samples(self.part, samples, kept.x)
         check_samples(self.part, samples, targets)
-        share = 1.0 / self.manifest.model.context
         self.stash.refresh()
+        share = 1.0 / self.manifest.model.context
         loss_sum, gradient = self.backprop.loss(kept, targets, share, train=train, accumulate=accumulate)
         value = float(loss_sum)
         if not math.isfinite(value):
@@ -417,9 +417,10 @@ class StageReplica:
         rate *= math.sqrt(max(1.0, samples / batch) * averaged)
         self.bump_steps = max(0, self.bump_steps - 1)
         self.stash.before_step()
-        if not tried(lambda: self._optimizer.step(self.inner_steps, rate))[0]:
+        before = self.inner_steps - self.moments_since
+        if not tried(lambda: self._optimizer.step(before, rate))[0]:
             self.relieve()
-            tried(lambda: self._optimizer.finish(self.inner_steps, rate))  # where that fails, matrices miss this step
+            tried(lambda: self._optimizer.finish(before, rate))  # where that fails, matrices miss this step
         self.grad.zero_()
         self.inner_steps += 1
         self.gradient_norm = corrected_ema(self.gradient_norm, norm, self.inner_steps)
@@ -436,11 +437,10 @@ class StageReplica:
 
     def _sound(self, gradient: Tensor | None) -> None:
         """Raises Busy if the gradient of an input has left float16's range; nothing of the microbatch is counted."""
-        if gradient is None or self.backprop.scale == 1.0 or bool(torch.isfinite(gradient).all()):
-            return
-        self.give_up()
-        self._overflowed()
-        raise Busy(f"stage {self.part.stage}: a gradient left float16's range; it is scaled less from now on")
+        if gradient is not None and self.backprop.scale != 1.0 and not bool(torch.isfinite(gradient).all()):
+            self.give_up()
+            self._overflowed()
+            raise Busy(f"stage {self.part.stage}: a gradient left float16's range; it is scaled less from now on")
 
     def _clip_mean(self, weight: float) -> float:
         """Make `grad` the mean over `weight` samples, in the span and clipped; returns its norm before clipping."""

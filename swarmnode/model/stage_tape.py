@@ -34,3 +34,7 @@ class QualityProbe:
     kept: StageInput
     wanted: Tensor  # the gradient of the output, or on the last stage the targets [B, T]
     weight: float  # samples that the counted targets amount to
+
+    @property
+    def nbytes(self) -> int:
+        return self.kept.nbytes + self.wanted.nbytes

@@ -16,7 +16,7 @@ from torch import Tensor
 from swarmnode.errors import RemoteFault
 from swarmnode.model.architecture import Shapes
 from swarmnode.model.moments import PART, MomentSection
-from swarmnode.model.section import ITEMSIZE, PACKED_ITEMSIZE
+from swarmnode.model.section import ITEMSIZE, PACKED_ITEMSIZE, outer_sections
 from swarmnode.model.tensor import check_finite, decode, to_host
 from swarmnode.parted_work import Parts
 from swarmnode.ports import State, WireTensor
@@ -108,8 +108,11 @@ class GivenState:
     """The sections of a `state` from elsewhere, for a replica with `sizes` elements of each, without a copy."""
 
     def __init__(self, state: State, sizes: Mapping[str, int]) -> None:
-        """Raises RemoteFault if a section is missing or of the wrong size."""
+        """Raises RemoteFault if a section is missing or of the wrong size. The outer sections alone will do."""
         self._packed = state.packed
+        outer = outer_sections(sizes)
+        self.outer_alone = tuple(state.sections) == outer
+        sizes = {name: sizes[name] for name in outer} if self.outer_alone else sizes
         self.sections = {name: self._section(state, name, count) for name, count in sizes.items()}
         if len(state.sections) != len(sizes):
             raise RemoteFault(f"state with sections {list(state.sections)}; expected {', '.join(sizes)}")

@@ -77,7 +77,9 @@ class ServedStage:
         self.held_work = HeldWork(self.backlog)
         self._next_hop = NextHop(context.run_id, context.transport, presence.routers, telemetry, manifest)
         self.audit = AuditSetup.of(context, self.stage, self.replica, tasks, self._training_text)
-        self.hop = make_hop(context, self.stage, self.replica, self._next_hop, self.backlog, self.audit)
+        self.hop = make_hop(
+            context, self.stage, self.replica, self._next_hop, self.backlog, self.audit, lambda: self._replicas
+        )
         self.gossip = make_gossip(context, joined, lambda: self.hop.samples)
         self.backup = NeighbourBackup(
             manifest, context.run_id, self.stage, context.transport, presence, telemetry, self.replica
@@ -91,6 +93,11 @@ class ServedStage:
                 context, store, self.stage, self.replica, self.gossip, self._finished_blocks
             )
         self._handlers = self._make_handlers()
+
+    @property
+    def _replicas(self) -> int:
+        """The replicas of this stage whose steps rounds average."""
+        return self.gossip.meeting(self._context.presence.peer_table.swarm().sizes[self.stage])
 
     @classmethod
     @asynccontextmanager

@@ -18,20 +18,24 @@ GIVING = (record_pb2.NODE_STATE_TRAINING, record_pb2.NODE_STATE_DRAINING)
 
 
 async def copy_replica(context: NodeContext, stage: int, replica: Replica, gossip: Gossip, cut: StateSlice) -> Snapshot:
-    """An immutable copy of the replica of `stage`, hashed when the whole of it is wanted. Raises Unavailable while this
-    node has no state to give."""
+    """An immutable copy of the replica of `stage`, hashed when all of it or whole sections are wanted. Raises
+    Unavailable while this node has no state to give."""
     check_gives(context)
     run, size = partial(context.ports.compute.run, Priority.OUTER, 0), context.ports.donating.chunk_nbytes
+    at_once = cut.first == 0 and cut.count is None
     while True:
         done, progress, made = gossip.done, context.presence.progress.to_wire(), list[Snapshot]()
 
         def keep(state: State) -> None:
             made.append(Snapshot.of(state, stage, done, progress, size))  # noqa: B023
 
+        def hashed() -> None:
+            (made[0] if cut == WHOLE else made[0].part(cut)).manifest()  # noqa: B023
+
         def in_parts(parts: Parts[State]) -> Parts[None]:
             keep((yield from parts))
-            if cut == WHOLE:
-                yield made[0].manifest  # noqa: B023  hashed beside the device
+            if at_once:
+                yield hashed
 
         def copy() -> Parts[None] | None:
             given = replica.snapshot_in_parts(packed=True)
@@ -42,8 +46,7 @@ async def copy_replica(context: NodeContext, stage: int, replica: Replica, gossi
 
         copied = run(copy)
         # Queued with the copy: asked for later it would wait for the next microbatch (simulated: half a minute).
-        hashed = [run(lambda: made[0].manifest())] if cut == WHOLE else []  # noqa: B023, PLW0108  not there yet
-        await asyncio.gather(copied, *hashed)
+        await asyncio.gather(copied, *([run(hashed)] if at_once else []))
         if gossip.done == done:  # else an outer step came in between, and its round would be the wrong label
             return made[0]
 

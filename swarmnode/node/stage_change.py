@@ -42,7 +42,7 @@ from swarmnode.ports import Clock, Telemetry, Transport
 from swarmnode.recovery.donor_client import DownloadLimits
 from swarmnode.recovery.download import Compare, download
 from swarmnode.recovery.recovery_source import donors_of
-from swarmnode.recovery.snapshot import Snapshot
+from swarmnode.recovery.snapshot import WHOLE, Snapshot, outer_part
 from swarmnode.recovery.state_check import Apart, StateCheck, apart
 from swarmnode.wire import record_pb2
 
@@ -57,6 +57,7 @@ PARTNER_WAIT = 2.0  # guess: announce periods until somebody has said that it co
 SEEN_PERIODS = 2.0  # guess: announce periods, at least, over which a node looks at what its stage asks of it
 SEEN_MICROBATCHES = 4  # guess: for each replica of a stage; of fewer nothing is concluded
 MATES_MAX = 8  # guess: replicas of the own stage that are asked whether they stay; one will do
+UNMET_ROUNDS = 4  # guess: so many rounds into the run, a replica has met others
 THIN_LOOKS = 20  # guess: looks in a row that a stage has too few and another can spare one; joiners come first
 
 
@@ -212,10 +213,24 @@ class StageRebalancer:
         move, reason = plan_move(self._swarm(), self._costs, self._rules, presence.me)
         if move is None or move.peer != presence.me:
             return None, reason
-        good, why = self._agrees(move)
+        good, why = self._leaves_workers(move)
+        good, why = self._agrees(move) if good else (good, why)
         if not good:
             self._telemetry.event("stage.stays", source=move.source, target=move.target, reason=why)
         return (move, reason) if good else (None, why)
+
+    def _leaves_workers(self, move: StageMove) -> tuple[bool, str]:
+        """(whether enough of the replicas that stay were seen at work in rounds, the reason): keys beside the last
+        replica that works are no replacement.
+
+        Not asked in the first rounds, where replicas never meet, and where a stage stands empty: then no round comes.
+        """
+        presence, gossip = self._presence, self._manifest.gossip
+        if gossip.method == "none" or presence.progress.total < UNMET_ROUNDS * gossip.round_samples or not move.before:
+            return True, "nobody can have met"
+        here, at_work = presence.peer_table.swarm().settled(move.source), presence.run_progress.clock.observed.at_work
+        found = sum(member.peer in at_work for member in here)
+        return found >= self._rules.min_keep, f"{found} other replicas of stage {move.source} were seen at work"
 
     def _swarm(self) -> Swarm:
         """The swarm as known here, with speeds bounded to what can be believed."""
@@ -254,8 +269,9 @@ class StageRebalancer:
 
     async def _prepare(self, move: StageMove, reason: str) -> StageTransfer | None:
         """Fetch the state of the new stage, then look again; None when this node stays."""
-        sizes = self._sizes(move.target)
-        good, why = worth_it(move, snapshot_nbytes(sizes) / self._rate)
+        sizes, begun = self._sizes(move.target), self._presence.progress.total >= self._manifest.gossip.round_samples
+        cut = outer_part(sizes) if begun and self._manifest.gossip.method != "none" else WHOLE  # as restore.py does
+        good, why = worth_it(move, snapshot_nbytes(cut.sizes(sizes)) / self._rate)
         if not good:
             self._stay(move, why)
             return None
@@ -270,7 +286,7 @@ class StageRebalancer:
                 return None
             return StageTransfer(move.target, reason, move.speed, None)
         loop = asyncio.get_running_loop()
-        begun = loop.time()
+        begun_s = loop.time()
         try:
             state, offer = await download(
                 self._line,
@@ -280,13 +296,14 @@ class StageRebalancer:
                 sizes,
                 DownloadLimits(),
                 self._telemetry,
+                cut=cut,
                 rounds_max=lambda: self._presence.run_progress.rounds_max,
                 compare=self._compare_with(move.target, sizes),
             )
         except Unavailable as error:
             self._stay(move, str(error))
             return None
-        seconds = loop.time() - begun
+        seconds = loop.time() - begun_s
         self._rate = offer.nbytes / max(1e-3, seconds)
         await self._after_a_round()
         await self._look()

@@ -22,10 +22,16 @@ from swarmnode.wire import record_pb2
 
 
 def make_hop(
-    context: NodeContext, stage: int, replica: Replica, next_hop: NextHop, backlog: Backlog, audit: AuditSetup
+    context: NodeContext,
+    stage: int,
+    replica: Replica,
+    next_hop: NextHop,
+    backlog: Backlog,
+    audit: AuditSetup,
+    replicas: Callable[[], int],
 ) -> Hop:
-    """The part that serves microbatches on `replica`."""
-    presence = context.presence
+    """The part that serves microbatches on `replica`, one of `replicas` of its stage."""
+    presence, observed = context.presence, context.presence.run_progress.clock.observed
     return Hop(
         context.manifest,
         stage,
@@ -36,12 +42,13 @@ def make_hop(
         backlog,
         presence.samples_total,
         context.telemetry,
-        replicas=lambda: presence.peer_table.swarm().sizes[stage],
+        replicas=replicas,
         recompute=audit.recompute,
         auditor=audit.auditor,
         input_auditor=audit.input_auditor,
         accusations=audit.accusations,
-        worked=presence.run_progress.clock.observed.worked,
+        worked=observed.worked,
+        asked=observed.asked,
     )
 
 

@@ -69,10 +69,12 @@ class Hop:
         input_auditor: InputAuditor | None = None,
         accusations: Accusations | None = None,
         worked: WorkSeen = lambda peer: None,
+        asked: WorkSeen = lambda peer: None,
     ) -> None:
         """`replicas` returns the stage's replica count: each steps on its share of the inner batch. `recompute` serves
         auditors of our answers, `auditor` signs our answers and checks those to us, `input_auditor` checks feeders'
-        input; None: nothing is audited. `worked` is told each peer whose gradient or input was trained on."""
+        input; None: nothing is audited. `worked` is told each peer whose gradient was trained on, `asked` each
+        whose input was."""
         self.auditor = auditor
         self._input_auditor = input_auditor
         self._accusations = accusations
@@ -100,7 +102,7 @@ class Hop:
         self.worked = 0.0  # the same as compute work, including microbatches not yet returned
         self.reworked = 0.0  # the same for recomputed forwards; counted by the compute thread
         self.loss = RunningLoss()
-        self._worked = worked
+        self._worked, self._asked = worked, asked
 
     async def serve(self, peer: PeerId, call: Call) -> Answer:
         """Handler of method "process". Raises RemoteFault for a malformed request, Busy, MicrobatchLost."""
@@ -127,7 +129,7 @@ class Hop:
                     self._input_auditor.saw(FeederInput(PeerId(process.feeder), peer, *named, tokens, x))
             tensors = () if outcome.gradient is None else (outcome.gradient,)
             if process.purpose == wire.PURPOSE_TRAIN and process.position:
-                self._worked(peer)  # a feeder without a stage does no work of the run
+                self._asked(peer)  # a feeder without a stage does no work of the run
             return Answer(wire.Reply(processed=report), tensors, urgent=True)
 
         return await self._backlog.once(key, work, peer)

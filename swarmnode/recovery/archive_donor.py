@@ -1,7 +1,7 @@
 """The giving side of an archive: slow weights for the machine that copies the run for its owner, within a budget.
 
-It has a place of its own, so it takes none from joiners, and a joiner never gets a copy without optimizer state. Only
-the slow weights are copied (a third to a fifth of a state), on the compute thread; they are hashed elsewhere.
+It has a place of its own, so it takes none from joiners. Only the slow weights are copied (a third to a fifth of a
+state), on the compute thread; they are hashed elsewhere.
 """
 
 from __future__ import annotations

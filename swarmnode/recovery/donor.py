@@ -179,9 +179,13 @@ class SnapshotDonor:
         return newest if fresh or self._full() else None
 
     def _full(self) -> bool:
-        """Whether every snapshot kept is still in use and there is no room for another."""
+        """Whether every snapshot kept is still in use and there is no room for another. After a turn a snapshot makes
+        room for a newer one: its downloads go on with the chunks they have, and nobody is kept from a later round."""
         now_s = self._now_s()
-        pulled = (now_s - kept.asked_s < self._idle_s(kept) / 2 for kept in self._kept)
+        pulled = (
+            now_s - kept.asked_s < self._idle_s(kept) / 2 and now_s - kept.made_s < self._places.turn_s(kept.snapshot)
+            for kept in self._kept
+        )
         return len(self._kept) >= SNAPSHOTS_MAX and all(pulled)
 
     async def _make(self, round_min: int, cut: StateSlice) -> _KeptSnapshot:
@@ -191,7 +195,9 @@ class SnapshotDonor:
                 f"{len(self._kept)} snapshots are being pulled, none of round {round_min}", self._limits.busy_retry_s
             )
         if len(self._kept) >= SNAPSHOTS_MAX:  # before the new one takes memory
-            self._kept.remove(min(self._kept, key=lambda kept: kept.asked_s))
+            now_s = self._now_s()
+            idle = [one for one in self._kept if now_s - one.asked_s >= self._idle_s(one) / 2]
+            self._kept.remove(min(idle or self._kept, key=lambda kept: kept.asked_s if idle else kept.made_s))
         snapshot = await self._take(cut)
         if snapshot.round_index < round_min:
             raise Unavailable(

@@ -102,6 +102,11 @@ class DonorPlaces:
             if puller.chunks > CHUNKS_AT_ONCE or puller.until_s - puller.since_s >= self._limits.turn_s:
                 _remember(self._had, peer, puller)  # not those that only took a sample
 
+    def turn_s(self, part: Snapshot) -> float:
+        """Seconds of a turn of a peer that downloads `part`."""
+        chunks_s = part.chunks * self._limits.puller_idle_s * largeness(part)
+        return max(self._limits.turn_s, self._limits.turn_share * chunks_s)
+
     def share(self, newcomer: PeerId) -> None:
         """Raise Busy when `newcomer` would share this node's uplink for long.
 
@@ -168,7 +173,7 @@ class DonorPlaces:
             puller.since_s = now_s
         puller.until_s = now_s + idle_s
         puller.of, puller.nbytes = part.chunks, part.nbytes
-        puller.turn_s = max(self._limits.turn_s, self._limits.turn_share * part.chunks * idle_s)
+        puller.turn_s = self.turn_s(part)
 
     def _enter(self, peer: PeerId, now_s: float, hurries: bool = True) -> None:
         # The state is copied and hashed before the first chunk.

@@ -36,7 +36,7 @@ from swarmnode.recovery.recovery_source import (
     silent,
 )
 from swarmnode.recovery.resumption import CheckpointOptions, Resumption, newest_of
-from swarmnode.recovery.snapshot import SLOW, WHOLE, Snapshot, StateSlice
+from swarmnode.recovery.snapshot import SLOW, WHOLE, Snapshot, StateSlice, outer_part
 from swarmnode.recovery.state_fetch import StateFetcher
 from swarmnode.wire import record_pb2
 
@@ -97,7 +97,7 @@ class StateRestorer:
     ) -> RestoredState:
         """Load the state of `stage` into `replica`.
 
-        `fetched` is a whole state that this node has already; it is used if the replica accepts it. `backup` is what
+        `fetched` is a state that this node has already; it is used if the replica accepts it. `backup` is what
         this node kept of a stage while it served the one before. Living replicas are asked for a state of round
         `round_min` or later. Raises Unavailable when the state is nowhere to be had, LocalFault when the checkpoint
         that the whole run resumes from cannot be read, DataError when the base model does not fit the run.
@@ -272,7 +272,7 @@ class _Restoration:
                 return await self._from_replicas(reason, view)
             case RecoverySource.RING:
                 keepers = [peer for _, peer in view.kept]
-                check = self._fetcher.check(view.stage, lambda: keepers)
+                check = self._fetcher.check(view.stage, keepers=lambda: keepers)
                 _, progress = await self._fetcher.from_backups(view.stage, keepers, WHOLE, check, self._load)
                 self._membership.run_progress.begin(view.samples_total)
                 self._restorer.merge(progress)
@@ -298,9 +298,12 @@ class _Restoration:
     async def _from_replicas(self, reason: str, view: RecoveryView) -> RestoredState:
         """Download from living replicas, checked by others of the stage."""
         donors, keepers = partial(self._fetcher.donors, frozenset(view.donors), view.stage), [p for _, p in view.kept]
-        check = self._fetcher.check(view.stage, lambda: [*donors(), *keepers])
+        check = self._fetcher.check(view.stage, donors, lambda: keepers)
+        # A newcomer to rounds needs no more. Before the first round the fast weights hold all that was learned.
+        slow = self._restorer.meets and view.round_now > 0
+        cut = outer_part(self._replica.sizes_of(view.stage)) if slow else WHOLE
         state, offer = await self._fetcher.download(
-            view.stage, donors, check=check, accept=self._load, limits=POLITE, round_min=self._round_min
+            view.stage, donors, cut=cut, check=check, accept=self._load, limits=POLITE, round_min=self._round_min
         )
         # The median tolerates one liar about the run's count among the donor, the confirming peer and the pinged peers.
         told = [offer.progress.total, view.samples_total, *([] if check is None else check.totals[:1])]
@@ -339,12 +342,14 @@ class _Restoration:
         for stage, serves in ((view.stage - 1, view.below), (view.stage + 1, view.above)):
             if serves and twin in (None, stage):
                 donors = partial(self._fetcher.donors, frozenset(), stage)
-                state, offer = await self._fetcher.download(stage, donors, cut=SLOW)
+                check = self._fetcher.check(stage, donors)
+                state, offer = await self._fetcher.download(stage, donors, cut=SLOW, check=check)
                 neighbours.append(Neighbour(stage, state.sections["phi"], offer.gradient_norm))
         mirrored = None
         if view.ends:
-            cut = StateSlice(SLOW.sections, *self._replica.ends_of(view.stage))
-            mirrored = (await self._fetcher.from_backups(view.stage, view.ends, cut))[0].sections["phi"]
+            cut, ends = StateSlice(SLOW.sections, *self._replica.ends_of(view.stage)), view.ends
+            check = self._fetcher.check(view.stage, keepers=lambda: ends, within=cut)
+            mirrored = (await self._fetcher.from_backups(view.stage, ends, cut, check))[0].sections["phi"]
         rebuild = partial(self._replica.rebuild, method, neighbours, mirrored)
         await self._restorer.compute.run(Priority.OUTER, 0, rebuild)
 

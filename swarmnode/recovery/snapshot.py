@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from swarmnode.bounds import SAMPLES_MAX
 from swarmnode.errors import RemoteFault
 from swarmnode.membership.progress import Progress
-from swarmnode.model.section import PACKED_ITEMSIZE, SECTIONS, Sizes, snapshot_nbytes
+from swarmnode.model.section import PACKED_ITEMSIZE, SECTIONS, Sizes, outer_sections, snapshot_nbytes
 from swarmnode.ports import State
 from swarmnode.wire import call_pb2 as wire
 from swarmnode.wire import record_pb2
@@ -72,6 +72,11 @@ class StateSlice:
         return found
 
 
+def outer_part(sizes: Sizes) -> StateSlice:
+    """The part of a state of `sizes` that a newcomer downloads: a third to a half of its bytes (model/section.py)."""
+    return StateSlice(outer_sections(sizes))
+
+
 WHOLE = StateSlice()
 SLOW = StateSlice(("phi",))
 """The slow weights alone: neighbours give them to rebuild a stage."""
@@ -95,6 +100,7 @@ class Snapshot:
         self._ends = list(itertools.accumulate(section.nbytes for section in self._sections))
         self.nbytes = self._ends[-1]
         self._manifest: wire.Snapshot | None = None
+        self._whole_sections: dict[tuple[str, ...], Snapshot] = {}  # parts made before: hashed once
 
     @staticmethod
     def of(
@@ -130,13 +136,19 @@ class Snapshot:
 
     def part(self, cut: StateSlice) -> Snapshot:
         """A snapshot of a part of this one, sharing its memory. Raises RemoteFault when this one lacks it."""
+        whole = cut.first == 0 and cut.count is None
+        if whole and (known := self._whole_sections.get(cut.sections)) is not None:
+            return known
         sections = {}
         for name, count in cut.sizes(self.sizes).items():
             itemsize = PACKED_ITEMSIZE[name]
             data = memoryview(self.state.sections[name]).cast("B")
             sections[name] = data[itemsize * cut.first : itemsize * (cut.first + count)]
         state = State(sections, self.state.inner_steps, self.state.gradient_norm, packed=True)
-        return Snapshot.of(state, self.stage, self.round_index, self._progress)
+        made = Snapshot.of(state, self.stage, self.round_index, self._progress, self.chunk_nbytes)
+        if whole:
+            self._whole_sections[cut.sections] = made
+        return made
 
     @property
     def sizes(self) -> dict[str, int]:

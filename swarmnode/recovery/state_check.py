@@ -5,7 +5,11 @@ turned or scaled weights, and those of another run or of its beginning are far o
 replica, or a node that keeps a snapshot of the stage, for some slices of the slow weights. It draws the slices after
 the state has come, also by its own clock: from what is public a donor could make a state whose drawn slices are right.
 Where the two are far apart a third one decides: a state is a lie if two samples that are close to each other are far
-from it.
+from it. Replicas that serve contradict a state of any round, so a donor cannot escape them by a round of its own. A
+kept snapshot is of an earlier round, and contradicts only states of about that round.
+
+Slow weights and outer momentum are all that a newcomer takes of a state (model/section.py). Of the momentum only its
+length is compared: replicas average with different partners.
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -32,7 +36,8 @@ ALIGN = 64
 # a partner up to .53 (a model of 16,000 parameters in its first steps, where weights move most). Noise is 1.4 apart,
 # all zeros 1.0, opposite signs 2.0.
 APART_MAX = 0.6
-ROUNDS_APART_MAX = 4  # guess: within so many rounds weights move less than that; older ones contradict nothing
+ROUNDS_APART_MAX = 4  # guess: within so many rounds weights move less; older snapshots contradict nothing
+MOMENTUM_RATIO_MAX = 4.0  # guess: lengths of two replicas' outer momentum
 ASKED_MAX = 4  # guess: peers asked in one try; some of them give to joiners now
 TRIES, PAUSE_S = 3, 0.5  # guess: all peers have a joiner's record after an announce period
 BRIEF = DownloadLimits(busy_max_s=0.0, waited_for=False, offer_timeout_s=20.0, chunk_timeout_s=20.0)
@@ -43,12 +48,14 @@ Apart = Callable[[memoryview | bytes, memoryview | bytes], float]
 
 @dataclass(frozen=True, slots=True)
 class StateSample:
-    """The slices that a peer sent of the same stage, and its own round and sample count of the run."""
+    """The slices that a peer sent of the same stage, and its own round and sample count of the run. `momentum`: the
+    length of the outer momentum there, None where the run or the state has none."""
 
     peer: PeerId
     slices: bytes
     round_index: int
     total: int
+    momentum: float | None = None
 
 
 def apart(one: memoryview | bytes, other: memoryview | bytes) -> float:
@@ -64,24 +71,34 @@ def apart(one: memoryview | bytes, other: memoryview | bytes) -> float:
     return distance / length if length > 0.0 else 0.0
 
 
-def drawn_now(parameters: int, *seed: str | int) -> list[StateSlice]:
+def drawn_now(parameters: int, *seed: str | int, first: int = 0) -> list[StateSlice]:
     """`cuts` that nobody can know beforehand: this machine's clock has nanoseconds since it started."""
-    return cuts(parameters, *seed, repr(asyncio.get_running_loop().time()))
+    return cuts(parameters, *seed, repr(asyncio.get_running_loop().time()), first=first)
 
 
-def cuts(parameters: int, *seed: str | int) -> list[StateSlice]:
-    """SLICES slices of a state's slow weights to compare, each from an element that is a multiple of ALIGN."""
-    count, rng = min(ELEMENTS, parameters), seeded("second", *seed)
+def cuts(parameters: int, *seed: str | int, first: int = 0) -> list[StateSlice]:
+    """SLICES slices to compare of the elements [first, first + parameters) of a state's slow weights, each from an
+    element that is a multiple of ALIGN if there are enough."""
+    end, aligned = first + parameters, -(-first // ALIGN) * ALIGN
+    least = aligned if aligned < end else first
+    count, rng = min(ELEMENTS, end - least), seeded("second", *seed)
     return [
-        StateSlice(SLOW.sections, rng.randrange((parameters - count) // ALIGN + 1) * ALIGN, count)
+        StateSlice(SLOW.sections, least + rng.randrange((end - least - count) // ALIGN + 1) * ALIGN, count)
         for _ in range(SLICES)
     ]
 
 
-def slices_of(phi: memoryview, at: Sequence[StateSlice]) -> bytes:
-    """The bytes of the slices `at` of the slow weights `phi` (float32)."""
-    flat, size = memoryview(phi).cast("B"), PACKED_ITEMSIZE["phi"]
-    return b"".join(flat[size * cut.first : size * (cut.first + (cut.count or 0))] for cut in at)
+def slices_of(section: memoryview, at: Sequence[StateSlice], first: int = 0, name: str = "phi") -> bytes:
+    """The bytes of the slices `at` of the section `name`, of which `section` holds the elements from `first` on."""
+    flat, size = memoryview(section).cast("B"), PACKED_ITEMSIZE[name]
+    return b"".join(flat[size * (cut.first - first) : size * (cut.first - first + (cut.count or 0))] for cut in at)
+
+
+def length_of(momentum: bytes) -> float:
+    """The length of a vector of bfloat16; inf where a number is not finite."""
+    wide = (np.frombuffer(momentum, "<u2").astype("<u4") << 16).view("<f4").astype(np.float64)
+    length = float(np.linalg.norm(wide))
+    return length if math.isfinite(length) else math.inf
 
 
 class StateCheck:
@@ -97,14 +114,22 @@ class StateCheck:
         rounds_max: Callable[[], float],
         apart: Apart,
         telemetry: Telemetry,
+        *,
+        keepers: Callable[[], Sequence[PeerId]] = tuple,
+        within: StateSlice = SLOW,
     ) -> None:
-        """`others` returns the peers to ask, best first; `rounds_max` the last round the run can have reached."""
+        """`others` returns serving replicas to ask, best first, and `keepers` nodes that keep a snapshot of the stage,
+        asked after them; `rounds_max` the last round the run can have reached. `within`: the part of the slow weights
+        that states hold here."""
         self.totals: list[int] = []
         self._transport = transport
         self._run_id = run_id
         self._stage = stage
         self._sizes = sizes
         self._others = others
+        self._keepers = keepers
+        self._first = within.first
+        self._count = within.sizes({"phi": sizes["phi"]})["phi"]
         self._rounds_max = rounds_max
         self._apart = apart
         self._telemetry = telemetry
@@ -116,12 +141,15 @@ class StateCheck:
         with it. An event reports peers that contradicted the state, or gave no answer. Raises RemoteFault when two
         peers that agree with each other contradict the state.
         """
-        me, against = self._transport.peer_id, list[StateSample]()
-        at = drawn_now(self._sizes["phi"], me, offer.id.hex())
-        ours, silent, old = slices_of(state.sections["phi"], at), 0, set[PeerId]()
+        me, against, silent, old = self._transport.peer_id, list[StateSample](), 0, set[PeerId]()
+        at = drawn_now(self._count, me, offer.id.hex(), first=self._first)
+        if "momentum" in state.sections:
+            at = [replace(cut, sections=("phi", "momentum")) for cut in at]
+        ours = self._sample(me, state, offer, at)
         for attempt in range(TRIES):
             told = {*givers, me, *old, *(word.peer for word in against)}
-            asked = [peer for peer in self._others() if peer not in told][:ASKED_MAX]
+            serving = self._others()
+            asked = [peer for peer in (*serving, *self._keepers()) if peer not in told][:ASKED_MAX]
             if attempt and not asked:
                 break
             await asyncio.sleep(PAUSE_S * attempt)  # peers that have not heard of this node yet give nothing
@@ -131,44 +159,66 @@ class StateCheck:
                 except (DonorBusy, DonorFailed, DonorLied):
                     silent += 1
                     continue
-                if self._apart(ours, word.slices) <= APART_MAX:
+                if self._near(ours, word):
                     self.totals = [word.total]
                     return [word]
-                if abs(word.round_index - offer.round) <= ROUNDS_APART_MAX:
+                if peer in serving or abs(word.round_index - offer.round) <= ROUNDS_APART_MAX:
                     self._judge(word, against, ours)
                     against.append(word)
                 else:
                     old.add(peer)
         for word in against:
-            self._doubt(
-                givers, f"{self._apart(ours, word.slices):.3g} of their length from those of {short(word.peer)}"
-            )
+            self._doubt(givers, f"{self._far(ours, word)} from those of {short(word.peer)}")
         if silent and not against:
             self._doubt(givers, f"asked {silent} times, none of the others could say")
         self.totals = []
         return []
 
-    def _judge(self, word: StateSample, against: Sequence[StateSample], ours: bytes) -> None:
-        """Raise RemoteFault where one of `against` agrees with `word`: both contradict the slices `ours`."""
+    def _sample(self, me: PeerId, state: State, offer: wire.Snapshot, at: Sequence[StateSlice]) -> StateSample:
+        """The slices `at` of `state`."""
+        sections, momentum = state.sections, None
+        if "momentum" in at[0].sections:
+            momentum = length_of(slices_of(sections["momentum"], at, self._first, "momentum"))
+        return StateSample(me, slices_of(sections["phi"], at, self._first), offer.round, 0, momentum)
+
+    def _near(self, one: StateSample, other: StateSample) -> bool:
+        """Whether two samples of the same slices can both be honest."""
+        if self._apart(one.slices, other.slices) > APART_MAX:
+            return False
+        a, b = one.momentum or 0.0, other.momentum or 0.0
+        return max(a, b) <= MOMENTUM_RATIO_MAX * min(a, b)
+
+    def _far(self, one: StateSample, other: StateSample) -> str:
+        far = self._apart(one.slices, other.slices)
+        if far > APART_MAX:
+            return f"slow weights {far:.3g} of their length"
+        return f"an outer momentum {one.momentum or 0.0:.3g} long, not {other.momentum or 0.0:.3g},"
+
+    def _judge(self, word: StateSample, against: Sequence[StateSample], ours: StateSample) -> None:
+        """Raise RemoteFault where one of `against` agrees with `word`: both contradict `ours`."""
         for other in against:
-            if self._apart(other.slices, word.slices) <= APART_MAX:
-                names, far = f"{short(other.peer)} and {short(word.peer)}", self._apart(ours, word.slices)
-                raise RemoteFault(f"slow weights {far:.3g} of their length from those of {names}, who agree")
+            if self._near(other, word):
+                names = f"{short(other.peer)} and {short(word.peer)}"
+                raise RemoteFault(f"{self._far(ours, word)} from those of {names}, who agree")
 
     def _doubt(self, givers: Collection[PeerId], why: str) -> None:
-        reason = f"slow weights that nobody confirms: {why}"
+        reason = f"a state that nobody confirms: {why}"
         self._telemetry.event("state.doubted", level="warning", stage=self._stage, peers=sorted(givers), reason=reason)
 
     async def _ask(self, peer: PeerId, at: Sequence[StateSlice]) -> StateSample:
         """The slices of `peer`. Raises DonorBusy, DonorFailed, DonorLied."""
-        parts, offer = list[bytes](), wire.Snapshot()
+        parts, momenta, offer = list[bytes](), list[bytes](), wire.Snapshot()
         for cut in at:
             asking = DonorClient(
                 self._transport, self._stage, self._run_id, self._sizes, BRIEF, 0, cut, self._rounds_max
             )
             offer = await asking.offer(peer, beside=True)
-            parts += [bytes(await asking.chunk(peer, offer, index, 0)) for index in range(len(offer.hashes))]
-        return StateSample(peer, b"".join(parts), offer.round, offer.progress.total)
+            data = b"".join([bytes(await asking.chunk(peer, offer, index, 0)) for index in range(len(offer.hashes))])
+            split = PACKED_ITEMSIZE["phi"] * (cut.count or 0)
+            parts.append(data[:split])
+            momenta.append(data[split:])
+        momentum = length_of(b"".join(momenta)) if "momentum" in at[0].sections else None
+        return StateSample(peer, b"".join(parts), offer.round, offer.progress.total, momentum)
 
 
 __all__ = [
@@ -180,5 +230,6 @@ __all__ = [
     "apart",
     "cuts",
     "drawn_now",
+    "length_of",
     "slices_of",
 ]

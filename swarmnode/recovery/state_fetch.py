@@ -12,7 +12,7 @@ from swarmnode.ports import Replica, State, Telemetry, Transport
 from swarmnode.recovery.donor_client import DownloadLimits
 from swarmnode.recovery.download import Accept, download
 from swarmnode.recovery.recovery_source import donors_of
-from swarmnode.recovery.snapshot import WHOLE, Snapshot, StateSlice
+from swarmnode.recovery.snapshot import SLOW, WHOLE, Snapshot, StateSlice
 from swarmnode.recovery.state_check import StateCheck
 from swarmnode.wire import call_pb2 as wire
 from swarmnode.wire import record_pb2
@@ -47,8 +47,15 @@ class StateFetcher:
         """Count `nbytes` that came from elsewhere than a peer's snapshot."""
         self.nbytes += nbytes
 
-    def check(self, stage: int, others: Callable[[], Sequence[PeerId]]) -> StateCheck | None:
-        """A check of a state of `stage` by `others`. None where replicas never meet: they differ without a fault."""
+    def check(
+        self,
+        stage: int,
+        others: Callable[[], Sequence[PeerId]] = tuple,
+        keepers: Callable[[], Sequence[PeerId]] = tuple,
+        within: StateSlice = SLOW,
+    ) -> StateCheck | None:
+        """A check of a state of `stage` by replicas, `others`, and by `keepers` of snapshots. None where replicas never
+        meet: they differ without a fault."""
         if self._manifest.gossip.method == "none":
             return None
         return StateCheck(
@@ -60,6 +67,8 @@ class StateFetcher:
             self._rounds_max,
             self._replica.apart,
             self._telemetry,
+            keepers=keepers,
+            within=within,
         )
 
     async def from_backups(

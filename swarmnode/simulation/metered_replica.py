@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from swarmnode.manifest import Manifest
 from swarmnode.model.expert_share import gradient_count
-from swarmnode.model.section import section_sizes, snapshot_nbytes, state_nbytes
+from swarmnode.model.section import outer_sections, section_sizes, snapshot_nbytes, state_nbytes
 from swarmnode.model.split import StageLayers
 from swarmnode.ports import (
     LossResult,
@@ -61,6 +62,7 @@ class MeteredReplica:
         self._idle = self._flops * PIECE_TOKENS / manifest.model.context
         self._nbytes = float(gradient_count(manifest, part))
         sizes = section_sizes(manifest, part)
+        self._outer = outer_sections(sizes)
         self._copied = float(STATE_TRAFFIC * state_nbytes(sizes))
         meter.state_nbytes = float(snapshot_nbytes(sizes))
 
@@ -146,6 +148,8 @@ class MeteredReplica:
         self._meter.add(nbytes=self._copied)
         state = self.inner.snapshot(packed=packed, only=only)
         self._witness.given(_digests(state))
+        if not only:  # newcomers download a part
+            self._witness.given(_digests(replace(state, sections={name: state.sections[name] for name in self._outer})))
         return state
 
     snapshot_in_parts = snapshot

@@ -20,7 +20,7 @@ from swarmnode.manifest import Manifest, boundary_nbytes, boundary_width, consta
 from swarmnode.model.adapter import adapter_graph
 from swarmnode.model.expert_share import gradient_count
 from swarmnode.model.memory_estimate import graph_nbytes
-from swarmnode.model.section import ITEMSIZE, PACKED_ITEMSIZE, section_sizes
+from swarmnode.model.section import ITEMSIZE, PACKED_ITEMSIZE, outer_sections, section_sizes
 from swarmnode.model.split import StageLayers, stages_of
 from swarmnode.ports import (
     LossResult,
@@ -267,8 +267,8 @@ class FakeReplica:
         self.phi = self.theta
 
     def load(self, state: State) -> None:
-        values = {}
-        for name in self._sizes:
+        values, outer = {}, outer_sections(self._sizes)
+        for name in outer if tuple(state.sections) == outer else self._sizes:
             data = state.sections[name]
             if data.nbytes != self._section_nbytes(name, state.packed):
                 raise RemoteFault(f"state with {data.nbytes} bytes of {name}")
@@ -276,7 +276,8 @@ class FakeReplica:
             if not all(map(math.isfinite, row)):
                 raise RemoteFault(f"state, section {name}: not finite")
             values[name] = row[2 : 2 + DIMENSIONS]
-        self.theta, self.phi, self.momentum = values["theta"], values["phi"], values.get("momentum", self.momentum)
+        self.phi, self.momentum = values["phi"], values.get("momentum", self.momentum)
+        self.theta = values.get("theta", self.phi)
         self.inner_steps, self.gradient_norm = state.inner_steps, state.gradient_norm
         self.accumulated, self._marked = 0, None
         for course in self._courses.values():

@@ -98,6 +98,21 @@ class Party:
         return self.quiet.total(name.ONESIDED_COMMITS)
 
 
+async def test_keys_that_only_announce_themselves_are_no_replicas_to_average_with() -> None:
+    """Each took a share of the inner batch and raised the learning rate: beside many, steps were of two samples."""
+    here = MemoryNetwork()
+    caller, responder = Party(here, WHO[0]), Party(here, WHO[1])
+    assert caller.gossip.meeting(11) == 11 and caller.gossip.meeting(1) == 1
+    await asyncio.gather(caller.meet(0.0, RESPONDER), responder.meet(0.0, CALLER))
+    assert caller.gossip.meeting(11) == responder.gossip.meeting(11) == 11
+    alone = Party(MemoryNetwork(), WHO[0])
+    came, _ = await alone.meet(0.0, RESPONDER)
+    assert not came and alone.gossip.meeting(11) == 10
+    for _ in range(40):
+        alone.gossip._met.add(0.0)
+    assert alone.gossip.meeting(11) == 1
+
+
 def met(late_s: float, there_s: float, back_s: float = 0.0) -> tuple[bool, bool, float]:
     """(whether the caller has the responder's packet, the reverse, one-sided exchanges counted), where the responder
     begins so much after the caller, whose commit takes so long to it and back."""

@@ -13,6 +13,7 @@ from swarmnode.manifest import Manifest, TrainingSpec
 from swarmnode.model.adapter import trained_count
 from swarmnode.model.section import section_sizes, snapshot_nbytes
 from swarmnode.model.split import split
+from swarmnode.recovery.snapshot import outer_part
 from tests.node.test_base import held_out_loss, meeting_point, received, run_of, said, slice_nbytes, volunteer
 from tests.support.published_model import llama, start_from
 from tests.support.village import lose, losses, manifest, told, village, with_recovery
@@ -32,8 +33,8 @@ async def test_adapters_meet_are_downloaded_and_begin_again() -> None:
         assert losses(v)[-1] < losses(v)[0] - 0.3
         joiner = v.add(2)
         await v.until(lambda: bool(told(joiner, "recovery.done")), "a joiner has the stage's adapters")
-        state_nbytes = snapshot_nbytes(section_sizes(run, split(run.model, 3)[2]))
-        assert told(joiner, "recovery.done")[0]["nbytes"] == state_nbytes
+        sizes = section_sizes(run, split(run.model, 3)[2])
+        assert told(joiner, "recovery.done")[0]["nbytes"] == snapshot_nbytes(outer_part(sizes).sizes(sizes))
         await v.until(lambda: all(told(p, "exchange.paired") for p in v.people[1:]), "rounds of stages 1 and 2")
         await lose(v, 1)
         joiners = [v.add(1), v.add(1)]

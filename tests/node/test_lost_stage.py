@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from swarmnode.wire import record_pb2
+from tests.support.false_donor import giving
+from tests.support.stranger import Stranger
 from tests.support.village import Village, Villager, lose, losses, manifest, told, village, with_recovery
 
 BOUND_S = 120.0
@@ -77,6 +81,32 @@ async def test_an_inner_stage_is_rebuilt_from_its_neighbours(method: str = "weig
         builder = next(j for j in joiners if told(j, "recovery.began"))
         assert all(j.node.stage == 1 for j in joiners), "they went where they were needed"
         assert builder.replica is not None and builder.replica.stage.bump_steps < 500
+        await v.leave()
+
+
+async def test_no_stage_is_rebuilt_from_what_one_neighbour_says() -> None:
+    """Two strangers beside two honest replicas of a neighbour stage, each with other noise for slow weights."""
+    run = with_recovery(manifest(), method="copy", keepers=0)
+
+    async with village(run) as v:
+        for stage in (0, 0, 1, 2):
+            v.add(stage)
+        await v.until(lambda: v.total() >= 512, "512 samples")
+
+        def noise(number: int) -> Callable[[np.ndarray], np.ndarray]:
+            return lambda phi: np.random.default_rng(number).standard_normal(len(phi)) * 100.0
+
+        strangers = [Stranger(v, number) for number in range(2)]
+        for number, stranger in enumerate(strangers):
+            giving(v, stranger, run, 0, noise(number), 0)
+            await stranger.say(v, stage=0, samples_per_second=10.0)
+        await lose(v, 1)
+        joiner = v.add(1)
+        await v.until(lambda: bool(told(joiner, "recovery.done")), "the stage is rebuilt")
+        assert told(joiner, "state.failed"), "a stranger was asked, and nobody confirmed what it said"
+        assert joiner.replica is not None
+        rebuilt = np.frombuffer(joiner.replica.snapshot().sections["phi"], "<f4")
+        assert float(np.abs(rebuilt).max()) < 20.0
         await v.leave()
 
 

@@ -9,40 +9,17 @@ import numpy as np
 import pytest
 
 from swarmnode.errors import RemoteFault, SwarmnodeError
-from swarmnode.manifest import Manifest
-from swarmnode.ports import Call, State
-from swarmnode.recovery.donor import SnapshotDonor
-from swarmnode.recovery.snapshot import Snapshot, StateSlice
+from swarmnode.model.section import section_sizes, snapshot_nbytes
+from swarmnode.model.split import stages_of
+from swarmnode.ports import Call
+from swarmnode.recovery.snapshot import outer_part
 from swarmnode.recovery.state_check import APART_MAX, apart
 from swarmnode.wire import call_pb2, record_pb2
+from tests.support.false_donor import SOON, giving
 from tests.support.stranger import Stranger
-from tests.support.village import RUN, Recording, Village, Villager, lose, manifest, told, village, with_recovery
+from tests.support.village import RUN, Villager, lose, manifest, told, village, with_recovery
 
 FUTURE = 2**40
-
-
-def giving(
-    v: Village, stranger: Stranger, run: Manifest, stage: int, spoil: Callable[[np.ndarray], np.ndarray], at: int
-) -> SnapshotDonor:
-    """`stranger` serves a state of `stage`, spoilt, as of round `at`: 0 is the run's present one."""
-    replica = Recording(run, stage)
-    source = next((p.replica for p in v.people if p.node.stage == stage and p.replica is not None), None)
-    state = (source or replica).snapshot(packed=True)
-    phi = spoil(np.frombuffer(state.sections["phi"], "<f4").copy()).astype("<f4")
-    sections = {**state.sections, "phi": memoryview(phi.tobytes())}
-    false = State(sections, state.inner_steps, state.gradient_norm, packed=True)
-
-    async def take(cut: StateSlice) -> Snapshot:
-        total = max(p.node.samples_total() for p in v.people)
-        progress = record_pb2.Progress(total=(at or 1) * run.gossip.round_samples if at else total)
-        return Snapshot.of(false, stage, at or total // run.gossip.round_samples, progress)
-
-    async def hashed(work: Callable[[], call_pb2.Snapshot]) -> call_pb2.Snapshot:
-        return work()
-
-    donor = SnapshotDonor(RUN, stage, take, hashed, v.people[0].quiet)
-    donor.serve(stranger.transport)
-    return donor
 
 
 def noise(phi: np.ndarray) -> np.ndarray:
@@ -59,7 +36,11 @@ def far(joiner: Villager, honest: Villager) -> float:
     return apart(one, other)
 
 
-@pytest.mark.parametrize(("spoil", "at"), [(same, FUTURE), (noise, 0)], ids=["of the future", "noise"])
+@pytest.mark.parametrize(
+    ("spoil", "at"),
+    [(same, FUTURE), (noise, 0), (noise, SOON)],
+    ids=["of the future", "noise", "noise some rounds ahead"],
+)
 async def test_a_donor_that_announces_the_highest_speed_and_lies_misleads_no_joiner(
     spoil: Callable[[np.ndarray], np.ndarray], at: int
 ) -> None:
@@ -72,7 +53,7 @@ async def test_a_donor_that_announces_the_highest_speed_and_lies_misleads_no_joi
         await v.until(lambda: v.total() >= 256, "it trains")
         stranger = Stranger(v, 1)
         giving(v, stranger, run, 2, spoil, at)
-        await stranger.say(v, stage=2, samples_per_second=1e8, round=at)
+        await stranger.say(v, stage=2, samples_per_second=1e8, round=max(0, at))
         late = [v.add(2), v.add(2)]
         for joiner in late:
             await v.until(
@@ -81,6 +62,27 @@ async def test_a_donor_that_announces_the_highest_speed_and_lies_misleads_no_joi
             )
             assert joiner.node.samples_total() < 8 * v.total()
             assert stranger.me not in {f["peer"] for f in told(joiner, "state.downloaded")}
+        await v.leave()
+
+
+async def test_a_donor_that_gives_other_fast_weights_and_moments_changes_nothing() -> None:
+    """It is the only one that answers: the newcomer takes its slow weights, which others confirm."""
+    run = manifest()
+    async with village(run) as v:
+        for stage in (0, 1, 2):
+            v.add(stage)
+        await v.until(lambda: v.total() >= 256, "it trains")
+        stranger = Stranger(v, 1)
+        giving(v, stranger, run, 2, same, 0)
+        await stranger.say(v, stage=2, samples_per_second=1e8, round=0)
+        joiners = [v.add(2) for _ in range(4)]
+        for joiner in joiners:
+            await v.until(lambda joiner=joiner: bool(told(joiner, "node.ready")), "it serves")  # type: ignore[misc]
+        given = [f for joiner in joiners for f in told(joiner, "recovery.done")]
+        sizes = section_sizes(run, stages_of(run)[2])
+        outer = snapshot_nbytes(outer_part(sizes).sizes(sizes))
+        assert {f["nbytes"] for f in given if f["method"] == "replica"} == {outer}
+        assert all(far(joiner, v.people[2]) < APART_MAX for joiner in joiners)
         await v.leave()
 
 

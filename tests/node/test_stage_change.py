@@ -282,3 +282,38 @@ async def test_a_replica_leaves_a_stage_only_if_it_is_asked_for_as_little_as_is_
     assert found is agrees, reason
     assert rebalancer._agrees(dataclasses.replace(move, safety=True))[0], "a death that is not to be risked"
     assert rebalancer._agrees(dataclasses.replace(move, before=0.0))[0], "an empty stage"
+
+
+@pytest.mark.parametrize(
+    ("at_work", "total", "before", "leaves"),
+    [
+        ((), 10_000, 10.0, False),
+        (("peer2",), 10_000, 10.0, True),
+        (("peer0",), 10_000, 10.0, False),
+        ((), 100, 10.0, True),
+        ((), 10_000, 0.0, True),
+    ],
+    ids=["idle keys beside it", "one of them works", "one of another stage", "no round yet", "a stage stands empty"],
+)
+@pytest.mark.loop("virtual")
+async def test_keys_beside_the_last_replica_that_works_are_no_replacement(
+    at_work: tuple[str, ...], total: int, before: float, leaves: bool
+) -> None:
+    """It moved to a stage in need, and its own stage was left to keys that only announce themselves."""
+    run = moving_manifest()
+    members = [
+        Member(PeerId(f"peer{i}"), stage, record_pb2.NODE_STATE_TRAINING, 1, 1e12, 10.0, 0, 0)
+        for i, stage in enumerate([0, 1, 1, 1, 1, 2])
+    ]
+    swarm = Swarm.of(members, 3)
+    observed = SimpleNamespace(at_work={PeerId(name) for name in at_work})
+    presence: Any = SimpleNamespace(
+        progress=SimpleNamespace(total=total),
+        peer_table=SimpleNamespace(swarm=lambda: swarm, serving=lambda: swarm.sizes),
+        run_progress=SimpleNamespace(clock=SimpleNamespace(observed=observed)),
+        me=members[1].peer,
+    )
+    nobody: Any = None
+    rebalancer = StageRebalancer(run, RUN, presence, *[nobody] * 5, random.Random(0), lambda: 0, lambda: 10.0)  # type: ignore[call-arg]
+    move = StageMove(members[1].peer, 1, 0, before=before, after=15.0, speed=10.0, safety=True)
+    assert rebalancer._leaves_workers(move)[0] is leaves

@@ -160,7 +160,7 @@ def test_more_slow_joiners_than_places_all_finish() -> None:
         alone_s = CHUNKS * chunk_s / DownloadLimits().parallel
         assert asyncio.get_running_loop().time() < 1.5 * alone_s * len(joiners) / DonorLimits().downloads_max
         lost = [str(fields["reason"]) for fields in said.all("state.failed")]
-        assert lost and all("given to another" in reason for reason in lost)
+        assert lost and all("given to another" in reason or "not kept here any more" in reason for reason in lost)
         assert world.asked[A, "chunk"] < 1.1 * CHUNKS * len(joiners)
         giver.donor.close()
 
@@ -244,3 +244,28 @@ def test_turns_fit_what_clients_need() -> None:
     giving, getting = DonorLimits(), DownloadLimits()
     assert giving.turn_share >= getting.fruitful, "an attempt of a turn is no failure"
     assert giving.turn_s >= getting.alone_s, "and its chunks are kept when the donor's state is another one"
+
+
+def test_two_old_snapshots_keep_nobody_from_a_later_round() -> None:
+    """Two keys that asked for a chunk of theirs now and then: a joiner got a state as old as their patience, and one
+    that needed a later round none."""
+
+    async def main() -> None:
+        giver = Slow(World(), A, 100, DonorLimits(refused_max_s=0.0))
+        tasks = [asyncio.create_task(train(giver))]
+        for peer in (B, C):
+            keeping = attack(giver.donor, peer, "one chunk after the other, each just in time")
+            tasks.append(asyncio.create_task(keeping))
+            await asyncio.sleep(30.0)
+        later = wire.SnapshotRequest(stage=1, round_min=giver.round_index)
+        with pytest.raises(Busy, match="2 snapshots are being pulled"):
+            await giver.donor.offer(D, Call(wire.Request(run_id=RUN, snapshot=later)))
+        await asyncio.sleep(TURN_S)
+        offer = (await giver.donor.offer(D, ask())).header.snapshot
+        assert offer.round >= giver.round_index - 1 and giver.donor.alive == 2
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        giver.donor.close()
+
+    live(main())

@@ -20,7 +20,7 @@ from swarmnode.ports import Neighbour, Packet, Replica, State, WireTensor
 from swarmnode.recovery.donor import SnapshotDonor
 from swarmnode.recovery.donor_client import DownloadLimits
 from swarmnode.recovery.download import download
-from swarmnode.recovery.snapshot import Snapshot, StateSlice
+from swarmnode.recovery.snapshot import Snapshot, StateSlice, outer_part
 from swarmnode.transport.memory import MemoryNetwork, MemoryTransport
 from swarmnode.wire import call_pb2 as wire
 
@@ -108,6 +108,27 @@ def test_a_copy_goes_on_to_the_bit() -> None:
         train(replica, 40)
     assert contents(original.snapshot()) == contents(copy.snapshot()) != kept
     assert contents(state) == kept  # a snapshot is a copy
+
+
+def test_a_newcomer_takes_what_rounds_move_and_begins_the_rest_itself() -> None:
+    """A donor that gave other fast weights or moments beside honest slow weights led newcomers astray for good: the
+    default codec is read near one's own weights."""
+    original, copy, fresh = lived(1), lived(2), TorchReplica(MANIFEST, 0)
+    given = Snapshot.of(original.snapshot(packed=True), 0, 1, Progress().to_wire())
+    part = given.part(outer_part(given.sizes))
+    assert given.part(outer_part(given.sizes)) is part, "hashed once"
+    assert part.nbytes == 6 * original.parameters < 0.6 * given.nbytes
+    copy.load(part.state)
+    assert copy.digest() == original.digest() and copy.inner_steps == original.inner_steps == 3
+    there, slow = contents(copy.snapshot()), contents(original.snapshot())["phi"]
+    assert there["theta"] == there["phi"] == slow
+    assert not any(there["exp_avg"]) and not any(there["exp_avg_sq"]) and any(there["momentum"])
+    # The first step is that of a fresh optimizer: the moments' bias is corrected by their own age.
+    fresh.load(replace(original.snapshot(), sections={**original.snapshot().sections, **copy.snapshot().sections}))
+    fresh.stage.begin_anew(raised=False)
+    for replica in (copy, fresh):
+        train(replica, 30)
+    assert torch.equal(copy.stage.theta, fresh.stage.theta) and copy.inner_steps == 4 and fresh.inner_steps == 1
 
 
 def test_loading_voids_what_belongs_to_other_weights() -> None:

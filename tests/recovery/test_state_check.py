@@ -41,25 +41,48 @@ class Asked(StateCheck):
 
     said: dict[str, np.ndarray | None]
     asked: list[str]
+    momentum: dict[str, float]
 
     async def _ask(self, peer: PeerId, at: object) -> StateSample:
         self.asked.append(peer)
         if (phi := self.said[peer]) is None:
             raise DonorFailed("away", soon=False)
         round_index = 90 if peer.startswith("old") else 3
-        return StateSample(peer, slices_of(phi.data.cast("B"), at), round_index, 300)  # type: ignore[arg-type]
+        slices, momentum = slices_of(phi.data.cast("B"), at), self.momentum.get(peer)  # type: ignore[arg-type]
+        return StateSample(peer, slices, round_index, 300, momentum)
 
 
-def compared(state: np.ndarray, **said: np.ndarray | None) -> tuple[list[StateSample], list[str], Quiet]:
+def compared(
+    state: np.ndarray,
+    *,
+    momentum: np.ndarray | None = None,
+    said_momentum: float | None = None,
+    **said: np.ndarray | None,
+) -> tuple[list[StateSample], list[str], Quiet]:
+    """What `said` make of `state` of round 4; names that begin with "kept" are those of keepers of snapshots."""
     quiet = Quiet()
 
     class Transport:
         peer_id = PeerId("me")
 
-    names = [PeerId(name) for name in said]
-    second = Asked(Transport(), RUN, 1, {"phi": COUNT}, lambda: names, lambda: 9.0, apart, quiet)  # type: ignore[arg-type]
+    keepers = [PeerId(name) for name in said if "kept" in name]
+    serving = [PeerId(name) for name in said if "kept" not in name]
+    second = Asked(
+        Transport(),  # type: ignore[arg-type]
+        RUN,
+        1,
+        {"phi": COUNT},
+        lambda: serving,
+        lambda: 9.0,
+        apart,
+        quiet,
+        keepers=lambda: keepers,
+    )
     second.said, second.asked = said, []
+    second.momentum = {} if said_momentum is None else dict.fromkeys(said, said_momentum)
     sections = {"phi": memoryview(state.tobytes())}
+    if momentum is not None:
+        sections["momentum"] = memoryview((momentum.view("<u4") >> 16).astype("<u2").tobytes())
     found = asyncio.run(
         second.compare(State(sections, 1, 0.0, packed=True), call_pb2.Snapshot(id=b"x", round=4), {PeerId("giver")})
     )
@@ -89,9 +112,37 @@ def test_one_alone_cannot_refuse_and_that_is_said() -> None:
     assert [event for event, _ in quiet.events] == ["state.doubted"] and "liar" in str(quiet.events[0][1]["reason"])
 
 
-def test_those_of_other_rounds_confirm_and_contradict_nothing() -> None:
-    assert compared(TRUE, old1=FALSE, old2=FALSE)[:2] == ([], ["old1", "old2"])
-    assert [word.peer for word in compared(TRUE, old1=FALSE, old2=near(3))[0]] == ["old2"]
+def test_snapshots_of_other_rounds_confirm_and_contradict_nothing() -> None:
+    assert compared(TRUE, oldkept1=FALSE, oldkept2=FALSE)[:2] == ([], ["oldkept1", "oldkept2"])
+    assert [word.peer for word in compared(TRUE, oldkept1=FALSE, oldkept2=near(3))[0]] == ["oldkept2"]
+
+
+def test_a_round_of_its_own_helps_no_donor_against_replicas_that_serve() -> None:
+    """A planted state of five rounds ahead of six honest replicas was accepted."""
+    with pytest.raises(RemoteFault, match="those of old1 and old2, who agree"):
+        compared(FALSE, old1=near(3), old2=near(4))
+
+
+def test_an_outer_momentum_is_as_long_as_others() -> None:
+    own = np.ones(COUNT, "<f4")
+    length = float(np.sqrt(min(ELEMENTS, COUNT) * 4))
+    for factor in (0.3, 1.0, 3.0):
+        assert len(compared(TRUE, momentum=own, said_momentum=factor * length, b=near(3))[0]) == 1
+    for factor in (0.1, 10.0, 0.0):
+        with pytest.raises(RemoteFault, match="an outer momentum .* long, not .*, from those of b and c"):
+            compared(TRUE, momentum=own, said_momentum=factor * length, b=near(3), c=near(4))
+    assert not compared(TRUE, momentum=np.full(COUNT, np.nan, "<f4"), said_momentum=length, b=near(3))[0]
+
+
+@pytest.mark.parametrize(("first", "count"), [(0, 64), (100, 5000), (64, 10_000), (130, 20), (1, 1)])
+def test_slices_of_a_part_are_within_it(first: int, count: int) -> None:
+    section = np.arange(first, first + count, dtype="<f4")
+    for number in range(20):
+        for cut in cuts(count, number, first=first):
+            assert cut.count is not None and first <= cut.first and cut.first + cut.count <= first + count
+            assert cut.first % ALIGN == 0 or count < ALIGN
+            given = np.frombuffer(slices_of(section.data.cast("B"), [cut], first), "<f4")
+            assert given[0] == cut.first and len(given) == cut.count
 
 
 def test_who_cannot_say_is_asked_again_and_not_for_ever() -> None:

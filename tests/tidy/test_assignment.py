@@ -71,7 +71,7 @@ REMAINING = {
     "swarmnode/data/corpus.py": 2,
     "swarmnode/gossip/outer/__init__.py": 2,
     "swarmnode/gossip/outer/merge.py": 6,
-    "swarmnode/machine/replica.py": 4,
+    "swarmnode/machine/replica.py": 2,
     "swarmnode/simulation/fault.py": 13,
     "swarmnode/simulation/life.py": 23,
     "swarmnode/simulation/liveness_phase.py": 1,
