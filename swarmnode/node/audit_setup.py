@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
@@ -34,6 +34,8 @@ T = TypeVar("T")
 STEPS_APART_MAX = 32
 BUSY_MAX_S = 120.0  # guess: waited for an accused that says it is busy; others wait behind it
 STEPS_FACTOR = 4.0  # guess: a replica is so much faster than all of them together were on average
+RATE_OVER_S = 10.0  # guess: the run's rate is believed when it was measured for so long; until then ...
+RATE_AT_FIRST = 1000.0  # ... guess: samples a second, at most; a tiny model on two cores trains some hundred
 SNAPSHOT_AGE_S = 30.0  # guess: donors make a new snapshot every ten seconds, later while they are busy
 
 
@@ -76,6 +78,7 @@ class AuditSetup:
             ports.telemetry,
             presence.exclude,
             referee.weigh,
+            presence.samples_total,
             # From the private key: nobody else can tell which answers will be checked.
             seeded("audit", ports.identity.seed.hex(), presence.incarnation, stage),
         )
@@ -109,10 +112,10 @@ class HopReplayer:
             return hop_again(replica, claim.x, claim.tokens, claim.samples, got)
 
         stated = claim.statement
-        loss_sum, tensors = await self._with_weights(
+        (loss_sum, tensors), apart = await self._with_weights(
             peer, stated.stage, claim.samples, work, stated.inner_steps, claim.came_s
         )
-        return HopAnswer.of(tensors, loss_sum)
+        return replace(HopAnswer.of(tensors, loss_sum), apart=apart)
 
     async def weigh_feeder(self, peer: PeerId, fed: FeederInput) -> WireTensor:
         """The activations of what was fed, with the weights of the feeder `peer`. Raises Unavailable, RemoteFault."""
@@ -120,7 +123,7 @@ class HopReplayer:
         def work(replica: Replica) -> WireTensor:
             return replica.forward(fed.tokens, keep=True, graph=False, tokens=fed.tokens)[0]
 
-        return await self._with_weights(peer, 0, fed.samples, work)
+        return (await self._with_weights(peer, 0, fed.samples, work))[0]
 
     async def read(self, indices: Sequence[int]) -> WireTensor:
         """Tokens of samples, from this machine's own copy of the text. Raises DataError, LocalFault, and Unavailable
@@ -148,10 +151,10 @@ class HopReplayer:
         work: Callable[[Replica], T],
         inner_steps: int | None = None,
         came_s: float | None = None,
-    ) -> T:
-        """`work` on a replica of `stage` with the weights of `peer`. Raises Unavailable if they are more than
-        STEPS_APART_MAX from those after `inner_steps`, StepsContradicted if they are farther than a replica can have
-        come since `came_s`."""
+    ) -> tuple[T, int]:
+        """(`work` on a replica of `stage` with the weights of `peer`, the steps between these and those after
+        `inner_steps`). Raises Unavailable if they are more than STEPS_APART_MAX, StepsContradicted if they are more
+        than a replica can have taken since `came_s`."""
         compute = self._ports.compute
         self._begun = self._begun or (asyncio.get_running_loop().time(), self._samples_total())
         async with self._one:
@@ -177,11 +180,13 @@ class HopReplayer:
                 replica.load(state)
                 return work(replica)
 
-            return await compute.run(Priority.BACKWARD, samples, loaded)
+            return await compute.run(Priority.BACKWARD, samples, loaded), apart
 
     def _steps_since(self, came_s: float) -> float:
         """Inner steps that one replica can have taken since `came_s`, by the rate of the whole run."""
         assert self._begun is not None
         (begun_s, samples), now_s = self._begun, asyncio.get_running_loop().time()
-        rate = (self._samples_total() - samples) / max(1.0, now_s - begun_s)
-        return STEPS_FACTOR * rate * (now_s - came_s + SNAPSHOT_AGE_S) / self._manifest.inner.microbatch
+        rate = STEPS_FACTOR * (self._samples_total() - samples) / max(1.0, now_s - begun_s)
+        if now_s - begun_s < RATE_OVER_S:  # the first answers judged: nothing may have been trained in that time
+            rate = max(rate, RATE_AT_FIRST)
+        return rate * (now_s - came_s + SNAPSHOT_AGE_S) / self._manifest.inner.microbatch

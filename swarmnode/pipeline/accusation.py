@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from swarmnode.errors import Busy, RemoteFault, Unavailable
 from swarmnode.ids import PeerId, short
 from swarmnode.pipeline import statement as statements
-from swarmnode.pipeline.audit import LOSS_GAP, OWN_LEAST
+from swarmnode.pipeline.audit import LOSS_GAP, LOSS_STEPS, NEAR_STEPS, OWN_LEAST, UNKNOWN_DRIFT, beyond_age
 from swarmnode.pipeline.auditor import Auditor
 from swarmnode.pipeline.caller_rate import CallerRate
 from swarmnode.pipeline.hop_claim import HopAnswer, HopClaim
@@ -104,25 +104,30 @@ class Accusations:
         got = None if shown is None else shown.got
         theirs = claim.answer(None if shown is None else shown.sent)
 
-        def work() -> tuple[float, Sequence[WireTensor], bool]:
+        def work() -> tuple[float, Sequence[WireTensor], bool, int]:
             loss_sum, tensors = hop_again(self._replica, claim.x, claim.tokens, claim.samples, got)
-            return loss_sum, tensors, self._auditor.usual_norm.vanishes(tensors[-1], claim.samples)
+            vanishes = self._auditor.usual_norm.vanishes(tensors[-1], claim.samples)
+            return loss_sum, tensors, vanishes, self._replica.inner_steps
 
-        auditor, reason, false = self._auditor, "", False
+        auditor, reason, false, aged = self._auditor, "", False, False
         try:
             async with self._one:
-                loss_sum, tensors, vanishes = await self._compute.run(Priority.BACKWARD, claim.samples, work)
+                loss_sum, tensors, vanishes, steps = await self._compute.run(Priority.BACKWARD, claim.samples, work)
                 mine = await auditor.like(claim, theirs, HopAnswer.of(tensors, loss_sum))
                 if shown is not None:
                     loss_sum = shown.next.loss_sum
                 if not mine.close and not vanishes and not auditor.is_noise(claim, loss_sum):
-                    given = await auditor.like(claim, theirs, await self._weigh(claim.server, claim, shown))
-                    false = given.cosine < OWN_LEAST or given.loss_apart > LOSS_GAP
+                    own = await self._weigh(claim.server, claim, shown)
+                    given = await auditor.like(claim, theirs, own)
+                    # Its accuser chose when to show it: near a run's start losses fall by nats within a few steps.
+                    false = given.cosine < OWN_LEAST or (own.apart <= LOSS_STEPS and given.loss_apart > LOSS_GAP)
+                    fresh = abs(steps - claim.statement.inner_steps) <= NEAR_STEPS
+                    aged = not fresh and not beyond_age(given, UNKNOWN_DRIFT)
                     reason = f"shown by {short(peer)}; like ours: {mine}; like its own weights: {given}"
         except (Unavailable, RemoteFault) as error:
             auditor.tell(claim.server, self._stage, "undone", str(error))
             return
         if false:
-            auditor.convicted(claim.server, self._stage, bytes(claim.statement.microbatch_id), reason)
+            auditor.convicted(claim.server, self._stage, bytes(claim.statement.microbatch_id), reason, aged=aged)
         else:
             auditor.tell(claim.server, self._stage, "undecided", reason or f"shown by {short(peer)}; like ours: {mine}")

@@ -6,11 +6,13 @@ exclude a replica.
 
 Two honest replicas of a stage never have equal weights: each is some inner steps ahead or behind, and one may have
 trained on this very microbatch meanwhile. So an answer is not wrong by its absolute distance, but by a distance much
-larger than the one between the other answers (`wrong`).
+larger than the one between the other answers (`wrong`), and than the one that age explains (`beyond_age`). Where age
+may explain it, its server's own weights decide, and it counts half: they may have met others since.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -39,11 +41,21 @@ BUDGET_WARNED = 8.0  # guess: the same after a warning, which proves nothing
 
 ALIKE = 0.5  # guess: cosine from which two answers count as equal
 COSINE_GAP = 0.4  # guess: an answer so much farther from the others than they are from each other is wrong
-OWN_LEAST = 0.25  # guess: an answer farther than this from its own weights is wrong, if the other one is not
+# An answer farther than this from its own weights is wrong, if the other one is not, and so are activations as far from
+# those of two others. Measured on the demo and on `examples/moe-small` from the first step on, where weights move
+# fastest: an honest answer and what its server's weights make 32 steps later have a cosine of .22 or more, activations
+# 64 steps later of .29; noise has 0.
+OWN_LEAST = 0.15
 # Guess: an answer this close to the others may come from weights that are far from theirs, as of a replica that stood
 # still for a while: its own weights decide. Measured once in a storm: an honest answer at 0.434, the others at 0.993.
 PERHAPS_STALE = 0.25
 LOSS_GAP = 1.0  # guess: nats per token; training on the microbatch may lower its loss by 0.7 (measured: tests/node)
+# Measured in the same way, and on a tiny model that learns a text by heart in 40 steps: ...
+NEAR_STEPS = (
+    8  # ... so many steps later an honest answer has a cosine of .73 or more (activations .62), 16 later of .42
+)
+LOSS_STEPS = 2  # ... losses are .66 nats apart at most, 4 steps later 1.3, 8 later 2.0, 32 later 2.8
+AGED_LIES = 2  # guess: so many answers that may have been old are as bad as one that was not
 LOSS_FACTOR = 4.0  # guess: ... plus so many times the distance between the others
 LOSS_LEAST = 0.3  # guess: nats per token; below this, text is memorised and its gradients are noise
 
@@ -90,6 +102,24 @@ def wrong(likeness: Sequence[AnswerSimilarity]) -> list[bool]:
     ]
 
 
+UNKNOWN_DRIFT = AnswerSimilarity(0.0, math.inf)
+"""Similarity of old and new answers where none was measured. The cosine of an honest answer to a later one falls to
+-.1, not to -.4 [measured: a tiny model that learns a text by heart, 64 steps apart; the demo: .2]."""
+
+
+def beyond_age(one: AnswerSimilarity, drift: AnswerSimilarity) -> bool:
+    """Whether an answer, as alike to the others as `one`, is farther from them than age explains. `drift`: how alike
+    old answers are to those that the others give to the same now."""
+    return one.cosine < drift.cosine - COSINE_GAP or not one.loss_apart <= LOSS_GAP + LOSS_FACTOR * drift.loss_apart
+
+
+def contradicts(own: AnswerSimilarity, apart: int) -> bool:
+    """Whether an answer is not that of its server's weights, as alike as `own` to what these give `apart` inner steps
+    before or after."""
+    least = ALIKE if apart <= NEAR_STEPS else OWN_LEAST
+    return own.cosine < least or (apart <= LOSS_STEPS and not own.loss_apart <= LOSS_GAP)
+
+
 def wrong_of_two(cosines: Sequence[float]) -> list[bool]:
     """Which of two answers are false, given each one's cosine to a recomputation with its server's own weights (which
     may have trained on the microbatch since)."""
@@ -103,6 +133,7 @@ class _Record:
     doubted: bool = False
     unshown: int = 0
     wrong: set[bytes] = field(default_factory=set)  # microbatches, LIES at most
+    aged: set[bytes] = field(default_factory=set)  # microbatches, LIES * AGED_LIES at most
     withheld: set[bytes] = field(default_factory=set)  # microbatches, WITHHELD_MAX at most
 
 
@@ -143,6 +174,11 @@ class Audits:
         known = self._records.get(peer)
         return known.right_in_row if known is not None else 0
 
+    def was_right(self, peer: PeerId) -> bool:
+        """Whether some answer of `peer` was confirmed."""
+        known = self._records.get(peer)
+        return known is not None and known.right > 0
+
     def right(self, peer: PeerId) -> None:
         """Record a confirmed answer of `peer`."""
         known = self._of(peer)
@@ -153,14 +189,16 @@ class Audits:
             known.doubted = False
         if known.right_in_row >= FORGIVEN_RIGHT:
             known.wrong.clear()
+            known.aged.clear()
             known.withheld.clear()
 
-    def wrong(self, peer: PeerId, microbatch: bytes) -> bool:
-        """Record a contradicted answer of `peer`; return whether to exclude it."""
+    def wrong(self, peer: PeerId, microbatch: bytes, *, aged: bool = False) -> bool:
+        """Record a contradicted answer of `peer`, `aged` if it may have been of older weights; return whether to
+        exclude it."""
         known = self._doubt(peer)
         self._budget = max(self._budget, BUDGET_WRONG)
-        known.wrong.add(microbatch)
-        return len(known.wrong) >= LIES
+        (known.aged if aged else known.wrong).add(microbatch)
+        return len(known.wrong) + len(known.aged - known.wrong) // AGED_LIES >= LIES
 
     def doubt(self, peer: PeerId) -> None:
         """Record an unproven report that `peer` lies: more of its answers will be checked."""

@@ -7,8 +7,8 @@ The caller of a hop knows its request (x, tokens) and the answer (the gradient o
    them;
 2. has another replica of stage s run forward and backward of this hop alone (`recompute`), without accumulating;
 3. compares activations, gradient and, at the last stage, loss. If the two differ, the stage's other replicas recompute
-   the hop too, and an answer far from the others is wrong. If there are only two replicas, the checker recomputes the
-   hop with the weights that each of them gives.
+   the hop too, and an answer far from the others is wrong, unless age may explain it. Then, and if there are only two
+   replicas, the checker recomputes the hop with the weights that their servers give (contradiction.py).
 
 This tells a false answer from a true answer to a later stage's false gradient. After a right hop the next one is
 checked too at times, because a server may collude with the next server.
@@ -22,6 +22,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import statistics
 from collections import OrderedDict, deque
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
@@ -36,13 +37,15 @@ from swarmnode.membership.place import feeder_place
 from swarmnode.membership.swarm import Swarm
 from swarmnode.metrics import name
 from swarmnode.pipeline import statement as statements
-from swarmnode.pipeline.audit import ALIKE, LOSS_LEAST, AnswerSimilarity, Audits, middle, wrong, wrong_of_two
+from swarmnode.pipeline.audit import LOSS_LEAST, OWN_LEAST, AnswerSimilarity, Audits
+from swarmnode.pipeline.contradiction import ContradictionJudge, Voter
 from swarmnode.pipeline.hop_claim import HopAnswer, HopClaim
-from swarmnode.pipeline.own_weights import Weigh, like_own_weights, withheld
+from swarmnode.pipeline.own_weights import Weigh
 from swarmnode.pipeline.recompute import HopEvidence, Recomputation, recomputed_statement
 from swarmnode.pipeline.request_check import check_activations
 from swarmnode.pipeline.statement import TensorFingerprints
 from swarmnode.pipeline.usual_norm import UsualNorm
+from swarmnode.pipeline.weight_drift import ConfirmedAnswer, OldAnswers
 from swarmnode.ports import Answer, Call, Compute, Priority, Replica, Telemetry, Transport, WireTensor
 from swarmnode.wire import call_pb2 as wire
 
@@ -76,10 +79,12 @@ class Auditor:
         telemetry: Telemetry,
         exclude: Exclude,
         weigh: Weigh,
+        samples_total: Callable[[], int],
         rng: random.Random,
     ) -> None:
-        """`weigh` recomputes a hop here with a given peer's weights. `exclude` is called with a replica that was found
-        to lie. `rng` must be secret: a liar that knew which answers are checked would lie only in the others."""
+        """`weigh` recomputes a hop here with a given peer's weights; `samples_total`: those of the run so far.
+        `exclude` is called with a replica that was found to lie. `rng` must be secret: a liar that knew which answers
+        are checked would lie only in the others."""
         self.manifest = manifest
         self.run_id = run_id
         self._stage = stage
@@ -92,7 +97,7 @@ class Auditor:
         self.tasks = tasks
         self._telemetry = telemetry
         self._exclude = exclude
-        self._weigh = weigh
+        self._samples_total = samples_total
         self._rng = rng
         self.boundary_digest = replica.boundary_digest()
         self.feeders = feeder_place(manifest)
@@ -100,6 +105,8 @@ class Auditor:
         self._at_work: OrderedDict[PeerId, None] = OrderedDict()  # whose answers came: they are asked first
         self._warned: deque[tuple[PeerId, PeerId]] = deque(maxlen=WARNINGS_KEPT)  # (caller, about)
         self.audits = Audits(manifest.pipeline.audit_share)
+        self._judge = ContradictionJudge(weigh, self.like, self._drift, self.audits.was_right)
+        self._old_answers = OldAnswers(manifest)
         self.usual_norm = UsualNorm(replica)
 
     # ---- our own answers and those to us, on the compute thread
@@ -184,70 +191,48 @@ class Auditor:
             if len(voters) == 2:
                 found = await self.like(claim, voters[0][1], voters[1][1])
                 if found.close:
+                    self._old_answers.confirmed(ConfirmedAnswer(claim, shown, self._samples_total()))
                     return self._right(claim, shown, str(found))
         if len(voters) < 2:
             self._tell(claim, "undone", "; ".join(failures) or "no other replica of the stage")
             return None
         return await self._vote(claim, shown, voters)
 
-    async def _vote(
-        self, claim: HopClaim, shown: HopEvidence | None, voters: Sequence[tuple[PeerId, HopAnswer]]
-    ) -> HopClaim | None:
+    async def _vote(self, claim: HopClaim, shown: HopEvidence | None, voters: Sequence[Voter]) -> HopClaim | None:
         """Decide which of the `voters` is wrong; the first two contradict each other."""
-        loss_sum = max(one.loss_sum for _, one in voters) if shown is None else shown.next.loss_sum
+        # Of most: one that stood still has a high loss of text that the others know by heart.
+        losses = [one.loss_sum for _, one in voters]
+        loss_sum = statistics.median_high(losses) if shown is None else shown.next.loss_sum
         if self.is_noise(claim, loss_sum):
             self._tell(claim, "undecided", f"a loss of {loss_sum:.3g} nats: gradients are noise")
             return None
-        likeness: list[AnswerSimilarity | None]
-        if len(voters) == 2:
-            likeness = await like_own_weights(self._weigh, self.like, claim, shown, voters)
-            for (peer, _), hides in zip(voters, withheld(likeness), strict=True):
-                if hides and self.audits.withheld(peer, bytes(claim.statement.microbatch_id)):
-                    self._exclude(peer, "its answers contradict another replica's, and no weights of it fit them")
-            known = [one.cosine for one in likeness if one is not None]
-            false = wrong_of_two(known) if len(known) == 2 else [False, False]
-        else:
-            votes = []
-            for peer, answered in voters:
-                others = [one for other, one in voters if other != peer]
-                votes.append(middle([await self.like(claim, answered, one) for one in others]))
-            likeness, false = list(votes), wrong(votes)
-            for index, (voter, is_wrong) in enumerate(zip(voters, false, strict=True)):
-                if is_wrong and votes[index].perhaps_stale:
-                    likeness[index], false[index] = await self._by_own_weights(claim, shown, voter)
-        told = zip(voters, likeness, strict=True)
-        reason = ", ".join(f"{short(peer)}: {one or 'no weights that fit'}" for (peer, _), one in told)
-        for (peer, answered), is_wrong in zip(voters, false, strict=True):
-            if is_wrong:
-                self.wrong(peer, bytes(claim.statement.microbatch_id), reason)
+        microbatch, found = bytes(claim.statement.microbatch_id), await self._judge.judge(claim, shown, voters)
+        told = zip(voters, found, strict=True)
+        reason = ", ".join(f"{short(peer)}: {one.likeness or 'no weights that fit'}" for (peer, _), one in told)
+        for (peer, answered), one in zip(voters, found, strict=True):
+            if one.hides and self.audits.withheld(peer, microbatch):
+                self._exclude(peer, "its answers contradict others', and no weights of it fit them")
+            if one.false:
+                self.wrong(peer, microbatch, reason, aged=one.aged)
                 self.spawn(self._accuse(claim, shown, answered))
-        if false[0]:
+        if found[0].false:
             self._tell(claim, "wrong", reason)
             self._warn(claim)
             return None
-        if any(false):
+        if any(one.false for one in found):
             return self._right(claim, shown, reason)
         self._tell(claim, "undecided", reason)
         return None
 
-    async def _by_own_weights(
-        self, claim: HopClaim, shown: HopEvidence | None, voter: tuple[PeerId, HopAnswer]
-    ) -> tuple[AnswerSimilarity | None, bool]:
-        """The similarity of an answer to the hop recomputed with its server's own weights, and whether it is false.
-        Weights that cannot be had count against their server, but prove nothing."""
-        peer, microbatch = voter[0], bytes(claim.statement.microbatch_id)
-        try:
-            (own,) = await like_own_weights(self._weigh, self.like, claim, shown, [voter])
-        except (Unavailable, RemoteFault):
-            if self.audits.withheld(peer, microbatch):
-                self._exclude(peer, "its answers contradict the other replicas', and no weights of it fit them")
-            return None, False
-        return own, own is not None and own.cosine < ALIKE
+    async def _drift(self, stage: int, peers: Sequence[PeerId]) -> AnswerSimilarity:
+        """Least similarity of an old answer of `stage` to those that `peers` give now."""
+        return await self._old_answers.drift(stage, self._samples_total(), peers, self._recomputed, self.like)
 
-    def wrong(self, peer: PeerId, microbatch: bytes, reason: str) -> None:
-        """Record a false answer of `peer` for `microbatch`, and exclude `peer` if it was one too many."""
+    def wrong(self, peer: PeerId, microbatch: bytes, reason: str, *, aged: bool = False) -> None:
+        """Record a false answer of `peer` for `microbatch`, `aged` if it may have been of older weights, and exclude
+        `peer` if it was one too many."""
         self._telemetry.count(name.PEER_FAULTS, kind="wrong")
-        if self.audits.wrong(peer, microbatch):
+        if self.audits.wrong(peer, microbatch, aged=aged):
             self._exclude(peer, f"its answers are false; similarity to the others or own weights: {reason}")
 
     def is_noise(self, claim: HopClaim, loss_sum: float) -> bool:
@@ -413,10 +398,19 @@ class Auditor:
         self.audits.right(peer)
         self.tell(peer, stage, "right", reason)
 
-    def convicted(self, peer: PeerId, stage: int, microbatch: bytes, reason: str) -> None:
-        """Record that `peer`'s data for `microbatch` was found false."""
+    def convicted(self, peer: PeerId, stage: int, microbatch: bytes, reason: str, *, aged: bool = False) -> None:
+        """Record that `peer`'s data for `microbatch` was found false; `aged` as of `wrong`."""
         self.tell(peer, stage, "wrong", reason)
-        self.wrong(peer, microbatch, reason)
+        self.wrong(peer, microbatch, reason, aged=aged)
+
+    def outvoted(self, peer: PeerId, microbatch: bytes, cosine: float) -> None:
+        """Record that two replicas of the first stage agree on activations of `microbatch`, and that those of `peer`
+        have this `cosine` to them: false unless they may be of older weights."""
+        reason = f"cosine {cosine:.3f} to activations that two others agree on"
+        if cosine < OWN_LEAST:
+            self.convicted(peer, 0, microbatch, reason)
+        else:
+            self.tell(peer, 0, "undecided", reason)
 
     async def ask(self, peer: PeerId, call: Call, *, timeout_s: float, most: int) -> Answer:
         """Have `peer` recompute a hop, charged to our budget if it answers. Raises Unavailable, RemoteFault."""

@@ -31,6 +31,10 @@ class HopClaim:
     def server(self) -> PeerId:
         return PeerId(self.statement.server)
 
+    @property
+    def nbytes(self) -> int:
+        return self.x.nbytes + self.tokens.nbytes + self.gradient.nbytes
+
     def answer(self, sent: WireTensor | None) -> HopAnswer:
         """The claimed result; `sent` are the activations shown as sent on, None at the last stage. Only there the
         stated loss is the server's own."""
@@ -40,12 +44,13 @@ class HopClaim:
 @dataclass(frozen=True, slots=True)
 class HopAnswer:
     """Result of one hop: the gradient of x and the activations sent on; at the last stage the loss instead of
-    activations."""
+    activations. `apart`: inner steps between the weights of a recomputation and those it stands for."""
 
     gradient: WireTensor
     sent: WireTensor | None
     loss_sum: float
     statement: wire.Statement | None = None  # of a recomputed hop
+    apart: int = 0
 
     @classmethod
     def of(cls, tensors: Sequence[WireTensor], loss_sum: float, statement: wire.Statement | None = None) -> HopAnswer:

@@ -53,13 +53,22 @@ class InputAuditor:
                 return
             for _, *before in contradicted:
                 if await self._agree(fed, (before[0], before[1]), (tokens, y)):
-                    auditor.convicted(fed.feeder, 0, fed.microbatch, "two other feeders feed otherwise")
+                    await self._outvoted(fed, tokens, y)
                     return
             contradicted.append((peer, tokens, y))
         if not contradicted:
             auditor.tell(fed.feeder, 0, "undone", "; ".join(failures) or "no other feeder")
             return
         await self._referee(fed, *contradicted[0])
+
+    async def _outvoted(self, fed: FeederInput, tokens: WireTensor, y: WireTensor) -> None:
+        """Record that two other feeders agree on `tokens` and `y`. Activations not wholly unlike may be of weights that
+        are some dozens of steps older."""
+        if not same_tokens(fed.tokens, tokens):
+            self._auditor.convicted(fed.feeder, 0, fed.microbatch, "two other feeders read other text")
+            return
+        cosine = await self._auditor.cosine(fed.x, y, fed.samples)
+        self._auditor.outvoted(fed.feeder, fed.microbatch, cosine)
 
     async def _referee(self, fed: FeederInput, other: PeerId, tokens: WireTensor, y: WireTensor) -> None:
         """Decide between two feeders that contradict each other when there is no third."""

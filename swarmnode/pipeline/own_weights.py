@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
-from swarmnode.errors import Unavailable
+from swarmnode.errors import RemoteFault, Unavailable
 from swarmnode.ids import PeerId
 from swarmnode.pipeline.audit import ALIKE, AnswerSimilarity
 from swarmnode.pipeline.hop_claim import HopAnswer, HopClaim, StepsContradicted
@@ -30,8 +30,7 @@ async def like_own_weights(
     voters: Sequence[tuple[PeerId, HopAnswer]],
 ) -> list[AnswerSimilarity | None]:
     """Similarity of each answer for the hop of `claim` to the hop recomputed here with its server's weights: the lowest
-    possible if those cannot be the weights it stated, None if they cannot be had. Raises RemoteFault, and
-    Unavailable if neither can."""
+    possible if those cannot be the weights it stated, None if they cannot be had. Raises Unavailable if neither can."""
     found = list[AnswerSimilarity | None]()
     for peer, answered in voters:
         stated = claim if answered.statement is None else replace(claim, statement=answered.statement)
@@ -39,7 +38,7 @@ async def like_own_weights(
             found.append(await like(claim, answered, await weigh(peer, stated, shown)))
         except StepsContradicted:
             found.append(AnswerSimilarity(-1.0))
-        except Unavailable as error:
+        except (Unavailable, RemoteFault) as error:
             reason = str(error)
             found.append(None)
     if not any(found):

@@ -105,9 +105,7 @@ class RelayedInputAuditor:
                 auditor.confirmed(fed.server, 0, f"{short(peer)} makes the same of it")
                 return
             if any([await self._alike(fed, before, y) for _, before in contradicted]):
-                auditor.convicted(
-                    fed.server, 0, fed.microbatch, "two other replicas make other activations of these tokens"
-                )
+                auditor.outvoted(fed.server, fed.microbatch, await auditor.cosine(fed.x, y, fed.samples))
                 return
             contradicted.append((peer, y))
         if not contradicted:

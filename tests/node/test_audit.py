@@ -269,6 +269,30 @@ async def test_an_honest_answer_of_far_weights_is_not_called_false() -> None:
         assert not any(excluded(person) for person in v.people)
 
 
+async def test_an_honest_answer_is_not_called_false_because_the_check_comes_late() -> None:
+    """Near a run's start: the others have learned a nat since, and agree with each other."""
+    async with village(manifest(stages=2)) as v:
+        for stage in (1, 1, 1, 0):
+            v.add(stage)
+        feeder = v.people[-1]
+        await v.until(lambda: feeder.node.served is not None, "the feeder serves its stage")
+        auditor = feeder.served.hop.auditor
+        assert auditor is not None
+        claims = list[HopClaim]()
+        auditor.saw = claims.append  # type: ignore[assignment, method-assign]
+        await v.until(lambda: len(claims) >= 4 and v.total() >= 288, "they learn")
+        outcomes = list[str]()
+        for early in claims[:4]:
+            claim = replace(early, came_s=asyncio.get_running_loop().time())
+            mates = [p.node.me for p in v.people[:3] if p.node.me != claim.server]
+            voters = [(claim.server, claim.answer(None))]
+            voters += [(mate, await auditor._recomputed(mate, claim, None)) for mate in mates]
+            await auditor._vote(claim, None, voters)
+            outcomes.append(str(told(feeder, "audit.done")[-1]["outcome"]))
+        assert set(outcomes) == {"undecided"}
+        assert not any(excluded(person) for person in v.people)
+
+
 async def test_honest_replicas_confirm_each_other() -> None:
     async with village(manifest(stages=2)) as v:
         for stage in (0, 0, 1, 1, 1):

@@ -14,6 +14,7 @@ from swarmnode.ids import PeerId
 from swarmnode.model.gradient_clip import FACTOR, FIRST, IncomingNorms
 from swarmnode.pipeline import statement
 from swarmnode.pipeline.audit import (
+    AGED_LIES,
     BUDGET_FIRST,
     DOUBTED_RIGHT,
     DOUBTED_SHARE,
@@ -22,9 +23,14 @@ from swarmnode.pipeline.audit import (
     FORGIVEN_RIGHT,
     LATE_RIGHT,
     LIES,
+    LOSS_STEPS,
+    NEAR_STEPS,
+    UNKNOWN_DRIFT,
     UNSHOWN_MAX,
     AnswerSimilarity,
     Audits,
+    beyond_age,
+    contradicts,
     middle,
     wrong,
     wrong_of_two,
@@ -57,6 +63,15 @@ def test_two_lies_exclude_and_one_is_forgiven_in_time() -> None:
     for _ in range(FORGIVEN_RIGHT):
         audits.right(B)
     assert not audits.wrong(B, b"two")
+
+
+def test_answers_that_may_have_been_old_count_half() -> None:
+    audits = Audits(SHARE)
+    counted = [audits.wrong(A, bytes([number]), aged=True) for number in range(LIES * AGED_LIES)]
+    assert counted == [False] * (LIES * AGED_LIES - 1) + [True]
+    for number in range(AGED_LIES):
+        assert not audits.wrong(B, bytes([number]), aged=True)
+    assert audits.wrong(B, b"whole"), "one whole, two halves"
 
 
 def test_who_never_shows_what_it_answers_by_is_excluded() -> None:
@@ -102,6 +117,24 @@ def test_a_loss_is_wrong_far_beyond_what_the_others_lie_apart() -> None:
     assert wrong([AnswerSimilarity(0.99, 2.0), *honest]) == [True, False, False]
     assert wrong([AnswerSimilarity(0.99, 0.7), *honest]) == [False] * 3, "it has learned the microbatch meanwhile"
     assert wrong([AnswerSimilarity(0.99, float("nan")), *honest]) == [True, False, False]
+
+
+def test_age_explains_a_distance_only_as_far_as_weights_moved() -> None:
+    settled, fast = AnswerSimilarity(0.95, 0.05), AnswerSimilarity(0.3, 1.5)
+    assert beyond_age(AnswerSimilarity(0.4), settled) and not beyond_age(AnswerSimilarity(0.6), settled)
+    assert not beyond_age(AnswerSimilarity(0.0), fast) and beyond_age(AnswerSimilarity(-0.3), fast)
+    assert beyond_age(AnswerSimilarity(0.9, 2.0), settled) and not beyond_age(AnswerSimilarity(0.9, 2.0), fast)
+    assert not beyond_age(AnswerSimilarity(-0.3, 9.0), UNKNOWN_DRIFT) and beyond_age(
+        AnswerSimilarity(-0.9), UNKNOWN_DRIFT
+    )
+    assert beyond_age(AnswerSimilarity(0.9, float("nan")), UNKNOWN_DRIFT)
+
+
+def test_own_weights_decide_less_the_more_steps_they_took_since() -> None:
+    assert contradicts(AnswerSimilarity(0.4), NEAR_STEPS) and not contradicts(AnswerSimilarity(0.4), NEAR_STEPS + 1)
+    assert contradicts(AnswerSimilarity(0.1), NEAR_STEPS + 1)
+    assert contradicts(AnswerSimilarity(0.9, 2.0), LOSS_STEPS)
+    assert not contradicts(AnswerSimilarity(0.9, 2.0), LOSS_STEPS + 1), "it may have learned two nats since"
 
 
 def test_of_two_who_does_not_answer_as_its_own_weights_do_is_wrong() -> None:
