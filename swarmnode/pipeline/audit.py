@@ -44,7 +44,7 @@ COSINE_GAP = 0.4  # guess: an answer so much farther from the others than they a
 # An answer farther than this from its own weights is wrong, if the other one is not, and so are activations as far from
 # those of two others. Measured on the demo and on `examples/moe-small` from the first step on, where weights move
 # fastest: an honest answer and what its server's weights make 32 steps later have a cosine of .22 or more, activations
-# 64 steps later of .29; noise has 0.
+# 64 steps later of .25; noise has 0.
 OWN_LEAST = 0.15
 # Guess: an answer this close to the others may come from weights that are far from theirs, as of a replica that stood
 # still for a while: its own weights decide. Measured once in a storm: an honest answer at 0.434, the others at 0.993.
@@ -54,7 +54,7 @@ LOSS_GAP = 1.0  # guess: nats per token; training on the microbatch may lower it
 NEAR_STEPS = (
     8  # ... so many steps later an honest answer has a cosine of .73 or more (activations .62), 16 later of .42
 )
-LOSS_STEPS = 2  # ... losses are .66 nats apart at most, 4 steps later 1.3, 8 later 2.0, 32 later 2.8
+LOSS_STEPS = 2  # ... losses are .66 nats apart at most, 4 steps later 1.3, 8 later 2.1, 32 later 2.8
 AGED_LIES = 2  # guess: so many answers that may have been old are as bad as one that was not
 LOSS_FACTOR = 4.0  # guess: ... plus so many times the distance between the others
 LOSS_LEAST = 0.3  # guess: nats per token; below this, text is memorised and its gradients are noise
