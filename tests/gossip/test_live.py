@@ -142,7 +142,7 @@ async def test_replicas_that_train_a_part_of_the_experts_each(monkeypatch: pytes
         await v.until(lambda: joiner.node.state == record_pb2.NODE_STATE_TRAINING, "the joiner works")
         await v.people[1].die()
         before = v.total()
-        await v.until(lambda: v.total() >= before + 1024, "1024 samples more")
+        await v.until(lambda: v.total() >= before + 512, "512 samples more")
         await v.until(lambda: met("exchange.paired") >= 20, "they meet")
 
         def blocks() -> set[int]:

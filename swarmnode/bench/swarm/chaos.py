@@ -34,9 +34,9 @@ KILLS_MORE = (
 )  # after every fault has occurred: until enough are killed
 
 
-def run(clock: Clock, seed: int = 0, note: Note = lambda text: None) -> dict[str, Any]:
-    """Run one swarm through all faults; `clock` is wall time. "laws broken" holds one sentence per violation; times are
-    p50, p95 and max, in seconds."""
+def run(clock: Clock, seed: int = 0, note: Note = lambda text: None, kills: int = KILLS_MIN) -> dict[str, Any]:
+    """Run one swarm through all faults, and `kills` killed processes at least; `clock` is wall time. "laws broken"
+    holds one sentence per violation; times are p50, p95 and max, in seconds."""
     manifest = replace(
         PRESETS["tiny"], pipeline=replace(PRESETS["tiny"].pipeline, stages=STAGES, rebalance_period_s=10.0)
     )
@@ -44,7 +44,7 @@ def run(clock: Clock, seed: int = 0, note: Note = lambda text: None) -> dict[str
     note(f"logs in {folder}; kept if anything goes wrong")
     life = ChaosRun(folder, replace(manifest, seed=seed), seeded("chaos", seed), note, clock)
     try:
-        asyncio.run(_live(life))
+        asyncio.run(_live(life, kills))
         laws = []
     except LocalFault as stuck:
         laws = [str(stuck)]
@@ -88,7 +88,7 @@ def in_a_row(lives: Sequence[dict[str, Any]]) -> int:
     return next((n for n, life in enumerate(reversed(lives)) if life["laws broken"]), len(lives))
 
 
-async def _live(life: ChaosRun) -> None:
+async def _live(life: ChaosRun, kills: int) -> None:
     try:
         async with life.running():
             await life.progress(SAMPLES_BETWEEN, "from the start")
@@ -96,7 +96,7 @@ async def _live(life: ChaosRun) -> None:
             life.chance.shuffle(order)
             for what in order:
                 await life.suffer(what)
-            while life.kills < KILLS_MIN:
+            while life.kills < kills:
                 await life.suffer(life.chance.choice(KILLS_MORE))
             await life.whole()
     finally:
