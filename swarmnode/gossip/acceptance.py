@@ -15,6 +15,7 @@ from swarmnode.errors import RemoteFault, Unavailable
 from swarmnode.gossip.packet_receipt import check_receipt, receipt, sent_to, whole
 from swarmnode.gossip.refusals import PROVEN, RefusalTally
 from swarmnode.gossip.reputation import Reputation
+from swarmnode.gossip.robust import EQUAL
 from swarmnode.identity import Identity
 from swarmnode.ids import PeerId, RunId, digest64
 from swarmnode.metrics import name
@@ -106,7 +107,8 @@ class Acceptance:
         step, reason = verdict.step, verdict.reason
         self._telemetry.count(name.PACKETS, step=step)
         if verdict.keep > 0.0:
-            self._packet_taken(other)
+            if verdict.reason != EQUAL:  # sending ours back is no work
+                self._packet_taken(other)
             self.reputation.taken(other, asyncio.get_running_loop().time())
             self._met[other] = self.met(other) + 1
             self._met.move_to_end(other)

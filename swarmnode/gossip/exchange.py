@@ -78,15 +78,18 @@ class Gossip:
         self.serve_fallback = self.fallback.serve
         self._outer_step = OuterStep(replica, compute, self.acceptance, self.fallback, telemetry)
         self._tasks = asyncio.TaskGroup()  # of `run`
-        self._weight = RoundWeight(manifest.gossip.fragments, samples_here, newcomer=newcomer)
+        self._weight = RoundWeight(
+            manifest.gossip.fragments, samples_here, newcomer=newcomer, least=lambda: self._half_a_round
+        )
         self._rounds = Rounds.of(manifest)
         self.stride = 1  # this replica meets at multiples of it; announced in its record
         self._pace = RoundPace()
         self._ended = (asyncio.get_running_loop().time(), compute.worked_s)  # the last round: when, device seconds
         self._sent = SentBytes(transport)
         self._gone: dict[PeerId, int] = {}  # partners that could not be reached, by the sequence of their last record
-        self._met = Ema(MET_WEIGHT, EmaStart.FIRST)  # share of its partners that a round brings packets of
+        self._met = Ema(MET_WEIGHT, EmaStart.FIRST)  # share of its partners that a round is done with
         self._met.add(1.0)
+        self._absent = 0  # of the stage's replicas, as of the last round: left out, or gone
         self._samples_before = 0
         self._wake = asyncio.Event()
         self._held = False  # while this node is paused: no rounds
@@ -136,14 +139,21 @@ class Gossip:
         self._finish(done)
 
     def end_newcomer(self) -> None:
-        """Count this replica's own part from the next round on: it waits no longer for a round to receive."""
-        self._weight.restored(newcomer=False)
+        """Wait no longer for a round to receive: this replica serves. It counts once it trained enough."""
+        self._weight.serve()
+
+    @property
+    def _half_a_round(self) -> int:
+        """Samples that a replica of this stage trains in half a round."""
+        size = self._manifest.gossip.round_samples * self.stride
+        return size // (2 * max(1, self.meeting(self._swarm().sizes[self._stage])))
 
     def meeting(self, replicas: int) -> int:
         """The number of the stage's `replicas`, this one included, that meet in rounds: keys that only announce
-        themselves send no packet."""
-        none = self._manifest.gossip.method == "none"
-        return replicas if none else 1 + round(max(0, replicas - 1) * self._met.value)
+        themselves send no packet that is believed."""
+        if self._manifest.gossip.method == "none":
+            return replicas
+        return 1 + round(max(0, replicas - 1 - self._absent) * self._met.value)
 
     @property
     def exchange_s(self) -> float:
@@ -227,6 +237,12 @@ class Gossip:
         here = [m for m in self._swarm().stages[self._stage] if m.state in GOSSIPING and m.peer not in left_out]
         return tuple([member.peer for member in here if member.peer == me or meets(member)])  # in order of names
 
+    def _count_absent(self) -> int:
+        """The stage's replicas that are left out of rounds, or could not be reached."""
+        left_out, gone = self._left_out(), self._gone.get
+        here = self._swarm().stages[self._stage]
+        return sum(m.peer in left_out or gone(m.peer, -1) >= m.sequence for m in here)
+
     def _left_out(self) -> set[PeerId]:
         """The stage's replicas whose packets were refused too often."""
         return self.acceptance.left_out() - {self._transport.peer_id}
@@ -264,6 +280,7 @@ class Gossip:
             return
         members = self._members(round_index)
         me = self._transport.peer_id
+        self._absent = self._count_absent()
         size = self._manifest.gossip.group or None
         others, reason = partners(self._run_id, self._stage, round_index, members, me, size)
         samples = self._samples_here() - self._samples_before
@@ -291,6 +308,8 @@ class Gossip:
             reason,
             others_here=others_here,
         )
+        if others:
+            self._met.add(min(1.0, took.gave(len(came)) / len(others)))
         self.missed = self._of_progress and self.newcomer and others_here and not took.met
         self._samples_before += samples
         self._weight.met(round_index, self._samples_before)
@@ -315,10 +334,7 @@ class Gossip:
         rounds = self._after(ours.round_index) - ours.round_index
         round_s = self._pace.seconds(rounds * self._manifest.gossip.round_samples)
         silence_s = max(PARTNER_PATIENCE_S, round_s)
-        came, why = await self.exchanges.meet(others, ours, self._patience_s(ours), silence_s)
-        if others:
-            self._met.add(len(came) / len(others))
-        return came, why
+        return await self.exchanges.meet(others, ours, self._patience_s(ours), silence_s)
 
     def _patience_s(self, ours: OutgoingPacket) -> float:
         return ours.patience_s(self._manifest.limits.exchange_timeout_s)

@@ -13,6 +13,7 @@ from swarmnode.errors import PeerTimeout, RemoteFault, Unavailable
 from swarmnode.gossip.acceptance import Acceptance
 from swarmnode.gossip.fallback_partner import FallbackPartner
 from swarmnode.gossip.outgoing_packet import OutgoingPacket
+from swarmnode.gossip.robust import EQUAL
 from swarmnode.ids import PeerId, short
 from swarmnode.metrics import name
 from swarmnode.ports import Compute, OuterReport, Packet, Priority, Replica, Telemetry
@@ -26,6 +27,12 @@ class OuterStepResult:
     report: OuterReport
     reason: str
     fallback: bool = False  # `met` gave its packet and got none in return
+
+    def gave(self, came: int) -> int:
+        """Replicas whose packets were believed, of those whose packets `came` or of the one that stood in. This
+        replica's own packet, sent back, is none."""
+        mine = self.report.verdicts[: 1 if self.fallback else came]
+        return sum(verdict.keep > 0.0 and verdict.reason != EQUAL for verdict in mine)
 
     def fields(self) -> dict[str, Any]:
         """The fields of the event that reports the round."""

@@ -45,6 +45,7 @@ ACCEPTANCES = (ALL, CLIPPED, GUARDED)
 """gossip.acceptance: what is well-formed; step 1; every step."""
 
 ENOUGH = f" against it, {LIMIT:.1f} is enough"
+EQUAL = "equal to our own"
 STEPS = ("accepted", "clipped", "norm", "direction", "loss", "misshapen", "newcomer")
 
 
@@ -122,7 +123,7 @@ class PacketGuard:
         if not (math.isfinite(measures.own_norm) and math.isfinite(gap)):
             return Verdict(0.0, "norm", "norms that are not finite")
         if gap == 0.0:
-            return Verdict(1.0, "accepted", "equal to our own")
+            return Verdict(1.0, "accepted", EQUAL)
         limit, of_what = self.limit(measures)
         ratio = gap / limit if limit > 0.0 else math.inf
         if ratio > 1.0:

@@ -49,6 +49,9 @@ IN_SUBSPACE = ("noloco", "average", "none")
 """Methods that only average weights: codec errors outside the subspace of pipeline.boundary are projected away. With
 pseudo-gradients residuals and equal bits would suffer, with moments AdamW's shared ones."""
 
+OF_WHOLE_WEIGHTS = ("noloco", "average", "diloco", "sparseloco", "eager", "delayed", "edit")
+"""Methods of which a round replaces all fast weights and nothing but weights."""
+
 
 @dataclass(frozen=True, slots=True)
 class OuterConstants:
@@ -120,6 +123,12 @@ def allowed_codecs(m: Manifest) -> str:
 
 def goes_together(m: Manifest) -> bool:
     return m.gossip.codec in CODECS_OF.get(m.gossip.method, ())
+
+
+def begins_from_slow_weights(gossip: GossipSpec) -> bool:
+    """Whether a newcomer may begin from the slow weights and the outer momentum alone. In fragments, slow weights are
+    as old as the last round of theirs; other methods leave some fast weights to each replica, or average moments."""
+    return gossip.method in OF_WHOLE_WEIGHTS and gossip.fragments == 1
 
 
 def sends_pseudo_gradients(gossip: GossipSpec) -> bool:

@@ -6,11 +6,11 @@ a record costs nothing. A majority's claim is believed up to what as many machin
 agreed with them. So a node that slept or was cut off for days catches up, and no number of liars advances a clock
 faster than machines can.
 
-A joiner has seen no machine at work. Until it holds a state it believes no claim, and assumes the lower third of the
-claims of serving peers that answer it. That suffices to choose a source of state, and a third of honest peers holds it
-down. A third that says 0 does not make it take the run for a new one: then the median counts. Its clock starts with the
-total that came with the state. Until it has seen CONFIRMED machines at work, the peers that answered it vote, too.
-After that it agrees once with the majority of those it has seen, whatever it started with.
+A joiner has seen no machine at work. Until it holds a state it believes no claim. It chooses a source of state by the
+median of the claims of serving peers that answer it, and goes on from their lower third, which a third of honest peers
+holds down, or from the median of that, the donor's and a confirming peer's claim. Until it has seen CONFIRMED machines
+at work, the peers that answered it and those that asked it for work vote, too. After that it agrees once with the
+majority of those it has seen, whatever it started with.
 
 Pure: times, members and speeds are arguments.
 """
@@ -46,19 +46,22 @@ def lower_third(totals: Collection[int]) -> int:
     return sorted(totals)[(len(totals) - 1) // 3] if totals else 0
 
 
-def supposed(totals: Collection[int]) -> int:
-    """The count to assume of `totals`: the lower third, or the median where that third has trained nothing. A joiner
-    that takes a run for a new one begins it again, which costs more than a state of the first round."""
-    return lower_third(totals) or (statistics.median_low(totals) if totals else 0)
+@dataclass(frozen=True, slots=True)
+class Supposed:
+    """The run's samples as a joiner assumes them, by the claims of peers that answer. It goes on from `least`, which a
+    third of honest ones holds down, and chooses by `middle`, the median: a third of liars that say little would make it
+    refuse every honest donor, or begin its stage again."""
+
+    least: int = 0
+    middle: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """A machine seen `times` times, by the speed that it announces, in samples/s. `at_work`: it did checked work."""
+    """A machine seen `times` times, by the speed that it announces, in samples/s."""
 
     speed: float
     times: int
-    at_work: bool = True
 
 
 def capacity(stages: Iterable[Iterable[Sighting]], median: float) -> float:
@@ -70,7 +73,7 @@ def capacity(stages: Iterable[Iterable[Sighting]], median: float) -> float:
     found = 0.0
     for stage in stages:
         seen = [one for one in stage if one.speed > 0.0]
-        most = [median * (OUTLIER if one.at_work and one.times > 1 else 1.0) for one in seen]
+        most = [median * (OUTLIER if one.times > 1 else 1.0) for one in seen]
         total = math.fsum(min(one.speed, limit) for one, limit in zip(seen, most, strict=True))
         if seen:
             found = max(found, total / len(seen) * machines(one.times for one in seen))
@@ -92,11 +95,12 @@ class RunClock:
         self._confirmed = False
         self._fastest = 0.0  # highest possible samples a second since then
 
-    def suppose(self, swarm: Swarm, answered: Collection[PeerId]) -> int:
+    def suppose(self, swarm: Swarm, answered: Collection[PeerId]) -> Supposed:
         """The run's samples as a joiner assumes them from the peers that `answered`; from all records if none did."""
         self.answered |= frozenset(answered)
         heard = [m.total for m in swarm.members() if m.state == SERVING and m.peer in self.answered]
-        return supposed(heard or swarm.totals())
+        totals = heard or swarm.totals()
+        return Supposed(lower_third(totals), statistics.median_low(totals)) if totals else Supposed()
 
     def margin(self, swarm: Swarm) -> float:
         """Samples that the run may be ahead of the assumed total, because records are as old as one look."""
@@ -114,7 +118,8 @@ class RunClock:
         known = [m for m in seen if m.peer in at_work]
         voices = known
         if len(known) < CONFIRMED:
-            answered = [member(peer) for peer in sorted(self.answered) if peer not in at_work]
+            others = sorted(peer for peer in {*self.answered, *times} if peer not in at_work and peer != me)
+            answered = [member(peer) for peer in others]
             voices = known + [m for m in answered if m is not None and m.stage < stages and m.state != LEFT]
         rate = self._rate({m.peer: m for m in (*seen, *voices)}.values(), stages, member(me))
         self._fastest = max(self._fastest, rate)
@@ -143,16 +148,16 @@ class RunClock:
     def _rate(self, seen: Collection[Member], stages: int, own: Member | None) -> float:
         """Possible samples a second; 0 if no speed is known, which leaves the rate unchanged."""
         mine = [own] if own is not None and own.samples_per_second > 0.0 else []
-        times, at_work = self.observed.times, self.observed.at_work
+        times = self.observed.times
         told = [m for m in seen if m.samples_per_second > 0.0]
-        speeds = [m.samples_per_second for m in (*(m for m in told if m.peer in at_work), *mine)]
-        speeds = speeds or [m.samples_per_second for m in told]
+        again = [m for m in told if times.get(m.peer, 1) > 1]
+        known = again if len(again) >= CONFIRMED else told  # keys that came once do not set the pace of others
+        speeds = [m.samples_per_second for m in (*known, *mine)]
         if not speeds:
             return 0.0
         found: list[list[Sighting]] = [[] for _ in range(stages)]
         for member in told:
-            sighting = Sighting(member.samples_per_second, times.get(member.peer, 1), member.peer in at_work)
-            found[member.stage].append(sighting)
+            found[member.stage].append(Sighting(member.samples_per_second, times.get(member.peer, 1)))
         for member in mine:
             found[member.stage].append(Sighting(member.samples_per_second, CONFIRMED))
         return capacity(found, statistics.median_low(speeds))
@@ -164,4 +169,4 @@ def _majority(told: Sequence[int], top: float) -> int:
     return statistics.median_low(above) if 2 * len(above) > len(told) + 1 else 0
 
 
-__all__ = ["CONFIRMED", "ClockVerdict", "RunClock", "Sighting", "capacity", "lower_third", "supposed"]
+__all__ = ["CONFIRMED", "ClockVerdict", "RunClock", "Sighting", "Supposed", "capacity", "lower_third"]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 from swarmnode.errors import RemoteFault
 from swarmnode.ids import PeerId
 from swarmnode.manifest import Manifest
-from swarmnode.membership.clock import RunClock
+from swarmnode.membership.clock import RunClock, Supposed
 from swarmnode.membership.peer_table import PeerTable
 from swarmnode.membership.progress import Progress, ProgressOverclaim
 from swarmnode.ports import Clock, Telemetry
@@ -46,7 +46,7 @@ class RunProgress:
         self._round_samples = manifest.gossip.round_samples
         slack = SLACK_ROUNDS * self._round_samples
         self.clock = RunClock(slack, AHEAD_PERIODS * manifest.limits.announce_period_s)
-        self._supposed = 0
+        self._supposed = Supposed()
         self._unheard: dict[PeerId, int] = {}  # what feeders told before anybody was believed
         self._overclaimers: dict[PeerId, None] = {}  # told of more samples since the last look than were believed
         progress.believe_up_to(NOBODY)
@@ -61,7 +61,7 @@ class RunProgress:
         """Samples that the run can have trained until the next look."""
         if self.begun:
             return max(self._progress.top, self._progress.total)
-        return max(self._supposed, self._progress.total) + self.clock.margin(self._peer_table.swarm())
+        return max(self._supposed.middle, self._progress.total) + self.clock.margin(self._peer_table.swarm())
 
     @property
     def rounds_max(self) -> int:
@@ -75,11 +75,12 @@ class RunProgress:
         self._progress.merge(progress)
         self._progress.believe_up_to(top)
 
-    def suppose(self, answered: Collection[PeerId]) -> int:
+    def suppose(self, answered: Collection[PeerId]) -> Supposed:
         """The run's samples as far as a node can know that holds no state yet and was answered by `answered`."""
         if not self.begun:
             self._supposed = self.clock.suppose(self._peer_table.swarm(), answered)
-        return max(self._supposed, self._progress.total)
+        total = self._progress.total
+        return Supposed(max(self._supposed.least, total), max(self._supposed.middle, total))
 
     def begin(self, total: int) -> None:
         """This node holds a state, in a run of `total` samples: from now on others are believed in bounds."""

@@ -102,7 +102,7 @@ class FeederOnly:
             await asyncio.sleep(LOOK_SHARE * context.manifest.limits.announce_period_s)
             await presence.look(empty)
         answering = await context.pinger.answering_in(presence.peer_table.swarm(), stages, PINGED)
-        presence.run_progress.begin(presence.run_progress.suppose(answering))
+        presence.run_progress.begin(presence.run_progress.suppose(answering).least)
 
     def _replica_speed(self) -> float:
         """Samples a second of an average replica, as they announce it."""

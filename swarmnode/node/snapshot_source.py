@@ -19,8 +19,9 @@ GIVING = (record_pb2.NODE_STATE_TRAINING, record_pb2.NODE_STATE_DRAINING)
 
 async def copy_replica(context: NodeContext, stage: int, replica: Replica, gossip: Gossip, cut: StateSlice) -> Snapshot:
     """An immutable copy of the replica of `stage`, hashed when all of it or whole sections are wanted. Raises
-    Unavailable while this node has no state to give."""
+    Unavailable while this node has no state to give, RemoteFault for a `cut` that it does not have."""
     check_gives(context)
+    cut.sizes(replica.sizes_of(stage))  # raises RemoteFault, before anything is copied
     run, size = partial(context.ports.compute.run, Priority.OUTER, 0), context.ports.donating.chunk_nbytes
     at_once = cut.first == 0 and cut.count is None
     while True:

@@ -42,7 +42,7 @@ from swarmnode.ports import Clock, Telemetry, Transport
 from swarmnode.recovery.donor_client import DownloadLimits
 from swarmnode.recovery.download import Compare, download
 from swarmnode.recovery.recovery_source import donors_of
-from swarmnode.recovery.snapshot import WHOLE, Snapshot, outer_part
+from swarmnode.recovery.snapshot import WHOLE, Snapshot, newcomer_part
 from swarmnode.recovery.state_check import Apart, StateCheck, apart
 from swarmnode.wire import record_pb2
 
@@ -220,8 +220,8 @@ class StageRebalancer:
         return (move, reason) if good else (None, why)
 
     def _leaves_workers(self, move: StageMove) -> tuple[bool, str]:
-        """(whether enough of the replicas that stay were seen at work in rounds, the reason): keys beside the last
-        replica that works are no replacement.
+        """(whether one of the replicas that stay was seen at work in rounds, the reason): keys beside the last replica
+        that works are no replacement.
 
         Not asked in the first rounds, where replicas never meet, and where a stage stands empty: then no round comes.
         """
@@ -230,7 +230,7 @@ class StageRebalancer:
             return True, "nobody can have met"
         here, at_work = presence.peer_table.swarm().settled(move.source), presence.run_progress.clock.observed.at_work
         found = sum(member.peer in at_work for member in here)
-        return found >= self._rules.min_keep, f"{found} other replicas of stage {move.source} were seen at work"
+        return found > 0, f"{found} other replicas of stage {move.source} were seen at work"
 
     def _swarm(self) -> Swarm:
         """The swarm as known here, with speeds bounded to what can be believed."""
@@ -269,8 +269,8 @@ class StageRebalancer:
 
     async def _prepare(self, move: StageMove, reason: str) -> StageTransfer | None:
         """Fetch the state of the new stage, then look again; None when this node stays."""
-        sizes, begun = self._sizes(move.target), self._presence.progress.total >= self._manifest.gossip.round_samples
-        cut = outer_part(sizes) if begun and self._manifest.gossip.method != "none" else WHOLE  # as restore.py does
+        sizes, gossip = self._sizes(move.target), self._manifest.gossip
+        cut = newcomer_part(gossip, sizes) if self._presence.progress.total >= gossip.round_samples else WHOLE
         good, why = worth_it(move, snapshot_nbytes(cut.sizes(sizes)) / self._rate)
         if not good:
             self._stay(move, why)
@@ -288,7 +288,8 @@ class StageRebalancer:
         loop = asyncio.get_running_loop()
         begun_s = loop.time()
         try:
-            state, offer = await download(
+            get = partial(
+                download,
                 self._line,
                 lambda: self._donors(move.target),
                 move.target,
@@ -296,10 +297,12 @@ class StageRebalancer:
                 sizes,
                 DownloadLimits(),
                 self._telemetry,
-                cut=cut,
                 rounds_max=lambda: self._presence.run_progress.rounds_max,
                 compare=self._compare_with(move.target, sizes),
             )
+            state, offer = await get(cut=cut)
+            if cut != WHOLE and not offer.round:  # as restore.py does
+                state, offer = await get(cut=WHOLE)
         except Unavailable as error:
             self._stay(move, str(error))
             return None

@@ -200,7 +200,7 @@ class NeighbourBackup:
         )
         kept = self.snapshot  # a handover may have come while this was on its way
         if kept is None or (offer.round, offer.inner_steps) >= (kept.round_index, kept.state.inner_steps):
-            self.snapshot = Snapshot.received(offer, state)
+            self.snapshot = Snapshot.received(offer, state, cut.first)
         self._telemetry.event(
             "recovery.kept",
             of_stage=self.stage,

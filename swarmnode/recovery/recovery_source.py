@@ -59,8 +59,9 @@ class RecoveryView:
 
     stage: int
     stages: int
-    samples_total: int
+    samples_total: int  # the median of what the peers that answer claim; so is round_now
     round_now: int
+    samples_least: int = 0  # the lower third of it
     donors: tuple[PeerId, ...] = ()  # replicas that serve and answer
     unsure: int = 0  # replicas that do not answer, heard of less than LOST_PERIODS announce periods ago
     builder: PeerId | None = None  # another node that brings the stage back, or will before this one

@@ -36,7 +36,7 @@ from swarmnode.recovery.recovery_source import (
     silent,
 )
 from swarmnode.recovery.resumption import CheckpointOptions, Resumption, newest_of
-from swarmnode.recovery.snapshot import SLOW, WHOLE, Snapshot, StateSlice, outer_part
+from swarmnode.recovery.snapshot import SLOW, WHOLE, Snapshot, StateSlice, newcomer_part
 from swarmnode.recovery.state_fetch import StateFetcher
 from swarmnode.wire import record_pb2
 
@@ -46,6 +46,7 @@ SAMPLE_UNBEGUN = 1  # guess: the same before the run has trained: no replica has
 SETTLE_SHARE = 0.5  # guess: of the announce period, within which others that bring the stage back hear of this node
 # A joiner of a stage that others serve leaves a third of its donor's uplink to training at any time [guess].
 POLITE = DownloadLimits(rest=0.5)
+FIRST_ROUNDS = 4  # guess: rounds of the run in which a replica may not have done its first
 TRIES_MAX = 3  # guess: times that living replicas are asked for state before this process gives up
 
 # During these a node elsewhere may have brought the stage back first.
@@ -203,7 +204,8 @@ class _Restoration:
         swarm = self._swarm()  # all stages were looked up when this one was chosen
         await self._membership.look([at for at in range(stages) if at in near or not (waited_s or swarm.stages[at])])
         alive = await self._ping_near(near)
-        swarm, total = self._swarm(), self._membership.run_progress.suppose(alive)  # answers carry records
+        swarm, supposed = self._swarm(), self._membership.run_progress.suppose(alive)  # answers carry records
+        total = supposed.middle
         round_now = total // self._manifest.gossip.round_samples
         before = swarm.serving((stage - 1) % stages)
         cut, _ = to_keep(
@@ -219,6 +221,7 @@ class _Restoration:
             stages,
             total,
             round_now,
+            samples_least=supposed.least,
             donors=donors,
             unsure=silent(swarm.stages[stage], alive, self._restorer.clock.unix_s(), self._manifest.limits),
             builder=self._claims.builder(swarm.stages[stage], alive, me, self._time()),
@@ -237,9 +240,9 @@ class _Restoration:
     async def _ping_near(self, near: list[int]) -> frozenset[PeerId]:
         """Members of the stages `near` that are alive. Before the run has trained, one of each stage is enough."""
         run_progress = self._membership.run_progress
-        begun = run_progress.suppose(()) > 0
+        begun = run_progress.suppose(()).middle > 0
         alive = await self._pinger.answering_in(self._swarm(), near, SAMPLE if begun else SAMPLE_UNBEGUN)
-        if not begun and run_progress.suppose(alive) > 0:
+        if not begun and run_progress.suppose(alive).middle > 0:
             alive = await self._pinger.answering_in(self._swarm(), near, SAMPLE)
         return alive
 
@@ -274,7 +277,7 @@ class _Restoration:
                 keepers = [peer for _, peer in view.kept]
                 check = self._fetcher.check(view.stage, keepers=lambda: keepers)
                 _, progress = await self._fetcher.from_backups(view.stage, keepers, WHOLE, check, self._load)
-                self._membership.run_progress.begin(view.samples_total)
+                self._membership.run_progress.begin(view.samples_least)
                 self._restorer.merge(progress)
             case RecoverySource.CHECKPOINT | RecoverySource.DISK:
                 saved = self._checkpoints.resume if source is RecoverySource.CHECKPOINT else self._disk
@@ -291,7 +294,7 @@ class _Restoration:
                     await self._restorer.compute.run(Priority.OUTER, 0, self._replica.draw_weights)
             case _:
                 raise AssertionError(f"{source} is not a way to a state")
-        self._membership.run_progress.begin(view.samples_total)
+        self._membership.run_progress.begin(view.samples_least)
         done = self._membership.progress.total // self._manifest.gossip.round_samples
         return RestoredState(source, reason, done, newcomer=False)
 
@@ -299,14 +302,21 @@ class _Restoration:
         """Download from living replicas, checked by others of the stage."""
         donors, keepers = partial(self._fetcher.donors, frozenset(view.donors), view.stage), [p for _, p in view.kept]
         check = self._fetcher.check(view.stage, donors, lambda: keepers)
-        # A newcomer to rounds needs no more. Before the first round the fast weights hold all that was learned.
-        slow = self._restorer.meets and view.round_now > 0
-        cut = outer_part(self._replica.sizes_of(view.stage)) if slow else WHOLE
-        state, offer = await self._fetcher.download(
-            view.stage, donors, cut=cut, check=check, accept=self._load, limits=POLITE, round_min=self._round_min
+        get = partial(
+            self._fetcher.download,
+            view.stage,
+            donors,
+            check=check,
+            accept=self._load,
+            limits=POLITE,
+            round_min=self._round_min,
         )
+        cut = newcomer_part(self._manifest.gossip, self._replica.sizes_of(view.stage)) if view.round_now else WHOLE
+        state, offer = await get(cut=cut)
+        if cut != WHOLE and not offer.round and view.round_now <= FIRST_ROUNDS:
+            state, offer = await get(cut=WHOLE)  # before its first round the fast weights hold all that was learned
         # The median tolerates one liar about the run's count among the donor, the confirming peer and the pinged peers.
-        told = [offer.progress.total, view.samples_total, *([] if check is None else check.totals[:1])]
+        told = [offer.progress.total, view.samples_least, *([] if check is None else check.totals[:1])]
         total = median_low(told)
         self._membership.run_progress.begin(total)
         self._restorer.merge(offer.progress)

@@ -13,7 +13,7 @@ from swarmnode.model.expert_share import gradient_count
 from swarmnode.model.memory_budget import CARD, CPU, MemoryNeed, memory_need
 from swarmnode.model.section import section_sizes, snapshot_nbytes
 from swarmnode.model.split import StageLayers, stages_of
-from swarmnode.recovery.snapshot import outer_part
+from swarmnode.recovery.snapshot import newcomer_part
 from swarmnode.simulation.capacity import balanced
 from swarmnode.simulation.fleet import MachineKind
 from swarmnode.simulation.in_flight_rate import in_flight_rate
@@ -186,8 +186,7 @@ def _stage(
     manifest: Manifest, part: StageLayers, here: Sequence[MachineKind], samples_per_s: float, stages: int
 ) -> StagePlan:
     sizes = section_sizes(manifest, part)
-    # A newcomer takes what rounds move; where replicas never meet it takes all.
-    nbytes = snapshot_nbytes(sizes if manifest.gossip.method == "none" else outer_part(sizes).sizes(sizes))
+    nbytes = snapshot_nbytes(newcomer_part(manifest.gossip, sizes).sizes(sizes))
     replicas = len(here)
     traffic = sample_bytes(manifest, part, stages) + _gossip_bytes(manifest, part, replicas)
     up = sum(kind.up for kind in here) / replicas if here else math.inf

@@ -8,15 +8,18 @@ from types import SimpleNamespace
 
 import pytest
 
+from swarmnode.ema import Ema, EmaStart
 from swarmnode.errors import PeerTimeout
 from swarmnode.gossip.exchange import Gossip
+from swarmnode.gossip.outer_step import OuterStepResult
 from swarmnode.gossip.outgoing_packet import OutgoingPacket
+from swarmnode.gossip.robust import EQUAL
 from swarmnode.identity import Identity
 from swarmnode.ids import PeerId, RunId
 from swarmnode.manifest import PRESETS
 from swarmnode.membership.swarm import Swarm
 from swarmnode.metrics import name
-from swarmnode.ports import Answer, Call, Packet, WireTensor
+from swarmnode.ports import Answer, Call, OuterReport, Packet, Verdict, WireTensor
 from swarmnode.simulation import virtual_time
 from swarmnode.transport.memory import MemoryNetwork, MemoryTransport
 from swarmnode.wire import call_pb2 as wire
@@ -98,19 +101,35 @@ class Party:
         return self.quiet.total(name.ONESIDED_COMMITS)
 
 
-async def test_keys_that_only_announce_themselves_are_no_replicas_to_average_with() -> None:
+async def test_keys_that_send_nothing_that_is_believed_are_no_replicas_to_average_with() -> None:
     """Each took a share of the inner batch and raised the learning rate: beside many, steps were of two samples."""
-    here = MemoryNetwork()
-    caller, responder = Party(here, WHO[0]), Party(here, WHO[1])
-    assert caller.gossip.meeting(11) == 11 and caller.gossip.meeting(1) == 1
-    await asyncio.gather(caller.meet(0.0, RESPONDER), responder.meet(0.0, CALLER))
-    assert caller.gossip.meeting(11) == responder.gossip.meeting(11) == 11
-    alone = Party(MemoryNetwork(), WHO[0])
-    came, _ = await alone.meet(0.0, RESPONDER)
-    assert not came and alone.gossip.meeting(11) == 10
+    gossip = Party(MemoryNetwork(), WHO[0]).gossip
+    assert gossip.meeting(11) == 11 and gossip.meeting(1) == 1
+    gossip._met.add(0.0)
+    assert gossip.meeting(11) == 10
     for _ in range(40):
-        alone.gossip._met.add(0.0)
-    assert alone.gossip.meeting(11) == 1
+        gossip._met.add(0.0)
+    assert gossip.meeting(11) == 1
+    gossip._absent, gossip._met = 4, Ema(1.0, EmaStart.FIRST)
+    gossip._met.add(1.0)
+    assert gossip.meeting(11) == 7, "those left out of rounds, or gone"
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "came", "fallback", "gave"),
+    [
+        ([Verdict(1.0, "accepted", "within"), Verdict(0.0, "norm", "")], 2, False, 1),
+        ([Verdict(1.0, "accepted", EQUAL)], 1, False, 0),
+        ([Verdict(0.0, "newcomer", "")], 1, False, 0),
+        ([Verdict(0.5, "clipped", "far")], 0, True, 1),
+        ([Verdict(1.0, "accepted", "a leaver's")], 0, False, 0),
+    ],
+)
+def test_a_packet_counts_if_it_is_believed_and_not_ones_own(
+    verdicts: list[Verdict], came: int, fallback: bool, gave: int
+) -> None:
+    report = OuterReport(1, 0.0, 0.0, verdicts)
+    assert OuterStepResult([], report, "", fallback).gave(came) == gave
 
 
 def met(late_s: float, there_s: float, back_s: float = 0.0) -> tuple[bool, bool, float]:

@@ -183,6 +183,23 @@ def test_a_replica_that_trained_nothing_since_a_fragments_round_is_idle() -> Non
     assert weight.of(4) == 1.0, "this fragment has not met since"
 
 
+def test_a_newcomer_that_serves_without_a_round_counts_once_it_trained_half_of_one() -> None:
+    """It began from slow weights: with the same weight it halved what its partner learned."""
+    samples = 8
+    weight = RoundWeight(2, lambda: samples, newcomer=True, least=lambda: 16)
+    weight.met(4, 8)
+    weight.serve()
+    assert not weight.newcomer
+    samples = 20
+    assert weight.of(6) == 1.0 and weight.of(5) == 0.0, "the other fragment had no round, and 12 samples are few"
+    samples = 24
+    assert weight.of(5) == 1.0
+    samples = 20
+    weight.met(5, 20)
+    samples = 24
+    assert weight.of(7) == 1.0, "it has had one"
+
+
 def test_a_newcomer_receives_a_round_of_each_fragment_first() -> None:
     samples = 8
     weight = RoundWeight(2, lambda: samples, newcomer=True)

@@ -13,7 +13,7 @@ from swarmnode.manifest import Manifest, TrainingSpec
 from swarmnode.model.adapter import trained_count
 from swarmnode.model.section import section_sizes, snapshot_nbytes
 from swarmnode.model.split import split
-from swarmnode.recovery.snapshot import outer_part
+from swarmnode.recovery.snapshot import newcomer_part
 from tests.node.test_base import held_out_loss, meeting_point, received, run_of, said, slice_nbytes, volunteer
 from tests.support.published_model import llama, start_from
 from tests.support.village import lose, losses, manifest, told, village, with_recovery
@@ -34,7 +34,9 @@ async def test_adapters_meet_are_downloaded_and_begin_again() -> None:
         joiner = v.add(2)
         await v.until(lambda: bool(told(joiner, "recovery.done")), "a joiner has the stage's adapters")
         sizes = section_sizes(run, split(run.model, 3)[2])
-        assert told(joiner, "recovery.done")[0]["nbytes"] == snapshot_nbytes(outer_part(sizes).sizes(sizes))
+        assert told(joiner, "recovery.done")[0]["nbytes"] == snapshot_nbytes(
+            newcomer_part(run.gossip, sizes).sizes(sizes)
+        )
         await v.until(lambda: all(told(p, "exchange.paired") for p in v.people[1:]), "rounds of stages 1 and 2")
         await lose(v, 1)
         joiners = [v.add(1), v.add(1)]

@@ -12,7 +12,7 @@ from swarmnode.errors import RemoteFault, SwarmnodeError
 from swarmnode.model.section import section_sizes, snapshot_nbytes
 from swarmnode.model.split import stages_of
 from swarmnode.ports import Call
-from swarmnode.recovery.snapshot import outer_part
+from swarmnode.recovery.snapshot import newcomer_part
 from swarmnode.recovery.state_check import APART_MAX, apart
 from swarmnode.wire import call_pb2, record_pb2
 from tests.support.false_donor import SOON, giving
@@ -65,6 +65,29 @@ async def test_a_donor_that_announces_the_highest_speed_and_lies_misleads_no_joi
         await v.leave()
 
 
+async def test_a_third_that_says_little_makes_no_joiner_refuse_honest_donors() -> None:
+    """Two keys said one sample: the joiner took all honest donors for liars, and the state of the keys."""
+    run = manifest(round_samples=8)
+
+    async with village(run) as v:
+        for stage in (0, 1, 2, 2):
+            v.add(stage)
+        # Beyond what a joiner believes in any case: four rounds, and what machines do between two looks.
+        await v.until(lambda: v.total() >= 2048, "it trains")
+        strangers = [Stranger(v, number) for number in range(2)]
+        giving(v, strangers[0], run, 2, noise, 1)
+        for number, stranger in enumerate(strangers):
+            said = record_pb2.Progress(total=1)
+            await stranger.say(v, stage=2 - number, samples_per_second=1.0, round=1, progress=said)
+        joiner = v.add(2)
+        await v.until(lambda: bool(told(joiner, "node.ready")), "it serves")
+        assert [f["method"] for f in told(joiner, "recovery.done")] == ["replica"]
+        liars = {f["peer"] for f in told(joiner, "state.failed") if f["lied"]}
+        assert liars <= {strangers[0].me}, "no honest donor was taken for a liar"
+        assert far(joiner, v.people[2]) < APART_MAX
+        await v.leave()
+
+
 async def test_a_donor_that_gives_other_fast_weights_and_moments_changes_nothing() -> None:
     """It is the only one that answers: the newcomer takes its slow weights, which others confirm."""
     run = manifest()
@@ -80,7 +103,7 @@ async def test_a_donor_that_gives_other_fast_weights_and_moments_changes_nothing
             await v.until(lambda joiner=joiner: bool(told(joiner, "node.ready")), "it serves")  # type: ignore[misc]
         given = [f for joiner in joiners for f in told(joiner, "recovery.done")]
         sizes = section_sizes(run, stages_of(run)[2])
-        outer = snapshot_nbytes(outer_part(sizes).sizes(sizes))
+        outer = snapshot_nbytes(newcomer_part(run.gossip, sizes).sizes(sizes))
         assert {f["nbytes"] for f in given if f["method"] == "replica"} == {outer}
         assert all(far(joiner, v.people[2]) < APART_MAX for joiner in joiners)
         await v.leave()

@@ -20,7 +20,7 @@ from swarmnode.ports import Neighbour, Packet, Replica, State, WireTensor
 from swarmnode.recovery.donor import SnapshotDonor
 from swarmnode.recovery.donor_client import DownloadLimits
 from swarmnode.recovery.download import download
-from swarmnode.recovery.snapshot import Snapshot, StateSlice, outer_part
+from swarmnode.recovery.snapshot import WHOLE, Snapshot, StateSlice, newcomer_part
 from swarmnode.transport.memory import MemoryNetwork, MemoryTransport
 from swarmnode.wire import call_pb2 as wire
 
@@ -115,8 +115,8 @@ def test_a_newcomer_takes_what_rounds_move_and_begins_the_rest_itself() -> None:
     default codec is read near one's own weights."""
     original, copy, fresh = lived(1), lived(2), TorchReplica(MANIFEST, 0)
     given = Snapshot.of(original.snapshot(packed=True), 0, 1, Progress().to_wire())
-    part = given.part(outer_part(given.sizes))
-    assert given.part(outer_part(given.sizes)) is part, "hashed once"
+    part = given.part(newcomer_part(MANIFEST.gossip, given.sizes))
+    assert given.part(newcomer_part(MANIFEST.gossip, given.sizes)) is part, "hashed once"
     assert part.nbytes == 6 * original.parameters < 0.6 * given.nbytes
     copy.load(part.state)
     assert copy.digest() == original.digest() and copy.inner_steps == original.inner_steps == 3
@@ -129,6 +129,23 @@ def test_a_newcomer_takes_what_rounds_move_and_begins_the_rest_itself() -> None:
     for replica in (copy, fresh):
         train(replica, 30)
     assert torch.equal(copy.stage.theta, fresh.stage.theta) and copy.inner_steps == 4 and fresh.inner_steps == 1
+
+
+@pytest.mark.parametrize(
+    ("gossip", "part"),
+    [
+        (GossipSpec(method="average"), True),
+        (GossipSpec(method="diloco"), True),
+        (GossipSpec(method="average", fragments=5), False),
+        (GossipSpec(method="streaming", codec="int8"), False),
+        (GossipSpec(method="desloc", codec="int8"), False),
+        (GossipSpec(method="none"), False),
+    ],
+    ids=lambda value: getattr(value, "method", ""),
+)
+def test_where_a_round_replaces_less_than_all_weights_a_newcomer_takes_all(gossip: GossipSpec, part: bool) -> None:
+    sizes = TorchReplica(replace(MANIFEST, gossip=gossip), 0).sizes_of(0)
+    assert (newcomer_part(gossip, sizes) != WHOLE) is part
 
 
 def test_loading_voids_what_belongs_to_other_weights() -> None:

@@ -184,3 +184,17 @@ def test_a_part_is_cut_from_each_section_as_it_is() -> None:
     ):
         with pytest.raises(RemoteFault, match=words):
             whole.part(cut)
+
+
+def test_a_part_of_a_part_counts_the_stages_elements() -> None:
+    """A keeper of a head alone could not give it: it took the request for one of its own first elements."""
+    whole = snapshot(dict.fromkeys(SECTIONS, 100))
+    head = StateSlice(("phi",), 40, 60)
+    given = whole.part(head)
+    kept = Snapshot.received(given.manifest(), given.state, head.first)
+    for first, count in ((40, 60), (50, 10), (99, 1)):
+        cut = StateSlice(("phi",), first, count)
+        assert kept.part(cut).state.sections["phi"] == whole.part(cut).state.sections["phi"]
+    for first, count in ((39, 5), (0, 60), (50, 51)):
+        with pytest.raises(RemoteFault, match="asked of"):
+            kept.part(StateSlice(("phi",), first, count))
