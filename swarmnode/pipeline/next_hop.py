@@ -168,8 +168,12 @@ class NextHop:
             # its stage are busy (simulated: swarm48, seed 0, hour 10: 6,000 times).
             router.delay(peer, now + max(WAIT_MAX_S, error.retry_after_s))
         elif isinstance(error, Refused):
-            # The fault may be ours, but a peer that refuses everything must not be asked each time.
-            router.delay(peer, now + WAIT_MAX_S)
+            # The fault may be ours, but a peer that refuses everything must not be asked each time, and one that never
+            # did anything else ever more rarely.
+            if router.expected_s(peer, 1) is None:
+                router.ban(peer, now)
+            else:
+                router.delay(peer, now + WAIT_MAX_S)
             self._telemetry.count(name.PEER_FAULTS, kind="refused")
             self._telemetry.event("microbatch.refused", level="warning", peer=peer, reason=str(error))
         else:
