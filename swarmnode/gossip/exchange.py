@@ -229,19 +229,22 @@ class Gossip:
     def _members(self, round_index: int) -> tuple[PeerId, ...]:
         """The replicas that meet at `round_index`: it is a multiple of their stride, they are not known to be gone, and
         their packets were not refused too often, by this replica or by most others."""
-        me, left_out, gone = self._transport.peer_id, self._left_out(), self._gone.get
+        me, left_out = self._transport.peer_id, self._left_out()
 
         def meets(member: Member) -> bool:
-            return not round_index % member.round_stride and gone(member.peer, -1) < member.sequence
+            return not round_index % member.round_stride and not self._is_gone(member)
 
         here = [m for m in self._swarm().stages[self._stage] if m.state in GOSSIPING and m.peer not in left_out]
         return tuple([member.peer for member in here if member.peer == me or meets(member)])  # in order of names
 
     def _count_absent(self) -> int:
         """The stage's replicas that are left out of rounds, or could not be reached."""
-        left_out, gone = self._left_out(), self._gone.get
-        here = self._swarm().stages[self._stage]
-        return sum(m.peer in left_out or gone(m.peer, -1) >= m.sequence for m in here)
+        left_out, here = self._left_out(), self._swarm().stages[self._stage]
+        return sum(m.peer in left_out or self._is_gone(m) for m in here)
+
+    def _is_gone(self, member: Member) -> bool:
+        """Whether `member` could not be reached, and has published no record since."""
+        return self._gone.get(member.peer, -1) >= member.sequence
 
     def _left_out(self) -> set[PeerId]:
         """The stage's replicas whose packets were refused too often."""

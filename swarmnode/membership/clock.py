@@ -66,7 +66,7 @@ class Sighting:
 
 def capacity(stages: Iterable[Iterable[Sighting]], median: float) -> float:
     """Upper bound of the run's samples per second, from a partial view of its machines by stage. No machine counts for
-    more than OUTLIER times the `median` speed, and none that was seen once, or never at work, for more than the median.
+    more than OUTLIER times the `median` speed, and none that was seen once for more than the median.
 
     Every sample passes through every stage, so the stage with the largest estimate counts.
     """
