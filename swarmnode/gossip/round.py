@@ -13,6 +13,7 @@ rounds are counted as before: ages of snapshots and checkpoints mean what they m
 from __future__ import annotations
 
 import bisect
+from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from statistics import median_low
@@ -28,7 +29,10 @@ NARROWING = (
 )
 
 LENGTHENING_MAX = 64  # guess: rounds of "qsr" become no longer, however far the learning rate falls
-SMOOTHING = 0.5  # guess: of the newest round's seconds and samples in their averages
+SMOOTHING = 0.5  # guess: of the newest round's seconds and bytes in their averages
+# Guess: of so many rounds the median rate counts. Where a cut network heals, the other half's samples come all at once;
+# taken for a rate, they made replicas meet only every 256th round from then on (measured: tests/live/wan_lab.py).
+RATES = 5
 EXCHANGES_PER_ROUND = 2.0  # guess: rounds are so far apart that exchanges, waiting included, take at most half of them
 LINE_FADE = 0.98  # guess: of the most that the line was seen to carry, a round: another network is noticed within 50
 
@@ -158,11 +162,12 @@ class Rounds:
 
 @dataclass(slots=True)
 class RoundPace:
-    """The rate of the run's samples, the seconds of an exchange and the bytes of a round, smoothed over rounds;
-    and what this machine's line up carries: the most it was seen to, in any exchange or from round to round, packets
-    and activations alike. A line that is never busy seems slower than it is, and rounds take less of it then."""
+    """The rate of the run's samples, as the low median of some rounds; the seconds of an exchange and the bytes of a
+    round, smoothed over rounds; and what this machine's line up carries: the most it was seen to, in any exchange or
+    from round to round, packets and activations alike. A line that is never busy seems slower than it is, and rounds
+    take less of it then."""
 
-    _samples_per_second: Ema = field(default_factory=lambda: Ema(SMOOTHING, EmaStart.FIRST))
+    _rates: deque[float] = field(default_factory=lambda: deque(maxlen=RATES))
     _exchange_s: Ema = field(default_factory=lambda: Ema(SMOOTHING, EmaStart.FIRST))
     _round_nbytes: Ema = field(default_factory=lambda: Ema(SMOOTHING, EmaStart.FIRST))
     line_bytes_per_s: float = 0.0
@@ -170,7 +175,8 @@ class RoundPace:
 
     @property
     def samples_per_second(self) -> float:
-        return self._samples_per_second.value
+        """The run's samples a second; 0 before a round brought any."""
+        return median_low(self._rates or [0.0])
 
     @property
     def exchange_s(self) -> float:
@@ -181,7 +187,8 @@ class RoundPace:
         """A round is over; `samples` of the run and bytes that this machine sent, ever."""
         if self._boundary is not None and now_s > self._boundary[0]:
             seconds = now_s - self._boundary[0]
-            _add(self._samples_per_second, (samples - self._boundary[1]) / seconds)
+            if (gained := samples - self._boundary[1]) or self._rates:
+                self._rates.append(gained / seconds)
             self.line_bytes_per_s *= LINE_FADE
             self._carried((sent_nbytes - self._boundary[2]) / seconds)
         self._boundary = (now_s, samples, sent_nbytes)

@@ -99,6 +99,23 @@ def test_rounds_take_their_share_of_the_line() -> None:
     assert pace.needed_s(1.0)[0] == pytest.approx(5.0), "and the time of exchanges counts, too"
 
 
+def test_samples_that_come_all_at_once_are_no_rate() -> None:
+    """As when a cut network heals: the other half's count comes within a moment, in one round or in two."""
+    pace, rounds = RoundPace(), Rounds(64)
+    pace.exchanged(0.3, 1_000_000)
+    for second in range(10):
+        pace.boundary(float(second), 64 * second, 0)
+    assert pace.samples_per_second == 64.0
+    needed_s, _ = pace.needed_s(1.0)
+    for at_s, samples in ((9.01, 3000), (9.02, 6000), (10.0, 6064), (11.0, 6128)):
+        pace.boundary(at_s, samples, 0)
+        assert pace.samples_per_second == pytest.approx(64.0, rel=0.1)
+        assert rounds.stride(pace.samples_per_second, needed_s, 1)[0] == 1
+    for round_index in range(1, 4):  # twice as fast for good
+        pace.boundary(11.0 + round_index / 2, 6128 + 64 * round_index, 0)
+    assert pace.samples_per_second == 128.0
+
+
 @given(st.floats(0.01, 1.0), st.integers(1, 10**9), st.floats(1e3, 1e9), st.floats(0.0, 10.0))
 def test_packets_never_take_more_than_their_share(share: float, nbytes: int, line: float, waiting: float) -> None:
     pace = RoundPace()
