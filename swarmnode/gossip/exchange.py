@@ -23,6 +23,7 @@ from swarmnode.gossip.outgoing_packet import OutgoingPacket, SentBytes, while_wr
 from swarmnode.gossip.pairing import partners
 from swarmnode.gossip.round import RoundPace, Rounds, Spent, usual
 from swarmnode.gossip.round_weight import RoundWeight
+from swarmnode.gossip.strangers import Strangers
 from swarmnode.identity import Identity
 from swarmnode.ids import PeerId, RunId
 from swarmnode.manifest import Manifest
@@ -89,7 +90,8 @@ class Gossip:
         self._gone: dict[PeerId, int] = {}  # partners that could not be reached, by the sequence of their last record
         self._met = Ema(MET_WEIGHT, EmaStart.FIRST)  # share of its partners that a round is done with
         self._met.add(1.0)
-        self._absent = 0  # of the stage's replicas, as of the last round: left out, or gone
+        self._strangers = Strangers(run_id, stage, self.acceptance.met)
+        self._absent = 0  # of the stage's replicas, as of the last round: left out, gone, or strangers that do not come
         self._samples_before = 0
         self._wake = asyncio.Event()
         self._held = False  # while this node is paused: no rounds
@@ -283,7 +285,10 @@ class Gossip:
             return
         members = self._members(round_index)
         me = self._transport.peer_id
-        self._absent = self._count_absent()
+        kept_out = self._strangers.kept_out(members, me)
+        if kept_out and not self._strangers.is_open(round_index):
+            members = tuple([peer for peer in members if peer not in kept_out])
+        self._absent = self._count_absent() + len(kept_out)
         size = self._manifest.gossip.group or None
         others, reason = partners(self._run_id, self._stage, round_index, members, me, size)
         samples = self._samples_here() - self._samples_before
@@ -294,6 +299,7 @@ class Gossip:
         weight = self._weight.of(round_index)
         draft = await self._compute.run(Priority.OUTER, 0, lambda: self._replica.draft(round_index))
         ours = OutgoingPacket(round_index, weight, samples, draft.tensors)
+        strangers = [peer for peer in others if not self.acceptance.met(peer)]
         came, why = await while_written(draft, self._meet(others, ours))
         reason = why or reason
         if came:
@@ -311,7 +317,9 @@ class Gossip:
             reason,
             others_here=others_here,
         )
-        if others:
+        for peer in strangers:
+            self._strangers.tried(peer, peer in came)
+        if others and not kept_out.issuperset(others):
             self._met.add(min(1.0, took.gave(len(came)) / len(others)))
         self.missed = self._of_progress and self.newcomer and others_here and not took.met
         self._samples_before += samples

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Container, Sequence
 from collections.abc import Set as AbstractSet
 from itertools import takewhile
 
@@ -15,6 +15,7 @@ from swarmnode.wire import record_pb2 as wire
 
 ABSENT = -1
 CROWD_MAX = 64  # guess: known replicas of a stage not our own; a choice among more does not balance better
+SPECIAL_MAX = 4  # guess
 
 
 class PeerTable:
@@ -23,14 +24,16 @@ class PeerTable:
 
     Of stages that this node does not attend, at most CROWD_MAX members are kept: those of the least `rank`, a random
     order of this node. If the first to arrive were kept, all nodes would know the same ones, and some of a hundred
-    replicas got nine times the work of others (simulated: thousand-8b). Members that keep a snapshot or are about to
-    move are always kept.
+    replicas got nine times the work of others (simulated: thousand-8b). Of machines that this node has seen at work, up
+    to half of CROWD_MAX stay whoever else comes: keys cost nothing, and a flood of them would else replace all with
+    which it works. Members that keep a snapshot or are about to move are kept, too, SPECIAL_MAX times as many.
     """
 
     def __init__(self, stages: int, members_max: int = 65_536, crowd_max: int = CROWD_MAX) -> None:
         self._members_max = members_max
         self._crowd_max = crowd_max
         self._own: Collection[int] = ()
+        self.seen_at_work: Container[PeerId] = ()
         self.excluded = set[PeerId]()  # peers found to lie: dropped, and never added again
         self._salt = 0  # of this node's random order; 0: not drawn yet
         self._stages, places = stages, stages + 1
@@ -87,7 +90,9 @@ class PeerTable:
         drawn = [peer for _, peer in newer[: max(0, room)]]
         if len(drawn) < len(newer):
             plain = sorted([(rank(peer, salt), peer) for peer in self._present[stage] if peer not in special])
-            for new, known in zip(newer[len(drawn) :], reversed(plain), strict=False):
+            stay = {*[one for one in plain if one[1] in self.seen_at_work][: self._crowd_max // 2]}
+            others = [one for one in reversed(plain) if one not in stay]
+            for new, known in zip(newer[len(drawn) :], others, strict=False):
                 if new >= known:
                     break
                 self.forget(known[1])
@@ -370,9 +375,10 @@ class PeerTable:
             self._stale.add(stage)
 
     def _crowded(self, member: Member) -> bool:
-        if member.stage in self._own or member.kept_round is not None or member.moving_to is not None:
+        if member.stage in self._own or member.stage >= len(self._present):
             return False
-        return member.stage < len(self._present) and len(self._present[member.stage]) >= self._crowd_max
+        special = member.kept_round is not None or member.moving_to is not None
+        return len(self._present[member.stage]) >= self._crowd_max * (SPECIAL_MAX if special else 1)
 
     def _remove(self, member: Member) -> None:
         if member.stage < len(self._present) and self._present[member.stage].pop(member.peer, None) is not None:

@@ -74,6 +74,7 @@ class Presence:
         self.run_progress = RunProgress(
             manifest, self.me, self.peer_table, self.progress, clock, telemetry, self._refused, stage.progressed
         )
+        self.peer_table.seen_at_work = self.run_progress.clock.observed.times
         self.blocks_heard: dict[PeerId, record_pb2.Blocks] = {}
         self._joined_unix_ms = int(clock.unix_s() * 1000)
         self._sequence = self._joined_unix_ms

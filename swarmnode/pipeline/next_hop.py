@@ -98,12 +98,12 @@ class NextHop:
         reason = "deadline passed"
         while (left_s := deadline - loop.time()) > 0:
             peer, choice = await self._choose(stage, process.samples, tried, deadline)
+            asked = loop.time()
             if peer is None:
                 reason = f"stage {stage}: {choice}" + (f"; last: {reason}" if tried else "")
                 if but is not None:
                     raise Unavailable(reason)
                 tried.clear()
-                asked = loop.time()
                 await asyncio.sleep(min(left_s, max(WAIT_MIN_S, min(WAIT_MAX_S, router.ready_in_s(asked)))))
                 no_room_s += loop.time() - asked
                 continue
@@ -117,8 +117,10 @@ class NextHop:
                 self.took(stage, loop.time() - begun)
                 return outcome
             except (Unavailable, RemoteFault) as error:
-                self._refused(peer, stage, error)
+                self._refused(peer, stage, error, loop.time() - asked)
                 reason = str(error)
+                if but is not None and router.expected_s(peer, 1) is None:
+                    raise Unavailable(reason) from error  # of replicas that never answered one is tried
                 if isinstance(error, Busy):
                     continue
             tried.add(peer)
@@ -139,13 +141,14 @@ class NextHop:
         ahead: dict[PeerId, float] = {}  # peer with queued work -> seconds until ours would be done
         while peer is not None and (charged or self._reserving.worth_it(router, peer, samples)):
             charged[peer] = seconds = router.seconds(peer, samples)
+            asked = loop.time()
             try:
                 waits = await self._reserving.ask(peer, deadline - loop.time())
                 if waits is None:
                     break
                 ahead[peer] = (1 + waits) * seconds
             except (Unavailable, RemoteFault) as error:
-                self._refused(peer, stage, error)
+                self._refused(peer, stage, error, loop.time() - asked)
             peer = None
             if len(charged) < ASKED_MAX:
                 peer, choice = router.choose(loop.time(), samples, {*tried, *charged})
@@ -158,9 +161,11 @@ class NextHop:
                 router.refund(other, seconds)
         return peer, choice
 
-    def _refused(self, peer: PeerId, stage: int, error: Unavailable | RemoteFault) -> None:
-        """Handle the refusal or failure of `peer` to take a microbatch."""
+    def _refused(self, peer: PeerId, stage: int, error: Unavailable | RemoteFault, lost_s: float) -> None:
+        """Handle the refusal or failure of `peer` to take a microbatch, known after `lost_s`."""
         router, now = self._routers[stage], asyncio.get_running_loop().time()
+        if isinstance(error, Unavailable):
+            router.tried_in_vain(peer, lost_s)
         if isinstance(error, Busy):
             router.delay(peer, now + max(WAIT_MIN_S, error.retry_after_s))
         elif isinstance(error, Unavailable):
@@ -171,13 +176,13 @@ class NextHop:
             # The fault may be ours, but a peer that refuses everything must not be asked each time, and one that never
             # did anything else ever more rarely.
             if router.expected_s(peer, 1) is None:
-                router.ban(peer, now)
+                router.ban(peer, now, lost_s=lost_s)
             else:
                 router.delay(peer, now + WAIT_MAX_S)
             self._telemetry.count(name.PEER_FAULTS, kind="refused")
             self._telemetry.event("microbatch.refused", level="warning", peer=peer, reason=str(error))
         else:
-            self.blame(peer, stage, error)
+            self.blame(peer, stage, error, lost_s)
 
     def took(self, stage: int, seconds: float) -> None:
         """Record the seconds from `stage` to the last stage and back."""
@@ -189,9 +194,9 @@ class NextHop:
             for watch in list(self._watches.get(peer, ())):
                 watch.doubt()
 
-    def blame(self, peer: PeerId, stage: int, fault: RemoteFault) -> None:
-        """Ban `peer` after a fault: it gets no microbatch until it is heard of again."""
-        banned_s = self._routers[stage].ban(peer, asyncio.get_running_loop().time())
+    def blame(self, peer: PeerId, stage: int, fault: RemoteFault, lost_s: float = 0.0) -> None:
+        """Ban `peer` after a fault, which cost `lost_s`: it gets no microbatch until it is heard of again."""
+        banned_s = self._routers[stage].ban(peer, asyncio.get_running_loop().time(), lost_s=lost_s)
         self._telemetry.count(name.PEER_FAULTS, kind="broken")
         self._telemetry.event(
             "peer.banned", level="warning", peer=peer, stage_of_peer=stage, seconds=banned_s, reason=str(fault)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import heapq
 import math
 import random
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -28,6 +29,7 @@ BAN_FIRST_S = 1.0  # guess; doubles with each fault in a row, so that a peer tha
 BAN_MAX_S = 60.0  # guess
 LATE_MAX = 2  # guess: missed deadlines in a row while other peers answered
 USUAL_SHARE = 8  # guess: recompute the usual time after answers of an eighth of the replicas
+FORMER_MAX = 1024  # guess
 OTHERS_MIN = 4  # guess: answers of others meanwhile; if nobody answers, the peer is not at fault
 
 
@@ -88,6 +90,8 @@ class Router:
         self._pausing: dict[PeerId, None] = {}  # peers that announced a pause
         self._unknown = UnknownPeers()
         self._banned: dict[PeerId, None] = {}  # peers banned recently, oldest first
+        # Peers that left the stage with faults in a row: who goes and comes again is banned as long as before.
+        self._former: OrderedDict[PeerId, _Peer] = OrderedDict()
         self._on_ban = on_ban
 
     def set_unix_ahead(self, seconds: float) -> None:
@@ -134,6 +138,10 @@ class Router:
     def forget(self, peer: PeerId) -> None:
         """Remove a peer that no longer serves the stage."""
         if self._members.pop(peer, None) is not None:
+            if self._peers[peer].faults_in_row:
+                self._former[peer] = self._peers[peer]
+                if len(self._former) > FORMER_MAX:
+                    self._former.popitem(last=False)
             self._median = None
             self._unknown.forget(peer)
             for known in (self._peers, self._untold, self._pausing):
@@ -164,7 +172,10 @@ class Router:
         return min((entry.runtime for entry in self._peers.values()), default=0.0)
 
     def _enter(self, member: Member, least: float) -> None:
-        self._peers[member.peer], self._members[member.peer], self._median = _Peer(least, 0, Ema()), member, None
+        known = _Peer(least, 0, Ema())
+        if (former := self._former.pop(member.peer, None)) is not None:
+            known.faults_in_row, known.banned_until = former.faults_in_row, former.banned_until
+        self._peers[member.peer], self._members[member.peer], self._median = known, member, None
         self._unknown.enter(member.peer)
         self._begin(member.peer, least)
         self._renew(member.peer, member)
@@ -208,7 +219,7 @@ class Router:
     def _choose(self, now: float, samples: int, exclude: Collection[PeerId]) -> tuple[PeerId | None, str]:
         if not self._peers:
             return None, "no replica of the stage is known"
-        if (share := self._unknown.share) < 1.0 and self._rng.random() >= share:
+        if (share := self.unknown_share) < 1.0 and self._rng.random() >= share:
             without = {*exclude, *self._unknown.peers}
             exclude = without if self.able(now, without) else exclude
         if self._rng.random() < self._epsilon:
@@ -232,6 +243,11 @@ class Router:
         if chosen is None:
             return None, f"all {len(self._peers)} replicas are busy, banned or tried"
         return self._charge(chosen, samples), "least virtual runtime"
+
+    @property
+    def unknown_share(self) -> float:
+        """The share of choices that replicas which never answered may have together; 1.0: no limit."""
+        return self._unknown.share(self.typical_s(self._samples))
 
     def able(self, now: float, exclude: Collection[PeerId]) -> bool:
         """Whether a peer not in `exclude` could be chosen now."""
@@ -282,15 +298,20 @@ class Router:
         if known is not None:
             known.not_before = max(known.not_before, until)
 
-    def ban(self, peer: PeerId, now: float, most_s: float = BAN_MAX_S) -> float:
-        """Ban a faulty `peer` until it publishes a newer record and the ban time is over; return the ban's seconds. The
-        time doubles up to `most_s`."""
+    def tried_in_vain(self, peer: PeerId, lost_s: float) -> None:
+        """Record that `peer` was asked and is not at fault, but that `lost_s` are gone. A quick no is none."""
+        if lost_s > self.typical_s(self._samples):
+            self._unknown.failed(peer, lost_s)
+
+    def ban(self, peer: PeerId, now: float, most_s: float = BAN_MAX_S, lost_s: float = 0.0) -> float:
+        """Ban a faulty `peer`, which cost `lost_s`, until it publishes a newer record and the ban time is over; return
+        the ban's seconds. The time doubles up to `most_s`."""
         known = self._peers.get(peer)
         if known is None:
             return 0.0
         seconds = min(most_s, BAN_FIRST_S * 2.0**known.faults_in_row)
         known.faults_in_row += 1
-        self._unknown.failed(peer)
+        self._unknown.failed(peer, lost_s)
         known.banned_sequence = self._members[peer].sequence
         known.banned_until = now + seconds
         self._banned[peer] = None

@@ -2,7 +2,9 @@
 
 Keys cost nothing, so an attacker can announce thousands of replicas that are none. Each would get a microbatch, which
 is late then. While most of the unknown replicas that were tried answered, there is no limit. Else they get a small
-share of the choices together, however many they are, and the smaller the fewer of them answer.
+share of the choices together, however many they are: the smaller, the fewer of them answer, and the longer a choice
+waits in vain. A try that takes ten times as long as an answer is made a tenth as often, so that the time lost does not
+depend on how slowly an attacker refuses.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ class UnknownPeers:
 
     peers: dict[PeerId, None] = field(default_factory=dict)
     _answered: Ema = field(default_factory=lambda: Ema(start=EmaStart.MEAN))
+    _lost_s: Ema = field(default_factory=lambda: Ema(start=EmaStart.MEAN))  # by a choice in vain
 
     def enter(self, peer: PeerId) -> None:
         """Note a replica that is new here."""
@@ -37,13 +40,17 @@ class UnknownPeers:
             del self.peers[peer]
             self._answered.add(1.0)
 
-    def failed(self, peer: PeerId) -> None:
-        """Note a fault of `peer`."""
+    def failed(self, peer: PeerId, lost_s: float = 0.0) -> None:
+        """Note a fault of `peer`, which cost `lost_s`."""
         if peer in self.peers:
             self._answered.add(0.0)
+            self._lost_s.add(lost_s)
 
-    @property
-    def share(self) -> float:
-        """The share of choices that unknown replicas may have."""
+    def share(self, usual_s: float) -> float:
+        """The share of choices that unknown replicas may have, where an answer takes `usual_s`."""
         found = self._answered.value if self._answered.known else 1.0
-        return 1.0 if not self.peers or found >= MOSTLY else max(SHARE_LEAST, SHARE * found)
+        if not self.peers or found >= MOSTLY:
+            return 1.0
+        return max(SHARE_LEAST, SHARE * found) * (
+            min(1.0, usual_s / lost) if (lost := self._lost_s.value) > 0.0 else 1.0
+        )

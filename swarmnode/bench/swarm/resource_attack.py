@@ -36,7 +36,6 @@ SECONDS = 20.0
 REPEATS = 3
 RATE = 100.0  # guess: messages a second from one attacker to each node
 WARM_SAMPLES = 400  # guess: nodes have measured each other, and examined newcomers, by then
-NICE = 19
 ANSWER_S = 60.0  # guess: a busy machine; an attacker imports hivemind first
 
 
@@ -174,10 +173,11 @@ async def _attackers(way: str, fleet: Fleet, folder: Path, rate: float) -> Async
             home.mkdir(mode=0o700)
             order = Order(verify(signed, None)[1], str(home), STAGES, rate, targets)
             process = await asyncio.create_subprocess_exec(
-                *("nice", "-n", str(NICE), sys.executable, "-m", "swarmnode.bench.swarm.resource_attacker", way),
+                *(sys.executable, "-m", "swarmnode.bench.swarm.resource_attacker", way),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 env=environment(),
+                start_new_session=True,
             )
             processes.append(process)
             await _Attackers([process]).say(json.dumps(asdict(order)))

@@ -1,0 +1,49 @@
+"""Keeps replicas that were never met out of most rounds, while most of those that a round is tried with do not come.
+
+Keys cost nothing: an attacker can announce hundreds of replicas that are none, and then nearly every honest replica
+draws one of them as its partner, and averages with nobody. While most of the strangers that were tried came, they are
+partners like all others. Else only rounds that a hash names, one in OPEN_EVERY, are open to them: all replicas name the
+same ones, and in the others those that have met before meet each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from swarmnode.ema import Ema, EmaStart
+from swarmnode.ids import PeerId, RunId, digest64
+
+MOSTLY = 0.5  # guess: strangers are partners like others while so many of about the last ten came
+OPEN_EVERY = 4  # guess: a newcomer waits for four rounds beside a flood of keys, and the others lose a fourth of theirs
+
+
+def is_open(run_id: RunId, stage: int, round_index: int) -> bool:
+    """Whether strangers meet in this round in any case. By hash, so that each stride meets in open and other rounds."""
+    return digest64("open", run_id, stage, round_index) % OPEN_EVERY == 0
+
+
+class Strangers:
+    """How the replicas fared that this one had never met when a round was tried with them."""
+
+    def __init__(self, run_id: RunId, stage: int, met: Callable[[PeerId], int]) -> None:
+        """`met`: packets of a replica that were taken here."""
+        self._run_id = run_id
+        self._stage = stage
+        self._met = met
+        self._came = Ema(start=EmaStart.MEAN)
+
+    def tried(self, peer: PeerId, came: bool) -> None:
+        """Note whether a packet of `peer`, which was drawn as a partner and never met before, `came`."""
+        self._came.add(float(came))
+
+    def kept_out(self, members: Sequence[PeerId], me: PeerId) -> set[PeerId]:
+        """The `members` that only open rounds take: nobody while strangers come, or while none but strangers is
+        known."""
+        if not self._came.known or self._came.value >= MOSTLY:
+            return set()
+        strangers = {peer for peer in members if peer != me and not self._met(peer)}
+        return strangers if len(strangers) < len({*members} - {me}) else set()
+
+    def is_open(self, round_index: int) -> bool:
+        """See `is_open`."""
+        return is_open(self._run_id, self._stage, round_index)
