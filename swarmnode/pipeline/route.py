@@ -30,6 +30,7 @@ BAN_MAX_S = 60.0  # guess
 LATE_MAX = 2  # guess: missed deadlines in a row while other peers answered
 USUAL_SHARE = 8  # guess: recompute the usual time after answers of an eighth of the replicas
 FORMER_MAX = 1024  # guess
+QUICK_S = 1.0  # guess: of a refusal, where nobody has answered yet
 OTHERS_MIN = 4  # guess: answers of others meanwhile; if nobody answers, the peer is not at fault
 
 
@@ -219,7 +220,7 @@ class Router:
     def _choose(self, now: float, samples: int, exclude: Collection[PeerId]) -> tuple[PeerId | None, str]:
         if not self._peers:
             return None, "no replica of the stage is known"
-        if (share := self.unknown_share) < 1.0 and self._rng.random() >= share:
+        if (share := self.unknown_share()) < 1.0 and self._rng.random() >= share:
             without = {*exclude, *self._unknown.peers}
             exclude = without if self.able(now, without) else exclude
         if self._rng.random() < self._epsilon:
@@ -244,10 +245,10 @@ class Router:
             return None, f"all {len(self._peers)} replicas are busy, banned or tried"
         return self._charge(chosen, samples), "least virtual runtime"
 
-    @property
-    def unknown_share(self) -> float:
-        """The share of choices that replicas which never answered may have together; 1.0: no limit."""
-        return self._unknown.share(self.typical_s(self._samples))
+    def unknown_share(self, one_s: float = 0.0) -> float:
+        """The share of choices that replicas which never answered may have together; 1.0: no limit. `one_s`: the
+        seconds of a sample, until others have answered."""
+        return self._unknown.share(self._samples * (self._all.value if self._all.known else one_s))
 
     def able(self, now: float, exclude: Collection[PeerId]) -> bool:
         """Whether a peer not in `exclude` could be chosen now."""
@@ -299,8 +300,8 @@ class Router:
             known.not_before = max(known.not_before, until)
 
     def tried_in_vain(self, peer: PeerId, lost_s: float) -> None:
-        """Record that `peer` was asked and is not at fault, but that `lost_s` are gone. A quick no is none."""
-        if lost_s > self.typical_s(self._samples):
+        """Record that `peer` said no, which cost `lost_s`. Only a slow no counts: honest peers are busy, too."""
+        if lost_s > (self.typical_s(self._samples) or QUICK_S):
             self._unknown.failed(peer, lost_s)
 
     def ban(self, peer: PeerId, now: float, most_s: float = BAN_MAX_S, lost_s: float = 0.0) -> float:

@@ -93,7 +93,7 @@ class SharedFirstHop:
         if not self._sharing:  # whoever comes is neither flooded nor starved
             self._sharing, self._own_s, self._others_s = True, 0.0, 0.0
         own_s = samples * (self._took.value if self._took.known else 1.0 / self._speed())
-        others_s = samples * max(1, len(self._swarm().feeders())) / self._rate(others, samples / max(1e-9, own_s))
+        others_s = samples * max(1, len(self._swarm().feeders())) / self._rate(others, 1.0 / max(1e-9, own_s / samples))
         if self._others_s + others_s < self._own_s + own_s:
             self._others_s += others_s
             return True
@@ -101,8 +101,8 @@ class SharedFirstHop:
         return False
 
     def _rate(self, others: Sequence[PeerId], own: float) -> float:
-        """Samples/s of `others`, where our own replica does `own`. Keys that never answered a microbatch count as fast
-        as all machines that did, together, and that only while most of them do; else for a share of it."""
+        """Samples/s of `others`, where our own replica does `own`. Keys that never answered a microbatch count as long
+        as most that were tried did answer; then all together for a share of what the others and we do."""
         known, unknown = 0.0, 0.0
         for peer in others:
             rate = 1.0 / max(1e-9, self._router.seconds(peer, 1))
@@ -110,5 +110,5 @@ class SharedFirstHop:
                 unknown += rate
             else:
                 known += rate
-        share = self._router.unknown_share
+        share = self._router.unknown_share(1.0 / own)
         return known + (unknown if share == 1.0 else min(unknown, own + known) * share)

@@ -47,10 +47,9 @@ class UnknownPeers:
             self._lost_s.add(lost_s)
 
     def share(self, usual_s: float) -> float:
-        """The share of choices that unknown replicas may have, where an answer takes `usual_s`."""
+        """The share of choices that unknown replicas may have, where an answer takes `usual_s`; 0: not known yet."""
         found = self._answered.value if self._answered.known else 1.0
         if not self.peers or found >= MOSTLY:
             return 1.0
-        return max(SHARE_LEAST, SHARE * found) * (
-            min(1.0, usual_s / lost) if (lost := self._lost_s.value) > 0.0 else 1.0
-        )
+        share, lost_s = max(SHARE_LEAST, SHARE * found), self._lost_s.value
+        return share * usual_s / lost_s if lost_s > usual_s > 0.0 else share
