@@ -158,6 +158,11 @@ class Gossip:
         return 1 + round(max(0, replicas - 1 - self._absent) * self._met.value)
 
     @property
+    def strangers_come(self) -> bool:
+        """Whether most replicas that were never met come when a round is tried with them."""
+        return self._strangers.come
+
+    @property
     def exchange_s(self) -> float:
         """Seconds that an exchange with a partner takes, smoothed; 0 before the first."""
         return self._pace.exchange_s

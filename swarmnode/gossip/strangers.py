@@ -36,10 +36,15 @@ class Strangers:
         """Note whether a packet of `peer`, which was drawn as a partner and never met before, `came`."""
         self._came.add(float(came))
 
+    @property
+    def come(self) -> bool:
+        """Whether most of those that were tried lately came."""
+        return not self._came.known or self._came.value >= MOSTLY
+
     def kept_out(self, members: Sequence[PeerId], me: PeerId) -> set[PeerId]:
         """The `members` that only open rounds take: nobody while strangers come, or while none but strangers is
         known."""
-        if not self._came.known or self._came.value >= MOSTLY:
+        if self.come:
             return set()
         strangers = {peer for peer in members if peer != me and not self._met(peer)}
         return strangers if len(strangers) < len({*members} - {me}) else set()

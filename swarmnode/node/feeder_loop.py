@@ -73,7 +73,7 @@ def make_feeder(
         samples,
         MicrobatchSizer(manifest, presence.me, presence.status.rates, speed, ports.host),
         ledger_of(presence, manifest, samples.span),
-        presence.peer_table.swarm,
+        presence.believed,
         presence.samples_total,
         counted,
         ports.telemetry,

@@ -179,6 +179,10 @@ class FeederOnly:
         """Check whether calls to `peers`, which went silent, are still alive."""
         self._next_hop.doubt(peers)
 
+    def strangers_come(self) -> bool:
+        """Whether most replicas that were never met come when a round is tried with them: there are no rounds here."""
+        return True
+
     def confirmed(self, peer: PeerId) -> int:
         """Answers of `peer` in a row that were checked and right."""
         return 0

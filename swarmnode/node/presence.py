@@ -15,13 +15,14 @@ from swarmnode.identity import Identity
 from swarmnode.ids import PeerId, RunId, seeded
 from swarmnode.manifest import Manifest
 from swarmnode.membership.admission import Admission
+from swarmnode.membership.believed_swarm import BelievedSwarm
 from swarmnode.membership.peer_table import PeerTable
 from swarmnode.membership.place import feeder_place, feeds_at, places
 from swarmnode.membership.progress import Progress
 from swarmnode.membership.record import check_member, check_record, check_time, pass_of, sign_record
 from swarmnode.membership.run_progress import RunProgress
 from swarmnode.membership.stage_view import StageView, view_of
-from swarmnode.membership.swarm import SERVING, Member, shared
+from swarmnode.membership.swarm import SERVING, Member, Swarm, shared
 from swarmnode.metrics import name
 from swarmnode.node.local_status import LocalStatus
 from swarmnode.node.stage_observer import StageObserver
@@ -74,7 +75,8 @@ class Presence:
         self.run_progress = RunProgress(
             manifest, self.me, self.peer_table, self.progress, clock, telemetry, self._refused, stage.progressed
         )
-        self.peer_table.seen_at_work = self.run_progress.clock.observed.times
+        seen = self.peer_table.seen_at_work = self.run_progress.clock.observed.times
+        self._believed = BelievedSwarm(self.me, seen, self._strangers_work, stages=manifest.pipeline.stages)
         self.blocks_heard: dict[PeerId, record_pb2.Blocks] = {}
         self._joined_unix_ms = int(clock.unix_s() * 1000)
         self._sequence = self._joined_unix_ms
@@ -91,6 +93,20 @@ class Presence:
     def status(self) -> LocalStatus:
         """The facts about this node that do not depend on the stage it serves."""
         return self._status
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether most replicas that were never seen at work did nothing when they were tried."""
+        return self._believed.doubtful
+
+    def believed(self) -> Swarm:
+        """The swarm as this node counts it (believed_swarm.py)."""
+        return self._believed.of(self.peer_table.swarm(), self._status.stage, self._sends_to)
+
+    def _strangers_work(self) -> Iterator[bool]:
+        yield self._stage.strangers_come()
+        for stage in self._sends_to:
+            yield self.routers[stage].unknown_share() == 1.0
 
     def samples_total(self) -> int:
         """Samples that the whole run has trained, as far as known here."""

@@ -351,6 +351,10 @@ class ServedStage:
         """Check whether calls to `peers`, which went silent, are still alive."""
         self._next_hop.doubt(peers)
 
+    def strangers_come(self) -> bool:
+        """Whether most replicas that were never met come when a round is tried with them."""
+        return self.gossip.strangers_come
+
     def confirmed(self, peer: PeerId) -> int:
         """Answers of `peer` in a row that were checked and right."""
         return 0 if self.audit.auditor is None else self.audit.auditor.audits.in_row(peer)

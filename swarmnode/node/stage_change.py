@@ -213,11 +213,18 @@ class StageRebalancer:
         move, reason = plan_move(self._swarm(), self._costs, self._rules, presence.me)
         if move is None or move.peer != presence.me:
             return None, reason
-        good, why = self._leaves_workers(move)
+        good, why = self._counts_workers(move)
+        good, why = self._leaves_workers(move) if good else (good, why)
         good, why = self._agrees(move) if good else (good, why)
         if not good:
             self._telemetry.event("stage.stays", source=move.source, target=move.target, reason=why)
         return (move, reason) if good else (None, why)
+
+    def _counts_workers(self, move: StageMove) -> tuple[bool, str]:
+        """(whether the stages can be compared, the reason): not while most strangers do nothing, unless nobody is at
+        the other stage."""
+        good = not move.before or not self._presence.doubtful
+        return good, "" if good else "most replicas that are new here do not work, so stages cannot be compared"
 
     def _leaves_workers(self, move: StageMove) -> tuple[bool, str]:
         """(whether one of the replicas that stay was seen at work in rounds, the reason): keys beside the last replica

@@ -34,6 +34,10 @@ class StageObserver(Protocol):
         """`peers` went silent: calls to them that are under way may never be answered."""
         ...
 
+    def strangers_come(self) -> bool:
+        """Whether most replicas that were never met come when a round is tried with them."""
+        ...
+
     def confirmed(self, peer: PeerId, /) -> int:
         """Answers of `peer` in a row that were checked and right."""
         ...

@@ -78,5 +78,8 @@ class StageSlot:
         if self.work is not None:
             self.work.doubt(peers)
 
+    def strangers_come(self) -> bool:
+        return self.work is None or self.work.strangers_come()
+
     def confirmed(self, peer: PeerId) -> int:
         return 0 if self.work is None else self.work.confirmed(peer)

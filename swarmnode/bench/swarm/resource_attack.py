@@ -2,8 +2,8 @@
 time of the honest processes, with and without each attack of resource_attacker.py, in turn.
 
 Nodes and attackers are real processes on this machine. Nodes compute for a share LOAD of the time, so that processors
-are left for both, and attackers run at the lowest priority: what they use themselves is not the victims' loss. (With
-LOAD 60 % four nodes filled two processors, and attackers that only burned time took 8 % of the samples.) The result also
+are left for both, and attackers run at the lowest priority: what they use themselves is not the victims' loss. (At
+60 % four nodes filled two processors, and attackers that only burned time took 8 % of the samples.) The result also
 tells the processor time that one message costs the honest, which is the same on a machine of one's own, and the share
 of rounds in which a replica met another.
 """
