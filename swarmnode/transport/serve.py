@@ -167,6 +167,8 @@ class StreamServer:
         try:
             method, request, served, lease = await self._admit(stream, peer, first)
         except (RemoteFault, Unavailable) as refusal:
+            if isinstance(refusal, RemoteFault) and not isinstance(refusal, Forbidden):
+                self.stranger_limit.broke(peer, asyncio.get_running_loop().time())
             await self._refuse(stream, refusal)
             return False
         under_way = peer, method

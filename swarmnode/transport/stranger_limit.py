@@ -21,6 +21,9 @@ CALLS_PER_S, CALLS_BURST = 1000.0, 4000.0  # guess: the tiny preset makes 100 ca
 IDLE_CALLS_PER_S, IDLE_CALLS_BURST = 40.0, 100.0  # guess
 ALL_IDLE_CALLS_PER_S, ALL_IDLE_CALLS_BURST = 80.0, 400.0
 ALL_IDLE_STREAMS_PER_S, ALL_IDLE_STREAMS_BURST = 50.0, 512.0  # guess: a stream costs 1 ms
+# Guess: requests that break the protocol, of one peer that was not seen at work here, which are answered with a reason.
+# Its streams are dropped unread meanwhile: who speaks another version is told why, and a flood of noise is not read.
+BROKEN_PER_S, BROKEN_BURST = 0.2, 8.0
 REFUSALS_PER_S, REFUSALS_BURST = 1.0, 8.0  # guess: of one peer that is not admitted: refusals with a reason
 # guess: streams of one stranger dropped unread, a handshake's cost 30 times, before it is disconnected
 DROPPED_MAX = 64
@@ -39,6 +42,9 @@ class StrangerRateLimiter:
 
     def stream(self, peer: PeerId, now_s: float, *, works: bool = True) -> bool:
         """Whether the admitted `peer`, which was seen at work or not, may open one more stream."""
+        broken = None if works else self._buckets.get(("broken", peer))
+        if broken is not None and broken.fill(now_s) < 1.0:
+            return self._count(False)
         taken = self._take("stream", peer, now_s, STREAMS_PER_S, STREAMS_BURST)
         return taken and (works or self._count(self._idle_streams.take(now_s)))
 
@@ -50,6 +56,10 @@ class StrangerRateLimiter:
         return self._take("idle", peer, now_s, IDLE_CALLS_PER_S, IDLE_CALLS_BURST) and self._count(
             self._idle.take(now_s)
         )
+
+    def broke(self, peer: PeerId, now_s: float) -> None:
+        """Note that a request of `peer` broke the protocol."""
+        self._bucket("broken", peer, now_s, BROKEN_PER_S, BROKEN_BURST).take(now_s)
 
     def stranger(self, peer: PeerId, now_s: float) -> bool:
         """Whether to answer a stranger this time."""
@@ -66,12 +76,15 @@ class StrangerRateLimiter:
         return True
 
     def _take(self, kind: str, peer: PeerId, now_s: float, rate: float, burst: float) -> bool:
+        return self._count(self._bucket(kind, peer, now_s, rate, burst).take(now_s))
+
+    def _bucket(self, kind: str, peer: PeerId, now_s: float, rate: float, burst: float) -> TokenBucket:
         bucket = self._buckets.get((kind, peer))
         if bucket is None:
             bucket = self._buckets[kind, peer] = TokenBucket(rate, burst, burst, now_s)
             if len(self._buckets) > PEERS_MAX:
                 self._buckets.popitem(last=False)
-        return self._count(bucket.take(now_s))
+        return bucket
 
     def _count(self, taken: bool) -> bool:
         self.dropped += not taken

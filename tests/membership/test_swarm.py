@@ -9,7 +9,7 @@ import pytest
 
 from swarmnode.identity import Identity
 from swarmnode.ids import PeerId, RunId, digest, seeded
-from swarmnode.membership.peer_table import PeerTable
+from swarmnode.membership.peer_table import SPECIAL_MAX, PeerTable
 from swarmnode.membership.record import check_record, remember, sign_record
 from swarmnode.membership.stage_view import rank, view_after, view_of
 from swarmnode.membership.swarm import shared
@@ -82,6 +82,30 @@ def test_each_node_knows_others_of_a_crowd_and_reads_only_what_is_new() -> None:
         assert small.swarm().sizes == (0, CROWD)
     finally:
         remember(2048)
+
+
+def test_a_flood_of_keys_does_not_replace_those_seen_at_work() -> None:
+    remember(0)  # as in a process of one node
+    try:
+        peer_table, rng = PeerTable(2, crowd_max=CROWD), seeded("book")
+        working = [signed(number, 1, samples_per_second=1.0) for number in range(CROWD)]
+        look(peer_table, 1, working, rng)
+        worked = peer_table.seen_at_work = {member.peer for member in peer_table.swarm().stages[1]}
+        keys = [signed(number, 1, samples_per_second=1.0) for number in range(CROWD, 40 * CROWD)]
+        look(peer_table, 1, working + keys, rng)
+        known = {member.peer for member in peer_table.swarm().stages[1]}
+        assert len(known) == CROWD
+        assert len(known & worked) == CROWD // 2, "half of the places stay open to others"
+    finally:
+        remember(2048)
+
+
+def test_keys_that_say_they_keep_a_snapshot_are_bounded_too() -> None:
+    peer_table = PeerTable(2, crowd_max=CROWD)
+    peer_table.attend(0)
+    for number in range(20 * CROWD):
+        peer_table.learn(record(f"b{number}", 1, kept_round=3))
+    assert len(peer_table.swarm().stages[1]) == SPECIAL_MAX * CROWD
 
 
 @pytest.mark.node

@@ -21,7 +21,7 @@ from swarmnode.pipeline.rebalance import StageMove
 from swarmnode.transport.memory import MemoryDirectory, MemoryTransport
 from swarmnode.wire import record_pb2
 from tests.support.records import record
-from tests.support.village import RUN, LoopClock, Village, manifest, village
+from tests.support.village import RUN, LoopClock, Village, manifest, told, village
 
 
 class CountedRounds:
@@ -219,6 +219,42 @@ async def test_nobody_goes_where_its_machine_cannot_serve() -> None:
         await v.leave()
 
 
+async def test_a_flood_of_keys_stops_neither_rounds_nor_microbatches_and_moves_nobody() -> None:
+    """Two replicas at each of two stages, and forty keys at each, which answer nothing and announce themselves anew
+    all the time: as members they were nearly all partners of rounds, most first hops, and a reason to move."""
+    run = dataclasses.replace(moving_manifest(stages=2), limits=dataclasses.replace(manifest().limits))
+    async with village(run) as v:
+        for stage in (0, 0, 1, 1):
+            v.add(stage)
+        await v.until(lambda: all(told(p, "exchange.paired") for p in v.people), "all have met")
+        keys = [(Identity.of_seed(bytes([90, number] * 16)), number % 2) for number in range(80)]
+        directory = MemoryDirectory(v.network, RUN, LoopClock())
+
+        async def announcing() -> None:
+            while True:
+                for key, stage in keys:
+                    await directory.announce(record(key, stage, speed=1e4))
+                await asyncio.sleep(0.5)
+
+        flood = asyncio.ensure_future(announcing())
+        first, last = v.people[0].node.presence, v.people[-1].node.presence
+        await v.until(lambda: first.doubtful and last.doubtful, "they are found to do nothing")
+        assert first.peer_table.swarm().sizes > (40, 40) and max(first.believed().sizes) <= 2
+        marks, since = [len(p.quiet.events) for p in v.people], v.total()
+        await v.until(lambda: v.total() >= since + 1024, "training goes on")
+
+        def met(at: int) -> tuple[int, int]:
+            events = [e for e, _ in v.people[at].quiet.events[marks[at] :]]
+            return events.count("exchange.paired"), events.count("exchange.lone")
+
+        await v.until(lambda: all(sum(met(at)) >= 12 for at in range(4)), "rounds go on")
+        paired = [met(at)[0] / sum(met(at)) for at in range(4)]
+        assert sum(paired) / 4 > 0.4, paired
+        assert not said(v, "stage.moving"), "nobody is pulled away"
+        flood.cancel()
+        await v.leave()
+
+
 async def test_a_false_speed_pulls_no_honest_replica_away() -> None:
     """Two replicas at each stage, and at stage 1 a key that announces a billion samples a second, answers pings, and
     does nothing. Nobody leaves stage 1: it counts as four machines at most."""
@@ -282,6 +318,20 @@ async def test_a_replica_leaves_a_stage_only_if_it_is_asked_for_as_little_as_is_
     assert found is agrees, reason
     assert rebalancer._agrees(dataclasses.replace(move, safety=True))[0], "a death that is not to be risked"
     assert rebalancer._agrees(dataclasses.replace(move, before=0.0))[0], "an empty stage"
+
+
+@pytest.mark.parametrize(("doubtful", "before", "good"), [(False, 10.0, True), (True, 10.0, False), (True, 0.0, True)])
+@pytest.mark.loop("virtual")
+async def test_nobody_moves_by_numbers_while_most_strangers_do_nothing(
+    doubtful: bool, before: float, good: bool
+) -> None:
+    """But where a stage stands empty."""
+    nobody: Any = None
+    presence: Any = SimpleNamespace(progress=SimpleNamespace(total=0), doubtful=doubtful)
+    rest = [random.Random(0), lambda: 0, lambda: 10.0]
+    rebalancer = StageRebalancer(moving_manifest(), RUN, presence, *[nobody] * 5, *rest)  # type: ignore[call-arg]
+    move = StageMove(PeerId("peer1"), 1, 0, before=before, after=15.0, speed=10.0)
+    assert rebalancer._counts_workers(move)[0] is good
 
 
 @pytest.mark.parametrize(

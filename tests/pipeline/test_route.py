@@ -280,3 +280,52 @@ def test_where_new_replicas_answer_all_are_tried_at_once() -> None:
     names = [f"r{number}" for number in range(40)]
     router.update([member(name, samples_per_second=10.0) for name in names])
     assert len(route(router, dict.fromkeys(names, 0.1), 80)) >= 36
+
+
+def test_the_slower_strangers_refuse_the_more_seldom_they_are_tried() -> None:
+    """An answer takes a second. Tries in vain of ten seconds cost no more than a sixty-fourth of the time."""
+    router = Router(random.Random(3), epsilon=0.0)
+    router.update([member("a", samples_per_second=1.0)])
+    route(router, {"a": 1.0}, 50)
+    for number in range(50):
+        router.learn(member(f"key {number}", samples_per_second=1.0))
+    now = lost_s = 0.0
+    for _ in range(20_000):
+        peer, _ = router.choose(now, 1)
+        now += 1.0
+        if peer == "a":
+            router.completed(PeerId("a"), 1, 1.0)
+        elif peer is not None:
+            router.ban(peer, now, lost_s=10.0)
+            lost_s += 10.0
+            now += 9.0
+    assert 0.0 < lost_s / now < 1 / 32
+    assert router.unknown_share() < 1 / 300
+
+
+def test_a_quick_no_of_a_stranger_is_none_and_a_slow_one_is() -> None:
+    router = Router(random.Random(3))
+    router.update([member("a"), member("new")])
+    assert router.unknown_share() == 1.0
+    router.tried_in_vain(PeerId("new"), 0.5)
+    assert router.unknown_share() == 1.0, "nobody answered yet: a second is slow"
+    route(router, {"a": 0.1, "new": 0.1}, 1)
+    for peer in {"a", "new"} - {p for p, known in router._peers.items() if known.seconds_per_sample.known}:
+        router.tried_in_vain(PeerId(peer), 0.05)
+        assert router.unknown_share() == 1.0
+        router.tried_in_vain(PeerId(peer), 5.0)
+        router.tried_in_vain(PeerId(peer), 5.0)
+        assert router.unknown_share() < 1.0
+
+
+def test_who_goes_to_another_stage_and_comes_back_is_banned_as_long_as_before() -> None:
+    router, now, banned = Router(random.Random(3)), 0.0, list[float]()
+    for sequence in range(8):
+        router.learn(member("flits", sequence))
+        assert not router.banned(PeerId("flits"), now)
+        banned.append(router.ban(PeerId("flits"), now))
+        router.forget(PeerId("flits"))
+        router.learn(member("flits", sequence))
+        assert router.banned(PeerId("flits"), now), "no newer record ends a ban before its time"
+        now += banned[-1]
+    assert banned == [min(60.0, BAN_FIRST_S * 2**faults) for faults in range(8)]

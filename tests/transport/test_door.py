@@ -9,7 +9,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from swarmnode import owner
-from swarmnode.errors import Forbidden, RemoteFault
+from swarmnode.errors import Forbidden, RemoteFault, Unavailable
 from swarmnode.identity import Identity
 from swarmnode.ids import PeerId
 from swarmnode.membership.access import AccessList, AccessRules, sign_access_list, sign_grant, sign_pass
@@ -20,6 +20,8 @@ from swarmnode.transport.frame import FrameKind
 from swarmnode.transport.libp2p import Libp2pTransport
 from swarmnode.transport.stranger_limit import (
     ALL_IDLE_CALLS_BURST,
+    BROKEN_BURST,
+    BROKEN_PER_S,
     CALLS_BURST,
     IDLE_CALLS_PER_S,
     StrangerRateLimiter,
@@ -119,6 +121,41 @@ def test_a_bucket_is_a_rate() -> None:
     bucket = TokenBucket(rate=10.0, burst=5.0, tokens=5.0, at_s=0.0)
     taken = sum(bucket.take(step / 1000) for step in range(10_000))
     assert taken == pytest.approx(10.0 * 10.0 + 5.0, abs=1)
+
+
+async def test_who_keeps_sending_noise_is_not_read_and_who_works_is() -> None:
+    limit, peer, now_s = StrangerRateLimiter(), PeerId("noisy"), 100.0
+    for _ in range(int(BROKEN_BURST)):
+        assert limit.stream(peer, now_s, works=False)
+        limit.broke(peer, now_s)
+    assert not limit.stream(peer, now_s, works=False)
+    assert limit.stream(peer, now_s, works=True), "a partner is not silenced"
+    assert limit.stream(PeerId("other"), now_s, works=False)
+    now_s += 1.0 / BROKEN_PER_S
+    assert limit.stream(peer, now_s, works=False), "it is told once more what is wrong"
+    limit.broke(peer, now_s)
+    assert not limit.stream(peer, now_s, works=False)
+
+
+async def test_noise_is_answered_a_few_times_and_then_dropped_unread() -> None:
+    async with asyncio.timeout(120), node() as (there, _), node() as (noisy, _):
+        there.prefer(lambda peer: False)
+        there.serve("ping", pong, tensor_bytes_max=0)
+        there.start()
+        noisy.start()
+        await noisy.connect(there.peer_id, await there.addresses())
+        answered = 0
+        for _ in range(3 * int(BROKEN_BURST)):
+            stream = await noisy.daemon.open_stream(there.peer_id, noisy.protocol, 10.0)
+            try:
+                await stream.write(b"noise " * 100)
+                await stream.read(1)
+                answered += 1
+            except (RemoteFault, Unavailable, ConnectionError):
+                pass
+            finally:
+                stream.abort()
+        assert BROKEN_BURST <= answered < 2 * BROKEN_BURST
 
 
 def test_many_keys_that_never_worked_make_no_more_calls_than_a_few_and_who_works_is_not_touched() -> None:

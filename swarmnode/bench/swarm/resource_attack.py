@@ -2,8 +2,8 @@
 time of the honest processes, with and without each attack of resource_attacker.py, in turn.
 
 Nodes and attackers are real processes on this machine. Nodes compute for a share LOAD of the time, so that processors
-are left for both, and attackers run at the lowest priority: what they use themselves is not the victims' loss. (At
-60 % four nodes filled two processors, and attackers that only burned time took 8 % of the samples.) The result also
+are left for both, and attackers run at the lowest priority. While they do not attack they use as much processor time
+for nothing: what they use themselves is not the victims' loss (on two cores up to 14 % of the samples). The result also
 tells the processor time that one message costs the honest, which is the same on a machine of one's own, and the share
 of rounds in which a replica met another.
 """
@@ -24,7 +24,7 @@ from typing import Any
 from swarmnode.bench.swarm.harness import SwarmHarness, fleet_in, resting
 from swarmnode.bench.swarm.laws import read_log
 from swarmnode.bench.swarm.learning_swarm import FleetMeter
-from swarmnode.bench.swarm.resource_attacker import WAYS, Order
+from swarmnode.bench.swarm.resource_attacker import TTL_S, WAYS, Order
 from swarmnode.errors import LocalFault, UsageError
 from swarmnode.local.child import environment
 from swarmnode.local.fleet import Fleet
@@ -38,6 +38,8 @@ SECONDS = 20.0
 REPEATS = 3
 RATE = 100.0  # guess: messages a second from one attacker to each node
 WARM_SAMPLES = 400  # guess: nodes have measured each other, and examined newcomers, by then
+CALIBRATION_S = 10.0
+FORGET_S = TTL_S + 5.0  # until the records of the last attack have expired everywhere
 ANSWER_S = 60.0  # guess: a busy machine; an attacker imports hivemind first
 
 
@@ -81,11 +83,15 @@ async def _one(way: str, clock: Clock, seconds: float, repeats: int, rate: float
             await swarm.progress(WARM_SAMPLES, "before the attack")
             meter, rest, attack = FleetMeter(fleet, clock), list[RateWindow](), list[RateWindow]()
             async with _attackers(way, fleet, Path(folder), rate) as attackers:
+                await attackers.turn("on")  # to see how much processor time they need
+                await asyncio.sleep(CALIBRATION_S)
                 for _ in range(repeats):
-                    for windows, order in ((rest, "off"), (attack, "on")):
-                        before = await attackers.turn(order)
-                        window = await _window(fleet, meter, seconds)
-                        windows.append(replace(window, messages=await attackers.turn("off") - before))
+                    await attackers.turn("off")
+                    await asyncio.sleep(FORGET_S)
+                    rest.append(await _window(fleet, meter, seconds))
+                    before = await attackers.turn("on")
+                    window = await _window(fleet, meter, seconds)
+                    attack.append(replace(window, messages=await attackers.turn("sent") - before))
             if gone := [child for child in fleet.nodes if not child.alive]:
                 raise LocalFault(f"{gone[0].name} ended under attack: {gone[0].reason}")
             return {"attack": way, **_row(rest, attack), **_harm(fleet)}
@@ -167,7 +173,7 @@ class _Attackers:
             await process.stdin.drain()
 
     async def turn(self, order: str) -> int:
-        """Turn the attack "on" or "off"; returns the messages sent so far by all. Raises LocalFault if one died."""
+        """Turn the attack "on" or "off"; returns the "sent" messages so far by all. Raises LocalFault if one died."""
         await self.say(order)
         return sum([int(json.loads(await self._line(process))["sent"]) for process in self._processes])
 

@@ -6,8 +6,10 @@ its own key, which announces itself as a replica and then wastes what others hav
     malformed   frames that do not parse, sizes that contradict each other, small packets that decode to gigabytes
     events      an eternal JOINING that answers pings, signs receipts and forges evidence, each of which would be logged
 
-`python -m swarmnode.bench.swarm.resource_attacker WAY` reads one JSON object (`Order`) from stdin, then lines "on" and
-"off", and answers each with the number of messages it has sent so far.
+`python -m swarmnode.bench.swarm.resource_attacker WAY` reads one JSON object (`Order`) from stdin, then lines "on",
+"off" and "sent", and answers each with the number of messages it has sent so far. After "off" it uses as much processor
+time for nothing as it did during the attack, so that a victim on the same machine loses by both what it loses to a busy
+processor, and the difference is the attack's.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import uvloop
 
 from swarmnode.errors import RemoteFault, Unavailable
@@ -48,6 +51,7 @@ STREAMS = 2  # silent ones of one attacker to each node; two attackers have four
 CALL_TIMEOUT_S = 5.0
 TTL_S = 50.0
 LOWEST = 19  # niceness
+SLICE_S = 0.002  # of processor time used for nothing at a time
 PAUSE_S = 0.02  # guess: between two streams, so that a refusal is not a busy loop here
 
 
@@ -264,6 +268,20 @@ def _lowest_priority(pid: int) -> None:
         Path(f"/proc/{pid}/autogroup").write_text(str(LOWEST), encoding="ascii")
 
 
+async def _burn(share: float) -> None:
+    """Use a `share` of one processor for nothing, until cancelled."""
+    if share <= 0.0:
+        return
+    loop = asyncio.get_running_loop()
+    begun_s, before_s = loop.time(), time.process_time()
+    while True:
+        slice_s = time.process_time()
+        while time.process_time() - slice_s < SLICE_S:
+            pass
+        ahead_s = (time.process_time() - before_s) / share - (loop.time() - begun_s)
+        await asyncio.sleep(max(0.0, ahead_s))
+
+
 async def _serve(way: str) -> None:
     _lowest_priority(os.getpid())
     loop = asyncio.get_running_loop()
@@ -274,14 +292,25 @@ async def _serve(way: str) -> None:
     _lowest_priority(transport.daemon.pid)
     transport.serve("ping", _pong, tensor_bytes_max=0)
     transport.start()
-    attacker, task = ResourceAttacker(transport, identity, order), None
+    attacker, task, p2pd = ResourceAttacker(transport, identity, order), None, psutil.Process(transport.daemon.pid)
+
+    def used_s() -> float:
+        """Processor time of this process and its p2pd so far."""
+        return time.process_time() + sum(p2pd.cpu_times()[:2])
+
+    begun_s, before_s, attacking = loop.time(), used_s(), False
     try:
         while line := (await loop.run_in_executor(None, sys.stdin.readline)).strip():
+            if line == "sent":
+                _tell({"sent": attacker.sent})
+                continue
             if task is not None:
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await task
-            task = loop.create_task(attacker.attack(way)) if line == "on" else None
+            share = (used_s() - before_s) / max(1e-9, loop.time() - begun_s) if attacking else 0.0
+            begun_s, before_s, attacking = loop.time(), used_s(), line == "on"
+            task = loop.create_task(attacker.attack(way) if attacking else _burn(share))
             _tell({"sent": attacker.sent})
     finally:
         if task is not None:
