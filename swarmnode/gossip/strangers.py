@@ -23,7 +23,7 @@ def is_open(run_id: RunId, stage: int, round_index: int) -> bool:
 
 
 class Strangers:
-    """How the replicas fared that this one had never met when a round was tried with them."""
+    """The record of one replica on those it had never met when a round was tried with them."""
 
     def __init__(self, run_id: RunId, stage: int, met: Callable[[PeerId], int]) -> None:
         """`met`: packets of a replica that were taken here."""

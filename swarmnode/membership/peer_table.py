@@ -33,7 +33,7 @@ class PeerTable:
         self._members_max = members_max
         self._crowd_max = crowd_max
         self._own: Collection[int] = ()
-        self.seen_at_work: Container[PeerId] = ()
+        self._seen_at_work: Container[PeerId] = ()
         self.excluded = set[PeerId]()  # peers found to lie: dropped, and never added again
         self._salt = 0  # of this node's random order; 0: not drawn yet
         self._stages, places = stages, stages + 1
@@ -54,6 +54,10 @@ class PeerTable:
         self._stale = set(range(places))  # stages whose part of `_frozen` is out of date
         self._changed = set(range(places))  # stages that changed since `changed` was last called
         self._frozen = Swarm.frozen(() for _ in range(stages))
+
+    def prefer(self, seen_at_work: Container[PeerId]) -> None:
+        """Keep peers `seen_at_work` here, now and later, in crowded stages."""
+        self._seen_at_work = seen_at_work
 
     def attend(self, *stages: int) -> None:
         """Know all members of `stages` from now on: of the one served here, and all feeders where this node feeds."""
@@ -90,7 +94,7 @@ class PeerTable:
         drawn = [peer for _, peer in newer[: max(0, room)]]
         if len(drawn) < len(newer):
             plain = sorted([(rank(peer, salt), peer) for peer in self._present[stage] if peer not in special])
-            stay = {*[one for one in plain if one[1] in self.seen_at_work][: self._crowd_max // 2]}
+            stay = {*[one for one in plain if one[1] in self._seen_at_work][: self._crowd_max // 2]}
             others = [one for one in reversed(plain) if one not in stay]
             for new, known in zip(newer[len(drawn) :], others, strict=False):
                 if new >= known:

@@ -75,7 +75,8 @@ class Presence:
         self.run_progress = RunProgress(
             manifest, self.me, self.peer_table, self.progress, clock, telemetry, self._refused, stage.progressed
         )
-        seen = self.peer_table.seen_at_work = self.run_progress.clock.observed.times
+        seen = self.run_progress.clock.observed.times
+        self.peer_table.prefer(seen)
         self._believed = BelievedSwarm(self.me, seen, self._strangers_work, stages=manifest.pipeline.stages)
         self.blocks_heard: dict[PeerId, record_pb2.Blocks] = {}
         self._joined_unix_ms = int(clock.unix_s() * 1000)

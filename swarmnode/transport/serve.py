@@ -99,7 +99,7 @@ class StreamServer:
         self._served[method] = ServedMethod(handler, tensor_bytes_max, admit)
 
     def cut(self, cut_off: Callable[[PeerId], None]) -> None:
-        """Call `cut_off` with a stranger that keeps opening streams."""
+        """Call `cut_off` with a stranger, or a peer that sends noise, that keeps opening streams."""
         self._cut_off = cut_off
 
     def prefer(self, works: Callable[[PeerId], bool]) -> None:
@@ -138,7 +138,7 @@ class StreamServer:
         permit, reason = (True, "") if admission is None else admission.judge(peer)
         limit = self.stranger_limit
         if not (limit.stream(peer, now, works=self._works(peer)) if permit else limit.stranger(peer, now)):
-            if not permit and self._cut_off is not None and self.stranger_limit.is_nuisance(peer):
+            if self._cut_off is not None and self.stranger_limit.is_nuisance(peer):
                 self._cut_off(peer)
             return None
         try:

@@ -44,6 +44,7 @@ class StrangerRateLimiter:
         """Whether the admitted `peer`, which was seen at work or not, may open one more stream."""
         broken = None if works else self._buckets.get(("broken", peer))
         if broken is not None and broken.fill(now_s) < 1.0:
+            broken.refused += 1
             return self._count(False)
         taken = self._take("stream", peer, now_s, STREAMS_PER_S, STREAMS_BURST)
         return taken and (works or self._count(self._idle_streams.take(now_s)))
@@ -59,7 +60,8 @@ class StrangerRateLimiter:
 
     def broke(self, peer: PeerId, now_s: float) -> None:
         """Note that a request of `peer` broke the protocol."""
-        self._bucket("broken", peer, now_s, BROKEN_PER_S, BROKEN_BURST).take(now_s)
+        bucket = self._bucket("broken", peer, now_s, BROKEN_PER_S, BROKEN_BURST)
+        bucket.tokens = max(0.0, bucket.fill(now_s) - 1.0)
 
     def stranger(self, peer: PeerId, now_s: float) -> bool:
         """Whether to answer a stranger this time."""
@@ -68,12 +70,14 @@ class StrangerRateLimiter:
         )
 
     def is_nuisance(self, peer: PeerId) -> bool:
-        """Whether DROPPED_MAX more streams of the stranger `peer` were dropped since this was last true."""
-        bucket = self._buckets.get(("refusal", peer))
-        if bucket is None or bucket.refused < DROPPED_MAX:
-            return False
-        bucket.refused = 0
-        return True
+        """Whether DROPPED_MAX more streams of `peer`, a stranger or one that keeps sending noise, were dropped since
+        this was last true."""
+        for kind in ("refusal", "broken"):
+            bucket = self._buckets.get((kind, peer))
+            if bucket is not None and bucket.refused >= DROPPED_MAX:
+                bucket.refused = 0
+                return True
+        return False
 
     def _take(self, kind: str, peer: PeerId, now_s: float, rate: float, burst: float) -> bool:
         return self._count(self._bucket(kind, peer, now_s, rate, burst).take(now_s))

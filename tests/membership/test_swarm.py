@@ -90,7 +90,8 @@ def test_a_flood_of_keys_does_not_replace_those_seen_at_work() -> None:
         peer_table, rng = PeerTable(2, crowd_max=CROWD), seeded("book")
         working = [signed(number, 1, samples_per_second=1.0) for number in range(CROWD)]
         look(peer_table, 1, working, rng)
-        worked = peer_table.seen_at_work = {member.peer for member in peer_table.swarm().stages[1]}
+        worked = {member.peer for member in peer_table.swarm().stages[1]}
+        peer_table.prefer(worked)
         keys = [signed(number, 1, samples_per_second=1.0) for number in range(CROWD, 40 * CROWD)]
         look(peer_table, 1, working + keys, rng)
         known = {member.peer for member in peer_table.swarm().stages[1]}

@@ -23,6 +23,7 @@ from swarmnode.transport.stranger_limit import (
     BROKEN_BURST,
     BROKEN_PER_S,
     CALLS_BURST,
+    DROPPED_MAX,
     IDLE_CALLS_PER_S,
     StrangerRateLimiter,
 )
@@ -134,7 +135,9 @@ async def test_who_keeps_sending_noise_is_not_read_and_who_works_is() -> None:
     now_s += 1.0 / BROKEN_PER_S
     assert limit.stream(peer, now_s, works=False), "it is told once more what is wrong"
     limit.broke(peer, now_s)
-    assert not limit.stream(peer, now_s, works=False)
+    assert not limit.is_nuisance(peer)
+    assert not any(limit.stream(peer, now_s, works=False) for _ in range(DROPPED_MAX))
+    assert limit.is_nuisance(peer) and not limit.is_nuisance(peer), "once for so many"
 
 
 async def test_noise_is_answered_a_few_times_and_then_dropped_unread() -> None:
