@@ -14,6 +14,7 @@ from swarmnode.ema import Ema, EmaStart
 from swarmnode.ids import PeerId, RunId, digest64
 
 MOSTLY = 0.5  # guess: strangers are partners like others while so many of about the last ten came
+TRIES = 4  # guess: before them nobody is kept out; one newcomer with a bad line is no flood
 OPEN_EVERY = 4  # guess: a newcomer waits for four rounds beside a flood of keys, and the others lose a fourth of theirs
 
 
@@ -39,7 +40,7 @@ class Strangers:
     @property
     def come(self) -> bool:
         """Whether most of those that were tried lately came."""
-        return not self._came.known or self._came.value >= MOSTLY
+        return self._came.count < TRIES or self._came.value >= MOSTLY
 
     def kept_out(self, members: Sequence[PeerId], me: PeerId) -> set[PeerId]:
         """The `members` that only open rounds take: nobody while strangers come, or while none but strangers is

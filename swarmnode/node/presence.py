@@ -107,7 +107,7 @@ class Presence:
     def _strangers_work(self) -> Iterator[bool]:
         yield self._stage.strangers_come()
         for stage in self._sends_to:
-            yield self.routers[stage].unknown_share() == 1.0
+            yield not self.routers[stage].flooded
 
     def samples_total(self) -> int:
         """Samples that the whole run has trained, as far as known here."""

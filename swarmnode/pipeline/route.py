@@ -250,6 +250,11 @@ class Router:
         seconds of a sample, until others have answered."""
         return self._unknown.share(self._samples * (self._all.value if self._all.known else one_s))
 
+    @property
+    def flooded(self) -> bool:
+        """Whether most of many replicas that never answered before did not answer when they were tried."""
+        return self._unknown.flooded
+
     def able(self, now: float, exclude: Collection[PeerId]) -> bool:
         """Whether a peer not in `exclude` could be chosen now."""
         return any(peer not in exclude and self._able(peer, now) for peer in self._peers)

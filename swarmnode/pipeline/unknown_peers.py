@@ -15,6 +15,7 @@ from swarmnode.ema import Ema, EmaStart
 from swarmnode.ids import PeerId
 
 MOSTLY = 0.5  # guess: no limit while so many of about the last ten answered
+FLOOD = 8  # guess: of so many tries most were in vain; one newcomer with a bad line is no flood
 SHARE, SHARE_LEAST = 0.25, 1.0 / 64.0  # guess: of choices, times the share that answered; and at least
 
 
@@ -45,6 +46,11 @@ class UnknownPeers:
         if peer in self.peers:
             self._answered.add(0.0)
             self._lost_s.add(lost_s)
+
+    @property
+    def flooded(self) -> bool:
+        """Whether most of many that were tried did not answer."""
+        return bool(self.peers) and self._answered.count >= FLOOD and self._answered.value < MOSTLY
 
     def share(self, usual_s: float) -> float:
         """The share of choices that unknown replicas may have, where an answer takes `usual_s`; 0: not known yet."""

@@ -6,6 +6,7 @@ cost more than a bound. PEERS_MAX buckets bound the memory.
 
 from __future__ import annotations
 
+import dataclasses
 from collections import OrderedDict
 
 from swarmnode.ids import PeerId
@@ -44,7 +45,7 @@ class StrangerRateLimiter:
         """Whether the admitted `peer`, which was seen at work or not, may open one more stream."""
         broken = None if works else self._buckets.get(("broken", peer))
         if broken is not None and broken.fill(now_s) < 1.0:
-            broken.refused += 1
+            broken.take(now_s)
             return self._count(False)
         taken = self._take("stream", peer, now_s, STREAMS_PER_S, STREAMS_BURST)
         return taken and (works or self._count(self._idle_streams.take(now_s)))
@@ -60,8 +61,7 @@ class StrangerRateLimiter:
 
     def broke(self, peer: PeerId, now_s: float) -> None:
         """Note that a request of `peer` broke the protocol."""
-        bucket = self._bucket("broken", peer, now_s, BROKEN_PER_S, BROKEN_BURST)
-        bucket.tokens = max(0.0, bucket.fill(now_s) - 1.0)
+        self._bucket("broken", peer, now_s, BROKEN_PER_S, BROKEN_BURST).take(now_s)
 
     def stranger(self, peer: PeerId, now_s: float) -> bool:
         """Whether to answer a stranger this time."""
@@ -75,7 +75,7 @@ class StrangerRateLimiter:
         for kind in ("refusal", "broken"):
             bucket = self._buckets.get((kind, peer))
             if bucket is not None and bucket.refused >= DROPPED_MAX:
-                bucket.refused = 0
+                self._buckets[kind, peer] = dataclasses.replace(bucket, refused=0)
                 return True
         return False
 

@@ -82,7 +82,6 @@ REMAINING = {
     "swarmnode/simulation/world.py": 4,
     "swarmnode/transport/hivemind_patches.py": 6,
     "swarmnode/transport/serve.py": 1,
-    "swarmnode/transport/stranger_limit.py": 1,
     "swarmnode/transport/stream.py": 2,
     "swarmnode/transport/web.py": 1,
 }
