@@ -1,8 +1,7 @@
 """Rate limits of the DHT's own calls, which p2pd hands to hivemind without our transport in between.
 
 A call costs as much as the keys it names, because each stored value is verified. Honest nodes store one record and look
-up a few stages in each announce period. A node that comes close to a key is given at once what others hold for it; of
-a peer that was not seen at work here, the part beyond the limit comes with the next announcements.
+up a few stages in each announce period. A node that comes close to a key is given at once what others hold for it.
 """
 
 from __future__ import annotations
@@ -13,11 +12,9 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from swarmnode.errors import Busy
-from swarmnode.ids import PeerId
 from swarmnode.token_bucket import TokenBucket
 
 KEYS_PER_S, KEYS_BURST = 50.0, 2048.0  # guess: of one peer; it can hand over the records of 2,000 nodes
-IDLE_PER_S, IDLE_BURST = 5.0, 128.0  # guess: of one that was not seen at work here; it announces a key in ten seconds
 ALL_PER_S, ALL_BURST = 500.0, 16384.0  # guess: of all peers: a thousand nodes announce and look up 200 times a second
 PEERS_MAX = 4096  # guess: buckets remembered, 200 bytes each
 
@@ -28,20 +25,13 @@ class DhtLimit:
     """The buckets of one node."""
 
     def __init__(self) -> None:
-        self._of: OrderedDict[tuple[PeerId, bool], TokenBucket] = OrderedDict()
+        self._of: OrderedDict[object, TokenBucket] = OrderedDict()
         self._all = TokenBucket(ALL_PER_S, ALL_BURST, ALL_BURST, 0.0)
-        self._works: Callable[[PeerId], bool] = lambda peer: True
 
-    def prefer(self, works: Callable[[PeerId], bool]) -> None:
-        """Allow peers for which `works` is true more calls than others."""
-        self._works = works
-
-    def take(self, peer: PeerId, keys: int, now_s: float) -> bool:
+    def take(self, peer: object, keys: int, now_s: float) -> bool:
         """Whether `peer` may make one more call that names `keys` keys."""
-        works = self._works(peer)
-        rate, burst = (KEYS_PER_S, KEYS_BURST) if works else (IDLE_PER_S, IDLE_BURST)
-        bucket = self._of.pop((peer, works), None) or TokenBucket(rate, burst, burst, now_s)
-        self._of[peer, works] = bucket
+        bucket = self._of.pop(peer, None) or TokenBucket(KEYS_PER_S, KEYS_BURST, KEYS_BURST, now_s)
+        self._of[peer] = bucket
         if len(self._of) > PEERS_MAX:
             self._of.popitem(last=False)
         cost = float(max(1, keys))
@@ -52,7 +42,7 @@ class DhtLimit:
 
         async def serve(request: Any, context: Any) -> Any:
             keys = len(getattr(request, "keys", ()))
-            if not self.take(PeerId(str(context.remote_id)), keys, asyncio.get_running_loop().time()):
+            if not self.take(context.remote_id, keys, asyncio.get_running_loop().time()):
                 raise Busy("more calls of the DHT than one peer may make", 1.0)
             return await handler(request, context)
 

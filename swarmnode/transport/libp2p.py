@@ -167,7 +167,6 @@ class Libp2pTransport:
     def prefer(self, works: Callable[[PeerId], bool]) -> None:
         """Give peers for which `works` is true room for their calls beside a flood of calls of others."""
         self._server.prefer(works)
-        self._daemon.dht_limit.prefer(works)
 
     def start(self) -> None:
         """Answer calls from now on; all handlers must be registered. `DhtDirectory.create` calls this, too."""
