@@ -97,12 +97,10 @@ class Recording(TorchReplica):
     """Counts the gradients it adds; the laws are checked on these."""
 
     counted: int = 0
-    too_old: int = 0  # samples of gradients that came too many steps late to be added, on a busy machine
 
     def backward(self, tape: Tape, gradient: WireTensor, samples: int, *, accumulate: bool = True) -> WireTensor | None:
         given = super().backward(tape, gradient, samples, accumulate=accumulate)
         self.counted += samples if accumulate else 0
-        self.too_old += 0 if accumulate else samples
         return given
 
 
