@@ -20,6 +20,13 @@ class TokenBucket:
         """A bucket with `burst` tokens."""
         return cls(rate, burst, burst, now_s)
 
+    def overrun(self, count: int) -> bool:
+        """Whether `count` more were refused since this was last true."""
+        if self.refused < count:
+            return False
+        self.refused = 0
+        return True
+
     def fill(self, now_s: float) -> float:
         """Refill until `now_s`; return the tokens."""
         self.tokens = min(self.burst, self.tokens + max(0.0, now_s - self.at_s) * self.rate)

@@ -304,7 +304,7 @@ class Gossip:
         weight = self._weight.of(round_index)
         draft = await self._compute.run(Priority.OUTER, 0, lambda: self._replica.draft(round_index))
         ours = OutgoingPacket(round_index, weight, samples, draft.tensors)
-        strangers = [peer for peer in others if not self.acceptance.met(peer)]
+        strangers = self._strangers.among(others)
         came, why = await while_written(draft, self._meet(others, ours))
         reason = why or reason
         if came:
@@ -323,7 +323,7 @@ class Gossip:
             others_here=others_here,
         )
         for peer in strangers:
-            self._strangers.tried(peer, peer in came)
+            self._strangers.tried(peer in came)
         if others and not kept_out.issuperset(others):
             self._met.add(min(1.0, took.gave(len(came)) / len(others)))
         self.missed = self._of_progress and self.newcomer and others_here and not took.met

@@ -8,7 +8,7 @@ same ones, and in the others those that have met before meet each other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from swarmnode.ema import Ema, EmaStart
 from swarmnode.ids import PeerId, RunId, digest64
@@ -16,11 +16,6 @@ from swarmnode.ids import PeerId, RunId, digest64
 MOSTLY = 0.5  # guess: strangers are partners like others while so many of about the last ten came
 TRIES = 4  # guess: before them nobody is kept out; one newcomer with a bad line is no flood
 OPEN_EVERY = 4  # guess: a newcomer waits for four rounds beside a flood of keys, and the others lose a fourth of theirs
-
-
-def is_open(run_id: RunId, stage: int, round_index: int) -> bool:
-    """Whether strangers meet in this round in any case. By hash, so that each stride meets in open and other rounds."""
-    return digest64("open", run_id, stage, round_index) % OPEN_EVERY == 0
 
 
 class Strangers:
@@ -33,8 +28,12 @@ class Strangers:
         self._met = met
         self._came = Ema(start=EmaStart.MEAN)
 
-    def tried(self, peer: PeerId, came: bool) -> None:
-        """Note whether a packet of `peer`, which was drawn as a partner and never met before, `came`."""
+    def among(self, members: Iterable[PeerId]) -> list[PeerId]:
+        """The `members` that were never met."""
+        return [peer for peer in members if not self._met(peer)]
+
+    def tried(self, came: bool) -> None:
+        """Note whether a packet of a partner that was never met before `came`."""
         self._came.add(float(came))
 
     @property
@@ -47,9 +46,10 @@ class Strangers:
         known."""
         if self.come:
             return set()
-        strangers = {peer for peer in members if peer != me and not self._met(peer)}
-        return strangers if len(strangers) < len({*members} - {me}) else set()
+        others = {*members} - {me}
+        strangers = {*self.among(others)}
+        return strangers if strangers != others else set()
 
     def is_open(self, round_index: int) -> bool:
-        """See `is_open`."""
-        return is_open(self._run_id, self._stage, round_index)
+        """Whether strangers meet in this round in any case. By hash, so that each stride meets in open and others."""
+        return digest64("open", self._run_id, self._stage, round_index) % OPEN_EVERY == 0

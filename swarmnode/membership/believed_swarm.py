@@ -43,8 +43,7 @@ class BelievedSwarm:
         return self._last[2]
 
     def _of(self, swarm: Swarm, own: int | None, sends_to: Collection[int]) -> Swarm:
-        serves = own is not None and own < self._stages
-        looks_at = {*sends_to, *((own - 1, own) if serves and own is not None else (0,))}
+        looks_at = {*sends_to, *((own - 1, own) if own is not None and own < self._stages else (0,))}
         known = [self._known(members) if stage in looks_at else () for stage, members in enumerate(swarm.stages)]
         most = max(map(len, known))
         stages = [

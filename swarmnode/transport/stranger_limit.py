@@ -6,7 +6,6 @@ cost more than a bound. PEERS_MAX buckets bound the memory.
 
 from __future__ import annotations
 
-import dataclasses
 from collections import OrderedDict
 
 from swarmnode.ids import PeerId
@@ -72,12 +71,8 @@ class StrangerRateLimiter:
     def is_nuisance(self, peer: PeerId) -> bool:
         """Whether DROPPED_MAX more streams of `peer`, a stranger or one that keeps sending noise, were dropped since
         this was last true."""
-        for kind in ("refusal", "broken"):
-            bucket = self._buckets.get((kind, peer))
-            if bucket is not None and bucket.refused >= DROPPED_MAX:
-                self._buckets[kind, peer] = dataclasses.replace(bucket, refused=0)
-                return True
-        return False
+        buckets = [self._buckets.get((kind, peer)) for kind in ("refusal", "broken")]
+        return any(bucket is not None and bucket.overrun(DROPPED_MAX) for bucket in buckets)
 
     def _take(self, kind: str, peer: PeerId, now_s: float, rate: float, burst: float) -> bool:
         return self._count(self._bucket(kind, peer, now_s, rate, burst).take(now_s))

@@ -225,7 +225,7 @@ async def test_nobody_goes_where_its_machine_cannot_serve() -> None:
 async def test_a_flood_of_keys_stops_neither_rounds_nor_microbatches_and_moves_nobody() -> None:
     """Two replicas at each of two stages, and forty keys at each, which answer nothing and announce themselves anew
     all the time: as members they were nearly all partners of rounds, most first hops, and a reason to move."""
-    run = dataclasses.replace(moving_manifest(stages=2), limits=dataclasses.replace(manifest().limits))
+    run = dataclasses.replace(moving_manifest(stages=2), limits=manifest().limits)
     async with village(run) as v:
         for stage in (0, 0, 1, 1):
             v.add(stage)
