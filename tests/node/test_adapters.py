@@ -29,7 +29,7 @@ async def test_adapters_meet_are_downloaded_and_begin_again() -> None:
     async with village(run) as v:
         for stage in (0, 1, 1, 2):
             v.add(stage)
-        await v.until(lambda: v.total() >= 192, "192 samples")
+        await v.until(lambda: v.told() >= 192, "192 samples")
         assert losses(v)[-1] < losses(v)[0] - 0.3
         joiner = v.add(2)
         await v.until(lambda: bool(told(joiner, "recovery.done")), "a joiner has the stage's adapters")
@@ -66,7 +66,7 @@ async def test_every_node_freezes_its_part_of_the_base_model(tmp_path: Path, tie
         await v.until(lambda: bool(said(people[0], "validation.done")), "the first validation")
         first = float(str(said(people[0], "validation.done")[0]["loss"]))
         assert abs(first - held_out_loss(model, run)) < 0.02, "the base in bfloat16"
-        await v.until(lambda: v.total() >= 128, "it trains")
+        await v.until(lambda: v.told() >= 128, "it trains")
         late = v.add(1, base=volunteer(v, tmp_path / "cache-late"))
         await v.until(lambda: late.node.state == 3, "the joiner trains")
         assert said(late, "recovery.done")[0]["method"] == "replica"

@@ -100,7 +100,7 @@ async def test_a_swarm_goes_on_where_the_model_was(tmp_path: Path, tied: bool, s
         assert slices == whole + (model.lm_head.weight.numel() * 4 if tied else 0), "each number travels once"
 
         # A joiner has its state from a donor, as ever; nothing of the base model.
-        await v.until(lambda: v.total() >= 64, "it trains")
+        await v.until(lambda: v.told() >= 64, "it trains")
         late = v.add(1, base=volunteer(v, tmp_path / "cache-late"))
         await v.until(lambda: late.node.state == 3 and bool(said(late, "recovery.done")), "the joiner trains")
         assert said(late, "recovery.done")[0]["method"] == "replica" and received(late) == 0
@@ -117,7 +117,7 @@ async def test_a_lost_stage_that_nobody_kept_is_brought_back_from_the_model(tmp_
     place = lay_out(tmp_path / "run", made)
     async with village(run) as v:
         people = [v.add(stage, base=volunteer(v, tmp_path / f"cache-{stage}", place)) for stage in range(3)]
-        await v.until(lambda: v.total() >= 96, "it trains")
+        await v.until(lambda: v.told() >= 96, "it trains")
         await people[2].die()
         v.people.remove(people[2])
         back = v.add(2, base=volunteer(v, tmp_path / "cache-back", place))

@@ -19,7 +19,7 @@ async def test_a_state_fetched_before_is_used_unless_the_replica_refuses_it() ->
 
     async with village(run) as v:
         giver = [v.add(stage) for stage in range(3)][1]
-        await v.until(lambda: v.total() >= 64, "it trains")
+        await v.until(lambda: v.told() >= 64, "it trains")
         node, source = v.add(1).node, giver.replica
         assert source is not None
         await v.until(lambda: node.state == record_pb2.NODE_STATE_TRAINING, "the joiner serves")

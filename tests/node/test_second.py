@@ -50,7 +50,7 @@ async def test_a_donor_that_announces_the_highest_speed_and_lies_misleads_no_joi
     async with village(run) as v:
         for stage in (0, 1, 2, 2):
             v.add(stage)
-        await v.until(lambda: v.total() >= 256, "it trains")
+        await v.until(lambda: v.told() >= 256, "it trains")
         stranger = Stranger(v, 1)
         giving(v, stranger, run, 2, spoil, at)
         await stranger.say(v, stage=2, samples_per_second=1e8, round=max(0, at))
@@ -94,7 +94,7 @@ async def test_a_donor_that_gives_other_fast_weights_and_moments_changes_nothing
     async with village(run) as v:
         for stage in (0, 1, 2):
             v.add(stage)
-        await v.until(lambda: v.total() >= 256, "it trains")
+        await v.until(lambda: v.told() >= 256, "it trains")
         stranger = Stranger(v, 1)
         giving(v, stranger, run, 2, same, 0)
         await stranger.say(v, stage=2, samples_per_second=1e8, round=0)
@@ -129,7 +129,7 @@ async def test_who_does_not_serve_a_stage_hands_nothing_over(record: bool) -> No
     async with village(run) as v:
         for stage in (0, 1, 2):
             v.add(stage)
-        await v.until(lambda: v.total() >= 256, "it trains")
+        await v.until(lambda: v.told() >= 256, "it trains")
         stranger, backup = Stranger(v, 1), v.people[0]
         giving(v, stranger, run, 1, noise, FUTURE)
         if record:
@@ -149,7 +149,7 @@ async def test_who_claims_to_bring_a_stage_back_for_ever_holds_nobody_up() -> No
     async with village(run) as v:
         for index in range(6):
             v.add(index % 3)
-        await v.until(lambda: v.total() >= 256, "it trains")
+        await v.until(lambda: v.told() >= 256, "it trains")
         strangers = [Stranger(v, number) for number in range(3)]
         await lose(v, 1)
         states = (record_pb2.NODE_STATE_SYNCING, record_pb2.NODE_STATE_JOINING, record_pb2.NODE_STATE_JOINING)

@@ -223,6 +223,11 @@ class Village:
         """Samples fed by everybody: each feeder's own entry, which nobody else may know yet."""
         return sum(p.node.presence.progress.feeders.get(p.node.me, 0) for p in self.people)
 
+    def told(self) -> int:
+        """Samples that every node tells of in its record. A joiner that hears of none takes the run for a new one."""
+        records = [p.node.presence.peer_table.member(p.node.me) for p in self.people]
+        return min(0 if record is None else record.total for record in records)
+
 
 class LoopClock:
     """ports.Clock that begins at a fixed date and runs with the loop."""
