@@ -11,11 +11,12 @@ UNCOMPILED := /(tests|pip|mypy)/|/transformers/models/(?!llama|auto)
 export OMP_NUM_THREADS := 1
 
 PYTEST = $(BIN)/python -m pytest -q -p no:cacheprovider
-# Real processes, for seconds to minutes each; a life in the storm, live and in virtual time; whole nodes; rounds and
-# models, which compute.
+# Real processes, for seconds to minutes each; a life in the storm, live and in virtual time; whole nodes, in two parts,
+# which wait for each other more than they compute; rounds and models, which compute.
 LIVE := tests/live
 STORM := tests/docs tests/chaos tests/simulation tests/dashboard
-NODE := tests/node
+NODE := $(wildcard tests/node/test_[a-g]*.py)
+SWARM := $(filter-out $(NODE),$(wildcard tests/node/test_*.py))
 ROUND := tests/gossip tests/model
 
 SETSID := $(shell command -v setsid)
@@ -56,21 +57,21 @@ $(LINT): $(STAMP)
 demo: setup
 	@$(BIN)/swarmnode up --nodes 6 --stages 3 --for 180s --kill 60s --out runs/demo
 
-# Five parts side by side: tests with real processes mostly wait. What the first four said comes last, then a line for
+# Six parts side by side: tests with real processes mostly wait. What the first five said comes last, then a line for
 # each. Each is a session of its own where that can be: Linux shares processors among sessions, and each node that a test
 # starts is one.
 test: setup $(LINT)
 	@mkdir -p build; part() { $(SETSID) $(PYTEST) $$2 > build/$$1-tests.txt 2>&1 & }; \
-	part live '$(LIVE)'; live=$$!; part storm '$(STORM)'; storm=$$!; part node '$(NODE)'; node=$$!; part round '$(ROUND)'; round=$$!; \
-	trap 'kill $$live $$storm $$node $$round' INT TERM; \
-	{ $(PYTEST) tests $(addprefix --ignore=,$(LIVE) $(STORM) $(NODE) $(ROUND)); echo $$? > build/rest-code; } 2>&1 \
+	part live '$(LIVE)'; live=$$!; part storm '$(STORM)'; storm=$$!; part node '$(NODE)'; node=$$!; part swarm '$(SWARM)'; swarm=$$!; part round '$(ROUND)'; round=$$!; \
+	trap 'kill $$live $$storm $$node $$swarm $$round' INT TERM; \
+	{ $(PYTEST) tests $(addprefix --ignore=,$(LIVE) $(STORM) tests/node $(ROUND)); echo $$? > build/rest-code; } 2>&1 \
 	  | tee build/rest-tests.txt; rest=$$(cat build/rest-code); \
-	wait $$round; round=$$?; wait $$node; node=$$?; wait $$storm; storm=$$?; wait $$live; live=$$?; \
-	cat build/round-tests.txt build/node-tests.txt build/storm-tests.txt build/live-tests.txt; echo; \
-	for part in rest round node storm live; do \
+	wait $$round; round=$$?; wait $$node; node=$$?; wait $$swarm; swarm=$$?; wait $$storm; storm=$$?; wait $$live; live=$$?; \
+	cat build/round-tests.txt build/node-tests.txt build/swarm-tests.txt build/storm-tests.txt build/live-tests.txt; echo; \
+	for part in rest round node swarm storm live; do \
 	  printf '%-6s%s\n' $$part: "$$(grep -E '^[0-9]+ .* in [0-9.]+s|^no tests ran' build/$$part-tests.txt | tail -n 1 | grep . || echo did not finish)"; \
 	done; \
-	test "$$rest" = 0 && test $$round = 0 && test $$node = 0 && test $$storm = 0 && test $$live = 0
+	test "$$rest" = 0 && test $$round = 0 && test $$node = 0 && test $$swarm = 0 && test $$storm = 0 && test $$live = 0
 
 chaos: setup
 	@$(BIN)/swarmnode bench chaos --seed $(SEED)

@@ -363,6 +363,7 @@ REPORT: Mapping[str, Bound] = {
     "StatusReply.loss_validation_samples": shown(SAMPLES_MAX, "samples"),
     "StatusReply.limits": part(),
     "StatusReply.home": words(4096, "only shown"),
+    "StatusReply.trains_nothing": flag(),
     "LimitsReply.limits": words(512, "only shown", many=64),
     "LimitsReply.running": flag(),
     "LimitsReply.reason": SHOWN,

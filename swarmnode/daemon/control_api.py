@@ -77,6 +77,7 @@ class ControlApi:
         process = self.process
         reply = describe(
             self._node,
+            process.transport.peer_id,
             process.run_id,
             process.manifest,
             process.telemetry,

@@ -7,7 +7,7 @@ import asyncio
 import psutil
 
 from swarmnode import __version__
-from swarmnode.ids import RunId
+from swarmnode.ids import PeerId, RunId
 from swarmnode.manifest import Manifest
 from swarmnode.membership.place import feeder_place
 from swarmnode.metrics import name
@@ -18,6 +18,7 @@ from swarmnode.wire import control_pb2, record_pb2
 
 def describe(
     node: Node | None,
+    me: PeerId,
     run_id: RunId,
     manifest: Manifest,
     telemetry: PrometheusTelemetry,
@@ -30,6 +31,7 @@ def describe(
     telemetry.gauge(name.RESIDENT_BYTES, float(resident))
     reply = control_pb2.StatusReply(
         run_id=run_id,
+        peer_id=me,
         run_name=manifest.name,
         version=__version__,
         stages=manifest.pipeline.stages,
@@ -37,10 +39,10 @@ def describe(
         metrics_address=metrics_address,
         resident_nbytes=resident,
         counters=telemetry.counters(),
+        trains_nothing=node is None,
     )
     if node is None:
         return reply
-    reply.peer_id = node.me
     place = node.presence.status.stage
     reply.state = node.state if place is not None else record_pb2.NODE_STATE_UNSPECIFIED
     reply.stage = feeder_place(manifest) if node.feeds_only else place or 0

@@ -199,7 +199,7 @@ def limits_text(status: StatusReply) -> str:
 
 
 def status_tables(status: StatusReply) -> list[Table]:
-    """A node's status, its non-zero counters, and its known peers."""
+    """A node's status, its non-zero counters, and the peers it knows if it works with any."""
     facts = Table(title=f"{status.run_name} {status.run_id[:16]}", title_justify="left", show_header=False)
     for key, value in _status_rows(status):
         facts.add_row(key, value)
@@ -218,10 +218,19 @@ def status_tables(status: StatusReply) -> list[Table]:
         peers.add_row(
             who, stage_text(peer.stage, status.stages), state, speed, str(peer.queue), str(peer.round), latency
         )
-    return [facts, counters, peers]
+    return [facts, counters] if status.trains_nothing else [facts, counters, peers]
 
 
 def _status_rows(status: StatusReply) -> list[tuple[str, str]]:
+    if status.trains_nothing:
+        return [
+            ("peer", status.peer_id),
+            ("version", status.version),
+            ("role", "a meeting point of the run: it trains nothing"),
+            ("up", f"{status.uptime_s:,.0f} s"),
+            ("memory", nbytes_text(status.resident_nbytes)),
+            ("metrics", f"http://{status.metrics_address}/metrics"),
+        ]
     return [
         ("peer", status.peer_id),
         ("version", status.version),

@@ -100,6 +100,11 @@ class Presence:
         """Whether most replicas that were never seen at work did nothing when they were tried."""
         return self._believed.doubtful
 
+    def idle(self, stage: int, least_s: float) -> bool:
+        """Whether this node sends to `stage`, and its replicas have refused all work for `least_s` at least."""
+        now = asyncio.get_running_loop().time()
+        return stage in self._sends_to and self.routers[stage].idle(now, least_s)
+
     def believed(self) -> Swarm:
         """The swarm as this node counts it (believed_swarm.py)."""
         return self._believed.of(self.peer_table.swarm(), self._status.stage, self._sends_to)

@@ -165,6 +165,7 @@ class ServedStage:
             samples_here=lambda: self.hop.samples,
             speed=self._speed,
             apart=self.replica.apart,
+            work_here=lambda: self.hop.worked,
         )
         return await rebalancer.run()
 

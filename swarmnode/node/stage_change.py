@@ -20,6 +20,7 @@ from swarmnode.membership.swarm import Swarm
 from swarmnode.metrics import name
 from swarmnode.model.section import Sizes, snapshot_nbytes
 from swarmnode.model.split import stages_of
+from swarmnode.node.idle_stage import IdleStages
 from swarmnode.node.presence import Presence
 from swarmnode.pipeline.believed_rate import bounded, evened, witnessed
 from swarmnode.pipeline.rebalance import (
@@ -64,12 +65,14 @@ THIN_LOOKS = 20  # guess: looks in a row that a stage has too few and another ca
 @dataclass(slots=True)
 class StageTransfer:
     """The state and expectations that a node takes along to its new stage. `state` is None when no replica there has
-    one, or once it is loaded. `speed`: the samples/s expected there, by the speed so far and the stages' costs."""
+    one, or once it is loaded. `speed`: the samples/s expected there, by the speed so far and the stages' costs.
+    `idle`: the replicas there do nothing."""
 
     stage: int
     reason: str
     speed: float
     state: Snapshot | None
+    idle: bool = False
 
     def release(self) -> Snapshot | None:
         """Return the state and drop the reference here: it is as large as the replica itself."""
@@ -114,10 +117,12 @@ class StageRebalancer:
         samples_here: Callable[[], int],
         speed: Callable[[], float],
         apart: Apart = apart,
+        *,
+        work_here: Callable[[], float],
     ) -> None:
         """`sizes` gives the sizes of a stage as its replicas count
         them; `gossip` runs the rounds of the present stage; `samples_here` counts the samples trained there; `speed` is
-        this machine's, in samples/s; `apart` as in ports.Replica."""
+        this machine's, in samples/s; `work_here` grows with each microbatch that comes; `apart` as in ports.Replica."""
         self._manifest = manifest
         self._run_id = run_id
         self._presence = presence
@@ -130,6 +135,7 @@ class StageRebalancer:
         self._rng = rng
         self._samples_here = samples_here
         self._speed = speed
+        self._idle = IdleStages(manifest, presence, work_here)
         self._costs = costs(manifest)
         pipeline = manifest.pipeline
         self._rules = RebalanceRules(pipeline.rebalance_ratio, pipeline.min_keep)
@@ -165,10 +171,10 @@ class StageRebalancer:
     async def _wait(self) -> None:
         """Wait about a period, so that moves are rare.
 
-        The wait is shorter when a stage stands empty, when a stage has too few replicas and another can spare one, or
-        when nodes (including this one) came or went: the loss of a node should not stay unnoticed for a period, and
-        nodes that began together chose their stages before any had announced a speed. These cases do not wait for the
-        first sample, which takes minutes.
+        The wait is shorter when a stage stands empty or idle, when a stage has too few replicas and another can spare
+        one, or when nodes (including this one) came or went: the loss of a node should not stay unnoticed for a period,
+        and nodes that began together chose their stages before any had announced a speed. These cases do not wait for
+        the first sample, which takes minutes.
         """
         loop, peer_table, empty, thin, calm = asyncio.get_running_loop(), self._presence.peer_table, 0, 0, 0
         if self._saw_enough():
@@ -183,6 +189,8 @@ class StageRebalancer:
         patience = EMPTY_LOOKS if begun else FIRST_LOOKS
         while (left_s := end - loop.time()) > 0 and empty < patience and thin < THIN_LOOKS:
             await asyncio.sleep(min(left_s, EMPTY_SHARE * self._manifest.limits.announce_period_s))
+            if self._idle.move()[0] is not None:
+                return
             if begun and peer_table.shape == shape and not empty and not thin:
                 continue  # nobody came, went or changed since the last look
             shape = peer_table.shape
@@ -210,6 +218,9 @@ class StageRebalancer:
         presence = self._presence
         if presence.status.state != record_pb2.NODE_STATE_TRAINING:
             return None, "not training"
+        move, reason = self._idle.move()
+        if move is not None:
+            return move, reason
         move, reason = plan_move(self._swarm(), self._costs, self._rules, presence.me)
         if move is None or move.peer != presence.me:
             return None, reason
@@ -284,14 +295,13 @@ class StageRebalancer:
             return None
         self._telemetry.event("stage.moving", source=move.source, target=move.target, reason=reason)
         self._say(move.target)
-        if not self._presence.peer_table.swarm().stages[
-            move.target
-        ]:  # nothing to fetch: the new stay brings the stage back
+        idle = move.target in self._idle
+        if idle or not self._presence.peer_table.swarm().stages[move.target]:
             good, why = await self._replaced(move.source)
             if not good:
                 self._stay(move, why)
                 return None
-            return StageTransfer(move.target, reason, move.speed, None)
+            return StageTransfer(move.target, reason, move.speed, None, idle)  # the new stay brings the stage back
         loop = asyncio.get_running_loop()
         begun_s = loop.time()
         try:

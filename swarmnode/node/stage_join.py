@@ -83,6 +83,7 @@ async def join_stage(
         probe = tasks.create_task(probing)
     await check_subspace(replica, context.manifest, presence, ports.compute)
     take = transfer.release if transfer is not None else lambda: None  # no name here keeps what may be gigabytes
-    restored = await context.restorer.restore(replica, stage, take(), backup)
+    idle = transfer is not None and transfer.idle
+    restored = await context.restorer.restore(replica, stage, take(), backup, seen_only=idle)
     speed = expected if probe is None else await probe
     return JoinedStage(stage, replica, restored, speed, text)

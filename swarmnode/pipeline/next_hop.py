@@ -164,6 +164,7 @@ class NextHop:
     def _refused(self, peer: PeerId, stage: int, error: Unavailable | RemoteFault, lost_s: float) -> None:
         """Handle the refusal or failure of `peer` to take a microbatch, known after `lost_s`."""
         router, now = self._routers[stage], asyncio.get_running_loop().time()
+        router.refused(now)
         if isinstance(error, Unavailable):
             router.tried_in_vain(peer, lost_s)
         if isinstance(error, Busy):

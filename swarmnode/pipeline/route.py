@@ -255,6 +255,14 @@ class Router:
         """Whether most of many replicas that never answered before did not answer when they were tried."""
         return self._unknown.flooded
 
+    def refused(self, now: float) -> None:
+        """Record that a replica of the stage refused a request, for whatever reason."""
+        self._unknown.refused(now)
+
+    def idle(self, now: float, least_s: float) -> bool:
+        """Whether no replica here ever answered, and those asked for `least_s` or longer all refused."""
+        return 0 < len(self._peers) == len(self._unknown.peers) and self._unknown.in_vain(now, least_s)
+
     def able(self, now: float, exclude: Collection[PeerId]) -> bool:
         """Whether a peer not in `exclude` could be chosen now."""
         return any(peer not in exclude and self._able(peer, now) for peer in self._peers)

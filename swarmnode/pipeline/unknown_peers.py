@@ -26,6 +26,8 @@ class UnknownPeers:
     peers: dict[PeerId, None] = field(default_factory=dict)
     _answered: Ema = field(default_factory=lambda: Ema(start=EmaStart.MEAN))
     _lost_s: Ema = field(default_factory=lambda: Ema(start=EmaStart.MEAN))  # by a choice in vain
+    _vain: int = 0  # requests refused since any replica of the stage answered
+    _vain_since_s: float = 0.0  # loop time of the first of these
 
     def enter(self, peer: PeerId) -> None:
         """Note a replica that is new here."""
@@ -37,6 +39,7 @@ class UnknownPeers:
 
     def answered(self, peer: PeerId) -> None:
         """Note an answer of `peer`, which is known from now on."""
+        self._vain = 0
         if peer in self.peers:
             del self.peers[peer]
             self._answered.add(1.0)
@@ -46,6 +49,15 @@ class UnknownPeers:
         if peer in self.peers:
             self._answered.add(0.0)
             self._lost_s.add(lost_s)
+
+    def refused(self, now: float) -> None:
+        """Note at loop time `now` that a replica of the stage refused a request, for whatever reason."""
+        self._vain_since_s = self._vain_since_s if self._vain else now
+        self._vain += 1
+
+    def in_vain(self, now: float, least_s: float) -> bool:
+        """Whether many requests were refused and none answered, for `least_s` at least."""
+        return self._vain >= FLOOD and now - self._vain_since_s >= least_s
 
     @property
     def flooded(self) -> bool:

@@ -95,13 +95,16 @@ class StateRestorer:
         fetched: Snapshot | None = None,
         backup: Snapshot | None = None,
         round_min: int = 0,
+        *,
+        seen_only: bool = False,
     ) -> RestoredState:
         """Load the state of `stage` into `replica`.
 
         `fetched` is a state that this node has already; it is used if the replica accepts it. `backup` is what
         this node kept of a stage while it served the one before. Living replicas are asked for a state of round
-        `round_min` or later. Raises Unavailable when the state is nowhere to be had, LocalFault when the checkpoint
-        that the whole run resumes from cannot be read, DataError when the base model does not fit the run.
+        `round_min` or later; with `seen_only`, only those that this node has seen at work. Raises Unavailable when the
+        state is nowhere to be had, LocalFault when the checkpoint that the whole run resumes from cannot be read,
+        DataError when the base model does not fit the run.
         """
         await self.freeze(replica, stage)
         if fetched is not None:
@@ -113,7 +116,7 @@ class StateRestorer:
             else:
                 self.merge(fetched.progress)
                 return RestoredState(RecoverySource.REPLICA, "fetched before", fetched.round_index, self.meets)
-        return await _Restoration(self, replica, stage, backup, round_min).run()
+        return await _Restoration(self, replica, stage, backup, round_min, seen_only).run()
 
     async def freeze(self, replica: Replica, stage: int) -> None:
         """Place the frozen weights of `stage` in a new `replica`, if the run trains adapters beside a base model: no
@@ -140,13 +143,20 @@ class _Restoration:
     """A single restore of one stage."""
 
     def __init__(
-        self, restorer: StateRestorer, replica: Replica, stage: int, backup: Snapshot | None, round_min: int
+        self,
+        restorer: StateRestorer,
+        replica: Replica,
+        stage: int,
+        backup: Snapshot | None,
+        round_min: int,
+        seen_only: bool,
     ) -> None:
         self._restorer = restorer
         self._replica = replica
         self._stage = stage
         self._backup = backup if backup is not None and backup.stage == stage else None
         self._round_min = round_min
+        self._seen_only = seen_only
         self._manifest = restorer.manifest
         self._membership = restorer.membership
         self._telemetry = restorer.telemetry
@@ -161,9 +171,10 @@ class _Restoration:
 
     async def run(self) -> RestoredState:
         """Try one source after the other until the state is loaded. Raises Unavailable, LocalFault."""
-        begun, tries, said, stage = self._time(), 0, "", self._stage
+        begun, tries, said, stage, total = self._time(), 0, "", self._stage, None
         while True:
             view = await self._look(self._time() - begun)
+            total = view.samples_total if total is None else total
             source, reason = choose_source(view, self._manifest.recovery)
             if source is RecoverySource.STOP or tries >= TRIES_MAX:
                 self._telemetry.event("recovery.failed", level="error", reason=reason)
@@ -187,6 +198,8 @@ class _Restoration:
                     raise
                 if source is RecoverySource.REPLICA or view.round_now == 0:
                     tries += 1
+                    if tries == TRIES_MAX and not self._seen_only and view.samples_total == total:
+                        tries, self._seen_only = 0, True  # nothing was trained: keys that do nothing are no replicas
                 else:
                     self._failed.add(source)
                 continue
@@ -367,7 +380,15 @@ class _Restoration:
         await self._restorer.load(self._replica, state)
 
     def _swarm(self) -> Swarm:
-        return self._membership.peer_table.swarm()
+        """The swarm as known now; of the stage itself only this node and those seen at work, where the others do
+        nothing."""
+        swarm = self._membership.peer_table.swarm()
+        if not self._seen_only:
+            return swarm
+        seen = {self._membership.me, *self._membership.run_progress.clock.observed.times}
+        stages = list(swarm.stages)
+        stages[self._stage] = tuple([member for member in stages[self._stage] if member.peer in seen])
+        return Swarm.frozen(stages, without_stage=swarm.without_stage)
 
     def _new_fetcher(self) -> StateFetcher:
         restorer = self._restorer

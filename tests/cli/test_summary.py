@@ -234,3 +234,11 @@ def test_the_status_of_a_node_as_tables() -> None:
     console.print(*status_tables(status))
     text = console.export_text()
     assert "1 of 3" in text and DONE in text and "banned" in text
+
+
+def test_a_bootstrap_shows_no_stage_that_it_does_not_serve() -> None:
+    console = Console(width=140, record=True, file=io.StringIO())
+    status = StatusReply(stages=3, peer_id="x" * 20, trains_nothing=True)
+    console.print(*status_tables(status))
+    text = console.export_text()
+    assert "trains nothing" in text and "x" * 20 in text and "stage  " not in text.split("counters")[0]

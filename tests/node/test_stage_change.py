@@ -155,6 +155,7 @@ async def test_who_leaves_asks_whether_another_stays() -> None:
             random.Random(0),
             lambda: 0,
             lambda: 0.0,
+            work_here=lambda: 0.0,
         )
 
         async def told(stays: bool) -> str:
@@ -189,7 +190,8 @@ async def test_a_mover_waits_for_a_round_while_one_is_near(rate: int, waited_s: 
     loop, nobody = asyncio.get_running_loop(), None
     progress, gossip = SimpleNamespace(total=0), CountedRounds()
     others: Any = SimpleNamespace(progress=progress), nobody, nobody, nobody, gossip, nobody
-    rebalancer = StageRebalancer(run, RUN, *others, random.Random(0), lambda: 0, lambda: 0.0)  # type: ignore[call-arg]
+    rest: Any = random.Random(0), lambda: 0, lambda: 0.0
+    rebalancer = StageRebalancer(run, RUN, *others, *rest, work_here=lambda: 0.0)
     await asyncio.sleep(100.0)
     progress.total = 7000
 
@@ -309,7 +311,8 @@ async def test_a_replica_leaves_a_stage_only_if_it_is_asked_for_as_little_as_is_
     peer_table = SimpleNamespace(swarm=lambda: swarm, serving=lambda: swarm.sizes)
     presence: Any = SimpleNamespace(progress=progress, peer_table=peer_table, me=members[1].peer)
     nobody: Any = None
-    rebalancer = StageRebalancer(run, RUN, presence, *[nobody] * 5, random.Random(0), lambda: here[0], lambda: 10.0)  # type: ignore[call-arg]
+    rest: Any = random.Random(0), lambda: here[0], lambda: 10.0
+    rebalancer = StageRebalancer(run, RUN, presence, *[nobody] * 5, *rest, work_here=lambda: 0.0)
     rebalancer._costs = (1.0, 1.0, 1.0)
     move = StageMove(members[1].peer, 1, 0, before=10.0, after=15.0, speed=10.0)
     found, reason = rebalancer._agrees(move)
@@ -332,7 +335,7 @@ async def test_nobody_moves_by_numbers_while_most_strangers_do_nothing(
     nobody: Any = None
     presence: Any = SimpleNamespace(progress=SimpleNamespace(total=0), doubtful=doubtful)
     rest = [random.Random(0), lambda: 0, lambda: 10.0]
-    rebalancer = StageRebalancer(moving_manifest(), RUN, presence, *[nobody] * 5, *rest)  # type: ignore[call-arg]
+    rebalancer = StageRebalancer(moving_manifest(), RUN, presence, *[nobody] * 5, *rest, work_here=lambda: 0.0)
     move = StageMove(PeerId("peer1"), 1, 0, before=before, after=15.0, speed=10.0)
     assert rebalancer._counts_workers(move)[0] is good
 
@@ -367,6 +370,7 @@ async def test_keys_beside_the_last_replica_that_works_are_no_replacement(
         me=members[1].peer,
     )
     nobody: Any = None
-    rebalancer = StageRebalancer(run, RUN, presence, *[nobody] * 5, random.Random(0), lambda: 0, lambda: 10.0)  # type: ignore[call-arg]
+    rest: Any = random.Random(0), lambda: 0, lambda: 10.0
+    rebalancer = StageRebalancer(run, RUN, presence, *[nobody] * 5, *rest, work_here=lambda: 0.0)
     move = StageMove(members[1].peer, 1, 0, before=before, after=15.0, speed=10.0, safety=True)
     assert rebalancer._leaves_workers(move)[0] is leaves

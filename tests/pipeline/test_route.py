@@ -329,3 +329,19 @@ def test_who_goes_to_another_stage_and_comes_back_is_banned_as_long_as_before() 
         assert router.banned(PeerId("flits"), now), "no newer record ends a ban before its time"
         now += banned[-1]
     assert banned == [min(60.0, BAN_FIRST_S * 2**faults) for faults in range(8)]
+
+
+def test_a_stage_where_all_refuse_for_long_is_idle_until_one_answers() -> None:
+    router = Router(random.Random(3))
+    router.update([member("a"), member("b")])
+    for now in range(20):
+        assert router.idle(now, 10.0) == (now >= 10), "eight refusals, over ten seconds"
+        router.refused(float(now))
+    router.completed(PeerId("b"), 1, 1.0)
+    for now in range(20, 60):
+        router.refused(float(now))
+    assert not router.idle(60.0, 10.0), "one of them works"
+    router.forget(PeerId("b"))
+    assert router.idle(60.0, 10.0), "it is gone"
+    router.forget(PeerId("a"))
+    assert not router.idle(60.0, 10.0), "an empty stage is another matter"

@@ -1,0 +1,110 @@
+"""A stage whose replicas announce themselves and do nothing counts as empty: keys alone stop no run."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+from collections.abc import AsyncIterator
+
+import pytest
+
+from swarmnode.errors import Busy, RemoteFault, Unavailable
+from swarmnode.ids import PeerId
+from swarmnode.manifest import Manifest
+from swarmnode.ports import Answer, Call
+from swarmnode.recovery import restore
+from swarmnode.wire import record_pb2
+from tests.support.stranger import Stranger
+from tests.support.village import Village, lose, manifest, told, village, with_recovery
+
+KEYS = 8
+
+
+def run() -> Manifest:
+    """Nobody moves for speed; a microbatch may take a second."""
+    plain = with_recovery(manifest())
+    limits = dataclasses.replace(plain.limits, microbatch_timeout_s=1.0)
+    pipeline = dataclasses.replace(plain.pipeline, rebalance_period_s=600.0, rebalance_ratio=10.0, min_keep=1)
+    return dataclasses.replace(plain, limits=limits, pipeline=pipeline)
+
+
+@contextlib.asynccontextmanager
+async def idle_keys(v: Village, stage: int, fault: Exception) -> AsyncIterator[None]:
+    """Keys at `stage` that announce themselves, answer pings, and refuse all work with `fault`."""
+    keys = [Stranger(v, number) for number in range(KEYS)]
+
+    async def refuse(peer: PeerId, call: Call) -> Answer:
+        raise fault
+
+    for key in keys:
+        for kind in ("process", "exchange", "snapshot"):
+            key.transport.serve(kind, refuse, tensor_bytes_max=1 << 20)
+
+    async def announcing() -> None:
+        while True:
+            for key in keys:
+                await key.say(v, stage=stage, progress=record_pb2.Progress(total=v.total()), samples_per_second=10.0)
+            await asyncio.sleep(0.2)
+
+    flood = asyncio.ensure_future(announcing())
+    try:
+        yield
+    finally:
+        flood.cancel()
+
+
+FAULTS: dict[str, Exception] = {
+    "no": Unavailable("not now"),
+    "busy": Busy("later", 0.1),
+    "wrong": RemoteFault("a fault"),
+}
+
+
+@pytest.mark.parametrize(("stage", "fault"), [(2, "no"), (1, "busy"), (2, "wrong"), (0, "no")])
+async def test_a_run_begins_though_a_stage_is_full_of_keys_that_do_nothing(stage: int, fault: str) -> None:
+    """Honest newcomers choose another stage; one of them goes where nobody works."""
+    async with village(run()) as v:
+        async with idle_keys(v, stage, FAULTS[fault]):
+            await asyncio.sleep(0.5)
+            for other in {0, 1, 2} - {stage}:
+                for _ in range(2):
+                    v.add(other)
+            await v.until(lambda: v.total() >= 128, "the run begins")
+            assert any(told(p, "stage.moved") and p.node.stage == stage for p in v.people)
+        await v.leave()
+
+
+@pytest.mark.parametrize("fault", ["no", "wrong"])
+async def test_keys_do_not_stand_in_for_the_last_replica_of_a_stage(fault: str) -> None:
+    """The last replica of stage 1 dies, and keys are there: its state comes back from where it was kept."""
+    async with village(run()) as v:
+        for stage in (0, 0, 1, 2):
+            v.add(stage)
+        await v.until(
+            lambda: any(p.node.served and p.served.backup.kept_round for p in v.people[:2]), "a snapshot is kept"
+        )
+        async with idle_keys(v, 1, FAULTS[fault]):
+            await lose(v, 1)
+            since = v.total()
+            await v.until(lambda: v.total() >= since + 256, "training goes on")
+            done = [fields for p in v.people for fields in told(p, "recovery.done") if fields["stage"] == 1]
+            assert done[0]["method"] == "ring"
+        await v.leave()
+
+
+async def test_a_newcomer_at_such_a_stage_takes_the_state_that_was_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has seen nobody at work. The keys give no state, and meanwhile nothing is trained."""
+    monkeypatch.setattr(restore, "POLITE", dataclasses.replace(restore.POLITE, attempts_max=2))
+    async with village(run()) as v:
+        for stage in (0, 1, 2):
+            v.add(stage)
+        keeper = v.people[0]
+        await v.until(lambda: keeper.node.served is not None and keeper.served.backup.kept_round is not None, "kept")
+        async with idle_keys(v, 1, FAULTS["no"]):
+            await lose(v, 1)
+            joiner, since = v.add(1), v.total()
+            await v.until(lambda: bool(told(joiner, "recovery.done")), "it has the state")
+            assert told(joiner, "recovery.done")[0]["method"] == "ring"
+            await v.until(lambda: v.total() >= since + 256, "training goes on")
+        await v.leave()
