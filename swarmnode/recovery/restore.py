@@ -171,10 +171,9 @@ class _Restoration:
 
     async def run(self) -> RestoredState:
         """Try one source after the other until the state is loaded. Raises Unavailable, LocalFault."""
-        begun, tries, said, stage, total = self._time(), 0, "", self._stage, None
+        begun, tries, said, stage, total = self._time(), 0, "", self._stage, -1
         while True:
             view = await self._look(self._time() - begun)
-            total = view.samples_total if total is None else total
             source, reason = choose_source(view, self._manifest.recovery)
             if source is RecoverySource.STOP or tries >= TRIES_MAX:
                 self._telemetry.event("recovery.failed", level="error", reason=reason)
@@ -199,7 +198,8 @@ class _Restoration:
                 if source is RecoverySource.REPLICA or view.round_now == 0:
                     tries += 1
                     if tries == TRIES_MAX and not self._seen_only and view.samples_total == total:
-                        tries, self._seen_only = 0, True  # nothing was trained: keys that do nothing are no replicas
+                        tries, self._seen_only = 0, True  # nothing was trained since: they are keys that do nothing
+                    total = view.samples_total
                 else:
                     self._failed.add(source)
                 continue

@@ -224,8 +224,9 @@ class Village:
         return sum(p.node.presence.progress.feeders.get(p.node.me, 0) for p in self.people)
 
     def told(self) -> int:
-        """Samples that every node tells of in its record. A joiner that hears of none takes the run for a new one."""
-        records = [p.node.presence.peer_table.member(p.node.me) for p in self.people]
+        """Samples that every living node tells of in its record. A joiner that hears of none takes the run for new."""
+        living = [p.node for p in self.people if p.task is not None and not p.task.done()]
+        records = [node.presence.peer_table.member(node.me) for node in living]
         return min(0 if record is None else record.total for record in records)
 
 
