@@ -230,7 +230,7 @@ class NextHop:
         others: bool,
     ) -> MicrobatchResult:
         loop = asyncio.get_running_loop()
-        left_s = deadline - loop.time()
+        left_s = max(0.0, deadline - loop.time())
         hops = len(process.itinerary) - process.position
         own_s = router.expected_s(peer, process.samples)
         # With many replicas each is new: pinged after the minimum, a quarter as many pings as microbatches were sent

@@ -6,7 +6,8 @@ import asyncio
 import math
 import random
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any
 
@@ -295,6 +296,19 @@ async def test_the_deadline_may_pass_while_replicas_are_asked() -> None:
             await people[0].feed(deadline_s=0.5)
         after = [router.runtime(person.transport.peer_id) for person in people[1:3]]
         assert after == pytest.approx(before), "nobody is charged"
+
+
+async def test_the_deadline_may_pass_before_a_microbatch_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine, after the last look at the clock. The negative time left had ended the node."""
+
+    def busy(router: Router, now: float, exclude: Collection[PeerId]) -> bool:
+        time.sleep(0.3)
+        return False
+
+    async with chain(0, 1, 2) as (_, people):
+        monkeypatch.setattr(Router, "able", busy)
+        with pytest.raises(MicrobatchLost):
+            await people[0].feed(deadline_s=0.2)
 
 
 async def test_who_drains_is_passed_over() -> None:

@@ -162,7 +162,8 @@ async def test_p2pd_of_either_side_killed_is_started_again(tmp_path: Path) -> No
         assert str(here.daemon.peer_id) == here.peer_id
         # The peer calls us back on a new stream: the handlers are registered again.
         await here.call(peer.peer_id, Call(wire.Request(manifest={})), timeout_s=60, reply_bytes_max=0)
-        assert events == ["p2pd.died", "p2pd.restarted"]
+        # On a busy machine the gate for strangers may have changed meanwhile.
+        assert [event for event in events if event != "gate.changed"] == ["p2pd.died", "p2pd.restarted"]
 
         os.kill(peer.said["p2pd"], signal.SIGKILL)
         for _ in range(600):
