@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from swarmnode.ema import Ema, EmaStart
-from swarmnode.errors import Busy, SwarmnodeError, Unavailable
+from swarmnode.errors import Busy, LocalFault, SwarmnodeError, Unavailable
 from swarmnode.ids import MicrobatchId, PeerId
 from swarmnode.metrics import name
 from swarmnode.pipeline.slots import Slot, Slots
@@ -20,6 +20,10 @@ COUNTED_MAX = 65_536  # guess: 16 bytes each; a retry comes within one microbatc
 RETRY_FIRST_S = 0.05  # guess: until the first microbatch has shown how long one takes
 # guess: a refused caller retries after this share of the time the first microbatch has taken so far
 WAITED_SHARE = 0.25
+
+# A microbatch that our code does not foresee fails alone: else whoever finds one ends all nodes with it. What a device
+# raises, RuntimeError and its kin, ends the node, because the device would raise it for the next one as well.
+MISTAKES = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, AssertionError)
 
 Key = tuple[MicrobatchId, int]
 """A microbatch at a position of its itinerary."""
@@ -189,6 +193,10 @@ class Backlog:
             if held.committed:
                 self._count(key)
             held.tell(error)
+        except MISTAKES as error:
+            if held.committed:
+                raise  # the replica may hold a part of the gradient
+            held.tell(LocalFault(f"{type(error).__name__}: {error}"))
         except asyncio.CancelledError:
             self._unfinished(held)
             raise

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from swarmnode.errors import Busy, MicrobatchLost, Unavailable
+from swarmnode.errors import Busy, LocalFault, MicrobatchLost, Unavailable
 from swarmnode.ids import MicrobatchId, PeerId, microbatch_id
 from swarmnode.pipeline.backlog import Backlog, InFlight, Key
 from swarmnode.ports import Answer, WireTensor
@@ -51,6 +51,38 @@ def run(test: Callable[[Backlog, Quiet], Awaitable[None]], slots: int = 2, cache
             await test(Backlog(tasks, slots, quiet, cache_bytes_max), quiet)
 
     asyncio.run(body())
+
+
+@pytest.mark.parametrize("error", [ValueError("Value out of range: -1"), KeyError("way")])
+def test_a_mistake_before_anything_is_added_ends_the_microbatch_and_not_the_node(error: Exception) -> None:
+    async def test(backlog: Backlog, quiet: Quiet) -> None:
+        async def fails(held: InFlight) -> Answer:
+            raise error
+
+        with pytest.raises(LocalFault, match=type(error).__name__):
+            await backlog.once(key(1), fails, CALLER)
+        work = Counting()
+        work.gate.set()
+        await backlog.once(key(1), work, CALLER)
+        assert work.done == 1, "it may be tried again"
+
+    run(test)
+
+
+@pytest.mark.parametrize(("error", "commits"), [(ValueError("half added"), True), (RuntimeError("the device"), False)])
+def test_a_mistake_of_the_device_or_after_something_was_added_ends_the_node(error: Exception, commits: bool) -> None:
+    async def test(backlog: Backlog, quiet: Quiet) -> None:
+        async def fails(held: InFlight) -> Answer:
+            if commits:
+                held.commit()
+            raise error
+
+        with contextlib.suppress(Unavailable):
+            await backlog.once(key(1), fails, CALLER)
+
+    with pytest.raises(ExceptionGroup) as group:
+        run(test)
+    assert group.value.subgroup(type(error)) is not None
 
 
 def test_a_repeat_joins_the_work_in_flight_and_later_gets_the_kept_answer() -> None:
