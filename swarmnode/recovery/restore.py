@@ -197,7 +197,8 @@ class _Restoration:
                     raise
                 if source is RecoverySource.REPLICA or view.round_now == 0:
                     tries += 1
-                    if tries == TRIES_MAX and not self._seen_only and view.samples_total == total:
+                    stands = source is RecoverySource.REPLICA and view.samples_total == total
+                    if tries == TRIES_MAX and stands and not self._seen_only:
                         tries, self._seen_only = 0, True  # nothing was trained since: they are keys that do nothing
                     total = view.samples_total
                 else:
