@@ -222,29 +222,25 @@ def status_tables(status: StatusReply) -> list[Table]:
 
 
 def _status_rows(status: StatusReply) -> list[tuple[str, str]]:
+    who = [("peer", status.peer_id), ("version", status.version)]
+    up = ("up", f"{status.uptime_s:,.0f} s")
+    memory = ("memory", nbytes_text(status.resident_nbytes))
+    metrics = ("metrics", f"http://{status.metrics_address}/metrics")
     if status.trains_nothing:
-        return [
-            ("peer", status.peer_id),
-            ("version", status.version),
-            ("role", "a meeting point of the run: it trains nothing"),
-            ("up", f"{status.uptime_s:,.0f} s"),
-            ("memory", nbytes_text(status.resident_nbytes)),
-            ("metrics", f"http://{status.metrics_address}/metrics"),
-        ]
+        return [*who, ("role", "a meeting point of the run: it trains nothing"), up, memory, metrics]
     return [
-        ("peer", status.peer_id),
-        ("version", status.version),
+        *who,
         ("stage", of_stages(status)),
         ("state", state_name(status.state)),
-        ("up", f"{status.uptime_s:,.0f} s"),
+        up,
         ("samples of the run", f"{status.samples_total:,}"),
         ("round", str(status.round)),
         ("inner steps", f"{status.inner_steps:,}"),
         ("tokens/s fed here", f"{status.tokens_per_second:,.0f}"),
         ("loss, train", loss_text(status.loss_train or None)),
         ("loss, validation", loss_text(status.loss_validation or None)),
-        ("memory", nbytes_text(status.resident_nbytes)),
+        memory,
         ("limits", limits_text(status)),
-        ("metrics", f"http://{status.metrics_address}/metrics"),
+        metrics,
         ("addresses", "\n".join(status.addresses)),
     ]

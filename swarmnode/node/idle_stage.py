@@ -39,18 +39,18 @@ class IdleStages:
         idle = stage != own and (unfed or presence.idle(stage, self._patience(stage)))
         return idle and not self._someone_comes(stage)
 
-    def move(self) -> tuple[StageMove | None, str]:
-        """(the move of this node to an idle stage, the reason); None if there is none, or if no other replica of its
-        own stage stays."""
+    def move(self) -> tuple[StageMove, str] | None:
+        """(the move of this node to an idle stage, the reason), or None if there is none that it could serve, or if no
+        other replica of its own stage stays."""
         presence, own = self._presence, self._presence.status.stage
         if own is None or own >= self._stages:
-            return None, "this node serves no stage"
+            return None
         target = next((stage for stage in range(self._stages) if stage in self), None)
         if target is None or target in presence.status.unable:
-            return None, "no stage is idle that this node could serve"
+            return None
         swarm = presence.peer_table.swarm()
         if not swarm.stages[target] or len(swarm.settled(own)) < 2:
-            return None, "no other replica stays"
+            return None
         speed = presence.status.samples_per_second
         reason = f"nobody works at stage {target}, though {swarm.sizes[target]} replicas announce themselves"
         return StageMove(presence.me, own, target, 0.0, speed, speed), reason

@@ -189,7 +189,7 @@ class StageRebalancer:
         patience = EMPTY_LOOKS if begun else FIRST_LOOKS
         while (left_s := end - loop.time()) > 0 and empty < patience and thin < THIN_LOOKS:
             await asyncio.sleep(min(left_s, EMPTY_SHARE * self._manifest.limits.announce_period_s))
-            if self._idle.move()[0] is not None:
+            if self._idle.move() is not None:
                 return
             if begun and peer_table.shape == shape and not empty and not thin:
                 continue  # nobody came, went or changed since the last look
@@ -218,9 +218,8 @@ class StageRebalancer:
         presence = self._presence
         if presence.status.state != record_pb2.NODE_STATE_TRAINING:
             return None, "not training"
-        move, reason = self._idle.move()
-        if move is not None:
-            return move, reason
+        if (found := self._idle.move()) is not None:
+            return found
         move, reason = plan_move(self._swarm(), self._costs, self._rules, presence.me)
         if move is None or move.peer != presence.me:
             return None, reason

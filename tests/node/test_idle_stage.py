@@ -16,7 +16,7 @@ from swarmnode.ports import Answer, Call
 from swarmnode.recovery import restore
 from swarmnode.wire import record_pb2
 from tests.support.stranger import Stranger
-from tests.support.village import Village, lose, manifest, told, village, with_recovery
+from tests.support.village import RUN, Village, lose, manifest, told, village, with_recovery
 
 KEYS = 8
 
@@ -66,7 +66,7 @@ async def test_a_run_begins_though_a_stage_is_full_of_keys_that_do_nothing(stage
     """Honest newcomers choose another stage; one of them goes where nobody works."""
     async with village(run()) as v:
         async with idle_keys(v, stage, FAULTS[fault]):
-            await asyncio.sleep(0.5)
+            await v.until(lambda: len(v.network.records.get((RUN, stage), {})) == KEYS, "the keys are announced")
             for other in {0, 1, 2} - {stage}:
                 for _ in range(2):
                     v.add(other)
