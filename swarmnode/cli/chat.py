@@ -46,7 +46,7 @@ def command(
     have been trained on conversations (docs/data.md)."""
     from swarmnode.cli.generate import say, spoken
     from swarmnode.data.chat_template import ANSWERS, Message, template_beside
-    from swarmnode.data.tokenizer_file import run_tokenizer
+    from swarmnode.data.tokenizer_file import run_tokenizer, stops_of
     from swarmnode.local.evaluation import merged_model
     from swarmnode.local.model_source import gather
     from swarmnode.model.text_generation import Sampling, generate
@@ -56,6 +56,7 @@ def command(
     model = found.manifest.model
     tokenizer, path = run_tokenizer(data or folder, found.manifest.data)
     template = template_beside(path)
+    stops = stops_of(tokenizer, path)
     net = merged_model(found)
     first: list[Message] = [{"role": "system", "content": system}] if system else []
     said = list(first)
@@ -72,7 +73,7 @@ def command(
         text, end = template.asked(said)
         ids = [int(token) for token in tokenizer.encode(text)]
         sampling = Sampling(temperature, 0, top_p, seed)
-        made = generate(net, model, ids, tokens, sampling, tokenizer.separator)
+        made = generate(net, model, ids, tokens, sampling, stops)
         pieces = []
         for piece in spoken(tokenizer, before(made, [int(token) for token in tokenizer.encode(end)])):
             pieces.append(piece)

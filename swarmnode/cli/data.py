@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import codecs
 import sys
 from pathlib import Path
 
 import click
 
 from swarmnode.cli.option.param import FOLDER
+from swarmnode.errors import UsageError
+
+FEW_TOKENS = 4096  # guess: 32 samples of the demo
 
 
 @click.group(short_help="make a data set of text, which a run then names by content")
@@ -24,8 +28,8 @@ def command() -> None:
     multiple=True,
     required=True,
     metavar="PATH",
-    help="Folder or file of text, .jsonl or .parquet; hf:NAME[@REVISION][#CONFIG] of the Hugging Face hub; or a URL"
-    " that fsspec reads. Repeatable.",
+    help="Folder or file of text, JSON lines, a JSON array, CSV, Parquet or Arrow, also compressed;"
+    " hf:NAME[@REVISION][#CONFIG] of the Hugging Face hub; or a URL that fsspec reads. Repeatable.",
 )
 @click.option(
     "--weight",
@@ -37,19 +41,32 @@ def command() -> None:
 @click.option(
     "--tokenizer", default="bytes", show_default=True, metavar="PATH|bytes", help="A Hugging Face tokenizer.json."
 )
-@click.option("--field", default="text", show_default=True, help="Key or column that holds a document's text.")
+@click.option("--field", help="Key or column that holds a document's text.  [default: text]")
 @click.option(
     "--messages",
-    default="messages",
+    help="Key or column that holds a conversation; only what the assistant says counts in the loss. It goes before"
+    " --field in rows that have both.  [default: messages]",
+)
+@click.option("--encoding", default="", metavar="NAME", help="Of text files that are not UTF-8, such as latin-1.")
+@click.option(
+    "--special-tokens",
+    is_flag=True,
+    help="Read the written form of a special token in plain text as that token, not as text.",
+)
+@click.option(
+    "--skip-bad",
+    type=click.IntRange(0),
+    default=0,
     show_default=True,
-    help="Key or column that holds a conversation; only what the assistant says counts in the loss.",
+    metavar="N",
+    help="Leave out files that are no text and rows that cannot be read or rendered, N at most; each is counted.",
 )
 @click.option(
     "--validation",
     type=click.FloatRange(0.0, 0.5, min_open=True),
     default=0.01,
     show_default=True,
-    help="Share of the documents that is held out, by hash; more of little text.",
+    help="Share of the tokens that count which is held out, whole documents chosen by hash.",
 )
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the order of documents.")
 @click.option("--split", "hub_split", default="train", show_default=True, help="Which split of a hub data set.")
@@ -70,8 +87,11 @@ def make(
     sources: tuple[str, ...],
     weights: tuple[float, ...],
     tokenizer: str,
-    field: str,
-    messages: str,
+    field: str | None,
+    messages: str | None,
+    encoding: str,
+    special_tokens: bool,
+    skip_bad: int,
     validation: float,
     seed: int,
     hub_split: str,
@@ -82,28 +102,41 @@ def make(
 
     Prints the SHA-256 of OUT/index.json. Then: swarmnode init RUN --data OUT
     """
-    from swarmnode.data.chat_template import template_beside
+    from swarmnode.data.chat_template import tokenizer_and_template
     from swarmnode.data.document_source import Reading
     from swarmnode.data.root import DataRoot
     from swarmnode.data.set_maker import MakeOptions
     from swarmnode.data.set_maker import make as made_of
     from swarmnode.data.token_parts import Encoding
+    from swarmnode.data.tokenizer_file import files_beside
     from swarmnode.data.tokens import open_tokenizer
 
+    try:
+        codecs.lookup(encoding or "utf-8")
+    except LookupError:
+        raise UsageError(f"--encoding {encoding}: Python knows no encoding of this name") from None
     path = None if tokenizer == "bytes" else Path(tokenizer)
     opened = open_tokenizer("bytes" if path is None else path.name, DataRoot(path.parent if path else None))
-    options = MakeOptions(
-        sources, weights, Reading(field, messages, document_max, hub_split), validation, seed, chunk_tokens
-    )
-    encoding = Encoding(opened, template_beside(path))
+    opened, raw, template = tokenizer_and_template(path, opened)
+    reading = Reading(field, messages, document_max, hub_split, encoding)
+    options = MakeOptions(sources, weights, reading, validation, seed, chunk_tokens, skip_bad)
+    beside = {} if path is None or raw is None else files_beside(path, raw, template, opened)
     with _Progress() as report:
-        index = made_of(out, options, encoding, path, report)
+        index, bad = made_of(out, options, Encoding(opened, template, special_tokens), beside, report)
     train, held_out = index.train, index.validation
+    for line in bad.lines:
+        click.echo(f"left out: {line}", err=True)
+    if bad.count > len(bad.lines):
+        click.echo(f"left out: {bad.count - len(bad.lines):,} more", err=True)
+    if bad.empty:
+        click.echo(f"left out: {bad.empty:,} empty texts", err=True)
     click.echo(
         f"{train.tokens:,} tokens of {train.documents:,} documents to train on, {held_out.tokens:,} of"
         f" {held_out.documents:,} held out, in {index.count:,} chunks; vocabulary {index.vocabulary:,}",
         err=True,
     )
+    if held_out.tokens < FEW_TOKENS:
+        click.echo("few tokens are held out: validation will be noisy; a larger --validation holds out more", err=True)
     click.echo(index.digest.hex())
 
 

@@ -124,8 +124,8 @@ def export_model(
 
     Raises UsageError if there is nothing to merge, and the merge's own errors.
     """
-    from swarmnode.data.base_folder import FOLDER, small_files
-    from swarmnode.data.tokenizer_file import tokenizer_file
+    from swarmnode.data.base_folder import FOLDER
+    from swarmnode.data.tokenizer_file import carried_files, tokenizer_file
     from swarmnode.errors import UsageError
     from swarmnode.local.gossip_averaging import mixed
     from swarmnode.local.model_source import WeightChoice, gather
@@ -147,7 +147,8 @@ def export_model(
         "spread": spread(found) if found.replicas > 1 else 0.0,
     }
     tokenizer = tokenizer_file(data or folder, found.manifest.data)
-    carried = small_files(None if folder is None else folder / FOLDER, found.manifest.base.index)
+    base_folder = None if folder is None else folder / FOLDER
+    carried = carried_files(base_folder, found.manifest.base.index, tokenizer)
     base = base_weights(found)
     if adapter:
         if found.whole or not has_adapters(found.manifest):

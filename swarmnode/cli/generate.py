@@ -58,7 +58,7 @@ def command(
 ) -> None:
     """Continue --prompt with the model in SOURCE (as for `export`: an exported model, a session's folder, a
     checkpoint). Text goes to stdout as it is generated, the prompt first."""
-    from swarmnode.data.tokenizer_file import run_tokenizer
+    from swarmnode.data.tokenizer_file import run_tokenizer, stops_of
     from swarmnode.local.evaluation import merged_model
     from swarmnode.local.model_source import gather
     from swarmnode.model.text_generation import Sampling, generate
@@ -67,7 +67,8 @@ def command(
     with bar("reading") as moved:
         found, folder = gather(source, kind, lambda text: click.echo(text, err=True), moved)
     model = found.manifest.model
-    tokenizer, _ = run_tokenizer(data or folder, found.manifest.data)
+    tokenizer, path = run_tokenizer(data or folder, found.manifest.data)
+    stops = stops_of(tokenizer, path)
     net = merged_model(found)
     ids = [int(token) for token in tokenizer.encode(given)]
     sampling = Sampling(temperature, top_k, top_p, seed)
@@ -76,7 +77,7 @@ def command(
         click.echo(given, nl=False)
 
     def counted() -> Iterator[int]:
-        for token in generate(net, model, ids, tokens, sampling, tokenizer.separator):
+        for token in generate(net, model, ids, tokens, sampling, stops):
             made.append(token)
             yield token
 

@@ -20,8 +20,7 @@ from swarmnode import owner as owner_key
 from swarmnode.daemon.clock import SystemClock
 from swarmnode.daemon.control_api import DaemonContext
 from swarmnode.daemon.options import ArchiveOptions
-from swarmnode.data.base_folder import small_files
-from swarmnode.data.tokenizer_file import tokenizer_file
+from swarmnode.data.tokenizer_file import carried_files, tokenizer_file
 from swarmnode.disk import check_writable
 from swarmnode.errors import NotPermitted, SwarmnodeError, Unavailable, UsageError
 from swarmnode.machine.archive_sources import ArchiveSources
@@ -231,7 +230,7 @@ def _model_files(process: DaemonContext, options: ArchiveOptions) -> ModelFiles:
         tokenizer = None
         with contextlib.suppress(SwarmnodeError):  # the weights matter; `export --data` can add the tokenizer later
             tokenizer = tokenizer_file(options.data, manifest.data)
-        carried = small_files(process.options.base_folder, manifest.base.index)
+        carried = carried_files(process.options.base_folder, manifest.base.index, tokenizer)
         return sharded_model_files(manifest, tokenizer, where, nbytes, about, carried)
 
     return files

@@ -1,123 +1,253 @@
-"""Renders conversations as text segments. The model's answers count in the loss, the prompts do not.
+"""Conversations as token ids and loss masks, as transformers makes them. Only answers count in the loss.
 
-The template is the tokenizer's (`chat_template` in the tokenizer_config.json beside it), rendered as the Hugging Face
-libraries do. Without one, ChatML is used. Templates are the organiser's own files and are rendered in jinja's sandbox.
+transformers finds, compiles and renders the chat template and builds the tokenizer; without a template ChatML is used.
+Where a template marks what the assistant generates (`{% generation %}`), the mask is that of
+`apply_chat_template(..., return_assistant_tokens_mask=True)`. Elsewhere the whole conversation is rendered once and
+tokenised once, and the answers are found in the text by their offsets.
 """
 
 from __future__ import annotations
 
 import functools
-import json
+import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
+from swarmnode.data.tokens import HuggingFaceTokenizer, Tokenizer, Tokens, huggingface_tokenizer
 from swarmnode.errors import DataError
 
-if TYPE_CHECKING:
-    import jinja2
-
 CONFIG_FILE = "tokenizer_config.json"
-CONFIG_BYTES_MAX = 4 << 20
 ANSWERS = "assistant"
 CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
+MARK = "\ue0f7\ue0f3\ue0f9"  # private use: no template writes it, and no conversation should
+THOUGHTS = ("reasoning_content", "reasoning", "thinking")
+_GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
-Message = Mapping[str, str]
-Segment = tuple[str, bool]
-"""Text, and whether its tokens count as targets."""
+Message = Mapping[str, Any]
+"""`role`, and what the template reads beside it: mostly `content`, also `tool_calls` or `reasoning_content`."""
+
+Span = tuple[int, int]
+"""[first, last) characters of a rendered conversation."""
+
+
+class Conversation(tuple[Message, ...]):
+    """The messages of a conversation, and the tools that it may call."""
+
+    tools: Any = None
 
 
 class ChatTemplate:
-    """A chat template. `segments` renders a conversation with it."""
+    """A chat template and the special tokens that it may write. `encode` makes ids and mask of a conversation."""
 
-    def __init__(self, source: str = CHATML, special: Mapping[str, str] | None = None) -> None:
-        """`special` maps the token names that templates use (bos_token, eos_token, ...) to their text."""
-        self.source = source
-        self._special = dict(special or {})
+    def __init__(self, source: str | None = None, hub: Any = None) -> None:
+        """`hub` is transformers' tokenizer, None for the byte tokenizer. `source` is the template; None: the
+        tokenizer's own, or ChatML without one."""
+        self._hub = hub
+        own = None if hub is None else hub.chat_template
+        if isinstance(own, dict):  # named templates; transformers takes "tool_use" where there are tools
+            own = "\0".join(f"{name}\0{one}" for name, one in sorted(own.items()))
+        self._given = source if source is not None or own is not None else CHATML
+        self.source = str(own if self._given is None else self._given)
+        """The template's text, by which a half-made data set is recognised."""
 
-    def segments(self, messages: Sequence[Message]) -> list[Segment]:
-        """The conversation as text, split at the answers. An answer runs from the end of the generation prompt to the
-        end of its turn. Raises DataError when the template rejects the conversation, when later messages change how
-        earlier ones are rendered, or when jinja cannot parse the template."""
-        found, at = list[Segment](), 0
-        whole = self._render(messages, prompt=False)
-        for number, message in enumerate(messages):
+    def encode(self, conversation: Conversation, tokenizer: Tokenizer) -> tuple[str, Tokens, npt.NDArray[np.uint8]]:
+        """(text, ids [n], mask [n]: 1 where a token counts as a target). Raises DataError when the template rejects
+        the conversation."""
+        if self._hub is not None and _GENERATION.search(self._chosen(conversation)):
+            return self._marked(conversation, tokenizer)
+        text = self._render(conversation)
+        ids, mask = tokenizer.encode_spans(text, self.answers(conversation, text))
+        return text, ids, mask
+
+    def answers(self, conversation: Conversation, whole: str | None = None) -> list[Span]:
+        """The answers in the text `whole` of the conversation, in order: each from the end of the generation prompt to
+        the end of its turn. Raises DataError as `encode`."""
+        whole = self._render(conversation) if whole is None else whole
+        spans, end = list[Span](), 0
+        for number, message in enumerate(conversation):
             if message["role"] != ANSWERS:
                 continue
-            asked = self._render(messages[:number], prompt=True)
-            told = self._render(messages[: number + 1], prompt=False)
-            if not told.startswith(asked) or not whole.startswith(told):
-                raise DataError("chat template: what comes later changes what was said before; it cannot be trained on")
-            found += [(whole[at : len(asked)], False), (whole[len(asked) : len(told)], True)]
-            at = len(told)
-        found.append((whole[at:], False))
-        return [segment for segment in found if segment[0]]
+            asked = self._tried(conversation[:number], conversation, prompt=True)
+            told = self._tried(conversation[: number + 1], conversation)
+            if asked and told and told.startswith(asked) and whole.startswith(told) and len(asked) >= end:
+                span = (len(asked), len(told))
+            else:  # what comes later changes how this turn is written, as in templates that drop earlier thoughts
+                span = self._located(conversation, number, whole, asked, end)
+            if span[0] < span[1]:
+                spans.append(span)
+                end = span[1]
+        return spans
 
     def asked(self, messages: Sequence[Message]) -> tuple[str, str]:
         """(the conversation with the prompt for the next answer, the text that ends an answer). Raises DataError when
         the template rejects the conversation."""
         text = self._render(messages, prompt=True)
-        mark = "an answer of swarmnode"
-        told = self._render([*messages, {"role": ANSWERS, "content": mark}], prompt=False)
-        return text, told.rpartition(mark)[2].strip()
+        told = self._render([*messages, {"role": ANSWERS, "content": MARK}])
+        return text, told.rpartition(MARK)[2].strip()
 
-    def _render(self, messages: Sequence[Message], *, prompt: bool) -> str:
-        import jinja2
-
+    def ends(self, tokenizer: Tokenizer) -> list[int]:
+        """The ids that end what the model generates: the tokenizer's end of text, and the special token that ends an
+        answer of its own template."""
+        found = [] if tokenizer.separator is None else [tokenizer.separator]
+        if self._hub is None or self._given is not None:
+            return found
         try:
-            return self._template.render(messages=messages, add_generation_prompt=prompt, **self._special)
-        except (jinja2.TemplateError, TypeError, KeyError, ValueError) as error:
-            raise DataError(f"chat template: {str(error)[:200]}") from None
+            _, end = self.asked([{"role": "user", "content": "?"}])
+        except DataError:
+            return found
+        special = [token for token, one in self._hub.added_tokens_decoder.items() if one.special and one.content in end]
+        return [*found, *(token for token in special if token not in found)]
 
-    @functools.cached_property
-    def _template(self) -> jinja2.Template:
-        """The compiled template. It is compiled at the first conversation, so plain text needs no jinja2."""
+    @property
+    def named(self) -> list[dict[str, str]] | None:
+        """The tokenizer's named templates; None where it has one or none."""
+        own = None if self._hub is None else self._hub.chat_template
+        return [{"name": name, "template": one} for name, one in own.items()] if isinstance(own, dict) else None
+
+    def _chosen(self, conversation: Conversation) -> str:
+        """The template that transformers takes for `conversation`."""
+        return str(self._given or self._hub.get_chat_template(None, tools=conversation.tools))
+
+    def _marked(self, conversation: Conversation, tokenizer: Tokenizer) -> tuple[str, Tokens, npt.NDArray[np.uint8]]:
+        """Ids and mask as transformers makes them of a template that marks what is generated."""
+        made = self._call(
+            conversation,
+            conversation.tools,
+            tokenize=True,
+            return_dict=True,
+            return_assistant_tokens_mask=True,
+        )
+        ids = np.array(made["input_ids"], tokenizer.dtype)
+        return self._render(conversation), ids, np.array(made["assistant_masks"], np.uint8)
+
+    def _located(self, conversation: Conversation, number: int, whole: str, asked: str | None, least: int) -> Span:
+        """The answer `number` in `whole`, by comparison with the same conversation in which that answer is MARK."""
+        changed = Conversation(
+            [*conversation[:number], _marked_message(conversation[number]), *conversation[number + 1 :]]
+        )
+        changed.tools = conversation.tools
+        other = self._tried(changed, conversation) or ""
+        if MARK not in other:
+            raise DataError(f"chat template: it does not show message {number + 1}, an answer")
+        first = _common(whole, other)
+        last = len(whole) - min(_common(whole[::-1], other[::-1]), len(whole) - first, len(other) - first)
+        before = self._tried(conversation[:number], conversation)
+        start = first
+        if asked is not None and before is not None and asked.startswith(before) and (prompt := asked[len(before) :]):
+            at = whole.rfind(prompt, least, first)
+            start = at + len(prompt) if at >= 0 else first
+        turn = self._tried(changed[: number + 1], conversation)
+        if turn is not None and MARK in turn:
+            last += _common(whole[last:], turn.rpartition(MARK)[2])
+        return max(start, least), last
+
+    def _tried(self, messages: Sequence[Message], conversation: Conversation, *, prompt: bool = False) -> str | None:
+        """The first messages of `conversation` as text; None where the template rejects so few of them."""
         try:
-            import jinja2
-            import jinja2.sandbox
-        except ImportError:
-            raise DataError("conversations need the library jinja2: pip install jinja2") from None
+            return self._render(messages, conversation.tools, prompt=prompt)
+        except DataError:
+            return None
 
-        def refuse(message: str) -> None:
-            raise jinja2.TemplateError(message)
+    def _render(self, messages: Sequence[Message], tools: Any = None, *, prompt: bool = False) -> str:
+        tools = messages.tools if isinstance(messages, Conversation) else tools
+        return str(self._call(messages, tools, add_generation_prompt=prompt, tokenize=False))
 
-        environment = jinja2.sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-        environment.globals["raise_exception"] = refuse
+    def _call(self, messages: Sequence[Message], tools: Any, **options: Any) -> Any:
+        """transformers' `apply_chat_template`. Raises DataError when the template cannot be compiled, or rejects
+        `messages`."""
+        hub = self._hub if self._hub is not None else _byte_hub()
         try:
-            return environment.from_string(self.source)
-        except jinja2.TemplateError as error:
-            raise DataError(f"chat template: {error}; correct chat_template in {CONFIG_FILE}") from None
+            return hub.apply_chat_template(list(messages), tools=tools, chat_template=self._given, **options)
+        except Exception as error:  # noqa: BLE001  templates are code: they raise what Python raises
+            raise DataError(f"chat template: {type(error).__name__}: {str(error)[:200]}") from None
 
 
-def template_beside(tokenizer: Path | None) -> ChatTemplate:
-    """The chat template beside the tokenizer.json at `tokenizer`, or ChatML if there is none. Raises DataError when the
-    config file cannot be read."""
-    if tokenizer is None or not (path := tokenizer.parent / CONFIG_FILE).is_file():
-        return ChatTemplate()
-    try:
-        with path.open("rb") as file:
-            tree = json.loads(file.read(CONFIG_BYTES_MAX))
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: cannot be read: {str(error)[:100]}") from None
-    source = tree.get("chat_template") if isinstance(tree, dict) else None
-    special = {key: _text(value) for key, value in tree.items() if key.endswith("_token")} if source else {}
-    return ChatTemplate(source, special) if isinstance(source, str) else ChatTemplate()
+def _marked_message(message: Message) -> Message:
+    """`message`, all that it says replaced by MARK."""
+    content: Any = [{"type": "text", "text": MARK}] if isinstance(message.get("content"), list) else MARK
+    return {key: value for key, value in message.items() if key not in ("tool_calls", *THOUGHTS)} | {"content": content}
 
 
-def conversation(raw: Any) -> list[Message] | None:
-    """`raw` as a list of messages with `role` and `content`. None unless it is a conversation with an answer."""
+def _common(one: str, two: str) -> int:
+    """The length of the common beginning."""
+    return next((at for at, (a, b) in enumerate(zip(one, two, strict=False)) if a != b), min(len(one), len(two)))
+
+
+def conversation(raw: Any, tools: Any = None) -> Conversation | None:
+    """`raw` as a conversation; `tools` are the tools it may call. None unless it is a list of objects with a `role`,
+    one of them the assistant's."""
     if not isinstance(raw, list) or not raw:
         return None
-    for message in raw:
-        if not isinstance(message, dict) or not all(type(message.get(key)) is str for key in ("role", "content")):
-            return None
-    return raw if any(message["role"] == ANSWERS for message in raw) else None
+    if not all(isinstance(message, dict) and type(message.get("role")) is str for message in raw):
+        return None
+    if not any(message["role"] == ANSWERS for message in raw):
+        return None
+    made = Conversation(raw)
+    made.tools = tools or None
+    return made
 
 
-def _text(value: Any) -> str:
-    """The text of a special token, which may be written as a string or as an object with `content`."""
-    found = value.get("content") if isinstance(value, dict) else value
-    return found if isinstance(found, str) else ""
+def tokenizer_and_template(path: Path | None, tokenizer: Tokenizer) -> tuple[Tokenizer, bytes | None, ChatTemplate]:
+    """(tokenizer, its tokenizer.json, chat template) of the tokenizer.json at `path` and what lies beside it; of None:
+    the byte tokenizer and ChatML.
+
+    transformers rebuilds the tokenizers of some models from their class, whatever tokenizer.json says. What it reads is
+    what counts here, too. Raises DataError when transformers cannot read the folder.
+    """
+    if path is None:
+        return tokenizer, None, ChatTemplate()
+    raw = path.read_bytes()
+    hub = hub_tokenizer(path)
+    theirs = hub.backend_tokenizer.to_str()
+    if isinstance(tokenizer, HuggingFaceTokenizer) and not tokenizer.same_as(theirs):
+        raw = theirs.encode()
+        tokenizer = huggingface_tokenizer(raw, str(path), hub.eos_token)
+    return tokenizer, raw, ChatTemplate(hub=hub)
+
+
+def template_beside(path: Path | None) -> ChatTemplate:
+    """The chat template beside the tokenizer.json at `path`, where transformers finds it; ChatML without one. Raises
+    DataError as `tokenizer_and_template`."""
+    return ChatTemplate() if path is None else ChatTemplate(hub=hub_tokenizer(path))
+
+
+def hub_tokenizer(path: Path) -> Any:
+    """transformers' tokenizer of the tokenizer.json at `path` and the files beside it, without its code or network.
+    Raises DataError when it cannot be made, or transformers is not installed."""
+    auto, fast = _library("AutoTokenizer"), _library("PreTrainedTokenizerFast")
+    try:
+        if path.name != "tokenizer.json":
+            return fast(tokenizer_file=str(path))
+        return auto.from_pretrained(path.parent, local_files_only=True, trust_remote_code=False, use_fast=True)
+    except Exception as error:  # noqa: BLE001  it raises what reading JSON, Rust and Python raise
+        raise DataError(
+            f"{path.parent}: transformers cannot read this tokenizer: {str(error).strip().splitlines()[0][:200]}"
+        ) from None
+
+
+@functools.cache
+def _byte_hub() -> Any:
+    """A tokenizer of transformers without special tokens, which renders for the byte tokenizer."""
+    import tokenizers
+    from tokenizers.models import WordLevel
+
+    return _library("PreTrainedTokenizerFast")(tokenizer_object=tokenizers.Tokenizer(WordLevel({"": 0}, unk_token="")))
+
+
+def _library(wanted: str) -> Any:
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # its advice is for programs that run models
+    try:
+        import transformers
+    except ImportError:
+        raise DataError(
+            "conversations are rendered by the library transformers: pip install 'transformers>=4.46' jinja2"
+        ) from None
+    return getattr(transformers, wanted)

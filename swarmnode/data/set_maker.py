@@ -1,5 +1,8 @@
 """Makes a data set (index.py) from text: shuffled by document, with a part held out. Resumable after a kill.
 
+Each document ends with a token that no document contains, so that this token alone tells where documents end: the
+tokenizer's end of text where that is so, else another special token that no text has, else one more id.
+
 `data make` runs two passes. The first tokenises pieces of work one by one and keeps each (token_parts.py). The second
 writes the documents of all pieces to shards, in an order by hash. The files of the first pass are removed once the
 index is written.
@@ -10,20 +13,20 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 
-from swarmnode.data.document_source import DOCUMENT_BYTES_MAX, Reading, find_work
+from swarmnode.data.document_source import DOCUMENT_BYTES_MAX, BadRows, Reading, find_work
 from swarmnode.data.index import (
     CHUNK_NBYTES,
     INDEX_FILE,
-    TOKENIZER_FILE,
     Index,
     ShardEntry,
     Split,
@@ -31,7 +34,8 @@ from swarmnode.data.index import (
     parse_index,
 )
 from swarmnode.data.sampler import mixed
-from swarmnode.data.token_parts import Encoding, Part, make_part, open_part, part_name
+from swarmnode.data.token_parts import Encoding, Part, left_out, make_part, open_part, part_name
+from swarmnode.data.tokens import HuggingFaceTokenizer, Tokenizer, dtype_of
 from swarmnode.disk import raise_if_full
 from swarmnode.errors import DataError, UsageError
 from swarmnode.ids import digest
@@ -45,9 +49,8 @@ CHUNK_TOKENS_MIN = (1 << 16) + 1
 """... but no finer than this (guess: windows of long contexts have to fit)."""
 HELD_OUT_CHUNK_TOKENS = (1 << 17) + 1
 """Tokens of a validation chunk: 64 samples of 2,048 tokens, so that a first validation need not fetch more."""
-HELD_OUT_TOKENS_MIN = 1 << 14
-"""Held out at least, where that leaves half of the documents to train on (guess: 128 samples of the demo)."""
 SHARD_CHUNKS = 256
+SCAN_TOKENS = 1 << 20
 
 Report = Callable[[str, int, int, int, int], None]
 """Told of (what goes on, done, of how much, documents, tokens): bytes of text in the first pass, tokens in the second;
@@ -65,6 +68,7 @@ class MakeOptions:
     validation: float = 0.01
     seed: int = 0
     chunk_tokens: int | None = None
+    skip_bad: int = 0  # files and rows that may be left out
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,17 +79,35 @@ class _Order:
     first: npt.NDArray[np.int64]
     count: npt.NDArray[np.int64]
 
+    @property
+    def tokens(self) -> int:
+        """All of them, with the token that ends each document."""
+        return int(self.count.sum()) + self.count.size
 
-def make(out: Path, options: MakeOptions, encoding: Encoding, tokenizer: Path | None, report: Report) -> Index:
-    """Write the data set of `options` to the folder `out`. Resumes where an earlier call with the same options was
-    killed. `tokenizer` is copied beside it.
+
+@dataclass(frozen=True, slots=True)
+class _Ending:
+    """How documents are written: the token that ends each, whether it counts as a target, whether there is a mask."""
+
+    token: int
+    counts: bool
+    masked: bool
+    dtype: np.dtype[Any]
+
+
+def make(
+    out: Path, options: MakeOptions, encoding: Encoding, beside: Mapping[str, bytes], report: Report
+) -> tuple[Index, BadRows]:
+    """Write the data set of `options` to the folder `out`; returns its index, and what was left out. Resumes where an
+    earlier call with the same options was killed. `beside`: the tokenizer's files by name, which lie beside the shards.
 
     Raises UsageError when `out` holds something else, DataError with file, line and what to do, DiskFull
     when the disk is, NotPermitted when a file cannot be written otherwise.
     """
     if options.weights and len(options.weights) != len(options.sources):
         raise UsageError(f"--weight: {len(options.weights)} weights for {len(options.sources)} sources; give one each")
-    works = find_work(options.sources, options.reading)
+    bad = BadRows(options.skip_bad)
+    works = find_work(options.sources, options.reading, bad)
     total = sum(work.nbytes for work in works)
     cut = min(DOCUMENT_BYTES_MAX, max(1 << 10, total // CHUNKS_MIN)) if total else DOCUMENT_BYTES_MAX
     reading = replace(options.reading, cut_nbytes=min(options.reading.cut_nbytes, cut))
@@ -99,27 +121,27 @@ def make(out: Path, options: MakeOptions, encoding: Encoding, tokenizer: Path | 
         names, done, found, tokens = list[str](), 0, 0, 0
         for work in works:
             names.append(part_name(work, reading, encoding))
-            more = make_part(folder, names[-1], work, reading, encoding)
+            more = make_part(folder, names[-1], work, reading, encoding, options.skip_bad)
+            bad.merge(left_out(folder, names[-1]))
             done, found, tokens = done + work.nbytes, found + more[0], tokens + more[1]
             report("tokenise", done, total, found, tokens)
         parts = [open_part(folder, name, encoding) for name in names]
         weights = [options.weights[work.source] if options.weights else 1.0 for work in works]
         index = _write(out, parts, weights, options, encoding, report)
-    if tokenizer is not None:
-        kept = tokenizer.read_bytes()
-        write_whole(out / TOKENIZER_FILE, kept)
+    for name, kept in beside.items():
+        write_whole(out / name, kept)
     raw = index.canonical()
     write_whole(out / INDEX_FILE, raw)
     shutil.rmtree(folder)
-    return parse_index(raw, origin=str(out / INDEX_FILE))
+    return parse_index(raw, origin=str(out / INDEX_FILE)), bad
 
 
 def _begin(out: Path, folder: Path, options: MakeOptions, encoding: Encoding) -> None:
     """Claim `out` for this set, or check that an earlier call with the same options claimed it. Raises UsageError when
     `out` holds another set, DataError when it cannot be used."""
     told = (repr(options.reading), options.validation, options.seed, options.chunk_tokens or 0)
-    how = (encoding.tokenizer.digest, encoding.template.source)
-    plan = digest(*options.sources, *options.weights, *told, *how).hex()
+    how = (encoding.tokenizer.digest, encoding.template.source, str(encoding.special))
+    plan = digest(*map(os.fsencode, options.sources), *options.weights, *told, *how).hex()
     if (out / INDEX_FILE).exists():
         raise UsageError(f"{out} holds a data set already; choose another folder, or remove it")
     try:
@@ -149,21 +171,36 @@ def _write(
     report: Report,
 ) -> Index:
     train, held_out = _orders(parts, weights, options)
-    masked = any(part.mask is not None for part in parts)
-    of, written = int(train.count.sum() + held_out.count.sum()), 0
+    end = _end_token(parts, encoding.tokenizer)
+    counts = encoding.tokenizer.separator in (None, end)
+    masked = not counts or any(part.mask is not None for part in parts)
+    vocabulary = max(encoding.tokenizer.vocabulary, end + 1)
+    shape = _Ending(end, counts, masked, dtype_of(vocabulary))
+    of, written = int(train.tokens + held_out.tokens), 0
     if not held_out.count.size or not train.count.size:
         raise DataError(f"{of} tokens in {train.count.size + held_out.count.size} documents: too little text to split")
     splits = []
     for name, order, most in (("train", train, None), ("validation", held_out, HELD_OUT_CHUNK_TOKENS)):
-        chunk_tokens = options.chunk_tokens or _chunk_tokens(int(order.count.sum()), encoding.vocabulary, most)
+        chunk_tokens = options.chunk_tokens or _chunk_tokens(order.tokens, vocabulary, most)
         shards = []
-        for number, (tokens, mask) in enumerate(_shards(parts, order, chunk_tokens, encoding, masked)):
+        for number, (tokens, mask) in enumerate(_shards(parts, order, chunk_tokens, shape)):
             entry = ShardEntry(f"{name}-{number:05}.bin", tokens.size, b"")
             shards.append(_write_shard(out, entry, tokens, mask, chunk_tokens))
             written += tokens.size
             report("write", written, of, train.count.size + held_out.count.size, of)
         splits.append(Split(chunk_tokens, order.count.size, tuple(shards)))
-    return Index(encoding.tokenizer.digest, encoding.vocabulary, encoding.end_token, masked, splits[0], splits[1])
+    return Index(encoding.tokenizer.digest, vocabulary, end, masked, splits[0], splits[1])
+
+
+def _end_token(parts: Sequence[Part], tokenizer: Tokenizer) -> int:
+    """The token that ends documents: the tokenizer's end of text, or another special one, that no document contains; or
+    one more id."""
+    seen = np.zeros(tokenizer.vocabulary, bool)
+    for part in parts:
+        for first in range(0, part.tokens.size, SCAN_TOKENS):
+            seen[part.tokens[first : first + SCAN_TOKENS]] = True
+    able = [tokenizer.separator, *(tokenizer.special if isinstance(tokenizer, HuggingFaceTokenizer) else ())]
+    return next((one for one in able if one is not None and not seen[one]), tokenizer.vocabulary)
 
 
 def _chunk_tokens(tokens: int, vocabulary: int, most: int | None) -> int:
@@ -184,7 +221,8 @@ def _orders(parts: Sequence[Part], weights: Sequence[float], options: MakeOption
     weight = np.concatenate([np.full(len(one.rows), weights[number]) for number, one in enumerate(parts)])
     place = mixed(rank ^ np.uint64(1)) / 2.0**64
     copies = np.floor(weight).astype(np.int64) + (mixed(rank ^ np.uint64(2)) / 2.0**64 < weight % 1.0)
-    below = _held_out_below(place, rows["count"] * (copies > 0), options.validation)
+    counted = np.concatenate([_counted(one) for one in parts]) * (copies > 0)
+    below = _held_out_below(place, counted, options.validation)
     picked = np.repeat(np.arange(rank.size), copies)
     copy = np.arange(picked.size) - np.repeat(np.cumsum(copies) - copies, copies)
     key = mixed(rank[picked] ^ mixed(copy.astype(np.uint64) * np.uint64(3) + np.uint64(options.seed)))
@@ -196,37 +234,53 @@ def _orders(parts: Sequence[Part], weights: Sequence[float], options: MakeOption
     return orders[0], orders[1]
 
 
-def _held_out_below(place: npt.NDArray[np.float64], count: npt.NDArray[np.int64], wanted: float) -> float:
-    """The `place` below which documents are held out: `wanted`, or more for little text, up to about half of it."""
-    if int(count[place < wanted].sum()) >= HELD_OUT_TOKENS_MIN or place.size < 2:
+def _counted(part: Part) -> npt.NDArray[np.int64]:
+    """The tokens of each document that count as targets."""
+    rows = part.rows
+    if part.mask is None or not len(rows):
+        return np.array(rows["count"], np.int64)
+    sums = np.concatenate([[0], np.cumsum(part.mask, dtype=np.int64)])
+    return np.asarray(sums[rows["first"] + rows["count"]] - sums[rows["first"]], np.int64)
+
+
+def _held_out_below(place: npt.NDArray[np.float64], counted: npt.NDArray[np.int64], wanted: float) -> float:
+    """The `place` below which documents are held out: the share `wanted` of the `counted` tokens, and one document at
+    least. At least one is trained on."""
+    if place.size < 2:
         return wanted
-    order = np.argsort(place)
-    total = np.cumsum(count[order])
-    needed = min(HELD_OUT_TOKENS_MIN, int(total[-1]) // 2)
-    at = min(int(np.searchsorted(total, needed)) + 1, place.size - 1)
-    return max(wanted, float(place[order[at]]))
+    order = np.argsort(place, kind="stable")
+    total = np.cumsum(counted[order])
+    at = min(int(np.searchsorted(total, wanted * int(total[-1]))) + 1, place.size - 1)
+    return float(place[order[at]])
 
 
 def _shards(
-    parts: Sequence[Part], order: _Order, chunk_tokens: int, encoding: Encoding, masked: bool
+    parts: Sequence[Part], order: _Order, chunk_tokens: int, ending: _Ending
 ) -> Iterator[tuple[npt.NDArray[np.uint16] | npt.NDArray[np.uint32], npt.NDArray[np.uint8] | None]]:
-    """Yields (tokens, mask) of each shard: the documents one after the other, cut every SHARD_CHUNKS chunks."""
-    size, ends = SHARD_CHUNKS * chunk_tokens, np.cumsum(order.count)
+    """Yields (tokens, mask) of each shard: the documents one after the other, each with the token that ends it, cut
+    every SHARD_CHUNKS chunks."""
+    size, ends = SHARD_CHUNKS * chunk_tokens, np.cumsum(order.count + 1)
     total = int(ends[-1]) if ends.size else 0
     for begin in range(0, total, size):
         length = min(size, total - begin)
-        tokens, mask = np.empty(length, encoding.dtype), np.ones(length, np.uint8) if masked else None
+        tokens = np.empty(length, ending.dtype)
+        mask = np.ones(length, np.uint8) if ending.masked else None
         at = int(np.searchsorted(ends, begin, side="right"))
         filled = 0
         while filled < length:
-            part = parts[int(order.part[at])]
-            skipped = max(0, begin - int(ends[at] - order.count[at]))
+            part, count = parts[int(order.part[at])], int(order.count[at])
+            skipped = max(0, begin - int(ends[at] - count - 1))
             first = int(order.first[at]) + skipped
-            count = min(int(order.count[at]) - skipped, length - filled)
-            tokens[filled : filled + count] = part.tokens[first : first + count]
+            taken = min(count - skipped, length - filled)
+            tokens[filled : filled + taken] = part.tokens[first : first + taken]
             if mask is not None and part.mask is not None:
-                mask[filled : filled + count] = part.mask[first : first + count]
-            filled, at = filled + count, at + 1
+                mask[filled : filled + taken] = part.mask[first : first + taken]
+            filled += taken
+            if filled < length:
+                tokens[filled] = ending.token
+                if mask is not None:
+                    mask[filled] = ending.counts
+                filled, at = filled + 1, at + 1
         yield tokens, mask
 
 

@@ -1,13 +1,15 @@
 """Tokenises documents, one piece of work at a time, and keeps each result on disk as soon as it is done.
 
-A part is up to three files: `<name>.tokens`, `<name>.npy` with a row for each document, and, if it has conversations,
-`<name>.mask` (one byte a token: does it count as a target?). `<name>.npy` is written last and marks a complete part.
+A part is up to four files: `<name>.tokens`, `<name>.npy` with a row for each document, if it has conversations
+`<name>.mask` (one byte a token: does it count as a target?), and if rows were left out `<name>.bad`.
+`<name>.npy` is written last and marks a complete part. The token that ends a document is not in it: set_maker.py
+chooses one that no document contains.
 """
 
 from __future__ import annotations
 
 import concurrent.futures
-import itertools
+import json
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,8 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from swarmnode.data.chat_template import ChatTemplate
-from swarmnode.data.document_source import Document, DocumentSpan, Reading, documents
-from swarmnode.data.tokens import ByteTokenizer, Tokenizer, Tokens, dtype_of
+from swarmnode.data.document_source import BadRows, DocumentSpan, Placed, Reading, documents
+from swarmnode.data.tokens import Tokenizer, Tokens, dtype_of
 from swarmnode.disk import raise_if_full
 from swarmnode.errors import DataError
 from swarmnode.ids import digest, digest64
@@ -28,30 +30,23 @@ BATCH_DOCUMENTS = 512
 BATCH_BYTES = 8 << 20
 """Text tokenised at once: enough for all cores, little enough for memory (guess)."""
 ROW = np.dtype([("first", "<i8"), ("count", "<i8"), ("rank", "<u8")])
-"""A document's row: position of its first token in the part, number of tokens with the end token, hash of its text."""
+"""A document's row: position of its first token in the part, number of tokens, hash of its text."""
 
 Rows = npt.NDArray[np.void]
 
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
-    """Turns text into ids. `end_token` ends each document. A tokenizer without a separator gets one more id for it."""
+    """Turns text into ids. With `special`, the written form of a special token in plain text is that token."""
 
     tokenizer: Tokenizer
     template: ChatTemplate
-
-    @property
-    def end_token(self) -> int:
-        separator = self.tokenizer.separator
-        return self.tokenizer.vocabulary if separator is None else separator
-
-    @property
-    def vocabulary(self) -> int:
-        return max(self.tokenizer.vocabulary, self.end_token + 1)
+    special: bool = False
 
     @property
     def dtype(self) -> np.dtype[np.uint16] | np.dtype[np.uint32]:
-        return dtype_of(self.vocabulary)
+        """Of tokens in parts and shards, with room for one more id, which may end the documents."""
+        return dtype_of(self.tokenizer.vocabulary + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,18 +61,32 @@ class Part:
 def part_name(work: DocumentSpan, reading: Reading, encoding: Encoding) -> str:
     """The part's file name: a hash of everything that its content depends on. The source's weight is not part of it."""
     what: tuple[str | int, ...] = (work.kind, *work.files, work.first, work.last, work.of, work.version)
-    how: tuple[str | int, ...] = (reading.field, reading.messages, reading.cut_nbytes, reading.hub_split)
-    return digest("part", 1, *what, *how, encoding.tokenizer.digest, encoding.template.source).hex()[:32]
+    how: tuple[str | int, ...] = (*reading.keys, reading.cut_nbytes, reading.hub_split, reading.encoding)
+    who = (encoding.tokenizer.digest, encoding.template.source, encoding.special)
+    return digest("part", 2, *map(os.fsencode, map(str, (*what, *how))), *map(str, who)).hex()[:32]
 
 
-def make_part(folder: Path, name: str, work: DocumentSpan, reading: Reading, encoding: Encoding) -> tuple[int, int]:
-    """Write the part unless it exists. Returns (documents, tokens). Raises DataError."""
+def make_part(
+    folder: Path, name: str, work: DocumentSpan, reading: Reading, encoding: Encoding, bad_max: int
+) -> tuple[int, int]:
+    """Write the part unless it exists. Returns (documents, tokens). Raises DataError, also when more than `bad_max`
+    rows would be left out."""
     table = folder / f"{name}.npy"
     if not table.exists():
-        rows = _write(folder, name, work, reading, encoding)
+        bad = BadRows(bad_max)
+        rows = _write(folder, name, work, reading, encoding, bad)
+        if bad.count or bad.empty:
+            write_whole(folder / f"{name}.bad", json.dumps([bad.count, bad.empty, bad.lines]).encode())
         write_whole(table, lambda file: np.save(file, rows))
     rows = np.load(table, allow_pickle=False)
     return len(rows), int(rows["count"].sum())
+
+
+def left_out(folder: Path, name: str) -> BadRows:
+    """What was left out of a part."""
+    path = folder / f"{name}.bad"
+    count, empty, lines = json.loads(path.read_bytes()) if path.exists() else (0, 0, [])
+    return BadRows(count, count, empty, lines)
 
 
 def open_part(folder: Path, name: str, encoding: Encoding) -> Part:
@@ -93,14 +102,14 @@ def open_part(folder: Path, name: str, encoding: Encoding) -> Part:
     )
 
 
-def _write(folder: Path, name: str, work: DocumentSpan, reading: Reading, encoding: Encoding) -> Rows:
+def _write(folder: Path, name: str, work: DocumentSpan, reading: Reading, encoding: Encoding, bad: BadRows) -> Rows:
     """Write the part's tokens and mask. Returns its table. Raises DataError when they cannot be written."""
     rows, at = list[tuple[int, int, int]](), 0
     mask_path = folder / f"{name}.mask"
     try:
         with (folder / f"{name}.tokens").open("wb") as file, mask_path.open("wb") as masks:
             counted = True
-            for rank, tokens, mask in _encoded(work, reading, encoding):
+            for rank, tokens, mask in _encoded(work, reading, encoding, bad):
                 file.write(tokens.astype(encoding.dtype, copy=False).data.cast("B"))
                 if mask is not None and counted:  # earlier documents had no mask: all of their tokens count
                     masks.write(b"\1" * at)
@@ -123,21 +132,21 @@ def _write(folder: Path, name: str, work: DocumentSpan, reading: Reading, encodi
 Encoded = tuple[int, Tokens, npt.NDArray[np.uint8] | None]
 
 
-def _encoded(work: DocumentSpan, reading: Reading, encoding: Encoding) -> Iterator[Encoded]:
+def _encoded(work: DocumentSpan, reading: Reading, encoding: Encoding, bad: BadRows) -> Iterator[Encoded]:
     """Yields (rank, tokens, mask) of each document. Reads the next batch while it tokenises the current one."""
-    batches = _batches(documents(work, reading))
+    batches = _batches(documents(work, reading, bad))
     with concurrent.futures.ThreadPoolExecutor(1) as reader:
         coming = reader.submit(next, batches, None)
         while (batch := coming.result()) is not None:
             coming = reader.submit(next, batches, None)
-            yield from _encode(batch, encoding)
+            yield from _encode(batch, encoding, bad)
 
 
-def _batches(source: Iterator[Document]) -> Iterator[list[Document]]:
-    batch, nbytes = list[Document](), 0
-    for document in source:
-        batch.append(document)
-        nbytes += len(document) if isinstance(document, bytes) else 4096
+def _batches(source: Iterator[Placed]) -> Iterator[list[Placed]]:
+    batch, nbytes = list[Placed](), 0
+    for placed in source:
+        batch.append(placed)
+        nbytes += len(placed.document) if isinstance(placed.document, bytes) else 4096
         if len(batch) >= BATCH_DOCUMENTS or nbytes >= BATCH_BYTES:
             yield batch
             batch, nbytes = [], 0
@@ -145,30 +154,17 @@ def _batches(source: Iterator[Document]) -> Iterator[list[Document]]:
         yield batch
 
 
-def _encode(batch: Sequence[Document], encoding: Encoding) -> Iterator[Encoded]:
-    end = np.array([encoding.end_token], encoding.dtype)
-    texts, counted = list[bytes](), list[bool]()
-    sizes, ranks = list[int](), list[int]()
-    for document in batch:
+def _encode(batch: Sequence[Placed], encoding: Encoding, bad: BadRows) -> Iterator[Encoded]:
+    tokenizer, texts = encoding.tokenizer, [one.document for one in batch if isinstance(one.document, bytes)]
+    plain = iter(tokenizer.encode_all(texts, special=encoding.special))
+    for placed in batch:
+        document = placed.document
         if isinstance(document, bytes):
-            segments, plain = [(document, True)], document
-        else:
-            segments = [
-                (text.encode(errors="replace"), answer) for text, answer in encoding.template.segments(document)
-            ]
-            plain = b"".join(text for text, _ in segments)
-        ranks.append(digest64("document", plain))
-        sizes.append(len(segments))
-        for text, counts in segments:
-            texts.append(text.replace(b"\0", b" ") if isinstance(encoding.tokenizer, ByteTokenizer) else text)
-            counted.append(counts)
-    made = iter(zip(encoding.tokenizer.encode_all(texts), counted, strict=True))
-    for rank, size in zip(ranks, sizes, strict=True):
-        parts = list(itertools.islice(made, size))
-        tokens = np.concatenate([*(part.astype(encoding.dtype, copy=False) for part, _ in parts), end])
-        if all(counts for _, counts in parts):
-            yield rank, tokens, None
-        else:
-            # The end token counts, so that the model learns to stop after its answer.
-            flags = [np.full(part.size, counts, np.uint8) for part, counts in parts]
-            yield rank, tokens, np.concatenate([*flags, np.ones(1, np.uint8)])
+            yield digest64("document", document), next(plain), None
+            continue
+        try:
+            text, tokens, mask = encoding.template.encode(document, tokenizer)
+        except DataError as error:
+            bad.add(placed.where, str(error))
+            continue
+        yield digest64("document", text.encode(errors="replace")), tokens, None if mask.all() else mask

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 Tokens = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
 
 TOKENIZER_BYTES_MAX = 64 << 20
+CONFIG_BYTES_MAX = 4 << 20
 SEPARATOR_NAMES = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
 """Names under which public tokenizers keep their end-of-document token, most common first."""
 
@@ -35,12 +38,22 @@ class Tokenizer(Protocol):
     @property
     def separator(self) -> int | None: ...
 
-    def encode(self, text: str | bytes) -> Tokens:
-        """Token ids, [n], of `dtype_of(vocabulary)`."""
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """`dtype_of(vocabulary)`."""
         ...
 
-    def encode_all(self, texts: Sequence[bytes]) -> list[Tokens]:
-        """Encode several texts at once."""
+    def encode(self, text: str | bytes) -> Tokens:
+        """Token ids of a prompt, [n], in which the written form of a special token is that token."""
+        ...
+
+    def encode_all(self, texts: Sequence[bytes], *, special: bool = False) -> list[Tokens]:
+        """Token ids of several texts, in which the written form of a special token is text, unless `special`. Raises
+        DataError for bytes that are not UTF-8."""
+        ...
+
+    def encode_spans(self, text: str, spans: Sequence[tuple[int, int]]) -> tuple[Tokens, npt.NDArray[np.uint8]]:
+        """(token ids [n] of a rendered conversation, mask [n]: 1 for the tokens of the characters in `spans`)."""
         ...
 
     def decode(self, tokens: npt.ArrayLike) -> str: ...
@@ -55,15 +68,24 @@ class ByteTokenizer:
     """Uses UTF-8 bytes as ids. Byte 0, which text does not contain, separates documents."""
 
     vocabulary = 256
+    dtype = dtype_of(vocabulary)
     separator = BYTES_END
     digest = digest("tokenizer", "bytes")
 
     def encode(self, text: str | bytes) -> Tokens:
         raw = text.encode(errors="replace") if isinstance(text, str) else text
-        return np.frombuffer(raw, dtype=np.uint8).astype("<u2")
+        return np.frombuffer(raw, dtype=np.uint8).astype(self.dtype)
 
-    def encode_all(self, texts: Sequence[bytes]) -> list[Tokens]:
-        return [self.encode(text) for text in texts]
+    def encode_all(self, texts: Sequence[bytes], *, special: bool = False) -> list[Tokens]:
+        return [self.encode(text.replace(b"\0", b" ")) for text in texts]
+
+    def encode_spans(self, text: str, spans: Sequence[tuple[int, int]]) -> tuple[Tokens, npt.NDArray[np.uint8]]:
+        ids = self.encode(text.replace("\0", " "))
+        mask = np.zeros(ids.size, np.uint8)
+        for first, last in spans:
+            start = len(text[:first].encode(errors="replace"))
+            mask[start : start + len(text[first:last].encode(errors="replace"))] = 1
+        return ids, mask
 
     def decode(self, tokens: npt.ArrayLike) -> str:
         return np.asarray(tokens).astype(np.uint8).tobytes().decode(errors="replace")
@@ -72,25 +94,63 @@ class ByteTokenizer:
 class HuggingFaceTokenizer:
     """A tokenizer.json, without the special tokens that its template would add."""
 
-    def __init__(self, inner: tokenizers.Tokenizer, file_digest: bytes) -> None:
+    def __init__(self, inner: tokenizers.Tokenizer, file_digest: bytes, eos: str | None = None) -> None:
+        """`eos`: the token that ends a text, as the configuration names it; None: one of SEPARATOR_NAMES."""
         self._inner = inner
+        self._plain: tokenizers.Tokenizer | None = None
         self.digest = file_digest
         # Ids may have gaps, so the largest id determines the vocabulary.
         ids = inner.get_vocab(with_added_tokens=True)
         self.vocabulary = max(ids.values(), default=-1) + 1
-        self.separator = next((ids[name] for name in SEPARATOR_NAMES if name in ids), None)
-        self._dtype = dtype_of(self.vocabulary)
+        names = SEPARATOR_NAMES if eos is None else (eos,)
+        self.separator = next((ids[name] for name in names if name in ids), None)
+        self.dtype = dtype_of(self.vocabulary)
+        self.special = sorted(token for token, one in inner.get_added_tokens_decoder().items() if one.special)
+        """The ids of special tokens, ascending."""
+
+    def same_as(self, text: str) -> bool:
+        """Whether `text` is the tokenizer.json of a tokenizer that makes the same ids."""
+        return _essence(self._inner.to_str()) == _essence(text)
 
     def encode(self, text: str | bytes) -> Tokens:
-        return self.encode_all([text.encode(errors="replace") if isinstance(text, str) else text])[0]
+        return self.encode_all([text.encode(errors="replace") if isinstance(text, str) else text], special=True)[0]
 
-    def encode_all(self, texts: Sequence[bytes]) -> list[Tokens]:
-        decoded = [text.decode(errors="replace") for text in texts]
-        made = self._inner.encode_batch_fast(decoded, add_special_tokens=False)  # without offsets, which are not used
-        return [np.array(one.ids, dtype=self._dtype) for one in made]
+    def encode_all(self, texts: Sequence[bytes], *, special: bool = False) -> list[Tokens]:
+        try:
+            decoded = [text.decode() for text in texts]
+        except UnicodeDecodeError as error:
+            raise DataError(f"text that is not UTF-8: {error.object[:40]!r}; convert it first") from None
+        inner = self._inner if special else self._literal
+        made = inner.encode_batch_fast(decoded, add_special_tokens=False)  # without offsets, which are not used
+        return [np.array(one.ids, dtype=self.dtype) for one in made]
+
+    @property
+    def _literal(self) -> tokenizers.Tokenizer:
+        """The tokenizer that reads the written form of a special token as text."""
+        if self._plain is None:
+            self._plain = type(self._inner).from_str(self._inner.to_str())
+            self._plain.encode_special_tokens = True
+        return self._plain
+
+    def encode_spans(self, text: str, spans: Sequence[tuple[int, int]]) -> tuple[Tokens, npt.NDArray[np.uint8]]:
+        made = self._inner.encode(text, add_special_tokens=False)
+        ids, mask = np.array(made.ids, dtype=self.dtype), np.zeros(len(made.ids), np.uint8)
+        for first, last in spans:
+            # Characters that a normaliser drops have no token: the nearest ones inside the span count.
+            start = next((at for n in range(first, last) if (at := made.char_to_token(n)) is not None), None)
+            end = next((at for n in range(last - 1, first - 1, -1) if (at := made.char_to_token(n)) is not None), None)
+            if start is not None and end is not None:
+                mask[start : end + 1] = 1
+        return ids, mask
 
     def decode(self, tokens: npt.ArrayLike) -> str:
         return self._inner.decode(np.asarray(tokens).astype(np.int64).tolist(), skip_special_tokens=False)
+
+
+def _essence(text: str) -> object:
+    """What of a tokenizer.json decides about ids."""
+    tree = json.loads(text)
+    return [tree.get(key) for key in ("added_tokens", "normalizer", "pre_tokenizer", "model")]
 
 
 def open_tokenizer(name: str, folder: DataRoot) -> Tokenizer:
@@ -106,11 +166,28 @@ def open_tokenizer(name: str, folder: DataRoot) -> Tokenizer:
             raw = file.read(TOKENIZER_BYTES_MAX + 1)
     except OSError as error:
         raise DataError(f"{path}: tokenizer cannot be read: {error.strerror}; data.tokenizer names it") from error
-    return huggingface_tokenizer(raw, str(path))
+    return huggingface_tokenizer(raw, str(path), named_eos(path.parent))
 
 
-def huggingface_tokenizer(raw: bytes, path: str) -> HuggingFaceTokenizer:
-    """The tokenizer in `raw`, the bytes of a tokenizer.json. Raises DataError that names `path`."""
+def named_eos(folder: Path) -> str | None:
+    """The token that ends a text, as the configuration beside a tokenizer.json in `folder` names it; None without
+    one."""
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        try:
+            with (folder / name).open("rb") as file:
+                tree = json.loads(file.read(CONFIG_BYTES_MAX))
+        except (OSError, ValueError, RecursionError):
+            continue
+        token = tree.get("eos_token") if isinstance(tree, dict) else None
+        token = token.get("content") if isinstance(token, dict) else token
+        if isinstance(token, str):
+            return token
+    return None
+
+
+def huggingface_tokenizer(raw: bytes, path: str, eos: str | None = None) -> HuggingFaceTokenizer:
+    """The tokenizer in `raw`, the bytes of a tokenizer.json, whose texts end with `eos` (None: a usual name). Raises
+    DataError that names `path`."""
     if len(raw) > TOKENIZER_BYTES_MAX:
         raise DataError(f"{path}: longer than {TOKENIZER_BYTES_MAX} bytes; is this a tokenizer.json?")
     import tokenizers  # a slow import, so only when it is needed
@@ -121,7 +198,7 @@ def huggingface_tokenizer(raw: bytes, path: str) -> HuggingFaceTokenizer:
         raise DataError(f"{path}: not a Hugging Face tokenizer.json: {str(error)[:120]}") from None
     inner.no_truncation()
     inner.no_padding()
-    tokenizer = HuggingFaceTokenizer(inner, digest("tokenizer", raw))
+    tokenizer = HuggingFaceTokenizer(inner, digest("tokenizer", raw), eos)
     if tokenizer.vocabulary < 1:
         raise DataError(f"{path}: this tokenizer has no tokens")
     return tokenizer

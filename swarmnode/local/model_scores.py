@@ -105,9 +105,10 @@ def continued(net: Decoder, manifest: Manifest, tokenizer: Tokenizer) -> tuple[t
     from swarmnode.model.text_generation import Sampling, generate
 
     asked, found = manifest.evaluation, []
+    stops = frozenset[int]() if tokenizer.separator is None else frozenset({tokenizer.separator})
     for prompt in asked.prompts:
         ids = [int(token) for token in tokenizer.encode(prompt)]
-        made = generate(net, manifest.model, ids, asked.prompt_tokens, Sampling(temperature=0.0), tokenizer.separator)
+        made = generate(net, manifest.model, ids, asked.prompt_tokens, Sampling(temperature=0.0), stops)
         found.append((prompt, tokenizer.decode(list(made))))
     return tuple(found)
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from swarmnode.atomic_file import atomic_write
 from swarmnode.disk import write_fault
 from swarmnode.errors import DataError
-from swarmnode.manifest import MANIFEST_FILE, Manifest, template
+from swarmnode.manifest import BYTES_END, MANIFEST_FILE, Manifest, template
 from swarmnode.model.adapter import has_adapters
 from swarmnode.model.adapter_merge import ADAPTER_CONFIG, ADAPTER_FILE, peft_config, peft_tensors
 from swarmnode.model.architecture import DECODER
@@ -25,6 +25,7 @@ from swarmnode.model.huggingface import config_of, source_names
 from swarmnode.model.stage import StageReplica
 
 MODEL_CONFIGS = ("config.json", "generation_config.json")
+ENDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 KEPT_SETTINGS = ("bos_token_id", "eos_token_id", "pad_token_id", "max_position_embeddings")
 AVERAGE = "average."  # prefix of the running mean's parameters in a stage file
 
@@ -167,8 +168,13 @@ def _small_files(
         MANIFEST_FILE: template(manifest).encode(),
         "swarmnode.json": _json_bytes(about),
     }
+    settings = _tree(found["generation_config.json"])
+    if settings.get("eos_token_id") is None and (end := _end_of_text(manifest)) is not None:
+        found["generation_config.json"] = _json_bytes(settings | {"eos_token_id": end})
+        settings["eos_token_id"] = end
+    kept = {key: settings[key] for key in ENDS if settings.get(key) is not None}
     with contextlib.suppress(DataError):  # transformers has no such model
-        found["config.json"] = _json_bytes(config_of(manifest.model) | _kept_settings(carried))
+        found["config.json"] = _json_bytes(config_of(manifest.model) | kept | _kept_settings(carried))
     if (tokens := _tokenizer_json(manifest, tokenizer)) is not None:
         limits = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": manifest.model.context}
         found = {"tokenizer_config.json": _json_bytes(limits), **found, "tokenizer.json": tokens}
@@ -177,11 +183,23 @@ def _small_files(
 
 def _kept_settings(carried: Mapping[str, bytes]) -> dict[str, object]:
     """The settings in the base model's config.json that hold for any training of it."""
+    tree = _tree(carried.get("config.json", b"{}"))
+    return {key: tree[key] for key in KEPT_SETTINGS if key in tree}
+
+
+def _end_of_text(manifest: Manifest) -> int | None:
+    """The token that ends documents, where the tokenizer's own configuration is not there to name one."""
+    if manifest.data.tokenizer == "bytes":
+        return BYTES_END
+    return manifest.data.end_token if manifest.data.end_token >= 0 else None
+
+
+def _tree(raw: bytes) -> dict[str, object]:
     try:
-        tree = json.loads(carried.get("config.json", b"{}"))
+        tree = json.loads(raw)
     except ValueError:
         return {}
-    return {key: tree[key] for key in KEPT_SETTINGS if isinstance(tree, dict) and key in tree}
+    return tree if isinstance(tree, dict) else {}
 
 
 def byte_tokenizer() -> dict[str, object]:

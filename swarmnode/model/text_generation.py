@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,9 +43,9 @@ def whole_model(model: ModelSpec, tensors: Mapping[str, Tensor]) -> Decoder:
 
 @torch.no_grad()
 def generate(
-    net: Decoder, model: ModelSpec, prompt: Sequence[int], count: int, sampling: Sampling, stop: int | None = None
+    net: Decoder, model: ModelSpec, prompt: Sequence[int], count: int, sampling: Sampling, stops: Collection[int] = ()
 ) -> Iterator[int]:
-    """At most `count` token ids that follow `prompt`; ends before `stop`. When the context is full the oldest half is
+    """At most `count` token ids that follow `prompt`; ends before one of `stops`. When the context is full the oldest half is
     dropped. Raises UsageError for a prompt that is empty or has ids outside the vocabulary."""
     if not prompt:
         raise UsageError("the prompt is empty: give at least one token")
@@ -57,7 +57,7 @@ def generate(
     logits = cache.read(ids[-model.context :])
     for _ in range(count):
         token = choose(logits, sampling, chance)
-        if token == stop:
+        if token in stops:
             return
         yield token
         ids.append(token)
