@@ -10,6 +10,7 @@ import click
 
 from swarmnode.cli.option.param import FOLDER
 from swarmnode.errors import UsageError
+from swarmnode.untrusted_text import readable
 
 FEW_TOKENS = 4096  # guess: 32 samples of the demo
 
@@ -161,6 +162,42 @@ def check(out: Path) -> None:
             )
     click.echo(f"{index.count:,} chunks are as the index says", err=True)
     click.echo(index.digest.hex())
+
+
+@command.command()
+@click.argument("out", metavar="OUT", type=FOLDER)
+@click.option("--row", type=click.IntRange(0), default=0, show_default=True, help="The document, counted from 0.")
+@click.option(
+    "--split", type=click.Choice(["train", "validation"]), default="train", show_default=True, help="Of which split."
+)
+def show(out: Path, row: int, split: str) -> None:
+    """Print a document of the data set in OUT as it is trained on: green counts in the loss, grey is only read. Without
+    colours, what counts is between double angle quotes. Its end is a token of its own, shown by its name or number."""
+    from swarmnode.data.index import TOKENIZER_FILE
+    from swarmnode.data.root import DataRoot
+    from swarmnode.data.set_reader import document_of
+    from swarmnode.data.tokens import open_tokenizer
+    from swarmnode.local.data_link import index_of
+
+    index = index_of(out)
+    tokenizer = open_tokenizer(TOKENIZER_FILE if (out / TOKENIZER_FILE).is_file() else "bytes", DataRoot(out))
+    ids, counts = document_of(out, index, split, row)
+    click.echo(
+        f"document {row:,} of {getattr(index, split).documents:,} ({split}): {len(ids):,} tokens, {int(counts.sum()):,}"
+        " count in the loss",
+        err=True,
+    )
+    at = 0
+    for last in [*(n for n in range(1, len(ids)) if counts[n] != counts[n - 1]), len(ids)]:
+        end = last == len(ids) and ids[-1] == index.end_token
+        text = readable(tokenizer.decode(ids[at : last - end])) + (f"[end {index.end_token}]" if end else "")
+        if sys.stdout.isatty():
+            text = click.style(text, fg="green", bold=True) if counts[at] else click.style(text, dim=True)
+        else:
+            text = f"\u00ab{text}\u00bb" if counts[at] else text
+        click.echo(text, nl=False)
+        at = last
+    click.echo()
 
 
 class _Progress:

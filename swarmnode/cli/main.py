@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import importlib
 import os
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 
@@ -11,7 +14,8 @@ import click
 
 from swarmnode import __version__
 from swarmnode.cli.option.config_file import bind, defaults_for
-from swarmnode.errors import SwarmnodeError
+from swarmnode.disk import FULL
+from swarmnode.errors import DiskFull, SwarmnodeError
 
 EXIT_INTERRUPTED = 130
 
@@ -87,6 +91,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return the exit code (errors.py lists them)."""
     try:
         result = cli.main(args=arguments, prog_name="swarmnode", standalone_mode=False)
+        sys.stdout.flush()
+    except OSError as error:
+        if error.errno not in (*FULL, errno.EPIPE) or error.filename is not None:
+            raise
+        return _without_stdout(error)
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.format_message(), err=True)
         return error.exit_code
@@ -103,6 +112,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _complain(str(leaf))
         return leaf.exit_code
     return result if isinstance(result, int) else 0
+
+
+def _without_stdout(error: OSError) -> int:
+    """The exit code where stdout takes no more: without a word where its reader has gone, as other commands do."""
+    with contextlib.suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python flushes it once more at its end
+    if error.errno == errno.EPIPE:
+        return 128 + signal.SIGPIPE
+    _complain(f"stdout: {error.strerror or error}")
+    return DiskFull.exit_code
 
 
 def _leaf(error: BaseException) -> SwarmnodeError | None:

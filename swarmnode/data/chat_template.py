@@ -77,7 +77,7 @@ class ChatTemplate:
                 continue
             asked = self._tried(conversation[:number], conversation, prompt=True)
             told = self._tried(conversation[: number + 1], conversation)
-            if asked and told and told.startswith(asked) and whole.startswith(told) and len(asked) >= end:
+            if asked and told and told.startswith(asked) and whole.startswith(told) and end <= len(asked) < len(told):
                 span = (len(asked), len(told))
             else:  # what comes later changes how this turn is written, as in templates that drop earlier thoughts
                 span = self._located(conversation, number, whole, asked, end)

@@ -89,9 +89,21 @@ def pieces(spec: DataSpec, files: list[SourceFile]) -> Iterator[bytes]:
             with file.path.open("rb") as stream:
                 chunks = _json_texts(spec, file, stream) if spec.source == "jsonl" else [_chunks(stream)]
                 for document in chunks:
-                    yield from cut_lines(document, piece_nbytes)
+                    for piece in cut_lines(document, piece_nbytes):
+                        yield _checked(piece, file)
     except OSError as error:
         raise DataError(f"{error.filename}: cannot be read: {error.strerror}") from error
+
+
+def _checked(piece: bytes, file: SourceFile) -> bytes:
+    """`piece`, which is UTF-8. Raises DataError: no letter is replaced in silence."""
+    try:
+        piece.decode()
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{file.path}: not UTF-8: {piece[error.start : error.start + 16]!r}; convert it: iconv -f latin1 -t utf-8"
+        ) from None
+    return piece
 
 
 def rank(piece: bytes) -> float:
@@ -119,7 +131,10 @@ def _json_texts(spec: DataSpec, file: SourceFile, stream: BinaryIO) -> Iterator[
         text = value.get(spec.field) if isinstance(value, dict) else None
         if not isinstance(text, str):
             raise DataError(f'{file.path}:{number}: no text under the key "{spec.field}"; data.field names the key')
-        yield [text.encode(errors="replace")]
+        try:
+            yield [text.encode()]
+        except UnicodeEncodeError:
+            raise DataError(f"{file.path}:{number}: half a character (a lone surrogate); correct the line") from None
 
 
 def cut_lines(chunks: Iterable[bytes], piece_nbytes: int) -> Iterator[bytes]:

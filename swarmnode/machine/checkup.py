@@ -115,7 +115,12 @@ def _home(home: Path) -> Iterator[HealthCheck]:
     while not place.exists():
         place = place.parent
     if not os.access(place, os.W_OK | os.X_OK):
-        fix = f"chown {os.getuid()} {place}, or give another --home"
+        # Only the home itself is this user's to have; a folder above it may be anybody's.
+        fix = (
+            f"chown {os.getuid()} {home}, or give another --home"
+            if place == home
+            else "give a --home in a folder of yours"
+        )
         yield HealthCheck("home", False, f"{home} cannot be written", fix, NotPermitted.exit_code)
         return
     key = home / "node.key"

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import bz2
+import csv
 import gzip
+import io
 import json
+import lzma
 import os
 import signal
 import subprocess
@@ -12,17 +16,22 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import datasets
 import numpy as np
+import pyarrow as arrow
+import pyarrow.parquet as parquet
 import pytest
 from click.testing import CliRunner
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from tokenizers import Tokenizer as Inner
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
 from swarmnode.cli.data import command
 from swarmnode.data import document_source
-from swarmnode.data.chat_template import ChatTemplate, conversation
-from swarmnode.data.document_source import Reading, documents, find_work
+from swarmnode.data.chat_template import ChatTemplate, Conversation
+from swarmnode.data.document_source import BadRows, Reading, documents, find_work
 from swarmnode.data.index import Index, parse_index
 from swarmnode.data.set_maker import MakeOptions, make
 from swarmnode.data.token_parts import Encoding
@@ -36,7 +45,13 @@ BYTES = Encoding(ByteTokenizer(), ChatTemplate())
 
 def made(out: Path, *sources: Path | str, encoding: Encoding = BYTES, **options: object) -> Index:
     given = MakeOptions(tuple(map(str, sources)), **{"chunk_tokens": 257, **options})  # type: ignore[arg-type]
-    return make(out, given, encoding, None, lambda *told: None)
+    return make(out, given, encoding, {}, lambda *told: None)[0]
+
+
+def read(source: Path | str, reading: Reading = Reading(), bad: BadRows | None = None) -> list[bytes | Conversation]:
+    """The documents of a source."""
+    works = find_work([str(source)], reading, bad)
+    return [one.document for work in works for one in documents(work, reading, bad)]
 
 
 def texts(out: Path, index: Index, split: str) -> list[bytes]:
@@ -58,7 +73,6 @@ def poems(folder: Path, count: int = 40) -> list[bytes]:
 
 def test_every_document_is_there_once_shuffled_and_whole(tmp_path: Path) -> None:
     written = poems(tmp_path / "poems")
-    (tmp_path / "poems" / "picture.png").write_bytes(b"\x89PNG\0\0")
     (tmp_path / "poems" / ".hidden").write_text("hidden")
     index = made(tmp_path / "out", tmp_path / "poems", validation=0.1)
     train, held_out = texts(tmp_path / "out", index, "train"), texts(tmp_path / "out", index, "validation")
@@ -118,9 +132,8 @@ def test_lines_of_long_files_are_read_once_whatever_the_ranges(tmp_path: Path, m
     for nbytes in (1, 7, 64, 100, 1000, 1 << 20):
         monkeypatch.setattr(document_source, "WORK_BYTES", nbytes)
         for source in ("rows.jsonl", "packed.jsonl.gz"):
-            works = find_work([str(tmp_path / source)], Reading())
-            assert [one for work in works for one in documents(work, Reading())] == expected
-        found = [one for work in find_work([str(long)], Reading()) for one in documents(work, Reading(cut_nbytes=500))]
+            assert read(tmp_path / source) == expected
+        found = read(long, Reading(cut_nbytes=500))
         assert b"".join(found) == long.read_bytes() and max(map(len, found)) <= 500  # type: ignore[arg-type]
 
 
@@ -130,7 +143,7 @@ def test_mixtures_copy_whole_documents(tmp_path: Path) -> None:
     second = [(f"b {n} " * 30).encode() for n in range(60)]
     sources = (tmp_path / "a", tmp_path / "b.jsonl")
     reading = Reading(field="body")
-    index = made(tmp_path / "out", *sources, weights=(2.0, 0.5), reading=reading, validation=0.05)
+    index = made(tmp_path / "out", *sources, weights=(2.0, 0.5), reading=reading, validation=0.2)
     train, held_out = Counter(texts(tmp_path / "out", index, "train")), texts(tmp_path / "out", index, "validation")
     assert all(train[text] == (0 if text in held_out else 2) for text in first)
     count = sum(train[text] for text in second) + sum(text in second for text in held_out)
@@ -178,29 +191,6 @@ def test_conversations_count_what_the_assistant_says(tmp_path: Path) -> None:
     assert counted.count(b"\0") >= index.train.documents - 1, "the end of a document counts"
 
 
-def test_templates_of_tokenizers(tmp_path: Path) -> None:
-    template = ChatTemplate(
-        "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
-        "{% if add_generation_prompt %}[assistant]{% endif %}",
-        {"bos_token": "<s>"},
-    )
-    said = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]
-    assert template.segments(said) == [("<s>[user]a[assistant]", False), ("b", True), ("[user]c", False)]
-    with pytest.raises(DataError, match="chat template"):
-        ChatTemplate("{% for %}").segments(said)
-    refusing = ChatTemplate("{{ raise_exception('no system role') }}")
-    with pytest.raises(DataError, match="no system role"):
-        refusing.segments(said)
-    forgetful = ChatTemplate("{{ messages[-1].content }}")
-    with pytest.raises(DataError, match="changes what was said"):
-        forgetful.segments(said)
-    sandboxed = ChatTemplate("{{ messages.__class__.__mro__[1].__subclasses__() }}")
-    with pytest.raises(DataError):
-        sandboxed.segments(said)
-    for wrong in (None, [], "text", [{"role": "user"}], [{"role": "user", "content": 7}], [said[0]]):
-        assert conversation(wrong) is None
-
-
 def test_a_tokenizer_without_an_end_gets_one_more_id(tmp_path: Path) -> None:
     inner = word_tokenizer(["one", "two", "three"])
     encoding = Encoding(HuggingFaceTokenizer(inner, b"t" * 32), ChatTemplate())
@@ -222,7 +212,14 @@ def test_a_tokenizer_without_an_end_gets_one_more_id(tmp_path: Path) -> None:
         ("a.jsonl", "{}\n[1]\n", "a.jsonl:1: no text"),
         ("a.jsonl", '{"text": "x"}\nnot json\n', "a.jsonl:2: not JSON"),
         ("a.jsonl", '{"messages": [{"role": "user", "content": "x"}]}\n', "assistant"),
-        ("a.bin", "\0\0", "no text found"),
+        ("a.bin", "\0\0", "a.bin: neither text nor rows"),
+        ("a.json", '{"rows": []}', "a.json"),
+        ("a.json", "[1,", "a.json: not JSON"),
+        ("a.csv", "text\n1,2\n", "a.csv:2: 2 columns where the first line names 1"),
+        ("a.csv", "title\nx\n", 'no column "text" or "messages"; there are title'),
+        ("a.jsonl", '{"text": null}\n', "a.jsonl:1: no text"),
+        ("a.jsonl", '{"text": "\\ud83d"}\n', "lone surrogate"),
+        ("a.jsonl", '{"text": "x", "messages": [{"role": "assistant", "content": "y"}]}\n', "say --field"),
         ("a.txt", "", "no text found|too little text"),
         ("a.txt", "one", "too little text"),
     ],
@@ -232,6 +229,170 @@ def test_what_cannot_be_read_is_said_with_its_place(tmp_path: Path, name: str, c
     (tmp_path / "in" / name).write_text(content)
     with pytest.raises(DataError, match=reason):
         made(tmp_path / "out", tmp_path / "in")
+
+
+FORMS = {
+    "utf8.txt": lambda text: text.encode(),
+    "mark.txt": lambda text: b"\xef\xbb\xbf" + text.encode(),
+    "utf16.txt": lambda text: text.encode("utf-16"),
+    "utf32.md": lambda text: text.encode("utf-32"),
+    "page.txt.gz": lambda text: gzip.compress(text.encode()),
+    "page.txt.bz2": lambda text: bz2.compress(text.encode()),
+    "page.txt.xz": lambda text: lzma.compress(text.encode()),
+    "row.jsonl": lambda text: json.dumps({"text": text}).encode(),
+    "ROW.JSONL": lambda text: b"\xef\xbb\xbf" + json.dumps({"text": text}).encode() + b"\r\n\r\n",
+    "utf16.jsonl": lambda text: json.dumps({"text": text}, ensure_ascii=False).encode("utf-16"),
+    "list.json": lambda text: json.dumps([{"text": text, "n": 1}], indent=1).encode(),
+    "lines.json": lambda text: json.dumps({"text": text}).encode() + b"\n",
+    "noname": lambda text: json.dumps([{"text": text}]).encode(),
+    "table.csv": lambda text: table(text, ",").encode("utf-8-sig"),
+    "table.TSV": lambda text: table(text, "\t").encode(),
+    "table.csv.gz": lambda text: gzip.compress(table(text, ";").encode()),
+}
+
+
+def table(text: str, delimiter: str) -> str:
+    out = io.StringIO()
+    csv.writer(out, delimiter=delimiter).writerows([["id", "text"], ["1", text]])
+    return out.getvalue()
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    st.text(st.characters(codec="utf-8", exclude_characters="\0\r\ufeff"), min_size=1).filter(str.strip),
+    st.sampled_from(sorted(FORMS)),
+)
+def test_a_text_is_the_same_in_whatever_form_it_comes(tmp_path: Path, text: str, name: str) -> None:
+    (tmp_path / name).write_bytes(FORMS[name](text))
+    found = b"".join(one for one in read(tmp_path / name) if isinstance(one, bytes))
+    assert found.decode() == text
+    (tmp_path / name).unlink()
+
+
+def test_rows_are_those_of_datasets(tmp_path: Path) -> None:
+    """The library that knows a form reads the same rows from it."""
+    talk = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "tool_calls": [{"id": "1"}]}]
+    rows = [{"id": n, "messages": talk[: 2 - n % 1], "text2": f'row {n}, "said"\nü'} for n in range(9)]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    parquet.write_table(arrow.Table.from_pylist(rows), tmp_path / "a.parquet", row_group_size=4)
+    datasets.Dataset.from_list(rows).save_to_disk(tmp_path / "saved")
+    expected = [row["text2"].encode() for row in rows]
+    for source in ("a.jsonl", "a.parquet", "saved"):
+        assert read(tmp_path / source, Reading(field="text2")) == expected, source
+        assert read(tmp_path / source) == [tuple(talk)] * 9, f"{source}: keys without a value are not there"
+    for suffix, builder in (("csv", "csv"), ("json", "json")):
+        path = tmp_path / f"b.{suffix}"
+        flat = [{"id": row["id"], "text": row["text2"]} for row in rows]
+        if suffix == "csv":
+            with path.open("w", newline="") as file:
+                csv.DictWriter(file, ["id", "text"]).writerows([{"id": "id", "text": "text"}, *flat])
+        else:
+            path.write_text(json.dumps(flat))
+        theirs = datasets.load_dataset(builder, data_files=str(path), split="train", cache_dir=str(tmp_path / "cache"))
+        assert read(path) == [row["text"].encode() for row in theirs]
+
+
+def test_nothing_is_left_out_in_silence(tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    poems(folder, 10)
+    (folder / "picture.png").write_bytes(b"\x89PNG\0\0")
+    (folder / "latin.txt").write_bytes("Straße\n".encode("latin-1"))
+    (folder / "rows.jsonl").write_text('{"text": "a row of text"}\n{"text": null}\nno json\n{"text": ""}\n')
+    bad = BadRows(4)
+    assert len(read(folder, bad=bad)) == 11
+    assert (bad.count, bad.empty) == (4, 1)
+    told = "\n".join(bad.lines)
+    for place in (
+        "picture.png: neither",
+        "latin.txt: not UTF-8 at byte 4",
+        "rows.jsonl:2: no text",
+        "rows.jsonl:3: not JSON",
+    ):
+        assert place in told
+    with pytest.raises(DataError, match="4 are bad, and --skip-bad allows 3"):
+        read(folder, bad=BadRows(3))
+    with pytest.raises(DataError, match="latin.txt: not UTF-8|picture.png: neither"):
+        made(tmp_path / "out", folder)
+    index = made(tmp_path / "out2", folder, skip_bad=4)
+    assert index.train.documents + index.validation.documents == 11
+    with pytest.raises(DataError, match="--skip-bad allows 3"):
+        made(tmp_path / "out3", folder, skip_bad=3)
+    (folder / "picture.png").unlink()
+    (folder / "rows.jsonl").unlink()
+    assert "Straße\n".encode() in read(folder, Reading(encoding="latin-1"))
+
+
+def test_folders_that_are_links_are_read_once(tmp_path: Path) -> None:
+    poems(tmp_path / "far", 3)
+    (tmp_path / "near").mkdir()
+    (tmp_path / "near" / "more").symlink_to(tmp_path / "far")
+    (tmp_path / "far" / "back").symlink_to(tmp_path / "near")
+    assert len(read(tmp_path / "near")) == 3
+    name = os.fsdecode(os.fsencode(tmp_path / "near") + b"/caf\xe9.txt")
+    Path(name).write_text("a name in Latin-1\n" * 5)
+    assert made(tmp_path / "out", tmp_path / "near", chunk_tokens=33).train.documents == 3
+
+
+@pytest.mark.parametrize("share", [0.01, 0.1, 0.3])
+@pytest.mark.parametrize("count", [3, 40, 400])
+def test_the_held_out_share_is_one_of_tokens_that_count(tmp_path: Path, share: float, count: int) -> None:
+    answer = ["b " * (1 + n % 37) for n in range(count)]
+    chats = [
+        [{"role": "user", "content": f"question {n} " * 20}, {"role": "assistant", "content": said}]
+        for n, said in enumerate(answer)
+    ]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in chats))
+    index = made(tmp_path / "out", tmp_path / "a.jsonl", validation=share, chunk_tokens=10_000)
+    counts = [sum(mask) for _, mask in split_documents(tmp_path / "out", index, "validation")]
+    every = sum(len(said) + len("<|im_end|>\n") + 1 for said in answer)
+    largest = max(len(said) for said in answer) + 12
+    assert 1 <= index.validation.documents < count
+    assert share * every - largest <= sum(counts) <= share * every + largest
+
+
+def split_documents(out: Path, index: Index, split: str) -> list[tuple[list[int], list[int]]]:
+    """(ids, mask) of each document of a split with loss masks, without the token that ends it."""
+    ids, mask = list[int](), list[int]()
+    first, count = (0, index.train.count) if split == "train" else (index.train.count, index.validation.count)
+    for number in range(first, first + count):
+        chunk = index.chunk(number)
+        data = (out / chunk.shard).read_bytes()[chunk.offset : chunk.offset + chunk.nbytes]
+        ids += np.frombuffer(data, index.dtype, chunk.tokens).tolist()
+        bits = np.unpackbits(
+            np.frombuffer(data, np.uint8, offset=index.dtype.itemsize * chunk.tokens), bitorder="little"
+        )
+        mask += bits[: chunk.tokens].tolist()
+    found, begin = [], 0
+    for end in [at for at, one in enumerate(ids) if one == index.end_token]:
+        found.append((ids[begin:end], mask[begin : end + 1]))
+        begin = end + 1
+    return found
+
+
+def test_documents_end_with_a_token_that_none_of_them_has(tmp_path: Path) -> None:
+    """Turns that end with the end of text, as Zephyr's and Llama 2's, do not look like ends of documents."""
+    inner = word_tokenizer(["one", "two", "</s>", "<pad>"])
+    inner.add_special_tokens(["</s>", "<pad>"])
+    tokenizer = HuggingFaceTokenizer(inner, b"t" * 32)
+    template = ChatTemplate("{% for m in messages %}{{ m.content }} </s> {% endfor %}")
+    (tmp_path / "plain").mkdir()
+    for number in range(20):
+        (tmp_path / "plain" / f"{number}.txt").write_text("one two </s> one " * (number + 5))
+    index = made(tmp_path / "text", tmp_path / "plain", encoding=Encoding(tokenizer, template), chunk_tokens=33)
+    assert index.end_token == tokenizer.separator, "a special token that is written in text is text"
+    talks = [
+        [{"role": "user", "content": "one " * (n + 1)}, {"role": "assistant", "content": "two"}] * 2 for n in range(20)
+    ]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"messages": turns}) + "\n" for turns in talks))
+    index = made(tmp_path / "talk", tmp_path / "a.jsonl", encoding=Encoding(tokenizer, template), chunk_tokens=33)
+    assert index.end_token == inner.token_to_id("<pad>") and index.vocabulary == 5
+    found = split_documents(tmp_path / "talk", index, "train") + split_documents(tmp_path / "talk", index, "validation")
+    assert len(found) == 20 == index.train.documents + index.validation.documents
+    assert all(mask[-1] == 0 and ids.count(3) == 4 for ids, mask in found), "what only ends documents is not learned"
+    inner.add_tokens(["<pad>x"])
+    every = ChatTemplate("{% for m in messages %}{{ m.content }} </s> <pad> {% endfor %}")
+    index = made(tmp_path / "more", tmp_path / "a.jsonl", encoding=Encoding(tokenizer, every), chunk_tokens=33)
+    assert (index.end_token, index.vocabulary) == (5, 6), "else one more id"
 
 
 def test_missing_sources_and_libraries_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,8 +408,6 @@ def test_missing_sources_and_libraries_are_said(tmp_path: Path, monkeypatch: pyt
 
 
 def test_parquet(tmp_path: Path) -> None:
-    arrow = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
     rows = [f"row {number} of a table " * 20 for number in range(50)]
     parquet.write_table(arrow.table({"text": rows, "id": list(range(50))}), tmp_path / "a.parquet", row_group_size=10)
     index = made(tmp_path / "out", tmp_path / "a.parquet")
@@ -260,7 +419,6 @@ def test_parquet(tmp_path: Path) -> None:
 
 def test_data_sets_of_the_hub_are_streamed(tmp_path: Path) -> None:
     """A folder is read as a data set of the hub would be, without a network."""
-    pytest.importorskip("datasets")
     rows = [f"row {number} of a set " * 20 for number in range(50)]
     (tmp_path / "set").mkdir()
     for part in range(2):
@@ -288,3 +446,18 @@ def test_the_verb_makes_checks_and_finds_what_changed(tmp_path: Path) -> None:
     shard.write_bytes(b"x" + shard.read_bytes()[1:])
     with pytest.raises(DataError, match="are not those of the index"):
         run.invoke(command, ["check", str(out)], catch_exceptions=False)
+
+
+def test_show_prints_each_document_with_what_counts(tmp_path: Path) -> None:
+    chats = [[{"role": "user", "content": f"q {n}"}, {"role": "assistant", "content": f"a {n}"}] for n in range(30)]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in chats))
+    index = made(tmp_path / "out", tmp_path / "a.jsonl", chunk_tokens=17)
+    shown = []
+    for split in ("train", "validation"):
+        for row in range(getattr(index, split).documents):
+            told = CliRunner().invoke(command, ["show", str(tmp_path / "out"), "--row", str(row), "--split", split])
+            shown.append(told.stdout)
+    form = "<|im_start|>user\nq {0}<|im_end|>\n<|im_start|>assistant\n«a {0}<|im_end|>\n[end 0]»\n"
+    assert sorted(shown) == sorted(form.format(n) for n in range(30))
+    with pytest.raises(UsageError, match="there are"):
+        CliRunner().invoke(command, ["show", str(tmp_path / "out"), "--row", "99"], catch_exceptions=False)

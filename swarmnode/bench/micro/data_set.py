@@ -192,7 +192,7 @@ def _tokenising(place: Path, nbytes: int, repeats: int) -> dict[str, Any]:
 
     def make(repeat: int) -> None:
         for number, work in enumerate(works):
-            make_part(place, f"part-{repeat}-{number}", work, Reading(), encoding)
+            make_part(place, f"part-{repeat}-{number}", work, Reading(), encoding, 0)
 
     def library(repeat: int) -> None:
         decoded = (text.decode(errors="replace") for text in texts)

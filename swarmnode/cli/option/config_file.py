@@ -1,7 +1,8 @@
 """Sources of settings: flag, then SWARMNODE_*, then the config file, then the default (and the manifest for values
 fixed by a run).
 
-The file is $SWARMNODE_CONFIG, or swarmnode/config.toml in the user's configuration folder. Its keys are option names
+The file is $SWARMNODE_CONFIG, or swarmnode/config.toml in the user's configuration folder (of a user without a home
+directory: in /etc). Its keys are option names
 without leading dashes. Keys at the top apply to every verb that has them, those in a table to that verb.
 
     max-up = "20Mbit"
@@ -34,7 +35,10 @@ def config_path() -> Path:
         return Path(named)
     from platformdirs import user_config_path
 
-    return user_config_path("swarmnode") / "config.toml"
+    try:
+        return user_config_path("swarmnode") / "config.toml"
+    except RuntimeError:  # a user without a home directory, as in a container
+        return Path("/etc/swarmnode/config.toml")
 
 
 @functools.lru_cache(maxsize=4)
