@@ -104,7 +104,7 @@ def make(
     Prints the SHA-256 of OUT/index.json. Then: swarmnode init RUN --data OUT
     """
     from swarmnode.data.chat_template import tokenizer_and_template
-    from swarmnode.data.document_source import Reading
+    from swarmnode.data.document_span import Reading
     from swarmnode.data.root import DataRoot
     from swarmnode.data.set_maker import MakeOptions
     from swarmnode.data.set_maker import make as made_of

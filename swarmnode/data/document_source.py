@@ -10,28 +10,33 @@ from __future__ import annotations
 
 import codecs
 import contextlib
-import csv
-import io
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any
 
-from swarmnode.data.chat_template import Conversation, conversation
+from swarmnode.data.document_row import (
+    LINE_BYTES_MAX,
+    arrow_file,
+    decompressed,
+    library,
+    opened,
+    read_arrow,
+    read_csv,
+    read_json,
+    read_jsonl,
+    read_parquet,
+    row_document,
+)
+from swarmnode.data.document_span import BadRows, DocumentSpan, Placed, Reading, shown
 from swarmnode.data.source import PRIVATE_KEYS, READ_BYTES, SourceFile, cut_lines
 from swarmnode.errors import DataError
 
 WORK_BYTES = 32 << 20
 """Text in a piece of work (guess: ten seconds of a tokenizer)."""
-DOCUMENT_BYTES_MAX = 1 << 20
-"""Longer documents are cut at a line's end (guess: 250,000 tokens, more than a context)."""
-LINE_BYTES_MAX = 64 << 20
-JSON_BYTES_MAX = 2 << 30
-"""An array of JSON is read whole; a longer one should be lines (guess)."""
 HEAD_BYTES = 64 << 10
-NAMED_MAX = 20
 HUB = "hf:"
 
 MAGIC = {
@@ -57,90 +62,11 @@ URL_KINDS = {
     ".parquet": "parquet",
 }
 BESIDE_ARROW = ("dataset_info.json", "dataset_dict.json", "state.json")  # what datasets' save_to_disk writes
-TEXT, MESSAGES = "text", "messages"
-
-Document = bytes | Conversation
-"""Text in UTF-8, or a conversation."""
-
-
-@dataclass(frozen=True, slots=True)
-class Placed:
-    """A document, and the file and line or row it comes from."""
-
-    document: Document
-    where: str
-
-
-@dataclass(slots=True)
-class BadRows:
-    """The files and rows that are left out: at most `limit`. Empty rows are only counted."""
-
-    limit: int = 0
-    count: int = 0
-    empty: int = 0
-    lines: list[str] = field(default_factory=list)
-    """The first NAMED_MAX of them, with the reason."""
-
-    def add(self, where: str, why: str) -> None:
-        """Leave out what is at `where`. Raises DataError when that is one too many."""
-        self.count += 1
-        if len(self.lines) < NAMED_MAX:
-            self.lines.append(f"{where}: {why}")
-        if self.count > self.limit:
-            more = f"; with this one {self.count} are bad, and --skip-bad allows {self.limit}" if self.limit else ""
-            raise DataError(f"{where}: {why}{more}")
-
-    def merge(self, other: BadRows) -> None:
-        """Count those of `other`, too. Raises DataError as `add`."""
-        self.count += other.count
-        self.empty += other.empty
-        self.lines += other.lines[: NAMED_MAX - len(self.lines)]
-        if self.count > self.limit:
-            raise DataError(f"{other.lines[0]}; {self.count} files or rows are bad, and --skip-bad allows {self.limit}")
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """Options for turning records into documents. `field` names the key of the text, `messages` that of the
-    conversation; None: the usual one. Documents are cut to at most `cut_nbytes` bytes. `encoding` is that of files
-    that are not UTF-8 and have no mark of their own."""
-
-    field: str | None = None
-    messages: str | None = None
-    cut_nbytes: int = DOCUMENT_BYTES_MAX
-    hub_split: str = "train"
-    encoding: str = ""
-
-    @property
-    def keys(self) -> tuple[str, str]:
-        """The keys of text and conversation that may be read; "" for one that may not."""
-        if self.field is None and self.messages is None:
-            return TEXT, MESSAGES
-        return self.field or "", self.messages or ""
-
-
-@dataclass(frozen=True, slots=True)
-class DocumentSpan:
-    """A piece of work: some documents of one source. `first` and `last` bound bytes for text and jsonl (documents that
-    begin in [first, last)), row groups for Parquet, and a shard out of `of` for a hub data set. Kind `files` is several
-    whole text files. `version` changes with the input."""
-
-    source: int
-    kind: str
-    name: str
-    files: tuple[str, ...]
-    first: int
-    last: int
-    nbytes: int
-    version: str
-    of: int = 1
-    compression: str = ""
-    encoding: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class FileForm:
-    """What a file holds: `kind` of _READERS, its compression and the encoding of its text ("": UTF-8)."""
+    """The content of a file: `kind` of _READERS, its compression and the encoding of its text ("": UTF-8)."""
 
     kind: str
     compression: str = ""
@@ -184,7 +110,7 @@ def documents(work: DocumentSpan, reading: Reading, bad: BadRows | None = None) 
                 bad.add(placed.where, f"not UTF-8 at byte {error.start}; convert it, or name its --encoding")
                 continue
             if not placed.document.strip():
-                bad.empty += 1
+                bad.add_empty()
             for part in cut_lines([placed.document], reading.cut_nbytes):
                 if part.strip():
                     yield Placed(part, placed.where)
@@ -192,11 +118,6 @@ def documents(work: DocumentSpan, reading: Reading, bad: BadRows | None = None) 
         raise DataError(f"{shown(error.filename or work.name)}: cannot be read: {error.strerror or error}") from error
     except EOFError as error:
         raise DataError(f"{shown(work.files[0])}: damaged: {error}") from None
-
-
-def shown(name: str | os.PathLike[str]) -> str:
-    """`name` of a file as text, also where it is no UTF-8."""
-    return os.fsencode(name).decode(errors="backslashreplace")
 
 
 def _path_work(source: int, path: Path, reading: Reading, bad: BadRows) -> list[DocumentSpan]:
@@ -238,7 +159,7 @@ def _path_work(source: int, path: Path, reading: Reading, bad: BadRows) -> list[
 
 
 def _form_of(path: Path, reading: Reading) -> FileForm | None:
-    """What the file at `path` holds; None when it is nothing that is read. Raises OSError."""
+    """The form of the file at `path`; None when it is nothing that is read. Raises OSError."""
     with path.open("rb") as file:
         head = file.read(HEAD_BYTES)
     name, compression = (
@@ -246,7 +167,7 @@ def _form_of(path: Path, reading: Reading) -> FileForm | None:
         next((kind for raw, kind in COMPRESSIONS.items() if head.startswith(raw)), ""),
     )
     if compression:
-        with _decompressed(str(path), compression) as stream:
+        with decompressed(str(path), compression) as stream:
             head = stream.read(HEAD_BYTES)
         for suffix in SUFFIXES[compression]:
             name = name.removesuffix(suffix)
@@ -309,7 +230,7 @@ def _together(source: int, files: Sequence[SourceFile]) -> list[DocumentSpan]:
 def _read_files(work: DocumentSpan, reading: Reading, bad: BadRows) -> Iterator[Placed]:
     """Each file is a document."""
     for path in work.files:
-        with _opened(work, path) as stream:
+        with opened(work, path) as stream:
             raw = stream.read()
         if work.encoding:
             try:
@@ -331,199 +252,7 @@ def _read_range(work: DocumentSpan, reading: Reading, bad: BadRows) -> Iterator[
             yield Placed(whole, f"{shown(work.files[0])} before byte {stream.tell()}")
 
 
-# ---- rows
-
-
-def _read_jsonl(work: DocumentSpan, reading: Reading, bad: BadRows) -> Iterator[Placed]:
-    name = shown(work.files[0])
-    for number, line in _lines(work):
-        where = f"{name}:{number}" + (f" from byte {work.first}" if work.first else "")
-        if len(line) > LINE_BYTES_MAX:
-            raise DataError(f"{where}: line longer than {LINE_BYTES_MAX} bytes; split it")
-        if not line.strip():
-            continue
-        try:
-            value = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            bad.add(where, f"not JSON ({str(error)[:80]}); correct or remove the line")
-            continue
-        yield from _row(value, reading, where, bad)
-
-
-def _lines(work: DocumentSpan) -> Iterator[tuple[int, bytes]]:
-    """Lines in UTF-8 that begin in [first, last) of the file, numbered from its first one."""
-    with _opened(work, work.files[0]) as raw:
-        stream = raw
-        if work.encoding not in ("", "utf-8-sig"):
-            text = io.TextIOWrapper(raw, encoding=work.encoding)
-            stream = cast(BinaryIO, io.BytesIO(text.read().encode(errors="surrogatepass")))
-        if work.first:
-            stream.seek(work.first - 1)
-            stream.readline(LINE_BYTES_MAX)
-        number, at = 0, stream.tell() if work.first else 0
-        while (work.last < 0 or at < work.last) and (line := stream.readline(LINE_BYTES_MAX + 1)):
-            number, at = number + 1, at + len(line)
-            yield number, line.removeprefix(codecs.BOM_UTF8) if number == 1 and not work.first else line
-
-
-def _read_json(work: DocumentSpan, reading: Reading, bad: BadRows) -> Iterator[Placed]:
-    """A list of objects, each a row."""
-    name = shown(work.files[0])
-    with _opened(work, work.files[0]) as stream:
-        raw = stream.read(JSON_BYTES_MAX + 1)
-    if len(raw) > JSON_BYTES_MAX:
-        raise DataError(f"{name}: longer than {JSON_BYTES_MAX} bytes; write one object a line (.jsonl)")
-    try:
-        tree = json.loads(raw.decode(work.encoding) if work.encoding else raw)
-    except (ValueError, RecursionError) as error:
-        bad.add(name, f"not JSON ({str(error)[:80]})")
-        return
-    if not isinstance(tree, list):
-        bad.add(name, "one JSON value; rows are a list of objects, or one object a line")
-        return
-    for number, value in enumerate(tree):
-        yield from _row(value, reading, f"{name} item {number}", bad)
-
-
-def _read_csv(work: DocumentSpan, reading: Reading, bad: BadRows) -> Iterator[Placed]:
-    """A table whose first line names the columns."""
-    name = shown(work.files[0])
-    csv.field_size_limit(LINE_BYTES_MAX)
-    with _opened(work, work.files[0]) as raw:
-        text = io.TextIOWrapper(raw, encoding=work.encoding or "utf-8-sig", newline="")
-        try:
-            first = text.readline(HEAD_BYTES)
-            delimiter = max("\t,;|" if ".tsv" in name.lower() else ",;\t|", key=first.count)
-            columns = next(csv.reader([first], delimiter=delimiter), [])
-            _check_columns(columns, reading, name)
-            rows = csv.reader(text, delimiter=delimiter, strict=True)
-            for row in rows:
-                where = f"{name}:{rows.line_num + 1}"
-                if not row:
-                    continue
-                if len(row) != len(columns):
-                    bad.add(where, f"{len(row)} columns where the first line names {len(columns)}")
-                    continue
-                yield from _row(dict(zip(columns, row, strict=True)), reading, where, bad, columnar=True)
-        except (csv.Error, UnicodeError) as error:
-            raise DataError(f"{name}: no table of text in {text.encoding}: {error}; see --encoding") from None
-
-
-def _read_parquet(work: DocumentSpan, reading: Reading, bad: BadRows) -> Iterator[Placed]:
-    parquet = _library("pyarrow.parquet", work.name)
-    if "://" in work.files[0]:
-        import fsspec
-
-        table, groups = parquet.ParquetFile(fsspec.open(work.files[0], "rb").open()), None
-    else:
-        table, groups = _arrow_file(parquet.ParquetFile, work.files[0]), range(work.first, work.last)
-    columns = _check_columns(table.schema_arrow.names, reading, shown(work.files[0]))
-    before = sum(table.metadata.row_group(at).num_rows for at in range(work.first)) if groups is not None else 0
-    yield from _batches(table.iter_batches(1024, row_groups=groups, columns=columns), reading, work, bad, before)
-
-
-def _read_arrow(work: DocumentSpan, reading: Reading, bad: BadRows) -> Iterator[Placed]:
-    """A file or a stream of Arrow's IPC format."""
-    arrow = _library("pyarrow", work.name)
-    _library("pyarrow.ipc", work.name)
-    with arrow.memory_map(work.files[0]) as raw:
-        is_file = raw.read(6) == b"ARROW1"
-        raw.seek(0)
-        opened = _arrow_file(arrow.ipc.open_file if is_file else arrow.ipc.open_stream, raw)
-        columns = _check_columns(opened.schema.names, reading, shown(work.files[0]))
-        batches = (opened.get_batch(at) for at in range(opened.num_record_batches)) if is_file else iter(opened)
-        yield from _batches((batch.select(columns) for batch in batches), reading, work, bad)
-
-
-def _arrow_file(opened: Callable[[Any], Any], file: Any) -> Any:
-    try:
-        return opened(file)
-    except (ValueError, OSError) as error:  # pyarrow's errors are kinds of these
-        raise DataError(f"{shown(str(file))}: damaged or of another kind: {str(error)[:150]}") from None
-
-
-def _batches(batches: Any, reading: Reading, work: DocumentSpan, bad: BadRows, before: int = 0) -> Iterator[Placed]:
-    number = before
-    for batch in batches:
-        for row in batch.to_pylist():
-            number += 1
-            yield from _row(row, reading, f"{shown(work.files[0])} row {number}", bad, columnar=True)
-
-
-def _check_columns(names: Sequence[str], reading: Reading, where: str) -> list[str]:
-    """The columns to read. Raises DataError where the wanted ones are not among `names`, or it is not clear which."""
-    wanted = [one for one in reading.keys if one and one in names]
-    if not wanted:
-        asked = " or ".join(f'"{one}"' for one in reading.keys if one)
-        raise DataError(f"{where}: no column {asked}; there are {', '.join(names)[:200]}; see --field and --messages")
-    if len(wanted) == 2 and reading.field is None and reading.messages is None:
-        raise DataError(f"{where}: {_BOTH}")
-    return [*wanted, *(["tools"] if "tools" in names else [])]
-
-
-_BOTH = f'both "{TEXT}" and "{MESSAGES}" are there: say --field {TEXT} or --messages {MESSAGES}'
-
-
-def _row(value: Any, reading: Reading, where: str, bad: BadRows, *, columnar: bool = False) -> Iterator[Placed]:
-    """The document of a row, which is left out as `bad` when it has none. In `columnar` forms each row has all keys: a
-    key without a value is as if it were not there."""
-    if not isinstance(value, dict):
-        bad.add(where, f"no text: not an object but {type(value).__name__}")
-        return
-    text, messages = reading.keys
-    told, talk = value.get(text), value.get(messages)
-    if told is not None and talk is not None and reading.field is None and reading.messages is None:
-        raise DataError(f"{where}: {_BOTH}")
-    if messages and talk is not None:
-        tools = value.get("tools")
-        with contextlib.suppress(ValueError, RecursionError):  # tables often hold them as text
-            talk = json.loads(talk) if isinstance(talk, str) else talk
-            tools = json.loads(tools) if isinstance(tools, str) else tools
-        if columnar:
-            talk = _filled(talk)
-            tools = _filled(tools)
-        if (said := conversation(talk, tools)) is not None:
-            yield Placed(said, where)
-            return
-        bad.add(where, f'"{messages}" is no list of objects with "role" and "content", one of them "assistant"')
-        return
-    if isinstance(told, str):
-        try:
-            yield Placed(told.encode(), where)
-        except UnicodeEncodeError:
-            bad.add(where, "text with half a character (a lone surrogate)")
-        return
-    asked = " and no ".join(f'"{one}"' for one in (text, messages) if one)
-    bad.add(where, f"no text under {asked} ({', '.join(map(str, list(value)[:8]))[:100]}); see --field and --messages")
-
-
-def _filled(value: Any) -> Any:
-    """`value` without the keys that have no value, except `content`."""
-    if isinstance(value, list):
-        return [_filled(one) for one in value]
-    if isinstance(value, dict):
-        return {key: _filled(one) for key, one in value.items() if one is not None or key == "content"}
-    return value
-
-
 # ---- where it lies
-
-
-def _opened(work: DocumentSpan, path: str) -> BinaryIO:
-    """Opens a local file, or one at a URL that the organiser named, and decompresses it."""
-    if "://" in path:
-        return _decompressed(path, "infer")
-    return _decompressed(path, work.compression) if work.compression else Path(path).open("rb")
-
-
-def _decompressed(path: str, compression: str) -> BinaryIO:
-    import fsspec
-
-    try:
-        return cast(BinaryIO, fsspec.open(path, "rb", compression=compression).open())
-    except (ImportError, ValueError) as error:
-        needs = ": pip install zstandard" if compression == "zstd" else ""
-        raise DataError(f"{shown(path)}: cannot be opened: {str(error)[:150]}{needs}") from None
 
 
 def _url_work(source: int, url: str) -> DocumentSpan:
@@ -538,8 +267,8 @@ def _url_work(source: int, url: str) -> DocumentSpan:
 
 
 def _parquet_work(source: int, file: SourceFile) -> list[DocumentSpan]:
-    parquet = _library("pyarrow.parquet", file.name)
-    table = _arrow_file(parquet.ParquetFile, file.path)
+    parquet = library("pyarrow.parquet", file.name)
+    table = arrow_file(parquet.ParquetFile, file.path)
     works, first, nbytes = list[DocumentSpan](), 0, 0
     for group in range(table.num_row_groups):
         nbytes += table.metadata.row_group(group).total_byte_size
@@ -557,7 +286,7 @@ def _hub_work(source: int, name: str, reading: Reading) -> list[DocumentSpan]:
 
 def _hub(name: str, reading: Reading) -> Any:
     """Opens hf:NAME[@REVISION][#CONFIG] as a stream."""
-    datasets = _library("datasets", name)
+    datasets = library("datasets", name)
     rest, _, config = name.removeprefix(HUB).partition("#")
     path, _, revision = rest.partition("@")
     try:
@@ -572,29 +301,17 @@ def _read_hub(work: DocumentSpan, reading: Reading, bad: BadRows) -> Iterator[Pl
     rows = _hub(work.name, reading)
     part = f" of shard {work.first}" if work.of > 1 else ""
     for number, row in enumerate(rows.shard(work.of, work.first) if work.of > 1 else rows):
-        yield from _row(row, reading, f"{work.name} row {number + 1}{part}", bad, columnar=True)
-
-
-def _library(module: str, wanted_for: str) -> Any:
-    import importlib
-
-    try:
-        return importlib.import_module(module)
-    except ImportError:
-        raise DataError(
-            f"{wanted_for}: needs the library {module.partition('.')[0]}, which is not installed: pip install"
-            f" {module.partition('.')[0]}"
-        ) from None
+        yield from row_document(row, reading, f"{work.name} row {number + 1}{part}", bad, columnar=True)
 
 
 _READERS: dict[str, Callable[[DocumentSpan, Reading, BadRows], Iterator[Placed]]] = {
     "files": _read_files,
     "text": _read_range,
-    "jsonl": _read_jsonl,
-    "json": _read_json,
-    "csv": _read_csv,
-    "parquet": _read_parquet,
-    "arrow": _read_arrow,
+    "jsonl": read_jsonl,
+    "json": read_json,
+    "csv": read_csv,
+    "parquet": read_parquet,
+    "arrow": read_arrow,
     "hub": _read_hub,
 }
 

@@ -23,7 +23,8 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from swarmnode.data.document_source import DOCUMENT_BYTES_MAX, BadRows, Reading, find_work
+from swarmnode.data.document_source import find_work
+from swarmnode.data.document_span import DOCUMENT_BYTES_MAX, BadRows, Reading
 from swarmnode.data.index import (
     CHUNK_NBYTES,
     INDEX_FILE,
@@ -87,7 +88,7 @@ class _Order:
 
 @dataclass(frozen=True, slots=True)
 class _Ending:
-    """How documents are written: the token that ends each, whether it counts as a target, whether there is a mask."""
+    """The form in which documents are written: the token that ends each, whether it counts as a target, whether there is a mask."""
 
     token: int
     counts: bool

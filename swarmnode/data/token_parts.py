@@ -19,7 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from swarmnode.data.chat_template import ChatTemplate
-from swarmnode.data.document_source import BadRows, DocumentSpan, Placed, Reading, documents
+from swarmnode.data.document_source import documents
+from swarmnode.data.document_span import BadRows, DocumentSpan, Placed, Reading
 from swarmnode.data.tokens import Tokenizer, Tokens, dtype_of
 from swarmnode.disk import raise_if_full
 from swarmnode.errors import DataError
@@ -45,7 +46,7 @@ class Encoding:
 
     @property
     def dtype(self) -> np.dtype[np.uint16] | np.dtype[np.uint32]:
-        """Of tokens in parts and shards, with room for one more id, which may end the documents."""
+        """The form of tokens in parts, with room for one more id, which may end the documents."""
         return dtype_of(self.tokenizer.vocabulary + 1)
 
 
@@ -83,7 +84,7 @@ def make_part(
 
 
 def left_out(folder: Path, name: str) -> BadRows:
-    """What was left out of a part."""
+    """The rows that were left out of a part."""
     path = folder / f"{name}.bad"
     count, empty, lines = json.loads(path.read_bytes()) if path.exists() else (0, 0, [])
     return BadRows(count, count, empty, lines)

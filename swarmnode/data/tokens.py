@@ -148,7 +148,7 @@ class HuggingFaceTokenizer:
 
 
 def _essence(text: str) -> object:
-    """What of a tokenizer.json decides about ids."""
+    """The parts of a tokenizer.json that decide about ids."""
     tree = json.loads(text)
     return [tree.get(key) for key in ("added_tokens", "normalizer", "pre_tokenizer", "model")]
 

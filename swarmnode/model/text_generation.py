@@ -45,8 +45,8 @@ def whole_model(model: ModelSpec, tensors: Mapping[str, Tensor]) -> Decoder:
 def generate(
     net: Decoder, model: ModelSpec, prompt: Sequence[int], count: int, sampling: Sampling, stops: Collection[int] = ()
 ) -> Iterator[int]:
-    """At most `count` token ids that follow `prompt`; ends before one of `stops`. When the context is full the oldest half is
-    dropped. Raises UsageError for a prompt that is empty or has ids outside the vocabulary."""
+    """At most `count` token ids that follow `prompt`; ends before one of `stops`. When the context is full the oldest
+    half is dropped. Raises UsageError for a prompt that is empty or has ids outside the vocabulary."""
     if not prompt:
         raise UsageError("the prompt is empty: give at least one token")
     if not 0 <= min(prompt) <= max(prompt) < model.vocabulary:

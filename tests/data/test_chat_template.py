@@ -296,7 +296,7 @@ def test_templates_are_found_where_transformers_finds_them(tmp_path: Path) -> No
         text, _, _ = template.encode(talk, tokenizer)
         assert text.startswith("<|user|>\n" if how != "none" else "<|im_start|>user\n")
         if how == "list":
-            with_tools = spoken(list(talk), tools=[{"type": "function", "function": {"name": "rain"}}])
+            with_tools = spoken([dict(one) for one in talk], tools=[{"type": "function", "function": {"name": "rain"}}])
             assert template.encode(with_tools, tokenizer)[0].startswith("T<|user|>")
 
 

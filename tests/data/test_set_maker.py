@@ -15,6 +15,7 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import datasets
 import numpy as np
@@ -31,7 +32,8 @@ from tokenizers.pre_tokenizers import Whitespace
 from swarmnode.cli.data import command
 from swarmnode.data import document_source
 from swarmnode.data.chat_template import ChatTemplate, Conversation
-from swarmnode.data.document_source import BadRows, Reading, documents, find_work
+from swarmnode.data.document_source import documents, find_work
+from swarmnode.data.document_span import BadRows, Reading
 from swarmnode.data.index import Index, parse_index
 from swarmnode.data.set_maker import MakeOptions, make
 from swarmnode.data.token_parts import Encoding
@@ -272,7 +274,7 @@ def test_a_text_is_the_same_in_whatever_form_it_comes(tmp_path: Path, text: str,
 def test_rows_are_those_of_datasets(tmp_path: Path) -> None:
     """The library that knows a form reads the same rows from it."""
     talk = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "tool_calls": [{"id": "1"}]}]
-    rows = [{"id": n, "messages": talk[: 2 - n % 1], "text2": f'row {n}, "said"\nü'} for n in range(9)]
+    rows: list[dict[str, Any]] = [{"id": n, "messages": talk, "text2": f'row {n}, "said"\nü'} for n in range(9)]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     parquet.write_table(arrow.Table.from_pylist(rows), tmp_path / "a.parquet", row_group_size=4)
     datasets.Dataset.from_list(rows).save_to_disk(tmp_path / "saved")

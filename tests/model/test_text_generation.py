@@ -56,7 +56,7 @@ def test_it_goes_on_past_the_context_and_ends_at_the_stop() -> None:
     assert len(long) == 3 * TINY.context and all(0 <= token < TINY.vocabulary for token in long)
     made = list(generate(net, TINY, [3], 50, Sampling(seed=1)))
     stop = made[7]
-    assert list(generate(net, TINY, [3], 50, Sampling(seed=1), stop)) == made[: made.index(stop)]
+    assert list(generate(net, TINY, [3], 50, Sampling(seed=1), {stop})) == made[: made.index(stop)]
 
 
 def test_the_seed_decides() -> None:

@@ -22,10 +22,10 @@ HOMES = {
     "grpc": ("swarmnode.control", "swarmnode.wire"),
     "prometheus_client": ("swarmnode.metrics.exporter", "swarmnode.metrics.otlp"),
     "opentelemetry": ("swarmnode.metrics.otlp",),
-    "tokenizers": ("swarmnode.data.tokens", "swarmnode.bench.micro.data_set"),
+    "tokenizers": ("swarmnode.data.tokens", "swarmnode.data.chat_template", "swarmnode.bench.micro.data_set"),
     "safetensors": ("swarmnode.model.export", "swarmnode.model.model_merge"),
     "aiohttp": ("swarmnode.cloud", "swarmnode.dashboard", "swarmnode.transport.web", "swarmnode.bench.micro.data_set"),
-    "transformers": ("swarmnode.model.gguf_file",),
+    "transformers": ("swarmnode.data.chat_template", "swarmnode.model.gguf_file"),
     "rich": ("swarmnode.cli", "swarmnode.local"),
     "click": ("swarmnode.cli", "swarmnode.daemon"),
     "torch": (
