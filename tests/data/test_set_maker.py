@@ -274,7 +274,7 @@ def test_a_text_is_the_same_in_whatever_form_it_comes(tmp_path: Path, text: str,
 def test_rows_are_those_of_datasets(tmp_path: Path) -> None:
     """The library that knows a form reads the same rows from it."""
     talk = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "tool_calls": [{"id": "1"}]}]
-    rows: list[dict[str, Any]] = [{"id": n, "messages": talk, "text2": f'row {n}, "said"\nü'} for n in range(9)]
+    rows = [dict[str, Any](id=n, messages=talk, text2=f'row {n}, "said"\nü') for n in range(9)]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     parquet.write_table(arrow.Table.from_pylist(rows), tmp_path / "a.parquet", row_group_size=4)
     datasets.Dataset.from_list(rows).save_to_disk(tmp_path / "saved")
