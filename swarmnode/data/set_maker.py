@@ -88,7 +88,7 @@ class _Order:
 
 @dataclass(frozen=True, slots=True)
 class _Ending:
-    """The form in which documents are written: the token that ends each and whether it counts, whether there is a mask."""
+    """The form of written documents: the token that ends each, whether it counts, and whether there is a mask."""
 
     token: int
     counts: bool

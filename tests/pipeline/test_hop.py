@@ -13,16 +13,20 @@ from typing import Any
 
 import pytest
 
-from swarmnode.errors import Broken, MicrobatchLost
+from swarmnode.errors import Broken, MicrobatchLost, RemoteFault
+from swarmnode.identity import Identity
 from swarmnode.ids import PeerId
 from swarmnode.machine.replica import TorchReplica
+from swarmnode.membership.swarm import Swarm
+from swarmnode.pipeline.auditor import Auditor
 from swarmnode.pipeline.next_hop import FINISH_SHARE
 from swarmnode.pipeline.route import Router
 from swarmnode.ports import Answer, Call, Priority
 from swarmnode.transport.memory import MemoryNetwork
 from swarmnode.wire import call_pb2 as wire
+from tests.support.fake_telemetry import Quiet
 from tests.support.hop_chain import STAGES, Served, chain, occupied
-from tests.support.village import manifest
+from tests.support.village import RUN, manifest
 
 BULK = 1024  # bytes: a microbatch has more, a question whether to send it has not
 
@@ -362,3 +366,65 @@ async def test_the_inner_batch_grows_with_the_run(samples_total: int, steps: lis
         for serial, step in enumerate(steps):
             await people[0].feed(serial=serial)
             assert [person.replica.inner_steps for person in people] == [step] * STAGES
+
+
+def signing(people: list[Served], tasks: asyncio.TaskGroup) -> list[str]:
+    """Each of `people` signs its answers and checks those to it; none is audited. Returns what they find false."""
+    found: list[str] = []
+    for number, person in enumerate(people):
+        run = replace(person.run, pipeline=replace(person.run.pipeline, audit_share=0.0))
+        person.hop.auditor = Auditor(
+            run,
+            RUN,
+            person.stage,
+            Identity.of_seed(bytes([number + 1]) * 32),
+            person.transport,
+            person.replica,
+            person.compute,
+            lambda: Swarm.of((), STAGES),
+            tasks,
+            Quiet(),
+            lambda peer, reason: found.append(reason),
+            lambda *given: None,  # type: ignore[arg-type, return-value]
+            lambda: 0,
+            random.Random(1),
+        )
+        blame = person.next_hop.blame
+
+        def noted(peer: PeerId, stage: int, fault: RemoteFault, lost_s: float = 0.0, blame: Any = blame) -> None:
+            found.append(str(fault))
+            blame(peer, stage, fault, lost_s)
+
+        person.next_hop.blame = noted  # type: ignore[method-assign]
+    return found
+
+
+@pytest.mark.parametrize("alike", [True, False])
+async def test_a_kept_answer_is_signed_for_each_caller(alike: bool) -> None:
+    """The first replica of stage 1 dies as the last one answers it, and the second sends the microbatch again. With the
+    same weights its input is the same: the kept answer is one to it too, in a statement of its own. Otherwise that
+    answer is to something else, and nobody is at fault."""
+    async with asyncio.TaskGroup() as tasks, chain(0, 1, 1, 2) as (network, people):
+        false = signing(people, tasks)
+        middle = {person.transport.peer_id: person for person in people[1:3]}
+        answered: list[PeerId] = []
+
+        async def link(sender: PeerId, receiver: PeerId, nbytes: int) -> None:
+            if sender != people[3].transport.peer_id or receiver not in middle or nbytes < BULK:
+                return
+            answered.append(receiver)
+            if len(answered) == 1:
+                (other,) = (person for peer, person in middle.items() if peer != receiver)
+                if not alike:
+                    other.replica.stage.theta.mul_(1.5)
+                await middle[receiver].transport.close()
+
+        network.link = link
+        if alike:
+            await people[0].feed()
+            assert len(set(answered)) == 2 and counted([people[3]]) == [4], "added once, and answered twice"
+        else:
+            with pytest.raises(MicrobatchLost):
+                await people[0].feed(deadline_s=3.0)
+            assert len(set(answered)) == 1
+        assert not [reason for reason in false if "forged" in reason or "statement" in reason]
