@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import time
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from swarmnode.cli.option.duration import Duration
 from swarmnode.cli.option.param import ARCHIVE_EVERY_S, ARCHIVE_KEEP, FOLDER, check_own_run, check_peer
 from swarmnode.daemon.options import ArchiveOptions
 from swarmnode.errors import NotPermitted, UsageError
+from swarmnode.machine.archive_lock import keeper
 
 FOLDER_NAME = "archive"
 FILE = click.Path(dir_okay=False, path_type=Path)
@@ -30,7 +32,7 @@ def archive_options(command: Callable[..., int]) -> Callable[..., int]:
             type=Duration(),
             default=ARCHIVE_EVERY_S,
             show_default="1h",
-            help="How often the run is copied.",
+            help="How often the run is copied, after the copies of its first half hour.",
         ),
         click.option(
             "--archive-keep",
@@ -79,8 +81,9 @@ def command(
 
     Replicas of a stage are compared with each other first: a copy that others contradict is refused. Each checkpoint is
     a folder that transformers loads (from_pretrained) and that `swarmnode export`, `eval`, `generate` and `up --resume`
-    accept. It is evaluated on held-out text; the newest --archive-keep and the best one are kept. The process may be
-    killed at any moment. `swarmnode coordinator` does the same by itself and offers the model on its page.
+    accept. It is evaluated on held-out text; the newest --archive-keep and the best one are kept. Copies are made after
+    2, 5, 15 and 30 minutes of training, then every --archive-every. The process may be killed at any moment. `swarmnode
+    coordinator` does the same by itself and offers the model on its page; --once then has it make a copy now.
 
     Only the run's owner can archive: RUN is the folder with owner.key, or anything with --warrant, which the owner
     makes by `swarmnode archive RUN --allow PEER_ID` for a machine without the key (`swarmnode identity --home HOME`
@@ -94,9 +97,22 @@ def command(
     kept = {"every_s": every_s, "keep": keep, "push": push, "warrant": warrant}
     if not Path(run).is_dir() and out is None:
         raise click.UsageError("--out DIR is required (RUN is not a folder)")
-    options = options_of(run, out or Path(run) / FOLDER_NAME, kept, once=once, data=where["data_root"])
+    folder = out or Path(run) / FOLDER_NAME
+    if once and (home := keeper(folder)) is not None:
+        click.echo(_asked(home))
+        return 0
+    options = options_of(run, folder, kept, once=once, data=where["data_root"])
     where["bootstrap"] = where["bootstrap"] or _here(run)
     return meet("archive", where, archive=options)
+
+
+def _asked(home: Path) -> Path:
+    """The folder of the newest checkpoint of the archive that the process of `home` keeps, made now."""
+    from swarmnode.daemon.archive import ONCE_S
+    from swarmnode.local.running_archive import copy_now
+
+    reply = asyncio.run(copy_now(home, lambda text: click.echo(text, err=True), ONCE_S))
+    return Path(reply.folder) / reply.newest
 
 
 def _here(run: str) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import click
@@ -39,12 +40,13 @@ def command(
     """Loss in nats per token on held-out text: of the mean of all replicas in SOURCE (as for `export`), and of each
     whole model made of single replicas, one per stage; after --gossip-rounds rounds among them.
 
-    --json: kind, run, round, samples, tokens, merged {loss, perplexity}, replicas [{replicas, loss}], spread (distance
+    --json: kind, run, round, samples, age_s, validation (as its archive noted it), tokens, merged {loss, perplexity},
+    replicas [{replicas, loss}], spread (distance
     of replicas from their mean, as a share of the weights); with --all also scores [{name, metric, value}],
     continuations [{prompt, text}], failed [lines].
     """
     from swarmnode.local.evaluation import evaluate
-    from swarmnode.local.model_source import WeightChoice, gather
+    from swarmnode.local.model_source import WeightChoice, facts, gather
     from swarmnode.recovery.scores import Scores
 
     with bar("reading") as moved:
@@ -57,7 +59,7 @@ def command(
     lists_of = Path(source).expanduser() if everything else None
     report = evaluate(found, data or folder, cache or default_cache(), samples, lists_of)
     if as_json:
-        click.echo(json.dumps(report.to_json()))
+        click.echo(json.dumps({**report.to_json(), **facts(found, time.time())}))
         return
     lists = report.lists or Scores()
     click.echo(f"{found.kind} of run {found.run_id[:16]}: round {found.round}, {found.samples} samples")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -81,7 +82,11 @@ def command(
     copied from its nodes, compared, and exported at once. The run's owner decides who may, by a warrant for this
     machine (swarmnode archive RUN --allow PEER_ID). --data is then a folder with the run's tokenizer, if it has one.
 
-    --json: model, kind, run, round, samples,
+    Where the coordinator of a run or `swarmnode archive` runs on this machine, SOURCE (the folder of the run, of the
+    archive, or the home of that process) gives the model of now: it is copied at once unless the newest copy is a
+    minute old. --from checkpoint takes the newest that is kept. stderr says which model was taken.
+
+    --json: model, kind, run, round, samples, age_s, validation (null: nobody noted it),
     parameters, replicas, gossip_rounds, spread (of replicas around their mean before they are averaged, as a share of
     the weights).
     """
@@ -128,7 +133,7 @@ def export_model(
     from swarmnode.data.tokenizer_file import carried_files, tokenizer_file
     from swarmnode.errors import UsageError
     from swarmnode.local.gossip_averaging import mixed
-    from swarmnode.local.model_source import WeightChoice, gather
+    from swarmnode.local.model_source import WeightChoice, facts, gather
     from swarmnode.model.adapter import has_adapters
     from swarmnode.model.base_weights import base_weights
     from swarmnode.model.export import write_adapter, write_model
@@ -142,6 +147,8 @@ def export_model(
         "run_name": found.manifest.name,
         "round": found.round,
         "samples": found.samples,
+        "made_unix_s": found.made_unix_s,
+        "validation": found.validation,
         "replicas": found.replicas,
         "gossip_rounds": rounds,
         "spread": spread(found) if found.replicas > 1 else 0.0,
@@ -156,4 +163,4 @@ def export_model(
         parameters = write_adapter(merged(found), found.manifest, out, tokenizer, about, carried, base)
     else:
         parameters = write_model(model_of(found, merged(found), base), found.manifest, out, tokenizer, about, carried)
-    return {"model": str(out), "parameters": parameters, **about}
+    return {"model": str(out), "parameters": parameters, **about, **facts(found, time.time())}

@@ -43,7 +43,12 @@ if TYPE_CHECKING:
 )
 @KIND
 @DATA
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object at the end: text, tokens, tokens_per_s.")
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Print one JSON object at the end: text, tokens, tokens_per_s, round, samples, age_s, validation.",
+)
 def command(
     source: str,
     prompt: str | None,
@@ -57,10 +62,11 @@ def command(
     as_json: bool,
 ) -> None:
     """Continue --prompt with the model in SOURCE (as for `export`: an exported model, a session's folder, a
-    checkpoint). Text goes to stdout as it is generated, the prompt first."""
+    checkpoint; of a run that an archive on this machine copies, the model of now). Text goes to stdout as it is
+    generated, the prompt first."""
     from swarmnode.data.tokenizer_file import run_tokenizer, stops_of
     from swarmnode.local.evaluation import merged_model
-    from swarmnode.local.model_source import gather
+    from swarmnode.local.model_source import facts, gather
     from swarmnode.model.text_generation import Sampling, generate
 
     given = prompt if prompt is not None else sys.stdin.read()
@@ -88,7 +94,8 @@ def command(
             say(piece)
     rate = len(made) / max(1e-9, time.perf_counter() - begun)
     if as_json:
-        click.echo(json.dumps({"text": given + "".join(pieces), "tokens": len(made), "tokens_per_s": round(rate, 1)}))
+        said = {"text": given + "".join(pieces), "tokens": len(made), "tokens_per_s": round(rate, 1)}
+        click.echo(json.dumps({**said, **facts(found, time.time())}))
     else:
         click.echo()
 

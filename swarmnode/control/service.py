@@ -61,6 +61,8 @@ class Api(Protocol):
 
     async def examine(self, peers_max: int) -> control_pb2.ExamineReply: ...
 
+    def copy(self, older_s: float) -> control_pb2.CopyReply: ...
+
 
 class ControlServer:
     """Serves the Control service for the daemon of `home`."""
@@ -161,6 +163,9 @@ class _Servicer(control_pb2_grpc.ControlServicer):
 
     async def Examine(self, request: control_pb2.ExamineRequest, context: Context) -> control_pb2.ExamineReply:
         return await self._api.examine(min(request.peers_max or EXAMINED_MAX, EXAMINED_MAX))
+
+    async def Copy(self, request: control_pb2.CopyRequest, context: Context) -> control_pb2.CopyReply:
+        return await _told(lambda: self._api.copy(max(0.0, request.older_s)), context)
 
 
 async def _told(answer: Callable[[], T], context: Context) -> T:

@@ -6,7 +6,6 @@ import asyncio
 import base64
 import binascii
 import contextlib
-import fcntl
 import json
 import os
 import sys
@@ -23,6 +22,7 @@ from swarmnode.daemon.options import ArchiveOptions
 from swarmnode.data.tokenizer_file import carried_files, tokenizer_file
 from swarmnode.disk import check_writable
 from swarmnode.errors import NotPermitted, SwarmnodeError, Unavailable, UsageError
+from swarmnode.machine.archive_lock import hold
 from swarmnode.machine.archive_sources import ArchiveSources
 from swarmnode.machine.bucket_store import open_store
 from swarmnode.machine.free_memory import free_memory
@@ -41,7 +41,6 @@ WARRANT_S = 400 * 86_400  # guess: as long as a pass that the owner's own machin
 EVALUATION_S = 3600.0  # guess: a large model on a small server; after that the swarm's own loss is used
 MEMORY_TIMES = 3.0  # guess: `eval` holds the weights twice, and activations
 ONCE_S = 600.0  # guess: a lost stage is recovered within this time
-LOCK_FILE = "archive.lock"
 
 Reported = Callable[[int], float | None]
 """The validation loss that the swarm reported nearest to a number of samples."""
@@ -81,7 +80,7 @@ def make_archive(process: DaemonContext, options: ArchiveOptions, reported: Repo
     manifest, folder = process.manifest, options.folder
     shown = warrant_of(process, options, clock)
     check_writable(folder)
-    _lock(folder)
+    hold(folder, process.options.home)
     sources = ArchiveSources(
         manifest,
         process.run_id,
@@ -156,16 +155,6 @@ async def archive_once(archive: Archive) -> Path:
             if loop.time() >= until:
                 raise
             await asyncio.sleep(max(RETRY_S, min(error.retry_after_s, 60.0)))
-
-
-def _lock(folder: Path) -> None:
-    """Lock the folder until this process ends, however it ends. Raises UsageError if another archive uses it."""
-    descriptor = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(descriptor)
-        raise UsageError(f"another archive writes to {folder}: stop it, or choose another folder") from None
 
 
 def _evaluation(process: DaemonContext, options: ArchiveOptions, reported: Reported) -> Evaluate:

@@ -12,6 +12,7 @@ from swarmnode.daemon.status import describe
 from swarmnode.data.corpus import Corpus
 from swarmnode.errors import Unavailable, UsageError
 from swarmnode.ids import RunId
+from swarmnode.machine.run_archive import Archive
 from swarmnode.machine.stage_fit import StageFit
 from swarmnode.manifest import Manifest
 from swarmnode.manifest.field import FIELDS
@@ -60,6 +61,7 @@ class ControlApi:
         self.left: asyncio.Future[DrainReport | None] = asyncio.get_running_loop().create_future()
         self._started_s = asyncio.get_running_loop().time()
         self.regulator: Regulator | None = None
+        self.archive: Archive | None = None
         self.finishing = asyncio.Event()
 
     def open(self, process: DaemonContext, node: Node | None) -> None:
@@ -173,6 +175,20 @@ class ControlApi:
             for field in FIELDS
         ]
         return control_pb2.ConfigReply(settings=settings)
+
+    def copy(self, older_s: float) -> control_pb2.CopyReply:
+        """Have the archive copy the run, unless its newest checkpoint is current. Raises UsageError without one."""
+        if (archive := self.archive) is None:
+            raise (
+                Unavailable("this daemon is still starting") if self._process is None else UsageError("no archive here")
+            )
+        current, newest = archive.ask(older_s), archive.newest
+        return control_pb2.CopyReply(
+            current=current,
+            status=archive.status,
+            folder=str(archive.folder.absolute()),
+            newest="" if newest is None else newest.label,
+        )
 
     async def examine(self, peers_max: int) -> control_pb2.ExamineReply:
         """Measure the connection to peers, and ask whether they can reach us."""

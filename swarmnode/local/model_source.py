@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,19 +13,20 @@ from typing import TYPE_CHECKING
 
 from google.protobuf.message import DecodeError
 
+from swarmnode.daemon.clock import SystemClock
 from swarmnode.errors import DataError, SwarmnodeError, UsageError
+from swarmnode.local.running_archive import fresh_copy
 from swarmnode.machine import checkpoint_source
 from swarmnode.machine.bucket_store import is_url
 from swarmnode.manifest import MANIFEST_FILE, SIGNED_FILE, Manifest, read_manifest, read_signed, verify
 from swarmnode.recovery import checkpoint_io
+from swarmnode.recovery.archive import ABOUT, read_entry
 from swarmnode.recovery.checkpoint import ROOT, held_as
 from swarmnode.recovery.resumption import Resumption
 from swarmnode.wire.record_pb2 import SignedManifest
 
 if TYPE_CHECKING:
     from swarmnode.model.gather import Gathered
-
-ABOUT = "swarmnode.json"
 
 Note = Callable[[str], None]
 Moved = Callable[[int, int], None]
@@ -50,10 +52,42 @@ def gather(
 
     `kind` "stages": files that nodes saved when they left. "checkpoint": the newest intact one. "auto": the first of
     exported model, stages, checkpoint that makes a whole model; only checkpoints if `weights` asks for several. Raises
-    UsageError, DataError, LocalFault.
+    UsageError, DataError, LocalFault. "auto" first has the archive that a running process keeps in `source` make its
+    copy current. `note` is told which model was taken.
     """
-    found, folder = _gather(source, kind, note, moved, weights)
+    asked = None
+    if kind == "auto" and not is_url(source):
+        asked = fresh_copy(Path(source).expanduser(), note)
+    if asked is None:
+        found, folder = _gather(source, kind, note, moved, weights)
+    else:
+        found = _of_checkpoint(str(asked), note, moved, weights.checkpoints)
+        folder = data_folder(Path(source).expanduser())
+    note(told(found, SystemClock().unix_s()))
     return replace(found, run_folder=folder), folder
+
+
+def facts(found: Gathered, now_unix_s: float) -> dict[str, object]:
+    """Which model it is, as fields of --json; None where that is not known. `validation` is what its archive measured
+    or heard, in nats per token."""
+    age_s = None if found.made_unix_s is None else max(0.0, round(now_unix_s - found.made_unix_s, 1))
+    return {"round": found.round, "samples": found.samples, "age_s": age_s, "validation": found.validation}
+
+
+def told(found: Gathered, now_unix_s: float) -> str:
+    """`facts` as a line: round 36, 4,640 samples, 2 minutes old, validation 1.999."""
+    words = [f"{found.kind}: round {found.round}", f"{found.samples:,} samples"]
+    if found.made_unix_s is not None:
+        words.append(f"{_span(max(0.0, now_unix_s - found.made_unix_s))} old")
+    return ", ".join([*words, *([] if found.validation is None else [f"validation {found.validation:.3f}"])])
+
+
+def _span(seconds: float) -> str:
+    """One number and its unit: 2 minutes."""
+    units = ((86_400, "day"), (3600, "hour"), (60, "minute"), (1, "second"))
+    size_s, unit = next((each for each in units if seconds >= 2 * each[0]), units[-1])
+    count = int(seconds / size_s)
+    return f"{count} {unit}{'' if count == 1 else 's'}"
 
 
 def _gather(source: str, kind: str, note: Note, moved: Moved, weights: WeightChoice) -> tuple[Gathered, Path | None]:
@@ -69,14 +103,18 @@ def _gather(source: str, kind: str, note: Note, moved: Moved, weights: WeightCho
     from swarmnode.model import gather as models
 
     if kind == "auto" and (folder / "model.safetensors").is_file():
-        return models.of_export(folder, manifest_of(folder), models.read_about(folder)), folder
+        about = models.read_about(folder)
+        found = models.of_export(folder, manifest_of(folder), about)
+        made_s, loss = about.get("made_unix_s"), about.get("validation")
+        return replace(found, made_unix_s=_number(made_s), validation=_number(loss)), folder
     failure: SwarmnodeError | None = None
     if kind != "checkpoint":
         files = _stage_files(folder)
         if files:
             try:
                 found = models.of_stage_files(files, manifest_of(folder), last=weights.last)
-                return found, data_folder(folder)
+                made_s = max(file.stat().st_mtime for file in files)
+                return replace(found, made_unix_s=made_s), data_folder(folder)
             except DataError as error:
                 failure = error
                 note(f"{error}; looking for a checkpoint instead") if kind == "auto" else None
@@ -101,6 +139,10 @@ def _stage_files(folder: Path) -> list[Path]:
     """The files that nodes saved when they left; of several sessions of a run, those of the last."""
     sessions = sorted({path.parents[1] for path in folder.glob("up-*/*/stage-*.safetensors")})
     return sorted((sessions[-1] if sessions else folder).rglob("stage-*.safetensors"))
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) else None
 
 
 def manifest_of(folder: Path) -> Manifest:
@@ -135,16 +177,37 @@ def _of_checkpoint(source: str, note: Note, moved: Moved, newest: int) -> Gather
     read = asyncio.run(_read(source, note, moved, newest))
     if len(read) < newest:
         note(f"only {len(read)} of {newest} checkpoints are usable; these are averaged")
-    resumption, _ = read[0]
+    resumption = read[0][0]
     checkpoint = resumption.checkpoint
     manifest, run_id = verify(manifest_in(resumption), None)
     peers = " ".join(part.peer[-8:] for part in checkpoint.parts)
     kind = f"checkpoint {checkpoint.label}" + (f" averaged with {len(read) - 1} before it" if len(read) > 1 else "")
-    empty = models.Gathered(manifest, run_id, checkpoint.round, checkpoint.samples, (), kind)
+    made_s, loss = asyncio.run(_made(resumption))
+    empty = models.Gathered(
+        manifest,
+        run_id,
+        checkpoint.round,
+        checkpoint.samples,
+        (),
+        kind,
+        made_unix_s=made_s,
+        validation=loss if len(read) == 1 else None,
+    )
     found = models.of_buffers([(peers, tensors) for _, tensors in read], empty, resumption.where)
     if len(read) == 1:
         return found
     return replace(found, copies=(models.StageCopy(peers, models.merged(found), resumption.where),))
+
+
+async def _made(resumption: Resumption) -> tuple[float | None, float | None]:
+    """(time at which a checkpoint was made, its validation loss), as far as its archive or its folder tells."""
+    data = await resumption.store.read(f"{resumption.base}{ABOUT}")
+    with contextlib.suppress(DataError):
+        if data is not None:
+            entry = read_entry(data, resumption.where)
+            return entry.unix_s, entry.loss
+    root = Path(resumption.where) / ROOT
+    return (root.stat().st_mtime if root.is_file() else None), None
 
 
 async def _read(source: str, note: Note, moved: Moved, newest: int) -> list[tuple[Resumption, checkpoint_io.Tensors]]:

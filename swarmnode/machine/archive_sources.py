@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -83,30 +83,40 @@ class ArchiveSources:
     def __post_init__(self) -> None:
         self.sizes = [section_sizes(self.manifest, part) for part in stages_of(self.manifest)]
 
-    async def copy_run(self, before: PreviousWeights | None = None) -> RunCopy:
-        """A copy of every stage that its replicas agree on, all of about the same round.
+    async def trains(self) -> None:
+        """Raises Unavailable unless every stage is served and something is trained."""
+        swarm, _ = await self._look()
+        if not any(member.total for member in swarm.everyone()):
+            raise Unavailable("nothing is trained yet")
 
-        Raises Unavailable if a stage has no replica, its replicas contradict each other, or donors are busy; a later
-        attempt may succeed.
+    async def copy_run(self, before: PreviousWeights | None = None, newer_than: int = 0) -> RunCopy | None:
+        """A copy of every stage that its replicas agree on, all of about the same round; None if that is `newer_than`
+        or earlier.
+
+        Raises Unavailable if a stage has no replica, no round is finished, replicas contradict each other, or donors
+        are busy; a later attempt may succeed.
         """
         self._tries += 1
         swarm, blocks = await self._look()
         stages = range(self.manifest.pipeline.stages)
-        if empty := [stage for stage in stages if not swarm.serving(stage)]:
-            raise Unavailable(f"stage {empty[0]} has no replica that serves ({len(empty)} of {len(stages)} stages)")
+        _check_round(max(member.round_index for member in swarm.serving(stage)) for stage in stages)
         offered = await gather_or_cancel([partial(self._offers, swarm.serving(stage), stage) for stage in stages])
         stride = max(member.round_stride for stage in stages for member in swarm.serving(stage))
         middle = [median_low([copy.offer.round for copy in copies]) for copies in offered]
         fit, why = together_within(middle, stride, ROUNDS_APART_MAX)
         if not fit:
             raise Unavailable(why)
+        _check_round(middle)
+        if median_low([max(copy.offer.round for copy in copies) for copies in offered]) <= newer_than:
+            return None
         works = [partial(self._stage, stage, offered[stage], middle[stage], stride, before) for stage in stages]
         taken = await gather_or_cancel(works)
         told = sorted((copy.offer.progress for copies in offered for copy in copies), key=lambda one: one.total)
         return RunCopy(tuple(taken), told[(len(told) - 1) // 2], blocks)
 
     async def _look(self) -> tuple[Swarm, record_pb2.Blocks]:
-        """All members with a record in the directory, and the blocks of data that most feeders report as finished."""
+        """All members with a record in the directory, and the blocks of data that most feeders report as finished.
+        Raises Unavailable if nobody serves some stage."""
         stages, now_s = self.manifest.pipeline.stages, self.clock.unix_s()
         found = await self.directory.lookups(places(self.manifest))
         members, blocks = list[Member](), list[record_pb2.Blocks]()
@@ -118,7 +128,10 @@ class ArchiveSources:
                 if member.state == SERVING and record.HasField("blocks"):
                     blocks.append(record.blocks)
         blocks.sort(key=lambda one: one.finished_below)
-        return Swarm.of(members, stages), blocks[(len(blocks) - 1) // 2] if blocks else record_pb2.Blocks()
+        swarm = Swarm.of(members, stages)
+        if empty := [stage for stage in range(stages) if not swarm.serving(stage)]:
+            raise Unavailable(f"stage {empty[0]} has no replica that serves ({len(empty)} of {stages} stages)")
+        return swarm, blocks[(len(blocks) - 1) // 2] if blocks else record_pb2.Blocks()
 
     async def _offers(self, serving: Sequence[Member], stage: int) -> list[SlowCopy]:
         """New snapshots of COPIES_MAX of `serving`, not yet pulled. Raises Unavailable if there is none, or only one
@@ -245,6 +258,12 @@ class ArchiveSources:
 
     def _donor(self, stage: int) -> DonorClient:
         return DonorClient(self.transport, stage, self.run_id, self.sizes[stage], LIMITS, 0, SLOW, warrant=self.warrant)
+
+
+def _check_round(rounds: Iterable[int]) -> None:
+    """Raises Unavailable for copies of `rounds`, one a stage, in which nothing is trained yet."""
+    if not median_low(rounds):
+        raise Unavailable("the run has not finished its first round: there is nothing to copy yet")
 
 
 __all__ = ["ArchiveSources", "PreviousWeights", "RunCopy", "TakenCopy"]

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import math
 import shutil
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -37,10 +38,12 @@ from swarmnode.recovery import checkpoint_io
 from swarmnode.recovery.archive import (
     ABOUT,
     COPIES,
+    EARLY_S,
     ArchiveEntry,
     StageProvenance,
     labels_to_keep,
     needed_nbytes,
+    next_copy_s,
     provenance_to_text,
     read_entry,
     read_provenance,
@@ -85,7 +88,7 @@ class ArchivePlan:
 
 
 class Archive:
-    """Copies the run repeatedly until cancelled (`run`), or once (`once`)."""
+    """Copies the run repeatedly and when asked (`ask`) until cancelled (`run`), or once (`once`)."""
 
     def __init__(
         self,
@@ -109,6 +112,18 @@ class Archive:
         """Complete checkpoints by label."""
         self.status = "starting"
         """A sentence for the user: what the archive does or waits for."""
+        self._current_s = -math.inf  # by the loop's clock: the swarm had nothing newer than `newest` then
+        self._asked = asyncio.Event()
+
+    @property
+    def folder(self) -> Path:
+        """The folder of this run's checkpoints."""
+        return self._plan.folder / self._place("")
+
+    @property
+    def newest(self) -> ArchiveEntry | None:
+        """The entry of the latest round."""
+        return self.entries[max(self.entries)] if self.entries else None
 
     @property
     def best(self) -> ArchiveEntry | None:
@@ -119,38 +134,74 @@ class Archive:
 
     def folder_of(self, entry: ArchiveEntry) -> Path:
         """The folder of an entry's files."""
-        return self._plan.folder / self._place(entry.label)
+        return self.folder / entry.label
+
+    def ask(self, older_s: float) -> bool:
+        """Whether the swarm had nothing newer than `newest` within the last `older_s`. If it may have, `run` copies it
+        as soon as donors give it."""
+        current = asyncio.get_running_loop().time() - self._current_s <= older_s
+        if not current:
+            self._asked.set()
+        return current
 
     async def run(self) -> None:
-        """Copy the run every period. Failures of donors, disk or bucket are logged and retried, never raised."""
-        loop, failures = asyncio.get_running_loop(), 0
+        """Copy the run after EARLY_S of its training, then every period, and when asked. Failures of donors, disk or
+        bucket are logged and retried, never raised."""
+        loop, failures, began_s, copied_s = asyncio.get_running_loop(), 0, math.inf, 0.0
         while True:
-            begun, wait_s = loop.time(), self._plan.every_s
+            least_s = 0.0
             try:
-                await self.once()
+                if began_s > loop.time():
+                    began_s, copied_s = await self._begin()
+                else:
+                    await self.once()
+                    copied_s = loop.time() - began_s
                 failures = 0
+                wait_s = began_s + next_copy_s(copied_s, self._plan.every_s) - loop.time()
             except (SwarmnodeError, OSError) as error:
-                failures += 1
-                asked_s = error.retry_after_s if isinstance(error, Unavailable) else 0.0
-                wait_s = max(asked_s, min(RETRY_MAX_S, RETRY_S * 1.5 ** min(failures - 1, 20)))
-            await asyncio.sleep(max(0.0, begun + wait_s - loop.time()))
+                failures += began_s <= loop.time()
+                least_s = max(RETRY_S, error.retry_after_s if isinstance(error, Unavailable) else 0.0)
+                wait_s = max(least_s, min(RETRY_MAX_S, RETRY_S * 1.5 ** min(failures - 1, 20)))
+            self._asked.clear()
+            until_s = loop.time() + least_s
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(max(0.0, wait_s)):
+                    await self._asked.wait()
+            await asyncio.sleep(max(0.0, until_s - loop.time()))
+
+    async def _begin(self) -> tuple[float, float]:
+        """(time at which the run began to train, by the loop's clock, as far as its checkpoints here tell; seconds from
+        then to the newest of them). Raises Unavailable if it does not train."""
+        try:
+            await self._tidy()
+            now_s, unix_s = asyncio.get_running_loop().time(), self._sources.clock.unix_s()
+            ages_s = [max(0.0, unix_s - entry.unix_s) for entry in self.entries.values()]
+            self._current_s = now_s - min(ages_s, default=math.inf)
+            await self._sources.trains()
+        except (SwarmnodeError, OSError) as error:
+            self.status = f"waits: {error}"
+            raise
+        known_s = max(ages_s) + EARLY_S[0] if ages_s else 0.0
+        return now_s - known_s, known_s - min(ages_s, default=known_s)
 
     async def once(self) -> ArchiveEntry:
         """The newest checkpoint of the run, made now unless the run has not advanced since the last one.
 
         Raises Unavailable, RemoteFault if the swarm gives none, DiskFull and LocalFault if the disk fails.
         """
+        begun_s = asyncio.get_running_loop().time()
         try:
             await self._tidy()
-            before = max(self.entries, default=None)
-            copy_run = await self._copy_run(before)
-            entry = await self._keep(copy_run)
+            copy_run = await self._copy_run(self.newest)
+            entry = self.newest if copy_run is None else await self._keep(copy_run)
+            assert entry is not None, "only a run that has not advanced is not copied"
         except (SwarmnodeError, OSError) as error:
             waits = isinstance(error, Unavailable | RemoteFault)
             self.status = f"{'waits' if waits else 'cannot write'}: {error}"
             self._telemetry.count(name.ARCHIVES, outcome="failed")
             self._telemetry.event("archive.failed", level="warning" if waits else "error", reason=str(error))
             raise
+        self._current_s = begun_s
         await self._prune()
         await self._push()
         self.status = f"the newest is of {entry.samples} samples, round {entry.round}"
@@ -159,8 +210,7 @@ class Archive:
     async def _tidy(self) -> None:
         """Delete the leftovers of a killed archive, and complete its almost finished checkpoints."""
         await asyncio.to_thread(shutil.rmtree, self._sources.scratch, ignore_errors=True)
-        here = self._plan.folder / self._place("")
-        for folder in await asyncio.to_thread(_incomplete, here):
+        for folder in await asyncio.to_thread(_incomplete, self.folder):
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
             self._telemetry.event("archive.pruned", labels=[folder.name], reason="it was not complete")
         found = dict[str, ArchiveEntry]()  # the page shows those of before meanwhile
@@ -188,18 +238,16 @@ class Archive:
                 found.setdefault(parts[1], {})[parts[2]] = nbytes
         return found
 
-    async def _copy_run(self, before: str | None) -> RunCopy:
+    async def _copy_run(self, before: ArchiveEntry | None) -> RunCopy | None:
         sizes = [PACKED_ITEMSIZE["phi"] * of["phi"] for of in self._sources.sizes]
         check_free(self._plan.folder, needed_nbytes(sizes, CHUNK_NBYTES) + RESERVE_NBYTES, "the next checkpoint")
         self._sources.scratch.mkdir(parents=True, exist_ok=True)
         self.status = "copies the run"
-        last = None
-        if before is not None:
-            data = await self._store.read(f"{self._place(before)}/{form.ROOT}")
-            if data is not None:
-                checkpoint = form.checkpoint_of(data, before)
-                last = partial(saved_elements, self._plan.folder / self._place(before), checkpoint)
-        return await self._sources.copy_run(last)
+        if before is None:
+            return await self._sources.copy_run()
+        data = await self._store.read(f"{self._place(before.label)}/{form.ROOT}")
+        last = partial(saved_elements, self.folder_of(before), form.checkpoint_of(data or b"", before.label))
+        return await self._sources.copy_run(last, before.round)
 
     async def _keep(self, copy_run: RunCopy) -> ArchiveEntry:
         """Write `copy_run` as a complete checkpoint."""

@@ -39,7 +39,7 @@ class StageCopy:
 class Gathered:
     """All copies found of one run. `round` and `samples` are the largest among them; `kind` is their source. Copies
     hold the parameters that the run trains; with `whole` all of the model's, with adapters merged. `run_folder`: where
-    the run's base model may be."""
+    the run's base model may be. `made_unix_s` and `validation` (nats per token) are None where nobody noted them."""
 
     manifest: Manifest
     run_id: str
@@ -49,6 +49,8 @@ class Gathered:
     kind: str
     whole: bool = False
     run_folder: Path | None = None
+    made_unix_s: float | None = None
+    validation: float | None = None
 
     @property
     def replicas(self) -> int:
@@ -87,9 +89,7 @@ def of_buffers(
             name: torch.frombuffer(data, dtype=torch.float32).view(shape) for name, (shape, data) in tensors.items()
         }
         copies.append(StageCopy(peer, made, origin))
-    return _checked(
-        Gathered(gathered.manifest, gathered.run_id, gathered.round, gathered.samples, tuple(copies), gathered.kind)
-    )
+    return _checked(replace(gathered, copies=tuple(copies)))
 
 
 def of_export(folder: Path, manifest: Manifest, about: Mapping[str, object]) -> Gathered:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import random
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ from swarmnode.recovery.scores import NO_SCORES, Scores
 from swarmnode.recovery.state_check import APART_MAX
 
 COPIES_MAX = 3  # guess: replicas of a stage that are compared: with three, one liar is outvoted
+EARLY_S = (120.0, 300.0, 900.0, 1800.0)  # guess: of training; an owner looks at a new run often
+FRESH_S = 60.0  # guess: a copy so old is as good as one made now
 WHOLE_CHUNKS = 64  # guess: of a copy of so many chunks (64 MiB) all are compared; of larger ones so many, drawn by lot
 
 ABOUT = "archive.json"
@@ -96,6 +99,13 @@ def sampled(chunks: int, rng: random.Random) -> list[int]:
     """The indices of the chunks of a copy to compare: all of a small copy, else WHOLE_CHUNKS drawn at random. Donors
     have announced the hashes of all their chunks before the draw."""
     return list(range(chunks)) if chunks <= WHOLE_CHUNKS else sorted(rng.sample(range(chunks), WHOLE_CHUNKS))
+
+
+def next_copy_s(copied_s: float, every_s: float) -> float:
+    """Seconds of the run's training after which a copy is due, when the last one was made after `copied_s` (0: none
+    was): EARLY_S, then `every_s` after each."""
+    early = next((at_s for at_s in EARLY_S if at_s > copied_s + FRESH_S), math.inf)
+    return min(early, copied_s + every_s)
 
 
 def labels_to_keep(losses: Mapping[str, float | None], keep: int) -> set[str]:
@@ -197,6 +207,8 @@ __all__ = [
     "ABOUT",
     "COPIES",
     "COPIES_MAX",
+    "EARLY_S",
+    "FRESH_S",
     "WHOLE_CHUNKS",
     "ArchiveEntry",
     "StageProvenance",
@@ -206,6 +218,7 @@ __all__ = [
     "choose_copy",
     "labels_to_keep",
     "needed_nbytes",
+    "next_copy_s",
     "provenance_to_text",
     "sampled",
     "together_within",

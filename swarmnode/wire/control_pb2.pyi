@@ -210,6 +210,24 @@ class ConfigReply(_message.Message):
     settings: _containers.RepeatedCompositeFieldContainer[Setting]
     def __init__(self, settings: _Optional[_Iterable[_Union[Setting, _Mapping]]] = ...) -> None: ...
 
+class CopyRequest(_message.Message):
+    __slots__ = ("older_s",)
+    OLDER_S_FIELD_NUMBER: _ClassVar[int]
+    older_s: float
+    def __init__(self, older_s: _Optional[float] = ...) -> None: ...
+
+class CopyReply(_message.Message):
+    __slots__ = ("current", "status", "folder", "newest")
+    CURRENT_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    FOLDER_FIELD_NUMBER: _ClassVar[int]
+    NEWEST_FIELD_NUMBER: _ClassVar[int]
+    current: bool
+    status: str
+    folder: str
+    newest: str
+    def __init__(self, current: _Optional[bool] = ..., status: _Optional[str] = ..., folder: _Optional[str] = ..., newest: _Optional[str] = ...) -> None: ...
+
 class ExamineRequest(_message.Message):
     __slots__ = ("peers_max",)
     PEERS_MAX_FIELD_NUMBER: _ClassVar[int]

@@ -79,6 +79,11 @@ class ControlStub:
                 request_serializer=swarmnode_dot_v1_dot_control__pb2.ExamineRequest.SerializeToString,
                 response_deserializer=swarmnode_dot_v1_dot_control__pb2.ExamineReply.FromString,
                 _registered_method=True)
+        self.Copy = channel.unary_unary(
+                '/swarmnode.v1.Control/Copy',
+                request_serializer=swarmnode_dot_v1_dot_control__pb2.CopyRequest.SerializeToString,
+                response_deserializer=swarmnode_dot_v1_dot_control__pb2.CopyReply.FromString,
+                _registered_method=True)
 
 
 class ControlServicer:
@@ -145,6 +150,13 @@ class ControlServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Copy(self, request, context):
+        """Have the archive that this daemon keeps copy the run now, unless it is current. Returns at once: ask again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ControlServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -192,6 +204,11 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.Examine,
                     request_deserializer=swarmnode_dot_v1_dot_control__pb2.ExamineRequest.FromString,
                     response_serializer=swarmnode_dot_v1_dot_control__pb2.ExamineReply.SerializeToString,
+            ),
+            'Copy': grpc.unary_unary_rpc_method_handler(
+                    servicer.Copy,
+                    request_deserializer=swarmnode_dot_v1_dot_control__pb2.CopyRequest.FromString,
+                    response_serializer=swarmnode_dot_v1_dot_control__pb2.CopyReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -437,6 +454,33 @@ class Control:
             '/swarmnode.v1.Control/Examine',
             swarmnode_dot_v1_dot_control__pb2.ExamineRequest.SerializeToString,
             swarmnode_dot_v1_dot_control__pb2.ExamineReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Copy(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/swarmnode.v1.Control/Copy',
+            swarmnode_dot_v1_dot_control__pb2.CopyRequest.SerializeToString,
+            swarmnode_dot_v1_dot_control__pb2.CopyReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -185,7 +185,7 @@ async def test_killed_at_any_moment_it_leaves_complete_checkpoints_and_goes_on(t
             return real(self, name, parts)  # type: ignore[arg-type]
 
         monkeypatch.setattr(FolderStore, "_write", counted)
-        await v.until(lambda: v.total() > max(e.samples for e in first.archive.entries.values()) + 128, "on")
+        await v.until(lambda: v.total() > max(e.samples for e in first.archive.entries.values()) + 256, "on")
         await archive_of(v, tmp_path).archive.once()
         writes, real_delete = count, FolderStore._delete
         assert writes > 8
@@ -205,7 +205,7 @@ async def test_killed_at_any_moment_it_leaves_complete_checkpoints_and_goes_on(t
             monkeypatch.setattr(FolderStore, "_write", dying)
             monkeypatch.setattr(FolderStore, "_delete", lambda self, name: None)  # the dead delete nothing
             total = v.total()
-            await v.until(lambda total=total: v.total() > total + 128, "it trains on")  # type: ignore[misc]
+            await v.until(lambda total=total: v.total() > total + 256, "it trains on")  # type: ignore[misc]
             with pytest.raises((Killed, BaseExceptionGroup)):
                 await archive_of(v, tmp_path).archive.once()
             monkeypatch.setattr(FolderStore, "_write", real)
