@@ -41,9 +41,8 @@ def command(
     whole model made of single replicas, one per stage; after --gossip-rounds rounds among them.
 
     --json: kind, run, round, samples, age_s, validation (as its archive noted it), tokens, merged {loss, perplexity},
-    replicas [{replicas, loss}], spread (distance
-    of replicas from their mean, as a share of the weights); with --all also scores [{name, metric, value}],
-    continuations [{prompt, text}], failed [lines].
+    replicas [{replicas, loss}], spread (distance of replicas from their mean, as a share of the weights); with --all
+    also scores [{name, metric, value}], continuations [{prompt, text}], failed [lines].
     """
     from swarmnode.local.evaluation import evaluate
     from swarmnode.local.model_source import WeightChoice, facts, gather

@@ -86,9 +86,8 @@ def command(
     archive, or the home of that process) gives the model of now: it is copied at once unless the newest copy is a
     minute old. --from checkpoint takes the newest that is kept. stderr says which model was taken.
 
-    --json: model, kind, run, round, samples, age_s, validation (null: nobody noted it),
-    parameters, replicas, gossip_rounds, spread (of replicas around their mean before they are averaged, as a share of
-    the weights).
+    --json: model, kind, run, round, samples, age_s, validation (null: nobody noted it), parameters, replicas,
+    gossip_rounds, spread (of replicas around their mean before they are averaged, as a share of the weights).
     """
     from swarmnode.cli.option.invite import find_invite
 

@@ -61,12 +61,16 @@ class ControlApi:
         self.left: asyncio.Future[DrainReport | None] = asyncio.get_running_loop().create_future()
         self._started_s = asyncio.get_running_loop().time()
         self.regulator: Regulator | None = None
-        self.archive: Archive | None = None
+        self._archive: Archive | None = None
         self.finishing = asyncio.Event()
 
     def open(self, process: DaemonContext, node: Node | None) -> None:
         """Answer requests from now on; `node` None is a bootstrap."""
         self._process, self._node = process, node
+
+    def offer(self, archive: Archive | None) -> None:
+        """Let `archive` copy the run when somebody asks."""
+        self._archive = archive
 
     @property
     def process(self) -> DaemonContext:
@@ -178,7 +182,7 @@ class ControlApi:
 
     def copy(self, older_s: float) -> control_pb2.CopyReply:
         """Have the archive copy the run, unless its newest checkpoint is current. Raises UsageError without one."""
-        if (archive := self.archive) is None:
+        if (archive := self._archive) is None:
             raise (
                 Unavailable("this daemon is still starting") if self._process is None else UsageError("no archive here")
             )

@@ -282,7 +282,7 @@ async def _live(
     peer = process.transport.peer_id
     addresses = tuple(f"{address}/p2p/{peer}" for address in await process.transport.addresses())
     page, archive = await open_page(process, addresses, SystemClock(), stack)
-    api.archive = archive
+    api.offer(archive)
     kept = Receipts(options.home)
     if node is not None:
         tell_watchers(process, api.status, kept, SystemClock())

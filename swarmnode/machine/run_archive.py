@@ -204,7 +204,7 @@ class Archive:
         self._current_s = begun_s
         await self._prune()
         await self._push()
-        self.status = f"the newest is of {entry.samples} samples, round {entry.round}"
+        self.status = "ready"
         return entry
 
     async def _tidy(self) -> None:

@@ -10,7 +10,7 @@ import { connect, listen } from "./store.js";
 const PARTS = {
   run: [panels.header, panels.footer],
   connection: [panels.header],
-  summary: [panels.header, panels.numbers],
+  summary: [panels.header, panels.numbers, panels.newestModel],
   nodes: [swarm.update],
   points: [charts.update],
   alarms: [panels.alarms],

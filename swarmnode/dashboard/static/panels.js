@@ -103,7 +103,7 @@ export function archive() {
   const { archive: kept } = state;
   at("archive").hidden = !kept;
   if (!kept) return;
-  write(at("archive-note"), kept.status);
+  newestModel();
   document.querySelector("#checkpoints tbody").replaceChildren(...kept.entries.map((row) => {
     const agreed = row.agree.length ? Math.min(...row.agree) : 0;
     const said = agreed ? `each stage confirmed by ${plural(agreed, "other replica")}` : "not every stage confirmed";
@@ -119,6 +119,15 @@ export function archive() {
       element("td", { class: "r" }, bytes(row.nbytes)), element("td", {}, said + refused), element("td", {}, link));
   }));
   scores(kept.entries);
+}
+
+// The newest model and its age, and what the archive does now.
+export function newestModel() {
+  const { archive: kept, summary } = state;
+  if (!kept || !summary) return;
+  const [row] = kept.entries;
+  const age = row && duration(summary.t - row.t).replace(/ \d+ (s|min)$/, "");
+  write(at("archive-note"), row ? `newest: round ${count(row.round)}, ${count(row.samples)} samples, ${age} old, validation ${loss(row.loss)} · ${kept.status}` : kept.status);
 }
 
 // What [evaluation] of the manifest lists: a column for each score, and what the newest checkpoint makes of each prompt.
