@@ -105,7 +105,7 @@ def test_export_gives_transformers_the_same_logits(session: Path, tmp_path: Path
         tokenizer = transformers.AutoTokenizer.from_pretrained(out)
         ids = tokenizer("the quick", return_tensors="pt")["input_ids"][0].tolist()
         assert ids == list(b"the quick")
-        found, _ = gather(str(session), kind, print)
+        found, _ = gather(str(session), kind, lambda line: None)
         with torch.no_grad():
             ours = whole_model(found.manifest.model, merged(found))(torch.tensor([ids]))[0, -1]
             theirs = transformers.AutoModelForCausalLM.from_pretrained(out)(torch.tensor([ids])).logits[0, -1]
@@ -165,7 +165,7 @@ def test_gossip_alone_brings_the_replicas_to_their_mean(session: Path, tmp_path:
     from swarmnode.local.model_source import gather
     from swarmnode.model.gather import merged, spread
 
-    found, _ = gather(str(session), "stages", print)
+    found, _ = gather(str(session), "stages", lambda line: None)
     # Five replicas of each stage: one is left alone in every round.
     copies = [
         replace(copy, peer=f"{copy.peer} {n}", tensors={k: t + n * 0.01 * t.std() for k, t in copy.tensors.items()})

@@ -147,4 +147,4 @@ def test_chat_answers_each_line(model: Path) -> None:
     told = CliRunner().invoke(cli, asked, input="hello\n/new\nhello\n\n")
     assert told.exit_code == 0, told.output
     once = CliRunner().invoke(cli, asked, input="hello\n")
-    assert once.output and told.output == once.output * 2, "after /new the same question has the same answer"
+    assert once.stdout and told.stdout == once.stdout * 2, "after /new the same question has the same answer"
