@@ -101,6 +101,11 @@ class Directory(Protocol):
         """`lookup` of some stages at once."""
         ...
 
+    async def claimed(self) -> int:
+        """Most samples that this node, its bootstraps or its contacts remember of the run; 0: none. It proves
+        nothing."""
+        ...
+
 
 class Priority(enum.IntEnum):
     """Priority on the single compute thread: smaller first, then older first. Backward before forward gives a 1F1B

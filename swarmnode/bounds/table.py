@@ -176,6 +176,7 @@ CALL: Mapping[str, Bound] = {
     **{f"Reply.{body}": part() for body in ANSWERS},
     "Ping.payload": opaque(1024, "echoed"),
     "Pong.payload": opaque(1024, "echoed"),
+    "Pong.samples": SAMPLES,
     "Process.microbatch_id": opaque(16, "ids.py"),
     "Process.feeder": PEER,
     "Process.samples": number(2**20, "samples", "manifest: inner.microbatch"),

@@ -5,31 +5,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from swarmnode.daemon.archive import archive_of
 from swarmnode.daemon.control_api import DaemonContext
-from swarmnode.daemon.options import NodeOptions
-from swarmnode.errors import Unreachable, UsageError
-from swarmnode.ids import PeerId, RunId
 from swarmnode.machine.receipt_store import Receipts
 from swarmnode.machine.run_archive import Archive
 from swarmnode.membership.invite import Invite, encode
 from swarmnode.node.report import REPORT_LINKS_MAX, Reporter
 from swarmnode.ports import Clock
-from swarmnode.transport.address import parse_bootstraps
-from swarmnode.transport.directory import DhtDirectory
 from swarmnode.transport.links import measure
 from swarmnode.wire import control_pb2, report_pb2
 
 if TYPE_CHECKING:
     from swarmnode.dashboard.start import Dashboard
-
-REJOIN_TIMEOUT_S = 10.0
-"""Guess: time for a node of the last session to answer; living ones do at once."""
-
-Members = Sequence[tuple[PeerId, list[str]]]
 
 
 def tell_watchers(
@@ -96,28 +86,3 @@ async def watch(
             archive_of=functools.partial(archive_of, process),
         )
     )
-
-
-def remembered(options: NodeOptions, run_id: RunId) -> Members:
-    """A coordinator's bootstraps: those given, and the nodes it saw last before it was stopped."""
-    from swarmnode.dashboard.history import History
-    from swarmnode.dashboard.start import history_path
-
-    path = history_path(options.home, run_id)
-    if not path.is_file():
-        return ()
-    with contextlib.closing(History.open(path, run_id, lambda reason: None)) as history:
-        usable = list(options.bootstrap)
-        for address in history.addresses():
-            with contextlib.suppress(UsageError):  # addresses come from nodes
-                parse_bootstraps([address])
-                usable.append(address)
-        return parse_bootstraps(usable)
-
-
-async def rejoin(join: Callable[..., Awaitable[DhtDirectory]], known: Members) -> DhtDirectory:
-    """A directory that joined through any of `known`, or a new one if none answers."""
-    try:
-        return await join(known, join_timeout_s=REJOIN_TIMEOUT_S)
-    except Unreachable:
-        return await join(())

@@ -17,13 +17,14 @@ from typing import Any
 import click
 
 from swarmnode import __version__
+from swarmnode.concurrency import background_tasks
 from swarmnode.control.service import ControlServer
 from swarmnode.daemon import ready_file
 from swarmnode.daemon.admission import make_admission, pass_of_invite
 from swarmnode.daemon.archive import run_archive
 from swarmnode.daemon.clock import SystemClock
 from swarmnode.daemon.control_api import ControlApi, DaemonContext
-from swarmnode.daemon.dashboard import open_page, rejoin, remembered, tell_watchers
+from swarmnode.daemon.dashboard import open_page, tell_watchers
 from swarmnode.daemon.data_source import base_ports, data_ports, give_chunks, told_of_text
 from swarmnode.daemon.failure_log import failure_logged, first_error
 from swarmnode.daemon.limits import make_regulator
@@ -52,6 +53,7 @@ from swarmnode.errors import (
     ManifestError,
     NotPermitted,
     RemoteFault,
+    SwarmnodeError,
     Unavailable,
     Unreachable,
 )
@@ -83,7 +85,7 @@ from swarmnode.node.notice import Notice, NoticeKind, Notices, of_signal
 from swarmnode.ports import Call, Compute, Priority, Replica
 from swarmnode.recovery.resumption import CheckpointOptions
 from swarmnode.transport import key_file
-from swarmnode.transport.address import parse_bootstraps
+from swarmnode.transport.address import first_that_accepts, parse_bootstraps
 from swarmnode.transport.capacity import CapacityResponder
 from swarmnode.transport.contact import Contacts
 from swarmnode.transport.directory import DhtDirectory
@@ -200,7 +202,7 @@ async def _start(options: NodeOptions, stack: contextlib.AsyncExitStack) -> Daem
     admission = make_admission(manifest, run_id, signed.owner, options, identity, SystemClock())
     transport.let_in(admission)
     await _hear_access(admission, transport, bootstraps, run_id)
-    MembershipHandlers(signed, admission).serve(transport)
+    MembershipHandlers(signed, admission, lambda: contacts.samples.get(run_id, 0)).serve(transport)
     ReachHelper(transport.observed).serve(transport)
     CapacityResponder().serve(transport)
     reach = await settle(transport, known, network_mode, reachability, telemetry)
@@ -216,8 +218,11 @@ async def _start(options: NodeOptions, stack: contextlib.AsyncExitStack) -> Daem
         contacts=contacts,
         admission=admission,
     )
-    former = remembered(options, run_id) if options.dashboard is not None else ()
-    directory = await (rejoin(join, former) if former else join(bootstraps))
+    if options.bootstrap_only and contacts.known:  # others look for it: it waits for no other bootstrap
+        for peer, addresses in bootstraps:
+            contacts.tell(peer, addresses)
+        bootstraps = []
+    directory = await join(bootstraps)
     stack.push_async_callback(directory.close)
     return DaemonContext(
         options,
@@ -414,24 +419,43 @@ async def fetch_manifest(
     """
     if not bootstraps:
         raise Unreachable("a run given by its id needs a bootstrap to fetch the manifest from; give one")
-    reason, asked = "no answer", Call(wire.Request(manifest=wire.ManifestRequest()))
+    reason = "no answer"
     try:
         async with asyncio.timeout(MANIFEST_WAIT_S):
             while True:
-                for peer, addresses in list(bootstraps):  # discovery in the local network may add to them
-                    try:
-                        await transport.connect(peer, addresses)
-                        answer = await transport.call(peer, asked, timeout_s=MANIFEST_TIMEOUT_S, reply_bytes_max=0)
-                    except Forbidden as error:
-                        raise NotPermitted(f"run {run_id[:16]}: {error}") from None
-                    except (RemoteFault, Unavailable) as error:
-                        reason = str(error)
-                        continue
-                    verify(answer.header.manifest, run_id)
-                    return answer.header.manifest
+                refusal: NotPermitted | ManifestError | None = None
+                async with background_tasks() as tasks:  # discovery in the local network may add to the bootstraps
+                    asked = [tasks.create_task(_manifest_of(transport, *one, run_id)) for one in list(bootstraps)]
+                    for answer in asyncio.as_completed(asked):
+                        found = await answer
+                        if isinstance(found, record_pb2.SignedManifest):
+                            return found
+                        if isinstance(found, NotPermitted | ManifestError):
+                            refusal = found
+                        reason = str(found)
+                if refusal is not None:
+                    raise refusal
                 await asyncio.sleep(MANIFEST_RETRY_S)
     except TimeoutError:
         raise Unreachable(
             f"no bootstrap gave the manifest of run {run_id[:16]} within {MANIFEST_WAIT_S:.0f} s (last: {reason}): "
             "is the run id right and a bootstrap of that run up?"
         ) from None
+
+
+async def _manifest_of(
+    transport: Libp2pTransport, peer: PeerId, addresses: Sequence[str], run_id: RunId
+) -> record_pb2.SignedManifest | SwarmnodeError:
+    """The run's manifest from `peer`, or why there is none."""
+    asked = Call(wire.Request(manifest=wire.ManifestRequest()))
+    try:
+        if await first_that_accepts(addresses) is None:
+            return Unavailable(f"no process listens at {', '.join(addresses)}")
+        await transport.connect(peer, addresses)
+        answer = await transport.call(peer, asked, timeout_s=MANIFEST_TIMEOUT_S, reply_bytes_max=0)
+        verify(answer.header.manifest, run_id)
+    except Forbidden as error:
+        return NotPermitted(f"run {run_id[:16]}: {error}")
+    except (RemoteFault, Unavailable, ManifestError) as error:
+        return error
+    return answer.header.manifest

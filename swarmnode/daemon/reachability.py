@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
+import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -23,6 +24,7 @@ HELPERS_MAX = 4
 UPNP_WAIT_S = 6.0  # guess: time for a home router to open a port
 RELAY_WAIT_S = 20.0  # guess: measured 1.8 s to a place at a relay
 ADDRESSES_PERIOD_S = 30.0
+SAVE_S = 2.0  # guess: a process killed by SIGKILL loses no older contact
 REACH_PERIOD_S = 1800.0  # guess: a router may close an open port without any address changing
 CONTACTS_ASKED_MAX = 8  # guess: dead ones cost up to 10 s each, and only if no bootstrap answers
 KNOWN_MAX = 64  # guess
@@ -160,12 +162,17 @@ async def listen_around(
 async def keep_current(
     transport: Libp2pTransport, contacts: Contacts, home: Path, moved: Callable[[list[str]], None]
 ) -> None:
-    """Pass our current addresses to `moved`, and save `contacts` on disk, until cancelled."""
+    """Pass our current addresses to `moved`, and save `contacts` on disk, new ones soon, until cancelled."""
+    saved = -1
     try:
-        while True:
-            with contextlib.suppress(Unavailable):  # p2pd restarts; try again next time
-                moved(await transport.addresses())
-            await asyncio.to_thread(contacts.save, home / CONTACTS_FILE)
-            await asyncio.sleep(ADDRESSES_PERIOD_S)
+        for tick in itertools.count():
+            if tick % round(ADDRESSES_PERIOD_S / SAVE_S) == 0:
+                saved = -1
+                with contextlib.suppress(Unavailable):  # p2pd restarts; try again next time
+                    moved(await transport.addresses())
+            if contacts.news != saved:
+                saved = contacts.news
+                await asyncio.to_thread(contacts.save, home / CONTACTS_FILE)
+            await asyncio.sleep(SAVE_S)
     finally:
         contacts.save(home / CONTACTS_FILE)

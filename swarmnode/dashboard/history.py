@@ -131,11 +131,6 @@ class History:
         for (raw,) in run("SELECT raw FROM receipt"):  # verified before they were written
             board.ledger.put(Receipt.FromString(raw))
 
-    def addresses(self) -> list[str]:
-        """Multiaddrs, ending in /p2p/PEER, of the nodes seen last. After a restart they lead back to the run."""
-        rows = self._database.execute("SELECT peer, addresses FROM node ORDER BY rowid DESC LIMIT 32").fetchall()
-        return [f"{address}/p2p/{peer}" for peer, text in rows for address in json.loads(text)[:2]]
-
     def write(self, changes: Changes, point: HistoryPoint | None) -> None:
         """Write the changes in one transaction. A failing disk is reported once."""
         if point is not None:

@@ -29,3 +29,7 @@ class MembershipView(Protocol):
     async def look(self, stages: Iterable[int]) -> None:
         """Read the directory's records of `stages` once."""
         ...
+
+    async def claimed(self) -> int:
+        """Samples of the run that the directory's meeting points remember."""
+        ...

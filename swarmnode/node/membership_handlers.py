@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from swarmnode.errors import RemoteFault
 from swarmnode.ids import PeerId
 from swarmnode.membership.admission import Admission
@@ -15,9 +17,16 @@ PING_BYTES_MAX = 1024
 class MembershipHandlers:
     """Handlers of "ping", "manifest" and, where there is a door, "access_list"."""
 
-    def __init__(self, signed: record_pb2.SignedManifest, admission: Admission | None = None) -> None:
+    def __init__(
+        self,
+        signed: record_pb2.SignedManifest,
+        admission: Admission | None = None,
+        samples: Callable[[], int] = lambda: 0,
+    ) -> None:
+        """`samples` of the run, as far as this node knows from earlier."""
         self._signed = signed
         self._admission = admission
+        self._samples = samples
 
     def serve(self, transport: Transport) -> None:
         """Register them."""
@@ -27,11 +36,11 @@ class MembershipHandlers:
             transport.serve("access_list", self.access_list, tensor_bytes_max=0)
 
     async def ping(self, peer: PeerId, call: Call) -> Answer:
-        """Echo. Raises RemoteFault for a payload over PING_BYTES_MAX."""
+        """Echo, and tell how far the run was known to be. Raises RemoteFault for a payload over PING_BYTES_MAX."""
         payload = call.header.ping.payload
         if len(payload) > PING_BYTES_MAX:
             raise RemoteFault(f"ping of {len(payload)} bytes; at most {PING_BYTES_MAX}")
-        return Answer(wire.Reply(pong=wire.Pong(payload=payload)))
+        return Answer(wire.Reply(pong=wire.Pong(payload=payload, samples=self._samples())))
 
     async def manifest(self, peer: PeerId, call: Call) -> Answer:
         """The signed manifest of this run; the asker checks signature and hash."""

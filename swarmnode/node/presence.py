@@ -289,6 +289,9 @@ class Presence:
         self._view_changed()
         self.run_progress.judge()
 
+    async def claimed(self) -> int:
+        return await self._directory.claimed()
+
     def _believes(self, view: StageView) -> bool:
         """True if all records of `view` are in time and none needs a permit. Else each is checked alone."""
         now, (first, last) = self._clock.unix_s(), view.expires_unix_s

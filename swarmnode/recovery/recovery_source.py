@@ -28,6 +28,7 @@ LOST_PERIODS = 3  # guess: announce periods without a record after which a silen
 BUILDER_S, BUILDER_PERIODS = 3.0, 3
 BUILDER_BYTES_PER_S = 1e6
 CLAIMS_MAX = 2  # guess: nodes waited for that claim to bring a stage back one after the other
+CLAIM_WAIT_S = 300.0  # guess: a node waits so long for a run that it heard of before it begins anew
 NEIGHBOUR_WAIT_S = 60.0  # guess: a node waits so long for neighbour stages that are being brought back themselves
 
 
@@ -61,6 +62,7 @@ class RecoveryView:
     stages: int
     samples_total: int  # the median of what the peers that answer claim; so is round_now
     round_now: int
+    claimed: int = 0  # samples that bootstraps, contacts or this disk remember, where nobody serves
     samples_least: int = 0  # the lower third of it
     donors: tuple[PeerId, ...] = ()  # replicas that serve and answer
     unsure: int = 0  # replicas that do not answer, heard of less than LOST_PERIODS announce periods ago
@@ -80,6 +82,8 @@ class RecoveryView:
 def choose_source(view: RecoveryView, spec: RecoverySpec) -> tuple[RecoverySource, str]:
     """The source to try now, and why. A source that failed is not tried again."""
     stage = view.stage
+    if view.samples_total == 0 and view.claimed and view.waited_s < CLAIM_WAIT_S:
+        return RecoverySource.WAIT, f"the run has trained {view.claimed} samples, but no node that has them is here yet"
     if view.samples_total == 0:
         return _begun(view, "the run has not trained yet")
     if view.saved_round == view.round_now and RecoverySource.CHECKPOINT not in view.failed:

@@ -27,6 +27,7 @@ from swarmnode.ports import Clock, Compute, Neighbour, Priority, Replica, State,
 from swarmnode.recovery.donor_client import DownloadLimits
 from swarmnode.recovery.neighbour_backup import to_keep
 from swarmnode.recovery.recovery_source import (
+    CLAIM_WAIT_S,
     RecoveryClaims,
     RecoverySource,
     RecoveryView,
@@ -235,6 +236,7 @@ class _Restoration:
             stages,
             total,
             round_now,
+            claimed=0 if total or waited_s > CLAIM_WAIT_S else await self._membership.claimed(),
             samples_least=supposed.least,
             donors=donors,
             unsure=silent(swarm.stages[stage], alive, self._restorer.clock.unix_s(), self._manifest.limits),

@@ -176,6 +176,9 @@ class SimDirectory:
         await asyncio.sleep(self._dht.faults.round_trip_s)
         return [self._found(stage) for stage in stages]
 
+    async def claimed(self) -> int:
+        return 0
+
     def _found(self, stage: int) -> list[record_pb2.SignedRecord]:
         dht, faults = self._dht, self._dht.faults
         if not self._plug.alive or dht.down or dht.happens("look-up failed", faults.fails):

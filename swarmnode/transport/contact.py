@@ -13,18 +13,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from swarmnode.atomic_file import atomic_write
+from swarmnode.bounds import SAMPLES_MAX
 from swarmnode.errors import RemoteFault
 from swarmnode.identity import public_key_of
-from swarmnode.ids import PeerId
+from swarmnode.ids import PeerId, RunId
 from swarmnode.transport.address import dialable_of
 
 CONTACTS_MAX = 256  # guess: 60 KiB of disk
 ADDRESSES_MAX = 8
 AGE_MAX_S = 14 * 86_400.0  # guess: home connections change their address within days
 STALE_S = 60.0  # guess: live members are heard of more often (announce periods are seconds)
-RETRY_MIN_S = 10.0
+RETRY_MIN_S = 3.0  # guess: a swarm that lost its members trains nothing
+LATELY_S = 3600.0  # guess: a partition that may heal is younger
+RETRY_LATELY_S = 30.0  # guess: so a healed partition is one swarm again within a minute
 RETRY_MAX_S = 600.0
+FIXED_TRIES = 100  # guess: a lost bootstrap is tried every RETRY_MIN_S for five minutes
 AT_ONCE_MAX = 4  # guess: dials per period, so that a long list of dead peers costs little
+ALONE_MAX = 32  # guess: the same of a node that has nobody: one answer is enough
+RUNS_MAX = 8  # guess: runs of one home
 FILE_BYTES_MAX = 1 << 20
 
 
@@ -42,16 +48,24 @@ class Contact:
 def whom_to_try(contacts: Mapping[PeerId, Contact], here: Collection[PeerId], now_unix_s: float) -> list[PeerId]:
     """Lost contacts that are due for a try: bootstraps first, then the most recently seen.
 
-    After each failure the wait until the next try doubles, from RETRY_MIN_S to RETRY_MAX_S.
+    A node that has nobody `here` tries all, however lately they were heard of: it may have been restarted a moment ago.
     """
     due = [
         (not contact.fixed, -contact.seen_unix_s, peer)
         for peer, contact in contacts.items()
         if peer not in here
-        and now_unix_s - contact.seen_unix_s >= STALE_S
-        and now_unix_s - contact.tried_unix_s >= min(RETRY_MAX_S, RETRY_MIN_S * 2.0 ** min(contact.failures, 16))
+        and (not here or contact.fixed or now_unix_s - contact.seen_unix_s >= STALE_S)
+        and now_unix_s - contact.tried_unix_s >= wait_s(contact, now_unix_s)
     ]
-    return [peer for _, _, peer in sorted(due)[:AT_ONCE_MAX]]
+    return [peer for _, _, peer in sorted(due)[: AT_ONCE_MAX if here else ALONE_MAX]]
+
+
+def wait_s(contact: Contact, now_unix_s: float) -> float:
+    """The time from a try to the next one. From RETRY_MIN_S it doubles with each failure, of a bootstrap after
+    FIXED_TRIES. Those that may come back within the hour are tried every RETRY_LATELY_S at least."""
+    lately = contact.fixed or now_unix_s - contact.seen_unix_s < LATELY_S
+    doubled = max(0, contact.failures - (FIXED_TRIES if contact.fixed else 0))
+    return min(RETRY_LATELY_S if lately else RETRY_MAX_S, RETRY_MIN_S * 2.0 ** min(doubled, 16))
 
 
 def islands(views: Mapping[PeerId, Collection[PeerId]]) -> list[frozenset[PeerId]]:
@@ -75,9 +89,18 @@ def islands(views: Mapping[PeerId, Collection[PeerId]]) -> list[frozenset[PeerId
 
 @dataclass(slots=True)
 class Contacts:
-    """The contact list of one node."""
+    """The contact list of one node, and how far it knows each of its runs to be."""
 
     known: OrderedDict[PeerId, Contact] = field(default_factory=OrderedDict)
+    samples: dict[RunId, int] = field(default_factory=dict)  # most that half of a run's replicas said, ever
+    news: int = 0  # grows with each new peer or address
+
+    def trained(self, run_id: RunId, samples: int) -> None:
+        """Most replicas of `run_id` say that it has trained `samples`."""
+        if samples > self.samples.get(run_id, 0):
+            self.samples[run_id] = samples
+            while len(self.samples) > RUNS_MAX:
+                del self.samples[next(iter(self.samples))]
 
     def tell(self, peer: PeerId, addresses: Sequence[str]) -> None:
         """Add a peer named by the user: it is tried at once and never forgotten."""
@@ -97,6 +120,7 @@ class Contacts:
         found = self.known.get(peer)
         kept = tuple(addresses)[:ADDRESSES_MAX] or (found.addresses if found else ())
         if kept:
+            self.news += found is None or found.addresses != kept
             self.known[peer] = Contact(kept, now_unix_s, fixed=found is not None and found.fixed)
             self.known.move_to_end(peer)
         while len(self.known) > CONTACTS_MAX:
@@ -116,9 +140,10 @@ class Contacts:
     def save(self, path: Path) -> bool:
         """Write the file atomically, readable only by its owner. Returns False if the disk fails: contacts are
         optional."""
-        rows = [
+        rows: list[dict[str, object]] = [
             {"peer": p, "addresses": c.addresses, "seen_unix_s": round(c.seen_unix_s)} for p, c in self.known.items()
         ]
+        rows += [{"run": run_id, "samples": samples} for run_id, samples in self.samples.items()]
         try:
             atomic_write(path, json.dumps(rows).encode(), mode=0o600)
         except OSError:
@@ -132,7 +157,10 @@ class Contacts:
         try:
             with path.open() as file:
                 rows = json.loads(file.read(FILE_BYTES_MAX))
-            for row in rows[:CONTACTS_MAX]:
+            for row in rows[: CONTACTS_MAX + RUNS_MAX]:
+                if "run" in row:
+                    contacts.trained(RunId(str(row["run"])), min(int(row["samples"]), SAMPLES_MAX))
+                    continue
                 peer, seen_unix_s = PeerId(row["peer"]), float(row["seen_unix_s"])
                 addresses = dialable_of([str(address) for address in row["addresses"]])
                 public_key_of(peer)

@@ -11,7 +11,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from statistics import median_low
 from typing import Any
 
 from google.protobuf.message import DecodeError
@@ -28,10 +29,11 @@ from swarmnode.errors import LocalFault, RemoteFault, Unavailable, Unreachable
 from swarmnode.ids import PeerId, RunId, digest64, short
 from swarmnode.membership.admission import Admission
 from swarmnode.membership.record import CLOCK_SKEW_MAX_S, SIGNED_BYTES_MAX, check_record, open_record, pass_of
-from swarmnode.ports import Telemetry
+from swarmnode.ports import Call, Telemetry
 from swarmnode.transport.address import dialable_of, first_that_accepts
 from swarmnode.transport.contact import Contacts, whom_to_try
 from swarmnode.transport.libp2p import Libp2pTransport
+from swarmnode.wire import call_pb2
 from swarmnode.wire import record_pb2 as wire
 
 SHARDS = 1  # keys per stage; more than about 500 subkeys a key slow stores down (measured)
@@ -41,7 +43,11 @@ ANNOUNCE_TIMEOUT_S = 5.0  # guess: 23 ms, and the same for a frozen node
 RPC_TIMEOUT_S = 2.0  # guess: below the announce periods for which records live
 JOIN_TIMEOUT_S = 30.0  # guess: covers a bootstrap started at the same time on a busy machine
 JOIN_DELAY_S = 0.3
-REJOIN_PERIOD_S = 10.0  # guess: retry period of a node that lost every neighbour
+REJOIN_PERIOD_S = 3.0  # guess: between two looks for lost contacts
+MEET_TIMEOUT_S = 5.0  # guess: dead contacts may not hold up a start
+TOLD_EVERY = 20  # guess: failures with a bootstrap for one event
+ASKED_MAX = 8  # guess: contacts asked how far the run is
+TOTALS_MAX = 1024  # guess: replicas whose claims are compared
 VERIFIED_MAX = 4096  # records known to be valid; 4 MiB
 
 
@@ -63,8 +69,16 @@ class RecordValidator(RecordValidatorBase):  # type: ignore[misc]
     """
 
     def __init__(
-        self, run_id: RunId, stages: int, shards: int, ttl_max_s: float, admission: Admission | None = None
+        self,
+        run_id: RunId,
+        stages: int,
+        shards: int,
+        ttl_max_s: float,
+        admission: Admission | None = None,
+        stored: Callable[[wire.Record], None] = lambda record: None,
     ) -> None:
+        """`stored` is told each new record."""
+        self._stored = stored
         self._run_id = run_id
         self._admission = admission
         self._shards = shards
@@ -82,15 +96,19 @@ class RecordValidator(RecordValidatorBase):  # type: ignore[misc]
         if place is None or entry.expiration_time > get_dht_time() + self._ttl_max_s + CLOCK_SKEW_MAX_S:
             return False
         try:
+            new = entry.value not in self._verified
             subkey, record = self._unpack(entry.subkey), self._open(entry.value)
         except (RemoteFault, ValueError, TypeError):
             return False
-        return (
+        right = (
             subkey == record.peer_id
             and (record.stage, shard_of(PeerId(record.peer_id), self._shards)) == place
             and round(entry.expiration_time * 1000) == record.expires_unix_ms
             and (self._admission is None or self._admission.judge(PeerId(record.peer_id), pass_of(record))[0])
         )
+        if right and new:
+            self._stored(record)
+        return right
 
     def _open(self, value: bytes) -> wire.Record:
         known = self._verified.get(value)
@@ -160,16 +178,30 @@ class DhtDirectory:
     ) -> DhtDirectory:
         """A directory that joined through one of `bootstrap`, or starts a new DHT if that is empty.
 
-        `contacts` are peers from earlier runs. They are asked if no bootstrap answers, and again whenever they are
-        lost.
+        `contacts` are peers from earlier runs. They are asked beside the bootstraps, and again whenever they are lost.
 
         Starts the transport: from now on others may learn this node's address. Raises Unreachable if no bootstrap
         answers within `join_timeout_s`, LocalFault if this machine's clock is wrong.
         """
+        contacts = Contacts() if contacts is None else contacts
+        totals = OrderedDict[PeerId, int]()
+
+        def stored(record: wire.Record) -> None:
+            peer = PeerId(record.peer_id)
+            if peer == transport.peer_id or record.expires_unix_ms <= 1000 * get_dht_time():
+                return
+            contacts.hear(peer, dialable_of(record.addresses), get_dht_time())
+            if record.state == wire.NODE_STATE_TRAINING:
+                totals[peer] = record.progress.total
+                totals.move_to_end(peer)
+                if len(totals) > TOTALS_MAX:
+                    totals.popitem(last=False)
+                contacts.trained(run_id, median_low(totals.values()))
+
         node = await DHTNode.create(
             p2p=transport.daemon,
             node_id=DHTID.generate(source=transport.peer_id),
-            record_validator=RecordValidator(run_id, stages, shards, ttl_max_s, admission),
+            record_validator=RecordValidator(run_id, stages, shards, ttl_max_s, admission, stored),
             wait_timeout=RPC_TIMEOUT_S,
             cache_locally=False,
             cache_nearest=0,
@@ -178,7 +210,7 @@ class DhtDirectory:
             reuse_get_requests=False,
         )
         transport.start()
-        directory = cls(transport, node, bootstrap, run_id, shards, ttl_max_s, telemetry, contacts or Contacts())
+        directory = cls(transport, node, bootstrap, run_id, shards, ttl_max_s, telemetry, contacts)
         try:
             await directory._join(join_timeout_s)
         except BaseException:
@@ -240,6 +272,21 @@ class DhtDirectory:
     async def lookups(self, stages: Sequence[int]) -> list[list[wire.SignedRecord]]:
         return await asyncio.gather(*map(self.lookup, stages))
 
+    async def claimed(self) -> int:
+        peers = dict.fromkeys(
+            [*(peer for peer, _ in self._bootstrap), *(p for p, _ in self.contacts.latest(ASKED_MAX))]
+        )
+        told = await asyncio.gather(*map(self._claimed_by, peers))
+        return max(self.contacts.samples.get(self._run_id, 0), *told, 0)
+
+    async def _claimed_by(self, peer: PeerId) -> int:
+        asked = Call(call_pb2.Request(run_id=self._run_id, ping=call_pb2.Ping()))
+        try:
+            answer = await self._transport.call(peer, asked, timeout_s=RPC_TIMEOUT_S, reply_bytes_max=0)
+        except (RemoteFault, Unavailable):
+            return 0
+        return answer.header.pong.samples
+
     async def _entries(self, key: str) -> list[bytes]:
         try:
             async with asyncio.timeout(LOOKUP_TIMEOUT_S):
@@ -258,7 +305,9 @@ class DhtDirectory:
 
     async def _join(self, timeout_s: float) -> None:
         if not self._bootstrap:
-            await self._try_lost()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOKUP_TIMEOUT_S):  # then `_keep_joined` goes on
+                    await self._ask_bootstraps({})
             return
         reasons: dict[PeerId, str] = {}
         try:
@@ -276,24 +325,24 @@ class DhtDirectory:
             ) from None
 
     async def _ask_bootstraps(self, reasons: dict[PeerId, str]) -> bool:
-        """Contact every bootstrap that answers, else a former peer, and our neighbours through them."""
-        met = await asyncio.gather(*(self._meet(peer, addresses, reasons) for peer, addresses in self._bootstrap))
-        if not any(met):
-            met = [await self._try_lost()]
-        if any(met):
+        """Contact bootstraps and former peers at once, and our neighbours through those that answer."""
+        for peer, _ in self._bootstrap:  # they are due whatever was tried before
+            self.contacts.known[peer].tried_unix_s = 0.0
+        met = await self._try_lost(reasons)
+        if met:
             await self._look_around()
-        return any(met)
+        return met
 
     async def _look_around(self) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LOOKUP_TIMEOUT_S):
                 await self._node.find_nearest_nodes([self._node.node_id])
 
-    async def _try_lost(self) -> bool:
+    async def _try_lost(self, reasons: dict[PeerId, str] | None = None) -> bool:
         """Dial contacts that are missing; return whether one answered."""
-        now, here = get_dht_time(), self._here()
+        now, here, reasons = get_dht_time(), self._here(), {} if reasons is None else reasons
         lost = whom_to_try(self.contacts.known, here, now)
-        met = await asyncio.gather(*(self._meet(peer, self.contacts.known[peer].addresses, {}) for peer in lost))
+        met = await asyncio.gather(*(self._meet(peer, self.contacts.known[peer].addresses, reasons) for peer in lost))
         for peer, answered in zip(lost, met, strict=True):
             self.contacts.tried(peer, answered, now)
             if answered and here:
@@ -309,18 +358,22 @@ class DhtDirectory:
             self.contacts.hear(peer, dialable_of(addresses), get_dht_time())
 
     async def _meet(self, peer: PeerId, addresses: Sequence[str], reasons: dict[PeerId, str]) -> bool:
+        tries = self.contacts.known[peer].failures
         try:
-            if await first_that_accepts(addresses) is None:
-                raise Unavailable(f"no process listens at {', '.join(addresses)}")
-            await self._transport.connect(peer, addresses)
-            met = await self._node.protocol.call_ping(PeerID.from_base58(peer), validate=True, strict=True)
+            async with asyncio.timeout(None if self.contacts.known[peer].fixed else MEET_TIMEOUT_S):
+                if await first_that_accepts(addresses) is None:
+                    raise Unavailable(f"no process listens at {', '.join(addresses)}")
+                await self._transport.connect(peer, addresses)
+                met = await self._node.protocol.call_ping(PeerID.from_base58(peer), validate=True, strict=True)
+        except TimeoutError:
+            met, reasons[peer] = None, f"no answer within {MEET_TIMEOUT_S:.0f} s"
         except (Unavailable, RemoteFault, P2PDaemonError) as error:
             met, reasons[peer] = None, str(error)
         except ValidationError as error:
             if "local time" in str(error):
                 raise LocalFault(f"this machine's clock or {short(peer)}'s is off: {error}; set it by NTP") from None
             met, reasons[peer] = None, str(error)
-        if all(peer != told for told, _ in self._bootstrap):
+        if all(peer != told for told, _ in self._bootstrap) or (met is None and tries % TOLD_EVERY):
             return met is not None
         self._event(
             "bootstrap.unreachable" if met is None else "bootstrap.connected",

@@ -175,10 +175,12 @@ class Ping(_message.Message):
     def __init__(self, payload: _Optional[bytes] = ...) -> None: ...
 
 class Pong(_message.Message):
-    __slots__ = ("payload",)
+    __slots__ = ("payload", "samples")
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
     payload: bytes
-    def __init__(self, payload: _Optional[bytes] = ...) -> None: ...
+    samples: int
+    def __init__(self, payload: _Optional[bytes] = ..., samples: _Optional[int] = ...) -> None: ...
 
 class Process(_message.Message):
     __slots__ = ("microbatch_id", "feeder", "samples", "purpose", "itinerary", "position", "deadline_ms", "boundary_digest", "first_sample", "feed_signature")

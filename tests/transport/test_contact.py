@@ -7,6 +7,7 @@ import json
 import random
 import time
 from contextlib import AsyncExitStack
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnode.identity import Identity
-from swarmnode.ids import PeerId
+from swarmnode.ids import PeerId, RunId
 from swarmnode.membership.record import sign_record
 from swarmnode.transport import contact, directory
 from swarmnode.transport.contact import CONTACTS_MAX, Contact, Contacts, islands, whom_to_try
@@ -48,13 +49,42 @@ def test_whom_to_try() -> None:
 
     assert whom_to_try({A: lost()}, set(), NOW) == [A]
     assert whom_to_try({A: lost()}, {A}, NOW) == [], "it is here"
-    assert whom_to_try({A: lost(seen_unix_s=NOW - 5)}, set(), NOW) == [], "it was heard just now"
-    for failures, wait_s in ((1, 20), (3, 80), (40, 600)):
+    assert whom_to_try({A: lost(seen_unix_s=NOW - 5)}, {B}, NOW) == [], "it was heard just now"
+    assert whom_to_try({A: lost(seen_unix_s=NOW - 5)}, set(), NOW) == [A], "nobody is here: it may have been a restart"
+    for failures, wait_s in ((1, 6), (3, 24), (40, 600)):
         assert whom_to_try({A: lost(failures=failures, tried_unix_s=NOW - wait_s + 1)}, set(), NOW) == []
         assert whom_to_try({A: lost(failures=failures, tried_unix_s=NOW - wait_s)}, set(), NOW) == [A]
     told = Contact(("/ip4/1.2.3.4/tcp/5",), 0.0, fixed=True)
     assert whom_to_try({A: lost(), B: lost(seen_unix_s=NOW - 100), C: told}, set(), NOW) == [C, B, A]
-    assert len(whom_to_try({PeerId(str(i)): lost() for i in range(100)}, set(), NOW)) == contact.AT_ONCE_MAX
+    assert len(whom_to_try({PeerId(str(i)): lost() for i in range(100)}, {A}, NOW)) == contact.AT_ONCE_MAX
+    assert len(whom_to_try({PeerId(str(i)): lost() for i in range(100)}, set(), NOW)) == contact.ALONE_MAX
+
+
+def test_a_lost_bootstrap_is_asked_every_few_seconds_for_minutes_and_twice_a_minute_for_ever() -> None:
+    told, now, tries = Contact(("/ip4/1.2.3.4/tcp/5",), NOW, fixed=True), NOW, list[float]()
+    while now < NOW + 7200:
+        if whom_to_try({A: told}, {B}, now):
+            tries.append(now - NOW)
+            told.failures, told.tried_unix_s = told.failures + 1, now
+        now += 1.0
+    gaps = [after - before for before, after in pairwise(tries)]
+    assert max(gap for at, gap in zip(tries, gaps, strict=False) if at < 290) <= 5
+    assert max(gaps) <= 30
+
+
+def test_a_home_remembers_how_far_its_runs_were(tmp_path: Path) -> None:
+    path, one, other = tmp_path / "contacts.json", RunId("ab" * 32), RunId("cd" * 32)
+    contacts = Contacts()
+    contacts.hear(Identity.generate().peer_id, ["/ip4/1.2.3.4/tcp/5"], NOW)
+    for samples in (512, 4640, 100):
+        contacts.trained(one, samples)
+    contacts.trained(other, 7)
+    assert contacts.save(path)
+    found = Contacts.load(path, NOW)
+    assert (found.samples, len(found.known)) == ({one: 4640, other: 7}, 1)
+    for index in range(20):
+        contacts.trained(RunId(f"{index:064x}"), 1)
+    assert len(contacts.samples) == contact.RUNS_MAX
 
 
 def test_contacts_survive_on_disk_and_nonsense_does_not(tmp_path: Path) -> None:
