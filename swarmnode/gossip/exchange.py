@@ -108,6 +108,7 @@ class Gossip:
             manifest, stage, lambda: self._after(max(self.done, self._stepping)), telemetry, self.acceptance
         )
         self.serve_final_delta = self.final_deltas.serve
+        self.behind: Callable[[int], bool] = lambda due: False  # whether to take the state of others before round `due`
         self._resting = False
         self.idle = asyncio.Event()  # set while no round is under way: then the replica may be given a state
         self.idle.set()
@@ -163,6 +164,11 @@ class Gossip:
         return self._strangers.come
 
     @property
+    def samples_per_second(self) -> float:
+        """Of the run, as rounds come here; 0 before the second."""
+        return self._pace.samples_per_second
+
+    @property
     def exchange_s(self) -> float:
         """Seconds that an exchange with a partner takes, smoothed; 0 before the first."""
         return self._pace.exchange_s
@@ -210,7 +216,7 @@ class Gossip:
     async def _run(self) -> None:
         while not self._resting:
             due, _ = self._rounds.due(self._samples_total(), self.done, self.stride)
-            if due is not None and not self._held:
+            if due is not None and not self._held and not self.behind(due):
                 self.idle.clear()
                 try:
                     await self._round(due)

@@ -111,6 +111,10 @@ EVENTS: Final[dict[str, EventKind]] = {
     "state.served": _event("a snapshot was sent to another node", "peer stage round"),
     "state.saved": _event("this replica's state is on disk", "round samples_total"),
     "state.fresh": _event("the stage's state was initialised from the seed", "reason"),
+    "state.behind": _event(
+        "this replica's state is rounds behind its stage's: it takes theirs before it serves again",
+        "round ahead reason",
+    ),
     "recovery.waiting": _event("a lost stage's state cannot be taken yet, and why", "stage reason"),
     "recovery.loss": _event(
         "the training loss before a stage was lost and after it came back", "of_stage loss_before loss_after"

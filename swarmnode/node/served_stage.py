@@ -51,6 +51,8 @@ METHODS: Mapping[str, bool] = {
 }
 """The methods that a served stage answers, and whether their calls carry tensors."""
 
+BEHIND_ROUNDS = 16  # guess: rounds that a replica lags behind others only where it was cut off from them
+BEHIND_S = 15.0  # guess: where rounds are short, an exchange that times out costs many; longer than that no lag lasts
 SYNCS_AGAIN = 2  # guess: times that a newcomer which missed its first round takes the state again
 FINISH_S = 8.0  # guess: before a move, held work is finished within this
 FINISH_SOON_S = 0.5  # guess: the same while a stage stands empty and all wait for the mover, or when it is HOPELESS
@@ -92,6 +94,8 @@ class ServedStage:
             self.checkpointer = make_checkpointer(
                 context, store, self.stage, self.replica, self.gossip, self._finished_blocks
             )
+        self._behind = asyncio.Event()  # set while this replica waits for a state further than its own
+        self.gossip.behind = self._fell_behind
         self._handlers = self._make_handlers()
 
     @property
@@ -131,6 +135,7 @@ class ServedStage:
             self._tasks.create_task(self._feed_later(self._text.later))
         presence.set_state(record_pb2.NODE_STATE_TRAINING, "ready")
         context.telemetry.event("node.ready", serves=self.stage)
+        self._tasks.create_task(self._catching_up())
 
     def _feed(self, samples: Samples) -> None:
         context, presence = self._context, self._context.presence
@@ -265,6 +270,42 @@ class ServedStage:
         self.gossip.restored(restored.round, newcomer=restored.newcomer)
         return restored.newcomer
 
+    def _fell_behind(self, due: int) -> bool:
+        """Whether round `due`, which the believed count of samples has reached, and others of the stage are further
+        than any that kept in touch. Two swarms of one run have met, or this node was cut off: from now on it serves no
+        microbatch, no round and no state until it has theirs.
+
+        One that lies about its round cannot bring this about: the count is believed in bounds (membership/clock.py).
+        The state that is taken is checked by others, as a joiner's."""
+        presence, done, size = self._context.presence, self.gossip.done, self._context.manifest.gossip.round_samples
+        bound = max(BEHIND_ROUNDS * self.gossip.stride, int(BEHIND_S * self.gossip.samples_per_second / size))
+        if self._behind.is_set() or due <= done + bound or presence.status.state != record_pb2.NODE_STATE_TRAINING:
+            return False  # while it catches up, it is held
+        mates = [m.round_index for m in presence.peer_table.swarm().serving(self.stage) if m.peer != presence.me]
+        if not mates or max(mates) <= done + bound:
+            return False
+        reason = f"others of stage {self.stage} are in round {max(mates)}, this replica in {done}: it takes their state"
+        self._context.telemetry.event("state.behind", level="warning", round=done, ahead=max(mates), reason=reason)
+        self.hold("this replica's state is behind the run's")
+        presence.set_state(record_pb2.NODE_STATE_SYNCING, reason)
+        self._behind.set()
+        return True
+
+    async def _catching_up(self) -> None:
+        """Take the stage's state whenever this replica fell behind, then serve again, until cancelled."""
+        presence = self._context.presence
+        while True:
+            await self._behind.wait()
+            try:
+                await self.resume()
+            except Unavailable as error:
+                self._context.telemetry.event("recovery.waiting", stage=self.stage, reason=str(error))
+                await asyncio.sleep(self._context.manifest.limits.announce_period_s)
+                continue
+            self._behind.clear()
+            if presence.status.state == record_pb2.NODE_STATE_SYNCING:
+                presence.set_state(record_pb2.NODE_STATE_TRAINING, "has the state of the run again")
+
     async def _sync(self) -> None:
         """Receive a first round. A newcomer that misses it takes the state once more, with that round in it."""
         context, gossip = self._context, self.gossip
@@ -340,6 +381,8 @@ class ServedStage:
 
     def progressed(self) -> None:
         """The run's sample count grew: a round or a checkpoint may be due."""
+        if self.gossip.idle.is_set():  # else it is asked before the next round
+            self._fell_behind(self._context.presence.progress.total // self._context.manifest.gossip.round_samples)
         self.gossip.progressed()
         if self.checkpointer is not None:
             self.checkpointer.progressed()

@@ -1,0 +1,137 @@
+"""Real processes: the meeting point is killed and comes back while machines join; a node restarts while it is away."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BOUND_S = 150.0  # for one condition, on a machine that others load
+OUTAGES_S = [float(text) for text in os.environ.get("SWARMNODE_OUTAGES_S", "5 35").split()]
+COMMAND = [str(Path(sys.executable).with_name("swarmnode"))]
+
+
+class Run:
+    """A run of two stages in `folder`: a meeting point, and nodes by name."""
+
+    def __init__(self, folder: Path, verb: str) -> None:
+        self.folder = folder
+        self.verb = verb
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+
+    def once(self, *args: str) -> str:
+        return subprocess.run([*COMMAND, *args], cwd=self.folder, capture_output=True, text=True, check=True).stdout
+
+    def start(self, name: str, *args: str) -> None:
+        with (self.folder / f"{name}.out").open("ab") as out, (self.folder / f"{name}.err").open("ab") as err:
+            self.processes[name] = subprocess.Popen(
+                [*COMMAND, *args], cwd=self.folder, stdout=out, stderr=err, start_new_session=True
+            )
+
+    async def meet(self) -> None:
+        """Start the meeting point; returns once it says where."""
+        before = self.text("meet.out").count("/p2p/")
+        more = ["--no-archive", "--dashboard", "127.0.0.1:0"] if self.verb == "coordinator" else []
+        self.start("meet", self.verb, "run", "--listen", f"/ip4/127.0.0.1/tcp/{self.port}", "--home", "meet", *more)
+        await self.until(lambda: self.text("meet.out").count("/p2p/") > before, "the meeting point is up")
+
+    def join(self, name: str) -> None:
+        listen = ["--listen", "/ip4/127.0.0.1/tcp/0", "--max-load", "30%"]
+        self.start(name, "join", "--invite-file", "invite.txt", "--home", name, "--cache", "cache", *listen)
+
+    def kill(self, name: str) -> None:
+        process = self.processes.pop(name)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+    def text(self, name: str) -> str:
+        path = self.folder / name
+        return path.read_text() if path.exists() else ""
+
+    def events(self, name: str, event: str, since: int = 0) -> list[dict[str, Any]]:
+        """The events of one kind among the lines from `since` on."""
+        found = []
+        for line in self.text(f"{name}/events.jsonl").splitlines()[since:]:
+            with contextlib.suppress(ValueError):  # the last line may be half written
+                if (told := json.loads(line))["event"] == event:
+                    found.append(told)
+        return found
+
+    def losses(self, name: str, since: int = 0) -> list[float]:
+        return [told["fields"]["loss"] for told in self.events(name, "validation.done", since)]
+
+    def lines(self, name: str) -> int:
+        return len(self.text(f"{name}/events.jsonl").splitlines())
+
+    async def until(self, condition: Callable[[], bool], what: str) -> None:
+        try:
+            async with asyncio.timeout(BOUND_S):
+                while not condition():
+                    await asyncio.sleep(0.2)
+        except TimeoutError:
+            errors = {path.name: path.read_text()[-500:] for path in self.folder.glob("*.err")}
+            raise AssertionError(f"not within {BOUND_S:g} s: {what}; {errors}") from None
+
+
+@contextlib.contextmanager
+def run_of(folder: Path, verb: str) -> Iterator[Run]:
+    run = Run(folder, verb)
+    run.once("init", "run", "--preset", "tiny")
+    path = folder / "run" / "manifest.toml"
+    lines = ["stages = 2" if line.startswith("stages = ") else line for line in path.read_text().splitlines()]
+    path.write_text("\n".join(lines) + "\n")
+    try:
+        yield run
+    finally:
+        for name in list(run.processes):
+            run.kill(name)
+
+
+@pytest.mark.parametrize("verb", ["bootstrap", "coordinator"])
+@pytest.mark.parametrize("outage_s", OUTAGES_S)
+async def test_two_that_join_at_a_meeting_point_just_restarted_take_the_run_as_it_is(
+    tmp_path: Path, verb: str, outage_s: float
+) -> None:
+    with run_of(tmp_path, verb) as run:
+        await run.meet()
+        (tmp_path / "invite.txt").write_text(run.once("invite", "run", "--home", "meet"))
+        old = ["a", "b", "x"]
+        for name in old:
+            run.join(name)
+        await run.until(lambda: any(len(run.losses(name)) > 4 for name in old), "the run trains")
+        await run.until(lambda: all(run.events(name, "node.ready") for name in old), "all serve")
+        await run.until(lambda: '"samples"' in run.text("meet/contacts.json"), "the meeting point knows the run")
+        run.kill("meet")
+
+        run.kill("x")  # and is started at once: its contacts were heard of a moment ago
+        lines = run.lines("x")
+        run.join("x")
+        await run.until(lambda: bool(run.events("x", "node.ready", lines)), "x is back through its contacts")
+        assert not run.events("x", "state.fresh", lines)
+
+        await asyncio.sleep(outage_s)  # the outage that is tested
+        feeders = [name for name in old if run.losses(name)]
+        best, since = {name: min(run.losses(name)) for name in feeders}, {name: run.lines(name) for name in feeders}
+        await run.meet()
+        for name in "cd":
+            run.join(name)
+        await run.until(lambda: all(run.events(name, "node.ready") for name in "cd"), "both joiners serve")
+        await run.until(lambda: any(len(run.losses(name, since[name])) > 4 for name in feeders), "they train together")
+        for name in "cd":
+            assert not run.events(name, "state.fresh"), f"{name} began the run anew"
+        for name in feeders:
+            assert max(run.losses(name, since[name]), default=0.0) < best[name] + 0.05, name
