@@ -14,6 +14,7 @@ from swarmnode.membership.swarm import Member, Swarm
 from swarmnode.model.section import SECTIONS
 from swarmnode.recovery.neighbour_backup import renewal, to_keep
 from swarmnode.recovery.recovery_source import (
+    CLAIM_WAIT_S,
     BUILDER_S,
     CLAIMS_MAX,
     NEIGHBOUR_WAIT_S,
@@ -213,3 +214,14 @@ def test_no_snapshot_is_of_the_future_and_the_latest_comes_first() -> None:
     kept = [(20, 5, A), (2**52, 1, B), (20, 7, C), (21, 0, B)]
     assert latest(kept, 21) == [(21, B), (20, C), (20, A)]
     assert latest(kept, 20) == [(20, C), (20, A)] and latest([], 5) == []
+
+
+def test_a_run_that_somebody_remembers_is_not_begun_from_the_seed() -> None:
+    alone = RecoveryView(stage=1, stages=4, samples_total=0, round_now=0)
+    assert choose_source(alone, RecoverySpec())[0] is RecoverySource.FRESH, "nobody knows a sample"
+    source, why = choose_source(replace(alone, claimed=4640), RecoverySpec())
+    assert source is RecoverySource.WAIT and "4640 samples" in why
+    late = replace(alone, claimed=4640, waited_s=CLAIM_WAIT_S)
+    assert choose_source(late, RecoverySpec())[0] is RecoverySource.FRESH, "a lone lie holds nobody up for ever"
+    here = replace(alone, claimed=4640, samples_total=4600, round_now=30, donors=(PeerId("b"),))
+    assert choose_source(here, RecoverySpec())[0] is RecoverySource.REPLICA
