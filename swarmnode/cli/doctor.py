@@ -84,7 +84,7 @@ def command(words: tuple[str, ...], invite_file: Path | None, device: str, home:
 async def _of_run(invite: Invite, home: Path, device: str, found: dict[str, object]) -> list[HealthCheck]:
     """Check reachability, permission, stages and speed. Machine-readable results go into `found`."""
     from swarmnode.daemon.admission import pass_of_invite
-    from swarmnode.daemon.process import fetch_manifest
+    from swarmnode.daemon.manifest_source import fetch_manifest
     from swarmnode.errors import HardwareFault, NotPermitted, SwarmnodeError
     from swarmnode.machine.checkup import HealthCheck, about, link_tokens_per_s, memory_text, rate_text, stages_text
     from swarmnode.machine.free_memory import machine_memory

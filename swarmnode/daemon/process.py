@@ -8,7 +8,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,6 @@ from typing import Any
 import click
 
 from swarmnode import __version__
-from swarmnode.concurrency import background_tasks
 from swarmnode.control.service import ControlServer
 from swarmnode.daemon import ready_file
 from swarmnode.daemon.admission import make_admission, pass_of_invite
@@ -28,6 +27,7 @@ from swarmnode.daemon.dashboard import open_page, tell_watchers
 from swarmnode.daemon.data_source import base_ports, data_ports, give_chunks, told_of_text
 from swarmnode.daemon.failure_log import failure_logged, first_error
 from swarmnode.daemon.limits import make_regulator
+from swarmnode.daemon.manifest_source import Bootstraps, fetch_manifest
 from swarmnode.daemon.options import RUN_ID, NodeOptions
 from swarmnode.daemon.otlp import push_metrics
 from swarmnode.daemon.permission import stay_permitted
@@ -53,12 +53,10 @@ from swarmnode.errors import (
     ManifestError,
     NotPermitted,
     RemoteFault,
-    SwarmnodeError,
     Unavailable,
-    Unreachable,
 )
 from swarmnode.gossip.compression import kernel
-from swarmnode.ids import PeerId, RunId, seeded
+from swarmnode.ids import RunId, seeded
 from swarmnode.machine.bucket_store import open_store
 from swarmnode.machine.checkpoint_source import check, find_resumptions
 from swarmnode.machine.compute import ThreadCompute
@@ -82,25 +80,19 @@ from swarmnode.node.membership_handlers import MembershipHandlers
 from swarmnode.node.node import Node
 from swarmnode.node.node_ports import NodePorts
 from swarmnode.node.notice import Notice, NoticeKind, Notices, of_signal
-from swarmnode.ports import Call, Compute, Priority, Replica
+from swarmnode.ports import Compute, Priority, Replica
 from swarmnode.recovery.resumption import CheckpointOptions
 from swarmnode.transport import key_file
-from swarmnode.transport.address import first_that_accepts, parse_bootstraps
+from swarmnode.transport.address import parse_bootstraps
 from swarmnode.transport.capacity import CapacityResponder
 from swarmnode.transport.contact import Contacts
 from swarmnode.transport.directory import DhtDirectory
 from swarmnode.transport.libp2p import Libp2pTransport
 from swarmnode.transport.reachability import ReachHelper
-from swarmnode.wire import call_pb2 as wire
 from swarmnode.wire import record_pb2
 
-MANIFEST_TIMEOUT_S = 5.0
-MANIFEST_WAIT_S = 30.0  # guess: time for a bootstrap started at the same time to come up
-MANIFEST_RETRY_S = 0.5
 KEY_FILE = "node.key"
 EVENTS_FILE = "events.jsonl"
-
-Bootstraps = Sequence[tuple[PeerId, list[str]]]
 
 
 async def run_node(options: NodeOptions) -> int:
@@ -218,11 +210,7 @@ async def _start(options: NodeOptions, stack: contextlib.AsyncExitStack) -> Daem
         contacts=contacts,
         admission=admission,
     )
-    if options.bootstrap_only and contacts.known:  # others look for it: it waits for no other bootstrap
-        for peer, addresses in bootstraps:
-            contacts.tell(peer, addresses)
-        bootstraps = []
-    directory = await join(bootstraps)
+    directory = await join(_first_asked(options, contacts, bootstraps))
     stack.push_async_callback(directory.close)
     return DaemonContext(
         options,
@@ -238,6 +226,15 @@ async def _start(options: NodeOptions, stack: contextlib.AsyncExitStack) -> Daem
         fit,
         corpus,
     )
+
+
+def _first_asked(options: NodeOptions, contacts: Contacts, bootstraps: Bootstraps) -> Bootstraps:
+    """The bootstraps of which one must answer. A meeting point that members look for waits for none."""
+    if not options.bootstrap_only or not contacts.known:
+        return bootstraps
+    for peer, addresses in bootstraps:
+        contacts.tell(peer, addresses)
+    return ()
 
 
 async def _hear_access(admission: Admission, transport: Libp2pTransport, bootstraps: Bootstraps, run_id: RunId) -> None:
@@ -408,54 +405,3 @@ async def _save(
         span = mean.span
     label = StageLabel(process.run_id, stage=stage, round=round_index, samples=samples, peer=peer, averaged=span)
     await asyncio.to_thread(save_stage, path, weights, label, average)
-
-
-async def fetch_manifest(
-    transport: Libp2pTransport, bootstraps: Bootstraps, run_id: RunId
-) -> record_pb2.SignedManifest:
-    """The run's manifest from any bootstrap, verified against `run_id`.
-
-    Raises Unreachable if none answers within MANIFEST_WAIT_S, ManifestError if they give another run's manifest.
-    """
-    if not bootstraps:
-        raise Unreachable("a run given by its id needs a bootstrap to fetch the manifest from; give one")
-    reason = "no answer"
-    try:
-        async with asyncio.timeout(MANIFEST_WAIT_S):
-            while True:
-                refusal: NotPermitted | ManifestError | None = None
-                async with background_tasks() as tasks:  # discovery in the local network may add to the bootstraps
-                    asked = [tasks.create_task(_manifest_of(transport, *one, run_id)) for one in list(bootstraps)]
-                    for answer in asyncio.as_completed(asked):
-                        found = await answer
-                        if isinstance(found, record_pb2.SignedManifest):
-                            return found
-                        if isinstance(found, NotPermitted | ManifestError):
-                            refusal = found
-                        reason = str(found)
-                if refusal is not None:
-                    raise refusal
-                await asyncio.sleep(MANIFEST_RETRY_S)
-    except TimeoutError:
-        raise Unreachable(
-            f"no bootstrap gave the manifest of run {run_id[:16]} within {MANIFEST_WAIT_S:.0f} s (last: {reason}): "
-            "is the run id right and a bootstrap of that run up?"
-        ) from None
-
-
-async def _manifest_of(
-    transport: Libp2pTransport, peer: PeerId, addresses: Sequence[str], run_id: RunId
-) -> record_pb2.SignedManifest | SwarmnodeError:
-    """The run's manifest from `peer`, or why there is none."""
-    asked = Call(wire.Request(manifest=wire.ManifestRequest()))
-    try:
-        if await first_that_accepts(addresses) is None:
-            return Unavailable(f"no process listens at {', '.join(addresses)}")
-        await transport.connect(peer, addresses)
-        answer = await transport.call(peer, asked, timeout_s=MANIFEST_TIMEOUT_S, reply_bytes_max=0)
-        verify(answer.header.manifest, run_id)
-    except Forbidden as error:
-        return NotPermitted(f"run {run_id[:16]}: {error}")
-    except (RemoteFault, Unavailable, ManifestError) as error:
-        return error
-    return answer.header.manifest

@@ -165,7 +165,7 @@ class Gossip:
 
     @property
     def samples_per_second(self) -> float:
-        """Of the run, as rounds come here; 0 before the second."""
+        """The run's samples a second, as rounds come here; 0 before the second round."""
         return self._pace.samples_per_second
 
     @property

@@ -44,6 +44,10 @@ class Contact:
     tried_unix_s: float = 0.0
     fixed: bool = False  # a bootstrap given by the user: never forgotten
 
+    def retry(self) -> None:
+        """Be due at once, whatever was tried before."""
+        self.tried_unix_s = 0.0
+
 
 def whom_to_try(contacts: Mapping[PeerId, Contact], here: Collection[PeerId], now_unix_s: float) -> list[PeerId]:
     """Lost contacts that are due for a try: bootstraps first, then the most recently seen.

@@ -327,7 +327,7 @@ class DhtDirectory:
     async def _ask_bootstraps(self, reasons: dict[PeerId, str]) -> bool:
         """Contact bootstraps and former peers at once, and our neighbours through those that answer."""
         for peer, _ in self._bootstrap:  # they are due whatever was tried before
-            self.contacts.known[peer].tried_unix_s = 0.0
+            self.contacts.known[peer].retry()
         met = await self._try_lost(reasons)
         if met:
             await self._look_around()

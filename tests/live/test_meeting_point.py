@@ -44,7 +44,7 @@ class Run:
     async def meet(self) -> None:
         """Start the meeting point; returns once it says where."""
         before = self.text("meet.out").count("/p2p/")
-        more = ["--no-archive", "--dashboard", "127.0.0.1:0"] if self.verb == "coordinator" else []
+        more = ["--no-archive", "--port", "0"] if self.verb == "coordinator" else []
         self.start("meet", self.verb, "run", "--listen", f"/ip4/127.0.0.1/tcp/{self.port}", "--home", "meet", *more)
         await self.until(lambda: self.text("meet.out").count("/p2p/") > before, "the meeting point is up")
 

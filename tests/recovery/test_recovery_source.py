@@ -14,8 +14,8 @@ from swarmnode.membership.swarm import Member, Swarm
 from swarmnode.model.section import SECTIONS
 from swarmnode.recovery.neighbour_backup import renewal, to_keep
 from swarmnode.recovery.recovery_source import (
-    CLAIM_WAIT_S,
     BUILDER_S,
+    CLAIM_WAIT_S,
     CLAIMS_MAX,
     NEIGHBOUR_WAIT_S,
     RecoveryClaims,

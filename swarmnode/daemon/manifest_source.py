@@ -1,0 +1,81 @@
+"""The run's signed manifest, from whichever known peer gives it first."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from swarmnode.concurrency import background_tasks
+from swarmnode.errors import (
+    Forbidden,
+    ManifestError,
+    NotPermitted,
+    RemoteFault,
+    SwarmnodeError,
+    Unavailable,
+    Unreachable,
+)
+from swarmnode.ids import PeerId, RunId
+from swarmnode.manifest import verify
+from swarmnode.ports import Call
+from swarmnode.transport.address import first_that_accepts
+from swarmnode.transport.libp2p import Libp2pTransport
+from swarmnode.wire import call_pb2 as wire
+from swarmnode.wire import record_pb2
+
+MANIFEST_TIMEOUT_S = 5.0
+MANIFEST_WAIT_S = 30.0  # guess: time for a bootstrap started at the same time to come up
+MANIFEST_RETRY_S = 0.5
+
+Bootstraps = Sequence[tuple[PeerId, list[str]]]
+
+
+async def fetch_manifest(
+    transport: Libp2pTransport, bootstraps: Bootstraps, run_id: RunId
+) -> record_pb2.SignedManifest:
+    """The run's manifest from any bootstrap, verified against `run_id`.
+
+    Raises Unreachable if none answers within MANIFEST_WAIT_S, ManifestError if they give another run's manifest.
+    """
+    if not bootstraps:
+        raise Unreachable("a run given by its id needs a bootstrap to fetch the manifest from; give one")
+    reason = "no answer"
+    try:
+        async with asyncio.timeout(MANIFEST_WAIT_S):
+            while True:
+                refusal: NotPermitted | ManifestError | None = None
+                async with background_tasks() as tasks:  # discovery in the local network may add to the bootstraps
+                    asked = [tasks.create_task(_manifest_of(transport, *one, run_id)) for one in list(bootstraps)]
+                    for answer in asyncio.as_completed(asked):
+                        found = await answer
+                        if isinstance(found, record_pb2.SignedManifest):
+                            return found
+                        if isinstance(found, NotPermitted | ManifestError):
+                            refusal = found
+                        reason = str(found)
+                if refusal is not None:
+                    raise refusal
+                await asyncio.sleep(MANIFEST_RETRY_S)
+    except TimeoutError:
+        raise Unreachable(
+            f"no bootstrap gave the manifest of run {run_id[:16]} within {MANIFEST_WAIT_S:.0f} s (last: {reason}): "
+            "is the run id right and a bootstrap of that run up?"
+        ) from None
+
+
+async def _manifest_of(
+    transport: Libp2pTransport, peer: PeerId, addresses: Sequence[str], run_id: RunId
+) -> record_pb2.SignedManifest | SwarmnodeError:
+    """The run's manifest from `peer`, or why there is none."""
+    asked = Call(wire.Request(manifest=wire.ManifestRequest()))
+    try:
+        if await first_that_accepts(addresses) is None:
+            return Unavailable(f"no process listens at {', '.join(addresses)}")
+        await transport.connect(peer, addresses)
+        answer = await transport.call(peer, asked, timeout_s=MANIFEST_TIMEOUT_S, reply_bytes_max=0)
+        verify(answer.header.manifest, run_id)
+    except Forbidden as error:
+        return NotPermitted(f"run {run_id[:16]}: {error}")
+    except (RemoteFault, Unavailable, ManifestError) as error:
+        return error
+    return answer.header.manifest
