@@ -160,25 +160,3 @@ def attack(
         references=references,
     )
     _print(found if as_json else {key: value for key, value in found.items() if key != "runs"}, as_json)
-
-
-@click.command()
-@click.option(
-    "--trained",
-    type=click.IntRange(1, 8),
-    multiple=True,
-    default=(8, 4, 2),
-    show_default=True,
-    help="Experts of a layer, of 8, that a replica trains; repeatable.",
-)
-@click.option("--replicas", type=click.IntRange(1, 64), default=4, show_default=True, help="Of the one stage.")
-@click.option("--rounds", type=click.IntRange(1, 10_000), default=30, show_default=True, help="Of eight steps.")
-@click.option("--seeds", type=click.IntRange(1, 100), default=1, show_default=True, help="Seeds 0 to N-1.")
-@click.option("--text", type=click.Path(exists=True), default=None, help="A text file or a folder of .txt files.")
-@JSON
-def experts(trained: tuple[int, ...], replicas: int, rounds: int, seeds: int, text: str | None, as_json: bool) -> None:
-    """Replicas that train some experts each, beside replicas that train all: held-out nats, bytes of a packet, and
-    bytes of gradients and moments. About a minute for each seed and number of experts."""
-    from swarmnode.bench.method import expert_share as bench
-
-    _print(bench.run(trained, replicas, rounds, seeds, text, lambda line: click.echo(line, err=True)), as_json)

@@ -69,7 +69,7 @@ SERVICE_FIELDS: tuple[Field, ...] = (
         one_of("copy", "average", "weighted", "none"),
         "Rebuilding a stage from its neighbours (CheckFree): by copy, norm-rescaled average, or gradient norms; none:"
         " only snapshots.",
-        "measured: swarmnode bench checkfree; at p = .004 copy loses 0.11 nat, weighted 0.13, average 0.18",
+        "measured (docs/measurements/lost-stages.md): at p = .004 copy loses 0.11 nat, weighted 0.13, average 0.18",
     ),
     Field(
         "recovery",

@@ -10,7 +10,7 @@ element by its own number, which would move a writer out of the span. So a write
 (optimizer.py): a whole column is divided alike. Weight decay keeps the span. A pipeline that sends Z trains exactly as
 one that sends X, up to rounding (1e-10 in float64: tests).
 
-The cost is less freedom: writers of rank k and a frozen table. `swarmnode bench boundary` measures it.
+The cost is less freedom: writers of rank k and a frozen table. docs/methods.md has it measured.
 """
 
 from __future__ import annotations

@@ -124,7 +124,7 @@ class PiggybackTransport:
         Replicas of one stage look each other up every announce period, so round messages carry less: a record rides
         only to a peer that never had one of ours or may have lost it, and progress rides only with the exchange,
         without the part that the peer knows. News were 500 of the 1,000 bytes that a round's messages had beside the
-        packet (measured: `bench exchange`).
+        packet (docs/measurements/packets.md).
         """
         header.ClearField("record")
         header.ClearField("progress")

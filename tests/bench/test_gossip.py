@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from swarmnode.bench.method import attack, boundary, gossip, guard_false_positives
+from swarmnode.bench.method import attack, gossip, guard_false_positives
 from swarmnode.bench.method.attacks import ATTACKS, LIARS
 from swarmnode.bench.method.gossip_page import ALONE, PARALLEL
 from swarmnode.bench.method.replica_batch import ReplicaBatch, ToySpec, losses, shapes
@@ -210,13 +210,6 @@ def test_honest_packets_are_taken_whole(optimizer: str, steps: int, replicas: in
     assert found["whole"] > 0.995 and found["left out"] == 0, found
     (row,) = found["honest"]
     assert row["packets"] >= 30 * replicas
-
-
-def test_bench_boundary_counts_bytes() -> None:
-    found = boundary.run(("fp32", "int8"), seeds=1, steps=3)
-    exact, coded = found["boundaries"]
-    assert exact["bytes/token and boundary"] == 2 * 4 * 96 and coded["bytes/token and boundary"] == 2 * (96 + 4)
-    assert math.isfinite(coded["nats"])
 
 
 def test_parallel_replicas_stay_equal() -> None:

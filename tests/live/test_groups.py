@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import statistics
+from dataclasses import replace
 from pathlib import Path
 
-from swarmnode.bench.swarm.exchange import manifest_of
 from swarmnode.bench.swarm.harness import SwarmHarness, fleet_in, resting
 from swarmnode.bench.swarm.laws import read_log
 from swarmnode.local.summary import count, totals
@@ -16,7 +16,8 @@ BOUND_S = 150.0
 
 
 async def test_a_swarm_of_sparse_packets_trains_and_stays_together(tmp_path: Path) -> None:
-    manifest = manifest_of(PRESETS["tiny"], "partial_average/topk512")
+    sparse = replace(PRESETS["tiny"].gossip, method="partial_average", codec="topk512", group=0)
+    manifest = replace(PRESETS["tiny"], gossip=sparse)
     swarm = SwarmHarness(fleet_in(tmp_path, manifest, 4, command=resting, cache=tmp_path / "cache"), BOUND_S)
     seen: list[float] = []
 

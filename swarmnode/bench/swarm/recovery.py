@@ -16,7 +16,6 @@ from typing import Any
 
 from swarmnode.bench.swarm import harness
 from swarmnode.bench.swarm.harness import FINE_S, SwarmHarness
-from swarmnode.bench.swarm.kill import NODES
 from swarmnode.errors import LocalFault
 from swarmnode.local.fleet import Fleet
 from swarmnode.local.summary import count, totals
@@ -25,6 +24,7 @@ from swarmnode.metrics import name
 from swarmnode.model.section import section_sizes, snapshot_nbytes
 from swarmnode.model.split import stages_of
 
+NODES = 6
 TARGET_S = 10.0  # from the loss, with a spare node, to service
 SETTLE_SAMPLES = 512  # guess: trained between two losses
 FIRST_SAMPLES = 4096  # four rounds of the demo: no node has a snapshot before the first

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from swarmnode.manifest import Manifest
     from swarmnode.simulation.plan_search import Candidate, Search
 
-SMALL_MODEL = "measured on a small model (width 96, 300 steps, `swarmnode bench boundary`)"
+SMALL_MODEL = "measured on a small model (width 96, 300 steps, docs/methods.md)"
 
 
 def print_search(found: Search, tokens: float) -> None:
