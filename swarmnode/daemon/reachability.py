@@ -30,7 +30,6 @@ CONTACTS_ASKED_MAX = 8  # guess: dead ones cost up to 10 s each, and only if no 
 KNOWN_MAX = 64  # guess
 CONTACTS_FILE = "contacts.json"
 
-CHOICES = ("auto", "public", "private")
 _LEVEL = {Reachability.PUBLIC: 1.0, Reachability.LOCAL: 1.0, Reachability.RELAYED: 0.5}
 
 

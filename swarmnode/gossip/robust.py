@@ -41,7 +41,6 @@ DEVIATION_LEAST = 0.2  # guess: of the logarithm; honest gaps wander by a factor
 LOSS_MOST = 0.2  # nats; guess: of honest averages 2 % cost more than 0.05 in early rounds (8 replicas, 25 rounds)
 
 ALL, CLIPPED, GUARDED = "all", "clipped", "guarded"
-ACCEPTANCES = (ALL, CLIPPED, GUARDED)
 """gossip.acceptance: what is well-formed; step 1; every step."""
 
 ENOUGH = f" against it, {LIMIT:.1f} is enough"

@@ -6,13 +6,14 @@ rounds come too fast meets at every second only, or fourth, ... Such a *stride* 
 its record: a replica that meets more rarely still meets at rounds that the others have, and all know at which.
 
 With gossip.rounds = "qsr" the run itself has such a stride, which grows as the learning rate falls (QSR, arXiv
-2310.14423, eq. 2; outer/period.py). It is a function of the round's number alone, so all replicas agree on it, and
+2310.14423, eq. 2). It is a function of the round's number alone, so all replicas agree on it, and
 rounds are counted as before: ages of snapshots and checkpoints mean what they meant.
 """
 
 from __future__ import annotations
 
 import bisect
+import math
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -20,7 +21,6 @@ from statistics import median_low
 
 from swarmnode.bounds import STRIDE_MAX
 from swarmnode.ema import Ema, EmaStart
-from swarmnode.gossip.outer.period import quadratic
 from swarmnode.manifest import Manifest
 from swarmnode.model.schedule import learning_rate
 
@@ -38,6 +38,16 @@ LINE_FADE = 0.98  # guess: of the most that the line was seen to carry, a round:
 
 Spent = tuple[float, float]
 """Seconds, and of these the seconds in which the device worked."""
+
+
+def quadratic(rate: float, growth: float, least: int, most: int = 1 << 20) -> int:
+    """Inner steps of a round at learning rate `rate`, floor((growth / rate)^2) within its bounds: as the rate falls,
+    replicas drift apart more slowly. `growth` is alpha in the paper, there 0.2 to 0.25 times the peak rate's square
+    root of H."""
+    assert rate >= 0.0 and growth > 0.0 and 1 <= least <= most
+    if rate * math.sqrt(most) <= growth:
+        return most
+    return min(max(least, math.floor((growth / rate) ** 2)), most)
 
 
 def lengthening(manifest: Manifest, total_samples: int) -> int:

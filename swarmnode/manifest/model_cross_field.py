@@ -43,8 +43,6 @@ def _in_subspace(model: ModelSpec) -> bool:
     return plain and model.architecture == "decoder"
 
 
-LEAVING = ("norm_placement", "output_bias", "experts", "tied", "architecture")
-
 MODEL_ACROSS: tuple[CrossFieldCheck, ...] = (
     CrossFieldCheck(
         ("model.heads", "model.width", "model.head_width"),

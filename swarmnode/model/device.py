@@ -75,11 +75,6 @@ def built_cuda() -> str | None:
     return torch.version.cuda
 
 
-def has_cuda() -> bool:
-    """Whether this PyTorch sees an NVIDIA GPU."""
-    return torch.cuda.is_available()
-
-
 def device_text(device: str) -> str:
     """Description of a present device: `PyTorch 2.5, NVIDIA H200, 139 GiB`."""
     if device.startswith("cuda"):

@@ -79,10 +79,6 @@ class StageTransfer:
         state, self.state = self.state, None
         return state
 
-    def forget_state(self) -> None:
-        """Free the state once the replica holds it: it is as large as the replica itself."""
-        self.state = None
-
 
 def costs(manifest: Manifest) -> tuple[float, ...]:
     """The stages' costs per sample, relative."""

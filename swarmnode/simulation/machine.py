@@ -201,6 +201,3 @@ class Disk:
         if count and len(names) > count:
             kept = names[len(names) - count - 1]
             self._blobs[kept] = self._blobs[kept][: len(self._blobs[kept]) // 2]
-
-    def wipe(self) -> None:
-        self._blobs.clear()

@@ -4,8 +4,6 @@ returns."""
 from __future__ import annotations
 
 import asyncio
-import math
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -258,8 +256,3 @@ def _leaf(group: BaseExceptionGroup[Any]) -> str:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return f"{type(error).__name__}: {error}"
-
-
-def flops_alive(nodes: Sequence[SimNode], stage: int) -> float:
-    """FLOP/s of the nodes that train at `stage`."""
-    return math.fsum(sim_node.kind.flops for sim_node in nodes if sim_node.training and sim_node.stage == stage)

@@ -68,7 +68,6 @@ REMAINING = {
     "swarmnode/dashboard/history.py": 1,
     "swarmnode/data/corpus.py": 2,
     "swarmnode/gossip/outer/__init__.py": 2,
-    "swarmnode/gossip/outer/merge.py": 6,
     "swarmnode/machine/replica.py": 2,
     "swarmnode/simulation/fault.py": 13,
     "swarmnode/simulation/life.py": 23,

@@ -25,7 +25,8 @@ from swarmnode.bench.method.inner_optimizer import check_optimizer
 from swarmnode.bench.method.replica_batch import ReplicaBatch, ToySpec, read_text
 from swarmnode.errors import UsageError
 from swarmnode.gossip.compression import kernel
-from swarmnode.gossip.outer import Outer, outer, period
+from swarmnode.gossip.outer import Outer, outer
+from swarmnode.gossip.round import quadratic
 from swarmnode.manifest import GossipSpec, gossip_compat
 from swarmnode.manifest.text import from_tree
 
@@ -53,7 +54,6 @@ DEFAULT = (
     "delayed/e3m0",
     "edit/e3m0",
     "noloco/modular4@qsr",
-    "noloco/modular4@bounded",
 )
 """Not eager: here an exchange takes no time, and there it is diloco with another rate."""
 
@@ -122,20 +122,14 @@ def spec(what: str) -> GossipSpec:
     return from_tree({"gossip": table}, what).gossip
 
 
-def _quadratic(replica_batch: ReplicaBatch, steps: int) -> int:
+def _quadratic(replica_batch: ReplicaBatch) -> int:
     size = replica_batch.size
     growth = size.learning_rate * math.sqrt(size.inner_steps)  # inner_steps at the highest rate
-    return period.quadratic(replica_batch.rate, growth, size.inner_steps, H_MOST * size.inner_steps)
+    return quadratic(replica_batch.rate, growth, size.inner_steps, H_MOST * size.inner_steps)
 
 
-def _bounded(replica_batch: ReplicaBatch, steps: int) -> int:
-    return period.bounded(
-        steps, replica_batch.drift, replica_batch.size.inner_steps // 2, H_MOST * replica_batch.size.inner_steps
-    )[0]
-
-
-SCHEDULES: dict[str, Callable[[ReplicaBatch, int], int]] = {"qsr": _quadratic, "bounded": _bounded}
-"""Inner steps of the next round after one of so many, asked at its boundary."""
+SCHEDULES: dict[str, Callable[[ReplicaBatch], int]] = {"qsr": _quadratic}
+"""Inner steps of the next round, asked at its boundary."""
 
 
 def maker(what: str, acceptance: str = "", *, healing: bool = True) -> Callable[[Tensor], Outer] | None:
@@ -170,7 +164,7 @@ def measure(run: GossipRun) -> dict[str, Any]:
     while replica_batch.steps < total:
         looks = replica_batch.steps * LOOKS // total
         replica_batch.learn(min(steps, total - replica_batch.steps))
-        steps = schedule(replica_batch, steps) if schedule is not None else steps
+        steps = schedule(replica_batch) if schedule is not None else steps
         round_index += 1
         before = time.process_time()
         replica_batch.meet(round_index)
@@ -180,13 +174,11 @@ def measure(run: GossipRun) -> dict[str, Any]:
     (nats, merged), spread = replica_batch.validate(), replica_batch.spread
     per_round = sent() / size.rounds  # of inner_steps each, also if a schedule made fewer
     per_step = sent() / replica_batch.steps
-    after = replica_batch.validate()[0] if replica_batch.full_merge(round_index + 1) else math.nan
     return {
         "what": run.what,
         "seed": run.seed,
         "nats": nats,
         "merged": merged,
-        "after a full merge": after,
         "rounds": round_index,
         "bytes_per_parameter_round": per_round,
         "bytes_per_parameter_step": per_step,
@@ -299,7 +291,6 @@ def table(runs: Sequence[dict[str, Any]], whats: Sequence[str]) -> list[dict[str
                 "over dense": over_dense,
                 "error": error_dense,
                 "merged": statistics.fmean(row["merged"] for row in mine),
-                "after a full merge": statistics.fmean(row.get("after a full merge", math.nan) for row in mine),
                 "merged at equal bytes": statistics.fmean(_at(row["curve"], budget) for row in mine),
                 "bytes/param/round": statistics.fmean(row["bytes_per_parameter_round"] for row in mine),
                 "bytes/param/step": statistics.fmean(row["bytes_per_parameter_step"] for row in mine),

@@ -23,7 +23,6 @@ from swarmnode.bench.method.inner_optimizer import ADAMW, MUON, BatchOptimizer, 
 from swarmnode.data.demo_corpus import documents
 from swarmnode.gossip.fallback_partner import fallback_order
 from swarmnode.gossip.outer import DesLoc, NoLoCo, Outer
-from swarmnode.gossip.outer.merge import full_merge
 from swarmnode.gossip.pairing import groups
 from swarmnode.ids import PeerId, RunId, digest, digest64
 from swarmnode.ports import OuterReport, Packet, WireTensor
@@ -31,7 +30,6 @@ from swarmnode.ports import OuterReport, Packet, WireTensor
 TEXT_BYTES_MAX = 24 << 20
 HELD_OUT = 13  # of 256 files, by hash
 COSINE, FLAT = "cosine", "flat"
-DECAYS = (COSINE, FLAT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,14 +208,6 @@ class ReplicaBatch:
         return self.size.learning_rate * (0.55 + 0.45 * math.cos(math.pi * done))
 
     @property
-    def drift(self) -> float:
-        """Mean distance of replicas from their average over the mean |D|, at a boundary not yet marked."""
-        theta = self.theta.detach()
-        apart = (theta - theta.mean(0)).norm(dim=1).mean() * math.sqrt(2.0)  # distance of two replicas, if independent
-        learned = torch.stack([row - outer.phi for row, outer in zip(theta, self.outers, strict=True)]).norm(dim=1)
-        return float(apart / learned.mean())
-
-    @property
     def spread(self) -> float:
         """Root mean square distance of a weight from its mean over replicas."""
         theta = self.theta.detach()
@@ -284,18 +274,6 @@ class ReplicaBatch:
 
     def _late(self, round_index: int, giver: int, taker: int) -> bool:
         return digest64("late", self.seed, round_index, giver, taker) < self.size.lost * 2**64
-
-    def full_merge(self, round_index: int) -> bool:
-        """Replace all replicas by a plain mean of their messages, at the end. False: the method has no such merge."""
-        mergeable = [outer for outer in self.outers if _of_weights(outer)]
-        if not mergeable:
-            return False
-        messages = [outer.final_delta(round_index) for outer in mergeable]
-        self.nbytes += (len(mergeable) - 1) * sum(tensor.nbytes for message in messages for tensor in message)
-        for me, outer in enumerate(mergeable):
-            others = [Packet(1.0, 0, m, final_delta=True) for i, m in enumerate(messages) if i != me]
-            full_merge(outer, round_index, 1.0, others)
-        return True
 
     def view(self, replica: int, round_index: int) -> Sequence[int]:
         """Replicas that `replica` may meet, itself included; overridden in subclasses with distrust."""

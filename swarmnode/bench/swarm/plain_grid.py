@@ -43,7 +43,6 @@ GRID = (
         for rate in MUON_RATES
     ),
 )
-TOKENS_PER_S_MIN = 200.0  # guess: a plain process slower than that is stuck
 
 
 @dataclass(frozen=True, slots=True)
