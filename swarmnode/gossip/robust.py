@@ -6,11 +6,11 @@ against our own theta_i, slow weights phi_i and pseudo-gradient D_i = theta_i - 
     1. norm       the distance g = |theta_j - theta_i| is clipped to L: the usual distance of what was accepted before,
                   with Z deviations above it, and at most CLIP |D_i|. Beyond CLIP L the clip comes down again as
                   1 / g^2: absurd packets count for nothing, and replicas that a partition parted still meet.
-    2. direction  packets of a peer that pull back along the way the stage has been going (evidence.py), or disagree
-                  with what we learned where others agree (agreement.py), count for less, and are refused once the
-                  evidence of several of them is overwhelming
-    3. loss       a few packets are tried on our own text; what costs more than others' does counts for less
-                  (loss_evidence.py). What the three tests find does not add up: the worst of it counts.
+    2. direction  packets of a peer that pull back along the way the stage has been going, or disagree with what we
+                  learned where others agree, count for less, and are refused once the evidence of several of them is
+                  overwhelming
+    3. loss       a few packets are tried on our own text; what costs more than others' does counts for less. What the
+                  three tests (sequential_test.py) find does not add up: the worst of it counts.
 
 Step 1 is always safe: an honest packet is never refused. Alone it leaves +0.4 nat under a sign flip by a quarter of the
 replicas (measured: swarmnode bench attack); step 2 is what stops that. The cosine of one packet with our own D_i says
@@ -27,9 +27,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from swarmnode.ema import Ema, EmaMoments, EmaStart
-from swarmnode.gossip.agreement import Agreement
-from swarmnode.gossip.evidence import LIMIT, Evidence, share_kept
-from swarmnode.gossip.loss_evidence import LossEvidence
+from swarmnode.gossip.sequential_test import LIMIT, Agreement, Evidence, LossEvidence, share_kept
 from swarmnode.ports import Verdict
 
 CLIP = 4.0  # measured (8 replicas, 40 rounds): seed 0: honest gaps were 0.5 to 2.5 times |D|

@@ -8,8 +8,7 @@ import random
 import numpy as np
 import pytest
 
-from swarmnode.gossip.agreement import Agreement
-from swarmnode.gossip.evidence import LIMIT, PEERS_MAX, WORST, share_kept
+from swarmnode.gossip.sequential_test import LIMIT, PEERS_MAX, WORST, Agreement, share_kept
 from swarmnode.ids import seeded
 
 SIZE = 400

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from swarmnode.gossip.evidence import LIMIT, PEERS_MAX, WORST, Evidence, share_kept
 from swarmnode.gossip.outer import outer
+from swarmnode.gossip.sequential_test import LIMIT, PEERS_MAX, WORST, Evidence, share_kept
 from swarmnode.gossip.update_direction import LAG, LEAST, SAMPLED, UpdateDirection, sampled
 from swarmnode.ids import seeded
 from swarmnode.manifest import GossipSpec

@@ -7,8 +7,15 @@ import random
 
 import pytest
 
-from swarmnode.gossip.evidence import LIMIT, PEERS_MAX, WORST, share_kept
-from swarmnode.gossip.loss_evidence import FIRST_PROBES, PROBE_EVERY, LossEvidence
+from swarmnode.gossip.sequential_test import (
+    FIRST_PROBES,
+    LIMIT,
+    PEERS_MAX,
+    PROBE_EVERY,
+    WORST,
+    LossEvidence,
+    share_kept,
+)
 from swarmnode.ids import seeded
 
 

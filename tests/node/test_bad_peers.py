@@ -137,8 +137,8 @@ class Flipped(Recording):
 
 
 async def test_a_liar_is_told_what_is_made_of_its_packets_and_left_out_by_nobody_for_its_direction() -> None:
-    """Of two replicas one turns its packets round. One partner alone is no evidence (evidence.py): the packets may be
-    taken, and training goes on."""
+    """Of two replicas one turns its packets round. One partner alone is no evidence (sequential_test.py): the packets
+    may be taken, and training goes on."""
 
     async with village(manifest(codec="modular4", acceptance="guarded")) as v:
         for stage in (0, 1, 2):

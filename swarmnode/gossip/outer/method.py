@@ -11,8 +11,8 @@ import torch
 
 from swarmnode.errors import RemoteFault
 from swarmnode.gossip.compression import Codec
-from swarmnode.gossip.loss_evidence import PROBE_EVERY
 from swarmnode.gossip.robust import PacketGuard, PacketMeasures
+from swarmnode.gossip.sequential_test import PROBE_EVERY
 from swarmnode.gossip.update_direction import UpdateDirection, sampled
 from swarmnode.ids import digest64
 from swarmnode.ports import OuterReport, Packet, StreamingMessage, Verdict, WireTensor
