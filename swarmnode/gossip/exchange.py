@@ -19,10 +19,9 @@ from swarmnode.gossip.exchange_machine import ExchangeMachine
 from swarmnode.gossip.fallback_partner import FallbackPartner, allows_fallback, fallback_order
 from swarmnode.gossip.final_delta import FinalDeltas, OwnFinalDelta
 from swarmnode.gossip.outer_step import OuterStep, OuterStepResult
-from swarmnode.gossip.outgoing_packet import OutgoingPacket, SentBytes, while_written
+from swarmnode.gossip.outgoing_packet import OutgoingPacket, RoundWeight, SentBytes, while_written
 from swarmnode.gossip.pairing import partners
 from swarmnode.gossip.round import RoundPace, Rounds, Spent, usual
-from swarmnode.gossip.round_weight import RoundWeight
 from swarmnode.gossip.strangers import Strangers
 from swarmnode.identity import Identity
 from swarmnode.ids import PeerId, RunId

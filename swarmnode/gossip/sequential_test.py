@@ -98,9 +98,7 @@ class Evidence(SequentialTest):
     """
 
     LIAR = -2.5  # leads below half of this count against a peer: a lie is -2, honest work at half the usual pace is -1
-    GAIN_EMA = (
-        0.7  # measured: what a round gains falls fast early in training; means over 20 rounds are twice as large
-    )
+    GAIN_EMA = 0.7  # measured: what a round gains falls fast early in training; means over 20 rounds are twice as large
     RECENT_LEAST = 4  # guess: the noise is unknown before so many packets
     NOISE_LEAST = 0.25  # measured: honest leads spread by 0.15 to 0.9
     NOISE_MOST = 1.3  # measured (tests/gossip/test_evidence.py): with more noise liars cannot be told apart: S decays

@@ -23,8 +23,8 @@ from swarmnode.machine.outer_parts import slow_and_fast
 from swarmnode.manifest import Manifest, by_forward_passes, from_base
 from swarmnode.model.device import free_nbytes
 from swarmnode.model.expert_share import first_block
+from swarmnode.model.memory_estimate import PASS_SHARE
 from swarmnode.model.out_of_memory import tried, twice
-from swarmnode.model.passes import PASS_SHARE
 from swarmnode.model.running_mean import RunningMean
 from swarmnode.model.section import SECTIONS, section_sizes
 from swarmnode.model.split import StageLayers, is_writer, stages_of

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from swarmnode.machine.free_memory import MachineMemory
 from swarmnode.manifest import Manifest, ModelSpec
 from swarmnode.model.memory_budget import CPU, ComputeMode, MemoryNeed, memory_need, passes_in
-from swarmnode.model.passes import Passes, repeated_forwards
+from swarmnode.model.memory_estimate import Passes, repeated_forwards
 from swarmnode.model.section import OPTIMIZER_STATES as STATES
 from swarmnode.model.split import StageLayers, stages_of
 

@@ -1,4 +1,4 @@
-"""A stage's forward and backward over a microbatch, in passes (passes.py), and how much of a gradient is counted.
+"""A stage's forward and backward over a microbatch, in passes, and how much of a gradient is counted.
 
 Memory may run out at any allocation. What was added to `grad` by then stays there and is remembered, parameter by
 parameter, so that a second attempt adds the rest and nothing twice.
@@ -15,9 +15,8 @@ from torch import Tensor, nn
 
 from swarmnode.model.decoder import Decoder
 from swarmnode.model.device import half_dtype
-from swarmnode.model.graph_memory import GraphMemory
 from swarmnode.model.linear_loss import HeadProgress, head_loss
-from swarmnode.model.passes import Passes, choose_passes
+from swarmnode.model.memory_estimate import GraphMemory, Passes, choose_passes
 from swarmnode.model.split import StageLayers
 from swarmnode.model.stage_input import StageInput
 from swarmnode.model.subspace import Subspace

@@ -6,7 +6,7 @@
 Loss and gradients of a chunk are found while its logits are there: no logits are kept for a backward, none are computed
 twice, and rows whose target does not count are left out. [Cut cross-entropy: arXiv 2411.09009; Liger kernels: arXiv
 2410.10989, section 3.2; here with PyTorch's own operations on any device.] Logits that fit into one chunk take
-autograd's path. The size of a chunk is that of head_chunk.py.
+autograd's path. The size of a chunk is that of memory_estimate.py.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from swarmnode.data.sample import IGNORED
-from swarmnode.model import head_chunk
+from swarmnode.model import memory_estimate
 
 
 @dataclass(slots=True)
@@ -56,7 +56,7 @@ def head_loss(
     `progress.rows` on. Products are in `autocast` where given, losses then in float32.
     """
     itemsize = x.itemsize if autocast is None else autocast.itemsize
-    rows = head_chunk.chunk_rows(x.shape[0], weight.shape[0], itemsize, x.device.type)
+    rows = memory_estimate.chunk_rows(x.shape[0], weight.shape[0], itemsize, x.device.type)
     into = progress if weight.requires_grad else None
     if rows == x.shape[0]:
         return _at_once(x, weight, targets.to(x.device), share, train, into, autocast)
@@ -135,7 +135,7 @@ def _chunked(
 
 def _softmax_minus_target(z: Tensor, targets: Tensor, loss_sum: Tensor, *, train: bool, exact: torch.dtype) -> None:
     """Add to `loss_sum` the loss of logits `z` [R, V], and with `train` replace them by the loss's gradient."""
-    each = max(1, head_chunk.SOFTMAX_NBYTES // (z.shape[1] * exact.itemsize))
+    each = max(1, memory_estimate.SOFTMAX_NBYTES // (z.shape[1] * exact.itemsize))
     for part, wanted in zip(torch.split(z, each), torch.split(targets, each), strict=True):
         logs = torch.log_softmax(part, 1, dtype=exact)
         at = wanted.unsqueeze(1)
@@ -151,7 +151,7 @@ class _ProductSum:
     def __init__(self, into: Tensor, head: Tensor) -> None:
         """`head` [V, D] has the products' dtype."""
         self._into = into
-        rows = max(1, head_chunk.TILE_NBYTES // (head.shape[1] * head.itemsize))
+        rows = max(1, memory_estimate.TILE_NBYTES // (head.shape[1] * head.itemsize))
         self._tile = None if into.dtype == head.dtype else torch.empty_like(head[:rows])
 
     def __call__(self, z: Tensor, x: Tensor, share: float) -> None:

@@ -22,10 +22,17 @@ from swarmnode.model.adapter import (
     trained_shapes,
 )
 from swarmnode.model.expert_share import gradient_count
-from swarmnode.model.graph_memory import GraphMemory
-from swarmnode.model.head_chunk import head_nbytes
-from swarmnode.model.memory_estimate import COPIES_MAX, FILLED, TAPES, graph_nbytes
-from swarmnode.model.passes import PASS_SHARE, Passes, choose_passes
+from swarmnode.model.memory_estimate import (
+    COPIES_MAX,
+    FILLED,
+    PASS_SHARE,
+    TAPES,
+    GraphMemory,
+    Passes,
+    choose_passes,
+    graph_nbytes,
+    head_nbytes,
+)
 from swarmnode.model.section import ITEMSIZE, StepRule, section_sizes, snapshot_nbytes, state_nbytes, stepped
 from swarmnode.model.split import StageLayers, stages_of
 

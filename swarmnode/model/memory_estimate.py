@@ -1,12 +1,132 @@
-"""Formulas for the memory of a graph, on the manifest's model, without tensors. The memory of a whole replica is
-memory_budget.py's."""
+"""Formulas for the memory of a stage's graphs, without tensors: of a tape, of the chunks in which the head's loss is
+computed (linear_loss.py), and at the peak of a pass. The memory of a whole replica is memory_budget.py's.
+
+A microbatch is cut into passes of some samples: the gradients are sums over samples, so nothing is computed twice. If
+even a single sample's graph is too large, a pass keeps only the inputs of its layers and recomputes each layer in the
+backward [checkpointing: arXiv 1604.06174], a third more arithmetic.
+"""
 
 from __future__ import annotations
 
-from swarmnode.manifest import ModelSpec
-from swarmnode.model.adapter import AdapterGraph
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from swarmnode.manifest import Manifest, ModelSpec, boundary_width
+from swarmnode.model.adapter import AdapterGraph, adapter_graph
 from swarmnode.model.architecture import architecture_of
 from swarmnode.model.split import StageLayers
+
+HALF = 2  # bytes of a bfloat16 or float16 number
+
+
+@dataclass(frozen=True, slots=True)
+class GraphMemory:
+    """Memory of `part` on a device of type `kind`, with weights of `itemsize` bytes."""
+
+    manifest: Manifest
+    part: StageLayers
+    itemsize: int
+    autocast: bool
+    kind: str
+
+    def tape_nbytes(self, samples: int, by_layer: bool, filled: float | None) -> int:
+        """Bytes of the graph of a forward over `samples`. `filled`: as in `graph_nbytes`."""
+        model, count = self.manifest.model, samples * self.manifest.model.context
+        width = boundary_width(self.manifest)
+        if by_layer:
+            return count * self.itemsize * (model.width * len(self.part.layers) + width)
+        sizes = model, self.part, count, width, self.itemsize, self.autocast, filled
+        adapters = adapter_graph(self.manifest, self.part)
+        return graph_nbytes(*sizes, fused=self.kind != "cpu", adapters=adapters)
+
+    def pass_nbytes(self, samples: int, by_layer: bool) -> int:
+        """Bytes of a forward and backward over `samples` at their peak: the graph, and what a layer's backward or the
+        head holds beside it. By layer, the graph of the layer in work is made only then."""
+        model, count = self.manifest.model, samples * self.manifest.model.context
+        held = HALF if self.autocast else self.itemsize
+        filled = None if self.manifest.data.document_end is None else FILLED
+        layer = 3 * held * count * model.ffn + 2 * self.itemsize * count * model.width
+        layer += (held + self.itemsize) * model.ffn * model.width  # the gradient of a matrix, before it is added
+        if by_layer:
+            layer += self.tape_nbytes(samples, False, filled) // max(1, len(self.part.layers))
+        head = 0
+        if self.part.has_head:
+            head = head_nbytes(count, model.vocabulary, model.width, autocast=self.autocast, kind=self.kind)
+        return self.tape_nbytes(samples, by_layer, filled) + max(layer, head)
+
+
+CHUNK_NBYTES = {"cpu": 16 << 20}
+"""Bytes of logits in a chunk, by type of device [measured on one thread of a CPU, vocabulary 49,152, width 256: 1,024
+rows in chunks of 2, 8, 16, 64 MiB and all at once take 10.4, 4.9, 4.2, 5.6 and 8.7 s on a busy machine]."""
+
+CHUNK_NBYTES_ELSEWHERE = 256 << 20
+"""The same for an accelerator, where each chunk reads and writes the whole gradient of the head once [guess: at a
+vocabulary of 128,256 a thousand rows, whose products take longer than that]."""
+
+SOFTMAX_NBYTES = 32 << 20  # guess: of a chunk's logits this much is float32 at a time, if they are narrower
+TILE_NBYTES = 64 << 20  # guess: of the head's gradient this much is made at a time, if products are narrower than it
+EXACT = 4  # bytes of float32
+
+
+def chunk_rows(rows: int, vocabulary: int, itemsize: int, kind: str) -> int:
+    """Rows in a chunk of logits on a device of type `kind`, of CHUNK_NBYTES at most; `rows` if all fit."""
+    nbytes = CHUNK_NBYTES.get(kind, CHUNK_NBYTES_ELSEWHERE)
+    return min(rows, max(1, nbytes // (vocabulary * itemsize)))
+
+
+def head_nbytes(rows: int, vocabulary: int, width: int, *, autocast: bool, kind: str) -> int:
+    """Memory that the loss of `rows` rows and its gradients take at their peak beside float32 weights and gradients,
+    in products of bfloat16 with `autocast`."""
+    product = 2 if autocast else EXACT
+    here = chunk_rows(rows, vocabulary, product, kind)
+    cast = product * vocabulary * width if autocast else 0
+    by_rows = EXACT * rows * width
+    if here == rows:
+        exact = 3 * EXACT * rows * vocabulary  # logits, their log-softmax, and their gradient
+        by_head = (product + EXACT) * vocabulary * width  # before it is added
+        return cast + by_rows + max(exact + (product * rows * vocabulary if autocast else 0), by_head)
+    tile = min(TILE_NBYTES, product * vocabulary * width) if autocast else 0
+    softmax = min(SOFTMAX_NBYTES, EXACT * here * vocabulary)
+    return cast + by_rows + product * here * (vocabulary + 2 * width) + max(softmax, tile)
+
+
+PASS_SHARE = 0.4  # guess: of a dedicated device's free memory for the pass in work; kept tapes take a half (hop.py)
+
+
+@dataclass(frozen=True, slots=True)
+class Passes:
+    """`samples` of a microbatch at once; `by_layer`: graphs hold only the inputs of layers."""
+
+    samples: int
+    by_layer: bool
+
+    def spans(self, first: int, last: int) -> Iterator[tuple[int, int]]:
+        """(first, last) of each pass over samples [first, last)."""
+        for at in range(first, last, self.samples):
+            yield at, min(last, at + self.samples)
+
+
+def repeated_forwards(passes: Passes, samples: int, *, last: bool) -> int:
+    """Forwards that a backward over `samples` does again beside its own work, if memory for tapes lasts: by layer, or,
+    but in the `last` stage, which has no forward of its own, in the passes."""
+    return int(passes.by_layer or (passes.samples < samples and not last))
+
+
+def choose_passes(samples: int, budget: int | None, nbytes: Callable[[int, bool], int]) -> Passes:
+    """The fewest passes over `samples` whose graph fits into `budget` bytes (None: any does), by `nbytes` (samples, by
+    layer); the smallest there are if none does."""
+    if budget is None:
+        return Passes(samples, False)
+    for by_layer in (False, True):
+        size = samples
+        while True:
+            if nbytes(size, by_layer) <= budget:
+                return Passes(size, by_layer)
+            if size == 1:
+                break
+            size = -(-size // 2)
+    return Passes(1, True)
+
 
 # guess: copies of older weights, kept while tapes need them; the demo has two, a large model one at most
 COPIES_MAX = 4

@@ -10,35 +10,108 @@ from __future__ import annotations
 import contextlib
 import math
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from swarmnode.errors import Busy, LocalFault
 from swarmnode.manifest import Manifest, boundary_width, by_forward_passes
-from swarmnode.model.adapter import has_adapters, trained_shapes
+from swarmnode.model.adapter import has_adapters, initial_adapter, trained_shapes
 from swarmnode.model.backprop import Backprop
 from swarmnode.model.boundary import decode_boundary, encode_boundary
+from swarmnode.model.decoder import Decoder
 from swarmnode.model.device import half_dtype
 from swarmnode.model.expert_share import expert_layout
+from swarmnode.model.frozen import FrozenParameters
 from swarmnode.model.gradient_clip import IncomingNorms
-from swarmnode.model.graph_memory import GraphMemory
+from swarmnode.model.initial import initial
 from swarmnode.model.inner_optimizer import optimizer_of
+from swarmnode.model.memory_estimate import GraphMemory, Passes
 from swarmnode.model.optimizer import corrected_ema
 from swarmnode.model.out_of_memory import give_back, tried, twice
 from swarmnode.model.parted_optimizer import carried, sections_of
-from swarmnode.model.passes import Passes
 from swarmnode.model.schedule import learning_rate
-from swarmnode.model.split import TABLE, stages_of
+from swarmnode.model.split import TABLE, StageLayers, stages_of
 from swarmnode.model.stage_input import StageInput, check_samples, read_input, read_targets
-from swarmnode.model.stage_module import attach_gradients, drawing, stage_module
-from swarmnode.model.stage_tape import QualityProbe, StageTape
 from swarmnode.model.subspace import Subspace
 from swarmnode.model.tensor import to_device
-from swarmnode.model.weight_stash import WeightStash, instead
-from swarmnode.model.working_copy import WorkingCopy
+from swarmnode.model.weight_stash import WeightStash, WeightVersion, instead
+from swarmnode.model.working_copy import WorkingCopy, WorkingVersion
 from swarmnode.ports import LossResult, StepReport, Tape, WireTensor
+
+
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class StageTape:
+    """A forward's input as it arrived, the weights it used, and its graph while that is kept."""
+
+    kept: StageInput
+    output: Tensor | None
+    leaf: Tensor | None
+    weights: WeightVersion | WorkingVersion | None
+    version: int
+    graph_nbytes: int
+
+    @property
+    def nbytes(self) -> int:
+        return self.kept.nbytes + (self.graph_nbytes if self.output is not None else 0)
+
+
+@dataclass(slots=True)
+class QualityProbe:
+    """A microbatch and a measure of a stage's output on it."""
+
+    kept: StageInput
+    wanted: Tensor  # the gradient of the output, or on the last stage the targets [B, T]
+    weight: float  # samples that the counted targets amount to
+
+    @property
+    def nbytes(self) -> int:
+        return self.kept.nbytes + self.wanted.nbytes
+
+
+Draw = Callable[[str, tuple[int, ...]], Tensor]
+
+
+def drawing(manifest: Manifest) -> Draw | None:
+    """The function that draws a trained parameter, by its name and shape; None if a base model has its values."""
+    if has_adapters(manifest):
+        return partial(initial_adapter, manifest)
+    return None if manifest.base.index else partial(initial, manifest.model, manifest.seed)
+
+
+def stage_module(
+    manifest: Manifest, part: StageLayers, device: torch.device, dtype: torch.dtype, trained: Mapping[str, Tensor]
+) -> tuple[Decoder, FrozenParameters | None]:
+    """(the layers of `part`, with `trained` as its parameters; the frozen ones beside adapters)."""
+    with torch.device("meta"):
+        module = Decoder(manifest.model, part)
+    frozen = None
+    if has_adapters(manifest):
+        frozen = FrozenParameters(module, manifest, part, device, dtype, trained)
+        if not manifest.base.index:
+            frozen.fill(partial(initial, manifest.model, manifest.seed))
+    else:
+        module.load_state_dict(trained, assign=True)
+    for name in ("cos", "sin"):
+        module.register_buffer(name, module.get_buffer(name).to(device, dtype), persistent=False)
+    return module, frozen
+
+
+def attach_gradients(module: Decoder, gradients: Mapping[str, Tensor], frozen: str | None) -> list[torch.nn.Parameter]:
+    """Let the gradients of `module` add up in `gradients`, by parameter name; others, and `frozen`, are not trained.
+    Returns those that begin to be trained."""
+    begun = []
+    for name, parameter in module.named_parameters():
+        wanted = name != frozen and name in gradients
+        if wanted and not parameter.requires_grad:
+            begun.append(parameter)
+        parameter.grad = gradients.get(name)
+        parameter.requires_grad_(wanted)
+    return begun
+
 
 BUMP, BUMP_STEPS = 0.1, 500
 """A rebuilt stage learns at 1.1 of the rate, which decays back over so many inner steps (the factor: CheckFree, arXiv

@@ -20,8 +20,7 @@ from swarmnode.ports import Admit, Answer, Call, Handler, Telemetry
 from swarmnode.transport import frame
 from swarmnode.transport.address import dialable, dialable_of, ip_of, is_circuit, parse_endpoint
 from swarmnode.transport.budget import ByteBudget
-from swarmnode.transport.flood_gate import FloodGate
-from swarmnode.transport.flood_guard import FloodGuard
+from swarmnode.transport.flood_guard import FloodGate, FloodGuard
 from swarmnode.transport.frame import FrameFlag, FrameKind
 from swarmnode.transport.links import LinkBook
 from swarmnode.transport.p2pd import NetworkMode

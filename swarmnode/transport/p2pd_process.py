@@ -25,8 +25,8 @@ from swarmnode.identity import peer_id_bytes
 from swarmnode.ids import PeerId, short
 from swarmnode.transport import hivemind_patches
 from swarmnode.transport.address import Endpoint, check_listenable, is_circuit, parse_bootstrap, parse_endpoint
-from swarmnode.transport.dht_limit import DhtLimit
 from swarmnode.transport.p2pd import NetworkMode, launch
+from swarmnode.transport.stranger_limit import DhtLimit
 from swarmnode.transport.stream import P2pdStream
 
 CONTROL_TIMEOUT_S = 5.0  # guess: p2pd answers on its own machine within a millisecond

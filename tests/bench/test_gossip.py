@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from swarmnode.bench.method import attack, gossip, guard_false_positives
-from swarmnode.bench.method.attacks import ATTACKS, LIARS
-from swarmnode.bench.method.gossip_page import ALONE, PARALLEL
+from swarmnode.bench.method.attack import ATTACKS, LIARS
+from swarmnode.bench.method.gossip import ALONE, PARALLEL
 from swarmnode.bench.method.replica_batch import ReplicaBatch, ToySpec, losses, shapes
 from swarmnode.bench.micro import codec
 from swarmnode.errors import UsageError

@@ -15,7 +15,7 @@ from swarmnode.machine.free_memory import FreeMemory, MachineMemory, free_memory
 from swarmnode.manifest import PRESETS, CheckpointSpec, DataSpec, Manifest, ModelSpec, PipelineSpec
 from swarmnode.model.device import autocasts
 from swarmnode.model.memory_budget import CARD, memory_need, mode_of
-from swarmnode.model.passes import Passes
+from swarmnode.model.memory_estimate import Passes
 from swarmnode.model.split import split, stages_of
 from swarmnode.node.role import NodeRole
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnode.gossip.compression.chunk_bitpack import WIDTHS, ChunkPacker, packed_nbytes
+from swarmnode.gossip.compression.modular_kernels import WIDTHS, ChunkPacker, packed_nbytes
 
 
 def sixes(codes: list[int]) -> bytes:

@@ -12,6 +12,7 @@ import torch
 
 from swarmnode.errors import RemoteFault
 from swarmnode.gossip.outer.one_byte import (
+    CHUNK,
     HEADER,
     LEVELS,
     ROUNDS_KEPT,
@@ -21,11 +22,12 @@ from swarmnode.gossip.outer.one_byte import (
     SharedSteps,
     decode_steps,
     encode_steps,
+    signs,
+    write_moved,
 )
 from swarmnode.machine.replica import TorchReplica
 from swarmnode.manifest import Manifest
 from swarmnode.model.memory_budget import memory_need
-from swarmnode.model.rademacher import CHUNK, signs, write_moved
 from swarmnode.model.split import split
 from swarmnode.ports import Packet, WireTensor
 from tests.support.one_byte_run import by_bytes

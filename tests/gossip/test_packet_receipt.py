@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from swarmnode.errors import RemoteFault
-from swarmnode.gossip.packet_receipt import RECEIPT_BYTES_MAX, check_receipt, receipt, sent_to, whole
+from swarmnode.gossip.acceptance import RECEIPT_BYTES_MAX, check_receipt, receipt, sent_to, whole
 from swarmnode.identity import Identity
 from swarmnode.ids import RunId
 from swarmnode.ports import Packet, Verdict, WireTensor

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnode.bounds import STRIDE_MAX
+from swarmnode.gossip.outgoing_packet import RoundWeight
 from swarmnode.gossip.round import (
     EXCHANGES_PER_ROUND,
     LENGTHENING_MAX,
@@ -18,7 +19,6 @@ from swarmnode.gossip.round import (
     Rounds,
     lengthening,
 )
-from swarmnode.gossip.round_weight import RoundWeight
 from swarmnode.manifest import GossipSpec, InnerSpec, Manifest
 
 strides = st.integers(0, 5).map(lambda power: 2**power)

@@ -12,7 +12,7 @@ from swarmnode.machine.free_memory import FreeMemory, MachineMemory
 from swarmnode.machine.stage_fit import StageFit, first_alike, stage_fit
 from swarmnode.manifest import Manifest, ModelSpec, PipelineSpec
 from swarmnode.model.memory_budget import CARD, CPU, ComputeMode, memory_need, passes_in
-from swarmnode.model.passes import Passes, repeated_forwards
+from swarmnode.model.memory_estimate import Passes, repeated_forwards
 from swarmnode.model.split import split
 from swarmnode.simulation.fleet import MachineKind
 from swarmnode.simulation.geography import Address

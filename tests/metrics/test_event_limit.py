@@ -8,8 +8,7 @@ import pathlib
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnode.gossip.acceptance import Acceptance
-from swarmnode.gossip.packet_receipt import receipt, sent_to
+from swarmnode.gossip.acceptance import Acceptance, receipt, sent_to
 from swarmnode.identity import Identity
 from swarmnode.ids import RunId
 from swarmnode.metrics.event import EVENTS

@@ -28,8 +28,7 @@ from swarmnode.model.frozen import FrozenWeight
 from swarmnode.model.initial import initial
 from swarmnode.model.section import section_sizes
 from swarmnode.model.split import parameter_shapes, split
-from swarmnode.model.stage import StageReplica
-from swarmnode.model.stage_tape import StageTape
+from swarmnode.model.stage import StageReplica, StageTape
 from swarmnode.model.tensor import encode
 from tests.support.tiny_model import TINY, manifest, stages_of, token_batch, train_on
 

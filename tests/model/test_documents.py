@@ -18,8 +18,7 @@ from swarmnode.manifest import Manifest, ModelSpec
 from swarmnode.model.decoder import Decoder
 from swarmnode.model.documents import Documents
 from swarmnode.model.split import split
-from swarmnode.model.stage import StageReplica
-from swarmnode.model.stage_tape import StageTape
+from swarmnode.model.stage import StageReplica, StageTape
 from swarmnode.model.tensor import decode
 from swarmnode.model.text_generation import loss_of, whole_model
 from swarmnode.pipeline.recompute import hop_again

@@ -15,9 +15,9 @@ from torch.utils._pytree import tree_leaves
 from swarmnode.errors import Busy, LocalFault
 from swarmnode.machine.replica import TorchReplica
 from swarmnode.manifest import DataSpec
-from swarmnode.model import head_chunk
+from swarmnode.model import memory_estimate
+from swarmnode.model.memory_estimate import Passes
 from swarmnode.model.out_of_memory import is_out_of_memory, twice
-from swarmnode.model.passes import Passes
 from swarmnode.model.tensor import decode, encode
 from swarmnode.ports import Packet, WireTensor
 from tests.support.tiny_model import TINY, manifest, token_batch, token_wire
@@ -58,7 +58,7 @@ def allocations(work: Callable[[], object]) -> int:
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """A head in chunks of 13 rows of float64, of which the last is not whole."""
-    monkeypatch.setitem(head_chunk.CHUNK_NBYTES, "cpu", 13 * SMALL.vocabulary * 8)
+    monkeypatch.setitem(memory_estimate.CHUNK_NBYTES, "cpu", 13 * SMALL.vocabulary * 8)
 
 
 def replicas(documents: str = "joined", **given: Any) -> list[TorchReplica]:

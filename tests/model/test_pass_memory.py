@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from swarmnode.bench.micro.memory import llama3
-from swarmnode.model import stage_module as layers_module
-from swarmnode.model.passes import Passes
+from swarmnode.model import stage as layers_module
+from swarmnode.model.memory_estimate import Passes
 from swarmnode.model.stage import StageReplica
 from swarmnode.model.stage_input import StageInput
 from tests.support.pretend_device import NAME, books

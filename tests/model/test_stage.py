@@ -12,8 +12,7 @@ from swarmnode.manifest import DataSpec, InnerSpec, Manifest, ModelSpec, Pipelin
 from swarmnode.model.memory_estimate import COPIES_MAX
 from swarmnode.model.optimizer import corrected_ema
 from swarmnode.model.schedule import learning_rate
-from swarmnode.model.stage import StageReplica
-from swarmnode.model.stage_tape import StageTape
+from swarmnode.model.stage import StageReplica, StageTape
 from swarmnode.model.tensor import decode, encode
 from swarmnode.ports import WireTensor
 from tests.support.tiny_model import (

@@ -12,8 +12,7 @@ from swarmnode.errors import RemoteFault
 from swarmnode.machine.replica import TorchReplica
 from swarmnode.manifest import GossipSpec, Manifest
 from swarmnode.model.split import TABLE, is_writer
-from swarmnode.model.stage import StageReplica
-from swarmnode.model.stage_tape import StageTape
+from swarmnode.model.stage import StageReplica, StageTape
 from swarmnode.model.subspace import Subspace, basis
 from swarmnode.ports import Neighbour, Packet, State
 from tests.support.tiny_model import (

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from swarmnode.errors import RemoteFault, Unavailable
-from swarmnode.gossip.packet_receipt import receipt, sent_to
+from swarmnode.gossip.acceptance import receipt, sent_to
 from swarmnode.identity import Identity
 from swarmnode.ids import MicrobatchId, PeerId, microbatch_id
 from swarmnode.manifest import Manifest

@@ -18,8 +18,8 @@ import torch
 from swarmnode.bench.micro.memory import llama3
 from swarmnode.gossip.outer import outer
 from swarmnode.manifest import Manifest, boundary_width
+from swarmnode.model import stage as layers_module
 from swarmnode.model import stage as stage_module
-from swarmnode.model import stage_module as layers_module
 from swarmnode.model import subspace as subspace_module
 from swarmnode.model.memory_budget import CARD, memory_need
 from swarmnode.model.stage import StageReplica

@@ -17,7 +17,7 @@ ALLOWED: dict[str, set[str]] = {
     "swarmnode/gossip/compression/kernel.py": {"function.argtypes", "function.restype"},
     "swarmnode/local/bundle.py": {"row.mode", "row.size"},
     "swarmnode/model/frozen.py": {"ctx.weight", "ctx.dtype"},
-    "swarmnode/model/stage_module.py": {"parameter.grad"},
+    "swarmnode/model/stage.py": {"parameter.grad"},
     "swarmnode/model/working_copy.py": {"leaf.grad", "leaf.grad_dtype"},
     "swarmnode/local/fork_server.py": {"sys.argv"},
     "swarmnode/local/swarm_view.py": {"table.caption", "table.caption_justify"},

@@ -13,7 +13,7 @@ from tests.support.package_source import MODULES, PACKAGE, ROOT, nodes
 # measures the module of its name, the daemon wires the part of its name, and the simulator stands in for a real port.
 NAMED_AFTER_OTHERS = {"cli", "bench", "daemon", "simulation"}
 # Words in -ing that are nouns of the field.
-NOUNS = {"pairing", "streaming", "gossip_averaging", "real_training", "learning", "bench_learning", "pytorch_learning"}
+NOUNS = {"pairing", "streaming", "gossip_averaging", "real_training", "learning", "pytorch_learning"}
 HOUSEHOLD = {"able", "own", "second", "said", "together", "turns", "line", "door", "book", "keeper", "thanks"}
 
 

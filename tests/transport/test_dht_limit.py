@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from swarmnode.errors import Busy
-from swarmnode.transport.dht_limit import ALL_BURST, ALL_PER_S, KEYS_BURST, KEYS_PER_S, PEERS_MAX, DhtLimit
+from swarmnode.transport.stranger_limit import ALL_BURST, ALL_PER_S, KEYS_BURST, KEYS_PER_S, PEERS_MAX, DhtLimit
 
 
 def test_a_peer_and_all_peers_together_have_their_rates() -> None:

@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnode.transport import syn_filter
+from swarmnode.transport import flood_guard
 from swarmnode.transport.address import parse_endpoint
-from swarmnode.transport.flood_gate import (
+from swarmnode.transport.flood_guard import (
     ADMIT_PER_S,
     DENIED_MAX,
     DENIED_S,
@@ -26,10 +26,11 @@ from swarmnode.transport.flood_gate import (
     HOLD_S,
     FloodGate,
     FloodSample,
+    SynFilter,
     deny,
+    program,
     step,
 )
-from swarmnode.transport.syn_filter import SynFilter, program
 from tests.support.libp2p_node import node
 from tests.support.transport_contract import ping, pong
 
@@ -127,24 +128,24 @@ ADDRESSES = st.one_of(st.ip_addresses(v=4), st.ip_addresses(v=6)).map(str)
 def run(code: list[tuple[int, int, int, int]], source: str, chance: int) -> int:
     """What the kernel does with `code`."""
     packed, accumulator, at = ipaddress.ip_address(source).packed, 0, 0
-    base = syn_filter._SOURCE[ipaddress.ip_address(source).version]
+    base = flood_guard._SOURCE[ipaddress.ip_address(source).version]
     while True:
         operation, yes, no, k = code[at]
         at += 1
-        if operation == syn_filter._LOAD:
-            accumulator = chance if k == syn_filter._RANDOM else int.from_bytes(packed[k - base : k - base + 4])
-        elif operation == syn_filter._RETURN:
+        if operation == flood_guard._LOAD:
+            accumulator = chance if k == flood_guard._RANDOM else int.from_bytes(packed[k - base : k - base + 4])
+        elif operation == flood_guard._RETURN:
             return k
         else:
-            at += yes if (accumulator == k if operation == syn_filter._EQUAL else accumulator > k) else no
+            at += yes if (accumulator == k if operation == flood_guard._EQUAL else accumulator > k) else no
 
 
 @given(st.lists(ADDRESSES, max_size=8), st.lists(ADDRESSES, max_size=8), ADDRESSES, st.floats(0.02, 1), st.floats(0, 1))
 def test_the_program_does_what_it_says(
     denied: list[str], friends: list[str], other: str, share: float, chance: float
 ) -> None:
-    sample, word = 0.125, int(chance * syn_filter._WORD_MAX)
-    away = syn_filter._SAMPLE if word <= int(sample * syn_filter._WORD_MAX) else syn_filter._SILENT
+    sample, word = 0.125, int(chance * flood_guard._WORD_MAX)
+    away = flood_guard._SAMPLE if word <= int(sample * flood_guard._WORD_MAX) else flood_guard._SILENT
 
     def house(text: str) -> bytes:
         return ipaddress.ip_address(text).packed[:8]
@@ -154,9 +155,9 @@ def test_the_program_does_what_it_says(
         if house(source) in map(house, denied):
             expected = away
         elif house(source) in map(house, friends):
-            expected = syn_filter._P2PD
+            expected = flood_guard._P2PD
         else:
-            expected = away if share < 1 and word > int(share * syn_filter._WORD_MAX) else syn_filter._P2PD
+            expected = away if share < 1 and word > int(share * flood_guard._WORD_MAX) else flood_guard._P2PD
         assert run(code, source, word) == expected
 
 

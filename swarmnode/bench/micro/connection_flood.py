@@ -8,7 +8,7 @@ from outside, including the seconds before it reacts. `swarmnode bench knock` pr
 * spread: the same, each from another address.
 
 During each attack an invited newcomer joins from another address than the attacker's: `newcomer_s` is the time to its
-first answer. Without `transport/flood_gate.py` streams cost p2pd 8 to 10 % of a core. Go's settings did not bring that
+first answer. Without `transport/flood_guard.py` streams cost p2pd 8 to 10 % of a core. Go's settings did not bring that
 below 5 % (GOGC=400, or off with a GOMEMLIMIT: 8 to 9 %, and 60 MB more memory; GOMAXPROCS=1: 6 to 8.5 %).
 """
 

@@ -30,7 +30,7 @@ import psutil
 import uvloop
 
 from swarmnode.errors import RemoteFault, Unavailable
-from swarmnode.gossip.packet_receipt import receipt, sent_to
+from swarmnode.gossip.acceptance import receipt, sent_to
 from swarmnode.header import HEADER_BYTES_MAX, VERSION, seal_request
 from swarmnode.identity import Identity
 from swarmnode.ids import PeerId, RunId, seeded

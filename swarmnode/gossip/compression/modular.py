@@ -25,7 +25,7 @@ It needs no residual and no anchor, only a float and a bit of memory per block. 
 
     header 32 bytes: parameters u64, seed of the dither u64, kappa f32, escapes u32, b u8, 7 zeros
     each tile of 2^19 elements, padded with zeros to whole blocks:
-        steps bfloat16 by block | checksums u8 by block | codes, chunk of 2^18 by chunk (chunk_bitpack.py)
+        steps bfloat16 by block | checksums u8 by block | codes, chunk of 2^18 by chunk (modular_kernels.py)
     escapes: block numbers u32, ascending | steps bfloat16 | v + 128 u8, 64 a block (as int8.py)
 
 32 + (3 + 8 b) ceil(P / 64) + 70 escapes bytes: 0.547 a parameter at b = 4.

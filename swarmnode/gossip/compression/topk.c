@@ -147,7 +147,7 @@ static long named(const float *row, long n, const uint64_t *words, const Next *n
 }
 
 /* Those elements of a chunk, ascending by place, that reach some number which at least k do: `magnitudes` and `places`.
-   Groups of every step-th element whose largest is smaller are never looked into (selection.py). */
+   Groups of every step-th element whose largest is smaller are never looked into (topk.py). */
 static long searched(const float *row, long n, int32_t k, int32_t *magnitudes, uint16_t *places) {
     int32_t tops[N_MOST];
     uint16_t groups[N_MOST + 1];
