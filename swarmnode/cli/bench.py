@@ -242,9 +242,6 @@ def _read(run: Path) -> tuple[Manifest, Path]:
     return read_signed(run / SIGNED_FILE)[1], run
 
 
-JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-
-
 @command.command()
 @JSON
 def swarm(as_json: bool) -> None:
