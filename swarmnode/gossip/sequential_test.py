@@ -52,14 +52,16 @@ class PeerSum:
         self.tried += 1
 
 
+@dataclass
 class SequentialTest:
     """One replica's sums of its peers, and the statistic of packets lately believed."""
 
     recent: ClassVar[int] = RECENT
+    _peers: dict[str, PeerSum] = field(default_factory=dict, init=False)
+    _recent: deque[float] = field(init=False)
 
-    def __init__(self) -> None:
-        self._peers: dict[str, PeerSum] = {}
-        self._recent: deque[float] = deque(maxlen=self.recent)
+    def __post_init__(self) -> None:
+        self._recent = deque(maxlen=self.recent)
 
     def against(self, sender: str) -> float:
         """Return the sum S of `sender`; 0.0 for an unknown one."""
@@ -83,6 +85,7 @@ class SequentialTest:
         return median, spread * math.sqrt(1.0 + inflation / count) / DEVIATIONS
 
 
+@dataclass
 class Evidence(SequentialTest):
     """Tests whether a peer's packets pull back what the stage learned.
 
@@ -103,10 +106,9 @@ class Evidence(SequentialTest):
     NOISE_LEAST = 0.25  # measured: honest leads spread by 0.15 to 0.9
     NOISE_MOST = 1.3  # measured (tests/gossip/test_evidence.py): with more noise liars cannot be told apart: S decays
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.usual_gain = Ema(self.GAIN_EMA, EmaStart.MEAN)  # the usual length of D along the course
-        self._round: int | None = None
+    # The usual length of D along the course.
+    usual_gain: Ema = field(default_factory=lambda: Ema(Evidence.GAIN_EMA, EmaStart.MEAN), init=False)
+    _round: int | None = field(default=None, init=False)
 
     def heard(self, sender: str, round_index: int, own: float, ahead: float) -> tuple[float, str]:
         """Update the test with a packet of `sender`, and return (its S, the packet's lead in words). The packet is
