@@ -10,7 +10,49 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from swarmnode.cli.option.duration import Duration
-from swarmnode.cli.output.findings import show as _print
+from swarmnode.cli.output.console import paper
+
+
+def show(found: dict[str, Any], as_json: bool) -> None:
+    """Print `found` as one JSON object, or as tables: a list of rows is a table, a dict one with two columns."""
+    if as_json:
+        click.echo(json.dumps(found))
+        return
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    console = paper()
+    for key, value in found.items():
+        if isinstance(value, list) and value and isinstance(value[0], dict):
+            value = _without_empty(value)
+            heads = (name.replace("_", " ").replace("/", " / ") for name in value[0])
+            table = Table(*heads, title=key, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+            table.columns[0].no_wrap = True  # the name; other columns wrap, and nothing is cut
+            for column in table.columns[1:]:
+                column.overflow = "fold"
+            for row in value:
+                table.add_row(*map(_text, row.values()))
+            console.print(table)
+        elif isinstance(value, dict):
+            table = Table("", "", title=key, title_justify="left", show_header=False)
+            for name, inner in value.items():
+                table.add_row(name, _text(inner))
+            console.print(table)
+        else:
+            console.print(f"{key}: {_text(value)}", highlight=False)
+
+
+def _without_empty(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """`rows` without the columns that are empty in all of them."""
+    said = [name for name in rows[0] if any(row[name] == row[name] for row in rows)]
+    return [{name: row[name] for name in said} for row in rows]
+
+
+def _text(value: object) -> str:
+    if value != value:
+        return "–"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
 
 JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
@@ -79,7 +121,7 @@ def gossip(
         healing=healing,
         acceptance=acceptance,
     )
-    _print(found if as_json else {key: found[key] for key in ("methods", "preset", "seconds")}, as_json)
+    show(found if as_json else {key: found[key] for key in ("methods", "preset", "seconds")}, as_json)
     if not as_json:
         click.echo(f"page: {out / 'gossip.html'}")
 
@@ -136,7 +178,7 @@ def attack(
         from swarmnode.daemon.clock import SystemClock
 
         ways = [word.strip() for word in attacks.split(",")] if attacks else list(resource_attacker.WAYS)
-        _print(resource_attack.run(ways, SystemClock(), lambda line: click.echo(line, err=True)), as_json)
+        show(resource_attack.run(ways, SystemClock(), lambda line: click.echo(line, err=True)), as_json)
         return
     if pipeline:
         from swarmnode.bench.swarm import byzantine_replica as lies
@@ -148,12 +190,12 @@ def attack(
         found = pipeline_attack.run(
             *(*asked, lambda line: click.echo(line, err=True)), seeds=range(seeds), out=out, resume=resume
         )
-        _print(found if as_json else {"lies": found["lies"]}, as_json)
+        show(found if as_json else {"lies": found["lies"]}, as_json)
         return
     if honest:
         from swarmnode.bench.method import guard_false_positives as honesty
 
-        _print(honesty.run(codec, seeds, text, lambda line: click.echo(line, err=True), jobs=jobs, out=out), as_json)
+        show(honesty.run(codec, seeds, text, lambda line: click.echo(line, err=True), jobs=jobs, out=out), as_json)
         return
     from swarmnode.bench.method import attack as bench
     from swarmnode.bench.method.attack import ATTACKS
@@ -167,7 +209,7 @@ def attack(
         resume=resume,
         references=references,
     )
-    _print(found if as_json else {key: value for key, value in found.items() if key != "runs"}, as_json)
+    show(found if as_json else {key: value for key, value in found.items() if key != "runs"}, as_json)
 
 
 if TYPE_CHECKING:
@@ -226,7 +268,7 @@ def learning(
         fresh=fresh,
         out=out,
     )
-    _print(found if as_json else bench.shown(found), as_json)
+    show(found if as_json else bench.shown(found), as_json)
     if not as_json:
         click.echo(f"page: {out / bench.PAGE}")
 
@@ -249,7 +291,7 @@ def swarm(as_json: bool) -> None:
     with the same global batch on the same cores, and the causes of the difference."""
     from swarmnode.bench.swarm import throughput as measured
 
-    _print(measured.run(), as_json)
+    show(measured.run(), as_json)
 
 
 @command.command()
@@ -260,7 +302,7 @@ def data(full: bool, as_json: bool) -> None:
     time spent waiting. And tokenising, against the tokenizers library alone."""
     from swarmnode.bench.micro import data_set as measured
 
-    _print(measured.run(full=full), as_json)
+    show(measured.run(full=full), as_json)
 
 
 @command.command()
@@ -269,7 +311,7 @@ def transport(as_json: bool) -> None:
     """Tensors of 1, 4, 16 and 64 MiB between two processes, against a bare libp2p stream of the same bytes."""
     from swarmnode.bench.micro import transport as measured
 
-    _print(measured.run(), as_json)
+    show(measured.run(), as_json)
 
 
 @command.command()
@@ -297,7 +339,7 @@ def chaos(runs: int, seed: int, journal: Path | None, as_json: bool) -> None:
             with journal.open("a") as file:
                 file.write(json.dumps(lives[-1]) + "\n")
         click.echo(f"life {number}: {lives[-1]['laws broken'] or 'no law broken'}", err=True)
-    _print(
+    show(
         {"lives": lives if as_json else [bench.row(life) for life in lives], "in a row": bench.in_a_row(lives)}, as_json
     )
     if any(life["laws broken"] for life in lives):
@@ -316,7 +358,7 @@ def checkpoint(preset: str, repeats: int, folder: Path | None, as_json: bool) ->
     and reading on the same disk in the same run."""
     from swarmnode.bench.micro import checkpoint as bench
 
-    _print(bench.run(preset, repeats, folder), as_json)
+    show(bench.run(preset, repeats, folder), as_json)
 
 
 @command.command()
@@ -325,7 +367,7 @@ def recovery(as_json: bool) -> None:
     """Seconds until a stage is back when all its replicas are killed: the middle, first and last of a local swarm."""
     from swarmnode.bench.swarm import recovery as bench
 
-    _print(bench.run(say=lambda line: click.echo(line, err=True)), as_json)
+    show(bench.run(say=lambda line: click.echo(line, err=True)), as_json)
 
 
 @command.command()
@@ -334,7 +376,7 @@ def knock(as_json: bool) -> None:
     """CPU and memory cost of 10,000 connection attempts a minute by peers that may not take part."""
     from swarmnode.bench.micro import connection_flood as measured
 
-    _print(measured.run(), as_json)
+    show(measured.run(), as_json)
 
 
 @command.command()
@@ -344,7 +386,7 @@ def agreement(as_json: bool) -> None:
     bytes per token of both."""
     from swarmnode.bench.swarm import agreement as measured
 
-    _print(measured.run(), as_json)
+    show(measured.run(), as_json)
 
 
 @command.command()
@@ -354,7 +396,7 @@ def codec(extension: bool, as_json: bool) -> None:
     """Encoding and decoding speed of every gossip codec on one core, against copying memory in the same run."""
     from swarmnode.bench.micro import codec as measured
 
-    _print(measured.run(extension=extension), as_json)
+    show(measured.run(extension=extension), as_json)
 
 
 @command.command()
@@ -371,7 +413,7 @@ def gpu(device: str, small: bool, swarm: bool, as_json: bool) -> None:
 
     where = resolve_device(device)
     found = measured.run(device=where, small=small)
-    _print(found | ({"swarm": one_device.run(where, small=small)} if swarm else {}), as_json)
+    show(found | ({"swarm": one_device.run(where, small=small)} if swarm else {}), as_json)
 
 
 @command.command()
@@ -395,4 +437,4 @@ def dashboard(nodes: int, look_s: float, port: int, as_json: bool) -> None:
     Chromium (playwright), first paint, bytes of assets."""
     from swarmnode.bench.swarm import dashboard as bench
 
-    _print(bench.run(nodes, lambda line: click.echo(line, err=True), look_s, port), as_json)
+    show(bench.run(nodes, lambda line: click.echo(line, err=True), look_s, port), as_json)

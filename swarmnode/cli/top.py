@@ -27,7 +27,7 @@ def command(every_s: float, times: int | None, home: Path | None) -> None:
     from rich.live import Live
 
     from swarmnode.control import client
-    from swarmnode.local.top_view import NodeWatch, picture
+    from swarmnode.local.swarm_view import NodeWatch, picture
 
     console = Console()
     if not console.is_terminal and times is None:

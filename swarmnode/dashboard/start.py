@@ -1,26 +1,153 @@
-"""Runs a dashboard: assembles board, history, collector, heartbeat and server."""
+"""Runs a dashboard: assembles board, history, collector, heartbeat and server.
+
+Collects the directory's records and each node's report at a bounded rate.
+
+Training does not depend on it. A coordinator loads the swarm with one lookup a stage each announce period (less often
+in large swarms) and at most REPORTS_PER_S small calls a second in all, for any size of swarm.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from swarmnode import __version__
 from swarmnode.dashboard import view
-from swarmnode.dashboard.board import Board
-from swarmnode.dashboard.collector import Collector
+from swarmnode.dashboard.board import Board, NodeView
 from swarmnode.dashboard.downloads import ModelDownloads
 from swarmnode.dashboard.heartbeat import Heartbeat
 from swarmnode.dashboard.history import History
 from swarmnode.dashboard.server import DashboardServer
-from swarmnode.ids import RunId
+from swarmnode.errors import Busy, RemoteFault, Unavailable
+from swarmnode.ids import PeerId, RunId
 from swarmnode.machine.run_archive import Archive
 from swarmnode.manifest import Manifest
-from swarmnode.ports import Clock, Directory, Telemetry, Transport
-from swarmnode.wire import record_pb2
+from swarmnode.membership.place import places
+from swarmnode.membership.record import open_record
+from swarmnode.ports import Call, Clock, Directory, Telemetry, Transport
+from swarmnode.wire import call_pb2 as wire
+from swarmnode.wire import record_pb2, report_pb2
+
+ASK_PERIOD_S = 2.0  # guess: as often as records are announced in the demo
+REPORTS_PER_S = 10.0  # guess: a call costs both sides about 2 ms; each of a thousand nodes is asked every 100 s
+ASK_TIMEOUT_S = 4.0  # guess: busy machines answer within a second
+ASKING_MAX = 8  # calls at once
+BACKOFF_MAX_S = 60.0
+LOOK_S_PER_NODE = 0.01  # guess: so that records, 0.2 ms each to verify, cost 2 % of a core
+LOOK_PERIOD_MAX_S = 30.0
+REPORT_BYTES_MAX = 256 << 10  # guess: 64 links, 64 events and 200 counters are 40 kB
+TICK_S = 0.25
+
+
+def ask_period_s(node: NodeView, nodes: int) -> float:
+    """Seconds between two calls to `node` in a swarm of `nodes`. The period grows while the node does not answer."""
+    plain = max(ASK_PERIOD_S, nodes / REPORTS_PER_S)
+    return min(max(plain, BACKOFF_MAX_S), plain * 2.0 ** max(0, node.failures - 1))
+
+
+def look_period_s(announce_period_s: float, nodes: int) -> float:
+    """Seconds between two lookups in the directory."""
+    return max(announce_period_s, min(LOOK_PERIOD_MAX_S, LOOK_S_PER_NODE * nodes))
+
+
+def due(nodes: Iterable[NodeView], asked: dict[PeerId, float], now_s: float, most: int) -> list[NodeView]:
+    """At most `most` living nodes that are due for a call, least recently asked first. `asked` holds loop times."""
+    living = [node for node in nodes if node.living]
+    never = float("-inf")
+    turn = [node for node in living if now_s - asked.get(node.peer, never) >= ask_period_s(node, len(living))]
+    turn.sort(key=lambda node: (asked.get(node.peer, never), node.peer))
+    return turn[:most]
+
+
+class Collector:
+    """Updates `board` until cancelled."""
+
+    def __init__(self, board: Board, run_id: RunId, transport: Transport, directory: Directory, clock: Clock) -> None:
+        self._board = board
+        self._run_id = run_id
+        self._transport = transport
+        self._directory = directory
+        self._clock = clock
+        self._asked: dict[PeerId, float] = {}
+        self._asking: set[PeerId] = set()
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._looking())
+            tasks.create_task(self._in_turn(tasks))
+
+    async def _looking(self) -> None:
+        limits = self._board.manifest.limits
+        while True:
+            await self.look()
+            await asyncio.sleep(look_period_s(limits.announce_period_s, len(self._board.nodes)))
+
+    async def look(self) -> None:
+        """Read the records of every stage, and of nodes that only feed, once."""
+        manifest = self._board.manifest
+        found = await self._directory.lookups(places(manifest))
+        now_s = self._clock.unix_s()
+        for signed in (signed for records in found for signed in records):
+            with contextlib.suppress(RemoteFault):  # it expired on the way
+                ttl_max_s = 10.0 * manifest.limits.record_ttl_s
+                record = open_record(signed, run_id=self._run_id, now_unix_s=now_s, ttl_max_s=ttl_max_s)
+                self._board.heard(record, now_s)
+        self._board.expire(now_s)
+
+    async def _in_turn(self, tasks: asyncio.TaskGroup) -> None:
+        loop = asyncio.get_running_loop()
+        allowed = float(ASKING_MAX)
+        while True:
+            allowed = min(float(ASKING_MAX), allowed + REPORTS_PER_S * TICK_S)
+            free = min(int(allowed), ASKING_MAX - len(self._asking))
+            waiting = (node for node in self._board.nodes.values() if node.peer not in self._asking)
+            for node in due(waiting, self._asked, loop.time(), free):
+                allowed -= 1.0
+                self._asking.add(node.peer)
+                self._asked[node.peer] = loop.time()
+                tasks.create_task(self._ask_once(node))
+            if len(self._asked) > 2 * len(self._board.nodes) + 64:
+                self._asked = {peer: at for peer, at in self._asked.items() if peer in self._board.nodes}
+            await asyncio.sleep(TICK_S)
+
+    async def _ask_once(self, node: NodeView) -> None:
+        try:
+            await self.ask(node)
+        finally:
+            self._asking.discard(node.peer)
+
+    async def ask(self, node: NodeView) -> None:
+        """Call `node` for a report and pass it, or the failure, to the board. `Busy` is ignored."""
+        loop = asyncio.get_running_loop()
+        asked = report_pb2.ReportRequest(
+            incarnation=node.incarnation, events_after=node.cursor, receipts_after=node.receipts_after
+        )
+        question = wire.Request(report=asked)
+        begun = loop.time()
+        try:
+            try:
+                answer = await self._call(node.peer, question)
+            except RemoteFault as fault:
+                if "cannot be reached" not in str(fault) or not node.addresses:
+                    raise
+                await self._transport.connect(node.peer, node.addresses)
+                begun = loop.time()
+                answer = await self._call(node.peer, question)
+        except Busy:
+            return
+        except (RemoteFault, Unavailable) as error:
+            self._board.silent(node.peer, str(error), self._clock.unix_s())
+            return
+        self._board.reported(node.peer, answer, self._clock.unix_s(), loop.time() - begun)
+
+    async def _call(self, peer: PeerId, question: wire.Request) -> report_pb2.Report:
+        answer = await self._transport.call(peer, Call(question), timeout_s=ASK_TIMEOUT_S, reply_bytes_max=0)
+        if answer.header.report.ByteSize() > REPORT_BYTES_MAX:
+            raise RemoteFault(f"a report of {answer.header.report.ByteSize()} bytes; at most {REPORT_BYTES_MAX}")
+        return answer.header.report
 
 
 @dataclass(frozen=True, slots=True)

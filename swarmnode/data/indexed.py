@@ -8,12 +8,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from swarmnode.data.chunk_sampler import ChunkSampler, layout
 from swarmnode.data.chunk_store import ChunkCache, ChunkStore, find_index
 from swarmnode.data.corpus import Corpus, open_corpus
 from swarmnode.data.index import Index, parse_index
 from swarmnode.data.sample import SampleBatch
-from swarmnode.data.sampler import Indices, spread
+from swarmnode.data.sampler import ChunkSampler, Indices, layout, spread
 from swarmnode.errors import DataError, Unavailable
 from swarmnode.manifest import Manifest
 

@@ -4,12 +4,20 @@ Of two members the one with the lower peer id calls, and the other averages only
 average or neither does, unless the commit is lost (exchange_machine.py). Inner steps go on meanwhile; the outer step
 adds back what they gained. One coroutine runs the rounds, so a replica is in the exchanges of one round at a time.
 Where a partner fails, another replica's packet may take the place of its own (fallback_partner.py).
+
+Strangers keeps replicas that were never met out of most rounds, while most of those that a round is tried with do not
+come.
+
+Keys cost nothing: an attacker can announce hundreds of replicas that are none, and then nearly every honest replica
+draws one of them as its partner, and averages with nobody. While most of the strangers that were tried came, they are
+partners like all others. Else only rounds that a hash names, one in OPEN_EVERY, are open to them: all replicas name the
+same ones, and in the others those that have met before meet each other.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from swarmnode.ema import Ema, EmaStart
 from swarmnode.errors import Unavailable
@@ -22,15 +30,56 @@ from swarmnode.gossip.outer_step import OuterStep, OuterStepResult
 from swarmnode.gossip.outgoing_packet import OutgoingPacket, RoundWeight, SentBytes, while_written
 from swarmnode.gossip.pairing import partners
 from swarmnode.gossip.round import RoundPace, Rounds, Spent, usual
-from swarmnode.gossip.strangers import Strangers
 from swarmnode.identity import Identity
-from swarmnode.ids import PeerId, RunId
+from swarmnode.ids import PeerId, RunId, digest64
 from swarmnode.manifest import Manifest
 from swarmnode.manifest.gossip_compat import sends_pseudo_gradients
 from swarmnode.membership.swarm import GOSSIPING, Member, Swarm
 from swarmnode.metrics import name
 from swarmnode.ports import Compute, Packet, Priority, Replica, Telemetry, Transport, WireTensor
 from swarmnode.wire import call_pb2 as wire
+
+MOSTLY = 0.5  # guess: strangers are partners like others while so many of about the last ten came
+TRIES = 4  # guess: before them nobody is kept out; one newcomer with a bad line is no flood
+OPEN_EVERY = 4  # guess: a newcomer waits for four rounds beside a flood of keys, and the others lose a fourth of theirs
+
+
+class Strangers:
+    """The record of one replica on those it had never met when a round was tried with them."""
+
+    def __init__(self, run_id: RunId, stage: int, met: Callable[[PeerId], int]) -> None:
+        """`met`: packets of a replica that were taken here."""
+        self._run_id = run_id
+        self._stage = stage
+        self._met = met
+        self._came = Ema(start=EmaStart.MEAN)
+
+    def among(self, members: Iterable[PeerId]) -> list[PeerId]:
+        """The `members` that were never met."""
+        return [peer for peer in members if not self._met(peer)]
+
+    def tried(self, came: bool) -> None:
+        """Note whether a packet of a partner that was never met before `came`."""
+        self._came.add(float(came))
+
+    @property
+    def come(self) -> bool:
+        """Whether most of those that were tried lately came."""
+        return self._came.count < TRIES or self._came.value >= MOSTLY
+
+    def kept_out(self, members: Sequence[PeerId], me: PeerId) -> set[PeerId]:
+        """The `members` that only open rounds take: nobody while strangers come, or while none but strangers is
+        known."""
+        if self.come:
+            return set()
+        others = {*members} - {me}
+        strangers = {*self.among(others)}
+        return strangers if strangers != others else set()
+
+    def is_open(self, round_index: int) -> bool:
+        """Whether strangers meet in this round in any case. By hash, so that each stride meets in open and others."""
+        return digest64("open", self._run_id, self._stage, round_index) % OPEN_EVERY == 0
+
 
 MET_WEIGHT = 0.1  # guess: of the newest round in the share of partners that are met
 

@@ -3,6 +3,8 @@
 Every split is tried with every boundary that the manifest allows. Settings that cannot be faster by the estimate are
 left out: shorter microbatches where memory binds nothing, longer rounds and coarser boundaries where the lines up do
 not.
+
+The loss that `pipeline.boundary` costs, and the speed that it is worth.
 """
 
 from __future__ import annotations
@@ -19,17 +21,50 @@ from swarmnode.manifest.cross_field import ACROSS
 from swarmnode.manifest.recipe import STEPS_OF_ROUND, parameters_of
 from swarmnode.manifest.spec import GossipSpec, InnerSpec, PipelineSpec
 from swarmnode.model.split import stages_of
-from swarmnode.simulation.boundary_cost import boundary_nats, worth
 from swarmnode.simulation.fleet import MachineKind
 from swarmnode.simulation.plan import Plan, plan, sample_bytes
 from swarmnode.simulation.stage_memory import fit_of, tightest
+
+# measured (docs/methods.md): 4 stages of width 96 over 300 steps, 3 seeds, nats a byte over fp32
+NATS = {"fp32": 0.0, "bf16": 0.0, "int8": 0.003, "fp8": 0.007}
+SUBSPACE_NATS = ((1 / 8, 0.191), (1 / 4, 0.097), (1 / 2, 0.041))  # by k / D; measured in the same table
+LAW_B, LAW_BETA = 410.7, 0.28  # arXiv 2203.15556, eq. 10: loss = 1.69 + 406.4 / N^0.34 + 410.7 / D^0.28
+
+
+def boundary_nats(manifest: Manifest) -> float:
+    """Nats that the run's boundary costs by the measurement on a small model; ranks between the measured ones by
+    interpolation of logarithms, below them in inverse proportion [guess]. Nothing crosses a boundary in one stage, but
+    a subspace restricts its layers as well."""
+    pipeline = manifest.pipeline
+    if pipeline.boundary == "subspace":
+        return _subspace_nats(pipeline.boundary_rank / manifest.model.width)
+    return NATS[pipeline.boundary] if pipeline.stages > 1 else 0.0
+
+
+def _subspace_nats(share: float) -> float:
+    least, most = SUBSPACE_NATS[0], SUBSPACE_NATS[-1]
+    if share <= least[0]:
+        return least[1] * least[0] / share
+    for (low, at_low), (high, at_high) in itertools.pairwise(SUBSPACE_NATS):
+        if share <= high:
+            way = math.log(share / low) / math.log(high / low)
+            return float(at_low * (at_high / at_low) ** way)
+    return most[1]
+
+
+def worth(nats: float, tokens: float) -> float:
+    """The share of `tokens` that a run without the loss of `nats` needs for the loss that one with it ends at, by the
+    law of LAW_B and LAW_BETA."""
+    learned = LAW_B / tokens**LAW_BETA
+    return float((1.0 + nats / learned) ** (-1.0 / LAW_BETA))
+
 
 ROWS = 5  # best splits and boundaries that are kept
 ALIKE = 0.01  # guess: of settings so close the one that changes least is better
 SURVIVAL_MIN = 0.9  # guess: odds that no stage dies out in a day, below which speed counts for little
 REPLICAS_MIN = 2
 MEMORY_BINDS = 1.05  # guess: memory is the limit if without it the run were so many times as fast
-RANK_PARTS = (4, 8)  # measured: D / 4 and D / 8 (boundary_cost.py); D / 2 sends as much as int8
+RANK_PARTS = (4, 8)  # measured: D / 4 and D / 8 (docs/methods.md); D / 2 sends as much as int8
 MEMORY_WEIGHTS = (0.0, 0.5, 1.0)  # guess
 LARGE = 1e9  # parameters above which subspaces are tried unasked
 MICROBATCH_MORE = 4  # guess: at most so many times the manifest's microbatch

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from swarmnode.bench.swarm import learning, learning_page, plain_grid, pytorch_learning, pytorch_model
-from swarmnode.bench.swarm.efficiency import BoundedNumber
+from swarmnode.bench.swarm.learning import BoundedNumber
 from swarmnode.bench.swarm.learning_swarm import CounterReading, SwarmRun, Validation, reading_at
 from swarmnode.bench.swarm.plain_grid import GridConditions, Journal, PlainRun
 from swarmnode.bench.swarm.pytorch_learning import GridPoint, LossPoint, TrainingTask, looks_from, train

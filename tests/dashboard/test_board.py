@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from swarmnode.bench.swarm.fake_fleet import FakeFleet
 from swarmnode.dashboard import view
-from swarmnode.dashboard.board import GONE_KEEP_S, NAME_CHARS_MAX, VALIDATIONS_KEPT, Board, Changes
-from swarmnode.dashboard.display_text import brief, named
+from swarmnode.dashboard.board import GONE_KEEP_S, NAME_CHARS_MAX, VALIDATIONS_KEPT, Board, Changes, brief, named
 from swarmnode.dashboard.heartbeat import Heartbeat
 from swarmnode.dashboard.history import POINTS_MAX, History, HistoryPoint
 from swarmnode.dashboard.timeline import KINDS, sentence

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from swarmnode.bench.swarm.fake_fleet import FakeFleet
 from swarmnode.dashboard import view
-from swarmnode.dashboard.board import Board
-from swarmnode.dashboard.display_text import RECEIPTS_MAX, sane
+from swarmnode.dashboard.board import RECEIPTS_MAX, Board, sane
 from swarmnode.dashboard.history import History
 from swarmnode.dashboard.ledger import KEPT_EACH, KEPT_STRANGE, Ledger
 from swarmnode.dashboard.totals import Contribution

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swarmnode.data.chunk_sampler import ChunkSampler, layout
 from swarmnode.data.index import ShardEntry, Split
 from swarmnode.data.indexed import IndexedCorpus, open_indexed
+from swarmnode.data.sampler import ChunkSampler, layout
 from swarmnode.errors import DataError, Unavailable
 from swarmnode.manifest import DataSpec, Manifest, ModelSpec, PipelineSpec
 from tests.support.data_sets import data_set

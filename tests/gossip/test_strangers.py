@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from swarmnode.gossip.exchange import OPEN_EVERY, TRIES, Strangers
 from swarmnode.gossip.pairing import partners
-from swarmnode.gossip.strangers import OPEN_EVERY, TRIES, Strangers
 from swarmnode.ids import PeerId, RunId
 
 RUN, ME, MATE = RunId("f" * 64), PeerId("me"), PeerId("mate")

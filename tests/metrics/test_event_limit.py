@@ -12,7 +12,7 @@ from swarmnode.gossip.acceptance import Acceptance, receipt, sent_to
 from swarmnode.identity import Identity
 from swarmnode.ids import RunId
 from swarmnode.metrics.event import EVENTS
-from swarmnode.metrics.event_limit import (
+from swarmnode.metrics.exporter import (
     ALL_BURST,
     KIND_BURST,
     KIND_PER_S,
@@ -20,8 +20,8 @@ from swarmnode.metrics.event_limit import (
     PROVOKED,
     SUMMARY_S,
     EventLimiter,
+    PrometheusTelemetry,
 )
-from swarmnode.metrics.exporter import PrometheusTelemetry
 from swarmnode.ports import Call, Packet, Verdict, WireTensor
 from swarmnode.transport.memory import MemoryNetwork, MemoryTransport
 from swarmnode.wire import call_pb2 as wire

@@ -20,7 +20,7 @@ from swarmnode.model.expert_share import EXPERT, expert_layout, gradient_count
 from swarmnode.model.memory_budget import ComputeMode, device_state_nbytes, memory_need
 from swarmnode.model.split import stages_of
 from swarmnode.model.stage import StageReplica
-from swarmnode.model.working_copy import WorkingCopy
+from swarmnode.model.weight_stash import WorkingCopy
 from swarmnode.ports import OuterReport, Packet, WireTensor
 from tests.support.tiny_model import TINY, manifest, token_batch, token_wire
 

@@ -11,7 +11,7 @@ from swarmnode.manifest import PRESETS
 from swarmnode.model.memory_estimate import COPIES_MAX
 from swarmnode.model.stage import StageReplica
 from swarmnode.model.tensor import encode
-from swarmnode.model.working_copy import WorkingCopy
+from swarmnode.model.weight_stash import WorkingCopy
 from swarmnode.ports import WireTensor
 
 RUN = PRESETS["tiny"]

@@ -14,11 +14,10 @@ from swarmnode.cli.main import main
 from swarmnode.errors import UsageError
 from swarmnode.manifest import DataSpec, InnerSpec, Manifest, ModelSpec, PipelineSpec, template
 from swarmnode.manifest.cross_field import ACROSS
-from swarmnode.simulation.boundary_cost import LAW_B, LAW_BETA, boundary_nats, worth
 from swarmnode.simulation.fleet import MachineKind
 from swarmnode.simulation.geography import Address
 from swarmnode.simulation.plan import plan
-from swarmnode.simulation.plan_search import ALIKE, limit_of, search
+from swarmnode.simulation.plan_search import ALIKE, LAW_B, LAW_BETA, boundary_nats, limit_of, search, worth
 from swarmnode.simulation.stage_memory import fit_of
 
 RUN = Manifest(
