@@ -1,16 +1,19 @@
-"""Modules have about 300 lines and functions about 50. Ruff bounds the complexity of functions (C901)."""
+"""The package stays within a budget of lines and files, and functions have about 50 lines."""
 
 import ast
 
 from tests.support.package_source import MODULES, ROOT, nodes, tree
 
-MODULE_LINES_MAX = 450
+# Of `swarmnode/`, generated code left out; CONTRIBUTING.md says how to raise them.
+LINES_MAX = 76_052
+FILES_MAX = 519
 FUNCTION_LINES_MAX = 80
 
 
-def test_modules_are_readable_in_one_go() -> None:
-    long = {str(p.relative_to(ROOT)): n for p in MODULES if (n := len(p.read_text().splitlines())) > MODULE_LINES_MAX}
-    assert not long
+def test_the_package_stays_within_its_budget() -> None:
+    lines = sum(len(path.read_text().splitlines()) for path in MODULES)
+    assert lines <= LINES_MAX, "remove what the change replaces, or raise the budget and log it in CONTRIBUTING.md"
+    assert len(MODULES) <= FILES_MAX, "put the code where its user is, or raise the budget and log it"
 
 
 def test_functions_fit_a_screen() -> None:
